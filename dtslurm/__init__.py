@@ -1,11 +1,12 @@
 """dtslurm: from a training script to a correct, fast, fault-tolerant run on any Slurm cluster.
 
-``submit``, ``Job`` and ``Cluster`` are `dtslurm.api`'s; ``Executor`` (with submitit) `dtslurm.executor`'s.
+``submit``, ``Job`` and ``Cluster`` are defined in `dtslurm.api`, ``Executor`` (for submitit) in
+`dtslurm.executor`.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as typing has it: an interrupt during its import would print a traceback
+TYPE_CHECKING = False  # like typing's, without its import, during which Ctrl-C would print a traceback
 if TYPE_CHECKING:
     from typing import Any
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 __all__ = ["Cluster", "Executor", "Job", "__version__", "submit"]
 
-_PLACES = {
+_PUBLIC_NAMES = {
     "Cluster": ("dtslurm.api", "Cluster"),
     "Job": ("dtslurm.api", "Job"),
     "submit": ("dtslurm.api", "submit"),
@@ -24,11 +25,11 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _PUBLIC_NAMES:
         raise AttributeError(f"module 'dtslurm' has no attribute {name!r}")
     from importlib import import_module
 
-    module, attribute = _PLACES[name]
+    module, attribute = _PUBLIC_NAMES[name]
     try:
         return getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:

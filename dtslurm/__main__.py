@@ -1,4 +1,4 @@
-"""Starts the ``dtslurm`` command, also for ``python -m dtslurm``."""
+"""Entry point of the ``dtslurm`` command, also for ``python -m dtslurm``."""
 
 import gc
 
@@ -6,9 +6,9 @@ from dtslurm.interrupts import ExitAtInterrupt
 
 
 def main() -> None:
-    """Import what every command needs, then run the one that is asked for."""
+    """Import the modules that every command needs, then run the command."""
     with ExitAtInterrupt():
-        gc.disable()  # what is imported is all kept: looking through it again and again takes a tenth of it
+        gc.disable()  # imported objects stay alive: scanning them takes a tenth of the import time
         from dtslurm.cli.main import main as run
 
     gc.freeze()

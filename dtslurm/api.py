@@ -1,4 +1,4 @@
-"""Jobs from Python: submit a script, wait for it, read it, ask why it failed.
+"""The Python interface: submit a script, wait for the job, read its logs, diagnose its failure.
 
     import dtslurm
 
@@ -8,7 +8,7 @@
     if job.wait() != 0:
         print(job.diagnose().summary)
 
-Errors are those of `dtslurm.errors`; each says what failed and what to do.
+Errors are those of `dtslurm.errors`; each has a message and a hint at what to do.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from dtslurm.services.wiring.context import Context
 if TYPE_CHECKING:
     from dtslurm.services.logs.logs import LogFilter
 
-_LOOK_S = 1.0
+_POLL_S = 1.0
 
 
 class Job:
-    """A run that was submitted; made by `submit`, `Cluster.job` or `Job.find`."""
+    """A submitted run; created by `submit`, `Cluster.job` or `Job.find`."""
 
     def __init__(self, record: JobRecord, context: Context | None = None) -> None:
         self.record = record
@@ -51,10 +51,10 @@ class Job:
 
     @classmethod
     def find(cls, selector: str | int, cluster: str | None = None) -> Job:
-        """Return the run of a job id, array task, token, name or run directory.
+        """Return the run with this job id, array task, token, name or run directory.
 
         Raises:
-            JobNotFound: there is none.
+            JobNotFound: there is no such run.
             RequestInvalid: runs on several clusters match.
         """
         context = Context()
@@ -62,7 +62,7 @@ class Job:
 
     @property
     def id(self) -> str | None:
-        """The scheduler's number; None where sbatch's answer was lost."""
+        """The scheduler's job id; None if sbatch's answer was lost."""
         return self.record.job_id
 
     @property
@@ -72,57 +72,61 @@ class Job:
 
     @property
     def cluster(self) -> str:
-        """The name of the profile of the cluster it is on."""
+        """The name of the cluster profile."""
         return self.record.cluster
 
     @property
     def run_dir(self) -> str:
-        """The run's folder, on the cluster."""
+        """The run directory, on the cluster."""
         return self.record.run_dir
 
     def statuses(self) -> tuple[JobStatus, ...]:
-        """Return what is known of the job now: one observation, or one for each task of an array."""
-        return self._view().statuses
+        """Query the job and return its status: one observation, or one per task of an array."""
+        return self._refresh_view().statuses
 
     @property
     def state(self) -> JobState:
-        """The job's state now; of an array that of the first task that is not over, or did not complete."""
-        found = self.statuses()
-        first = [one for one in found if not one.terminal] or [one for one in found if not one.ok] or found
-        return first[0].state
+        """The current state of the job; for an array, that of the first task not over, else not completed."""
+        statuses = self.statuses()
+        candidates = (
+            [observation for observation in statuses if not observation.terminal]
+            or [observation for observation in statuses if not observation.ok]
+            or statuses
+        )
+        return candidates[0].state
 
     @property
     def done(self) -> bool:
-        """Whether the job, and every task of an array, is over for good."""
-        return self._view().terminal
+        """Whether the job, with all tasks of an array, is over for good."""
+        return self._refresh_view().terminal
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end and return the exit code: 0, or the highest of the tasks'.
+        """Wait until the job is over, and return its exit code: 0, or the highest of an array's tasks.
 
         Args:
-            timeout: seconds; None waits as long as it takes.
+            timeout: seconds; None waits without a limit.
 
         Raises:
-            TimeoutError: the job is not over by then; it runs on.
+            TimeoutError: the job is not over in time; it continues to run.
         """
         if timeout is None:
             from dtslurm.services.logs.logs import wait
 
             return wait(self._context, self.record).exit_code
-        end = time.monotonic() + timeout
-        while not (view := self._view()).terminal:
-            left = end - time.monotonic()
-            if left <= 0:
+        deadline = time.monotonic() + timeout
+        while not (view := self._refresh_view()).terminal:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 raise TimeoutError(f"job {self.id} is {view.statuses[0].word} after {timeout:g} s")
-            self._context.sleep(min(left, _LOOK_S))
+            self._context.sleep(min(remaining, _POLL_S))
         return view.exit_code
 
     def result(self, timeout: float | None = None) -> dict[str, Any]:
-        """Wait for the end and return the last training metrics, empty where none were written.
+        """Wait until the job is over, and return the last training metrics, empty if there are none.
 
         Raises:
-            JobFailed: it did not end with 0; the message says which rank failed first, and why.
-            TimeoutError: it is not over in time.
+            JobFailed: the exit code is not 0; the message names the rank that failed first, and the cause.
+            TimeoutError: the job is not over in time; it continues to run.
         """
         code = self.wait(timeout)
         if code:
@@ -130,7 +134,7 @@ class Job:
             raise JobFailed(
                 f"job {self.id} ({self.name}) failed with exit code {code}: {verdict.summary}", code=code
             )
-        run = self._view().run
+        run = self._refresh_view().run
         metrics = [line for attempt in run.attempts() for line in run.metrics(attempt)]
         return metrics[-1] if metrics else {}
 
@@ -143,76 +147,76 @@ class Job:
         tail: int | None = None,
         follow: bool = False,
     ) -> Iterator[LogLine]:
-        """Yield lines of all ranks, or of some; with ``follow`` until the job is over.
+        """Yield the log lines of all ranks, or of ``ranks``; with ``follow``, until the job is over.
 
         Raises:
-            RequestInvalid: ``ranks`` are no whole numbers, or ``grep`` is no regular expression.
+            RequestInvalid: ``ranks`` are not whole numbers, or ``grep`` is not a regular expression.
             TransportError: the cluster cannot be reached.
         """
         from dtslurm.services.logs import logs
 
-        wanted = logs.LogFilter(
-            ranks=None if ranks is None else _ranges(ranks),
-            grep=None if grep is None else _pattern(grep),
+        log_filter = logs.LogFilter(
+            ranks=None if ranks is None else _to_ranges(ranks),
+            grep=None if grep is None else _compile_pattern(grep),
             attempt=attempt,
             tail=tail,
         )
-        return self._lines(wanted, follow)
+        return self._iterate_lines(log_filter, follow)
 
-    def _lines(self, wanted: LogFilter, follow: bool) -> Iterator[LogLine]:
+    def _iterate_lines(self, wanted: LogFilter, follow: bool) -> Iterator[LogLine]:
         from dtslurm.services.logs import logs
 
-        read = logs.follow if follow else logs.read
-        for items in read(self._context, self.record, wanted):
-            for item in items:
-                if isinstance(item, LogBlock):
-                    yield from item.lines()
+        read_blocks = logs.follow if follow else logs.read
+        for blocks in read_blocks(self._context, self.record, wanted):
+            for block in blocks:
+                if isinstance(block, LogBlock):
+                    yield from block.lines()
 
     def diagnose(self, attempt: int | None = None) -> Verdict:
-        """Return which rank failed first, why, and what to do."""
+        """Find the first rank that failed, its cause, and a fix."""
         from dtslurm.services.observe.diagnose import diagnose
 
         return diagnose(self._context, self.record, attempt=attempt).verdict
 
     def fetch(self, *patterns: str, to: str | Path | None = None) -> list[Path]:
-        """Bring files of the run here, as ``dtslurm fetch`` does, and return those that are new."""
+        """Copy files of the run to this machine, as ``dtslurm fetch`` does, and return the new ones."""
         from dtslurm.services.results.fetch import fetch
 
         return list(fetch(self._context, self.record, patterns, Path(to) if to else None).files)
 
     def cancel(self) -> None:
-        """End the job."""
-        self._act("cancel")
+        """Cancel the job."""
+        self._control("cancel")
 
     def requeue(self) -> None:
-        """Put the job back into the queue under the same id."""
-        self._act("requeue")
+        """Requeue the job under the same job id."""
+        self._control("requeue")
 
     def hold(self) -> None:
-        """Keep the pending job from starting."""
-        self._act("hold")
+        """Hold the pending job, so that it does not start."""
+        self._control("hold")
 
     def release(self) -> None:
-        """Let the held job start."""
-        self._act("release")
+        """Release the held job."""
+        self._control("release")
 
-    def _act(self, verb: str) -> None:
+    def _control(self, verb: str) -> None:
         control.act(self._context, verb, [self.record.job_id or self.record.token], self.cluster)
 
-    def _view(self) -> RunView:
+    def _refresh_view(self) -> RunView:
         view = status.views(self._context, [self.record])[0]
         self.record = view.record
         return view
 
     def __await__(self) -> Generator[Any, None, int]:
-        """Wait for the end without blocking the event loop; the value is the exit code."""
+        """Wait until the job is over without blocking the event loop; the value is the exit code."""
         return asyncio.to_thread(self.wait).__await__()
 
     def __repr__(self) -> str:
         return f"<Job {self.id} ({self.name}) on {self.cluster}>"
 
 
-def _ranges(ranks: Sequence[int]) -> tuple[tuple[int, int], ...]:
+def _to_ranges(ranks: Sequence[int]) -> tuple[tuple[int, int], ...]:
     try:
         numbers = sorted({operator.index(rank) for rank in ranks})
     except TypeError:
@@ -222,7 +226,7 @@ def _ranges(ranks: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return tuple((number, number) for number in numbers)
 
 
-def _pattern(text: str) -> re.Pattern[str]:
+def _compile_pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
@@ -230,9 +234,9 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 class Cluster:
-    """A cluster by its profile's name; without one the default, as ``dtslurm doctor`` shows it.
+    """A cluster, by the name of its profile; without a name, the default that ``dtslurm doctor`` shows.
 
-    Nothing is asked of the cluster until something is wanted of it.
+    The cluster is not contacted until a method or property needs it.
     """
 
     def __init__(self, name: str | None = None, *, transport: str | None = None) -> None:
@@ -242,23 +246,25 @@ class Cluster:
 
     @cached_property
     def profile(self) -> ClusterProfile:
-        """The profile, completed by what the scheduler says."""
+        """The cluster profile, completed with information from the scheduler."""
         return self._context.live_cluster(self.name, self.transport).profile
 
     def submit(self, script: str | Path, *args: object, **options: Any) -> Job:
-        """Queue a script here; see `submit`."""
-        chosen = {"cluster": self.name, "transport": self.transport}
+        """Submit a script to this cluster; see `submit`."""
+        defaults = {"cluster": self.name, "transport": self.transport}
         request = replace(
-            request_of({**chosen, **options}), script=str(script), args=tuple(str(word) for word in args)
+            request_of({**defaults, **options}),
+            script=str(script),
+            args=tuple(str(argument) for argument in args),
         )
         return Job(queue(self._context, prepare(self._context, request, standalone=False)), self._context)
 
     def job(self, selector: str | int) -> Job:
-        """Return the run of a job id, array task, token, name or run directory on this cluster."""
+        """Return the run on this cluster with this job id, array task, token, name or run directory."""
         return Job(runs.find(self._context, str(selector), self.name), self._context)
 
     def jobs(self, limit: int = 20) -> list[Job]:
-        """Return the newest runs here, newest first."""
+        """Return the latest runs on this cluster, newest first."""
         return [Job(record, self._context) for record in runs.recent(self._context, limit, self.name)]
 
     def __repr__(self) -> str:
@@ -266,18 +272,18 @@ class Cluster:
 
 
 def submit(script: str | Path, *args: object, cluster: str | None = None, **options: Any) -> Job:
-    """Check, render and queue a training script, as ``dtslurm submit`` does.
+    """Check, render and submit a training script, as ``dtslurm submit`` does.
 
     Args:
-        script: the script, an executable, or with ``module=True`` a module's name.
-        args: its arguments; each is passed as its text.
-        cluster: a profile's name.
-        options: the options of ``dtslurm submit`` by their long names: ``nodes=2``, ``time="4:00:00"``,
+        script: the script, an executable, or with ``module=True`` the name of a module.
+        args: the script's arguments, each converted to text.
+        cluster: the name of a cluster profile.
+        options: options of ``dtslurm submit`` by their long names: ``nodes=2``, ``time="4:00:00"``,
             ``env={"A": 1}``, ``launcher="torchrun"``, ``setup=["module load cuda"]`` …
 
     Raises:
-        RequestInvalid: the request cannot work; every problem found is in it.
-        SubmitRejected: the scheduler refused; nothing was queued.
-        SubmitUnknown: the scheduler's answer was lost; ``dtslurm status`` finds out.
+        RequestInvalid: the request cannot work; the error lists every problem.
+        SubmitRejected: the scheduler refused the job; nothing was queued.
+        SubmitUnknown: the scheduler's answer was lost; ``dtslurm status`` shows whether there is a job.
     """
     return Cluster(cluster, transport=options.pop("transport", None)).submit(script, *args, **options)

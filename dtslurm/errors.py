@@ -1,29 +1,29 @@
-"""The one error tree.
+"""The exceptions of dtslurm.
 
 ::
 
     DtslurmError                     exit  transient
-    ├── RequestInvalid                  2      the request is wrong; carries every problem found
-    │   ├── ProfileInvalid              2      a profile or project file is wrong
-    │   └── ProfileNotFound             2      no cluster profile of that name
+    ├── RequestInvalid                  2      the request is invalid; contains every problem found
+    │   ├── ProfileInvalid              2      a profile, project file or job file is invalid
+    │   └── ProfileNotFound             2      no cluster profile has this name
     ├── RenderError                     2      a template failed
-    ├── RunExists                       2      there is a run in that folder already
-    ├── SlurmError                      3      Slurm refused, or said something we cannot use
+    ├── RunExists                       2      the folder already contains a run
+    ├── SlurmError                      3      Slurm refused the request, or its answer is unusable
     │   ├── SlurmUnavailable            3  yes the controller did not answer; nothing was sent
-    │   ├── SubmitRejected              3      sbatch said no; there is no job
+    │   ├── SubmitRejected              3      sbatch refused the job; there is no job
     │   ├── SubmitUnknown               3      sbatch was cut off; there may be a job
     │   └── JobNotFound                 3      no such run or job
-    ├── TransportError                  4  yes the link or a command on it failed
-    │   ├── HostUnavailable             4  yes there is no link to the host; nothing was sent
-    │   │   └── LoginRefused            4      host key, password or key not accepted; nothing was sent
-    │   ├── CommandNotFound             4      the program is not installed there
+    ├── TransportError                  4  yes the connection, or a command on it, failed
+    │   ├── HostUnavailable             4  yes there is no connection to the host; nothing was sent
+    │   │   └── LoginRefused            4      host key, password or key refused; nothing was sent
+    │   ├── CommandNotFound             4      the program is not installed on the host
     │   └── CommandTimeout              4  yes the command did not end in time
-    ├── StoreError                      5      the disk refused: full, read-only, no permission
+    ├── StoreError                      5      a disk error: full, read-only, no permission
     └── JobFailed                       *      the job itself failed (``--wait``); exit is the job's
 
 ``SubmitInterrupted`` is a KeyboardInterrupt, not a DtslurmError: Ctrl-C arrived during a submission.
 
-Every error says what failed (``message``), shows the evidence (``evidence``) and what to do (``hint``).
+Every error has a message, evidence, and a hint at what to do.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class DtslurmError(Exception):
-    """Something failed in a way a person can act on."""
+    """An error that the user can act on."""
 
     exit_code: ClassVar[int] = 1
     transient: ClassVar[bool] = False
@@ -48,25 +48,25 @@ class DtslurmError(Exception):
         self.hint = hint
 
     def lines(self) -> list[str]:
-        """Return the error as lines for people: message, indented evidence, hint."""
-        return [f"error: {self.message}", *self._more()]
+        """Return the error as lines for the user: message, indented evidence, hint."""
+        return [f"error: {self.message}", *self._detail_lines()]
 
     def __str__(self) -> str:
-        """Return what an uncaught error should show: as ``lines``, after Python's name of it."""
-        return "\n".join([self.message, *self._more()])
+        """Return the text of an uncaught error, which Python prints after the name of the exception."""
+        return "\n".join([self.message, *self._detail_lines()])
 
-    def _more(self) -> list[str]:
-        lines = [f"  {line}" for item in self.evidence for line in item.splitlines() or [""]]
+    def _detail_lines(self) -> list[str]:
+        lines = [f"  {line}" for text in self.evidence for line in text.splitlines() or [""]]
         if self.hint:
             lines.append(f"hint: {self.hint}")
         return lines
 
 
 class SubmitInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a submission; its text tells whether there is a job.
+    """Ctrl-C during a submission; the text says whether there is a job.
 
     Attributes:
-        record: the run whose job was queued, None if there is no job or that is not known.
+        record: the run whose job was queued, None if there is no job or that is unknown.
     """
 
     def __init__(self, message: str, record: JobRecord | None = None) -> None:
@@ -75,7 +75,7 @@ class SubmitInterrupted(KeyboardInterrupt):
 
 
 class RequestInvalid(DtslurmError):
-    """The request cannot work; ``problems`` lists everything wrong with it, each in one line."""
+    """The request cannot work; ``problems`` lists all problems, each in one line."""
 
     exit_code = 2
 
@@ -89,7 +89,7 @@ class RequestInvalid(DtslurmError):
 
 
 class ProfileInvalid(RequestInvalid):
-    """A profile or project file is wrong; each problem reads ``file:line: key: message``."""
+    """A profile, project file or job file is invalid; each problem reads ``file:line: key: message``."""
 
 
 class ProfileNotFound(RequestInvalid):
@@ -103,48 +103,48 @@ class RenderError(DtslurmError):
 
 
 class RunExists(DtslurmError):
-    """There is a run in that folder already; nothing of it was touched and nothing was queued."""
+    """The folder already contains a run, which was not changed; nothing was queued."""
 
     exit_code = 2
 
 
 class SlurmError(DtslurmError):
-    """Slurm refused, or answered something that cannot be used."""
+    """Slurm refused the request, or its answer is unusable."""
 
     exit_code = 3
 
 
 class SlurmUnavailable(SlurmError):
-    """The controller could not be reached; nothing was queued by this call."""
+    """The controller could not be reached; this call queued nothing."""
 
     transient = True
 
 
 class SubmitRejected(SlurmError):
-    """``sbatch`` refused the job; its words are the evidence. There is no job."""
+    """``sbatch`` refused the job; its message is the evidence. There is no job."""
 
 
 class SubmitUnknown(SlurmError):
-    """``sbatch`` was cut off before its answer came. There may be a job: look it up, do not repeat."""
+    """``sbatch`` was cut off before its answer arrived. There may be a job: look for it, do not resubmit."""
 
 
 class JobNotFound(SlurmError):
-    """No run or job matches what was asked for."""
+    """No run or job matches the selector."""
 
 
 class TransportError(DtslurmError):
-    """The link, or a command run over it, failed."""
+    """The connection, or a command on it, failed."""
 
     exit_code = 4
     transient = True
 
 
 class HostUnavailable(TransportError):
-    """No link to the host could be made: name, network, server. No command was sent."""
+    """No connection to the host could be made: name, network or server. No command was sent."""
 
 
 class LoginRefused(HostUnavailable):
-    """The host's key or our login was not accepted; trying again as before would fail again."""
+    """The host's key or the user's credentials were refused; an unchanged retry would fail again."""
 
     transient = False
 
@@ -156,17 +156,17 @@ class CommandNotFound(TransportError):
 
 
 class CommandTimeout(TransportError):
-    """The command did not end within its time limit; what it did is unknown."""
+    """The command did not end within its time limit; its effects are unknown."""
 
 
 class StoreError(DtslurmError):
-    """The disk refused a write or read: full, read-only, no permission."""
+    """The disk refused a write or read: it is full, read-only, or denies permission."""
 
     exit_code = 5
 
 
 class JobFailed(DtslurmError):
-    """The job itself failed; ``code`` is the exit code ``--wait`` passes on."""
+    """The job itself failed; ``code`` is the exit code that ``--wait`` returns."""
 
     def __init__(self, message: str, *, code: int, evidence: Sequence[str] = (), hint: str = "") -> None:
         super().__init__(message, evidence=evidence, hint=hint)

@@ -1,4 +1,4 @@
-"""A submitit executor for every cluster with a profile; ``AutoExecutor(folder, cluster="dtslurm")`` finds it.
+"""A submitit executor for every cluster with a profile, also as ``AutoExecutor(folder, cluster="dtslurm")``.
 
 executor = dtslurm.Executor("logs", profile="perlmutter")
 executor.update_parameters(nodes=2, tasks_per_node=4, timeout_min=60)
@@ -37,12 +37,12 @@ from dtslurm.services.wiring.context import Context
 from dtslurm.slurm import arrays
 from dtslurm.suggestions import suggest_name
 
-_EARLY_SIGNAL_S = 90  # as submitit's own Slurm executor
-_FIRST_LOOK_S, _LAST_LOOK_S, _CONFIRM_S, _POLL_FAST_S = 30.0, 600.0, 1.0, 30.0
+_EARLY_SIGNAL_S = 90  # as in submitit's own Slurm executor
+_FIRST_QUERY_S, _MAX_QUERY_INTERVAL_S, _CONFIRM_S, _POLL_FAST_S = 30.0, 600.0, 1.0, 30.0
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0  # interval between two checks for the result
 _SIGNAL_GAP_S = 0.5  # Slurm may deliver two signals in the wrong order if they follow each other at once
 _EXECUTOR_ONLY = {"array_parallelism", "stderr_to_stdout"}
-_GENERIC: core.EquivalenceDict = {
+_PARAMETER_NAMES: core.EquivalenceDict = {
     "name": "job_name",
     "timeout_min": "time",
     "mem_gb": "mem",
@@ -54,28 +54,28 @@ _GENERIC: core.EquivalenceDict = {
 
 
 class RunWatcher(core.InfoWatcher):
-    """Tells submitit the states of jobs, asking each cluster once for all of them."""
+    """Gives submitit the states of jobs, with one query per cluster for all its jobs."""
 
     def __init__(self, context: Context | None = None) -> None:
         super().__init__(delay_s=30)
         self._context = context
         self._records: dict[str, JobRecord] = {}
-        self._since = self._asked_at = self._poll_fast_until = 0.0
-        self._heeded: dict[str, int] = {}
+        self._since = self._last_query = self._poll_fast_until = 0.0
+        self._confirmations: dict[str, int] = {}
         self._cancelled: set[str] = set()
 
     @property
     def context(self) -> Context:
-        """Where this process stands; made at the first need."""
+        """The context of this process, created on first use."""
         if self._context is None:
             self._context = Context()
         return self._context
 
     def watch(self, job_id: str, record: JobRecord) -> None:
-        """Look after a job of a run from now on."""
+        """Start to watch a job of a run."""
         self._records[job_id] = record
         self._since = time.time()
-        self._asked_at = self._asked_at or self._since
+        self._last_query = self._last_query or self._since
         self.register_job(job_id)
 
     def find_record(self, job_id: str) -> JobRecord:
@@ -90,26 +90,27 @@ class RunWatcher(core.InfoWatcher):
         return self._records[job_id]
 
     def worth_asking(self, job_id: str) -> bool:
-        """Whether to ask for the end of a job that has left no result on this machine.
+        """Return whether to query the end of a job that has left no result on this machine.
 
-        Its own record tells of nearly every end, and costs the cluster nothing. What ends without a word (a
-        node that is lost, a job cancelled while it waits) is found by asking now and then: after half a
-        minute, then when half as long again has gone by, at the latest every ten minutes. A word of an end
-        is confirmed at once; what was put back into the queue is asked after less and less often.
+        Nearly every end is in the job's own record, which costs the cluster nothing to read. Ends without a
+        record (a lost node, a job cancelled while it was pending) are found by queries: the first after 30 s,
+        the next ones at intervals of half the time since the last job was registered, up to 10 minutes. A
+        recorded end is confirmed at once. If the job was requeued instead, the interval between its
+        confirmations doubles each time.
         """
         now = time.time()
-        pause = min(max(_FIRST_LOOK_S, (now - self._since) / 2), _LAST_LOOK_S)
+        interval = min(max(_FIRST_QUERY_S, (now - self._since) / 2), _MAX_QUERY_INTERVAL_S)
         if now < self._poll_fast_until:
-            pause = _CONFIRM_S
-        if now - self._asked_at >= pause:
+            interval = _CONFIRM_S
+        if now - self._last_query >= interval:
             return True
-        heeded = self._heeded.get(job_id, 0)
+        confirmations = self._confirmations.get(job_id, 0)
         record = self._records.get(job_id)
-        if record is None or now - self._asked_at < min(_CONFIRM_S * 2**heeded, pause):
+        if record is None or now - self._last_query < min(_CONFIRM_S * 2**confirmations, interval):
             return False
         if not told_of_its_end(record, job_id.partition("_")[2]):
             return False
-        self._heeded[job_id] = heeded + 1
+        self._confirmations[job_id] = confirmations + 1
         return True
 
     def note_cancelled(self, job_id: str) -> None:
@@ -118,51 +119,65 @@ class RunWatcher(core.InfoWatcher):
         self._poll_fast_until = time.time() + _POLL_FAST_S
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
-        """Return the job's state in Slurm's words, UNKNOWN where nothing is known."""
+        """Return the job's state as in Slurm, UNKNOWN if nothing is known."""
         return self.get_info(job_id, mode=mode).get("State", "UNKNOWN")
 
     def update(self) -> None:
-        """Ask for the states of all jobs that are not over."""
-        waiting = self._registered - self._finished
-        for job in waiting - self._records.keys():
+        """Query the states of all jobs that are not over."""
+        unfinished = self._registered - self._finished
+        for job_id in unfinished - self._records.keys():
             with contextlib.suppress(JobNotFound):  # the job's state is UNKNOWN
-                self.find_record(job)
-        records = {self._records[job].token: self._records[job] for job in waiting if job in self._records}
+                self.find_record(job_id)
+        records = {
+            self._records[job_id].token: self._records[job_id]
+            for job_id in unfinished
+            if job_id in self._records
+        }
         self._num_calls += 1
-        seen = [status for view in views(self.context, list(records.values())) for status in view.statuses]
-        for job in waiting:
-            mine = [status for status in seen if arrays.matches_job_id(status.job_id, job)]
-            if mine:
-                state = mine[0].state.value if mine[0].terminal else _unfinished(mine[0].state.value)
-                if job in self._cancelled and StateFlag.COMPLETING in mine[0].flags:
+        statuses = [
+            status for view in views(self.context, list(records.values())) for status in view.statuses
+        ]
+        for job_id in unfinished:
+            own_statuses = [status for status in statuses if arrays.matches_job_id(status.job_id, job_id)]
+            if own_statuses:
+                state = (
+                    own_statuses[0].state.value
+                    if own_statuses[0].terminal
+                    else _to_unfinished_state(own_statuses[0].state.value)
+                )
+                if job_id in self._cancelled and StateFlag.COMPLETING in own_statuses[0].flags:
                     state = JobState.CANCELLED.value  # squeue names no base state until KillWait is over
-                self._info_dict[job] = {"JobID": job, "State": state, "NodeList": mine[0].nodelist}
-            if self.is_done(job, mode="cache"):
-                self._finished.add(job)
-        self._last_status_check = self._asked_at = time.time()
+                self._info_dict[job_id] = {
+                    "JobID": job_id,
+                    "State": state,
+                    "NodeList": own_statuses[0].nodelist,
+                }
+            if self.is_done(job_id, mode="cache"):
+                self._finished.add(job_id)
+        self._last_status_check = self._last_query = time.time()
 
 
-def _unfinished(state: str) -> str:
-    """Return a state that submitit does not take for an end."""
+def _to_unfinished_state(state: str) -> str:
+    """Return a state that submitit does not take for the end of the job."""
     return state if state in {"PENDING", "RUNNING", "UNKNOWN"} else "RUNNING"
 
 
 class DtslurmJob(core.Job[core.R]):
-    """A function that was submitted; everything submitit's jobs do, and the run behind it."""
+    """A submitted function: a submitit job, with the run that it belongs to."""
 
     watcher: core.InfoWatcher = RunWatcher()
     _record: JobRecord | None = None
 
     @property
     def record(self) -> JobRecord:
-        """The run that the job belongs to, as `dtslurm status` and `dtslurm logs` know it."""
+        """The run that the job belongs to, as in `dtslurm status` and `dtslurm logs`."""
         if self._record is None:  # the job was constructed from a folder and a job id
             assert isinstance(self.watcher, RunWatcher)  # noqa: S101 - this module sets no other
             self._record = self.watcher.find_record(self.job_id)
         return self._record
 
     def attach(self, record: JobRecord, watcher: RunWatcher) -> None:
-        """Tie the job to its run, and to what asks after it."""
+        """Connect the job to its run and its watcher."""
         self._record, self.watcher = record, watcher
         for job in self._sub_jobs:
             assert isinstance(job, DtslurmJob)  # noqa: S101 - made by this class
@@ -177,13 +192,13 @@ class DtslurmJob(core.Job[core.R]):
             pause = min(pause * 1.2, _LAST_PAUSE_S)
 
     def done(self, force_check: bool = False) -> bool:
-        """Whether the job is over; its result is brought here first where it ran on another machine."""
+        """Return whether the job is over; a result on another machine is copied to this one first."""
         if not self._sub_jobs and not self.record.mirror and self.watcher.is_done(self.job_id, mode="cache"):
-            return True  # another of its tasks has asked: the answer holds for all of them
+            return True  # the query of another task of the job applies to all its tasks
         if not self._sub_jobs and self.record.mirror and not self.paths.result_pickle.exists():
             mode = "force" if force_check else "standard"
             if self.watcher.is_done(self.job_id, mode=mode):
-                self._bring()
+                self._fetch_result()
         elif not self._sub_jobs and not force_check and not self.paths.result_pickle.exists():
             assert isinstance(self.watcher, RunWatcher)  # noqa: S101 - attached
             force_check = self.watcher.worth_asking(self.job_id)
@@ -213,7 +228,7 @@ class DtslurmJob(core.Job[core.R]):
         return super().results()
 
     def _find_raised(self) -> utils.FailedJobError | None:
-        """Return the error of the first task of several whose function has raised an exception."""
+        """Return the error of the first of several tasks whose function has raised an exception."""
         for job in self._sub_jobs:
             if job.paths.result_pickle.exists():
                 error = job.exception()
@@ -221,24 +236,24 @@ class DtslurmJob(core.Job[core.R]):
                     return error
         return None
 
-    def _bring(self) -> None:
+    def _fetch_result(self) -> None:
         assert isinstance(self.watcher, RunWatcher)  # noqa: S101 - attached
         self.paths.folder.mkdir(parents=True, exist_ok=True)
         functions.bring(self.watcher.context, self.record, self.paths.result_pickle.name, self.paths.folder)
 
     def _get_logs_string(self, name: str) -> str | None:
-        """Return all that the rank has written, over every attempt of the job; None before its first."""
-        rank, array = self.paths.task_id or 0, self.job_id.partition("_")[2]
+        """Return the output of the rank over all attempts of the job, None before the first attempt."""
+        rank, task_id = self.paths.task_id or 0, self.job_id.partition("_")[2]
         assert isinstance(self.watcher, RunWatcher)  # noqa: S101 - attached
         # With stderr_to_stdout there is no .out file, and the log contains both streams.
         for stream in ("out", "log") if name == "stdout" else ("err",):
-            told = functions.log_of(self.watcher.context, self.record, array, rank, stream)
-            if told is not None:
-                return told
+            text = functions.log_of(self.watcher.context, self.record, task_id, rank, stream)
+            if text is not None:
+                return text
         return super()._get_logs_string(name)
 
     def cancel(self, check: bool = True) -> None:
-        """End the job; with ``check`` raise what the scheduler says against it."""
+        """Cancel the job; with ``check``, raise the scheduler's error if it refuses."""
         assert isinstance(self.watcher, RunWatcher)  # noqa: S101 - attached
         try:
             control.act(self.watcher.context, "cancel", [self.job_id], self.record.cluster)
@@ -248,7 +263,7 @@ class DtslurmJob(core.Job[core.R]):
                 raise
 
     def _interrupt(self, timeout: bool = False) -> None:
-        """Send the signals of a time limit, or of a preemption, to the tasks; submitit's tests use it."""
+        """Send the signals of a time limit, or of a preemption, to the tasks; submitit's tests use this."""
         names = [f"SIG{JobEnvironment.USR_SIG}"] if timeout else ["SIGTERM", f"SIG{JobEnvironment.USR_SIG}"]
         assert isinstance(self.watcher, RunWatcher)  # noqa: S101 - attached
         scheduler = self.watcher.context.cluster_of(self.record).scheduler
@@ -268,11 +283,11 @@ class DtslurmExecutor(core.Executor):
     """Submits functions to the cluster of a profile.
 
     Args:
-        folder: where submitit keeps pickles, results and logs; ``%j`` stands for the job's id.
-        profile: the cluster profile; the default is what ``dtslurm doctor`` says.
-        transport: how to get there, if not as the profile says.
-        max_num_timeout: how often a job that reaches its time limit goes on, if it can be checkpointed.
-        max_pickle_size_gb: what the pickles of one submission may take up.
+        folder: the folder for submitit's pickles, results and logs; ``%j`` stands for the job id.
+        profile: the cluster profile; the default is the one that ``dtslurm doctor`` shows.
+        transport: the transport to the cluster; the default is that of the profile.
+        max_num_timeout: how many times a checkpointable job continues after it has reached its time limit.
+        max_pickle_size_gb: the maximum total size of the pickles of one submission, in GB.
         python: the Python interpreter of the jobs. The default is the running interpreter, or the profile's
             ``environment.python`` on a remote cluster.
     """
@@ -296,17 +311,17 @@ class DtslurmExecutor(core.Executor):
 
     @classmethod
     def name(cls) -> str:
-        """What ``AutoExecutor(cluster=…)`` and the prefix of its parameters call it."""
+        """Return the executor's name for ``AutoExecutor(cluster=…)`` and the prefix of its parameters."""
         return "dtslurm"
 
     @classmethod
     def affinity(cls) -> int:
-        """Never chosen unless asked for."""
+        """Return 0: the executor is used only on request."""
         return 0
 
     @classmethod
     def _equivalence_dict(cls) -> core.EquivalenceDict:
-        return _GENERIC
+        return _PARAMETER_NAMES
 
     @classmethod
     def _valid_parameters(cls) -> set[str]:
@@ -316,27 +331,30 @@ class DtslurmExecutor(core.Executor):
         """Rename submitit's generic parameters to Slurm's names, and convert their units."""
         if params.get("mem_gb") is not None:
             gigabytes = params["mem_gb"]
-            whole = gigabytes == int(gigabytes)
-            params = {**params, "mem_gb": f"{int(gigabytes)}GB" if whole else f"{int(gigabytes * 1024)}MB"}
+            is_whole = gigabytes == int(gigabytes)
+            params = {**params, "mem_gb": f"{int(gigabytes)}GB" if is_whole else f"{int(gigabytes * 1024)}MB"}
         return super()._convert_parameters(params)
 
     def _internal_update_parameters(self, **kwargs: Any) -> None:
-        """Take parameters under submitit's or dtslurm's names."""
-        found = self._convert_parameters(kwargs)
-        known = self._valid_parameters()
-        if unknown := [name for name in found if name not in known]:
+        """Set parameters, given under submitit's or dtslurm's names."""
+        converted = self._convert_parameters(kwargs)
+        known_names = self._valid_parameters()
+        if unknown := [name for name in converted if name not in known_names]:
             raise ParameterInvalid(
-                [f"there is no parameter {name!r}{suggest_name(name, sorted(known))}" for name in unknown]
+                [
+                    f"there is no parameter {name!r}{suggest_name(name, sorted(known_names))}"
+                    for name in unknown
+                ]
             )
         try:
-            functions.request_of(_submit_options({**self.parameters, **found}))
+            functions.request_of(_submit_options({**self.parameters, **converted}))
         except RequestInvalid as error:
             raise ParameterInvalid(error.problems) from None
-        self.parameters.update(found)
+        self.parameters.update(converted)
 
     @cached_property
     def watcher(self) -> RunWatcher:
-        """What asks after this executor's jobs."""
+        """The watcher of this executor's jobs."""
         return RunWatcher(Context())
 
     def _internal_process_submissions(
@@ -351,8 +369,8 @@ class DtslurmExecutor(core.Executor):
         }
         if not slurm_parameters.asks_for_gpus(self.parameters):
             options["gpus_per_node"] = 0
-        options["signal_before"] = _within(options)
-        pickles = [self._pickled(one, options) for one in delayed_submissions]
+        options["signal_before"] = _limit_signal_lead(options)
+        pickles = [self._pickle_submission(submission, options) for submission in delayed_submissions]
         self._check_size(pickles)
         queued = functions.submit_functions(
             self.watcher.context,
@@ -364,10 +382,10 @@ class DtslurmExecutor(core.Executor):
         )
         for record in {record.token: record for record, _ in queued}.values():
             get_logger().info("submitted job %s to %s: %s", record.job_id, record.cluster, record.run_dir)
-        return [self._job(record, job_id) for record, job_id in queued]
+        return [self._create_job(record, job_id) for record, job_id in queued]
 
-    def _pickled(self, submission: utils.DelayedSubmission, options: Mapping[str, Any]) -> bytes:
-        submission.set_timeout(math.ceil(_seconds(options["time"]) / 60), self.max_num_timeout)
+    def _pickle_submission(self, submission: utils.DelayedSubmission, options: Mapping[str, Any]) -> bytes:
+        submission.set_timeout(math.ceil(_parse_seconds(options["time"]) / 60), self.max_num_timeout)
         try:
             return bytes(cloudpickle.dumps(submission, pickle.HIGHEST_PROTOCOL))
         except (TypeError, AttributeError, pickle.PicklingError, RecursionError) as error:
@@ -380,27 +398,27 @@ class DtslurmExecutor(core.Executor):
     def _check_size(self, pickles: Sequence[bytes]) -> None:
         size = sum(map(len, pickles)) / 1024**3
         if size > self.max_pickle_size_gb:
-            told = f"{len(pickles)} pickles of {size:.2f} GB in all"
+            description = f"{len(pickles)} pickles of {size:.2f} GB in all"
             raise RequestInvalid(
-                [f"{told}; max_pickle_size_gb is {self.max_pickle_size_gb}"],
+                [f"{description}; max_pickle_size_gb is {self.max_pickle_size_gb}"],
                 hint="save large arguments to a file and pass its path, or raise max_pickle_size_gb",
             )
 
-    def _job(self, record: JobRecord, job_id: str) -> DtslurmJob[Any]:
+    def _create_job(self, record: JobRecord, job_id: str) -> DtslurmJob[Any]:
         job: DtslurmJob[Any] = DtslurmJob(self.folder, job_id, range(record.world_size))
         job.attach(record, self.watcher)
         if not record.mirror:
-            self._link(job, record)
+            self._link_files(job, record)
         return job
 
-    def _link(self, job: DtslurmJob[Any], record: JobRecord) -> None:
-        """Show submission, script and rank logs under submitit's names."""
-        _, _, index = job.job_id.partition("_")
-        run = Path(record.run_dir)
-        attempt = (run / "tasks" / index if index else run) / "logs" / "0"
+    def _link_files(self, job: DtslurmJob[Any], record: JobRecord) -> None:
+        """Link submission, script and rank logs under submitit's names."""
+        _, _, array_task = job.job_id.partition("_")
+        run_dir = Path(record.run_dir)
+        attempt = (run_dir / "tasks" / array_task if array_task else run_dir) / "logs" / "0"
         links = {
-            job.paths.submission_file: run / "script.sbatch",
-            job.paths.submitted_pickle: run / functions.FOLDER / f"{index or 0}.pkl",
+            job.paths.submission_file: run_dir / "script.sbatch",
+            job.paths.submitted_pickle: run_dir / functions.FOLDER / f"{array_task or 0}.pkl",
         }
         for task in range(record.world_size):
             paths = utils.JobPaths(self.folder, job.job_id, task)
@@ -416,7 +434,7 @@ class DtslurmExecutor(core.Executor):
 
 
 class ParameterInvalid(RequestInvalid, ValueError):
-    """An unknown or unsupported parameter. submitit's executors raise ValueError."""
+    """An unknown or unsupported parameter; a ValueError, as in submitit's executors."""
 
 
 def _submit_options(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -429,11 +447,11 @@ def _submit_options(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in _EXECUTOR_ONLY}
 
 
-def _seconds(limit: Any) -> int:
+def _parse_seconds(limit: Any) -> int:
     """Return a time limit in seconds.
 
     Raises:
-        RequestInvalid: it is no duration.
+        RequestInvalid: the value is not a duration.
     """
     try:
         return Walltime.parse(str(limit)).seconds
@@ -441,10 +459,10 @@ def _seconds(limit: Any) -> int:
         raise RequestInvalid([f"time: {error}"]) from None
 
 
-def _within(options: Mapping[str, Any]) -> int | None:
-    """Return the early signal's lead time, less where the whole job is not much longer."""
+def _limit_signal_lead(options: Mapping[str, Any]) -> int | None:
+    """Return the early signal's lead time, at most half of the job's time limit."""
     lead = options["signal_before"]
-    return None if lead is None else max(1, min(int(lead), _seconds(options["time"]) // 2))
+    return None if lead is None else max(1, min(int(lead), _parse_seconds(options["time"]) // 2))
 
 
 # ---- submitit's AutoExecutor
@@ -452,9 +470,9 @@ def _within(options: Mapping[str, Any]) -> int | None:
 
 def _rename_slurm_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Replace the prefix ``slurm_`` by ``dtslurm_``; a parameter given with both keeps the latter value."""
-    ours = DtslurmExecutor.name() + "_"
+    prefix = DtslurmExecutor.name() + "_"
     renamed = {
-        ours + name.removeprefix("slurm_"): value
+        prefix + name.removeprefix("slurm_"): value
         for name, value in parameters.items()
         if name.startswith("slurm_")
     }
@@ -476,8 +494,8 @@ def _accept_slurm_parameters() -> None:
         )
 
     def update_parameters(executor: auto.AutoExecutor, **parameters: Any) -> None:
-        ours = executor.cluster == DtslurmExecutor.name()
-        update(executor, **(_rename_slurm_parameters(parameters) if ours else parameters))
+        is_dtslurm = executor.cluster == DtslurmExecutor.name()
+        update(executor, **(_rename_slurm_parameters(parameters) if is_dtslurm else parameters))
 
     setattr(auto, "flexible_init", make_executor)  # noqa: B010 - not for mypy
     setattr(auto.AutoExecutor, "_internal_update_parameters", update_parameters)  # noqa: B010

@@ -1,7 +1,7 @@
-"""Parts by name: our own from a table here, third parties' from their packages' entry points.
+"""Plugins by name: dtslurm's own from a table in this module, others from entry points of their packages.
 
-Reading entry points takes some 10 ms, most of it for the import of what reads them; so they are read only
-for names that are not ours.
+Reading entry points takes about 10 ms, most of it for imports. They are read only for names that are not in
+the table.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 # group -> name -> module:object
-_OWN: Mapping[str, Mapping[str, str]] = {
+_BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "dtslurm.launchers": {
         "single": "dtslurm.launch.single:launcher",
         "srun": "dtslurm.launch.srun:launcher",
@@ -48,39 +48,41 @@ _OWN: Mapping[str, Mapping[str, str]] = {
 
 
 @cache
-def _others(group: str) -> dict[str, EntryPoint]:
-    """Return what other packages bring."""
+def _load_entry_points(group: str) -> dict[str, EntryPoint]:
+    """Return the entry points of other packages in a group, by name."""
     from importlib.metadata import entry_points
 
     return {entry.name: entry for entry in entry_points(group=group)}
 
 
 def own(group: str) -> Collection[str]:
-    """Return the names of our own parts."""
-    return _OWN[group]
+    """Return the names of dtslurm's own plugins in a group."""
+    return _BUILT_IN[group]
 
 
 def names(group: str) -> list[str]:
-    """Return the names in a group, without importing anything."""
-    return sorted({*own(group), *_others(group)})
+    """Return all names in a group, without importing the plugins."""
+    return sorted({*own(group), *_load_entry_points(group)})
 
 
 def load(group: str, kind: str, name: str) -> Any:
-    """Return the object of that name; ``kind`` is what people call it.
+    """Return the plugin of that name; ``kind`` describes it in messages.
 
     Raises:
         RequestInvalid: there is none, or its package cannot be imported.
     """
     if name in own(group):
-        module, _, attribute = _OWN[group][name].partition(":")
+        module, _, attribute = _BUILT_IN[group][name].partition(":")
         return getattr(importlib.import_module(module), attribute)
-    entry = _others(group).get(name)
+    entry = _load_entry_points(group).get(name)
     if entry is None:
-        known = names(group)
-        listed = list_nearest(name, known)
-        raise RequestInvalid([f"unknown {kind} {name!r}{suggest_name(name, known)} (there are: {listed})"])
+        known_names = names(group)
+        nearest = list_nearest(name, known_names)
+        raise RequestInvalid(
+            [f"unknown {kind} {name!r}{suggest_name(name, known_names)} (there are: {nearest})"]
+        )
     try:
         return entry.load()
-    except Exception as error:  # a third party's import may fail in any way
+    except Exception as error:  # an import of another package may fail in any way
         origin = entry.dist.name if entry.dist else "?"
         raise RequestInvalid([f"{kind} {name!r} of package {origin} cannot be loaded: {error}"]) from error

@@ -1,35 +1,35 @@
-"""Suggest known names for one that is unknown."""
+"""Suggestions of known names in place of an unknown one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-_CLOSE = 0.6
-_LISTED = 5
+_MIN_SIMILARITY = 0.6
+_MAX_LISTED = 5
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'?`` where a known name is close to ``name``, else an empty text."""
-    close = _find_nearest(name, known, most=1, cutoff=_CLOSE)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    """Return ``; did you mean 'x'?`` if a known name is similar to ``name``, else an empty text."""
+    matches = _find_nearest(name, known, most=1, cutoff=_MIN_SIMILARITY)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 def list_nearest(name: str, known: Iterable[str]) -> str:
-    """Return all of a few known names, and the five nearest ones of many: ``a, b, c, d, e, and 78 more``."""
+    """Return all known names if they are few, else the five nearest ones: ``a, b, c, d, e, and 78 more``."""
     names = sorted(set(known))
-    if len(names) <= _LISTED:
+    if len(names) <= _MAX_LISTED:
         return ", ".join(names) or "none"
-    nearest = _find_nearest(name, names, most=_LISTED, cutoff=0.0)
+    nearest = _find_nearest(name, names, most=_MAX_LISTED, cutoff=0.0)
     return f"{', '.join(nearest)}, and {len(names) - len(nearest)} more"
 
 
 def _find_nearest(name: str, known: Iterable[str], *, most: int, cutoff: float) -> list[str]:
-    """Return the nearest known names, nearest first; case and ``-`` or ``_`` make no difference."""
+    """Return the nearest known names, nearest first. Case and ``-`` or ``_`` make no difference."""
     import difflib  # slow to import, and needed for messages only
 
-    by_folded_name = {_fold(one): one for one in known}
-    close = difflib.get_close_matches(_fold(name), by_folded_name, n=most, cutoff=cutoff)
-    return [by_folded_name[one] for one in close]
+    by_folded_name = {_fold(candidate): candidate for candidate in known}
+    matches = difflib.get_close_matches(_fold(name), by_folded_name, n=most, cutoff=cutoff)
+    return [by_folded_name[candidate] for candidate in matches]
 
 
 def _fold(name: str) -> str:

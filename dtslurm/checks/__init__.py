@@ -1,1 +1,1 @@
-"""What is wrong with a request, by its own values alone. Pure functions below the services."""
+"""Checks of a request that need only its own values; a layer of pure functions below the services."""

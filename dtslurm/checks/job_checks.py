@@ -1,4 +1,4 @@
-"""Everything that can be known to be wrong with a request before it is queued, all at once. Pure."""
+"""Check a request before it is queued, and report all problems at once. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from dtslurm.slurm.arrays import valid
 from dtslurm.suggestions import list_nearest, suggest_name
 
 MAX_NAME = (
-    200  # Slurm 22.05 takes 1,000 characters and refuses 10,000; listings become unreadable long before
+    200  # Slurm 22.05 accepts 1,000 characters and rejects 10,000; listings are unreadable long before that
 )
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_ARRAY_PART = re.compile(r"\d+(?:-\d+(?::[1-9]\d*)?)?", re.ASCII)
+_ARRAY_RANGE = re.compile(r"\d+(?:-\d+(?::[1-9]\d*)?)?", re.ASCII)
 _DEPENDENCY = re.compile(
     r"singleton|(?:after|afterany|afterok|afternotok|aftercorr|afterburstbuffer)(?::\d+(?:_\d+)?(?:\+\d+)?)+",
     re.ASCII,
 )
-# Those that sbatch knows by name (src/common/proc_args.c), without the two that nothing can hear.
+# The signals that sbatch accepts by name (src/common/proc_args.c), without KILL and STOP, which no process
+# can handle.
 _SIGNALS = (
     "HUP",
     "INT",
@@ -46,39 +47,44 @@ _MAX_SIGNAL_LEAD = 65535  # sbatch(1), --signal
 
 
 def job_name(name: str) -> list[str]:
-    """Return what is wrong with a job name."""
+    """Return the problems of a job name."""
     if not name.strip():
         return ["--job-name is empty"]
     if len(name) > MAX_NAME:
         return [f"--job-name has {len(name)} characters; at most {MAX_NAME} are taken"]
     problems = unholdable("--job-name", name)
-    if valid(name) and not problems:  # commands would take it for that job
+    if valid(name) and not problems:  # commands would read the name as a job id
         problems = [f"the job's name {name} reads like a job's number: give it another by --job-name (-J)"]
     return problems
 
 
 def variables(pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Return what is wrong with variable names; those of launchers are `launchers_variables`' matter."""
-    misspelt = [
+    """Return the problems of variable names, except for launcher variables (see `launchers_variables`)."""
+    invalid_names = [
         f"--env {name!r} is not a variable name (letters, digits and _, not starting with a digit)"
         for name, _ in pairs
         if not _VARIABLE.fullmatch(name)
     ]
-    return [*misspelt, *(f"--env {name} {why}" for name, _ in pairs if (why := own_variable(name)))]
+    return [
+        *invalid_names,
+        *(f"--env {name} {reason}" for name, _ in pairs if (reason := own_variable(name))),
+    ]
 
 
 def launchers_variables(
     spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, launcher: Launcher
 ) -> list[str]:
-    """Return which variables the launcher sets, so that a value of the job's or the site's would be lost."""
+    """Return the variables of the job or the profile whose values the launcher would overwrite."""
     fabric = profile.fabric.environment if profile.fabric and layout.nodes > 1 else {}
-    of = f"of cluster {profile.name}'s profile"
-    told = {name: f"fabric.environment.{name} {of}" for name in fabric}
-    told.update((name, f"environment.variables.{name} {of}") for name in profile.environment.variables)
-    told.update((name, f"--env {name}") for name, _ in spec.env)
-    sets = launcher.sets(spec, layout)
+    origin = f"of cluster {profile.name}'s profile"
+    sources = {name: f"fabric.environment.{name} {origin}" for name in fabric}
+    sources.update((name, f"environment.variables.{name} {origin}") for name in profile.environment.variables)
+    sources.update((name, f"--env {name}") for name, _ in spec.env)
+    launcher_variables = launcher.sets(spec, layout)
     return [
-        f"{what} {own_variable(name, launcher.name, sets)}" for name, what in told.items() if name in sets
+        f"{source} {own_variable(name, launcher.name, launcher_variables)}"
+        for name, source in sources.items()
+        if name in launcher_variables
     ]
 
 
@@ -93,18 +99,18 @@ def array_indices(expression: str) -> list[int]:
         raise ValueError(f"--array {expression}: after % comes how many tasks may run at once")
     indices: list[int] = []
     for part in body.split(","):
-        if not _ARRAY_PART.fullmatch(part):
+        if not _ARRAY_RANGE.fullmatch(part):
             raise ValueError(f"--array {expression}: {part!r} is not an index or a range like 0-9 or 0-9:2")
-        first, _, rest = part.partition("-")
-        last, _, step = rest.partition(":")
-        if rest and int(last) < int(first):
+        start, _, end_and_step = part.partition("-")
+        end, _, step = end_and_step.partition(":")
+        if end_and_step and int(end) < int(start):
             raise ValueError(f"--array {expression}: the range {part} ends before it starts")
-        indices += range(int(first), int(last or first) + 1, int(step or 1))
+        indices += range(int(start), int(end or start) + 1, int(step or 1))
     return indices
 
 
 def array(expression: str | None, limit: int | None) -> list[str]:
-    """Return what is wrong with an array expression; ``limit`` is the site's MaxArraySize."""
+    """Return the problems of an array expression; ``limit`` is the cluster's MaxArraySize."""
     if expression is None:
         return []
     try:
@@ -120,7 +126,7 @@ def array(expression: str | None, limit: int | None) -> list[str]:
 
 
 def job_values(request_args: Sequence[str], array: str | None) -> list[str]:
-    """Return which arguments have a value of an array's task, though the job is no array."""
+    """Return the arguments that use a variable of array tasks, although the job is not an array."""
     names = dict.fromkeys(name for text in request_args for name in job_values_in(text))
     return [
         f"${name} in the script's arguments has a value in a job array only: give --array (-a), "
@@ -131,18 +137,18 @@ def job_values(request_args: Sequence[str], array: str | None) -> list[str]:
 
 
 def dependency(expression: str | None) -> list[str]:
-    """Return what is wrong with a dependency expression."""
+    """Return the problems of a dependency expression."""
     if expression is None:
         return []
-    wrong = [part for part in re.split(r"[,?]", expression) if not _DEPENDENCY.fullmatch(part)]
+    invalid_parts = [part for part in re.split(r"[,?]", expression) if not _DEPENDENCY.fullmatch(part)]
     return [
         f"--dependency {part!r} is not of a form like afterok:1234, afterany:1234:1235 or singleton"
-        for part in wrong
+        for part in invalid_parts
     ]
 
 
 def signals(name: str, before: int | None) -> list[str]:
-    """Return what is wrong with the early signal."""
+    """Return the problems of the early signal: its name, and its lead time ``before`` in seconds."""
     problems = []
     if name in {"KILL", "STOP"}:
         problems.append(f"--signal {name}: training cannot hear it; use one like USR1 or USR2")
@@ -154,23 +160,25 @@ def signals(name: str, before: int | None) -> list[str]:
 
 
 def lead_notices(signal: str | None, lead: int | None, limit: Walltime | None) -> list[str]:
-    """Return what the user should know of the early signal that was asked for, where it can be sent."""
+    """Return notices about the requested early signal; ``lead`` is in seconds before the time limit."""
     if lead is None:
         return [f"--signal {signal} is sent only with --signal-before SECONDS"] if signal else []
     if limit is not None and lead * 2 > limit.seconds:
-        left = limit.seconds - lead
-        return [f"--signal-before {lead} of --time {limit}: training is told to save after {left} s already"]
+        elapsed = limit.seconds - lead
+        return [
+            f"--signal-before {lead} of --time {limit}: training is told to save after {elapsed} s already"
+        ]
     return []
 
 
 def sbatch_options(spec: JobSpec, layout: TaskLayout | None) -> list[str]:
-    """Return what is wrong with options to be passed on to sbatch."""
+    """Return the problems of options that are passed on to sbatch."""
     problems = []
     for text in spec.sbatch_options:
         if layout is not None and says_the_same(text, layout):
             continue
-        if wrong := refusal(text):
-            problems.append(wrong if text.startswith("--") else f"--sbatch {wrong}")
+        if problem := refusal(text):
+            problems.append(problem if text.startswith("--") else f"--sbatch {problem}")
             continue
         name, value = split_option(text)
         problems += unholdable(f"--{name}", value or "")
@@ -180,84 +188,92 @@ def sbatch_options(spec: JobSpec, layout: TaskLayout | None) -> list[str]:
 
 
 def site(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout | None) -> list[str]:
-    """Return where the request is against the site's customs and limits, as far as the profile tells."""
-    asked, customs = spec.resources, profile.slurm
+    """Return the conflicts of a request with the cluster's rules and limits in its profile."""
+    resources, slurm_rules = spec.resources, profile.slurm
     problems = []
-    if customs.account_required and not (asked.account or customs.account):
+    if slurm_rules.account_required and not (resources.account or slurm_rules.account):
         problems.append(f"cluster {profile.name} wants an account: give --account (-A)")
-    if customs.mem == "forbidden" and asked.mem is not None:
+    if slurm_rules.mem == "forbidden" and resources.mem is not None:
         problems.append(f"cluster {profile.name} does not take --mem")
-    if customs.mem == "required" and layout and layout.mem is None and not passes(spec, *MEMORY_PER):
+    if slurm_rules.mem == "required" and layout and layout.mem is None and not passes(spec, *MEMORY_PER):
         problems.append(f"cluster {profile.name} wants --mem")
-    if customs.requeue == "forbidden" and spec.requeue:
+    if slurm_rules.requeue == "forbidden" and spec.requeue:
         problems.append(
             f"--requeue: cluster {profile.name} lets no job be requeued (slurm.requeue of its profile); "
             "with --max-restarts or --total-time a run goes on by a new job"
         )
-    if customs.requeue == "required" and spec.requeue is False:
+    if slurm_rules.requeue == "required" and spec.requeue is False:
         problems.append(f"cluster {profile.name} does not take --no-requeue (slurm.requeue of its profile)")
-    goes = destination(asked, profile)
-    partition, limits = goes.partition, goes.limits
-    if partition == (asked.partition or customs.partition) and customs.partitions:
-        unknown = [name for name in names_in(partition) if name not in customs.partitions]
-        problems += [_unknown_partition(name, profile) for name in unknown]
-    problems += _elsewhere(asked.node_type, partition, profile)
-    problems += _over(asked.time, limits.max_time, customs.max_time, partition, profile.name)
+    resolved = destination(resources, profile)
+    partition, limits = resolved.partition, resolved.limits
+    if partition == (resources.partition or slurm_rules.partition) and slurm_rules.partitions:
+        unknown = [name for name in names_in(partition) if name not in slurm_rules.partitions]
+        problems += [_unknown_partition_problem(name, profile) for name in unknown]
+    problems += _node_type_problem(resources.node_type, partition, profile)
+    problems += _time_limit_problem(
+        resources.time, limits.max_time, slurm_rules.max_time, partition, profile.name
+    )
     lead = spec.signal_before
     if lead is not None and layout and layout.time is not None and lead >= layout.time.seconds:
-        told = (
+        message = (
             f"--signal-before {lead}: the signal would come as the job starts, which ends after {layout.time}"
         )
-        problems.append(f"{told}; give a longer --time, or fewer seconds")
-    most = limits.max_nodes or customs.max_nodes
-    if most is not None and layout and layout.nodes + spec.spare_nodes > most:
-        where = f"partition {partition}" if limits.max_nodes else f"cluster {profile.name}"
-        spare = f" and --spare-nodes {spec.spare_nodes}" if spec.spare_nodes else ""
-        problems.append(f"--nodes {layout.nodes}{spare}: {where} allows at most {most}")
+        problems.append(f"{message}; give a longer --time, or fewer seconds")
+    max_nodes = limits.max_nodes or slurm_rules.max_nodes
+    if max_nodes is not None and layout and layout.nodes + spec.spare_nodes > max_nodes:
+        scope = f"partition {partition}" if limits.max_nodes else f"cluster {profile.name}"
+        spare_text = f" and --spare-nodes {spec.spare_nodes}" if spec.spare_nodes else ""
+        problems.append(f"--nodes {layout.nodes}{spare_text}: {scope} allows at most {max_nodes}")
     return problems
 
 
 def constraint_notices(spec: JobSpec, profile: ClusterProfile) -> list[str]:
-    """Return what became of the constraint asked for beside those of the node type and of the cluster."""
-    asked, goes = spec.resources.constraint, destination(spec.resources, profile)
-    if goes.left_out:
-        left = " and ".join(goes.left_out)
-        return [f"--constraint {goes.constraint}: it cannot be joined with {left}, which is left out"]
-    if asked is None or asked == goes.constraint:
+    """Return notices on how the requested constraint was combined with those of node type and cluster."""
+    requested, resolved = spec.resources.constraint, destination(spec.resources, profile)
+    if resolved.left_out:
+        others = " and ".join(resolved.left_out)
+        return [f"--constraint {resolved.constraint}: it cannot be joined with {others}, which is left out"]
+    if requested is None or requested == resolved.constraint:
         return []
-    whose = f"{goes.type_name} nodes or the cluster want" if goes.type_name else "the cluster wants"
-    return [f"--constraint {goes.constraint}: {asked} and what {whose} (--node-type chooses other nodes)"]
+    owner = f"{resolved.type_name} nodes or the cluster want" if resolved.type_name else "the cluster wants"
+    return [
+        f"--constraint {resolved.constraint}: {requested} and what {owner} (--node-type chooses other nodes)"
+    ]
 
 
-def _elsewhere(type_name: str | None, partition: str | None, profile: ClusterProfile) -> list[str]:
-    """Return that a partition has other nodes than those asked for, where the profile tells."""
+def _node_type_problem(type_name: str | None, partition: str | None, profile: ClusterProfile) -> list[str]:
+    """Return a problem if, by the profile, the partition lacks the requested node type."""
     if type_name is None or type_name not in profile.node_types:
         return []
     if partition is None or may_have(partition, type_name, profile):
         return []
-    there = {profile.slurm.partitions[name].node_type or "" for name in names_in(partition)}
-    homes = homes_of(type_name, profile)
-    where = f"; {type_name} nodes are in {', '.join(homes)}: give -p {homes[0]}" if homes else ""
-    return [f"--node-type {type_name}: partition {partition} has {' and '.join(sorted(there))} nodes{where}"]
+    node_types = {profile.slurm.partitions[name].node_type or "" for name in names_in(partition)}
+    partitions = homes_of(type_name, profile)
+    hint = (
+        f"; {type_name} nodes are in {', '.join(partitions)}: give -p {partitions[0]}" if partitions else ""
+    )
+    return [
+        f"--node-type {type_name}: partition {partition} has {' and '.join(sorted(node_types))} nodes{hint}"
+    ]
 
 
-def _unknown_partition(partition: str, profile: ClusterProfile) -> str:
-    known = profile.slurm.partitions
+def _unknown_partition_problem(partition: str, profile: ClusterProfile) -> str:
+    partitions = profile.slurm.partitions
     return (
         f"--partition {partition!r}: cluster {profile.name} has none of that name"
-        f"{suggest_name(partition, known)} (there are: {list_nearest(partition, known)})"
+        f"{suggest_name(partition, partitions)} (there are: {list_nearest(partition, partitions)})"
     )
 
 
-def _over(
+def _time_limit_problem(
     asked: Walltime | None,
     partition_max: Walltime | None,
     site_max: Walltime | None,
     partition: str | None,
     name: str,
 ) -> list[str]:
-    most = partition_max or site_max
-    if asked is None or most is None or asked <= most:
+    max_time = partition_max or site_max
+    if asked is None or max_time is None or asked <= max_time:
         return []
-    where = f"partition {partition}" if partition_max else f"cluster {name}"
-    return [f"--time {asked}: {where} allows at most {most}"]
+    scope = f"partition {partition}" if partition_max else f"cluster {name}"
+    return [f"--time {asked}: {scope} allows at most {max_time}"]

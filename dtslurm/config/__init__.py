@@ -1,1 +1,1 @@
-"""YAML files to values: profiles and project files, validated with every problem reported at once."""
+"""YAML files as validated values: cluster profiles, project files, job files and packaged data."""

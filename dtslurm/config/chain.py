@@ -1,4 +1,4 @@
-"""Follows ``extends`` from file to file: one loop for profiles and job files."""
+"""Resolution of ``extends`` from file to file, for cluster profiles and job files."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ Find = Callable[[str, Path], Path | str]
 def follow(
     path: Path, *, read: Read, label: Callable[[Path], str], find: Find, what: str
 ) -> tuple[list[Table], list[Problem], list[Path]]:
-    """Return the tree of a file and of each that it extends in turn, the problems met, and the files read.
+    """Return the trees of a file and of the files that it extends in turn, the problems, and the files read.
 
     Args:
-        what: ``extends`` should be this, such as ``the name of one profile``.
+        what: the expected value of ``extends`` for messages, such as ``the name of one profile``.
     """
-    from dtslurm.config import strict_yaml  # brings PyYAML, which most commands never need
+    from dtslurm.config import strict_yaml  # imports PyYAML, which most commands never need
 
     trees: list[Table] = []
     problems: list[Problem] = []
     visited: list[Path] = []
-    current: Path | None = path
-    while current is not None:
-        visited.append(current)
-        root, found = strict_yaml.parse(read(current), label(current))
-        problems += found
-        entry = root.entries.get("extends")
+    current_path: Path | None = path
+    while current_path is not None:
+        visited.append(current_path)
+        table, file_problems = strict_yaml.parse(read(current_path), label(current_path))
+        problems += file_problems
+        entry = table.entries.get("extends")
         trees.append(
-            root._replace(entries={key: item for key, item in root.entries.items() if key != "extends"})
+            table._replace(entries={key: child for key, child in table.entries.items() if key != "extends"})
         )
-        current = _parent(entry, visited, problems, label, find, what) if entry else None
+        current_path = _resolve_extends(entry, visited, problems, label, find, what) if entry else None
     return trees, problems, visited
 
 
-def _parent(
+def _resolve_extends(
     entry: MappingEntry,
     visited: list[Path],
     problems: list[Problem],
@@ -47,40 +47,41 @@ def _parent(
     find: Find,
     what: str,
 ) -> Path | None:
-    """Return the file that ``extends`` names, or None, with what is wrong noted."""
+    """Return the file that ``extends`` names, or None after recording the problem."""
     if isinstance(entry.value, Scalar) and not entry.value.text:
         return None
-    found = (
+    target = (
         find(entry.value.text or "", visited[-1]) if isinstance(entry.value, Scalar) else f"should be {what}"
     )
-    if isinstance(found, Path) and found in visited:
-        steps = [*visited[visited.index(found) :], found]
-        found = f"goes in a circle: {' → '.join(map(label, steps))}"
-    if isinstance(found, str):
-        problems.append(Problem(entry.source, entry.line, "extends", found))
+    if isinstance(target, Path) and target in visited:
+        cycle = [*visited[visited.index(target) :], target]
+        target = f"goes in a circle: {' → '.join(map(label, cycle))}"
+    if isinstance(target, str):
+        problems.append(Problem(entry.source, entry.line, "extends", target))
         return None
-    return found
+    return target
 
 
 def merged(trees: Sequence[Table]) -> Table:
-    """Return one tree of a file's and those of the files that it extends in turn.
+    """Return one tree from a file's tree and those of the files that it extends in turn.
 
-    The farthest comes first: what one takes away is not there for those that extend it.
+    The last file is merged first, so that a value which one file removes stays absent for the files that
+    extend it.
     """
     return reduce(merge, reversed(trees))
 
 
 def merge(base: Table, over: Table) -> Table:
-    """Return ``base`` with the values of ``over`` in their place; mappings are merged, lists replaced.
+    """Return ``base`` overridden by the values of ``over``; mappings are merged, lists replaced.
 
-    A key of ``over`` with nothing after it leaves a mapping of ``base`` as it is; ``null`` takes it away.
+    A key of ``over`` without a value leaves a mapping of ``base`` unchanged; ``null`` removes the mapping.
     """
     entries = dict(base.entries)
     for key, entry in over.entries.items():
-        below = entries.get(key)
-        if below is not None and isinstance(below.value, Table):
+        base_entry = entries.get(key)
+        if base_entry is not None and isinstance(base_entry.value, Table):
             if isinstance(entry.value, Table):
-                entries[key] = MappingEntry(entry.source, entry.line, merge(below.value, entry.value))
+                entries[key] = MappingEntry(entry.source, entry.line, merge(base_entry.value, entry.value))
                 continue
             if isinstance(entry.value, Scalar) and not entry.value.written:
                 continue

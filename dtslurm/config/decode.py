@@ -1,4 +1,4 @@
-"""Turns a tree into frozen dataclasses and says everything wrong with it at once, in plain words."""
+"""Conversion of a tree to frozen dataclasses, with all problems reported at once in plain words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dtslurm.model.cluster import Variable
 from dtslurm.suggestions import suggest_name
 
 _T = TypeVar("_T")
-_WANTED = {
+_EXPECTED = {
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
@@ -36,35 +36,35 @@ def decode(
     check: Callable[[Table], Iterable[Problem]] | None = None,
     also: Iterable[str] = (),
 ) -> _T:
-    """Return a ``kind`` (a dataclass) with the tree's values.
+    """Return an instance of the dataclass ``kind`` with the tree's values.
 
     Args:
-        problems: what was already found wrong, to be told together with the rest.
-        check: finds what does not fit together in the tree.
-        also: keys of the top level that somebody else reads, for suggestions.
+        problems: problems found earlier, to report together with those of this tree.
+        check: yields inconsistencies between values of the tree.
+        also: further valid keys of the top level, for suggestions.
 
     Raises:
-        ProfileInvalid: something is wrong; ``problems`` has one line for each fault, sorted by file and line.
+        ProfileInvalid: there are problems; ``problems`` has one line for each, sorted by file and line.
     """
-    value, found = read(kind, root, also=also)
-    found += problems
+    value, all_problems = read(kind, root, also=also)
+    all_problems += problems
     if check is not None:
-        found += check(root)
-    if found or value is None:
-        raise invalid(found)
+        all_problems += check(root)
+    if all_problems or value is None:
+        raise invalid(all_problems)
     return value
 
 
 def read(kind: type[_T], root: Table, *, also: Iterable[str] = ()) -> tuple[_T | None, list[Problem]]:
-    """Return a ``kind`` with the tree's values, or None, and everything that is wrong with it."""
-    walk = _Walk([], tuple(also))
-    data = walk.table(kind, root, "")
-    value, faults = _validate(kind, data)
-    return value, walk.problems + [_told(kind, root, fault) for fault in faults]
+    """Return an instance of ``kind`` with the tree's values, or None, and all problems of the tree."""
+    converter = _TreeConverter([], tuple(also))
+    plain_values = converter.table(kind, root, "")
+    value, validation_errors = _validate(kind, plain_values)
+    return value, converter.problems + [_locate_problem(kind, root, error) for error in validation_errors]
 
 
 def invalid(problems: Iterable[Problem]) -> ProfileInvalid:
-    """Return the error that tells these problems, each once, in the order of files and lines."""
+    """Return the error that lists these problems, each once, sorted by file and line."""
     unique = sorted(set(problems), key=lambda problem: (problem.source, problem.line, problem.key))
     sources = list(dict.fromkeys(problem.source for problem in unique))
     message = f"{len(unique)} problems in {' and '.join(sources)}" if len(unique) > 1 else ""
@@ -72,15 +72,17 @@ def invalid(problems: Iterable[Problem]) -> ProfileInvalid:
 
 
 def without_taken(kind: type, table: Table) -> Table:
-    """Return the tree of a ``kind`` without the named sections that ``null`` takes away.
+    """Return the tree of a ``kind`` without the named sections that ``null`` removes.
 
-    A section with nothing written in it stays: its values are the defaults.
+    An empty section stays, with the default values.
     """
-    kept = {key: _without_taken(hints(kind).get(key), entry) for key, entry in table.entries.items()}
-    return table._replace(entries=kept)
+    remaining = {
+        key: _remove_null_sections(hints(kind).get(key), entry) for key, entry in table.entries.items()
+    }
+    return table._replace(entries=remaining)
 
 
-def _without_taken(hint: Any, entry: MappingEntry) -> MappingEntry:
+def _remove_null_sections(hint: Any, entry: MappingEntry) -> MappingEntry:
     hint, node = without_none(hint)[0], entry.value
     if not isinstance(node, Table):
         return entry
@@ -89,18 +91,18 @@ def _without_taken(hint: Any, entry: MappingEntry) -> MappingEntry:
     section = without_none(get_args(hint)[1])[0] if is_mapping(hint) else None
     if not is_dataclass(section):
         return entry
-    kept = {key: below for key, below in node.entries.items() if not _is_taken(below.value)}
-    return entry._replace(value=node._replace(entries=kept))
+    remaining = {key: child for key, child in node.entries.items() if not _is_removed(child.value)}
+    return entry._replace(value=node._replace(entries=remaining))
 
 
 @cache
 def hints(kind: type) -> dict[str, Any]:
-    """Return a dataclass's field types by name."""
+    """Return the field types of a dataclass by field name."""
     return get_type_hints(kind)
 
 
 def without_none(hint: Any) -> tuple[Any, bool]:
-    """Return a type without its ``None``, and whether it had one."""
+    """Return a type without its ``None``, and whether the type had a ``None``."""
     if get_origin(hint) in {Union, types.UnionType}:
         kinds = [kind for kind in get_args(hint) if kind is not type(None)]
         return kinds[0], len(kinds) < len(get_args(hint))
@@ -108,7 +110,7 @@ def without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def is_mapping(hint: Any) -> bool:
-    """Tell whether a type is a ``Mapping`` of names to values."""
+    """Return whether a type is a ``Mapping`` of names to values."""
     return get_origin(hint) in {Mapping, dict}
 
 
@@ -123,56 +125,62 @@ def _validate(kind: type, data: Mapping[str, Any]) -> tuple[Any, list[Any]]:
         return None, error.errors(include_url=False)
 
 
-class _Walk:
-    """Goes over the tree beside the types: makes plain data of it and sees what types alone do not tell."""
+class _TreeConverter:
+    """Converts a tree to plain values, guided by the field types, and records problems that types miss."""
 
     def __init__(self, problems: list[Problem], also: tuple[str, ...]) -> None:
         self.problems = problems
         self._also = also
 
     def table(self, kind: type, table: Table, path: str) -> dict[str, Any]:
-        data: dict[str, Any] = {}
-        optional = {item.name for item in fields(kind) if not _required(item)}
+        values: dict[str, Any] = {}
+        optional = {field.name for field in fields(kind) if not _is_required(field)}
         for key, entry in table.entries.items():
-            below = f"{path}{key}"
+            key_path = f"{path}{key}"
             if key not in hints(kind):
-                self._report(entry, below, self._unknown(kind, key, top=not path))
+                self._report(entry, key_path, self._describe_unknown_key(kind, key, top=not path))
                 continue
             hint, nullable = without_none(hints(kind)[key])
             if _is_null(entry.value) and nullable:
-                data[key] = None
+                values[key] = None
             elif not _is_null(entry.value) or key not in optional:
-                data[key] = self._value(hint, entry, f"{_home(kind, key)}.{key}", below)
-            # else a section with nothing in it, or a value taken back: the default
-        return data
+                values[key] = self._convert_value(
+                    hint, entry, f"{_find_defining_class(kind, key)}.{key}", key_path
+                )
+            # else an empty section or a removed value: the field keeps its default
+        return values
 
-    def _value(self, hint: Any, entry: MappingEntry, name: str, path: str) -> Any:
+    def _convert_value(self, hint: Any, entry: MappingEntry, name: str, path: str) -> Any:
         node = entry.value
         if isinstance(node, Scalar):
             if node.text is None:
                 return {} if is_dataclass(hint) and not node.written else None
-            if hint is Variable:  # most have no reason to tell
+            if hint is Variable:  # a variable without a reason is written as its value alone
                 self._check_scalar(str, node.text, entry, "Variable.value", path)
                 return {"value": node.text}
             self._check_scalar(hint, node.text, entry, name, path)
             return node.text
         if isinstance(node, Items):
-            item_hint = get_args(hint)[0] if get_origin(hint) is tuple else Any
+            element_type = get_args(hint)[0] if get_origin(hint) is tuple else Any
             return [
-                self._value(item_hint, MappingEntry(item.source, item.line, item), name, f"{path}[{number}]")
+                self._convert_value(
+                    element_type, MappingEntry(item.source, item.line, item), name, f"{path}[{number}]"
+                )
                 for number, item in enumerate(node.items)
             ]
         if is_dataclass(hint) and isinstance(hint, type):
             return self.table(hint, node, f"{path}.")
         if not is_mapping(hint):
             return {}
-        data = {}
-        for key, below in node.entries.items():
+        values = {}
+        for key, child in node.entries.items():
             problem = rules.key_problem(name, key)
             if problem:
-                self._report(below, f"{path}.{key}", problem)
-            data[key] = self._value(without_none(get_args(hint)[1])[0], below, name, f"{path}.{key}")
-        return data
+                self._report(child, f"{path}.{key}", problem)
+            values[key] = self._convert_value(
+                without_none(get_args(hint)[1])[0], child, name, f"{path}.{key}"
+            )
+        return values
 
     def _check_scalar(self, hint: Any, text: str, entry: MappingEntry, name: str, path: str) -> None:
         problem = None
@@ -183,33 +191,35 @@ class _Walk:
         if problem:
             self._report(entry, path, problem)
 
-    def _unknown(self, kind: type, key: str, *, top: bool) -> str:
-        known = list(hints(kind))
-        close = suggest_name(key, known + (list(self._also) if top else []))
-        if not close:
+    def _describe_unknown_key(self, kind: type, key: str, *, top: bool) -> str:
+        field_names = list(hints(kind))
+        suggestion = suggest_name(key, field_names + (list(self._also) if top else []))
+        if not suggestion:
             sections = {name: without_none(hint)[0] for name, hint in hints(kind).items()}
-            homes = [
+            matching_keys = [
                 f"{name}.{key}"
                 for name, hint in sections.items()
-                if is_dataclass(hint) and key in _names(hint)
+                if is_dataclass(hint) and key in _field_names(hint)
             ]
-            close = f"; did you mean {homes[0]!r}?" if homes else f" ({', '.join(known)})"
-        return f"unknown key{close}"
+            suggestion = (
+                f"; did you mean {matching_keys[0]!r}?" if matching_keys else f" ({', '.join(field_names)})"
+            )
+        return f"unknown key{suggestion}"
 
     def _report(self, entry: MappingEntry, key: str, message: str) -> None:
         self.problems.append(Problem(entry.source, entry.line, key, message))
 
 
-def _home(kind: type, key: str) -> str:
-    """Return the name of the class that a field was first written in: rules are of that."""
-    return next(one.__name__ for one in reversed(kind.__mro__) if key in get_annotations(one))
+def _find_defining_class(kind: type, key: str) -> str:
+    """Return the name of the class that first defines a field; rules are named after that class."""
+    return next(base.__name__ for base in reversed(kind.__mro__) if key in get_annotations(base))
 
 
-def _names(kind: Any) -> set[str]:
-    return {item.name for item in fields(kind)}
+def _field_names(kind: Any) -> set[str]:
+    return {field.name for field in fields(kind)}
 
 
-def _required(item: Any) -> bool:
+def _is_required(item: Any) -> bool:
     return item.default is MISSING and item.default_factory is MISSING
 
 
@@ -217,32 +227,32 @@ def _is_null(node: Node) -> bool:
     return isinstance(node, Scalar) and node.text is None
 
 
-def _is_taken(node: Node) -> bool:
+def _is_removed(node: Node) -> bool:
     return isinstance(node, Scalar) and node.text is None and node.written
 
 
-def _told(kind: type, root: Table, fault: Any) -> Problem:
-    """Return a validator's finding with its place in the file, in our words."""
-    place: MappingEntry = MappingEntry(root.source, root.line, root)
+def _locate_problem(kind: type, root: Table, fault: Any) -> Problem:
+    """Return a validation error as a problem with its location in the file."""
+    entry: MappingEntry = MappingEntry(root.source, root.line, root)
     path = ""
-    loc = [part for part in fault["loc"] if part != "[key]"]
+    location = [part for part in fault["loc"] if part != "[key]"]
     missing = fault["type"] in {"missing", "missing_argument", "missing_keyword_only_argument"}
-    for part in loc[:-1] if missing else loc:
-        node = place.value
+    for part in location[:-1] if missing else location:
+        node = entry.value
         if isinstance(node, Table) and part in node.entries:
-            place = node.entries[part]
+            entry = node.entries[part]
             path = f"{path}.{part}" if path else str(part)
         elif isinstance(node, Items) and isinstance(part, int):
             item = node.items[part]
-            place = MappingEntry(item.source, item.line, item)
+            entry = MappingEntry(item.source, item.line, item)
             path = f"{path}[{part}]"
     if missing:
-        path = f"{path}.{loc[-1]}" if path else str(loc[-1])
-        return Problem(place.source, place.line, path, "is missing")
-    return Problem(place.source, place.line, path, _message(fault, place.value))
+        path = f"{path}.{location[-1]}" if path else str(location[-1])
+        return Problem(entry.source, entry.line, path, "is missing")
+    return Problem(entry.source, entry.line, path, _describe_fault(fault, entry.value))
 
 
-def _message(fault: Any, node: Node) -> str:
+def _describe_fault(fault: Any, node: Node) -> str:
     code, context = fault["type"], fault.get("ctx", {})
     if code == "value_error":
         return str(context["error"])
@@ -250,18 +260,18 @@ def _message(fault: Any, node: Node) -> str:
         return "is empty; give a value or leave the key out"
     if code == "literal_error" and isinstance(node, Scalar):
         choices = [part.strip("'") for part in context["expected"].replace(" or ", ", ").split(", ")]
-        close = suggest_name(node.text or "", choices)
-        return f"should be one of {', '.join(choices)}, not {_written(node)}{close}"
-    wanted = "a single value" if code == "literal_error" else _WANTED.get(code.split("_")[0])
-    return f"should be {wanted}, not {_written(node)}" if wanted else fault["msg"]
+        suggestion = suggest_name(node.text or "", choices)
+        return f"should be one of {', '.join(choices)}, not {_describe_value(node)}{suggestion}"
+    expected = "a single value" if code == "literal_error" else _EXPECTED.get(code.split("_")[0])
+    return f"should be {expected}, not {_describe_value(node)}" if expected else fault["msg"]
 
 
-def _written(node: Node) -> str:
+def _describe_value(node: Node) -> str:
     if isinstance(node, Scalar):
         return rules.quoted(node.text or "")
     return "a list" if isinstance(node, Items) else "a mapping"
 
 
 def choices(hint: Any) -> tuple[str, ...]:
-    """Return the words a ``Literal`` allows, nothing for other types."""
+    """Return the words that a ``Literal`` allows, an empty tuple for other types."""
     return get_args(hint) if get_origin(hint) is Literal else ()

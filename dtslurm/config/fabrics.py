@@ -1,7 +1,7 @@
-"""What is known of a kind of network, kept in ``templates/fabrics/NAME.yaml`` and named by a profile.
+"""Shared settings of a kind of network, in ``templates/fabrics/NAME.yaml``. A profile names the fabric.
 
-``fabric: {environment_from: NAME}`` in a profile takes over the file's variables, setup lines and mounts;
-what the profile itself says under ``fabric`` goes first, and ``null`` takes a variable away.
+``fabric: {environment_from: NAME}`` in a profile adopts the file's variables, setup lines and mounts. The
+profile's own values under ``fabric`` take precedence, and ``null`` removes a variable.
 """
 
 from __future__ import annotations
@@ -19,110 +19,127 @@ _SUFFIX = ".yaml"
 
 
 def apply(root: Table, folders: Iterable[Path], label: Callable[[Path], str]) -> tuple[Table, list[Problem]]:
-    """Return a profile with what the fabric that it names brings, and what is wrong with that.
+    """Return a profile's tree with the settings of the fabric that it names, and their problems.
 
     Args:
-        folders: where fabrics are looked for, first match first.
-        label: tells a file's name in messages.
+        folders: the folders with fabric files; the first match counts.
+        label: returns a file's name for messages.
 
     Raises:
         ProfileInvalid: the fabric's file cannot be read.
     """
     fabric = root.entries.get("fabric")
-    named = (
+    name_entry = (
         fabric.value.entries.get("environment_from") if fabric and isinstance(fabric.value, Table) else None
     )
-    if fabric is None or named is None or not isinstance(named.value, Scalar) or not named.value.text:
+    if (
+        fabric is None
+        or name_entry is None
+        or not isinstance(name_entry.value, Scalar)
+        or not name_entry.value.text
+    ):
         return root, []
-    found = _find(folders)
-    path = found.get(named.value.text)
+    paths = _find_fabrics(folders)
+    path = paths.get(name_entry.value.text)
     if path is None:
-        name = named.value.text
+        name = name_entry.value.text
         message = (
-            f"there is no fabric {name!r}{suggest_name(name, found)} (known: {list_nearest(name, found)})"
+            f"there is no fabric {name!r}{suggest_name(name, paths)} (known: {list_nearest(name, paths)})"
         )
-        return root, [Problem(named.source, named.line, "fabric.environment_from", message)]
-    given, problems = _read(path, label)
-    assert isinstance(fabric.value, Table)  # noqa: S101 - else nothing was named
-    own = _over(given, fabric.value)
-    entries = {**root.entries, "fabric": MappingEntry(fabric.source, fabric.line, own)}
-    _mount(entries, own)
+        return root, [Problem(name_entry.source, name_entry.line, "fabric.environment_from", message)]
+    shared, problems = _read_fabric(path, label)
+    assert isinstance(fabric.value, Table)  # noqa: S101 - it has a key
+    merged = _merge_fabric(shared, fabric.value)
+    entries = {**root.entries, "fabric": MappingEntry(fabric.source, fabric.line, merged)}
+    _add_mounts(entries, merged)
     return Table(root.source, root.line, entries), problems
 
 
 def file(folder: Path, name: str) -> Path:
-    """Return where a folder would hold the fabric of that name."""
+    """Return the path that a fabric of that name has in a folder."""
     return folder / f"{name}{_SUFFIX}"
 
 
-def _find(folders: Iterable[Path]) -> dict[str, Path]:
-    found: dict[str, Path] = {}
+def _find_fabrics(folders: Iterable[Path]) -> dict[str, Path]:
+    paths_by_name: dict[str, Path] = {}
     for folder in folders:
         try:
             paths = sorted(folder.glob(f"[!.]*{_SUFFIX}"))
         except OSError:
-            continue  # not ours to read: nothing to name in it
+            continue  # an unreadable folder has no fabrics
         for path in paths:
-            found.setdefault(path.stem, path)
-    return found
+            paths_by_name.setdefault(path.stem, path)
+    return paths_by_name
 
 
-def _read(path: Path, label: Callable[[Path], str]) -> tuple[Table, list[Problem]]:
-    from dtslurm.config import strict_yaml  # brings PyYAML, which most commands never need
+def _read_fabric(path: Path, label: Callable[[Path], str]) -> tuple[Table, list[Problem]]:
+    from dtslurm.config import strict_yaml  # imports PyYAML, which most commands never need
 
     packaged = path.parent == assets.templates() / "fabrics"
     source = f"fabrics/{path.name}" if packaged else label(path)
     root, problems = strict_yaml.parse(files.read(path, source, packaged=packaged), source)
     for key, entry in root.entries.items():
         if key not in _KEYS:
-            meant = suggest_name(key, list(_KEYS)) or f" ({', '.join(_KEYS)})"
-            problems.append(Problem(entry.source, entry.line, key, f"unknown key{meant}"))
-    known = {key: entry for key, entry in root.entries.items() if key in _KEYS and key != "source"}
-    return Table(root.source, root.line, known), problems
+            suggestion = suggest_name(key, list(_KEYS)) or f" ({', '.join(_KEYS)})"
+            problems.append(Problem(entry.source, entry.line, key, f"unknown key{suggestion}"))
+    fields = {key: entry for key, entry in root.entries.items() if key in _KEYS and key != "source"}
+    return Table(root.source, root.line, fields), problems
 
 
-def _over(given: Table, own: Table) -> Table:
-    """Return the profile's fabric completed by the named one; variables one by one, lists as a whole."""
+def _merge_fabric(given: Table, own: Table) -> Table:
+    """Return the profile's fabric over the shared one: variables merge by name, lists are replaced."""
     entries = {**given.entries, **own.entries}
-    theirs, ours = given.entries.get("environment"), own.entries.get("environment")
-    if theirs and ours and isinstance(theirs.value, Table):
-        variables = dict(theirs.value.entries)
-        if isinstance(ours.value, Table):
-            for name, entry in ours.value.entries.items():
-                variables[name] = _one_over(variables.get(name), entry)
-        elif not isinstance(ours.value, Scalar) or ours.value.written:
-            return Table(own.source, own.line, entries)  # null takes all away, anything else is told as wrong
-        kept = {name: entry for name, entry in variables.items() if not _is_null(entry)}
-        entries["environment"] = MappingEntry(ours.source, ours.line, Table(ours.source, ours.line, kept))
+    shared_variables, own_variables = given.entries.get("environment"), own.entries.get("environment")
+    if shared_variables and own_variables and isinstance(shared_variables.value, Table):
+        variables = dict(shared_variables.value.entries)
+        if isinstance(own_variables.value, Table):
+            for name, entry in own_variables.value.entries.items():
+                variables[name] = _merge_variable(variables.get(name), entry)
+        elif not isinstance(own_variables.value, Scalar) or own_variables.value.written:
+            return Table(own.source, own.line, entries)  # null removes all; other values are reported later
+        remaining = {name: entry for name, entry in variables.items() if not _is_null(entry)}
+        entries["environment"] = MappingEntry(
+            own_variables.source,
+            own_variables.line,
+            Table(own_variables.source, own_variables.line, remaining),
+        )
     return Table(own.source, own.line, entries)
 
 
-def _one_over(below: MappingEntry | None, entry: MappingEntry) -> MappingEntry:
+def _merge_variable(below: MappingEntry | None, entry: MappingEntry) -> MappingEntry:
     if below is None or not isinstance(below.value, Table) or not isinstance(entry.value, Table):
         return entry
-    merged = {**below.value.entries, **entry.value.entries}
-    return MappingEntry(entry.source, entry.line, Table(entry.source, entry.line, merged))
+    fields = {**below.value.entries, **entry.value.entries}
+    return MappingEntry(entry.source, entry.line, Table(entry.source, entry.line, fields))
 
 
 def _is_null(entry: MappingEntry) -> bool:
     return isinstance(entry.value, Scalar) and entry.value.text is None
 
 
-def _mount(entries: dict[str, MappingEntry], fabric: Table) -> None:
-    """Add the fabric's mounts to those of the site's containers."""
+def _add_mounts(entries: dict[str, MappingEntry], fabric: Table) -> None:
+    """Add the fabric's mounts to those of the profile's container section."""
     mounts = fabric.entries.get("mounts")
     if mounts is None or not isinstance(mounts.value, Items) or not mounts.value.items:
         return
-    above = entries.get(
+    container = entries.get(
         "container", MappingEntry(mounts.source, mounts.line, Table(mounts.source, mounts.line))
     )
-    if not isinstance(above.value, Table):
+    if not isinstance(container.value, Table):
         return
-    site = above.value.entries.get("mounts")
-    first = site.value.items if site and isinstance(site.value, Items) else ()
-    texts = {item.text for item in first if isinstance(item, Scalar)}
-    more = (item for item in mounts.value.items if not (isinstance(item, Scalar) and item.text in texts))
-    place = site or mounts
-    every = MappingEntry(place.source, place.line, Items(place.source, place.line, (*first, *more)))
-    table = Table(above.value.source, above.value.line, {**above.value.entries, "mounts": every})
-    entries["container"] = MappingEntry(above.source, above.line, table)
+    container_mounts = container.value.entries.get("mounts")
+    existing = (
+        container_mounts.value.items if container_mounts and isinstance(container_mounts.value, Items) else ()
+    )
+    texts = {item.text for item in existing if isinstance(item, Scalar)}
+    additional = (
+        item for item in mounts.value.items if not (isinstance(item, Scalar) and item.text in texts)
+    )
+    location = container_mounts or mounts
+    all_mounts = MappingEntry(
+        location.source, location.line, Items(location.source, location.line, (*existing, *additional))
+    )
+    table = Table(
+        container.value.source, container.value.line, {**container.value.entries, "mounts": all_mounts}
+    )
+    entries["container"] = MappingEntry(container.source, container.line, table)

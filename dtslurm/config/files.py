@@ -1,4 +1,4 @@
-"""Reads the files that profiles and projects are kept in, wary of whose they are."""
+"""Reading of profile and project files, which refuses files that other users can have written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_BYTES = 1_000_001
 
 
 def label(path: Path, *, cwd: Path, home: Path | None, packaged: Path) -> str:
-    """Return the file's name in messages: short for packaged ones, else from here, from home or absolute."""
+    """Return a file's name for messages: short if packaged, else relative to ``cwd`` or home, or absolute."""
     if path.parent == packaged:
         return path.name
     if path.is_relative_to(cwd):
@@ -27,38 +27,38 @@ def label(path: Path, *, cwd: Path, home: Path | None, packaged: Path) -> str:
 
 
 def user_folder(env: Mapping[str, str]) -> Path | None:
-    """Return the folder of the user's own settings, None for a user without a home."""
+    """Return the folder of the user's own settings, None if the user has no home."""
     if env.get("XDG_CONFIG_HOME"):
         return Path(env["XDG_CONFIG_HOME"]) / "dtslurm"
     return Path(env["HOME"]) / ".config" / "dtslurm" if env.get("HOME") else None
 
 
 def read(path: Path, source: str, *, packaged: bool = False, env: Mapping[str, str] | None = None) -> bytes:
-    """Return a file's bytes, cut off a little over the size that ``strict_yaml`` takes.
+    """Return a file's bytes, cut off slightly above the size limit of ``strict_yaml``.
 
-    What stands in a profile, a project file or a template is run in jobs, so one of another user, or one that
-    others may write, is refused, unless the user has trusted it with this content.
+    Jobs run commands from profiles, project files and templates. A file that belongs to another user, or that
+    others can write, is therefore refused, unless the user has trusted it with this content.
 
     Args:
         source: the file's name in messages.
-        packaged: it came with dtslurm, whose rights are the installation's business.
+        packaged: whether the file is part of dtslurm; its permissions are then not checked.
 
     Raises:
-        ProfileInvalid: it cannot be read, is no regular file, or others may have written it.
+        ProfileInvalid: the file cannot be read, is no regular file, or others may have written it.
     """
     variables = os.environ if env is None else env
     try:
-        # O_NONBLOCK: a named pipe must not hold us up before we see what it is.
+        # O_NONBLOCK: opening a named pipe must not block before its type is checked.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
+            file_status = os.fstat(file.fileno())
+            if not stat.S_ISREG(file_status.st_mode):
                 raise ProfileInvalid([f"{source}:1: not a regular file"])
             data = file.read(_MAX_BYTES)
-            why = None if packaged else objection(found, variables)
-            if why and not trust_of(variables).pins(path, data):
+            reason = None if packaged else objection(file_status, variables)
+            if reason and not trust_of(variables).pins(path, data):
                 raise ProfileInvalid(
-                    [f"{source}:1: {why}, and what it says runs in your jobs"],
-                    hint=f"look it through, then: {remedy(found)} {path}",
+                    [f"{source}:1: {reason}, and what it says runs in your jobs"],
+                    hint=f"look it through, then: {remedy(file_status)} {path}",
                 )
             return data
     except OSError as error:
@@ -66,50 +66,50 @@ def read(path: Path, source: str, *, packaged: bool = False, env: Mapping[str, s
 
 
 def objection(found: os.stat_result, env: Mapping[str, str]) -> str | None:
-    """Return why a file is not to be believed; None for one that only this user and root can have written.
+    """Return why a file is not trusted; None if only this user and root can have written it.
 
-    As git has it, a file belongs to the user, to root, or to who became root by sudo. The group may write to
-    it where the group is the user's alone, as it is on systems that make one for each user.
+    As in git, the owner must be the user, root, or the user who became root with sudo. Group write permission
+    is accepted if the group is the user's private group, as on systems that create one for each user.
     """
-    mine = {0, os.geteuid()}
+    trusted_uids = {0, os.geteuid()}
     if os.geteuid() == 0 and env.get("SUDO_UID", "").isdigit():
-        mine.add(int(env["SUDO_UID"]))
-    if found.st_uid not in mine:
-        return f"this file belongs to {_user(found.st_uid)}"
+        trusted_uids.add(int(env["SUDO_UID"]))
+    if found.st_uid not in trusted_uids:
+        return f"this file belongs to {_user_name(found.st_uid)}"
     if found.st_mode & stat.S_IWOTH:
         return "every user here may write to this file"
-    if found.st_mode & stat.S_IWGRP and not _is_private(found.st_gid, found.st_uid):
-        return f"every member of the group {_group(found.st_gid)} may write to this file"
+    if found.st_mode & stat.S_IWGRP and not _is_private_group(found.st_gid, found.st_uid):
+        return f"every member of the group {_group_name(found.st_gid)} may write to this file"
     return None
 
 
 def remedy(found: os.stat_result) -> str:
-    """Return the command after which a file that one has looked through is believed."""
+    """Return the command that makes a file trusted after the user has reviewed it."""
     if found.st_uid not in {0, os.geteuid()}:
         return "dtslurm trust"
     return f"chmod {'go' if found.st_mode & stat.S_IWGRP else 'o'}-w"
 
 
-def _is_private(group: int, user: int) -> bool:
-    """Tell whether a group has one member, by the rule that such a group is called as its user is."""
+def _is_private_group(group: int, user: int) -> bool:
+    """Return whether a group is private to a user: it has the user's name and no other members."""
     if group == 0:
         return True
     try:
-        found = grp.getgrgid(group)
+        entry = grp.getgrgid(group)
         name = pwd.getpwuid(user).pw_name
     except KeyError:
         return False
-    return found.gr_name == name and not set(found.gr_mem) - {name}
+    return entry.gr_name == name and not set(entry.gr_mem) - {name}
 
 
-def _user(number: int) -> str:
+def _user_name(number: int) -> str:
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:
         return f"the user with number {number}"
 
 
-def _group(number: int) -> str:
+def _group_name(number: int) -> str:
     try:
         return grp.getgrgid(number).gr_name
     except KeyError:

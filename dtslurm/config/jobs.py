@@ -1,10 +1,10 @@
-"""Reads job files: follows ``extends``, fills variables in, and takes stages apart.
+"""Loading of job files: follows ``extends``, substitutes variables, and separates stages.
 
-``extends: FILE`` is another job file, from the folder of the one that names it; mappings are merged, all else
-replaced. ``${name}`` stands for a variable in every value, ``$${`` for ``${`` itself: arguments and
-variables of the environment reach the job as they are, but for values of the job such as
-``${SLURM_ARRAY_TASK_ID}`` in arguments; a shell reads ``setup`` and ``teardown`` alone. What
-a sweep goes over stands in arguments and variables of the environment, for each trial to fill in.
+``extends: FILE`` names another job file, relative to the folder of the file that extends it. Mappings are
+merged, everything else is replaced. ``${name}`` stands for a variable in every value, ``$${`` for a literal
+``${``. Arguments and environment variables reach the job unchanged, except for values of the job such as
+``${SLURM_ARRAY_TASK_ID}`` in arguments; a shell interprets only ``setup`` and ``teardown``. Variables of a
+sweep are allowed in arguments and environment variables, and each trial substitutes them.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from dtslurm.model.values import dataclass
 from dtslurm.suggestions import suggest_name
 from dtslurm.worker.trial_text import MENTION, substitute
 
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_OF_TRIALS = {"args", "env", "sweep.name"}  # what may differ between the trials of a sweep
-_SHARED = {item.name for item in fields(Work)} - {"sweep"}  # of the top of a file, for its stages
+_VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*")
+_PER_TRIAL_KEYS = {"args", "env", "sweep.name"}  # these may differ between trials of a sweep
+# Keys at the top of a file that apply to its stages.
+_SHARED_KEYS = {item.name for item in fields(Work)} - {"sweep"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedStage:
-    """One job of a file.
+    """One job of a job file.
 
     Attributes:
-        name: the stage's, empty for a file of one job.
-        work: what it is, with what the top of the file says where the stage says nothing.
-        needs: (kind of dependency, stage) for each stage that it waits for.
-        origins: ``"nodes": "job.yaml:4"``, the place of each value that is written.
+        name: the stage's name, empty for a file with one job.
+        work: the job's options; keys at the top of the file are defaults for the stage.
+        needs: (kind of dependency, stage) for each stage that this one depends on.
+        origins: the location of each written value, such as ``"nodes": "job.yaml:4"``.
     """
 
     name: str
@@ -51,13 +52,13 @@ class LoadedStage:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedJob:
-    """A job file's content.
+    """The content of a job file.
 
     Attributes:
         job: the top of the file.
-        stages: its jobs, each after those that it needs; one where the file has no stages.
-        origins: ``"nodes": "job.yaml:4"``, the place of each value that is written.
-        files: it and those that it extends.
+        stages: the file's jobs in dependency order; a single job if the file has no stages.
+        origins: the location of each written value, such as ``"nodes": "job.yaml:4"``.
+        files: the file and those that it extends.
     """
 
     job: JobFile
@@ -68,57 +69,61 @@ class LoadedJob:
 
 
 def load(path: Path, given: Mapping[str, str], *, cwd: Path, home: Path | None = None) -> LoadedJob:
-    """Return a job file's content with its variables filled in.
+    """Return the content of a job file, with its variables substituted.
 
     Args:
-        given: values of variables that replace the file's.
+        given: values of variables that override the file's.
 
     Raises:
-        ProfileInvalid: the file, or one it extends, is wrong; each line reads ``file:line: key: message``.
+        ProfileInvalid: the file, or one that it extends, is invalid; each line reads ``file:line: key:
+            message``.
         RequestInvalid: ``given`` names variables that the file does not have.
     """
-    root, problems, read = _chain(path, lambda file: _label(file, cwd, home))
-    values, more = _variables(root, given)
-    problems += more
-    tables = _stage_tables(root, problems)
-    swept = {name: _swept(table) for name, table in tables.items()}
-    _check_given(path, given, values, {word for words in swept.values() for word in words})
-    whole = root if "stages" not in root.entries else _without(root, {*_SHARED, "stages"})
-    job, found = decode.read(
-        JobFile, _filled_table(_without(whole, {"variables"}), values, problems, swept.get(""))
+    root, problems, files_read = _load_chain(path, lambda file: _label_file(file, cwd, home))
+    values, variable_problems = _resolve_variables(root, given)
+    problems += variable_problems
+    tables = _build_stage_tables(root, problems)
+    swept_by_stage = {name: _swept_variables(table) for name, table in tables.items()}
+    _check_overrides(path, given, values, {name for names in swept_by_stage.values() for name in names})
+    job_table = root if "stages" not in root.entries else _remove_keys(root, {*_SHARED_KEYS, "stages"})
+    job, stage_problems = decode.read(
+        JobFile,
+        _substitute_table(_remove_keys(job_table, {"variables"}), values, problems, swept_by_stage.get("")),
     )
-    problems += found
+    problems += stage_problems
     loaded: list[tuple[str, Work, Table]] = []
     for name, table in tables.items():
         work: Work | None = job
-        found = []
+        stage_problems = []
         if name:
-            work, found = decode.read(Stage, _filled_table(table, values, problems, swept[name]))
-        problems += [*found, *_work_problems(name, table, work)]
+            work, stage_problems = decode.read(
+                Stage, _substitute_table(table, values, problems, swept_by_stage[name])
+            )
+        problems += [*stage_problems, *_find_work_problems(name, table, work)]
         if work is not None:
             loaded.append((name, work, table))
-    needs = _needs(loaded, root, problems)
+    needs_by_stage = _resolve_needs(loaded, root, problems)
     if problems or job is None:
         raise decode.invalid(problems)
-    made = {
-        name: LoadedStage(name=name, work=work, needs=needs[name], origins=origins.of(table))
+    stages_by_name = {
+        name: LoadedStage(name=name, work=work, needs=needs_by_stage[name], origins=origins.of(table))
         for name, work, table in loaded
     }
-    order = stages.ordered({name: [stage for _, stage in items] for name, items in needs.items()})
-    ordered = tuple(made[name] for name in order)
-    return LoadedJob(job=job, path=path, stages=ordered, origins=origins.of(root), files=tuple(read))
+    order = stages.ordered({name: [stage for _, stage in items] for name, items in needs_by_stage.items()})
+    ordered = tuple(stages_by_name[name] for name in order)
+    return LoadedJob(job=job, path=path, stages=ordered, origins=origins.of(root), files=tuple(files_read))
 
 
-def _label(path: Path, cwd: Path, home: Path | None) -> str:
+def _label_file(path: Path, cwd: Path, home: Path | None) -> str:
     return files.label(path, cwd=cwd, home=home, packaged=assets.cluster_profiles())
 
 
-def _chain(path: Path, label: Callable[[Path], str]) -> tuple[Table, list[Problem], list[Path]]:
-    """Return the merged tree of a file and all it extends, the problems met, and the files."""
+def _load_chain(path: Path, label: Callable[[Path], str]) -> tuple[Table, list[Problem], list[Path]]:
+    """Return the merged tree of a file and all files that it extends, the problems, and the files."""
 
     def find(name: str, current: Path) -> Path | str:
-        found = Path(os.path.normpath(current.parent / expanded(name)))
-        return found if found.is_file() else f"there is no file {label(found)}"
+        target = Path(os.path.normpath(current.parent / expanded(name)))
+        return target if target.is_file() else f"there is no file {label(target)}"
 
     trees, problems, visited = chain.follow(
         path,
@@ -130,59 +135,59 @@ def _chain(path: Path, label: Callable[[Path], str]) -> tuple[Table, list[Proble
     return chain.merged(trees), problems, visited
 
 
-def _without(table: Table, keys: set[str]) -> Table:
+def _remove_keys(table: Table, keys: set[str]) -> Table:
     return table._replace(entries={key: entry for key, entry in table.entries.items() if key not in keys})
 
 
-def _stage_tables(root: Table, problems: list[Problem]) -> dict[str, Table]:
-    """Return what each stage says, over what the top of the file says; one without name without stages."""
+def _build_stage_tables(root: Table, problems: list[Problem]) -> dict[str, Table]:
+    """Return each stage's table, merged over the top of the file; without stages, the file as ``""``."""
     entry = root.entries.get("stages")
     if entry is None:
-        return {"": _without(root, {"variables"})}
+        return {"": _remove_keys(root, {"variables"})}
     if not isinstance(entry.value, Table) or not entry.value.entries:
         problems.append(Problem(entry.source, entry.line, "stages", "should be a mapping of names to jobs"))
         return {}
     if (sweep := root.entries.get("sweep")) is not None:
         problems.append(Problem(sweep.source, sweep.line, "sweep", "belongs into the stage that it is of"))
-    top = _without(root, set(root.entries) - _SHARED)
-    found: dict[str, Table] = {}
-    variables: dict[str, str] = {}
-    for name, item in entry.value.entries.items():
+    shared = _remove_keys(root, set(root.entries) - _SHARED_KEYS)
+    table_by_stage: dict[str, Table] = {}
+    name_by_variable: dict[str, str] = {}
+    for name, stage in entry.value.entries.items():
         key = f"stages.{name}"
-        other = variables.setdefault(stages.folder_variable(name), name)
+        first_name = name_by_variable.setdefault(stages.folder_variable(name), name)
         if not stages.NAME.fullmatch(name):
-            problems.append(Problem(item.source, item.line, key, "a name is of letters, digits, _ and -"))
-        elif not isinstance(item.value, Table):
-            problems.append(Problem(item.source, item.line, key, "should be a mapping, as a job file is"))
-        elif other != name:
-            problems.append(Problem(item.source, item.line, key, f"is too much like {other!r}"))
+            problems.append(Problem(stage.source, stage.line, key, "a name is of letters, digits, _ and -"))
+        elif not isinstance(stage.value, Table):
+            problems.append(Problem(stage.source, stage.line, key, "should be a mapping, as a job file is"))
+        elif first_name != name:
+            problems.append(Problem(stage.source, stage.line, key, f"is too much like {first_name!r}"))
         else:
-            found[name] = chain.merge(top, item.value)._replace(line=item.line)
-    return found
+            table_by_stage[name] = chain.merge(shared, stage.value)._replace(line=stage.line)
+    return table_by_stage
 
 
-def _needs(
+def _resolve_needs(
     loaded: list[tuple[str, Work, Table]], root: Table, problems: list[Problem]
 ) -> dict[str, tuple[tuple[str, str], ...]]:
-    """Return what each stage waits for; stages that there are not, or that wait in a circle, are problems."""
+    """Return the dependencies of each stage; unknown stages and dependency cycles are problems."""
     names = [name for name, _, _ in loaded]
     needs: dict[str, tuple[tuple[str, str], ...]] = {}
     for name, work, table in loaded:
-        found = []
+        stage_needs = []
         for text in work.needs if isinstance(work, Stage) else ():
-            place = table.entries["needs"]
+            needs_entry = table.entries["needs"]
             key = f"stages.{name}.needs"
             try:
                 kind, stage = stages.need(text)
             except ValueError as error:
-                problems.append(Problem(place.source, place.line, key, str(error)))
+                problems.append(Problem(needs_entry.source, needs_entry.line, key, str(error)))
                 continue
             if stage not in names:
                 message = f"there is no stage {stage!r}{suggest_name(stage, names)}"
-                problems.append(Problem(place.source, place.line, key, message))
+                problems.append(Problem(needs_entry.source, needs_entry.line, key, message))
                 continue
-            found.append((kind, stage))
-        needs[name] = tuple(found)
+            stage_needs.append((kind, stage))
+        needs[name] = tuple(stage_needs)
     try:
         stages.ordered({name: [stage for _, stage in items] for name, items in needs.items()})
     except ValueError as error:
@@ -191,57 +196,63 @@ def _needs(
     return needs
 
 
-def _work_problems(name: str, table: Table, work: Work | None) -> Iterator[Problem]:
-    """Yield what is wrong with one job as a whole."""
-    above = f"stages.{name}." if name else ""
+def _find_work_problems(name: str, table: Table, work: Work | None) -> Iterator[Problem]:
+    """Yield the problems of one job that concern more than one key."""
+    prefix = f"stages.{name}." if name else ""
     if "script" not in table.entries:
-        yield Problem(table.source, table.line, f"{above}script", "is missing")
+        yield Problem(table.source, table.line, f"{prefix}script", "is missing")
     if work is None or work.sweep is None:
         return
     entry = table.entries["sweep"]
     for key, message in work.sweep.problems():
-        below = (
+        child = (
             entry.value.entries.get(key.split(".")[0].split("[")[0])
             if isinstance(entry.value, Table)
             else None
         )
-        place = below or entry
-        yield Problem(place.source, place.line, ".".join(filter(None, (f"{above}sweep", key))), message)
+        location = child or entry
+        yield Problem(
+            location.source, location.line, ".".join(filter(None, (f"{prefix}sweep", key))), message
+        )
     if work.array is not None:
-        yield Problem(entry.source, entry.line, f"{above}sweep", "is a job array; it does not go with array")
-    written = " ".join((*work.args, *(text or "" for text in work.env.values())))
-    mentioned = set(_mentioned(written))
+        yield Problem(entry.source, entry.line, f"{prefix}sweep", "is a job array; it does not go with array")
+    text_of_options = " ".join((*work.args, *(value or "" for value in work.env.values())))
+    mentioned = set(_find_mentions(text_of_options))
     for variable in dict.fromkeys(work.sweep.variables()):
         if variable not in mentioned:
             message = f"changes nothing: write ${{{variable}}} in args or env"
-            yield Problem(entry.source, entry.line, f"{above}sweep: {variable}", message)
+            yield Problem(entry.source, entry.line, f"{prefix}sweep: {variable}", message)
 
 
-def _swept(table: Table) -> set[str]:
-    """Return the variables that a sweep goes over, as far as it is well written."""
+def _swept_variables(table: Table) -> set[str]:
+    """Return the variables of a sweep, ignoring malformed parts of it."""
     entry = table.entries.get("sweep")
     sweep = entry.value.entries if entry and isinstance(entry.value, Table) else {}
     tables = [sweep[key].value for key in ("grid", "zipped", "random") if key in sweep]
     if "points" in sweep and isinstance(sweep["points"].value, Items):
         tables += sweep["points"].value.items
-    return {name for one in tables if isinstance(one, Table) for name in one.entries}
+    return {name for values in tables if isinstance(values, Table) for name in values.entries}
 
 
-def _check_given(path: Path, given: Mapping[str, str], values: Mapping[str, str], swept: set[str]) -> None:
-    wrong = []
+def _check_overrides(
+    path: Path, given: Mapping[str, str], values: Mapping[str, str], swept: set[str]
+) -> None:
+    problems = []
     for name in given:
         if name in swept:
-            wrong.append(f"--set {name}: the sweep of {path.name} goes over it")
+            problems.append(f"--set {name}: the sweep of {path.name} goes over it")
         elif name not in values:
-            known = ", ".join(values) or "none"
-            meant = suggest_name(name, list(values))
-            wrong.append(f"--set {name}: {path.name} has no such variable{meant} (variables: {known})")
-    if wrong:
-        raise RequestInvalid(wrong)
+            variable_names = ", ".join(values) or "none"
+            suggestion = suggest_name(name, list(values))
+            problems.append(
+                f"--set {name}: {path.name} has no such variable{suggestion} (variables: {variable_names})"
+            )
+    if problems:
+        raise RequestInvalid(problems)
 
 
-def _variables(root: Table, given: Mapping[str, str]) -> tuple[dict[str, str], list[Problem]]:
-    """Return the value of each variable, those that stand for others filled in, and what is wrong."""
+def _resolve_variables(root: Table, given: Mapping[str, str]) -> tuple[dict[str, str], list[Problem]]:
+    """Return the value of each variable, with references to other variables substituted, and the problems."""
     entry = root.entries.get("variables")
     if entry is None:
         return {}, []
@@ -249,47 +260,49 @@ def _variables(root: Table, given: Mapping[str, str]) -> tuple[dict[str, str], l
         return {}, [Problem(entry.source, entry.line, "variables", "should be a mapping of names to values")]
     problems: list[Problem] = []
     texts: dict[str, str] = {}
-    for name, item in entry.value.entries.items():
+    for name, variable in entry.value.entries.items():
         key = f"variables.{name}"
-        if not _NAME.fullmatch(name):
-            problems.append(Problem(item.source, item.line, key, "a name is of letters, digits and _"))
-        elif not isinstance(item.value, Scalar):
-            problems.append(Problem(item.source, item.line, key, "should be a single value"))
-        texts[name] = given.get(name, item.value.text or "") if isinstance(item.value, Scalar) else ""
-    for _ in texts:  # a variable may stand for another, which may stand for a third
+        if not _VARIABLE_NAME.fullmatch(name):
+            problems.append(
+                Problem(variable.source, variable.line, key, "a name is of letters, digits and _")
+            )
+        elif not isinstance(variable.value, Scalar):
+            problems.append(Problem(variable.source, variable.line, key, "should be a single value"))
+        texts[name] = given.get(name, variable.value.text or "") if isinstance(variable.value, Scalar) else ""
+    for _ in texts:  # a variable may refer to another, and so on
         texts = {name: substitute(text, texts, keep=True) for name, text in texts.items()}
     for name, text in texts.items():
-        if own := [word for word in _mentioned(text) if word in texts]:
-            item = entry.value.entries[name]
-            message = f"goes in a circle by ${{{own[0]}}}"
-            problems.append(Problem(item.source, item.line, f"variables.{name}", message))
+        if cyclic := [word for word in _find_mentions(text) if word in texts]:
+            variable = entry.value.entries[name]
+            message = f"goes in a circle by ${{{cyclic[0]}}}"
+            problems.append(Problem(variable.source, variable.line, f"variables.{name}", message))
     return texts, problems
 
 
-def _mentioned(text: str) -> Iterator[str]:
-    return (found[2] for found in MENTION.finditer(text) if not found[1])
+def _find_mentions(text: str) -> Iterator[str]:
+    return (match[2] for match in MENTION.finditer(text) if not match[1])
 
 
-def _filled_table(
+def _substitute_table(
     table: Table, values: Mapping[str, str], problems: list[Problem], swept: set[str] | None
 ) -> Table:
-    filler = _Filler(values, problems, swept or set())
+    substitution = _Substitution(values, problems, swept or set())
     entries = {
-        key: entry._replace(value=filler.node(entry.value, key)) for key, entry in table.entries.items()
+        key: entry._replace(value=substitution.node(entry.value, key)) for key, entry in table.entries.items()
     }
     return table._replace(entries=entries)
 
 
-class _Filler:
-    """Fills variables in, and notes those that nobody gave a value; trials fill in what is swept over."""
+class _Substitution:
+    """Substitutes variables, and records variables without a value; trials substitute a sweep's variables."""
 
     def __init__(self, values: Mapping[str, str], problems: list[Problem], swept: set[str]) -> None:
         self._values = {name: text for name, text in values.items() if name not in swept}
         self._problems = problems
-        self._swept = swept
+        self._swept_variables = swept
 
     def node(self, node: Node, key: str) -> Node:
-        """Return a value with its variables filled in."""
+        """Return a value with its variables substituted."""
         if isinstance(node, Table):
             entries = {
                 name: entry._replace(value=self.node(entry.value, f"{key}.{name}"))
@@ -301,22 +314,26 @@ class _Filler:
             return node._replace(items=items)
         if node.text is None or "${" not in node.text:
             return node
-        of_trials = bool(self._swept) and (key in _OF_TRIALS or re.split(r"[.\[]", key)[0] in _OF_TRIALS)
+        is_per_trial = bool(self._swept_variables) and (
+            key in _PER_TRIAL_KEYS or re.split(r"[.\[]", key)[0] in _PER_TRIAL_KEYS
+        )
         text = substitute(node.text, self._values, keep=True)
-        for name in _mentioned(text):
+        for name in _find_mentions(text):
             if name in JOB_VALUES and re.split(r"[.\[]", key)[0] == "args":
                 continue
-            if name not in self._swept:
-                self._unknown(node, key, name)
-            elif not of_trials:
+            if name not in self._swept_variables:
+                self._report_unknown(node, key, name)
+            elif not is_per_trial:
                 message = f"${{{name}}} is what the sweep goes over, and can stand in args and env only"
                 self._problems.append(Problem(node.source, node.line, key, message))
-        return node._replace(text=text if of_trials else text.replace("$${", "${"))
+        return node._replace(text=text if is_per_trial else text.replace("$${", "${"))
 
-    def _unknown(self, node: Scalar, key: str, name: str) -> None:
-        meant = suggest_name(name, [*self._values, *self._swept])
-        literal = f"; $${{{name}}} stands for ${{{name}}} as it is, for a shell to read in setup or teardown"
-        message = f"no variable {name!r}{meant or literal}"
+    def _report_unknown(self, node: Scalar, key: str, name: str) -> None:
+        suggestion = suggest_name(name, [*self._values, *self._swept_variables])
+        escape_hint = (
+            f"; $${{{name}}} stands for ${{{name}}} as it is, for a shell to read in setup or teardown"
+        )
+        message = f"no variable {name!r}{suggestion or escape_hint}"
         self._problems.append(Problem(node.source, node.line, key, message))
 
 
@@ -324,9 +341,9 @@ def assignments(texts: tuple[str, ...]) -> dict[str, str]:
     """Return ``NAME=VALUE`` texts as a mapping.
 
     Raises:
-        RequestInvalid: one is not of that form.
+        RequestInvalid: a text is not of that form.
     """
-    wrong = [f"--set {text!r}: write NAME=VALUE" for text in texts if "=" not in text]
-    if wrong:
-        raise RequestInvalid(wrong)
+    problems = [f"--set {text!r}: write NAME=VALUE" for text in texts if "=" not in text]
+    if problems:
+        raise RequestInvalid(problems)
     return dict(text.split("=", 1) for text in texts)

@@ -1,4 +1,4 @@
-"""Data that comes packaged and that users and projects add to, by files of the same name."""
+"""Packaged data that users and projects extend with files of the same name."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Read = Callable[[str, Table, list[Problem]], _Entry | None]
 def load(
     folder: str, file_name: str, section: str, read: Read[_Entry], cwd: Path, env: Mapping[str, str] | None
 ) -> list[dict[str, _Entry | None]]:
-    """Return the entries of each file's only section, the packaged file's first; None for one taken away.
+    """Return the entries of each file's only section, the packaged file's first; a removed entry is None.
 
     Raises:
-        ProfileInvalid: a file is wrong; all problems are told at once.
+        ProfileInvalid: a file is invalid; all problems are reported at once.
     """
     problems: list[Problem] = []
     layers = []
@@ -34,52 +34,55 @@ def load(
         packaged = path.parent == assets.templates() / folder
         source = f"{folder}/{path.name}" if packaged else str(path)
         data = files.read(path, source, packaged=packaged)
-        layers.append(dict(_entries(data, source, section, read, problems)))
+        layers.append(dict(_read_entries(data, source, section, read, problems)))
     if problems:
         raise ProfileInvalid([str(problem) for problem in problems])
     return layers
 
 
-def _entries(
+def _read_entries(
     data: bytes, source: str, section: str, read: Read[_Entry], problems: list[Problem]
 ) -> Iterator[tuple[str, _Entry | None]]:
-    from dtslurm.config import strict_yaml  # brings PyYAML, which most commands never need
+    from dtslurm.config import strict_yaml  # imports PyYAML, which most commands never need
 
-    root, found = strict_yaml.parse(data, source)
-    problems += found
+    root, syntax_problems = strict_yaml.parse(data, source)
+    problems += syntax_problems
     for key, entry in root.entries.items():
         if key != section or not isinstance(entry.value, Table):
             problems.append(Problem(source, entry.line, key, f"only a mapping {section!r} belongs here"))
             continue
-        for name, one in entry.value.entries.items():
-            if isinstance(one.value, Scalar) and one.value.text is None:
+        for name, named_entry in entry.value.entries.items():
+            if isinstance(named_entry.value, Scalar) and named_entry.value.text is None:
                 yield name, None
-            elif isinstance(one.value, Table):
-                yield name, read(name, one.value, problems)
+            elif isinstance(named_entry.value, Table):
+                yield name, read(name, named_entry.value, problems)
             else:
-                problems.append(Problem(source, one.line, name, "should be a mapping"))
+                problems.append(Problem(source, named_entry.line, name, "should be a mapping"))
 
 
 def check_keys(table: Table, name: str, known: Sequence[str], problems: list[Problem]) -> None:
-    """Note the keys of an entry that nobody knows."""
+    """Record a problem for each unknown key of an entry."""
     for key, entry in table.entries.items():
         if key not in known:
-            meant = suggest_name(key, list(known)) or f" ({list_nearest(key, known)})"
-            problems.append(Problem(entry.source, entry.line, f"{name}.{key}", f"unknown key{meant}"))
+            suggestion = suggest_name(key, list(known)) or f" ({list_nearest(key, known)})"
+            problems.append(Problem(entry.source, entry.line, f"{name}.{key}", f"unknown key{suggestion}"))
 
 
 def paths(folder: str, name: str, cwd: Path, env: Mapping[str, str] | None) -> Iterator[Path]:
-    """Yield the packaged file of ``templates/<folder>``, the user's and the project's, where they exist."""
+    """Yield the packaged file of ``templates/<folder>``, then the user's and the project's if they exist."""
     yield assets.templates() / folder / name
-    own = files.user_folder(os.environ if env is None else env)
-    file = project.find(cwd, env=env)
-    for path in (own / name if own else None, file.parent / name if file else None):
+    user_folder = files.user_folder(os.environ if env is None else env)
+    project_file = project.find(cwd, env=env)
+    for path in (
+        user_folder / name if user_folder else None,
+        project_file.parent / name if project_file else None,
+    ):
         if path is not None and os.path.lexists(path):
             yield path
 
 
 def text_of(table: Table, name: str, key: str, problems: list[Problem]) -> str | None:
-    """Return one text, None where there is none; another kind of value is a problem."""
+    """Return the text of a key, None if the key is absent; a value of another kind is a problem."""
     entry = table.entries.get(key)
     if entry is None:
         return None
@@ -90,7 +93,7 @@ def text_of(table: Table, name: str, key: str, problems: list[Problem]) -> str |
 
 
 def texts_of(table: Table, name: str, key: str, problems: list[Problem]) -> tuple[str, ...]:
-    """Return a list of texts, empty where there is none; another kind of value is a problem."""
+    """Return the list of texts of a key, empty if the key is absent; a value of another kind is a problem."""
     entry = table.entries.get(key)
     if entry is None:
         return ()

@@ -1,4 +1,4 @@
-"""Reads where log lines tell of training: the packaged patterns, then the user's, then the project's."""
+"""Patterns that find training metrics in log lines: packaged ones, the user's and the project's."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ _NUMBER = "<number>"
 
 
 def load(cwd: Path, env: Mapping[str, str] | None = None) -> tuple[LinePattern, ...]:
-    """Return all patterns; of two with one name the user's replaces the packaged, the project's both.
+    """Return all patterns. For equal names, the user's pattern replaces the packaged one, the project's both.
 
-    A user's own come first, so that they are tried before the packaged ones.
+    The user's and the project's own patterns come first, so that they are tried before the packaged ones.
 
     Raises:
-        ProfileInvalid: a file is wrong; all problems are told at once.
+        ProfileInvalid: a file is invalid; all problems are reported at once.
     """
-    found: dict[str, LinePattern] = {}
-    for layer in layered.load("metrics", FILE_NAME, "patterns", _pattern, cwd, env):
-        below = {name: one for name, one in found.items() if name not in layer}
-        found = {**{name: one for name, one in layer.items() if one is not None}, **below}
-    return tuple(found.values())
+    patterns: dict[str, LinePattern] = {}
+    for layer in layered.load("metrics", FILE_NAME, "patterns", _read_pattern, cwd, env):
+        earlier = {name: pattern for name, pattern in patterns.items() if name not in layer}
+        patterns = {**{name: pattern for name, pattern in layer.items() if pattern is not None}, **earlier}
+    return tuple(patterns.values())
 
 
-def _pattern(name: str, table: Table, problems: list[Problem]) -> LinePattern | None:
-    before = len(problems)
+def _read_pattern(name: str, table: Table, problems: list[Problem]) -> LinePattern | None:
+    problem_count = len(problems)
     layered.check_keys(table, name, _KEYS, problems)
     words = texts_of(table, name, "words", problems)
-    nothing = MappingEntry(table.source, table.line, Scalar(table.source, table.line, None))
-    values = table.entries.get("values", nothing)
+    empty_entry = MappingEntry(table.source, table.line, Scalar(table.source, table.line, None))
+    values = table.entries.get("values", empty_entry)
     if not words or not all(words):
         problems.append(Problem(table.source, table.line, f"{name}.words", "should be a list of texts"))
     if not isinstance(values.value, Table):
         problems.append(Problem(values.source, values.line, f"{name}.values", "should be a mapping"))
         return None
-    told: dict[str, str] = {}
+    expressions: dict[str, str] = {}
     for key, entry in values.value.entries.items():
         text = text_of(values.value, f"{name}.values", key, problems) or ""
-        fault = _fault(key, text)
+        fault = _find_fault(key, text)
         if fault:
             problems.append(Problem(entry.source, entry.line, f"{name}.values.{key}", fault))
-        told[key] = text
-    return LinePattern(name=name, words=words, values=told) if len(problems) == before else None
+        expressions[key] = text
+    return LinePattern(name=name, words=words, values=expressions) if len(problems) == problem_count else None
 
 
-def _fault(key: str, text: str) -> str:
-    """Return what is wrong with one value, empty if nothing is."""
+def _find_fault(key: str, text: str) -> str:
+    """Return what is wrong with one value, an empty text if nothing is."""
     if key not in VALUES:
         return f"unknown key{suggest_name(key, list(VALUES)) or f' ({chr(44).join(VALUES)})'}"
     if text.count(_NUMBER) != 1:

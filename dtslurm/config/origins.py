@@ -1,4 +1,4 @@
-"""Where each value of a tree was written."""
+"""The location at which each value of a tree is written."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dtslurm.config.tree import Table
 
 
 def of(root: Table) -> dict[str, str]:
-    """Return ``file:line`` of every value by its dotted key; a list is one value."""
-    found: dict[str, str] = {}
-    _collect(root, "", found)
-    return found
+    """Return ``file:line`` of every value by its dotted key; a list counts as one value."""
+    origins: dict[str, str] = {}
+    _collect(root, "", origins)
+    return origins
 
 
 def _collect(table: Table, above: str, found: dict[str, str]) -> None:

@@ -1,7 +1,7 @@
-"""Which document each value of a profile is from: the ``# source:`` lines at the head of its file.
+"""The documents that the values of a profile come from, as the ``# source:`` lines of its file name them.
 
-A line reads ``# source: TITLE (PLACE), YYYY-MM`` and stands for the whole file, or ends in ``: KEY, KEY`` and
-stands for those keys and what is below them. The longest key that fits a value tells its source.
+A line reads ``# source: TITLE (PLACE), YYYY-MM`` and applies to the whole file. With ``: KEY, KEY`` at its
+end, it applies to those keys and the keys below them. For each value, the longest matching key counts.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-_LINE = re.compile(r"# source: (?P<title>.+?, (?P<date>20\d\d(-\d\d)?))(: (?P<keys>[\w.+-]+(, [\w.+-]+)*))?")
-_URL = re.compile(r"\s+- (https?://\S+(?: \(.+?\))?)\s+# (20\d\d(?:-\d\d)?)")
+_SOURCE_LINE = re.compile(
+    r"# source: (?P<title>.+?, (?P<date>20\d\d(-\d\d)?))(: (?P<keys>[\w.+-]+(, [\w.+-]+)*))?"
+)
+_SOURCE_URL = re.compile(r"\s+- (https?://\S+(?: \(.+?\))?)\s+# (20\d\d(?:-\d\d)?)")
 
 
 class SourceDocument(NamedTuple):
-    """A document, when it was read, and what it tells: dotted keys, none of them for the whole file."""
+    """A document and the date when it was read; ``keys`` are dotted, and empty for the whole file."""
 
     title: str
     date: str
@@ -24,44 +26,45 @@ class SourceDocument(NamedTuple):
 
 
 def read(text: str) -> list[SourceDocument]:
-    """Return the sources that a profile's text names; lines that are no such source are left out."""
-    found = []
+    """Return the sources that a profile's text names; other lines are ignored."""
+    documents = []
     for line in text.splitlines():
-        if match := _LINE.fullmatch(line):
+        if match := _SOURCE_LINE.fullmatch(line):
             keys = tuple(match["keys"].split(", ")) if match["keys"] else ()
-            found.append(SourceDocument(match["title"], match["date"], keys))
-    return found or [SourceDocument(f"{url}, {date}", date) for url, date in _URL.findall(text)]
+            documents.append(SourceDocument(match["title"], match["date"], keys))
+    return documents or [SourceDocument(f"{url}, {date}", date) for url, date in _SOURCE_URL.findall(text)]
 
 
 def of(key: str, sources: Iterable[SourceDocument]) -> tuple[SourceDocument, ...]:
-    """Return what tells the value of a dotted key: the nearest that names it, else the file's."""
-    fits = [(_nearness(key, source), source) for source in sources]
-    best = max((nearness for nearness, _ in fits if nearness is not None), default=None)
-    return tuple(source for nearness, source in fits if nearness is not None and nearness == best)
+    """Return the sources of a dotted key: those with the longest matching key, else the whole file's."""
+    length_and_source = [(_match_length(key, source), source) for source in sources]
+    longest = max((length for length, _ in length_and_source if length is not None), default=None)
+    return tuple(source for length, source in length_and_source if length is not None and length == longest)
 
 
 def select_origins(origins: Mapping[str, str], files: Iterable[Path]) -> dict[str, str]:
-    """Return the source of every value that has one, by its dotted key.
+    """Return the titles of the sources of every value that has some, by dotted key.
 
     Args:
-        origins: ``"slurm.partition": "perlmutter.yaml:12"``, as profiles are loaded with.
-        files: the files that were read for it.
+        origins: the locations of values, ``"slurm.partition": "perlmutter.yaml:12"``, from the loaded
+            profile.
+        files: the files that the profile was read from.
     """
-    by_name = {}
+    documents_by_file = {}
     for path in files:
         if path.is_file():
-            by_name[path.name] = read(path.read_text(encoding="utf-8", errors="replace"))
-    found = {}
-    for key, place in origins.items():
-        name = Path(place.rpartition(":")[0]).name
-        if sources := of(key, by_name.get(name, ())):
-            found[key] = "; ".join(source.title for source in sources)
-    return found
+            documents_by_file[path.name] = read(path.read_text(encoding="utf-8", errors="replace"))
+    title_by_key = {}
+    for key, location in origins.items():
+        name = Path(location.rpartition(":")[0]).name
+        if sources := of(key, documents_by_file.get(name, ())):
+            title_by_key[key] = "; ".join(source.title for source in sources)
+    return title_by_key
 
 
-def _nearness(key: str, source: SourceDocument) -> int | None:
-    """Return how much of a key a source names, 0 for one of the whole file, None if it is of others."""
+def _match_length(key: str, source: SourceDocument) -> int | None:
+    """Return the length of a source's longest matching key, 0 for the whole file, None without a match."""
     if not source.keys:
         return 0
-    named = [one for one in source.keys if key == one or key.startswith(f"{one}.")]
-    return max((len(one) for one in named), default=None)
+    prefixes = [prefix for prefix in source.keys if key == prefix or key.startswith(f"{prefix}.")]
+    return max((len(prefix) for prefix in prefixes), default=None)

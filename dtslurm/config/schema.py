@@ -1,7 +1,7 @@
 """JSON Schemas of cluster profiles and job files, for editors: ``python -m dtslurm.config.schema [KIND]``.
 
-They are made from the dataclasses and their docstrings. They are a little looser than the loader, which alone
-knows what ``extends`` brings (so nothing is required) and what fits together.
+The schemas are built from the dataclasses and their docstrings. They are slightly less strict than the
+loader, which alone resolves ``extends`` (so nothing is required) and checks consistency between values.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dtslurm.model.jobs.job_file import JobFile
 from dtslurm.model.jobs.sweep import Condition, Distribution
 from dtslurm.model.units import Memory, Walltime
 
-_ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {6,}.*)*)", re.MULTILINE)  # below "Attributes:"
-# Plain scalars are read as text, whatever YAML 1.2 would make of them.
-_TEXT = ["string", "number", "boolean"]
+_ATTRIBUTE_LINE = re.compile(r"^    (\w+): (.*(?:\n {6,}.*)*)", re.MULTILINE)  # below "Attributes:"
+# Plain scalars are read as text, whatever type YAML 1.2 would give them.
+_TEXT_TYPES = ["string", "number", "boolean"]
 _SCALARS: dict[Any, dict[str, Any]] = {
-    str: {"type": _TEXT},
+    str: {"type": _TEXT_TYPES},
     bool: {"type": ["boolean"]},
     int: {"type": ["integer"]},
     float: {"type": ["number"]},
@@ -38,30 +38,30 @@ _SCALARS: dict[Any, dict[str, Any]] = {
 
 
 def profile_schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of a profile's file."""
-    return _file(
+    """Return the JSON Schema (draft 2020-12) of a cluster profile."""
+    return _build_file_schema(
         "dtslurm cluster profile", ClusterProfile, "Another profile's name (or a .yaml path from here)"
     )
 
 
 def job_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a job file, in which a variable may stand for every value."""
-    schema = _file("dtslurm job file", JobFile, "Another job file, from this one's folder,")
-    schema["properties"] = {name: _or_text(value) for name, value in schema["properties"].items()}
+    """Return the JSON Schema of a job file, in which a variable may replace every value."""
+    schema = _build_file_schema("dtslurm job file", JobFile, "Another job file, from this one's folder,")
+    schema["properties"] = {name: _allow_text(value) for name, value in schema["properties"].items()}
     return schema
 
 
-def _or_text(schema: dict[str, Any]) -> dict[str, Any]:
-    kinds = schema.get("type", [])
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    if {"integer", "number", "boolean"}.isdisjoint(kinds) or "string" in kinds:
+def _allow_text(schema: dict[str, Any]) -> dict[str, Any]:
+    types = schema.get("type", [])
+    types = [types] if isinstance(types, str) else types
+    if {"integer", "number", "boolean"}.isdisjoint(types) or "string" in types:
         return schema
-    return {**schema, "type": [*kinds, "string"]}
+    return {**schema, "type": [*types, "string"]}
 
 
-def _file(title: str, kind: type, extended: str) -> dict[str, Any]:
+def _build_file_schema(title: str, kind: type, extended: str) -> dict[str, Any]:
     definitions: dict[str, Any] = {}
-    root = _object(kind, definitions)
+    root = _build_object(kind, definitions)
     extends = {
         "type": "string",
         "description": f"{extended} whose values hold where this file "
@@ -81,60 +81,65 @@ SCHEMAS = {"profile": profile_schema, "job": job_schema}
 
 
 def text(kind: str = "profile") -> str:
-    """Return a schema as ``cluster_profiles/schema.json`` has that of profiles."""
+    """Return a schema as JSON text, as stored in ``cluster_profiles/schema.json`` for profiles."""
     return json.dumps(SCHEMAS[kind](), indent=2, ensure_ascii=False) + "\n"
 
 
-def _object(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
-    told = _attributes(kind)
+def _build_object(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
+    description_by_name = _parse_attributes(kind)
     hints = decode.hints(kind)
     properties = {}
-    for item in fields(kind):
-        hint, nullable = decode.without_none(hints[item.name])
-        schema = _of(hint, definitions, nullable=nullable or item.default_factory is not MISSING)
-        notes = [told.get(item.name, ""), schema.pop("description", ""), _default(item)]
+    for field in fields(kind):
+        hint, nullable = decode.without_none(hints[field.name])
+        schema = _build_value(hint, definitions, nullable=nullable or field.default_factory is not MISSING)
+        notes = [
+            description_by_name.get(field.name, ""),
+            schema.pop("description", ""),
+            _describe_default(field),
+        ]
         note = "; ".join(note for note in notes if note)
-        properties[item.name] = {**schema, "description": note} if note else schema
+        properties[field.name] = {**schema, "description": note} if note else schema
     return {
-        "description": _summary(kind),
+        "description": _get_summary(kind),
         "type": "object",
         "additionalProperties": False,
         "properties": properties,
     }
 
 
-def _of(hint: Any, definitions: dict[str, Any], *, nullable: bool = False) -> dict[str, Any]:
+def _build_value(hint: Any, definitions: dict[str, Any], *, nullable: bool = False) -> dict[str, Any]:
     null = ["null"] if nullable else []
     if hint in _SCALARS:
         schema = dict(_SCALARS[hint])
-        kinds = [*schema["type"], *null]
-        return {**schema, "type": kinds if len(kinds) > 1 else kinds[0]}
-    if words := decode.choices(hint):
-        return {"enum": [*words, *([None] if nullable else [])]}
+        types = [*schema["type"], *null]
+        return {**schema, "type": types if len(types) > 1 else types[0]}
+    if choices := decode.choices(hint):
+        return {"enum": [*choices, *([None] if nullable else [])]}
     if get_origin(hint) is tuple:
-        return {"type": ["array", *null], "items": _of(get_args(hint)[0], definitions)}
+        return {"type": ["array", *null], "items": _build_value(get_args(hint)[0], definitions)}
     if decode.is_mapping(hint):
-        inner, inner_null = decode.without_none(get_args(hint)[1])
-        values = _of(inner, definitions, nullable=inner_null or is_dataclass(inner))
+        element, element_nullable = decode.without_none(get_args(hint)[1])
+        values = _build_value(element, definitions, nullable=element_nullable or is_dataclass(element))
         return {"type": ["object", *null], "additionalProperties": values}
     if hint.__name__ not in definitions:
-        definitions[hint.__name__] = {}  # holds the place, should types ever refer to each other
-        definitions[hint.__name__] = _object(hint, definitions)
+        definitions[hint.__name__] = {}  # a placeholder, in case types refer to each other
+        definitions[hint.__name__] = _build_object(hint, definitions)
     reference = {"$ref": f"#/$defs/{hint.__name__}"}
-    kinds = [*(_TEXT if hint is Variable else []), *(["null"] if nullable else [])]
-    return {"anyOf": [reference, *({"type": kind} for kind in kinds)]} if kinds else reference
+    types = [*(_TEXT_TYPES if hint is Variable else []), *(["null"] if nullable else [])]
+    return {"anyOf": [reference, *({"type": kind} for kind in types)]} if types else reference
 
 
-def _summary(kind: type) -> str:
+def _get_summary(kind: type) -> str:
     return " ".join((kind.__doc__ or "").split("\n\n")[0].split())
 
 
-def _attributes(kind: type) -> dict[str, str]:
-    found = _ATTRIBUTE.findall(inspect.cleandoc(kind.__doc__ or ""))  # Python 3.13 strips it itself
-    return {name: " ".join(note.replace("``", "").split()).rstrip(".") for name, note in found}
+def _parse_attributes(kind: type) -> dict[str, str]:
+    # Python 3.13 removes the indentation from docstrings itself.
+    attributes = _ATTRIBUTE_LINE.findall(inspect.cleandoc(kind.__doc__ or ""))
+    return {name: " ".join(note.replace("``", "").split()).rstrip(".") for name, note in attributes}
 
 
-def _default(item: Field[Any]) -> str:
+def _describe_default(item: Field[Any]) -> str:
     if item.default is MISSING or item.default is None or item.default == ():
         return ""
     return f"default: {json.dumps(item.default)}"

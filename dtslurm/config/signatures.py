@@ -1,4 +1,4 @@
-"""Reads what is known of failures: the packaged signatures, then the user's, then the project's."""
+"""Failure signatures: the packaged ones, then the user's, then the project's."""
 
 from __future__ import annotations
 
@@ -16,33 +16,36 @@ _KEYS = (
     "cause", "role", "strength", "lasting", "blame", "words", "match", "summary", "advice", "examples",
     "source",
 )  # fmt: skip
-_SLUG = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_CAUSE_SLUG = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
 def load(cwd: Path, env: Mapping[str, str] | None = None) -> tuple[Signature, ...]:
-    """Return all signatures; of two with one name the user's replaces the packaged, the project's both.
+    """Return all signatures. For equal names, the user's replaces the packaged one, the project's both.
 
     Raises:
-        ProfileInvalid: a file is wrong; all problems are told at once.
+        ProfileInvalid: a file is invalid; all problems are reported at once.
     """
-    found: dict[str, Signature] = {}
-    for layer in layered.load("diagnose", FILE_NAME, "signatures", _signature, cwd, env):
-        below = {name: one for name, one in found.items() if name not in layer}
-        found = {**below, **{name: one for name, one in layer.items() if one is not None}}
-    return tuple(found.values())
+    signatures: dict[str, Signature] = {}
+    for layer in layered.load("diagnose", FILE_NAME, "signatures", _read_signature, cwd, env):
+        earlier = {name: signature for name, signature in signatures.items() if name not in layer}
+        signatures = {
+            **earlier,
+            **{name: signature for name, signature in layer.items() if signature is not None},
+        }
+    return tuple(signatures.values())
 
 
-def _signature(name: str, table: Table, problems: list[Problem]) -> Signature | None:
-    before = len(problems)
+def _read_signature(name: str, table: Table, problems: list[Problem]) -> Signature | None:
+    problem_count = len(problems)
     layered.check_keys(table, name, _KEYS, problems)
     texts = {
         key: text_of(table, name, key, problems) for key in ("cause", "role", "blame", "summary", "advice")
     }
     lists = {key: texts_of(table, name, key, problems) for key in ("words", "match", "examples")}
-    for key, found in _faults(texts, lists, text_of(table, name, "strength", problems)):
+    for key, fault in _find_faults(texts, lists, text_of(table, name, "strength", problems)):
         entry = table.entries.get(key, MappingEntry(table.source, table.line, table))
-        problems.append(Problem(entry.source, entry.line, f"{name}.{key}", found))
-    if len(problems) > before:
+        problems.append(Problem(entry.source, entry.line, f"{name}.{key}", fault))
+    if len(problems) > problem_count:
         return None
     return Signature(
         name=name,
@@ -59,11 +62,11 @@ def _signature(name: str, table: Table, problems: list[Problem]) -> Signature | 
     )
 
 
-def _faults(
+def _find_faults(
     texts: Mapping[str, str | None], lists: Mapping[str, tuple[str, ...]], strength: str | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield (key, what is wrong) of a signature's values."""
-    if not _SLUG.fullmatch(texts["cause"] or ""):
+    """Yield (key, what is wrong) for the values of a signature."""
+    if not _CAUSE_SLUG.fullmatch(texts["cause"] or ""):
         yield "cause", "should be small letters, digits and '-', as in disk-full"
     if texts["role"] and texts["role"] not in ROLES:
         yield "role", f"should be one of {', '.join(ROLES)}"

@@ -1,7 +1,7 @@
-"""YAML read strings-first into a tree that knows the line of every key and value.
+"""Strict YAML: every scalar stays text, in a tree with the line number of every key and value.
 
-PyYAML's own loaders turn ``2:30:00`` into 9000, ``012345`` into 5349 and ``no`` into False, and let the last
-of two equal keys win in silence. Here every scalar stays the text that was written; types come later.
+PyYAML's own loaders turn ``2:30:00`` into 9000, ``012345`` into 5349 and ``no`` into False, and silently let
+the last of two equal keys win. Here every scalar stays the text that was written; types are applied later.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_DEPTH = 16
 _NULLS = {"", "~", "null", "Null", "NULL"}
 _LOADER: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_PLAIN_WORDS = (
+_PLAIN_MESSAGES = (
     ("exceeded maximum nesting depth", f"nested more than {MAX_DEPTH} deep"),  # libyaml 0.2.6
     ("did not find expected key", "the indentation does not fit the lines above, or a quote ends too early"),
     (
@@ -42,64 +42,67 @@ _PLAIN_WORDS = (
 
 
 def parse(data: bytes, source: str) -> tuple[Table, list[Problem]]:
-    """Read one YAML document whose top level is a mapping; an empty document is an empty mapping.
+    """Return the tree of a YAML document that is a mapping; an empty document is an empty mapping.
 
     Args:
         data: the file's bytes, UTF-8, at most 1 MB.
         source: the file's name in messages.
 
     Returns:
-        The tree, and what is wrong that does not hinder reading on (keys given twice, aliases, tags).
+        The tree, and the problems that do not prevent reading on (duplicate keys, aliases, anchors, tags).
 
     Raises:
-        ProfileInvalid: it cannot be read as YAML; one line says where and why.
+        ProfileInvalid: the data is not valid YAML; one line gives the location and the reason.
     """
-    text = _text(data, source)
-    reader = _Reader(source, text)
+    text = _decode_text(data, source)
+    builder = _TreeBuilder(source, text)
     try:
-        root = reader.document()
+        root = builder.document()
     except yaml.YAMLError as error:
-        raise _invalid(_syntax_problem(error, source, text)) from None
+        raise _make_error(_describe_syntax_error(error, source, text)) from None
     if isinstance(root, Scalar) and root.text is None:
         root = Table(source, root.line)
     if not isinstance(root, Table):
         message = "the file should hold keys and values, as in 'key: value'"
-        raise _invalid(Problem(source, root.line, "", message))
-    return root, reader.problems
+        raise _make_error(Problem(source, root.line, "", message))
+    return root, builder.problems
 
 
-def _invalid(problem: Problem) -> ProfileInvalid:
+def _make_error(problem: Problem) -> ProfileInvalid:
     return ProfileInvalid([str(problem)])
 
 
-def _text(data: bytes, source: str) -> str:
+def _decode_text(data: bytes, source: str) -> str:
     if len(data) > MAX_BYTES:
-        raise _invalid(Problem(source, 1, "", "larger than 1 MB; this is no such file"))
+        raise _make_error(Problem(source, 1, "", "larger than 1 MB; this is no such file"))
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise _invalid(Problem(source, line, "", "not UTF-8 text")) from None
-    found = _UNPRINTABLE.search(text)
-    if found:
-        line = text.count("\n", 0, found.start()) + 1
-        message = f"a character that may not stand in YAML: {found[0]!r}"
-        raise _invalid(Problem(source, line, "", message))
+        raise _make_error(Problem(source, line, "", "not UTF-8 text")) from None
+    match = _UNPRINTABLE.search(text)
+    if match:
+        line = text.count("\n", 0, match.start()) + 1
+        message = f"a character that may not stand in YAML: {match[0]!r}"
+        raise _make_error(Problem(source, line, "", message))
     return text
 
 
-def _syntax_problem(error: yaml.YAMLError, source: str, text: str) -> Problem:
-    """Say in plain words what PyYAML (with or without libyaml, whose words differ) stumbled over."""
-    words = f"{getattr(error, 'context', None) or ''}, {getattr(error, 'problem', None) or error}"
+def _describe_syntax_error(error: yaml.YAMLError, source: str, text: str) -> Problem:
+    """Return PyYAML's error as a problem in plain words; libyaml's messages differ from PyYAML's own."""
+    parser_message = f"{getattr(error, 'context', None) or ''}, {getattr(error, 'problem', None) or error}"
     mark = getattr(error, "problem_mark", None)
     start = getattr(error, "context_mark", None)
-    message = next((plain for known, plain in _PLAIN_WORDS if known in words), words.strip(", "))
+    message = next(
+        (plain_message for pattern, plain_message in _PLAIN_MESSAGES if pattern in parser_message),
+        parser_message.strip(", "),
+    )
     if "never closed" in message and start is not None:
         mark = start
     line = mark.line if mark is not None else 0
     lines = text.splitlines() or [""]
     line = min(line, len(lines) - 1)
-    if "cannot start any token" in words:
+    if "cannot start any token" in parser_message:
         rest = lines[line][mark.column :] if mark is not None else ""
         if "\t" in rest[:1] or lines[line].lstrip(" ").startswith("\t"):
             message = "a tab; YAML wants spaces"
@@ -108,8 +111,8 @@ def _syntax_problem(error: yaml.YAMLError, source: str, text: str) -> Problem:
     return Problem(source, line + 1, "", " ".join(message.split()))
 
 
-class _Reader:
-    """Builds the tree from parser events, so that depth, aliases and tags are seen before they cost."""
+class _TreeBuilder:
+    """Builds the tree from parser events, and checks depth, aliases and tags before they use memory."""
 
     def __init__(self, source: str, text: str) -> None:
         self.source = source
@@ -117,20 +120,22 @@ class _Reader:
         self._events: Iterator[Any] = iter(yaml.parse(text, Loader=_LOADER))
 
     def document(self) -> Node:
-        """Return the root of the only document, a null scalar where there is none."""
+        """Return the root of the only document, a null scalar if there is none."""
         next(self._events)  # start of stream
         event = next(self._events)
         if isinstance(event, yaml.StreamEndEvent):
             return Scalar(self.source, 1, None, written=False)
-        root = self._node(next(self._events), 0, "")
+        root = self._build_node(next(self._events), 0, "")
         next(self._events)  # end of document
         event = next(self._events)
         if not isinstance(event, yaml.StreamEndEvent):
             line = event.start_mark.line + 1
-            raise _invalid(Problem(self.source, line, "", "a second document; only one is allowed in a file"))
+            raise _make_error(
+                Problem(self.source, line, "", "a second document; only one is allowed in a file")
+            )
         return root
 
-    def _node(self, event: Any, depth: int, path: str) -> Node:
+    def _build_node(self, event: Any, depth: int, path: str) -> Node:
         line = event.start_mark.line + 1
         if isinstance(event, yaml.AliasEvent):
             self._report(line, path, f"aliases are not taken; as text, put '*{event.anchor}' in quotes")
@@ -140,36 +145,36 @@ class _Reader:
         if event.tag is not None:
             self._report(line, path, "tags are not taken; as text, put what starts with '!' in quotes")
         if isinstance(event, yaml.ScalarEvent):
-            plain = event.style is None or not event.style.strip("\0")
-            if plain and event.value in _NULLS:
+            is_plain = event.style is None or not event.style.strip("\0")
+            if is_plain and event.value in _NULLS:
                 return Scalar(self.source, line, None, written=event.value != "")
             return Scalar(self.source, line, event.value)
         if depth >= MAX_DEPTH:
-            raise _invalid(Problem(self.source, line, path, f"nested more than {MAX_DEPTH} deep"))
+            raise _make_error(Problem(self.source, line, path, f"nested more than {MAX_DEPTH} deep"))
         if isinstance(event, yaml.SequenceStartEvent):
-            return Items(self.source, line, tuple(self._items(depth, path)))
-        return Table(self.source, line, self._entries(depth, path))
+            return Items(self.source, line, tuple(self._build_items(depth, path)))
+        return Table(self.source, line, self._build_entries(depth, path))
 
-    def _items(self, depth: int, path: str) -> Iterator[Node]:
+    def _build_items(self, depth: int, path: str) -> Iterator[Node]:
         for number, event in enumerate(self._events):
             if isinstance(event, yaml.SequenceEndEvent):
                 return
-            yield self._node(event, depth + 1, f"{path}[{number}]")
+            yield self._build_node(event, depth + 1, f"{path}[{number}]")
 
-    def _entries(self, depth: int, path: str) -> dict[str, MappingEntry]:
+    def _build_entries(self, depth: int, path: str) -> dict[str, MappingEntry]:
         entries: dict[str, MappingEntry] = {}
         for event in self._events:
             if isinstance(event, yaml.MappingEndEvent):
                 break
             line = event.start_mark.line + 1
-            key = self._node(event, depth + 1, path)
+            key = self._build_node(event, depth + 1, path)
             name = event.value if isinstance(event, yaml.ScalarEvent) else ""
-            below = f"{path}.{name}" if path else name
-            value = self._node(next(self._events), depth + 1, below)
+            key_path = f"{path}.{name}" if path else name
+            value = self._build_node(next(self._events), depth + 1, key_path)
             if not isinstance(key, Scalar) or not name:
                 self._report(line, path, "a key should be a word before ':'")
             elif name in entries:
-                self._report(line, below, f"given twice; the first is on line {entries[name].line}")
+                self._report(line, key_path, f"given twice; the first is on line {entries[name].line}")
             else:
                 entries[name] = MappingEntry(self.source, line, value)
         return entries

@@ -1,6 +1,7 @@
-"""A file's keys and values as they were written, each with its place.
+"""The keys and values of a file as written, each with its location.
 
-Named tuples, because making a frozen dataclass costs a millisecond and every command reads a profile.
+These are named tuples, because the definition of a frozen dataclass costs a millisecond at import, and every
+command reads a profile.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 
 class Problem(NamedTuple):
-    """One thing wrong with a file: where (``line`` counts from 1), which key, and what."""
+    """A problem in a file: its location (``line`` counts from 1), the key, and the message."""
 
     source: str
     line: int
@@ -26,7 +27,7 @@ class Problem(NamedTuple):
 
 
 class Scalar(NamedTuple):
-    """One value; ``text`` is None for ``null``, ``~`` and for nothing at all (then ``written`` is false)."""
+    """A single value; ``text`` is None for ``null``, ``~`` and an absent value (``written`` is False)."""
 
     source: str
     line: int
@@ -35,7 +36,7 @@ class Scalar(NamedTuple):
 
 
 class Items(NamedTuple):
-    """A list."""
+    """A list, in the order written."""
 
     source: str
     line: int
@@ -43,7 +44,7 @@ class Items(NamedTuple):
 
 
 class MappingEntry(NamedTuple):
-    """A key of a mapping, at ``line`` of ``source``, and what it holds."""
+    """The value of a key of a mapping, with the location of the key."""
 
     source: str
     line: int
@@ -51,7 +52,7 @@ class MappingEntry(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A mapping, in the order written."""
+    """A mapping, with its keys in the order of the file."""
 
     source: str
     line: int

@@ -1,1 +1,1 @@
-"""One small file per container runtime: how a task enters the image."""
+"""Container runtimes, one module each: how a task starts inside an image."""

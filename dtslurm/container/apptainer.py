@@ -1,4 +1,4 @@
-"""``apptainer`` and ``singularity``: a program that runs the task's command inside a .sif image."""
+"""``apptainer`` and ``singularity``: the runtime program runs the task's command inside a .sif image."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GPU_FLAGS = {"nvidia": ("--nv",), "amd": ("--rocm",)}
 
 
 class Apptainer(Runtime):
-    """The host's variables cross by default; no PID namespace, so Slurm's signals reach the ranks."""
+    """Apptainer: host variables are passed on; without a PID namespace, Slurm's signals reach the ranks."""
 
     name = "apptainer"
     program = "apptainer"
@@ -19,7 +19,7 @@ class Apptainer(Runtime):
     ending = ".sif"
 
     def prefix(self, entry: ContainerOptions) -> tuple[str, ...]:
-        """Return the exec command; site packages of the user's home stay outside."""
+        """Return the exec command; the user's own site packages (``~/.local``) are disabled."""
         return (
             *(str(self.program), "exec"),
             *_GPU_FLAGS.get(entry.gpu_vendor or "", ()),
@@ -32,7 +32,7 @@ class Apptainer(Runtime):
         )
 
     def values(self, entry: ContainerOptions) -> Mapping[str, object]:
-        """Return what pulls the image once, to where all nodes see it."""
+        """Return the values for the template that pulls the image once to a folder that all nodes see."""
         return {"pull": self.pulled(entry)}
 
     def pull(self, entry: ContainerOptions) -> tuple[str, ...]:
@@ -42,7 +42,7 @@ class Apptainer(Runtime):
 
 
 class Singularity(Apptainer):
-    """Apptainer under its older name."""
+    """Apptainer under its former name."""
 
     name = "singularity"
     program = "singularity"

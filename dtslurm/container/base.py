@@ -1,4 +1,4 @@
-"""What a container runtime is: the words that put a task into an image."""
+"""The interface of a container runtime: the options and words that start a task inside an image."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from dtslurm.model.values import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerOptions:
-    """What a job wants of its container.
+    """The container settings of a job.
 
     Attributes:
         image: a file, or a reference such as ``nvcr.io/nvidia/pytorch:25.01-py3``.
-        mounts: ``SRC[:DST[:ro]]``, beside the run directory and the working directory.
-        variables: names of the variables the script sets, which must win over the image's own.
-        vendor_script: whether a fabric's own script sets variables of NCCL beside those.
-        options: the site's own options for the runtime.
-        gpu_vendor: None where no GPU is asked for.
+        mounts: ``SRC[:DST[:ro]]``, in addition to the run directory and the working directory.
+        variables: names of the variables that the script sets, which must override the image's own.
+        vendor_script: whether a fabric's own script sets NCCL variables in addition.
+        options: the cluster's own options for the runtime.
+        gpu_vendor: None if no GPU is requested.
         offline: compute nodes have no internet, so an image is pulled before the job, or not at all.
     """
 
@@ -45,41 +45,43 @@ class ContainerOptions:
 
     @property
     def reference(self) -> str:
-        """The image as docker names it, ``HOST/NAME:TAG``, also where it is written for another runtime.
+        """The image in Docker's notation, ``HOST/NAME:TAG``, even if given in another runtime's notation.
 
-        A file, or a reference with a scheme that is not docker's, is as it was written.
+        A file, or a reference with a scheme other than ``docker://``, is unchanged.
         """
         plain = self.image.removeprefix("docker://")
         return self.image if self.is_file or "://" in plain else plain.replace("#", "/", 1)
 
     @property
     def url(self) -> str:
-        """The reference with its scheme, ``docker://`` unless it names another."""
+        """The reference with its scheme, by default ``docker://``."""
         return self.reference if "://" in self.reference else f"docker://{self.reference}"
 
     @property
     def fixed(self) -> bool:
-        """Whether the reference will mean the same image: it has a digest, or a tag other than latest."""
+        """Whether the reference always means the same image: it has a digest, or a tag other than latest."""
         name = self.url.partition("://")[2].rpartition("/")[2]
         tag = name.partition(":")[2]
         return "@" in name or tag not in {"", "latest"}
 
     @property
     def stem(self) -> str:
-        """What a file of the image is called, without ending: readable, and another for each reference."""
+        """The image's file name without suffix: readable, and unique for each reference."""
         name = re.sub(r"[^A-Za-z0-9._]+", "-", self.url.partition("://")[2]).strip("-.")[:80]
         return f"{name}-{hashlib.sha256(self.url.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
 
 
 class Runtime:
-    """A container runtime; as it stands, a program that runs the task's command.
+    """A container runtime. The defaults of this class add nothing to a job.
 
     Attributes:
-        name: what a profile writes as ``container.runtime``.
-        program: the program that must be there on the nodes, if any.
-        preparation: template of the lines that bring the image, or None.
-        ending: of the files into which images are pulled, None for a runtime that keeps images itself.
-        optional_program: pulls images where it is there; without it each node does so by itself.
+        name: the value of ``container.runtime`` in a profile.
+        program: the program that must be installed on the nodes, if any.
+        preparation: the template of the lines that provide the image, or None.
+        ending: the suffix of the files into which images are pulled, None for a runtime that stores images
+            itself.
+        optional_program: the program that pulls images if it is installed; otherwise each node pulls by
+            itself.
     """
 
     name: ClassVar[str]
@@ -94,41 +96,41 @@ class Runtime:
         return []
 
     def directives(self, entry: ContainerOptions) -> Mapping[str, str]:
-        """Return sbatch options the runtime needs."""
+        """Return the sbatch options that the runtime needs."""
         del entry
         return {}
 
     def srun_options(self, entry: ContainerOptions) -> tuple[str, ...]:
-        """Return srun options that start the task inside the image."""
+        """Return the srun options that start the task inside the image."""
         del entry
         return ()
 
     def prefix(self, entry: ContainerOptions) -> tuple[str, ...]:
-        """Return the words before the task's command."""
+        """Return the words that precede the task's command."""
         del entry
         return ()
 
     def values(self, entry: ContainerOptions) -> Mapping[str, object]:
-        """Return what the preparation template needs."""
+        """Return the values for the preparation template."""
         return {"image": entry.reference}
 
     def pull(self, entry: ContainerOptions) -> tuple[str, ...]:
-        """Return the words that pull the image, before the file to write and what `source` says."""
+        """Return the command that pulls the image, without the arguments for the output file and `source`."""
         del entry
         return ()
 
     def source(self, entry: ContainerOptions) -> str:
-        """Return the reference as the runtime wants it for a pull."""
+        """Return the reference in the runtime's notation for a pull."""
         return entry.url
 
     def file(self, entry: ContainerOptions) -> str | None:
-        """Return the file below `FOLDER` that all runs share, None for an image that is not kept in one."""
+        """Return the file below `FOLDER` that all runs share, None for an image that is not in a file."""
         if self.ending is None or entry.is_file or not (entry.fixed or entry.offline):
             return None
         return f"{entry.stem}{self.ending}"
 
     def pulled(self, entry: ContainerOptions) -> dict[str, object] | None:
-        """Return what the template of pulls needs, None where there is nothing to pull."""
+        """Return the values for the pull template, None if there is nothing to pull."""
         if self.ending is None or entry.is_file:
             return None
         source = self.source(entry)
@@ -142,11 +144,11 @@ class Runtime:
         }
 
 
-FOLDER = ".images"  # of the run root
+FOLDER = ".images"  # below the run root
 
 
 def mount_problems(mounts: tuple[str, ...]) -> list[str]:
-    """Return which mounts are malformed."""
+    """Return a problem for each malformed mount."""
     return [
         f"--container-mount {mount!r}: write SRC, SRC:DST or SRC:DST:ro with absolute paths"
         for mount in mounts
@@ -155,6 +157,6 @@ def mount_problems(mounts: tuple[str, ...]) -> list[str]:
 
 
 def pairs(entry: ContainerOptions) -> list[str]:
-    """Return the mounts asked for as ``SRC:DST[:ro]``, and the working directory."""
-    asked = [mount if ":" in mount else f"{mount}:{mount}" for mount in entry.mounts]
-    return [f"{entry.work_dir}:{entry.work_dir}", *asked]
+    """Return the requested mounts as ``SRC:DST[:ro]``, after the working directory."""
+    requested = [mount if ":" in mount else f"{mount}:{mount}" for mount in entry.mounts]
+    return [f"{entry.work_dir}:{entry.work_dir}", *requested]

@@ -6,12 +6,12 @@ from dtslurm.container.base import ContainerOptions, Runtime
 
 
 class CscsContainerEngine(Runtime):
-    """Image, mounts and hooks all stand in the EDF."""
+    """CSCS's Container Engine; image, mounts and hooks are all in the EDF."""
 
     name = "cscs-ce"
 
     def check(self, entry: ContainerOptions) -> list[str]:
-        """Return problems: what belongs into the EDF."""
+        """Return problems: settings that belong in the EDF, and an image that is no EDF."""
         problems = []
         if entry.mounts:
             problems.append(

@@ -7,7 +7,7 @@ from dtslurm.model.shell import Sh
 
 
 class PodmanHpc(Runtime):
-    """Variables cross by name only: the host's PATH must not replace the image's."""
+    """podman-hpc; variables are passed by name only, so that the host's PATH does not replace the image's."""
 
     name = "podman-hpc"
     program = "podman-hpc"
@@ -18,7 +18,7 @@ class PodmanHpc(Runtime):
         return [f"podman-hpc takes an image by name, not the file {entry.image}"] if entry.is_file else []
 
     def prefix(self, entry: ContainerOptions) -> tuple[str, ...]:
-        """Return the run command, on the host's network and shared memory."""
+        """Return the run command, which uses the host's network and shared memory."""
         families = ("SLURM_*", "DTSLURM_*", *(("NCCL_*",) if entry.vendor_script else ()))
         return (
             *("podman-hpc", "run", "--rm", "--net=host", "--ipc=host"),

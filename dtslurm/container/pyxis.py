@@ -10,7 +10,7 @@ from dtslurm.model.shell import Sh, quote
 
 
 class Pyxis(Runtime):
-    """Options on srun only: as #SBATCH lines they would put the batch script itself into the image."""
+    """Pyxis, with options on srun only: as #SBATCH lines they would run the batch script inside the image."""
 
     name = "pyxis"
     preparation = "containers/pyxis.sh.j2"
@@ -18,7 +18,7 @@ class Pyxis(Runtime):
     optional_program = "enroot"
 
     def srun_options(self, entry: ContainerOptions) -> tuple[str, ...]:
-        """Return the --container-* options; the variables named win over those set in the image."""
+        """Return the --container-* options; the named variables override those set in the image."""
         mounts = quote(",".join(pairs(entry)))
         names = (
             "DTSLURM_RUN_DIR",
@@ -38,7 +38,7 @@ class Pyxis(Runtime):
         )
 
     def values(self, entry: ContainerOptions) -> Mapping[str, object]:
-        """Return what imports the image once, so that not every node asks the registry for it."""
+        """Return the values for the template that imports the image once, instead of once on every node."""
         return {
             "pull": self.pulled(entry),
             "reference": reference(entry),
@@ -51,13 +51,13 @@ class Pyxis(Runtime):
         return (str(self.optional_program), "import", "--output")
 
     def source(self, entry: ContainerOptions) -> str:
-        """Return the reference as enroot wants it."""
-        found = reference(entry)
-        return found if "://" in found else f"docker://{found}"
+        """Return the reference with a scheme, in enroot's notation."""
+        image_reference = reference(entry)
+        return image_reference if "://" in image_reference else f"docker://{image_reference}"
 
 
 def reference(entry: ContainerOptions) -> str:
-    """Return the image as enroot wants it: the registry's host is set off by ``#``."""
+    """Return the image in enroot's notation, which separates the registry's host with ``#``."""
     if "#" in entry.image:
         return entry.image.removeprefix("docker://")
     if entry.is_file or "://" in entry.reference:

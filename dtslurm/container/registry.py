@@ -1,4 +1,4 @@
-"""Container runtimes by name."""
+"""Registry of container runtimes by name."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ GROUP = "dtslurm.containers"
 
 
 def load(name: str) -> Runtime:
-    """Return the runtime of that name.
+    """Return the container runtime of that name.
 
     Raises:
-        RequestInvalid: there is none, or its package cannot be imported.
+        RequestInvalid: no runtime has this name, or its package cannot be imported.
     """
     runtime: Runtime = plugins.load(GROUP, "container runtime", name)
     return runtime

@@ -1,4 +1,4 @@
-"""``shifter``: the image is named to sbatch and made ready on every node before the job starts."""
+"""``shifter``: sbatch gets the image's name, and prepares the image on every node before the job starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dtslurm.container.base import ContainerOptions, Runtime
 
 
 class Shifter(Runtime):
-    """The host's variables and global file systems are inside as they are outside."""
+    """Shifter; the host's variables and global file systems are available in the container."""
 
     name = "shifter"
     program = "shifter"

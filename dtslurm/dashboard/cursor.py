@@ -1,26 +1,26 @@
-"""A cursor that keys move over a number of places: what tables and the rank grid have in common."""
+"""A cursor that moves over numbered positions; shared by tables and the rank grid."""
 
 from __future__ import annotations
 
 
 class Cursor:
-    """Mixed into a widget that has a reactive ``cursor``."""
+    """A mixin for widgets with a reactive ``cursor``."""
 
     cursor: int
 
     @property
     def places(self) -> int:
-        """How many places there are."""
+        """The number of positions."""
         raise NotImplementedError
 
     def move(self, step: int) -> None:
-        """Move the cursor, but no further than to the first or the last place."""
+        """Move the cursor by ``step`` positions, within the first and the last position."""
         self.cursor = max(0, min(self.places - 1, self.cursor + step))
 
     def action_top(self) -> None:
-        """Move the cursor to the first place."""
+        """Move the cursor to the first position."""
         self.cursor = 0
 
     def action_bottom(self) -> None:
-        """Move the cursor to the last place."""
+        """Move the cursor to the last position."""
         self.cursor = max(0, self.places - 1)

@@ -1,4 +1,7 @@
-"""What fills the dashboard: threads that ask clusters and post frozen snapshots. The screen never waits."""
+"""The dashboard's data source: threads query the clusters and post immutable snapshots.
+
+The screen never waits for a query.
+"""
 
 from __future__ import annotations
 
@@ -42,25 +45,25 @@ from dtslurm.views.run_page import Page, page
 if TYPE_CHECKING:
     from dtslurm.services.observe.compare import Comparison
 
-_NEW_RUNS_S = 3.0  # between looks at this machine's index
+_NEW_RUNS_S = 3.0  # between reads of the local index of runs
 _PAGE_S = 2.0
 _FAR_PAGE_S = 5.0
-_IDLE_PAGE_S = 30.0  # of a job that has ended
+_IDLE_PAGE_S = 30.0  # for a job that has ended
 _REST_S = 0.01
 _PROGRESS_S = 15.0
-_USE_S = 120.0  # between looks at the use of a running job's GPUs
-_USE_COLUMNS = 16
-_MOST_ENDED = 12  # newest ended jobs whose use is shown
-_MOST_PROGRESS = 4  # running jobs whose progress is asked for at once
-_EARLIER_POINTS = 1000  # of each attempt before the newest
-_MOST_RANKS = 256  # whose whole output is followed without being asked for
-LAST_LINES = 20_000  # of each file, without being asked for more
-_LAST_LINES_OF_MANY = 100
+_UTILIZATION_S = 120.0  # between reads of a running job's GPU utilization
+_UTILIZATION_COLUMNS = 16
+_MAX_ENDED_JOBS = 12  # newest ended jobs whose GPU utilization is shown
+_MAX_QUERIES = 4  # jobs of a cluster that are queried in one round
+_MAX_EARLIER_POINTS = 1000  # of each attempt before the newest one
+_MAX_FOLLOWED_RANKS = 256  # largest run whose complete output is followed by default
+LAST_LINES = 20_000  # of each file, until the user loads earlier lines
+_LAST_LINES_OF_LARGE_RUNS = 100
 
 
 @dataclass(frozen=True)
 class LogState:
-    """How following goes: ``words`` for the line below the log."""
+    """The state of the log follower; ``words`` is the text of the line below the log."""
 
     key: str
     words: str
@@ -68,7 +71,7 @@ class LogState:
 
 @dataclass(frozen=True)
 class Notification:
-    """A word for the person: of an action, or of what went wrong."""
+    """A message to the user about the outcome of an action or an error."""
 
     text: str
     bad: bool = False
@@ -76,7 +79,7 @@ class Notification:
 
 @dataclass(frozen=True)
 class Diagnosed:
-    """The verdict on a job, as lines; ``live``: on what its ranks do now."""
+    """The diagnosis of a job as lines; ``live`` if it describes the present activity of the ranks."""
 
     key: str
     lines: tuple[str, ...]
@@ -85,7 +88,7 @@ class Diagnosed:
 
 @dataclass(frozen=True)
 class EarlierAttempts:
-    """What the attempts of a run before the newest said of their training, oldest first."""
+    """The training metrics of all attempts of a run before its newest, oldest attempt first."""
 
     key: str
     attempts: Mapping[int, Sequence[TrainPoint]]
@@ -93,14 +96,14 @@ class EarlierAttempts:
 
 @dataclass(frozen=True)
 class GpuUtilization:
-    """The mean use of the GPUs of runs over time in percent, by key of their rows."""
+    """The mean GPU utilization of runs over time in percent, by key of their rows."""
 
     values: Mapping[str, Percentages]
 
 
 @dataclass(frozen=True)
 class RunUtilization:
-    """The utilization of a run's GPUs and CPUs over an attempt; ``key`` is that of the run's row."""
+    """The GPU and CPU utilization of a run over an attempt; ``key`` is the key of the run's row."""
 
     key: str
     attempt: int
@@ -118,19 +121,19 @@ Post = Callable[[object], None]
 
 
 class SnapshotSource(Protocol):
-    """Where the dashboard's snapshots come from: `Feed`, or what a test makes up."""
+    """A source of snapshots for the dashboard: `Feed`, or a substitute in tests."""
 
     def start(self, post: Post) -> None:
-        """Begin to post `Board`s."""
+        """Start to post `Board`s."""
 
     def stop(self) -> None:
-        """End; nothing is posted any more."""
+        """Stop the source; nothing is posted afterwards."""
 
     def refresh(self) -> None:
-        """Ask anew now."""
+        """Query all clusters now."""
 
     def watch(self, row: JobRow | None, attempt: int | None = None) -> None:
-        """Post `Page`s of this job, and of no other."""
+        """Post `Page`s of this job and of no other job; None stops."""
 
     def follow(
         self,
@@ -141,47 +144,48 @@ class SnapshotSource(Protocol):
         attempt: int | None = None,
         lines: int = LAST_LINES,
     ) -> None:
-        """Fill a store with the last ``lines`` of each file of the job's output, and with what follows.
+        """Fill a store with the last ``lines`` of each output file of a job and with all later lines.
 
         Args:
-            ranks: only theirs, ``*`` all of them however many.
-            attempt: only this one, None for the newest and those to come.
+            row: the job; None stops.
+            ranks: the ranks to follow, such as ``0,3-7``; ``*`` follows all ranks, however many.
+            attempt: the only attempt to follow; None follows the newest and all later attempts.
         """
 
     def verdict(self, row: JobRow, attempt: int | None = None) -> None:
-        """Post the verdict on a job."""
+        """Post the diagnosis of a job."""
 
     def history(self, row: JobRow, attempt: int) -> None:
         """Post the `RunUtilization` of an attempt of a job."""
 
     def live(self, row: JobRow) -> None:
-        """Look at every rank of a running job, and post the verdict."""
+        """Inspect every rank of a running job and post the live diagnosis."""
 
     def act(self, verb: str, row: JobRow) -> None:
-        """Cancel, requeue, hold or release, and tell how it went."""
+        """Cancel, requeue, hold or release a job and post a `Notification` of the outcome."""
 
     def shell(self, row: JobRow, node: str) -> int:
-        """Open a shell on a node at this terminal."""
+        """Open a shell on a node in this terminal and return its exit code."""
 
     def open_log(self, row: JobRow, rank: int, attempt: int, opener: Opener) -> int:
-        """Open a rank's log at this terminal."""
+        """Open a rank's log in this terminal and return the program's exit code."""
 
     def report(self, row: JobRow, attempt: int | None = None) -> None:
-        """Write the page about a run, and tell where it is."""
+        """Write the report of a run and post a `Notification` with its path."""
 
     def resubmit(self, row: JobRow) -> None:
-        """Submit a run once more, and tell how it went."""
+        """Resubmit a run and post a `Notification` of the outcome."""
 
     def compare(self, rows: Sequence[JobRow]) -> None:
         """Post the comparison of some runs."""
 
     def demo(self) -> None:
-        """Start the demo on this machine, and tell how it went."""
+        """Start the demo on this machine and post a `Notification` of the outcome."""
 
 
 @dataclass
 class _Cluster:
-    """One cluster's thread: its own context, so that it waits for nobody else."""
+    """The state of one cluster's thread, with a context of its own so that it waits for no other cluster."""
 
     key: ClusterKey
     context: Context
@@ -203,13 +207,13 @@ class _Cluster:
 
 
 class Feed:
-    """Asks all clusters at once, each in a thread of its own.
+    """A snapshot source that queries all clusters in parallel, each in a thread of its own.
 
     Args:
-        contexts: makes a context for each thread.
-        say: makes lines of a verdict.
-        say_comparison: makes lines of a comparison of runs.
-        cluster: only runs on this one.
+        contexts: creates a context for each thread.
+        say: renders a diagnosis as lines.
+        say_comparison: renders a comparison of runs as lines.
+        cluster: name of the only cluster to show; None shows all.
     """
 
     def __init__(
@@ -220,159 +224,170 @@ class Feed:
         cluster: str | None = None,
         say_comparison: Callable[[Comparison], Sequence[str]] = lambda _: (),
     ) -> None:
-        self._say_comparison = say_comparison
-        self._contexts, self._say, self._only = contexts, say, cluster
+        self._render_comparison = say_comparison
+        self._make_context, self._render_diagnosis, self._only_cluster = contexts, say, cluster
         self._post: Post = lambda _: None
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._poked = threading.Event()
+        self._refresh_requested = threading.Event()
         self._clusters: dict[ClusterKey, _Cluster] = {}
-        self._watching = 0
-        self._following = 0
+        self._watch_generation = 0
+        self._follow_generation = 0
         self._rows: dict[str, JobRow] = {}
-        self._looked = False
+        self._has_published = False
 
     def start(self, post: Post) -> None:
-        """Begin to post boards."""
+        """Start to post boards."""
         self._post = lambda value: None if self._stop.is_set() else post(value)
-        self._spawn(self._runs)
+        self._spawn(self._poll_run_index)
 
     def stop(self) -> None:
-        """End all threads; those that wait for a network are left to it."""
+        """Stop all threads; threads that wait for a network answer are abandoned."""
         self._stop.set()
-        self._poked.set()
+        self._refresh_requested.set()
         for cluster in self._clusters.values():
             cluster.wake.set()
 
     def refresh(self) -> None:
-        """Ask all clusters now."""
-        self._poked.set()
+        """Query all clusters now."""
+        self._refresh_requested.set()
         for cluster in list(self._clusters.values()):
             cluster.wake.set()
 
     def _spawn(self, work: Callable[..., None], *args: Any) -> None:
-        threading.Thread(target=self._guarded, args=(work, args), daemon=True, name="dtslurm-feed").start()
+        threading.Thread(
+            target=self._run_guarded, args=(work, args), daemon=True, name="dtslurm-feed"
+        ).start()
 
-    def _guarded(self, work: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def _run_guarded(self, work: Callable[..., None], args: tuple[Any, ...]) -> None:
         try:
             work(*args)
         except DtslurmError as error:
             self._post(Notification(" ".join(error.lines()[:3]), bad=True))
         except OSError as error:
             self._post(Notification(str(error), bad=True))
-        except Exception as error:  # noqa: BLE001 - the screen hides what a thread prints as it ends
-            fault = f"{type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001 - the screen hides a thread's traceback on stderr
+            description = f"{type(error).__name__}: {error}"
             self._post(
                 Notification(
-                    f"a fault of dtslurm's own, {fault}; what it kept up to date stands still", bad=True
+                    f"a fault of dtslurm's own, {description}; what it kept up to date stands still", bad=True
                 )
             )
 
-    # ---- The board
+    # ---- Board
 
-    def _runs(self) -> None:
-        """Look for runs; each cluster that has some gets a thread."""
-        runs = Runs(self._contexts())
+    def _poll_run_index(self) -> None:
+        """Poll the index of runs and start a thread for each cluster that has runs."""
+        runs = Runs(self._make_context())
         while not self._stop.is_set():
             try:
-                found = runs.by_cluster()
+                records_by_cluster = runs.by_cluster()
             except DtslurmError as error:
                 self._post(Notification(error.message, bad=True))
-                found = {}
-            for key, records in found.items():
-                if self._only is not None and key[0] != self._only:
+                records_by_cluster = {}
+            for key, records in records_by_cluster.items():
+                if self._only_cluster is not None and key[0] != self._only_cluster:
                     continue
-                known = self._clusters.get(key)
-                if known is None:
-                    known = _Cluster(key, self._contexts(), line=ClusterLine(name=key[0]))
-                    known.rows = ClusterReader(known.context, key[0]).first(records)
-                    known.records = records
+                cluster = self._clusters.get(key)
+                if cluster is None:
+                    cluster = _Cluster(key, self._make_context(), line=ClusterLine(name=key[0]))
+                    cluster.rows = ClusterReader(cluster.context, key[0]).first(records)
+                    cluster.records = records
                     with self._lock:
-                        self._clusters[key] = known
-                    self._spawn(self._ask, known)
-                elif {record.token for record in records} - {record.token for record in known.records}:
-                    known.records = records
-                    known.wake.set()
+                        self._clusters[key] = cluster
+                    self._spawn(self._poll_cluster, cluster)
+                elif {record.token for record in records} - {record.token for record in cluster.records}:
+                    cluster.records = records
+                    cluster.wake.set()
                 else:
-                    known.records = records
-            if not self._looked:
-                self._looked = True
+                    cluster.records = records
+            if not self._has_published:
+                self._has_published = True
                 self._publish()
-            self._poked.wait(_NEW_RUNS_S)
-            self._poked.clear()
+            self._refresh_requested.wait(_NEW_RUNS_S)
+            self._refresh_requested.clear()
 
-    def _ask(self, cluster: _Cluster) -> None:
+    def _poll_cluster(self, cluster: _Cluster) -> None:
         reader = ClusterReader(cluster.context, cluster.key[0])
         while not self._stop.is_set():
             cluster.rows, cluster.line = reader.read(cluster.records)
             self._publish()
             if not cluster.line.trouble:
-                self._progress(cluster)
-                self._ask_use(cluster)
+                self._read_progress(cluster)
+                self._read_gpu_utilization(cluster)
             active = any(not row.over for row in cluster.rows)
             cluster.wake.wait(cluster.min_poll() * (1 if active else 4))
             cluster.wake.clear()
 
-    def _progress(self, cluster: _Cluster) -> None:
-        """Ask some running jobs how far they are."""
+    def _read_progress(self, cluster: _Cluster) -> None:
+        """Read the telemetry of the running jobs whose progress is the oldest, at most `_MAX_QUERIES`."""
         context = cluster.context
         now = context.clock()
-        running = [
+        running_rows = [
             row for row in cluster.rows if row.state == "RUNNING" and row.recorded and not row.is_array
         ]
-        due = [row for row in running if now - cluster.asked.get(row.key, 0.0) > _PROGRESS_S]
-        records = {record.token: record for record in cluster.records}
-        for row in sorted(due, key=lambda row: cluster.asked.get(row.key, 0.0))[:_MOST_PROGRESS]:
+        due_rows = [row for row in running_rows if now - cluster.asked.get(row.key, 0.0) > _PROGRESS_S]
+        records_by_token = {record.token: record for record in cluster.records}
+        for row in sorted(due_rows, key=lambda row: cluster.asked.get(row.key, 0.0))[:_MAX_QUERIES]:
             cluster.asked[row.key] = now
             try:
-                seen = pulse(context, records[row.token], task=row.task, points=200)
+                telemetry = pulse(context, records_by_token[row.token], task=row.task, points=200)
             except (DtslurmError, OSError, KeyError):
                 continue
-            cluster.pages[row.key] = page(seen, key=row.key, taken_at=context.clock(), limit_at=row.limit_at)
-        if due:
+            cluster.pages[row.key] = page(
+                telemetry, key=row.key, taken_at=context.clock(), limit_at=row.limit_at
+            )
+        if due_rows:
             self._publish()
 
-    def _ask_use(self, cluster: _Cluster) -> None:
-        """Ask some jobs for the use of their GPUs.
+    def _read_gpu_utilization(self, cluster: _Cluster) -> None:
+        """Read the GPU utilization of running jobs that have GPU samples, and of the newest ended jobs.
 
-        Of running jobs those that have samples of GPUs; of ended ones the newest, once, where that starts
-        no process on a login node.
+        Running jobs are read again every `_UTILIZATION_S` seconds. Ended jobs are read once, and only if
+        their
+        files can be read without a process on a login node.
         """
         now = cluster.context.clock()
-        here = {record.token for record in cluster.records if not record.mirror}
+        local_tokens = {record.token for record in cluster.records if not record.mirror}
         rows = [row for row in cluster.rows if not row.is_array]
-        ended = [row for row in rows if row.over and row.start is not None and row.token in here]
-        ended = ended[:_MOST_ENDED]
-        due = [row for row in rows if self._has_gpus(cluster, row) and _is_due(cluster, row, now)]
-        due += [row for row in ended if row.key not in cluster.use_asked]
-        records = {record.token: record for record in cluster.records}
-        before = dict(cluster.uses)
-        for row in due[:_MOST_PROGRESS]:
+        ended_rows = [row for row in rows if row.over and row.start is not None and row.token in local_tokens]
+        ended_rows = ended_rows[:_MAX_ENDED_JOBS]
+        due_rows = [
+            row for row in rows if self._has_gpus(cluster, row) and _is_utilization_due(cluster, row, now)
+        ]
+        due_rows += [row for row in ended_rows if row.key not in cluster.use_asked]
+        records_by_token = {record.token: record for record in cluster.records}
+        previous_uses = dict(cluster.uses)
+        for row in due_rows[:_MAX_QUERIES]:
             cluster.use_asked[row.key] = now
             try:
                 history = read_utilization(
                     cluster.context,
-                    records[row.token],
+                    records_by_token[row.token],
                     attempt=row.attempt,
                     task=row.task,
-                    columns=_USE_COLUMNS,
+                    columns=_UTILIZATION_COLUMNS,
                 )
             except (DtslurmError, OSError, KeyError):
                 continue
-            if use := average_gpus(history, _USE_COLUMNS):
-                cluster.uses[row.key] = use
-        if cluster.uses != before:
+            if percentages := average_gpus(history, _UTILIZATION_COLUMNS):
+                cluster.uses[row.key] = percentages
+        if cluster.uses != previous_uses:
             with self._lock:
-                known = [one.uses for one in self._clusters.values()]
-                self._post(GpuUtilization({key: use for uses in known for key, use in uses.items()}))
+                uses_by_cluster = [other.uses for other in self._clusters.values()]
+                self._post(
+                    GpuUtilization(
+                        {key: percentages for uses in uses_by_cluster for key, percentages in uses.items()}
+                    )
+                )
 
     @staticmethod
     def _has_gpus(cluster: _Cluster, row: JobRow) -> bool:
-        """Return whether a running job's newest samples tell of the use of a GPU."""
-        known = cluster.pages.get(row.key)
-        if row.state != "RUNNING" or known is None:
+        """Return whether the newest samples of a running job include GPU utilization."""
+        cached_page = cluster.pages.get(row.key)
+        if row.state != "RUNNING" or cached_page is None:
             return False
-        return any(node.gpu is not None for node in known.nodes)
+        return any(node.gpu is not None for node in cached_page.nodes)
 
     def _publish(self) -> None:
         with self._lock:
@@ -383,49 +398,53 @@ class Feed:
             ]
             lines = tuple(cluster.line for cluster in self._clusters.values())
             self._rows = {row.key: row for row in rows}
-            rows = list(self._rows.values())  # two ways to a cluster have one queue
-            taken = next((cluster.context.clock() for cluster in self._clusters.values()), 0.0)
-        rows.sort(key=lambda row: -row.created)  # stable: an array's tasks stay behind it
-        self._post(Board(rows=tuple(rows), clusters=lines, taken_at=taken))
+            rows = list(self._rows.values())  # two profiles of one cluster report the same jobs
+            taken_at = next((cluster.context.clock() for cluster in self._clusters.values()), 0.0)
+        rows.sort(key=lambda row: -row.created)  # stable: the tasks of an array stay behind its row
+        self._post(Board(rows=tuple(rows), clusters=lines, taken_at=taken_at))
 
     # ---- One job
 
     def watch(self, row: JobRow | None, attempt: int | None = None) -> None:
-        """Post pages of this job, and of no other."""
-        self._watching += 1
+        """Post pages of this job and of no other job; None stops."""
+        self._watch_generation += 1
         if row is not None:
-            self._spawn(self._watch, self._watching, row, attempt)
+            self._spawn(self._poll_page, self._watch_generation, row, attempt)
 
-    def _watch(self, number: int, row: JobRow, attempt: int | None) -> None:
-        context, last, seen = self._contexts(), None, None
-        joined: tuple[int, ...] = ()
+    def _poll_page(self, number: int, row: JobRow, attempt: int | None) -> None:
+        context, last_page, telemetry = self._make_context(), None, None
+        posted_attempts: tuple[int, ...] = ()
         record = find(context, row.token)
         pause = threading.Event()
-        while number == self._watching and not self._stop.is_set():
+        while number == self._watch_generation and not self._stop.is_set():
             row = self._rows.get(row.key, row)
-            begun = context.clock()
+            started_at = context.clock()
             try:
-                seen = pulse(context, record, attempt=attempt, task=row.task, after=seen, rest=_rest)
-                last = page(
-                    seen,
+                telemetry = pulse(
+                    context, record, attempt=attempt, task=row.task, after=telemetry, rest=_yield_to_screen
+                )
+                last_page = page(
+                    telemetry,
                     key=row.key,
                     taken_at=context.clock(),
-                    before=last,
+                    before=last_page,
                     limit_at=row.limit_at,
-                    over=row.over or row.pending or is_earlier(seen),
+                    over=row.over or row.pending or is_earlier(telemetry),
                     world_size=record.world_size,
-                    rest=_rest,
+                    rest=_yield_to_screen,
                 )
             except (DtslurmError, OSError) as error:
                 text = error.message if isinstance(error, DtslurmError) else str(error)
-                last = replace(last or Page(key=row.key), trouble=text)
-            if number == self._watching:
-                self._post(last)
-                joined = self._join(context, record, row.key, seen if attempt is None else None, joined)
-            usual = _IDLE_PAGE_S if row.over else _FAR_PAGE_S if record.mirror else _PAGE_S
-            pause.wait(max(usual, 3 * (context.clock() - begun)))  # of many ranks it is much to ask
+                last_page = replace(last_page or Page(key=row.key), trouble=text)
+            if number == self._watch_generation:
+                self._post(last_page)
+                posted_attempts = self._post_earlier_attempts(
+                    context, record, row.key, telemetry if attempt is None else None, posted_attempts
+                )
+            interval = _IDLE_PAGE_S if row.over else _FAR_PAGE_S if record.mirror else _PAGE_S
+            pause.wait(max(interval, 3 * (context.clock() - started_at)))  # large runs take long to query
 
-    def _join(
+    def _post_earlier_attempts(
         self,
         context: Context,
         record: JobRecord,
@@ -433,14 +452,22 @@ class Feed:
         seen: RunTelemetry | None,
         joined: tuple[int, ...],
     ) -> tuple[int, ...]:
-        """Post what earlier attempts trained, once for each newest one; return the attempts so far."""
+        """Post the metrics of the earlier attempts, once for each newest attempt.
+
+        Returns:
+            The attempts whose metrics have been posted.
+        """
         if seen is None or seen.attempts == joined or len(seen.attempts) < 2:
             return joined
         try:
-            points = points_of_attempts(context, record, seen, most=_EARLIER_POINTS)
+            points_by_attempt = points_of_attempts(context, record, seen, most=_MAX_EARLIER_POINTS)
         except (DtslurmError, OSError):
-            return joined  # the curves stay those of the newest attempt until the next look
-        earlier = {number: of_one for number, of_one in points.items() if number != seen.attempt}
+            return joined  # keep the newest attempt's curves until the next poll
+        earlier = {
+            number: attempt_points
+            for number, attempt_points in points_by_attempt.items()
+            if number != seen.attempt
+        }
         self._post(EarlierAttempts(key, earlier))
         return seen.attempts
 
@@ -454,204 +481,208 @@ class Feed:
         lines: int = LAST_LINES,
     ) -> None:
         """Fill a store with the job's output."""
-        self._following += 1
+        self._follow_generation += 1
         if row is not None:
-            self._spawn(self._follow, self._following, row, store, (ranks, attempt, lines))
+            self._spawn(self._follow_output, self._follow_generation, row, store, (ranks, attempt, lines))
 
-    def _follow(
+    def _follow_output(
         self, number: int, row: JobRow, store: LineStore, choice: tuple[str, int | None, int]
     ) -> None:
         try:
-            self._fill(number, row, store, *choice)
+            self._stream_output(number, row, store, *choice)
         finally:
             store.loading = False
 
-    def _fill(
+    def _stream_output(
         self, number: int, row: JobRow, store: LineStore, ranks: str, attempt: int | None, lines: int
     ) -> None:
-        context = self._contexts()
+        context = self._make_context()
         record = find(context, row.token)
-        wanted, words = wanted_of(record, row, ranks, attempt, lines)
-        self._post(LogState(row.key, words))
+        request, description = wanted_of(record, row, ranks, attempt, lines)
+        self._post(LogState(row.key, description))
         try:
-            with LogStream(context.cluster_of(record).transport, wanted) as stream:
-                while number == self._following and not self._stop.is_set() and not stream.ended:
+            with LogStream(context.cluster_of(record).transport, request) as stream:
+                while number == self._follow_generation and not self._stop.is_set() and not stream.ended:
                     for item in stream.read(0.25):
-                        _keep(store, item)
+                        _store_output(store, item)
                         if isinstance(item, Notice):
                             self._post(LogState(row.key, item.text))
                         elif item is Mark.CAUGHT_UP:
                             store.loading = False
-                            self._post(LogState(row.key, words))
-                    store.skipped = stream.skipped and not wanted.summary
+                            self._post(LogState(row.key, description))
+                    store.skipped = stream.skipped and not request.summary
         except (DtslurmError, OSError) as error:
             text = error.message if isinstance(error, DtslurmError) else str(error)
             self._post(LogState(row.key, f"{text}; press r to try again"))
 
     def verdict(self, row: JobRow, attempt: int | None = None) -> None:
-        """Post the verdict on a job."""
-        self._spawn(self._verdict, row, attempt)
+        """Post the diagnosis of a job."""
+        self._spawn(self._post_diagnosis, row, attempt)
 
-    def _verdict(self, row: JobRow, attempt: int | None) -> None:
-        context = self._contexts()
+    def _post_diagnosis(self, row: JobRow, attempt: int | None) -> None:
+        context = self._make_context()
         try:
             record = find(context, row.token)
-            lines = tuple(self._say(diagnose(context, record, attempt=attempt, task=row.task)))
+            lines = tuple(self._render_diagnosis(diagnose(context, record, attempt=attempt, task=row.task)))
         except DtslurmError as error:
             lines = tuple(error.lines())
         self._post(Diagnosed(row.key, lines))
 
     def history(self, row: JobRow, attempt: int) -> None:
-        """Post the use of GPUs and CPUs over an attempt of a job."""
-        self._spawn(self._history, row, attempt)
+        """Post the GPU and CPU utilization over an attempt of a job."""
+        self._spawn(self._post_utilization, row, attempt)
 
-    def _history(self, row: JobRow, attempt: int) -> None:
-        context = self._contexts()
+    def _post_utilization(self, row: JobRow, attempt: int) -> None:
+        context = self._make_context()
         record = find(context, row.token)
         history = read_utilization(context, record, attempt=attempt, task=row.task)
         self._post(RunUtilization(row.key, attempt, history))
 
     def live(self, row: JobRow) -> None:
-        """Look at every rank of a running job, and post the verdict."""
-        self._spawn(self._live, row)
+        """Inspect every rank of a running job and post the live diagnosis."""
+        self._spawn(self._post_live_diagnosis, row)
 
-    def _live(self, row: JobRow) -> None:
-        context = self._contexts()
+    def _post_live_diagnosis(self, row: JobRow) -> None:
+        context = self._make_context()
         try:
-            found = diagnose_live(context, find(context, row.token), task=row.task)
-            lines = tuple(self._say(found))
+            diagnosis = diagnose_live(context, find(context, row.token), task=row.task)
+            lines = tuple(self._render_diagnosis(diagnosis))
         except DtslurmError as error:
             lines = tuple(error.lines())
         self._post(Diagnosed(row.key, lines, live=True))
 
     def act(self, verb: str, row: JobRow) -> None:
-        """Do it in a thread, and tell how it went."""
-        self._spawn(self._act, verb, row)
+        """Change the job in a thread and post the outcome."""
+        self._spawn(self._change_job, verb, row)
 
-    def _act(self, verb: str, row: JobRow) -> None:
+    def _change_job(self, verb: str, row: JobRow) -> None:
         selector = row.token if row.task is None else row.job_id
-        acted = act(self._contexts(), verb, [selector], row.cluster)
-        self._post(Notification("; ".join(acted.lines(verb))))
+        changes = act(self._make_context(), verb, [selector], row.cluster)
+        self._post(Notification("; ".join(changes.lines(verb))))
         self.refresh()
 
     def shell(self, row: JobRow, node: str) -> int:
-        """Open a shell on a node; the caller has made room on the terminal."""
-        context = self._contexts()
+        """Open a shell on a node; the caller has suspended the application."""
+        context = self._make_context()
         record = find(context, row.token)
         return open_shell(context, record, node, None if row.task is None else row.job_id)
 
     def open_log(self, row: JobRow, rank: int, attempt: int, opener: Opener) -> int:
-        """Open a rank's log; the caller has made room on the terminal."""
-        context = self._contexts()
+        """Open a rank's log; the caller has suspended the application."""
+        context = self._make_context()
         record = find(context, row.token)
         return handoffs.open_log(context, record, handoffs.log_path(record, rank, attempt, row.task), opener)
 
     def report(self, row: JobRow, attempt: int | None = None) -> None:
-        """Write the page in a thread, and tell where it is."""
-        self._spawn(self._report, row, attempt)
+        """Write the report in a thread and post its path."""
+        self._spawn(self._write_report, row, attempt)
 
-    def _report(self, row: JobRow, attempt: int | None) -> None:
-        context = self._contexts()
+    def _write_report(self, row: JobRow, attempt: int | None) -> None:
+        context = self._make_context()
         path = handoffs.write_report(context, find(context, row.token), attempt=attempt, task=row.task)
         self._post(Notification(f"wrote the report to {path}"))
 
     def resubmit(self, row: JobRow) -> None:
-        """Submit it once more in a thread, and tell how it went."""
-        self._spawn(self._resubmit, row)
+        """Resubmit the run in a thread and post the outcome."""
+        self._spawn(self._resubmit_run, row)
 
-    def _resubmit(self, row: JobRow) -> None:
+    def _resubmit_run(self, row: JobRow) -> None:
         record, notices = handoffs.resubmit(row.token if row.task is None else row.job_id)
-        told = f"submitted job {record.job_id} ({record.name}) to {record.cluster}; it repeats {row.job_id}"
-        self._post(Notification("\n".join([told, *(f"note: {line}" for line in notices)])))
+        message = (
+            f"submitted job {record.job_id} ({record.name}) to {record.cluster}; it repeats {row.job_id}"
+        )
+        self._post(Notification("\n".join([message, *(f"note: {line}" for line in notices)])))
         self.refresh()
 
     def compare(self, rows: Sequence[JobRow]) -> None:
-        """Compare the runs in a thread, and post the lines."""
-        self._spawn(self._compare, tuple(rows))
+        """Compare the runs in a thread and post the lines."""
+        self._spawn(self._compare_runs, tuple(rows))
 
-    def _compare(self, rows: Sequence[JobRow]) -> None:
+    def _compare_runs(self, rows: Sequence[JobRow]) -> None:
         from dtslurm.services.observe.compare import compare
 
-        context = self._contexts()
-        found = compare(context, [find(context, row.token) for row in rows])
-        self._post(ComparisonText(tuple(self._say_comparison(found))))
+        context = self._make_context()
+        comparison = compare(context, [find(context, row.token) for row in rows])
+        self._post(ComparisonText(tuple(self._render_comparison(comparison))))
 
     def demo(self) -> None:
-        """Start the demo in a thread, and tell how it went."""
-        self._spawn(self._demo)
+        """Start the demo in a thread and post the outcome."""
+        self._spawn(self._submit_demo)
 
-    def _demo(self) -> None:
-        record = handoffs.start_demo(self._contexts())
+    def _submit_demo(self) -> None:
+        record = handoffs.start_demo(self._make_context())
         self._post(Notification(f"submitted job {record.job_id} ({record.name}) to {record.cluster}"))
         self.refresh()
 
 
-def _rest() -> None:
-    """Leave the interpreter to the screen for a moment: ten thousand ranks are much to go through."""
+def _yield_to_screen() -> None:
+    """Sleep briefly so that the screen's thread can run while ten thousand ranks are processed."""
     time.sleep(_REST_S)
 
 
-def _is_due(cluster: _Cluster, row: JobRow, now: float) -> bool:
-    return now - cluster.use_asked.get(row.key, 0.0) > _USE_S
+def _is_utilization_due(cluster: _Cluster, row: JobRow, now: float) -> bool:
+    return now - cluster.use_asked.get(row.key, 0.0) > _UTILIZATION_S
 
 
 def is_earlier(seen: RunTelemetry) -> bool:
-    """Return whether a later attempt than the one that was looked at has started."""
+    """Return whether a newer attempt than the one in the telemetry has started."""
     return seen.attempt != max(seen.attempts, default=seen.attempt)
 
 
 def wanted_of(
     record: JobRecord, row: JobRow, ranks: str, attempt: int | None = None, lines: int = LAST_LINES
 ) -> tuple[LogRequest, str]:
-    """Return what to follow of a run, and in words what that is.
+    """Return the log request for a run and a description of its scope.
 
     Raises:
-        ValueError: ``ranks`` names none.
+        ValueError: ``ranks`` is not a valid list of ranks.
     """
-    many = record.world_size > _MOST_RANKS
-    chosen = ranges(ranks)
-    summary = many and chosen is None and ranks != "*"
-    words = f"rank {ranks}" if chosen else "all ranks"
+    is_large = record.world_size > _MAX_FOLLOWED_RANKS
+    rank_ranges = ranges(ranks)
+    summary = is_large and rank_ranges is None and ranks != "*"
+    description = f"rank {ranks}" if rank_ranges else "all ranks"
     if summary:
-        words = f"of {record.world_size:,} ranks only lines that look like errors; r chooses ranks, r * all"
-    wanted = LogRequest(
+        description = (
+            f"of {record.world_size:,} ranks only lines that look like errors; r chooses ranks, r * all"
+        )
+    request = LogRequest(
         record.run_dir,
         array=record.array is not None,
         task=row.task,
-        kinds=frozenset({"rank"} if chosen else {"batch", "node", "rank"}),
-        ranks=chosen,
+        kinds=frozenset({"rank"} if rank_ranges else {"batch", "node", "rank"}),
+        ranks=rank_ranges,
         attempt=attempt,
-        lines=_LAST_LINES_OF_MANY * lines // LAST_LINES if many and not chosen else lines,
+        lines=_LAST_LINES_OF_LARGE_RUNS * lines // LAST_LINES if is_large and not rank_ranges else lines,
         follow=not row.over and attempt is None,
         summary=summary,
     )
-    return wanted, words
+    return request, description
 
 
 def ranges(text: str) -> tuple[tuple[int, int], ...] | None:
-    """Return ranges of ranks from ``0,3-7``; None for all of them.
+    """Parse ranges of ranks such as ``0,3-7``; return None for all ranks.
 
     Raises:
-        ValueError: it names no ranks.
+        ValueError: the text is not a valid list of ranks.
     """
     if text.strip() in {"", "*"}:
         return None
-    found = []
+    rank_ranges = []
     for part in text.split(","):
-        known = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip(), re.ASCII)
-        first, last = (int(known[1]), int(known[2] or known[1])) if known else (1, 0)
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip(), re.ASCII)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if last < first:
             raise ValueError(f"{text!r} names no ranks: write 0,3-7, or * for all")
-        found.append((first, last))
-    return tuple(found)
+        rank_ranges.append((first, last))
+    return tuple(rank_ranges)
 
 
-def _keep(store: LineStore, item: object) -> None:
+def _store_output(store: LineStore, item: object) -> None:
     if isinstance(item, LogBlock) and item.file.kind not in {"events", "metrics"}:
         store.add(item.file.source, item.data)
     elif isinstance(item, OutputSummary) and item.alarm:
         store.add(item.file.source, item.alarm.encode("utf-8", "replace").replace(b"\n", b" ") + b"\n")
     elif isinstance(item, Rewritten):
-        pass  # a progress bar: its end comes as a line
+        pass  # a progress bar; its final state arrives as a line
     elif isinstance(item, Notice):
         store.add("*", item.text.encode("utf-8", "replace").replace(b"\n", b" ") + b"\n")

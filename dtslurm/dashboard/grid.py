@@ -1,4 +1,4 @@
-"""The rank grid: a cell for each rank, ten thousand if need be; those that stand out are seen at once."""
+"""The rank grid: a cell for each of up to ten thousand ranks, with outliers highlighted."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from dtslurm.model.units import duration
 from dtslurm.views.run_page import RankCell
 
 MODES = ("state", "gpu", "memory", "silence")
-_CARD = 26
-_LABEL = 7
+_CARD_WIDTH = 26
+_LABEL_WIDTH = 7
 
 
 def dot(cell: RankCell, mode: str) -> Piece:
-    """Return a rank in a few characters."""
+    """Return the shortest text for a rank in a mode of `MODES`, with its kind."""
     kind = RANK_KINDS.get(cell.state, "")
     if cell.odd:
         kind = "bad" if cell.state in {"failed", "lost"} else "warn"
@@ -36,34 +36,34 @@ def dot(cell: RankCell, mode: str) -> Piece:
             "▲" if cell.odd and cell.state == "running" else ascii_fallback.RANKS.get(cell.state, "?")
         ), kind
     if mode == "gpu":
-        return _number(cell.gpu), kind if cell.odd else _heat(cell.gpu)
+        return _format_number(cell.gpu), kind if cell.odd else _utilization_kind(cell.gpu)
     if mode == "memory":
-        return _number(None if cell.memory is None else cell.memory * 100), kind
-    return _number(cell.silent), kind
+        return _format_number(None if cell.memory is None else cell.memory * 100), kind
+    return _format_number(cell.silent), kind
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "-" if value is None else f"{min(999, value):.0f}"
 
 
-def _heat(use: float | None) -> str:
+def _utilization_kind(use: float | None) -> str:
     return "dim" if use is None else "good" if use >= 60 else "warn" if use >= 20 else "bad"
 
 
 def card(cell: RankCell) -> Piece:
-    """Return all that matters of a rank in one small card."""
+    """Return a fixed-width text with the most important measurements of a rank, and its kind."""
     mark, kind = dot(cell, "state")
-    silent = "" if cell.silent is None else duration(cell.silent)
+    status = "" if cell.silent is None else duration(cell.silent)
     if cell.state in {"failed", "terminated"}:
-        silent = f"sig {cell.signal}" if cell.signal else f"exit {cell.exit_code}"
+        status = f"sig {cell.signal}" if cell.signal else f"exit {cell.exit_code}"
     if cell.failed_first:
-        return f"{cell.rank:>5} {mark} first  {silent:>9}", kind
-    text = f"{cell.rank:>5} {mark} {percent(cell.gpu):>4} {percent(cell.memory, of_one=True):>4} {silent:>6}"
+        return f"{cell.rank:>5} {mark} first  {status:>9}", kind
+    text = f"{cell.rank:>5} {mark} {percent(cell.gpu):>4} {percent(cell.memory, of_one=True):>4} {status:>6}"
     return text, kind
 
 
 class RankGrid(Cursor, ScrollView, can_focus=True):
-    """Draws the ranks that are on the screen, and no others."""
+    """A scrollable grid of ranks that draws only the visible ones."""
 
     DEFAULT_CSS = "RankGrid { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; }"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -79,10 +79,10 @@ class RankGrid(Cursor, ScrollView, can_focus=True):
     mode = reactive("state")
 
     class Moved(Message):
-        """The cursor is on another rank, or its rank changed."""
+        """The cursor moved to another rank, or the data of its rank changed."""
 
     class Chosen(Message):
-        """The rank's log is wanted."""
+        """The user opened the log of a rank."""
 
         def __init__(self, rank: int) -> None:
             super().__init__()
@@ -92,30 +92,30 @@ class RankGrid(Cursor, ScrollView, can_focus=True):
         super().__init__(id=id)
         self.cells: tuple[RankCell, ...] = ()
         self.empty = "loading …"
-        self._by_rank: tuple[RankCell, ...] = ()
-        self._first_failed: int | None = None
-        self._together = 8
+        self._cells_by_rank: tuple[RankCell, ...] = ()
+        self._first_failed_rank: int | None = None
+        self._group_size = 8
         self._had_cards = False
 
     @property
     def cards(self) -> bool:
-        """Whether there is room to say more of every rank than a dot."""
-        across = self.size.width // _CARD
-        return across > 0 and len(self._by_rank) <= across * max(0, self.size.height)
+        """Whether the grid has room for a card per rank."""
+        cards_per_line = self.size.width // _CARD_WIDTH
+        return cards_per_line > 0 and len(self._cells_by_rank) <= cards_per_line * max(0, self.size.height)
 
     @property
     def across(self) -> int:
-        """How many ranks stand in a line."""
+        """The number of ranks in a line."""
         if self.cards:
-            return max(1, self.size.width // _CARD)
-        room = max(1, (self.size.width - _LABEL) // self._width)
-        for together in (self._together, 10, 8, 4):
-            if together and room >= together:
-                return room // together * together
-        return room
+            return max(1, self.size.width // _CARD_WIDTH)
+        capacity = max(1, (self.size.width - _LABEL_WIDTH) // self._cell_width)
+        for group_size in (self._group_size, 10, 8, 4):
+            if group_size and capacity >= group_size:
+                return capacity // group_size * group_size
+        return capacity
 
     @property
-    def _width(self) -> int:
+    def _cell_width(self) -> int:
         return 2 if self.mode == "state" else 4
 
     @property
@@ -124,51 +124,51 @@ class RankGrid(Cursor, ScrollView, can_focus=True):
         return self.cells[self.cursor] if self.cursor < len(self.cells) else None
 
     def show(self, cells: tuple[RankCell, ...], together: int) -> None:
-        """Show these ranks, in groups of ``together`` (those of a node).
+        """Show these ranks in groups of ``together``, the number of ranks per node.
 
-        The rank that failed first is chosen when it appears.
+        The cursor moves to the first failed rank when there is a new one.
         """
-        self._by_rank, self._together = cells, together if 1 < together <= 64 else 8
-        failed = next((cell.rank for cell in cells if cell.failed_first), None)
-        appeared = failed != self._first_failed
-        self._first_failed = failed
-        self._resized(failed if appeared else None)
+        self._cells_by_rank, self._group_size = cells, together if 1 < together <= 64 else 8
+        first_failed_rank = next((cell.rank for cell in cells if cell.failed_first), None)
+        is_new_failure = first_failed_rank != self._first_failed_rank
+        self._first_failed_rank = first_failed_rank
+        self._update_layout(first_failed_rank if is_new_failure else None)
         self.post_message(self.Moved())
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Offer another metric where not all of them are shown."""
+        """Disable the change of the metric while cards show all metrics."""
         return False if action == "mode" and self.cards else super().check_action(action, parameters)
 
-    def _arrange(self, wanted: int | None) -> None:
-        """Put the first failure first where every rank has a card, and keep the chosen rank chosen."""
-        chosen = self.chosen
-        rank = wanted if wanted is not None or chosen is None else chosen.rank
-        self.cells = failures_first(self._by_rank) if self.cards else self._by_rank
-        places = (at for at, cell in enumerate(self.cells) if cell.rank == rank)
-        self.cursor = next(places, max(0, min(self.cursor, len(self.cells) - 1)))
+    def _order_cells(self, wanted: int | None) -> None:
+        """Sort the first failure first if ranks are shown as cards, and keep the cursor on its rank."""
+        selected = self.chosen
+        rank = wanted if wanted is not None or selected is None else selected.rank
+        self.cells = failures_first(self._cells_by_rank) if self.cards else self._cells_by_rank
+        positions = (index for index, cell in enumerate(self.cells) if cell.rank == rank)
+        self.cursor = next(positions, max(0, min(self.cursor, len(self.cells) - 1)))
 
-    def _resized(self, wanted: int | None = None) -> None:
-        self._arrange(wanted)
+    def _update_layout(self, wanted: int | None = None) -> None:
+        self._order_cells(wanted)
         if self.cards != self._had_cards:
             self._had_cards = self.cards
             self.refresh_bindings()
-        lines = -(-len(self._by_rank) // self.across)
+        lines = -(-len(self._cells_by_rank) // self.across)
         self.virtual_size = Size(self.size.width, lines)
         self.refresh()
 
     def on_resize(self) -> None:
-        self._resized()
+        self._update_layout()
 
     def watch_mode(self) -> None:
-        self._resized()
-        self._reveal()
+        self._update_layout()
+        self._scroll_to_cursor()
 
     def watch_cursor(self) -> None:
-        self._reveal()
+        self._scroll_to_cursor()
         self.post_message(self.Moved())
         self.refresh()
 
-    def _reveal(self) -> None:
+    def _scroll_to_cursor(self) -> None:
         line, top = self.cursor // self.across, self.scroll_offset.y
         if line < top:
             self.scroll_to(y=line, animate=False)
@@ -177,28 +177,28 @@ class RankGrid(Cursor, ScrollView, can_focus=True):
 
     @property
     def places(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return len(self.cells)
 
     def action_rank(self, step: int) -> None:
-        """Move the cursor by ranks."""
+        """Move the cursor by ``step`` ranks."""
         self.move(step)
 
     def action_line(self, step: int) -> None:
-        """Move the cursor by lines."""
+        """Move the cursor by ``step`` lines."""
         self.action_rank(step * self.across)
 
     def action_page(self, step: int) -> None:
-        """Move the cursor by a screen."""
+        """Move the cursor by ``step`` screens."""
         self.action_line(step * max(1, self.size.height - 1))
 
     def action_mode(self) -> None:
-        """Show another metric."""
+        """Show the next metric."""
         self.mode = MODES[(MODES.index(self.mode) + 1) % len(MODES)]
         self.post_message(self.Moved())
 
     def action_odd(self) -> None:
-        """Go to the next rank that stands out."""
+        """Move the cursor to the next outlier rank."""
         count = len(self.cells)
         for step in range(1, count + 1):
             if self.cells[(self.cursor + step) % count].odd:
@@ -206,48 +206,48 @@ class RankGrid(Cursor, ScrollView, can_focus=True):
                 return
 
     def action_choose(self) -> None:
-        """Ask for the rank's log."""
+        """Open the log of the rank under the cursor."""
         if self.chosen is not None:
             self.post_message(self.Chosen(self.chosen.rank))
 
     def on_click(self, event: events.Click) -> None:
         line = event.y + self.scroll_offset.y
-        column = event.x // _CARD if self.cards else (event.x - _LABEL) // self._width
-        at = line * self.across + column
-        if 0 <= column < self.across and at < len(self.cells):
-            again = at == self.cursor and event.chain > 1
-            self.cursor = at
-            if again:
+        column = event.x // _CARD_WIDTH if self.cards else (event.x - _LABEL_WIDTH) // self._cell_width
+        index = line * self.across + column
+        if 0 <= column < self.across and index < len(self.cells):
+            is_double_click = index == self.cursor and event.chain > 1
+            self.cursor = index
+            if is_double_click:
                 self.action_choose()
 
     def render_line(self, y: int) -> Strip:
-        return self._line(y).apply_style(self.rich_style)
+        return self._draw_row(y).apply_style(self.rich_style)
 
-    def _line(self, y: int) -> Strip:
+    def _draw_row(self, y: int) -> Strip:
         width = self.size.width
         begin = (y + self.scroll_offset.y) * self.across
-        shown = self.cells[begin : begin + self.across]
-        if not shown:
+        visible_cells = self.cells[begin : begin + self.across]
+        if not visible_cells:
             text = self.empty if not self.cells and y == 0 else ""
             return Strip([Segment(clipped(text, width), theme.style(self.app, "dim"))], width)
         segments = []
         cards = self.cards
         if not cards:
-            segments.append(Segment(f"{begin:>{_LABEL - 1}} ", theme.style(self.app, "dim")))
-        for number, cell in enumerate(shown):
+            segments.append(Segment(f"{begin:>{_LABEL_WIDTH - 1}} ", theme.style(self.app, "dim")))
+        for offset, cell in enumerate(visible_cells):
             if cards:
                 text, kind = card(cell)
-                room = _CARD
+                room = _CARD_WIDTH
             else:
                 text, kind = dot(cell, self.mode)
-                room = self._width
+                room = self._cell_width
                 text = text if self.mode == "state" else f"{text:>3}"
             style = theme.style(self.app, kind)
-            here = begin + number == self.cursor
+            is_selected = begin + offset == self.cursor
             text = clipped(text, room - 1)
-            if not here and segments and segments[-1].style == style:
+            if not is_selected and segments and segments[-1].style == style:
                 segments[-1] = Segment(f"{segments[-1].text}{text} ", style)
-            elif here:
+            elif is_selected:
                 segments += [Segment(text, style + Style(reverse=True)), Segment(" ", Style())]
             else:
                 segments.append(Segment(f"{text} ", style))

@@ -1,4 +1,4 @@
-"""One job: overview, ranks, nodes, logs, verdict."""
+"""The page of one job with its panes: overview, ranks, nodes, logs, verdict and history."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TITLES = {
     "#progress": "progress", "Curves": "curves", "#events": "events", "#tail": "log", "RankGrid": "ranks",
     "#nodelist": "nodes", "#log": "log", "#verdict": "verdict", "#strips": "history",
 }  # fmt: skip
-_USE_S = 30.0  # between looks at the samples of a run that runs
+_UTILIZATION_S = 30.0  # between reads of the samples of a running job
 NODE_COLUMNS = (
     Column("node", "NODE", 10, share=1),
     Column("gpu", "GPU", 5, right=True),
@@ -50,7 +50,7 @@ NODE_COLUMNS = (
 
 
 class JobScreen(View):
-    """Everything about one job."""
+    """The screen of one job."""
 
     DEFAULT_CSS = """
     JobScreen Static { width: 1fr; text-wrap: nowrap; text-overflow: ellipsis; }
@@ -76,8 +76,8 @@ class JobScreen(View):
     VERTICAL_BREAKPOINTS: list[tuple[int, str]] | None = [(0, "-short"), (36, "-tall")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
-            Binding(str(at + 1), f"pane('{name}')", show=False, priority=True)
-            for at, name in enumerate(PANES)
+            Binding(str(index + 1), f"pane('{name}')", show=False, priority=True)
+            for index, name in enumerate(PANES)
         ),
         Binding("tab", "next(1)", "pane", priority=True),
         Binding("shift+tab", "next(-1)", show=False, priority=True),
@@ -96,25 +96,25 @@ class JobScreen(View):
     def __init__(self, row: JobRow, *, live: bool = False) -> None:
         super().__init__()
         self._row = row
-        self._live = live  # the verdict is on what the ranks do now
+        self._is_live = live  # the verdict pane shows the live diagnosis
         self.page: Page | None = None
-        self._earlier: words.Attempts = {}
-        self._use: RunUtilization | None = None
-        self._use_asked: float | None = None
-        self._rank_line = ("", "", "")
-        self._lines = LAST_LINES
-        self._aimed = False
+        self._earlier_attempts: words.Attempts = {}
+        self._utilization: RunUtilization | None = None
+        self._utilization_queried_at: float | None = None
+        self._rank_line_parts = ("", "", "")
+        self._lines_per_file = LAST_LINES
+        self._has_aimed = False
         self._attempt: int | None = None
-        self._typing = ""
-        self._typed: dict[str, str] = {"search": "", "filter": "", "ranks": ""}
-        self._log_words = ""
-        self._verdict_of: tuple[str, int | None] | None = None
+        self._input_purpose = ""
+        self._input_texts: dict[str, str] = {"search": "", "filter": "", "ranks": ""}
+        self._log_status = ""
+        self._diagnosis_request: tuple[str, int | None] | None = None
         self.store = LineStore(loading=True)
 
     def compose(self) -> ComposeResult:
         yield Static(id="head", markup=False)
         tabs = Static(id="tabs")
-        tabs.auto_links = False  # link colours are unreadable on the background of the active tab
+        tabs.auto_links = False  # link colours are unreadable on the active tab's background
         yield tabs
         with ContentSwitcher(initial="overview"):
             with Vertical(id="overview"):
@@ -146,71 +146,71 @@ class JobScreen(View):
             panel.add_class("titled")
             panel.border_title = title
         self.app.source.watch(self._row, self._attempt)
-        self._refollow()
-        failed = self._row.over and not self._row.ok
-        if self._live:
+        self._restart_following()
+        has_failed = self._row.over and not self._row.ok
+        if self._is_live:
             self.look_at_ranks(self._row)
         else:
-            self.action_pane("verdict" if failed else "overview")
-        self._frame()
+            self.action_pane("verdict" if has_failed else "overview")
+        self._update_frame()
         self.set_interval(1.0, self._tick)
 
     def _tick(self) -> None:
         if self.is_current:
-            self._frame()
+            self._update_frame()
 
     # ---- Snapshots
 
     def take(self, value: object) -> None:
-        """Show a board's news of this job, or a page."""
+        """Update the screen from a snapshot; ignore snapshots of other jobs."""
         if isinstance(value, Board):
-            before = self._row
-            self._row = next((row for row in value.rows if row.key == before.key), before)
-            if before.over != self._row.over:
-                self._verdict_of, self._live = None, False
-                self._ask_verdict()
+            previous_row = self._row
+            self._row = next((row for row in value.rows if row.key == previous_row.key), previous_row)
+            if previous_row.over != self._row.over:
+                self._diagnosis_request, self._is_live = None, False
+                self._request_diagnosis()
                 self._mark_ended()
         elif isinstance(value, Page) and value.key == self._row.key:
             self.page = value
-            self._fill(value)
+            self._fill_panes(value)
             self._mark_ended()
             self._show_history()
         elif isinstance(value, RunUtilization) and value.key == self._row.key:
-            self._use = value
+            self._utilization = value
             self._show_history()
         elif isinstance(value, EarlierAttempts) and value.key == self._row.key:
-            self._earlier = value.attempts
+            self._earlier_attempts = value.attempts
             if self.page is not None:
-                self._fill(self.page)
+                self._fill_panes(self.page)
         elif isinstance(value, LogState) and value.key == self._row.key:
-            self._log_words = value.words
-        elif isinstance(value, Diagnosed) and value.key == self._row.key and value.live == self._live:
+            self._log_status = value.words
+        elif isinstance(value, Diagnosed) and value.key == self._row.key and value.live == self._is_live:
             self.query_one("#saying", Static).update("\n".join(map(safe, value.lines)))
         else:
             return
-        self._frame()
+        self._update_frame()
 
-    def _fill(self, page: Page) -> None:
+    def _fill_panes(self, page: Page) -> None:
         now = page.now
         self._aim_at_failure(page)
-        self._rank_line = words.rank_line(page)
-        on_node = [cell.node_rank for cell in page.ranks[:64] if cell.node_rank is not None]
-        together = on_node.count(on_node[0]) if on_node else 8
+        self._rank_line_parts = words.rank_line(page)
+        node_ranks = [cell.node_rank for cell in page.ranks[:64] if cell.node_rank is not None]
+        ranks_per_node = node_ranks.count(node_ranks[0]) if node_ranks else 8
         grid = self.query_one(RankGrid)
-        grid.empty = words.nothing_of("ranks", page, over=self._ended)
-        grid.show(page.ranks, together)
+        grid.empty = words.nothing_of("ranks", page, over=self._has_ended)
+        grid.show(page.ranks, ranks_per_node)
         curves = self.query_one(Curves)
-        curves.empty = words.nothing_of("training metrics", page, over=self._ended)
-        earlier = self._earlier if self._attempt is None else {}
+        curves.empty = words.nothing_of("training metrics", page, over=self._has_ended)
+        earlier = self._earlier_attempts if self._attempt is None else {}
         curves.show(words.curves(page, 4, earlier), words.restarts(page, earlier))
         lines = words.activity_words(with_page(self._row, page), "d")
         if page.forecast is not None:
-            told = words.forecast_words(page.forecast, now)
-            room = min(40, self.size.width - len(told[0]) - 1)
+            forecast_lines = words.forecast_words(page.forecast, now)
+            room = min(40, self.size.width - len(forecast_lines[0]) - 1)
             share = page.forecast.share
-            filled = f"{bar(share, room)} " if share is not None and room >= 8 else ""
-            lines.append((filled + told[0], "" if page.forecast.stalled else "good"))
-            lines += [(line, "warn") for line in told[1:]]
+            progress = f"{bar(share, room)} " if share is not None and room >= 8 else ""
+            lines.append((progress + forecast_lines[0], "" if page.forecast.stalled else "good"))
+            lines += [(line, "warn") for line in forecast_lines[1:]]
         if page.lost_at is not None:
             lines.append((f"the loss is no number since step {page.lost_at}", "bad"))
         if page.ranks_apart is not None:
@@ -218,75 +218,92 @@ class JobScreen(View):
         lines += words.standing_out(page)
         self.put("#progress", lines)
         events = self.query_one("#events", VerticalScroll)
-        at_end = events.scroll_offset.y >= events.max_scroll_y
+        is_at_end = events.scroll_offset.y >= events.max_scroll_y
         self.put("#timeline", words.timeline(page, now))
-        if at_end:
+        if is_at_end:
             events.scroll_end(animate=False)
         nodes = self.query_one("#nodelist", Rows)
-        nodes.empty = words.nothing_of("samples of nodes", page, over=self._ended)
+        nodes.empty = words.nothing_of("samples of nodes", page, over=self._has_ended)
         nodes.show([cell.name for cell in page.nodes])
 
     def _show_history(self) -> None:
-        """Draw the ranks' step times over time, or the use of GPUs or CPUs where no two ranks tell steps."""
+        """Draw the ranks' step times over time, or the utilization if fewer than two ranks report steps."""
         if self.page is None or self.pane != "history":
             return
         view = self.query_one(StripView)
-        use = self._use if self._use is not None and self._use.attempt == self.page.attempt else None
+        utilization = (
+            self._utilization
+            if self._utilization is not None and self._utilization.attempt == self.page.attempt
+            else None
+        )
         strips = step_strips(self.page.points, view.room)
         if strips is None:
-            self._ask_use(self.page.attempt)
-            strips = utilization_strips(use.history, view.room) if use is not None else Strips()
-        view.empty = "loading …" if use is None else words.nothing_of("samples", self.page, over=self._ended)
+            self._request_utilization(self.page.attempt)
+            strips = (
+                utilization_strips(utilization.history, view.room) if utilization is not None else Strips()
+            )
+        view.empty = (
+            "loading …"
+            if utilization is None
+            else words.nothing_of("samples", self.page, over=self._has_ended)
+        )
         view.show(strips)
         self.put("#legend", describe_strips(strips, self.app.now()))
 
-    def _ask_use(self, attempt: int) -> None:
-        """Ask for the use of GPUs and CPUs: once, and every now and then while the attempt runs."""
+    def _request_utilization(self, attempt: int) -> None:
+        """Request the GPU and CPU utilization: once, and every `_UTILIZATION_S` seconds until the end."""
         now = self.app.now()
-        if self._use_asked is None or (not self._ended and now - self._use_asked > _USE_S):
-            self._use_asked = now
+        if self._utilization_queried_at is None or (
+            not self._has_ended and now - self._utilization_queried_at > _UTILIZATION_S
+        ):
+            self._utilization_queried_at = now
             self.app.source.history(self._row, attempt)
 
-    def _frame(self) -> None:
+    def _update_frame(self) -> None:
         now = self.app.now()
         head = words.header(with_page(self._row, self.page), self.page, now)
         if self.page is not None:
             age = now - self.page.taken_at
-            fresh = f" · seen {duration(age)} ago" if age >= 1 else " · live"
-            fresh = "" if self._ended else fresh
+            freshness = f" · seen {duration(age)} ago" if age >= 1 else " · live"
+            freshness = "" if self._has_ended else freshness
             if self.page.trouble:
-                seen = f"last seen {duration(age)} ago" if self.page.taken_at else "never seen"
-                fresh = f" · {self.page.trouble}; {seen}"
-            head[1] = (head[1][0] + fresh, "warn" if self.page.trouble else "dim")
+                last_seen = f"last seen {duration(age)} ago" if self.page.taken_at else "never seen"
+                freshness = f" · {self.page.trouble}; {last_seen}"
+            head[1] = (head[1][0] + freshness, "warn" if self.page.trouble else "dim")
         self.put("#head", head)
-        self._tabs()
-        self._rank_lines()
+        self._draw_tabs()
+        self._draw_rank_lines()
         view = self.query_one("#log", LogView)
-        told = [view.status(), self._log_words]
+        parts = [view.status(), self._log_status]
         if self.store.skipped:
-            told.append(f"the last {self._lines:,} lines of each file, L loads earlier ones")
-        self.put("#logline", [(" · ".join(filter(None, told)), "dim")])
+            parts.append(f"the last {self._lines_per_file:,} lines of each file, L loads earlier ones")
+        self.put("#logline", [(" · ".join(filter(None, parts)), "dim")])
 
-    def _tabs(self) -> None:
+    def _draw_tabs(self) -> None:
         text = Text(no_wrap=True, overflow="ellipsis")
         current = self.query_one(ContentSwitcher).current
-        for at, name in enumerate(PANES):
-            chosen = name == current
+        for index, name in enumerate(PANES):
+            is_current = name == current
             style = theme.style(self.app, "dim")
-            if chosen:
-                ground = theme.ground(self.app, "primary")
-                style = Style(color=theme.on(ground)) + ground
-            text.append(f" {at + 1} {name} ", style=style)
+            if is_current:
+                background = theme.ground(self.app, "primary")
+                style = Style(color=theme.on(background)) + background
+            text.append(f" {index + 1} {name} ", style=style)
             text.apply_meta({"@click": f"screen.pane('{name}')"}, len(text) - len(name) - 4, len(text))
             text.append(" ")
         self.query_one("#tabs", Static).update(text)
 
-    def _rank_lines(self) -> None:
+    def _draw_rank_lines(self) -> None:
         grid = self.query_one(RankGrid)
         if self.page is not None:
-            legend = {"state": "state", "gpu": "GPU %", "memory": "GPU memory %", "silence": "seconds silent"}
-            columns = "rank, GPU, memory, silent" if grid.cards else legend[grid.mode]
-            before, after, kind = self._rank_line
+            mode_titles = {
+                "state": "state",
+                "gpu": "GPU %",
+                "memory": "GPU memory %",
+                "silence": "seconds silent",
+            }
+            columns = "rank, GPU, memory, silent" if grid.cards else mode_titles[grid.mode]
+            before, after, kind = self._rank_line_parts
             self.put("#rankline", [(" · ".join(filter(None, (before, columns, after))), kind)])
         cell = grid.chosen
         if cell is not None:
@@ -301,7 +318,7 @@ class JobScreen(View):
 
     @property
     def pane(self) -> str:
-        """The pane that is shown."""
+        """The name of the visible pane."""
         return self.query_one(ContentSwitcher).current or "overview"
 
     def action_pane(self, name: str) -> None:
@@ -313,9 +330,9 @@ class JobScreen(View):
         }  # fmt: skip
         self.set_focus(self.query_one(focus.get(name, "#verdict")))
         if name == "verdict":
-            self._ask_verdict()
-        self.call_after_refresh(self._show_history)  # a pane has a width once it has been laid out
-        self._frame()
+            self._request_diagnosis()
+        self.call_after_refresh(self._show_history)  # a pane has no width before its layout
+        self._update_frame()
         self.refresh_bindings()
 
     def action_next(self, step: int) -> None:
@@ -323,164 +340,166 @@ class JobScreen(View):
         self.action_pane(PANES[(PANES.index(self.pane) + step) % len(PANES)])
 
     def action_attempt(self, step: int) -> None:
-        """Show another attempt."""
+        """Show the attempt ``step`` positions after the present one."""
         if self.page is None or not self.page.attempts:
             return
-        there = self.page.attempts
-        at = there.index(self.page.attempt) if self.page.attempt in there else len(there) - 1
-        chosen = there[max(0, min(len(there) - 1, at + step))]
-        self._attempt = None if chosen == there[-1] else chosen
-        self.notify(f"attempt {chosen}", timeout=1.5)
+        attempts = self.page.attempts
+        index = attempts.index(self.page.attempt) if self.page.attempt in attempts else len(attempts) - 1
+        selected = attempts[max(0, min(len(attempts) - 1, index + step))]
+        self._attempt = None if selected == attempts[-1] else selected
+        self.notify(f"attempt {selected}", timeout=1.5)
         self.app.source.watch(self._row, self._attempt)
-        self._refollow()
-        self._aimed = False
-        self._use, self._use_asked = None, None
-        self._verdict_of, self._live = None, False
-        self._ask_verdict()
+        self._restart_following()
+        self._has_aimed = False
+        self._utilization, self._utilization_queried_at = None, None
+        self._diagnosis_request, self._is_live = None, False
+        self._request_diagnosis()
 
     @property
-    def _ended(self) -> bool:
-        """Whether the attempt that is shown has ended."""
+    def _has_ended(self) -> bool:
+        """Whether the shown attempt has ended."""
         if self._row.over or self._attempt is not None:
             return True
         return self._row.pending and self.page is not None and bool(self.page.attempts)
 
     def _mark_ended(self) -> None:
         for view in self.query(LogView):
-            view.ended = self._ended
+            view.ended = self._has_ended
 
     def _aim_at_failure(self, page: Page) -> None:
-        """Open the log of an attempt that ended with a failure at that failure, once."""
+        """Scroll the log of a failed, ended attempt to its first failure, once."""
         failure = page.first_failure
-        if failure is None or not self._ended or self._aimed:
+        if failure is None or not self._has_ended or self._has_aimed:
             return
-        self._aimed = True
+        self._has_aimed = True
         self.query_one("#log", LogView).aim(str(failure.rank), failure.error)
 
-    def _ask_verdict(self) -> None:
-        wanted = (self._row.key, self._attempt)
-        if self.pane == "verdict" and self._verdict_of != wanted:
-            self._verdict_of = wanted
+    def _request_diagnosis(self) -> None:
+        request = (self._row.key, self._attempt)
+        if self.pane == "verdict" and self._diagnosis_request != request:
+            self._diagnosis_request = request
             self.app.source.verdict(self._row, self._attempt)
 
     def look_at_ranks(self, row: JobRow) -> None:
-        """Show what every rank does now in place of the verdict."""
-        self._live, self._verdict_of = True, (row.key, self._attempt)
+        """Show the live diagnosis of every rank instead of the diagnosis of the run."""
+        self._is_live, self._diagnosis_request = True, (row.key, self._attempt)
         self.query_one("#saying", Static).update("looking at every rank …")
         self.action_pane("verdict")
         self.app.source.live(row)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Offer what a pane has a use for."""
+        """Disable the log actions outside the log pane."""
         if action in {"type", "earlier"} and self.is_mounted and self.pane != "logs":
             return False
         return super().check_action(action, parameters)
 
-    # ---- Typing
+    # ---- Input line
 
     def action_type(self, what: str) -> None:
-        """Type a search, a filter, or which ranks."""
-        line = self.query_one("#typing", Input)
-        self._typing = what
-        line.placeholder = {
+        """Open the input line for a search, a filter, or a list of ranks."""
+        text_input = self.query_one("#typing", Input)
+        self._input_purpose = what
+        text_input.placeholder = {
             "search": "search: a regular expression",
             "filter": "only lines that match this regular expression",
             "ranks": "ranks such as 0,3-7, or * for all",
         }[what]
-        line.value = self._typed[what]
-        line.display = True
-        self.set_focus(line)
+        text_input.value = self._input_texts[what]
+        text_input.display = True
+        self.set_focus(text_input)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        what, text = self._typing, event.value.strip()
+        purpose, text = self._input_purpose, event.value.strip()
         log = self.query_one("#log", LogView)
-        wrong = ""
-        if what == "ranks":
+        problem = ""
+        if purpose == "ranks":
             try:
                 ranges(text)
             except ValueError as error:
-                wrong = str(error)
+                problem = str(error)
             else:
-                self._refollow(text)
-                self._typed["ranks"] = text
+                self._restart_following(text)
+                self._input_texts["ranks"] = text
         else:
-            wrong = pattern_error(log.search if what == "search" else log.filter, text)
-        if wrong:
-            self.notify(wrong, severity="error", markup=False)
+            problem = pattern_error(log.search if purpose == "search" else log.filter, text)
+        if problem:
+            self.notify(problem, severity="error", markup=False)
             return
-        self._typed[what] = text
+        self._input_texts[purpose] = text
         event.input.display = False
         self.set_focus(log)
 
-    def _refollow(self, ranks: str | None = None) -> None:
-        """Show the output of these ranks, or of those chosen before, from its newest line on."""
-        ranks = self._typed["ranks"] if ranks is None else ranks
+    def _restart_following(self, ranks: str | None = None) -> None:
+        """Follow the output of these ranks, or of the previously selected ranks, in a new store."""
+        ranks = self._input_texts["ranks"] if ranks is None else ranks
         self.store = LineStore(loading=True)
         for view in self.query(LogView):
             view.use(self.store)
         self._mark_ended()
-        self.app.source.follow(self._row, self.store, ranks, attempt=self._attempt, lines=self._lines)
+        self.app.source.follow(
+            self._row, self.store, ranks, attempt=self._attempt, lines=self._lines_per_file
+        )
 
     def action_earlier(self) -> None:
-        """Load ten times as many lines of each file, if there are earlier ones."""
+        """Load ten times as many lines of each file, if there are earlier lines."""
         if self.store.loading:
             return
         if not self.store.skipped:
             self.notify("there are no earlier lines", timeout=2)
             return
-        self._lines *= 10
-        self._refollow()
+        self._lines_per_file *= 10
+        self._restart_following()
 
     def action_back(self) -> None:
-        """Close what is typed, then end the filter, then leave."""
-        line = self.query_one("#typing", Input)
+        """Close the input line, else remove the log filter, else leave the page."""
+        text_input = self.query_one("#typing", Input)
         log = self.query_one("#log", LogView)
-        if line.display:
-            line.display = False
+        if text_input.display:
+            text_input.display = False
             self.set_focus(log)
         elif self.pane == "logs" and log.words:
-            self._typed["filter"] = ""
+            self._input_texts["filter"] = ""
             log.filter("")
         else:
             self.action_leave()
 
     def action_leave(self) -> None:
-        """Go back to the list."""
+        """Return to the job list."""
         self.app.source.watch(None)
         self.app.source.follow(None, self.store)
         self.store.clear()
         self.app.leave_job()
 
     def on_rank_grid_moved(self) -> None:
-        self._rank_lines()
+        self._draw_rank_lines()
 
     def on_rank_grid_chosen(self, event: RankGrid.Chosen) -> None:
-        self._typed["ranks"] = str(event.rank)
-        self._refollow()
+        self._input_texts["ranks"] = str(event.rank)
+        self._restart_following()
         failure = self.page.first_failure if self.page is not None else None
         if failure is not None and failure.rank == event.rank:
             self.query_one("#log", LogView).aim(str(failure.rank), failure.error)
         self.action_pane("logs")
 
     def on_log_view_status(self) -> None:
-        self._frame()
+        self._update_frame()
 
     # ---- Actions
 
     def attempt(self) -> int | None:
-        """Return the attempt that was chosen, None for the newest."""
+        """Return the selected attempt; None for the newest."""
         return self._attempt
 
     def shown_rank(self) -> int | None:
-        """Return the rank under the cursor, or whose log is shown, or that failed first.
+        """Return the rank under the cursor, else the rank whose log is shown, else the first failed rank.
 
-        None where no rank is known.
+        Without any of these, return the first rank; None if no rank is known.
         """
         if self.page is None or not self.page.ranks:
             return None
-        chosen = self.query_one(RankGrid).chosen
-        if self.pane == "ranks" and chosen is not None:
-            return chosen.rank
+        selected = self.query_one(RankGrid).chosen
+        if self.pane == "ranks" and selected is not None:
+            return selected.rank
         source = self.query_one("#log", LogView).source if self.pane == "logs" else ""
         if source.isdecimal():
             return int(source)
@@ -503,20 +522,20 @@ class JobScreen(View):
         self.app.open_log(self._row, rank, self.page.attempt, opener)
 
     def row(self) -> JobRow:
-        """Return the job."""
+        """Return the job of this page."""
         return self._row
 
     def node(self) -> str | None:
-        """Return the node under the cursor, or the chosen rank's, or the first."""
+        """Return the node under the cursor, else the node of the selected rank, else the first node."""
         if self.pane == "nodes" and self.query_one("#nodelist", Rows).key is not None:
             return self.query_one("#nodelist", Rows).key
-        chosen = self.query_one(RankGrid).chosen
-        if self.pane == "ranks" and chosen is not None and chosen.host:
-            return chosen.host
+        selected = self.query_one(RankGrid).chosen
+        if self.pane == "ranks" and selected is not None and selected.host:
+            return selected.host
         return super().node()
 
     def to_copy(self) -> str:
-        """Return what the pane shows, as text."""
+        """Return the text of the pane; of other panes, the job id and the run directory."""
         if self.pane == "logs":
             return self.query_one("#log", LogView).visible_text()
         if self.pane == "verdict":

@@ -1,4 +1,4 @@
-"""The job list."""
+"""The job list screen."""
 
 from __future__ import annotations
 
@@ -38,33 +38,33 @@ COLUMNS = (
     Column("use", "GPU USE", USE_WIDTH, rank=6),
     Column("about", "ABOUT", 10, share=3, rank=5),
 )
-BAR_WIDTH = 28  # of the progress column: ████████ 100% steps 12h03m
-ROOM_FOR_BARS = 98  # columns of the list
+BAR_WIDTH = 28  # width of the progress column: ████████ 100% steps 12h03m
+ROOM_FOR_BARS = 98  # least width of the list, in terminal columns
 MARK = "◆"
-STALLED_WIDTH = 16  # of the state's column: ■ STALLED 12m03s
+STALLED_WIDTH = 16  # width of the state column: ■ STALLED 12m03s
 
 
 class JobRows(Rows):
-    """Rows that can be marked."""
+    """A table whose rows can be marked."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("space", "mark", show=False)]
 
     class Marked(Message):
-        """A row was marked, or its mark was taken away."""
+        """The user toggled the mark of a row."""
 
         def __init__(self, key: str) -> None:
             super().__init__()
             self.key = key
 
     def action_mark(self) -> None:
-        """Mark the row under the cursor, and go on to the next."""
+        """Toggle the mark of the row under the cursor and move to the next row."""
         if self.key is not None:
             self.post_message(self.Marked(self.key))
             self.move(1)
 
 
 class JobsScreen(View):
-    """All runs on all clusters."""
+    """The screen with all runs on all clusters."""
 
     DEFAULT_CSS = """
     JobsScreen Static { width: 1fr; text-wrap: nowrap; text-overflow: ellipsis; }
@@ -106,13 +106,13 @@ class JobsScreen(View):
         self.board = Board()
         self.shown: list[JobRow] = []
         self.uses: Mapping[str, Percentages] = {}
-        self.marked: list[str] = []  # tokens of runs, in the order of their marks
+        self.marked: list[str] = []  # tokens of the marked runs, in marking order
 
     def compose(self) -> ComposeResult:
         yield Static(id="title", markup=False)
         with Container(id="body"):
             with Vertical(id="list"):
-                yield JobRows(COLUMNS, self._cells, empty="asking …", id="jobs")
+                yield JobRows(COLUMNS, self._format_cells, empty="asking …", id="jobs")
             with Vertical(id="panel"):
                 yield Static(id="facts", markup=False)
                 yield Curves()
@@ -128,7 +128,7 @@ class JobsScreen(View):
         self.set_interval(1.0, self._tick)
 
     def take(self, value: object) -> None:
-        """Show a board, or a comparison that was asked for here."""
+        """Update the screen from a board or GPU utilization, or show a requested comparison."""
         if isinstance(value, Board):
             self.board = value
             tokens = {row.token for row in value.rows}
@@ -146,37 +146,39 @@ class JobsScreen(View):
     def _tick(self) -> None:
         if self.is_current:
             self.query_one(Rows).refresh()
-            self._frame()
+            self._update_frame()
 
     def refill(self) -> None:
-        """Show the rows that are wanted now."""
+        """Filter and sort the rows, choose the columns, and show both."""
         self.shown = arrange(self.board.rows, self.choice)
         rows = self.query_one(Rows)
-        rows.empty = "no run matches" if self.board.rows else self._offer
+        rows.empty = "no run matches" if self.board.rows else self._empty_hint
         rows.sorted_by = self.choice.sort
-        several = len({line.name for line in self.board.clusters}) > 1
-        stalled = any(row.stalled for row in self.shown)
-        with_use = any(row.key in self.uses for row in self.shown)
-        widths = {"state": STALLED_WIDTH} if stalled else {}
-        if self._has_bars:
+        has_several_clusters = len({line.name for line in self.board.clusters}) > 1
+        has_stalled = any(row.stalled for row in self.shown)
+        has_utilization = any(row.key in self.uses for row in self.shown)
+        widths = {"state": STALLED_WIDTH} if has_stalled else {}
+        if self._has_room_for_bars:
             widths["progress"] = BAR_WIDTH
         rows.columns = tuple(
             replace(
-                column, width=widths.get(column.key, column.width), right=column.right and not self._has_bars
+                column,
+                width=widths.get(column.key, column.width),
+                right=column.right and not self._has_room_for_bars,
             )
             for column in COLUMNS
-            if (several or column.key != "cluster") and (with_use or column.key != "use")
+            if (has_several_clusters or column.key != "cluster") and (has_utilization or column.key != "use")
         )
         rows.show([row.key for row in self.shown])
-        self._frame()
+        self._update_frame()
 
     @property
-    def _offer(self) -> str:
-        """What can be done where there is no run."""
+    def _empty_hint(self) -> str:
+        """The text of an empty list: how to start a run."""
         demo = "" if self.app.read_only else "; D starts a demo on this machine"
         return f"no runs yet; dtslurm submit SCRIPT starts one{demo}"
 
-    def _cells(self, at: int) -> dict[str, words.Piece]:
+    def _format_cells(self, at: int) -> dict[str, words.Piece]:
         row = self.shown[at]
         now = self.app.now()
         cells = words.job_cells(row, now, expanded=row.token in self.choice.expanded)
@@ -187,38 +189,38 @@ class JobsScreen(View):
                 draw_spark_line(rebin(self.uses[row.key], USE_WIDTH)),
                 "dim" if row.over else "accent",
             )
-        return {**cells, "progress": words.progress_bar(row, now)} if self._has_bars else cells
+        return {**cells, "progress": words.progress_bar(row, now)} if self._has_room_for_bars else cells
 
     @property
-    def _has_bars(self) -> bool:
+    def _has_room_for_bars(self) -> bool:
         """Whether the list is wide enough for progress bars."""
         return self.query_one(Rows).room >= ROOM_FOR_BARS
 
-    def _frame(self) -> None:
+    def _update_frame(self) -> None:
         now = self.app.now()
-        wanted = []
+        settings = []
         if self.choice.words:
-            wanted.append(f"filter {self.choice.words!r}")
+            settings.append(f"filter {self.choice.words!r}")
         if self.choice.hide_ended:
-            wanted.append("ended hidden")
+            settings.append("ended hidden")
         if self.choice.sort != "newest":
-            wanted.append(f"by {self.choice.sort}")
+            settings.append(f"by {self.choice.sort}")
         if self.marked:
-            wanted.append(f"{len(self.marked)} marked, C compares them")
-        only = "  READ-ONLY" if self.app.read_only else ""
-        self.put("#title", [(f"dtslurm top{only}  {words.counts(self.board)}", "bold")])
+            settings.append(f"{len(self.marked)} marked, C compares them")
+        mode = "  READ-ONLY" if self.app.read_only else ""
+        self.put("#title", [(f"dtslurm top{mode}  {words.counts(self.board)}", "bold")])
         row = self.row()
         frame = self.query_one("#list")
         frame.border_title = escape(f"runs {len(self.shown)}")
-        frame.border_subtitle = escape(", ".join(wanted))
-        self._describe(row, now)
-        told = [words.cluster_words(line, now) for line in self.board.clusters]
-        troubled = [piece for piece in told if piece[1] != "dim"]
-        calm = "  ".join(text for text, kind in told if kind == "dim")
-        self.put("#clusters", [*troubled[:2], *([(calm, "dim")] if calm else [])][:3])
+        frame.border_subtitle = escape(", ".join(settings))
+        self._show_details(row, now)
+        cluster_pieces = [words.cluster_words(line, now) for line in self.board.clusters]
+        warnings = [piece for piece in cluster_pieces if piece[1] != "dim"]
+        reachable = "  ".join(text for text, kind in cluster_pieces if kind == "dim")
+        self.put("#clusters", [*warnings[:2], *([(reachable, "dim")] if reachable else [])][:3])
 
-    def _describe(self, row: JobRow | None, now: float) -> None:
-        """Show the chosen run below the list, or in the panel where the terminal has room for it."""
+    def _show_details(self, row: JobRow | None, now: float) -> None:
+        """Show the selected run below the list, or in the side panel if the terminal is large enough."""
         lines = words.detail(row, now) if row is not None else []
         self.query_one("#about").border_title = escape(safe(lines[0][0])) if lines else ""
         self.put("#detail", lines[1:])
@@ -233,21 +235,21 @@ class JobsScreen(View):
             curves.show([(f"loss {words.short(row.losses[-1][1], 4)}", list(row.losses))])
 
     def row(self) -> JobRow | None:
-        """Return the job under the cursor."""
-        at = self.query_one(Rows).cursor
-        return self.shown[at] if 0 <= at < len(self.shown) else None
+        """Return the job under the cursor; None if the list is empty."""
+        index = self.query_one(Rows).cursor
+        return self.shown[index] if 0 <= index < len(self.shown) else None
 
     def look_at_ranks(self, row: JobRow) -> None:
-        """Open the job's page, which looks at its ranks."""
+        """Open the page of the job with the live diagnosis of its ranks."""
         self.app.open_job(row, live=True)
 
     def to_copy(self) -> str:
-        """Return the job's id and folder."""
+        """Return the job id and the run directory."""
         row = self.row()
         return f"{row.job_id}\n{row.run_dir}" if row is not None else ""
 
     def on_rows_moved(self) -> None:
-        self._frame()
+        self._update_frame()
 
     def on_rows_chosen(self, event: Rows.Chosen) -> None:
         row = next((row for row in self.shown if row.key == event.key), None)
@@ -261,23 +263,25 @@ class JobsScreen(View):
 
     def on_rows_titled(self, event: Rows.Titled) -> None:
         if event.column in SORTS:
-            again = self.choice.sort == event.column
-            self.choice = replace(self.choice, sort=event.column, reverse=again and not self.choice.reverse)
+            is_same_column = self.choice.sort == event.column
+            self.choice = replace(
+                self.choice, sort=event.column, reverse=is_same_column and not self.choice.reverse
+            )
             self.refill()
 
     def action_sort(self) -> None:
         """Sort by the next column."""
-        following = SORTS[(SORTS.index(self.choice.sort) + 1) % len(SORTS)]
-        self.choice = replace(self.choice, sort=following, reverse=False)
+        next_sort = SORTS[(SORTS.index(self.choice.sort) + 1) % len(SORTS)]
+        self.choice = replace(self.choice, sort=next_sort, reverse=False)
         self.refill()
 
     def action_reverse(self) -> None:
-        """Sort the other way round."""
+        """Reverse the sort order."""
         self.choice = replace(self.choice, reverse=not self.choice.reverse)
         self.refill()
 
     def on_job_rows_marked(self, event: JobRows.Marked) -> None:
-        """Mark the run of a row, or take its mark away."""
+        """Toggle the mark of the row's run."""
         token = next((row.token for row in self.shown if row.key == event.key), None)
         if token is None:
             return
@@ -286,10 +290,10 @@ class JobsScreen(View):
         else:
             self.marked.append(token)
         self.query_one(Rows).refresh()
-        self._frame()
+        self._update_frame()
 
     def action_compare(self) -> None:
-        """Show the marked runs beside each other."""
+        """Show the marked runs side by side."""
         from dtslurm.services.observe.compare import MOST_RUNS
 
         if not 2 <= len(self.marked) <= MOST_RUNS:
@@ -298,42 +302,42 @@ class JobsScreen(View):
                 severity="warning",
             )
             return
-        heads = {row.token: row for row in reversed(self.board.rows)}
+        rows_by_token = {row.token: row for row in reversed(self.board.rows)}
         self.notify("comparing …", timeout=2)
-        self.app.source.compare([heads[token] for token in self.marked])
+        self.app.source.compare([rows_by_token[token] for token in self.marked])
 
     def action_demo(self) -> None:
-        """Start the demo where there is no run yet, if the person says yes."""
+        """Start the demo after confirmation, if there are no runs yet."""
         if self.board.rows or self.app.read_only:
             return
 
-        def answered(yes: bool | None) -> None:
+        def start_if_confirmed(yes: bool | None) -> None:
             if yes:
                 self.app.source.demo()
 
         self.app.push_screen(
             Confirm("Start a demo on this machine? Two processes fit a line to points for a minute."),
-            answered,
+            start_if_confirmed,
         )
 
     def action_ended(self) -> None:
-        """Hide or show what has ended."""
+        """Hide or show ended runs."""
         self.choice = replace(self.choice, hide_ended=not self.choice.hide_ended)
         self.refill()
 
     def action_filter(self) -> None:
-        """Type a filter."""
-        line = self.query_one("#filter", Input)
-        line.display = True
-        self.set_focus(line)
+        """Open the input line for the filter."""
+        text_input = self.query_one("#filter", Input)
+        text_input.display = True
+        self.set_focus(text_input)
 
     def action_unfilter(self) -> None:
-        """End the filter, or where there is none the marks."""
-        line = self.query_one("#filter", Input)
-        if not line.display and not self.choice.words:
+        """Remove the filter; without a filter, remove all marks."""
+        text_input = self.query_one("#filter", Input)
+        if not text_input.display and not self.choice.words:
             self.marked = []
-        line.value = ""
-        line.display = False
+        text_input.value = ""
+        text_input.display = False
         self.choice = replace(self.choice, words="")
         self.set_focus(self.query_one(Rows))
         self.refill()
@@ -343,6 +347,6 @@ class JobsScreen(View):
         self.refill()
 
     def on_input_submitted(self) -> None:
-        line = self.query_one("#filter", Input)
-        line.display = bool(line.value)
+        text_input = self.query_one("#filter", Input)
+        text_input.display = bool(text_input.value)
         self.set_focus(self.query_one(Rows))

@@ -1,4 +1,4 @@
-"""A list of any length with columns, a cursor and a head that stays: only what is seen is drawn."""
+"""A table of any length with columns, a cursor and a fixed header; draws only the visible rows."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ from dtslurm.model.values import dataclass
 
 @dataclass(frozen=True)
 class Column:
-    """A column.
+    """A column of a table.
 
     Attributes:
-        width: in characters; with ``share`` the least, the rest of the line is divided by the shares.
-        rank: the columns of the highest rank give way first where the line is short.
+        width: width in characters; the minimum if ``share`` is set.
+        share: weight by which the spare width of the line is divided among the columns.
+        rank: priority of removal: the column with the highest rank is removed first if the line is too short.
+        right: whether the text is right-aligned.
     """
 
     key: str
@@ -40,21 +42,21 @@ class Column:
 
 
 def fit(columns: Sequence[Column], width: int) -> list[tuple[Column, int]]:
-    """Return the columns that have room in a line, with their widths."""
-    kept = list(columns)
-    while len(kept) > 1 and sum(column.width + 1 for column in kept) - 1 > width:
-        kept.remove(max(kept, key=lambda column: column.rank))
-    rest = width - (sum(column.width + 1 for column in kept) - 1)
-    shares = sum(column.share for column in kept)
+    """Return the columns that fit into a line, with their widths."""
+    shown = list(columns)
+    while len(shown) > 1 and sum(column.width + 1 for column in shown) - 1 > width:
+        shown.remove(max(shown, key=lambda column: column.rank))
+    spare_width = width - (sum(column.width + 1 for column in shown) - 1)
+    shares = sum(column.share for column in shown)
     widths = []
-    for column in kept:
-        extra = rest * column.share // shares if shares and rest > 0 else 0
+    for column in shown:
+        extra = spare_width * column.share // shares if shares and spare_width > 0 else 0
         widths.append((column, min(width, column.width + extra)))
     return widths
 
 
 class Rows(Cursor, ScrollView, can_focus=True):
-    """Rows of cells, told by keys: the cursor stays on its row when others come and go."""
+    """A table whose rows are identified by keys: the cursor stays on its row when other rows change."""
 
     DEFAULT_CSS = "Rows { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; }"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -66,21 +68,21 @@ class Rows(Cursor, ScrollView, can_focus=True):
     cursor = reactive(0)
 
     class Chosen(Message):
-        """A row was opened by Enter or a second click."""
+        """The user opened a row with Enter or a second click."""
 
         def __init__(self, rows: Rows, key: str) -> None:
             super().__init__()
             self.rows, self.key = rows, key
 
     class Moved(Message):
-        """The cursor is on another row, or its row changed."""
+        """The cursor moved to another row, or the data of its row changed."""
 
         def __init__(self, rows: Rows, key: str | None) -> None:
             super().__init__()
             self.rows, self.key = rows, key
 
     class Titled(Message):
-        """The head of a column was clicked."""
+        """The user clicked the header of a column."""
 
         def __init__(self, rows: Rows, column: str) -> None:
             super().__init__()
@@ -98,9 +100,9 @@ class Rows(Cursor, ScrollView, can_focus=True):
         self.columns = tuple(columns)
         self.sorted_by: str | None = None
         self.empty = empty
-        self._cells = cells
+        self._make_cells = cells
         self._keys: list[str] = []
-        self._last: str | None = None
+        self._previous_key: str | None = None
 
     @property
     def key(self) -> str | None:
@@ -108,15 +110,15 @@ class Rows(Cursor, ScrollView, can_focus=True):
         return self._keys[self.cursor] if 0 <= self.cursor < len(self._keys) else None
 
     def show(self, keys: Sequence[str]) -> None:
-        """Show these rows."""
-        before = self._last
+        """Show the rows with these keys."""
+        previous_key = self._previous_key
         self._keys = list(keys)
         self.virtual_size = Size(self.size.width, len(self._keys) + 1)
-        if before is not None and before in self._keys:
-            self.cursor = self._keys.index(before)
+        if previous_key is not None and previous_key in self._keys:
+            self.cursor = self._keys.index(previous_key)
         else:
             self.cursor = max(0, min(self.cursor, len(self._keys) - 1))
-        self._told()
+        self._report_move()
         self.refresh()
 
     def on_resize(self) -> None:
@@ -124,98 +126,98 @@ class Rows(Cursor, ScrollView, can_focus=True):
 
     def watch_cursor(self, before: int, now: int) -> None:
         if before != now:
-            self._told()
-            self._reveal()
+            self._report_move()
+            self._scroll_to_cursor()
             self.refresh()
 
-    def _told(self) -> None:
-        self._last = self.key
+    def _report_move(self) -> None:
+        self._previous_key = self.key
         self.post_message(self.Moved(self, self.key))
 
-    def _reveal(self) -> None:
-        room = max(1, self.size.height - 1)
+    def _scroll_to_cursor(self) -> None:
+        row_count = max(1, self.size.height - 1)
         top = self.scroll_offset.y
         if self.cursor < top:
             self.scroll_to(y=self.cursor, animate=False)
-        elif self.cursor >= top + room:
-            self.scroll_to(y=self.cursor - room + 1, animate=False)
+        elif self.cursor >= top + row_count:
+            self.scroll_to(y=self.cursor - row_count + 1, animate=False)
 
     @property
     def room(self) -> int:
-        """How wide a line is beside the scroll bar."""
+        """The width of a line without the scroll bar."""
         return self.scrollable_content_region.width
 
     @property
     def places(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(self._keys)
 
     def action_line(self, step: int) -> None:
-        """Move the cursor."""
+        """Move the cursor by ``step`` rows."""
         self.move(step)
 
     def action_page(self, step: int) -> None:
-        """Move the cursor by a screen."""
+        """Move the cursor by ``step`` screens."""
         self.action_line(step * max(1, self.size.height - 2))
 
     def action_choose(self) -> None:
-        """Open the row."""
+        """Open the row under the cursor."""
         if self.key is not None:
             self.post_message(self.Chosen(self, self.key))
 
     def on_click(self, event: events.Click) -> None:
         if event.y == 0:
-            place = 0
+            left_edge = 0
             for column, width in fit(self.columns, self.room):
-                if place <= event.x <= place + width:
+                if left_edge <= event.x <= left_edge + width:
                     self.post_message(self.Titled(self, column.key))
                     return
-                place += width + 1
+                left_edge += width + 1
             return
-        at = event.y - 1 + self.scroll_offset.y
-        if at < len(self._keys):
-            again = at == self.cursor and event.chain > 1
-            self.cursor = at
-            if again:
+        index = event.y - 1 + self.scroll_offset.y
+        if index < len(self._keys):
+            is_double_click = index == self.cursor and event.chain > 1
+            self.cursor = index
+            if is_double_click:
                 self.action_choose()
 
     def render_line(self, y: int) -> Strip:
-        return self._line(y).apply_style(self.rich_style)
+        return self._draw_row(y).apply_style(self.rich_style)
 
-    def _line(self, y: int) -> Strip:
+    def _draw_row(self, y: int) -> Strip:
         width = self.room
         if y == 0:
-            return self._head(width)
-        at = y - 1 + self.scroll_offset.y
-        if at >= len(self._keys):
+            return self._draw_header(width)
+        index = y - 1 + self.scroll_offset.y
+        if index >= len(self._keys):
             text = self.empty if not self._keys and y == 1 else ""
             return Strip([Segment(set_cell_size(text, width), theme.style(self.app, "dim"))], width)
-        chosen = at == self.cursor
-        name = "primary" if self.has_focus else "panel"
-        ground = theme.ground(self.app, name) if chosen else Style()
-        cells = self._cells(at)
+        is_selected = index == self.cursor
+        background_name = "primary" if self.has_focus else "panel"
+        background = theme.ground(self.app, background_name) if is_selected else Style()
+        cells = self._make_cells(index)
         segments = []
-        for number, (column, room) in enumerate(fit(self.columns, width)):
+        for number, (column, column_width) in enumerate(fit(self.columns, width)):
             text, kind = cells.get(column.key, ("", ""))
             style = theme.style(self.app, kind)
-            if chosen and self.has_focus:
-                style = Style(color=theme.on(ground), bold=True)
+            if is_selected and self.has_focus:
+                style = Style(color=theme.on(background), bold=True)
             if number:
-                segments.append(Segment(" ", ground))
-            segments.append(Segment(clipped(text, room, right=column.right), style + ground))
-        return Strip(segments).adjust_cell_length(width, ground)
+                segments.append(Segment(" ", background))
+            segments.append(Segment(clipped(text, column_width, right=column.right), style + background))
+        return Strip(segments).adjust_cell_length(width, background)
 
-    def _head(self, width: int) -> Strip:
+    def _draw_header(self, width: int) -> Strip:
         style = Style(bold=True) + theme.ground(self.app, "surface")
         parts = []
-        for column, room in fit(self.columns, width):
+        for column, column_width in fit(self.columns, width):
             mark = "▼" if self.sorted_by == column.key else ""
-            parts.append(clipped(column.title + mark, room, right=column.right))
+            parts.append(clipped(column.title + mark, column_width, right=column.right))
         return Strip([Segment(" ".join(parts), style)]).adjust_cell_length(width, style)
 
 
 def clipped(text: str, width: int, *, right: bool = False) -> str:
-    """Return the text in exactly so many cells, with an ellipsis where it is cut."""
+    """Return the text padded or cut to exactly ``width`` cells; a cut text ends in an ellipsis."""
     length = cell_len(text)
     if length > width:
         return set_cell_size(text, max(0, width - 1)) + "…" if width > 0 else ""

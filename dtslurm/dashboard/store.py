@@ -1,4 +1,4 @@
-"""Keeps a million lines of many ranks' output in little memory; one thread adds, another reads."""
+"""A compact store of a million output lines from many ranks; one thread adds lines, another reads them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 CHUNK = 4096  # lines
 MOST_LINES = 1_000_000
 MOST_BYTES = 160_000_000
-_LONGEST = 4096  # bytes of a line that are kept
+_MAX_LINE_BYTES = 4096  # longer lines are truncated
 ERRORS = re.compile(
     rb"(?:Error|Exception)\b|\berror\b|ERROR|Traceback|FATAL|\b[Ff]atal\b|Segmentation fault|core dumped"
     rb"|[Oo]ut of memory|oom-kill|Killed|Aborted|CANCELLED|NCCL WARN|\bXid\b|[Tt]imed out|Watchdog caught"
@@ -21,7 +21,7 @@ ANY_LINE = re.compile(rb"^", re.MULTILINE)
 
 
 class _Chunk:
-    """Some thousand lines: their bytes together, where each ends, and whose each is."""
+    """Up to `CHUNK` lines: their concatenated bytes, the end offset of each, and the source of each."""
 
     __slots__ = ("data", "ends", "sources")
 
@@ -36,13 +36,13 @@ class _Chunk:
 
 
 class LineStore:
-    """Lines numbered as they came; the oldest go when there are too many.
+    """Output lines numbered in order of arrival; the oldest lines are dropped at the size limits.
 
     Attributes:
-        first: number of the oldest line that is still kept.
-        total: number that the next line will get.
-        loading: whether lines that were there at the start are still to come.
-        skipped: whether files have earlier lines that were not asked for.
+        first: number of the oldest stored line.
+        total: number of the next line.
+        loading: whether lines that existed at the start have yet to arrive.
+        skipped: whether files have earlier lines that were not requested.
     """
 
     def __init__(
@@ -51,133 +51,137 @@ class LineStore:
         self._most_lines, self._most_bytes = most_lines, most_bytes
         self._lock = threading.Lock()
         self._chunks: deque[_Chunk] = deque([_Chunk()])
-        self._names: list[str] = []
-        self._ids: dict[str, int] = {}
-        self._bytes = 0
+        self._source_names: list[str] = []
+        self._source_ids: dict[str, int] = {}
+        self._stored_bytes = 0
         self.first = 0
         self.total = 0
         self.loading = loading
         self.skipped = False
 
     def add(self, source: str, data: bytes) -> None:
-        """Append whole lines, each with its newline; of a line rewritten by ``\\r``, its last state."""
+        """Append complete lines; of a line rewritten with ``\\r``, only the last state is stored."""
         lines = data.split(b"\n")
         lines.pop()
         if b"\r" in data:
             lines = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
         with self._lock:
-            number = self._ids.get(source)
-            if number is None:
-                number = self._ids[source] = len(self._names)
-                self._names.append(source)
+            source_id = self._source_ids.get(source)
+            if source_id is None:
+                source_id = self._source_ids[source] = len(self._source_names)
+                self._source_names.append(source)
             for line in lines:
-                self._append(number, line)
+                self._append_line(source_id, line)
 
-    def _append(self, source: int, line: bytes) -> None:
+    def _append_line(self, source: int, line: bytes) -> None:
         chunk = self._chunks[-1]
         if len(chunk.ends) >= CHUNK:
             chunk.data = bytes(chunk.data)
             chunk = _Chunk()
             self._chunks.append(chunk)
             while len(self._chunks) > 2 and (
-                len(self._chunks) * CHUNK > self._most_lines + CHUNK or self._bytes > self._most_bytes
+                len(self._chunks) * CHUNK > self._most_lines + CHUNK or self._stored_bytes > self._most_bytes
             ):
-                gone = self._chunks.popleft()
+                dropped = self._chunks.popleft()
                 self.first += CHUNK
-                self._bytes -= len(gone.data)
+                self._stored_bytes -= len(dropped.data)
         data = chunk.data
-        if len(line) > _LONGEST:
-            line = line[:_LONGEST] + "…".encode()
+        if len(line) > _MAX_LINE_BYTES:
+            line = line[:_MAX_LINE_BYTES] + "…".encode()
         data += line
         data += b"\n"
-        self._bytes += len(line) + 1
+        self._stored_bytes += len(line) + 1
         chunk.ends.append(len(data))
         chunk.sources.append(source)
         self.total += 1
 
     def clear(self) -> None:
-        """Forget everything; numbers go on."""
+        """Drop all lines; the numbering continues."""
         with self._lock:
             self._chunks = deque([_Chunk()])
-            self._bytes = 0
+            self._stored_bytes = 0
             self.first = self.total
 
     def lines(self, numbers: Sequence[int]) -> list[tuple[str, str]]:
-        """Return (source, text) of these lines; a line that is gone is empty."""
+        """Return (source, text) of these lines; both are empty for a dropped line."""
         with self._lock:
-            return [self._line(number) for number in numbers]
+            return [self._read_line(number) for number in numbers]
 
-    def _line(self, number: int) -> tuple[str, str]:
+    def _read_line(self, number: int) -> tuple[str, str]:
         if not self.first <= number < self.total:
             return "", ""
-        at, inside = divmod(number - self.first, CHUNK)
-        chunk = self._chunks[at]
-        return self._names[chunk.sources[inside]], chunk.line(inside).decode("utf-8", "replace")
+        chunk_index, line_index = divmod(number - self.first, CHUNK)
+        chunk = self._chunks[chunk_index]
+        return self._source_names[chunk.sources[line_index]], chunk.line(line_index).decode(
+            "utf-8", "replace"
+        )
 
     def matches(self, pattern: re.Pattern[bytes], begin: int, end: int | None = None) -> Iterator[list[int]]:
-        """Yield the numbers of lines from ``begin`` on that match, piece by piece."""
+        """Yield the numbers of matching lines from ``begin`` on, one list per chunk."""
         while True:
             with self._lock:
                 begin = max(begin, self.first)
                 stop = self.total if end is None else min(end, self.total)
                 if begin >= stop:
                     return
-                at, inside = divmod(begin - self.first, CHUNK)
-                chunk = self._chunks[at]
+                chunk_index, line_index = divmod(begin - self.first, CHUNK)
+                chunk = self._chunks[chunk_index]
                 data = bytes(chunk.data)
                 ends = chunk.ends[:]
-                base = self.first + at * CHUNK
-            found = [base + number for number in _matching(pattern, data, ends, inside)]
+                base = self.first + chunk_index * CHUNK
+            line_numbers = [base + number for number in _find_matching_lines(pattern, data, ends, line_index)]
             begin = base + len(ends)
-            yield [number for number in found if number < stop]
+            yield [number for number in line_numbers if number < stop]
 
     def backwards(self, pattern: re.Pattern[bytes], before: int, source: str = "") -> int | None:
-        """Return the last line below ``before`` that matches, of any source or of one."""
+        """Return the last matching line before ``before``, of ``source`` if that is not empty."""
         while True:
             with self._lock:
                 before = min(before, self.total)
                 if before <= self.first:
                     return None
-                at, inside = divmod(before - 1 - self.first, CHUNK)
-                chunk = self._chunks[at]
+                chunk_index, line_index = divmod(before - 1 - self.first, CHUNK)
+                chunk = self._chunks[chunk_index]
                 data, ends, sources = bytes(chunk.data), chunk.ends[:], chunk.sources[:]
-                base = self.first + at * CHUNK
-                wanted = self._ids.get(source) if source else None
-                if source and wanted is None:
+                base = self.first + chunk_index * CHUNK
+                source_id = self._source_ids.get(source) if source else None
+                if source and source_id is None:
                     return None
-            found = [
-                number
-                for number in _matching(pattern, data, ends, 0)
-                if number <= inside and (wanted is None or sources[number] == wanted)
+            line_indexes = [
+                index
+                for index in _find_matching_lines(pattern, data, ends, 0)
+                if index <= line_index and (source_id is None or sources[index] == source_id)
             ]
-            if found:
-                return base + found[-1]
+            if line_indexes:
+                return base + line_indexes[-1]
             before = base
 
 
-def _matching(pattern: re.Pattern[bytes], data: bytes, ends: Sequence[int], begin: int) -> Iterator[int]:
-    """Yield which lines match; the pattern is run over all of them at once."""
-    place = ends[begin - 1] if begin else 0
-    while place < len(data):
-        found = pattern.search(data, place)
-        if found is None:
+def _find_matching_lines(
+    pattern: re.Pattern[bytes], data: bytes, ends: Sequence[int], begin: int
+) -> Iterator[int]:
+    """Yield the indexes of matching lines; the pattern searches all lines of a chunk in one pass."""
+    position = ends[begin - 1] if begin else 0
+    while position < len(data):
+        match = pattern.search(data, position)
+        if match is None:
             return
-        number = bisect_right(ends, found.start())
-        if number >= len(ends):
+        index = bisect_right(ends, match.start())
+        if index >= len(ends):
             return
-        start = ends[number - 1] if number else 0
-        stop = ends[number] - 1
-        # A match over the end of a line is none; ask that line alone.
-        if found.end() <= stop or pattern.search(data[start:stop]):
-            yield number
-        place = ends[number]
+        start = ends[index - 1] if index else 0
+        stop = ends[index] - 1
+        # Ignore a match that spans the end of a line, but search that line alone.
+        if match.end() <= stop or pattern.search(data[start:stop]):
+            yield index
+        position = ends[index]
 
 
 def compiled(text: str) -> re.Pattern[bytes]:
-    """Return the pattern that a person typed; capitals count only if there are some.
+    """Compile a pattern that the user typed; it is case-sensitive only if it contains capitals.
 
     Raises:
-        re.error: it is not a regular expression.
+        re.error: the text is not a regular expression.
     """
     flags = re.MULTILINE if text != text.lower() else re.MULTILINE | re.IGNORECASE
     return re.compile(text.encode("utf-8"), flags)

@@ -1,7 +1,7 @@
-"""What the dashboard says, as plain text with the kind of each piece: pure functions of snapshots.
+"""The dashboard's texts as plain strings with a kind for each piece; pure functions of snapshots.
 
-A kind is ``good``, ``bad``, ``warn``, ``dim``, ``accent``, ``bold`` or empty; its colour is the theme's
-business.
+A kind is ``good``, ``bad``, ``warn``, ``dim``, ``accent``, ``bold`` or empty; `dtslurm.dashboard.theme` maps
+it to a colour.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dtslurm.views.forecast import FEWEST_MOMENTS, Forecast, moments
 from dtslurm.views.run_page import NodeCell, Page, RankCell, drawable, failure_words
 
 Piece = tuple[str, str]
-_KINDS = {
+_STATE_KINDS = {
     "RUNNING": "good", "COMPLETING": "good", "CONFIGURING": "good", "COMPLETED": "dim", "PENDING": "accent",
     "FAILED": "bad", "OUT_OF_MEMORY": "bad", "NODE_FAIL": "bad", "BOOT_FAIL": "bad", "TIMEOUT": "warn",
     "DEADLINE": "warn", "CANCELLED": "dim", "PREEMPTED": "warn", "UNKNOWN": "warn", "SUSPENDED": "warn",
@@ -34,68 +34,73 @@ _KINDS = {
 RANK_KINDS = {
     "waiting": "dim", "running": "good", "done": "dim", "failed": "bad", "terminated": "dim", "lost": "bad",
 }  # fmt: skip
-_SHORT = {"OUT_OF_MEMORY": "OOM", "CONFIGURING": "CONFIG", "COMPLETING": "ENDING", "REQUEUE_HOLD": "HELD"}
+_SHORT_STATES = {
+    "OUT_OF_MEMORY": "OOM",
+    "CONFIGURING": "CONFIG",
+    "COMPLETING": "ENDING",
+    "REQUEUE_HOLD": "HELD",
+}
 STALE_S = 60.0
-_LATEST = 1e11
+_MAX_TIMESTAMP = 1e11
 
 
 def state_piece(row: JobRow) -> Piece:
-    """Return the state with its glyph; of a stalled job for how long it has done nothing."""
+    """Return the state with its glyph; for a stalled job also how long it has been idle."""
     if row.stalled and row.activity is not None:
         return f"{ascii_fallback.STALLED} STALLED {duration(row.activity.quiet_s)}", "bad"
-    word = _SHORT.get(row.state, row.state)
-    return f"{ascii_fallback.STATES.get(row.state, '?')} {word}", _KINDS.get(row.state, "warn")
+    word = _SHORT_STATES.get(row.state, row.state)
+    return f"{ascii_fallback.STATES.get(row.state, '?')} {word}", _STATE_KINDS.get(row.state, "warn")
 
 
 def elapsed(row: JobRow, now: float) -> float | None:
-    """Return the duration of a run, see `dtslurm.services.runs.run_times`."""
+    """Return the run's duration in seconds, see `dtslurm.services.runs.run_times`; None before its start."""
     if row.start is None:
         return None
     return max(0.0, (row.end if row.end is not None and row.over else now) - row.start)
 
 
 def time_words(row: JobRow, now: float) -> str:
-    """Return elapsed time against the limit."""
-    span = elapsed(row, now)
-    if span is None:
+    """Return the elapsed time and the time limit as text."""
+    elapsed_s = elapsed(row, now)
+    if elapsed_s is None:
         return f"-/{duration(row.limit)}" if row.limit else "-"
-    counts = row.limit and not row.over and not row.requeued  # a requeue starts the time limit anew
-    return f"{duration(span)}/{duration(row.limit)}" if counts else duration(span)
+    has_limit = row.limit and not row.over and not row.requeued  # a requeue resets the time limit
+    return f"{duration(elapsed_s)}/{duration(row.limit)}" if has_limit else duration(elapsed_s)
 
 
 def size_words(row: JobRow) -> str:
-    """Return nodes and GPUs, or ranks where there are no GPUs."""
+    """Return the numbers of nodes and GPUs as text; of nodes and ranks if there are no GPUs."""
     nodes = f"{row.nodes}n" if row.nodes else "-"
     return f"{nodes} {row.gpus}g" if row.gpus else f"{nodes} {row.ranks or '?'}r"
 
 
 def at(moment: float, now: float) -> str:
-    """Return a point in time as people say it: the clock, and the day if it is another one."""
-    if not 0 <= moment < _LATEST:  # no clock of a cluster says so
+    """Format a point in time as hours and minutes, with the day or date if it is not today."""
+    if not 0 <= moment < _MAX_TIMESTAMP:  # not a plausible timestamp
         return "--:--"
-    then, today = time.localtime(moment), time.localtime(now)
-    if then[:3] == today[:3]:
-        return time.strftime("%H:%M", then)
-    return time.strftime("%a %H:%M" if abs(moment - now) < 6 * 86400 else "%Y-%m-%d %H:%M", then)
+    local_time, local_now = time.localtime(moment), time.localtime(now)
+    if local_time[:3] == local_now[:3]:
+        return time.strftime("%H:%M", local_time)
+    return time.strftime("%a %H:%M" if abs(moment - now) < 6 * 86400 else "%Y-%m-%d %H:%M", local_time)
 
 
 def about_words(row: JobRow, now: float) -> Piece:
-    """Return the reason it waits with the scheduler's estimate, or how it ended."""
+    """Return why the job waits and its estimated start, or what its ranks do, or how it ended."""
     text = safe(row.about)
     if row.activity is not None and row.activity.summary and not row.over:
         return safe(row.activity.summary), "bad" if row.stalled else "warn"
     if row.pending and row.estimated_start and row.estimated_start > now:
         text = "; ".join(filter(None, (text, f"estimated start {at(row.estimated_start, now)}")))
-    told = row.forecast
-    if told is not None and told.cut_at is not None and not told.stalled and not row.over:
-        return cut_words(told), "warn"
+    forecast = row.forecast
+    if forecast is not None and forecast.cut_at is not None and not forecast.stalled and not row.over:
+        return cut_words(forecast), "warn"
     if row.never:
         return f"{text}: it will never start as it is", "bad"
     return text, "bad" if row.over and not row.ok and row.state != "CANCELLED" else "dim" if row.over else ""
 
 
 def activity_words(row: JobRow, command: str) -> list[Piece]:
-    """Return what the ranks of a job do where that is unusual, and of a stalled job how to look at them."""
+    """Return the unusual activity of a job's ranks; for a stalled job with the command that inspects them."""
     if row.activity is None or not row.activity.summary:
         return []
     parts = safe(row.activity.summary).split("; ")
@@ -105,35 +110,38 @@ def activity_words(row: JobRow, command: str) -> list[Piece]:
 
 
 def progress_words(row: JobRow) -> str:
-    """Return how much is done."""
-    told = row.forecast
-    if told is None:
+    """Return the completed share of the training steps, or the step if their total is unknown."""
+    forecast = row.forecast
+    if forecast is None:
         return ""
-    return f"{told.share:.0%}" if told.share is not None else f"{told.step:,.0f}"
+    return f"{forecast.share:.0%}" if forecast.share is not None else f"{forecast.step:,.0f}"
 
 
 def progress_bar(row: JobRow, now: float) -> Piece:
-    """Return a bar, the share that is done and the time that is left.
+    """Return a progress bar with the completed share and the remaining time.
 
-    The share is of the training steps where their total is known, else of the time limit; the text says
+    The share refers to the training steps if their total is known, else to the time limit; the text names
     which.
     """
-    told = row.forecast
+    forecast = row.forecast
     if row.over or row.pending or row.is_array or row.unknown:
         return progress_words(row), "dim"
-    if told is not None and told.share is not None:
-        known = told.done_at is not None and not told.stalled
-        left = f" {duration(max(0.0, (told.done_at or now) - now))}" if known else ""
-        return f"{bar(told.share, 8)} {told.share:.0%} steps{left}", "warn" if told.stalled else "good"
+    if forecast is not None and forecast.share is not None:
+        has_end = forecast.done_at is not None and not forecast.stalled
+        remaining = f" {duration(max(0.0, (forecast.done_at or now) - now))}" if has_end else ""
+        return (
+            f"{bar(forecast.share, 8)} {forecast.share:.0%} steps{remaining}",
+            "warn" if forecast.stalled else "good",
+        )
     if row.limit_at is None or not row.limit:
         return progress_words(row), ""
-    rest = max(0.0, row.limit_at - now)
-    share = 1.0 - min(1.0, rest / row.limit)
-    return f"{bar(share, 8)} {share:.0%} time {duration(rest)}", "accent"
+    remaining_s = max(0.0, row.limit_at - now)
+    share = 1.0 - min(1.0, remaining_s / row.limit)
+    return f"{bar(share, 8)} {share:.0%} time {duration(remaining_s)}", "accent"
 
 
 def next_command(row: JobRow) -> str:
-    """Return the command that a user would type next about a job."""
+    """Return the most useful next dtslurm command for a job."""
     job = safe(row.job_id) if row.job_id != "?" else safe(row.token)
     if row.stalled:
         return f"dtslurm diagnose --live {job}"
@@ -145,7 +153,7 @@ def next_command(row: JobRow) -> str:
 
 
 def facts(row: JobRow, now: float) -> list[Piece]:
-    """Return the lines on the chosen job that stand above its loss curve."""
+    """Return the lines about the selected job that stand above its loss curve."""
     state, kind = state_piece(row)
     text, about_kind = about_words(row, now)
     lines = [(f"{state}  {time_words(row, now)}", kind)]
@@ -154,10 +162,10 @@ def facts(row: JobRow, now: float) -> list[Piece]:
     if row.fix:
         lines.append((safe(row.fix), "warn"))
     if row.forecast is not None and not row.over:
-        told = forecast_words(row.forecast, now)
-        lines += [(told[0], ""), *((line, "warn") for line in told[1:])]
-    where = safe(row.nodelist) or "no nodes yet"
-    lines.append((f"{where}, {size_words(row)}, {pluralize(row.ranks, 'rank')}", "dim"))
+        forecast_lines = forecast_words(row.forecast, now)
+        lines += [(forecast_lines[0], ""), *((line, "warn") for line in forecast_lines[1:])]
+    nodes = safe(row.nodelist) or "no nodes yet"
+    lines.append((f"{nodes}, {size_words(row)}, {pluralize(row.ranks, 'rank')}", "dim"))
     if row.created:
         lines.append((f"submitted {duration(max(0.0, now - row.created))} ago", "dim"))
     lines.append((f"next: {next_command(row)}", "accent"))
@@ -185,10 +193,10 @@ def job_cells(row: JobRow, now: float, *, expanded: bool = False) -> dict[str, P
 
 
 def detail(row: JobRow, now: float) -> list[Piece]:
-    """Return two lines on the chosen job: what it does, and why or what to do."""
+    """Return two lines about the selected job: its size and nodes, then its state and the suggested fix."""
     text, kind = about_words(row, now)
     nodes = safe(row.nodelist) or "no nodes yet"
-    first = (
+    headline = (
         f"{safe(row.name)} {safe(row.job_id)} on {safe(row.cluster)}: {nodes}, {pluralize(row.ranks, 'rank')}"
     )
     if row.forecast is not None and not row.over and not row.stalled and row.forecast.cut_at is None:
@@ -198,23 +206,26 @@ def detail(row: JobRow, now: float) -> list[Piece]:
         text = "; ".join([first_part, "d looks at every rank", *parts])
     if row.fix:
         text = f"{text}: {safe(row.fix)}"
-    return [(first, "dim"), (text, kind)]
+    return [(headline, "dim"), (text, kind)]
 
 
 def counts(board: Board) -> str:
-    """Return how many jobs are in which state."""
+    """Return the number of jobs in each state as text."""
     order = ("RUNNING", STALLED, "PENDING", "FAILED", "COMPLETED")
-    found: dict[str, int] = {}
+    jobs_by_state: dict[str, int] = {}
     for row in board.rows:
         if not row.is_array:
-            word = STALLED if row.stalled else row.state
-            found[word] = found.get(word, 0) + 1
-    words = [word for word in order if word in found] + sorted(set(found) - set(order))
-    return " · ".join(f"{found[word]} {word.lower().replace('_', ' ')}" for word in words) or "no runs yet"
+            state = STALLED if row.stalled else row.state
+            jobs_by_state[state] = jobs_by_state.get(state, 0) + 1
+    states = [state for state in order if state in jobs_by_state] + sorted(set(jobs_by_state) - set(order))
+    return (
+        " · ".join(f"{jobs_by_state[state]} {state.lower().replace('_', ' ')}" for state in states)
+        or "no runs yet"
+    )
 
 
 def cluster_words(line: ClusterLine, now: float) -> Piece:
-    """Return how a cluster answers."""
+    """Return the reachability of a cluster and the age of its last answer as text."""
     name = safe(line.name)
     if line.observed_at is None:
         return (f"{name}: {safe(line.trouble)}", "bad") if line.trouble else (f"{name}: asking", "dim")
@@ -227,19 +238,22 @@ def cluster_words(line: ClusterLine, now: float) -> Piece:
 
 
 def count(number: float) -> str:
-    """Return a step or count: ``41,200``."""
+    """Format a step or a count with thousands separators: ``41,200``."""
     return f"{number:,.0f}"
 
 
 def cut_words(told: Forecast) -> str:
-    """Return at which step the time limit will end the run."""
+    """Return the step at which the time limit will end the run, as text; empty if it will not."""
     if told.cut_at is None or told.total is None:
         return ""
     return f"will be cut at step {count(told.cut_at)} of {count(told.total)}"
 
 
 def forecast_words(told: Forecast, now: float) -> list[str]:
-    """Return progress, pace and end, then what is wrong; where no step comes any more, no pace and no end."""
+    """Return a line with progress, pace and end, then a line for each problem.
+
+    For a stalled run, the lines are the step and the time since that step.
+    """
     step = f"step {count(told.step)}"
     if told.total is not None:
         step += f" of {count(told.total)} ({told.share or 0:.0%})"
@@ -248,8 +262,8 @@ def forecast_words(told: Forecast, now: float) -> list[str]:
     if told.pace is not None:
         pace = f"{told.pace:.3g} steps/s" if told.pace >= 1 else f"{1 / told.pace:.3g} s a step"
     if told.stalled:
-        before = f" (before: {pace})" if pace else ""
-        return [step, f"no step for {duration(told.quiet_s)}, far longer than one takes{before}"]
+        suffix = f" (before: {pace})" if pace else ""
+        return [step, f"no step for {duration(told.quiet_s)}, far longer than one takes{suffix}"]
     if pace:
         parts.append(pace)
     if told.done_at is not None:
@@ -261,7 +275,7 @@ def forecast_words(told: Forecast, now: float) -> list[str]:
 
 
 def rank_words(cell: RankCell) -> str:
-    """Return what is known of one rank, in a line."""
+    """Return one line with the state of a rank and its newest measurements."""
     parts = [f"rank {cell.rank}: {cell.state}"]
     if cell.host:
         parts.append(f"on {safe(cell.host)}")
@@ -280,34 +294,34 @@ def rank_words(cell: RankCell) -> str:
 
 
 def wrap_text(text: str, width: int, most: int) -> list[str]:
-    """Return a text of parts as at most so many lines, broken between parts where that can be."""
+    """Wrap a text at its ``·`` separators into at most ``most`` lines; the last line may exceed the width."""
     lines = [""]
     for part in text.split(" · "):
-        longer = f"{lines[-1]} · {part}" if lines[-1] else part
-        if len(longer) <= width or not lines[-1] or len(lines) == most:
-            lines[-1] = longer
+        candidate = f"{lines[-1]} · {part}" if lines[-1] else part
+        if len(candidate) <= width or not lines[-1] or len(lines) == most:
+            lines[-1] = candidate
         else:
             lines.append(part)
     return lines
 
 
 def rank_counts(page: Page) -> str:
-    """Return how many ranks are in which state."""
-    found = Counter(cell.state for cell in page.ranks)
-    return " · ".join(f"{number:,} {state}" for state, number in found.items()) or "no ranks yet"
+    """Return the number of ranks in each state as text."""
+    ranks_by_state = Counter(cell.state for cell in page.ranks)
+    return " · ".join(f"{number:,} {state}" for state, number in ranks_by_state.items()) or "no ranks yet"
 
 
 def rank_line(page: Page) -> tuple[str, str, str]:
-    """Return what the line above the ranks has before and after the names of the columns, and its kind."""
+    """Return the parts of the line above the ranks before and after the column names, and its kind."""
     if page.first_failure is not None:
         return f"{safe(failure_words(page.first_failure, page.ranks))} · {rank_counts(page)}", "", "bad"
     return rank_counts(page), odd_words(page), "warn" if page.odd else "dim"
 
 
 def failures_first(cells: Sequence[RankCell]) -> tuple[RankCell, ...]:
-    """Return the rank that failed first, then the others that failed, then the rest, each by rank.
+    """Sort the first failed rank first, then the other failed ranks, then the rest, each in rank order.
 
-    Where no rank is known to have failed first, all stay in their order.
+    The order is unchanged if no rank is known to have failed first.
     """
     if not any(cell.failed_first for cell in cells):
         return tuple(cells)
@@ -315,29 +329,29 @@ def failures_first(cells: Sequence[RankCell]) -> tuple[RankCell, ...]:
 
 
 def nothing_of(what: str, page: Page, *, over: bool) -> str:
-    """Return what an empty pane says: why nothing is known, that there is nothing, or nothing yet."""
+    """Return the text of an empty pane: an error, that nothing was recorded, or nothing so far."""
     if page.trouble:
         return f"no {what}: {safe(page.trouble)}"
     return f"no {what}" if over else f"no {what} yet"
 
 
 def standing_out(page: Page) -> list[Piece]:
-    """Return the first failure, or else the ranks that stand out, if there are any."""
+    """Return the first failure, else the outlier ranks; empty if there are none."""
     if page.first_failure is not None:
         return [(safe(failure_words(page.first_failure, page.ranks)), "bad")]
     return [(odd_words(page), "warn")] if page.odd else []
 
 
 def odd_words(page: Page, most: int = 3) -> str:
-    """Return which ranks stand out and why."""
+    """Return the first ``most`` outlier ranks with the reason for each, as text."""
     odd = page.odd
-    told = [f"{cell.rank} {safe(cell.odd)}" for cell in odd[:most]]
-    rest = f" and {len(odd) - most} more" if len(odd) > most else ""
-    return f"stand out: {'; '.join(told)}{rest}" if odd else "no rank stands out"
+    descriptions = [f"{cell.rank} {safe(cell.odd)}" for cell in odd[:most]]
+    suffix = f" and {len(odd) - most} more" if len(odd) > most else ""
+    return f"stand out: {'; '.join(descriptions)}{suffix}" if odd else "no rank stands out"
 
 
 def percent(value: float | None, *, of_one: bool = False) -> str:
-    """Return a percentage, ``-`` where it is not known."""
+    """Format a percentage, or a share of 1 if ``of_one``; ``-`` if it is unknown."""
     if value is None:
         return "-"
     return f"{value * (100 if of_one else 1):.0f}%"
@@ -348,13 +362,13 @@ def node_cells(cell: NodeCell) -> dict[str, Piece]:
     stale = "dim" if cell.age > STALE_S else ""
     hot = "bad" if (cell.temperature or 0) >= 85 else stale
     disk = max((share for _, share in cell.disks), default=None)
-    gpus = " ".join("-" if item.util is None else f"{item.util:.0f}" for item in cell.gpus)
+    gpus = " ".join("-" if gpu.util is None else f"{gpu.util:.0f}" for gpu in cell.gpus)
     trouble = "; ".join(cell.alarms)
     if stale:
         trouble = "; ".join(filter(None, (trouble, f"last sample {duration(cell.age)} ago")))
     return {
         "node": (safe(cell.name), "bold"),
-        "gpu": (percent(cell.gpu), _load(cell.gpu) or stale),
+        "gpu": (percent(cell.gpu), _utilization_kind(cell.gpu) or stale),
         "gpus": (gpus, stale),
         "memory": (percent(cell.gpu_memory, of_one=True), stale),
         "heat": ("-" if cell.temperature is None else f"{cell.temperature:.0f}°", hot),
@@ -367,7 +381,7 @@ def node_cells(cell: NodeCell) -> dict[str, Piece]:
     }
 
 
-def _load(use: float | None) -> str:
+def _utilization_kind(use: float | None) -> str:
     return "" if use is None else "good" if use >= 60 else "warn" if use >= 20 else "bad"
 
 
@@ -377,31 +391,31 @@ def header(row: JobRow, page: Page | None, now: float) -> list[Piece]:
     job = f"{safe(row.name)}  {safe(row.job_id)} on {safe(row.cluster)}"
     attempt = page.attempt if page is not None else row.attempt
     nodes = f" · {pluralize(row.ranks, 'rank')} on {safe(row.nodelist) or size_words(row)}"
-    span = elapsed(row, now)
-    second = f"attempt {attempt} · " + (f"parent run {safe(row.parent)} · " if row.parent else "")
+    elapsed_s = elapsed(row, now)
+    details = f"attempt {attempt} · " + (f"parent run {safe(row.parent)} · " if row.parent else "")
     if page is not None and attempt < max(page.attempts, default=attempt):
-        second += f"ended, attempt {max(page.attempts)} is the newest"
-    elif span is None:
-        second += "ended · " if page is not None and page.attempts else ""
-        second += f"{about_words(row, now)[0] or 'not started'}"
+        details += f"ended, attempt {max(page.attempts)} is the newest"
+    elif elapsed_s is None:
+        details += "ended · " if page is not None and page.attempts else ""
+        details += f"{about_words(row, now)[0] or 'not started'}"
     else:
         limit = f" of {duration(row.limit)}" if row.limit and not row.requeued else ""
-        second += f"{duration(span)}{limit}"
+        details += f"{duration(elapsed_s)}{limit}"
         if (row.over or row.pending) and row.about:
-            second += f" · {safe(row.about)}"
-    return [(f"{state}  {job}{nodes}", kind), (second, "dim")]
+            details += f" · {safe(row.about)}"
+    return [(f"{state}  {job}{nodes}", kind), (details, "dim")]
 
 
 def timeline(page: Page, now: float) -> list[Piece]:
-    """Return all events, newest last."""
-    told = [
+    """Return all events of the run, oldest first."""
+    pieces = [
         (
-            f"{at(one.time, now) if one.time is not None else '--:--':>5}  {safe(one.text)}",
-            "bad" if one.bad else "",
+            f"{at(event.time, now) if event.time is not None else '--:--':>5}  {safe(event.text)}",
+            "bad" if event.bad else "",
         )
-        for one in events.lines(page.events)
+        for event in events.lines(page.events)
     ]
-    return told or [("no events yet", "dim")]
+    return pieces or [("no events yet", "dim")]
 
 
 METRICS = (
@@ -412,20 +426,20 @@ RATES = {"tokens_per_s", "tflops_per_gpu", "step_time_s"}
 
 
 def short(value: float, digits: int = 3) -> str:
-    """Return a number in a few characters: ``0.213``, ``407.4k``, ``3e-04``."""
+    """Format a number in few characters: ``0.213``, ``407.4k``, ``3e-04``."""
     unit = ""
     if 1e4 <= abs(value) < 1e15:
         power = min(4, int(math.log10(abs(value) * 1.0001)) // 3)
         unit, value = "kMGT"[power - 1], value / 1000**power
-    plain = 100 <= abs(value) < 1e4  # four digits rather than an exponent
-    return f"{value:.{max(4, digits) if plain else digits}g}{unit}"
+    is_plain = 100 <= abs(value) < 1e4  # show four digits instead of an exponent
+    return f"{value:.{max(4, digits) if is_plain else digits}g}{unit}"
 
 
 Attempts = Mapping[int, Sequence[TrainPoint]]
 
 
 def joined_attempts(page: Page, earlier: Attempts) -> Attempts:
-    """Return what all attempts up to the page's said of their training, oldest first."""
+    """Return the training metrics of all attempts up to the page's attempt, oldest first."""
     return {
         **{number: earlier[number] for number in sorted(earlier) if number < page.attempt},
         page.attempt: page.points,
@@ -433,46 +447,47 @@ def joined_attempts(page: Page, earlier: Attempts) -> Attempts:
 
 
 def restarts(page: Page, earlier: Attempts) -> list[float]:
-    """Return the steps at which attempts began whose curves follow on an earlier one's."""
+    """Return the first steps of the attempts whose curves continue those of an earlier attempt."""
     return [float(step) for step in restart_steps(joined_attempts(page, earlier)).values()]
 
 
 def curves(
     page: Page, most: int, earlier: Attempts | None = None
 ) -> list[tuple[str, list[tuple[float, float]]]]:
-    """Return the curves to draw with their titles: the loss, a throughput, then what else there is.
+    """Return the curves to draw with their titles: the loss, a throughput, then the other metrics.
 
     Args:
-        earlier: attempts before the page's, whose curves are joined with its own.
+        most: maximum number of curves.
+        earlier: metrics of attempts before the page's, which are joined with the page's.
     """
-    found = []
+    titled_curves = []
     attempts = joined_attempts(page, earlier or {})
-    before = ", before it stalled" if page.forecast is not None and page.forecast.stalled else ""
+    suffix = ", before it stalled" if page.forecast is not None and page.forecast.stalled else ""
     for key, title in METRICS:
         points = page.series(key)
         if len(attempts) > 1:
             points = [(float(step), value) for step, value in join_attempts(attempts.values(), key)]
         if points:
-            last = points[-1][1]
-            found.append((f"{title} {short(last, 4)}{before if key in RATES else ''}", points))
-    if len(found) < 2 and (pace := paces(page.points)):
-        found.append((f"steps/s {short(pace[-1][1])}{before}", pace))
-    return found[:most]
+            last_value = points[-1][1]
+            titled_curves.append((f"{title} {short(last_value, 4)}{suffix if key in RATES else ''}", points))
+    if len(titled_curves) < 2 and (pace := paces(page.points)):
+        titled_curves.append((f"steps/s {short(pace[-1][1])}{suffix}", pace))
+    return titled_curves[:most]
 
 
 def paces(points: Sequence[TrainPoint]) -> list[tuple[float, float]]:
-    """Return (step, steps a second) where nobody told a throughput."""
-    known = [
+    """Return (step, steps per second) pairs, computed from the times of the steps."""
+    times_and_steps = [
         (float(point.time), float(point.step))
         for point in points
         if point.time is not None and point.step is not None and drawable(point.time)
     ]
-    known = moments(known)
-    if len(known) < FEWEST_MOMENTS:
+    times_and_steps = moments(times_and_steps)
+    if len(times_and_steps) < FEWEST_MOMENTS:
         return []
-    chosen = known[:: max(1, len(known) // 200)]
+    samples = times_and_steps[:: max(1, len(times_and_steps) // 200)]
     return [
-        (step, (step - before) / (moment - then))
-        for (then, before), (moment, step) in pairwise(chosen)
-        if moment > then and step >= before
+        (step, (step - previous_step) / (moment - previous_moment))
+        for (previous_moment, previous_step), (moment, step) in pairwise(samples)
+        if moment > previous_moment and step >= previous_step
     ]

@@ -1,1 +1,1 @@
-"""From what the ranks left behind to which failed first, and why: pure, no file is read here."""
+"""Diagnosis: finds the first rank that failed and the cause from given evidence. No file is read here."""

@@ -1,4 +1,4 @@
-"""What ended the job from outside: Slurm's word, a lost node, the node's memory."""
+"""Verdicts on jobs that ended for a reason outside of the ranks: Slurm, a lost node, the node's memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dtslurm.diagnose.findings import node_of
 from dtslurm.diagnose.reasons import RankEnd, Reason, signal_of
 from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
 
-_BY_STATE = {
+_CAUSE_BY_STATE = {
     "TIMEOUT": "time-limit",
     "DEADLINE": "time-limit",
     "PREEMPTED": "preempted",
@@ -19,36 +19,40 @@ _BY_STATE = {
     "BOOT_FAIL": "node-failure",
     "OUT_OF_MEMORY": "host-out-of-memory",
 }
-_NO_OUTPUT_FILE = 53  # the signal that Slurm shows for it
+_NO_OUTPUT_FILE_SIGNAL = 53  # the signal that Slurm reports if it cannot open the output file
 FROM_OUTSIDE = ("time-limit", "preempted", "cancelled")
 
 
 def outside(case: FailureContext) -> str | None:
-    """Return what Slurm says ended the job, by its state or by its lines in the logs."""
-    if case.facts.state in _BY_STATE:
-        return _BY_STATE[case.facts.state]
+    """Return the external cause according to Slurm's job state or Slurm's lines in the logs, or None."""
+    if case.facts.state in _CAUSE_BY_STATE:
+        return _CAUSE_BY_STATE[case.facts.state]
     if case.facts.state == "COMPLETED":
         return None
-    told = [one for one in _said(case) if one.role == "ended" and one.strength >= CERTAIN]
-    if told:
-        return told[0].cause
-    asked = [event for event in case.findings.events if event.get("event") == "cancel"]
-    if asked and not case.of_kind("cause"):
+    end_reasons = [
+        reason
+        for reason in _launcher_and_slurm_reasons(case)
+        if reason.role == "ended" and reason.strength >= CERTAIN
+    ]
+    if end_reasons:
+        return end_reasons[0].cause
+    cancel_events = [event for event in case.findings.events if event.get("event") == "cancel"]
+    if cancel_events and not case.of_kind("cause"):
         return "cancelled"
     return None
 
 
 def by_scheduler(cause: str, case: FailureContext) -> Verdict:
-    """Return the verdict that Slurm's word makes."""
+    """Return the verdict for a cause that Slurm reports."""
     facts = case.facts
-    lines = _lines_of(case, cause)
+    lines = _lines_for_cause(case, cause)
     if cause == "node-failure":
         return node_failure(case, 0.95, lines)
     if cause == "host-out-of-memory":
         return memory(case, lines)
     if cause == "time-limit":
-        limit = f" of {_span(facts.time_limit)}" if facts.time_limit else ""
-        summary = f"the time limit{limit} was reached{_stalled(case)}"
+        limit = f" of {_format_duration(facts.time_limit)}" if facts.time_limit else ""
+        summary = f"the time limit{limit} was reached{_describe_stall(case)}"
         advice = (
             "ask for more by --time, or save checkpoints and go on in the next job (--signal-before warns)"
         )
@@ -60,8 +64,8 @@ def by_scheduler(cause: str, case: FailureContext) -> Verdict:
             "where a run is submitted with --max-restarts or --requeue; or use a QOS that is not preempted"
         )
     else:
-        who = facts.cancelled_by or ("dtslurm cancel" if _asked_to_cancel(case) else "")
-        summary, blame = f"it was cancelled{f' by {who}' if who else ''}", "user"
+        canceller = facts.cancelled_by or ("dtslurm cancel" if _was_cancelled(case) else "")
+        summary, blame = f"it was cancelled{f' by {canceller}' if canceller else ''}", "user"
         advice = "nothing failed; if it was not you, ask the site's support"
     return Verdict(
         cause=cause,
@@ -75,17 +79,22 @@ def by_scheduler(cause: str, case: FailureContext) -> Verdict:
 
 
 def not_launched(case: FailureContext) -> Verdict | None:
-    """Return the verdict where Slurm could not even start the script.
+    """Return the verdict that Slurm could not start the script, or None.
 
-    Its exit code is then 0:53; Slurm 20.11 often tells exit code 1, and only the missing output says why.
+    The job's exit code is then 0:53. Slurm 20.11 often reports exit code 1, and only the missing output shows
+    the cause.
     """
     facts = case.facts
-    if facts.reason != "JobLaunchFailure" and facts.signal != _NO_OUTPUT_FILE and not _never_began(case):
+    if (
+        facts.reason != "JobLaunchFailure"
+        and facts.signal != _NO_OUTPUT_FILE_SIGNAL
+        and not _left_no_output(case)
+    ):
         return None
-    where = f" on {facts.nodelist}" if facts.nodelist else ""
+    location = f" on {facts.nodelist}" if facts.nodelist else ""
     return Verdict(
         cause="unknown",
-        summary=f"Slurm could not start the script{where}: most often the folder of its output file is "
+        summary=f"Slurm could not start the script{location}: most often the folder of its output file is "
         "missing or cannot be written there",
         node=facts.nodelist or None,
         time=facts.end,
@@ -96,36 +105,38 @@ def not_launched(case: FailureContext) -> Verdict | None:
     )
 
 
-def _never_began(case: FailureContext) -> bool:
-    """Tell whether a failed job left nothing at all in a run directory that is still there."""
+def _left_no_output(case: FailureContext) -> bool:
+    """Return whether a failed job left no output at all, although its run directory still exists."""
     events = {event.get("event") for event in case.findings.events}
     logs = [*case.findings.others, *(end.rank.log for end in case.ends)]
-    left = any(log.mtime is not None for log in logs) or any(end.rank.recorded for end in case.ends)
-    return case.facts.state == "FAILED" and "submitted" in events and "started" not in events and not left
+    has_output = any(log.mtime is not None for log in logs) or any(end.rank.recorded for end in case.ends)
+    return (
+        case.facts.state == "FAILED" and "submitted" in events and "started" not in events and not has_output
+    )
 
 
-def _asked_to_cancel(case: FailureContext) -> bool:
+def _was_cancelled(case: FailureContext) -> bool:
     return any(event.get("event") == "cancel" for event in case.findings.events)
 
 
-def _stalled(case: FailureContext) -> str:
-    """Return a remark on a job that wrote nothing for long before it ended."""
+def _describe_stall(case: FailureContext) -> str:
+    """Return a remark if the job wrote nothing for a long time before it ended, otherwise ""."""
     times = [end.rank.log.mtime for end in case.ends if end.rank.log.mtime is not None]
     if not times or case.facts.end is None:
         return ""
-    silence = case.facts.end - max(times)
-    if silence < max(900.0, 0.25 * (case.facts.time_limit or 0)):
+    silence_s = case.facts.end - max(times)
+    if silence_s < max(900.0, 0.25 * (case.facts.time_limit or 0)):
         return ""
-    first = min(
+    first_silent = min(
         (end for end in case.ends if end.rank.log.mtime is not None), key=lambda end: end.rank.log.mtime or 0
     )
     return (
-        f"; no rank wrote anything in the last {_span(int(silence))}, so it had hung;"
-        f" rank {first.rank.rank} went quiet first"
+        f"; no rank wrote anything in the last {_format_duration(int(silence_s))}, so it had hung;"
+        f" rank {first_silent.rank.rank} went quiet first"
     )
 
 
-def _span(seconds: int | None) -> str:
+def _format_duration(seconds: int | None) -> str:
     minutes = (seconds or 0) // 60
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min" if minutes else f"{seconds} s"
@@ -138,34 +149,42 @@ def state_line(case: FailureContext) -> tuple[EvidenceLine, ...]:
     return (EvidenceLine(rank=None, file="", line=None, text=text),)
 
 
-def _lines_of(case: FailureContext, cause: str) -> tuple[EvidenceLine, ...]:
-    lines = [line for reason in _said(case) if reason.cause == cause for line in reason.lines]
+def _lines_for_cause(case: FailureContext, cause: str) -> tuple[EvidenceLine, ...]:
+    lines = [
+        line for reason in _launcher_and_slurm_reasons(case) if reason.cause == cause for line in reason.lines
+    ]
     return tuple(dict.fromkeys(lines))[:3]
 
 
-def _said(case: FailureContext) -> Iterator[Reason]:
-    """Yield what launchers say, and what Slurm wrote into the output of ranks that it ended."""
+def _launcher_and_slurm_reasons(case: FailureContext) -> Iterator[Reason]:
+    """Yield the reasons in launchers' logs, and those that Slurm wrote to the output of ranks it ended."""
     yield from (reason for _, reason in case.others)
     yield from (
-        one for one in (end.reason for end in case.of_kind("ended")) if one and one.strength >= CERTAIN
+        reason
+        for reason in (end.reason for end in case.of_kind("ended"))
+        if reason and reason.strength >= CERTAIN
     )
 
 
 def node_failure(case: FailureContext, confidence: float, lines: tuple[EvidenceLine, ...]) -> Verdict:
     """Return the verdict that a node was lost."""
-    own = (end.reason for end in case.of_kind("cause") if end.reason)
-    said = [reason for reason in (*_said(case), *own) if reason.cause == "node-failure"]
-    naming = next((reason for reason in said if reason.groups.get("failed")), None)
-    node = naming.groups["failed"] if naming else _without_a_last_word(case, said)
-    if naming:
-        lines = tuple(dict.fromkeys((*naming.lines, *lines)))
-    silent = [end for end in case.of_kind("silent") if end.rank.host == node and node]
+    rank_reasons = (end.reason for end in case.of_kind("cause") if end.reason)
+    node_reasons = [
+        reason
+        for reason in (*_launcher_and_slurm_reasons(case), *rank_reasons)
+        if reason.cause == "node-failure"
+    ]
+    naming_reason = next((reason for reason in node_reasons if reason.groups.get("failed")), None)
+    node = naming_reason.groups["failed"] if naming_reason else _find_lost_node(case, node_reasons)
+    if naming_reason:
+        lines = tuple(dict.fromkeys((*naming_reason.lines, *lines)))
+    silent_ends = [end for end in case.of_kind("silent") if end.rank.host == node and node]
     rank = (
-        silent[0].rank
-        if silent
+        silent_ends[0].rank
+        if silent_ends
         else next((end.rank for end in case.ends if end.rank.host == node and node), None)
     )
-    without = f" with --exclude {node}" if node else ""
+    exclude_option = f" with --exclude {node}" if node else ""
     return Verdict(
         cause="node-failure",
         summary=f"node {node} went down" if node else "a node went down",
@@ -176,42 +195,48 @@ def node_failure(case: FailureContext, confidence: float, lines: tuple[EvidenceL
         confidence=confidence,
         blame="node",
         evidence=lines or state_line(case),
-        advice=f"submit it again{without}; the node is the site's to repair",
+        advice=f"submit it again{exclude_option}; the node is the site's to repair",
     )
 
 
-def _without_a_last_word(case: FailureContext, said: Sequence[Reason]) -> str | None:
-    """Return the one node that left no end of any rank, of several the one that a line names."""
-    alive = {end.rank.host for end in case.ends if end.rank.exit_code is not None}
-    dead = {end.rank.host for end in case.ends if end.rank.host} - alive
-    if len(dead) == 1:
-        return dead.pop()
-    named = (reason.groups.get("node") for reason in said)
-    return next((node for node in named if node and node not in alive), None)
+def _find_lost_node(case: FailureContext, said: Sequence[Reason]) -> str | None:
+    """Return the only node of which no rank recorded an end.
+
+    If there are several, return the node that a log line names, or None.
+    """
+    live_hosts = {end.rank.host for end in case.ends if end.rank.exit_code is not None}
+    lost_hosts = {end.rank.host for end in case.ends if end.rank.host} - live_hosts
+    if len(lost_hosts) == 1:
+        return lost_hosts.pop()
+    named_nodes = (reason.groups.get("node") for reason in said)
+    return next((node for node in named_nodes if node and node not in live_hosts), None)
 
 
 # ---- Host memory ----
 
 
 def with_host_memory(case: FailureContext) -> tuple[RankEnd, ...]:
-    """Give ranks that were killed the reason that Slurm gives for their node, or for the job."""
-    nodes: dict[str, Reason] = {}
-    for log, said in case.others:
-        if said.cause == "host-out-of-memory":
-            node = said.groups.get("node") or node_of(log, case.findings.ranks)
-            nodes.setdefault(node, said)
-    if not nodes and case.facts.state != "OUT_OF_MEMORY":
+    """Return the ends, with Slurm's out-of-memory reason for ranks that SIGKILL ended on the named node.
+
+    If no node is named or the job's state is OUT_OF_MEMORY, such ranks on all nodes get the reason.
+    """
+    reason_by_node: dict[str, Reason] = {}
+    for log, log_reason in case.others:
+        if log_reason.cause == "host-out-of-memory":
+            node = log_reason.groups.get("node") or node_of(log, case.findings.ranks)
+            reason_by_node.setdefault(node, log_reason)
+    if not reason_by_node and case.facts.state != "OUT_OF_MEMORY":
         return case.ends
     ends = []
     for end in case.ends:
-        reason: Reason | None = nodes.get(end.rank.host) or nodes.get("")
+        reason: Reason | None = reason_by_node.get(end.rank.host) or reason_by_node.get("")
         if reason is None and case.facts.state == "OUT_OF_MEMORY":
             reason = memory_reason(case)
         if (
             reason is not None
             and signal_of(end.rank) == 9
             and end.kind in ("weak", "cause")
-            and _weaker(end, reason)
+            and _is_weaker(end, reason)
         ):
             ends.append(RankEnd(end.rank, "cause", reason))
         else:
@@ -219,12 +244,12 @@ def with_host_memory(case: FailureContext) -> tuple[RankEnd, ...]:
     return tuple(ends)
 
 
-def _weaker(end: RankEnd, reason: Reason) -> bool:
+def _is_weaker(end: RankEnd, reason: Reason) -> bool:
     return end.reason is None or end.reason.strength < reason.strength
 
 
 def memory_reason(case: FailureContext) -> Reason:
-    """Return the reason of a process that the kernel killed for want of memory."""
+    """Return the reason of a process that the kernel killed because memory ran out."""
     return Reason(
         cause="host-out-of-memory",
         role="cause",
@@ -237,7 +262,7 @@ def memory_reason(case: FailureContext) -> Reason:
 
 
 def memory(case: FailureContext, lines: tuple[EvidenceLine, ...]) -> Verdict:
-    """Return the verdict that a node's memory ran out, though no rank is known to have been killed."""
+    """Return the verdict that a node's memory ran out, if no rank is known to have been killed."""
     reason = memory_reason(case)
     silent = case.of_kind("silent")
     rank = silent[0].rank if len(silent) == 1 else None

@@ -1,4 +1,4 @@
-"""All that is known of one attempt, and what is asked of it again and again."""
+"""All evidence on one attempt, and the helpers that several diagnosis modules share."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dtslurm.diagnose.reasons import RankEnd, Reason, signal_of
 from dtslurm.model.runs.diagnosis import EvidenceLine, JobFacts, Verdict
 from dtslurm.model.values import dataclass
 
-SKEW_S = 10.0  # two nodes' clocks, each five seconds off
+SKEW_S = 10.0  # the clocks of two nodes, each up to five seconds off
 _ONE_CLOCK_S = 2.0
 CERTAIN = 80
 
 
 @dataclass(frozen=True)
 class FailureContext:
-    """All that is known, and how each rank ended."""
+    """All evidence on one attempt, and how each rank ended."""
 
     facts: JobFacts
     findings: Findings
@@ -26,27 +26,27 @@ class FailureContext:
     others: tuple[tuple[LogEvidence, Reason], ...]
 
     def of_kind(self, *kinds: str) -> list[RankEnd]:
-        """Return the ranks that ended in one of these ways."""
+        """Return the ends of the ranks that ended in one of these ways."""
         return [end for end in self.ends if end.kind in kinds]
 
     @property
     def slack(self) -> float:
-        """Seconds by which the times of two ranks' ends must differ to tell which was first."""
+        """The seconds by which two ranks' end times must differ to show which rank ended first."""
         return _ONE_CLOCK_S if self.findings.exact else SKEW_S
 
     @property
     def stop(self) -> float | None:
-        """When somebody or something outside told the job to end."""
-        told = [
+        """The time at which the job was told to end from outside, or None."""
+        request_times = [
             event["time"] for event in self.findings.events if event.get("event") in ("signalled", "cancel")
         ]
-        times = [float(time) for time in (self.facts.end, *told) if isinstance(time, (int, float))]
-        begin = self.facts.start or 0
-        return min((time for time in times if time >= begin), default=None)
+        times = [float(time) for time in (self.facts.end, *request_times) if isinstance(time, (int, float))]
+        start = self.facts.start or 0
+        return min((time for time in times if time >= start), default=None)
 
 
 def strength(ends: Sequence[RankEnd]) -> int:
-    """Return how sure the surest reason of some ranks is."""
+    """Return the highest strength among the ranks' reasons, 0 without a reason."""
     return max((end.reason.strength for end in ends if end.reason), default=0)
 
 
@@ -54,25 +54,29 @@ def strength(ends: Sequence[RankEnd]) -> int:
 
 
 def first(ends: Sequence[RankEnd], case: FailureContext) -> RankEnd:
-    """Return the rank that failed first of those with reasons of their own."""
-    best = strength(ends)
-    pool = [end for end in ends if end.reason and end.reason.strength >= best - 20] or list(ends)
-    first = case.findings.first
-    for end in pool:
-        if first is not None and end.rank.rank == first[0]:
+    """Return the rank that failed first among those with a reason of their own."""
+    max_strength = strength(ends)
+    candidates = [end for end in ends if end.reason and end.reason.strength >= max_strength - 20] or list(
+        ends
+    )
+    recorded_first = case.findings.first
+    for end in candidates:
+        if recorded_first is not None and end.rank.rank == recorded_first[0]:
             return end
-    times = {end.rank.rank: time_of(end) for end in pool}
-    known = [time for time in times.values() if time is not None]
-    if known:
-        near = min(known) + case.slack
-        early = [end for end in pool if (time := times[end.rank.rank]) is not None and time <= near]
-        # Who never recorded an end may have been ended later by force: what it says counts all the same.
-        pool = early + [end for end in pool if times[end.rank.rank] is None]
-    return min(pool, key=lambda end: (-(end.reason.strength if end.reason else 0), times[end.rank.rank] or 0))
+    times = {end.rank.rank: time_of(end) for end in candidates}
+    known_times = [time for time in times.values() if time is not None]
+    if known_times:
+        latest = min(known_times) + case.slack
+        early = [end for end in candidates if (time := times[end.rank.rank]) is not None and time <= latest]
+        # A rank without a recorded end may have been killed later: its reason counts all the same.
+        candidates = early + [end for end in candidates if times[end.rank.rank] is None]
+    return min(
+        candidates, key=lambda end: (-(end.reason.strength if end.reason else 0), times[end.rank.rank] or 0)
+    )
 
 
 def time_of(end: RankEnd) -> float | None:
-    """Return when a rank ended, or last said something."""
+    """Return the time at which a rank ended or last wrote to its log, or None."""
     if end.rank.ended is not None:
         return end.rank.ended
     if end.reason is not None and end.reason.time is not None:
@@ -81,34 +85,36 @@ def time_of(end: RankEnd) -> float | None:
 
 
 def before(end: RankEnd, case: FailureContext) -> bool:
-    """Tell whether a rank failed by itself before the job was told to end."""
+    """Return whether a rank failed by itself before the job was told to end."""
     stop, time = case.stop, time_of(end)
     if stop is None or end.reason is None:
         return True
     if end.reason.time is not None and end.reason.time < stop - SKEW_S:
         return True
     written = end.rank.log.mtime
-    if any(seen is not None and seen < stop - SKEW_S for seen in (time, written)):
+    if any(known_time is not None and known_time < stop - SKEW_S for known_time in (time, written)):
         return True
-    alone = sum(1 for one in case.of_kind("cause") if one.reason and one.reason.same == end.reason.same)
-    return end.reason.strength >= CERTAIN and alone <= max(1, len(case.ends) // 4)
+    same_reason_count = sum(
+        1 for other in case.of_kind("cause") if other.reason and other.reason.same == end.reason.same
+    )
+    return end.reason.strength >= CERTAIN and same_reason_count <= max(1, len(case.ends) // 4)
 
 
 def of_rank(end: RankEnd, case: FailureContext) -> Verdict:
-    """Return the verdict that a rank failed first, by a reason of its own."""
+    """Return the verdict that a rank failed first, for a reason of its own."""
     reason = end.reason
     assert reason is not None  # noqa: S101 - only ranks with reasons are chosen
     confidence = 0.95 if reason.strength >= CERTAIN else 0.9 if reason.strength >= 70 else 0.75
     if reason.strength < 45:
         confidence = 0.6 if signal_of(end.rank) == 9 else 0.85 if reason.cause == "killed" else 0.7
-    first = case.findings.first
-    if first is not None and first[0] != end.rank.rank:
+    recorded_first = case.findings.first
+    if recorded_first is not None and recorded_first[0] != end.rank.rank:
         confidence -= 0.1
     return verdict_of(end.rank, reason, confidence, case)
 
 
 def verdict_of(rank: Rank | None, reason: Reason, confidence: float, case: FailureContext) -> Verdict:
-    """Return the verdict that a reason makes, on one rank or on the job."""
+    """Return the verdict for a reason, on one rank or on the job."""
     verdict = Verdict(
         cause=reason.cause,
         summary=reason.summary,
@@ -125,19 +131,19 @@ def verdict_of(rank: Rank | None, reason: Reason, confidence: float, case: Failu
     return replace(verdict, blame=blame, summary=verdict.summary + remark)
 
 
-def _seconds(time: float | None) -> int | None:
+def _whole_seconds(time: float | None) -> int | None:
     return int(time) if time is not None else None
 
 
 def placed(verdict: Verdict, rank: Rank, confidence: float, lines: tuple[EvidenceLine, ...]) -> Verdict:
-    """Return the verdict with the rank it is about."""
+    """Return the verdict with the rank that it is about."""
     return replace(
         verdict, rank=rank.rank, local_rank=rank.local_rank, node=rank.host or None, confidence=confidence,
-        exit_code=rank.exit_code, signal=signal_of(rank), time=_seconds(rank.ended or rank.log.mtime),
+        exit_code=rank.exit_code, signal=signal_of(rank), time=_whole_seconds(rank.ended or rank.log.mtime),
         evidence=lines,
     )  # fmt: skip
 
 
 def sample(ends: Sequence[RankEnd]) -> tuple[EvidenceLine, ...]:
-    """Return a line of each of the first ranks."""
+    """Return one line of evidence of each of the first two ranks."""
     return tuple(line for end in ends[:2] if end.reason for line in end.reason.lines[-1:])

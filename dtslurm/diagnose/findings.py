@@ -1,4 +1,7 @@
-"""What the far side found, as values: one object per rank, whatever was missing or torn."""
+"""Typed access to the evidence that the worker program found.
+
+There is one object per rank, also if its files are missing or truncated.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,20 @@ from typing import Any
 from dtslurm.model.values import dataclass
 
 _LOG_NAME = re.compile(r"(rank|node)-(\d+)\.log")
-_SAME_S = 1.5  # records hold whole seconds
-_PLAUSIBLE_SKEW_S = 60.0  # files copied or touched later say nothing of the time they were written
+_ROUNDING_S = 1.5  # times in records are whole seconds
+_PLAUSIBLE_SKEW_S = 60.0  # a larger gap means that the file was copied or touched later
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A line that a signature matched.
+    """A log line that a signature matched.
 
     Attributes:
-        signature: its name.
-        line: counts from 1.
-        time: that the line carries, seconds since the epoch, by the node's clock.
-        went_on: the log goes on after it as before it.
-        after: bytes of log behind it.
+        signature: the signature's name.
+        line: the line number, from 1.
+        time: the time in the line, in seconds since the epoch by the node's clock, if it has one.
+        went_on: whether the log continues after the line as it did before.
+        after: the number of bytes in the log after the line.
     """
 
     signature: str
@@ -38,7 +41,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class TraceFrame:
-    """One place of a Python stack."""
+    """A frame of a Python stack."""
 
     file: str
     line: int
@@ -49,14 +52,14 @@ class TraceFrame:
 
 @dataclass(frozen=True)
 class Block:
-    """One exception of a chain.
+    """One exception of a chain of exceptions.
 
     Attributes:
-        line, error: its last line, where the message begins.
-        more: what of the message stands below that line.
+        line, error: the last line of the exception, where its message starts.
+        more: the rest of the message, from the lines below.
         frame, frame_line: the innermost frame of the user's code, and the line that frames count from.
-        link: how it hangs together with the one before.
-        top: the function of its outermost frame.
+        link: the relation to the previous exception of the chain.
+        top: the function of the outermost frame.
     """
 
     line: int
@@ -70,7 +73,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Traceback:
-    """A chain of exceptions, first to last; or the stack of a crash (no blocks)."""
+    """A chain of exceptions in order; or the stack of a crash, which has no blocks."""
 
     line: int
     blocks: tuple[Block, ...]
@@ -82,7 +85,7 @@ class Traceback:
 
 @dataclass(frozen=True)
 class LogEvidence:
-    """What stands in one log; ``mtime`` is None where the file is missing."""
+    """The evidence in one log; ``mtime`` is None if the file is missing."""
 
     file: str
     rank: int | None = None
@@ -94,12 +97,12 @@ class LogEvidence:
 
 @dataclass(frozen=True)
 class Rank:
-    """Everything found of one rank.
+    """The evidence on one rank.
 
     Attributes:
-        ended: seconds since the epoch, corrected by the file system's clock where that is possible.
-        recorded: whether there is a record of its start; False for a rank that never came up.
-        told_to_end: whether the signal that ended it came through its launcher or to the whole job.
+        ended: the end in seconds since the epoch, by the file system's clock if possible.
+        recorded: whether a record of the rank's start exists; False for a rank that never started.
+        told_to_end: whether the signal that ended the rank was sent through its launcher or to the whole job.
         error, error_frame: from torchelastic's error file.
     """
 
@@ -120,7 +123,11 @@ class Rank:
 
 @dataclass(frozen=True)
 class Dump:
-    """torch's flight record of one rank: per process group the last numbers and what did not end."""
+    """The dump of PyTorch's flight recorder on one rank.
+
+    Attributes:
+        groups: by process group, the numbers of the last collectives and the one that did not end.
+    """
 
     rank: int
     file: str
@@ -129,14 +136,14 @@ class Dump:
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything found of one attempt.
+    """The evidence on one attempt.
 
     Attributes:
-        ranks: by rank, from 0.
-        others: logs of the launcher on each node, and of the batch script.
+        ranks: the ranks in order, from 0.
+        others: the logs of each node's launcher and of the batch script.
         first: (rank, exit code) of the rank whose end was recorded first.
-        exact: whether ``Rank.ended`` is by one clock for all.
-        free: bytes that are free on the file system of the run directory, None if not known.
+        exact: whether all times in ``Rank.ended`` are by the same clock.
+        free: free bytes on the file system of the run directory, None if unknown.
     """
 
     ranks: tuple[Rank, ...]
@@ -149,59 +156,69 @@ class Findings:
 
 
 def read(document: Mapping[str, Any], names: list[str], world_size: int) -> Findings:
-    """Return the far side's findings as values.
+    """Parse the evidence document of the worker program.
 
     Args:
-        names: the signatures' names in the order in which they were sent.
-        world_size: how many ranks the job should have.
+        document: the document.
+        names: the names of the signatures, in the order in which they were sent.
+        world_size: the number of ranks that the job should have.
     """
-    logs = [_log(item, names) for item in _dicts(document.get("files"))]
+    logs = [_parse_log(item, names) for item in _only_dicts(document.get("files"))]
     by_rank = {log.rank: log for log in logs if log.rank is not None}
     records = {
-        int(item["rank"]): item for item in _dicts(document.get("records")) if _whole(item.get("rank"))
+        int(item["rank"]): item
+        for item in _only_dicts(document.get("records"))
+        if _is_count(item.get("rank"))
     }
-    world = document.get("manifest", {}).get("world_size")
-    count = max([world if _whole(world) else world_size, *(rank + 1 for rank in (*records, *by_rank))])
-    exact = _one_clock(list(records.values()))
-    firsts = [tuple(item) for item in document.get("first_failures") or [] if len(item) == 2]
+    manifest_world_size = document.get("manifest", {}).get("world_size")
+    count = max(
+        [
+            manifest_world_size if _is_count(manifest_world_size) else world_size,
+            *(rank + 1 for rank in (*records, *by_rank)),
+        ]
+    )
+    exact = _has_one_clock(list(records.values()))
+    first_failures = [tuple(item) for item in document.get("first_failures") or [] if len(item) == 2]
     return Findings(
-        ranks=tuple(_rank(rank, records.get(rank), by_rank.get(rank), exact) for rank in range(count)),
+        ranks=tuple(_build_rank(rank, records.get(rank), by_rank.get(rank), exact) for rank in range(count)),
         others=tuple(log for log in logs if log.rank is None),
-        events=tuple(_dicts(document.get("events"))),
-        first=(firsts[-1][0], firsts[-1][1]) if firsts else None,
+        events=tuple(_only_dicts(document.get("events"))),
+        first=(first_failures[-1][0], first_failures[-1][1]) if first_failures else None,
         dumps=tuple(
-            Dump(item["rank"], item["file"], item["groups"]) for item in _dicts(document.get("dumps"))
+            Dump(item["rank"], item["file"], item["groups"]) for item in _only_dicts(document.get("dumps"))
         ),
         exact=exact,
-        free=_number(document.get("free")),
+        free=_int_or_none(document.get("free")),
     )
 
 
-def _dicts(value: object) -> list[dict[str, Any]]:
+def _only_dicts(value: object) -> list[dict[str, Any]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def _whole(value: object) -> bool:
+def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10_000_000
 
 
-def _one_clock(records: list[dict[str, Any]]) -> bool:
-    """Tell whether the times at which the records were written can be the file server's, one clock for all.
+def _has_one_clock(records: list[dict[str, Any]]) -> bool:
+    """Return whether the records' modification times can be by one clock, the file server's.
 
-    They are near each node's own time then. A file system whose clients set the times gives each node's own
-    clock back, with no gap at all: then they are no better than what the nodes wrote.
+    If they are, they are close to each node's own time. On a file system whose clients set the times, they
+    equal each node's own clock, without any difference, and are no better than the times in the records.
     """
-    gaps: dict[str, list[float]] = {}
+    gaps_by_host: dict[str, list[float]] = {}
     for record in records:
         if isinstance(record.get("ended"), int) and isinstance(record.get("written"), (int, float)):
-            gaps.setdefault(str(record.get("host")), []).append(record["written"] - record["ended"])
-    middle = [median(values) for values in gaps.values()]
-    near = all(abs(gap) <= _PLAUSIBLE_SKEW_S for gap in middle)
-    one_node_or_skewed = len(middle) == 1 or max(middle, default=0) - min(middle, default=0) > _SAME_S
-    return bool(middle) and near and one_node_or_skewed
+            gaps_by_host.setdefault(str(record.get("host")), []).append(record["written"] - record["ended"])
+    median_gaps = [median(values) for values in gaps_by_host.values()]
+    plausible = all(abs(gap) <= _PLAUSIBLE_SKEW_S for gap in median_gaps)
+    one_node_or_skewed = (
+        len(median_gaps) == 1 or max(median_gaps, default=0) - min(median_gaps, default=0) > _ROUNDING_S
+    )
+    return bool(median_gaps) and plausible and one_node_or_skewed
 
 
-def _rank(rank: int, record: dict[str, Any] | None, log: LogEvidence | None, exact: bool) -> Rank:
+def _build_rank(rank: int, record: dict[str, Any] | None, log: LogEvidence | None, exact: bool) -> Rank:
     log = log or LogEvidence(f"rank-{rank}.log", rank)
     if record is None:
         return Rank(rank, log=log)
@@ -211,57 +228,57 @@ def _rank(rank: int, record: dict[str, Any] | None, log: LogEvidence | None, exa
     error = record.get("error") or {}
     return Rank(
         rank=rank,
-        local_rank=_number(record.get("local_rank")),
-        node_rank=_number(record.get("node_rank")),
+        local_rank=_int_or_none(record.get("local_rank")),
+        node_rank=_int_or_none(record.get("node_rank")),
         host=str(record.get("host", "")),
-        started=_number(record.get("started")),
+        started=_int_or_none(record.get("started")),
         ended=ended if isinstance(ended, (int, float)) else None,
-        exit_code=_number(record.get("exit_code")),
-        signal=_number(record.get("signal")),
+        exit_code=_int_or_none(record.get("exit_code")),
+        signal=_int_or_none(record.get("signal")),
         recorded=True,
         told_to_end=record.get("told_to_end") is True,
         error=str(error.get("message", "")),
-        error_frame=_frame(error.get("frame")),
+        error_frame=_parse_frame(error.get("frame")),
         log=log,
     )
 
 
-def _number(value: object) -> int | None:
+def _int_or_none(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _log(item: dict[str, Any], names: list[str]) -> LogEvidence:
+def _parse_log(item: dict[str, Any], names: list[str]) -> LogEvidence:
     return LogEvidence(
         file=str(item.get("file", "")),
         rank=item.get("rank"),
         mtime=item.get("mtime"),
-        hits=tuple(_hits(item.get("hits") or [], names)),
-        tracebacks=tuple(_traceback(one) for one in _dicts(item.get("tracebacks"))),
+        hits=tuple(_parse_hits(item.get("hits") or [], names)),
+        tracebacks=tuple(_parse_traceback(traceback) for traceback in _only_dicts(item.get("tracebacks"))),
         tail=tuple(str(text) for text in item.get("tail") or []),
     )
 
 
-def _hits(rows: Iterable[list[Any]], names: list[str]) -> Iterable[Hit]:
+def _parse_hits(rows: Iterable[list[Any]], names: list[str]) -> Iterable[Hit]:
     for number, line, text, groups, time, _, went_on, after in rows:
         yield Hit(names[number], line, text, groups, time, went_on, after)
 
 
-def _frame(value: object) -> TraceFrame | None:
+def _parse_frame(value: object) -> TraceFrame | None:
     return TraceFrame(**value) if isinstance(value, dict) else None
 
 
-def _traceback(item: dict[str, Any]) -> Traceback:
+def _parse_traceback(item: dict[str, Any]) -> Traceback:
     blocks = (
         Block(
-            line=one["line"],
-            error=one["error"],
-            more=one["more"],
-            frame=_frame(one["frame"]),
-            frame_line=one["frame_line"],
-            link=one["link"],
-            top=str(one.get("top", "")),
+            line=block["line"],
+            error=block["error"],
+            more=block["more"],
+            frame=_parse_frame(block["frame"]),
+            frame_line=block["frame_line"],
+            link=block["link"],
+            top=str(block.get("top", "")),
         )
-        for one in _dicts(item.get("blocks"))
+        for block in _only_dicts(item.get("blocks"))
     )
     return Traceback(
         line=item["line"],
@@ -269,13 +286,13 @@ def _traceback(item: dict[str, Any]) -> Traceback:
         ignored=bool(item.get("ignored")),
         went_on=bool(item.get("went_on")),
         after=int(item.get("after", 0)),
-        crash=_frame(item.get("crash")),
+        crash=_parse_frame(item.get("crash")),
     )
 
 
 def node_of(log: LogEvidence, ranks: Iterable[Rank]) -> str:
-    """Return the host whose launcher wrote a log, empty where it is not known."""
-    found = _LOG_NAME.fullmatch(log.file)
-    if found is None or found[1] != "node":
+    """Return the host whose launcher wrote the log, or "" if it is not known."""
+    match = _LOG_NAME.fullmatch(log.file)
+    if match is None or match[1] != "node":
         return ""
-    return next((rank.host for rank in ranks if rank.node_rank == int(found[2]) and rank.host), "")
+    return next((rank.host for rank in ranks if rank.node_rank == int(match[2]) and rank.host), "")

@@ -1,4 +1,4 @@
-"""Code that uses a GPU fails in a job that asked for none, whatever the code's message says."""
+"""Recognizes code that failed because the job requested no GPU, whatever the error message is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WITHOUT_GPU = {"invalid-device", "cpu-build", "driver-mismatch"}
 
 
 def with_gpu_request(verdict: Verdict, case: FailureContext) -> Verdict:
-    """Return the verdict with the missing GPU request as its reason, where the job asked for no GPU."""
+    """Return the verdict, with the missing GPU request as its cause if the job requested no GPU."""
     if case.facts.gpus_per_node != 0 or verdict.cause not in _WITHOUT_GPU:
         return verdict
     cpu_build = verdict.cause == "cpu-build"

@@ -1,4 +1,4 @@
-"""Behind a collective that did not end: the rank that the others waited for."""
+"""Finds the rank that others waited for in a collective that did not complete."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from typing import NamedTuple
 from dtslurm.diagnose.findings import Dump
 from dtslurm.diagnose.reasons import RankEnd
 
-_APART_S = 10.0  # clocks of two nodes may differ by this much
+_SKEW_S = 10.0  # the clocks of two nodes may differ by up to this
 
 
 class MissingRank(NamedTuple):
-    """The rank that did not come, how sure that is, and how it is known."""
+    """The rank that did not join the collective.
+
+    Attributes:
+        rank: the rank.
+        confidence: from 0 to 1.
+        why: the evidence, in words.
+    """
 
     rank: int
     confidence: float
@@ -22,50 +28,62 @@ class MissingRank(NamedTuple):
 
 
 def find(ends: Sequence[RankEnd], dumps: Sequence[Dump]) -> MissingRank | None:
-    """Return the rank that the others waited for, None where nothing tells.
+    """Return the rank that the others waited for, or None without evidence.
 
-    In order: the ranks that a barrier names; flight records; the one rank that printed no timeout; of several
-    the one whose log stopped first; the rank whose last enqueued work is lowest.
+    The evidence is tried in this order: ranks that a barrier names as missing; flight recorder dumps; the
+    only rank that reports no timeout; among several such ranks, the one whose log stopped first; the rank
+    with the lowest last enqueued work.
     """
-    return _named(ends) or _by_dumps(dumps, len(ends)) or _silent(ends) or _behind(ends)
+    return (
+        _find_named_by_barrier(ends)
+        or _find_by_dumps(dumps, len(ends))
+        or _find_without_timeout(ends)
+        or _find_lowest_enqueued(ends)
+    )
 
 
-def _named(ends: Sequence[RankEnd]) -> MissingRank | None:
-    named: Counter[int] = Counter()
+def _find_named_by_barrier(ends: Sequence[RankEnd]) -> MissingRank | None:
+    counts: Counter[int] = Counter()
     for end in ends:
         if end.kind == "timeout" and end.reason:
-            named.update(int(word) for word in re.findall(r"\d+", end.reason.groups.get("missing", "")))
-    known = {end.rank.rank for end in ends}
-    missing = sorted(rank for rank in named if rank in known)
+            counts.update(int(word) for word in re.findall(r"\d+", end.reason.groups.get("missing", "")))
+    existing_ranks = {end.rank.rank for end in ends}
+    missing = sorted(rank for rank in counts if rank in existing_ranks)
     if not missing:
         return None
     others = f"; so did {len(missing) - 1} more" if len(missing) > 1 else ""
     return MissingRank(missing[0], 0.9, f"the barrier names it: it did not come{others}")
 
 
-def _by_dumps(dumps: Sequence[Dump], world: int) -> MissingRank | None:
-    """Compare the groups that most ranks are in: who enqueued least, who enqueued something else."""
-    last: dict[str, dict[int, int]] = defaultdict(dict)
-    stuck: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+def _find_by_dumps(dumps: Sequence[Dump], world: int) -> MissingRank | None:
+    """Compare the dumps of the largest process groups: which rank enqueued least or another operation."""
+    last_by_group: dict[str, dict[int, int]] = defaultdict(dict)
+    stuck_operations: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
     for dump in dumps:
-        for group, seen in dump.groups.items():
-            last[group][dump.rank] = int(seen.get("enqueued", -1))
-            if isinstance(seen.get("stuck"), dict):
-                stuck[group, seen["stuck"]["seq"]][dump.rank] = str(seen["stuck"].get("op", ""))
-    for _, numbers in sorted(last.items(), key=lambda item: -len(item[1])):
+        for group, group_state in dump.groups.items():
+            last_by_group[group][dump.rank] = int(group_state.get("enqueued", -1))
+            if isinstance(group_state.get("stuck"), dict):
+                stuck_operations[group, group_state["stuck"]["seq"]][dump.rank] = str(
+                    group_state["stuck"].get("op", "")
+                )
+    for _, numbers in sorted(last_by_group.items(), key=lambda item: -len(item[1])):
         least, most = min(numbers.values()), max(numbers.values())
-        behind = [rank for rank, number in numbers.items() if number == least]
-        if least < most and len(behind) <= len(numbers) / 2:
+        lagging_ranks = [rank for rank, number in numbers.items() if number == least]
+        if least < most and len(lagging_ranks) <= len(numbers) / 2:
             return MissingRank(
-                min(behind), 0.92, f"its flight record ends at collective {least}, those of others at {most}"
+                min(lagging_ranks),
+                0.92,
+                f"its flight record ends at collective {least}, those of others at {most}",
             )
-    for operations in stuck.values():
+    for operations in stuck_operations.values():
         counts = Counter(operations.values())
         if len(counts) > 1:
-            odd, usual = counts.most_common()[-1][0], counts.most_common()[0][0]
-            rank = min(rank for rank, name in operations.items() if name == odd)
+            rare_operation, usual_operation = counts.most_common()[-1][0], counts.most_common()[0][0]
+            rank = min(rank for rank, name in operations.items() if name == rare_operation)
             return MissingRank(
-                rank, 0.88, f"by its flight record it called {odd} where others called {usual}"
+                rank,
+                0.88,
+                f"by its flight record it called {rare_operation} where others called {usual_operation}",
             )
     missing = sorted(set(range(world)) - {dump.rank for dump in dumps})
     if dumps and len(missing) == 1 and len(dumps) >= 2:
@@ -73,56 +91,70 @@ def _by_dumps(dumps: Sequence[Dump], world: int) -> MissingRank | None:
     return None
 
 
-def _silent(ends: Sequence[RankEnd]) -> MissingRank | None:
-    quiet = [end for end in ends if end.kind != "timeout"]
-    if not quiet or len(quiet) == len(ends):
+def _find_without_timeout(ends: Sequence[RankEnd]) -> MissingRank | None:
+    without_timeout = [end for end in ends if end.kind != "timeout"]
+    if not without_timeout or len(without_timeout) == len(ends):
         return None
-    # Who gives up closes its connections (gloo): ranks that lost theirs then had come to the collective, too.
-    absent = [end for end in quiet if end.kind != "lost-peer"]
-    quiet = absent or quiet
-    if len(quiet) == 1:
-        early = (
-            f", and ended before with exit code {quiet[0].rank.exit_code}" if quiet[0].kind == "fine" else ""
+    # With gloo, a rank that times out closes its connections: ranks that lost theirs had joined, too.
+    without_error = [end for end in without_timeout if end.kind != "lost-peer"]
+    without_timeout = without_error or without_timeout
+    if len(without_timeout) == 1:
+        exit_note = (
+            f", and ended before with exit code {without_timeout[0].rank.exit_code}"
+            if without_timeout[0].kind == "fine"
+            else ""
         )
-        alone = "neither a timeout nor a lost connection" if absent else "no timeout"
-        return MissingRank(quiet[0].rank.rank, 0.85, f"it alone reports {alone}{early}")
-    fine = [end for end in quiet if end.kind == "fine"]
-    if fine and len(fine) <= len(ends) / 2:
-        first = min(fine, key=lambda end: (end.rank.ended or 0, end.rank.rank))
+        missing_report = "neither a timeout nor a lost connection" if without_error else "no timeout"
+        return MissingRank(
+            without_timeout[0].rank.rank, 0.85, f"it alone reports {missing_report}{exit_note}"
+        )
+    exited = [end for end in without_timeout if end.kind == "fine"]
+    if exited and len(exited) <= len(ends) / 2:
+        first = min(exited, key=lambda end: (end.rank.ended or 0, end.rank.rank))
         return MissingRank(
             first.rank.rank,
             0.8,
             f"it ended with exit code {first.rank.exit_code} while others still waited for it",
         )
-    stopped = sorted((end.rank.log.mtime, end.rank.rank) for end in quiet if end.rank.log.mtime is not None)
-    unseen = [end.rank.rank for end in quiet if end.rank.log.mtime is None]
-    if unseen:
-        return MissingRank(unseen[0], 0.7, "it never wrote anything")
-    if len(stopped) >= 2 and stopped[1][0] - stopped[0][0] > _APART_S:
+    last_writes = sorted(
+        (end.rank.log.mtime, end.rank.rank) for end in without_timeout if end.rank.log.mtime is not None
+    )
+    never_wrote = [end.rank.rank for end in without_timeout if end.rank.log.mtime is None]
+    if never_wrote:
+        return MissingRank(never_wrote[0], 0.7, "it never wrote anything")
+    if len(last_writes) >= 2 and last_writes[1][0] - last_writes[0][0] > _SKEW_S:
         return MissingRank(
-            stopped[0][1], 0.75, f"of {len(quiet)} ranks that report no timeout its log stopped first"
+            last_writes[0][1],
+            0.75,
+            f"of {len(without_timeout)} ranks that report no timeout its log stopped first",
         )
-    enqueued = _behind([end for end in ends if end.kind == "timeout"])
-    if enqueued and len(quiet) > len(ends) / 2:
+    enqueued = _find_lowest_enqueued([end for end in ends if end.kind == "timeout"])
+    if enqueued and len(without_timeout) > len(ends) / 2:
         return enqueued
-    nodes = {end.rank.host for end in quiet}
-    place = f", all on {quiet[0].rank.host}" if len(nodes) == 1 and quiet[0].rank.host else ""
-    rank = min(end.rank.rank for end in quiet)
+    nodes = {end.rank.host for end in without_timeout}
+    host_note = (
+        f", all on {without_timeout[0].rank.host}" if len(nodes) == 1 and without_timeout[0].rank.host else ""
+    )
+    rank = min(end.rank.rank for end in without_timeout)
     return MissingRank(
-        rank, 0.5, f"{len(quiet)} ranks report no timeout{place}; which of them hung first is not known"
+        rank,
+        0.5,
+        f"{len(without_timeout)} ranks report no timeout{host_note}; which of them hung first is not known",
     )
 
 
-def _behind(ends: Sequence[RankEnd]) -> MissingRank | None:
-    """Return the rank whose last enqueued work is lower than that of the others of its group."""
-    groups: dict[str, dict[int, int]] = defaultdict(dict)
+def _find_lowest_enqueued(ends: Sequence[RankEnd]) -> MissingRank | None:
+    """Return the rank whose last enqueued work is lower than that of the others in its process group."""
+    enqueued_by_group: dict[str, dict[int, int]] = defaultdict(dict)
     for end in ends:
         if end.reason is not None and end.reason.groups.get("enqueued", "").lstrip("-").isdecimal():
             name = end.reason.groups.get("pg", "").strip()
-            groups[name][end.rank.rank] = int(end.reason.groups["enqueued"])
-    for numbers in sorted(groups.values(), key=len, reverse=True):
+            enqueued_by_group[name][end.rank.rank] = int(end.reason.groups["enqueued"])
+    for numbers in sorted(enqueued_by_group.values(), key=len, reverse=True):
         least, most = min(numbers.values()), max(numbers.values())
-        behind = [rank for rank, number in numbers.items() if number == least]
-        if least < most and len(behind) <= len(numbers) / 2:
-            return MissingRank(min(behind), 0.8, f"its last enqueued work is {least}, that of others {most}")
+        lagging_ranks = [rank for rank, number in numbers.items() if number == least]
+        if least < most and len(lagging_ranks) <= len(numbers) / 2:
+            return MissingRank(
+                min(lagging_ranks), 0.8, f"its last enqueued work is {least}, that of others {most}"
+            )
     return None

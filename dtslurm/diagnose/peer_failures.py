@@ -1,4 +1,4 @@
-"""Ranks that only tell of others: behind a timeout or a lost connection is one that says nothing."""
+"""Verdicts on ranks that only report failures of other ranks: timeouts and lost connections."""
 
 from __future__ import annotations
 
@@ -12,92 +12,102 @@ from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
 
 
 def from_others(case: FailureContext) -> Verdict | None:
-    """Return the verdict on ranks that wait for or lost others, None where no rank says so."""
+    """Return the verdict on ranks that waited for or lost other ranks, or None if no rank reports that."""
     timeouts, lost, weak = case.of_kind("timeout"), case.of_kind("lost-peer"), case.of_kind("weak")
     if not timeouts and not lost:
         return None
-    dead = _dead_before(weak, timeouts, case) if timeouts else weak
-    if dead:
-        return of_rank(first_weak(dead, case), case)
-    node = _vanished(case)
+    ended_early = _find_ended_before_timeout(weak, timeouts, case) if timeouts else weak
+    if ended_early:
+        return of_rank(first_weak(ended_early, case), case)
+    node = _find_vanished_node(case)
     if node is not None:
         return node_failure(case, 0.65, sample(timeouts + lost))
     if timeouts:
-        return _hung(timeouts, case)
-    return _lost(lost, case)
+        return _judge_timeout(timeouts, case)
+    return _judge_lost_connection(lost, case)
 
 
-def _dead_before(weak: list[RankEnd], timeouts: list[RankEnd], case: FailureContext) -> list[RankEnd]:
-    """Return the ranks that ended without a word before others gave up waiting."""
-    given_up = min((end.rank.ended for end in timeouts if end.rank.ended is not None), default=None)
-    first = case.findings.first
+def _find_ended_before_timeout(
+    weak: list[RankEnd], timeouts: list[RankEnd], case: FailureContext
+) -> list[RankEnd]:
+    """Return the ranks that ended without a message before other ranks timed out."""
+    first_timeout = min((end.rank.ended for end in timeouts if end.rank.ended is not None), default=None)
+    recorded_first = case.findings.first
     return [
         end
         for end in weak
-        if (first is not None and end.rank.rank == first[0])
-        or given_up is None
-        or (end.rank.ended is not None and end.rank.ended < given_up - case.slack)
+        if (recorded_first is not None and end.rank.rank == recorded_first[0])
+        or first_timeout is None
+        or (end.rank.ended is not None and end.rank.ended < first_timeout - case.slack)
     ]
 
 
 def first_weak(ends: list[RankEnd], case: FailureContext) -> RankEnd:
-    """Return who ended first of those that say nothing; a signal says more than an exit code.
+    """Return the rank that ended first among those without a message.
 
-    But not SIGKILL after the first recorded failure: by that launchers end whoever does not heed TERM.
+    A rank that a signal ended takes precedence over one with an exit code. SIGKILL after the first recorded
+    failure does not count as a signal: launchers send it to ranks that ignore SIGTERM.
     """
-    known = case.findings.first
-    at = next((end.rank.ended for end in ends if known and end.rank.rank == known[0]), None)
+    recorded_first = case.findings.first
+    first_end = next(
+        (end.rank.ended for end in ends if recorded_first and end.rank.rank == recorded_first[0]), None
+    )
     signalled = [
         end
         for end in ends
         if (number := signal_of(end.rank)) is not None
-        and not (number == 9 and at is not None and end.rank.ended is not None and end.rank.ended > at)
+        and not (
+            number == 9
+            and first_end is not None
+            and end.rank.ended is not None
+            and end.rank.ended > first_end
+        )
     ]
     return first(signalled or ends, case)
 
 
-def _vanished(case: FailureContext) -> str | None:
-    """Return the node none of whose ranks recorded an end while all others did."""
+def _find_vanished_node(case: FailureContext) -> str | None:
+    """Return the node of which no rank recorded an end while the ranks of all other nodes did."""
     silent = case.of_kind("silent")
     hosts = {end.rank.host for end in silent}
     if len(hosts) != 1 or not case.facts.over:
         return None
     host = hosts.pop()
-    here = [end for end in case.ends if end.rank.host == host]
-    if not host or len(here) != len(silent) or len(here) == len(case.ends):
+    node_ends = [end for end in case.ends if end.rank.host == host]
+    if not host or len(node_ends) != len(silent) or len(node_ends) == len(case.ends):
         return None
-    return host if len(here) > 1 or case.of_kind("lost-peer") else None
+    return host if len(node_ends) > 1 or case.of_kind("lost-peer") else None
 
 
-def _hung(timeouts: list[RankEnd], case: FailureContext) -> Verdict:
-    found = missing_rank.find(case.ends, case.findings.dumps)
-    said = timeouts[0].reason
-    assert said is not None  # noqa: S101 - a timeout has its line
-    if found is None:
-        waited = (
+def _judge_timeout(timeouts: list[RankEnd], case: FailureContext) -> Verdict:
+    missing = missing_rank.find(case.ends, case.findings.dumps)
+    timeout_reason = timeouts[0].reason
+    assert timeout_reason is not None  # noqa: S101 - a timeout has its line
+    if missing is None:
+        unknown_summary = (
             f"{len(timeouts)} ranks waited in a collective that did not end, and no rank is known to be late"
         )
-        return replace(verdict_of(None, said, 0.5, case), summary=waited)
-    end = next(end for end in case.ends if end.rank.rank == found.rank)
-    own = tuple(
-        EvidenceLine(rank=found.rank, file=end.rank.log.file, line=None, text=text)
+        return replace(verdict_of(None, timeout_reason, 0.5, case), summary=unknown_summary)
+    end = next(end for end in case.ends if end.rank.rank == missing.rank)
+    missing_rank_lines = tuple(
+        EvidenceLine(rank=missing.rank, file=end.rank.log.file, line=None, text=text)
         for text in end.rank.log.tail[-2:]
     )
-    plain = "a collective did not end in time"
-    what = f" ({said.summary})" if said.summary not in ("", plain) else ""
-    others = f"{len(timeouts)} rank{'s' if len(timeouts) > 1 else ''}"
-    summary = f"{others} waited for rank {found.rank} in a collective{what}: {found.why}"
-    verdict = verdict_of(end.rank, said, found.confidence, case)
+    generic_summary = "a collective did not end in time"
+    detail = f" ({timeout_reason.summary})" if timeout_reason.summary not in ("", generic_summary) else ""
+    waiting_ranks = f"{len(timeouts)} rank{'s' if len(timeouts) > 1 else ''}"
+    summary = f"{waiting_ranks} waited for rank {missing.rank} in a collective{detail}: {missing.why}"
+    verdict = verdict_of(end.rank, timeout_reason, missing.confidence, case)
     advice = (
-        f"look at what rank {found.rank} did then: its log, a slow read, a branch that others did not take"
+        f"look at what rank {missing.rank} did then: its log, a slow read, a branch that others did not take"
     )
-    return replace(verdict, summary=summary, advice=advice, evidence=(*own, *sample(timeouts)))
+    return replace(verdict, summary=summary, advice=advice, evidence=(*missing_rank_lines, *sample(timeouts)))
 
 
-def _lost(lost: list[RankEnd], case: FailureContext) -> Verdict:
-    """Judge ranks that lost a connection where nobody says why."""
+def _judge_lost_connection(lost: list[RankEnd], case: FailureContext) -> Verdict:
+    """Return the verdict on ranks that lost a connection without any rank reporting why."""
     strongest = max((end.reason for end in lost if end.reason), key=lambda one: one.strength)
-    silent, fine = case.of_kind("silent"), case.of_kind("fine")
+    silent, exited = case.of_kind("silent"), case.of_kind("fine")
     if strongest.cause == "link-down":
         return replace(verdict_of(first(lost, case).rank, strongest, 0.65, case), evidence=sample(lost))
     if len(silent) == 1 and case.facts.over:
@@ -106,8 +116,8 @@ def _lost(lost: list[RankEnd], case: FailureContext) -> Verdict:
             cause="killed", summary=summary, advice="look at that node's memory and at its kernel's log"
         )
         return placed(verdict, silent[0].rank, 0.5, sample(lost))
-    if fine and len(fine) < len(case.ends) / 2:
-        rank = min(fine, key=lambda end: end.rank.ended or 0).rank
+    if exited and len(exited) < len(case.ends) / 2:
+        rank = min(exited, key=lambda end: end.rank.ended or 0).rank
         code = rank.exit_code
         summary = f"rank {rank.rank} ended with exit code {code} while others still exchanged data with it"
         advice = "all ranks must take the same number of steps; see Join of torch.distributed"

@@ -1,6 +1,7 @@
-"""The judgement as a program of its own: values in by stdin, a verdict out by stdout, both JSON.
+"""The diagnosis as a stand-alone program: reads evidence from stdin, writes a verdict to stdout, both JSON.
 
-Packed with the rest of this folder into a run's directory, where the supervisor asks it why an attempt ended.
+It is packed with the rest of this folder into the run directory, where the supervisor runs it to find out why
+an attempt ended.
 """
 
 from __future__ import annotations
@@ -16,15 +17,21 @@ from dtslurm.model.runs.diagnosis import JobFacts, Signature
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the verdict on a request: what was ``found``, ``signatures``, ``world_size`` and ``facts``."""
+    """Return the verdict on a request.
+
+    Args:
+        request: has the keys ``found``, ``signatures``, ``world_size`` and ``facts``.
+    """
     signatures = tuple(
-        Signature(**{**one, **{key: tuple(one[key]) for key in ("match", "words")}})
-        for one in request["signatures"]
+        Signature(**{**fields, **{key: tuple(fields[key]) for key in ("match", "words")}})
+        for fields in request["signatures"]
     )
-    found = findings.read(request["found"], [one.name for one in signatures], int(request["world_size"]))
-    return asdict(judge(JobFacts(**request["facts"]), found, signatures))
+    parsed = findings.read(
+        request["found"], [signature.name for signature in signatures], int(request["world_size"])
+    )
+    return asdict(judge(JobFacts(**request["facts"]), parsed, signatures))
 
 
 def main() -> None:
-    """Answer one request."""
+    """Read one request from stdin and write its verdict to stdout."""
     json.dump(answer(json.load(sys.stdin)), sys.stdout)

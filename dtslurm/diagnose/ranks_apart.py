@@ -1,4 +1,4 @@
-"""Whether the ranks of a run train apart from each other, as the samplers of its nodes have recorded."""
+"""Detects ranks of a run that do not train together, from events of the telemetry samplers on its nodes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ FIX = (
     "by -l srun"
 )
 _EVENTS = ("not_distributed", "ranks_apart", "distributed")
-_LONGEST = 300
+_MAX_EVIDENCE_CHARS = 300
 
 
 @dataclass(frozen=True)
 class RanksApart:
-    """Ranks of an attempt that were seen to form no group.
+    """Ranks of an attempt that form no process group.
 
     Attributes:
-        is_fault: whether the launcher is for ranks that form a group.
-        text: what was seen, with the mark of a fault before it.
+        is_fault: whether the launcher is meant for ranks that form a process group.
+        text: the observation; for a fault it starts with ``NOT DISTRIBUTED``.
     """
 
     is_fault: bool
@@ -31,8 +31,11 @@ class RanksApart:
 
 
 def find_ranks_apart(events: Iterable[Mapping[str, Any]], attempt: int | None = None) -> RanksApart | None:
-    """Return what was recorded last of an attempt (default: the newest), None if its ranks form a group."""
-    last: Mapping[str, Any] = {}
+    """Return the last observation that an attempt's ranks form no process group.
+
+    The result is None if they form a group. The default attempt is the newest.
+    """
+    last_event: Mapping[str, Any] = {}
     newest = -1
     for event in events:
         number = event.get("attempt")
@@ -40,15 +43,17 @@ def find_ranks_apart(events: Iterable[Mapping[str, Any]], attempt: int | None = 
             continue
         newest = max(newest, number)
         if event.get("event") in _EVENTS and attempt in {None, number}:
-            last = event
-    if last.get("event") not in _EVENTS[:2] or (attempt is None and last.get("attempt") != newest):
+            last_event = event
+    if last_event.get("event") not in _EVENTS[:2] or (
+        attempt is None and last_event.get("attempt") != newest
+    ):
         return None
-    return RanksApart(last["event"] == "not_distributed", describe(last))
+    return RanksApart(last_event["event"] == "not_distributed", describe(last_event))
 
 
 def describe(event: Mapping[str, Any]) -> str:
-    """Return in words what an event tells of ranks apart."""
-    evidence = str(event.get("evidence") or "?")[:_LONGEST]
+    """Describe an event about ranks without a process group."""
+    evidence = str(event.get("evidence") or "?")[:_MAX_EVIDENCE_CHARS]
     if event.get("event") == "not_distributed":
         ranks = str(event.get("world_size"))[:20]
         return f"{NOT_DISTRIBUTED}: the {ranks} ranks do not train together: {evidence}"

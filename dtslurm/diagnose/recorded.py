@@ -1,4 +1,4 @@
-"""What the run itself recorded of an attempt's end: its ranks saved, or the supervisor saw why it ended."""
+"""Verdicts from the run's own records of an attempt's end: exit codes of its ranks, and supervisor events."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dtslurm.diagnose.failure_context import FailureContext
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
 
-# What the supervisor sees as it happens; afterwards the ranks only tell that they were ended.
-_SEEN = {"hang", "node-failure"}
-_NO_WORD = {"", "done", "unknown", "exit-code", "killed"}
+# Causes that the supervisor observes while they happen; the ranks' records only show that they were ended.
+_OBSERVED_CAUSES = {"hang", "node-failure"}
+_UNEXPLAINED = {"", "done", "unknown", "exit-code", "killed"}
 _ADVICE = {
     "hang": "look at what that rank did then, by its log; dtslurm diagnose --live tells it while a run hangs",
     "node-failure": "submit it again with --exclude of that node; the node is the site's to repair",
@@ -20,47 +20,50 @@ _ADVICE = {
 
 
 def seen_by_supervisor(case: FailureContext) -> Verdict | None:
-    """Return the verdict that the supervisor made as it ended the attempt, None where it did not end it."""
-    event = _own(case)
-    return _verdict(event, case) if event.get("cause") in _SEEN else None
+    """Return the verdict of the supervisor that ended the attempt, or None if it did not end it."""
+    event = _find_end_event(case)
+    return _verdict_from_event(event, case) if event.get("cause") in _OBSERVED_CAUSES else None
 
 
 def told_by_supervisor(case: FailureContext) -> Verdict | None:
-    """Return the verdict that the supervisor recorded, None where it recorded nothing that says why."""
-    event = _own(case)
-    return None if str(event.get("cause") or "") in _NO_WORD else _verdict(event, case)
+    """Return the verdict that the supervisor recorded, or None if it recorded no explanation."""
+    event = _find_end_event(case)
+    return None if str(event.get("cause") or "") in _UNEXPLAINED else _verdict_from_event(event, case)
 
 
-def _own(case: FailureContext) -> Mapping[str, Any]:
-    """Return how the attempt ended by its own events; a hang alone where nobody could tell the end."""
-    found: Mapping[str, Any] = {}
+def _find_end_event(case: FailureContext) -> Mapping[str, Any]:
+    """Return the event of the attempt's end, or a hang event if no end was recorded."""
+    hang_event: Mapping[str, Any] = {}
     for event in case.findings.events:
         if event.get("attempt") != case.facts.attempt:
             continue
         if event.get("event") == "attempt_ended":
             return event
         if event.get("event") == "hang":
-            found = {**event, "cause": "hang"}
-    return found
+            hang_event = {**event, "cause": "hang"}
+    return hang_event
 
 
-def _verdict(event: Mapping[str, Any], case: FailureContext) -> Verdict:
+def _verdict_from_event(event: Mapping[str, Any], case: FailureContext) -> Verdict:
     rank, node, time = event.get("rank"), event.get("node"), event.get("time")
     summary, cause = str(event.get("summary") or ""), str(event["cause"])
-    own = case.findings.ranks[rank] if isinstance(rank, int) and 0 <= rank < len(case.ends) else None
+    rank_evidence = (
+        case.findings.ranks[rank] if isinstance(rank, int) and 0 <= rank < len(case.ends) else None
+    )
     lines = [EvidenceLine(rank=None, file="events.jsonl", line=None, text=f"{cause}: {summary}")]
-    if own is not None:
+    if rank_evidence is not None:
         lines += [
-            EvidenceLine(rank=rank, file=own.log.file, line=None, text=text) for text in own.log.tail[-2:]
+            EvidenceLine(rank=rank, file=rank_evidence.log.file, line=None, text=text)
+            for text in rank_evidence.log.tail[-2:]
         ]
     return Verdict(
         cause=cause,
         summary=summary or f"the supervisor found a {cause}",
-        rank=own.rank if own else None,
-        local_rank=own.local_rank if own else None,
-        node=str(node) if node else (own.host or None) if own else None,
+        rank=rank_evidence.rank if rank_evidence else None,
+        local_rank=rank_evidence.local_rank if rank_evidence else None,
+        node=str(node) if node else (rank_evidence.host or None) if rank_evidence else None,
         time=int(time) if isinstance(time, (int, float)) else None,
-        confidence=0.85 if own or cause not in _SEEN or node else 0.75,
+        confidence=0.85 if rank_evidence or cause not in _OBSERVED_CAUSES or node else 0.75,
         blame=str(event.get("blame") or "unknown"),
         evidence=tuple(lines),
         advice=_ADVICE.get(cause, ""),
@@ -68,11 +71,15 @@ def _verdict(event: Mapping[str, Any], case: FailureContext) -> Verdict:
 
 
 def checkpointed(case: FailureContext) -> Verdict | None:
-    """Return the verdict that ranks saved and asked for another start, None where none did."""
-    saved = [end.rank for end in case.ends if end.rank.exit_code == WANTS_REQUEUE]
-    if not saved or not case.facts.over:
+    """Return the verdict that ranks saved a checkpoint and asked for a requeue, or None if none did."""
+    checkpointed_ranks = [end.rank for end in case.ends if end.rank.exit_code == WANTS_REQUEUE]
+    if not checkpointed_ranks or not case.facts.over:
         return None
-    count = "every rank" if len(saved) == len(case.ends) else f"{len(saved)} of {len(case.ends)} ranks"
+    count = (
+        "every rank"
+        if len(checkpointed_ranks) == len(case.ends)
+        else f"{len(checkpointed_ranks)} of {len(case.ends)} ranks"
+    )
     return Verdict(
         cause="checkpointed",
         summary=f"nothing failed: {count} saved and ended with 85, which asks for another start",
@@ -82,7 +89,7 @@ def checkpointed(case: FailureContext) -> Verdict | None:
         blame="user",
         evidence=tuple(
             EvidenceLine(rank=rank.rank, file=rank.log.file, line=None, text=text)
-            for rank in saved[:1]
+            for rank in checkpointed_ranks[:1]
             for text in rank.log.tail[-3:]
         ),
         advice="dtslurm resubmit JOB --from-checkpoint goes on from what was saved; "

@@ -1,4 +1,4 @@
-"""Where the logs' own file system is full nothing in them can say so."""
+"""Recognizes a full file system of the run directory, where the logs cannot record the error."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ from dataclasses import replace
 from dtslurm.diagnose.failure_context import FailureContext
 from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
 
-_FULL = 64 * 1024  # bytes; what is left then are fragments
+_FULL = 64 * 1024  # bytes; a full file system may have fragments left
 _UNEXPLAINED = {"exit-code", "unknown", "killed"}
 
 
 def with_full_disk(verdict: Verdict, case: FailureContext) -> Verdict:
-    """Return the verdict as it is where the run directory's file system is full now, when it is read.
+    """Return the verdict, with a remark if the run directory's file system is full now.
 
-    A failure that nothing explains is taken to come of it, which is a guess; other verdicts keep their cause.
+    A failure without an explanation is attributed to the full file system, which is a guess; other verdicts
+    keep their cause.
     """
     free = case.findings.free
     if free is None or free >= _FULL:
         return verdict
-    told = f"the file system of the run directory is full: {free} bytes are free"
-    lines = (EvidenceLine(rank=None, file="", line=None, text=told), *verdict.evidence)
+    remark = f"the file system of the run directory is full: {free} bytes are free"
+    lines = (EvidenceLine(rank=None, file="", line=None, text=remark), *verdict.evidence)
     if verdict.cause == "none":
-        return replace(verdict, summary=f"{verdict.summary}; but {told}, and logs may be cut", evidence=lines)
+        return replace(
+            verdict, summary=f"{verdict.summary}; but {remark}, and logs may be cut", evidence=lines
+        )
     if verdict.cause not in _UNEXPLAINED:
         return replace(verdict, evidence=lines)
     return replace(

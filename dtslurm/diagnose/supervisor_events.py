@@ -1,4 +1,4 @@
-"""What a run's events tell, in words, of a supervisor that was stopped or killed. Lists of runs use this."""
+"""Describes a stopped or killed supervisor from a run's events. Lists of runs also use this module."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ SUPERVISOR_KILLED = "the supervisor was killed, and the batch script restarted i
 SUPERVISOR_CRASHED = "the supervisor crashed, and the batch script restarted it no more"
 SUPERVISOR_STOPPED = "SUPERVISOR STOPPED"
 _SIGKILL = 9
-_LARGEST_OWN_CODE = 128  # exit codes above it are those of signals
-_STEPS = {"started", "attempt", "attempt_ended", "supervisor_killed", "ended"}
-_LATER = {"supervisor_continued", "supervisor_killed", "started", "ended", "cancel"}
+_LARGEST_EXIT_CODE = 128  # larger exit codes mean a signal
+_MILESTONES = {"started", "attempt", "attempt_ended", "supervisor_killed", "ended"}
+_RESUMING_EVENTS = {"supervisor_continued", "supervisor_killed", "started", "ended", "cancel"}
 
 
 def find_stopped_supervisor(events: Iterable[Mapping[str, Any]]) -> str:
-    """Return in words that the supervisor is stopped, with a fix; empty where it is not known to be."""
-    last: Mapping[str, Any] = {}
+    """Return a message, with a fix, that the supervisor is stopped; empty if no event says so."""
+    stop_event: Mapping[str, Any] = {}
     for event in events:
         if event.get("event") == "supervisor_stopped":
-            last = event
-        elif event.get("event") in _LATER:
-            last = {}
-    if not last:
+            stop_event = event
+        elif event.get("event") in _RESUMING_EVENTS:
+            stop_event = {}
+    if not stop_event:
         return ""
-    pid, node = str(last.get("pid"))[:20], str(last.get("node"))[:100]
+    pid, node = str(stop_event.get("pid"))[:20], str(stop_event.get("node"))[:100]
     return (
         f"the supervisor (process {pid} on {node}) is stopped, as by SIGSTOP: until it continues, no fault "
         f"of a rank is noticed and the job does not end; run kill -CONT {pid} on {node}"
@@ -33,19 +33,22 @@ def find_stopped_supervisor(events: Iterable[Mapping[str, Any]]) -> str:
 
 
 def has_crashed(killed: Mapping[str, Any]) -> bool:
-    """Tell whether a supervisor that ended too early did so by itself, not by a signal."""
-    code = killed.get("exit_code")
-    return isinstance(code, int) and code <= _LARGEST_OWN_CODE
+    """Return whether a supervisor that ended too early exited by itself, not by a signal."""
+    exit_code = killed.get("exit_code")
+    return isinstance(exit_code, int) and exit_code <= _LARGEST_EXIT_CODE
 
 
 def find_killed_script(events: Iterable[Mapping[str, Any]], signal: int | None) -> str:
-    """Return in words that the batch script was killed, or its supervisor ended early; empty if neither did.
+    """Return a message that the batch script was killed or its supervisor ended early; empty if neither.
 
     Args:
-        signal: by which the job ended, as Slurm shows it: it is the batch script's.
+        events: the events of the run.
+        signal: the signal that ended the job according to Slurm, which is the batch script's.
     """
-    steps = [event for event in events if event.get("event") in _STEPS]
-    told = [str(event["event"]) for event in steps]
-    if told[-2:] == ["supervisor_killed", "ended"]:
-        return SUPERVISOR_CRASHED if has_crashed(steps[-2]) else SUPERVISOR_KILLED
-    return BATCH_KILLED if signal == _SIGKILL and told and told[-1] not in {"attempt_ended", "ended"} else ""
+    milestones = [event for event in events if event.get("event") in _MILESTONES]
+    names = [str(event["event"]) for event in milestones]
+    if names[-2:] == ["supervisor_killed", "ended"]:
+        return SUPERVISOR_CRASHED if has_crashed(milestones[-2]) else SUPERVISOR_KILLED
+    return (
+        BATCH_KILLED if signal == _SIGKILL and names and names[-1] not in {"attempt_ended", "ended"} else ""
+    )

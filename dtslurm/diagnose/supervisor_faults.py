@@ -13,17 +13,19 @@ from dtslurm.diagnose.supervisor_events import (
 )
 from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
 
-_SEE_WHO = (
+_ADVICE_KILLED = (
     "see who sent it: the kernel as memory ran out (dmesg on the first node), a person, or a "
     "clean-up script of the site; then submit it again"
 )
-_SEE_WHY = "logs/batch.log in the run directory has its traceback; submit it again when its cause is gone"
+_ADVICE_CRASHED = (
+    "logs/batch.log in the run directory has its traceback; submit it again when its cause is gone"
+)
 
 
 def with_stopped_supervisor(verdict: Verdict, case: FailureContext) -> Verdict:
-    """Return the verdict on a running job with what is known of a supervisor that is stopped."""
-    stopped = "" if case.facts.over else find_stopped_supervisor(case.findings.events)
-    return replace(verdict, summary=f"{verdict.summary}; {stopped}") if stopped else verdict
+    """Return the verdict on a running job, with a remark if its supervisor is stopped."""
+    remark = "" if case.facts.over else find_stopped_supervisor(case.findings.events)
+    return replace(verdict, summary=f"{verdict.summary}; {remark}") if remark else verdict
 
 
 def batch_script_killed(case: FailureContext) -> Verdict | None:
@@ -32,7 +34,9 @@ def batch_script_killed(case: FailureContext) -> Verdict | None:
     summary = find_killed_script(events, facts.signal) if facts.state == "FAILED" else ""
     if not summary:
         return None
-    if any(one.get("event") == "attempt_ended" and one.get("attempt") == facts.attempt for one in events):
+    if any(
+        event.get("event") == "attempt_ended" and event.get("attempt") == facts.attempt for event in events
+    ):
         return None
     if any(end.reason and end.reason.strength >= CERTAIN for end in case.of_kind("cause")):
         return None
@@ -50,5 +54,5 @@ def batch_script_killed(case: FailureContext) -> Verdict | None:
         confidence=0.85,
         blame="unknown",
         evidence=(EvidenceLine(rank=None, file="", line=None, text=text),),
-        advice=_SEE_WHY if crashed else _SEE_WHO,
+        advice=_ADVICE_CRASHED if crashed else _ADVICE_KILLED,
     )

@@ -1,9 +1,9 @@
-"""The judgement: of all that the ranks, the launchers and Slurm say, what came first.
+"""Decides the verdict on an attempt: which failure came first, from ranks, launchers and Slurm.
 
-The order of evidence: what a rank says of itself (an exception, a signal, the hardware); whose end was
-recorded first; times, trusted only beyond what clocks may differ; then Slurm's word; then what ranks say of
-others, which points to one that says nothing. A timeout or a lost connection is never a cause while anything
-else can be.
+The evidence is considered in this order: a rank's own error (an exception, a signal, the hardware); the rank
+whose end was recorded first; times, only if they differ by more than clocks may; Slurm's state and messages;
+and what ranks report about others, which points to a rank without a message. A timeout or a lost connection
+is never the cause if anything else can be.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from dtslurm.diagnose.space import with_full_disk
 from dtslurm.diagnose.supervisor_faults import batch_script_killed, with_stopped_supervisor
 from dtslurm.model.runs.diagnosis import EvidenceLine, JobFacts, Signature, Verdict
 
-_BY_SACCT = re.compile(r" \(sacct [^)]*\)|, and at sacct .*")
+_SACCT_ADVICE = re.compile(r" \(sacct [^)]*\)|, and at sacct .*")
 
 
 def judge(facts: JobFacts, findings: Findings, signatures: Sequence[Signature]) -> Verdict:
@@ -52,63 +52,67 @@ def judge(facts: JobFacts, findings: Findings, signatures: Sequence[Signature]) 
     ends = tuple(classifier.end_of(rank, findings.first) for rank in findings.ranks)
     case = FailureContext(facts, findings, ends, tuple(classifier.others(findings)))
     case = replace(case, ends=with_host_memory(case))
-    verdict = with_gpu_request(with_setup(with_full_disk(_judge(case), case), case), case)
+    verdict = with_gpu_request(with_setup(with_full_disk(_decide(case), case), case), case)
     verdict = with_stopped_supervisor(_with_ranks_apart(verdict, case), case)
-    verdict = replace(verdict, advice=_advice_for(facts, verdict.advice))
+    verdict = replace(verdict, advice=_adapt_advice(facts, verdict.advice))
     if verdict.cause in ("none", "stalled", "unknown", "not-distributed"):
         return verdict
     return replace(verdict, followed_by=aftermath(verdict, case.ends, facts))
 
 
 def _with_ranks_apart(verdict: Verdict, case: FailureContext) -> Verdict:
-    """Return the verdict on a run that did not fail, or that its ranks do not train together."""
-    apart = find_ranks_apart(case.findings.events, case.facts.attempt)
-    if verdict.cause != "none" or apart is None or not apart.is_fault:
+    """Return the verdict, or that the ranks do not train together if the run did not fail."""
+    observation = find_ranks_apart(case.findings.events, case.facts.attempt)
+    if verdict.cause != "none" or observation is None or not observation.is_fault:
         return verdict
-    return Verdict(cause="not-distributed", summary=apart.text, confidence=0.9, blame="code", advice=FIX)
+    return Verdict(
+        cause="not-distributed", summary=observation.text, confidence=0.9, blame="code", advice=FIX
+    )
 
 
-def _advice_for(facts: JobFacts, advice: str) -> str:
-    """Return advice that can be followed: with the job's number, and sacct only where it can be asked."""
-    possible = advice if facts.accounting else _BY_SACCT.sub("", advice)
-    return re.sub(r"\bJOB\b", facts.job_id or "JOB", possible)
+def _adapt_advice(facts: JobFacts, advice: str) -> str:
+    """Return the advice with the job id inserted, and without sacct commands if there is no accounting."""
+    usable_advice = advice if facts.accounting else _SACCT_ADVICE.sub("", advice)
+    return re.sub(r"\bJOB\b", facts.job_id or "JOB", usable_advice)
 
 
-def _judge(case: FailureContext) -> Verdict:
+def _decide(case: FailureContext) -> Verdict:
     if case.facts.state == "COMPLETED" and not case.of_kind("cause", "weak"):
         return Verdict(cause="none", summary="it did not fail", blame="unknown")
-    killed = batch_script_killed(case)
-    if killed is not None:
-        return killed
-    own = case.of_kind("cause")
-    from_outside = outside(case)
-    if from_outside == "node-failure":
-        own = [end for end in own if end.reason and end.reason.strength > 83]
-    elif from_outside in FROM_OUTSIDE:
-        own = [end for end in own if before(end, case)]
-    launcher = launchers_word(case)
-    if own and (launcher is None or launcher[1].strength < CERTAIN or strength(own) >= EXCEPTION):
-        end = first(own, case)
-        if end.reason and end.reason.cause == "node-failure":  # Slurm's line, in a rank's log that was well
+    killed_verdict = batch_script_killed(case)
+    if killed_verdict is not None:
+        return killed_verdict
+    own_failures = case.of_kind("cause")
+    external_cause = outside(case)
+    if external_cause == "node-failure":
+        own_failures = [end for end in own_failures if end.reason and end.reason.strength > 83]
+    elif external_cause in FROM_OUTSIDE:
+        own_failures = [end for end in own_failures if before(end, case)]
+    launcher_cause = launchers_word(case)
+    if own_failures and (
+        launcher_cause is None or launcher_cause[1].strength < CERTAIN or strength(own_failures) >= EXCEPTION
+    ):
+        end = first(own_failures, case)
+        if end.reason and end.reason.cause == "node-failure":  # a line of Slurm in the log of a healthy rank
             return node_failure(case, 0.9, end.reason.lines)
         return of_rank(end, case)
-    if from_outside:
-        return by_scheduler(from_outside, case)
-    if launcher is not None:
-        return of_launcher(*launcher, case)
+    if external_cause:
+        return by_scheduler(external_cause, case)
+    if launcher_cause is not None:
+        return of_launcher(*launcher_cause, case)
     return (
         seen_by_supervisor(case)
         or from_others(case)
-        or _from_weak(case)
+        or _judge_weak(case)
         or told_by_supervisor(case)
         or checkpointed(case)
         or not_launched(case)
-        or _nothing(case)
+        or _judge_without_cause(case)
     )
 
 
 def launchers_word(case: FailureContext) -> tuple[LogEvidence, Reason] | None:
-    """Return the strongest cause that stands in a launcher's or the batch script's log."""
+    """Return the strongest cause in the log of a launcher or of the batch script, with its log."""
     for log, reason in case.others:
         if reason.role == "cause" and reason.strength >= 45:
             return log, reason
@@ -116,27 +120,27 @@ def launchers_word(case: FailureContext) -> tuple[LogEvidence, Reason] | None:
 
 
 def of_launcher(log: LogEvidence, reason: Reason, case: FailureContext) -> Verdict:
-    """Return the verdict that a launcher's line makes, on the rank it means if that is known."""
+    """Return the verdict for a cause in a launcher's log, on the rank that the line is about if known."""
     if reason.cause == "node-failure":
         return node_failure(case, 0.9, reason.lines)
     node = reason.groups.get("node") or node_of(log, case.findings.ranks) or None
     on_node = [end for end in case.ends if node and end.rank.host == node]
     signals = {"segfault": 11, "bus-error": 7, "host-out-of-memory": 9}
-    wanted = [end for end in on_node if signal_of(end.rank) == signals.get(reason.cause, 0)]
-    rank = wanted[0].rank if wanted else on_node[0].rank if len(on_node) == 1 else None
+    with_signal = [end for end in on_node if signal_of(end.rank) == signals.get(reason.cause, 0)]
+    rank = with_signal[0].rank if with_signal else on_node[0].rank if len(on_node) == 1 else None
     verdict = verdict_of(rank, reason, 0.9 if reason.strength >= CERTAIN else 0.7, case)
     return replace(verdict, node=node or verdict.node)
 
 
-# ---- What is left ----
+# ---- Weak and missing evidence ----
 
 
-def _from_weak(case: FailureContext) -> Verdict | None:
+def _judge_weak(case: FailureContext) -> Verdict | None:
     weak = case.of_kind("weak")
     return of_rank(first_weak(weak, case), case) if weak else None
 
 
-def _nothing(case: FailureContext) -> Verdict:
+def _judge_without_cause(case: FailureContext) -> Verdict:
     facts = case.facts
     if facts.stall:
         advice = "dtslurm diagnose --live JOB looks at every rank, and names the one that the others wait for"
@@ -148,15 +152,15 @@ def _nothing(case: FailureContext) -> Verdict:
         verdict = Verdict(cause="killed", summary="its processes were told to end, and nothing says by whom",
                           advice="ask the site's support for the job's record")  # fmt: skip
         return placed(verdict, first(ended, case).rank, 0.4, state_line(case))
-    told = next((reason for _, reason in case.others if reason.role == "cause"), None)
-    if told is not None:
-        return verdict_of(None, told, 0.4, case)
-    never = [end.rank.rank for end in case.ends if not end.rank.recorded]
-    started = f"; ranks {folded(never)} never started" if never else ""
+    weak_cause = next((reason for _, reason in case.others if reason.role == "cause"), None)
+    if weak_cause is not None:
+        return verdict_of(None, weak_cause, 0.4, case)
+    never_started = [end.rank.rank for end in case.ends if not end.rank.recorded]
+    start_note = f"; ranks {folded(never_started)} never started" if never_started else ""
     code = f" with exit code {facts.exit_code}" if facts.exit_code else ""
-    tail = [line for log in case.findings.others if log.file.startswith("batch") for line in log.tail]
-    lines = tuple(EvidenceLine(rank=None, file="batch.log", line=None, text=text) for text in tail[-3:])
-    summary = f"it ended {facts.state}{code}, and nothing that was left behind says why{started}"
+    batch_tail = [line for log in case.findings.others if log.file.startswith("batch") for line in log.tail]
+    lines = tuple(EvidenceLine(rank=None, file="batch.log", line=None, text=text) for text in batch_tail[-3:])
+    summary = f"it ended {facts.state}{code}, and nothing that was left behind says why{start_note}"
     advice = "look at the whole output by dtslurm logs, and at sacct -j JOB -o State,Reason,ExitCode"
     return Verdict(
         cause="unknown",

@@ -1,1 +1,1 @@
-"""From what a cluster tells of itself to a profile's text. Pure: answers in, text out."""
+"""Cluster discovery: turns a cluster's answers into a cluster profile. Nothing is run here."""

@@ -1,4 +1,4 @@
-"""Brings a profile that is there up to date, line by line: what its user wrote stays as it is."""
+"""Updates an existing profile line by line and keeps everything that its user wrote."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from dtslurm.model.values import dataclass
 
 @dataclass(frozen=True)
 class Amended:
-    """What became of a profile.
+    """The result of an update of a profile.
 
     Attributes:
-        text: the whole file.
-        changed: (key, what was there, what is there now) of values that were discover's own.
-        added: keys that were not there.
-        yours: (key, what the user wrote, what was found) of values that stay as the user wrote them.
-        missed: keys that could not be written, since the file is not laid out one value a line.
+        text: the text of the whole file.
+        changed: (key, old value, new value) of values that an earlier run of discover had written.
+        added: keys that the profile did not have.
+        yours: (key, user's value, discovered value) of values that the user wrote; they are not changed.
+        missed: keys that could not be written because the file does not have one value per line.
     """
 
     text: str
@@ -32,50 +32,57 @@ class Amended:
 
 
 def amend(old: str, found: DiscoveredCluster, source: str) -> Amended:
-    """Return the file's text with what was found in place of what an earlier run wrote.
+    """Return the file's text with discovered values in place of those that an earlier run wrote.
 
-    A value that differs from what was written then is the user's and stays; so does one that the user took
-    out. What is no longer found stays, too.
+    A value that differs from what discover wrote is the user's and is kept; a value that the user removed
+    stays removed. Values that are no longer discovered are also kept.
+
+    Args:
+        old: the text of the profile.
+        found: the discovered facts.
+        source: the name of the file, for error messages.
 
     Raises:
-        ProfileInvalid: the file cannot be read.
+        ProfileInvalid: the file cannot be parsed.
     """
-    known = page.remembered(old)
+    recorded_marks = page.remembered(old)
     body = page.without_memory(old)
-    values = dict(leaves(_tree(body, source)))
+    values = dict(leaves(_parse_profile(body, source)))
     changed, added, yours, missed = [], [], [], []
-    wrote: dict[str, str] = {}
+    written_values: dict[str, str] = {}
     for fact in found.facts:
-        there = values.get(fact.key)
-        if there is not None and _same(there, fact.text):
-            if page.was_written(known, fact.name, there):
-                wrote[fact.name] = fact.text
+        current = values.get(fact.key)
+        if current is not None and _is_equal(current, fact.text):
+            if page.was_written(recorded_marks, fact.name, current):
+                written_values[fact.name] = fact.text
             continue
-        own = there is not None and page.was_written(known, fact.name, there)
-        removed = there is None and page.encoded(fact.name) in known
-        if (there is not None and not own) or removed:
-            yours.append((fact.name, there if there is not None else "(taken out)", fact.text))
+        is_ours = current is not None and page.was_written(recorded_marks, fact.name, current)
+        was_removed = current is None and page.encoded(fact.name) in recorded_marks
+        if (current is not None and not is_ours) or was_removed:
+            yours.append((fact.name, current if current is not None else "(taken out)", fact.text))
             continue
-        new = _written(body, fact, source)
-        if new is None:
+        new_body = _insert_value(body, fact, source)
+        if new_body is None:
             missed.append(fact.name)
             continue
-        body = new
-        wrote[fact.name] = fact.text
-        if there is None:
+        body = new_body
+        written_values[fact.name] = fact.text
+        if current is None:
             added.append(fact.name)
         else:
-            changed.append((fact.name, there, fact.text))
+            changed.append((fact.name, current, fact.text))
     if not changed and not added:
         return Amended(old, yours=tuple(yours), missed=tuple(missed))
-    kept = _still(known, dict(leaves(_tree(body, source))), wrote, {row[0] for row in yours})
-    memory = page.memory(kept)
+    values_to_record = _values_to_record(
+        recorded_marks, dict(leaves(_parse_profile(body, source))), written_values, {row[0] for row in yours}
+    )
+    memory = page.memory(values_to_record)
     text = body if not memory else f"{body}\n" + "\n".join([*memory, ""])
     return Amended(text, tuple(changed), tuple(added), tuple(yours), tuple(missed))
 
 
 def leaves(node: Node, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield every value by its key; a list is one value."""
+    """Yield (key, text) of every value of a tree; a list is one value."""
     if isinstance(node, Table):
         for key, entry in node.entries.items():
             yield from leaves(entry.value, (*above, key))
@@ -85,30 +92,30 @@ def leaves(node: Node, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
         yield above, node.text if node.text is not None else "null"
 
 
-def _tree(text: str, source: str) -> Table:
+def _parse_profile(text: str, source: str) -> Table:
     return strict_yaml.parse(text.encode("utf-8", "surrogateescape"), source)[0]
 
 
-def _same(there: str, found: str) -> bool:
+def _is_equal(there: str, found: str) -> bool:
     return there == found or there.strip().lower() == found.strip().lower()
 
 
-def _still(
+def _values_to_record(
     known: Mapping[str, str], values: Mapping[tuple[str, ...], str], wrote: dict[str, str], yours: set[str]
 ) -> dict[str, str]:
-    """Return what the file holds of discover's own values, and which keys hold the user's."""
-    kept = dict(wrote)
+    """Return discover's own values in the file, and a mark for each key that the user edited."""
+    recorded = dict(wrote)
     for key, value in values.items():
         name = ".".join(key)
-        if name not in kept and page.was_written(known, name, value):
-            kept[name] = value
-    # An edit must stay known as one: the key is remembered with a mark that fits no value of the user's.
-    return {**kept, **{name: f"\0{name}" for name in sorted(yours) if page.encoded(name) in known}}
+        if name not in recorded and page.was_written(known, name, value):
+            recorded[name] = value
+    # A later run must still recognize the edit: record the key with a text that no value can have.
+    return {**recorded, **{name: f"\0{name}" for name in sorted(yours) if page.encoded(name) in known}}
 
 
-def _written(body: str, fact: Fact, source: str) -> str | None:
-    """Return the text with one value put in, None where that cannot be done line by line."""
-    root = _tree(body, source)
+def _insert_value(body: str, fact: Fact, source: str) -> str | None:
+    """Return the text with one value inserted, or None if the value cannot be inserted line by line."""
+    root = _parse_profile(body, source)
     lines = body.splitlines()
     table, depth = root, 0
     for key in fact.key[:-1]:
@@ -118,46 +125,48 @@ def _written(body: str, fact: Fact, source: str) -> str | None:
         table, depth = entry.value, depth + 1
     entry = table.entries.get(fact.key[depth])
     if entry is not None and depth == len(fact.key) - 1:
-        if entry.value.line != entry.line or _last(entry.value) != entry.line:
+        if entry.value.line != entry.line or _last_line(entry.value) != entry.line:
             return None
-        first, indent = entry.line - 1, _indent(lines[entry.line - 1])
-        if " #" not in lines[first] and first and page.is_note(lines[first - 1]):
-            first -= 1  # the evidence of the old value
-        lines[first : entry.line] = page.line_of(fact, indent // 2)
+        first_line, indent = entry.line - 1, _indent(lines[entry.line - 1])
+        if " #" not in lines[first_line] and first_line and page.is_note(lines[first_line - 1]):
+            first_line -= 1  # also replace the evidence comment of the old value
+        lines[first_line : entry.line] = page.line_of(fact, indent // 2)
     elif entry is not None:
-        return None  # a value stands where a mapping should
+        return None  # the profile has a value where a mapping is needed
     else:
-        at, indent = _end(table, lines), _child_indent(table, lines, depth)
+        position, indent = _line_after(table, lines), _find_child_indent(table, lines, depth)
         if indent % 2:
             return None
-        new = []
-        for number, key in enumerate(fact.key[depth:-1]):
-            new.append(f"{' ' * (indent + 2 * number)}{page.scalar(key)}:")
-        new += page.line_of(fact, indent // 2 + len(fact.key) - 1 - depth)
-        lines[at:at] = [*([""] if depth == 0 and at else []), *new]
+        new_lines = []
+        for level, key in enumerate(fact.key[depth:-1]):
+            new_lines.append(f"{' ' * (indent + 2 * level)}{page.scalar(key)}:")
+        new_lines += page.line_of(fact, indent // 2 + len(fact.key) - 1 - depth)
+        lines[position:position] = [*([""] if depth == 0 and position else []), *new_lines]
     text = "\n".join(lines) + "\n"
     try:
-        before, after = dict(leaves(root)), dict(leaves(_tree(text, source)))
+        before, after = dict(leaves(root)), dict(leaves(_parse_profile(text, source)))
     except ProfileInvalid:
         return None
     return text if after == {**before, fact.key: fact.text} else None
 
 
-def _last(node: Node) -> int:
-    """Return the last line of a value, as far as its parts tell."""
+def _last_line(node: Node) -> int:
+    """Return the last line of a value, as far as the lines of its parts show it."""
     if isinstance(node, Table):
-        return max([node.line, *(max(entry.line, _last(entry.value)) for entry in node.entries.values())])
+        return max(
+            [node.line, *(max(entry.line, _last_line(entry.value)) for entry in node.entries.values())]
+        )
     if isinstance(node, Items):
-        return max([node.line, *(_last(item) for item in node.items)])
+        return max([node.line, *(_last_line(item) for item in node.items)])
     return node.line
 
 
-def _end(table: Table, lines: list[str]) -> int:
-    """Return the line behind a mapping."""
-    return min(_last(table), len(lines)) if table.entries else len(lines)
+def _line_after(table: Table, lines: list[str]) -> int:
+    """Return the line after a mapping."""
+    return min(_last_line(table), len(lines)) if table.entries else len(lines)
 
 
-def _child_indent(table: Table, lines: list[str], depth: int) -> int:
+def _find_child_indent(table: Table, lines: list[str], depth: int) -> int:
     if not table.entries or depth == 0:
         return 2 * depth
     return _indent(lines[next(iter(table.entries.values())).line - 1])

@@ -1,4 +1,4 @@
-"""What was found of a cluster, each value with its evidence."""
+"""Facts about a cluster: values for its profile, each with its evidence."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Fact:
     """One value of a profile.
 
     Attributes:
-        key: where it stands in the profile, such as ``("slurm", "partition")``.
-        evidence: what told it, in words.
-        sure: ``sure`` was said by the machine itself, ``likely`` follows from what it said, a ``guess`` is to
-            be looked at by whoever uses the profile.
+        key: the path of the value in the profile, such as ``("slurm", "partition")``.
+        evidence: the source of the value, in words.
+        sure: ``sure`` was reported by the machine itself, ``likely`` follows from a report, a ``guess`` must
+            be checked by the user of the profile.
     """
 
     key: tuple[str, ...]
@@ -30,17 +30,17 @@ class Fact:
 
     @property
     def name(self) -> str:
-        """The key as one word."""
+        """The key as one dotted string."""
         return ".".join(self.key)
 
     @property
     def text(self) -> str:
-        """The value as a profile's loader reads it."""
+        """The value as the profile loader reads it."""
         return text_of(self.value)
 
 
 def text_of(value: Value) -> str:
-    """Return a value as text; equal texts are equal values to a profile."""
+    """Return a value as text. Values with equal texts are equal in a profile."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
@@ -50,11 +50,11 @@ def text_of(value: Value) -> str:
 
 @dataclass(frozen=True)
 class DiscoveredCluster:
-    """All that was found.
+    """All facts that were discovered about a cluster.
 
     Attributes:
-        remarks: what a profile has no key for, by the section it belongs to ("" for the head); whole lines.
-        notices: what the person who asked should know now.
+        remarks: comment lines on facts without a profile key, by section ("" for the head of the file).
+        notices: messages to print to the user now.
     """
 
     facts: tuple[Fact, ...] = ()
@@ -62,28 +62,28 @@ class DiscoveredCluster:
     notices: tuple[str, ...] = ()
 
     def __add__(self, other: DiscoveredCluster) -> DiscoveredCluster:
-        """Return both; where both have a value, the other's holds."""
+        """Return the facts of both; if both have a value for a key, the value of ``other`` is used."""
         facts = {fact.key: fact for fact in (*self.facts, *other.facts)}
         remarks: dict[str, list[str]] = {}
-        for where, lines in (*self.remarks.items(), *other.remarks.items()):
-            remarks.setdefault(where, []).extend(lines)
+        for section, lines in (*self.remarks.items(), *other.remarks.items()):
+            remarks.setdefault(section, []).extend(lines)
         return DiscoveredCluster(tuple(facts.values()), remarks, (*self.notices, *other.notices))
 
     def value(self, *key: str) -> Any:
-        """Return a key's value, None without one."""
+        """Return the value of a key, or None if there is none."""
         return next((fact.value for fact in self.facts if fact.key == key), None)
 
     def text_of(self, name: str) -> str:
-        """Return a value by its key as one word, empty without one."""
+        """Return the text of the value with this dotted key, or "" if there is none."""
         return next((fact.text for fact in self.facts if fact.name == name), "")
 
     def below(self, *key: str) -> list[Fact]:
-        """Return the facts below a key."""
+        """Return the facts whose keys start with ``key``."""
         return [fact for fact in self.facts if fact.key[: len(key)] == key]
 
 
 def listed(names: Iterable[str], most: int = 6) -> str:
-    """Return names in a row, cut off where they are many."""
-    known = list(names)
-    rest = f" and {len(known) - most} more" if len(known) > most else ""
-    return ", ".join(known[:most]) + rest
+    """Return names joined by commas, cut off after ``most`` names."""
+    all_names = list(names)
+    remainder = f" and {len(all_names) - most} more" if len(all_names) > most else ""
+    return ", ".join(all_names[:most]) + remainder

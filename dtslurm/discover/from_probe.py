@@ -1,4 +1,4 @@
-"""What a probe job saw on its node, as values of a profile."""
+"""Converts the observations of a probe job on its node to facts for a profile."""
 
 from __future__ import annotations
 
@@ -11,22 +11,28 @@ from dtslurm.model.units import pluralize
 
 Seen = Mapping[str, Any]
 
-_LAYERS = {"InfiniBand": "infiniband", "Ethernet": "roce", "Slingshot": "slingshot"}
+_KIND_BY_LINK_LAYER = {"InfiniBand": "infiniband", "Ethernet": "roce", "Slingshot": "slingshot"}
 _SMALL_DISK_MIB = 20 * 1024
-_LOW_FILES = 4096
+_LOW_NOFILE = 4096
 _SLOW_IMPORT_S = 30
 
 
 def found(name: str, seen: Seen, kind_of_gpus: int = 0) -> DiscoveredCluster:
-    """Return what one probe tells of a node type, and of the cluster.
+    """Return the facts about a node type and about the cluster from one probe.
 
     Args:
         name: the node type's name in the profile.
-        kind_of_gpus: how many GPUs Slurm says such a node has.
+        seen: the probe's observations.
+        kind_of_gpus: how many GPUs such a node has according to Slurm.
     """
     node = str(seen.get("node") or "?")
-    by = f"probe on {node}"
-    facts = [*_gpus(name, seen, by), *_disk(name, seen, by), *_fabric(name, seen, by), *_around(seen, by)]
+    source = f"probe on {node}"
+    facts = [
+        *_gpu_facts(name, seen, source),
+        *_disk_facts(name, seen, source),
+        *_fabric_facts(name, seen, source),
+        *_environment_facts(seen, source),
+    ]
     remarks = {f"node_types.{name}": list(_node_remarks(seen)), "fabric": list(_fabric_remarks(seen))}
     return DiscoveredCluster(
         tuple(facts),
@@ -35,7 +41,7 @@ def found(name: str, seen: Seen, kind_of_gpus: int = 0) -> DiscoveredCluster:
     )
 
 
-def _gpus(name: str, seen: Seen, by: str) -> Iterator[Fact]:
+def _gpu_facts(name: str, seen: Seen, by: str) -> Iterator[Fact]:
     above, gpus = ("node_types", name), rows(seen, "gpus")
     if seen.get("numa_nodes"):
         yield Fact((*above, "numa_nodes"), int(seen["numa_nodes"]), f"{by}: /sys")
@@ -61,71 +67,76 @@ def _gpus(name: str, seen: Seen, by: str) -> Iterator[Fact]:
 
 
 def local_disks(seen: Seen) -> list[Mapping[str, Any]]:
-    """Return the folders on disks of the node itself, the largest first."""
+    """Return the folders on local disks of the node, the largest first."""
     local = [
-        one
-        for one in rows(seen, "disks")
-        if not one.get("shared") and one.get("kind") not in {"tmpfs", "ramfs"}
+        disk
+        for disk in rows(seen, "disks")
+        if not disk.get("shared") and disk.get("kind") not in {"tmpfs", "ramfs"}
     ]
     return sorted(local, key=lambda one: -(one.get("size_mib") or 0))
 
 
-def _disk(name: str, seen: Seen, by: str) -> Iterator[Fact]:
+def _disk_facts(name: str, seen: Seen, by: str) -> Iterator[Fact]:
     disks = local_disks(seen)
-    memory = [
-        one
-        for one in rows(seen, "disks")
-        if one.get("kind") == "tmpfs" and one.get("path") != "/dev/shm"  # noqa: S108
+    memory_disks = [
+        disk
+        for disk in rows(seen, "disks")
+        if disk.get("kind") == "tmpfs" and disk.get("path") != "/dev/shm"  # noqa: S108
     ]
     above = ("node_types", name, "local_disk")
     if disks and (disks[0].get("size_mib") or 0) >= _SMALL_DISK_MIB:
-        best = disks[0]
+        largest = disks[0]
         yield Fact(
             (*above, "path"),
-            str(best["path"]),
-            f"{by}: {best.get('kind') or 'a local file system'}",
+            str(largest["path"]),
+            f"{by}: {largest.get('kind') or 'a local file system'}",
             "likely",
         )
         yield Fact(
-            (*above, "size"), f"{best['size_mib']}M", f"{by}: df, {best['free_mib'] // 1024:,} GiB were free"
+            (*above, "size"),
+            f"{largest['size_mib']}M",
+            f"{by}: df, {largest['free_mib'] // 1024:,} GiB were free",
         )
-    elif memory:
-        path = str(memory[0]["path"])
+    elif memory_disks:
+        path = str(memory_disks[0]["path"])
         yield Fact((*above, "path"), path, f"{by}: tmpfs", "likely")
         yield Fact((*above, "note"), "in memory: what is written there counts against the job's --mem", by)
 
 
 def active(seen: Seen) -> list[Mapping[str, Any]]:
-    """Return the RDMA ports that are up; beside InfiniBand, Ethernet ones (storage's) are left out."""
-    ports = [one for one in rows(seen, "hcas") if one.get("state", "ACTIVE") == "ACTIVE"]
-    proper = [one for one in ports if one.get("layer") != "Ethernet"]
-    return proper or ports
+    """Return the RDMA ports that are up.
+
+    If there are InfiniBand ports, Ethernet ports are left out: they usually serve storage.
+    """
+    ports = [port for port in rows(seen, "hcas") if port.get("state", "ACTIVE") == "ACTIVE"]
+    non_ethernet = [port for port in ports if port.get("layer") != "Ethernet"]
+    return non_ethernet or ports
 
 
 def fabric_kind(seen: Seen) -> tuple[str, Sure] | None:
-    """Return the kind of network, and how sure that is; None where nothing tells."""
+    """Return the kind of the network and the confidence, or None if there is no evidence."""
     ports = active(seen)
-    names = [str(one.get("name", "")) for one in ports]
+    names = [str(port.get("name", "")) for port in ports]
     if any(re.match(r"efa|rdmap\d", name) for name in names):
         return "efa", "likely"
     if any(name.startswith(("hfi1", "opa")) for name in names):
         return "omnipath", "sure"
-    interfaces = [str(one.get("name", "")) for one in rows(seen, "interfaces")]
+    interfaces = [str(interface.get("name", "")) for interface in rows(seen, "interfaces")]
     if any(name.startswith("cxi") for name in names) or any(name.startswith("hsn") for name in interfaces):
         return "slingshot", "sure"
     if ports:
-        kind = _LAYERS.get(str(ports[0].get("layer")))
+        kind = _KIND_BY_LINK_LAYER.get(str(ports[0].get("layer")))
         return (kind, "sure") if kind else None
     return ("ethernet", "likely") if interfaces else None
 
 
-def _fabric(name: str, seen: Seen, by: str) -> Iterator[Fact]:
-    ports, told = active(seen), fabric_kind(seen)
-    rates = [one["rate_gbps"] for one in ports if one.get("rate_gbps")]
-    if told is None:
+def _fabric_facts(name: str, seen: Seen, by: str) -> Iterator[Fact]:
+    ports, detected = active(seen), fabric_kind(seen)
+    rates = [port["rate_gbps"] for port in ports if port.get("rate_gbps")]
+    if detected is None:
         return
-    kind, sure = told
-    adapters = listed((str(one["name"]) for one in ports), 10) or "no RDMA adapter"
+    kind, sure = detected
+    adapters = listed((str(port["name"]) for port in ports), 10) or "no RDMA adapter"
     yield Fact(("fabric", "kind"), kind, f"{by}: {adapters}", sure)
     if rates:
         yield Fact(("fabric", "rate_gbps"), float(max(rates)), f"{by}: /sys/class/infiniband")
@@ -133,36 +144,36 @@ def _fabric(name: str, seen: Seen, by: str) -> Iterator[Fact]:
     if interface and interface != "lo":
         evidence = f"{by}: the way to {(seen.get('route') or {}).get('peer')}"
         yield Fact(("fabric", "interfaces"), (str(interface),), evidence)
-    environment = {
+    template_by_kind = {
         "infiniband": "infiniband",
         "roce": "roce",
         "efa": "efa",
         "omnipath": "omnipath",
         "ethernet": "ethernet",
     }
-    vendor = next((str(one.get("vendor")) for one in rows(seen, "gpus")), "nvidia")
-    file = (
+    vendor = next((str(gpu.get("vendor")) for gpu in rows(seen, "gpus")), "nvidia")
+    template = (
         f"slingshot-{'amd' if vendor == 'amd' else 'nvidia'}"
         if kind == "slingshot"
-        else environment.get(kind)
+        else template_by_kind.get(kind)
     )
-    if file:
+    if template:
         yield Fact(
             ("fabric", "environment_from"),
-            file,
+            template,
             f"what is known of {kind}; look at templates/fabrics",
             "guess",
         )
     if ports:
         yield Fact(
-            ("fabric", "hcas"), tuple(str(one["name"]) for one in ports), f"{by}: the ports that are up"
+            ("fabric", "hcas"), tuple(str(port["name"]) for port in ports), f"{by}: the ports that are up"
         )
         yield Fact(("node_types", name, "nics", "count"), len(ports), by)
     if rates:
         yield Fact(("node_types", name, "nics", "rate_gbps"), float(max(rates)), by)
 
 
-def _around(seen: Seen, by: str) -> Iterator[Fact]:
+def _environment_facts(seen: Seen, by: str) -> Iterator[Fact]:
     online = seen.get("online") or {}
     if online:
         hosts = listed(online)
@@ -172,7 +183,7 @@ def _around(seen: Seen, by: str) -> Iterator[Fact]:
             yield Fact(("environment", "offline"), True, f"{by}: {hosts} could not be reached", "likely")
     runtimes = [
         name
-        for name in _list_of_words(seen, "runtimes")
+        for name in _get_words(seen, "runtimes")
         if name in {"apptainer", "singularity", "shifter", "podman-hpc"}
     ]
     if runtimes:
@@ -182,43 +193,43 @@ def _around(seen: Seen, by: str) -> Iterator[Fact]:
 def _node_remarks(seen: Seen) -> Iterator[str]:
     limits = seen.get("limits") or {}
     if limits:
-        words = ", ".join(
+        limit_texts = ", ".join(
             f"{name} {value if value == 'unlimited' else f'{value:,}'}" for name, value in limits.items()
         )
-        yield f"limits in a job: {words}; /dev/shm {seen.get('shm_mib') or 0:,} MiB"
+        yield f"limits in a job: {limit_texts}; /dev/shm {seen.get('shm_mib') or 0:,} MiB"
     torch = seen.get("torch") or {}
     if torch.get("version"):
         yield f"import torch {torch['version']}: {torch['seconds']} s by {torch['python']}"
-    near: dict[int, list[str]] = {}
-    for one in (*rows(seen, "gpus"), *active(seen)):
-        if one.get("numa") is not None:
-            near.setdefault(int(one["numa"]), []).append(
-                f"GPU {one['index']}" if "index" in one else str(one["name"])
+    names_by_numa: dict[int, list[str]] = {}
+    for device in (*rows(seen, "gpus"), *active(seen)):
+        if device.get("numa") is not None:
+            names_by_numa.setdefault(int(device["numa"]), []).append(
+                f"GPU {device['index']}" if "index" in device else str(device["name"])
             )
-    for numa, names in sorted(near.items()):
+    for numa, names in sorted(names_by_numa.items()):
         yield f"NUMA node {numa}: {listed(names, 20)}"
-    if _list_of_words(seen, "runtimes"):
-        yield f"container programs: {listed(_list_of_words(seen, 'runtimes'))}"
+    if _get_words(seen, "runtimes"):
+        yield f"container programs: {listed(_get_words(seen, 'runtimes'))}"
 
 
 def _fabric_remarks(seen: Seen) -> Iterator[str]:
     interfaces = [
-        f"{one['name']}" + (f" ({one['mbps'] / 1000:g} Gb/s)" if one.get("mbps") else "")
-        for one in rows(seen, "interfaces")
+        f"{interface['name']}" + (f" ({interface['mbps'] / 1000:g} Gb/s)" if interface.get("mbps") else "")
+        for interface in rows(seen, "interfaces")
     ]
     if interfaces:
         yield f"interfaces of {seen.get('node')}: {listed(interfaces, 12)}"
 
 
 def _notices(name: str, seen: Seen, node: str, gpus: int) -> Iterator[str]:
-    here = len(rows(seen, "gpus"))
-    if gpus and here != gpus:
-        blind = "" if here or seen.get("gpu_tools") else " (there is no nvidia-smi nor rocm-smi there)"
-        yield f"{node}: Slurm says {pluralize(gpus, 'GPU')} for {name}, the job saw {here or 'none'}{blind}"
+    in_job = len(rows(seen, "gpus"))
+    if gpus and in_job != gpus:
+        note = "" if in_job or seen.get("gpu_tools") else " (there is no nvidia-smi nor rocm-smi there)"
+        yield f"{node}: Slurm says {pluralize(gpus, 'GPU')} for {name}, the job saw {in_job or 'none'}{note}"
     limits = seen.get("limits") or {}
     if active(seen) and limits.get("memlock") != "unlimited":
         yield f"{node}: memlock is limited to {limits.get('memlock')} bytes in a job; RDMA needs it unlimited"
-    if isinstance(limits.get("nofile"), int) and limits["nofile"] < _LOW_FILES:
+    if isinstance(limits.get("nofile"), int) and limits["nofile"] < _LOW_NOFILE:
         yield f"{node}: only {limits['nofile']} open files for a process (nofile)"
     torch = seen.get("torch") or {}
     if torch.get("seconds") and torch["seconds"] > _SLOW_IMPORT_S:
@@ -228,11 +239,11 @@ def _notices(name: str, seen: Seen, node: str, gpus: int) -> Iterator[str]:
 
 
 def rows(seen: Seen, key: str) -> list[Mapping[str, Any]]:
-    """Return a list of records that a probe told, empty where it did not."""
+    """Return a list of records from a probe's observations, empty if the probe has none."""
     value = seen.get(key)
-    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, Sequence) else []
+    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, Sequence) else []
 
 
-def _list_of_words(seen: Seen, key: str) -> list[str]:
+def _get_words(seen: Seen, key: str) -> list[str]:
     value = seen.get(key)
-    return [str(one) for one in value] if isinstance(value, list) else []
+    return [str(word) for word in value] if isinstance(value, list) else []

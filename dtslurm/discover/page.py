@@ -1,4 +1,8 @@
-"""A profile's text: every value with its evidence beside it, and a memory of what was written."""
+"""Writes the YAML text of a discovered profile.
+
+Each value has its evidence in a comment. Comment lines at the end, the memory, have a checksum of each
+written value, by which a later run of discover recognizes the user's edits.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +15,29 @@ from typing import TypeAlias, get_args
 
 from dtslurm.discover.facts import DiscoveredCluster, Fact, Sure, Value, text_of
 
-# Order of a profile's sections, as in those that come along.
+# The order of a profile's sections, the same as in the bundled profiles.
 _ORDER = (
     "extends", "title", "recognise", "sources", "scheduler", "login", "slurm", "node_types",
     "default_node_type", "fabric", "environment", "container", "paths",
 )  # fmt: skip
-_COLUMN = 40
+_EVIDENCE_COLUMN = 40
 _WIDTH = 110
 MEMORY = "#= "
 _MEMORY_HEAD = "# What discover wrote, so that when it looks again it knows your edits from its own values:"
-_PLAIN = re.compile(r"[A-Za-z0-9$/][\w./@+$~=:-]*(?: [\w./@+$~=()-]+)*")
-_NOTE = re.compile(rf" *# .*; (?:{'|'.join(get_args(Sure))})")
-_WORDS = {"null", "true", "false", "yes", "no", "on", "off", "~", "none"}
+_UNQUOTED = re.compile(r"[A-Za-z0-9$/][\w./@+$~=:-]*(?: [\w./@+$~=()-]+)*")
+_EVIDENCE_LINE = re.compile(rf" *# .*; (?:{'|'.join(get_args(Sure))})")
+_YAML_KEYWORDS = {"null", "true", "false", "yes", "no", "on", "off", "~", "none"}
 
 Branch: TypeAlias = "dict[str, Branch | Fact]"
 
 
 def text(found: DiscoveredCluster, *, head: Sequence[str], extends: str | None = None) -> str:
-    """Return the profile.
+    """Return the text of the profile.
 
     Args:
-        head: comment lines for its beginning.
-        extends: the profile that it completes.
+        found: the discovered facts.
+        head: comment lines for the start of the file.
+        extends: the name of the profile that this profile extends.
     """
     lines = ["# yaml-language-server: $schema=./schema.json"]
     lines += [comment(line) for line in (*head, *found.remarks.get("", ()))]
@@ -43,9 +48,9 @@ def text(found: DiscoveredCluster, *, head: Sequence[str], extends: str | None =
         below = tree[key]
         if key not in {"title", "sources"}:
             lines.append("")
-        lines += _lines(key, below, 0, key, found.remarks)
-    for where in sorted(set(found.remarks) - set(_paths(tree)) - {""}):
-        lines += ["", *(comment(line) for line in found.remarks[where])]
+        lines += _format_section(key, below, 0, key, found.remarks)
+    for section in sorted(set(found.remarks) - set(_section_paths(tree)) - {""}):
+        lines += ["", *(comment(line) for line in found.remarks[section])]
     return "\n".join([*lines, "", *memory({fact.name: fact.text for fact in found.facts}), ""])
 
 
@@ -53,25 +58,25 @@ def branch(facts: Sequence[Fact]) -> Branch:
     """Return facts as a tree of keys."""
     root: Branch = {}
     for fact in facts:
-        place = root
+        table = root
         for key in fact.key[:-1]:
-            inner = place.setdefault(key, {})
-            if isinstance(inner, Fact):
+            subtable = table.setdefault(key, {})
+            if isinstance(subtable, Fact):
                 break
-            place = inner
+            table = subtable
         else:
-            place[fact.key[-1]] = fact
+            table[fact.key[-1]] = fact
     return root
 
 
-def _paths(tree: Branch, above: str = "") -> Iterator[str]:
+def _section_paths(tree: Branch, above: str = "") -> Iterator[str]:
     for key, below in tree.items():
         if not isinstance(below, Fact):
             yield f"{above}{key}"
-            yield from _paths(below, f"{above}{key}.")
+            yield from _section_paths(below, f"{above}{key}.")
 
 
-def _lines(
+def _format_section(
     key: str, below: Branch | Fact, depth: int, path: str, remarks: Mapping[str, Sequence[str]]
 ) -> list[str]:
     if isinstance(below, Fact):
@@ -79,38 +84,38 @@ def _lines(
     lines = [f"{'  ' * depth}{scalar(key)}:"]
     lines += [f"{'  ' * (depth + 1)}{comment(line)}" for line in remarks.get(path, ())]
     for name, value in below.items():
-        lines += _lines(name, value, depth + 1, f"{path}.{name}", remarks)
+        lines += _format_section(name, value, depth + 1, f"{path}.{name}", remarks)
     return lines
 
 
 def line_of(fact: Fact, depth: int) -> list[str]:
-    """Return a value's line with its evidence beside it, or above it where that would be too long."""
-    words = f"{'  ' * depth}{scalar(fact.key[-1])}: {written(fact.value)}"
-    note = comment(f"{fact.evidence}; {fact.sure}")
-    if len(words) < _COLUMN:
-        words = words.ljust(_COLUMN - 2)
-    if len(words) + 2 + len(note) <= _WIDTH:
-        return [f"{words}  {note}"]
-    return [f"{'  ' * depth}{note}", words.rstrip()]
+    """Return the lines of a value: its evidence beside it, or above it if the line would be too long."""
+    assignment = f"{'  ' * depth}{scalar(fact.key[-1])}: {written(fact.value)}"
+    evidence_comment = comment(f"{fact.evidence}; {fact.sure}")
+    if len(assignment) < _EVIDENCE_COLUMN:
+        assignment = assignment.ljust(_EVIDENCE_COLUMN - 2)
+    if len(assignment) + 2 + len(evidence_comment) <= _WIDTH:
+        return [f"{assignment}  {evidence_comment}"]
+    return [f"{'  ' * depth}{evidence_comment}", assignment.rstrip()]
 
 
 def is_note(line: str) -> bool:
-    """Whether a line is nothing but a value's evidence, which stands above the value that it is of."""
-    return _NOTE.fullmatch(line) is not None
+    """Return whether a line is only the evidence comment of the value on the next line."""
+    return _EVIDENCE_LINE.fullmatch(line) is not None
 
 
 def written(value: Value) -> str:
-    """Return a value in YAML."""
+    """Return a value as YAML."""
     if isinstance(value, tuple):
-        return f"[{', '.join(scalar(one) for one in value)}]"
+        return f"[{', '.join(scalar(entry) for entry in value)}]"
     return scalar(value) if isinstance(value, str) else text_of(value)
 
 
 def scalar(value: str) -> str:
-    """Return text in YAML, in quotes where it needs them."""
+    """Return a string as YAML, in quotes if it needs them."""
     if (
-        _PLAIN.fullmatch(value)
-        and value.lower() not in _WORDS
+        _UNQUOTED.fullmatch(value)
+        and value.lower() not in _YAML_KEYWORDS
         and not value.endswith(":")
         and ": " not in value
     ):
@@ -119,41 +124,43 @@ def scalar(value: str) -> str:
 
 
 def comment(line: str) -> str:
-    """Return a comment of one line."""
+    """Return a one-line comment."""
     return f"# {' '.join(_clean(line).split())}"
 
 
 def _clean(value: str) -> str:
-    """Return text that can stand in a YAML file: of other characters a ? remains."""
+    """Replace unprintable characters: whitespace by a space, others by ?."""
     return "".join(char if char.isprintable() else " " if char.isspace() else "?" for char in value)
 
 
-# ---- What was written ----
+# ---- Memory of written values ----
 
 
 def memory(values: Mapping[str, str]) -> list[str]:
-    """Return comment lines that remember which values these were."""
-    groups: dict[str, list[str]] = {}
+    """Return the comment lines that record a checksum of each value."""
+    entries_by_section: dict[str, list[str]] = {}
     for name, value in values.items():
         parts = encoded(name).split(".")
-        above = ".".join(parts[: min(2, len(parts) - 1)])
-        groups.setdefault(above, []).append(f"{'.'.join(parts[min(2, len(parts) - 1) :])}={mark(value)}")
+        section = ".".join(parts[: min(2, len(parts) - 1)])
+        entries_by_section.setdefault(section, []).append(
+            f"{'.'.join(parts[min(2, len(parts) - 1) :])}={mark(value)}"
+        )
     lines = []
-    for above, words in groups.items():
-        head = f"{MEMORY}{above}: "
-        width = max(_WIDTH - len(head), 40)
-        rows = textwrap.wrap(" ".join(words), width, break_long_words=False, break_on_hyphens=False)
-        lines += [head + row for row in rows]
+    for section, entries in entries_by_section.items():
+        line_start = f"{MEMORY}{section}: "
+        width = max(_WIDTH - len(line_start), 40)
+        wrapped = textwrap.wrap(" ".join(entries), width, break_long_words=False, break_on_hyphens=False)
+        lines += [line_start + row for row in wrapped]
     return [_MEMORY_HEAD, *lines] if lines else []
 
 
 def mark(value: str) -> str:
-    """Return what tells one value from another."""
+    """Return a short checksum of a value, to recognize the value later."""
     return f"{zlib.crc32(value.encode('utf-8', 'replace')) & 0xFFFFF:05x}"
 
 
 def encoded(name: str) -> str:
-    """Return a key as one word without spaces."""
+    """Return a key as one word, with spaces and special characters percent-encoded."""
     return re.sub(
         r"[\s=%:]|[^\x21-\x7e]",
         lambda found: "".join(f"%{byte:02x}" for byte in found[0].encode("utf-8", "replace")),
@@ -162,23 +169,23 @@ def encoded(name: str) -> str:
 
 
 def remembered(text: str) -> dict[str, str]:
-    """Return the marks of the values that were written, by their (encoded) keys."""
-    found = {}
+    """Return the recorded checksums by (encoded) key."""
+    marks = {}
     for line in text.splitlines():
         if line.startswith(MEMORY):
-            above, _, words = line[len(MEMORY) :].partition(":")
-            for word in words.split():
-                name, _, value = word.rpartition("=")
-                found[f"{above}.{name}" if above else name] = value
-    return found
+            section, _, entries = line[len(MEMORY) :].partition(":")
+            for entry in entries.split():
+                name, _, value = entry.rpartition("=")
+                marks[f"{section}.{name}" if section else name] = value
+    return marks
 
 
 def was_written(known: Mapping[str, str], name: str, value: str) -> bool:
-    """Whether this very value was written by discover."""
+    """Return whether discover wrote exactly this value for the key."""
     return known.get(encoded(name)) == mark(value)
 
 
 def without_memory(text: str) -> str:
-    """Return a profile's text without its memory."""
+    """Return a profile's text without the memory's comment lines."""
     lines = [line for line in text.splitlines() if not line.startswith(MEMORY) and line != _MEMORY_HEAD]
     return "\n".join(lines).rstrip("\n") + "\n"

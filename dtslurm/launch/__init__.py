@@ -1,1 +1,1 @@
-"""One small file per launcher: which command starts the ranks, and how."""
+"""Launchers, one module each: the command that starts the ranks of a job."""

@@ -10,19 +10,19 @@ from dtslurm.launch.torchrun import DECIDED, REMARKS
 from dtslurm.model.jobs.job import JobSpec, TaskLayout
 from dtslurm.model.shell import Sh
 
-# By static rendezvous restarted ranks look for their peers where those were before, or wait for ever
-# (pytorch/pytorch#135712); accelerate gives a single node no other.
-_RESTARTS = "use --max-restarts, by which dtslurm restarts the ranks"
-_MEETS = "dtslurm chooses how and where the nodes meet"
+# With static rendezvous, restarted ranks use the old addresses of their peers, or wait forever
+# (pytorch/pytorch#135712). On a single node accelerate has no other rendezvous.
+_USE_DTSLURM_RESTARTS = "use --max-restarts, by which dtslurm restarts the ranks"
+_RENDEZVOUS_IS_SET = "dtslurm chooses how and where the nodes meet"
 
 
 class Accelerate(Launcher):
-    """``accelerate launch`` with a configuration of the run's own.
+    """``accelerate launch`` with a configuration file that belongs to the run.
 
-    Without one, accelerate silently takes values from the configuration that its user once answered
-    questions for. On the command line stands all that depends on the job, which wins over any file.
-    A plain script needs no more than torchrun; what accelerate adds are the FSDP, DeepSpeed and precision
-    settings of a ``config_file``.
+    Without a configuration file, accelerate silently reads the user's default one (``accelerate config``).
+    Values that depend on the job are on the command line, which takes precedence over any file.
+    For a plain script torchrun is sufficient; accelerate adds the FSDP, DeepSpeed and precision settings of a
+    ``config_file``.
     """
 
     name = "accelerate"
@@ -35,10 +35,10 @@ class Accelerate(Launcher):
     program = "accelerate launch"
     decided: ClassVar = {
         **dict.fromkeys(("num_machines", "num_processes", "machine_rank"), DECIDED["node_rank"]),
-        **dict.fromkeys(("main_process_ip", "main_process_port", "same_network"), _MEETS),
-        **dict.fromkeys(("rdzv_backend", "rdzv_conf", "deepspeed_multinode_launcher"), _MEETS),
+        **dict.fromkeys(("main_process_ip", "main_process_port", "same_network"), _RENDEZVOUS_IS_SET),
+        **dict.fromkeys(("rdzv_backend", "rdzv_conf", "deepspeed_multinode_launcher"), _RENDEZVOUS_IS_SET),
         **dict.fromkeys(("module", "no_python"), DECIDED["module"]),
-        "max_restarts": _RESTARTS,
+        "max_restarts": _USE_DTSLURM_RESTARTS,
     }
     remarks = REMARKS
     options: ClassVar = {
@@ -51,25 +51,25 @@ class Accelerate(Launcher):
     }
 
     def command(self, spec: JobSpec, layout: TaskLayout, rank_command: Sequence[str]) -> tuple[str, ...]:
-        """Return one node's command line."""
+        """Return the command line of one node."""
         config, precision = self.option(spec, "config_file"), self.option(spec, "mixed_precision")
-        own = Sh('--config_file="$DTSLURM_RUN_DIR/accelerate.yaml"')
+        run_config = Sh('--config_file="$DTSLURM_RUN_DIR/accelerate.yaml"')
         return (
             *(spec.python, "-m", "accelerate.commands.launch"),
-            f"--config_file={config}" if config else own,
+            f"--config_file={config}" if config else run_config,
             f"--num_machines={layout.nodes}",
             f"--num_processes={layout.world_size}",
-            *self._meeting(layout),
+            *self._format_rendezvous_options(layout),
             *((f"--mixed_precision={precision}",) if precision else ()),
             *self.passed_on(spec),
-            *(("--deepspeed_multinode_launcher=standard",) if config else ()),  # others want ssh
+            *(("--deepspeed_multinode_launcher=standard",) if config else ()),  # other launchers need ssh
             "--no_python",
             *rank_command,
         )
 
-    def _meeting(self, layout: TaskLayout) -> tuple[str, ...]:
+    def _format_rendezvous_options(self, layout: TaskLayout) -> tuple[str, ...]:
         if layout.nodes == 1:
-            return ("--machine_rank=0", "--main_process_port=0")  # finds a free port by itself
+            return ("--machine_rank=0", "--main_process_port=0")  # 0: accelerate chooses a free port
         return (
             Sh('--machine_rank="$SLURM_NODEID"'),
             Sh('--main_process_ip="$MASTER_ADDR"'),

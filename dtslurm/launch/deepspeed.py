@@ -1,4 +1,4 @@
-"""``deepspeed``: DeepSpeed's own launcher on every node, without ssh, or what may stand in its place."""
+"""``deepspeed``: DeepSpeed's own launcher on every node, without ssh, or torchrun or srun in its place."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dtslurm.launch.torchrun import DECIDED, Torchrun
 from dtslurm.model.jobs.job import JobSpec, TaskLayout
 from dtslurm.model.shell import Sh
 
-# DeepSpeed numbers the devices from 0; on a shared node Slurm may have given this job others.
-_OWN_DEVICES = Sh('${CUDA_VISIBLE_DEVICES+"CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES"}')
+# DeepSpeed numbers the devices from 0, but on a shared node Slurm may have allocated other devices.
+_VISIBLE_DEVICES = Sh('${CUDA_VISIBLE_DEVICES+"CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES"}')
 
 
-_BY_LAYOUT = "use --nodes and --ntasks-per-node"
+_USE_LAYOUT_OPTIONS = "use --nodes and --ntasks-per-node"
 _NAME = "deepspeed"
-_FORM: Mapping[str, LauncherOption] = {
+_FORM_OPTION: Mapping[str, LauncherOption] = {
     "form": LauncherOption(
         "launch", "what starts the ranks of a node", ("launch", "nossh", "torchrun", "srun")
     ),
@@ -25,14 +25,15 @@ _FORM: Mapping[str, LauncherOption] = {
 
 
 class DeepSpeed(Launcher):
-    """DeepSpeed's launcher, one per node; code that uses DeepSpeed runs as well by torchrun and srun.
+    """DeepSpeed's launcher, one per node. Code that uses DeepSpeed also runs under torchrun and srun.
 
-    ``launch`` starts DeepSpeed's per-node launcher itself. ``nossh`` goes through the ``deepspeed`` command
-    with a hostfile; that front end dies of SIGTERM and leaves its ranks no time to save, and ends with 0
-    when the per-node launcher is killed.
-    Neither form uses ssh or pdsh, nor reads ``.deepspeed_env``. With a hostfile, DeepSpeed does not turn
-    CUDA_VISIBLE_DEVICES into ``--include``, which fails for numbers that do not start at 0.
-    ``torchrun`` and ``srun`` start ranks as the launchers of those names do, the first with its options.
+    ``launch`` starts DeepSpeed's per-node launcher directly. ``nossh`` goes through the ``deepspeed`` command
+    with a hostfile; that front end exits at SIGTERM without giving its ranks time to save, and exits with 0
+    if the per-node launcher is killed.
+    Neither form uses ssh or pdsh, or reads ``.deepspeed_env``. With a hostfile, DeepSpeed does not convert
+    CUDA_VISIBLE_DEVICES to ``--include``, which fails for device numbers that do not start at 0.
+    ``torchrun`` and ``srun`` start ranks as the launchers of those names do, ``torchrun`` also with its
+    options.
     """
 
     name = _NAME
@@ -44,25 +45,25 @@ class DeepSpeed(Launcher):
     program = "DeepSpeed's launcher"
     decided: ClassVar = {
         **dict.fromkeys(
-            ("num_nodes", "num_gpus", "include", "exclude", "hostfile", "world_info"), _BY_LAYOUT
+            ("num_nodes", "num_gpus", "include", "exclude", "hostfile", "world_info"), _USE_LAYOUT_OPTIONS
         ),
-        **dict.fromkeys(("node_rank", "launcher", "no_ssh", "force_multi"), _BY_LAYOUT),
+        **dict.fromkeys(("node_rank", "launcher", "no_ssh", "force_multi"), _USE_LAYOUT_OPTIONS),
         **dict.fromkeys(("master_addr", "master_port"), "dtslurm chooses where the nodes meet"),
         **dict.fromkeys(("module", "no_python", "no_local_rank"), DECIDED["module"]),
     }
-    options = _FORM
+    options = _FORM_OPTION
 
     def chosen(self, spec: JobSpec) -> Launcher:
-        """Return the launcher of the form asked for."""
-        return {"torchrun": _by_torchrun, "srun": _by_srun}.get(self.option(spec, "form"), self)
+        """Return the launcher of the requested form."""
+        return {"torchrun": _torchrun_form, "srun": _srun_form}.get(self.option(spec, "form"), self)
 
     def needs_rendezvous(self, layout: TaskLayout) -> bool:
-        """Return True: on one node too, or two jobs that share it meet on DeepSpeed's fixed port."""
+        """Return True, even for one node: jobs that share a node would all use DeepSpeed's fixed port."""
         del layout
         return True
 
     def command(self, spec: JobSpec, layout: TaskLayout, rank_command: Sequence[str]) -> tuple[str, ...]:
-        """Return one node's command line."""
+        """Return the command line of one node."""
         if self.option(spec, "form") == "launch":
             program: tuple[str, ...] = ("deepspeed.launcher.launch", Sh('--world_info="$world_info"'))
         else:
@@ -75,21 +76,21 @@ class DeepSpeed(Launcher):
             Sh('--master_port="$MASTER_PORT"'),
             *self.passed_on(spec),
             *("--no_python", "--no_local_rank"),
-            *(("env", _OWN_DEVICES) if layout.gpus_per_node else ()),
+            *(("env", _VISIBLE_DEVICES) if layout.gpus_per_node else ()),
             *rank_command,
         )
 
 
-class _ByTorchrun(Torchrun):
+class _TorchrunForm(Torchrun):
     name = _NAME
-    options: ClassVar = {**_FORM, **Torchrun.options}
+    options: ClassVar = {**_FORM_OPTION, **Torchrun.options}
 
 
-class _BySrun(Srun):
+class _SrunForm(Srun):
     name = _NAME
     decided = dict.fromkeys(Torchrun.options, "is for form=torchrun")
-    options = _FORM
+    options = _FORM_OPTION
 
 
 launcher = DeepSpeed()
-_by_torchrun, _by_srun = _ByTorchrun(), _BySrun()
+_torchrun_form, _srun_form = _TorchrunForm(), _SrunForm()

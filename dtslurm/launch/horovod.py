@@ -1,4 +1,4 @@
-"""``horovod``: one Slurm task per rank, met by MPI or by Gloo."""
+"""``horovod``: one Slurm task per rank, with rendezvous over MPI or Gloo."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dtslurm.model.jobs.job import JobSpec, TaskLayout
 
 
 class Horovod(Launcher):
-    """What horovodrun does, done by Slurm: horovodrun itself needs ssh and always ends with code 1.
+    """Horovod with ranks started by Slurm; horovodrun itself needs ssh and always exits with code 1.
 
-    ``form=gloo`` starts Horovod's rendezvous server on the first node and needs no MPI at all.
+    ``form=gloo`` starts Horovod's rendezvous server on the first node and needs no MPI.
     """
 
     name = "horovod"
@@ -25,14 +25,14 @@ class Horovod(Launcher):
     }
 
     def mpi(self, spec: JobSpec) -> str | None:
-        """Return the ``--mpi`` asked for; Gloo needs none."""
+        """Return the requested ``--mpi``; Gloo needs none."""
         if self.option(spec, "form") == "gloo":
             return "none"
-        asked = self.option(spec, "mpi")
-        return None if asked == "profile" else asked
+        requested = self.option(spec, "mpi")
+        return None if requested == "profile" else requested
 
     def check(self, spec: JobSpec, layout: TaskLayout) -> list[str]:
-        """Return problems: an MPI asked for where none is used, a server that could not import Horovod."""
+        """Return problems: ``mpi=`` without MPI, or a container, in which the Gloo server would not run."""
         del layout
         if self.option(spec, "form") == "gloo" and spec.container is not None:
             return ["Horovod's Gloo server would run outside the image: use form=mpi with --container"]

@@ -1,4 +1,4 @@
-"""``jax``: one Slurm task per rank, which ``jax.distributed.initialize()`` finds by itself."""
+"""``jax``: one Slurm task per rank, for ``jax.distributed.initialize()`` without arguments."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dtslurm.model.jobs.job import JobSpec, TaskLayout
 
 
 class Jax(Launcher):
-    """JAX reads ranks from SLURM_*; the coordinator's place and each rank's GPUs are told by us.
+    """JAX ranks, which read SLURM_*; dtslurm sets the coordinator's address and the GPUs of each rank.
 
-    Left alone, JAX would take a port by the job's number, which two steps of a job share, parse the node
-    list itself, and give rank i GPU number i even where the task sees one GPU only.
+    Without these settings, JAX derives a port from the job id, which two steps of a job share, parses the
+    node list itself, and assigns GPU i to rank i even if the task sees only one GPU.
 
-    A rank that fails hangs in JAX's shutdown barrier, 300 s by default, and then aborts with code 134: pass
-    ``shutdown_timeout_seconds`` to ``initialize``, or leave by ``os._exit`` for a code of your own.
+    A rank that fails waits in JAX's shutdown barrier, 300 s by default, and then aborts with code 134. Pass
+    ``shutdown_timeout_seconds`` to ``initialize``, or exit with ``os._exit`` for another exit code.
     """
 
     name = "jax"
@@ -22,7 +22,7 @@ class Jax(Launcher):
     partial = "launchers/jax.sh.j2"
 
     def check(self, spec: JobSpec, layout: TaskLayout) -> list[str]:
-        """Return problems: every rank needs GPUs of its own, the same number each."""
+        """Return problems: every rank needs GPUs of its own, each the same number."""
         del spec
         gpus, ranks = layout.gpus_per_node, layout.ranks_per_node
         if gpus % ranks:

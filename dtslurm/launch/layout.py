@@ -1,4 +1,4 @@
-"""From what was asked and what a node is to how many ranks run where."""
+"""Layout of a job: how many ranks run on which nodes, from the request and the cluster profile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dtslurm.suggestions import list_nearest
 
 @dataclass
 class Resolution:
-    """A layout, or the problems that prevent one; ``notices`` say what was decided for the user."""
+    """A layout, or the problems that prevent one. ``notices`` explain choices made for the user."""
 
     layout: TaskLayout | None = None
     problems: list[str] = field(default_factory=list)
@@ -22,86 +22,86 @@ class Resolution:
 
 
 def resolve(resources: Resources, profile: ClusterProfile, *, one_process: bool = False) -> Resolution:
-    """Return how the job is laid out on ``profile``'s nodes.
+    """Return the layout of a job on the nodes of ``profile``.
 
-    Left out, GPUs are all of a node's where the node type is named by the request or the profile (else
-    none), ranks are one per GPU (else one), and CPUs are each rank's share of the node.
+    Defaults: all GPUs of a node if the request or the profile names the node type (else none); one rank per
+    GPU (else one); each rank's share of the node's CPUs.
 
     Args:
-        one_process: the launcher starts a single process, whatever the GPUs.
+        one_process: the launcher starts a single process, whatever the number of GPUs.
     """
-    result = Resolution()
+    resolution = Resolution()
     if resources.node_type is not None and resources.node_type not in profile.node_types:
-        known = list_nearest(resources.node_type, profile.node_types)
-        result.problems.append(
-            f"--node-type {resources.node_type}: cluster {profile.name} has no such type ({known})"
+        nearest = list_nearest(resources.node_type, profile.node_types)
+        resolution.problems.append(
+            f"--node-type {resources.node_type}: cluster {profile.name} has no such type ({nearest})"
         )
-    goes = destination(resources, profile)
-    node, label = goes.node, goes.type_name or "these"
+    target = destination(resources, profile)
+    node, label = target.node, target.type_name or "these"
 
     nodes = resources.nodes if resources.nodes is not None else 1
-    gpus = _gpus_per_node(resources, profile, goes, label, result)
-    ranks = _ranks_per_node(resources, gpus, one_process)
-    cpus = _cpus_per_rank(resources, node, gpus, ranks)
-    _check_counts(nodes, gpus, ranks, resources, result)
-    _check_node(node, label, gpus, resources, result)
-    if profile.scheduler != "local":  # there ranks share CPUs, and a notice tells how many there are
-        _check_cpus(node, label, ranks, cpus, result)
+    gpus = _choose_gpus_per_node(resources, profile, target, label, resolution)
+    ranks = _choose_ranks_per_node(resources, gpus, one_process)
+    cpus = _choose_cpus_per_rank(resources, node, gpus, ranks)
+    _check_counts(nodes, gpus, ranks, resources, resolution)
+    _check_node(node, label, gpus, resources, resolution)
+    if profile.scheduler != "local":  # locally, ranks share CPUs, and a notice gives their number
+        _check_cpus(node, label, ranks, cpus, resolution)
     if cpus is None and gpus and not (profile.slurm.exclusive or profile.slurm.gpu_request == "none"):
-        result.notices.append(
+        resolution.notices.append(
             f"CPUs of {label} nodes are not known, and Slurm may give one for all ranks of a node: give -c"
         )
-    if not result.problems:
-        result.layout = TaskLayout(
+    if not resolution.problems:
+        resolution.layout = TaskLayout(
             nodes=nodes,
             ranks_per_node=ranks,
             gpus_per_node=gpus,
             cpus_per_rank=cpus,
-            mem=resources.mem or _default_mem(profile, node, gpus, result),
-            time=resources.time or _default_time(profile, goes, result),
+            mem=resources.mem or _choose_memory(profile, node, gpus, resolution),
+            time=resources.time or _choose_time(profile, target, resolution),
             one_process=one_process,
         )
-    return result
+    return resolution
 
 
-def _gpus_per_node(
+def _choose_gpus_per_node(
     resources: Resources, profile: ClusterProfile, goes: Destination, label: str, result: Resolution
 ) -> int:
     node = goes.node
     if resources.gpus_per_node is not None:
         return resources.gpus_per_node
     if goes.type_name is None and goes.partition is not None:
-        result.notices += _unknown_nodes(goes.partition, profile)
+        result.notices += _explain_unknown_nodes(goes.partition, profile)
     if node is None or not node.gpus:
         return 0
-    if not (resources.node_type or profile.default_node_type):  # only what a partition's nodes happen to have
+    if not (resources.node_type or profile.default_node_type):  # only the partition implies the node type
         result.notices.append(
             f"no GPUs: {label} nodes have {node.gpu_count}, and --gpus-per-node asks for them"
         )
         return 0
-    every = "the GPU" if node.gpu_count == 1 else f"all {node.gpu_count} GPUs"
-    result.notices.append(f"{every} of each {label} node (--gpus-per-node to change)")
+    which_gpus = "the GPU" if node.gpu_count == 1 else f"all {node.gpu_count} GPUs"
+    result.notices.append(f"{which_gpus} of each {label} node (--gpus-per-node to change)")
     return node.gpu_count
 
 
-def _unknown_nodes(partition: str, profile: ClusterProfile) -> list[str]:
-    """Return how to get GPUs in a partition whose nodes cannot be told."""
-    own = types_of(partition, profile)
-    if not any(profile.node_types[name].gpus for name in own or profile.node_types):
+def _explain_unknown_nodes(partition: str, profile: ClusterProfile) -> list[str]:
+    """Return how to request GPUs in a partition whose node type is ambiguous or unknown."""
+    type_names = types_of(partition, profile)
+    if not any(profile.node_types[name].gpus for name in type_names or profile.node_types):
         return []
-    if own:
-        return [f"no GPUs: nodes of {partition} differ; give --node-type {' or '.join(own)}"]
-    told = f"no GPUs: which nodes {partition} has is not known"
-    return [f"{told}; --gpus-per-node asks for them"]
+    if type_names:
+        return [f"no GPUs: nodes of {partition} differ; give --node-type {' or '.join(type_names)}"]
+    problem = f"no GPUs: which nodes {partition} has is not known"
+    return [f"{problem}; --gpus-per-node asks for them"]
 
 
-def _ranks_per_node(resources: Resources, gpus: int, one_process: bool) -> int:
+def _choose_ranks_per_node(resources: Resources, gpus: int, one_process: bool) -> int:
     if resources.ntasks_per_node is not None:
         return resources.ntasks_per_node
     return 1 if one_process else max(1, gpus)
 
 
-def _cpus_per_rank(resources: Resources, node: NodeType | None, gpus: int, ranks: int) -> int | None:
+def _choose_cpus_per_rank(resources: Resources, node: NodeType | None, gpus: int, ranks: int) -> int | None:
     if resources.cpus_per_task is not None:
         return resources.cpus_per_task
     if node is None or not node.schedulable_cpus or not gpus or ranks <= 0:
@@ -110,36 +110,41 @@ def _cpus_per_rank(resources: Resources, node: NodeType | None, gpus: int, ranks
     return max(1, share // ranks)
 
 
-def _default_mem(
+def _choose_memory(
     profile: ClusterProfile, node: NodeType | None, gpus: int, result: Resolution
 ) -> Memory | None:
-    """Return the memory of a job that names none; all of a node's only for a job that takes all its GPUs."""
-    memory, customs = profile.slurm.default_mem, profile.slurm
-    shares = node is not None and gpus < node.gpu_count and not customs.exclusive
-    if memory is None or memory.mib or not shares:
-        return memory
+    """Return the memory of a job that requests none.
+
+    If the default is all of a node's memory, a job that leaves GPUs to others requests none.
+    """
+    default, slurm = profile.slurm.default_mem, profile.slurm
+    leaves_gpus = node is not None and gpus < node.gpu_count and not slurm.exclusive
+    if default is None or default.mib or not leaves_gpus:
+        return default
     result.notices.append("no --mem given: Slurm's default applies, which is small here")
     return None
 
 
-def _default_time(profile: ClusterProfile, goes: Destination, result: Resolution) -> Walltime | None:
-    """Return the time limit of a job that names none, cut down to what its partition allows."""
-    usual, most = profile.slurm.default_time, goes.limits.max_time
-    if usual is None or most is None or usual <= most:
-        return usual
-    result.notices.append(f"--time {most}: partition {goes.partition} allows no more; {usual} is usual here")
-    return most
+def _choose_time(profile: ClusterProfile, goes: Destination, result: Resolution) -> Walltime | None:
+    """Return the time limit of a job that requests none, reduced to the partition's maximum."""
+    default, maximum = profile.slurm.default_time, goes.limits.max_time
+    if default is None or maximum is None or default <= maximum:
+        return default
+    result.notices.append(
+        f"--time {maximum}: partition {goes.partition} allows no more; {default} is usual here"
+    )
+    return maximum
 
 
 def _check_counts(nodes: int, gpus: int, ranks: int, resources: Resources, result: Resolution) -> None:
-    for flag, value, least in (
+    for flag, value, minimum in (
         ("--nodes", nodes, 1),
         ("--gpus-per-node", gpus, 0),
         ("--ntasks-per-node", ranks, 1),
         ("--cpus-per-task", 1 if resources.cpus_per_task is None else resources.cpus_per_task, 1),
     ):
-        if value < least:
-            result.problems.append(f"{flag} must be at least {least}, not {value}")
+        if value < minimum:
+            result.problems.append(f"{flag} must be at least {minimum}, not {value}")
     if gpus > 0 and ranks > gpus:
         result.notices.append(f"{ranks} ranks share {gpus} GPUs on each node")
 

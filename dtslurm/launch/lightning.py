@@ -1,4 +1,4 @@
-"""``lightning``: Slurm starts every rank; Lightning finds its own Slurm environment."""
+"""``lightning``: Slurm starts every rank, and Lightning detects its Slurm environment."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dtslurm.model.jobs.job import JobSpec, TaskLayout
 
 
 class Lightning(Launcher):
-    """One task per rank, and Lightning's SLURMEnvironment, which saves on SIGUSR1.
+    """One task per rank, with Lightning's SLURMEnvironment, which saves a checkpoint on SIGUSR1.
 
-    After saving it calls ``scontrol requeue``, without limit, and no setting outside the code turns that
-    off. So that two do not decide on restarts, ranks find a ``scontrol`` of the run's first, which declines;
-    Lightning reports that in its log and trains on until the time limit. ``requeue=lightning`` leaves
-    the matter to Lightning.
+    After saving, Lightning calls ``scontrol requeue``, without a limit, and no setting outside the code turns
+    that off. To keep the decision about restarts in one place, ranks find a ``scontrol`` of the run first in
+    PATH, which refuses to requeue. Lightning logs the failure and trains on until the time limit.
+    ``requeue=lightning`` leaves requeueing to Lightning.
     """
 
     name = "lightning"
@@ -33,7 +33,7 @@ class Lightning(Launcher):
     }
 
     def check(self, spec: JobSpec, layout: TaskLayout) -> list[str]:
-        """Return problems: names that hide the job from Lightning, two who requeue."""
+        """Return problems: job names that hide the job from Lightning, and two requeue mechanisms."""
         del layout
         problems = []
         if spec.name in {"bash", "interactive"}:
@@ -50,7 +50,7 @@ class Lightning(Launcher):
         return problems
 
     def resumes(self, spec: JobSpec) -> bool:
-        """Return whether Lightning requeues the job after it saved."""
+        """Return whether Lightning requeues the job after it has saved."""
         return self.option(spec, "requeue") == "lightning"
 
 

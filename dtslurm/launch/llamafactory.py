@@ -1,4 +1,4 @@
-"""``llamafactory``: LLaMA-Factory's training by a YAML file, under torchrun."""
+"""``llamafactory``: LLaMA-Factory's training from a YAML or JSON file, under torchrun."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _CONFIGS = (".yaml", ".yml", ".json")
 
 
 class LlamaFactory(Torchrun):
-    """torchrun of the module that ``llamafactory-cli train`` starts by a torchrun of its own.
+    """torchrun of the module that ``llamafactory-cli train`` would start with a torchrun of its own.
 
-    The command would take no further torchrun options, split arguments at blanks and leave its ranks
-    behind when it gets SIGTERM.
+    ``llamafactory-cli`` takes no further torchrun options, splits arguments at spaces and leaves its ranks
+    running when it gets SIGTERM.
     """
 
     name = "llamafactory"
@@ -22,7 +22,7 @@ class LlamaFactory(Torchrun):
     configs = _CONFIGS
 
     def check(self, spec: JobSpec, layout: TaskLayout) -> list[str]:
-        """Return problems: the script must be a configuration."""
+        """Return problems: the script must be a configuration file."""
         problems = super().check(spec, layout)
         if spec.module or not spec.script.endswith(_CONFIGS):
             problems.append(
@@ -32,7 +32,7 @@ class LlamaFactory(Torchrun):
         return problems
 
     def training(self, spec: JobSpec) -> JobSpec:
-        """Return the job that runs LLaMA-Factory's module on the configuration."""
+        """Return the job that runs LLaMA-Factory's module on the configuration file."""
         return replace(spec, script="llamafactory.launcher", module=True, args=(spec.script, *spec.args))
 
 

@@ -1,4 +1,4 @@
-"""``mpi``: ranks of one MPI world, started by srun, or by mpirun where srun cannot."""
+"""``mpi``: ranks of one MPI world, started by srun, or by mpirun if srun has no PMI."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MPI_OPTION = LauncherOption(
 
 
 class Mpi(Launcher):
-    """Slurm starts every rank and introduces them to each other by PMIx or PMI-2.
+    """One Slurm task per MPI rank, connected by PMIx or PMI-2.
 
-    ``start=mpirun`` is for an srun without any PMI (``srun --mpi=list`` shows what there is); it wants
+    ``start=mpirun`` is for an srun without any PMI (``srun --mpi=list`` shows the available types). It needs
     Open MPI's mpirun.
     """
 
@@ -32,24 +32,24 @@ class Mpi(Launcher):
     }
 
     def started_by(self, spec: JobSpec) -> str:
-        """Return srun, or mpirun where that starts the ranks."""
+        """Return ``srun`` or ``mpirun``, whichever starts the ranks."""
         return self.option(spec, "start")
 
     def passed_on(self, spec: JobSpec) -> tuple[str, ...]:
-        """Return the words for options that dtslurm does not read; mpirun wants values as words."""
+        """Return the options that dtslurm does not interpret; mpirun takes values as separate words."""
         words = super().passed_on(spec)
         if self.started_by(spec) == "srun":
             return words
-        parts = [word.partition("=") for word in words]
-        return tuple(piece for name, _, value in parts for piece in (name, *value.split()))
+        options = [word.partition("=") for word in words]
+        return tuple(word for name, _, value in options for word in (name, *value.split()))
 
     def mpi(self, spec: JobSpec) -> str | None:
-        """Return the ``--mpi`` asked for."""
-        asked = self.option(spec, "mpi")
-        return None if asked == "profile" else asked
+        """Return the requested ``--mpi``."""
+        requested = self.option(spec, "mpi")
+        return None if requested == "profile" else requested
 
     def check(self, spec: JobSpec, layout: TaskLayout) -> list[str]:
-        """Return problems: what mpirun does not do."""
+        """Return problems: features that mpirun does not support."""
         del layout
         if self.option(spec, "start") == "srun":
             return []

@@ -9,10 +9,10 @@ from dtslurm.launch.torchrun import ELASTIC, Torchrun
 
 
 class Nvrx(Torchrun):
-    """``ft_launcher``, a torchrun that also watches heartbeats and restarts ranks that hang.
+    """``ft_launcher``, a torchrun that also monitors heartbeats and restarts ranks that hang.
 
-    It meets by c10d only, so ranks may lie on other nodes than Slurm numbers them. Exit code 93 says that
-    a new attempt would fail as well; it stays the job's code.
+    It supports only c10d rendezvous, so ranks may be on other nodes than in Slurm's numbering. Exit code 93
+    means that a new attempt would fail as well; it stays the job's exit code.
     """
 
     name = "nvrx"

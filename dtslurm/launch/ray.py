@@ -1,4 +1,4 @@
-"""``ray``: a Ray cluster over the job's nodes, and the training script as its driver."""
+"""``ray``: a Ray cluster on the job's nodes, with the training script as its driver."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dtslurm.model.jobs.job import JobSpec, TaskLayout
 
 
 class Ray(Launcher):
-    """One task per node runs Ray; the first one's also runs the driver, which is rank 0.
+    """One task per node runs Ray; the first task also runs the driver, which is rank 0.
 
-    The driver has no step of its own: beside Ray's, which holds the job's memory and GPUs, it would wait
-    or be refused. Not ``ray symmetric-run``: it ends with code 0 when ``ray start`` fails, and wants
-    nodes of its own.
+    The driver has no step of its own: Ray's step holds the job's memory and GPUs, so a second step would wait
+    or be refused. ``ray symmetric-run`` is not used, because it exits with code 0 when ``ray start`` fails,
+    and needs exclusive nodes.
     """
 
     name = "ray"
@@ -39,12 +39,12 @@ class Ray(Launcher):
     }
 
     def variables(self, spec: JobSpec, layout: TaskLayout) -> Mapping[str, Variable]:
-        """Return what keeps Ray from calling home out of a compute node."""
+        """Return the variable that stops Ray from sending usage statistics from a compute node."""
         del spec, layout
         return {"RAY_USAGE_STATS_ENABLED": Variable(value="0", why="compute nodes often have no internet")}
 
     def check(self, spec: JobSpec, layout: TaskLayout) -> list[str]:
-        """Return problems: there is one driver, and Ray itself starts the workers."""
+        """Return problems: there is only one driver, and Ray itself starts the workers."""
         del spec
         if layout.ranks_per_node > 1:
             return [

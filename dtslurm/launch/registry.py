@@ -1,4 +1,4 @@
-"""Launchers by name."""
+"""Registry of launchers by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def names() -> list[str]:
 
 
 def own() -> Collection[str]:
-    """Return the names of those that come with dtslurm."""
+    """Return the names of the launchers that are part of dtslurm."""
     return plugins.own(GROUP)
 
 
@@ -24,7 +24,7 @@ def load(name: str) -> Launcher:
     """Return the launcher of that name.
 
     Raises:
-        RequestInvalid: there is none, or its package cannot be imported.
+        RequestInvalid: no launcher has this name, or its package cannot be imported.
     """
     launcher: Launcher = plugins.load(GROUP, "launcher", name)
     return launcher

@@ -1,4 +1,4 @@
-"""``single``: one process on one node, which may start others by itself."""
+"""``single``: one process on one node, which may start further processes itself."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class Single(Launcher):
     place = ()
 
     def needs_rendezvous(self, layout: TaskLayout) -> bool:
-        """Return False: there is nobody to meet."""
+        """Return False: there are no other ranks."""
         del layout
         return False
 
     def check(self, spec: JobSpec, layout: TaskLayout) -> list[str]:
-        """Return problems: more than one process cannot be had."""
+        """Return problems: more than one node or process."""
         del spec
-        other = "use -l torchrun or -l srun"
+        alternative = "use -l torchrun or -l srun"
         problems = []
         if layout.nodes > 1:
-            problems.append(f"launcher single runs on one node, not {layout.nodes}; {other}")
+            problems.append(f"launcher single runs on one node, not {layout.nodes}; {alternative}")
         if layout.ranks_per_node > 1:
-            problems.append(f"launcher single starts one process, not {layout.ranks_per_node}; {other}")
+            problems.append(f"launcher single starts one process, not {layout.ranks_per_node}; {alternative}")
         return problems
 
 

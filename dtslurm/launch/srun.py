@@ -1,4 +1,4 @@
-"""``srun``: Slurm starts every rank itself; training code finds ``env://`` variables."""
+"""``srun``: Slurm starts every rank; training code reads ``env://`` variables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dtslurm.launch.base import Launcher
 
 
 class Srun(Launcher):
-    """One task per rank; no agent process between Slurm and the training code."""
+    """One task per rank, without an agent process between Slurm and the training code."""
 
     name = "srun"
     summary = "one Slurm task per rank, torch env:// variables set"

@@ -9,10 +9,10 @@ from dtslurm.model.jobs.job import JobSpec, TaskLayout
 
 
 class TensorFlow(Launcher):
-    """Workers told of each other by TF_CONFIG, or by TensorFlow's own SlurmClusterResolver.
+    """Workers that find each other with TF_CONFIG, or with TensorFlow's own SlurmClusterResolver.
 
-    TF_CONFIG by default: the resolver sorts host names as text, which gives n10 the place of n2, and
-    cannot do without GPUs. ``--ntasks-per-node 1`` makes one worker per node with all of its GPUs.
+    TF_CONFIG is the default: the resolver sorts host names as text, which puts n10 in the place of n2, and
+    fails without GPUs. ``--ntasks-per-node 1`` starts one worker per node with all of the node's GPUs.
     """
 
     name = "tensorflow"
@@ -30,7 +30,7 @@ class TensorFlow(Launcher):
     }
 
     def check(self, spec: JobSpec, layout: TaskLayout) -> list[str]:
-        """Return problems: GPUs that cannot be divided, and what the resolver cannot do."""
+        """Return problems: GPUs that cannot be divided equally, and limits of the resolver."""
         gpus, ranks = layout.gpus_per_node, layout.ranks_per_node
         problems = []
         if gpus % ranks:

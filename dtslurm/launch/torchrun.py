@@ -1,4 +1,4 @@
-"""``torchrun``: one agent per node starts and watches that node's ranks."""
+"""``torchrun``: one agent per node starts and monitors that node's ranks."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from dtslurm.model.jobs.job import JobSpec, TaskLayout
 from dtslurm.model.shell import Sh
 
 _C10D_HINT = "add --launcher-option rdzv_backend=c10d"
-_BY_LAYOUT = "use --nodes and --ntasks-per-node"
-_BY_MEETING = "dtslurm chooses where the nodes meet; --launcher-option rdzv_backend=c10d chooses how"
-_BY_SCRIPT = "name the script, or -m and the module, after the options"
-_OWN_LOGS = "each rank's output goes to its log in the run directory before it reaches the launcher"
+_USE_LAYOUT_OPTIONS = "use --nodes and --ntasks-per-node"
+_RENDEZVOUS_IS_SET = "dtslurm chooses where the nodes meet; --launcher-option rdzv_backend=c10d chooses how"
+_NAME_THE_SCRIPT = "name the script, or -m and the module, after the options"
+_LOGS_ARE_SEPARATE = "each rank's output goes to its log in the run directory before it reaches the launcher"
 DECIDED = {
-    **dict.fromkeys(("nproc_per_node", "node_rank"), _BY_LAYOUT),
-    **dict.fromkeys(("master_addr", "master_port", "standalone", "local_addr"), _BY_MEETING),
-    **dict.fromkeys(("rdzv_endpoint", "rdzv_id", "rdzv_conf"), _BY_MEETING),
-    **dict.fromkeys(("module", "no_python", "run_path"), _BY_SCRIPT),
+    **dict.fromkeys(("nproc_per_node", "node_rank"), _USE_LAYOUT_OPTIONS),
+    **dict.fromkeys(("master_addr", "master_port", "standalone", "local_addr"), _RENDEZVOUS_IS_SET),
+    **dict.fromkeys(("rdzv_endpoint", "rdzv_id", "rdzv_conf"), _RENDEZVOUS_IS_SET),
+    **dict.fromkeys(("module", "no_python", "run_path"), _NAME_THE_SCRIPT),
 }
-REMARKS = dict.fromkeys(("tee", "redirects", "log_dir", "local_ranks_filter"), _OWN_LOGS)
+REMARKS = dict.fromkeys(("tee", "redirects", "log_dir", "local_ranks_filter"), _LOGS_ARE_SEPARATE)
 ELASTIC = LauncherOption("", "MIN:MAX, to go on with as few as MIN nodes when others are lost", free=True)
 
 
 class Torchrun(Launcher):
-    """torch.distributed.run, with static rendezvous unless c10d is asked for.
+    """torch.distributed.run, with static rendezvous unless c10d is requested.
 
-    Static keeps rank 0 on the head node and needs no host name lookups; c10d hands out ranks as nodes
-    arrive, and is needed for restarts by torchrun itself.
+    Static rendezvous keeps rank 0 on the head node and needs no host name lookups. c10d assigns ranks in the
+    order in which nodes join, and is needed for restarts by torchrun itself.
 
-    ``nnodes=MIN:MAX`` makes the job elastic: while MIN nodes are left, the loss of others restarts the ranks
-    on those, renumbered and fewer. Training code must then take its place and the world's size from the
-    environment and go on from its last checkpoint. The nodes meet on the first one, which must not be lost.
-    Where a supervisor is in the job, that starts the ranks again on the nodes that are left, whichever those
-    are, and torchrun is told their number.
+    ``nnodes=MIN:MAX`` makes the job elastic: after the loss of nodes, the ranks restart on the remaining
+    ones, with new numbers and a smaller world size, as long as at least MIN nodes are left. Training code
+    must then read its rank and the world size from the environment and continue from its last checkpoint. The
+    first node hosts the rendezvous and must not be lost.
+    In a job with a supervisor, the supervisor restarts the ranks on any remaining nodes and gives torchrun
+    their number.
     """
 
     name = "torchrun"
@@ -58,26 +59,26 @@ class Torchrun(Launcher):
     }
 
     def option(self, spec: JobSpec, key: str) -> str:
-        """Return an option's value; elastic jobs meet by c10d unless another way is asked for."""
+        """Return an option's value; elastic jobs use c10d unless another backend is requested."""
         if key == "rdzv_backend" and not self.has_option(spec, key) and self.elastic(spec):
             return "c10d"
         return super().option(spec, key)
 
     def elastic(self, spec: JobSpec) -> bool:
-        """Return whether torchrun itself is to go on with fewer nodes, as ``nnodes=MIN:MAX`` asks for."""
+        """Return whether torchrun itself continues with fewer nodes, as ``nnodes=MIN:MAX`` requests."""
         return bool(self.option(spec, "nnodes")) and not spec.supervised
 
     def least_nodes(self, spec: JobSpec, layout: TaskLayout) -> int:
         """Return MIN of ``nnodes=MIN:MAX``."""
-        least = self.option(spec, "nnodes").partition(":")[0]
-        return int(least) if least.isdecimal() else layout.nodes
+        minimum = self.option(spec, "nnodes").partition(":")[0]
+        return int(minimum) if minimum.isdecimal() else layout.nodes
 
     def check(self, spec: JobSpec, layout: TaskLayout) -> list[str]:
-        """Return problems: restarts over several nodes need c10d, since static peers are not told."""
-        static = self.option(spec, "rdzv_backend") == "static"
+        """Return problems: restarts on several nodes need c10d, as static ranks keep old addresses."""
+        is_static = self.option(spec, "rdzv_backend") == "static"
         if self.option(spec, "nnodes"):
-            return self._check_elastic(spec, layout, static=static)
-        if layout.nodes > 1 and static and self.option(spec, "max_restarts") != "0":
+            return self._check_elastic(spec, layout, static=is_static)
+        if layout.nodes > 1 and is_static and self.option(spec, "max_restarts") != "0":
             return [f"{self.name} cannot restart several nodes that met by static rendezvous; {_C10D_HINT}"]
         return []
 
@@ -86,12 +87,12 @@ class Torchrun(Launcher):
         bounds = re.fullmatch(r"([1-9]\d{0,5}):([1-9]\d{0,5})", text)
         if bounds is None or int(bounds[1]) > int(bounds[2]):
             return [f"launcher option nnodes must be MIN:MAX, as in nnodes=2:4; not {text!r}"]
-        least, most, nodes = int(bounds[1]), int(bounds[2]), layout.nodes
+        minimum, maximum, nodes = int(bounds[1]), int(bounds[2]), layout.nodes
         problems = []
-        if most != nodes:
+        if maximum != nodes:
             problems.append(
-                f"launcher option nnodes={text} goes up to {most} nodes, but the job has {nodes}; "
-                f"ask for --nodes {most}, or give nnodes={min(least, nodes)}:{nodes}"
+                f"launcher option nnodes={text} goes up to {maximum} nodes, but the job has {nodes}; "
+                f"ask for --nodes {maximum}, or give nnodes={min(minimum, nodes)}:{nodes}"
             )
         if spec.supervised:
             if self.option(spec, "max_restarts") != "0":
@@ -110,9 +111,9 @@ class Torchrun(Launcher):
         return problems
 
     def variables(self, spec: JobSpec, layout: TaskLayout) -> Mapping[str, Variable]:
-        """Return what makes ranks meet anew after a restart.
+        """Return the variable that makes ranks exchange new addresses after a restart.
 
-        Ranks would share the agents' store over all restarts, and be told the addresses of ranks that have
+        Otherwise ranks share the agents' store across restarts, and read the addresses of ranks that have
         ended (pytorch/pytorch#135712).
         """
         common = super().variables(spec, layout)
@@ -122,27 +123,27 @@ class Torchrun(Launcher):
         return {**common, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": Variable(value="1", why=why)}
 
     def command(self, spec: JobSpec, layout: TaskLayout, rank_command: Sequence[str]) -> tuple[str, ...]:
-        """Return the agent's command line."""
+        """Return the command line of one node's agent."""
         return (
             *(spec.python, "-m", self.agent_module),
-            self._number_of_nodes(spec, layout),
+            self._format_nnodes(spec, layout),
             f"--nproc-per-node={layout.ranks_per_node}",
-            *self._meeting(spec, layout),
+            *self._format_rendezvous_options(spec, layout),
             f"--max-restarts={self.option(spec, 'max_restarts')}",
             *self.passed_on(spec),
             "--no-python",
             *rank_command,
         )
 
-    def _number_of_nodes(self, spec: JobSpec, layout: TaskLayout) -> str:
-        asked = self.option(spec, "nnodes")
-        if asked and spec.supervised:
-            return Sh('--nnodes="$SLURM_STEP_NUM_NODES"')  # those that this attempt has
-        return f"--nnodes={asked or layout.nodes}"
+    def _format_nnodes(self, spec: JobSpec, layout: TaskLayout) -> str:
+        requested = self.option(spec, "nnodes")
+        if requested and spec.supervised:
+            return Sh('--nnodes="$SLURM_STEP_NUM_NODES"')  # the nodes of this attempt
+        return f"--nnodes={requested or layout.nodes}"
 
-    def _meeting(self, spec: JobSpec, layout: TaskLayout) -> tuple[str, ...]:
+    def _format_rendezvous_options(self, spec: JobSpec, layout: TaskLayout) -> tuple[str, ...]:
         if layout.nodes == 1:
-            return ("--standalone",)  # finds a free port by itself
+            return ("--standalone",)  # torchrun chooses a free port
         if self.option(spec, "rdzv_backend") == "static":
             return (
                 Sh('--node-rank="$SLURM_NODEID"'),

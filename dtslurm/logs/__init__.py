@@ -1,1 +1,1 @@
-"""Log text: from frames to lines to what a screen shows. Pure."""
+"""Convert log frames to lines, and lines to text for a screen. Pure functions and classes."""

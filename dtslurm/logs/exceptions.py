@@ -1,4 +1,4 @@
-"""The names of Python exceptions in text."""
+"""A regular expression for the names of Python exceptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Equal lines of many ranks as one line."""
+"""Fold equal log lines of several ranks into one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dtslurm.model.values import dataclass
 
 @dataclass
 class Folded:
-    """Lines of equal text; ``ranks`` is empty where the line is of no rank."""
+    """A line that stands for all lines with the same text; ``ranks`` is empty if no rank wrote the line."""
 
     line: LogLine
     ranks: list[int] = field(default_factory=list)
@@ -20,51 +20,59 @@ class Folded:
 
 
 class LineFolder:
-    """Collects lines for a short while and folds those of equal text, each rank's own order kept.
+    """A buffer that folds lines with equal text and preserves the order of each rank's lines.
 
     Args:
-        window: seconds for which a line waits for others like it.
-        most: lines (after folding) that are kept waiting.
+        window: seconds for which a line waits for equal lines of other ranks.
+        most: maximum number of waiting lines (after folding).
     """
 
     def __init__(self, window: float = 0.25, most: int = 100_000) -> None:
-        self._window, self._most = window, most
+        self._window, self._max_waiting = window, most
         self._waiting: list[Folded] = []
-        self._places: dict[tuple[str, int, str | None], list[int]] = {}  # where a text waits, in order
-        self._last: dict[tuple[int, str | None, int], int] = {}  # where a rank's last line waits
+        # Indexes into `_waiting`: of the lines with a text, ascending; and of the last line of a rank.
+        self._indexes_by_text: dict[tuple[str, int, str | None], list[int]] = {}
+        self._last_index: dict[tuple[int, str | None, int], int] = {}
 
     def add(self, lines: Iterable[LogLine], now: float) -> None:
-        """Take lines as they came, at this time (seconds of any clock)."""
+        """Add lines in the order of arrival; ``now`` is the time in seconds of any clock."""
         for line in lines:
             if line.rank is None:
                 self._waiting.append(Folded(line, since=now))
                 continue
-            key = (line.text, line.attempt, line.task)
-            who = (line.attempt, line.task, line.rank)
-            places = self._places.get(key)
-            if places is not None:
-                # The first one after this rank's last line: its lines stay in their order.
-                found = bisect_right(places, self._last.get(who, -1))
-                if found < len(places):
-                    self._waiting[places[found]].ranks.append(line.rank)
-                    self._last[who] = places[found]
+            text_key = (line.text, line.attempt, line.task)
+            rank_key = (line.attempt, line.task, line.rank)
+            indexes = self._indexes_by_text.get(text_key)
+            if indexes is not None:
+                # Use the first equal line after this rank's last line, to preserve the order of its lines.
+                position = bisect_right(indexes, self._last_index.get(rank_key, -1))
+                if position < len(indexes):
+                    self._waiting[indexes[position]].ranks.append(line.rank)
+                    self._last_index[rank_key] = indexes[position]
                     continue
-            at = len(self._waiting)
+            index = len(self._waiting)
             self._waiting.append(Folded(line, [line.rank], now))
-            self._last[who] = at
-            self._places.setdefault(key, []).append(at)
+            self._last_index[rank_key] = index
+            self._indexes_by_text.setdefault(text_key, []).append(index)
 
     def take(self, now: float, *, everything: bool = False) -> list[Folded]:
-        """Return those that have waited long enough, in order; all if asked for, or if there are too many."""
+        """Remove and return all waiting lines in order, once the oldest has waited for ``window`` seconds.
+
+        Return them at once if ``everything`` is true or the buffer is full, and otherwise an empty list.
+        """
         waiting = self._waiting
-        if everything or len(waiting) >= self._most or (waiting and now - waiting[0].since >= self._window):
-            self._waiting, self._places, self._last = [], {}, {}
+        if (
+            everything
+            or len(waiting) >= self._max_waiting
+            or (waiting and now - waiting[0].since >= self._window)
+        ):
+            self._waiting, self._indexes_by_text, self._last_index = [], {}, {}
             return waiting
         return []
 
 
 def rank_set(ranks: Iterable[int]) -> str:
-    """Return ranks as ``0-3,7``."""
+    """Return ranks as a range set such as ``0-3,7``."""
     numbers = sorted(set(ranks))
     if len(numbers) == 1:
         return str(numbers[0])

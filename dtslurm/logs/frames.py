@@ -1,4 +1,4 @@
-"""The near side of the frames that the far side of log following sends."""
+"""Decode the frames that the remote log follower sends, and encode requests to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONGEST_UNPACKED = 1 << 22
 
 
 class Frame(NamedTuple):
-    """One frame: what it is, which stream it is of, and its payload."""
+    """One frame: its kind, its stream and its payload."""
 
     kind: int
     stream: int
@@ -26,67 +26,67 @@ class Frame(NamedTuple):
         """Return the payload as a JSON object.
 
         Raises:
-            TransportError: it is none.
+            TransportError: the payload is not a JSON object.
         """
         return answers.parse_object(self.payload, SENDER)
 
 
 class Decoder:
-    """Turns the bytes of the far side into frames, however they were cut on the way."""
+    """A decoder of the remote log follower's bytes into frames; the bytes may be split at any point."""
 
     def __init__(self, *, begun: bool = False, packed: bool = False) -> None:
-        """With ``begun``, no greeting comes first; with ``packed``, the frames were packed into one."""
+        """Expect a greeting unless ``begun`` is true; ``packed`` frames come from a compressed frame."""
         self._data = bytearray()
         self._begun = begun
         self._packed = packed
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yield the frames that are complete with these bytes.
+        """Add bytes and yield the frames that are complete.
 
         Raises:
-            TransportError: these are no frames.
+            TransportError: the bytes are not valid frames.
         """
         self._data += data
-        if not self._begun and not self._begin():
+        if not self._begun and not self._find_greeting():
             return
-        yield from self._frames()
+        yield from self._decode_frames()
 
     @property
     def begun(self) -> bool:
-        """Whether the far side has spoken."""
+        """Whether the greeting of the remote log follower has arrived."""
         return self._begun
 
     @property
     def has_rest(self) -> bool:
-        """Whether there are bytes of a frame that is not complete."""
+        """Whether bytes of an incomplete frame are buffered."""
         return bool(self._data)
 
     def banner(self) -> list[str]:
-        """Return what was printed instead of frames."""
+        """Return the last lines of text that was printed instead of frames."""
         return bytes(self._data[-2000:]).decode("utf-8", "replace").splitlines()[-10:]
 
-    def _begin(self) -> bool:
-        at = self._data.find(wire.MAGIC)
-        if at >= 0:
-            del self._data[: at + len(wire.MAGIC)]
+    def _find_greeting(self) -> bool:
+        position = self._data.find(wire.MAGIC)
+        if position >= 0:
+            del self._data[: position + len(wire.MAGIC)]
             self._begun = True
         elif len(self._data) > _LONGEST_BANNER:
             raise nonsense("a megabyte of text before its greeting", self.banner())
         return self._begun
 
-    def _frames(self) -> Iterator[Frame]:
-        at = 0
-        data, head = self._data, wire.HEAD
+    def _decode_frames(self) -> Iterator[Frame]:
+        position = 0
+        buffer, header = self._data, wire.HEAD
         try:
-            while len(data) - at >= head.size:
-                length, kind, stream = head.unpack_from(data, at)
+            while len(buffer) - position >= header.size:
+                length, kind, stream = header.unpack_from(buffer, position)
                 if length > wire.LARGEST:
                     raise nonsense(f"a frame of {length} bytes")
-                end = at + head.size + length
-                if len(data) < end:
+                end = position + header.size + length
+                if len(buffer) < end:
                     break
-                payload = bytes(data[at + head.size : end])
-                at = end
+                payload = bytes(buffer[position + header.size : end])
+                position = end
                 if kind == wire.PACKED and self._packed:
                     raise nonsense("compressed frames within compressed frames")
                 if kind == wire.PACKED:
@@ -94,7 +94,7 @@ class Decoder:
                 else:
                     yield Frame(kind, stream, payload)
         finally:
-            del data[:at]
+            del buffer[:position]
 
 
 def _unpack(payload: bytes) -> Iterator[Frame]:
@@ -105,22 +105,25 @@ def _unpack(payload: bytes) -> Iterator[Frame]:
 
 
 def request(values: Mapping[str, object]) -> bytes:
-    """Return the frame that tells what to follow (`dtslurm.worker.logtail.files.Request`)."""
+    """Return the frame that requests the files to follow (`dtslurm.worker.logtail.files.Request`)."""
     return wire.frame(wire.REQUEST, 0, json.dumps(values, separators=(",", ":")).encode())
 
 
 def credit(amount: int) -> bytes:
-    """Return the frame that allows so many more bytes."""
+    """Return the frame that permits ``amount`` more bytes."""
     return wire.frame(wire.CREDIT, 0, wire.OFFSET.pack(amount))
 
 
 def focus(ranks: list[list[int]] | None, lines: int | None) -> bytes:
-    """Return the frame that chooses the ranks to send in full, from their last lines on; None for all."""
+    """Return the frame that selects the ranks to send in full, starting with their last ``lines`` lines.
+
+    ``ranks`` are ranges of ranks, None for all ranks.
+    """
     return wire.frame(wire.FOCUS, 0, json.dumps({"ranks": ranks, "lines": lines}).encode())
 
 
 def nonsense(what: str, evidence: list[str] | None = None) -> InvalidAnswer:
-    """Return the error of a far side that does not keep to the protocol."""
+    """Return the error for a remote log follower that violates the protocol."""
     return answers.invalid(
         SENDER,
         what,

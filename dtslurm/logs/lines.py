@@ -1,4 +1,4 @@
-"""From the bytes of log files to whole lines."""
+"""Assemble the bytes of log files into complete lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dtslurm.remote import answers
 from dtslurm.worker.logtail.files import CHECKED
 
 _TASK = re.compile(r"[0-9]{1,9}")
-LONGEST_LINE = 1 << 16  # what is longer is shown in pieces, so that memory stays bounded
+LONGEST_LINE = 1 << 16  # in bytes; longer lines are split, so that memory use stays bounded
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class LogFile:
 
     Attributes:
         kind: ``batch``, ``node`` (the launcher's output on a node), ``rank``, ``events`` or ``metrics``.
-        number: of the rank or node.
+        number: the number of the rank or node.
     """
 
     kind: str
@@ -33,10 +33,10 @@ class LogFile:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> LogFile:
-        """Return the file that the far side describes.
+        """Return the file that the remote log follower describes.
 
         Raises:
-            TransportError: the description makes no sense.
+            TransportError: the description is invalid.
         """
         kind, task = values.get("kind"), values.get("task")
         if kind not in ("batch", "node", "rank", "events", "metrics"):
@@ -48,28 +48,28 @@ class LogFile:
 
     @property
     def source(self) -> str:
-        """What stands before its lines: the rank's number, ``node0`` or ``batch``."""
+        """The prefix of the file's lines: the rank's number, ``node0`` or ``batch``."""
         return {"rank": str(self.number), "node": f"node{self.number}"}.get(self.kind, self.kind)
 
     @property
     def rank(self) -> int | None:
-        """The rank whose output it is, if it is one's."""
+        """The rank that wrote the file, None if it is not the output of a rank."""
         return self.number if self.kind == "rank" else None
 
 
 @dataclass(frozen=True)
 class LogBlock:
-    """Whole lines of one file, together as they came: what is many is handled at once.
+    """A block of complete lines of one file, which are processed together for speed.
 
     Attributes:
-        data: the lines, each with its newline.
+        data: the lines, each with its trailing newline.
     """
 
     file: LogFile
     data: bytes
 
     def texts(self) -> list[str]:
-        """Return the lines' texts as a terminal leaves them: of one rewritten by ``\\r``, its last state."""
+        """Return the texts of the lines as a terminal shows them: only the text after the last ``\\r``."""
         text = self.data.decode("utf-8", "replace")
         lines = text.split("\n")
         lines.pop()
@@ -86,12 +86,13 @@ class LogBlock:
 
 @dataclass
 class Assembler:
-    """Puts a file's bytes together to lines, and remembers where in it the reader stands.
+    """An assembler of one file's bytes into lines, which keeps the reading position in the file.
 
     Attributes:
-        offset: bytes received since the file's beginning.
-        checked: the last bytes received, by which the far side knows the place again.
-        rest: the piece of a line still without its end.
+        offset: number of bytes received from the file's start.
+        checked: the last bytes received, by which the remote log follower verifies the position when it
+            resumes.
+        rest: the start of a line whose end has not arrived.
     """
 
     file: LogFile
@@ -102,10 +103,10 @@ class Assembler:
     rest: bytearray = field(default_factory=bytearray)
 
     def feed(self, offset: int, data: bytes) -> LogBlock | None:
-        """Take bytes; return the lines that are whole now.
+        """Add bytes and return the complete lines.
 
         Raises:
-            TransportError: they are not those that come next.
+            TransportError: the bytes do not start at ``self.offset``.
         """
         if offset != self.offset:
             raise nonsense(f"bytes from {offset} of {self.name} where those from {self.offset} come next")
@@ -114,15 +115,15 @@ class Assembler:
         end = data.rfind(b"\n") + 1
         if not end:
             self.rest += data
-            return self._overlong()
-        whole = data[:end] if end < len(data) else data
+            return self._split_long_line()
+        complete = data[:end] if end < len(data) else data
         if self.rest:
-            whole = bytes(self.rest) + whole
+            complete = bytes(self.rest) + complete
         self.rest = bytearray(data[end:])
-        return LogBlock(self.file, whole)
+        return LogBlock(self.file, complete)
 
     def flush(self) -> LogBlock | None:
-        """Return the unfinished line, once nothing more will come of it."""
+        """Return the unfinished line at the end of the file."""
         if not self.rest:
             return None
         data = bytes(self.rest) + b"\n"
@@ -130,24 +131,24 @@ class Assembler:
         return LogBlock(self.file, data)
 
     def rewritten(self) -> str | None:
-        """Return what an unfinished line shows that is being rewritten (a progress bar), None if none is."""
+        """Return the visible text of an unfinished progress bar (a line with ``\\r``), or None."""
         text = self.rest.rstrip(b"\r")
-        begin = text.rfind(b"\r") + 1
-        if not begin and len(text) == len(self.rest):
+        start = text.rfind(b"\r") + 1
+        if not start and len(text) == len(self.rest):
             return None
-        return text[begin:].decode("utf-8", "replace")
+        return text[start:].decode("utf-8", "replace")
 
-    def _overlong(self) -> LogBlock | None:
+    def _split_long_line(self) -> LogBlock | None:
         if len(self.rest) <= LONGEST_LINE:
             return None
-        begin = self.rest.rfind(b"\r", 0, len(self.rest) - 1) + 1
-        if begin:  # a progress bar: only its last state counts
-            del self.rest[:begin]
-        pieces = bytearray()
+        start = self.rest.rfind(b"\r", 0, len(self.rest) - 1) + 1
+        if start:  # a progress bar: keep only its last state
+            del self.rest[:start]
+        lines = bytearray()
         while len(self.rest) > LONGEST_LINE:
             cut = LONGEST_LINE
-            while cut > LONGEST_LINE - 4 and self.rest[cut] & 0xC0 == 0x80:  # not within a character
+            while cut > LONGEST_LINE - 4 and self.rest[cut] & 0xC0 == 0x80:  # do not split a UTF-8 character
                 cut -= 1
-            pieces += self.rest[:cut] + b"\n"
+            lines += self.rest[:cut] + b"\n"
             del self.rest[:cut]
-        return LogBlock(self.file, bytes(pieces)) if pieces else None
+        return LogBlock(self.file, bytes(lines)) if lines else None

@@ -1,7 +1,8 @@
-"""Log following where the far side has no Python but a shell: it is asked for sizes, then for what is new.
+"""Log following over a shell, for login nodes without Python: query the file sizes, then read new bytes.
 
-It is slower (a look every second, at most `MOST_FILES` files, three characters to a byte) and cannot choose
-ranks by node nor sum up; what it gives are the same frames (`dtslurm.worker.logtail.frames`).
+This is slower than the Python log follower (one poll per second, at most `MOST_FILES` files, three characters
+per byte) and cannot select ranks by node or summarize output. It produces the same frames
+(`dtslurm.worker.logtail.frames`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dtslurm.worker.logtail.files import within
 
 MOST_FILES = 64
 GREETING = b"dtslurm shell 1\n"
-_PIECE = 1 << 18
+_READ_SIZE = 1 << 18
 _LARGEST_ANSWER = 1 << 24
 _LONGEST_NUMBER = 20
 _NAME = re.compile(
@@ -43,7 +44,7 @@ class _TailedFile:
     offset: int = 0
     size: int = 0
     told: bool = False
-    check: tuple[int, int] | None = None  # so many bytes before the offset still have to have this CRC-32
+    check: tuple[int, int] | None = None  # (count, CRC-32) of bytes before the offset, to be verified
 
     def describe(self, why: str) -> Frame:
         values = {
@@ -56,46 +57,46 @@ class _TailedFile:
 
 @dataclass
 class ShellTail:
-    """What to ask the shell next, and what its answers mean.
+    """The client side of the shell protocol: sends commands and converts the answers into frames.
 
     Attributes:
-        request: as for the far side in Python (`dtslurm.worker.logtail.files.Request`).
-        draining: the next look that finds nothing new is the last.
+        request: the same request as for the Python log follower (`dtslurm.worker.logtail.files.Request`).
+        draining: end after the next poll that finds no new bytes.
     """
 
     request: Mapping[str, Any]
     draining: bool = False
     ended: bool = False
     _files: dict[str, _TailedFile] = field(default_factory=dict)
-    _asked: deque[tuple[str, _TailedFile | None]] = field(default_factory=deque)
-    _answer: list[bytes] = field(default_factory=list)
-    _parts: list[bytes] = field(default_factory=list)  # of a line
-    _size: int = 0  # of the answer that comes
-    _first: dict[str, int] = field(default_factory=dict)
+    _pending: deque[tuple[str, _TailedFile | None]] = field(default_factory=deque)
+    _answer_lines: list[bytes] = field(default_factory=list)
+    _parts: list[bytes] = field(default_factory=list)  # of an incomplete line
+    _answer_size: int = 0  # bytes of the current answer
+    _first_attempts: dict[str, int] = field(default_factory=dict)
     _started: bool = False
-    _last_look: bool = False
+    _last_poll: bool = False
     _too_many: bool = False
     _refused: set[str] = field(default_factory=set)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is asked."""
-        return not self._asked
+        """Whether no command is waiting for an answer."""
+        return not self._pending
 
     def look(self) -> bytes:
-        """Return the question with which every look begins."""
-        self._last_look = self.draining
-        self._asked.append(("list", None))
+        """Return the command that starts a poll."""
+        self._last_poll = self.draining
+        self._pending.append(("list", None))
         return b"list 0 0 .\n"
 
     def feed(self, data: bytes) -> Iterator[Frame | bytes]:
-        """Take what the shell wrote; yield frames, and further questions to send.
+        """Process output of the shell; yield frames, and commands (bytes) to send.
 
         Raises:
-            TransportError: these are no answers.
+            TransportError: the output is not a valid answer.
         """
-        self._size += len(data)
-        if self._size > _LARGEST_ANSWER:
+        self._answer_size += len(data)
+        if self._answer_size > _LARGEST_ANSWER:
             raise nonsense(f"an answer of more than {_LARGEST_ANSWER >> 20} MiB")
         self._parts.append(data)
         if b"\n" not in data:
@@ -104,81 +105,81 @@ class ShellTail:
         self._parts = [rest]
         for line in lines:
             if line != b".":
-                self._answer.append(line)
+                self._answer_lines.append(line)
                 continue
-            if not self._asked:
+            if not self._pending:
                 raise nonsense("an answer that nobody asked for")
-            answer, self._answer, self._size = self._answer, [], 0
-            question, file = self._asked.popleft()
+            answer, self._answer_lines, self._answer_size = self._answer_lines, [], 0
+            command, file = self._pending.popleft()
             if file is None:
-                yield from self._listed(answer)
-            elif question == "last":
-                file.offset = max(0, file.size - _number(answer))
+                yield from self._handle_list(answer)
+            elif command == "last":
+                file.offset = max(0, file.size - _parse_count(answer))
                 yield file.describe("new")
             else:
-                yield from self._bytes(file, answer)
-            if not self._asked:
-                yield from self._next()
+                yield from self._handle_read(file, answer)
+            if not self._pending:
+                yield from self._continue_poll()
 
-    def _next(self) -> Iterator[Frame | bytes]:
-        questions = [
-            self._read(file) for file in self._files.values() if file.size > file.offset or file.check
+    def _continue_poll(self) -> Iterator[Frame | bytes]:
+        commands = [
+            self._read_command(file) for file in self._files.values() if file.size > file.offset or file.check
         ]
-        if questions:
-            yield b"".join(questions)
+        if commands:
+            yield b"".join(commands)
             return
         if not self._started:
             self._started = True
-            self.draining = self._last_look = self.draining or not self.request["follow"]
-            yield Frame(wire.CAUGHT_UP, 0, json.dumps({"first": self._first}).encode())
-        if self._last_look:
+            self.draining = self._last_poll = self.draining or not self.request["follow"]
+            yield Frame(wire.CAUGHT_UP, 0, json.dumps({"first": self._first_attempts}).encode())
+        if self._last_poll:
             self.ended = True
             yield Frame(wire.END, 0, b"")
 
-    def _read(self, file: _TailedFile) -> bytes:
-        self._asked.append(("read", file))
-        back = file.check[0] if file.check else 0
-        return f"read {file.offset - back} {_PIECE} {file.name}\n".encode()
+    def _read_command(self, file: _TailedFile) -> bytes:
+        self._pending.append(("read", file))
+        overlap = file.check[0] if file.check else 0
+        return f"read {file.offset - overlap} {_READ_SIZE} {file.name}\n".encode()
 
-    def _bytes(self, file: _TailedFile, answer: list[bytes]) -> Iterator[Frame]:
+    def _handle_read(self, file: _TailedFile, answer: list[bytes]) -> Iterator[Frame]:
         try:
             data = bytes.fromhex(b" ".join(answer).decode("ascii"))
         except ValueError as error:
             raise nonsense("bytes that are none") from error
         if file.check:
-            back, crc = file.check
-            same, file.check = zlib.crc32(data[:back]) == crc, None
-            if not same:
+            overlap, crc = file.check
+            matches, file.check = zlib.crc32(data[:overlap]) == crc, None
+            if not matches:
                 file.offset = 0
-            yield file.describe("resumed" if same else "replaced")
-            data = data[back:] if same else b""
+            yield file.describe("resumed" if matches else "replaced")
+            data = data[overlap:] if matches else b""
         elif not data:
-            file.size = file.offset  # it shrank meanwhile: the next look will tell
+            file.size = file.offset  # the file shrank meanwhile, which the next poll handles
         if data:
             yield Frame(wire.DATA, file.stream, wire.OFFSET.pack(file.offset) + data)
             file.offset += len(data)
             file.size = max(file.size, file.offset)
 
-    def _listed(self, answer: list[bytes]) -> Iterator[Frame | bytes]:
+    def _handle_list(self, answer: list[bytes]) -> Iterator[Frame | bytes]:
         sizes: dict[str, int] = {}
         inodes: dict[str, int] = {}
         for line in answer:
-            what, _, rest = line.decode("utf-8", "replace").partition(" ")
+            kind, _, rest = line.decode("utf-8", "replace").partition(" ")
             number, _, name = rest.partition(" ")
-            if what in {"size", "inode"} and _is_count(number) and _NAME.fullmatch(name):
-                (sizes if what == "size" else inodes)[name] = int(number)
+            if kind in {"size", "inode"} and _is_count(number) and _NAME.fullmatch(name):
+                (sizes if kind == "size" else inodes)[name] = int(number)
         if not self._started:
             self._choose_attempts(sizes)
-        questions: list[bytes] = []
-        for name in sorted(sizes, key=_order):
+        commands: list[bytes] = []
+        for name in sorted(sizes, key=_sort_key):
             inode = inodes.get(name, 0)
             file = self._files.get(name)
             if file is None:
-                file = self._new(name, inode)
+                file = self._add_file(name, inode)
                 if file is None:
                     continue
                 file.size = sizes[name]
-                yield from self._begin(file, questions)
+                yield from self._start_file(file, commands)
                 continue
             file.size = sizes[name]
             if inode != file.inode or file.size < file.offset:
@@ -189,20 +190,20 @@ class ShellTail:
             self._too_many = False
             message = f"without Python there, only {MOST_FILES} log files can be followed: choose ranks"
             yield Frame(wire.TROUBLE, 1, json.dumps({"message": message}).encode())
-        if questions:
-            yield b"".join(questions)
+        if commands:
+            yield b"".join(commands)
 
-    def _begin(self, file: _TailedFile, questions: list[bytes]) -> Iterator[Frame]:
-        known = self.request.get("positions", {}).get(file.name)
+    def _start_file(self, file: _TailedFile, questions: list[bytes]) -> Iterator[Frame]:
+        resume_position = self.request.get("positions", {}).get(file.name)
         lines = 1 if file.kind == "metrics" else self.request.get("lines")
-        if known is not None:
-            inode, offset, back, crc = known
+        if resume_position is not None:
+            inode, offset, overlap, crc = resume_position
             if inode == file.inode and file.size >= offset:
-                file.offset, file.check = offset, (back, crc)
+                file.offset, file.check = offset, (overlap, crc)
             else:
                 yield file.describe("replaced")
         elif lines is not None and not self._started and file.kind != "events":
-            self._asked.append(("last", file))
+            self._pending.append(("last", file))
             questions.append(f"last {lines} {file.size} {file.name}\n".encode())
         else:
             yield file.describe("new")
@@ -210,31 +211,31 @@ class ShellTail:
     def _choose_attempts(self, names: Mapping[str, int]) -> None:
         since = self.request.get("since")
         for name in names:
-            found = _NAME.fullmatch(name)
-            if found is None or found["attempt"] is None:
+            match = _NAME.fullmatch(name)
+            if match is None or match["attempt"] is None:
                 continue
-            task = found["task"] or ""
+            task = match["task"] or ""
             if since is not None:
-                self._first[task] = since.get(task, 0)
+                self._first_attempts[task] = since.get(task, 0)
             else:
-                self._first[task] = max(self._first.get(task, 0), int(found["attempt"]))
+                self._first_attempts[task] = max(self._first_attempts.get(task, 0), int(match["attempt"]))
 
-    def _new(self, name: str, inode: int) -> _TailedFile | None:
-        found = _NAME.fullmatch(name)
-        if found is None:
+    def _add_file(self, name: str, inode: int) -> _TailedFile | None:
+        match = _NAME.fullmatch(name)
+        if match is None:
             return None
-        if found["batch"]:
-            kind, number, attempt, task = "batch", 0, 0, found["of"]
-        elif found["events"]:
-            kind, number, attempt, task = "events", 0, 0, found["task"]
-        elif found["metrics"]:
-            kind, number, attempt, task = "metrics", 0, int(found["metrics"]), found["task"]
+        if match["batch"]:
+            kind, number, attempt, task = "batch", 0, 0, match["of"]
+        elif match["events"]:
+            kind, number, attempt, task = "events", 0, 0, match["task"]
+        elif match["metrics"]:
+            kind, number, attempt, task = "metrics", 0, int(match["metrics"]), match["task"]
         else:
             kind, number, attempt, task = (
-                found["kind"],
-                int(found["number"]),
-                int(found["attempt"]),
-                found["task"],
+                match["kind"],
+                int(match["number"]),
+                int(match["attempt"]),
+                match["task"],
             )
         request = self.request
         if (
@@ -242,7 +243,7 @@ class ShellTail:
             or (task is None) == request["array"]
             or request["task"] not in {None, task}
             or (kind == "rank" and not within(request["ranks"], number))
-            or (kind not in {"batch", "events"} and not self._wanted_attempt(task, attempt))
+            or (kind not in {"batch", "events"} and not self._is_selected_attempt(task, attempt))
         ):
             return None
         if len(self._files) >= MOST_FILES:
@@ -252,25 +253,25 @@ class ShellTail:
         file = self._files[name] = _TailedFile(len(self._files) + 1, name, kind, number, attempt, task, inode)
         return file
 
-    def _wanted_attempt(self, task: str | None, attempt: int) -> bool:
+    def _is_selected_attempt(self, task: str | None, attempt: int) -> bool:
         if self.request["attempt"] is not None:
             return bool(attempt == self.request["attempt"])
-        return attempt >= self._first.get(task or "", 0)
+        return attempt >= self._first_attempts.get(task or "", 0)
 
 
 def _is_count(number: str) -> bool:
     return number.isdecimal() and len(number) <= _LONGEST_NUMBER
 
 
-def _number(answer: list[bytes]) -> int:
+def _parse_count(answer: list[bytes]) -> int:
     number = answer[0].decode("ascii", "replace").strip() if answer else ""
     if not _is_count(number):
         raise nonsense("a size that is none")
     return int(number)
 
 
-def _order(name: str) -> list[tuple[bool, int, str]]:
-    """Order names as their numbers tell; the batch script's output first."""
+def _sort_key(name: str) -> list[tuple[bool, int, str]]:
+    """Return a sort key that orders names by their numbers, with the batch script's output first."""
     words = re.split(r"(\d+)", name)
     return [(not name.startswith("logs/batch"), 0, "")] + [
         (True, int(word), "") if word.isdigit() else (False, 0, word) for word in words

@@ -1,4 +1,4 @@
-"""When a line was written, by the time that stands in it."""
+"""Parse the times in log lines, and the times that users give as options."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ _ISO = re.compile(
     r"\b(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?\s?(Z|[+-]\d\d:?\d\d)?(?![\d:])"
 )
 _GLOG = re.compile(r"(?:^|\[)[IWEF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})\b")
-_WITHIN = 120  # characters of a line in which its time stands
-_AGO = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_SEARCHED_LENGTH = 120  # characters at the start of a line that are searched for a time
+_DURATION_AGO = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
+_SECONDS_PER_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def written_at(text: str, now: float, offset: int) -> float | None:
-    """Return the time in a line as seconds since the epoch, None if there is none.
+    """Return the time in a log line as seconds since the epoch, None if the line has no time.
 
     Args:
-        now: seconds since the epoch; gives the year to times without one.
-        offset: seconds east of UTC of the clock that wrote times without a zone.
+        now: seconds since the epoch; provides the year of times without a year.
+        offset: the time zone of times without a zone, in seconds east of UTC.
     """
     try:
-        return _written_at(text[:_WITHIN], now, offset)
-    except (ValueError, OverflowError):  # it looks like a time and is none: month 13, 99 hours east
+        return _parse_line_time(text[:_SEARCHED_LENGTH], now, offset)
+    except (ValueError, OverflowError):  # an invalid time, such as month 13 or a zone 99 hours east
         return None
 
 
-def _written_at(start: str, now: float, offset: int) -> float | None:
-    if found := _ISO.search(start):
-        year, month, day, hour, minute, second = (int(found[index]) for index in range(1, 7))
-        zone = _zone(found[8], offset)
-        fraction = float(f"0.{found[7]}") if found[7] else 0.0
-    elif found := _GLOG.search(start):
-        month, day, hour, minute, second = (int(found[index]) for index in range(1, 6))
+def _parse_line_time(start: str, now: float, offset: int) -> float | None:
+    if match := _ISO.search(start):
+        year, month, day, hour, minute, second = (int(match[index]) for index in range(1, 7))
+        zone = _parse_zone(match[8], offset)
+        fraction = float(f"0.{match[7]}") if match[7] else 0.0
+    elif match := _GLOG.search(start):
+        month, day, hour, minute, second = (int(match[index]) for index in range(1, 6))
         zone = timezone(timedelta(seconds=offset))
         year = datetime.fromtimestamp(now, zone).year
-        fraction = float(f"0.{found[6]}")
+        fraction = float(f"0.{match[6]}")
     else:
         return None
     time = datetime(year, month, day, hour, minute, second, tzinfo=zone).timestamp() + fraction
-    return time if found.re is _ISO or time < now + 86400 * 2 else time - 365.25 * 86400
+    return time if match.re is _ISO or time < now + 86400 * 2 else time - 365.25 * 86400
 
 
-def _zone(text: str | None, offset: int) -> timezone:
+def _parse_zone(text: str | None, offset: int) -> timezone:
     if text is None:
         return timezone(timedelta(seconds=offset))
     if text == "Z":
@@ -54,17 +54,20 @@ def _zone(text: str | None, offset: int) -> timezone:
 
 
 def point_in_time(text: str, now: float, offset: int) -> float:
-    """Return what is meant by ``10m`` (ago), ``14:05``, ``2026-11-21 14:05`` or ``2026-11-21T14:05:09Z``.
+    """Parse ``10m`` (ago), ``14:05``, ``2026-11-21 14:05`` or ``2026-11-21T14:05:09Z``.
+
+    Returns:
+        Seconds since the epoch.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: ``text`` has none of these forms.
     """
-    if found := _AGO.fullmatch(text.strip()):
-        return now - float(found[1]) * _SECONDS[found[2]]
+    if match := _DURATION_AGO.fullmatch(text.strip()):
+        return now - float(match[1]) * _SECONDS_PER_UNIT[match[2]]
     zone = timezone(timedelta(seconds=offset))
     today = datetime.fromtimestamp(now, zone)
-    if found := re.fullmatch(r"(\d?\d):(\d\d)(?::(\d\d))?", text.strip()):
-        hour, minute, second = int(found[1]), int(found[2]), int(found[3] or 0)
+    if match := re.fullmatch(r"(\d?\d):(\d\d)(?::(\d\d))?", text.strip()):
+        hour, minute, second = int(match[1]), int(match[2]), int(match[3] or 0)
         return today.replace(hour=hour, minute=minute, second=second, microsecond=0).timestamp()
     time = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
     return (time if time.tzinfo else time.replace(tzinfo=zone)).timestamp()

@@ -1,1 +1,1 @@
-"""Frozen values that every layer shares. Standard library only."""
+"""Immutable values that all layers share. This package uses only the standard library."""

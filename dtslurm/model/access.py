@@ -1,4 +1,4 @@
-"""How a cluster is reached and asked: all that most commands need of its profile."""
+"""The connection settings of a cluster, the only part of its profile that most commands need."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dtslurm.model.values import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """A few values of a `ClusterProfile`, which has many more than a look at one's jobs needs.
+    """The connection settings of a `ClusterProfile`, sufficient to list one's jobs.
 
     Attributes:
         name: the profile's name.

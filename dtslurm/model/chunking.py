@@ -1,4 +1,4 @@
-"""Long work in pieces, for who shares the interpreter with a screen."""
+"""Iteration in chunks, so that long work does not block a user interface in the same interpreter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 def chunked(items: Iterable[_T], rest: Rest | None) -> Iterator[_T]:
-    """Yield the items; between some hundred of them, call ``rest``, which lets others have a turn."""
+    """Yield the items, and call ``rest`` after every `PIECE` items to let other work run."""
     for number, item in enumerate(items, 1):
         yield item
         if rest is not None and number % PIECE == 0:

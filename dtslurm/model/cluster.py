@@ -1,7 +1,7 @@
-"""What a cluster is: the values a profile in ``cluster_profiles/`` holds.
+"""Cluster profiles: the values that the files in ``cluster_profiles/`` hold.
 
-Units: memory in Slurm's notation (MiB inside), rates in Gb/s, bandwidth in GB/s, times in seconds.
-Unknown things are absent (None or empty), never guessed.
+Units: memory in Slurm's notation (internally MiB), rates in Gb/s, bandwidth in GB/s, times in seconds.
+Unknown values are absent (None or empty), never guessed.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class NodeType:
 
     @property
     def schedulable_cpus(self) -> int | None:
-        """CPUs as Slurm counts them on such a node: ``cpus`` if given, else usable cores times threads."""
+        """CPUs of such a node as Slurm counts them: ``cpus`` if given, else usable cores times threads."""
         if self.cpus is not None:
             return self.cpus
         cores = self.usable_cores
@@ -197,7 +197,7 @@ class NodeType:
 
     @property
     def gpu_count(self) -> int:
-        """GPUs of such a node, 0 if it has none."""
+        """The number of GPUs of such a node, 0 if it has none."""
         return self.gpus.count if self.gpus else 0
 
 
@@ -326,7 +326,7 @@ class ClusterProfile:
 
     @property
     def access(self) -> Access:
-        """How the cluster is reached and asked."""
+        """How dtslurm reaches and queries the cluster."""
         return Access(
             name=self.name,
             scheduler=self.scheduler,
@@ -341,10 +341,10 @@ class ClusterProfile:
     @property
     def usual_node_type(self) -> str | None:
         """The name of the default node type, else of the only one."""
-        only = next(iter(self.node_types)) if len(self.node_types) == 1 else None
-        return self.default_node_type or only
+        only_type = next(iter(self.node_types)) if len(self.node_types) == 1 else None
+        return self.default_node_type or only_type
 
     def node_type(self, name: str | None) -> NodeType | None:
-        """Return the node type of that name, without one the usual one; see `destination` for a job's."""
+        """Return the node type of a name, by default the usual type; see `destination` for a job's type."""
         name = name or self.usual_node_type
         return self.node_types.get(name) if name else None

@@ -1,5 +1,5 @@
-"""Exit codes that mean the same wherever dtslurm sees them."""
+"""Exit codes with the same meaning everywhere in dtslurm."""
 
 from __future__ import annotations
 
-WANTS_REQUEUE = 85  # saved, and wants another start; the worker's watching.py and dtslurm.train say it too
+WANTS_REQUEUE = 85  # training has saved and requests another attempt; also defined in worker/ and train/

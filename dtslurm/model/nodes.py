@@ -1,4 +1,4 @@
-"""What is remembered of nodes: who found one bad, when and why, and until when that holds."""
+"""The bad-node list: notes on who found a node bad, when and why, and until when the note is valid."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from dataclasses import asdict
 from dtslurm.model.values import dataclass
 
 NODE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
-LONGEST_S = 90 * 86400.0  # no note holds longer: nodes are repaired
-_LONGEST_TEXT = 300
-_AHEAD_S = 3600.0  # clocks differ
+LONGEST_S = 90 * 86400.0  # the longest validity of a note, since nodes get repaired
+_MAX_TEXT_LENGTH = 300
+_MAX_CLOCK_SKEW_S = 3600.0  # clocks of machines differ
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeNote:
-    """One note on a node.
+    """A note on a node.
 
     Attributes:
-        evidence: what showed it, such as a line of a log.
-        job: the job that it was seen in, if any.
-        by: who noted it.
+        evidence: the evidence for the reason, such as a line of a log.
+        job: the job that showed it, if any.
+        by: who wrote the note.
         when, expires: seconds since the epoch.
-        removed: nothing that was noted before is said against the node any more.
+        removed: whether this note revokes all earlier notes on the node.
     """
 
     node: str
@@ -41,7 +41,7 @@ class NodeNote:
 
 @dataclass(frozen=True, kw_only=True)
 class ListedNode:
-    """A node as the scheduler lists it; ``usable`` unless it is down, drained or does not answer."""
+    """A node in the scheduler's list; ``usable`` unless it is down, drained or not responding."""
 
     name: str
     usable: bool
@@ -49,16 +49,16 @@ class ListedNode:
 
 
 def line(note: NodeNote) -> str:
-    """Return a note as a line of a file."""
+    """Return a note as a line of the bad-node file."""
     return json.dumps({"schema": 1, **asdict(note)})
 
 
 def read(lines: Iterable[str], now: float) -> list[NodeNote]:
-    """Return the notes in a file that others may write, too: what makes no sense is left out."""
-    return [note for text in lines if (note := _note(text, now)) is not None]
+    """Return the valid notes in the lines of a file that others may also write, ignoring other lines."""
+    return [note for text in lines if (note := _parse_note(text, now)) is not None]
 
 
-def _note(text: str, now: float) -> NodeNote | None:
+def _parse_note(text: str, now: float) -> NodeNote | None:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
@@ -68,12 +68,12 @@ def _note(text: str, now: float) -> NodeNote | None:
     when, expires = values.get("when"), values.get("expires")
     if not isinstance(when, int | float) or not isinstance(expires, int | float):
         return None
-    if not math.isfinite(when) or not math.isfinite(expires) or when > now + _AHEAD_S:
+    if not math.isfinite(when) or not math.isfinite(expires) or when > now + _MAX_CLOCK_SKEW_S:
         return None
-    words = {key: plain(values.get(key)) for key in ("cluster", "reason", "evidence", "job", "by")}
+    texts = {key: plain(values.get(key)) for key in ("cluster", "reason", "evidence", "job", "by")}
     return NodeNote(
         node=values["node"],
-        **words,
+        **texts,
         when=float(when),
         expires=min(float(expires), when + LONGEST_S),
         removed=values.get("removed") is True,
@@ -81,39 +81,42 @@ def _note(text: str, now: float) -> NodeNote | None:
 
 
 def plain(value: object) -> str:
-    """Return text as one printable line of a bearable length."""
-    text = "".join(one if one.isprintable() else " " for one in str(value or "")[: 2 * _LONGEST_TEXT])
-    return " ".join(text.split())[:_LONGEST_TEXT]
+    """Return a value as one line of printable text, at most 300 characters long."""
+    text = "".join(
+        character if character.isprintable() else " "
+        for character in str(value or "")[: 2 * _MAX_TEXT_LENGTH]
+    )
+    return " ".join(text.split())[:_MAX_TEXT_LENGTH]
 
 
 def current(notes: Sequence[NodeNote], now: float) -> list[NodeNote]:
-    """Return the newest note on each node that holds now, by node."""
-    found: dict[str, NodeNote] = {}
+    """Return the newest valid note on each node, sorted by node."""
+    newest: dict[str, NodeNote] = {}
     for note in sorted(notes, key=lambda one: one.when):
         if note.removed:
-            found.pop(note.node, None)
+            newest.pop(note.node, None)
         elif note.expires > now:
-            found[note.node] = note
-    return [found[name] for name in sorted(found)]
+            newest[note.node] = note
+    return [newest[name] for name in sorted(newest)]
 
 
 def fitting(
     notes: Sequence[NodeNote], listed: Sequence[ListedNode], needed: int
 ) -> tuple[list[NodeNote], list[NodeNote]]:
-    """Return (notes on nodes to leave out, notes on nodes that a job of ``needed`` nodes cannot do without).
+    """Return (notes on nodes to exclude, notes on nodes that a job of ``needed`` nodes cannot do without).
 
-    The newest notes go first. Nodes that the scheduler does not list are no matter.
+    The newest notes take precedence. Nodes that the scheduler does not list are ignored.
     """
     usable = {node.name for node in listed if node.usable}
     names = {node.name for node in listed}
-    out: list[NodeNote] = []
-    kept: list[NodeNote] = []
-    left = len(usable)
-    for note in sorted((one for one in notes if one.node in names), key=lambda one: -one.when):
-        costs = 1 if note.node in usable else 0
-        if (left - costs < needed and costs) or len(names) - len(out) <= needed:
-            kept.append(note)
+    excluded: list[NodeNote] = []
+    needed_notes: list[NodeNote] = []
+    usable_left = len(usable)
+    for note in sorted((note for note in notes if note.node in names), key=lambda one: -one.when):
+        cost = 1 if note.node in usable else 0
+        if (usable_left - cost < needed and cost) or len(names) - len(excluded) <= needed:
+            needed_notes.append(note)
         else:
-            out.append(note)
-            left -= costs
-    return sorted(out, key=lambda one: one.node), sorted(kept, key=lambda one: one.node)
+            excluded.append(note)
+            usable_left -= cost
+    return sorted(excluded, key=lambda one: one.node), sorted(needed_notes, key=lambda one: one.node)

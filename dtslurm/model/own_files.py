@@ -1,4 +1,4 @@
-"""Folders and files that are the user's alone, whatever the umask: caches, state and copies of runs."""
+"""Folders and files that only the user can write, whatever the umask: caches, state and copies of runs."""
 
 from __future__ import annotations
 
@@ -12,60 +12,60 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def make_folders(folder: Path) -> None:
-    """Make a folder and those above it that are not there yet, each 0700.
+    """Create a folder and its missing parents, each with mode 0700.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: a folder cannot be created.
     """
     missing = []
-    place = folder
-    while not place.exists():
-        missing.append(place)
-        place = place.parent
-    for made in reversed(missing):
-        with contextlib.suppress(FileExistsError):  # another process was faster
-            made.mkdir(mode=0o700)
+    ancestor = folder
+    while not ancestor.exists():
+        missing.append(ancestor)
+        ancestor = ancestor.parent
+    for path in reversed(missing):
+        with contextlib.suppress(FileExistsError):  # another process created it first
+            path.mkdir(mode=0o700)
 
 
 def make_own_folder(folder: Path) -> None:
-    """Make a folder and those above it that are not there yet, each 0700; close one of the user's to others.
+    """Create a folder and its missing parents with mode 0700; make an existing one unwritable for others.
 
     Raises:
-        PermissionError: it belongs to somebody else.
-        OSError: it cannot be made.
+        PermissionError: the folder belongs to another user.
+        OSError: the folder cannot be created.
     """
     make_folders(folder)
-    found = folder.stat()
-    if found.st_uid != os.geteuid():
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
         raise PermissionError(errno.EPERM, "this folder belongs to another user", str(folder))
-    if found.st_mode & _OTHERS_WRITE:
-        folder.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS_WRITE)
+    if status.st_mode & _OTHERS_WRITE:
+        folder.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS_WRITE)
 
 
 def check_own_file(path: Path) -> None:
-    """See that nobody else can have written a file, if it is there.
+    """Check that no other user can have written a file, if the file exists.
 
     Raises:
-        PermissionError: it belongs to somebody else, or others may write to it.
+        PermissionError: the file belongs to another user, or others may write to it.
     """
     with contextlib.suppress(FileNotFoundError):
-        _check(path.lstat(), path)
+        _check_status(path.lstat(), path)
 
 
 def read_own_file(path: Path) -> bytes:
-    """Return the content of a file that nobody else can have written.
+    """Return the content of a file that no other user can have written.
 
     Raises:
-        PermissionError: it belongs to somebody else, or others may write to it.
-        OSError: it cannot be read, or is none.
+        PermissionError: the file belongs to another user, or others may write to it.
+        OSError: the file cannot be read, or is no regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
-        _check(os.fstat(descriptor), path)
+        _check_status(os.fstat(descriptor), path)
         return file.read()
 
 
-def _check(found: os.stat_result, path: Path) -> None:
+def _check_status(found: os.stat_result, path: Path) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "this is no regular file", str(path))
     if found.st_uid != os.geteuid() or found.st_mode & _OTHERS_WRITE:

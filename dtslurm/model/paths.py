@@ -1,4 +1,4 @@
-"""Paths as users write them."""
+"""Expansion of paths that users write."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from dtslurm.errors import RequestInvalid
 
 
 def expanded(text: str | os.PathLike[str], home: str = "") -> Path:
-    """Return a path with ``~`` and ``~USER`` at its beginning filled in, if there is such a user.
+    """Return a path with a leading ``~`` or ``~USER`` expanded, if there is such a user.
 
     Args:
-        home: what ``~`` alone means; by default the home of who runs this process.
+        home: the expansion of ``~`` alone; by default the home folder of the user who runs this process.
     """
     written = os.fspath(text)
     if home and (written == "~" or written.startswith("~/")):
         return Path(home + written[1:])
-    return Path(os.path.expanduser(written))  # noqa: PTH111 (that of Path raises for users that there are not)
+    return Path(os.path.expanduser(written))  # noqa: PTH111 (Path.expanduser raises for unknown users)
 
 
 def here() -> Path:
-    """Return the folder the user stands in.
+    """Return the user's working directory.
 
     Raises:
-        RequestInvalid: it is gone: removed, or on a file system that does not answer for it any more.
+        RequestInvalid: the directory was removed, or its file system no longer responds.
     """
     try:
         return Path.cwd()

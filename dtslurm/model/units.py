@@ -1,4 +1,4 @@
-"""Time limits and memory sizes in Slurm's own notations, and numbers of things in words."""
+"""Time limits and memory sizes in Slurm's notations, durations, and counts in words."""
 
 from __future__ import annotations
 
@@ -8,51 +8,51 @@ import time
 from dtslurm.model.values import dataclass
 
 LARGEST_SKEW_S = 300.0  # munge rejects credentials of hosts whose clocks differ by more (its TTL)
-_SLURM_TIME = re.compile(  # [0-9]: other scripts' digits are no digits to Slurm
+_SLURM_TIME = re.compile(  # [0-9]: \d would accept Unicode digits, Slurm does not
     r"(?:(?P<days>[0-9]+)-(?P<day_hours>[0-9]+)(?::(?P<day_minutes>[0-9]+)(?::(?P<day_seconds>[0-9]+))?)?)"
     r"|(?:(?P<hours>[0-9]+):(?P<hour_minutes>[0-9]+):(?P<hour_seconds>[0-9]+))"
     r"|(?:(?P<minutes>[0-9]+)(?::(?P<minute_seconds>[0-9]+))?)"
 )
-_SPOKEN_TIME = re.compile(r"(?=[0-9])(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?", re.IGNORECASE)
+_UNIT_TIME = re.compile(r"(?=[0-9])(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?", re.IGNORECASE)
 _MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([KMGTP])(?:i?B)?)?", re.IGNORECASE)
 _MIB_PER_UNIT = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
-_SPAN = re.compile(r"([0-9]{1,4})([hdw])")
-_SPAN_SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
+_RELATIVE_TIME = re.compile(r"([0-9]{1,4})([hdw])")
+_SECONDS_PER_UNIT = {"h": 3600, "d": 86400, "w": 7 * 86400}
 _UNLIMITED = {"unlimited", "infinite", "-1"}
 
 
 @dataclass(frozen=True, order=True)
 class Walltime:
-    """A time limit in whole seconds, always positive; "no limit" is None where a limit is optional."""
+    """A time limit in whole seconds, always positive. An optional limit that is None means no limit."""
 
     seconds: int
 
     @classmethod
     def parse(cls, text: str) -> Walltime:
-        """Read Slurm's notations (``MM``, ``MM:SS``, ``HH:MM:SS``, ``D-HH[:MM[:SS]]``) or ``2d3h30m``.
+        """Parse Slurm's notations (``MM``, ``MM:SS``, ``HH:MM:SS``, ``D-HH[:MM[:SS]]``) or ``2d3h30m``.
 
         Raises:
             ValueError: the text is in neither notation, or is zero or negative.
         """
         text = text.strip()
-        found = _SLURM_TIME.fullmatch(text)
-        if found:
-            part = {name: int(value) for name, value in found.groupdict(default="0").items()}
+        match = _SLURM_TIME.fullmatch(text)
+        if match:
+            fields = {name: int(value) for name, value in match.groupdict(default="0").items()}
             seconds = (
-                part["days"] * 86400
-                + (part["day_hours"] + part["hours"]) * 3600
-                + (part["day_minutes"] + part["hour_minutes"] + part["minutes"]) * 60
-                + part["day_seconds"]
-                + part["hour_seconds"]
-                + part["minute_seconds"]
+                fields["days"] * 86400
+                + (fields["day_hours"] + fields["hours"]) * 3600
+                + (fields["day_minutes"] + fields["hour_minutes"] + fields["minutes"]) * 60
+                + fields["day_seconds"]
+                + fields["hour_seconds"]
+                + fields["minute_seconds"]
             )
         else:
-            spoken = _SPOKEN_TIME.fullmatch(text)
-            if not spoken:
+            unit_match = _UNIT_TIME.fullmatch(text)
+            if not unit_match:
                 raise ValueError(
                     f"{text!r} is not a duration; write minutes, HH:MM:SS, D-HH:MM:SS or a form like 2h30m"
                 )
-            days, hours, minutes, secs = (int(value or 0) for value in spoken.groups())
+            days, hours, minutes, secs = (int(value or 0) for value in unit_match.groups())
             seconds = days * 86400 + hours * 3600 + minutes * 60 + secs
         if seconds <= 0:
             raise ValueError(f"{text!r} is no time at all; it must be more than 0")
@@ -60,7 +60,7 @@ class Walltime:
 
     @classmethod
     def parse_limit(cls, text: str) -> Walltime | None:
-        """Read a limit as Slurm prints it, where ``UNLIMITED`` and ``INFINITE`` mean None."""
+        """Parse a limit as Slurm prints it; ``UNLIMITED`` and ``INFINITE`` give None."""
         return None if text.strip().lower() in _UNLIMITED else cls.parse(text)
 
     def __str__(self) -> str:
@@ -80,15 +80,15 @@ class Memory:
 
     @classmethod
     def parse(cls, text: str) -> Memory:
-        """Read ``480G``, ``494000M``, ``1.5T`` or a bare number of MiB, as Slurm does (powers of 1024).
+        """Parse ``480G``, ``494000M``, ``1.5T`` or a plain number of MiB, as Slurm does (powers of 1024).
 
         Raises:
             ValueError: the text is not a size.
         """
-        found = _MEMORY.fullmatch(text.strip())
-        if not found:
+        match = _MEMORY.fullmatch(text.strip())
+        if not match:
             raise ValueError(f"{text!r} is not a memory size; write for example 64G, 512000M or 1.5T")
-        amount, unit = float(found[1]), (found[2] or "M").upper()
+        amount, unit = float(match[1]), (match[2] or "M").upper()
         mib = amount * _MIB_PER_UNIT[unit]
         return cls(int(mib) if mib == 0 else max(1, round(mib)))
 
@@ -109,7 +109,7 @@ class Memory:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a span as people read it: ``45s``, ``12m03s``, ``3h07m``, ``2d04h``; ``-`` if unknown."""
+    """Return a duration for people: ``45s``, ``12m03s``, ``3h07m``, ``2d04h``; ``-`` for None."""
     if seconds is None:
         return "-"
     whole = max(0, int(seconds))
@@ -124,20 +124,20 @@ def duration(seconds: float | None) -> str:
 
 
 def moment_before(text: str, now: float) -> float:
-    """Return the moment that a text names: ``12h``, ``2d`` or ``8w`` before ``now``, or a date, 2026-01-31.
+    """Return the time that a text names: ``12h``, ``2d`` or ``8w`` before ``now``, or a date, 2026-01-31.
 
     Args:
         now: seconds since the epoch.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the text is neither.
     """
-    span = _SPAN.fullmatch(text)
-    if span is not None:
-        return now - int(span[1]) * _SPAN_SECONDS[span[2]]
+    match = _RELATIVE_TIME.fullmatch(text)
+    if match is not None:
+        return now - int(match[1]) * _SECONDS_PER_UNIT[match[2]]
     return time.mktime(time.strptime(text, "%Y-%m-%d"))
 
 
 def pluralize(number: int, what: str) -> str:
-    """Return ``1 node``, ``1,000 nodes``."""
+    """Return a count with its noun, such as ``1 node`` or ``1,000 nodes``."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"

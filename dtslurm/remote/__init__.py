@@ -1,1 +1,1 @@
-"""Python programs on a login node: how they are sent, and what they answer, checked."""
+"""Run Python programs on a login node, and check their answers."""

@@ -1,7 +1,7 @@
-"""Decoding of what a login node sends: JSON objects of limited size and depth, and fields of checked types.
+"""Decode the answers of a login node: JSON objects of limited size and depth, with fields of checked types.
 
-A login node may be compromised, so an answer is data from a stranger. Whatever is wrong with an answer gives
-one `InvalidAnswer`.
+A login node may be compromised, so its answers are untrusted data. Every defect of an answer raises
+`InvalidAnswer`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any, TypeVar
 
 from dtslurm.errors import TransportError
 
-LARGEST = 1 << 24  # bytes of JSON; in memory the values of an answer take up to thirty times as much
+LARGEST = 1 << 24  # bytes of JSON; the decoded values take up to thirty times as much memory
 DEEPEST = 64
-LARGEST_NUMBER = 1 << 62  # of bytes in a file, of nanoseconds since the epoch
+LARGEST_NUMBER = 1 << 62  # bytes in a file, or nanoseconds since the epoch
 _LONGEST_PATH = 4096
-_SHOWN = 200
+_EVIDENCE_LENGTH = 200
 
 _Result = TypeVar("_Result")
 
 
 class InvalidAnswer(TransportError):
-    """A login node sent an answer that breaks the protocol; another try would not help."""
+    """A login node's answer violates the protocol; a retry would not help."""
 
     transient = False
 
@@ -33,14 +33,14 @@ def parse_object(data: bytes | str, sender: str) -> dict[str, Any]:
     """Return the JSON object in ``data``.
 
     Args:
-        sender: the program that sent the data, in words for an error message.
+        sender: the program that sent the data, for the error message.
 
     Raises:
         InvalidAnswer: the data is too large, nested too deeply, or not a JSON object.
     """
     value = parse_json(data, sender)
     if not isinstance(value, dict):
-        raise invalid(sender, "JSON that is not an object", repr(data[:_SHOWN]))
+        raise invalid(sender, "JSON that is not an object", repr(data[:_EVIDENCE_LENGTH]))
     return value
 
 
@@ -51,17 +51,17 @@ def parse_json(data: bytes | str, sender: str) -> Any:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise invalid(sender, "text that is not JSON", repr(data[:_SHOWN])) from error
+        raise invalid(sender, "text that is not JSON", repr(data[:_EVIDENCE_LENGTH])) from error
     if _is_deep(value):
         raise invalid(sender, f"JSON that is nested more than {DEEPEST} levels deep")
     return value
 
 
 def unpack(data: bytes, sender: str, *, limit: int = LARGEST) -> bytes:
-    """Return what zlib packed into ``data``.
+    """Return the decompressed content of zlib ``data``.
 
     Raises:
-        InvalidAnswer: the data is damaged, or larger than ``limit`` once it is unpacked.
+        InvalidAnswer: the data is damaged, or larger than ``limit`` bytes after decompression.
     """
     unpacker = zlib.decompressobj()
     try:
@@ -78,31 +78,31 @@ def unpack(data: bytes, sender: str, *, limit: int = LARGEST) -> bytes:
 def read_whole(
     values: Mapping[str, Any], key: str, sender: str, *, least: int = 0, most: int = LARGEST_NUMBER
 ) -> int:
-    """Return the whole number at ``key``, from ``least`` to ``most``.
+    """Return the integer at ``key``, from ``least`` to ``most``.
 
     Raises:
-        InvalidAnswer: the value is missing, of another type (a boolean too), or out of range.
+        InvalidAnswer: the value is missing, of another type (also a boolean), or out of range.
     """
     value = values.get(key)
     if type(value) is not int or not least <= value <= most:
-        raise invalid(sender, f"{key} that is not a whole number in range", repr(value)[:_SHOWN])
+        raise invalid(sender, f"{key} that is not a whole number in range", repr(value)[:_EVIDENCE_LENGTH])
     return value
 
 
 def read_text(values: Mapping[str, Any], key: str, sender: str) -> str:
-    """Return the text at ``key``.
+    """Return the string at ``key``.
 
     Raises:
         InvalidAnswer: the value is missing or of another type.
     """
     value = values.get(key)
     if not isinstance(value, str):
-        raise invalid(sender, f"{key} that is not a text", repr(value)[:_SHOWN])
+        raise invalid(sender, f"{key} that is not a text", repr(value)[:_EVIDENCE_LENGTH])
     return value
 
 
 def read_path(values: Mapping[str, Any], key: str, sender: str) -> str:
-    """Return the path at ``key``: a plain one of a file below a folder.
+    """Return the path at ``key``: a relative path of a file below a folder.
 
     Raises:
         InvalidAnswer: the path is absolute, contains ``..``, ``.``, an empty name or NUL, is longer than
@@ -110,15 +110,15 @@ def read_path(values: Mapping[str, Any], key: str, sender: str) -> str:
     """
     path = read_text(values, key, sender)
     if not is_plain_path(path):
-        raise invalid(sender, "a file for another place", repr(path[:_SHOWN]))
+        raise invalid(sender, "a file for another place", repr(path[:_EVIDENCE_LENGTH]))
     return path
 
 
 def is_plain_path(path: str) -> bool:
-    """Whether a path is a plain one of a file below a folder; see `read_path`."""
+    """Whether a path is a normalized relative path of a file below a folder; see `read_path`."""
     try:
         names = os.fsencode(path).split(b"/")
-    except UnicodeEncodeError:  # a surrogate that stands for no byte
+    except UnicodeEncodeError:  # a surrogate that encodes no byte
         return False
     return (
         len(path) <= _LONGEST_PATH
@@ -128,21 +128,21 @@ def is_plain_path(path: str) -> bool:
 
 
 def interpret(answer: Any, read: Callable[[Any], _Result], sender: str) -> _Result:
-    """Return what ``read`` makes of an answer.
+    """Return the value of ``read(answer)``.
 
     Raises:
-        InvalidAnswer: ``read`` fails, since the answer lacks a value or has one of another type.
+        InvalidAnswer: ``read`` failed, because the answer lacks a value or has one of another type.
     """
     try:
         return read(answer)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise invalid(
-            sender, "an answer that lacks values or has wrong ones", repr(error)[:_SHOWN]
+            sender, "an answer that lacks values or has wrong ones", repr(error)[:_EVIDENCE_LENGTH]
         ) from error
 
 
 def invalid(sender: str, problem: str, evidence: str = "", *, hint: str = "") -> InvalidAnswer:
-    """Return the error for an answer of ``sender`` with this problem."""
+    """Return the error for a defective answer of ``sender``."""
     return InvalidAnswer(
         f"{sender} sent {problem}",
         evidence=[evidence] if evidence else [],
@@ -151,15 +151,20 @@ def invalid(sender: str, problem: str, evidence: str = "", *, hint: str = "") ->
 
 
 def _is_deep(value: Any) -> bool:
-    level = [value]
+    containers = [value]
     for _ in range(DEEPEST):
-        level = [item for container in level for item in _items(container) if isinstance(item, (dict, list))]
-        if not level:
+        containers = [
+            value_below
+            for container in containers
+            for value_below in _child_values(container)
+            if isinstance(value_below, (dict, list))
+        ]
+        if not containers:
             return False
     return True
 
 
-def _items(value: Any) -> Iterable[Any]:
+def _child_values(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()

@@ -1,4 +1,4 @@
-"""Runs `dtslurm.worker` on the far side: for one request, or kept running for those that follow."""
+"""Runs `dtslurm.worker` on the login node, once or as a persistent process for several requests."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dtslurm.remote import answers
 from dtslurm.remote.worker_program import BOOT, worker_source
 from dtslurm.transport.base import Stream, Transport
 
-# What a kept worker may be sent: more would lie in memory here until it is taken.
+# The largest request for a persistent worker, because the request is buffered in memory here.
 MOST_KEPT = 1 << 22
-_FRESH_S = 5.0  # one that was silent for longer is asked whether it lives before it is sent anything
+_FRESH_S = 5.0  # a worker without an answer for longer is pinged before it gets a request
 _PING_S = 10.0
 _PING = struct.pack(">I", 0)
 _GOODBYE_S = 2.0
@@ -35,30 +35,30 @@ def ask_worker(
     timeout: float,
     env: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Run modules of `dtslurm.worker` on the far side, with ``parts`` as their input; return the answer.
+    """Run modules of `dtslurm.worker` on the login node, with ``parts`` as their input; return the answer.
 
-    Nothing of them stays there. What a login shell prints around the answer is passed over.
+    No file of them remains there. Output of the login shell around the answer is ignored.
 
     Raises:
-        CommandNotFound: there is no such ``python``.
-        TransportError: no answer came; what happened is unknown.
+        CommandNotFound: there is no program ``python``.
+        TransportError: there was no answer; the effect is unknown.
     """
     source, mark = worker_source(*modules), _mark()
     argv = [python, "-I", "-S", "-c", BOOT, str(len(source)), mark]
-    done = transport.run(argv, stdin=itertools.chain([source], parts), timeout=timeout, env=env)
-    answer = _answer(done.stdout, mark)
+    completed = transport.run(argv, stdin=itertools.chain([source], parts), timeout=timeout, env=env)
+    answer = _answer(completed.stdout, mark)
     if answer is not None:
         return answer
-    if done.code == 127:
-        raise _no_python(transport, python, done.stderr.splitlines()[-5:])
+    if completed.code == 127:
+        raise _no_python_error(transport, python, completed.stderr.splitlines()[-5:])
     raise TransportError(
-        f"the far side ended with code {done.code} before it answered; what it did is unknown",
-        evidence=done.stderr.splitlines()[-20:],
+        f"the far side ended with code {completed.code} before it answered; what it did is unknown",
+        evidence=completed.stderr.splitlines()[-20:],
         hint=f"{python} there must be Python 3.6 or later",
     )
 
 
-def _no_python(transport: Transport, python: str, evidence: Sequence[str]) -> CommandNotFound:
+def _no_python_error(transport: Transport, python: str, evidence: Sequence[str]) -> CommandNotFound:
     return CommandNotFound(
         f"there is no {python} on {transport.name}",
         evidence=evidence,
@@ -71,7 +71,7 @@ def _mark() -> str:
 
 
 def _answer(output: str, mark: str) -> dict[str, Any] | None:
-    """Return the last whole line's answer, None if there is none."""
+    """Return the answer in the last complete line with the mark, None if there is none."""
     if mark not in output:
         return None
     for line in reversed(output.split("\n")[:-1]):
@@ -81,45 +81,45 @@ def _answer(output: str, mark: str) -> dict[str, Any] | None:
 
 
 class RemoteWorker:
-    """One far side's worker for many requests, one at a time.
+    """A worker on the login node for several requests, processed one at a time.
 
-    The first has a process of its own over there, as one command has, unless one was started ahead for it
-    (`begin`). When that was served, one is kept for those that follow: a channel that stays open, and ends
-    with this process, when it is closed, after minutes without a request, or when the host has no room for
-    another session.
+    The first request starts a process of its own, like a single command, unless `begin` started a worker
+    ahead of time. After the first request, a persistent worker serves the following ones over an open
+    channel. It ends with this process, on `close`, after minutes without a request, or when the host has no
+    session left.
     """
 
     def __init__(self, transport: Transport, modules: Sequence[str], python: str) -> None:
         self._transport = transport
         self._modules = tuple(modules)
         self._python = python
-        self._served = False
-        self._turn = threading.Lock()
+        self._has_served = False
+        self._request_lock = threading.Lock()
         self._running: _RunningWorker | None = None
         self._beginning: threading.Thread | None = None
-        spare = getattr(transport, "spare", None)
-        if spare is not None:
-            mine = weakref.WeakMethod(self.release_if_idle)
-            spare.append(lambda: (method := mine()) is not None and method())
+        release_callbacks = getattr(transport, "spare", None)
+        if release_callbacks is not None:
+            release_method = weakref.WeakMethod(self.release_if_idle)
+            release_callbacks.append(lambda: (method := release_method()) is not None and method())
 
     def begin(self) -> None:
-        """Start a worker for a request that comes soon, if there is a login already; return at once."""
+        """Start a worker for an imminent request in the background, if a login already exists."""
         logged_in = getattr(self._transport, "logged_in", None)
         if self._running is None and self._beginning is None and logged_in is not None:
-            self._beginning = threading.Thread(target=self._begin, args=(logged_in,), daemon=True)
+            self._beginning = threading.Thread(target=self._start_worker, args=(logged_in,), daemon=True)
             self._beginning.start()
 
-    def _begin(self, logged_in: Callable[[], bool]) -> None:
-        # Without one, the request itself tells why it cannot be sent.
-        with self._turn:
+    def _start_worker(self, logged_in: Callable[[], bool]) -> None:
+        # Without a login nothing is started: the request itself reports why it cannot be sent.
+        with self._request_lock:
             try:
                 if logged_in():
-                    self._living().ask([_PING], _PING_S)
+                    self._get_worker().ask([_PING], _PING_S)
             except DtslurmError:
-                self._end()
+                self._end_worker()
 
-    def _begun(self) -> bool:
-        """Wait for a worker that was to start; whether there is one."""
+    def _join_start(self) -> bool:
+        """Wait until `begin` has started its worker; return whether there is one."""
         if self._beginning is not None:
             self._beginning.join()
             self._beginning = None
@@ -133,78 +133,78 @@ class RemoteWorker:
         timeout: float,
         env: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """Send a request, return its answer; raises what `ask_worker` raises.
+        """Send a request and return its answer; raises the errors of `ask_worker`.
 
         Args:
-            size: about how many bytes the parts have.
-            env: variables of a process of its own.
+            size: the approximate size of the parts, in bytes.
+            env: environment variables, for which the request gets its own process.
         """
-        ready = self._begun() or self._served
-        if not ready or env or size > MOST_KEPT or not self._turn.acquire(blocking=False):
+        can_reuse = self._join_start() or self._has_served
+        if not can_reuse or env or size > MOST_KEPT or not self._request_lock.acquire(blocking=False):
             python = self._python
             answer = ask_worker(
                 self._transport, self._modules, parts, python=python, timeout=timeout, env=env
             )
-            self._served = self._served or "done" in answer
+            self._has_served = self._has_served or "done" in answer
             return answer
         try:
-            kept = self._living()
+            running = self._get_worker()
             try:
-                answer = kept.ask(parts, timeout)
+                answer = running.ask(parts, timeout)
             except BaseException:
-                self._end()  # killed: a request that came in part is not acted upon
+                self._end_worker()  # kill the worker, so that it does not act on a partial request
                 raise
-            if not kept.is_reusable(answer):
-                self._end()
+            if not running.is_reusable(answer):
+                self._end_worker()
             return answer
         finally:
-            self._turn.release()
+            self._request_lock.release()
 
-    def _living(self) -> _RunningWorker:
-        """Return a worker that takes requests."""
+    def _get_worker(self) -> _RunningWorker:
+        """Return a worker that accepts requests."""
         if self._running is not None and not self._running.is_alive():
-            self._end()
+            self._end_worker()
         if self._running is None:
             self._running = _RunningWorker(self._transport, self._modules, self._python)
         return self._running
 
-    def _end(self) -> None:
-        kept, self._running = self._running, None
-        if kept is not None:
-            kept.close()
+    def _end_worker(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.close()
 
     def release_if_idle(self) -> bool:
-        """End the kept worker unless it is at work; whether there was one."""
-        if not self._turn.acquire(blocking=False):
+        """End the persistent worker unless it processes a request; return whether one was ended."""
+        if not self._request_lock.acquire(blocking=False):
             return False
         try:
-            there = self._running is not None
-            self._end()
-            return there
+            was_running = self._running is not None
+            self._end_worker()
+            return was_running
         finally:
-            self._turn.release()
+            self._request_lock.release()
 
     close = release_if_idle
 
 
 class _RunningWorker:
-    """A worker that runs."""
+    """A persistent worker process."""
 
     def __init__(self, transport: Transport, modules: Sequence[str], python: str) -> None:
         source, self._mark = worker_source(*modules), _mark()
         argv = [python, "-I", "-S", "-c", BOOT, str(len(source)), self._mark, "keep"]
         stack = contextlib.ExitStack()
         self._stream = stack.enter_context(transport.stream(argv, stdin=source))
-        self._spoke = time.monotonic()
+        self._last_answer_s = time.monotonic()
         self._finish = weakref.finalize(self, _finish, self._stream, stack)
 
     def is_alive(self) -> bool:
-        """Whether it surely takes another request; nothing was sent to one that does not."""
+        """Whether the worker accepts another request; if not, nothing was sent to it."""
         try:
             self._stream.read(0.0)
             if self._stream.ended:
                 return False
-            if time.monotonic() - self._spoke > _FRESH_S:
+            if time.monotonic() - self._last_answer_s > _FRESH_S:
                 self.ask([_PING], _PING_S)
         except TransportError:
             return False
@@ -214,13 +214,13 @@ class _RunningWorker:
         """Send a request and return its answer.
 
         Raises:
-            CommandTimeout: none came in time. What was done is unknown.
-            TransportError: none came. What was done is unknown.
+            CommandTimeout: the answer did not arrive in time; the effect is unknown.
+            TransportError: the worker ended without an answer; the effect is unknown.
         """
         try:
             for part in parts:
                 self._stream.send(part)
-            return self._heard(time.monotonic() + timeout, timeout)
+            return self._read_answer(time.monotonic() + timeout, timeout)
         except (CommandTimeout, answers.InvalidAnswer):
             raise
         except TransportError as error:
@@ -229,39 +229,39 @@ class _RunningWorker:
                 evidence=[error.message, *error.evidence],
             ) from error
 
-    def _heard(self, deadline: float, timeout: float) -> dict[str, Any]:
-        size, parts = 0, [b""]
+    def _read_answer(self, deadline: float, timeout: float) -> dict[str, Any]:
+        size, chunks = 0, [b""]
         while not self._stream.ended:
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
                 raise CommandTimeout(
                     f"the far side gave no answer within {timeout:g} s; what it did is unknown"
                 )
-            chunk = self._stream.read(left)
+            chunk = self._stream.read(remaining_s)
             size += len(chunk)
             if size > answers.LARGEST:
                 raise answers.invalid(_SENDER, f"an answer of more than {answers.LARGEST >> 20} MiB")
-            parts.append(chunk)
+            chunks.append(chunk)
             if b"\n" in chunk:
-                lines, _, rest = b"".join(parts).rpartition(b"\n")
-                parts = [rest]
+                lines, _, partial_line = b"".join(chunks).rpartition(b"\n")
+                chunks = [partial_line]
                 answer = _answer(lines.decode("utf-8", "surrogateescape") + "\n", self._mark)
                 if answer is not None:
-                    self._spoke = time.monotonic()
+                    self._last_answer_s = time.monotonic()
                     return answer
         raise TransportError("it reads no more")
 
     def is_reusable(self, answer: Mapping[str, Any]) -> bool:
-        """Whether it takes another request after such an answer: one it did not understand was its last."""
+        """Whether the worker accepts another request: it exits after an answer that rejects one."""
         return not {"refused", "cut"} & answer.keys()
 
     def close(self) -> None:
-        """Let it end."""
+        """End the worker."""
         self._finish()
 
 
 def _finish(stream: Stream, stack: contextlib.ExitStack) -> None:
-    """Tell a worker that nothing more will come, and wait for its end a moment."""
+    """Close a worker's stdin, and wait up to `_GOODBYE_S` seconds for its end."""
     with contextlib.suppress(TransportError), stack:
         stream.close_stdin()
         deadline = time.monotonic() + _GOODBYE_S

@@ -1,7 +1,7 @@
-"""Programs of `dtslurm.worker` as they travel to the interpreter that runs them; nothing is left there.
+"""Programs of `dtslurm.worker`, encoded for a remote interpreter, without installing files there.
 
-A program is a list of modules, each after those that it imports; the last one is what runs. There they are
-the package ``far``, and import each other as they do here, by ``from .name import ...``.
+A program is a list of modules, each after the modules that it imports; the last module is run. On the remote
+host the modules form the package ``far``, and import each other as here, with ``from .name import ...``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 
 from dtslurm import assets
 
-# What a host's Python may be called, the usual ones first: 3.6 is what the oldest login nodes in use have.
+# Names of Python on login nodes, the most common ones first. The oldest login nodes in use have Python 3.6.
 PYTHONS = (
     "python3",
     "/usr/libexec/platform-python",
@@ -34,8 +34,8 @@ done
 echo '{NO_PYTHON}'
 """
 
-# Reads as many bytes as the first argument says, and none of what follows them.
-_READ = """
+# Reads exactly as many bytes as the first argument says, because the worker's input follows.
+_READ_PROGRAM = """
 import os, sys, zlib
 size, data = int(sys.argv[1]), b""
 while len(data) < size:
@@ -45,9 +45,9 @@ while len(data) < size:
     data += piece
 exec(compile(zlib.decompress(data), "dtslurm-worker", "exec"))
 """
-BOOT = f"exec({_READ!r})"  # one line, as some login shells take no other in quotes
+BOOT = f"exec({_READ_PROGRAM!r})"  # one line, because some login shells accept no line ends in quotes
 
-# Makes packages and modules of (name, text) pairs named `texts`; the last module stays as `module`.
+# Creates packages and modules from the (name, text) pairs in `texts`; `module` is the last module.
 _LOADER = """
 import sys, types
 for name, text in texts:
@@ -66,41 +66,42 @@ for name, text in texts:
 
 @cache
 def worker_source(*modules: str) -> bytes:
-    """Return a program as `BOOT` reads it from standard input; the last module's ``main`` is run.
+    """Return a program in the form that `BOOT` reads from standard input; it runs the last module's ``main``.
 
     Args:
-        modules: names below `dtslurm.worker`, like ``logtail.frames``.
+        modules: names below `dtslurm.worker`, such as ``logtail.frames``.
     """
-    return zlib.compress(f"{_load(modules)}sys.exit(module.main())\n".encode(), 9)
+    return zlib.compress(f"{_render_loader(modules)}sys.exit(module.main())\n".encode(), 9)
 
 
 def inline_program(modules: Sequence[str], call: str) -> str:
-    """Return a program as text for ``python -`` or ``python -c``; ``call`` is run after loading.
+    """Return a program as text for ``python -`` or ``python -c``; it loads the modules and runs ``call``.
 
     Args:
-        modules: as for `worker_source`. ``call`` has `json`, `sys`, and the last of them as `module`.
+        modules: as for `worker_source`.
+        call: Python code, in which `json`, `sys`, and the last module as `module` are defined.
     """
-    packed = _packed(tuple(modules))
+    packed = _pack_modules(tuple(modules))
     return f"import base64, json, sys, zlib\nexec(zlib.decompress(base64.b64decode({packed!r})))\n{call}\n"
 
 
 @cache
-def _packed(modules: tuple[str, ...]) -> str:
-    return base64.b64encode(zlib.compress(_load(modules).encode(), 9)).decode()
+def _pack_modules(modules: tuple[str, ...]) -> str:
+    return base64.b64encode(zlib.compress(_render_loader(modules).encode(), 9)).decode()
 
 
-def _load(modules: Sequence[str]) -> str:
+def _render_loader(modules: Sequence[str]) -> str:
     texts = [(name, assets.worker(name.replace(".", "/") + ".py").read_text("utf-8")) for name in modules]
     return f"texts = {texts!r}\n{_LOADER}"
 
 
 def run_with_any_python(name: str, boot: str, argument: str, first: Sequence[str] = ()) -> list[str]:
-    """Return a command that runs the Python program ``boot`` by the first Python that is good enough.
+    """Return a command that runs the Python program ``boot`` with the first Python of version 3.6 or later.
 
-    Where there is none, it prints `NO_PYTHON`.
+    If there is none, the command prints `NO_PYTHON`.
 
     Args:
-        name: what the command calls itself in a list of processes.
-        first: Pythons to try before the usual ones.
+        name: the command's name in a process list.
+        first: Python interpreters to try before `PYTHONS`.
     """
     return ["sh", "-c", _FIND_PYTHON, name, boot, argument, *first, *PYTHONS]

@@ -1,1 +1,1 @@
-"""(spec, profile, launcher) to the text of an sbatch script. Nothing else makes scripts."""
+"""Render sbatch scripts from a job spec, a cluster profile and a launcher. No other code renders them."""

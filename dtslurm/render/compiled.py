@@ -1,4 +1,4 @@
-"""Remembers templates as jinja compiled them, which takes longer than to fill them in."""
+"""Cache compiled jinja templates, because compiling takes longer than rendering."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from jinja2.bccache import Bucket, BytecodeCache
 
 
 class TemplateCache(Protocol):
-    """Where bytes are kept by name; what is kept may get lost."""
+    """A cache of bytes by name; entries may be evicted."""
 
     def __hash__(self) -> int:
-        """Tell it from others."""
+        """Return the hash that identifies this cache."""
         ...
 
     def get(self, name: str) -> bytes | None:
-        """Return what is kept under a name, None where nothing is."""
+        """Return the cached bytes of a name, None if there are none."""
         ...
 
     def put(self, name: str, data: bytes) -> None:
-        """Keep it."""
+        """Store bytes under a name."""
         ...
 
 
 class Compiled(BytecodeCache):
-    """Compiled templates. jinja compares their sources, this class what compiled them."""
+    """A bytecode cache for jinja. jinja compares the template sources, this class the compiler's version."""
 
     def __init__(self, keeper: TemplateCache, settings: Sequence[str]) -> None:
-        """Take where they are kept; ``settings`` are the files whose code decides how they are compiled."""
-        self._keeper = keeper
-        stamps = [_stamp(path) for path in (compiler.__file__, *settings)]
-        self._made_by = "\n".join([*stamps, ""]).encode("utf-8", "surrogateescape")
+        """Store bytecode in ``keeper``; ``settings`` are the files whose code affects compilation."""
+        self._cache = keeper
+        stamps = [_file_stamp(path) for path in (compiler.__file__, *settings)]
+        self._compiler_stamp = "\n".join([*stamps, ""]).encode("utf-8", "surrogateescape")
 
     def load_bytecode(self, bucket: Bucket) -> None:
-        """Fill in what is kept of a template, if that is still true."""
-        data = self._keeper.get(bucket.key)
-        if data is not None and data.startswith(self._made_by):
-            bucket.bytecode_from_string(data[len(self._made_by) :])
+        """Load the cached bytecode of a template, if the same compiler produced it."""
+        data = self._cache.get(bucket.key)
+        if data is not None and data.startswith(self._compiler_stamp):
+            bucket.bytecode_from_string(data[len(self._compiler_stamp) :])
 
     def dump_bytecode(self, bucket: Bucket) -> None:
-        """Keep a template that was compiled."""
-        self._keeper.put(bucket.key, self._made_by + bucket.bytecode_to_string())
+        """Store the bytecode of a compiled template."""
+        self._cache.put(bucket.key, self._compiler_stamp + bucket.bytecode_to_string())
 
 
-def _stamp(path: str) -> str:
-    found = os.stat(path)  # noqa: PTH116 - a module's own
-    return f"{path} {found.st_size} {found.st_mtime_ns}"
+def _file_stamp(path: str) -> str:
+    status = os.stat(path)  # noqa: PTH116 - the file of a module
+    return f"{path} {status.st_size} {status.st_mtime_ns}"

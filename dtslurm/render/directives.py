@@ -1,4 +1,4 @@
-"""The ``#SBATCH`` lines of a script, and how sbatch reads their values."""
+"""Build the ``#SBATCH`` lines of a script, and quote their values for sbatch."""
 
 from __future__ import annotations
 
@@ -10,61 +10,61 @@ from dtslurm.model.jobs.destination import destination
 from dtslurm.model.jobs.job import JobSpec, TaskLayout
 from dtslurm.model.jobs.sbatch import split_option
 
-_PLAIN = re.compile(r"[A-Za-z0-9_./:=,@%+^\[\]*-]+")
+_UNQUOTED = re.compile(r"[A-Za-z0-9_./:=,@%+^\[\]*-]+")
 _OPPOSITES = {"requeue": "no-requeue", "no-requeue": "requeue"}
 MEMORY_PER = ("mem-per-cpu", "mem-per-gpu")  # each excludes --mem
-_UNHOLDABLE = re.compile(r"[\x00-\x1f\x7f]")
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def quoted(value: str) -> str:
-    """Return a value as sbatch's own directive parser reads it back.
+    """Quote a value for sbatch's directive parser.
 
-    It knows double quotes and backslash escapes (src/sbatch/opt.c); it cannot hold line breaks.
+    The parser supports double quotes and backslash escapes (src/sbatch/opt.c), but no line breaks.
     """
-    if _PLAIN.fullmatch(value):
+    if _UNQUOTED.fullmatch(value):
         return value
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def unholdable(flag: str, value: str) -> list[str]:
-    """Return why a directive cannot hold ``value``, if it cannot."""
-    if found := _UNHOLDABLE.search(value):
-        return [f"{flag} holds a control character ({found[0]!r}), which Slurm cannot take"]
+    """Return a problem if ``value`` contains a control character, which a directive cannot contain."""
+    if match := _CONTROL_CHARACTER.search(value):
+        return [f"{flag} holds a control character ({match[0]!r}), which Slurm cannot take"]
     return []
 
 
 class Directives:
-    """Options in order, each name once; a later ``set`` of the same name replaces the earlier."""
+    """sbatch options in order, each name once; setting a name again replaces the earlier value."""
 
     def __init__(self) -> None:
         self._options: dict[str, str | None] = {}
 
     def set(self, name: str, value: object = None) -> None:
-        """Add ``--name=value``, or the bare ``--name`` without a value."""
+        """Set ``--name=value``, or ``--name`` if there is no value."""
         self._options.pop(name, None)
         self._options[name] = None if value is None else str(value)
 
     def set_if(self, name: str, value: object) -> None:
-        """Add ``--name=value`` unless the value is None or empty."""
+        """Set ``--name=value`` unless the value is None or empty."""
         if value is not None and value != "":
             self.set(name, value)
 
     def drop(self, name: str) -> None:
-        """Remove an option, where it is set."""
+        """Remove an option if it is set."""
         self._options.pop(name, None)
 
     def value(self, name: str) -> str | None:
-        """Return the value of an option, None where it has none or is not set."""
+        """Return the value of an option, None if the option has no value or is not set."""
         return self._options.get(name)
 
     def __contains__(self, name: str) -> bool:
         return name in self._options
 
     def text(self) -> str:
-        """Return the lines.
+        """Return the ``#SBATCH`` lines.
 
         Raises:
-            RequestInvalid: a value cannot be held in a directive.
+            RequestInvalid: a value contains a control character.
         """
         problems = [p for name, value in self._options.items() for p in unholdable(f"--{name}", value or "")]
         if problems:
@@ -85,33 +85,33 @@ def build(
     requeue: bool,
     no_kill: bool = False,
 ) -> Directives:
-    """Return the directives of a job, as the profile's site wants them asked.
+    """Build the directives of a job by the rules of the cluster profile.
 
     Args:
-        requeue: Slurm may queue the job again.
+        requeue: Slurm may requeue the job.
         no_kill: the job keeps its other nodes when one fails.
     """
-    asked, customs = spec.resources, profile.slurm
-    goes = destination(asked, profile)
-    node = goes.node
+    resources, slurm_rules = spec.resources, profile.slurm
+    resolved = destination(resources, profile)
+    node = resolved.node
     lines = Directives()
     lines.set("job-name", spec.name)
-    lines.set_if("account", asked.account or customs.account)
-    lines.set_if("partition", goes.partition)
-    lines.set_if("qos", goes.qos)
-    lines.set_if("constraint", goes.constraint)
-    lines.set_if("reservation", asked.reservation or customs.reservation)
+    lines.set_if("account", resources.account or slurm_rules.account)
+    lines.set_if("partition", resolved.partition)
+    lines.set_if("qos", resolved.qos)
+    lines.set_if("constraint", resolved.constraint)
+    lines.set_if("reservation", resources.reservation or slurm_rules.reservation)
     lines.set("nodes", layout.nodes + spec.spare_nodes)
     lines.set("ntasks-per-node", tasks_per_node)
     lines.set_if("cpus-per-task", cpus_per_task(layout, tasks_per_node))
-    _gpus(lines, profile, layout, node.gpus.slurm_type if node and node.gpus else None)
-    if customs.mem != "forbidden" and not passes(spec, *MEMORY_PER):
+    _set_gpus(lines, profile, layout, node.gpus.slurm_type if node and node.gpus else None)
+    if slurm_rules.mem != "forbidden" and not passes(spec, *MEMORY_PER):
         lines.set_if("mem", layout.mem)
     lines.set_if("time", layout.time)
-    if customs.exclusive:
+    if slurm_rules.exclusive:
         lines.set("exclusive")
-    lines.set_if("nodelist", asked.nodelist)
-    lines.set_if("exclude", asked.exclude)
+    lines.set_if("nodelist", resources.nodelist)
+    lines.set_if("exclude", resources.exclude)
     lines.set_if("array", spec.array)
     lines.set_if("dependency", spec.dependency)
     if spec.signal_before is not None:
@@ -119,25 +119,25 @@ def build(
     lines.set("requeue" if requeue else "no-requeue")
     if no_kill or spec.spare_nodes:
         lines.set("no-kill")
-    if customs.export != "forbidden":
+    if slurm_rules.export != "forbidden":
         lines.set("export", "NONE")
     lines.set_if("output", output or spec.output)
-    if output is None:  # else the script copies its output
+    if output is None:  # otherwise the script copies its output
         lines.set_if("error", spec.error)
     lines.set("open-mode", "append")
-    for text in (*customs.extra_options, *spec.sbatch_options):
-        if not says_the_same(text, layout):
-            _pass_on(lines, *split_option(text))
+    for option in (*slurm_rules.extra_options, *spec.sbatch_options):
+        if not says_the_same(option, layout):
+            _add_extra_option(lines, *split_option(option))
     return lines
 
 
 def passes(spec: JobSpec, *names: str) -> bool:
-    """Return whether one of these options of sbatch is passed on."""
+    """Return whether the job passes one of these options on to sbatch."""
     return any(text.removeprefix("--").partition("=")[0] in names for text in spec.sbatch_options)
 
 
 def says_the_same(text: str, layout: TaskLayout) -> bool:
-    """Return whether an option counts tasks or GPUs as the job's layout does, so that it can be left out."""
+    """Return whether an option repeats a task or GPU count of the layout, so that it can be left out."""
     if layout.one_process:
         return False
     nodes, ranks, gpus = layout.nodes, layout.ranks_per_node, layout.gpus_per_node
@@ -153,22 +153,25 @@ def says_the_same(text: str, layout: TaskLayout) -> bool:
     return value.isdecimal() and counts.get(name) == int(value)
 
 
-def _pass_on(lines: Directives, name: str, value: str | None) -> None:
-    """Add an option as it was given; a disk that is asked for by --gres must not take the GPUs away."""
+def _add_extra_option(lines: Directives, name: str, value: str | None) -> None:
+    """Add an option of the profile or the user; merge a --gres for a disk with the --gres for GPUs."""
     if name == "gres" and value:
-        kinds = {item.partition(":")[0] for item in value.split(",")}
-        before = (lines.value(name) or "").split(",")
-        value = ",".join([*(item for item in before if item and item.partition(":")[0] not in kinds), value])
+        gres_names = {item.partition(":")[0] for item in value.split(",")}
+        existing = (lines.value(name) or "").split(",")
+        value = ",".join(
+            [*(item for item in existing if item and item.partition(":")[0] not in gres_names), value]
+        )
     if name in _OPPOSITES:
         lines.drop(_OPPOSITES[name])
     lines.set(name, value)
 
 
 def cpus_per_task(layout: TaskLayout, tasks_per_node: int) -> int | None:
-    """Return the CPUs of one srun task: one rank's, or all of a node's ranks' for an agent.
+    """Return the CPUs of one srun task: those of one rank, or of all ranks of a node for an agent.
 
-    None leaves it to Slurm, where nothing is known; but an agent of several CPU ranks needs one each. With
-    GPUs a number could make them fewer: sites give some for each (DefCpuPerGPU), which any number replaces.
+    None lets Slurm decide, if the number is unknown. Without GPUs, an agent of several ranks then gets one
+    CPU per rank. With GPUs no number is guessed, because it would replace DefCpuPerGPU, by which many
+    clusters give several CPUs per GPU.
     """
     ranks_per_task = layout.ranks_per_node // tasks_per_node
     if layout.cpus_per_rank is not None:
@@ -176,12 +179,12 @@ def cpus_per_task(layout: TaskLayout, tasks_per_node: int) -> int | None:
     return ranks_per_task if ranks_per_task > 1 and not layout.gpus_per_node else None
 
 
-def _gpus(lines: Directives, profile: ClusterProfile, layout: TaskLayout, slurm_type: str | None) -> None:
-    count, form = layout.gpus_per_node, profile.slurm.gpu_request
+def _set_gpus(lines: Directives, profile: ClusterProfile, layout: TaskLayout, slurm_type: str | None) -> None:
+    count, request_form = layout.gpus_per_node, profile.slurm.gpu_request
     if not count:
         return
-    typed = f"{slurm_type}:{count}" if form.endswith("typed") and slurm_type else str(count)
-    if form.startswith("gpus-per-node"):
-        lines.set("gpus-per-node", typed)
-    elif form.startswith("gres"):
-        lines.set("gres", f"gpu:{typed}")
+    gres_value = f"{slurm_type}:{count}" if request_form.endswith("typed") and slurm_type else str(count)
+    if request_form.startswith("gpus-per-node"):
+        lines.set("gpus-per-node", gres_value)
+    elif request_form.startswith("gres"):
+        lines.set("gres", f"gpu:{gres_value}")

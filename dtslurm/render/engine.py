@@ -1,4 +1,4 @@
-"""The template engine: sandboxed, strict about missing values, and quoting every value it prints."""
+"""The template engine: a jinja sandbox that rejects missing values and quotes every printed value."""
 
 from __future__ import annotations
 
@@ -30,63 +30,69 @@ from dtslurm.render.compiled import Compiled, TemplateCache
 
 
 def _finalize(value: object) -> str:
-    """Print a value as one shell word; only ``Sh`` reaches the script unquoted.
+    """Return a value as one quoted shell word; only ``Sh`` text is not quoted.
 
-    Text that a template rendered before is ``Sh`` too: the values in it are quoted already.
+    Text that a template has rendered is ``Sh`` too, because the values in it are quoted already.
     """
     if value is None:
         raise RenderError("a template prints a value that is not set")
-    return quote(value)  # an undefined value raises here
+    return quote(value)  # raises for an undefined value
 
 
-LONGEST = 1 << 20  # items of one repetition
-WIDEST = 10_000  # characters of white space
-LARGEST = 1 << 23  # characters of a whole text; sbatch takes 4 MB
+LONGEST = 1 << 20  # items that a repetition may produce
+WIDEST = 10_000  # largest width that a filter may take, in characters
+LARGEST = 1 << 23  # characters of a rendered text; sbatch accepts 4 MB
 MOST_STEPS = 1 << 20  # loop iterations and calls while one template is rendered
 MOST_MEMORY = 1 << 30  # bytes that rendering a user's template may allocate
 
 
 def _concat(parts: Iterable[str]) -> str:
-    """Join what ``super()``, ``self.block()``, macros, ``caller()`` and ``{% set %}`` render."""
+    """Join the text rendered by ``super()``, ``self.block()``, macros, ``caller()`` and ``{% set %}``."""
     return Sh("".join(parts))
 
 
-def _keeping_shell(layout: Callable[..., str]) -> Callable[..., str]:
-    """Return a filter for white space that leaves rendered text unquoted.
+def _keep_shell_text(layout: Callable[..., str]) -> Callable[..., str]:
+    """Wrap a white-space filter so that rendered text stays unquoted.
 
-    With a text as its argument the filter could add or remove quotes: then the result is quoted.
+    With a string argument, the filter could add or remove quotes, so its output is quoted again.
     """
 
-    def filtered(text: str, *args: object, **options: object) -> str:
-        result = layout(text, *args, **options)
-        safe = isinstance(text, Sh) and all(isinstance(one, int) for one in (*args, *options.values()))
-        return Sh(result) if safe else result
+    def shell_filter(text: str, *args: object, **options: object) -> str:
+        formatted = layout(text, *args, **options)
+        stays_shell = isinstance(text, Sh) and all(
+            isinstance(argument, int) for argument in (*args, *options.values())
+        )
+        return Sh(formatted) if stays_shell else formatted
 
-    return filtered
-
-
-_WIDENS = frozenset(["ljust", "rjust", "center", "zfill", "expandtabs"])
-_WIDE = re.compile(r"\d{5}|\*")  # in what `%` fills in: a width or precision that no script needs
-_WIDE_FIELD = re.compile(r"\d{5}|:[^{}]*\{")  # in what `format` fills in, where a value may be one, too
+    return shell_filter
 
 
-def _formatted(text: str, *args: object, **values: object) -> str:
-    """Return jinja's ``format`` of a text, unless it would be wider than a script can need."""
-    if _WIDE.search(text):
+_PADDING_METHODS = frozenset(["ljust", "rjust", "center", "zfill", "expandtabs"])
+# In a `%` format, a width or precision that is larger than any script needs, or given by a value.
+_EXCESSIVE_WIDTH = re.compile(r"\d{5}|\*")
+# The same in a `format` string.
+_EXCESSIVE_FORMAT_WIDTH = re.compile(r"\d{5}|:[^{}]*\{")
+
+
+def _limited_format(text: str, *args: object, **values: object) -> str:
+    """Format a text like jinja's ``format`` filter, but reject excessive widths."""
+    if _EXCESSIVE_WIDTH.search(text):
         raise RenderError(f"a template fills in {text[:60]!r}")
     return text % (values or args)
 
 
-def _narrow(name: str, layout: Callable[..., str]) -> Callable[..., str]:
-    """Return a filter for white space that takes no number wider than a script can need."""
+def _limit_width(name: str, layout: Callable[..., str]) -> Callable[..., str]:
+    """Wrap a white-space filter so that it rejects numbers above `WIDEST`."""
 
     @wraps(layout)
-    def filtered(*args: object, **options: object) -> str:
-        if any(isinstance(one, int) and abs(one) > WIDEST for one in (*args, *options.values())):
+    def limited_filter(*args: object, **options: object) -> str:
+        if any(
+            isinstance(argument, int) and abs(argument) > WIDEST for argument in (*args, *options.values())
+        ):
             raise RenderError(f"a template asks for a width of more than {WIDEST} by {name}")
         return layout(*args, **options)
 
-    return filtered
+    return limited_filter
 
 
 _step_counter: ContextVar[Iterator[int]] = ContextVar("_step_counter")
@@ -102,15 +108,15 @@ def _count_step() -> None:
         raise RenderError(f"a template makes more than {MOST_STEPS} loop iterations and calls")
 
 
-def _count_rounds(items: Iterable[object]) -> Iterator[object]:
-    """Yield the items of a loop and count its iterations."""
+def _count_iterations(items: Iterable[object]) -> Iterator[object]:
+    """Yield the items of a loop, and count each iteration."""
     for item in items:
         _count_step()
         yield item
 
 
-class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, which looks at what operators and methods would make before it is made."""
+class _LimitedSandbox(ImmutableSandboxedEnvironment):
+    """A sandbox that checks the size of the result of operators and methods before computing it."""
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
@@ -127,69 +133,69 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(["*", "**", "%"])
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Tell whether a template may use an attribute: no method that makes a text as wide as it is told."""
-        return attr not in _WIDENS and super().is_safe_attribute(obj, attr, value)
+        """Return whether a template may use an attribute; methods that pad text to a width are forbidden."""
+        return attr not in _PADDING_METHODS and super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Return the sandbox's own ``format``, unless it would be wider than a script can need."""
+        """Return the sandbox's ``format`` method, but reject excessive widths."""
         wrapped = super().wrap_str_format(value)
-        if wrapped is not None and _WIDE_FIELD.search(value.__self__):
+        if wrapped is not None and _EXCESSIVE_FORMAT_WIDTH.search(value.__self__):
             raise RenderError(f"a template fills in {value.__self__[:60]!r}")
         return wrapped
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute a product, power or formatted text, if it is of a size that a script can need."""
-        if operator == "%" and isinstance(left, str) and _WIDE.search(left):
+        """Compute a product, power or formatted text, but reject excessive sizes."""
+        if operator == "%" and isinstance(left, str) and _EXCESSIVE_WIDTH.search(left):
             raise RenderError(f"a template fills in {left[:60]!r}")
         if operator == "**" and not (abs(left) < 1 << 16 and abs(right) < 64):
             raise RenderError(f"a template computes {left} ** {right}")
-        for some, times in ((left, right), (right, left)):
-            if hasattr(some, "__len__") and len(some) * times > LONGEST:
-                raise RenderError(f"a template repeats {len(some)} items {times} times")
+        for sequence, count in ((left, right), (right, left)):
+            if hasattr(sequence, "__len__") and len(sequence) * count > LONGEST:
+                raise RenderError(f"a template repeats {len(sequence)} items {count} times")
         return super().call_binop(context, operator, left, right)
 
 
 @contextlib.contextmanager
 def _limit_memory() -> Iterator[None]:
-    """Limit the memory that the process can allocate in this context to `MOST_MEMORY`, on Linux."""
+    """Limit the memory that the process can allocate in this context to `MOST_MEMORY` (Linux only)."""
     try:
-        has = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        before = resource.getrlimit(resource.RLIMIT_AS)
-        own = [limit for limit in before if limit != resource.RLIM_INFINITY]
-        resource.setrlimit(resource.RLIMIT_AS, (min([has + MOST_MEMORY, *own]), before[1]))
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        old_limits = resource.getrlimit(resource.RLIMIT_AS)
+        finite_limits = [limit for limit in old_limits if limit != resource.RLIM_INFINITY]
+        resource.setrlimit(resource.RLIMIT_AS, (min([used + MOST_MEMORY, *finite_limits]), old_limits[1]))
     except (OSError, ValueError):
         yield
         return
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
+        resource.setrlimit(resource.RLIMIT_AS, old_limits)
 
 
-class _Templates(BaseLoader):
-    """Reads templates, each of which decides what runs: none that others may have written, unless trusted."""
+class _TrustedLoader(BaseLoader):
+    """A template loader that rejects untrusted files, because templates determine the commands of a job."""
 
     def __init__(self, folders: Sequence[Path], foreign: Sequence[Path], trust: Trust | None) -> None:
         self._folders, self._foreign, self._trust = folders, foreign, trust
 
     def get_source(self, environment: JinjaEnvironment, template: str) -> tuple[str, str, Callable[[], bool]]:
-        """Return a template's text, its path, and what tells whether the file is as it was.
+        """Return a template's text, its path, and a function that returns whether the file is unchanged.
 
         Raises:
-            TemplateNotFound: no folder has it.
-            ProfileInvalid: others may have written it.
-            RenderError: it is a project's, and the user has not trusted it; or it is no text.
+            TemplateNotFound: no folder contains the template.
+            ProfileInvalid: other users may have written the template.
+            RenderError: the user has not trusted this template of a project; or it is not UTF-8 text.
         """
         del environment
         names = split_template_path(template)
-        found = ((folder, folder.joinpath(*names)) for folder in self._folders)
-        folder, path = next(((folder, path) for folder, path in found if path.is_file()), (None, Path()))
+        candidates = ((folder, folder.joinpath(*names)) for folder in self._folders)
+        folder, path = next(((folder, path) for folder, path in candidates if path.is_file()), (None, Path()))
         if folder is None:
             raise TemplateNotFound(template)
-        packaged = folder == assets.templates()
+        is_packaged = folder == assets.templates()
         stamp = path.stat()
-        data = files.read(path, f"template {path}", packaged=packaged)
-        if folder in self._foreign and not packaged and self._trust and not self._trust.has(path, data):
+        data = files.read(path, f"template {path}", packaged=is_packaged)
+        if folder in self._foreign and not is_packaged and self._trust and not self._trust.has(path, data):
             message = f"you have not trusted this project's template {path}"
             raise RenderError(message, hint=f"{HINT} {quote(str(path))}")
         try:
@@ -197,19 +203,19 @@ class _Templates(BaseLoader):
         except UnicodeDecodeError:
             raise RenderError(f"template {path} is not UTF-8 text") from None
 
-        def is_as_it_was() -> bool:
+        def is_unchanged() -> bool:
             with contextlib.suppress(OSError):
-                now = path.stat()
-                return (now.st_mtime_ns, now.st_size) == (stamp.st_mtime_ns, stamp.st_size)
+                current = path.stat()
+                return (current.st_mtime_ns, current.st_size) == (stamp.st_mtime_ns, stamp.st_size)
             return False
 
-        return text, str(path), is_as_it_was
+        return text, str(path), is_unchanged
 
 
 class Engine:
-    """Renders templates found in ``folders``, first match first; ``keeper`` keeps them compiled.
+    """A renderer of the templates in ``folders``; the first folder that contains a template is used.
 
-    Those found in ``foreign`` folders the user must have trusted.
+    ``keeper`` caches compiled templates. The user must have trusted the templates in ``foreign`` folders.
     """
 
     def __init__(
@@ -220,8 +226,8 @@ class Engine:
         trust: Trust | None = None,
     ) -> None:
         self._has_user_templates = list(folders) != [assets.templates()]
-        self._environment = _Environment(
-            loader=_Templates(folders, foreign, trust),
+        self._environment = _LimitedSandbox(
+            loader=_TrustedLoader(folders, foreign, trust),
             undefined=StrictUndefined,
             finalize=_finalize,
             trim_blocks=True,
@@ -231,21 +237,21 @@ class Engine:
             bytecode_cache=Compiled(keeper, [__file__, shell.__file__]) if keeper else None,
         )
         filters = self._environment.filters
-        filters.update({name: _keeping_shell(filters[name]) for name in ("indent", "trim")})
-        filters["format"], filters["count_rounds"] = _formatted, _count_rounds
+        filters.update({name: _keep_shell_text(filters[name]) for name in ("indent", "trim")})
+        filters["format"], filters["count_rounds"] = _limited_format, _count_iterations
         for name in ("center", "indent", "wordwrap", "truncate"):
-            filters[name] = _narrow(name, filters[name])
+            filters[name] = _limit_width(name, filters[name])
 
     def render(self, name: str, values: Mapping[str, object]) -> str:
-        """Return the template's text with ``values`` filled in.
+        """Render a template with ``values``.
 
         Raises:
-            RenderError: no such template, a mistake in it, or a value it needs is missing.
+            RenderError: the template is missing or invalid, a value is missing, or a limit is exceeded.
         """
         _step_counter.set(itertools.count())
         try:
             with _limit_memory() if self._has_user_templates else contextlib.nullcontext():
-                return self._joined(name, values)
+                return self._render_chunks(name, values)
         except MemoryError:
             raise RenderError(f"template {name} needs more than {MOST_MEMORY >> 30} GiB of memory") from None
         except RecursionError:
@@ -253,29 +259,29 @@ class Engine:
         except TemplateNotFound as error:
             raise RenderError(f"no template {error.name}") from error
         except TemplateError as error:
-            where = name
+            location = name
             if isinstance(error, TemplateSyntaxError):
-                where = f"{error.filename or error.name}:{error.lineno}"
-            raise RenderError(f"template {where}: {error.message}") from error
+                location = f"{error.filename or error.name}:{error.lineno}"
+            raise RenderError(f"template {location}: {error.message}") from error
 
-    def _joined(self, name: str, values: Mapping[str, object]) -> str:
-        parts, length = [], 0
-        for part in self._environment.get_template(name).generate(values):
-            length += len(part)
+    def _render_chunks(self, name: str, values: Mapping[str, object]) -> str:
+        chunks, length = [], 0
+        for chunk in self._environment.get_template(name).generate(values):
+            length += len(chunk)
             if length > LARGEST:
                 raise RenderError(f"template {name} prints more than {LARGEST} characters")
-            parts.append(part)
-        return "".join(parts)
+            chunks.append(chunk)
+        return "".join(chunks)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Templates:
-    """Where templates are.
+    """The folders of templates.
 
     Attributes:
-        folders: the first that has a template counts.
-        keeper: what keeps compiled templates for the next process.
-        foreign: those of the folders whose templates the user must have trusted, as ``trust`` says.
+        folders: folders in order of priority; the first that contains a template is used.
+        keeper: the cache of compiled templates, which later processes reuse.
+        foreign: the folders whose templates the user must have trusted, as recorded in ``trust``.
     """
 
     folders: tuple[Path, ...]
@@ -286,5 +292,5 @@ class Templates:
 
 @cache
 def engine_of(templates: Templates) -> Engine:
-    """Return the engine for these: templates are compiled once, and again when their files change."""
+    """Return the cached engine of some folders, which compiles a template again only if its file changes."""
     return Engine(templates.folders, templates.keeper, templates.foreign, templates.trust)

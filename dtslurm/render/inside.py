@@ -1,4 +1,4 @@
-"""What a container adds to a script."""
+"""The parts of a script that depend on the container."""
 
 from __future__ import annotations
 
@@ -14,27 +14,31 @@ _ALWAYS_SET = ("MASTER_ADDR", "MASTER_PORT", "PYTHONUNBUFFERED", "PYTHONFAULTHAN
 
 
 class Inside:
-    """What a container adds to a script: nothing where there is none."""
+    """The parts that a container adds to a script; all are empty without a container."""
 
     def __init__(self, runtime: Runtime | None, entry: ContainerOptions | None) -> None:
-        self._pair = (runtime, entry) if runtime is not None and entry is not None else None
+        self._runtime_and_options = (runtime, entry) if runtime is not None and entry is not None else None
 
     def directives(self) -> Mapping[str, str]:
-        """Return the sbatch directives that the runtime wants."""
-        return self._pair[0].directives(self._pair[1]) if self._pair else {}
+        """Return the sbatch directives that the container runtime needs."""
+        return (
+            self._runtime_and_options[0].directives(self._runtime_and_options[1])
+            if self._runtime_and_options
+            else {}
+        )
 
     def words(self) -> tuple[str, ...]:
-        """Return what stands between srun's own options and the task's command."""
-        if self._pair is None:
+        """Return the words between srun's options and the task's command."""
+        if self._runtime_and_options is None:
             return ()
-        runtime, entry = self._pair
+        runtime, entry = self._runtime_and_options
         return (*runtime.srun_options(entry), *runtime.prefix(entry))
 
     def values(self) -> dict[str, object]:
-        """Return what the templates fill in."""
-        if self._pair is None:
+        """Return the values for the templates."""
+        if self._runtime_and_options is None:
             return {"container": None}
-        runtime, entry = self._pair
+        runtime, entry = self._runtime_and_options
         return {"container": runtime.preparation, **runtime.values(entry)}
 
 
@@ -45,11 +49,11 @@ def container_entry(
     variables: Sequence[Mapping[str, str]] = (),
     exported: Sequence[str] = (),
 ) -> ContainerOptions | None:
-    """Return what the job wants of its container, None without an image.
+    """Return the options of the job's container, None without an image.
 
     Args:
-        variables: variables that the script sets.
-        exported: names of variables that the launcher's step sets.
+        variables: variables that the script sets, each with its ``name``.
+        exported: names of the variables that the launcher's step sets.
     """
     if spec.container is None:
         return None
@@ -61,7 +65,12 @@ def container_entry(
         nodes=layout.nodes,
         ranks_per_node=layout.ranks_per_node,
         mounts=(*profile.container.mounts, *spec.container_mounts, *staged_mounts(spec)),
-        variables=(*_ALWAYS_SET, *exported, *(str(item["name"]) for item in variables), *spec.secrets),
+        variables=(
+            *_ALWAYS_SET,
+            *exported,
+            *(str(variable["name"]) for variable in variables),
+            *spec.secrets,
+        ),
         vendor_script=bool(layout.nodes > 1 and profile.fabric and profile.fabric.setup),
         options=profile.container.options,
         gpu_vendor=vendor if layout.gpus_per_node else None,

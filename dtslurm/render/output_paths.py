@@ -1,4 +1,4 @@
-"""Paths with sbatch's filename patterns, as the shell of the batch script fills them in."""
+"""Translate sbatch's filename patterns into shell expressions for the batch script."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 
 from dtslurm.model.shell import Sh, quote
 
-_NO_ARRAY_TASK = "4294967294"  # what sbatch puts in for %a where there is no array
-# sbatch(1), FILENAME PATTERN, as it holds for a batch script.
-_VALUES = {
+_NO_ARRAY_TASK = "4294967294"  # sbatch's value of %a for a job that is not an array
+# The values of sbatch(1), FILENAME PATTERN, in a batch script.
+_EXPANSIONS = {
     "A": "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}",
     "J": "$SLURM_JOB_ID",
     "N": "${SLURMD_NODENAME:-$HOSTNAME}",
@@ -21,36 +21,39 @@ _VALUES = {
     "u": "$USER",
     "x": "$SLURM_JOB_NAME",
 }
-_NUMBERS = set("AJabjnt")
-_PATTERN = re.compile(r"%(?:%|(\d*)([A-Za-z]))")
+_NUMERIC_LETTERS = set("AJabjnt")
+_PLACEHOLDER = re.compile(r"%(?:%|(\d*)([A-Za-z]))")
 
 
 def fill_in_pattern(pattern: str, work_dir: str) -> Sh:
-    """Return the path that a pattern of ``--output`` stands for, relative ones below ``work_dir``.
+    """Return the shell expression of an ``--output`` pattern; a relative path is relative to ``work_dir``.
 
-    A backslash anywhere switches the patterns off, as in sbatch.
+    A backslash anywhere disables the patterns, as in sbatch.
     """
     if not pattern.startswith("/"):
         pattern = f"{work_dir.replace('%', '%%')}/{pattern}"
     if "\\" in pattern:
         return Sh(quote(pattern.replace("\\", "")))
     words, end = [], 0
-    for found in _PATTERN.finditer(pattern):
-        words += [_literal(pattern[end : found.start()]), _value(found[0], found[1] or "", found[2])]
-        end = found.end()
-    return Sh("".join([*words, _literal(pattern[end:])]))
+    for match in _PLACEHOLDER.finditer(pattern):
+        words += [
+            _quote_literal(pattern[end : match.start()]),
+            _expand_letter(match[0], match[1] or "", match[2]),
+        ]
+        end = match.end()
+    return Sh("".join([*words, _quote_literal(pattern[end:])]))
 
 
-def _literal(text: str) -> str:
+def _quote_literal(text: str) -> str:
     return quote(text) if text else ""
 
 
-def _value(written: str, width: str, letter: str | None) -> str:
+def _expand_letter(written: str, width: str, letter: str | None) -> str:
     if letter is None:
         return "%"
-    value = _VALUES.get(letter)
+    value = _EXPANSIONS.get(letter)
     if value is None:
-        return _literal(written)
-    if width and letter in _NUMBERS:
+        return _quote_literal(written)
+    if width and letter in _NUMERIC_LETTERS:
         return f'"$(printf %0{min(int(width), 10)}d "{value}")"'
     return f'"{value}"' if "$" in value else value

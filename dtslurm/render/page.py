@@ -1,4 +1,4 @@
-"""Pages for a browser, in one file each: values are cleaned and escaped, and no network is asked."""
+"""Render HTML pages as single files with cleaned and escaped values, which load nothing from a network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dtslurm.logs.clean import safe
 
 
 def page(name: str, values: Mapping[str, object]) -> str:
-    """Return ``templates/report/<name>`` with ``values`` filled in, its styles and scripts embedded."""
+    """Render ``templates/report/<name>`` with ``values``; styles and scripts are embedded."""
     folder = assets.templates() / "report"
     environment = Environment(
         loader=FileSystemLoader([str(folder)]),
@@ -24,25 +24,25 @@ def page(name: str, values: Mapping[str, object]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["data"] = _data
-    environment.globals["embedded"] = lambda file: Markup(_text(folder / str(file)))  # noqa: S704 - our own files
+    environment.filters["data"] = _script_json
+    environment.globals["embedded"] = lambda file: Markup(_read_text(folder / str(file)))  # noqa: S704 - our own files
     return environment.get_template(name).render(values)
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     return path.read_text("utf-8")
 
 
 def _clean(value: object) -> object:
-    """Return a value without what a terminal would act on: a browser shows that as boxes and noise."""
+    """Remove terminal control sequences from a value, because a browser shows them as noise."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return "\n".join(map(safe, value.split("\n")))
 
 
-def _data(value: object) -> Markup:
-    """Return a value as JSON that may stand in a script element: nothing in it can end that."""
+def _script_json(value: object) -> Markup:
+    """Return a value as JSON, escaped so that it cannot end the script element that contains it."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    for mark in "<>&\u2028\u2029":
-        text = text.replace(mark, f"\\u{ord(mark):04x}")
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)  # noqa: S704 - escaped above

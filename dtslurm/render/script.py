@@ -1,4 +1,4 @@
-"""(spec, profile, launcher) to one frozen ``Submission``. Nothing else makes scripts."""
+"""Render a job spec for a cluster profile and a launcher into a frozen ``Submission``."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ from dtslurm.render.output_paths import fill_in_pattern
 from dtslurm.render.staging import staging_values
 from dtslurm.render.text import behind_head, check, comment_text, heredoc_end, wrap
 
-_RESTARTS = 3  # where restarts are asked for without a number
+_RESTARTS = 3  # if restarts are requested without a number
 _BASE = "base.sbatch.j2"
-# When a task fails, the others of the step are ended too; or they go on as they are. Who is done ends nobody:
-# rank 0 may save or evaluate long after the others. The site's WaitTime counts where nothing is said.
-_ENDS = ("--kill-on-bad-exit=1", "--wait=0")
-_ELASTIC_ENDS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
-# An attempt has nodes of its own, and must not wait for what Slurm believes of the one before.
-_ON_NODES = (Sh('--nodelist="$SLURM_JOB_NODELIST"'), "--overlap")
+# When a task fails, srun either ends the other tasks of the step, or (elastic) lets them continue. A task
+# that exits without an error ends no other task (--wait=0 overrides the cluster's WaitTime), because rank 0
+# may save or evaluate long after the other ranks.
+_END_OPTIONS = ("--kill-on-bad-exit=1", "--wait=0")
+_ELASTIC_END_OPTIONS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
+# Each attempt names its nodes and overlaps, so that it does not wait until Slurm has ended the earlier step.
+_OVERLAP_OPTIONS = (Sh('--nodelist="$SLURM_JOB_NODELIST"'), "--overlap")
 
 
 @dataclass(frozen=True)
 class RunPlace:
-    """Where a run keeps its files.
+    """The paths of a run, and its token.
 
     Attributes:
-        directory: the run directory as the script writes it; ``Sh`` if the job's own shell completes it.
-        output: value of ``--output``, None to leave Slurm's default.
-        token: identity of the submission.
+        directory: the run directory as written in the script; ``Sh`` if the job's shell expands it.
+        output: value of ``--output``, None for Slurm's default.
+        token: the token that identifies the submission.
     """
 
     directory: str
@@ -48,7 +49,7 @@ class RunPlace:
 
     @property
     def images(self) -> str:
-        """The folder of container images that all runs of this run root share."""
+        """The folder of container images, which all runs of the run root share."""
         root = self.directory.rpartition("/")[0]
         return Sh(f'{root}/{FOLDER}"') if isinstance(self.directory, Sh) else f"{root}/{FOLDER}"
 
@@ -63,15 +64,15 @@ def render(
     templates: Templates,
     runtime: Runtime | None = None,
 ) -> Submission:
-    """Return the submission of ``spec`` on ``profile``'s cluster.
+    """Render the submission of ``spec`` to the cluster of ``profile``.
 
     Args:
-        templates: where they are.
-        runtime: the container runtime, where the job names an image.
+        templates: the folders of templates.
+        runtime: the container runtime, if the job has a container image.
 
     Raises:
-        RequestInvalid: a value cannot be held in an sbatch directive.
-        RenderError: a template is wrong.
+        RequestInvalid: a value cannot be written in an sbatch directive.
+        RenderError: a template is invalid.
     """
     launcher = launcher.chosen(spec)
     tasks_per_node = launcher.tasks_per_node(layout)
@@ -87,9 +88,11 @@ def render(
     )
     engine = engine_of(templates)
     environment = _environment_values(spec, profile, layout, launcher)
-    entry = container_entry(spec, profile, layout, environment["variables"], launcher.step_variables)
-    inside = Inside(runtime, entry)
-    for name, value in inside.directives().items():
+    container_options = container_entry(
+        spec, profile, layout, environment["variables"], launcher.step_variables
+    )
+    container = Inside(runtime, container_options)
+    for name, value in container.directives().items():
         directives.set(name, value)
     srun = _step_words(spec, profile, layout, launcher, directives, shrinks=shrinks)
     values = {
@@ -101,7 +104,9 @@ def render(
         "world": Sh('"$world"') if shrinks else layout.world_size,
         "world_text": Sh("$world") if shrinks else layout.world_size,
         "supervisor": Sh(
-            wrap(_supervisor(spec, profile, layout, launcher, place.directory)).replace("\n", "\n    ")
+            wrap(_supervisor_command(spec, profile, layout, launcher, place.directory)).replace(
+                "\n", "\n    "
+            )
         ),
         "spare_nodes": spec.spare_nodes,
         "secrets": tuple(map(Sh, spec.secrets)),
@@ -111,12 +116,12 @@ def render(
         "work_dir": spec.work_dir,
         "live_script": _live_script(spec, place),
         **environment,
-        **inside.values(),
+        **container.values(),
         "directives": Sh(directives.text()),
         "export_none": "export" in directives and "--export=NONE" in directives.text(),
-        "srun": Sh(wrap((*srun, *inside.words(), "bash", Sh('"$DTSLURM_RUN_DIR/task.sh"')))),
+        "srun": Sh(wrap((*srun, *container.words(), "bash", Sh('"$DTSLURM_RUN_DIR/task.sh"')))),
         "srun_cpus": "cpus-per-task" in directives,
-        "fabric_check": _fabric_check(spec, profile, layout, directives, inside)
+        "fabric_check": _fabric_check_values(spec, profile, layout, directives, container)
         if spec.fabric_check
         else None,
     }
@@ -141,8 +146,8 @@ def _job_values(
     spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, launcher: Launcher
 ) -> dict[str, object]:
     restarts = "max_restarts" in launcher.options and launcher.option(spec, "max_restarts") != "0"
-    one = layout.world_size == 1
-    ranks = "1 rank" if one else f"{layout.world_size} ranks"
+    has_one_rank = layout.world_size == 1
+    ranks = "1 rank" if has_one_rank else f"{layout.world_size} ranks"
     nodes = "1 node" if layout.nodes == 1 else f"{layout.nodes} nodes x {layout.ranks_per_node}"
     return {
         "version": Sh(dtslurm.__version__),
@@ -158,7 +163,7 @@ def _job_values(
         "gpus_per_node": layout.gpus_per_node,
         "rendezvous": launcher.needs_rendezvous(layout) or spec.fabric_check,
         "head_address": profile.slurm.head_address or None,
-        # Job ids of the embedded scheduler are each user's own, process ids the whole machine's.
+        # Job ids of the local scheduler are unique per user only; process ids are unique on the machine.
         "apart": Sh("$$" if profile.scheduler == "local" else "SLURM_JOB_ID"),
         "host_suffix": Sh(profile.slurm.host_suffix or ""),
         "options": {key: launcher.option(spec, key) for key in launcher.options},
@@ -178,23 +183,25 @@ def _job_values(
 
 
 def _rank_cpus(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout) -> tuple[str, ...]:
-    """Return the CPUs of each rank of a node; nothing where the job may have others, or names its own."""
+    """Return the CPUs of each rank of a node, empty if the job may get other CPUs or chooses its own."""
     node = destination(spec.resources, profile).node
-    options = {name.replace("-", "_") for name in spec.launcher_options}
-    chosen = spec.resources.cpus_per_task is not None or not options.isdisjoint({"numa_binding", "cpu_bind"})
-    if node is None or chosen or layout.one_process or layout.gpus_per_node != node.gpu_count:
+    option_names = {name.replace("-", "_") for name in spec.launcher_options}
+    is_chosen = spec.resources.cpus_per_task is not None or not option_names.isdisjoint(
+        {"numa_binding", "cpu_bind"}
+    )
+    if node is None or is_chosen or layout.one_process or layout.gpus_per_node != node.gpu_count:
         return ()
     return node.rank_cpus if layout.ranks_per_node == len(node.rank_cpus) else ()
 
 
 def _may_requeue(spec: JobSpec, profile: ClusterProfile, launcher: Launcher) -> bool:
-    """Return whether Slurm may queue the job again."""
+    """Return whether Slurm may requeue the job."""
     if profile.slurm.requeue != "allowed":
         return profile.slurm.requeue == "required"
     return spec.requeued or (spec.requeue is None and launcher.resumes(spec))
 
 
-def _supervisor(
+def _supervisor_command(
     spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, launcher: Launcher, directory: str
 ) -> tuple[str, ...]:
     """Return the supervisor's command line."""
@@ -217,16 +224,16 @@ def _supervisor(
     words.append(f"--python={spec.python}")
     if profile.slurm.start_now:
         words.append("--start-now")
-    words += _go_on_by(spec, profile)
+    words += _continuation_option(spec, profile)
     if not isinstance(directory, Sh):
         words.append(f"--script={directory}/script.sbatch")
     return tuple(words)
 
 
-def _go_on_by(spec: JobSpec, profile: ClusterProfile) -> list[str]:
-    """Return how the supervisor gets the run its next job, where this is not a requeue.
+def _continuation_option(spec: JobSpec, profile: ClusterProfile) -> list[str]:
+    """Return the option for how the supervisor continues the run in a new job, empty for a requeue.
 
-    Without ``--requeue`` Slurm requeues no job by itself; the supervisor allows its own requeues.
+    Without ``--requeue``, Slurm requeues no job by itself; the supervisor permits its own requeues.
     """
     way = profile.slurm.go_on_by or "requeue"
     if way == "requeue" and (profile.slurm.requeue == "forbidden" or spec.requeue is False):
@@ -245,8 +252,8 @@ def _environment_values(
         "user_setup": tuple(Sh(line) for line in spec.setup),
         "teardown": tuple(Sh(line.rstrip("\n")) for line in (*spec.teardown, *setup.teardown)),
         "activate": spec.activate if spec.activate and not _is_conda(spec.activate) else None,
-        "conda": _conda(spec.activate) if spec.activate and _is_conda(spec.activate) else None,
-        "variables": _variables(spec, profile, layout, launcher.variables(spec, layout)),
+        "conda": _conda_values(spec.activate) if spec.activate and _is_conda(spec.activate) else None,
+        "variables": _exported_variables(spec, profile, layout, launcher.variables(spec, layout)),
     }
 
 
@@ -254,55 +261,62 @@ def _is_conda(folder: str) -> bool:
     return (Path(folder) / "conda-meta").is_dir()
 
 
-def _conda(folder: str) -> dict[str, str]:
+def _conda_values(folder: str) -> dict[str, str]:
     path = Path(folder)
     base = path.parent.parent if path.parent.name == "envs" else path
     return {"base": str(base), "environment": folder}
 
 
-def _variables(
+def _exported_variables(
     spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, wanted: Mapping[str, Variable]
 ) -> list[dict[str, str]]:
-    """Return what to export: the fabric's, the launcher's, the site's, ours, the user's; the last wins."""
-    chosen: dict[str, Variable] = {}
+    """Return the variables to export. Later sources override earlier ones.
+
+    The order is: fabric, launcher (``wanted``), profile, default OMP_NUM_THREADS, the user's variables.
+    """
+    variables: dict[str, Variable] = {}
     if layout.nodes > 1 and profile.fabric:
-        chosen.update(_of_site(profile.fabric.environment))
-    chosen.update(wanted)
-    chosen.update(_of_site(profile.environment.variables))
-    if layout.cpus_per_rank and "OMP_NUM_THREADS" not in chosen:
+        variables.update(_expand_profile_variables(profile.fabric.environment))
+    variables.update(wanted)
+    variables.update(_expand_profile_variables(profile.environment.variables))
+    if layout.cpus_per_rank and "OMP_NUM_THREADS" not in variables:
         node = destination(spec.resources, profile).node
         cores = max(1, layout.cpus_per_rank // (node.threads_per_core if node else 1))
-        chosen["OMP_NUM_THREADS"] = Variable(value=str(cores), why="one thread per core of a rank")
-    elif layout.ranks_per_node > 1 and not layout.gpus_per_node and "OMP_NUM_THREADS" not in chosen:
-        chosen["OMP_NUM_THREADS"] = Variable(value="1", why="each rank has one CPU")
+        variables["OMP_NUM_THREADS"] = Variable(value=str(cores), why="one thread per core of a rank")
+    elif layout.ranks_per_node > 1 and not layout.gpus_per_node and "OMP_NUM_THREADS" not in variables:
+        variables["OMP_NUM_THREADS"] = Variable(value="1", why="each rank has one CPU")
     for name, value in spec.env:
-        chosen.pop(name, None)
-        chosen[name] = Variable(value=value)
+        variables.pop(name, None)
+        variables[name] = Variable(value=value)
     return [
         {
             "name": Sh(name),
             "value": variable.value,
             "comment": Sh(f" # {comment_text(variable.why)}" if variable.why else ""),
         }
-        for name, variable in chosen.items()
+        for name, variable in variables.items()
     ]
 
 
-def _of_site(variables: Mapping[str, Variable]) -> dict[str, Variable]:
-    """Return a profile's variables, which may name others; they are of the cluster's side."""
-    return {name: replace(one, value=filled_in(one.value)) for name, one in variables.items()}
+def _expand_profile_variables(variables: Mapping[str, Variable]) -> dict[str, Variable]:
+    """Return the variables of a profile with references to other variables expanded on the cluster."""
+    return {name: replace(variable, value=filled_in(variable.value)) for name, variable in variables.items()}
 
 
 def _live_script(spec: JobSpec, place: RunPlace) -> str | None:
-    """Return the training script of a submission if it is one of the user's own files, which may change."""
+    """Return the training script if it is outside the run directory, where the user may still change it."""
     if isinstance(place.directory, Sh) or spec.module:
         return None
-    inside = f"{place.directory}/"
-    return None if spec.work_dir.startswith(inside) or spec.script.startswith(inside) else spec.script
+    run_dir_prefix = f"{place.directory}/"
+    return (
+        None
+        if spec.work_dir.startswith(run_dir_prefix) or spec.script.startswith(run_dir_prefix)
+        else spec.script
+    )
 
 
 def training_command(spec: JobSpec) -> tuple[str, ...]:
-    """Return what one rank runs: the interpreter and script, the module, or the executable itself."""
+    """Return the command of one rank: the interpreter and script, the module, or the executable itself."""
     args = tuple(map(with_job_values, spec.args))
     if spec.module:
         return (spec.python, "-m", spec.script, *args)
@@ -313,12 +327,19 @@ def training_command(spec: JobSpec) -> tuple[str, ...]:
 
 
 def _rank_command(spec: JobSpec) -> tuple[str, ...]:
-    """Return what a rank's shell runs: what it trains with, for a sweep by a program that fills values in."""
+    """Return the command of a rank's shell: the training command, wrapped by the trial program in a sweep."""
     if spec.trials is None:
         return training_command(spec)
-    isolated = ("-BES",) if spec.trials.plain else ()  # Optuna is in the environment
-    filled = tuple(f"--env={name}" for name in spec.trials.env)
-    return (spec.python, *isolated, Sh('"$DTSLURM_TRIALS/trial.py"'), *filled, "--", *training_command(spec))
+    python_options = ("-BES",) if spec.trials.plain else ()  # Optuna is in the environment
+    env_options = tuple(f"--env={name}" for name in spec.trials.env)
+    return (
+        spec.python,
+        *python_options,
+        Sh('"$DTSLURM_TRIALS/trial.py"'),
+        *env_options,
+        "--",
+        *training_command(spec),
+    )
 
 
 def _step_words(
@@ -330,21 +351,22 @@ def _step_words(
     *,
     shrinks: bool,
 ) -> tuple[str, ...]:
-    """Return the srun of the training step.
+    """Return the srun command of the training step.
 
     Args:
-        shrinks: it may start on fewer nodes than the job began with.
+        shrinks: the step may start on fewer nodes than the job began with.
     """
     tasks_per_node = launcher.tasks_per_node(layout)
-    apart = spec.trials is not None and spec.trials.per_task > 1  # trials, of which none is to end others
-    ends = _ELASTIC_ENDS if launcher.elastic(spec) or apart else _ENDS
-    srun = _srun_words(profile, layout, tasks_per_node, directives, launcher.mpi(spec), ends)
+    # The failure of a trial must not end the other trials of its array task.
+    independent_trials = spec.trials is not None and spec.trials.per_task > 1
+    end_options = _ELASTIC_END_OPTIONS if launcher.elastic(spec) or independent_trials else _END_OPTIONS
+    srun = _srun_words(profile, layout, tasks_per_node, directives, launcher.mpi(spec), end_options)
     if shrinks:
         tasks = "$nodes" if tasks_per_node == 1 else f"$((nodes * {tasks_per_node}))"
         srun = (srun[0], Sh('--nodes="$nodes"'), Sh(f'--ntasks="{tasks}"'), *srun[3:])
     if launcher.started_by(spec) == "srun":
         srun = (*srun, *launcher.passed_on(spec))
-    return (*srun[:1], *_ON_NODES, *srun[1:]) if spec.supervised else srun
+    return (*srun[:1], *_OVERLAP_OPTIONS, *srun[1:]) if spec.supervised else srun
 
 
 def _srun_words(
@@ -353,59 +375,59 @@ def _srun_words(
     tasks_per_node: int,
     directives: Directives,
     mpi: str | None,
-    ends: tuple[str, ...] = _ENDS,
+    ends: tuple[str, ...] = _END_OPTIONS,
 ) -> tuple[str, ...]:
-    customs = profile.slurm
+    slurm_rules = profile.slurm
     words = ["srun", f"--nodes={layout.nodes}", f"--ntasks={layout.nodes * tasks_per_node}"]
     words.append(f"--ntasks-per-node={tasks_per_node}")
     if "cpus-per-task" in directives:
         words.append(Sh('--cpus-per-task="$SLURM_CPUS_PER_TASK"'))
-    if layout.gpus_per_node and customs.gpu_bind:
-        words.append(f"--gpu-bind={customs.gpu_bind}")
-    if customs.cpu_bind:
-        words.append(f"--cpu-bind={customs.cpu_bind}")
-    if customs.distribution or tasks_per_node > 1:
-        words.append(f"--distribution={customs.distribution or 'block'}")
-    if mpi or customs.mpi:
-        words.append(f"--mpi={mpi or customs.mpi}")
+    if layout.gpus_per_node and slurm_rules.gpu_bind:
+        words.append(f"--gpu-bind={slurm_rules.gpu_bind}")
+    if slurm_rules.cpu_bind:
+        words.append(f"--cpu-bind={slurm_rules.cpu_bind}")
+    if slurm_rules.distribution or tasks_per_node > 1:
+        words.append(f"--distribution={slurm_rules.distribution or 'block'}")
+    if mpi or slurm_rules.mpi:
+        words.append(f"--mpi={mpi or slurm_rules.mpi}")
     words += [*ends, Sh('--output="$logs/node-%n.log"')]
-    return (*words, *customs.srun_options)
+    return (*words, *slurm_rules.srun_options)
 
 
 def _output_copies(spec: JobSpec) -> dict[str, Sh]:
-    """Return where the script writes a copy of its output and of its errors."""
-    asked = {"output": spec.output, "error": spec.error}
-    return {name: fill_in_pattern(path, spec.work_dir) for name, path in asked.items() if path}
+    """Return the paths to which the script copies its output and its errors."""
+    patterns = {"output": spec.output, "error": spec.error}
+    return {name: fill_in_pattern(path, spec.work_dir) for name, path in patterns.items() if path}
 
 
-def _fabric_check(
+def _fabric_check_values(
     spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, directives: Directives, inside: Inside
 ) -> dict[str, str]:
-    """Return what the script needs to measure the network: one task for each rank, as if by srun."""
+    """Return the template values of the network check, which runs one srun task per rank."""
     fabric = profile.fabric if layout.nodes > 1 else None
-    expected = (fabric and fabric.expected_busbw_gbs) or 0
+    expected_busbw = (fabric and fabric.expected_busbw_gbs) or 0
     kind = fabric.kind if fabric and fabric.kind not in {"ethernet", "loopback"} else "any"
     srun = []
     for word in _srun_words(profile, layout, layout.ranks_per_node, directives, None):
-        if word.startswith("--cpus-per-task="):  # an agent's task has more
+        if word.startswith("--cpus-per-task="):  # a task of an agent has the CPUs of several ranks
             srun.append(f"--cpus-per-task={cpus_per_task(layout, layout.ranks_per_node) or 1}")
         elif word.startswith("--output="):
             srun.append(Sh('--output="$logs/fabric-check.log"'))
         else:
             srun.append(word)
     if "cpus-per-task" not in directives and profile.scheduler == "slurm":
-        srun.append("--overcommit")  # there may be fewer CPUs than ranks
+        srun.append("--overcommit")  # the job may have fewer CPUs than ranks
     program = Path(dtslurm.__file__).with_name("worker").joinpath("probe/fabric_check.py").read_text("utf-8")
-    result, written = Sh('"$DTSLURM_RUN_DIR/fabric.json"'), Sh('"$DTSLURM_RUN_DIR/fabric_check.py"')
-    words = (*srun, *inside.words(), spec.python, written, result, f"{expected:g}", kind)
-    end = heredoc_end(program, "END_OF_PYTHON")
-    return {"program": Sh(program.rstrip("\n")), "end": Sh(end), "srun": Sh(wrap(words))}
+    result_path, program_path = Sh('"$DTSLURM_RUN_DIR/fabric.json"'), Sh('"$DTSLURM_RUN_DIR/fabric_check.py"')
+    words = (*srun, *inside.words(), spec.python, program_path, result_path, f"{expected_busbw:g}", kind)
+    delimiter = heredoc_end(program, "END_OF_PYTHON")
+    return {"program": Sh(program.rstrip("\n")), "end": Sh(delimiter), "srun": Sh(wrap(words))}
 
 
 def _task_files(
     engine: Engine, spec: JobSpec, layout: TaskLayout, launcher: Launcher, values: Mapping[str, object]
 ) -> list[dict[str, str]]:
-    """Return the files that the script writes for its tasks, each with a heredoc mark it does not hold."""
+    """Return the files that the script writes for its tasks, each with a heredoc delimiter."""
     rank_words = ("bash", Sh('"$DTSLURM_RUN_DIR/rank.sh"'))
     training = _rank_command(launcher.training(spec))
     command = launcher.command(spec, layout, rank_words if launcher.agent else training)
@@ -416,15 +438,15 @@ def _task_files(
     if launcher.agent:
         files.append(("rank.sh", "#!/bin/bash\n" + engine.render("rank.sh.j2", context)))
     task = engine.render(launcher.partial, context)
-    head = engine.render("staging/task.sh.j2", context) if spec.stage_in else ""
+    task_head = engine.render("staging/task.sh.j2", context) if spec.stage_in else ""
     if spec.stage_out and spec.signal_before is not None and values["claim"]:
-        head += engine.render("staging/watch.sh.j2", context)
-    if spec.sample and values["claim"]:  # submit puts the program into the run directory
+        task_head += engine.render("staging/watch.sh.j2", context)
+    if spec.sample and values["claim"]:  # only a submitted run directory contains the sampler
         mpirun = "start" in launcher.options and launcher.option(spec, "start") == "mpirun"
         local_rank = Sh("OMPI_COMM_WORLD_LOCAL_RANK" if mpirun else "SLURM_LOCALID")
-        apart = _event_of_ranks_apart(spec, layout, launcher)
-        head += engine.render("sampler.sh.j2", {**context, "local_rank": local_rank, "apart": Sh(apart)})
-    files.append(("task.sh", behind_head(task, head)))
+        event = _independence_event(spec, layout, launcher)
+        task_head += engine.render("sampler.sh.j2", {**context, "local_rank": local_rank, "apart": Sh(event)})
+    files.append(("task.sh", behind_head(task, task_head)))
     if spec.supervised:
         files.append(("step.sh", engine.render("attempt/step.sh.j2", context)))
     return [
@@ -433,8 +455,8 @@ def _task_files(
     ]
 
 
-def _event_of_ranks_apart(spec: JobSpec, layout: TaskLayout, launcher: Launcher) -> str:
-    """Return the event to record where ranks train apart, empty where that is not to be looked at."""
+def _independence_event(spec: JobSpec, layout: TaskLayout, launcher: Launcher) -> str:
+    """Return the event to record if ranks train independently, empty if this is not checked."""
     if (
         layout.world_size < 2
         or launcher.one_process

@@ -1,4 +1,4 @@
-"""What is done to the text of scripts: checked, wrapped, put together."""
+"""Check, wrap and combine the text of scripts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dtslurm.errors import RenderError
 from dtslurm.model.shell import join, quote
 
 _WIDTH = 100
-_MOST_BYTES = 4_000_000  # SchedulerParameters=max_script_size, 4 MB unless a site says otherwise
+_MAX_SCRIPT_SIZE = 4_000_000  # Slurm's default of SchedulerParameters=max_script_size, 4 MB
 
 
 def check(script: str, template: str) -> None:
-    """Refuse what sbatch refuses too, before anything is sent.
+    """Reject a script that sbatch would reject, before anything is sent.
 
     Raises:
-        RenderError: a template of the user's own makes a script that sbatch would not take.
+        RenderError: sbatch would reject the script, which can happen with a template of the user.
     """
     if not script.startswith("#!"):
         raise RenderError(f"template {template}: the script does not begin with #!, as in #!/bin/bash")
@@ -27,25 +27,31 @@ def check(script: str, template: str) -> None:
         )
     if "\0" in script:
         raise RenderError(f"template {template}: there is a NUL in the script")
-    if len(script) > _MOST_BYTES:
-        raise RenderError(f"the script is larger than {_MOST_BYTES // 1_000_000} MB, which sbatch refuses")
+    if len(script) > _MAX_SCRIPT_SIZE:
+        raise RenderError(
+            f"the script is larger than {_MAX_SCRIPT_SIZE // 1_000_000} MB, which sbatch refuses"
+        )
 
 
 def depending(script: str, expression: str) -> str:
-    """Return an sbatch script with ``--dependency``, beside what it waits for already.
+    """Add a ``--dependency`` expression to an sbatch script, joined with its existing dependency.
 
-    The scheduler ends the job where what it waits for cannot come any more.
+    ``--kill-on-invalid-dep`` lets Slurm cancel the job if the dependency can no longer be met.
     """
     lines = script.splitlines(keepends=True)
-    head = next(number for number, line in enumerate(lines) if not line.startswith("#") and line.strip())
-    own = [line for line in lines[:head] if line.startswith("#SBATCH --dependency=")]
-    if own:
-        expression = f"{own[-1].partition('=')[2].strip()},{expression}"
-    last = max(number for number, line in enumerate(lines[:head]) if line.startswith("#SBATCH "))
-    rest = [line for line in lines[last + 1 :] if line not in own]
+    first_command = next(
+        number for number, line in enumerate(lines) if not line.startswith("#") and line.strip()
+    )
+    existing = [line for line in lines[:first_command] if line.startswith("#SBATCH --dependency=")]
+    if existing:
+        expression = f"{existing[-1].partition('=')[2].strip()},{expression}"
+    last_directive = max(
+        number for number, line in enumerate(lines[:first_command]) if line.startswith("#SBATCH ")
+    )
+    rest = [line for line in lines[last_directive + 1 :] if line not in existing]
     return "".join(
         [
-            *(line for line in lines[: last + 1] if line not in own),
+            *(line for line in lines[: last_directive + 1] if line not in existing),
             f"#SBATCH --dependency={expression}\n",
             "#SBATCH --kill-on-invalid-dep=yes\n",
             *rest,
@@ -54,14 +60,16 @@ def depending(script: str, expression: str) -> str:
 
 
 def behind_head(script: str, lines: str) -> str:
-    """Return a script with ``lines`` after its leading comments."""
-    text = script.splitlines(keepends=True)
-    first = next((number for number, line in enumerate(text) if not line.startswith("#")), len(text))
-    return "".join([*text[:first], lines, *text[first:]])
+    """Insert ``lines`` into a script after its leading comments."""
+    script_lines = script.splitlines(keepends=True)
+    insert_at = next(
+        (number for number, line in enumerate(script_lines) if not line.startswith("#")), len(script_lines)
+    )
+    return "".join([*script_lines[:insert_at], lines, *script_lines[insert_at:]])
 
 
 def heredoc_end(text: str, end: str = "END") -> str:
-    """Return a heredoc delimiter that is no line of ``text``."""
+    """Return a heredoc delimiter that does not occur as a line of ``text``."""
     lines = set(text.splitlines())
     while end in lines:
         end += "_"
@@ -69,12 +77,12 @@ def heredoc_end(text: str, end: str = "END") -> str:
 
 
 def comment_text(text: str) -> str:
-    """Return text that stays inside one comment line."""
+    """Replace control characters, so that the text fits in one comment line."""
     return re.sub(r"[\x00-\x1f\x7f]+", " ", text)
 
 
 def wrap(words: Sequence[object]) -> str:
-    """Return a command line, broken by backslashes where it grows past the width; words stay whole."""
+    """Return a command line, wrapped with backslashes between words if it is too long."""
     if len(join(words)) <= _WIDTH:
         return join(words)
     lines, line = [], ""

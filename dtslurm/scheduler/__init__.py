@@ -1,1 +1,1 @@
-"""The queue: a real Slurm over any transport, or the embedded default on this machine."""
+"""Schedulers: Slurm over any transport, and the embedded scheduler of this machine."""

@@ -1,4 +1,4 @@
-"""What every scheduler offers."""
+"""Interfaces that schedulers implement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dtslurm.model.runs.queue import QueueMemory
 from dtslurm.model.runs.state import JobStatus
 from dtslurm.transport.base import Completed
 
-if TYPE_CHECKING:  # half of what a look at one's jobs would import
+if TYPE_CHECKING:  # these imports would double the import time of a status query
     from dtslurm.model.cluster import ClusterProfile
     from dtslurm.model.jobs.job import Submission
     from dtslurm.model.nodes import ListedNode
@@ -22,12 +22,12 @@ Look = Callable[[Mapping[str, Sequence[JobStatus]]], None]
 
 
 class PartialResult(NamedTuple):
-    """What was done where not all could be.
+    """The result of a change that the scheduler made for some of the jobs only.
 
     Attributes:
-        done: those of the ids for which something was done.
-        waiting: the jobs and tasks that waited already, as the scheduler names them.
-        refused: what it said of the others, one line each.
+        done: the requested ids for which the scheduler made the change.
+        waiting: the jobs and tasks that were already pending, as the scheduler names them.
+        refused: the scheduler's messages on the other jobs, one line each.
     """
 
     done: tuple[str, ...]
@@ -35,70 +35,72 @@ class PartialResult(NamedTuple):
     refused: tuple[str, ...] = ()
 
 
-# Of a submission: sbatch itself retries for up to 120 s when the queue is full (22.05, sbatch.c).
+# Timeout of a submission: sbatch itself retries for up to 120 s when the queue is full (22.05, sbatch.c).
 SUBMIT_TIMEOUT_S = 150.0
 
 
 class Scheduler(Protocol):
-    """A queue that takes rendered submissions and tells of jobs.
+    """A queue that accepts rendered submissions and reports the status of jobs.
 
-    Job ids are strings as the scheduler shows them: ``"17"``, or ``"17_3"`` for one task of an array.
+    Job ids are strings as the scheduler prints them: ``"17"``, or ``"17_3"`` for one task of an array.
     """
 
     def profile(self, profile: ClusterProfile) -> ClusterProfile:
-        """Return ``profile`` completed with what the live scheduler says (partitions, node types, limits)."""
+        """Return ``profile`` with the live scheduler's partitions, node types and limits added."""
         ...
 
     def validate(self, submission: Submission) -> list[str]:
-        """Return every reason, one line each, why the scheduler could not take this submission."""
+        """Return all reasons, one line each, why the scheduler cannot accept this submission."""
         ...
 
     def notices(self, submission: Submission) -> list[str]:
-        """Return what the user should know of how this scheduler will run the job, each one line."""
+        """Return notes, one line each, on how this scheduler will run the job."""
         ...
 
     def submit(self, submission: Submission, script_path: str, run: Runner | None = None) -> str:
         """Queue the script at ``script_path`` and return the job id.
 
         Args:
-            run: runs the submitting command where the cluster is another machine, after what the job needs
-                was put in place there.
+            run: a function that runs the submission command if the cluster is on another machine. It first
+                copies the files that the job needs to that machine.
 
         Raises:
-            SubmitRejected: refused; there is no job.
-            SubmitUnknown: the answer was lost; there may be a job.
-            SlurmUnavailable: nothing could be sent.
+            SubmitRejected: the scheduler refused the submission; there is no job.
+            SubmitUnknown: the scheduler's answer was lost; there may be a job.
+            SlurmUnavailable: the submission could not be sent.
         """
         ...
 
     def find(self, comment: str) -> str | None:
-        """Return the id of this user's job that carries a submission's comment, or None if none is known."""
+        """Return the id of this user's job whose comment is ``comment``, or None if no such job is known."""
         ...
 
     def query(self, job_ids: Sequence[str]) -> Mapping[str, list[JobStatus]]:
-        """Return what is known of each job; an id without evidence maps to an empty list.
+        """Return the status records of each job; a job without any record maps to an empty list.
 
-        An array's id maps to one status per task (pending tasks may be folded into one). The call costs
-        the scheduler a bounded number of requests however many ids are asked.
+        The id of an array maps to one status per task (Slurm may fold pending tasks into one record). The
+        number of requests to the scheduler is bounded, however many ids are queried.
 
         Raises:
-            SlurmUnavailable: no answer; says nothing about any job.
+            SlurmUnavailable: the scheduler did not answer. This says nothing about the state of any job.
         """
         ...
 
     def cancel(self, job_ids: Sequence[str], look: Look | None = None) -> None:
-        """End jobs. Raises ``SlurmError`` with the scheduler's words if it refuses.
+        """Cancel jobs. Raise ``SlurmError`` with the scheduler's message if the scheduler refuses.
 
         Args:
-            look: called before anything is changed; here and below what it raises is passed on.
+            look: a function that this method calls before it changes any job. Exceptions of ``look``
+                propagate to the caller, here and in the methods below.
         """
         ...
 
     def requeue(self, job_ids: Sequence[str], look: Look | None = None) -> PartialResult | None:
-        """Put running or ended jobs back into the queue under the same id.
+        """Requeue running or ended jobs under the same job id.
 
         Returns:
-            What was done where that was a part of it; None where it was all. Raises if it was nothing.
+            The jobs that were and were not requeued, if only some were; None if all were. If none was
+            requeued, the method raises ``SlurmError``.
         """
         ...
 
@@ -117,46 +119,51 @@ class Scheduler(Protocol):
 
 @runtime_checkable
 class SharedScheduler(Protocol):
-    """A scheduler that many people ask, so that what one process heard should serve the others too.
+    """A scheduler used by many processes, which share the scheduler's answers through a queue snapshot.
 
     Attributes:
-        memory: what was heard so far; may be replaced by what another process heard.
-        requests: how many requests this object has made to the controller.
+        memory: the queue snapshot; may be replaced by the snapshot of another process.
+        requests: the number of requests that this object has made to the controller.
     """
 
     memory: QueueMemory
     requests: int
 
     def query(self, job_ids: Sequence[str]) -> Mapping[str, list[JobStatus]]:
-        """Ask, remember and tell; see `Scheduler.query`."""
+        """Query the scheduler, update ``memory`` and return the jobs' statuses; see `Scheduler.query`."""
         ...
 
     def recall(self, job_ids: Sequence[str]) -> Mapping[str, list[JobStatus]]:
-        """Tell what ``query`` would, out of the memory alone."""
+        """Return the statuses that ``query`` would return, from ``memory`` alone."""
         ...
 
     def runs(self, job_id: str) -> Sequence[JobStatus]:
-        """Return every run of a job that accounting knows, oldest first; nothing if it cannot be asked."""
+        """Return all accounting records of a job, oldest first; empty if accounting is unavailable.
+
+        Each record is one execution of the job.
+        """
         ...
 
 
 @runtime_checkable
 class QueueLister(Protocol):
-    """A scheduler that lists the jobs in its queue by their comments."""
+    """A scheduler that can list the queued jobs that dtslurm submitted, which it finds by their comments."""
 
     def own_jobs(self) -> Sequence[JobStatus]:
-        """Return the user's jobs that carry dtslurm's comment, as the queue listed them last."""
+        """Return the user's jobs that have dtslurm's comment, as of the last query of the queue."""
         ...
 
 
 @runtime_checkable
 class NodeLister(Protocol):
-    """A scheduler of several nodes, from which some can be left out."""
+    """A scheduler of several nodes, from which a submission can exclude some."""
 
     def nodes(self, partition: str | None) -> list[ListedNode]:
-        """Return the nodes of a partition, or of several as ``a,b``; without a name, of the default one.
+        """Return the nodes of a partition, or of several partitions written as ``a,b``.
+
+        Without a name, return the nodes of the default partition.
 
         Raises:
-            SlurmUnavailable: no answer.
+            SlurmUnavailable: the scheduler did not answer.
         """
         ...

@@ -1,4 +1,4 @@
-"""Many jobs, and what of them belongs to the one that is asked for, without a look at all the others."""
+"""A lookup table of jobs: finds the jobs that a job id covers without a scan of all jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dtslurm.slurm.arrays import base_id, matches_job_id, task_ranges
 
 
 class JobTable:
-    """Jobs by the number that a whole array or heterogeneous job goes by."""
+    """Jobs indexed by the base id of their array or heterogeneous job."""
 
     def __init__(self, jobs: Iterable[JobStatus]) -> None:
         self._groups: dict[str, list[JobStatus]] = defaultdict(list)
@@ -20,16 +20,19 @@ class JobTable:
             self._groups[base_id(job.job_id)].append(job)
 
     def covering(self, job_id: str) -> list[JobStatus]:
-        """Return what is ``job_id``, a part of it, or holds it folded in, in the order that was given."""
+        """Return the jobs that match ``job_id``, in the given order.
+
+        A match is the job itself, a part of it (an array task), or a folded record that contains it.
+        """
         return [job for job in self._groups.get(base_id(job_id), ()) if matches_job_id(job.job_id, job_id)]
 
     def belonging(self, job_id: str) -> list[JobStatus]:
-        """Return the same in the order of the tasks."""
+        """Return the jobs that `covering` finds, sorted by task number."""
         return in_order(self.covering(job_id), job_id)
 
 
 def in_order(jobs: Sequence[JobStatus], asked: str) -> list[JobStatus]:
-    """Sort tasks by number; a folded task that was asked for by itself gets its own id."""
+    """Sort tasks by number. If ``asked`` is a single task, replace the id of a folded record by it."""
     ordered = sorted(jobs, key=lambda job: [int(number) for number in re.findall(r"\d+", job.job_id)][:2])
     if asked != base_id(asked):
         return [replace(job, job_id=asked) if "_[" in job.job_id else job for job in ordered]
@@ -37,14 +40,18 @@ def in_order(jobs: Sequence[JobStatus], asked: str) -> list[JobStatus]:
 
 
 def unlisted(tasks: Sequence[JobStatus], listed: Sequence[JobStatus]) -> list[JobStatus]:
-    """Return the tasks of an array that are not among those listed, folded ones included."""
-    present = {job.job_id for job in listed}
+    """Return the array tasks that are absent from ``listed``, also as members of a folded record."""
+    listed_ids = {job.job_id for job in listed}
     expressions = [job.job_id.partition("_")[2] for job in listed if "_[" in job.job_id]
-    folded = [numbers for expression in expressions for numbers in task_ranges(expression)]
-    found = []
+    folded_ranges = [numbers for expression in expressions for numbers in task_ranges(expression)]
+    missing = []
     for task in tasks:
         number = task.job_id.partition("_")[2]
-        inside = number.isascii() and number.isdecimal() and any(int(number) in one for one in folded)
-        if task.job_id not in present and not inside:
-            found.append(task)
-    return found
+        is_folded = (
+            number.isascii()
+            and number.isdecimal()
+            and any(int(number) in numbers for numbers in folded_ranges)
+        )
+        if task.job_id not in listed_ids and not is_folded:
+            missing.append(task)
+    return missing

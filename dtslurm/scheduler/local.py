@@ -1,8 +1,8 @@
-"""The embedded scheduler: cluster ``local`` runs the same batch scripts on this machine.
+"""The embedded scheduler: the cluster ``local`` runs the same batch scripts on this machine.
 
-There is no daemon. Whoever submits, asks or cancels takes the state folder's lock and decides who may
-start; each running job has one detached keeper process that does the same when the job ends. The parts
-that jobs need live in ``dtslurm/worker/local_*.py``.
+There is no daemon. A process that submits, queries or cancels jobs takes the lock of the state folder and
+starts the jobs that can run. Each running job has one detached keeper process, which does the same when the
+job ends. The code that jobs need is in ``dtslurm/worker/localslurm/``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Record = dict[str, Any]
 
 
 def default_state_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """Return the state folder: ``$DTSLURM_LOCAL_STATE``, else below ``$XDG_STATE_HOME``."""
+    """Return the state folder: ``$DTSLURM_LOCAL_STATE``, or else a folder in ``$XDG_STATE_HOME``."""
     environ = os.environ if environ is None else environ
     if environ.get("DTSLURM_LOCAL_STATE"):
         return Path(environ["DTSLURM_LOCAL_STATE"])
@@ -47,15 +47,14 @@ def default_state_dir(environ: Mapping[str, str] | None = None) -> Path:
 
 
 class LocalScheduler:
-    """The queue of this machine for this user. Making one touches nothing.
+    """This user's job queue on this machine. The constructor creates no files.
 
     Args:
-        state_dir: where jobs are remembered; ``default_state_dir()`` if None.
-        kill_wait: seconds between asking a job's processes to end (SIGTERM) and killing them;
-            ``$DTSLURM_LOCAL_KILL_WAIT``, else 30, if None.
-        requeue_delay: seconds a requeued job waits before it may start again.
-        machine: what to count as this machine's ``cpus``, ``memory_mib`` and ``gpus`` (names); detected
-            if None.
+        state_dir: the folder of the job records; ``default_state_dir()`` if None.
+        kill_wait: seconds from SIGTERM to SIGKILL when a job is ended; if None, ``$DTSLURM_LOCAL_KILL_WAIT``,
+            or else 30.
+        requeue_delay: seconds before a requeued job may start again.
+        machine: the ``cpus``, ``memory_mib`` and ``gpus`` (names) of this machine; detected if None.
     """
 
     def __init__(
@@ -70,22 +69,22 @@ class LocalScheduler:
         self._requeue_delay = requeue_delay
         self._given_machine = None if machine is None else dict(machine)
 
-    # ---- what there is ----
+    # ---- Resources ----
 
     @property
     def state_dir(self) -> Path:
-        """The folder in which jobs are remembered."""
+        """The folder of the job records."""
         return self._state_dir if self._state_dir is not None else default_state_dir()
 
     @property
     def _state(self) -> State:
         return State(str(self.state_dir))
 
-    def _machine(self) -> Record:
+    def _get_machine(self) -> Record:
         return dict(self._given_machine) if self._given_machine is not None else local_machine.detect()
 
     @property
-    def _patience(self) -> float:
+    def _effective_kill_wait(self) -> float:
         if self._kill_wait is not None:
             return self._kill_wait
         try:
@@ -94,37 +93,39 @@ class LocalScheduler:
             return KILL_WAIT
 
     def profile(self, profile: ClusterProfile) -> ClusterProfile:
-        """Return ``profile`` with this machine as its one node type, and nodes that meet on localhost."""
-        machine = self._machine()
+        """Return ``profile`` with this machine as its only node type and localhost as the head address."""
+        machine = self._get_machine()
         memory = machine["memory_mib"]
         gpus = None
         if machine["gpus"]:
-            model = local_machine.gpu_model()
-            size = model.get("memory_mib")
+            gpu_model = local_machine.gpu_model()
+            gpu_memory = gpu_model.get("memory_mib")
             gpus = Gpus(
-                model=model.get("name", "NVIDIA GPU"),
+                model=gpu_model.get("name", "NVIDIA GPU"),
                 count=len(machine["gpus"]),
-                memory=None if size is None else Memory(size),
+                memory=None if gpu_memory is None else Memory(gpu_memory),
             )
-        described = profile.node_type(None)
+        own_type = profile.node_type(None)
         node_type = NodeType(
-            rank_cpus=described.rank_cpus if described else (),
+            rank_cpus=own_type.rank_cpus if own_type else (),
             gpus=gpus,
             cpus=machine["cpus"],
             memory=None if memory is None else Memory(memory),
         )
-        customs = replace(
+        settings = replace(
             profile.slurm,
             head_address=profile.slurm.head_address or "127.0.0.1",
             max_nodes=min(profile.slurm.max_nodes or local_request.MAX_NODES, local_request.MAX_NODES),
         )
-        return replace(profile, slurm=customs, node_types={NODE_TYPE: node_type}, default_node_type=NODE_TYPE)
+        return replace(
+            profile, slurm=settings, node_types={NODE_TYPE: node_type}, default_node_type=NODE_TYPE
+        )
 
-    # ---- submitting ----
+    # ---- Submission ----
 
     def validate(self, submission: Submission) -> list[str]:
-        """Return every reason why this machine cannot take the submission."""
-        machine = self._machine()
+        """Return all reasons why this machine cannot run the submission."""
+        machine = self._get_machine()
         try:
             request = local_request.read_request(submission.script, machine)
         except Refused as error:
@@ -133,22 +134,22 @@ class LocalScheduler:
         return problems + queue.unknown_dependencies(self._state, request["dependency"])
 
     def notices(self, submission: Submission) -> list[str]:
-        """Return what the user should know of how this machine stands in for a cluster, a line each."""
-        machine = self._machine()
+        """Return notes, one line each, on how this machine's queue differs from a cluster."""
+        machine = self._get_machine()
         try:
             return local_request.notices(local_request.read_request(submission.script, machine), machine)
         except Refused:
             return []
 
     def submit(self, submission: Submission, script_path: str, run: Runner | None = None) -> str:
-        """Queue the script and return the job id; it starts at once if there is room.
+        """Queue the script and return the job id; the job starts at once if resources are free.
 
         Raises:
-            SubmitRejected: the machine cannot run it; there is no job.
+            SubmitRejected: this machine cannot run the job; there is no job.
             SlurmUnavailable: the state folder cannot be used; there is no job.
         """
-        del run  # jobs are started from here
-        machine = self._machine()
+        del run  # the submission command always runs on this machine
+        machine = self._get_machine()
         try:
             script = read_file(script_path)
         except OSError as error:
@@ -162,17 +163,17 @@ class LocalScheduler:
                 raise Refused(problems)  # noqa: TRY301
             request["comment"] = submission.comment
             request["name"] = request["name"] or Path(script_path).name
-            common = self._common(submission.spec.work_dir, request, machine)
-            with self._deciding() as state:
+            common = self._build_base_record(submission.spec.work_dir, request, machine)
+            with self._locked_state() as state:
                 job = queue.add(state, request, script, common)
         except Refused as error:
             raise SubmitRejected("the embedded scheduler refused the job", evidence=error.problems) from error
-        with suppress(SlurmUnavailable):  # the job is queued; whoever looks next starts it
-            self._look()
+        with suppress(SlurmUnavailable):  # the job is queued: the next process that uses the queue starts it
+            self._start_ready_jobs()
         return str(job)
 
-    def _common(self, folder: str, request: Record, machine: Record) -> Record:
-        """Return what a job's record holds beside what its script asks."""
+    def _build_base_record(self, folder: str, request: Record, machine: Record) -> Record:
+        """Return the part of a job's record that does not come from its script."""
         chdir = request["chdir"]
         folder = folder if Path(folder).is_dir() else str(Path.cwd())
         return {
@@ -184,12 +185,12 @@ class LocalScheduler:
             "submit_dir": folder,
             "submit_host": local_machine.host(),
             "chdir": None if chdir is None else str(Path(folder) / chdir),
-            "kill_wait": self._patience,
+            "kill_wait": self._effective_kill_wait,
             "requeue_delay": self._requeue_delay,
         }
 
     def find(self, comment: str) -> str | None:
-        """Return the id of the job that carries the submission's comment."""
+        """Return the id of the job that has the submission's comment, or None."""
         state = self._state
         for job in reversed(state.all_ids()):
             record = state.load(job)
@@ -197,24 +198,26 @@ class LocalScheduler:
                 return str(record["id"] if record["array_id"] is None else record["array_id"])
         return None
 
-    # ---- asking ----
+    # ---- Queries ----
 
     def query(self, job_ids: Sequence[str]) -> Mapping[str, list[JobStatus]]:
-        """Return what is known of each job; an unknown id maps to an empty list.
+        """Return the status records of each job; an unknown id maps to an empty list.
 
         Raises:
             SlurmUnavailable: the state folder cannot be used.
         """
-        self._look()
+        self._start_ready_jobs()
         now = time.time()
-        return {job: [self._status(record, now) for record in self._records(job)] for job in job_ids}
+        return {job: [self._to_status(record, now) for record in self._find_records(job)] for job in job_ids}
 
     def own_jobs(self) -> list[JobStatus]:
-        """Return the jobs that are not over; see `QueueLister.own_jobs`."""
+        """Return dtslurm's jobs that have not ended; see `QueueLister.own_jobs`."""
         now = time.time()
-        return [self._status(record, now) for record in self._state.active() if OUR_MARK in record["comment"]]
+        return [
+            self._to_status(record, now) for record in self._state.active() if OUR_MARK in record["comment"]
+        ]
 
-    def _records(self, text: str) -> list[Record]:
+    def _find_records(self, text: str) -> list[Record]:
         try:
             job, task = job_id(text)
         except ValueError:
@@ -222,18 +225,18 @@ class LocalScheduler:
         state = self._state
         records = queue.find_records(state, job, task)
         if not records and task is None:
-            found = state.load(job)
-            records = [found] if found else []
+            record = state.load(job)
+            records = [record] if record else []
         return records
 
-    def _status(self, record: Record, now: float) -> JobStatus:
+    def _to_status(self, record: Record, now: float) -> JobStatus:
         running = record["state"] == "RUNNING"
         state = JobState(record["state"])
         reason = "" if record["reason"] == "None" else str(record["reason"])
         if running and record["host"] != local_machine.host():
             state, reason = JobState.UNKNOWN, ELSEWHERE.format(record["host"])
-        start, limit = _seconds(record.get("start_time")), record["time_limit"]
-        ran = start is not None
+        start, limit = _to_whole_seconds(record.get("start_time")), record["time_limit"]
+        has_started = start is not None
         return JobStatus(
             job_id=queue.shown_id(record),
             raw_id=str(record["id"]),
@@ -243,13 +246,13 @@ class LocalScheduler:
             reason=reason,
             name=record["name"],
             partition=record["partition"],
-            nodelist=hostlist.fold(list(range(1, record["nodes"] + 1))) if ran else "",
+            nodelist=hostlist.fold(list(range(1, record["nodes"] + 1))) if has_started else "",
             nodes=record["nodes"],
             exit_code=record.get("exit_code") if state.ended else None,
             signal=record.get("signal_number") if state.ended else None,
-            submit_time=_seconds(record["submit_time"]),
+            submit_time=_to_whole_seconds(record["submit_time"]),
             start_time=start,
-            end_time=_seconds(record.get("end_time")),
+            end_time=_to_whole_seconds(record.get("end_time")),
             time_left=max(0, int(start + limit - now)) if running and start and limit else None,
             time_limit=int(limit) if running and limit else None,
             restarts=record["restarts"],
@@ -258,59 +261,63 @@ class LocalScheduler:
             observed_at=now,
         )
 
-    # ---- commanding ----
+    # ---- Changes ----
 
     def cancel(self, job_ids: Sequence[str], look: Look | None = None) -> None:
-        """End jobs: SIGTERM, and SIGKILL for what is left after ``kill_wait``. Ended jobs stay as they are.
+        """End jobs: SIGTERM, then SIGKILL after ``kill_wait``. Jobs that have ended are not changed.
 
         Raises:
-            JobNotFound: one of them does not exist; the others were ended.
+            JobNotFound: a job does not exist; the other jobs were ended.
         """
-        self._each(job_ids, queue.cancel, look)
+        self._apply_to_each(job_ids, queue.cancel, look)
 
     def requeue(self, job_ids: Sequence[str], look: Look | None = None) -> None:
-        """Put running or ended jobs back into the queue under the same id.
+        """Requeue running or ended jobs under the same job id.
 
         Raises:
-            SlurmError: one of them waits already, forbids it or does not exist.
+            SlurmError: a job is already pending, forbids requeueing, or does not exist.
         """
-        ended = ("RUNNING", *queue.ENDED)
-        self._each(job_ids, queue.requeue, look, of_array=ended)
+        requeueable_states = ("RUNNING", *queue.ENDED)
+        self._apply_to_each(job_ids, queue.requeue, look, of_array=requeueable_states)
 
     def signal(self, job_ids: Sequence[str], name: str) -> None:
         """Send a signal to the tasks of running jobs; see `Scheduler.signal`."""
-        self._each(job_ids, lambda state, record: queue.signal_steps(state, record, name), None)
+        self._apply_to_each(job_ids, lambda state, record: queue.signal_steps(state, record, name), None)
 
     def hold(self, job_ids: Sequence[str], look: Look | None = None) -> None:
         """Keep pending jobs from starting.
 
         Raises:
-            SlurmError: one of them is no longer pending or does not exist.
+            SlurmError: a job is no longer pending or does not exist.
         """
-        self._each(job_ids, queue.hold, look, of_array=("PENDING",))
+        self._apply_to_each(job_ids, queue.hold, look, of_array=("PENDING",))
 
     def release(self, job_ids: Sequence[str], look: Look | None = None) -> None:
         """Let held jobs start again.
 
         Raises:
-            SlurmError: one of them is no longer pending or does not exist.
+            SlurmError: a job is no longer pending or does not exist.
         """
-        self._each(job_ids, queue.release, look, of_array=("PENDING",))
+        self._apply_to_each(job_ids, queue.release, look, of_array=("PENDING",))
 
-    def _each(
+    def _apply_to_each(
         self,
         job_ids: Sequence[str],
         action: Callable[[State, Record], None],
         look: Look | None,
         of_array: Sequence[str] = (),
     ) -> None:
-        """Do something to each job; of a whole array only to the tasks in these states, if there are any."""
+        """Apply an action to each job.
+
+        Of a whole array, change only the tasks whose state is in ``of_array``, or all tasks if no task is in
+        such a state.
+        """
         missing, refused = [], []
         if look is not None:
             look(self.query(job_ids))
-        with self._deciding() as state:
+        with self._locked_state() as state:
             for job in job_ids:
-                records = self._records(job)
+                records = self._find_records(job)
                 if not records:
                     missing.append(job)
                 if len(records) > 1:
@@ -320,19 +327,19 @@ class LocalScheduler:
                         action(state, record)
                     except Refused as error:
                         refused += error.problems
-        self._look()
+        self._start_ready_jobs()
         if missing:
             raise JobNotFound(f"the embedded scheduler knows no job {', '.join(missing)}", evidence=refused)
         if refused:
             raise SlurmError("the embedded scheduler refused", evidence=refused)
 
-    def _look(self) -> None:
-        """Let whoever may start do so."""
-        with self._deciding() as state:
+    def _start_ready_jobs(self) -> None:
+        """Start the pending jobs that can run now."""
+        with self._locked_state() as state:
             queue.schedule(state)
 
     @contextmanager
-    def _deciding(self) -> Iterator[State]:
+    def _locked_state(self) -> Iterator[State]:
         state = self._state
         try:
             with state.locked():
@@ -345,5 +352,5 @@ class LocalScheduler:
             ) from error
 
 
-def _seconds(moment: float | None) -> int | None:
+def _to_whole_seconds(moment: float | None) -> int | None:
     return None if moment is None else int(moment)

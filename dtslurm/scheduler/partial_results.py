@@ -1,4 +1,4 @@
-"""What Slurm did of a change where it could not do all of it, by its words about single jobs and tasks."""
+"""The result of a change that Slurm made for some jobs only, from its messages on each job or task."""
 
 from __future__ import annotations
 
@@ -12,30 +12,36 @@ from dtslurm.transport.base import Completed
 
 
 def partly(job_ids: Sequence[str], answer: Completed) -> PartialResult:
-    """Return what was done, what waited already and what was refused.
+    """Return the jobs for which the change was made, those already pending, and the refusals.
 
     Raises:
-        SlurmError: nothing of it was done.
+        SlurmError: the change was made for no job.
     """
-    told = by_job(answer.stderr)
-    clear = all(one.job for one in told)  # else silence about a job may mean anything
+    answers = by_job(answer.stderr)
+    # If a message names no job, a job without a message may have been changed or not.
+    all_name_a_job = all(line.job for line in answers)
     done = []
     for job_id in job_ids:
-        about = [one for one in told if one.job and _is_about(one.job, job_id)]
-        if any(one.done for one in about) or (clear and told and not about):
+        job_answers = [line for line in answers if line.job and _is_about(line.job, job_id)]
+        if any(line.done for line in job_answers) or (all_name_a_job and answers and not job_answers):
             done.append(job_id)
     if not done:
         raise failure(answer)
-    rest = [one for one in told if not one.done]
+    unchanged = [line for line in answers if not line.done]
     return PartialResult(
         tuple(done),
-        waiting=tuple(one.job for one in rest if one.pending),
-        refused=tuple(": ".join(filter(None, one)) for one in rest if not one.pending),
+        waiting=tuple(line.job for line in unchanged if line.pending),
+        refused=tuple(": ".join(filter(None, line)) for line in unchanged if not line.pending),
     )
 
 
 def _is_about(told: str, asked: str) -> bool:
-    """Whether tasks that scontrol names (``23_0-1,3``) are of the array, or the tasks, asked for."""
+    """Return whether a message of scontrol (``23_0-1,3: ...``) is about the requested job, array or tasks.
+
+    Args:
+        told: the job or tasks that the message names, such as ``23_0-1,3``.
+        asked: the requested id.
+    """
     array, _, tasks = told.partition("_")
     if array_of_task(asked) and "[" in asked:
         return array == base_id(asked)

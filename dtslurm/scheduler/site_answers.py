@@ -1,4 +1,4 @@
-"""What a Slurm tells of itself: partitions, nodes, limits. They hardly change, and every submission asks."""
+"""A cache of the cluster's partitions, nodes and limits, which rarely change but every submission needs."""
 
 from __future__ import annotations
 
@@ -11,57 +11,68 @@ KEPT_S = 60.0
 
 
 class AnswerCache(Protocol):
-    """Keeps bytes under a name for other processes of this user, until they are made anew."""
+    """A cache of bytes by name that other processes of this user share."""
 
     def get(self, name: str) -> bytes | None:
-        """Return them, None if there are none."""
+        """Return the cached bytes of ``name``, or None if there are none."""
         ...
 
     def put(self, name: str, data: bytes) -> None:
-        """Keep them."""
+        """Store bytes under ``name``."""
         ...
 
 
 class SiteAnswers:
-    """The answers of the last minute of one Slurm: this process's, and by ``keeper`` those of others."""
+    """The answers of one Slurm installation during the last minute.
+
+    They come from this process and, through ``keeper``, from other processes.
+    """
 
     def __init__(
         self, clock: Callable[[], float], keeper: AnswerCache | None = None, place: str = ""
     ) -> None:
-        """``place`` tells this Slurm, as this user sees it, from all others that share the keeper."""
+        """Create an empty cache.
+
+        Args:
+            clock: returns the current time in seconds since the epoch.
+            keeper: the cache shared with other processes, if any.
+            place: identifies this Slurm installation and user among all that share ``keeper``.
+        """
         self._clock, self._keeper, self._place = clock, keeper, place
-        self._known: dict[tuple[str, ...], tuple[float, str]] = {}
-        self._forgotten_at = float("-inf")
+        self._answers: dict[tuple[str, ...], tuple[float, str]] = {}
+        self._invalid_before = float("-inf")
 
     def get(self, argv: Sequence[str]) -> str | None:
-        """Return what a command told in the last minute, None if it must be asked."""
-        asked_at, told = self._known.get(tuple(argv)) or self._kept(argv)
-        if not self.recent(asked_at) or asked_at <= self._forgotten_at:
+        """Return a command's output of the last minute, or None if the command must be run."""
+        asked_at, output = self._answers.get(tuple(argv)) or self._load_shared(argv)
+        if not self.recent(asked_at) or asked_at <= self._invalid_before:
             return None
-        self._known[tuple(argv)] = asked_at, told
-        return told
+        self._answers[tuple(argv)] = asked_at, output
+        return output
 
     def put(self, argv: Sequence[str], asked_at: float, told: str) -> None:
-        """Remember what a command told."""
-        self._known[tuple(argv)] = asked_at, told
+        """Store the output of a command that was run at ``asked_at``."""
+        self._answers[tuple(argv)] = asked_at, told
         if self._keeper is not None:
-            self._keeper.put(self._name(argv), f"{asked_at}\n".encode() + zlib.compress(told.encode(), 1))
+            self._keeper.put(
+                self._cache_key(argv), f"{asked_at}\n".encode() + zlib.compress(told.encode(), 1)
+            )
 
     def forget(self) -> None:
-        """Take nothing that was told before now."""
-        self._forgotten_at = self._clock()
+        """Ignore all answers from before this call."""
+        self._invalid_before = self._clock()
 
     def recent(self, time: float) -> bool:
-        """Tell whether what was true then is as good as asking again."""
+        """Return whether an answer of this time is still valid."""
         return 0 <= self._clock() - time < KEPT_S
 
-    def _kept(self, argv: Sequence[str]) -> tuple[float, str]:
-        data = self._keeper.get(self._name(argv)) if self._keeper is not None else None
+    def _load_shared(self, argv: Sequence[str]) -> tuple[float, str]:
+        data = self._keeper.get(self._cache_key(argv)) if self._keeper is not None else None
         if data is None:
             return float("-inf"), ""
-        asked_at, _, told = data.partition(b"\n")
-        return float(asked_at), zlib.decompress(told).decode()
+        asked_at, _, compressed = data.partition(b"\n")
+        return float(asked_at), zlib.decompress(compressed).decode()
 
-    def _name(self, argv: Sequence[str]) -> str:
+    def _cache_key(self, argv: Sequence[str]) -> str:
         words = "\0".join([self._place, *argv])
         return hashlib.sha256(words.encode("utf-8", "surrogateescape")).hexdigest()[:32]

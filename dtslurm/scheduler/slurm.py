@@ -1,4 +1,4 @@
-"""Slurm as a scheduler: submissions that happen once, and states that are evidence."""
+"""The Slurm scheduler: submits each run exactly once and reports states only with evidence."""
 
 from __future__ import annotations
 
@@ -35,15 +35,16 @@ if TYPE_CHECKING:
     from dtslurm.model.jobs.job import Submission
     from dtslurm.model.nodes import ListedNode
 
-_LOOK_AGAIN_S, _LONGEST_LOOK_S = 60.0, 600.0  # accounting lags, and is shared by all
-_KEPT_S = 86400.0
+# Pauses between accounting queries for one job: accounting lags, and all users share its database.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 60.0, 600.0
+_ENDED_MAX_AGE_S = 86400.0
 
-# Failures after which there is surely no job, and trying again may help.
+# Failures of sbatch that certainly queued no job, and after which a new attempt may succeed.
 _NOTHING_QUEUED = {Trouble.NOT_SENT, Trouble.AUTH, Trouble.SETUP, Trouble.BUSY}
 
 
 class SlurmScheduler:
-    """One user's jobs in one Slurm, reached over any transport."""
+    """One user's jobs in one Slurm installation, reached over any transport."""
 
     def __init__(
         self,
@@ -54,269 +55,309 @@ class SlurmScheduler:
         keeper: AnswerCache | None = None,
         place: str = "",
     ) -> None:
-        """``uid`` tells the user's number where the commands run, if that is known without asking there.
+        """Create the scheduler; this runs no command.
 
-        ``keeper`` and ``place`` share what the cluster tells of itself with other processes: `SiteAnswers`.
+        Args:
+            clock: returns the current time in seconds since the epoch.
+            uid: returns the user id on the host where the commands run, if it is known without a query there.
+            keeper: the cache that shares the cluster's answers with other processes; see `SiteAnswers`.
+            place: identifies this Slurm installation and user in ``keeper``.
         """
         self._slurm = SlurmClient(transport, clock=clock, uid=uid)
-        self._asked_at = self._took_s = 0.0
+        self._queried_at = self._query_duration_s = 0.0
         self._live: list[JobStatus] = []
         self._ended: dict[tuple[str, int | None], JobStatus] = {}
-        self._looked: dict[str, tuple[float, int]] = {}
-        self._site = SiteAnswers(clock, keeper, place)
-        self._completed: tuple[float, ClusterProfile, ClusterProfile] | None = None
+        self._accounting_queries: dict[str, tuple[float, int]] = {}
+        self._site_answers = SiteAnswers(clock, keeper, place)
+        self._completed_profile: tuple[float, ClusterProfile, ClusterProfile] | None = None
 
     @property
     def requests(self) -> int:
-        """How many requests were made to the controller."""
+        """The number of requests made to the controller."""
         return self._slurm.requests
 
     @property
     def memory(self) -> QueueMemory:
-        """What was heard so far."""
+        """The queue snapshot: the last answer of squeue, and the ended jobs known from accounting."""
         return QueueMemory(
-            asked_at=self._asked_at,
-            took_s=self._took_s,
+            asked_at=self._queried_at,
+            took_s=self._query_duration_s,
             jobs=tuple(self._live),
             ended=tuple(self._ended.values()),
-            looked=dict(self._looked),
+            looked=dict(self._accounting_queries),
             accounting=self._slurm.accounting,
             columns=self._slurm.columns,
         )
 
     @memory.setter
     def memory(self, heard: QueueMemory) -> None:
-        self._asked_at, self._took_s, self._live = heard.asked_at, heard.took_s, list(heard.jobs)
+        self._queried_at, self._query_duration_s, self._live = heard.asked_at, heard.took_s, list(heard.jobs)
         self._ended = {(job.job_id, job.submit_time): job for job in heard.ended}
-        self._looked = dict(heard.looked)
+        self._accounting_queries = dict(heard.looked)
         self._slurm.accounting, self._slurm.columns = heard.accounting, heard.columns
 
     def profile(self, profile: ClusterProfile) -> ClusterProfile:
-        """Complete a profile that lacks partitions or node types; see `Scheduler.profile`."""
+        """Add partitions and node types to a profile that lacks them; see `Scheduler.profile`."""
         if profile.slurm.partitions and profile.node_types:
             return profile
-        if self._completed and self._completed[1] == profile and self._site.recent(self._completed[0]):
-            return self._completed[2]
+        if (
+            self._completed_profile
+            and self._completed_profile[1] == profile
+            and self._site_answers.recent(self._completed_profile[0])
+        ):
+            return self._completed_profile[2]
         from dtslurm.scheduler.slurm_profile import complete
         from dtslurm.slurm import parse_scontrol
 
-        partitions = parse_scontrol.partitions(self._of_site(commands.show_partitions(), private_ok=True))
-        nodes = parse_scontrol.nodes(self._of_site(commands.show_nodes(), private_ok=True))
-        config = parse_scontrol.config(self._of_site(commands.show_config()))
-        self._completed = self._slurm.clock(), profile, complete(profile, partitions, nodes, config)
-        return self._completed[2]
+        partitions = parse_scontrol.partitions(
+            self._query_cluster(commands.show_partitions(), private_ok=True)
+        )
+        nodes = parse_scontrol.nodes(self._query_cluster(commands.show_nodes(), private_ok=True))
+        config = parse_scontrol.config(self._query_cluster(commands.show_config()))
+        self._completed_profile = self._slurm.clock(), profile, complete(profile, partitions, nodes, config)
+        return self._completed_profile[2]
 
-    def _of_site(self, argv: Sequence[str], *, private_ok: bool = False) -> str:
-        """Return what a command tells of the cluster itself; an answer of the last minute is as good."""
-        told = self._site.get(argv)
-        if told is None:
-            asked_at, told = self._slurm.clock(), self._slurm.ask(argv, private_ok=private_ok)
-            self._site.put(argv, asked_at, told)
-        return told
+    def _query_cluster(self, argv: Sequence[str], *, private_ok: bool = False) -> str:
+        """Return the output of a command about the cluster, cached for one minute."""
+        output = self._site_answers.get(argv)
+        if output is None:
+            asked_at, output = self._slurm.clock(), self._slurm.ask(argv, private_ok=private_ok)
+            self._site_answers.put(argv, asked_at, output)
+        return output
 
     def validate(self, submission: Submission) -> list[str]:
-        """Check against the partitions' limits: 1 request at most, 2 for arrays; see `Scheduler.validate`."""
-        before = self.requests
-        problems = self._problems(submission)
-        if problems and self.requests == before:  # a site may have changed within the minute
-            self._site.forget()
-            problems = self._problems(submission)
+        """Check the submission against the partitions' limits; see `Scheduler.validate`.
+
+        This makes at most 1 request to the controller, 2 for arrays.
+        """
+        requests_before = self.requests
+        problems = self._find_problems(submission)
+        if problems and self.requests == requests_before:
+            # The cached answers may be outdated: query again before refusing.
+            self._site_answers.forget()
+            problems = self._find_problems(submission)
         return problems
 
-    def _problems(self, submission: Submission) -> list[str]:
+    def _find_problems(self, submission: Submission) -> list[str]:
         from dtslurm.scheduler.slurm_checks import check
         from dtslurm.slurm import parse_scontrol
 
-        partitions = parse_scontrol.partitions(self._of_site(commands.show_partitions(), private_ok=True))
+        partitions = parse_scontrol.partitions(
+            self._query_cluster(commands.show_partitions(), private_ok=True)
+        )
         config = {}
         if submission.spec.array:
-            config = parse_scontrol.config(self._of_site(commands.show_config()))
-        return [*check(submission, partitions, config), *self._mpi_problems(submission)]
+            config = parse_scontrol.config(self._query_cluster(commands.show_config()))
+        return [*check(submission, partitions, config), *self._find_mpi_problems(submission)]
 
-    def _mpi_problems(self, submission: Submission) -> list[str]:
-        """Return which ``--mpi`` of the script's steps this machine's srun does not have."""
+    def _find_mpi_problems(self, submission: Submission) -> list[str]:
+        """Return an error for each ``srun --mpi`` type in the script that srun here does not offer."""
         from dtslurm.slurm.script import mpi_types
 
-        wanted = mpi_types(submission.script)
-        offered = parse.mpi_types(self._of_site(commands.mpi_types())) if wanted else []
+        requested = mpi_types(submission.script)
+        offered = parse.mpi_types(self._query_cluster(commands.mpi_types())) if requested else []
         return [
             f"srun --mpi={name}: this Slurm offers {', '.join(offered)} (srun --mpi=list); "
             "choose one of them by --launcher-option mpi=, or in the profile by slurm.mpi"
-            for name in sorted(wanted.difference(offered))
+            for name in sorted(requested.difference(offered))
             if offered
         ]
 
     def notices(self, submission: Submission) -> list[str]:
-        """Return nothing: Slurm runs what is asked for; see `Scheduler.notices`."""
+        """Return no notes: Slurm runs the job as submitted; see `Scheduler.notices`."""
         del submission
         return []
 
     def submit(self, submission: Submission, script_path: str, run: Runner | None = None) -> str:
-        """Queue a script once; see `Scheduler.submit`."""
+        """Queue a script exactly once; see `Scheduler.submit`."""
         if run is None:
             self._slurm.require()
         argv = commands.sbatch(
             script_path, comment=submission.full_comment, work_dir=submission.spec.work_dir
         )
         try:
-            answer = (run or self._run)(argv, SUBMIT_TIMEOUT_S)
+            answer = (run or self._run_sbatch)(argv, SUBMIT_TIMEOUT_S)
         except (CommandNotFound, HostUnavailable):
             raise
         except TransportError as error:
-            return self._look_up(submission.comment, [error.message, *error.evidence])
-        return self._submitted(submission.comment, answer)
+            return self._find_after_lost_answer(submission.comment, [error.message, *error.evidence])
+        return self._read_sbatch_answer(submission.comment, answer)
 
-    def _run(self, argv: Sequence[str], timeout: float) -> Completed:
+    def _run_sbatch(self, argv: Sequence[str], timeout: float) -> Completed:
         return self._slurm.transport.run(argv, timeout=timeout)
 
-    def _submitted(self, comment: str, answer: Completed) -> str:
+    def _read_sbatch_answer(self, comment: str, answer: Completed) -> str:
         if answer.ok:
             job_id = parse.submitted_id(answer.stdout)
             if job_id is not None:
                 return job_id
-            shown = [f"sbatch printed: {line}" for line in words(answer.stdout)] or ["sbatch printed nothing"]
-            return self._look_up(comment, [*shown, *words(answer.stderr)])
+            printed_lines = [f"sbatch printed: {line}" for line in words(answer.stdout)] or [
+                "sbatch printed nothing"
+            ]
+            return self._find_after_lost_answer(comment, [*printed_lines, *words(answer.stderr)])
         evidence = words(answer.stderr)
         kind = trouble(answer.stderr)
         if not evidence or kind is Trouble.LOST:
-            return self._look_up(
+            return self._find_after_lost_answer(
                 comment, evidence or [f"sbatch ended with code {answer.code} and no message"]
             )
         if kind in _NOTHING_QUEUED:
             raise failure(answer)
         raise SubmitRejected("sbatch refused the job", evidence=evidence, hint=hint_for(answer.stderr))
 
-    def _look_up(self, comment: str, evidence: Sequence[str]) -> str:
-        """Find the job whose answer was lost; that it is not there yet proves nothing."""
+    def _find_after_lost_answer(self, comment: str, evidence: Sequence[str]) -> str:
+        """Return the id of the job for which sbatch's answer was lost.
+
+        Raises:
+            SubmitUnknown: the queue does not show the job, which does not prove that there is none.
+        """
         try:
-            found = self.find(comment)
-            looked = "it is not in the queue now, but may still appear there"
+            job_id = self.find(comment)
+            lookup_result = "it is not in the queue now, but may still appear there"
         except DtslurmError as error:
-            found, looked = None, f"looking it up failed: {error.message}"
-        if found is not None:
-            return found
+            job_id, lookup_result = None, f"looking it up failed: {error.message}"
+        if job_id is not None:
+            return job_id
         raise SubmitUnknown(
             "sbatch's answer was lost: there may be a job, or not",
-            evidence=[*evidence, looked],
+            evidence=[*evidence, lookup_result],
             hint="dtslurm status finds out; once it has, submitting again is safe",
         )
 
     def find(self, comment: str) -> str | None:
-        """Find this user's job by its submission's comment; see `Scheduler.find`."""
-        mark = re.compile(rf"(?<![\w:-]){re.escape(comment)}(?![\w:-])")  # sites may add words of their own
-        for jobs in (self._slurm.jobs, self._slurm.all_accounted):
-            found = sorted({int(base_id(job.job_id)) for job in jobs() if mark.search(job.comment)})
-            if found:
-                return str(found[0])
+        """Find this user's job by the comment of its submission; see `Scheduler.find`."""
+        # A site's plugin may add text to the comment.
+        pattern = re.compile(rf"(?<![\w:-]){re.escape(comment)}(?![\w:-])")
+        for list_jobs in (self._slurm.jobs, self._slurm.all_accounted):
+            base_ids = sorted(
+                {int(base_id(job.job_id)) for job in list_jobs() if pattern.search(job.comment)}
+            )
+            if base_ids:
+                return str(base_ids[0])
         return None
 
     def query(self, job_ids: Sequence[str]) -> Mapping[str, list[JobStatus]]:
-        """Tell what is known of jobs; see `Scheduler.query`.
+        """Return the status records of jobs; see `Scheduler.query`.
 
-        One squeue call; sacct (scontrol without accounting) only for what squeue no longer tells: jobs
-        that left it, and exit codes.
+        This runs one squeue. It runs sacct (scontrol without accounting) only for what squeue does not
+        report: jobs that have left the queue, and exit codes.
         """
-        begin = self._slurm.clock()
+        started_at = self._slurm.clock()
         self._live = self._slurm.jobs()
-        self._asked_at, self._took_s = begin, self._slurm.clock() - begin
+        self._queried_at, self._query_duration_s = started_at, self._slurm.clock() - started_at
         live = JobTable(self._live)
-        self._learn({job_id: live.belonging(job_id) for job_id in job_ids})
+        self._update_ended({job_id: live.belonging(job_id) for job_id in job_ids})
         return self.recall(job_ids)
 
     def recall(self, job_ids: Sequence[str]) -> Mapping[str, list[JobStatus]]:
-        """Tell what is remembered of jobs; see `SharedScheduler.recall`."""
+        """Return the status records of jobs from ``memory`` alone; see `SharedScheduler.recall`."""
         live = JobTable(self._live)
         ended = JobTable(sorted(self._ended.values(), key=lambda one: one.submit_time or 0))
         return {
-            job_id: self._told(job_id, live.belonging(job_id), ended.covering(job_id)) for job_id in job_ids
+            job_id: self._merge_statuses(job_id, live.belonging(job_id), ended.covering(job_id))
+            for job_id in job_ids
         }
 
     def own_jobs(self) -> list[JobStatus]:
-        """Return the jobs of ours that `query` listed last; see `QueueLister.own_jobs`."""
+        """Return dtslurm's jobs in the last answer of `query`; see `QueueLister.own_jobs`."""
         return [job for job in self._live if OUR_MARK in job.comment]
 
     def runs(self, job_id: str) -> list[JobStatus]:
-        """Return every run of a job; see `SharedScheduler.runs`."""
+        """Return all accounting records of a job; see `SharedScheduler.runs`."""
         return self._slurm.accounted([job_id]) if valid(job_id) else []
 
-    def _learn(self, listed: Mapping[str, list[JobStatus]]) -> None:
-        """Ask for the ends of jobs that squeue tells nothing, or no exit code, of.
+    def _update_ended(self, listed: Mapping[str, list[JobStatus]]) -> None:
+        """Query accounting for jobs that squeue no longer lists or that ended without a known exit code.
 
-        All runs of ours that ended are asked for at once, for other processes want to know of them too.
+        One query covers all ended jobs of dtslurm, since other processes need their exit codes too.
         """
-        self._forget_revived()
-        ours = [job for job in self._live if OUR_MARK in job.comment]
-        asked = [job for jobs in listed.values() for job in jobs]
-        without_end = [job for job in (*asked, *ours) if job.state.ended and not self._end(job)]
+        self._drop_outdated()
+        own_jobs = [job for job in self._live if OUR_MARK in job.comment]
+        requested = [job for jobs in listed.values() for job in jobs]
+        lacking_end = [job for job in (*requested, *own_jobs) if job.state.ended and not self._find_end(job)]
         ended = JobTable(self._ended.values())
-        wanted = {
+        job_ids_by_key = {
             job_id: job_id
             for job_id, jobs in listed.items()
             if valid(job_id) and _may_have_left(job_id, jobs, ended)
         }
-        wanted |= {f"{job.job_id} {job.submit_time}": base_id(job.job_id) for job in without_end}
-        due = {key: job_id for key, job_id in wanted.items() if self._may_look(key)}
-        if not due:
+        job_ids_by_key |= {f"{job.job_id} {job.submit_time}": base_id(job.job_id) for job in lacking_end}
+        due_by_key = {
+            key: job_id for key, job_id in job_ids_by_key.items() if self._is_accounting_query_due(key)
+        }
+        if not due_by_key:
             return
-        self._note_looks(due)
+        self._record_accounting_queries(due_by_key)
         if self._slurm.accounting:
-            self._remember(parse.latest(self._slurm.accounted(list(dict.fromkeys(due.values())))))
-        still = [base_id(job.job_id) for job in without_end if self._lacks_end(job)]
-        asked_for = set(due.values())
-        still = [job_id for job_id in dict.fromkeys(still) if job_id in asked_for]
-        if still:
-            self._remember(self._slurm.shown(still))
+            self._store_ended(parse.latest(self._slurm.accounted(list(dict.fromkeys(due_by_key.values())))))
+        lacking_exit_code = [base_id(job.job_id) for job in lacking_end if self._lacks_exit_code(job)]
+        due_ids = set(due_by_key.values())
+        lacking_exit_code = [job_id for job_id in dict.fromkeys(lacking_exit_code) if job_id in due_ids]
+        if lacking_exit_code:
+            self._store_ended(self._slurm.shown(lacking_exit_code))
 
-    def _forget_revived(self) -> None:
-        """Drop what is remembered of jobs that have not ended (any more), and what is a day old."""
-        alive = {base_id(job.job_id) for job in self._live if not job.state.ended and "_" not in job.job_id}
-        oldest = self._slurm.clock() - _KEPT_S
+    def _drop_outdated(self) -> None:
+        """Drop ended records that are a day old, or whose job is in the queue again.
+
+        A job id returns to the queue after a requeue, or when Slurm reuses it.
+        """
+        live_ids = {
+            base_id(job.job_id) for job in self._live if not job.state.ended and "_" not in job.job_id
+        }
+        oldest = self._slurm.clock() - _ENDED_MAX_AGE_S
         self._ended = {
             key: job
             for key, job in self._ended.items()
-            if job.job_id not in alive and job.observed_at > oldest
+            if job.job_id not in live_ids and job.observed_at > oldest
         }
-        self._looked = {
-            key: (at, times) for key, (at, times) in self._looked.items() if key not in alive and at > oldest
+        self._accounting_queries = {
+            key: (queried_at, count)
+            for key, (queried_at, count) in self._accounting_queries.items()
+            if key not in live_ids and queried_at > oldest
         }
 
-    def _may_look(self, key: str) -> bool:
-        """Whether it is time to ask accounting for an end: at once, then less and less often."""
-        at, times = self._looked.get(key, (0.0, 0))
-        pause = min(_LOOK_AGAIN_S * 2.0 ** (times - 1), _LONGEST_LOOK_S) if times else 0.0
-        return not 0 <= self._slurm.clock() - at < pause
+    def _is_accounting_query_due(self, key: str) -> bool:
+        """Return whether accounting may be queried for an ended job now.
 
-    def _note_looks(self, keys: Iterable[str]) -> None:
+        The first query is due at once; the pause before each further one doubles, from 60 s to at most 600 s.
+        """
+        queried_at, count = self._accounting_queries.get(key, (0.0, 0))
+        pause = min(_FIRST_PAUSE_S * 2.0 ** (count - 1), _LONGEST_PAUSE_S) if count else 0.0
+        return not 0 <= self._slurm.clock() - queried_at < pause
+
+    def _record_accounting_queries(self, keys: Iterable[str]) -> None:
         now = self._slurm.clock()
         for key in keys:
-            self._looked[key] = now, self._looked.get(key, (0.0, 0))[1] + 1
+            self._accounting_queries[key] = now, self._accounting_queries.get(key, (0.0, 0))[1] + 1
 
-    def _remember(self, jobs: Sequence[JobStatus]) -> None:
-        # What had not ended when it was learned (an array's folded tasks) is replaced by the newer answer.
-        told = {base_id(job.job_id) for job in jobs}
-        old = [key for key, job in self._ended.items() if not job.state.ended and base_id(key[0]) in told]
-        for key in old:
+    def _store_ended(self, jobs: Sequence[JobStatus]) -> None:
+        # The newer answer replaces records of jobs that had not ended then, such as folded array tasks.
+        answered_ids = {base_id(job.job_id) for job in jobs}
+        outdated_keys = [
+            key for key, job in self._ended.items() if not job.state.ended and base_id(key[0]) in answered_ids
+        ]
+        for key in outdated_keys:
             del self._ended[key]
         for job in jobs:
-            # Accounting lags: that it has a job running is no news of a job that left the queue.
+            # Accounting lags: it may still list a job as running that has already left the queue.
             state = job.state if job.state.ended else JobState.UNKNOWN
             self._ended[job.job_id, job.submit_time] = replace(job, state=state)
 
-    def _lacks_end(self, job: JobStatus) -> bool:
-        return job.state.ended and job.exit_code is None and self._end(job) is None
+    def _lacks_exit_code(self, job: JobStatus) -> bool:
+        return job.state.ended and job.exit_code is None and self._find_end(job) is None
 
-    def _end(self, job: JobStatus) -> JobStatus | None:
-        known = self._ended.get((job.job_id, job.submit_time))
-        return known if known is not None and known.state.ended else None
+    def _find_end(self, job: JobStatus) -> JobStatus | None:
+        record = self._ended.get((job.job_id, job.submit_time))
+        return record if record is not None and record.state.ended else None
 
-    def _told(
+    def _merge_statuses(
         self, job_id: str, listed: Sequence[JobStatus], remembered: Sequence[JobStatus]
     ) -> list[JobStatus]:
-        """Return the jobs of the queue, with their ends, and those remembered that it lists no more."""
-        told = []
+        """Return the jobs in the queue, with exit codes from accounting, and jobs that left it."""
+        current = []
         for job in listed:
-            end = self._end(job) if job.state.ended else None
-            told.append(
+            end = self._find_end(job) if job.state.ended else None
+            current.append(
                 job
                 if end is None
                 else replace(
@@ -328,25 +369,27 @@ class SlurmScheduler:
                     source=end.source,
                 )
             )
-        present = {job.job_id for job in listed}
-        newest: dict[str, JobStatus] = {}
-        for known in remembered:
-            if known.job_id not in present:
-                newest[known.job_id] = known
-        gone = list(newest.values())
-        if listed:  # a job in the queue is told by the queue; only tasks of its own that left are added
-            gone = unlisted([job for job in gone if "_" in job.job_id and job.state.ended], listed)
-        return in_order([*told, *gone], job_id)
+        listed_ids = {job.job_id for job in listed}
+        newest_by_id: dict[str, JobStatus] = {}
+        for ended_job in remembered:
+            if ended_job.job_id not in listed_ids:
+                newest_by_id[ended_job.job_id] = ended_job
+        left_queue = list(newest_by_id.values())
+        if listed:  # the queue's record is newer than accounting's: add only array tasks that left the queue
+            left_queue = unlisted(
+                [job for job in left_queue if "_" in job.job_id and job.state.ended], listed
+            )
+        return in_order([*current, *left_queue], job_id)
 
     def nodes(self, partition: str | None) -> list[ListedNode]:
-        """List a partition's nodes: 1 request; see `NodeLister.nodes`."""
+        """List the nodes of a partition, in 1 request; see `NodeLister.nodes`."""
         return parse.node_list(self._slurm.ask(commands.sinfo(partition)), partition)
 
     def cancel(self, job_ids: Sequence[str], look: Look | None = None) -> None:
-        """End jobs that are the user's own; one that is over is left alone; see `Scheduler.cancel`."""
+        """Cancel the user's own jobs and ignore those that have already ended; see `Scheduler.cancel`."""
         if not job_ids:
             return
-        listed = self._listed(job_ids)
+        listed = self._query_live(job_ids)
         if look is not None:
             look(listed)
         running = [job_id for job_id, jobs in listed.items() if any(not job.terminal for job in jobs)]
@@ -361,7 +404,7 @@ class SlurmScheduler:
             )
 
     def requeue(self, job_ids: Sequence[str], look: Look | None = None) -> PartialResult | None:
-        """Put jobs back into the queue; see `Scheduler.requeue`."""
+        """Requeue jobs; see `Scheduler.requeue`."""
         answer = self._change(commands.requeue, job_ids, look, take_refusals=True)
         return None if answer is None or answer.ok else partly(job_ids, answer)
 
@@ -377,7 +420,7 @@ class SlurmScheduler:
         """Let held jobs start; see `Scheduler.release`."""
         self._change(commands.release, job_ids, look)
 
-    def _listed(self, job_ids: Sequence[str]) -> dict[str, list[JobStatus]]:
+    def _query_live(self, job_ids: Sequence[str]) -> dict[str, list[JobStatus]]:
         live = JobTable(self._slurm.jobs())
         return {job_id: live.belonging(job_id) for job_id in job_ids}
 
@@ -389,19 +432,19 @@ class SlurmScheduler:
         *,
         take_refusals: bool = False,
     ) -> Completed | None:
-        wrong = [job_id for job_id in job_ids if not valid(job_id)]
-        if wrong:
-            raise JobNotFound(f"not a job id: {', '.join(wrong)}")
+        invalid_ids = [job_id for job_id in job_ids if not valid(job_id)]
+        if invalid_ids:
+            raise JobNotFound(f"not a job id: {', '.join(invalid_ids)}")
         if not job_ids:
             return None
         if look is not None:
-            look(self._listed(job_ids))
+            look(self._query_live(job_ids))
         return self._slurm.change(build(job_ids), take_refusals=take_refusals)
 
 
 def _may_have_left(job_id: str, jobs: Sequence[JobStatus], ended: JobTable) -> bool:
-    """Whether squeue may no longer list the job, or some tasks of it, that ended."""
+    """Return whether the job, or some tasks of it, may have ended and left squeue's output."""
     if not jobs:
-        return not any(known.terminal for known in ended.covering(job_id))
-    # An array's tasks leave squeue one by one (MinJobAge); what came out is looked for now and then.
+        return not any(job.terminal for job in ended.covering(job_id))
+    # An array's tasks leave squeue one by one (MinJobAge), so accounting is queried for them repeatedly.
     return any("_" in job.job_id for job in jobs) and "_" not in job_id

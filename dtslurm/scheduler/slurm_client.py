@@ -1,4 +1,4 @@
-"""Runs Slurm's commands over a transport and turns their failures into errors people can act on."""
+"""Runs Slurm's commands over a transport and converts their failures to errors with hints."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dtslurm.slurm.fields import SACCT
 from dtslurm.slurm.parse_errors import Trouble, hint_for, private, trouble, words
 from dtslurm.transport.base import Completed, Transport
 
-QUERY_TIMEOUT_S = 30.0  # Slurm's own time-out for an answer is 10 s, 9 s without a controller (22.05)
-_CHUNK = 200  # ids in one sacct call
-_ONE_BY_ONE = 4  # more jobs than that are shown by one request for the whole table
+QUERY_TIMEOUT_S = 30.0  # Slurm's own timeout is 10 s, and 9 s without a controller (22.05)
+_SACCT_BATCH_SIZE = 200  # job ids in one call of sacct
+_MAX_SHOW_JOB_CALLS = 4  # for more jobs than this, one request reads the whole job table
 
 _HINTS = {
     Trouble.NOT_SENT: "the controller is down or out of reach (see scontrol ping): try again in some minutes",
@@ -29,7 +29,14 @@ _HINTS = {
 
 @dataclass(frozen=True)
 class CommandHost:
-    """What was found where the commands run: the user's number, and a reason why they cannot work."""
+    """The user id on the host where Slurm's commands run, and a reason why they cannot run there.
+
+    Attributes:
+        uid: the user id, or None if it is not known.
+        problem: why Slurm's commands cannot work there, empty if they can.
+        hint: how to fix the problem.
+        programs: whether Slurm's programs are on PATH.
+    """
 
     uid: int | None
     problem: str = ""
@@ -38,12 +45,12 @@ class CommandHost:
 
 
 class SlurmClient:
-    """One user's view of one Slurm, with the few things worth remembering between calls.
+    """One user's access to one Slurm installation, with a cache of facts that rarely change.
 
     Attributes:
-        requests: how many requests were made to the controller.
-        accounting: whether there is accounting, as far as is known.
-        columns: the columns that this sacct has, empty while that is not known.
+        requests: the number of requests made to the controller.
+        accounting: whether Slurm has accounting; True until a query shows that it is disabled.
+        columns: the columns that this sacct supports, empty until they are queried.
     """
 
     def __init__(
@@ -56,25 +63,26 @@ class SlurmClient:
         self.transport = transport
         self._uid = uid
         self.clock = clock
-        self._site: CommandHost | None = None
+        self._command_host: CommandHost | None = None
         self.requests = 0
         self.accounting = True
         self.columns: tuple[str, ...] = ()
 
     def site(self) -> CommandHost:
-        """Look once where the commands run, in one cheap command that asks nothing of Slurm.
+        """Return the host where the commands run, from one cheap command without a request to Slurm.
 
-        Where the user's number there is known, even that is saved: a command that is missing says so itself.
+        The first call runs the command. If the user id is already known, no command is run: a missing program
+        is then reported by the first Slurm command.
         """
-        if self._site is None and self._uid is not None:
-            self._site = CommandHost(self._uid())
-        if self._site is None:
+        if self._command_host is None and self._uid is not None:
+            self._command_host = CommandHost(self._uid())
+        if self._command_host is None:
             answer = self.transport.run(commands.probe(), timeout=QUERY_TIMEOUT_S)
-            self._site = _site(answer.stdout)
-        return self._site
+            self._command_host = _command_host(answer.stdout)
+        return self._command_host
 
     def require(self) -> CommandHost:
-        """Return the site, or raise what keeps Slurm's commands from working there.
+        """Return the host where the commands run, or raise the reason why they cannot work there.
 
         Raises:
             CommandNotFound: Slurm's programs are missing.
@@ -83,19 +91,21 @@ class SlurmClient:
         site = self.site()
         if site.problem:
             kind = SlurmUnavailable if site.programs else CommandNotFound
-            self._site = None  # it may have been mended by the next call
+            self._command_host = None  # check again at the next call: the problem may be fixed by then
             raise kind(site.problem, hint=site.hint)
         return site
 
     def ask(self, argv: Sequence[str], *, absent_ok: bool = False, private_ok: bool = False) -> str:
         """Run a command that only reads, and return its output.
 
-        With ``absent_ok``, an unknown job gives an empty output instead of an error; with ``private_ok``
-        what the site tells nobody but its operators (``PrivateData``).
+        Args:
+            absent_ok: return an empty output, not an error, if Slurm does not know the job.
+            private_ok: return an empty output, not an error, if only operators may see the answer
+                (``PrivateData``).
 
         Raises:
-            SlurmUnavailable: there is no answer.
-            SlurmError: Slurm refused to answer.
+            SlurmUnavailable: Slurm did not answer.
+            SlurmError: Slurm refused the query.
         """
         self.require()
         self.requests += commands.cost(argv)
@@ -114,14 +124,16 @@ class SlurmClient:
         raise failure(answer)
 
     def change(self, argv: Sequence[str], *, take_refusals: bool = False) -> Completed:
-        """Run a command that changes jobs, and return its answer; "already over" is no failure.
+        """Run a command that changes jobs, and return its result. "Already over" is not a failure.
 
-        With ``take_refusals``, a refusal is returned too: what it says of each job tells what was done.
+        Args:
+            take_refusals: also return the result of a refused command: its messages on each job show which
+                jobs were changed.
 
         Raises:
-            SlurmUnavailable: there is no answer.
+            SlurmUnavailable: Slurm did not answer.
             JobNotFound: Slurm knows no such job.
-            SlurmError: refused, with Slurm's words.
+            SlurmError: Slurm refused; the error has Slurm's message.
         """
         self.require()
         self.requests += 1
@@ -133,7 +145,7 @@ class SlurmClient:
                 evidence=error.evidence,
                 hint="look with dtslurm status before trying again",
             ) from error
-        # scancel exits with 0 though it says "error" (22.05).
+        # scancel exits with 0 even if it prints "error:" (22.05).
         if (answer.ok and "error:" not in answer.stderr) or (take_refusals and not answer.ok):
             return answer
         if argv[0] == "scancel" and trouble(answer.stderr) in {Trouble.OVER, Trouble.NO_JOB}:
@@ -141,50 +153,50 @@ class SlurmClient:
         raise failure(answer)
 
     def jobs(self) -> list[JobStatus]:
-        """List the user's jobs that Slurm still knows, in one question however many are wanted."""
+        """List the user's jobs that Slurm still knows, in one query of squeue."""
         now = self.clock()
         uid = self.require().uid
         output = self.ask(commands.squeue(), absent_ok=True)
         return parse.squeue(output, uid=uid, observed_at=now).jobs
 
     def accounted(self, job_ids: Sequence[str]) -> list[JobStatus]:
-        """Return every run of the jobs from accounting; nothing if it is off or cannot be asked now."""
+        """Return all accounting records of the jobs; empty if accounting is off or does not answer."""
         runs: list[JobStatus] = []
-        for start in range(0, len(job_ids), _CHUNK):
-            runs += self._sacct(job_ids=job_ids[start : start + _CHUNK])
+        for start in range(0, len(job_ids), _SACCT_BATCH_SIZE):
+            runs += self._query_accounting(job_ids=job_ids[start : start + _SACCT_BATCH_SIZE])
         return sorted(runs, key=lambda run: run.submit_time or 0)
 
     def all_accounted(self) -> list[JobStatus]:
-        """Return the user's jobs of the last 30 days from accounting; nothing if it cannot be asked."""
-        return self._sacct(job_ids=())
+        """Return the user's jobs of the last 30 days from accounting; empty if it does not answer."""
+        return self._query_accounting(job_ids=())
 
-    def _sacct(self, *, job_ids: Sequence[str]) -> list[JobStatus]:
+    def _query_accounting(self, *, job_ids: Sequence[str]) -> list[JobStatus]:
         uid = self.require().uid
         if not self.accounting or (not job_ids and uid is None):
             return []
         try:
             if not self.columns:
-                self.columns = tuple(self._sacct_answer(commands.sacct_fields()).split())
+                self.columns = tuple(self._run_sacct(commands.sacct_fields()).split())
                 if not self.columns:
                     return []
             fields = parse.supported(SACCT, " ".join(self.columns))
-            output = self._sacct_answer(commands.sacct(fields, job_ids=job_ids, uid=uid))
+            output = self._run_sacct(commands.sacct(fields, job_ids=job_ids, uid=uid))
         except (CommandNotFound, CommandTimeout):
             return []
         return parse.sacct(output, fields, uid=uid, observed_at=self.clock()).jobs
 
-    def _sacct_answer(self, argv: Sequence[str]) -> str:
+    def _run_sacct(self, argv: Sequence[str]) -> str:
         answer = self.transport.run(argv, timeout=QUERY_TIMEOUT_S)
         if "storage is disabled" in answer.stderr:
             self.accounting = False
         return answer.stdout if answer.ok else ""
 
     def shown(self, job_ids: Sequence[str]) -> list[JobStatus]:
-        """Return what the controller still has of the jobs, with exit codes, in a few requests at most."""
+        """Return the controller's records of the jobs, with exit codes, in at most 4 requests."""
         from dtslurm.slurm import parse_scontrol
 
         uid = self.require().uid
-        if len(job_ids) > _ONE_BY_ONE:
+        if len(job_ids) > _MAX_SHOW_JOB_CALLS:
             outputs = [self.ask(commands.show_jobs(), absent_ok=True)]
         else:
             outputs = [self.ask(commands.show_job(job_id), absent_ok=True) for job_id in job_ids]
@@ -196,7 +208,7 @@ class SlurmClient:
 
 
 def failure(answer: Completed) -> SlurmError:
-    """Return the error for a failed command, told by its words."""
+    """Return the error for a failed command, classified by its stderr."""
     kind = trouble(answer.stderr)
     program = " ".join(answer.argv[:2]) if answer.argv[0] == "scontrol" else answer.argv[0]
     evidence = words(answer.stderr) or [f"exit code {answer.code}, no message"]
@@ -207,16 +219,16 @@ def failure(answer: Completed) -> SlurmError:
     return SlurmError(f"{program}: Slurm refused", evidence=evidence, hint=hint_for(answer.stderr))
 
 
-def _site(output: str) -> CommandHost:
-    found: dict[str, str] = {}
+def _command_host(output: str) -> CommandHost:
+    values: dict[str, str] = {}
     missing = []
     for line in output.split("\n"):
         key, _, value = line.partition("=")
         if key == "missing":
             missing.append(value)
         else:
-            found.setdefault(key, value)
-    uid = int(found["uid"]) if found.get("uid", "").isdecimal() else None
+            values.setdefault(key, value)
+    uid = int(values["uid"]) if values.get("uid", "").isdecimal() else None
     if missing:
         return CommandHost(
             uid,
@@ -224,8 +236,8 @@ def _site(output: str) -> CommandHost:
             "log in to a machine of the cluster, or put Slurm's commands on PATH (module load slurm)",
             programs=False,
         )
-    if "conf_missing" in found:
+    if "conf_missing" in values:
         return CommandHost(
-            uid, f"SLURM_CONF names {found.get('conf', '')}, which cannot be read", _HINTS[Trouble.SETUP]
+            uid, f"SLURM_CONF names {values.get('conf', '')}, which cannot be read", _HINTS[Trouble.SETUP]
         )
     return CommandHost(uid)

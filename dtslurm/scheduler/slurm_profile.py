@@ -1,4 +1,7 @@
-"""Completes a profile with what a live Slurm tells of itself. Pure; what the profile says wins."""
+"""Adds a live Slurm's partitions and nodes to a cluster profile; values of the profile take precedence.
+
+The functions here run no command.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _VENDORS = (
     ("amd", re.compile(r"mi\d{2,3}|amd|instinct|radeon|gfx\d", re.IGNORECASE)),
     ("intel", re.compile(r"intel|pvc|ponte|gaudi", re.IGNORECASE)),
 )
-_SLICE = re.compile(r"\d+g\.\d+gb", re.IGNORECASE)
+_MIG_SLICE = re.compile(r"\d+g\.\d+gb", re.IGNORECASE)
 
 
 def complete(
@@ -23,59 +26,64 @@ def complete(
     nodes: Sequence[NodeInfo],
     config: Mapping[str, str],
 ) -> ClusterProfile:
-    """Return ``profile`` with partitions, node types and customs filled in where it has none."""
-    types, type_of = node_types(nodes)
+    """Return ``profile`` with partitions, node types and Slurm settings added where it has none."""
+    types, type_by_node = node_types(nodes)
     default = next((partition.name for partition in partitions if partition.default), None)
-    only_type = {partition.name: _only_type(partition.name, nodes, type_of) for partition in partitions}
-    customs = profile.slurm
-    own_types, usual = bool(profile.node_types), profile.node_type(None)
-    if not customs.partitions:
-        customs = replace(
-            customs,
+    type_by_partition = {
+        partition.name: _single_node_type(partition.name, nodes, type_by_node) for partition in partitions
+    }
+    settings = profile.slurm
+    has_own_types, default_type = bool(profile.node_types), profile.node_type(None)
+    if not settings.partitions:
+        settings = replace(
+            settings,
             partitions={
                 partition.name: Partition(
                     max_time=partition.max_time,
-                    max_nodes=_least(partition.max_nodes, partition.total_nodes),
-                    node_type=None if own_types else only_type[partition.name],
+                    max_nodes=_min_known(partition.max_nodes, partition.total_nodes),
+                    node_type=None if has_own_types else type_by_partition[partition.name],
                 )
                 for partition in partitions
             },
         )
-    customs = replace(
-        customs,
-        partition=customs.partition or (usual.partition if usual else None) or default,
-        gpu_request=_gpu_request(customs.gpu_request, config),
-        requeue_exit_codes=customs.requeue_exit_codes or _codes(config.get("RequeueExit", "")),
-        max_array_size=customs.max_array_size or _number(config.get("MaxArraySize", "")),
+    settings = replace(
+        settings,
+        partition=settings.partition or (default_type.partition if default_type else None) or default,
+        gpu_request=_choose_gpu_request(settings.gpu_request, config),
+        requeue_exit_codes=settings.requeue_exit_codes or _parse_exit_codes(config.get("RequeueExit", "")),
+        max_array_size=settings.max_array_size or _parse_number(config.get("MaxArraySize", "")),
     )
-    if own_types:
-        return replace(profile, slurm=customs)
-    return replace(profile, slurm=customs, node_types=types)
+    if has_own_types:
+        return replace(profile, slurm=settings)
+    return replace(profile, slurm=settings, node_types=types)
 
 
 def node_types(nodes: Sequence[NodeInfo]) -> tuple[dict[str, NodeType], dict[str, str]]:
-    """Group nodes of the same make; return the types by name and each node's type.
+    """Group nodes with the same hardware; return the types by name and each node's type.
 
-    Types are named ``gpu-a100x8`` or ``cpu-64``, with the memory added where that leaves two alike.
+    Types are named ``gpu-a100x8`` or ``cpu-64``; the memory is appended where two types would have the same
+    name.
     """
-    kinds = Counter(_kind(node) for node in nodes)
-    plain = Counter(_plain_name(kind) for kind in kinds)
+    kinds = Counter(_node_type_of(node) for node in nodes)
+    name_counts = Counter(_name_without_memory(kind) for kind in kinds)
     names: dict[NodeType, str] = {}
     for kind, _ in kinds.most_common():
-        name = _plain_name(kind)
-        if plain[name] > 1 and kind.memory:
+        name = _name_without_memory(kind)
+        if name_counts[name] > 1 and kind.memory:
             name = f"{name}-{kind.memory}"
-        number, base = 1, name
+        number, base_name = 1, name
         while name in names.values():
             number += 1
-            name = f"{base}-{number}"
+            name = f"{base_name}-{number}"
         names[kind] = name
-    return {name: kind for kind, name in names.items()}, {node.name: names[_kind(node)] for node in nodes}
+    return {name: kind for kind, name in names.items()}, {
+        node.name: names[_node_type_of(node)] for node in nodes
+    }
 
 
-def _kind(node: NodeInfo) -> NodeType:
+def _node_type_of(node: NodeInfo) -> NodeType:
     return NodeType(
-        gpus=_gpus(node),
+        gpus=_select_gpus(node),
         sockets=node.sockets,
         cores_per_socket=node.cores_per_socket,
         threads_per_core=node.threads_per_core,
@@ -84,13 +92,16 @@ def _kind(node: NodeInfo) -> NodeType:
     )
 
 
-def _gpus(node: NodeInfo) -> Gpus | None:
-    """Return a node's GPUs: of several types those that most are of, parts of a GPU (MIG) apart."""
+def _select_gpus(node: NodeInfo) -> Gpus | None:
+    """Return a node's GPUs, the most frequent type if there are several.
+
+    MIG slices are returned only if the node has no whole GPU.
+    """
     if not node.gpus:
         return None
     counts = gpu_counts(node)
-    whole = [kind for kind in counts if not _SLICE.search(kind)] or list(counts)
-    slurm_type = max(whole, key=lambda kind: counts[kind])
+    whole_gpu_types = [kind for kind in counts if not _MIG_SLICE.search(kind)] or list(counts)
+    slurm_type = max(whole_gpu_types, key=lambda kind: counts[kind])
     model, count = slurm_type or "gpu", counts[slurm_type]
     for vendor, pattern in _VENDORS:
         if pattern.search(model):
@@ -104,43 +115,46 @@ def _gpus(node: NodeInfo) -> Gpus | None:
 
 
 def gpu_counts(node: NodeInfo) -> dict[str, int]:
-    """Return how many GPUs of each type a node has; GPUs without a type are of the type ``""``."""
+    """Return the number of GPUs of each type on a node; GPUs without a type count as type ``""``."""
     counts: Counter[str] = Counter()
     for kind, number in node.gpus:
         counts[kind] += number
     return dict(counts)
 
 
-def _plain_name(kind: NodeType) -> str:
+def _name_without_memory(kind: NodeType) -> str:
     if kind.gpus:
         return f"gpu-{re.sub(r'[^A-Za-z0-9_.+-]', '-', kind.gpus.model)}x{kind.gpus.count}"
     return f"cpu-{kind.cpus}" if kind.cpus else "cpu"
 
 
-def _only_type(partition: str, nodes: Sequence[NodeInfo], type_of: Mapping[str, str]) -> str | None:
-    """Return a partition's node type if all its nodes are alike; else no limit can be told beforehand."""
-    counted = Counter(type_of[node.name] for node in nodes if partition in node.partitions)
-    return next(iter(counted)) if len(counted) == 1 else None
+def _single_node_type(partition: str, nodes: Sequence[NodeInfo], type_of: Mapping[str, str]) -> str | None:
+    """Return the node type of a partition if all its nodes have the same one, otherwise None.
+
+    With several types, the limits depend on the nodes that Slurm will choose.
+    """
+    type_counts = Counter(type_of[node.name] for node in nodes if partition in node.partitions)
+    return next(iter(type_counts)) if len(type_counts) == 1 else None
 
 
-def _gpu_request(given: GpuRequest, config: Mapping[str, str]) -> GpuRequest:
-    # --gpus-per-node needs the cons_tres selector; older ones only know --gres.
+def _choose_gpu_request(given: GpuRequest, config: Mapping[str, str]) -> GpuRequest:
+    # --gpus-per-node needs the cons_tres selector; older selectors only support --gres.
     select = config.get("SelectType", "")
     return "gres" if given == "gpus-per-node" and select and "cons_tres" not in select else given
 
 
-def _codes(value: str) -> tuple[int, ...]:
+def _parse_exit_codes(value: str) -> tuple[int, ...]:
     codes: list[int] = []
     for part in value.split(","):
-        found = re.fullmatch(r"\s*(\d{1,3})(?:-(\d{1,3}))?\s*", part)
-        if found:
-            codes += range(int(found[1]), int(found[2] or found[1]) + 1)
+        match = re.fullmatch(r"\s*(\d{1,3})(?:-(\d{1,3}))?\s*", part)
+        if match:
+            codes += range(int(match[1]), int(match[2] or match[1]) + 1)
     return tuple(codes)
 
 
-def _number(value: str) -> int | None:
+def _parse_number(value: str) -> int | None:
     return int(value) if value.isdecimal() else None
 
 
-def _least(*values: int | None) -> int | None:
+def _min_known(*values: int | None) -> int | None:
     return min((value for value in values if value is not None), default=None)

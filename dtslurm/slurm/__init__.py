@@ -1,1 +1,1 @@
-"""Slurm's text: pure argv builders and the only parser of what Slurm prints."""
+"""Argument lists for Slurm's commands, and parsers of their output. Nothing is run here."""

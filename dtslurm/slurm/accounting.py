@@ -1,4 +1,4 @@
-"""Asks accounting what jobs held, and reads the answer: one query, whatever the number of jobs."""
+"""Builds the sacct query for the resource usage of jobs, one query for any number of jobs, and parses it."""
 
 from __future__ import annotations
 
@@ -8,40 +8,47 @@ from dtslurm.model.runs.usage import JobUse
 from dtslurm.slurm.arrays import valid
 from dtslurm.slurm.fields import FIELD_END, count, epoch, text
 
-# Free text stands last: a comment or a name may hold anything. Every column is in Slurm 20.11 and later.
+# Free text is last: a comment or a name may contain any character, separators included.
+# Slurm 20.11 and later has all columns.
 COLUMNS = (
     "JobID", "User", "Account", "Submit", "Start", "End", "TimelimitRaw", "AllocCPUS", "ReqTRES", "AllocTRES",
     "Comment", "JobName",
 )  # fmt: skip
-_START = re.compile(rf"\d[^{FIELD_END}\s]*{FIELD_END}")
+_ROW_START = re.compile(rf"\d[^{FIELD_END}\s]*{FIELD_END}")
 _GPUS = re.compile(r"(?:^|,)gres/gpu(:[^=,]+)?=(\d{1,9})")
 
 
 def command(since: str, *, everybody: bool = False) -> list[str]:
-    """List all runs of the caller's, or everybody's, jobs since then: ``now-30days``, ``2026-01-31``."""
-    who = ["-a"] if everybody else []
-    words = ["sacct", "-n", "-P", f"--delimiter={FIELD_END}", "-X", "-D", *who]
-    return [*words, "-S", since, "-E", "now", "-o", ",".join(COLUMNS)]
+    """Return the sacct command that lists the executions of the caller's jobs, or of all users' jobs.
+
+    Args:
+        since: the start of the period, as sacct accepts it: ``now-30days``, ``2026-01-31``.
+        everybody: include the jobs of all users.
+    """
+    user_options = ["-a"] if everybody else []
+    argv = ["sacct", "-n", "-P", f"--delimiter={FIELD_END}", "-X", "-D", *user_options]
+    return [*argv, "-S", since, "-E", "now", "-o", ",".join(COLUMNS)]
 
 
 def read(output: str) -> list[JobUse]:
-    """Return the runs in an answer; a row that makes no sense is left out."""
+    """Parse the output of `command`; rows that cannot be parsed are left out."""
     rows: list[str] = []
     for line in output.split("\n"):
-        if rows and not _START.match(line):  # sacct escapes nothing: it belongs to the name before it
+        if rows and not _ROW_START.match(line):
+            # sacct does not escape newlines: this line continues the name.
             rows[-1] += "\n" + line
         else:
             rows.append(line)
-    found = []
+    usages = []
     for row in rows:
         parts = row.split(FIELD_END, len(COLUMNS) - 1)
         values = dict(zip(COLUMNS, parts, strict=False))
         if len(parts) == len(COLUMNS) and valid(values["JobID"]):
-            found.append(_use(values))
-    return found
+            usages.append(_parse_usage(values))
+    return usages
 
 
-def _use(values: dict[str, str]) -> JobUse:
+def _parse_usage(values: dict[str, str]) -> JobUse:
     minutes = count(values["TimelimitRaw"])
     return JobUse(
         job_id=values["JobID"],
@@ -61,13 +68,13 @@ def _use(values: dict[str, str]) -> JobUse:
 
 
 def gpus(tres: str) -> int:
-    """Return the GPUs in a list of trackable resources; some sites count them by type only."""
-    found = _GPUS.findall(tres)
-    whole = [int(number) for kind, number in found if not kind]
-    return whole[0] if whole else sum(int(number) for _, number in found)
+    """Return the number of GPUs in a TRES list; some sites count GPUs only by type."""
+    entries = _GPUS.findall(tres)
+    untyped_counts = [int(number) for gpu_type, number in entries if not gpu_type]
+    return untyped_counts[0] if untyped_counts else sum(int(number) for _, number in entries)
 
 
 def gpu_type(tres: str) -> str:
-    """Return the type of the GPUs in a list of trackable resources, empty where it tells none or several."""
-    kinds = {kind[1:] for kind, _ in _GPUS.findall(tres) if kind}
-    return kinds.pop() if len(kinds) == 1 else ""
+    """Return the type of the GPUs in a TRES list, empty if there are no types or several."""
+    gpu_types = {kind[1:] for kind, _ in _GPUS.findall(tres) if kind}
+    return gpu_types.pop() if len(gpu_types) == 1 else ""

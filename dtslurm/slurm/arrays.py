@@ -1,4 +1,4 @@
-"""Job ids as Slurm writes them: ``17``, ``17_3``, ``17_[1-9:2%4]``, ``12+1``."""
+"""Job ids in the forms that Slurm prints: ``17``, ``17_3``, ``17_[1-9:2%4]``, ``12+1``."""
 
 from __future__ import annotations
 
@@ -9,46 +9,50 @@ _RANGE = re.compile(r"(\d{1,15})(?:-(\d{1,15}))?(?::(\d{1,15}))?")
 
 
 def base_id(job_id: str) -> str:
-    """Return the number that a whole array or heterogeneous job goes by."""
-    found = _ID.match(job_id)
-    return found[1] if found else job_id
+    """Return the number that all parts of an array or heterogeneous job share: 17 of ``17_3``."""
+    match = _ID.match(job_id)
+    return match[1] if match else job_id
 
 
 def valid(job_id: str) -> bool:
-    """Whether the text is a job id in a form that Slurm's commands take."""
+    """Return whether the text is a job id in a form that Slurm's commands accept."""
     return _ID.fullmatch(job_id) is not None
 
 
 def array_of_task(text: str) -> str:
-    """Return the array whose task (``17_3``) or tasks (``17_[1-4]``) the text names, empty if none."""
-    found = _ID.fullmatch(text)
-    return found[1] if found and found[2] else ""
+    """Return the array's id if the text names a task (``17_3``) or tasks (``17_[1-4]``), otherwise ""."""
+    match = _ID.fullmatch(text)
+    return match[1] if match and match[2] else ""
 
 
 def task_ranges(expression: str) -> list[range]:
-    """Read an array expression (``0-15:4%2``, ``1,3,5-7``, ``[1-3%1]``) as ranges, never expanded.
+    """Parse an array expression (``0-15:4%2``, ``1,3,5-7``, ``[1-3%1]``) into ranges, without expansion.
 
-    Parts that are not understood are left out.
+    Parts that cannot be parsed are left out.
     """
     ranges = []
     for part in expression.strip("[] ").partition("%")[0].split(","):
-        found = _RANGE.fullmatch(part.strip())
-        if found:
-            first = int(found[1])
-            ranges.append(range(first, int(found[2] or first) + 1, int(found[3] or 1) or 1))
+        match = _RANGE.fullmatch(part.strip())
+        if match:
+            first = int(match[1])
+            ranges.append(range(first, int(match[2] or first) + 1, int(match[3] or 1) or 1))
     return ranges
 
 
 def throttle(expression: str) -> int | None:
-    """Return how many tasks may run at once (``%2``), None without such a limit."""
-    tail = expression.strip("[] ").partition("%")[2]
-    return int(tail) if tail.isascii() and tail.isdecimal() else None
+    """Return how many tasks may run at the same time (the ``%2`` of an array), or None for no limit."""
+    limit = expression.strip("[] ").partition("%")[2]
+    return int(limit) if limit.isascii() and limit.isdecimal() else None
 
 
 def matches_job_id(listed: str, asked: str) -> bool:
-    """Whether the job that Slurm lists as ``listed`` is ``asked``, a part of it, or holds it folded in.
+    """Return whether the listed job is the requested one, a part of it, or a folded record with it.
 
-    ``17`` covers ``17_3`` and ``17+1``; ``17_3`` is also held by ``17_[1-9]``.
+    ``17`` matches ``17_3`` and ``17+1``; ``17_3`` also matches ``17_[1-9]``.
+
+    Args:
+        listed: the job id as Slurm lists it.
+        asked: the requested job id.
     """
     if listed == asked:
         return True

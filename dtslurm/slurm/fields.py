@@ -1,6 +1,6 @@
-"""The one table of what is asked of squeue and sacct, and how each answer is read.
+"""The columns that are requested from squeue and sacct, and the parser of each.
 
-Every reader takes any text and never fails: what is not understood is None, never a guess.
+The parsers accept any text and never raise: a value that cannot be parsed is None, never a guess.
 """
 
 from __future__ import annotations
@@ -25,49 +25,59 @@ _EXIT = re.compile(r"(\d{1,9}):(\d{1,9})")
 
 
 def text(value: str) -> str:
-    """Return what Slurm printed, with its words for "nothing" (``(null)``, ``N/A``) emptied."""
+    """Return the printed value, or "" for Slurm's placeholders for no value (``(null)``, ``N/A``)."""
     value = value.strip()
     return "" if value in {"(null)", "N/A", "None assigned"} else value
 
 
 def epoch(value: str) -> int | None:
-    """Read a time printed under ``SLURM_TIME_FORMAT=%s``; a local date has no known zone and gives None."""
+    """Parse a time printed under ``SLURM_TIME_FORMAT=%s``; a date without a time zone gives None."""
     value = value.strip()
     return int(value) if value.isascii() and value.isdecimal() and 0 < int(value[:20]) < 2**40 else None
 
 
 def seconds(value: str) -> int | None:
-    """Read a duration: ``1:46``, ``10:00:00``, ``1-02:03:04``; ``UNLIMITED`` and the like give None."""
-    found = _DURATION.fullmatch(value.strip())
-    if not found:
+    """Parse a duration: ``1:46``, ``10:00:00``, ``1-02:03:04``; ``UNLIMITED`` and the like give None."""
+    match = _DURATION.fullmatch(value.strip())
+    if not match:
         return None
-    days, hours, minutes, secs = (int(part or 0) for part in found.groups())
+    days, hours, minutes, secs = (int(part or 0) for part in match.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + secs
 
 
 def count(value: str) -> int | None:
-    """Read a number: ``4``, ``2K`` (2048, squeue's own shortening), the lower end of ``1-4``."""
-    found = _COUNT.fullmatch(value.strip())
-    return int(float(found[1]) * _SCALE[found[2].upper()]) if found else None
+    """Parse a number: ``4``, ``2K`` (2048, as squeue abbreviates), the lower bound of ``1-4``."""
+    match = _COUNT.fullmatch(value.strip())
+    return int(float(match[1]) * _SCALE[match[2].upper()]) if match else None
 
 
 def exit_code(value: str) -> tuple[int | None, int | None]:
-    """Read ``code:signal``; a script ended by a signal has no exit code of its own."""
-    found = _EXIT.fullmatch(value.strip())
-    if not found:
+    """Parse ``code:signal``; return (exit code, signal), of which at least one is None.
+
+    A script that a signal ended has no exit code.
+    """
+    match = _EXIT.fullmatch(value.strip())
+    if not match:
         return None, None
-    code, sig = int(found[1]), int(found[2])
+    code, sig = int(match[1]), int(match[2])
     return (None, sig) if sig else (code, None)
 
 
 def known(value: str) -> bool:
-    """Whether Slurm printed a value at all, not a word for its absence."""
+    """Return whether Slurm printed a value, not a placeholder for its absence."""
     return value.strip().lower() not in _ABSENT
 
 
 @dataclass(frozen=True)
 class Field:
-    """One thing to ask for: ``name`` here, the squeue format code, the sacct column, the reader."""
+    """One column: how to request it and how to parse it.
+
+    Attributes:
+        name: the name of the column in dtslurm.
+        squeue: squeue's format code, None if squeue does not have the column.
+        sacct: sacct's column name, None if sacct does not have the column.
+        read: the parser.
+    """
 
     name: str
     squeue: str | None
@@ -75,7 +85,7 @@ class Field:
     read: Callable[[str], Any]
 
 
-# Free text stands last: a comment or name may hold anything, separators included.
+# Free text is last: a comment or name may contain any character, separators included.
 FIELDS = (
     Field("raw_id", "%A", "JobIDRaw", text),
     Field("job_id", "%i", "JobID", text),
@@ -87,12 +97,12 @@ FIELDS = (
     Field("end_time", "%e", "End", epoch),
     Field("time_left", "%L", None, seconds),
     Field("nodes", "%D", "NNodes", count),
-    Field("restarts", None, "Restarts", count),  # sacct has it from 24.11
+    Field("restarts", None, "Restarts", count),  # in sacct since 24.11
     Field("partition", "%P", "Partition", text),
     Field("nodelist", "%N", "NodeList", text),
     Field("excluded", "%x", None, text),
     Field("reason", "%r", "Reason", text),
-    Field("comment", "%k", "Comment", text),  # sacct: only where the site stores comments
+    Field("comment", "%k", "Comment", text),  # in sacct only if the site stores comments
     Field("name", "%j", "JobName", str),
 )
 

@@ -1,4 +1,4 @@
-"""Tells from the words of a failed Slurm command what kind of failure it was."""
+"""Classifies failures of Slurm commands by their error messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Trouble(Enum):
-    """Kinds of failure; they differ in what may have happened to the request."""
+    """Kinds of failure. They differ in whether the controller may have handled the request."""
 
     NOT_SENT = "the controller could not be reached"
     AUTH = "authentication failed on this machine"
@@ -21,7 +21,7 @@ class Trouble(Enum):
     REFUSED = "Slurm refused"
 
 
-# Order matters: what may have queued a job (LOST) outweighs everything that queued none.
+# Order matters: a failure after which a job may exist (LOST) takes precedence over all others.
 _PATTERNS: tuple[tuple[Trouble, tuple[str, ...]], ...] = (
     (
         Trouble.LOST,
@@ -82,11 +82,9 @@ _PATTERNS: tuple[tuple[Trouble, tuple[str, ...]], ...] = (
 
 
 def trouble(stderr: str) -> Trouble:
-    """Classify a failed command by its words; ``REFUSED`` if they are of no other kind."""
-    for (
-        kind,
-        patterns,
-    ) in _PATTERNS:  # compiled when they are needed, by re's own cache: most answers are good
+    """Classify a failed command by its stderr; ``REFUSED`` if no pattern matches."""
+    # The patterns are compiled on first use (re caches them), since most commands succeed.
+    for kind, patterns in _PATTERNS:
         if re.search("|".join(patterns), stderr, re.IGNORECASE):
             return kind
     return Trouble.REFUSED
@@ -125,71 +123,82 @@ _HINTS = (
 
 
 def hint_for(stderr: str) -> str:
-    """Return what to do about a refusal, empty if its own words are all there is."""
+    """Return how to fix a refusal, or "" if there is no hint for its message."""
     return next((hint for pattern, hint in _HINTS if re.search(pattern, stderr, re.IGNORECASE)), "")
 
 
-_FOR_GOOD = (
+_PERMANENT = (
     r"invalid (?:partition|account|qos|node name|feature|generic resource|job array|licen[cs]e|reservation)"
     r"|permission denied|not permitted|time limit is invalid"
 )
-# A dry run also fails so where nodes are drained or down just now (22.05), which a queued job outlives.
-_FOR_WANT_OF_NODES = (
+# A dry run also fails with these messages while nodes are drained or down (22.05); a queued job would wait.
+_LACKS_NODES = (
     r"node configuration is not available|memory required|(?:memory|(?:cpu|node) count) specification"
     r"|cpu count per node"
 )
 
 
 def cannot_run(stderr: str) -> bool:
-    """Whether ``sbatch --test-only`` says that the job can never run as it is."""
-    return re.search(_FOR_GOOD, stderr, re.IGNORECASE) is not None
+    """Return whether ``sbatch --test-only`` reports that the job can never run unless it is changed."""
+    return re.search(_PERMANENT, stderr, re.IGNORECASE) is not None
 
 
 def lacks_nodes(stderr: str) -> bool:
-    """Whether it says that no nodes have what the job asks: none at all, or none that take jobs just now."""
-    return re.search(_FOR_WANT_OF_NODES, stderr, re.IGNORECASE) is not None
+    """Return whether ``sbatch --test-only`` reports that no nodes match the request.
+
+    Either no such nodes exist, or none of them accept jobs at the moment.
+    """
+    return re.search(_LACKS_NODES, stderr, re.IGNORECASE) is not None
 
 
 def private(stderr: str) -> bool:
-    """Whether Slurm does not tell this user, as with ``PrivateData``."""
+    """Return whether Slurm refuses this user the answer, as with ``PrivateData``."""
     return "access/permission denied" in stderr.lower()
 
 
 def words(stderr: str) -> list[str]:
-    """Return the lines of a command's stderr worth showing, without repeated and empty ones."""
+    """Return the lines of a command's stderr without empty and repeated ones."""
     return list(dict.fromkeys(line.strip() for line in stderr.split("\n") if line.strip()))
 
 
-# Of a whole array: "23_0-1,3: No error"; of a job: "Job is pending execution for job 7" (scontrol, 22.05).
-_ABOUT_TASKS = re.compile(r"(\d+(?:_\S+)?): (.+)")
-_ABOUT_JOB = re.compile(r"(.+) for job (\d\S*)")
+# scontrol (22.05) prints "23_0-1,3: No error" for arrays and "Job is pending execution for job 7" for jobs.
+_ARRAY_MESSAGE = re.compile(r"(\d+(?:_\S+)?): (.+)")
+_JOB_MESSAGE = re.compile(r"(.+) for job (\d\S*)")
 
 
 class JobAnswer(NamedTuple):
-    """What scontrol says of a job or of tasks of an array (``23_0-1,3``); without a job, of anything else."""
+    """A message of scontrol on a job or on tasks of an array.
+
+    Attributes:
+        job: the job id, or the array tasks (``23_0-1,3``); empty if the message names no job.
+        words: the message.
+    """
 
     job: str
     words: str
 
     @property
     def done(self) -> bool:
-        """Whether it was done."""
+        """Whether the change was made."""
         return bool(self.job) and self.words.lower() == "no error"
 
     @property
     def pending(self) -> bool:
-        """Whether it could not be requeued because it waits already."""
+        """Whether the job was not requeued because it is already pending."""
         return bool(self.job) and self.words.lower().startswith("job is pending execution")
 
 
 def by_job(stderr: str) -> list[JobAnswer]:
-    """Return what scontrol says job by job where it could not do all; of plain jobs only failures."""
+    """Return scontrol's messages job by job after a change failed for some jobs.
+
+    For arrays, scontrol also reports the tasks that it changed; for other jobs only failures.
+    """
     answers = []
     for line in words(stderr):
-        if tasks := _ABOUT_TASKS.fullmatch(line):
-            answers.append(JobAnswer(tasks[1], tasks[2]))
-        elif job := _ABOUT_JOB.fullmatch(line):
-            answers.append(JobAnswer(job[2], job[1]))
+        if array_match := _ARRAY_MESSAGE.fullmatch(line):
+            answers.append(JobAnswer(array_match[1], array_match[2]))
+        elif job_match := _JOB_MESSAGE.fullmatch(line):
+            answers.append(JobAnswer(job_match[2], job_match[1]))
         else:
             answers.append(JobAnswer("", line))
     return answers

@@ -1,4 +1,4 @@
-"""Reads what ``sacctmgr -n -P show assoc`` prints."""
+"""Parser of the output of ``sacctmgr -n -P show assoc``."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from dtslurm.slurm.commands import ASSOCIATION_FIELDS
 
 @dataclass(frozen=True)
 class Association:
-    """What a user may do under one account; what has no limit is None or not in a mapping.
+    """A user's permissions and limits under one account; limits that are not set are None or missing.
 
     Attributes:
-        partition: the only partition it is for, empty for all.
-        qos: the QOS that may be asked for, empty where the site has none.
-        max_submit: jobs that may be queued and running at once.
+        partition: the partition that the association applies to, empty for all.
+        qos: the QOS that the user may request, empty if the site has none.
+        max_submit: the number of jobs that may be queued and running at the same time.
         max_wall: the longest time limit.
         max_tres: the most of each resource for one job, such as ``{"node": 4, "gres/gpu": 16}``.
-        group_tres: the most of each resource for all of the association's jobs together.
+        group_tres: the most of each resource for all jobs of the association together.
     """
 
     account: str
@@ -35,36 +35,36 @@ class Association:
 
 
 def associations(output: str) -> list[Association]:
-    """Read the list; a line that is none of it (a banner) is passed over."""
-    found = []
+    """Parse the list of associations; other lines, such as a banner, are skipped."""
+    parsed = []
     for line in output.split("\n"):
-        words = [word.strip() for word in line.split("|")]
-        if len(words) != len(ASSOCIATION_FIELDS) or not words[0]:
+        columns = [word.strip() for word in line.split("|")]
+        if len(columns) != len(ASSOCIATION_FIELDS) or not columns[0]:
             continue
-        account, partition, qos, jobs, submit, wall, most, group = words
-        found.append(
+        account, partition, qos, max_jobs, max_submit, max_wall, max_tres, group_tres = columns
+        parsed.append(
             Association(
                 account=account,
                 partition=partition,
                 qos=tuple(name for name in qos.split(",") if name),
-                max_jobs=fields.count(jobs),
-                max_submit=fields.count(submit),
-                max_wall=_walltime(wall),
-                max_tres=_tres(most),
-                group_tres=_tres(group),
+                max_jobs=fields.count(max_jobs),
+                max_submit=fields.count(max_submit),
+                max_wall=_parse_walltime(max_wall),
+                max_tres=_parse_tres(max_tres),
+                group_tres=_parse_tres(group_tres),
             )
         )
-    return found
+    return parsed
 
 
-def _walltime(value: str) -> Walltime | None:
+def _parse_walltime(value: str) -> Walltime | None:
     try:
         return Walltime.parse_limit(value)
     except ValueError:
         return None
 
 
-def _tres(value: str) -> dict[str, int]:
-    """Read ``node=4,gres/gpu=16``; memory and what is no whole number are left out."""
+def _parse_tres(value: str) -> dict[str, int]:
+    """Parse ``node=4,gres/gpu=16``; memory and other amounts that are not whole numbers are left out."""
     pairs = (item.partition("=")[::2] for item in value.split(","))
     return {name: int(amount) for name, amount in pairs if name and amount.isdecimal()}

@@ -1,7 +1,7 @@
-"""What Slurm's reason codes mean for the person who waits, and what to do about them.
+"""The meaning of Slurm's reason codes for pending jobs, and how to resolve them.
 
-Codes are looked up exactly, then by family (the limits of QOS and associations are built from parts),
-then as the free text that Slurm prints for nodes that are not available.
+A code is looked up exactly, then by family (the codes for limits of QOS and associations are built from
+parts), then as the free text that Slurm prints for unavailable nodes.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from dtslurm.model.values import dataclass
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a reason means (``text``), what one can do (``fix``), and whether waiting is enough.
+    """The meaning of a reason code.
 
-    ``will_start`` is True if the job starts by itself, False if it never will unless something is changed,
-    None if that cannot be told, and for reasons that only ended jobs have.
+    Attributes:
+        text: the meaning.
+        fix: what the user can do.
+        will_start: True if the job will start by itself, False if it will never start without a change, None
+            if that is not known and for reasons that only ended jobs have.
     """
 
     text: str
@@ -153,9 +156,9 @@ _EXACT = {
     ),
 }
 
-_NODES = r"(?:unavailable ?nodes|unavail\w*):?\s*([\w\[\],.-]+)"
+_UNAVAILABLE_NODES = r"(?:unavailable ?nodes|unavail\w*):?\s*([\w\[\],.-]+)"
 
-# In this order: "PerUser" before the general "Max", minutes before counts.
+# The order matters: "PerUser" before the general "Max", minutes before counts.
 _FAMILIES = (
     (
         r"(?:QOS|Assoc)Grp\w*RunMin\w*",
@@ -195,7 +198,7 @@ _FAMILIES = (
     (r"(?:Partition|Association|QOS)\w*Limit", "a limit is reached", "ask for less, or wait", None),
     (r"\w+PerAccount", "the account's limit is full", "starts when jobs of the account end", True),
 )
-_FREE = (
+_FREE_TEXT = (
     (
         r"launch failed requeued held|requeued (?:in )?held",
         "it could not be launched and is held now",
@@ -229,8 +232,8 @@ _FREE = (
     (r"RaisedSignal", "its script was ended by a signal", "see its log: dtslurm diagnose JOB", None),
 )
 
-_ALLOW = "to allow them again: scontrol update JobId=JOB ExcNodeList= and then dtslurm release JOB"
-_ASK = "scontrol show job JOB tells more"
+_FIX_EXCLUDED = "to allow them again: scontrol update JobId=JOB ExcNodeList= and then dtslurm release JOB"
+_FIX_UNKNOWN = "scontrol show job JOB tells more"
 _RESOURCES = (
     ("GRES", "GPUs or other generic resources"),
     ("Cpu|CPU", "CPUs"),
@@ -243,57 +246,60 @@ _RESOURCES = (
     ("Billing", "billing units"),
     ("Wall", "wall-clock time"),
 )
-_BY_LOWER = {code.lower(): explanation for code, explanation in _EXACT.items()}
+_EXACT_BY_LOWER = {code.lower(): explanation for code, explanation in _EXACT.items()}
 
 
 def explain(reason: str, job_id: str = "JOB", excluded: str = "") -> Explanation:
-    """Explain a reason as squeue or scontrol prints it; one that nobody knows is given back as it is.
+    """Explain a reason as squeue or scontrol prints it; return an unknown reason unchanged.
 
     Args:
-        job_id: stands in the commands that would help.
-        excluded: the nodes that the job may not have, which can be why too few are left.
+        job_id: inserted into the suggested commands.
+        excluded: the nodes that the job excludes, which may be why too few nodes are left.
     """
-    found = _explain(reason)
-    if excluded and found is _EXACT["BadConstraints"]:
-        text = f"{found.text}; the job excludes {excluded}"
-        found = Explanation(text, f"{_ALLOW}; else {found.fix}", found.will_start)
-    return replace(found, fix=re.sub(r"\bJOB\b", lambda _: job_id, found.fix))
+    explanation = _look_up(reason)
+    if excluded and explanation is _EXACT["BadConstraints"]:
+        text = f"{explanation.text}; the job excludes {excluded}"
+        explanation = Explanation(text, f"{_FIX_EXCLUDED}; else {explanation.fix}", explanation.will_start)
+    return replace(explanation, fix=re.sub(r"\bJOB\b", lambda _: job_id, explanation.fix))
 
 
 def only_waits(reason: str) -> bool:
-    """Whether a reason tells only why a job waits: of one that was cancelled then, it explains no end."""
+    """Return whether the reason only explains why a job is pending.
+
+    Such a reason does not explain the end of a job that was cancelled while it was pending.
+    """
     return reason.startswith("JobHeld") or explain(reason).will_start is True
 
 
-def _explain(reason: str) -> Explanation:
+def _look_up(reason: str) -> Explanation:
     bare = reason.strip().strip("()").replace("_", " ")
-    if bare.lower() in _BY_LOWER:
-        return _BY_LOWER[bare.lower()]
-    for pattern, text, fix, will_start in _FAMILIES:  # re compiles them when they are needed, and remembers
+    if bare.lower() in _EXACT_BY_LOWER:
+        return _EXACT_BY_LOWER[bare.lower()]
+    for pattern, text, fix, will_start in _FAMILIES:  # compiled on first use; re caches them
         if re.fullmatch(pattern, bare, re.IGNORECASE):
-            return _with_resource(Explanation(text, fix, will_start), bare)
-    for pattern, text, fix, will_start in _FREE:
+            return _add_resource(Explanation(text, fix, will_start), bare)
+    for pattern, text, fix, will_start in _FREE_TEXT:
         if re.search(pattern, bare, re.IGNORECASE):
-            return _with_nodes(Explanation(text, fix, will_start), bare)
+            return _add_nodes(Explanation(text, fix, will_start), bare)
     code, sign, detail = bare.partition(",")
-    if sign and code.lower() in _BY_LOWER:
-        known = _BY_LOWER[code.lower()]
-        return Explanation(f"{known.text} ({detail.strip()})", known.fix, known.will_start)
+    if sign and code.lower() in _EXACT_BY_LOWER:
+        explanation = _EXACT_BY_LOWER[code.lower()]
+        return Explanation(f"{explanation.text} ({detail.strip()})", explanation.fix, explanation.will_start)
     return Explanation(
-        f"the scheduler's reason is: {bare}" if bare else "the scheduler gives no reason", _ASK
+        f"the scheduler's reason is: {bare}" if bare else "the scheduler gives no reason", _FIX_UNKNOWN
     )
 
 
-def _with_resource(explanation: Explanation, code: str) -> Explanation:
-    """Name what the limit counts: the code has it between the kind of limit and its reach."""
+def _add_resource(explanation: Explanation, code: str) -> Explanation:
+    """Add the name of the limited resource, which the code has between the kind of limit and its scope."""
     for word, meaning in _RESOURCES:
         if re.search(rf"(?:Grp|Max|Min)(?:{word})", code, re.IGNORECASE):
             return replace(explanation, text=f"{explanation.text}: {meaning}")
     return explanation
 
 
-def _with_nodes(explanation: Explanation, reason: str) -> Explanation:
-    nodes = re.search(_NODES, reason, re.IGNORECASE)
+def _add_nodes(explanation: Explanation, reason: str) -> Explanation:
+    nodes = re.search(_UNAVAILABLE_NODES, reason, re.IGNORECASE)
     if not nodes:
         return explanation
     return Explanation(f"{explanation.text}: {nodes[1]}", explanation.fix, explanation.will_start)

@@ -1,35 +1,38 @@
-"""Reads back the ``#SBATCH`` lines of a script, as sbatch would."""
+"""Parser of a script's ``#SBATCH`` lines, with sbatch's rules."""
 
 from __future__ import annotations
 
 import re
 import shlex
 
-_LETTERS = {"-p": "partition", "-A": "account", "-q": "qos", "-N": "nodes", "-t": "time", "-a": "array"}
-_SRUN = re.compile(r"^srun (?:[^\n]|(?<=\\)\n)*?--mpi=([\w.-]+)", re.MULTILINE)
+_SHORT_OPTIONS = {"-p": "partition", "-A": "account", "-q": "qos", "-N": "nodes", "-t": "time", "-a": "array"}
+_SRUN_MPI = re.compile(r"^srun (?:[^\n]|(?<=\\)\n)*?--mpi=([\w.-]+)", re.MULTILINE)
 
 
 def mpi_types(script: str) -> set[str]:
-    """Return the values of ``--mpi`` that the script's own srun lines ask for."""
-    return set(_SRUN.findall(script))
+    """Return the values of ``--mpi`` in the script's srun commands."""
+    return set(_SRUN_MPI.findall(script))
 
 
 def options(script: str) -> dict[str, str]:
-    """Return the options a script asks with; a later line overrides, and the first command ends them."""
-    found: dict[str, str] = {}
+    """Return the options in a script's ``#SBATCH`` lines.
+
+    A later line overrides an earlier one; lines after the first command are ignored.
+    """
+    parsed: dict[str, str] = {}
     for line in script.split("\n"):
         if line.startswith("#SBATCH"):
             try:
                 words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
-            except ValueError:  # an open quote: sbatch will say so itself
+            except ValueError:  # an unclosed quote: sbatch reports it
                 continue
-            _take(words, found)
+            _collect_options(words, parsed)
         elif line.strip() and not line.lstrip().startswith("#"):
             break
-    return found
+    return parsed
 
 
-def _take(words: list[str], found: dict[str, str]) -> None:
+def _collect_options(words: list[str], found: dict[str, str]) -> None:
     while words:
         word = words.pop(0)
         if word.startswith("--"):
@@ -37,6 +40,6 @@ def _take(words: list[str], found: dict[str, str]) -> None:
             if not sign and words and not words[0].startswith("-"):
                 value = words.pop(0)
             found[name] = value
-        elif word[:2] in _LETTERS:
+        elif word[:2] in _SHORT_OPTIONS:
             value = word[2:] or (words.pop(0) if words else "")
-            found[_LETTERS[word[:2]]] = value
+            found[_SHORT_OPTIONS[word[:2]]] = value

@@ -1,4 +1,4 @@
-"""One look at all that a login node can tell of its cluster: a shell script, and its answer read."""
+"""The cluster survey: a shell script that collects facts on a login node, and its parser."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from dtslurm.slurm.parse_scontrol import NodeInfo, PartitionInfo
 
 MARK = "\x1e"
 RUNTIMES = ("apptainer", "singularity", "enroot", "podman-hpc", "podman", "shifter", "sarus", "ch-run")
-_SINFO = ("%N", "%R", "%c", "%X", "%Y", "%Z", "%m", "%T", "%G", "%f")
+_SINFO_COLUMNS = ("%N", "%R", "%c", "%X", "%Y", "%Z", "%m", "%T", "%G", "%f")
 _SEPARATOR = "|"
-_NOT_ASKED = ("config", "partitions", "nodes", "associations")
+_REQUIRED_PARTS = ("config", "partitions", "nodes", "associations")
 
-# Arguments: seconds for each command, and Pythons to try. Slurm's own commands follow each other, so that the
-# controller never has two questions of ours at once; what does not ask it goes on beside them.
+# Arguments: the time limit of each command in seconds, and Python programs to try. Slurm's commands run one
+# after the other, so that the controller never handles two requests of the survey at the same time. Commands
+# that make no request to the controller run in parallel.
 SCRIPT = rf"""
 {commands.LOGIN_PATH}
 limit=$1
@@ -33,7 +34,7 @@ ask() {{ name=$1; shift; timeout "$limit" "$@" >"$work/$name" 2>&1 </dev/null; }
   ask config {" ".join(commands.show_config())}
   ask partitions {" ".join(commands.show_partitions())}
   ask nodes {" ".join(commands.show_nodes())}
-  grep -q '^NodeName=' "$work/nodes" || ask sinfo sinfo -h -N -o '{_SEPARATOR.join(_SINFO)}'
+  grep -q '^NodeName=' "$work/nodes" || ask sinfo sinfo -h -N -o '{_SEPARATOR.join(_SINFO_COLUMNS)}'
   ask mpi srun --mpi=list
   ask srun sh -c 'srun --help | grep -- --container-image'
 }} &
@@ -65,7 +66,7 @@ for file in "$work"/*; do printf '\n\036%s\n' "${{file##*/}}"; cat "$file"; done
 
 @dataclass(frozen=True)
 class NamedFolder:
-    """A folder that a variable of the login shell names; sizes in KiB."""
+    """A folder that an environment variable of the login shell names; sizes are in KiB."""
 
     variable: str
     path: str
@@ -76,14 +77,14 @@ class NamedFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """What a login node told.
+    """The facts that a survey collected on a login node.
 
     Attributes:
-        host: the login node's name, with its domain where it knows that.
-        by: which command told of the nodes.
-        offered: what ``srun --mpi`` takes.
-        pyxis: whether ``srun`` takes ``--container-image``.
-        silent: what gave no answer, and its words.
+        host: the login node's name, with its domain if known.
+        by: the command that listed the nodes.
+        offered: the values that ``srun --mpi`` accepts.
+        pyxis: whether ``srun`` has the option ``--container-image``.
+        silent: the parts without an answer, each with its error message.
     """
 
     host: str = ""
@@ -104,37 +105,40 @@ class Survey:
 
     @property
     def version(self) -> str:
-        """Slurm's version, empty if it told none."""
+        """Slurm's version, empty if unknown."""
         return self.config.get("SLURM_VERSION", "")
 
     @property
     def cluster(self) -> str:
-        """The cluster's name in slurm.conf, empty if it told none."""
+        """The cluster's name in slurm.conf, empty if unknown."""
         return self.config.get("ClusterName", "")
 
 
 def question(limit: int, pythons: list[str]) -> list[str]:
-    """Return the command: at most 5 requests to the controller, each part cut off after ``limit`` seconds."""
+    """Return the survey command.
+
+    It makes at most 5 requests to the controller, and ends each of its commands after ``limit`` seconds.
+    """
     return ["sh", "-c", SCRIPT, "dtslurm-discover", str(limit), *pythons]
 
 
 def read(output: str) -> Survey:
-    """Read the answer; what is not in it, or makes no sense, is empty."""
-    parts = _parts(output)
-    host = _pairs(parts.get("host", ""))
-    config = parse_scontrol.config(parts.get("config", ""))
-    nodes, by = parse_scontrol.nodes(parts.get("nodes", "")), "scontrol show node"
+    """Parse the survey's output; parts that are missing or cannot be parsed are empty."""
+    sections = _split_sections(output)
+    host = _parse_pairs(sections.get("host", ""))
+    config = parse_scontrol.config(sections.get("config", ""))
+    nodes, nodes_source = parse_scontrol.nodes(sections.get("nodes", "")), "scontrol show node"
     if not nodes:
-        nodes, by = sinfo(parts.get("sinfo", "")), "sinfo"
-    partitions = parse_scontrol.partitions(parts.get("partitions", ""))
-    found = {
+        nodes, nodes_source = sinfo(sections.get("sinfo", "")), "sinfo"
+    partitions = parse_scontrol.partitions(sections.get("partitions", ""))
+    answers = {
         "config": config.get("ClusterName"), "partitions": partitions, "nodes": nodes,
-        "associations": associations(parts.get("associations", "")),
+        "associations": associations(sections.get("associations", "")),
     }  # fmt: skip
     silent = {
-        name: "; ".join(words(parts.get(name, ""))[:2])[:200] or "no answer"
-        for name in _NOT_ASKED
-        if not found[name]
+        name: "; ".join(words(sections.get(name, ""))[:2])[:200] or "no answer"
+        for name in _REQUIRED_PARTS
+        if not answers[name]
     }
     return Survey(
         host=next((name for name in (*host.get("domain", ()), *host.get("name", ())) if name), ""),
@@ -143,79 +147,82 @@ def read(output: str) -> Survey:
         config=config if config.get("ClusterName") else {},
         partitions=tuple(partitions),
         nodes=tuple(nodes),
-        by=by,
-        associations=tuple(associations(parts.get("associations", ""))),
-        offered=tuple(parse.mpi_types(parts.get("mpi", ""))),
-        modules=_modules(parts.get("modules", "")),
-        folders=_folders(parts.get("folders", "")),
+        by=nodes_source,
+        associations=tuple(associations(sections.get("associations", ""))),
+        offered=tuple(parse.mpi_types(sections.get("mpi", ""))),
+        modules=_parse_modules(sections.get("modules", "")),
+        folders=_parse_folders(sections.get("folders", "")),
         runtimes=tuple(host.get("runtime", ())),
-        pyxis="--container-image" in parts.get("srun", ""),
+        pyxis="--container-image" in sections.get("srun", ""),
         missing=tuple(host.get("missing", ())),
         silent=silent,
     )
 
 
 def sinfo(output: str) -> list[NodeInfo]:
-    """Read ``sinfo -N`` by our columns: one entry for each node, with all of its partitions."""
-    found: dict[str, NodeInfo] = {}
+    """Parse ``sinfo -N`` with the columns of the survey: one entry per node, with all its partitions."""
+    nodes_by_name: dict[str, NodeInfo] = {}
     for line in output.split("\n"):
-        row = [fields.text(word) for word in line.split(_SEPARATOR, len(_SINFO) - 1)]
-        if len(row) != len(_SINFO) or not row[0]:
+        row = [fields.text(word) for word in line.split(_SEPARATOR, len(_SINFO_COLUMNS) - 1)]
+        if len(row) != len(_SINFO_COLUMNS) or not row[0]:
             continue
         name, partition, cpus, sockets, cores, threads, memory, state, gres, features = row
-        known = found.get(name)
-        size = fields.count(memory.rstrip("+"))
-        found[name] = NodeInfo(
+        earlier = nodes_by_name.get(name)
+        memory_mib = fields.count(memory.rstrip("+"))
+        nodes_by_name[name] = NodeInfo(
             name=name,
-            partitions=(*(known.partitions if known else ()), *([partition] if partition else ())),
+            partitions=(*(earlier.partitions if earlier else ()), *([partition] if partition else ())),
             cpus=fields.count(cpus.rstrip("+")),
             sockets=fields.count(sockets.rstrip("+")),
             cores_per_socket=fields.count(cores.rstrip("+")),
             threads_per_core=fields.count(threads.rstrip("+")) or 1,
-            memory=Memory(size) if size else None,
+            memory=Memory(memory_mib) if memory_mib else None,
             gpus=parse_scontrol.gpus(gres),
             state=state.upper(),
-            features=tuple(one for one in features.split(",") if one),
+            features=tuple(feature for feature in features.split(",") if feature),
             address=name,
         )
-    return list(found.values())
+    return list(nodes_by_name.values())
 
 
-def _parts(output: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for piece in output.split(MARK)[1:]:
-        name, _, text = piece.partition("\n")
-        found.setdefault(name, text)
-    return found
+def _split_sections(output: str) -> dict[str, str]:
+    sections: dict[str, str] = {}
+    for section in output.split(MARK)[1:]:
+        name, _, text = section.partition("\n")
+        sections.setdefault(name, text)
+    return sections
 
 
-def _pairs(text: str) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+def _parse_pairs(text: str) -> dict[str, list[str]]:
+    values_by_key: dict[str, list[str]] = {}
     for line in text.split("\n"):
         key, sign, value = line.partition("=")
         if sign:
-            found.setdefault(key, []).append(value.strip())
-    return found
+            values_by_key.setdefault(key, []).append(value.strip())
+    return values_by_key
 
 
-def _modules(text: str) -> tuple[str, ...]:
-    """Read ``module -t avail``: a name a line, under headings that end with a colon."""
+def _parse_modules(text: str) -> tuple[str, ...]:
+    """Parse ``module -t avail``: one name per line, under headings that end with a colon."""
     lines = (line.strip() for line in text.split("\n"))
     names = (re.sub(r"\s*(?:\([^()]*\))+$", "", line) for line in lines if not line.endswith(":"))
     return tuple(dict.fromkeys(name for name in names if re.fullmatch(r"[A-Za-z][\w.+/-]*", name)))
 
 
-def _folders(text: str) -> tuple[NamedFolder, ...]:
-    disks: dict[str, tuple[str, int | None, int | None]] = {}
-    named: dict[str, str] = {}
+def _parse_folders(text: str) -> tuple[NamedFolder, ...]:
+    df_by_path: dict[str, tuple[str, int | None, int | None]] = {}
+    path_by_variable: dict[str, str] = {}
     for line in text.split("\n"):
         if line.startswith("df="):
-            # PATH DEVICE TYPE SIZE USED FREE PERCENT MOUNT; a path or a device may hold spaces
-            found = re.match(r"df=(\S+) .*?\s(\S+)\s+(\d+)\s+\d+\s+(\d+)\s+\d+%", line)
-            if found:
-                disks[found[1]] = found[2], int(found[3]), int(found[4])
+            # PATH DEVICE TYPE SIZE USED FREE PERCENT MOUNT; the path and the device may contain spaces
+            match = re.match(r"df=(\S+) .*?\s(\S+)\s+(\d+)\s+\d+\s+(\d+)\s+\d+%", line)
+            if match:
+                df_by_path[match[1]] = match[2], int(match[3]), int(match[4])
             continue
         name, sign, path = line.partition("=")
         if sign and path.startswith("/") and name.isidentifier():
-            named.setdefault(name, path)
-    return tuple(NamedFolder(name, path, *disks.get(path, ("", None, None))) for name, path in named.items())
+            path_by_variable.setdefault(name, path)
+    return tuple(
+        NamedFolder(name, path, *df_by_path.get(path, ("", None, None)))
+        for name, path in path_by_variable.items()
+    )

@@ -1,1 +1,1 @@
-"""The run directory (truth) and a rebuildable index of runs."""
+"""The run directories, which are authoritative, and an index of runs that can be rebuilt from them."""

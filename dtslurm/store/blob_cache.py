@@ -1,4 +1,4 @@
-"""Small things that can be made anew, a file each in a folder of the user's own."""
+"""A cache of small blobs that can be recomputed: one file each in a folder of the user."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ _STALE_S = 90 * 86400
 
 @dataclass(frozen=True)
 class BlobCache:
-    """What is kept in a folder. A broken or unwritable one costs time and nothing else."""
+    """The blobs in a folder. A damaged or unwritable cache costs only time."""
 
     folder: Path
 
     def get(self, name: str) -> bytes | None:
-        """Return what is kept under a name, None where nothing is, or not by this user, or damaged."""
+        """Return the blob of a name; None if it is missing, damaged, or owned by another user."""
         try:
             data = read_own_file(self.folder / name)
         except OSError:
             return None
-        return data[4:] if data[:4] == _sum(data[4:]) else None
+        return data[4:] if data[:4] == _checksum(data[4:]) else None
 
     def put(self, name: str, data: bytes) -> None:
-        """Keep it; what was kept long ago is made anew when it is wanted again."""
+        """Store a blob, and remove all blobs that are older than 90 days."""
         with contextlib.suppress(OSError):
             make_own_folder(self.folder)
-            write_beside(self.folder / name, _sum(data) + data)
+            write_beside(self.folder / name, _checksum(data) + data)
             now = (self.folder / name).stat().st_mtime
             for old in self.folder.iterdir():
                 if old.stat().st_mtime < now - _STALE_S:
                     remove(old, within=self.folder)
 
 
-def _sum(data: bytes) -> bytes:
+def _checksum(data: bytes) -> bytes:
     return zlib.crc32(data).to_bytes(4, "big")

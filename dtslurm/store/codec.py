@@ -1,4 +1,4 @@
-"""Records to JSON and back: schema 1 of ``job.json``."""
+"""Conversion of records to and from JSON: schema 1 of ``job.json``."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ _STATUS_FIELDS = frozenset(item.name for item in fields(JobStatus))
 
 
 def plain(value: object) -> Any:
-    """Return ``value`` as JSON-able data: dataclasses become objects, sets sorted lists, enums words."""
+    """Return ``value`` as JSON-serializable data: dataclasses as objects, sets as sorted lists, enums as
+    strings.
+    """
     if is_dataclass(value) and not isinstance(value, type):
         if hasattr(type(value), "parse"):
             return str(value)
-        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
+        return {entry.name: plain(getattr(value, entry.name)) for entry in fields(value)}
     if isinstance(value, Enum | Sh):
         return str(value.value) if isinstance(value, Enum) else str(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, frozenset | set | list | tuple):
-        items = [plain(item) for item in value]
-        return sorted(items) if isinstance(value, frozenset | set) else items
+        plain_values = [plain(entry) for entry in value]
+        return sorted(plain_values) if isinstance(value, frozenset | set) else plain_values
     return value
 
 
 def encode(document: Mapping[str, object]) -> bytes:
-    """Return a document as JSON bytes; bytes that were not UTF-8 survive as escaped surrogates."""
+    """Return a document as JSON bytes; bytes that were not UTF-8 are escaped surrogates."""
     return (json.dumps(plain(document), indent=1) + "\n").encode("ascii")
 
 
@@ -42,7 +44,7 @@ def decode(data: bytes, path: str) -> dict[str, Any]:
     """Return the document in ``data``.
 
     Raises:
-        StoreError: it is not a JSON object of a schema this version knows.
+        StoreError: the data is not a JSON object of a schema that this version supports.
     """
     try:
         document = json.loads(data)
@@ -52,22 +54,22 @@ def decode(data: bytes, path: str) -> dict[str, Any]:
         raise StoreError(f"{path} is not a JSON object")
     schema = document.get("schema")
     if schema != SCHEMA:
-        later = isinstance(schema, int) and schema > SCHEMA
+        is_newer = isinstance(schema, int) and schema > SCHEMA
         raise StoreError(
             f"{path} has schema {schema!r}; this dtslurm reads schema {SCHEMA}",
-            hint="a later version wrote it; install that version or a newer one" if later else "",
+            hint="a later version wrote it; install that version or a newer one" if is_newer else "",
         )
     return document
 
 
 def record_from(document: Mapping[str, Any], path: str) -> JobRecord:
-    """Return the record inside a ``job.json`` document.
+    """Return the record in a ``job.json`` document.
 
     Raises:
         StoreError: a field is missing.
     """
-    known = {item.name for item in fields(JobRecord)}
-    values = {key: value for key, value in document.items() if key in known}
+    field_names = {item.name for item in fields(JobRecord)}
+    values = {key: value for key, value in document.items() if key in field_names}
     try:
         values["final"] = tuple(status_from(item) for item in values.get("final") or ())
         return JobRecord(**values)
@@ -76,7 +78,7 @@ def record_from(document: Mapping[str, Any], path: str) -> JobRecord:
 
 
 def status_from(document: Mapping[str, Any]) -> JobStatus:
-    """Return a job status from its JSON form; words this version does not know are dropped."""
+    """Return a job status from its JSON form; drop fields and flags that this version does not know."""
     values = {key: value for key, value in document.items() if key in _STATUS_FIELDS}
     values["state"] = JobState.__members__.get(str(values.get("state")), JobState.UNKNOWN)
     values["flags"] = frozenset(

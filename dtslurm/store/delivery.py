@@ -1,4 +1,4 @@
-"""Brings a run to the machine that queues it, whole or not at all, and queues it there."""
+"""Installs a run atomically on the machine that queues it, and queues it there."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ from dtslurm.worker.lib.disk import WorkerError, raw
 
 __all__ = ["MODULES", "Delivery", "Progress", "deliver"]
 
-# Of `dtslurm.worker`: what takes a parcel in.
+# The modules of `dtslurm.worker` that receive a delivery.
 MODULES = (
     "lib.disk", "delivery.objects", "delivery.code_files", "delivery.install_run", "delivery.prebuilt_tree",
     "delivery.server",
 )  # fmt: skip
 
-# Up to this much is sent unasked; above it, asking first may spare it all: an earlier transfer was cut.
+# Up to this many bytes are sent at once. For more, the worker is first asked which contents are missing,
+# because an interrupted transfer may have delivered them.
 UNASKED = 1 << 20
-_ROUNDS = 4
-_LINK_ALLOWANCE_S, _SLOWEST_LINK = 60.0, 64_000  # seconds, bytes/s
+_MAX_ROUNDS = 4
+_LINK_ALLOWANCE_S, _MIN_LINK_SPEED = 60.0, 64_000  # seconds, bytes/s
 
 Progress = Callable[[int, int], None]
 
@@ -56,49 +57,49 @@ def deliver(  # noqa: PLR0913  the brief facts of a submission, each optional
     progress: Progress | None = None,
     known: KnownObjects | None = None,
 ) -> Completed | None:
-    """Place a run, then run ``then`` there; return what ``then`` answered, None without one.
+    """Install a run, then run ``then`` on the cluster; return the result of ``then``, None if ``then`` is empty.
 
-    The run directory appears with everything in it, as the last act before ``then``. When ``then`` ends with
-    0 and prints a job id as ``sbatch --parsable`` does, the run's events say so. Over a link all of it is one
-    command: one round trip, two if contents must be sent that were not expected to be missing.
+    The run directory appears complete, as the last step before ``then``. If ``then`` exits with 0 and prints
+    a job id as ``sbatch --parsable`` does, the run's events record the id. A remote delivery is one command:
+    one round trip, or two if contents are missing that were expected to exist.
 
     Args:
-        then: a command; what it runs in has a closed stdin.
-        event: more to write into the ``submitted`` event.
-        env: variables for ``then``.
-        python: Python 3.6 or later on the far side.
-        worker: who takes the run in on the far side; one for this run only by default.
-        timeout: seconds for ``then``; a transfer gets what its size needs on a slow link besides.
-        progress: called with (bytes sent, bytes in all) of file contents while they are sent.
-        known: which contents are believed to be there; updated.
+        then: a command; its stdin is closed.
+        event: additional fields of the ``submitted`` event.
+        env: environment variables for ``then``.
+        python: Python 3.6 or later on the login node.
+        worker: the worker on the login node; by default one for this run only.
+        timeout: seconds for ``then``; a transfer gets the time for its size on a slow link in addition.
+        progress: called with (bytes sent, total bytes) of file contents during the transfer.
+        known: the contents assumed to exist on the cluster; updated.
 
     Raises:
-        StoreError: a disk refused, or a file changed meanwhile. Nothing was placed.
-        RunExists: there is such a run directory. Nothing was placed.
-        CommandNotFound: ``then``, or the worker's Python, is not there. Nothing was placed.
-        CommandTimeout: ``then`` did not end in time; what it did is unknown.
-        TransportError: the link failed; what happened is unknown.
+        StoreError: a file system refused, or a file changed during the delivery. Nothing was installed.
+        RunExists: the run directory exists already. Nothing was installed.
+        CommandNotFound: ``then``, or the worker's Python, does not exist. Nothing was installed.
+        CommandTimeout: ``then`` did not end in time; its effect is unknown.
+        TransportError: the connection failed; the effect is unknown.
     """
     known = known or KnownObjects(None)
     if transport.local:
-        return _deliver_here(transport, parcel, then, event or {}, env, timeout, progress)
+        return _deliver_locally(transport, parcel, then, event or {}, env, timeout, progress)
     worker = worker or RemoteWorker(transport, MODULES, python)
-    asked = request(parcel, then, timeout, event or {})
+    run_request = request(parcel, then, timeout, event or {})
     contents = parcel.contents()
-    send: Collection[str] = contents.keys() - known.load()
-    if sum(contents[key].size for key in send) > UNASKED:
-        send = ()
-    for _ in range(_ROUNDS):
-        sent = [contents[key] for key in sorted(send)]
-        answer = _exchange(worker, parcel, asked, sent, env, timeout, progress)
+    missing_keys: Collection[str] = contents.keys() - known.load()
+    if sum(contents[key].size for key in missing_keys) > UNASKED:
+        missing_keys = ()
+    for _ in range(_MAX_ROUNDS):
+        files_to_send = [contents[key] for key in sorted(missing_keys)]
+        answer = _exchange(worker, parcel, run_request, files_to_send, env, timeout, progress)
         if "missing" not in answer:
-            done = _result(answer, then)
+            completed = _parse_answer(answer, then)
             known.save(frozenset(contents))
-            return done
-        send = [key for key in answer["missing"] if key in contents]
+            return completed
+        missing_keys = [key for key in answer["missing"] if key in contents]
     raise StoreError(
         f"{parcel.objects} loses the files that are sent there",
-        evidence=[f"still missing after {_ROUNDS} rounds: {len(send)} files"],
+        evidence=[f"still missing after {_MAX_ROUNDS} rounds: {len(missing_keys)} files"],
         hint="does something clean that folder up, or change its files?",
     )
 
@@ -112,42 +113,42 @@ def _exchange(
     timeout: float,
     progress: Progress | None,
 ) -> dict[str, Any]:
-    """Send a request with these files' contents and return the answer."""
-    total = sum(one.size for one in sent)
+    """Send a request with the contents of these files, and return the answer."""
+    total = sum(file.size for file in sent)
     head = packed_request(asked)
-    limit = timeout + _LINK_ALLOWANCE_S + total / _SLOWEST_LINK
-    parts = _stream(head, parcel, sent, total, progress)
-    return worker.ask(parts, size=len(head) + total, timeout=limit, env=env)
+    timeout_s = timeout + _LINK_ALLOWANCE_S + total / _MIN_LINK_SPEED
+    parts = _iterate_request(head, parcel, sent, total, progress)
+    return worker.ask(parts, size=len(head) + total, timeout=timeout_s, env=env)
 
 
-def _stream(
+def _iterate_request(
     head: bytes, parcel: Delivery, sent: Sequence[SnapshotFile], total: int, progress: Progress | None
 ) -> Iterator[bytes]:
     yield head
     if not parcel.snapshot:
         yield b"."
         return
-    count = 0
-    for part, stands_for in blobs(parcel.snapshot.root, sent):
-        yield part
-        count += stands_for
-        if progress and stands_for:
-            progress(count, total)
+    sent_bytes = 0
+    for chunk, content_bytes in blobs(parcel.snapshot.root, sent):
+        yield chunk
+        sent_bytes += content_bytes
+        if progress and content_bytes:
+            progress(sent_bytes, total)
 
 
-def _result(answer: Mapping[str, Any], then: Sequence[str]) -> Completed | None:
-    """Return what ``then`` said, or raise what went wrong."""
+def _parse_answer(answer: Mapping[str, Any], then: Sequence[str]) -> Completed | None:
+    """Return the result of ``then``, or raise the error in the answer."""
     if "done" not in answer:
         raise _failure(answer)
-    said = answer["done"]
-    if "absent" in said:
-        raise CommandNotFound(f"there is no program {said['absent']} on the cluster; nothing was queued")
-    if not said:
+    done = answer["done"]
+    if "absent" in done:
+        raise CommandNotFound(f"there is no program {done['absent']} on the cluster; nothing was queued")
+    if not done:
         return None
-    if said["late"]:
-        evidence = [" ".join(then), *said["stderr"].splitlines()[-20:]]
+    if done["late"]:
+        evidence = [" ".join(then), *done["stderr"].splitlines()[-20:]]
         raise CommandTimeout(f"{then[0]} did not end in time and was killed", evidence=evidence)
-    return Completed(tuple(then), said["code"], said["stdout"], said["stderr"])
+    return Completed(tuple(then), done["code"], done["stdout"], done["stderr"])
 
 
 def _failure(answer: Mapping[str, Any]) -> DtslurmError:
@@ -157,9 +158,9 @@ def _failure(answer: Mapping[str, Any]) -> DtslurmError:
             hint="nothing of it was touched, nothing was queued",
         )
     if "disk" in answer:
-        said = answer["disk"]
-        error = OSError(said["errno"], os.strerror(said["errno"] or 0), said["path"])
-        return store_error(error, said["path"], said["verb"], said.get("room"))
+        failure = answer["disk"]
+        error = OSError(failure["errno"], os.strerror(failure["errno"] or 0), failure["path"])
+        return store_error(error, failure["path"], failure["verb"], failure.get("room"))
     if "cut" in answer:
         return TransportError(f"{answer['cut']}; nothing was placed")
     if "refused" in answer:
@@ -171,7 +172,7 @@ def _failure(answer: Mapping[str, Any]) -> DtslurmError:
     )
 
 
-def _deliver_here(
+def _deliver_locally(
     transport: Transport,
     parcel: Delivery,
     then: Sequence[str],
@@ -180,35 +181,35 @@ def _deliver_here(
     timeout: float,
     progress: Progress | None,
 ) -> Completed | None:
-    """Place a run on this machine with the far side's own code, in this process."""
+    """Install a run on this machine with the worker's code, in this process."""
     if then and shutil.which(then[0], path=(env or os.environ).get("PATH")) is None:
         raise CommandNotFound(f"there is no program {then[0]} on this machine; nothing was queued")
     try:
-        _place_here(parcel, request(parcel, then, timeout, event), progress)
-    except WorkerError as outcome:
-        raise _failure({outcome.key: outcome.value}) from outcome.__cause__
+        _install_locally(parcel, request(parcel, then, timeout, event), progress)
+    except WorkerError as worker_error:
+        raise _failure({worker_error.key: worker_error.value}) from worker_error.__cause__
     if not then:
         return None
-    done = transport.run(then, timeout=timeout, env=env)
-    if done.ok:
-        note_event(raw(parcel.run_dir), done.stdout, dict(event))
-    return done
+    completed = transport.run(then, timeout=timeout, env=env)
+    if completed.ok:
+        note_event(raw(parcel.run_dir), completed.stdout, dict(event))
+    return completed
 
 
-def _place_here(parcel: Delivery, asked: dict[str, Any], progress: Progress | None) -> None:
+def _install_locally(parcel: Delivery, asked: dict[str, Any], progress: Progress | None) -> None:
     check(asked)
     objects = Objects(choose_objects_folder(raw(parcel.objects)))
     if parcel.snapshot:
         objects.prepare()
         root, contents = parcel.snapshot.root, parcel.contents()
-        missing = [one for key, one in sorted(contents.items()) if not objects.has(key, one.size)]
-        count, total = 0, sum(one.size for one in missing)
+        missing = [file for key, file in sorted(contents.items()) if not objects.has(key, file.size)]
+        stored_bytes, total = 0, sum(file.size for file in missing)
         try:
-            for one in missing:
-                objects.add(one.key, content(root, one))
-                count += one.size
+            for file in missing:
+                objects.add(file.key, content(root, file))
+                stored_bytes += file.size
                 if progress:
-                    progress(count, total)
+                    progress(stored_bytes, total)
         finally:
             objects.settle()
     place(asked, objects)

@@ -1,4 +1,4 @@
-"""What git says of a work tree: its files, its commit, what differs."""
+"""A git work tree as git reports it: its files, its commit, and its differences."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from dtslurm.transport.base import Completed, Transport
 
 DIFF_LIMIT = 1 << 20
 _TIMEOUT_S = 120.0
-# A hook's or a prompt's variables must not send git elsewhere; nor shall it run what a repository configures:
-# no hook, no monitor, no transport (git fetches what a partial clone lacks), no repository without a `.git`.
-_GIT = (
+# Variables of a git hook or a shell prompt must not redirect git. git must not run programs that the
+# repository configures: no hooks, no file system monitor, no transport (git would fetch the missing objects
+# of a partial clone), no repository without a `.git`.
+_GIT_COMMAND = (
     "env", "-u", "GIT_DIR", "-u", "GIT_WORK_TREE", "-u", "GIT_INDEX_FILE", "-u", "GIT_PREFIX",
     "-u", "GIT_CONFIG_COUNT", "-u", "GIT_EXTERNAL_DIFF", "GIT_ALLOW_PROTOCOL=none", "GIT_NO_LAZY_FETCH=1",
     "git", "--no-optional-locks", "-c", "core.fsmonitor=", "-c", "core.hooksPath=/dev/null",
     "-c", "core.quotePath=false", "-c", "safe.bareRepository=explicit",
 )  # fmt: skip
-# What is within a submodule is asked of its own work tree, without the programs that it configures.
+# Changes within a submodule are read from its own work tree, without the programs that it configures.
 _NO_SUBMODULES = "--ignore-submodules=dirty"
 
 
 @dataclass(frozen=True)
 class GitState:
-    """Where a work tree stands.
+    """The state of a work tree.
 
     Attributes:
-        commit: None before the first.
-        branch: None if detached.
+        commit: None before the first commit.
+        branch: None if HEAD is detached.
         dirty: whether tracked files differ from the commit.
-        diff: the difference as ``git diff HEAD`` prints it, without files that hold secrets; at most 1 MiB.
-        diff_cut: whether it was cut off.
+        diff: the output of ``git diff HEAD`` without files that hold secrets; at most 1 MiB.
+        diff_cut: whether ``diff`` was truncated.
     """
 
     commit: str | None
@@ -45,99 +46,103 @@ class GitState:
 
 
 class GitFailed(Exception):
-    """git is there and the folder is in a work tree, but git does not serve; says why."""
+    """git is installed and the folder is in a work tree, but git failed; the message gives the reason."""
 
 
 class GitMissing(GitFailed):
-    """There is no git on this machine."""
+    """git is not installed on this machine."""
 
 
 class GitTree:
-    """One work tree, asked through git's own commands."""
+    """A work tree, queried with git's commands."""
 
     def __init__(self, transport: Transport, root: Path) -> None:
         self._transport = transport
         self.root = root
-        self._no_filters: list[str] | None = None
+        self._filter_options: list[str] | None = None
 
     @classmethod
     def around(cls, transport: Transport, folder: Path) -> GitTree | None:
-        """Return the work tree that ``folder`` is part of; None outside git, or if the tree ignores it.
+        """Return the work tree that contains ``folder``; None outside git, or if the work tree ignores the
+        folder.
 
         Raises:
-            GitFailed: there is one, but git cannot be used.
+            GitFailed: there is a work tree, but git failed.
         """
-        if not any((above / ".git").exists() for above in (folder, *folder.parents)):
-            return None  # GIT_DIR is not followed: what counts is where the files are
-        found = _git(transport, folder, "rev-parse", "--show-toplevel")
-        if not found.ok:
-            raise GitFailed((found.stderr.strip() or f"git ended with code {found.code}").splitlines()[0])
-        root = Path(found.stdout.removesuffix("\n"))
-        if root != folder and _git(transport, folder, "check-ignore", "-q", "--", str(folder)).ok:
+        if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
+            return None  # GIT_DIR is ignored: the location of the files decides
+        completed = _run_git(transport, folder, "rev-parse", "--show-toplevel")
+        if not completed.ok:
+            raise GitFailed(
+                (completed.stderr.strip() or f"git ended with code {completed.code}").splitlines()[0]
+            )
+        root = Path(completed.stdout.removesuffix("\n"))
+        if root != folder and _run_git(transport, folder, "check-ignore", "-q", "--", str(folder)).ok:
             return None
         return cls(transport, root)
 
     def listing(self, *, ignored: bool = False) -> list[str]:
-        """Return what is tracked, and untracked but not ignored (or what is ignored), relative to the root.
+        """Return the tracked and the untracked files (or the ignored ones), relative to the root.
 
-        A path may be gone by now, lie beyond a link, or be a folder: a repository of its own (see `nested`).
+        A path may be deleted, be reached through a symbolic link, or be a folder: a nested repository (see
+        `nested`).
 
         Raises:
-            GitFailed: git said no.
+            GitFailed: git failed.
         """
-        found = _git(self._transport, self.root, *_ls_files(ignored=ignored))
-        if not found.ok:
-            raise GitFailed((found.stderr.strip() or "git ls-files failed").splitlines()[-1])
-        return [path for path in dict.fromkeys(found.stdout.split("\0")) if path]
+        completed = _run_git(self._transport, self.root, *_ls_files_args(ignored=ignored))
+        if not completed.ok:
+            raise GitFailed((completed.stderr.strip() or "git ls-files failed").splitlines()[-1])
+        return [path for path in dict.fromkeys(completed.stdout.split("\0")) if path]
 
     def ignored(self) -> list[str]:
-        """Return what is ignored, relative to the root: files, and folders (without their content) as ``x/``.
+        """Return the ignored files, and ignored folders (without their content) as ``x/``, relative to the root.
 
         Raises:
-            GitFailed: git said no.
+            GitFailed: git failed.
         """
-        found = _git(self._transport, self.root, *_ls_files(ignored=True), "--directory")
-        if not found.ok:
-            raise GitFailed((found.stderr.strip() or "git ls-files failed").splitlines()[-1])
-        return [path for path in found.stdout.split("\0") if path]
+        completed = _run_git(self._transport, self.root, *_ls_files_args(ignored=True), "--directory")
+        if not completed.ok:
+            raise GitFailed((completed.stderr.strip() or "git ls-files failed").splitlines()[-1])
+        return [path for path in completed.stdout.split("\0") if path]
 
     def nested(self, path: str) -> GitTree | None:
-        """Return the work tree in a folder that `listing` names: a submodule, or a repository cloned there.
+        """Return the work tree in a folder that `listing` returned: a submodule or a nested clone.
 
-        None for a submodule that was not fetched, and for one that ``git worktree`` made.
+        Return None for a submodule that is not checked out, and for a work tree of ``git worktree``.
         """
-        mark = self.root / path / ".git"
+        git_path = self.root / path / ".git"
         try:
-            if mark.is_file() and b"/worktrees/" in mark.read_bytes():
+            if git_path.is_file() and b"/worktrees/" in git_path.read_bytes():
                 return None
         except OSError:
             return None
-        return GitTree(self._transport, self.root / path) if mark.exists() else None
+        return GitTree(self._transport, self.root / path) if git_path.exists() else None
 
     def state(self, hidden: Sequence[str] = ()) -> GitState:
-        """Return commit, branch and the difference; ``hidden`` files, too, are kept out of it."""
-        words = ["status", "--porcelain=v2", "--branch", "--untracked-files=no", _NO_SUBMODULES]
-        found = _git(self._transport, self.root, *self._without_filters(), *words)
-        lines = found.stdout.splitlines()
-        head = dict(
+        """Return the commit, branch and diff; the diff excludes ``hidden`` files too."""
+        command = ["status", "--porcelain=v2", "--branch", "--untracked-files=no", _NO_SUBMODULES]
+        completed = _run_git(self._transport, self.root, *self._disable_filters(), *command)
+        lines = completed.stdout.splitlines()
+        branch_fields = dict(
             line[2:].split(" ", 1) for line in lines if line.startswith("# branch.") and line.count(" ") > 1
         )
-        commit, branch = head.get("branch.oid"), head.get("branch.head")
+        commit, branch = branch_fields.get("branch.oid"), branch_fields.get("branch.head")
         dirty = any(not line.startswith("#") for line in lines)
         commit = None if commit == "(initial)" else commit
-        diff, cut = self._diff(hidden) if dirty and commit else (b"", False)
-        return GitState(commit, None if branch == "(detached)" else branch, dirty, diff, cut)
+        diff, is_truncated = self._read_diff(hidden) if dirty and commit else (b"", False)
+        return GitState(commit, None if branch == "(detached)" else branch, dirty, diff, is_truncated)
 
-    def _diff(self, hidden: Sequence[str]) -> tuple[bytes, bool]:
-        names = [f":(top,exclude,icase,glob)**/{name}" for name in SECRETS]
-        names += [f":(top,exclude,icase,glob)**/{name}/**" for name in SECRET_FOLDERS]
-        names += [f":(top,exclude,literal){path}" for path in hidden]
-        words = ["diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv", _NO_SUBMODULES]
-        words = [*self._without_filters(), *words, "--", ":/", *names]
+    def _read_diff(self, hidden: Sequence[str]) -> tuple[bytes, bool]:
+        pathspecs = [f":(top,exclude,icase,glob)**/{name}" for name in SECRETS]
+        pathspecs += [f":(top,exclude,icase,glob)**/{name}/**" for name in SECRET_FOLDERS]
+        pathspecs += [f":(top,exclude,literal){path}" for path in hidden]
+        command = ["diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv", _NO_SUBMODULES]
+        command = [*self._disable_filters(), *command, "--", ":/", *pathspecs]
         diff = b""
         with (
             contextlib.suppress(TransportError),
-            self._transport.stream([*_GIT, "-C", str(self.root), *words]) as chunks,
+            self._transport.stream([*_GIT_COMMAND, "-C", str(self.root), *command]) as chunks,
         ):
             for chunk in chunks:
                 diff += chunk
@@ -145,43 +150,47 @@ class GitTree:
                     return diff[:DIFF_LIMIT], True
         return diff, False
 
-    def _without_filters(self) -> list[str]:
-        """Return options that take away the filters that the repository, not its user, configures.
+    def _disable_filters(self) -> list[str]:
+        """Return options that disable the filters of the repository's configuration, but not the user's.
 
         git runs a filter on each file that may have changed.
 
         Raises:
-            GitFailed: one has a name that cannot be taken away.
+            GitFailed: a filter's name contains ``=``, so that no option can disable the filter.
         """
-        if self._no_filters is None:
-            asked = ("--null", "--name-only", "--get-regexp", r"^filter\.")
-            found = _git(self._transport, self.root, "config", "--show-scope", *asked)
-            listed = found.stdout.split("\0")
-            keys = [key for scope, key in zip(listed[::2], listed[1::2], strict=False) if scope not in _USERS]
-            if found.code == _UNKNOWN_OPTION:  # before 2.26 nothing tells whose a filter is
-                found = _git(self._transport, self.root, "config", *asked)
-                keys = [key for key in found.stdout.split("\0") if key]
-            if odd := [key for key in keys if "=" in key]:
-                raise GitFailed(f"the repository configures a filter with a = in its name: {odd[0]}")
-            self._no_filters = [word for key in dict.fromkeys(keys) for word in ("-c", f"{key}=")]
-        return self._no_filters
+        if self._filter_options is None:
+            query = ("--null", "--name-only", "--get-regexp", r"^filter\.")
+            completed = _run_git(self._transport, self.root, "config", "--show-scope", *query)
+            fields = completed.stdout.split("\0")
+            keys = [
+                key
+                for scope, key in zip(fields[::2], fields[1::2], strict=False)
+                if scope not in _TRUSTED_SCOPES
+            ]
+            if completed.code == _UNKNOWN_OPTION_EXIT:  # git before 2.26 does not show the scope
+                completed = _run_git(self._transport, self.root, "config", *query)
+                keys = [key for key in completed.stdout.split("\0") if key]
+            if unsupported := [key for key in keys if "=" in key]:
+                raise GitFailed(f"the repository configures a filter with a = in its name: {unsupported[0]}")
+            self._filter_options = [word for key in dict.fromkeys(keys) for word in ("-c", f"{key}=")]
+        return self._filter_options
 
 
-# Whose configuration it is: the scopes of which no repository takes part.
-_USERS = frozenset({"system", "global", "command"})
-_UNKNOWN_OPTION = 129
+# The configuration scopes that no repository can change.
+_TRUSTED_SCOPES = frozenset({"system", "global", "command"})
+_UNKNOWN_OPTION_EXIT = 129
 
 
-def _ls_files(*, ignored: bool) -> list[str]:
-    kinds = ["--others", "--ignored"] if ignored else ["--cached", "--others"]
-    return ["ls-files", "-z", *kinds, "--exclude-standard"]
+def _ls_files_args(*, ignored: bool) -> list[str]:
+    selection = ["--others", "--ignored"] if ignored else ["--cached", "--others"]
+    return ["ls-files", "-z", *selection, "--exclude-standard"]
 
 
-def _git(transport: Transport, folder: Path, *words: str) -> Completed:
+def _run_git(transport: Transport, folder: Path, *words: str) -> Completed:
     try:
-        found = transport.run([*_GIT, "-C", str(folder), *words], timeout=_TIMEOUT_S)
+        completed = transport.run([*_GIT_COMMAND, "-C", str(folder), *words], timeout=_TIMEOUT_S)
     except TransportError as error:
         raise GitFailed(error.message) from error
-    if found.code == 127:  # env's word
+    if completed.code == 127:  # `env` exits with 127 if it cannot find the program
         raise GitMissing("git is not installed here")
-    return found
+    return completed

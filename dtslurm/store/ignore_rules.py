@@ -1,4 +1,4 @@
-"""What a snapshot leaves out unasked: secrets, runs, and outside git what is made rather than written."""
+"""Files that a snapshot excludes by default: secrets, runs, and, outside git, generated files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dtslurm.store.rundir import RunDir
 
-# Names of files that hold credentials; as git's glob pathspecs too (`git_tree.diff`).
+# Names of files that hold credentials, also used as glob pathspecs of git (`git_tree`).
 SECRETS = (
     ".env", ".env.*", ".envrc", "*.pem", "*.p12", "*.pfx", "*.jks", "*.keytab", "*.kdbx", "*.key",
     "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".netrc", "_netrc", ".git-credentials", ".pypirc",
@@ -21,15 +21,15 @@ SECRETS = (
     ".viminfo", "rclone.conf", ".databrickscfg", ".comet.config", ".condarc", "secrets.toml", "secrets.yaml",
     "secrets.yml", "secrets.json",
 )  # fmt: skip
-_HARMLESS = re.compile(r"\.env\.(example|sample|template|dist|defaults?)|id_[a-z0-9]+\.pub")
+_NOT_SECRET = re.compile(r"\.env\.(example|sample|template|dist|defaults?)|id_[a-z0-9]+\.pub")
 SECRET_FOLDERS = (
     ".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".gcloud", ".config/gcloud", ".kaggle",
     ".huggingface", ".ngc", ".terraform.d", ".password-store",
 )  # fmt: skip
-# A private key under any name: as ssh-keygen and openssl write them.
+# The first line of a private key, as ssh-keygen and openssl write it.
 PRIVATE_KEY = re.compile(rb"\s*-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----")
 
-# Outside git nobody says what is made: folders and files (by their ends) that are left out there.
+# Outside git there are no ignore rules, so these folders and file suffixes are excluded as generated.
 MADE_FOLDERS = frozenset(
     {
         ".git", ".hg", ".svn", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".ruff_cache",
@@ -43,19 +43,19 @@ MADE_FILES = (
 )  # fmt: skip
 
 
-def _glob(pattern: str) -> str:
+def _glob_to_regex(pattern: str) -> str:
     return re.escape(pattern).replace(r"\*", "[^/]*")
 
 
-_SECRET_FOLDER = re.compile(rf"(?:^|/)(?:{'|'.join(map(_glob, SECRET_FOLDERS))})/", re.IGNORECASE)
-_SECRET_NAME = re.compile("|".join(map(_glob, SECRETS)), re.IGNORECASE | re.DOTALL)
+_SECRET_FOLDER = re.compile(rf"(?:^|/)(?:{'|'.join(map(_glob_to_regex, SECRET_FOLDERS))})/", re.IGNORECASE)
+_SECRET_NAME = re.compile("|".join(map(_glob_to_regex, SECRETS)), re.IGNORECASE | re.DOTALL)
 
 
 def is_secret(path: str) -> bool:
-    """Return whether the name of a file says that it holds credentials."""
+    """Return whether a file's name indicates that it holds credentials."""
     folder, _, name = path.rpartition("/")
     secret = _in_secret_folder(folder) or _SECRET_NAME.fullmatch(name)
-    return bool(secret) and not _HARMLESS.fullmatch(name)
+    return bool(secret) and not _NOT_SECRET.fullmatch(name)
 
 
 @lru_cache(4096)
@@ -64,36 +64,36 @@ def _in_secret_folder(folder: str) -> bool:
 
 
 def is_made(path: str) -> bool:
-    """Return whether a file (relative path) is of the kind left out outside git."""
+    """Return whether a file (relative path) counts as generated, which excludes it outside git."""
     *folders, name = path.split("/")
     return name.lower().endswith(MADE_FILES) or not MADE_FOLDERS.isdisjoint(folders)
 
 
 class RunFolders:
-    """Finds run directories of ours in a tree, such as fetched ones: their logs and weights are no code."""
+    """Finds dtslurm's run directories in a tree, such as fetched ones, whose logs and weights are not code."""
 
     def __init__(self, root: Path, inside: str) -> None:
-        """Of the tree at ``root``; the folder ``inside`` and those above it are code, whatever they hold."""
+        """Search the tree at ``root``; never treat the folder ``inside`` or its parents as run directories."""
         self._root = root
-        self._known: dict[str, str] = {"": ""}
+        self._runs_by_folder: dict[str, str] = {"": ""}
         while inside:
-            self._known[inside] = ""
+            self._runs_by_folder[inside] = ""
             inside = inside.rpartition("/")[0]
 
     def around(self, folder: str) -> str:
-        """Return the outermost run directory that a folder is or lies in; empty if there is none."""
+        """Return the outermost run directory that contains or is a folder; empty if there is none."""
         unknown = []
-        while folder not in self._known:
+        while folder not in self._runs_by_folder:
             unknown.append(folder)
             folder = folder.rpartition("/")[0]
-        found = self._known[folder]
-        for below in reversed(unknown):
-            found = found or (below if self._is_run(below) else "")
-            self._known[below] = found
-        return found
+        run = self._runs_by_folder[folder]
+        for subfolder in reversed(unknown):
+            run = run or (subfolder if self._is_run(subfolder) else "")
+            self._runs_by_folder[subfolder] = run
+        return run
 
     def is_secret(self, path: str) -> bool:
-        """Return whether a file holds the values of ``--secret`` of a run."""
+        """Return whether a file holds the values of a run's ``--secret``."""
         folder, _, name = path.rpartition("/")
         return name == RunDir.SECRETS and self._is_run(folder)
 
@@ -102,7 +102,7 @@ class RunFolders:
 
 
 def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
-    """Return a test for paths by patterns as in ``.gitignore``; a folder's path ends in a slash."""
+    """Return a predicate for paths by ``.gitignore`` patterns; the path of a folder ends in a slash."""
     if not patterns:
         return lambda _: False
     from pathspec import GitIgnoreSpec
@@ -111,5 +111,5 @@ def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
 
 
 def named_outright(patterns: Iterable[str]) -> frozenset[str]:
-    """Return the patterns that are plain paths: naming a secret so is meant."""
+    """Return the patterns without wildcards: such a pattern includes a secret explicitly."""
     return frozenset(pattern.lstrip("/") for pattern in patterns if not re.search(r"[*?\[!]", pattern))

@@ -1,4 +1,4 @@
-"""An index of this user's runs: SQLite, rebuildable from the run directories at any time."""
+"""An index of the user's runs in SQLite, which can be rebuilt from the run directories at any time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dtslurm.model.runs.record import JobRecord
 from dtslurm.store.rundir import RunDir
 
 _SCHEMA_VERSION = 1
-_LEAST_SPACE = 65536  # bytes that a change of the index may take
+_MIN_FREE_BYTES = 65536  # bytes that a change of the index may need
 _CREATE = """
 CREATE TABLE IF NOT EXISTS runs (
   token TEXT PRIMARY KEY, cluster TEXT NOT NULL, job_id TEXT, name TEXT NOT NULL,
@@ -24,7 +24,7 @@ CREATE TABLE IF NOT EXISTS runs (
 CREATE INDEX IF NOT EXISTS runs_by_job ON runs (cluster, job_id);
 """
 
-# Columns by name, as a later version may have added some, with defaults.
+# The columns are named, because a later version may have added columns with default values.
 _PUT = """
 INSERT OR REPLACE INTO runs (token, cluster, job_id, name, run_dir, created_at, ended)
 VALUES (?, ?, ?, ?, ?, ?, ?)
@@ -32,43 +32,43 @@ VALUES (?, ?, ?, ?, ?, ?, ?)
 
 
 def default_path(env: Mapping[str, str] | None = None) -> Path:
-    """Return where the index lies: ``$XDG_STATE_HOME/dtslurm/runs.sqlite``."""
+    """Return the path of the index: ``$XDG_STATE_HOME/dtslurm/runs.sqlite``."""
     return state_folder(env) / "runs.sqlite"
 
 
 def state_folder(env: Mapping[str, str] | None = None) -> Path:
-    """Return where this machine keeps what it knows of runs: ``$XDG_STATE_HOME/dtslurm``."""
+    """Return the folder for this machine's records of runs: ``$XDG_STATE_HOME/dtslurm``."""
     env = os.environ if env is None else env
     state = env.get("XDG_STATE_HOME") or str(Path(env.get("HOME") or Path.home()) / ".local" / "state")
     return Path(state) / "dtslurm"
 
 
 def cache_folder(env: Mapping[str, str] | None = None) -> Path:
-    """Return where this machine keeps what it can find out anew: ``$XDG_CACHE_HOME/dtslurm``."""
+    """Return the folder for data that can be recomputed: ``$XDG_CACHE_HOME/dtslurm``."""
     env = os.environ if env is None else env
     caches = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME", "~")) / ".cache")
     return Path(caches).expanduser() / "dtslurm"
 
 
 def explain_unwritable(path: Path) -> str:
-    """Return why a file cannot be written; empty if it can, as far as the file system shows quotas."""
+    """Return why a file cannot be written; empty if it can, as far as the file system reports quotas."""
     try:
-        there = next(one for one in (path, *path.parents) if one.exists())
-        if not os.access(there, os.W_OK):
-            return f"{there} is read-only"
-        space = os.statvfs(there)
+        existing = next(candidate for candidate in (path, *path.parents) if candidate.exists())
+        if not os.access(existing, os.W_OK):
+            return f"{existing} is read-only"
+        space = os.statvfs(existing)
     except OSError as error:
         return str(error)
-    full = space.f_bavail * space.f_frsize < _LEAST_SPACE or (space.f_files > 0 and space.f_favail == 0)
-    return f"the file system of {there} is full" if full else ""
+    is_full = space.f_bavail * space.f_frsize < _MIN_FREE_BYTES or (space.f_files > 0 and space.f_favail == 0)
+    return f"the file system of {existing} is full" if is_full else ""
 
 
 class IndexRow(NamedTuple):
-    """What the index knows of one run.
+    """The index's row of one run.
 
     Attributes:
-        folder: the run directory, or this machine's copy of it.
-        ended: whether its record has an end, or the queue lists no job of it any more.
+        folder: the run directory, or the local copy of it.
+        ended: whether the run's record has an end, or its job is no longer in the queue.
     """
 
     token: str
@@ -81,7 +81,10 @@ class IndexRow(NamedTuple):
 
 
 class Index:
-    """Finds runs by token, job id or name. Opened for each call: homes may be NFS, so nothing is held."""
+    """Finds runs by token, job id or name.
+
+    It opens the database for each call, because homes may be on NFS.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -92,9 +95,10 @@ class Index:
             make_own_folder(self._path.parent)
             check_own_file(self._path)
             with closing(sqlite3.connect(self._path, timeout=10)) as connection, connection:
-                # No WAL: it needs shared memory of one host, and homes are NFS or Lustre.
+                # No WAL: it needs shared memory between all users of the file on one host, but homes are on
+                # NFS or Lustre.
                 connection.execute("PRAGMA journal_mode=DELETE")
-                connection.execute("PRAGMA synchronous=NORMAL")  # it can be made anew
+                connection.execute("PRAGMA synchronous=NORMAL")  # the index can be rebuilt
                 if connection.execute("PRAGMA user_version").fetchone()[0] < _SCHEMA_VERSION:
                     connection.executescript(_CREATE)
                     connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
@@ -127,7 +131,7 @@ class Index:
             connection.execute(_PUT, row)
 
     def remove(self, token: str) -> None:
-        """Forget a run.
+        """Delete a run's row.
 
         Raises:
             StoreError: the file cannot be written.
@@ -138,7 +142,7 @@ class Index:
     def run_dirs(
         self, *, limit: int | None = 50, include_ended: bool = True, cluster: str | None = None
     ) -> list[Path]:
-        """Return run directories, newest first; all of them where ``limit`` is None.
+        """Return run directories, newest first; all of them if ``limit`` is None.
 
         Raises:
             StoreError: the file cannot be read.
@@ -146,31 +150,33 @@ class Index:
         query = """SELECT run_dir FROM runs
             WHERE (?1 OR ended = 0) AND (?2 IS NULL OR cluster = ?2)
             ORDER BY created_at DESC LIMIT ?3"""
-        asked = (include_ended, cluster, -1 if limit is None else limit)
+        parameters = (include_ended, cluster, -1 if limit is None else limit)
         with self._connection() as connection:
-            return [Path(row[0]) for row in connection.execute(query, asked)]
+            return [Path(row[0]) for row in connection.execute(query, parameters)]
 
     def find(self, selector: str, cluster: str | None = None) -> list[Path]:
         """Return run directories whose token, job id or folder name is ``selector``, newest first.
 
-        Only if there are none, those of the name: a job must not be hidden by a run named like it.
+        If there are none, return the runs with that name. A run's name must not hide a job with the same id.
 
         Raises:
             StoreError: the file cannot be read.
         """
         exact = "token = ?1 OR job_id = ?1 OR substr(run_dir, -length(?1) - 1) = '/' || ?1"
-        return self._where(exact, selector, cluster) or self._where("name = ?1", selector, cluster)
+        return self._select_run_dirs(exact, selector, cluster) or self._select_run_dirs(
+            "name = ?1", selector, cluster
+        )
 
     def of_job(self, job_id: str, cluster: str | None = None) -> list[Path]:
-        """Return the directories of runs with that job id, newest first.
+        """Return the directories of runs with a job id, newest first.
 
         Raises:
             StoreError: the file cannot be read.
         """
-        return self._where("job_id = ?1", job_id, cluster)
+        return self._select_run_dirs("job_id = ?1", job_id, cluster)
 
     def rows(self, cluster: str | None = None) -> list[IndexRow]:
-        """Return what is known of all runs, newest first.
+        """Return the rows of all runs, newest first.
 
         Raises:
             StoreError: the file cannot be read.
@@ -179,29 +185,31 @@ class Index:
             WHERE ?1 IS NULL OR cluster = ?1 ORDER BY created_at DESC"""
         with self._connection() as connection:
             return [
-                IndexRow(token, of, job_id, name, Path(folder), created_at, bool(ended))
-                for token, of, job_id, name, folder, created_at, ended in connection.execute(
+                IndexRow(token, row_cluster, job_id, name, Path(folder), created_at, bool(ended))
+                for token, row_cluster, job_id, name, folder, created_at, ended in connection.execute(
                     query, (cluster,)
                 )
             ]
 
     def mark_ended(self, tokens: Iterable[str]) -> None:
-        """Note that runs have ended whose records cannot be read.
+        """Mark runs as ended whose records cannot be read.
 
         Raises:
             StoreError: the file cannot be written.
         """
         with self._connection() as connection:
-            connection.executemany("UPDATE runs SET ended = 1 WHERE token = ?", [(one,) for one in tokens])
+            connection.executemany(
+                "UPDATE runs SET ended = 1 WHERE token = ?", [(token,) for token in tokens]
+            )
 
-    def _where(self, condition: str, word: str, cluster: str | None) -> list[Path]:
+    def _select_run_dirs(self, condition: str, word: str, cluster: str | None) -> list[Path]:
         query = f"SELECT run_dir, cluster FROM runs WHERE {condition} ORDER BY created_at DESC"  # noqa: S608
         with self._connection() as connection:
             rows = connection.execute(query, (word,)).fetchall()
-        return [Path(run_dir) for run_dir, of in rows if cluster is None or of == cluster]
+        return [Path(run_dir) for run_dir, row_cluster in rows if cluster is None or row_cluster == cluster]
 
     def job_in(self, run_dir: Path) -> tuple[str, str | None]:
-        """Return the cluster and the job id of the run in a folder, if that is known.
+        """Return the cluster and job id of the run in a folder; ``""`` and None if they are unknown.
 
         Raises:
             StoreError: the file cannot be read.
@@ -211,7 +219,7 @@ class Index:
             return rows.fetchone() or ("", None)
 
     def rebuild(self, run_roots: list[Path]) -> int:
-        """Read every run directory below ``run_roots`` into the index; return how many there are.
+        """Insert all runs below ``run_roots`` into the index; return their number.
 
         Raises:
             StoreError: the file cannot be written.

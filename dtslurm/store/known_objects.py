@@ -1,4 +1,4 @@
-"""Remembers which contents a cluster has, so that a second submission sends what changed without asking."""
+"""A cache of the contents that a cluster has, so that a resubmission sends only changes, without a query."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from dtslurm.model.own_files import make_own_folder, read_own_file
 from dtslurm.store.hash_cache import write_beside
 
-_FIRST = "dtslurm objects 1"
+_HEADER = "dtslurm objects 1"
 
 
 class KnownObjects:
-    """The names of contents that lay in one objects folder when it was last written to.
+    """The keys of contents that an objects folder had when it was last written to.
 
-    Only a guess: the far side says what it lacks. ``path`` None remembers nothing.
+    This is only a guess: the worker reports the missing contents. With ``path`` None nothing is stored.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -25,12 +25,12 @@ class KnownObjects:
 
     @classmethod
     def of(cls, cache: Path, cluster: str, objects: str) -> KnownObjects:
-        """Return what is remembered of a cluster's objects folder in the user's cache folder."""
+        """Return the entry for a cluster's objects folder in the user's cache folder."""
         name = hashlib.sha256(f"{cluster}\0{objects}".encode("utf-8", "surrogateescape")).hexdigest()[:32]
         return cls(cache / f"objects-{name}.txt")
 
     def load(self) -> frozenset[str]:
-        """Return the names; empty if nothing is remembered."""
+        """Return the keys; empty if none are stored."""
         self._loaded = self._read()
         return self._loaded
 
@@ -38,17 +38,17 @@ class KnownObjects:
         if self._path is None:
             return frozenset()
         try:
-            first, *keys = read_own_file(self._path).decode("ascii").splitlines()
+            header, *keys = read_own_file(self._path).decode("ascii").splitlines()
         except (OSError, ValueError):
             return frozenset()
-        return frozenset(keys) if first == _FIRST else frozenset()
+        return frozenset(keys) if header == _HEADER else frozenset()
 
     def save(self, keys: Collection[str]) -> None:
-        """Remember these names in place of the earlier ones: what later snapshots of the tree share."""
+        """Replace the stored keys with those of the latest snapshot."""
         if self._path is None or keys == (self.load() if self._loaded is None else self._loaded):
             return
         self._loaded = frozenset(keys)
-        text = "\n".join([_FIRST, *keys])
+        text = "\n".join([_HEADER, *keys])
         with contextlib.suppress(OSError):
             make_own_folder(self._path.parent)
             write_beside(self._path, text.encode("ascii"))

@@ -1,4 +1,4 @@
-"""A lock between processes that want to do the same thing."""
+"""A lock that lets one of several processes do a task."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def try_lock(path: Path) -> Iterator[bool]:
-    """Try once to be the only one who holds the file ``path``, made if missing; give whether we are.
+    """Try once, without waiting, to lock the file ``path``; yield whether the lock was acquired.
 
-    The kernel frees the lock of a process that ends. Where there are no locks, everybody is alone.
+    The file is created if it is missing. The kernel releases the lock of a process that ends. On a file
+    system without locks, every caller acquires it.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -23,11 +24,11 @@ def try_lock(path: Path) -> Iterator[bool]:
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            free = True
+            acquired = True
         except BlockingIOError:
-            free = False
+            acquired = False
         except OSError:
-            free = True
-        yield free
+            acquired = True
+        yield acquired
     finally:
         os.close(descriptor)

@@ -1,7 +1,7 @@
-"""One user's jobs as one Slurm told them last, kept in a file for every process of that user.
+"""The latest answer of a cluster's scheduler about the user's jobs, in a file shared by the user's processes.
 
-A cache: whatever is wrong with the files (cut, foreign, of another version, on a full disk), the only loss is
-that the scheduler is asked again.
+This is a cache: if the files are damaged, foreign, of another version or on a full disk, the only consequence
+is another query of the scheduler.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from dtslurm.store.codec import plain, status_from
 from dtslurm.transport.deletion import remove
 
 _SCHEMA = 1
-_HELD_TOO_LONG_S = 60.0  # no question takes that long: who holds the lock was stopped, and is passed over
-_MOST_BYTES = 64 << 20
+_STALE_LOCK_S = 60.0  # longer than any query: the lock's holder is stopped, and its lock is ignored
+_MAX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedQueue:
-    """What all processes know, and how the scheduler may be asked.
+    """The queue state that the user's processes share, and the limits on queries of the scheduler.
 
     Attributes:
-        generation: what `QueueCache.generation` was when the scheduler was asked.
-        tokens: requests that may be made now, as of ``tokens_at``.
-        slowness: what the time between questions is multiplied by: 1, doubled with each slow answer.
-        jitter: the same, so that many users' questions do not fall together.
-        failures: questions in a row without an answer, the last at ``failed_at`` with ``trouble``.
+        generation: the value of `QueueCache.generation` at the time of the query.
+        tokens: the number of queries allowed now, as of ``tokens_at``.
+        slowness: factor of the time between queries: 1, doubled with each slow answer.
+        jitter: another factor of that time, so that the queries of many users do not coincide.
+        failures: consecutive failed queries, the last at ``failed_at`` with the error ``trouble``.
     """
 
     memory: QueueMemory = field(default_factory=QueueMemory)
@@ -53,51 +53,56 @@ class SharedQueue:
 
 
 class QueueCache:
-    """The files of one Slurm: the cache, its lock, and a mark that changes when we change jobs.
+    """The files of one cluster: the cache, its lock, and a generation file that changes when dtslurm changes
+    jobs.
 
-    Making one touches nothing.
+    The constructor does not touch the file system.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self.name = folder, name
         self._path = folder / f"{name}.json"
         self._lock = folder / f"{name}.lock"
-        self._mark = folder / f"{name}.changed"
+        self._generation_path = folder / f"{name}.changed"
 
     def read(self) -> SharedQueue:
-        """Return what is there; an empty value if there is nothing that makes sense."""
+        """Return the cached state; an empty one if the file is missing or invalid."""
         try:
-            document = json.loads(_own_bytes(self._path))
+            document = json.loads(_read_own_file(self._path))
             if not isinstance(document, dict) or document.pop("schema") != _SCHEMA:
                 return SharedQueue()
-            memory = _memory(document.pop("memory"))
+            memory = _parse_memory(document.pop("memory"))
             shared = SharedQueue(memory=memory, **document)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return SharedQueue()
         numbers = [getattr(shared, key) for key in ("tokens", "tokens_at", "slowness", "jitter", "failed_at")]
-        sound = all(isinstance(value, int | float) for value in [*numbers, memory.asked_at, memory.took_s])
-        return shared if sound and isinstance(shared.failures, int) else SharedQueue()
+        has_numbers = all(
+            isinstance(value, int | float) for value in [*numbers, memory.asked_at, memory.took_s]
+        )
+        return shared if has_numbers and isinstance(shared.failures, int) else SharedQueue()
 
     def write(self, shared: SharedQueue) -> None:
-        """Replace what is there; where that cannot be done, other processes will ask for themselves."""
+        """Replace the cached state; if that fails, other processes query the scheduler themselves."""
         values = {key: value for key, value in vars(shared).items() if key != "memory"}
         memory = plain(replace(shared.memory, jobs=(), ended=()))
-        memory |= {key: [_brief(job) for job in getattr(shared.memory, key)] for key in ("jobs", "ended")}
+        memory |= {
+            key: [_encode_status(job) for job in getattr(shared.memory, key)] for key in ("jobs", "ended")
+        }
         document = {"schema": _SCHEMA, "memory": memory, **values}
         with contextlib.suppress(OSError):
-            _replace(self._path, json.dumps(document).encode("ascii"))
+            _replace_file(self._path, json.dumps(document).encode("ascii"))
 
     def generation(self) -> str:
-        """Return a word that is another one after each `change`."""
+        """Return a string that differs after each `change`."""
         try:
-            return _own_bytes(self._mark).decode("ascii", "replace")
+            return _read_own_file(self._generation_path).decode("ascii", "replace")
         except OSError:
             return ""
 
     def change(self) -> bool:
-        """Say that jobs were changed: what was heard is not true any more. Return whether that was said."""
+        """Invalidate the cache, because jobs were changed; return whether that succeeded."""
         try:
-            _replace(self._mark, os.urandom(8).hex().encode())
+            _replace_file(self._generation_path, os.urandom(8).hex().encode())
         except OSError:  # a full or read-only home
             try:
                 return remove(self._path, within=self._folder)
@@ -107,12 +112,13 @@ class QueueCache:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[bool]:
-        """Try once to be the one who asks; give whether we are. Where there are no locks, everybody is.
+        """Try once to lock the right to query the scheduler; yield whether the lock was acquired.
 
-        The kernel frees the lock of a process that ends. That of one that was stopped is passed over.
+        On a file system without locks every caller acquires it. The kernel releases the lock of a process
+        that ends; the lock of a stopped process expires after `_STALE_LOCK_S` seconds.
         """
         try:
-            descriptor = self._take()
+            lock_fd = self._acquire_lock()
         except BlockingIOError:
             yield False
             return
@@ -122,60 +128,60 @@ class QueueCache:
         try:
             yield True
         finally:
-            os.close(descriptor)
+            os.close(lock_fd)
 
-    def _take(self) -> int:
-        _make(self._folder)
+    def _acquire_lock(self) -> int:
+        _make_private_folder(self._folder)
         while True:
-            descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            lock_fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if self._is(descriptor):
-                    os.utime(descriptor)
-                    return descriptor
+                fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._is_lock_file(lock_fd):
+                    os.utime(lock_fd)
+                    return lock_fd
             except BlockingIOError:
-                if time.time() - os.fstat(descriptor).st_mtime < _HELD_TOO_LONG_S:
-                    os.close(descriptor)
+                if time.time() - os.fstat(lock_fd).st_mtime < _STALE_LOCK_S:
+                    os.close(lock_fd)
                     raise
-                if self._is(descriptor):
+                if self._is_lock_file(lock_fd):
                     remove(self._lock, within=self._folder)
             except OSError:
-                os.close(descriptor)
+                os.close(lock_fd)
                 raise
-            os.close(descriptor)
+            os.close(lock_fd)
 
-    def _is(self, descriptor: int) -> bool:
-        """Whether the lock's file is (still) the one that was opened."""
+    def _is_lock_file(self, descriptor: int) -> bool:
+        """Whether the opened file is still the lock file."""
         try:
             return os.path.samestat(os.fstat(descriptor), self._lock.stat())
         except OSError:
             return False
 
 
-def _memory(document: Mapping[str, Any]) -> QueueMemory:
+def _parse_memory(document: Mapping[str, Any]) -> QueueMemory:
     values = dict(document)
     for key in ("jobs", "ended"):
-        values[key] = tuple(_status(item) for item in values.get(key, ()))
+        values[key] = tuple(_parse_status(item) for item in values.get(key, ()))
     values["looked"] = {str(key): (float(at), int(times)) for key, (at, times) in values["looked"].items()}
     values["columns"] = tuple(str(item) for item in values["columns"])
     return QueueMemory(**values)
 
 
-_USUAL = {item.name: item.default for item in fields(JobStatus)}
+_DEFAULTS = {item.name: item.default for item in fields(JobStatus)}
 
 
-def _brief(status: JobStatus) -> dict[str, Any]:
-    """Return what is not as usual: a hundred thousand jobs must find room."""
-    values = {name: value for name, value in vars(status).items() if value != _USUAL[name]}
+def _encode_status(status: JobStatus) -> dict[str, Any]:
+    """Return a status as JSON-serializable data without default values, because there may be 100,000 jobs."""
+    values = {name: value for name, value in vars(status).items() if value != _DEFAULTS[name]}
     return {**values, "state": status.state.name, "flags": sorted(flag.name for flag in status.flags)}
 
 
-_KINDS = {item.name: str(item.type) for item in fields(JobStatus)}
+_FIELD_TYPES = {item.name: str(item.type) for item in fields(JobStatus)}
 
 
-def _status(document: Mapping[str, Any]) -> JobStatus:
+def _parse_status(document: Mapping[str, Any]) -> JobStatus:
     status = status_from(document)
-    for name, kind in _KINDS.items():
+    for name, kind in _FIELD_TYPES.items():
         value = getattr(status, name)
         if (kind == "str" and not isinstance(value, str)) or (
             kind == "int | None" and not (value is None or isinstance(value, int))
@@ -184,29 +190,29 @@ def _status(document: Mapping[str, Any]) -> JobStatus:
     return status
 
 
-def _own_bytes(path: Path) -> bytes:
-    """Return a file's content if it is a plain file of this user's."""
+def _read_own_file(path: Path) -> bytes:
+    """Return the content of a regular file that belongs to this user and that nobody else can write."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise OSError(f"{path} is not ours")
-        return file.read(_MOST_BYTES)
+        return file.read(_MAX_BYTES)
 
 
-def _make(folder: Path) -> None:
+def _make_private_folder(folder: Path) -> None:
     make_own_folder(folder)
     folder.chmod(0o700)
 
 
-def _replace(path: Path, data: bytes) -> None:
-    _make(path.parent)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+def _replace_file(path: Path, data: bytes) -> None:
+    _make_private_folder(path.parent)
+    temp_path = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(temp_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
-        draft.replace(path)
+        temp_path.replace(path)
     except OSError:
-        remove(draft, within=path.parent)
+        remove(temp_path, within=path.parent)
         raise

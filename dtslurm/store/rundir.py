@@ -1,4 +1,4 @@
-"""One run's directory: the truth about it. Every write is a temp file and a rename."""
+"""The directory of one run, which is authoritative. Files are written to a temporary name and renamed."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from dtslurm.transport.base import Transport
 from dtslurm.transport.deletion import remove
 from dtslurm.worker.lib.disk import sync_folder
 
-_UNDER_WAY = "submitting"
-_LONGEST_ERROR = 300
+_SUBMISSION_LOCK = "submitting"
+_MAX_ERROR_LENGTH = 300
 _RUN_NAME = re.compile(r"once-[0-9a-f]{12}|[A-Za-z0-9_][A-Za-z0-9._-]*-[0-9]{8}-[0-9]{6}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
 class RankRecord:
-    """How one rank of one attempt fared (``ranks/<attempt>/<rank>.json``).
+    """The record of one rank of one attempt (``ranks/<attempt>/<rank>.json``).
 
     Attributes:
-        exit_code: None while the rank runs, or if it was killed before it could be recorded.
+        exit_code: None while the rank runs, or if it was killed before it could record an exit code.
         started, ended: seconds since the epoch on the rank's node.
     """
 
@@ -48,67 +48,67 @@ class RankRecord:
 
 
 def is_run_name(name: str) -> bool:
-    """Whether a folder of that name is one that dtslurm makes for a run."""
+    """Whether a folder name has the form that dtslurm gives to run directories."""
     return _RUN_NAME.fullmatch(name) is not None
 
 
 class RunDir:
-    """The files of one run, or of one task of an array run; or this machine's copies of them."""
+    """The files of one run, or of one task of an array run; or the local copies of them."""
 
     RECORD = "job.json"
     SCRIPT = "script.sbatch"
     SECRETS = "secrets"
-    OWN = (RECORD, SCRIPT, SECRETS, _UNDER_WAY)  # what a copy of a run on another machine never takes over
+    OWN = (RECORD, SCRIPT, SECRETS, _SUBMISSION_LOCK)  # a copy of a run on another machine excludes these
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @property
     def record_path(self) -> Path:
-        """``job.json``."""
+        """The path of ``job.json``."""
         return self.path / self.RECORD
 
     @property
     def script_path(self) -> Path:
-        """``script.sbatch``."""
+        """The path of ``script.sbatch``."""
         return self.path / self.SCRIPT
 
     def create(self, transport: Transport, files: Mapping[str, bytes]) -> None:
-        """Write a planned run's files, all at once; not the secrets, which stay where the job runs.
+        """Write a planned run's files atomically, except the secrets, which stay where the job runs.
 
-        The record is on the disk when this returns; of the others, copies of what the far side has, a power
-        cut may take some.
+        The record is durable when this returns. The other files copy those on the cluster and may be lost in
+        a power failure.
 
         Raises:
-            RunExists: the folder is there already.
-            StoreError: the disk refused.
+            RunExists: the folder already exists.
+            StoreError: the files cannot be written.
         """
-        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        temp_dir = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
-            make_folders(draft.parent)
-            draft.mkdir(mode=0o700)
+            make_folders(temp_dir.parent)
+            temp_dir.mkdir(mode=0o700)
             for name, data in files.items():
                 if name not in {self.SECRETS, self.RECORD}:
-                    _make_folders(draft, PurePosixPath(name).parent)
-                    with open(draft / name, "xb", opener=_private) as file:
+                    _make_folders(temp_dir, PurePosixPath(name).parent)
+                    with open(temp_dir / name, "xb", opener=_open_private) as file:
                         file.write(data)
-            transport.put(files[self.RECORD], str(draft / self.RECORD))
-            draft.rename(self.path)  # whole or not at all; refused where there is one
+            transport.put(files[self.RECORD], str(temp_dir / self.RECORD))
+            temp_dir.rename(self.path)  # atomic; fails if the folder exists
             sync_folder(bytes(self.path.parent))
         except OSError as error:
             with contextlib.suppress(OSError):
-                remove(draft, within=self.path.parent)
+                remove(temp_dir, within=self.path.parent)
             if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
                 raise RunExists(f"there is a run in {self.path} already") from None
             raise StoreError(f"cannot make {self.path}: {error.strerror}", evidence=[str(error)]) from error
 
     @contextlib.contextmanager
     def under_way(self) -> Iterator[None]:
-        """Hold a mark while the run is submitted: where it is found free, who submitted it is gone."""
-        path = self.path / _UNDER_WAY
+        """Hold a lock while the run is submitted. The lock file of a process that died is not locked."""
+        path = self.path / _SUBMISSION_LOCK
         try:
-            file = path.open("xb", buffering=0)  # what finds no room is not written once more at its end
-        except OSError:  # it only spares others a wait
+            file = path.open("xb", buffering=0)  # unbuffered: a failed write is not repeated on close
+        except OSError:  # the lock only saves others a wait
             yield
             return
         with file:
@@ -123,11 +123,11 @@ class RunDir:
 
     @contextlib.contextmanager
     def abandoned(self) -> Iterator[bool]:
-        """Tell whether a process of this machine that is gone was submitting the run.
+        """Yield whether a process of this machine died while it was submitting the run.
 
-        Of several that ask, one at a time is told so, until it leaves the context.
+        At most one caller at a time gets True, until it leaves the context.
         """
-        path = self.path / _UNDER_WAY
+        path = self.path / _SUBMISSION_LOCK
         try:
             file = path.open("r+")
         except OSError:
@@ -136,17 +136,17 @@ class RunDir:
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                still_there = os.path.samestat(os.fstat(file.fileno()), path.stat())
-                gone = still_there and file.read() == os.uname().nodename
+                is_lock_file = os.path.samestat(os.fstat(file.fileno()), path.stat())
+                submitter_died = is_lock_file and file.read() == os.uname().nodename
             except OSError:
-                gone = False
-            yield gone
+                submitter_died = False
+            yield submitter_died
 
     def update(self, transport: Transport, record: JobRecord) -> None:
-        """Replace the record, keeping the details written when the run was planned.
+        """Replace the record, and keep the other fields of the document.
 
         Raises:
-            StoreError: the disk refused.
+            StoreError: the file cannot be written.
         """
         transport.put(codec.encode({**self.document(), **codec.plain(record)}), str(self.record_path))
 
@@ -159,10 +159,10 @@ class RunDir:
         return codec.record_from(self.document(), str(self.record_path))
 
     def document(self) -> dict[str, Any]:
-        """Return the whole of ``job.json``.
+        """Return all fields of ``job.json``.
 
         Raises:
-            StoreError: there is none, or it cannot be read.
+            StoreError: the file does not exist or cannot be read.
         """
         try:
             return codec.decode(self.record_path.read_bytes(), str(self.record_path))
@@ -172,39 +172,41 @@ class RunDir:
     def tasks(self) -> dict[str, RunDir]:
         """Return the array tasks that have started, by array index."""
         folder = self.path / "tasks"
-        found = [item for item in _listing(folder) if item.name.isdecimal()]
-        return {item.name: RunDir(item) for item in sorted(found, key=lambda item: int(item.name))}
+        task_folders = [item for item in _list_folder(folder) if item.name.isdecimal()]
+        return {item.name: RunDir(item) for item in sorted(task_folders, key=lambda item: int(item.name))}
 
     def task(self, index: str) -> RunDir | None:
-        """Return an array task's folder by its array index, None if it has not started."""
+        """Return the folder of an array task, None if the task has not started."""
         folder = self.path / "tasks" / index
         return RunDir(folder) if index.isdecimal() and folder.is_dir() else None
 
     def attempts(self) -> list[int]:
-        """Return the attempts that have started, oldest first."""
-        return sorted(int(item.name) for item in _listing(self.path / "logs") if item.name.isdecimal())
+        """Return the numbers of the attempts that have started, in order."""
+        return sorted(
+            int(folder.name) for folder in _list_folder(self.path / "logs") if folder.name.isdecimal()
+        )
 
     def logs(self, attempt: int) -> Path:
         """Return the folder of an attempt's logs."""
         return self.path / "logs" / str(attempt)
 
     def manifest(self, attempt: int) -> dict[str, Any]:
-        """Return an attempt's manifest, empty while it is not written."""
-        return _json_object(self.logs(attempt) / "manifest.json")
+        """Return an attempt's manifest; empty if it is not written yet."""
+        return _read_json_object(self.logs(attempt) / "manifest.json")
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the events in order; a line cut off in the middle is left out."""
+        """Return the events in order, without incomplete lines."""
         return list(json_lines(self.path / "events.jsonl"))
 
     def ranks(self, attempt: int) -> list[RankRecord]:
-        """Return the rank records of an attempt, by rank."""
+        """Return the rank records of an attempt, sorted by rank."""
         folder = self.path / "ranks" / str(attempt)
-        files = [item for item in _listing(folder) if re.fullmatch(r"\d+\.json", item.name)]
-        records = (_rank_record(item) for item in sorted(files, key=lambda item: int(item.stem)))
+        files = [file for file in _list_folder(folder) if re.fullmatch(r"\d+\.json", file.name)]
+        records = (_read_rank_record(file) for file in sorted(files, key=lambda item: int(item.stem)))
         return [record for record in records if record is not None]
 
     def first_failure(self, attempt: int) -> tuple[int, int] | None:
-        """Return (rank, exit code) of the rank that failed first in an attempt, None if none recorded one."""
+        """Return (rank, exit code) of the rank that failed first in an attempt, None if none was recorded."""
         try:
             words = (self.path / "ranks" / str(attempt) / "first-failure").read_text(errors="replace").split()
         except OSError:
@@ -214,12 +216,12 @@ class RunDir:
         return None
 
     def first_error(self, attempt: int) -> str:
-        """Return the exception that the log of the first failed rank ends with, empty if there is none."""
+        """Return the exception at the end of the first failed rank's log; empty if there is none."""
         try:
             text = (self.path / "ranks" / str(attempt) / "first-failure-error").read_text(errors="replace")
         except OSError:
             return ""
-        return next(iter(text.splitlines()), "")[:_LONGEST_ERROR]
+        return next(iter(text.splitlines()), "")[:_MAX_ERROR_LENGTH]
 
     def metrics(self, attempt: int) -> list[dict[str, Any]]:
         """Return the training metrics of an attempt, in order."""
@@ -227,7 +229,7 @@ class RunDir:
 
 
 def json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON-lines file, leaving out what is not one."""
+    """Yield the objects of a JSON-lines file; skip invalid lines."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -237,23 +239,23 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
             yield answers.parse_object(line, path.name)
 
 
-def _listing(folder: Path) -> list[Path]:
+def _list_folder(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError:
         return []
 
 
-def _json_object(path: Path) -> dict[str, Any]:
+def _read_json_object(path: Path) -> dict[str, Any]:
     try:
         return answers.parse_object(path.read_bytes(), path.name)
     except (OSError, TransportError):
         return {}
 
 
-def _rank_record(path: Path) -> RankRecord | None:
-    value = _json_object(path)
-    error = _json_object(path.with_suffix(".error.json")).get("message")
+def _read_rank_record(path: Path) -> RankRecord | None:
+    value = _read_json_object(path)
+    error = _read_json_object(path.with_suffix(".error.json")).get("message")
     if isinstance(error, dict):
         error = error.get("message")
     try:
@@ -280,11 +282,11 @@ def _whole_or_none(value: object) -> int | None:
 
 
 def _make_folders(below: Path, folder: PurePosixPath) -> None:
-    """Make a folder and those above it, all for the user alone."""
+    """Create a folder and its parents below ``below`` with mode 0700."""
     for part in folder.parts:
         below /= part
         below.mkdir(exist_ok=True, mode=0o700)
 
 
-def _private(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

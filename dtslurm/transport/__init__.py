@@ -1,1 +1,1 @@
-"""Run commands and move bytes, here or on a login node. The only place where processes start."""
+"""Run commands and transfer bytes, locally or on a login node. All processes of dtslurm start here."""

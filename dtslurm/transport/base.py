@@ -1,4 +1,4 @@
-"""What every transport offers: five verbs and a result."""
+"""The interface of every transport (`Transport`, `Stream`) and the result of a command (`Completed`)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Protocol
 
 from dtslurm.model.values import dataclass
 
-# A caller's own settings must not bend what Slurm's commands do or print (SBATCH_PARTITION beats
-# #SBATCH lines, SQUEUE_STATES hides jobs); SLURM_CONF and SLURM_CLUSTERS say which Slurm is meant.
-# The last two are what a launcher or a shell left behind: inside a job, or under torchrun, they would leak.
+# The caller's environment must not change what Slurm's commands do or print: SBATCH_PARTITION overrides
+# #SBATCH lines, and SQUEUE_STATES hides jobs. SLURM_CONF and SLURM_CLUSTERS are kept because they select the
+# cluster. PET_ (torchrun) and BASH_FUNC_ (exported shell functions) would leak from a launcher or a shell
+# into the command.
 SCRUBBED_PREFIXES = (
     "SBATCH_", "SQUEUE_", "SACCT_", "SINFO_", "SALLOC_", "SCANCEL_", "SLURM_", "SRUN_", "PET_", "BASH_FUNC_",
 )  # fmt: skip
@@ -22,7 +23,7 @@ SCRUBBED = frozenset(
 )  # fmt: skip
 KEPT = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_CONF_SERVER"})
 
-# Slurm's commands print epoch seconds and whole array expressions, in English.
+# With these variables Slurm's commands print epoch seconds, complete array expressions and English.
 QUERY_ENVIRONMENT = {"LC_ALL": "C.UTF-8", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
 TAIL_LINES = 20
@@ -32,8 +33,9 @@ TAIL_LINES = 20
 class Completed:
     """A finished command: its argv, exit code and both outputs.
 
-    ``stdout`` and ``stderr`` are text, undecodable bytes surrogate-escaped; ``raw`` is stdout as it came.
-    A command ended by signal S has the code -S here, and 128 + S far away, where a shell reports it.
+    ``stdout`` and ``stderr`` are text with undecodable bytes surrogate-escaped; ``raw`` is stdout as bytes.
+    The exit code of a command that signal S ended is -S on this machine, and 128 + S on a login node, where a
+    shell reports it.
     """
 
     argv: tuple[str, ...]
@@ -44,26 +46,26 @@ class Completed:
 
     @property
     def ok(self) -> bool:
-        """Whether it exited with 0."""
+        """Whether the command exited with 0."""
         return self.code == 0
 
 
 class Stream(Iterator[bytes], Protocol):
-    """A running command: iterate over its stdout in chunks as they come, talk to its stdin.
+    """A running command: an iterator over its stdout in chunks, with access to its stdin.
 
-    A command that ends by itself with another code than 0 raises ``TransportError`` after its last chunk.
+    A command that ends by itself with a non-zero exit code raises ``TransportError`` after its last chunk.
     """
 
     @property
     def ended(self) -> bool:
-        """Whether the command has ended and every chunk was taken."""
+        """Whether the command has ended and every chunk was read."""
         ...
 
     def read(self, timeout: float) -> bytes:
-        """Return the next chunk, or nothing if none came within ``timeout`` seconds or the command has ended.
+        """Return the next chunk; ``b""`` if none arrived within ``timeout`` seconds or the command has ended.
 
         Raises:
-            TransportError: the command failed, or the link was cut.
+            TransportError: the command failed, or the connection was lost.
         """
         ...
 
@@ -71,12 +73,12 @@ class Stream(Iterator[bytes], Protocol):
         """Write to the command's stdin.
 
         Raises:
-            TransportError: it reads no more.
+            TransportError: the command no longer reads its stdin.
         """
         ...
 
     def close_stdin(self) -> None:
-        """Tell the command that nothing more will come."""
+        """Close the command's stdin."""
         ...
 
 
@@ -85,12 +87,12 @@ class Transport(Protocol):
 
     @property
     def name(self) -> str:
-        """Which transport it is: ``local``, ``openssh`` or ``paramiko``."""
+        """The name of the transport: ``local``, ``openssh`` or ``paramiko``."""
         ...
 
     @property
     def host(self) -> str:
-        """The host in words for people."""
+        """The host's name for messages to the user."""
         ...
 
     @property
@@ -99,10 +101,10 @@ class Transport(Protocol):
         ...
 
     def open(self) -> None:
-        """Make the link, logging in where that is needed; every other verb does so by itself.
+        """Connect, and log in if necessary. The other methods connect by themselves.
 
         Raises:
-            HostUnavailable, LoginRefused: there is no link.
+            HostUnavailable, LoginRefused: the connection failed.
         """
         ...
 
@@ -114,17 +116,18 @@ class Transport(Protocol):
         timeout: float = 30.0,
         env: Mapping[str, str] | None = None,
     ) -> Completed:
-        """Run ``argv`` with a scrubbed environment plus ``env``; return whatever its exit code is.
+        """Run ``argv`` with a scrubbed environment plus ``env``; return its result, whatever the exit code.
 
-        ``stdin`` may come in chunks, which are taken as the command reads them; without any, stdin is
-        closed. A link that is cut while stdin travels looks to the command like the end of its input: what
-        must arrive whole or not at all is sent by `put`.
+        ``stdin`` may be an iterable of chunks, which are consumed as the command reads them; without
+        ``stdin`` the command's stdin is closed. A command whose connection is lost while stdin is sent sees
+        the end of its input, so use `put` for content that must arrive complete or not at all.
 
         Raises:
             CommandNotFound: there is no such program.
-            CommandTimeout: it did not end within ``timeout`` seconds and was killed; what it did is unknown.
-            HostUnavailable: there is no link; the command was not started.
-            TransportError: the link was cut; what the command did is unknown.
+            CommandTimeout: the command did not end within ``timeout`` seconds and was killed; its effect is
+                unknown.
+            HostUnavailable: there is no connection; the command was not started.
+            TransportError: the connection was lost; the command's effect is unknown.
         """
         ...
 
@@ -132,15 +135,15 @@ class Transport(Protocol):
         """Run ``argv``; its stdin stays open after ``stdin``. Leaving the context ends the command.
 
         Raises:
-            CommandNotFound, HostUnavailable, TransportError: as `run`, here or at the first chunk.
+            CommandNotFound, HostUnavailable, TransportError: as in `run`, at this call or at the first chunk.
         """
         ...
 
     def put(self, data: bytes, path: str, *, mode: int = 0o600) -> None:
-        """Write a file atomically (temp file, fsync, rename); missing folders are made 0700.
+        """Write a file atomically (temporary file, fsync, rename); create missing folders with mode 0700.
 
         Raises:
-            StoreError: the disk refused.
+            StoreError: the file cannot be written.
         """
         ...
 
@@ -148,20 +151,20 @@ class Transport(Protocol):
         """Return a file's content.
 
         Raises:
-            StoreError: it cannot be read.
+            StoreError: the file cannot be read.
         """
         ...
 
     def close(self) -> None:
-        """Release what is held."""
+        """Release the transport's resources."""
         ...
 
 
 def text(data: bytes) -> str:
-    """Return output as text, undecodable bytes surrogate-escaped."""
+    """Decode an output, with undecodable bytes surrogate-escaped."""
     return data.decode("utf-8", "surrogateescape")
 
 
 def tail(data: bytes) -> list[str]:
-    """Return the last lines of an output, as evidence."""
+    """Return the last `TAIL_LINES` lines of an output, for an error's evidence."""
     return text(data).splitlines()[-TAIL_LINES:]

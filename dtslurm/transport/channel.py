@@ -1,4 +1,4 @@
-"""One running command as two outputs and an input, and the talk with it that every transport has."""
+"""The channel of a running command (two outputs and an input), and the I/O that all transports share."""
 
 from __future__ import annotations
 
@@ -7,45 +7,45 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-_SLICE = 1 << 18
+_SLICE_BYTES = 1 << 18
 _POLL_S = 0.25
 
 
 class Channel(Protocol):
-    """A command that runs: what `PopenChannel` is for a process, and a session is for an SSH library."""
+    """A running command: a local process (`PopenChannel`) or an SSH session."""
 
     @property
     def ended(self) -> bool:
-        """Whether both outputs are at their end."""
+        """Whether both outputs have reached their end."""
         ...
 
     def read(self, timeout: float) -> tuple[bytes, bytes]:
-        """Return what came on stdout and stderr, waiting up to ``timeout`` seconds for the first byte."""
+        """Return new bytes of stdout and stderr, waiting up to ``timeout`` seconds for the first byte."""
         ...
 
     def write(self, data: bytes) -> None:
-        """Write to stdin, waiting until all is taken.
+        """Write to stdin, and block until all bytes are written.
 
         Raises:
-            BrokenPipeError: nobody reads any more.
+            BrokenPipeError: the command no longer reads its stdin.
         """
         ...
 
     def close_stdin(self) -> None:
-        """End the input."""
+        """Close stdin."""
         ...
 
     def code(self, timeout: float) -> int | None:
-        """Return the exit code, None if there is none within ``timeout`` seconds."""
+        """Return the exit code, None if the command has not ended within ``timeout`` seconds."""
         ...
 
     def end(self) -> None:
-        """End it and release what it holds."""
+        """End the command and release the channel's resources."""
         ...
 
 
 class Feeder:
-    """Writes an input in a thread of its own, so that outputs are read meanwhile."""
+    """Writes a command's stdin in a separate thread, so that the outputs can be read at the same time."""
 
     def __init__(self, channel: Channel, stdin: bytes | Iterable[bytes], *, close: bool) -> None:
         self._channel = channel
@@ -54,48 +54,48 @@ class Feeder:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None
-        self.refused = False  # nobody reads any more
+        self.refused = False  # the command no longer reads its stdin
 
     def start(self) -> None:
-        """Begin; once only."""
+        """Start the thread, unless it was started before."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._feed, daemon=True, name="dtslurm-stdin")
             self._thread.start()
 
     def _feed(self) -> None:
         try:
-            for chunk in _slices(self._stdin):
+            for chunk in _iterate_slices(self._stdin):
                 if self._stop.is_set():
                     return
                 self._channel.write(chunk)
         except (BrokenPipeError, ConnectionError):
-            self.refused = True  # its exit code tells whether that is a fault
-        except BaseException as error:  # noqa: BLE001 (the caller's own source failed: raised in its thread)
+            self.refused = True  # the command's exit code decides whether this is an error
+        except BaseException as error:  # noqa: BLE001 (`outputs` raises it in the caller's thread)
             self.error = error
-            return  # stdin stays open: the command must not take the part for the whole
+            return  # stdin stays open: the command must not take a part of its input for all of it
         if self._close:
             self._channel.close_stdin()
 
     def stop(self) -> None:
-        """Write no more."""
+        """Stop writing."""
         self._stop.set()
 
 
-def _slices(stdin: bytes | Iterable[bytes]) -> Iterator[bytes]:
+def _iterate_slices(stdin: bytes | Iterable[bytes]) -> Iterator[bytes]:
     for chunk in [stdin] if isinstance(stdin, bytes) else stdin:
-        for start in range(0, len(chunk), _SLICE):
-            yield chunk[start : start + _SLICE]
+        for start in range(0, len(chunk), _SLICE_BYTES):
+            yield chunk[start : start + _SLICE_BYTES]
 
 
 class TimeIsUp(Exception):
-    """The command did not end in time."""
+    """The command did not end before its deadline."""
 
 
 def exit_code(channel: Channel, deadline: float) -> int:
     """Return the exit code of a command whose outputs have ended.
 
     Raises:
-        TimeIsUp: it went on without them until ``deadline`` (of ``time.monotonic``).
+        TimeIsUp: the command still ran at ``deadline`` (of ``time.monotonic``).
     """
     code = channel.code(max(0.0, deadline - time.monotonic()))
     if code is None:
@@ -104,16 +104,16 @@ def exit_code(channel: Channel, deadline: float) -> int:
 
 
 def outputs(channel: Channel, deadline: float, feeder: Feeder | None) -> Iterator[tuple[bytes, bytes]]:
-    """Yield (stdout, stderr) as they come until both end.
+    """Yield (stdout, stderr) chunks until both outputs end.
 
     Raises:
-        TimeIsUp: ``deadline`` (of ``time.monotonic``) came first.
-        BaseException: the source of stdin failed; its own error.
+        TimeIsUp: ``deadline`` (of ``time.monotonic``) passed first.
+        BaseException: the error of the iterable that supplies stdin, if it failed.
     """
     while not channel.ended:
-        left = deadline - time.monotonic()
-        if left <= 0:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
             raise TimeIsUp
-        yield channel.read(min(left, _POLL_S) if feeder else left)
+        yield channel.read(min(remaining_s, _POLL_S) if feeder else remaining_s)
         if feeder is not None and feeder.error is not None:
             raise feeder.error

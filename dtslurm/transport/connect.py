@@ -1,4 +1,4 @@
-"""Chooses how a host is reached."""
+"""Selects the transport for a host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dtslurm.errors import DtslurmError, RequestInvalid
 from dtslurm.transport.base import Transport
 from dtslurm.transport.local import LocalTransport
 
-# A name that ssh could take for an option, or a shell for more than a name, is not a host's.
+# Reject names that ssh would parse as an option, or a shell as more than one word.
 _HOST = re.compile(r"[A-Za-z0-9_\[:][A-Za-z0-9_.:%\[\]-]*")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\+-]*\$?")
 
@@ -31,25 +31,25 @@ def connect(
     prompt: Prompt | None = None,
     hint: str = "",
 ) -> Transport:
-    """Return the transport to ``host``; nothing is opened yet.
+    """Return the transport to ``host``; no connection is opened yet.
 
     Args:
-        host: a name that the user's SSH configuration or the network knows; None for this machine.
-        user: the login name, if not the configuration's.
-        transport: ``openssh``, ``paramiko``, ``local``; ``auto`` or None: ``openssh`` where there is an
-            ``ssh``, else ``paramiko``.
+        host: a name that the user's SSH configuration or DNS resolves; None for this machine.
+        user: the login name, if it differs from the SSH configuration.
+        transport: ``openssh``, ``paramiko``, ``local``; ``auto`` or None selects ``openssh`` if there is an
+            ``ssh`` program, else ``paramiko``.
         env: the environment. ``DTSLURM_SSH_CONFIG`` names a configuration file to use instead of
             ``~/.ssh/config``.
-        prompt: asks a person (question, whether the answer may be seen) and returns the answer; only
-            paramiko calls it, ssh asks at the terminal itself.
-        hint: what else a person may do where there is no link; errors say it last.
+        prompt: asks the user (question, whether the answer is echoed) and returns the answer; only
+            paramiko calls it, because ssh prompts at the terminal itself.
+        hint: another way for the user to proceed without a connection; appended to the errors' hint.
 
     Raises:
-        RequestInvalid: the host, user or transport has no such form.
+        RequestInvalid: the host, user or transport is malformed.
     """
     variables = os.environ if env is None else env
-    chosen, _ = choose(transport, variables)
-    if host is None or chosen == "local":
+    transport_name, _ = choose(transport, variables)
+    if host is None or transport_name == "local":
         return LocalTransport()
     problems = []
     if not _HOST.fullmatch(host):
@@ -59,7 +59,7 @@ def connect(
     if problems:
         raise RequestInvalid(problems)
     config = variables.get(CONFIG_VARIABLE) or None
-    if chosen == "paramiko":
+    if transport_name == "paramiko":
         from dtslurm.transport.ssh.paramiko_ssh import ParamikoTransport
 
         return ParamikoTransport(host, user=user, config=config, env=variables, prompt=prompt, hint=hint)
@@ -69,10 +69,10 @@ def connect(
 
 
 def choose(transport: str | None, env: Mapping[str, str]) -> tuple[str, str]:
-    """Return which transport is used for a host, and why that one.
+    """Return the name of the transport for a host and the reason for the choice.
 
     Raises:
-        RequestInvalid: there is no transport of that name.
+        RequestInvalid: no transport has that name.
     """
     if transport and transport != "auto":
         if transport not in TRANSPORTS:
@@ -85,7 +85,7 @@ def choose(transport: str | None, env: Mapping[str, str]) -> tuple[str, str]:
 
 
 def real_name(link: Transport) -> str:
-    """Return the host that the user's SSH configuration means by the name it is reached under."""
+    """Return the host name that the user's SSH configuration sets for the connection's host alias."""
     from dtslurm.transport.ssh.openssh import OpenSSHTransport
 
     if isinstance(link, OpenSSHTransport):
@@ -95,11 +95,11 @@ def real_name(link: Transport) -> str:
 
 
 def software(name: str) -> str:
-    """Return the name and version of what makes the link: holes in it are holes in every login."""
+    """Return the name and version of the SSH implementation, whose vulnerabilities affect every login."""
     if name == "openssh":
         with contextlib.suppress(DtslurmError):
-            said = LocalTransport().run(["ssh", "-V"])
-            return (said.stderr or said.stdout).strip().partition(",")[0]
+            completed = LocalTransport().run(["ssh", "-V"])
+            return (completed.stderr or completed.stdout).strip().partition(",")[0]
     from importlib.metadata import PackageNotFoundError, version
 
     with contextlib.suppress(PackageNotFoundError):

@@ -1,4 +1,4 @@
-"""The one place where dtslurm deletes files of this machine: only below a folder of its own."""
+"""Deletion of local files. dtslurm deletes files only here, and only below one of its own folders."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from dtslurm.errors import StoreError
 
 
 def remove(path: Path, *, within: Path) -> bool:
-    """Remove a file, a link, or a folder with all that is in it; return whether there was one.
+    """Remove a file, a symbolic link, or a folder with its content; return whether the path existed.
 
     Args:
-        within: the folder of dtslurm's own in which the path must lie once links on the way are resolved.
+        within: the folder of dtslurm that must contain the path once symbolic links in its parents are
+            resolved.
 
     Raises:
-        StoreError: the path lies elsewhere; nothing was removed.
-        OSError: the disk refused.
+        StoreError: the path is outside ``within``; nothing was removed.
+        OSError: the file system refused the deletion.
     """
-    place = path.parent.resolve() / path.name
-    if path.name in {"", ".", ".."} or within.resolve() not in place.parents:
+    resolved = path.parent.resolve() / path.name
+    if path.name in {"", ".", ".."} or within.resolve() not in resolved.parents:
         raise StoreError(
             f"{path} is not below {within}: it is not removed",
-            evidence=[f"links resolved, it is {place}"],
+            evidence=[f"links resolved, it is {resolved}"],
             hint="the record of the run was changed by somebody else than dtslurm; please report this",
         )
     try:
-        mode = place.lstat().st_mode
+        mode = resolved.lstat().st_mode
     except FileNotFoundError:
         return False
     if stat.S_ISDIR(mode):
-        shutil.rmtree(place)
+        shutil.rmtree(resolved)
     else:
-        place.unlink(missing_ok=True)
+        resolved.unlink(missing_ok=True)
     return True

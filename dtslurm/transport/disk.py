@@ -1,4 +1,4 @@
-"""A disk's refusals in words that tell a person what to do, wherever the disk is."""
+"""Errors of the file system, local or remote, as messages with a hint for the user."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dtslurm.errors import StoreError
 from dtslurm.model.values import dataclass
 from dtslurm.worker.lib import disk as worker_disk
 
-_WORDS = {
+_MESSAGES_BY_ERRNO = {
     errno.EROFS: ("the file system is read-only", "choose a run folder on a file system you may write to"),
     errno.EACCES: ("permission denied", "check who owns the folder, and its mode (ls -ld)"),
     errno.EPERM: ("operation not permitted", "check who owns the folder, and its attributes"),
@@ -23,9 +23,17 @@ _WORDS = {
     errno.ESTALE: ("the network file system lost the file (stale handle)", "try again"),
 }
 
-_NUMBERS = {
+_ERRNO_BY_MESSAGE = {
     os.strerror(number): number
-    for number in (*_WORDS, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.ETXTBSY, errno.EBUSY)
+    for number in (
+        *_MESSAGES_BY_ERRNO,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EIO,
+        errno.EFBIG,
+        errno.ETXTBSY,
+        errno.EBUSY,
+    )
 } | {
     "Disc quota exceeded": errno.EDQUOT,
     "Stale NFS file handle": errno.ESTALE,
@@ -34,7 +42,14 @@ _NUMBERS = {
 
 @dataclass(frozen=True)
 class Room:
-    """What is left on the file system mounted at ``mount``: bytes, and files where it counts them."""
+    """The free space of the file system mounted at ``mount``.
+
+    Attributes:
+        free: free bytes.
+        total: total bytes.
+        files_free: free inodes, 0 if the file system does not count them.
+        files: total inodes, 0 if the file system does not count them.
+    """
 
     mount: str
     free: int
@@ -52,45 +67,45 @@ def refusal(number: int, said: str, path: str, verb: str, *, room: str, where: s
 
     Args:
         number: the ``errno``; 0 if unknown.
-        said: the system's words, the evidence.
-        path: the file asked for.
+        said: the system's error message, used as evidence.
+        path: the file that was to be read or written.
         verb: ``read`` or ``write``.
-        room: what is left on its file system, for a disk or quota that is full.
+        room: the free space of its file system, for a full disk or quota.
         where: the host, unless it is this machine.
     """
-    place = f"{where}:{path}" if where else path
+    location = f"{where}:{path}" if where else path
     if number == errno.ENOSPC:
         return StoreError(
-            f"disk full: cannot {verb} {place}",
+            f"disk full: cannot {verb} {location}",
             evidence=[said, room],
             hint="free some space there, or choose a run folder on another file system",
         )
     if number == errno.EDQUOT:
         return StoreError(
-            f"quota exceeded: cannot {verb} {place}",
+            f"quota exceeded: cannot {verb} {location}",
             evidence=[said, room],
             hint="delete files of yours there (see quota -s, on Lustre lfs quota), or choose another folder",
         )
-    words, hint = _WORDS.get(number, (os.strerror(number) if number else said, ""))
-    return StoreError(f"cannot {verb} {place}: {words}", evidence=[said], hint=hint)
+    problem, hint = _MESSAGES_BY_ERRNO.get(number, (os.strerror(number) if number else said, ""))
+    return StoreError(f"cannot {verb} {location}: {problem}", evidence=[said], hint=hint)
 
 
 def store_error(
     error: OSError, path: str | Path, verb: str, room: Mapping[str, object] | None = None
 ) -> StoreError:
-    """Return the error to raise for a system's refusal.
+    """Return the error to raise for an ``OSError`` of the file system.
 
-    ``room`` is what the machine that refused said of its file system (`dtslurm.worker.lib.disk.room`); left
-    out, this machine's is asked when it matters.
+    ``room`` is what `dtslurm.worker.lib.disk.room` returned on the machine of the error. If None, this
+    machine's free space is read when the disk or quota is full.
     """
     number = error.errno or 0
-    left = ""
+    free_space = ""
     if is_full(number):
-        left = _left(worker_disk.room(os.fsencode(path)) if room is None else room)
-    return refusal(number, str(error), str(path), verb, room=left)
+        free_space = _describe_free_space(worker_disk.room(os.fsencode(path)) if room is None else room)
+    return refusal(number, str(error), str(path), verb, room=free_space)
 
 
-def _left(room: Mapping[str, object]) -> str:
+def _describe_free_space(room: Mapping[str, object]) -> str:
     if "trouble" in room:
         return f"its file system cannot be examined: {room['trouble']}"
     numbers = (int(str(room[key])) for key in ("free", "total", "files_free", "files"))
@@ -98,36 +113,36 @@ def _left(room: Mapping[str, object]) -> str:
 
 
 def number_of(said: str) -> int:
-    """Return the ``errno`` that a program's English complaint ends with, 0 if none is known."""
+    """Return the ``errno`` of the error message that ends a line of a program's output, 0 if none matches."""
     for line in said.splitlines():
-        for words, number in _NUMBERS.items():
+        for words, number in _ERRNO_BY_MESSAGE.items():
             if line.rstrip().endswith(words):
                 return number
     return 0
 
 
 def is_full(number: int) -> bool:
-    """Whether the disk or the user's share of it is full."""
+    """Whether the disk or the user's quota is full."""
     return number in {errno.ENOSPC, errno.EDQUOT}
 
 
 def room_of(blocks: str, inodes: str) -> str:
-    """Return what is left from what ``df -Pk`` and ``df -Pi`` printed for one folder."""
+    """Describe the free space of a folder from the output of ``df -Pk`` and ``df -Pi``."""
     try:
-        _, size, _, free, _, mount = blocks.splitlines()[-1].split(None, 5)
-        space = Room(mount, int(free) * 1024, int(size) * 1024)
+        _, kib_total, _, kib_free, _, mount = blocks.splitlines()[-1].split(None, 5)
+        space = Room(mount, int(kib_free) * 1024, int(kib_total) * 1024)
     except (IndexError, ValueError):
         return "its file system cannot be examined"
     try:
-        _, count, _, left, _, _ = inodes.splitlines()[-1].split(None, 5)
-        space = Room(mount, space.free, space.total, int(left), int(count))
-    except (IndexError, ValueError):  # not every file system counts files
+        _, inodes_total, _, inodes_free, _, _ = inodes.splitlines()[-1].split(None, 5)
+        space = Room(mount, space.free, space.total, int(inodes_free), int(inodes_total))
+    except (IndexError, ValueError):  # not every file system counts inodes
         pass
     return str(space)
 
 
 def size(amount: float) -> str:
-    """Return a number of bytes as people read it: ``512 B``, ``31 MiB``, ``1.5 TiB``."""
+    """Format a number of bytes with a binary unit: ``512 B``, ``31 MiB``, ``1.5 TiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if amount < 1024:
             return f"{amount:.0f} {unit}"

@@ -1,4 +1,4 @@
-"""A program with the terminal to itself."""
+"""Runs a program that uses this process's terminal."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from dtslurm.transport.ssh.openssh import OpenSSHTransport
 
 
 def run_interactive(transport: Transport, argv: Sequence[str], *, folder: str | None = None) -> int:
-    """Run ``argv`` where ``transport`` reaches, with this process's terminal; return its exit code.
+    """Run ``argv`` on the transport's host, attached to this process's terminal; return its exit code.
 
     Args:
-        folder: where to run it on this machine.
+        folder: the working directory on this machine.
 
     Raises:
         CommandNotFound: there is no such program on this machine.
-        RequestInvalid: this transport carries no terminal.
-        HostUnavailable, LoginRefused: there is no link.
+        RequestInvalid: this transport cannot forward a terminal.
+        HostUnavailable, LoginRefused: the connection failed.
     """
-    words = list(argv)
+    command = list(argv)
     if not transport.local:
         if not isinstance(transport, OpenSSHTransport):
             raise RequestInvalid(
                 [f"{transport.host} is reached by {transport.name}, which carries no terminal"],
-                hint=f"with ssh installed: ssh -t HOST {shlex.join(words)}",
+                hint=f"with ssh installed: ssh -t HOST {shlex.join(command)}",
             )
-        words = transport.terminal_argv(words)
-    place = folder if folder is not None and Path(folder).is_dir() else None
+        command = transport.terminal_argv(command)
+    working_dir = folder if folder is not None and Path(folder).is_dir() else None
     try:
-        return subprocess.run(words, cwd=place, env=dict(os.environ), check=False).returncode
+        return subprocess.run(command, cwd=working_dir, env=dict(os.environ), check=False).returncode
     except (FileNotFoundError, PermissionError) as error:
-        raise CommandNotFound(f"cannot run {words[0]}: {error.strerror}") from error
+        raise CommandNotFound(f"cannot run {command[0]}: {error.strerror}") from error

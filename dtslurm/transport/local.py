@@ -1,4 +1,4 @@
-"""This machine: commands as child processes, files written so that no reader ever sees half of one."""
+"""The transport for this machine: runs commands as child processes and writes files atomically."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from dtslurm.transport.disk import store_error
 from dtslurm.transport.process import PopenChannel
 from dtslurm.transport.streams import ChannelStream
 
-_STDERR_KEPT = 1 << 16
+_STDERR_TAIL_BYTES = 1 << 16
 
 
 def scrubbed(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environment`` without what would bend Slurm's commands or leak into a job."""
+    """Return ``environment`` without the variables that would change Slurm's commands or leak into a job."""
     return {
         name: value
         for name, value in environment.items()
@@ -39,14 +39,14 @@ def scrubbed(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class LocalTransport:
-    """Runs commands and keeps files on this machine."""
+    """Runs commands and reads and writes files on this machine."""
 
     name = "local"
     host = "this machine"
     local = True
 
     def open(self) -> None:
-        """Nothing is needed."""
+        """Do nothing: no connection is needed."""
 
     def run(
         self,
@@ -56,18 +56,18 @@ class LocalTransport:
         timeout: float = 30.0,
         env: Mapping[str, str] | None = None,
     ) -> Completed:
-        """Run a command to its end; see `Transport.run`."""
+        """Run a command until it ends; see `Transport.run`."""
         deadline = time.monotonic() + timeout
-        channel = _start(argv, stdin=stdin != b"", env=env)
+        channel = _start_process(argv, stdin=stdin != b"", env=env)
         feeder = Feeder(channel, stdin, close=True) if stdin != b"" else None
         out: list[bytes] = []
         err: list[bytes] = []
         try:
             if feeder is not None:
                 feeder.start()
-            for more, words in outputs(channel, deadline, feeder):
-                out.append(more)
-                err.append(words)
+            for out_chunk, err_chunk in outputs(channel, deadline, feeder):
+                out.append(out_chunk)
+                err.append(err_chunk)
             code = exit_code(channel, deadline)
         except TimeIsUp:
             err.append(channel.kill()[1])
@@ -84,8 +84,8 @@ class LocalTransport:
 
     @contextlib.contextmanager
     def stream(self, argv: Sequence[str], *, stdin: bytes = b"") -> Iterator[Stream]:
-        """Run a command and yield its output as it comes; see `Transport.stream`."""
-        channel = _start(argv, stdin=True)
+        """Run a command and yield its output as it arrives; see `Transport.stream`."""
+        channel = _start_process(argv, stdin=True)
         stream = _LocalStream(channel, argv, stdin)
         try:
             yield stream
@@ -98,7 +98,7 @@ class LocalTransport:
         target = Path(path)
         try:
             make_folders(target.parent)
-            _write(data, target, mode)
+            _write_atomically(data, target, mode)
         except OSError as error:
             raise store_error(error, target, "write") from error
 
@@ -110,29 +110,29 @@ class LocalTransport:
             raise store_error(error, Path(path), "read") from error
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources to release."""
 
 
 class _LocalStream(ChannelStream):
-    """A child process; nothing stands between its outputs and the reader."""
+    """The stream of a child process, whose output needs no decoding."""
 
     def __init__(self, channel: PopenChannel, argv: Sequence[str], stdin: bytes) -> None:
         super().__init__(channel, argv[0], stdin)
         self._errors = b""
 
     def _payload(self, out: bytes, err: bytes) -> bytes:
-        self._errors = (self._errors + err)[-_STDERR_KEPT:]
+        self._errors = (self._errors + err)[-_STDERR_TAIL_BYTES:]
         return out
 
-    def _at_end(self) -> None:
+    def _check_exit(self) -> None:
         code = None
-        while code is None:  # outputs closed, but it may still work
+        while code is None:  # the process may run on after it closed its outputs
             code = self._channel.code(60.0)
         if code:
             raise TransportError(f"{self._program} ended with exit code {code}", evidence=tail(self._errors))
 
 
-def _start(argv: Sequence[str], *, stdin: bool, env: Mapping[str, str] | None = None) -> PopenChannel:
+def _start_process(argv: Sequence[str], *, stdin: bool, env: Mapping[str, str] | None = None) -> PopenChannel:
     environment = {**scrubbed(os.environ), **QUERY_ENVIRONMENT, **(env or {})}
     try:
         return PopenChannel(argv, env=environment, stdin=stdin)
@@ -146,16 +146,16 @@ def _start(argv: Sequence[str], *, stdin: bool, env: Mapping[str, str] | None = 
         raise TransportError(f"{argv[0]} could not be started", evidence=[str(error)]) from error
 
 
-def _write(data: bytes, target: Path, mode: int) -> None:
-    # Not named after the target: its name may have no room left for a suffix.
+def _write_atomically(data: bytes, target: Path, mode: int) -> None:
+    # The name does not contain the target's: with a suffix it could exceed the limit of the file system.
     temp = target.parent / f".dtslurm-{os.urandom(8).hex()}"
-    handle = os.open(temp, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = os.open(temp, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with os.fdopen(fd, "wb") as file:
             file.write(data)
             file.flush()
-            os.fchmod(handle, mode)
-            os.fsync(handle)
+            os.fchmod(fd, mode)
+            os.fsync(fd)
         temp.replace(target)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -165,10 +165,10 @@ def _write(data: bytes, target: Path, mode: int) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    # Some network file systems cannot sync a folder; the file itself is safe by then.
+    # Some network file systems cannot fsync a folder; the file itself is already on disk.
     with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(handle)
+            os.fsync(fd)
         finally:
-            os.close(handle)
+            os.close(fd)

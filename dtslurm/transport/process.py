@@ -19,10 +19,10 @@ _GRACE_S = 2.0
 
 
 class PopenChannel:
-    """A child process in a session of its own; its outputs are read together, so neither fills a pipe.
+    """A child process in its own session; both outputs are read together, so that neither pipe fills up.
 
     Raises:
-        OSError, ValueError: it could not be started, as `subprocess.Popen` raises them.
+        OSError, ValueError: the process could not be started, as in `subprocess.Popen`.
     """
 
     def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], stdin: bool) -> None:
@@ -33,7 +33,7 @@ class PopenChannel:
             stderr=subprocess.PIPE,
             bufsize=0,
             env=env,
-            start_new_session=True,  # a group of its own: a time-out ends its children too
+            start_new_session=True,  # its own process group, so that a time-out also kills its children
         )
         self._selector = selectors.DefaultSelector()
         for pipe in (self._process.stdout, self._process.stderr):
@@ -41,15 +41,15 @@ class PopenChannel:
                 self._selector.register(pipe, selectors.EVENT_READ)
         if self._process.stdin is not None:
             os.set_blocking(self._process.stdin.fileno(), False)
-        self._over = False
+        self._released = False
 
     @property
     def ended(self) -> bool:
-        """Whether both outputs are at their end."""
+        """Whether both outputs have reached their end."""
         return not self._selector.get_map()
 
     def read(self, timeout: float) -> tuple[bytes, bytes]:
-        """Return what came; see `Channel.read`."""
+        """Return new bytes of both outputs; see `Channel.read`."""
         out = err = b""
         for key, _ in self._selector.select(timeout):
             data = os.read(key.fd, _CHUNK)
@@ -66,7 +66,7 @@ class PopenChannel:
         pipe = self._process.stdin
         view = memoryview(data)
         while view:
-            if self._over or pipe is None or pipe.closed:
+            if self._released or pipe is None or pipe.closed:
                 raise BrokenPipeError
             try:
                 _, ready, _ = select.select([], [pipe], [], 0.25)
@@ -74,47 +74,50 @@ class PopenChannel:
                     view = view[os.write(pipe.fileno(), view) :]
             except BlockingIOError:
                 continue
-            except ValueError:  # closed by another thread
+            except ValueError:  # another thread closed the pipe
                 raise BrokenPipeError from None
 
     def close_stdin(self) -> None:
-        """End the input."""
+        """Close stdin."""
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
 
     def code(self, timeout: float) -> int | None:
-        """Return the exit code, None if it does not end in time."""
+        """Return the exit code, None if the process has not ended within ``timeout`` seconds."""
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
 
     def kill(self) -> tuple[bytes, bytes]:
-        """Kill the whole group; return what it had printed. A stray holding a pipe is not waited for."""
+        """Kill the process group; return its remaining output.
+
+        A process outside the group that still holds a pipe is waited for at most `_GRACE_S` seconds.
+        """
         self._kill()
         out, err = [], []
         deadline = time.monotonic() + _GRACE_S
-        while not self.ended and (left := deadline - time.monotonic()) > 0:
-            more = self.read(left)
-            out.append(more[0])
-            err.append(more[1])
+        while not self.ended and (remaining_s := deadline - time.monotonic()) > 0:
+            chunks = self.read(remaining_s)
+            out.append(chunks[0])
+            err.append(chunks[1])
         return b"".join(out), b"".join(err)
 
     def _kill(self) -> None:
-        # The group outlives its leader when a child stays behind; poll() decides nothing here.
+        # The group can outlive its leader (a child still runs), so poll() is not checked.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Kill what still runs, release the pipes."""
-        if not self._over:
+        """Kill the process group if it still runs, and close the pipes."""
+        if not self._released:
             self._kill()
             self.release()
 
     def release(self) -> None:
-        """Release the pipes of a process that has ended, and let what it left behind live."""
-        self._over = True
+        """Close the pipes of a process that has ended, without killing its children."""
+        self._released = True
         self._process.wait()
         self._selector.close()
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
@@ -124,7 +127,7 @@ class PopenChannel:
 
 
 class CarrierProcess:
-    """A shell command that carries a connection on its stdin and stdout; ``socket`` is our end of it."""
+    """A shell command (ProxyCommand) whose stdin and stdout carry a connection; ``socket`` is our end."""
 
     def __init__(self, command: str, env: Mapping[str, str]) -> None:
         self.socket, theirs = socket.socketpair()
@@ -138,7 +141,7 @@ class CarrierProcess:
             )
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection and kill the command."""
         self.socket.close()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -146,53 +149,53 @@ class CarrierProcess:
 
 
 def has_terminal() -> bool:
-    """Whether a person sits at a terminal where this process may ask: its own, and in the foreground."""
-    if threading.current_thread() is not threading.main_thread():  # it could not hand the terminal over
+    """Whether this process may prompt: it runs in its terminal's foreground, in the main thread."""
+    if threading.current_thread() is not threading.main_thread():  # it cannot hand over the terminal
         return False
     try:
-        handle = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+        tty = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        return os.tcgetpgrp(handle) == os.getpgrp()
+        return os.tcgetpgrp(tty) == os.getpgrp()
     except OSError:
         return False
     finally:
-        os.close(handle)
+        os.close(tty)
 
 
 def run_in_terminal(
     argv: Sequence[str], env: Mapping[str, str], *, hidden: re.Pattern[str]
 ) -> tuple[int, str]:
-    """Run a program that may ask questions at the terminal; return its exit code and what it said.
+    """Run a program that may prompt at the terminal; return its exit code and its stderr.
 
-    What it says on stderr is returned, and shown as it comes but for lines that match ``hidden``. It has the
-    terminal's foreground for itself, as a shell's job has: what it leaves behind is not reached by a later
-    Ctrl-C.
+    stderr is also shown as it arrives, except lines that match ``hidden``. The program gets the terminal's
+    foreground as its own process group, like a job of a shell, so that a later Ctrl-C does not reach the
+    processes it leaves running.
 
     Raises:
-        KeyboardInterrupt: the person pressed Ctrl-C.
+        KeyboardInterrupt: the user pressed Ctrl-C.
     """
-    terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # or taking the terminal back would stop us
+    tty = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    previous_handler = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # tcsetpgrp below would stop us
     try:
-        with _foreground(argv, env, terminal) as process:
-            said = _shown(process, hidden)
+        with _foreground_process(argv, env, tty) as process:
+            stderr = _echo_stderr(process, hidden)
             code = process.wait()
     finally:
-        os.tcsetpgrp(terminal, os.getpgrp())
-        signal.signal(signal.SIGTTOU, before)
-        os.close(terminal)
+        os.tcsetpgrp(tty, os.getpgrp())
+        signal.signal(signal.SIGTTOU, previous_handler)
+        os.close(tty)
     if code == -signal.SIGINT:
         raise KeyboardInterrupt
-    return code, said.decode("utf-8", "replace")
+    return code, stderr.decode("utf-8", "replace")
 
 
 @contextlib.contextmanager
-def _foreground(
+def _foreground_process(
     argv: Sequence[str], env: Mapping[str, str], terminal: int
 ) -> Iterator[subprocess.Popen[bytes]]:
-    def step_forward() -> None:
+    def become_foreground() -> None:
         os.setpgid(0, 0)
         os.tcsetpgrp(terminal, os.getpgrp())
         signal.signal(signal.SIGTTOU, signal.SIG_DFL)
@@ -204,7 +207,7 @@ def _foreground(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         bufsize=0,
-        preexec_fn=step_forward,  # noqa: PLW1509 (one thread: the login comes before all else)
+        preexec_fn=become_foreground,  # noqa: PLW1509 (only one thread runs: the login comes first)
     )
     try:
         yield process
@@ -215,17 +218,17 @@ def _foreground(
             process.stderr.close()
 
 
-def _shown(process: subprocess.Popen[bytes], hidden: re.Pattern[str]) -> bytes:
-    said = rest = b""
+def _echo_stderr(process: subprocess.Popen[bytes], hidden: re.Pattern[str]) -> bytes:
+    stderr = partial_line = b""
     while process.stderr is not None:
         ready, _, _ = select.select([process.stderr], [], [], 0.1)
         data = os.read(process.stderr.fileno(), _CHUNK) if ready else b""
         if data:
-            said += data
-            *lines, rest = (rest + data).split(b"\n")
+            stderr += data
+            *lines, partial_line = (partial_line + data).split(b"\n")
             for line in lines:
                 if not hidden.match(line.decode("utf-8", "replace")):
                     os.write(2, line + b"\n")
-        elif ready or process.poll() is not None:  # one gone to the background may hold the pipe
+        elif ready or process.poll() is not None:  # a background process may still hold the pipe
             break
-    return said
+    return stderr

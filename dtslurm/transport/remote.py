@@ -1,4 +1,4 @@
-"""What OpenSSH and paramiko share: commands framed, files through the shell, no sftp needed."""
+"""The parts that OpenSSH and paramiko share: framed commands, and files through the shell, without sftp."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ _Result = TypeVar("_Result")
 MOST_CHANNELS = 3
 
 _KILL_S = 15.0  # a busy login node takes seconds to start a shell
-_PATIENCE_S = 60.0  # a refused login is not tried again: three of them lock people out at some sites
-_SLOWEST = 100_000  # bytes per second that a transfer may count on
-_AGAIN_S = 0.2
+_LOGIN_RETRY_S = 60.0  # no retry of a refused login before: some sites lock accounts after three refusals
+_MIN_BYTES_PER_S = 100_000  # bytes per second, assumed for a transfer's time limit
+_RETRY_S = 0.2
 
 
 class SessionRefused(Exception):
-    """The host takes no more sessions over this link now; the command was not started."""
+    """The host accepts no more sessions over this connection now; the command was not started."""
 
 
 class LinkLost(Exception):
-    """The link was gone before the command was sent; with a new one it may be sent."""
+    """The connection was lost before the command was sent; the command may be sent over a new connection."""
 
 
 class RemoteTransport:
-    """A host reached over SSH. Those who inherit make the link and start sessions on it.
+    """A host reached over SSH. Subclasses connect and start sessions.
 
     Args:
-        host: a name that SSH knows: a host or an alias of ``~/.ssh/config``.
-        user: the login name, if not the configuration's.
-        config: another configuration file than ``~/.ssh/config`` and the system's.
-        env: the environment; says where control sockets and the agent are.
-        prompt: asks a person (question, whether the answer may be seen) and returns the answer; only
-            paramiko calls it, ssh asks at the terminal itself.
-        interactive: whether anything may be asked at the login; None: where there is somebody to ask.
-        hint: what else a person may do where there is no link; errors say it last.
+        host: a name that SSH resolves: a host or an alias of ``~/.ssh/config``.
+        user: the login name, if it differs from the SSH configuration.
+        config: a configuration file to use instead of ``~/.ssh/config`` and the system's.
+        env: the environment, with the locations of the control sockets and the SSH agent.
+        prompt: asks the user (question, whether the answer is echoed) and returns the answer; only
+            paramiko calls it, because ssh prompts at the terminal itself.
+        interactive: whether the login may prompt; None: if there is a terminal.
+        hint: another way for the user to proceed without a connection; appended to the errors' hint.
     """
 
     name = "ssh"
@@ -75,78 +75,79 @@ class RemoteTransport:
         self._config = config
         self._env = dict(os.environ if env is None else env)
         self._prompt = prompt
-        self._turns = threading.BoundedSemaphore(MOST_CHANNELS)
+        self._channel_slots = threading.BoundedSemaphore(MOST_CHANNELS)
         self._lock = threading.Lock()
-        self._refused: tuple[float, LoginRefused] | None = None
-        # What may be ended when there is no room for another session; each tells whether it ended something.
+        self._refused_login: tuple[float, LoginRefused] | None = None
+        # Callbacks that end an idle session if the host accepts no more sessions; each returns whether it
+        # ended one.
         self.spare: list[Callable[[], bool]] = []
 
     @property
     def host(self) -> str:
-        """The name under which the user's SSH knows the host."""
+        """The host's name in the user's SSH configuration."""
         return self._host
 
-    # ---- what a kind of SSH provides
+    # ---- methods of the subclasses
 
     def _is_open(self) -> bool:
-        """Whether there is a link, as far as can be told without the host."""
+        """Whether there is a connection, checked without a message to the host."""
         raise NotImplementedError
 
     def _log_in(self) -> None:
-        """Make the link.
+        """Connect and log in.
 
         Raises:
-            HostUnavailable, LoginRefused: there is none.
+            HostUnavailable, LoginRefused: the connection failed.
         """
         raise NotImplementedError
 
-    def _start(self, line: str, *, stdin: bool, deadline: float) -> Channel:
+    def _start_session(self, line: str, *, stdin: bool, deadline: float) -> Channel:
         """Start a session that runs ``line``.
 
         Raises:
-            SessionRefused: the server takes no more sessions.
-            LinkLost: the link is gone.
+            SessionRefused: the server accepts no more sessions.
+            LinkLost: the connection is lost.
             HostUnavailable: the host does not answer.
         """
         raise NotImplementedError
 
-    def _not_run(self, words: str) -> SessionRefused | LinkLost | None:
-        """Return why a session ended without its command, if ``words`` prove that; else None."""
+    def _unstarted_error(self, words: str) -> SessionRefused | LinkLost | None:
+        """Return the error if ``words`` (ssh's stderr) prove that the command did not start, else None."""
         raise NotImplementedError
 
     def _drop(self) -> None:
-        """Give up a link that does not answer."""
+        """Close a connection that does not answer."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Release what is held."""
+        """Release the transport's resources."""
         raise NotImplementedError
 
     @contextlib.contextmanager
-    def _shared_turn(self, _deadline: float) -> Iterator[None]:
-        """Wait for a turn among all processes of the user."""
+    def _shared_slot(self, _deadline: float) -> Iterator[None]:
+        """Wait for a session slot, which all processes of the user share."""
         yield
 
-    # ---- the verbs
+    # ---- the methods of `Transport`
 
     def logged_in(self) -> bool:
-        """Return whether a command could run now without logging in."""
+        """Return whether a command could run now without a login."""
         return self._is_open()
 
     def open(self) -> None:
-        """Log in unless a login is at hand; see `Transport.open`."""
+        """Log in unless a login exists; see `Transport.open`."""
         with self._lock:
             if self._is_open():
                 return
-            if self._refused is not None and time.monotonic() - self._refused[0] < _PATIENCE_S:
-                raise self._refused[1]
-            self._refused = None
+            if self._refused_login is not None and time.monotonic() - self._refused_login[0] < _LOGIN_RETRY_S:
+                raise self._refused_login[1]
+            self._refused_login = None
             try:
                 self._log_in()
             except HostUnavailable as error:
                 error.hint = "; ".join(filter(None, [error.hint, self._hint]))
                 if isinstance(error, LoginRefused):
-                    self._refused = (time.monotonic(), error)
+                    self._refused_login = (time.monotonic(), error)
                 raise
 
     def run(
@@ -157,29 +158,32 @@ class RemoteTransport:
         timeout: float = 30.0,
         env: Mapping[str, str] | None = None,
     ) -> Completed:
-        """Run a command to its end; see `Transport.run`."""
-        given = stdin != b""
+        """Run a command until it ends; see `Transport.run`."""
+        has_stdin = stdin != b""
         call = remote_command.call(
-            argv, env=env or {}, limit=timeout + remote_command.FAR_GRACE_S, stdin=given
+            argv, env=env or {}, limit=timeout + remote_command.FAR_GRACE_S, stdin=has_stdin
         )
         self.open()
         deadline = time.monotonic() + timeout
-        with self._turn(deadline), self._shared_turn(deadline):
-            source = stdin if given else None
-            return self._until(deadline, lambda end: self._run(call, argv, source, timeout, end))
+        with self._channel_slot(deadline), self._shared_slot(deadline):
+            input_source = stdin if has_stdin else None
+            return self._retry_session(
+                deadline, lambda end: self._run(call, argv, input_source, timeout, end)
+            )
 
     @contextlib.contextmanager
     def stream(self, argv: Sequence[str], *, stdin: bytes = b"") -> Iterator[Stream]:
-        """Run a command and yield its output as it comes; see `Transport.stream`."""
+        """Run a command and yield its output as it arrives; see `Transport.stream`."""
         call = remote_command.call(argv, env={}, limit=None, stdin=True)
         self.open()
         deadline = time.monotonic() + STUCK_S
-        with self._turn(deadline):
-            stream = self._until(deadline, lambda end: self._stream(call, argv[0], stdin, end))
+        with self._channel_slot(deadline):
+            stream = self._retry_session(deadline, lambda end: self._open_stream(call, argv[0], stdin, end))
             try:
                 yield stream
             finally:
-                # Killed before its input ends; where there is room for one session only, after it.
+                # Kill the command before its stdin ends, so that it does not take a part of its input for all
+                # of it. A server that allows one session only accepts the kill after the stream stopped.
                 killed = stream.answer.ended or self._kill(stream.answer.pid)
                 stream.stop()
                 if not killed:
@@ -187,30 +191,30 @@ class RemoteTransport:
 
     def put(self, data: bytes, path: str, *, mode: int = 0o600) -> None:
         """Write a file atomically; see `Transport.put`."""
-        limit = STUCK_S + len(data) / _SLOWEST
-        done = self.run(remote_command.put_argv(path, mode, len(data)), stdin=data, timeout=limit)
-        if not done.ok:
-            raise self._refusal(done.stderr, path, "write")
+        timeout_s = STUCK_S + len(data) / _MIN_BYTES_PER_S
+        completed = self.run(remote_command.put_argv(path, mode, len(data)), stdin=data, timeout=timeout_s)
+        if not completed.ok:
+            raise self._file_error(completed.stderr, path, "write")
 
     def get(self, path: str) -> bytes:
         """Return a file's content; see `Transport.get`."""
-        parts: list[bytes] = []
+        chunks: list[bytes] = []
         size = 0
         with self.stream(["cat", "--", path]) as stream:
             stream.close_stdin()
             while not stream.ended:
                 try:
-                    part = stream.read(STUCK_S)
+                    chunk = stream.read(STUCK_S)
                 except CommandFailed as error:
-                    raise self._refusal("\n".join(error.evidence), path, "read") from None
-                if not part and not stream.ended:
+                    raise self._file_error("\n".join(error.evidence), path, "read") from None
+                if not chunk and not stream.ended:
                     raise CommandTimeout(f"{self.host} sent nothing of {path} for {STUCK_S:g} s")
-                parts.append(part)
-                size += len(part)
+                chunks.append(chunk)
+                size += len(chunk)
                 exit_status.check_size(self.host, "cat", size)
-        return b"".join(parts)
+        return b"".join(chunks)
 
-    # ---- how
+    # ---- implementation
 
     def _run(
         self,
@@ -221,25 +225,27 @@ class RemoteTransport:
         deadline: float,
     ) -> Completed:
         answer = remote_command.CallOutputs(call.nonce)
-        channel = self._start(call.line, stdin=stdin is not None or bool(call.preamble), deadline=deadline)
-        feeder = _feeder(channel, call.preamble, stdin)
+        channel = self._start_session(
+            call.line, stdin=stdin is not None or bool(call.preamble), deadline=deadline
+        )
+        feeder = _make_feeder(channel, call.preamble, stdin)
         out: list[bytes] = []
         err: list[bytes] = []
         size = 0
         try:
-            for more in outputs(channel, deadline, feeder):
-                mine, words = answer.feed(*more)
-                out.append(mine)
-                err.append(words)
-                size += len(mine) + len(words)
+            for chunks in outputs(channel, deadline, feeder):
+                stdout, stderr = answer.feed(*chunks)
+                out.append(stdout)
+                err.append(stderr)
+                size += len(stdout) + len(stderr)
                 exit_status.check_size(self.host, argv[0], size)
                 if answer.ended:
                     break
                 if answer.begun and feeder is not None:
                     feeder.start()
         except TimeIsUp:
-            raise self._late(answer, argv, timeout, b"".join(err)) from None
-        except BaseException:  # killed before its stdin ends: it must not take a part for the whole
+            raise self._timeout_error(answer, argv, timeout, b"".join(err)) from None
+        except BaseException:  # kill before stdin ends: it is incomplete
             self._kill(answer.pid)
             raise
         finally:
@@ -247,39 +253,42 @@ class RemoteTransport:
                 feeder.stop()
             channel.end()
         if not answer.ended:
-            raise self._cut(answer, argv[0])
+            raise self._disconnect_error(answer, argv[0])
         return exit_status.completed(self.host, answer, argv, b"".join(out), b"".join(err))
 
-    def _until(self, deadline: float, attempt: Callable[[float], _Result]) -> _Result:
-        """Return what ``attempt(deadline)`` returns, tried until the server has a session for it.
+    def _retry_session(self, deadline: float, attempt: Callable[[float], _Result]) -> _Result:
+        """Return ``attempt(deadline)``, retried until the server accepts a session.
 
-        A link that is gone is made anew once: one that is lost again and again must not become many logins.
+        A lost connection is reopened once only, because repeated logins could lock the account.
         """
-        lost = False
-        pause, end = _AGAIN_S, deadline
+        reconnected = False
+        pause, attempt_deadline = _RETRY_S, deadline
         while True:
             try:
-                return attempt(end)
+                return attempt(attempt_deadline)
             except SessionRefused as refused:
-                if self._made_room():
+                if self._release_spare():
                     continue
                 if time.monotonic() + pause > deadline:
-                    raise self._busy(str(refused)) from None
+                    raise self._busy_error(str(refused)) from None
                 time.sleep(pause)
-                pause = min(2 * pause, 5 * _AGAIN_S)
-                end = max(deadline, time.monotonic() + _KILL_S)  # time to hear that it is refused again
+                pause = min(2 * pause, 5 * _RETRY_S)
+                # Enough time for the server to refuse again.
+                attempt_deadline = max(deadline, time.monotonic() + _KILL_S)
             except LinkLost as error:
-                if lost:
+                if reconnected:
                     raise HostUnavailable(
                         f"{self.host} ends every link before a command; this one was not started",
                         evidence=[str(error)],
                         hint=f"see that `ssh {self.host} true` works; the host's own log tells why",
                     ) from None
-                lost = True
+                reconnected = True
             self.open()
 
-    def _stream(self, call: remote_command.Call, program: str, stdin: bytes, deadline: float) -> RemoteStream:
-        channel = self._start(call.line, stdin=True, deadline=deadline)
+    def _open_stream(
+        self, call: remote_command.Call, program: str, stdin: bytes, deadline: float
+    ) -> RemoteStream:
+        channel = self._start_session(call.line, stdin=True, deadline=deadline)
         stream = RemoteStream(self, channel, call, program, stdin)
         try:
             stream.begin(deadline)
@@ -289,31 +298,31 @@ class RemoteTransport:
         return stream
 
     @contextlib.contextmanager
-    def _turn(self, deadline: float) -> Iterator[None]:
-        if not self._turns.acquire(blocking=False):
-            self._made_room()
-            if not self._turns.acquire(timeout=max(0.0, deadline - time.monotonic())):
-                raise self._busy(f"{MOST_CHANNELS} commands of this process are running there")
+    def _channel_slot(self, deadline: float) -> Iterator[None]:
+        if not self._channel_slots.acquire(blocking=False):
+            self._release_spare()
+            if not self._channel_slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                raise self._busy_error(f"{MOST_CHANNELS} commands of this process are running there")
         try:
             yield
         finally:
-            self._turns.release()
+            self._channel_slots.release()
 
-    def _made_room(self) -> bool:
-        """End what is kept open only to save time; whether there was any."""
-        return sum(give_way() for give_way in self.spare) > 0
+    def _release_spare(self) -> bool:
+        """End the sessions that are kept open only to save time; return whether there were any."""
+        return sum(release() for release in self.spare) > 0
 
-    def _busy(self, why: str) -> HostUnavailable:
+    def _busy_error(self, why: str) -> HostUnavailable:
         return HostUnavailable(
             f"{self.host} takes no more commands at once; this one was not started",
             evidence=[why],
             hint="end what else runs over the same login (dtslurm logs -f, an open terminal), then try again",
         )
 
-    def _late(
+    def _timeout_error(
         self, answer: remote_command.CallOutputs, argv: Sequence[str], timeout: float, err: bytes
     ) -> CommandTimeout:
-        """Return the error of a command that did not end in time, after killing it over there."""
+        """Return the error of a command that did not end in time, after killing it on the host."""
         if answer.begun:
             killed = (
                 "and was killed" if self._kill(answer.pid) else "and could not be killed: the link is stuck"
@@ -329,37 +338,38 @@ class RemoteTransport:
             hint="the host or the network is stuck; the next command makes a new link",
         )
 
-    def _cut(
+    def _disconnect_error(
         self, answer: remote_command.CallOutputs, program: str
     ) -> TransportError | SessionRefused | LinkLost:
         """Return the error of a session that ended without its closing frame."""
-        words = text(answer.words())
+        stderr = text(answer.words())
         if not answer.begun:
-            known = self._not_run(words)
-            if known is not None:
-                return known
+            unstarted = self._unstarted_error(stderr)
+            if unstarted is not None:
+                return unstarted
         self._drop_if_dead()
-        noise = tail(answer.noise())
-        if answer.begun or not noise:
+        noise_lines = tail(answer.noise())
+        if answer.begun or not noise_lines:
             return TransportError(
-                f"the link to {self.host} was cut while {program} ran; what it did is unknown", evidence=noise
+                f"the link to {self.host} was cut while {program} ran; what it did is unknown",
+                evidence=noise_lines,
             )
         return TransportError(
             f"{self.host} ended the session without the mark of {program}; whether it ran is unknown",
-            evidence=noise,
+            evidence=noise_lines,
             hint=f"see that `ssh {self.host} true` works and prints no error",
         )
 
     def _drop_if_dead(self) -> None:
-        """Look whether the link still lives; nothing by default."""
+        """Close the connection if it is dead; does nothing by default."""
 
     def _kill(self, pid: int | None) -> bool:
-        """End a command over there with its children; False if that got no answer."""
+        """Kill a remote command and its children; return False if the host did not answer."""
         if pid is None:
             return False
         deadline = time.monotonic() + _KILL_S
         try:
-            channel = self._start(remote_command.kill_line(pid), stdin=False, deadline=deadline)
+            channel = self._start_session(remote_command.kill_line(pid), stdin=False, deadline=deadline)
         except (SessionRefused, LinkLost, TransportError):
             return False
         try:
@@ -372,19 +382,22 @@ class RemoteTransport:
         finally:
             channel.end()
 
-    def _refusal(self, said: str, path: str, verb: str) -> StoreError:
+    def _file_error(self, said: str, path: str, verb: str) -> StoreError:
         lines = [line for line in said.splitlines() if "records in" not in line and "records out" not in line]
-        words = "\n".join(lines)
-        number = disk.number_of(words)
+        message = "\n".join(lines)
+        number = disk.number_of(message)
         room = ""
         if disk.is_full(number):
-            left = self.run(remote_command.room_argv(path), timeout=20)
-            room = disk.room_of(*left.stdout.partition("\n\n")[::2])
-        return disk.refusal(number, words, path, verb, room=room, where=self.host)
+            df = self.run(remote_command.room_argv(path), timeout=20)
+            room = disk.room_of(*df.stdout.partition("\n\n")[::2])
+        return disk.refusal(number, message, path, verb, room=room, where=self.host)
 
 
-def _feeder(channel: Channel, preamble: bytes, stdin: bytes | Iterable[bytes] | None) -> Feeder | None:
-    """Return the feeder of a call; what can be sent again starts at once, other sources when it has begun."""
+def _make_feeder(channel: Channel, preamble: bytes, stdin: bytes | Iterable[bytes] | None) -> Feeder | None:
+    """Return the feeder of a call's stdin, None if there is none.
+
+    Bytes, which could be sent again, are sent at once; an iterable is read only after the command has begun.
+    """
     if stdin is None and not preamble:
         return None
     if stdin is None or isinstance(stdin, bytes):

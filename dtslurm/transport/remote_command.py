@@ -1,9 +1,10 @@
-"""What travels to a login node for one command, and what its answer means. Text and bytes only, no effects.
+"""Encoding of a command for a login node, and decoding of its outputs. Text and bytes only, without I/O.
 
-The login shell there may be any (bash, zsh, csh, tcsh, fish, dash) and its start-up files may print what they
-like. So the command line is a fixed sentence that all of them read alike, with a program for ``/bin/sh`` in
-which quotes, backslashes, ``!`` and line ends are in octal; and the program frames the command's outputs with
-a random mark. A link that is cut leaves the closing frame out: that tells it from a command that has ended.
+The user's login shell can be any (bash, zsh, csh, tcsh, fish, dash), and its start-up files may print
+anything. Therefore the command line has a fixed form that all shells parse alike. It passes a program to
+``/bin/sh`` in which quotes, backslashes, ``!`` and line ends are octal escapes, and the program frames the
+command's outputs with a random nonce. A missing closing frame distinguishes a lost connection from a command
+that has ended.
 """
 
 from __future__ import annotations
@@ -19,25 +20,26 @@ from dtslurm.errors import TransportError
 from dtslurm.model.values import dataclass
 from dtslurm.transport.base import KEPT, QUERY_ENVIRONMENT, SCRUBBED, SCRUBBED_PREFIXES
 
-# Linux gives one argument 128 KiB, and the login shell gets the whole line as one.
+# Linux limits an argument to 128 KiB, and the login shell receives the whole line as one argument.
 LONGEST_LINE = 120_000
-# Seconds the far side gives a command beyond our own limit: ours is the one that speaks.
+# Seconds by which the time limit on the host exceeds the local one, so that normally the local one applies.
 FAR_GRACE_S = 5
 MOST_NOISE = 1 << 20
 
-_LONGEST_FRAME = 256  # bytes of what opens or closes an output
+_LONGEST_FRAME = 256  # bytes
 _LONGEST_CODE = 3  # digits
 _LONGEST_PID = 10
-_FLAGS = frozenset({"-", "m", "x", "t"})
-_EDGE = b"\x1e"
+_END_FLAGS = frozenset({"-", "m", "x", "t"})
+_FRAME_EDGE = b"\x1e"
 _LINE = "exec /bin/sh -c 'eval \"$(printf %b \"$0\")\"' '{}'"
-# What is nothing special within single quotes of any shell; \0ooo is for printf's %b, and \0 for no shell.
+# Characters without a special meaning within single quotes in all shells. printf's %b decodes \0ooo, and no
+# shell decodes \0.
 _PLAIN = frozenset(set(range(32, 127)) - set(b"'\\!"))
 _OCTAL = {byte: f"\\0{byte:03o}" for byte in range(256) if byte not in _PLAIN}
 _LONG_LINE = "exec /bin/sh -c 'eval \"$(dd bs=1 count={} 2>/dev/null)\"'"
 
-# Forks are most of what a command costs beside the round trip, so they are saved. A variable's value of
-# several lines may look like more variables, which is harmless.
+# Forks cost most of a command's time beside the round trip, so the program avoids them. A multi-line value of
+# a variable can look like further variables, which is harmless.
 _PROGRAM = r"""dt_n=@nonce@
 printf '\036%s-begin %s\036' "$dt_n" "$$"
 printf '\036%s-begin\036' "$dt_n" >&2
@@ -89,9 +91,9 @@ else
   (exec "$@") @stdin@; dt_c=$? dt_f=-
 fi"""
 
-# conv=fsync makes dd wait for the disk. A link that was cut ends the input early: only the size tells.
-# A signal must become an exit, as dash runs the trap of EXIT for nothing else; a cut link may mean SIGPIPE.
-_PUT = r"""umask 077
+# conv=fsync makes dd wait for the disk. A lost connection truncates the input, which only its size shows.
+# Signals become an exit, because dash runs the EXIT trap only then; a lost connection can cause SIGPIPE.
+_PUT_SCRIPT = r"""umask 077
 folder=$1 temp=$1/$2 target=$3
 trap 'rm -f -- "$temp"' EXIT
 trap 'exit 1' HUP INT PIPE TERM
@@ -103,7 +105,7 @@ chmod "$4" -- "$temp" && mv -fT -- "$temp" "$target" || exit 1
 sync -d "$folder" 2>/dev/null || :
 """
 
-_ROOM = r"""d=$1
+_DF_SCRIPT = r"""d=$1
 while [ ! -d "$d" ]; do d=$(dirname -- "$d"); done
 cd -- "$d" && df -Pk . && echo && df -Pi .
 """
@@ -111,12 +113,12 @@ cd -- "$d" && df -Pk . && echo && df -Pi .
 
 @dataclass(frozen=True)
 class Call:
-    """A command ready to travel.
+    """An encoded command.
 
     Attributes:
         line: the command line for the login shell.
-        preamble: what must be written to stdin first, for a command too long for a line.
-        nonce: the random mark of its frames.
+        preamble: bytes to write to stdin first, for a program too long for the command line.
+        nonce: the random mark in the frames of the outputs.
     """
 
     line: str
@@ -125,16 +127,16 @@ class Call:
 
 
 def call(argv: Sequence[str], *, env: Mapping[str, str], limit: float | None, stdin: bool) -> Call:
-    """Return what to send so that ``argv`` runs over there.
+    """Return the encoded call that runs ``argv`` on the host.
 
     Args:
         argv: the program and its arguments.
-        env: variables to set beside `QUERY_ENVIRONMENT`.
-        limit: seconds after which the far side ends it, where it has ``timeout``; None for no limit.
-        stdin: whether the command reads the channel's stdin; else its stdin is closed.
+        env: variables to set in addition to `QUERY_ENVIRONMENT`.
+        limit: seconds after which the host kills the command, if it has ``timeout``; None for no limit.
+        stdin: whether the command reads the channel's stdin; otherwise its stdin is closed.
 
     Raises:
-        TransportError: an argument that no process can take.
+        TransportError: an argument contains a NUL byte.
     """
     if any("\0" in word for word in (*argv, *env, *env.values())):
         raise TransportError(f"{argv[0]} could not be started", evidence=["a NUL byte in an argument"])
@@ -150,7 +152,7 @@ def call(argv: Sequence[str], *, env: Mapping[str, str], limit: float | None, st
         "found": "|".join(f"*{prefix}*" for prefix in SCRUBBED_PREFIXES),
         "prefixes": "|".join(f"{prefix}*" for prefix in SCRUBBED_PREFIXES),
         "environment": " ".join(f"{k}={shlex.quote(v)}" for k, v in {**QUERY_ENVIRONMENT, **env}.items()),
-        "argv": shlex.join(argv),  # last: nothing in it is a place to fill
+        "argv": shlex.join(argv),  # last, so that no placeholder in it is replaced
     }
     program = _PROGRAM
     for name, value in parts.items():
@@ -163,101 +165,101 @@ def call(argv: Sequence[str], *, env: Mapping[str, str], limit: float | None, st
 
 
 def kill_line(pid: int) -> str:
-    """Return the command line that ends the command whose begin frame gave ``pid``, with its children.
+    """Return the command line that kills the command whose begin frame contained ``pid``, with its children.
 
-    All are stopped first: while they die one by one, the survivors would see their input end, and go on.
+    All are stopped first: otherwise the survivors would see the end of their input, and continue.
     """
     return f"exec /bin/sh -c 'pkill -STOP -s {pid}; pkill -KILL -s {pid} || kill -KILL -- -{pid}'"
 
 
 def put_argv(path: str, mode: int, size: int) -> list[str]:
-    """Return the command that makes ``path`` of ``size`` bytes of stdin, atomically."""
+    """Return the command that writes ``size`` bytes of stdin to ``path``, atomically."""
     temp = f".dtslurm-{os.urandom(8).hex()}"
     folder = posixpath.dirname(path) or "."
-    return ["/bin/sh", "-c", _PUT, "sh", folder, temp, path, f"{mode:o}", str(size)]
+    return ["/bin/sh", "-c", _PUT_SCRIPT, "sh", folder, temp, path, f"{mode:o}", str(size)]
 
 
 def room_argv(path: str) -> list[str]:
-    """Return the command that prints ``df -Pk`` and ``df -Pi``, an empty line between them."""
-    return ["/bin/sh", "-c", _ROOM, "sh", posixpath.dirname(path) or "."]
+    """Return the command that prints ``df -Pk`` and ``df -Pi`` for a path, separated by an empty line."""
+    return ["/bin/sh", "-c", _DF_SCRIPT, "sh", posixpath.dirname(path) or "."]
 
 
 @dataclass
 class _Framed:
-    """One output: what stands between its two frames."""
+    """A parser of one output, which extracts the bytes between its two frames."""
 
     begin: bytes
     end: bytes
     begun: str | None = None
     ended: str | None = None
     noise: bytes = b""
-    _held: bytes = b""
+    _pending: bytes = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Take what came, return what of it is the command's."""
+        """Consume bytes of the channel; return those of the command's output."""
         if not data or self.ended is not None:
             return b""
-        data, self._held = self._held + data, b""
+        data, self._pending = self._pending + data, b""
         if self.begun is None:
             mark = data.find(self.begin)
-            close = data.find(_EDGE, mark + len(self.begin)) if mark >= 0 else -1
+            close = data.find(_FRAME_EDGE, mark + len(self.begin)) if mark >= 0 else -1
             if close < 0:
-                self._held = data
+                self._pending = data
                 return b""
             self.noise = data[:mark]
             self.begun = data[mark + len(self.begin) : close].decode("ascii", "replace").strip()
             data = data[close + 1 :]
         mark = data.find(self.end)
         if mark >= 0:
-            close = data.find(_EDGE, mark + len(self.end))
+            close = data.find(_FRAME_EDGE, mark + len(self.end))
             if close < 0:
-                self._held = data[mark:]
-                if len(self._held) > _LONGEST_FRAME:
+                self._pending = data[mark:]
+                if len(self._pending) > _LONGEST_FRAME:
                     raise TransportError("the far side closes an output without end")
             else:
                 self.ended = data[mark + len(self.end) : close].decode("ascii", "replace").strip()
             return data[:mark]
-        edge = data.rfind(_EDGE)
+        edge = data.rfind(_FRAME_EDGE)
         if edge >= 0 and self.end.startswith(data[edge:]):
-            self._held = data[edge:]
+            self._pending = data[edge:]
             return data[:edge]
         return data
 
     def unframed(self) -> bytes:
-        """What came before any frame."""
-        return self.noise if self.begun is not None else self._held
+        """Return the bytes before the opening frame."""
+        return self.noise if self.begun is not None else self._pending
 
 
 @dataclass
 class CallOutputs:
-    """The two outputs of a call as they arrive, without frames and without what start-up files printed."""
+    """The two outputs of a call as they arrive, without the frames and the output of start-up files."""
 
     nonce: str
     _out: _Framed = field(init=False)
     _err: _Framed = field(init=False)
 
     def __post_init__(self) -> None:
-        begin, end = (_EDGE + f"{self.nonce}-{word}".encode() for word in ("begin", "end"))
+        begin, end = (_FRAME_EDGE + f"{self.nonce}-{word}".encode() for word in ("begin", "end"))
         self._out, self._err = _Framed(begin, end), _Framed(begin, end)
 
     def feed(self, out: bytes, err: bytes) -> tuple[bytes, bytes]:
-        """Take what came on both, return what of it is the command's.
+        """Consume bytes of both outputs; return those of the command.
 
         Raises:
-            TransportError: nothing but noise comes.
+            TransportError: more than 2 * `MOST_NOISE` bytes came before the opening frame.
         """
-        fed = self._out.feed(out), self._err.feed(err)
+        payloads = self._out.feed(out), self._err.feed(err)
         if not self.begun and len(self._out.unframed()) + len(self._err.unframed()) > 2 * MOST_NOISE:
             raise TransportError(
                 "the far side prints without end before it runs the command",
                 evidence=[self.noise()[-200:].decode("utf-8", "replace")],
                 hint="look at the start-up files of your login shell there (.bashrc, .cshrc)",
             )
-        return fed
+        return payloads
 
     @property
     def begun(self) -> bool:
-        """Whether the command was about to run."""
+        """Whether the opening frame of stdout has arrived, so that the command was about to run."""
         return self._out.begun is not None
 
     @property
@@ -267,30 +269,30 @@ class CallOutputs:
 
     @property
     def pid(self) -> int | None:
-        """The far side's process id of the session, for `kill_line`."""
+        """The process id of the session on the host, for `kill_line`."""
         word = self._out.begun or ""
         return int(word) if word.isdecimal() and len(word) <= _LONGEST_PID else None
 
     def verdict(self) -> tuple[int, str]:
-        """Return the exit code and what it means.
+        """Return the exit code and its flag.
 
-        ``-`` the command's own, ``m`` no such program, ``x`` not executable, ``t`` killed by the far
-        side's limit.
+        The flag is ``-``: the command's own exit code, ``m``: no such program, ``x``: not executable, ``t``:
+        killed at the host's time limit.
 
         Raises:
-            TransportError: the closing frame is none.
+            TransportError: the closing frame is malformed.
         """
         code, _, flag = (self._out.ended or "").partition(" ")
-        if not (code.isdecimal() and len(code) <= _LONGEST_CODE and flag in _FLAGS):
+        if not (code.isdecimal() and len(code) <= _LONGEST_CODE and flag in _END_FLAGS):
             raise TransportError(
                 "the far side did not say how the command ended", evidence=[repr(self._out.ended)]
             )
         return int(code), flag
 
     def noise(self) -> bytes:
-        """What came before the frames on both outputs: banners, start-up files, ssh's own words."""
+        """Return the bytes before the frames of both outputs: banners, start-up output, ssh's messages."""
         return self._out.unframed() + self._err.unframed()
 
     def words(self) -> bytes:
-        """What came on stderr before its frame, where ssh itself speaks too."""
+        """Return the bytes before the frame on stderr, which include ssh's own messages."""
         return self._err.unframed()

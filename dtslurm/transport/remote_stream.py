@@ -1,4 +1,4 @@
-"""The stream of a command that runs far away: what comes between its frames, and how it ended."""
+"""The stream of a remote command: the output between its frames, and its exit status."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from dtslurm.transport.streams import ChannelStream
 if TYPE_CHECKING:
     from dtslurm.transport.remote import RemoteTransport
 
-STUCK_S = 60.0  # a transfer that moves nothing for so long is given up
-_STDERR_KEPT = 1 << 16
+STUCK_S = 60.0  # a transfer without progress for this long is aborted
+_STDERR_TAIL_BYTES = 1 << 16
 
 
 class CommandFailed(TransportError):
-    """The command of a stream ended with another code than 0."""
+    """The command of a stream ended with a non-zero exit code."""
 
 
 class RemoteStream(ChannelStream):
-    """A stream from far away, without frames."""
+    """The stream of a remote command, with the frames removed."""
 
     def __init__(
         self, owner: RemoteTransport, channel: Channel, call: remote_command.Call, program: str, stdin: bytes
@@ -31,48 +31,48 @@ class RemoteStream(ChannelStream):
         self.answer = remote_command.CallOutputs(call.nonce)
         self._owner = owner
         self._errors = b""
-        self._first = b""
+        self._early_output = b""
         super().__init__(channel, program, call.preamble + stdin)
 
     def begin(self, deadline: float) -> None:
-        """Return when the command runs.
+        """Wait until the command runs.
 
         Raises:
-            SessionRefused: the server takes no more sessions.
-            TransportError: it does not run.
+            SessionRefused: the server accepts no more sessions.
+            TransportError: the command did not start.
         """
         while not self.answer.begun and not self._channel.ended:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise self._owner._late(self.answer, [self._program], STUCK_S, b"")  # noqa: SLF001
-            self._first += self._payload(*self._channel.read(left))
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
+                raise self._owner._timeout_error(self.answer, [self._program], STUCK_S, b"")  # noqa: SLF001
+            self._early_output += self._payload(*self._channel.read(remaining_s))
         if not self.answer.begun:
-            raise self._owner._cut(self.answer, self._program)  # noqa: SLF001
+            raise self._owner._disconnect_error(self.answer, self._program)  # noqa: SLF001
 
     def read(self, timeout: float) -> bytes:
         """Return the next chunk; see `Stream.read`."""
-        if self._first:
-            first, self._first = self._first, b""
-            return first
+        if self._early_output:
+            chunk, self._early_output = self._early_output, b""
+            return chunk
         return super().read(timeout)
 
     def _payload(self, out: bytes, err: bytes) -> bytes:
-        mine, words = self.answer.feed(out, err)
-        self._errors = (self._errors + words)[-_STDERR_KEPT:]
-        return mine
+        stdout, stderr = self.answer.feed(out, err)
+        self._errors = (self._errors + stderr)[-_STDERR_TAIL_BYTES:]
+        return stdout
 
-    def _over(self) -> bool:
+    def _has_ended(self) -> bool:
         return self.answer.ended or self._channel.ended
 
-    def _at_end(self) -> None:
+    def _check_exit(self) -> None:
         if not self.answer.ended:
-            raise self._owner._cut(self.answer, self._program)  # noqa: SLF001
+            raise self._owner._disconnect_error(self.answer, self._program)  # noqa: SLF001
         code, flag = self.answer.verdict()
         exit_status.check_start(self._owner.host, self._program, code, flag, self._errors)
         if code:
             raise CommandFailed(f"{self._program} ended with exit code {code}", evidence=tail(self._errors))
 
     def stop(self) -> None:
-        """Write no more, end the session."""
+        """Stop writing to stdin, and end the session."""
         super().stop()
         self._channel.end()

@@ -8,49 +8,49 @@ import time
 from dtslurm.errors import TransportError
 from dtslurm.transport.channel import Channel, Feeder
 
-_FOREVER_S = 3600.0
+_NO_TIMEOUT_S = 3600.0
 
 
 class ChannelStream:
-    """A `Stream` over a channel; what the bytes of the channel mean is told by those who inherit."""
+    """A `Stream` over a channel; subclasses decode the channel's bytes."""
 
     def __init__(self, channel: Channel, program: str, stdin: bytes) -> None:
         self._channel = channel
         self._program = program
         self._ended = False
-        self._words: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._feeder = Feeder(channel, iter(self._words.get, None), close=True)
+        self._stdin_chunks: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._feeder = Feeder(channel, iter(self._stdin_chunks.get, None), close=True)
         self._feeder.start()
         if stdin:
-            self._words.put(stdin)
+            self._stdin_chunks.put(stdin)
 
     def _payload(self, out: bytes, err: bytes) -> bytes:
-        """Return what of the channel's bytes is the command's stdout."""
+        """Return the bytes of the command's stdout among the channel's bytes."""
         raise NotImplementedError
 
-    def _over(self) -> bool:
-        """Whether the command has ended and nothing more will come."""
+    def _has_ended(self) -> bool:
+        """Whether the command has ended and no more bytes will arrive."""
         return self._channel.ended
 
-    def _at_end(self) -> None:
+    def _check_exit(self) -> None:
         """Raise ``TransportError`` if the command failed."""
         raise NotImplementedError
 
     @property
     def ended(self) -> bool:
-        """Whether the command has ended and every chunk was taken."""
+        """Whether the command has ended and every chunk was read."""
         return self._ended
 
     def read(self, timeout: float) -> bytes:
         """Return the next chunk; see `Stream.read`."""
         deadline = time.monotonic() + timeout
         while not self._ended:
-            if self._over():
+            if self._has_ended():
                 self._ended = True
-                self._at_end()
+                self._check_exit()
             elif chunk := self._payload(*self._channel.read(max(0.0, deadline - time.monotonic()))):
                 return chunk
-            elif time.monotonic() >= deadline and not self._over():
+            elif time.monotonic() >= deadline and not self._has_ended():
                 break
         return b""
 
@@ -59,21 +59,21 @@ class ChannelStream:
 
     def __next__(self) -> bytes:
         while not self._ended:
-            if chunk := self.read(_FOREVER_S):
+            if chunk := self.read(_NO_TIMEOUT_S):
                 return chunk
         raise StopIteration
 
     def send(self, data: bytes) -> None:
-        """Write to the command's stdin; see `Stream.send`. It waits for nothing: a thread writes in order."""
+        """Queue data for the command's stdin, without blocking; see `Stream.send`."""
         if self._feeder.refused or self._ended:
             raise TransportError(f"{self._program} reads no more")
-        self._words.put(data)
+        self._stdin_chunks.put(data)
 
     def close_stdin(self) -> None:
-        """Tell the command that nothing more will come."""
-        self._words.put(None)
+        """Close the command's stdin after the queued data."""
+        self._stdin_chunks.put(None)
 
     def stop(self) -> None:
-        """Write no more."""
+        """Stop writing to stdin."""
         self._feeder.stop()
-        self._words.put(None)
+        self._stdin_chunks.put(None)

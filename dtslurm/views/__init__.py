@@ -1,1 +1,1 @@
-"""The data behind a screen, made of values alone. Pure functions below the services."""
+"""View models for dashboards and reports, built by pure functions; a layer below the services."""

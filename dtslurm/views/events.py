@@ -1,4 +1,4 @@
-"""A run's events in words, as the dashboard and reports tell them. Pure functions of what was written."""
+"""Describe the events of a run as text, for the dashboard and for reports. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dtslurm.model.units import duration
 from dtslurm.model.values import dataclass
 
 Event = Mapping[str, Any]
-_LONGEST = 300  # characters of a value
-_FINE = (0, WANTS_REQUEUE)
+_LONGEST = 300  # characters that are shown of a value
+_SUCCESS_CODES = (0, WANTS_REQUEUE)
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class EventLine:
     """One line of a timeline.
 
     Attributes:
-        time: seconds since the epoch, None where none was told.
-        bad: whether it is one that a person looks for.
+        time: seconds since the epoch, None if the event has no time.
+        bad: whether the event reports a problem.
     """
 
     time: float | None
@@ -33,47 +33,47 @@ class EventLine:
 
 
 def condensed(events: Iterable[Event]) -> list[Event]:
-    """Return the events without those on staging that a later one of the same node and source makes old."""
-    kept: dict[object, Event] = {}
+    """Return the events, with only the newest staging event of each node and source."""
+    events_by_key: dict[object, Event] = {}
     for number, event in enumerate(events):
         key: object = number
         if event.get("event") == "staging":
-            key = ("staging", _text(event.get("node")), _text(event.get("source")))
-            kept.pop(key, None)
-        kept[key] = event
-    return list(kept.values())
+            key = ("staging", _to_text(event.get("node")), _to_text(event.get("source")))
+            events_by_key.pop(key, None)
+        events_by_key[key] = event
+    return list(events_by_key.values())
 
 
 def lines(events: Iterable[Event]) -> list[EventLine]:
-    """Return the timeline, oldest first; what many nodes say of the same thing is one line."""
-    found: list[EventLine] = []
-    together: dict[str, tuple[int, list[Event]]] = {}
+    """Return the timeline, oldest first; equal events of several nodes are merged into one line."""
+    timeline: list[EventLine] = []
+    open_groups: dict[str, tuple[int, list[Event]]] = {}
     for event in condensed(events):
-        group = _group(event)
-        if group in together:
-            place, members = together[group]
+        group = _group_key(event)
+        if group in open_groups:
+            index, members = open_groups[group]
             members.append(event)
-            found[place] = _of_many(members)
+            timeline[index] = _merge_members(members)
             continue
         if not group.startswith("staging"):
-            together = {key: value for key, value in together.items() if key.startswith("staging")}
+            open_groups = {key: value for key, value in open_groups.items() if key.startswith("staging")}
         if group:
-            together[group] = len(found), [event]
-        found.append(_of_many([event]) if group else line(event))
-    return found
+            open_groups[group] = len(timeline), [event]
+        timeline.append(_merge_members([event]) if group else line(event))
+    return timeline
 
 
 def line(event: Event) -> EventLine:
-    """Return one event in words."""
-    name = _text(event.get("event"))
-    told = _WORDS.get(name)
-    text = told(event) if told is not None else name
-    return EventLine(_number(event.get("time")), text, _is_bad(name, event))
+    """Return one event as a line of the timeline."""
+    name = _to_text(event.get("event"))
+    describe_event = _DESCRIPTIONS.get(name)
+    text = describe_event(event) if describe_event is not None else name
+    return EventLine(_finite_number(event.get("time")), text, _is_bad(name, event))
 
 
 def _is_bad(name: str, event: Event) -> bool:
     if name in {"ended", "attempt_ended"}:
-        return event.get("exit_code") not in _FINE
+        return event.get("exit_code") not in _SUCCESS_CODES
     if name in {"health", "onward"}:
         return event.get("ok", event.get("done")) is False
     return name in {
@@ -88,191 +88,207 @@ def _is_bad(name: str, event: Event) -> bool:
     }
 
 
-def _group(event: Event) -> str:
-    """Return what an event is one of many of, empty for one that stands alone."""
+def _group_key(event: Event) -> str:
+    """Return the key of the group into which an event is merged, empty for an event that is not merged."""
     if event.get("event") == "staging":
-        return f"staging {_text(event.get('source'))}"
+        return f"staging {_to_text(event.get('source'))}"
     return (
         "health" if event.get("event") == "health" and event.get("ok") and not event.get("findings") else ""
     )
 
 
-def _of_many(members: Sequence[Event]) -> EventLine:
-    moment = max((at for at in (_number(one.get("time")) for one in members) if at is not None), default=None)
+def _merge_members(members: Sequence[Event]) -> EventLine:
+    latest = max(
+        (time for time in (_finite_number(member.get("time")) for member in members) if time is not None),
+        default=None,
+    )
     if members[0].get("event") == "staging":
-        return EventLine(moment, _staging(members))
-    nodes = f"{len(members)} nodes are" if len(members) > 1 else f"{_text(members[0].get('node'))} is"
-    return EventLine(moment, f"health: {nodes} fine")
+        return EventLine(latest, _describe_staging(members))
+    nodes = f"{len(members)} nodes are" if len(members) > 1 else f"{_to_text(members[0].get('node'))} is"
+    return EventLine(latest, f"health: {nodes} fine")
 
 
-def _staging(members: Sequence[Event]) -> str:
-    here = sum(_number(one.get("bytes")) or 0.0 for one in members)
-    totals = [_number(one.get("total")) or 0.0 for one in members]
-    # Those that have not said a word yet: they wait, or are slow.
-    silent = max(0, max(int(_number(one.get("nodes")) or 0) for one in members) - len(members))
-    nodes, whole = len(members) + silent, sum(totals) + silent * max(totals)
-    done = sum(one.get("done") is True for one in members)
-    source = _text(members[0].get("source"))
-    where = f"{nodes} nodes" if nodes > 1 else _text(members[0].get("node"))
-    if done == nodes:
-        return f"data {source} is on {where}: {amount(here)}"
-    share = f" ({min(1.0, here / whole):.0%})" if whole > 0 else ""
-    ready = f", {done} of {nodes} nodes have it" if nodes > 1 else ""
-    return f"copies {source} to {where}: {amount(here)} of {amount(whole)}{share}{ready}"
+def _describe_staging(members: Sequence[Event]) -> str:
+    copied_bytes = sum(_finite_number(member.get("bytes")) or 0.0 for member in members)
+    totals = [_finite_number(member.get("total")) or 0.0 for member in members]
+    # Nodes without a staging event yet: they wait, or are slow.
+    nodes_without_event = max(
+        0, max(int(_finite_number(member.get("nodes")) or 0) for member in members) - len(members)
+    )
+    nodes, total_bytes = len(members) + nodes_without_event, sum(totals) + nodes_without_event * max(totals)
+    finished = sum(member.get("done") is True for member in members)
+    source = _to_text(members[0].get("source"))
+    target = f"{nodes} nodes" if nodes > 1 else _to_text(members[0].get("node"))
+    if finished == nodes:
+        return f"data {source} is on {target}: {amount(copied_bytes)}"
+    percent = f" ({min(1.0, copied_bytes / total_bytes):.0%})" if total_bytes > 0 else ""
+    ready = f", {finished} of {nodes} nodes have it" if nodes > 1 else ""
+    return f"copies {source} to {target}: {amount(copied_bytes)} of {amount(total_bytes)}{percent}{ready}"
 
 
-def _staged(event: Event) -> str:
-    size, took = _number(event.get("bytes")), _number(event.get("seconds"))
+def _describe_staged(event: Event) -> str:
+    size, duration_s = _finite_number(event.get("bytes")), _finite_number(event.get("seconds"))
     copied = f", {amount(size)} copied" if size else ""
-    return f"the data is where it is wanted{copied}" + (f" in {duration(took)}" if took else "")
+    return f"the data is where it is wanted{copied}" + (f" in {duration(duration_s)}" if duration_s else "")
 
 
-def _attempt(event: Event) -> str:
-    ranks = f", {_text(event['world_size'])} ranks" if event.get("world_size") else ""
-    return f"attempt {_text(event.get('attempt'))} begins on {_nodes(event.get('nodes'))}{ranks}"
+def _describe_attempt(event: Event) -> str:
+    ranks = f", {_to_text(event['world_size'])} ranks" if event.get("world_size") else ""
+    return f"attempt {_to_text(event.get('attempt'))} begins on {_node_set_text(event.get('nodes'))}{ranks}"
 
 
-def _attempt_ended(event: Event) -> str:
+def _describe_attempt_end(event: Event) -> str:
     code = event.get("exit_code")
-    ended = "was lost" if code is None else f"ended with exit code {_text(code)}"
-    where = f" on {_text(event['node'])}" if event.get("node") else ""
-    who = f"rank {_text(event['rank'])}{where}" if event.get("rank") is not None else where.lstrip()
-    summary = _said(event.get("summary") or ("" if code is None else event.get("cause")))
-    why = ": ".join(filter(None, (who, summary)))
-    return f"attempt {_text(event.get('attempt'))} {ended}" + (f": {why}" if why else "")
+    end_text = "was lost" if code is None else f"ended with exit code {_to_text(code)}"
+    node_text = f" on {_to_text(event['node'])}" if event.get("node") else ""
+    rank_text = (
+        f"rank {_to_text(event['rank'])}{node_text}" if event.get("rank") is not None else node_text.lstrip()
+    )
+    summary = _text_or_empty(event.get("summary") or ("" if code is None else event.get("cause")))
+    cause_text = ": ".join(filter(None, (rank_text, summary)))
+    return f"attempt {_to_text(event.get('attempt'))} {end_text}" + (f": {cause_text}" if cause_text else "")
 
 
-_ACTIONS = {
+_ACTION_TEXTS = {
     "restart": "starts again", "requeue": "goes back into the queue", "chain": "goes on in a job of its own",
     "stop": "stops", "shrink": "goes on with fewer nodes", "go": "goes on",
 }  # fmt: skip
 
 
-def _decision(event: Event) -> str:
-    action = _text(event.get("action"))
-    wait = _number(event.get("wait_s"))
-    parts = [_ACTIONS.get(action, action)]
-    if wait:
-        parts.append(f"in {duration(wait)}")
+def _describe_decision(event: Event) -> str:
+    action = _to_text(event.get("action"))
+    wait_s = _finite_number(event.get("wait_s"))
+    parts = [_ACTION_TEXTS.get(action, action)]
+    if wait_s:
+        parts.append(f"in {duration(wait_s)}")
     if event.get("excluded"):
-        parts.append(f"without {_nodes(event['excluded'])}")
-    reason = _said(event.get("reason"))
+        parts.append(f"without {_node_set_text(event['excluded'])}")
+    reason = _text_or_empty(event.get("reason"))
     text = " ".join(parts) + (f": {reason}" if reason else "")
     if event.get("counted") is not True or not event.get("budget"):
         return text
-    used, allowed, budget = (_text(event.get(key)) for key in ("used", "of", "budget"))
+    used, allowed, budget = (_to_text(event.get(key)) for key in ("used", "of", "budget"))
     return f"{text} (restart {used} of {allowed} after {budget})"
 
 
-def _supervisor_killed(event: Event) -> str:
-    how = "crashed" if has_crashed(event) else "was killed"
-    who = f"the supervisor (process {_text(event.get('pid'))} on {_text(event.get('node'))})"
-    return f"{who} {how}, exit code {_text(event.get('exit_code'))}"
+def _describe_supervisor_kill(event: Event) -> str:
+    end_text = "crashed" if has_crashed(event) else "was killed"
+    process_text = f"the supervisor (process {_to_text(event.get('pid'))} on {_to_text(event.get('node'))})"
+    return f"{process_text} {end_text}, exit code {_to_text(event.get('exit_code'))}"
 
 
-def _hang(event: Event) -> str:
-    where = f" on {_text(event['node'])}" if event.get("node") else ""
-    who = f"rank {_text(event['rank'])}{where}" if event.get("rank") is not None else ""
+def _describe_hang(event: Event) -> str:
+    node_text = f" on {_to_text(event['node'])}" if event.get("node") else ""
+    rank_text = f"rank {_to_text(event['rank'])}{node_text}" if event.get("rank") is not None else ""
     ranks = event.get("ranks")
-    who = who or (
-        f"{len(ranks)} ranks" if isinstance(ranks, list) and len(ranks) > 8 else f"ranks {_text(ranks)}"
+    rank_text = rank_text or (
+        f"{len(ranks)} ranks" if isinstance(ranks, list) and len(ranks) > 8 else f"ranks {_to_text(ranks)}"
     )
-    summary = _said(event.get("summary"))
-    return f"it hangs, {who}" + (f": {summary}" if summary else "")
+    summary = _text_or_empty(event.get("summary"))
+    return f"it hangs, {rank_text}" + (f": {summary}" if summary else "")
 
 
-def _health(event: Event) -> str:
+def _describe_health(event: Event) -> str:
     findings = event.get("findings")
-    told = []
-    for one in findings if isinstance(findings, list) else []:
-        check, evidence = (one.get("check"), one.get("evidence")) if isinstance(one, dict) else ("", one)
-        told.append(": ".join(filter(None, (_said(check), _said(evidence)))))
+    finding_texts = []
+    for finding in findings if isinstance(findings, list) else []:
+        check, evidence = (
+            (finding.get("check"), finding.get("evidence")) if isinstance(finding, dict) else ("", finding)
+        )
+        finding_texts.append(": ".join(filter(None, (_text_or_empty(check), _text_or_empty(evidence)))))
     state = (
         "is fine"
-        if event.get("ok") is True and not told
+        if event.get("ok") is True and not finding_texts
         else "is good enough"
         if event.get("ok")
         else "is bad"
     )
-    return f"health: {_text(event.get('node'))} {state}" + (f" ({'; '.join(told[:4])})" if told else "")
+    return f"health: {_to_text(event.get('node'))} {state}" + (
+        f" ({'; '.join(finding_texts[:4])})" if finding_texts else ""
+    )
 
 
-def _onward(event: Event) -> str:
-    by = {"requeue": "the job is queued again", "afterany": "its successor is queued"}
-    what = by.get(_text(event.get("by")), "the next job is queued")
-    words = _said(event.get("words"))
+def _describe_requeue(event: Event) -> str:
+    texts_by_method = {"requeue": "the job is queued again", "afterany": "its successor is queued"}
+    text = texts_by_method.get(_to_text(event.get("by")), "the next job is queued")
+    detail = _text_or_empty(event.get("words"))
     if event.get("done") is False:
-        what = "it could not be queued again"
-    return what + (f": {words}" if words else "")
+        text = "it could not be queued again"
+    return text + (f": {detail}" if detail else "")
 
 
-def _filled(text: str) -> Callable[[Event], str]:
-    return lambda event: text.format_map(_Values(event))
+def _format_event(text: str) -> Callable[[Event], str]:
+    return lambda event: text.format_map(_EventTexts(event))
 
 
-_WORDS: Mapping[str, Callable[[Event], str]] = {
-    "submitted": _filled("queued as job {job_id}"),
-    "started": lambda event: f"job {_text(event.get('job_id'))} started on {_nodes(event.get('nodes'))}",
-    "ended": _filled("ended with exit code {exit_code}"),
-    "signalled": _filled("got {signal}"),
-    "attempt": _attempt,
-    "attempt_ended": _attempt_ended,
-    "decision": _decision,
-    "onward": _onward,
-    "hang": _hang,
+_DESCRIPTIONS: Mapping[str, Callable[[Event], str]] = {
+    "submitted": _format_event("queued as job {job_id}"),
+    "started": lambda event: (
+        f"job {_to_text(event.get('job_id'))} started on {_node_set_text(event.get('nodes'))}"
+    ),
+    "ended": _format_event("ended with exit code {exit_code}"),
+    "signalled": _format_event("got {signal}"),
+    "attempt": _describe_attempt,
+    "attempt_ended": _describe_attempt_end,
+    "decision": _describe_decision,
+    "onward": _describe_requeue,
+    "hang": _describe_hang,
     "not_distributed": describe,
     "ranks_apart": describe,
-    "distributed": _filled("the ranks train together: {evidence}"),
-    "checkpoint": _filled("checkpoint at step {step}"),
-    "checkpoint_corrupt": _filled("a checkpoint is not whole, put aside as {path}: {problem}"),
-    "checkpoint_failed": _filled("the checkpoint of step {step} was not written: {problem}"),
-    "restored": _filled("went on from step {step}"),
-    "node_excluded": _filled("{node} left out: {reason}"),
-    "agent_restarted": _filled("agent on {node} restarted; its ranks go on"),
-    "health": _health,
-    "staging": lambda event: _staging([event]),
-    "staged": _staged,
-    "staging_failed": _filled("the data could not be brought: {problems}"),
-    "supervisor_killed": _supervisor_killed,
-    "supervisor_stopped": _filled(
+    "distributed": _format_event("the ranks train together: {evidence}"),
+    "checkpoint": _format_event("checkpoint at step {step}"),
+    "checkpoint_corrupt": _format_event("a checkpoint is not whole, put aside as {path}: {problem}"),
+    "checkpoint_failed": _format_event("the checkpoint of step {step} was not written: {problem}"),
+    "restored": _format_event("went on from step {step}"),
+    "node_excluded": _format_event("{node} left out: {reason}"),
+    "agent_restarted": _format_event("agent on {node} restarted; its ranks go on"),
+    "health": _describe_health,
+    "staging": lambda event: _describe_staging([event]),
+    "staged": _describe_staged,
+    "staging_failed": _format_event("the data could not be brought: {problems}"),
+    "supervisor_killed": _describe_supervisor_kill,
+    "supervisor_stopped": _format_event(
         "the supervisor (process {pid} on {node}) is stopped: nothing watches the ranks"
     ),
-    "supervisor_continued": _filled("the supervisor (process {pid} on {node}) continues"),
-    "restart": _filled("restarted"),
-    "cancel": _filled("cancelled by you"),
-    "requeue": _filled("requeued by you"),
-    "hold": _filled("held by you"),
-    "release": _filled("released by you"),
+    "supervisor_continued": _format_event("the supervisor (process {pid} on {node}) continues"),
+    "restart": _format_event("restarted"),
+    "cancel": _format_event("cancelled by you"),
+    "requeue": _format_event("requeued by you"),
+    "hold": _format_event("held by you"),
+    "release": _format_event("released by you"),
 }
 
 
-class _Values(dict[str, Any]):
-    """Fills what an event does not tell with a question mark; nothing of it is looked into."""
+class _EventTexts(dict[str, Any]):
+    """An event's values as text for `str.format_map`, which fills missing keys with a question mark.
+
+    The values are plain strings, so format fields cannot access attributes or items of them.
+    """
 
     def __init__(self, event: Event) -> None:
-        super().__init__({str(key): _text(value) for key, value in event.items()})
+        super().__init__({str(key): _to_text(value) for key, value in event.items()})
 
     def __missing__(self, key: str) -> str:
         return "?"
 
 
-def _text(value: object) -> str:
+def _to_text(value: object) -> str:
     if value is None:
         return "?"
     if isinstance(value, list):
-        return ",".join(str(one)[:_LONGEST] for one in value[:20]) + (",…" if len(value) > 20 else "")
+        return ",".join(str(element)[:_LONGEST] for element in value[:20]) + (",…" if len(value) > 20 else "")
     return str(value)[:_LONGEST]
 
 
-def _nodes(value: object) -> str:
-    return _text(fold_nodes(value) or value)
+def _node_set_text(value: object) -> str:
+    return _to_text(fold_nodes(value) or value)
 
 
-def _said(value: object) -> str:
-    return "" if value in (None, "") else _text(value)
+def _text_or_empty(value: object) -> str:
+    return "" if value in (None, "") else _to_text(value)
 
 
-def _number(value: object) -> float | None:
+def _finite_number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) < 1e100 and math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""One run as its page of the dashboard shows it: ranks, nodes, curves, events. Pure functions."""
+"""The content of a run's dashboard page: ranks, nodes, curves and events. Pure functions."""
 
 from __future__ import annotations
 
@@ -29,23 +29,24 @@ from dtslurm.views.telemetry import activity_of
 
 MOST_POINTS = 4000
 MOST_EVENTS = 2000
-_STRAGGLES_S = 30.0  # a rank is not called quiet before so many seconds, however chatty the others are
-_STRAGGLES_TIMES = 5.0
-_APART = 25.0  # percentage points of GPU use, or of used memory, below the median that stand out
-_SLOWED = {"thermal", "hardware"}
+_MIN_SILENCE_S = 30.0  # a rank that wrote within this time is never reported as silent
+_SILENCE_FACTOR = 5.0
+# A rank is an outlier if its GPU use or used memory is this many percentage points below the median.
+_OUTLIER_MARGIN = 25.0
+_SLOWDOWN_REASONS = {"thermal", "hardware"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankCell:
-    """One rank.
+    """The state of one rank.
 
     Attributes:
-        state: ``waiting`` (no record yet), ``running``, ``done``, ``failed``, ``terminated`` (it was told to
-            end by SIGTERM) or ``lost`` (its attempt is over and it recorded no end).
-        failed_first: whether it is the first rank that failed.
-        gpu: use of its GPU in percent, ``memory`` the used share of that GPU's memory, 0 to 1.
-        silent: seconds since it last wrote, None if it never did or has ended.
-        odd: in words why it stands out among the others, empty if it does not.
+        state: ``waiting`` (no record yet), ``running``, ``done``, ``failed``, ``terminated`` (ended by
+            SIGTERM) or ``lost`` (the attempt has ended and the rank recorded no end).
+        failed_first: whether the rank was the first to fail.
+        gpu: use of the rank's GPU in percent; ``memory`` is the used share of that GPU's memory, 0 to 1.
+        silent: seconds since the rank last wrote output, None if it never did or has ended.
+        odd: a description of how the rank differs from the other ranks, empty if it does not.
     """
 
     rank: int
@@ -65,13 +66,13 @@ class RankCell:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeCell:
-    """One node's newest sample; what the node could not tell is None or missing.
+    """The newest sample of one node; values that the node did not report are None or missing.
 
     Attributes:
         age: seconds since the sample.
-        cpu: percent of the job's CPUs; ``memory`` the used share of what the job may use, 0 to 1.
-        receives, sends: bytes a second over all network devices.
-        disks: used share of each file system, 0 to 1.
+        cpu: use of the job's CPUs in percent; ``memory`` is the used share of the job's memory limit, 0 to 1.
+        receives, sends: bytes per second over all network devices.
+        disks: path and used share (0 to 1) of each file system.
     """
 
     name: str
@@ -87,46 +88,47 @@ class NodeCell:
 
     @property
     def gpu(self) -> float | None:
-        """Mean use of its GPUs in percent."""
-        known = finite(item.util for item in self.gpus)
-        return statistics.fmean(known) if known else None
+        """The mean use of the node's GPUs in percent."""
+        utilizations = finite(gpu.util for gpu in self.gpus)
+        return statistics.fmean(utilizations) if utilizations else None
 
     @property
     def gpu_memory(self) -> float | None:
-        """The fullest GPU's used share of memory, 0 to 1."""
-        return max(finite(gpu_memory(item) for item in self.gpus), default=None)
+        """The highest used share of memory of a GPU, 0 to 1."""
+        return max(finite(gpu_memory(gpu) for gpu in self.gpus), default=None)
 
     @property
     def temperature(self) -> float | None:
-        """The hottest GPU, °C."""
-        return max(finite(item.temperature_c for item in self.gpus), default=None)
+        """The highest temperature of a GPU in °C."""
+        return max(finite(gpu.temperature_c for gpu in self.gpus), default=None)
 
     @property
     def alarms(self) -> tuple[str, ...]:
-        """What is wrong with its GPUs and its network, in words."""
-        found = []
-        for item in self.gpus:
-            if item.xid:
-                found.append(f"GPU {item.index}: Xid {', '.join(map(str, item.xid))}")
-            if item.ecc_uncorrected:
-                found.append(f"GPU {item.index}: {item.ecc_uncorrected} uncorrected ECC errors")
-            if slowed := _SLOWED.intersection(item.throttle):
-                found.append(f"GPU {item.index}: slowed ({', '.join(sorted(slowed))})")
+        """Descriptions of the problems of the node's GPUs and network."""
+        alarms = []
+        for gpu in self.gpus:
+            if gpu.xid:
+                alarms.append(f"GPU {gpu.index}: Xid {', '.join(map(str, gpu.xid))}")
+            if gpu.ecc_uncorrected:
+                alarms.append(f"GPU {gpu.index}: {gpu.ecc_uncorrected} uncorrected ECC errors")
+            if throttle_reasons := _SLOWDOWN_REASONS.intersection(gpu.throttle):
+                alarms.append(f"GPU {gpu.index}: slowed ({', '.join(sorted(throttle_reasons))})")
         if self.nic_errors:
-            found.append(f"{self.nic_errors} new network errors")
-        return tuple(found)
+            alarms.append(f"{self.nic_errors} new network errors")
+        return tuple(alarms)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """One attempt of a run (or array task) at one moment.
+    """The state of one attempt of a run (or array task) at one time.
 
     Attributes:
-        key: of the row of the board that it belongs to.
-        now: on the clock of the machine with the run's files; ``taken_at`` on this machine's.
-        points: training metrics, ``events``: the run's events, both oldest first.
-        activity: what the ranks of a running job do, None where that is not known.
-        trouble: why there is nothing newer.
+        key: key of the run's row in the run list.
+        now: the time on the clock of the machine with the run's files; ``taken_at`` is the same time on the
+            clock of this machine.
+        points: training metrics, oldest first; ``events`` are the run's events, oldest first.
+        activity: the activity of the ranks of a running job, None if unknown.
+        trouble: the reason why there is no newer data, empty if there is none.
     """
 
     key: str
@@ -147,39 +149,39 @@ class Page:
 
     @cached_property
     def odd(self) -> tuple[RankCell, ...]:
-        """The ranks that stand out."""
+        """The ranks that differ from the other ranks."""
         return tuple(cell for cell in self.ranks if cell.odd)
 
     @cached_property
     def ranks_apart(self) -> RanksApart | None:
-        """What was seen of ranks that train apart, None if nothing was."""
+        """The evidence that ranks train independently of each other, None if there is none."""
         return find_ranks_apart(self.events, self.attempt)
 
     def series(self, key: str) -> list[tuple[float, float]]:
         """Return (step, value) pairs of a metric; points without a step are numbered."""
-        found = []
+        pairs = []
         for number, point in enumerate(self.points):
             value = getattr(point, key)
             if drawable(value):
-                found.append((float(number if point.step is None else point.step), float(value)))
-        return found
+                pairs.append((float(number if point.step is None else point.step), float(value)))
+        return pairs
 
     @cached_property
     def losses(self) -> tuple[tuple[float, float], ...]:
-        """(step, loss) pairs."""
+        """The (step, loss) pairs."""
         return tuple(self.series("loss"))
 
     @property
     def lost_at(self) -> int | None:
-        """The step from which on the loss is no number, None while it is one."""
-        lost = None
+        """The step since which the loss has been NaN or infinite, None while the loss is finite."""
+        lost_step = None
         for point in reversed(self.points):
             if point.loss is None:
                 continue
             if math.isfinite(point.loss):
                 break
-            lost = point.step
-        return lost
+            lost_step = point.step
+        return lost_step
 
 
 def page(
@@ -193,27 +195,29 @@ def page(
     world_size: int = 0,
     rest: Rest | None = None,
 ) -> Page:
-    """Return the page of a run.
+    """Build the page of a run from its telemetry.
 
     Args:
-        before: the page of the pulse before this one, whose points and events go on.
-        limit_at: when the time limit ends the run; on this machine's clock.
+        before: the previous page, whose points and events are continued.
+        limit_at: the time at which the time limit ends the run, on this machine's clock.
         over: whether the job has ended.
         rest: see `chunked`.
     """
-    same = before is not None and before.attempt == (pulse.attempt or 0) and before.key == key
-    old_points = before.points if before is not None and same else ()
-    old_events = before.events if before is not None and same else ()
+    same_attempt = before is not None and before.attempt == (pulse.attempt or 0) and before.key == key
+    old_points = before.points if before is not None and same_attempt else ()
+    old_events = before.events if before is not None and same_attempt else ()
     points = thinned([*old_points, *pulse.train])
-    newest = pulse.attempt == max(pulse.attempts, default=pulse.attempt)
-    nodes = tuple(sorted((_node(sample, pulse) for sample in pulse.nodes), key=lambda cell: cell.node_rank))
+    is_newest = pulse.attempt == max(pulse.attempts, default=pulse.attempt)
+    nodes = tuple(
+        sorted((_build_node_cell(sample, pulse) for sample in pulse.nodes), key=lambda cell: cell.node_rank)
+    )
     if limit_at is not None:
         limit_at += pulse.now - taken_at
     size = pulse.world_size or (world_size if pulse.attempt is not None else 0)
     activity = None if over else activity_of(pulse, size)
-    told = None if over else forecast_end(points, pulse.now, limit_at)
-    if told is not None and activity is not None and activity.stalled:
-        told = replace(told, stalled=True)
+    end_forecast = None if over else forecast_end(points, pulse.now, limit_at)
+    if end_forecast is not None and activity is not None and activity.stalled:
+        end_forecast = replace(end_forecast, stalled=True)
     return Page(
         key=key,
         attempt=pulse.attempt or 0,
@@ -221,43 +225,43 @@ def page(
         now=pulse.now,
         taken_at=taken_at,
         world_size=size,
-        ranks=cells(pulse, size, nodes, over=over or not newest, rest=rest),
+        ranks=cells(pulse, size, nodes, over=over or not is_newest, rest=rest),
         first_failure=pulse.first_failure,
         nodes=nodes,
         points=points,
-        points_from=pulse.train_from or (before.points_from if before is not None and same else ""),
+        points_from=pulse.train_from or (before.points_from if before is not None and same_attempt else ""),
         events=tuple(condensed((*old_events, *pulse.events))[-MOST_EVENTS:]),
-        forecast=told,
+        forecast=end_forecast,
         activity=activity,
     )
 
 
 def failure_words(failure: FirstFailure, ranks: Sequence[RankCell]) -> str:
-    """Return the rank that failed first, why and where, and how many ranks were terminated after it."""
-    place = f"{PurePosixPath(failure.file).name}:{failure.line}" if failure.file else ""
-    why = failure.error or next(
+    """Describe the first failed rank, its error and location, and the number of ranks terminated after it."""
+    location = f"{PurePosixPath(failure.file).name}:{failure.line}" if failure.file else ""
+    cause = failure.error or next(
         (f"signal {cell.signal}" for cell in ranks if cell.failed_first and cell.signal),
         f"exit code {failure.exit_code}",
     )
-    told = f"failed first: rank {failure.rank} ({', '.join(filter(None, (why, place)))})"
-    count = sum(cell.state == "terminated" for cell in ranks)
-    return f"{told}; {count:,} terminated after it" if count else told
+    sentence = f"failed first: rank {failure.rank} ({', '.join(filter(None, (cause, location)))})"
+    terminated = sum(cell.state == "terminated" for cell in ranks)
+    return f"{sentence}; {terminated:,} terminated after it" if terminated else sentence
 
 
 def drawable(value: object) -> bool:
-    """Return whether it is a finite number that can be drawn; what would overflow sums is none."""
+    """Return whether a value is a finite number small enough (below 1e100) that sums do not overflow."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return math.isfinite(value) and abs(value) < 1e100
 
 
 def finite(values: Iterable[float | None]) -> list[float]:
-    """Return those values that are numbers."""
+    """Return the values that are drawable numbers."""
     return [float(value) for value in values if value is not None and drawable(value)]
 
 
 def gpu_memory(gpu: GpuSample) -> float | None:
-    """Return the used share of a GPU's memory."""
+    """Return the used share of a GPU's memory, 0 to 1, None if unknown."""
     if gpu.memory_used is None or not gpu.memory_total:
         return None
     return gpu.memory_used / gpu.memory_total
@@ -266,7 +270,11 @@ def gpu_memory(gpu: GpuSample) -> float | None:
 def cells(
     pulse: RunTelemetry, world_size: int, nodes: Sequence[NodeCell], *, over: bool, rest: Rest | None = None
 ) -> tuple[RankCell, ...]:
-    """Return a cell for each rank; ``over``: who recorded no end is lost."""
+    """Return a cell for each rank.
+
+    Args:
+        over: whether the attempt has ended, so that a rank without a recorded end is lost.
+    """
     count = max(world_size, max(pulse.ranks, default=-1) + 1)
     by_node: dict[int, list[int]] = {}
     for rank in sorted(pulse.ranks):
@@ -275,36 +283,36 @@ def cells(
             by_node.setdefault(node_rank, []).append(rank)
     gpus: dict[int, GpuSample] = {}
     for node in nodes:
-        on_it = by_node.get(node.node_rank, [])
-        if node.gpus and len(node.gpus) >= len(on_it):
-            gpus.update(zip(on_it, node.gpus, strict=False))
-    made = [_cell(rank, pulse, gpus.get(rank), over) for rank in chunked(range(count), rest)]
-    return tuple(_with_odd(made, rest))
+        ranks_on_node = by_node.get(node.node_rank, [])
+        if node.gpus and len(node.gpus) >= len(ranks_on_node):
+            gpus.update(zip(ranks_on_node, node.gpus, strict=False))
+    rank_cells = [_build_cell(rank, pulse, gpus.get(rank), over) for rank in chunked(range(count), rest)]
+    return tuple(_describe_differences(rank_cells, rest))
 
 
-def _cell(rank: int, pulse: RunTelemetry, gpu: GpuSample | None, over: bool) -> RankCell:
-    known = pulse.ranks.get(rank)
-    if known is None:
+def _build_cell(rank: int, pulse: RunTelemetry, gpu: GpuSample | None, over: bool) -> RankCell:
+    record = pulse.ranks.get(rank)
+    if record is None:
         return RankCell(rank=rank)
-    state = _state(known, over)
-    alive = state == "running"
+    state = _rank_state(record, over)
+    is_running = state == "running"
     return RankCell(
         rank=rank,
         state=state,
-        node_rank=known.node_rank,
-        host=known.host,
-        pid=known.pid,
-        gpu=gpu.util if gpu is not None and alive and drawable(gpu.util) else None,
-        memory=gpu_memory(gpu) if gpu is not None and alive else None,
-        silent=pulse.silent_s(rank) if alive else None,
-        size=known.bytes,
-        exit_code=known.exit_code,
-        signal=known.signal,
+        node_rank=record.node_rank,
+        host=record.host,
+        pid=record.pid,
+        gpu=gpu.util if gpu is not None and is_running and drawable(gpu.util) else None,
+        memory=gpu_memory(gpu) if gpu is not None and is_running else None,
+        silent=pulse.silent_s(rank) if is_running else None,
+        size=record.bytes,
+        exit_code=record.exit_code,
+        signal=record.signal,
         failed_first=pulse.first_failure is not None and pulse.first_failure.rank == rank,
     )
 
 
-def _state(known: RankTelemetry, over: bool) -> str:
+def _rank_state(known: RankTelemetry, over: bool) -> str:
     if known.ended is not None or known.exit_code is not None:
         if known.exit_code in {0, WANTS_REQUEUE} and not known.signal:
             return "done"
@@ -314,48 +322,53 @@ def _state(known: RankTelemetry, over: bool) -> str:
     return "lost" if over else "running"
 
 
-def _with_odd(made: list[RankCell], rest: Rest | None) -> list[RankCell]:
-    """Say of each rank in which way it differs from what most ranks do."""
+def _describe_differences(made: list[RankCell], rest: Rest | None) -> list[RankCell]:
+    """Return the cells with a description of how each rank differs from the other ranks."""
     silences = finite(cell.silent for cell in made)
-    uses = finite(cell.gpu for cell in made)
-    shares = finite(cell.memory for cell in made)
-    quiet = (
-        max(_STRAGGLES_S, _STRAGGLES_TIMES * statistics.median(silences)) if len(silences) > 1 else math.inf
+    gpu_uses = finite(cell.gpu for cell in made)
+    memory_shares = finite(cell.memory for cell in made)
+    silence_limit = (
+        max(_MIN_SILENCE_S, _SILENCE_FACTOR * statistics.median(silences)) if len(silences) > 1 else math.inf
     )
-    idle = statistics.median(uses) - _APART if len(uses) > 1 else -math.inf
-    low = statistics.median(shares) - _APART / 100 if len(shares) > 1 else -math.inf
+    gpu_use_limit = statistics.median(gpu_uses) - _OUTLIER_MARGIN if len(gpu_uses) > 1 else -math.inf
+    memory_limit = (
+        statistics.median(memory_shares) - _OUTLIER_MARGIN / 100 if len(memory_shares) > 1 else -math.inf
+    )
     running = sum(cell.state == "running" for cell in made)
     ended = sum(cell.state == "done" for cell in made)
     marked = []
     for cell in chunked(made, rest):
-        words = []
+        differences = []
         if cell.failed_first:
-            words.append("failed first")
+            differences.append("failed first")
         if cell.state == "failed":
-            words.append(f"signal {cell.signal}" if cell.signal else f"exit code {cell.exit_code}")
+            differences.append(f"signal {cell.signal}" if cell.signal else f"exit code {cell.exit_code}")
         elif cell.state == "lost":
-            words.append("no record of its end")
+            differences.append("no record of its end")
         elif cell.state == "done" and ended < running:
-            words.append("ended before the others")
-        if cell.silent is not None and cell.silent > quiet:
-            words.append("silent while others speak")
-        if cell.gpu is not None and cell.gpu < idle:
-            words.append("its GPU works less than the others'")
-        if cell.memory is not None and cell.memory < low:
-            words.append("its GPU holds less than the others'")
-        marked.append(replace(cell, odd="; ".join(words)) if words else cell)
+            differences.append("ended before the others")
+        if cell.silent is not None and cell.silent > silence_limit:
+            differences.append("silent while others speak")
+        if cell.gpu is not None and cell.gpu < gpu_use_limit:
+            differences.append("its GPU works less than the others'")
+        if cell.memory is not None and cell.memory < memory_limit:
+            differences.append("its GPU holds less than the others'")
+        marked.append(replace(cell, odd="; ".join(differences)) if differences else cell)
     return marked
 
 
-def _node(sample: NodeSample, pulse: RunTelemetry) -> NodeCell:
+def _build_node_cell(sample: NodeSample, pulse: RunTelemetry) -> NodeCell:
     rates = pulse.rates(sample.node_rank)
-    wires = [rate for name, rate in rates.items() if name != "lo"]
-    before = next((item for item in pulse.nodes_before if item.node_rank == sample.node_rank), None)
-    errors = 0
+    network_rates = [rate for name, rate in rates.items() if name != "lo"]
+    previous_sample = next(
+        (earlier for earlier in pulse.nodes_before if earlier.node_rank == sample.node_rank),
+        None,
+    )
+    new_errors = 0
     for name, nic in sample.nics.items():
-        old = before.nics.get(name) if before is not None else None
-        if old is not None and nic.errors is not None and old.errors is not None:
-            errors += max(0, nic.errors - old.errors)
+        previous_nic = previous_sample.nics.get(name) if previous_sample is not None else None
+        if previous_nic is not None and nic.errors is not None and previous_nic.errors is not None:
+            new_errors += max(0, nic.errors - previous_nic.errors)
     used, total = sample.memory_used, sample.memory_total
     if sample.cgroup_memory is not None and sample.cgroup_limit:
         used, total = sample.cgroup_memory, sample.cgroup_limit
@@ -366,30 +379,30 @@ def _node(sample: NodeSample, pulse: RunTelemetry) -> NodeCell:
         gpus=sample.gpus,
         cpu=sample.cpu_percent,
         memory=used / total if used is not None and total else None,
-        receives=sum(rate[0] for rate in wires) if wires else None,
-        sends=sum(rate[1] for rate in wires) if wires else None,
-        nic_errors=errors,
+        receives=sum(rate[0] for rate in network_rates) if network_rates else None,
+        sends=sum(rate[1] for rate in network_rates) if network_rates else None,
+        nic_errors=new_errors,
         disks=tuple((name, disk.used / disk.total) for name, disk in sample.disks.items() if disk.total),
     )
 
 
 def thinned(points: Sequence[TrainPoint]) -> tuple[TrainPoint, ...]:
-    """Return at most ``MOST_POINTS`` points: of old ones every other, as often as needed."""
-    kept = list(points)
-    while len(kept) > MOST_POINTS:
-        half = len(kept) // 2
-        kept = kept[:half:2] + kept[half:]
-    return tuple(kept)
+    """Return at most ``MOST_POINTS`` points: drop every second point of the older half until they fit."""
+    thinned_points = list(points)
+    while len(thinned_points) > MOST_POINTS:
+        half = len(thinned_points) // 2
+        thinned_points = thinned_points[:half:2] + thinned_points[half:]
+    return tuple(thinned_points)
 
 
 def forecast_end(points: Sequence[TrainPoint], now: float, limit_at: float | None) -> Forecast | None:
-    """Return what the training metrics foretell."""
+    """Return the forecast of the end of training from its metrics."""
     steps = [
         (float(point.time if point.time is not None else math.nan), float(point.step))
         for point in points
         if point.step is not None
     ]
     total = next((point.total_steps for point in reversed(points) if point.total_steps is not None), None)
-    if steps and not any(math.isfinite(moment) for moment, _ in steps):
-        steps = [(now, steps[-1][1])]  # lines that carry no time tell how far it is, not how fast it goes
+    if steps and not any(math.isfinite(time) for time, _ in steps):
+        steps = [(now, steps[-1][1])]  # points without a time give the progress, but no pace
     return forecast(steps, total=total, now=now, limit_at=limit_at)

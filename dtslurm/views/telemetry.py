@@ -1,4 +1,4 @@
-"""From a worker's JSON to a ``RunTelemetry``: what has the wrong kind is left out, whatever wrote it."""
+"""Convert the telemetry worker program's JSON into `RunTelemetry`; drop values of a wrong type."""
 
 from __future__ import annotations
 
@@ -23,174 +23,192 @@ from dtslurm.model.runs.telemetry import (
 )
 from dtslurm.model.units import LARGEST_SKEW_S
 
-_Values = Mapping[str, Any]
+_JsonObject = Mapping[str, Any]
 _LARGEST = 2**63
-_NOTICED_S = 5.0  # a slow file system is late by seconds
-_COUNTS = {"rank", "step", "total_steps"}
-_KNOWN = tuple(item.name for item in fields(TrainPoint) if item.name != "other")
+_MIN_SKEW_S = 5.0  # a smaller difference can be the delay of a slow file system
+_INTEGER_METRICS = {"rank", "step", "total_steps"}
+_METRICS = tuple(metric.name for metric in fields(TrainPoint) if metric.name != "other")
 
 
-def read(answer: _Values, before: RunTelemetry | None = None, rest: Rest | None = None) -> RunTelemetry:
-    """Return the pulse in an answer; what it does not repeat of ``before``, the ranks' records, is kept."""
-    cursor = _mapping(answer.get("cursor"))
-    same = before is not None and (before.task, before.attempt) == (answer.get("task"), answer.get("attempt"))
-    known = before.ranks if before is not None and same else {}
+def read(answer: _JsonObject, before: RunTelemetry | None = None, rest: Rest | None = None) -> RunTelemetry:
+    """Return the telemetry in a worker program's answer.
+
+    A rank record that the answer does not repeat is taken from ``before``, the previous telemetry.
+    """
+    cursor = _mapping_or_empty(answer.get("cursor"))
+    same_attempt = before is not None and (before.task, before.attempt) == (
+        answer.get("task"),
+        answer.get("attempt"),
+    )
+    earlier_ranks = before.ranks if before is not None and same_attempt else {}
     ranks = {}
-    for name, values in chunked(_mapping(answer.get("ranks")).items(), rest):
+    for name, values in chunked(_mapping_or_empty(answer.get("ranks")).items(), rest):
         if name.isdecimal() and isinstance(values, Mapping):
-            ranks[int(name)] = _rank(int(name), values, known.get(int(name)))
-    train = _mappings(_mapping(answer.get("train")).get("records"))
-    world_size = _whole(answer.get("world_size"))
+            ranks[int(name)] = _parse_rank(int(name), values, earlier_ranks.get(int(name)))
+    train = _list_of_mappings(_mapping_or_empty(answer.get("train")).get("records"))
+    world_size = _int_or_none(answer.get("world_size"))
     return RunTelemetry(
-        now=_number(answer.get("now")) or 0.0,
-        attempt=_whole(answer.get("attempt")),
-        attempts=tuple(item for item in answer.get("attempts", ()) if isinstance(item, int)),
+        now=_finite_or_none(answer.get("now")) or 0.0,
+        attempt=_int_or_none(answer.get("attempt")),
+        attempts=tuple(attempt for attempt in answer.get("attempts", ()) if isinstance(attempt, int)),
         task=answer.get("task"),
         tasks=tuple(map(str, answer.get("tasks", ()))),
         world_size=world_size,
         ranks=dict(sorted(ranks.items())),
         first_failure=first_failure_of(answer.get("first_failure")),
-        nodes=tuple(map(node, _mappings(answer.get("nodes")))),
-        nodes_before=tuple(map(node, _mappings(answer.get("nodes_before")))),
-        activity=tuple(map(node_activity, _mappings(answer.get("activity")))),
-        train=tuple(point(item, world_size) for item in train),
-        train_from=_text(answer.get("train_from")),
-        events=tuple(_mappings(_mapping(answer.get("events")).get("records"))),
+        nodes=tuple(map(node, _list_of_mappings(answer.get("nodes")))),
+        nodes_before=tuple(map(node, _list_of_mappings(answer.get("nodes_before")))),
+        activity=tuple(map(node_activity, _list_of_mappings(answer.get("activity")))),
+        train=tuple(point(record, world_size) for record in train),
+        train_from=_text_or_empty(answer.get("train_from")),
+        events=tuple(_list_of_mappings(_mapping_or_empty(answer.get("events")).get("records"))),
         cursor=cursor,
     )
 
 
-def _rank(rank: int, values: _Values, known: RankTelemetry | None) -> RankTelemetry:
-    size, spoke = _whole(values.get("bytes")) or 0, _number(values.get("spoke"))
+def _parse_rank(rank: int, values: _JsonObject, known: RankTelemetry | None) -> RankTelemetry:
+    size, spoke = _int_or_none(values.get("bytes")) or 0, _finite_or_none(values.get("spoke"))
     if "pid" not in values and known is not None:
-        same = (size, spoke) == (known.bytes, known.spoke)
-        return known if same else replace(known, bytes=size, spoke=spoke)
+        is_unchanged = (size, spoke) == (known.bytes, known.spoke)
+        return known if is_unchanged else replace(known, bytes=size, spoke=spoke)
     return RankTelemetry(
         rank=rank,
         bytes=size,
         spoke=spoke,
-        node_rank=_whole(values.get("node_rank")),
-        local_rank=_whole(values.get("local_rank")),
-        host=_text(values.get("host")),
-        pid=_whole(values.get("pid")),
-        started=_whole(values.get("started")),
-        ended=_whole(values.get("ended")),
-        exit_code=_whole(values.get("exit_code")),
-        signal=_whole(values.get("signal")),
+        node_rank=_int_or_none(values.get("node_rank")),
+        local_rank=_int_or_none(values.get("local_rank")),
+        host=_text_or_empty(values.get("host")),
+        pid=_int_or_none(values.get("pid")),
+        started=_int_or_none(values.get("started")),
+        ended=_int_or_none(values.get("ended")),
+        exit_code=_int_or_none(values.get("exit_code")),
+        signal=_int_or_none(values.get("signal")),
         told_to_end=values.get("told_to_end") is True,
     )
 
 
 def first_failure_of(value: object) -> FirstFailure | None:
-    """Return the first failure that a worker program describes, None where it describes none."""
-    values = _mapping(value)
-    rank, code = _whole(values.get("rank")), _whole(values.get("exit_code"))
+    """Return the first failure in a worker program's answer, None if it contains none."""
+    values = _mapping_or_empty(value)
+    rank, code = _int_or_none(values.get("rank")), _int_or_none(values.get("exit_code"))
     if rank is None or code is None:
         return None
     return FirstFailure(
         rank=rank,
         exit_code=code,
-        error=_text(values.get("error")),
-        file=_text(values.get("file")),
-        line=_whole(values.get("line")),
+        error=_text_or_empty(values.get("error")),
+        file=_text_or_empty(values.get("file")),
+        line=_int_or_none(values.get("line")),
     )
 
 
-def node(values: _Values) -> NodeSample:
-    """Return one record of the sampler."""
+def node(values: _JsonObject) -> NodeSample:
+    """Return the node sample of one record of the sampler."""
     return NodeSample(
-        node=_text(values.get("node")),
-        node_rank=_whole(values.get("node_rank")) or 0,
-        time=_number(values.get("time")) or 0.0,
-        gpus=tuple(map(_gpu, _mappings(values.get("gpus")))),
-        cpu_percent=_number(values.get("cpu_percent")),
-        load=_number(values.get("load")),
-        memory_used=_whole(values.get("memory_used")),
-        memory_total=_whole(values.get("memory_total")),
-        cgroup_memory=_whole(values.get("cgroup_memory")),
-        cgroup_limit=_whole(values.get("cgroup_limit")),
-        nics={name: _nic(item) for name, item in _named(values.get("nics"))},
+        node=_text_or_empty(values.get("node")),
+        node_rank=_int_or_none(values.get("node_rank")) or 0,
+        time=_finite_or_none(values.get("time")) or 0.0,
+        gpus=tuple(map(_parse_gpu, _list_of_mappings(values.get("gpus")))),
+        cpu_percent=_finite_or_none(values.get("cpu_percent")),
+        load=_finite_or_none(values.get("load")),
+        memory_used=_int_or_none(values.get("memory_used")),
+        memory_total=_int_or_none(values.get("memory_total")),
+        cgroup_memory=_int_or_none(values.get("cgroup_memory")),
+        cgroup_limit=_int_or_none(values.get("cgroup_limit")),
+        nics={name: _parse_nic(item) for name, item in _named_mappings(values.get("nics"))},
         disks={
-            path: DiskUse(used=_whole(item.get("used")) or 0, total=_whole(item.get("total")) or 0)
-            for path, item in _named(values.get("disks"))
+            path: DiskUse(
+                used=_int_or_none(item.get("used")) or 0, total=_int_or_none(item.get("total")) or 0
+            )
+            for path, item in _named_mappings(values.get("disks"))
         },
     )
 
 
-def node_activity(values: _Values) -> NodeActivity:
-    """Return what a sampler wrote of its node's ranks; a time that is missing is long ago.
+def node_activity(values: _JsonObject) -> NodeActivity:
+    """Return the activity that a sampler recorded for the ranks of its node; a missing time becomes 0.
 
-    The node's clock may be wrong. ``written`` is when the file was written by the file system's clock: the
-    sampler looked just before, so that tells how far the times are to be moved.
+    The node's clock may be wrong. ``written`` is the time of the file by the file system's clock. The sampler
+    writes the file right after sampling, so the difference to ``time`` is the error of the node's clock, by
+    which all times are corrected.
     """
-    looked, written = _number(values.get("time")) or 0.0, _number(values.get("written")) or 0.0
-    behind = written - looked if _NOTICED_S < abs(written - looked) <= LARGEST_SKEW_S else 0.0
+    sampled_at, written_at = (
+        _finite_or_none(values.get("time")) or 0.0,
+        _finite_or_none(values.get("written")) or 0.0,
+    )
+    clock_offset = (
+        written_at - sampled_at if _MIN_SKEW_S < abs(written_at - sampled_at) <= LARGEST_SKEW_S else 0.0
+    )
     kinds = ("output", "cpu", "children", "io", "gpu")
-    times = {kind: time + behind if (time := _number(values.get(kind))) else 0.0 for kind in kinds}
+    times = {
+        kind: time + clock_offset if (time := _finite_or_none(values.get(kind))) else 0.0 for kind in kinds
+    }
     return NodeActivity(
-        time=looked + behind,
-        ranks=_ranks(values.get("ranks")),
-        seen=_ranks(values.get("seen")),
-        world_size=_whole(values.get("world_size")),
+        time=sampled_at + clock_offset,
+        ranks=_parse_rank_list(values.get("ranks")),
+        seen=_parse_rank_list(values.get("seen")),
+        world_size=_int_or_none(values.get("world_size")),
         learned=values.get("learned") is True,
-        longest_s=_number(values.get("longest")) or 0.0,
+        longest_s=_finite_or_none(values.get("longest")) or 0.0,
         waits={
-            int(rank): (_text(what[0]), safe(_text(what[1]))[:32])
-            for rank, what in _mapping(values.get("waits")).items()
-            if rank.isdecimal() and isinstance(what, list) and len(what) == 2
+            int(rank): (_text_or_empty(wait[0]), safe(_text_or_empty(wait[1]))[:32])
+            for rank, wait in _mapping_or_empty(values.get("waits")).items()
+            if rank.isdecimal() and isinstance(wait, list) and len(wait) == 2
         },
         over=values.get("over") is True,
         **times,
     )
 
 
-def _ranks(value: Any) -> tuple[int, ...]:
-    return tuple(rank for rank in map(_whole, _list(value)) if rank is not None)
+def _parse_rank_list(value: Any) -> tuple[int, ...]:
+    return tuple(rank for rank in map(_int_or_none, _list_or_empty(value)) if rank is not None)
 
 
-def _gpu(values: _Values) -> GpuSample:
+def _parse_gpu(values: _JsonObject) -> GpuSample:
     return GpuSample(
-        index=_whole(values.get("index")) or 0,
-        uuid=_text(values.get("uuid")),
-        name=_text(values.get("name")),
-        util=_number(values.get("util")),
-        sm_activity=_number(values.get("sm_activity")),
-        memory_used=_whole(values.get("memory_used")),
-        memory_total=_whole(values.get("memory_total")),
-        power_w=_number(values.get("power_w")),
-        temperature_c=_number(values.get("temperature_c")),
-        sm_mhz=_number(values.get("sm_mhz")),
-        throttle=tuple(item for item in _list(values.get("throttle")) if isinstance(item, str)),
-        ecc_corrected=_whole(values.get("ecc_corrected")),
-        ecc_uncorrected=_whole(values.get("ecc_uncorrected")),
-        xid=tuple(item for item in _list(values.get("xid")) if _whole(item) is not None),
+        index=_int_or_none(values.get("index")) or 0,
+        uuid=_text_or_empty(values.get("uuid")),
+        name=_text_or_empty(values.get("name")),
+        util=_finite_or_none(values.get("util")),
+        sm_activity=_finite_or_none(values.get("sm_activity")),
+        memory_used=_int_or_none(values.get("memory_used")),
+        memory_total=_int_or_none(values.get("memory_total")),
+        power_w=_finite_or_none(values.get("power_w")),
+        temperature_c=_finite_or_none(values.get("temperature_c")),
+        sm_mhz=_finite_or_none(values.get("sm_mhz")),
+        throttle=tuple(item for item in _list_or_empty(values.get("throttle")) if isinstance(item, str)),
+        ecc_corrected=_int_or_none(values.get("ecc_corrected")),
+        ecc_uncorrected=_int_or_none(values.get("ecc_uncorrected")),
+        xid=tuple(item for item in _list_or_empty(values.get("xid")) if _int_or_none(item) is not None),
     )
 
 
-def _nic(values: _Values) -> NicCounters:
+def _parse_nic(values: _JsonObject) -> NicCounters:
     return NicCounters(
-        rx_bytes=_whole(values.get("rx_bytes")),
-        tx_bytes=_whole(values.get("tx_bytes")),
-        errors=_whole(values.get("errors")),
+        rx_bytes=_int_or_none(values.get("rx_bytes")),
+        tx_bytes=_int_or_none(values.get("tx_bytes")),
+        errors=_int_or_none(values.get("errors")),
     )
 
 
-def point(values: _Values, world_size: int | None = None) -> TrainPoint:
-    """Return one record of training code; what is told of one GPU only is multiplied by their number."""
-    each = _number(values.get("tokens_per_s_per_gpu"))
-    if each is not None and world_size and "tokens_per_s" not in values:
-        values = {**values, "tokens_per_s": each * world_size}
-    known: dict[str, Any] = {}
-    for key in _KNOWN:
-        known[key] = _whole(values.get(key)) if key in _COUNTS else _any_number(values.get(key))
+def point(values: _JsonObject, world_size: int | None = None) -> TrainPoint:
+    """Return one record of training metrics; ``tokens_per_s_per_gpu`` is multiplied by ``world_size``."""
+    tokens_per_gpu = _finite_or_none(values.get("tokens_per_s_per_gpu"))
+    if tokens_per_gpu is not None and world_size and "tokens_per_s" not in values:
+        values = {**values, "tokens_per_s": tokens_per_gpu * world_size}
+    metrics: dict[str, Any] = {}
+    for key in _METRICS:
+        metrics[key] = (
+            _int_or_none(values.get(key)) if key in _INTEGER_METRICS else _number_or_none(values.get(key))
+        )
     for key in ("time", "epoch"):
-        known[key] = _number(known[key])
-    other = {key: value for key, value in values.items() if value is not None and known.get(key) is None}
-    return TrainPoint(**known, other=other)
+        metrics[key] = _finite_or_none(metrics[key])
+    other = {key: value for key, value in values.items() if value is not None and metrics.get(key) is None}
+    return TrainPoint(**metrics, other=other)
 
 
-def _any_number(value: Any) -> float | None:
-    """Return a number, NaN and infinity too; programs write these as texts where their JSON has no word."""
+def _number_or_none(value: Any) -> float | None:
+    """Return a number, including NaN and infinity, which some programs write as JSON strings."""
     if isinstance(value, str) and value.lower().lstrip("+-") in {"nan", "inf", "infinity"}:
         return float(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -201,39 +219,39 @@ def _any_number(value: Any) -> float | None:
         return math.copysign(math.inf, value)
 
 
-def _number(value: Any) -> float | None:
-    number = None if isinstance(value, str) else _any_number(value)
+def _finite_or_none(value: Any) -> float | None:
+    number = None if isinstance(value, str) else _number_or_none(value)
     return number if number is not None and math.isfinite(number) else None
 
 
-def _whole(value: Any) -> int | None:
-    """Return a count that fits 64 bits, None for anything else."""
-    number = _number(value)
+def _int_or_none(value: Any) -> int | None:
+    """Return an integer that fits in 64 bits, None for any other value."""
+    number = _finite_or_none(value)
     return int(value) if number is not None and abs(number) < _LARGEST else None
 
 
-def _text(value: Any) -> str:
+def _text_or_empty(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _list(value: Any) -> list[Any]:
+def _list_or_empty(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _mapping(value: Any) -> _Values:
+def _mapping_or_empty(value: Any) -> _JsonObject:
     return value if isinstance(value, Mapping) else {}
 
 
-def _mappings(value: Any) -> list[_Values]:
-    return [item for item in _list(value) if isinstance(item, Mapping)]
+def _list_of_mappings(value: Any) -> list[_JsonObject]:
+    return [item for item in _list_or_empty(value) if isinstance(item, Mapping)]
 
 
-def _named(value: Any) -> list[tuple[str, _Values]]:
-    return [(name, item) for name, item in _mapping(value).items() if isinstance(item, Mapping)]
+def _named_mappings(value: Any) -> list[tuple[str, _JsonObject]]:
+    return [(name, item) for name, item in _mapping_or_empty(value).items() if isinstance(item, Mapping)]
 
 
 def activity_of(pulse: RunTelemetry, world_size: int) -> Activity | None:
-    """Return what a running job does by a look at its newest attempt, None where that is not known."""
+    """Return the activity of a running job in its newest attempt, None if it is unknown."""
     if pulse.attempt != max(pulse.attempts, default=None):
         return None
     return judge_activity(pulse.activity, pulse.world_size or world_size, pulse.now)

@@ -1,1 +1,1 @@
-"""Programs that run inside the job or on the far side: stdlib only, Python >= 3.6, nothing of dtslurm."""
+"""Programs that run inside a job or on the login node: stdlib only, Python >= 3.6, no dtslurm imports."""

@@ -1,8 +1,9 @@
-"""The register of a run's artifacts: ``artifacts.jsonl`` in the run directory, one object per line.
+"""The register of a run's artifacts: ``artifacts.jsonl`` in the run directory, one JSON object per line.
 
-Training code may add a line of its own, ``{"path": ..., "step": ..., "metrics": {...}}``; lines of one path
-add up, and the last word holds. Paths are below the run directory or full ones. `answer` lists, pins, checks
-and prunes where the files lie. Stdlib only, Python >= 3.6.
+Training code may append its own lines, ``{"path": ..., "step": ..., "metrics": {...}}``. Lines with the same
+path are merged; for each key the last line wins. Paths are relative to the run directory, or absolute.
+`answer` lists, pins, verifies and prunes the artifacts on the host that stores them. Stdlib only, for
+Python >= 3.6.
 """
 
 import errno
@@ -18,16 +19,16 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 FILE = "artifacts.jsonl"
 PINS = "pins.json"
 CHUNK = 1 << 22
-BUDGET_S = 60.0  # at a job's end, for checksums; later ones are made when they are asked for
-CLOCKS_S = 60.0  # by which a node's clock and that of its file server may differ
+BUDGET_S = 60.0  # time for checksums at the end of a job; the remaining ones are computed on request
+CLOCKS_S = 60.0  # maximum clock difference between a node and its file server
 
 
 class Late(Exception):
-    """There is no time left for a checksum."""
+    """The deadline passed before the checksum was complete."""
 
 
 def add(run_dir: str, **values: Any) -> None:
-    """Append one line, in one write."""
+    """Append one line with a single write."""
     record = {"schema": 1, "time": round(time.time(), 3)}
     record.update(values)
     descriptor = os.open(os.path.join(run_dir, FILE), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -38,13 +39,13 @@ def add(run_dir: str, **values: Any) -> None:
 
 
 def lines(run_dir: str) -> Iterator[Dict[str, Any]]:
-    """Yield the lines that are objects with a path."""
+    """Yield the lines of the register that are JSON objects with a path."""
     try:
         with open(os.path.join(run_dir, FILE), "rb") as file:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return
-    for line in text.split("\n"):  # not at every line end of Unicode: they may stand in a path
+    for line in text.split("\n"):  # not splitlines(): a path may contain other Unicode line separators
         try:
             value = json.loads(line)
         except ValueError:
@@ -54,38 +55,38 @@ def lines(run_dir: str) -> Iterator[Dict[str, Any]]:
 
 
 def relative(run_dir: str, path: str) -> str:
-    """Return a path as the register has it."""
+    """Return a path in the register's form: relative if it is below the run directory, absolute otherwise."""
     full = os.path.normpath(os.path.join(run_dir, path))
     inside = full.startswith(os.path.normpath(run_dir) + "/")
     return os.path.relpath(full, run_dir) if inside else full
 
 
 def known(run_dir: str) -> Dict[str, Dict[str, Any]]:
-    """Return each artifact by its path, in the order of their first lines."""
-    found: Dict[str, Dict[str, Any]] = {}
-    for one in lines(run_dir):
-        path = relative(run_dir, one["path"])
-        entry = found.setdefault(path, {"metrics": {}})
-        metrics = one.get("metrics")
+    """Return the merged entry of each artifact, keyed by path, in the order of their first lines."""
+    entries: Dict[str, Dict[str, Any]] = {}
+    for record in lines(run_dir):
+        path = relative(run_dir, record["path"])
+        entry = entries.setdefault(path, {"metrics": {}})
+        metrics = record.get("metrics")
         if isinstance(metrics, dict):
             entry["metrics"].update(metrics)
-        if one.get("bytes") is not None or one.get("step", entry.get("step")) != entry.get("step"):
-            entry.pop("sha256", None)  # it was of the file before
-        entry.update({key: value for key, value in one.items() if key not in ("metrics", "schema")})
+        if record.get("bytes") is not None or record.get("step", entry.get("step")) != entry.get("step"):
+            entry.pop("sha256", None)  # it belongs to the previous version of the file
+        entry.update({key: value for key, value in record.items() if key not in ("metrics", "schema")})
         entry["path"] = path
-    return found
+    return entries
 
 
 def pins(run_dir: str) -> List[str]:
-    """Return the paths that must be kept.
+    """Return the paths of pinned artifacts, which must not be pruned.
 
     Raises:
-        OSError: it cannot be told which these are.
+        OSError: the pin file cannot be read, so it is unknown which artifacts are pinned.
     """
     path = os.path.join(run_dir, PINS)
     try:
         with open(path) as file:
-            return [str(one) for one in json.load(file)["pinned"]]
+            return [str(pinned_path) for pinned_path in json.load(file)["pinned"]]
     except FileNotFoundError:
         return []
     except (ValueError, KeyError, TypeError):
@@ -93,7 +94,7 @@ def pins(run_dir: str) -> List[str]:
 
 
 def files_of(path: str) -> Iterator[Tuple[str, os.stat_result]]:
-    """Yield a file, or the files below a folder, each with what the file system tells of it."""
+    """Yield a file, or every file below a folder, each with its ``os.stat`` result."""
     if os.path.isfile(path):
         yield path, os.stat(path)
         return
@@ -107,32 +108,33 @@ def files_of(path: str) -> Iterator[Tuple[str, os.stat_result]]:
 
 
 def measure(path: str, checksum: bool, end: float = math.inf) -> Dict[str, Any]:
-    """Return a file's or folder's ``bytes`` and ``files``, and its ``sha256`` if asked for.
+    """Return the ``bytes`` and ``files`` of a file or folder, and its ``sha256`` if ``checksum`` is set.
 
-    A folder's is the SHA-256 of the lines ``<sha256 of the file>  <path>`` of its files, sorted by path.
+    The checksum of a folder is the SHA-256 of the lines ``<sha256 of the file>  <path>`` of its files, sorted
+    by path.
 
     Raises:
-        Late: there is no checksum by ``end``, on the monotonic clock.
+        Late: the checksum is not complete at ``end`` (monotonic clock).
     """
-    size, count, sums = 0, 0, []
-    for full, found in files_of(path):
-        size, count = size + found.st_size, count + 1
+    size, count, digests = 0, 0, []
+    for full, status in files_of(path):
+        size, count = size + status.st_size, count + 1
         if checksum:
-            sums.append((os.path.relpath(full, path), digest_of(full, end)))
-    told: Dict[str, Any] = {"bytes": size, "files": count}
+            digests.append((os.path.relpath(full, path), digest_of(full, end)))
+    measured: Dict[str, Any] = {"bytes": size, "files": count}
     if checksum and os.path.isfile(path):
-        told["sha256"] = sums[0][1]
+        measured["sha256"] = digests[0][1]
     elif checksum:
-        text = "".join("{}  {}\n".format(digest, name) for name, digest in sorted(sums))
-        told["sha256"] = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
-    return told
+        text = "".join("{}  {}\n".format(digest, name) for name, digest in sorted(digests))
+        measured["sha256"] = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+    return measured
 
 
 def digest_of(path: str, end: float = math.inf) -> str:
     """Return a file's SHA-256.
 
     Raises:
-        Late: it takes beyond ``end``, on the monotonic clock.
+        Late: hashing is not complete at ``end`` (monotonic clock).
     """
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
@@ -144,40 +146,42 @@ def digest_of(path: str, end: float = math.inf) -> str:
 
 
 def collect(run_dir: str, patterns: List[str]) -> None:
-    """Register what matches the patterns (of paths below the run directory, or full ones) and is new."""
-    end = time.monotonic() + BUDGET_S
-    told_attempt = os.environ.get("DTSLURM_ATTEMPT", "")
-    attempt = int(told_attempt) if told_attempt.isdigit() else 0
-    have = known(run_dir)
-    found = []
+    """Register new files that match the patterns, which are absolute or relative to the run directory."""
+    deadline = time.monotonic() + BUDGET_S
+    attempt_text = os.environ.get("DTSLURM_ATTEMPT", "")
+    attempt = int(attempt_text) if attempt_text.isdigit() else 0
+    registered = known(run_dir)
+    matching_paths = []
     for pattern in patterns:
         base = glob.escape(run_dir) if not pattern.startswith("/") else ""
-        found += sorted(glob.glob(os.path.join(base, pattern), recursive=True))
-    for path in dict.fromkeys([*found, *(os.path.join(run_dir, one) for one in have)]):
+        matching_paths += sorted(glob.glob(os.path.join(base, pattern), recursive=True))
+    for path in dict.fromkeys(
+        [*matching_paths, *(os.path.join(run_dir, registered_path) for registered_path in registered)]
+    ):
         name = relative(run_dir, path)
-        before = have.get(name, {})
-        if not os.path.exists(path) or is_registered(path, before, attempt) or name.startswith(FILE):
+        entry = registered.get(name, {})
+        if not os.path.exists(path) or is_registered(path, entry, attempt) or name.startswith(FILE):
             continue
         try:
-            told = _measured(path, end)
+            measured = _measure_before_deadline(path, deadline)
         except OSError:
             continue
-        values = {"path": name, "kind": before.get("kind", "output"), "attempt": attempt}
-        add(run_dir, **dict(told, **values))
+        values = {"path": name, "kind": entry.get("kind", "output"), "attempt": attempt}
+        add(run_dir, **dict(measured, **values))
 
 
 def is_registered(path: str, entry: Dict[str, Any], attempt: int) -> bool:
-    """Whether the register has a checksum of what lies there, and not of what an earlier attempt wrote."""
+    """Return whether the register has a checksum of the file that the current attempt wrote."""
     if not entry.get("sha256"):
         return False
     if entry.get("kind", "output") != "output" or entry.get("attempt") == attempt:
-        return True  # what is no output is written once, and registered by who does
-    written = max([found.st_mtime for _, found in files_of(path)] or [0.0])
-    return written < (_number(entry.get("time")) or 0.0) - CLOCKS_S
+        return True  # other kinds are written once and registered by their writer
+    last_modified = max([status.st_mtime for _, status in files_of(path)] or [0.0])
+    return last_modified < (_finite_or_none(entry.get("time")) or 0.0) - CLOCKS_S
 
 
-def _measured(path: str, end: float) -> Dict[str, Any]:
-    """Return what `measure` does, without a checksum where there is no time for it."""
+def _measure_before_deadline(path: str, end: float) -> Dict[str, Any]:
+    """Return what `measure` returns, without a checksum if there is not enough time for it."""
     try:
         return measure(path, time.monotonic() < end, end)
     except Late:
@@ -185,7 +189,7 @@ def _measured(path: str, end: float) -> Dict[str, Any]:
 
 
 def register_results(run_dir: str, folder: str) -> None:
-    """Register what came back from local disks: one artifact for each node."""
+    """Register the results copied back from local disks: one artifact per node."""
     for name in sorted(os.listdir(folder)):
         if not name.startswith("node-") or not name.endswith(".json"):
             continue
@@ -194,91 +198,92 @@ def register_results(run_dir: str, folder: str) -> None:
         if not record.get("final") or not record.get("complete"):
             continue
         rows = sorted(record["files"].items())
-        text = "".join("{}  {}\n".format(one["sha256"], path) for path, one in rows)
+        text = "".join("{}  {}\n".format(values["sha256"], path) for path, values in rows)
         add(
             run_dir, path=relative(run_dir, os.path.join(folder, name[:-5])), kind="results",
-            bytes=sum(one["bytes"] for _, one in rows), files=len(rows), node=record.get("node"),
+            bytes=sum(values["bytes"] for _, values in rows), files=len(rows), node=record.get("node"),
             sha256=hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest(),
         )  # fmt: skip
 
 
-# ---- where the run lies, for the command line ----
+# ---- on the host that stores the run, for the command line ----
 
 
 def listing(run_dir: str, checksums: List[str]) -> List[Dict[str, Any]]:
-    """Return all artifacts as they are now: what each line told, ``there``, ``pinned``, sizes looked at.
+    """Return each artifact's entry with its current state: ``there`` (it exists), ``pinned`` and sizes.
 
     Args:
-        checksums: paths of those whose checksum is to be made now; ``now_sha256`` has it.
+        checksums: paths whose checksum is computed now and returned as ``now_sha256``.
     """
-    pinned = set(pins(run_dir))
+    pinned_paths = set(pins(run_dir))
     rows = []
     for path, entry in known(run_dir).items():
         full = os.path.join(run_dir, path)
-        row = dict(entry, path=path, there=os.path.exists(full), pinned=path in pinned)
+        row = dict(entry, path=path, there=os.path.exists(full), pinned=path in pinned_paths)
         if row["there"]:
-            told = measure(full, path in checksums)
-            row["now_bytes"] = told["bytes"]
-            row.setdefault("files", told["files"])
-            if "sha256" in told:
-                row["now_sha256"] = told["sha256"]
+            measured = measure(full, path in checksums)
+            row["now_bytes"] = measured["bytes"]
+            row.setdefault("files", measured["files"])
+            if "sha256" in measured:
+                row["now_sha256"] = measured["sha256"]
         row.setdefault("kind", "output")
         rows.append(row)
     return rows
 
 
 def pin(run_dir: str, paths: List[str], keep: bool) -> List[str]:
-    """Pin artifacts, or let them go; return all that are pinned now."""
-    now = set(pins(run_dir))
-    now = now | set(paths) if keep else now - set(paths)
+    """Pin artifacts (``keep``) or unpin them; return all paths pinned afterwards."""
+    pinned_paths = set(pins(run_dir))
+    pinned_paths = pinned_paths | set(paths) if keep else pinned_paths - set(paths)
     draft = os.path.join(run_dir, ".{}.{}".format(PINS, os.getpid()))
     with open(draft, "w") as file:
-        json.dump({"schema": 1, "pinned": sorted(now)}, file)
+        json.dump({"schema": 1, "pinned": sorted(pinned_paths)}, file)
         file.write("\n")
     os.replace(draft, os.path.join(run_dir, PINS))
-    return sorted(now)
+    return sorted(pinned_paths)
 
 
 def outdated(rows: List[Dict[str, Any]], keep: int, best: str, largest: bool) -> List[Dict[str, Any]]:
-    """Return the checkpoints that need not be kept: not pinned, not among the newest, not the best.
+    """Return the checkpoints that may be removed: not pinned, not among the newest, not among the best.
 
     Args:
-        best: a metric; the ``keep`` best by it are kept rather than the newest, and the newest one as well.
-        largest: whether more of it is better.
+        best: a metric; if given, the ``keep`` best checkpoints by this metric and the newest one are
+            retained, instead of the ``keep`` newest.
+        largest: whether a larger value of the metric is better.
     """
-    ours = [one for one in rows if one["there"] and one["kind"] == "checkpoint"]
-    newest = sorted(ours, key=_age, reverse=True)
-    kept = newest[:keep]
+    checkpoints = [row for row in rows if row["there"] and row["kind"] == "checkpoint"]
+    newest = sorted(checkpoints, key=_recency_key, reverse=True)
+    retained = newest[:keep]
     if best:
-        told = [one for one in ours if _number(one["metrics"].get(best)) is not None]
-        told.sort(key=lambda one: one["metrics"][best], reverse=largest)
-        kept = told[:keep] + newest[:1]
-    names = {one["path"] for one in kept}
-    return [one for one in newest if one["path"] not in names and not one["pinned"]]
+        scored = [row for row in checkpoints if _finite_or_none(row["metrics"].get(best)) is not None]
+        scored.sort(key=lambda one: one["metrics"][best], reverse=largest)
+        retained = scored[:keep] + newest[:1]
+    retained_paths = {row["path"] for row in retained}
+    return [row for row in newest if row["path"] not in retained_paths and not row["pinned"]]
 
 
-def _age(row: Dict[str, Any]) -> Tuple[float, float]:
-    step, told = _number(row.get("step")), _number(row.get("time"))
-    return (-1.0 if step is None else step, told or 0.0)
+def _recency_key(row: Dict[str, Any]) -> Tuple[float, float]:
+    step, time_s = _finite_or_none(row.get("step")), _finite_or_none(row.get("time"))
+    return (-1.0 if step is None else step, time_s or 0.0)
 
 
-def _number(value: Any) -> Optional[float]:
-    """Return a number that can be compared; NaN is none."""
+def _finite_or_none(value: Any) -> Optional[float]:
+    """Return a finite number as a float, None for any other value: NaN cannot be compared."""
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def prune(run_dir: str, keep: int, best: str, largest: bool, remove: bool) -> List[Dict[str, Any]]:
-    """Return what `outdated` names, and remove it if asked to; only what lies in the run directory."""
-    gone = [
-        one for one in outdated(listing(run_dir, []), keep, best, largest) if not one["path"].startswith("/")
+    """Return the run directory's checkpoints that `outdated` selects; delete them if ``remove`` is set."""
+    removable = [
+        row for row in outdated(listing(run_dir, []), keep, best, largest) if not row["path"].startswith("/")
     ]
-    for one in gone if remove else []:
-        path = os.path.join(run_dir, one["path"])
-        doomed = os.path.join(os.path.dirname(path), ".deleting-" + os.path.basename(path))
-        _remove(doomed)  # of a prune that was cut off
-        os.rename(path, doomed)  # at once it is no checkpoint any more
-        _remove(doomed)
-    return gone
+    for row in removable if remove else []:
+        path = os.path.join(run_dir, row["path"])
+        trash = os.path.join(os.path.dirname(path), ".deleting-" + os.path.basename(path))
+        _remove(trash)  # left over from an interrupted prune
+        os.rename(path, trash)  # the rename is atomic: a partly deleted folder never looks like a checkpoint
+        _remove(trash)
+    return removable
 
 
 def _remove(path: str) -> None:
@@ -289,20 +294,20 @@ def _remove(path: str) -> None:
 
 
 def serve(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Answer one request: ``op`` (list, pin, unpin, prune), ``run_dir`` and the operation's own values."""
+    """Handle a request: ``op`` (list, pin, unpin, prune), ``run_dir`` and the operation's arguments."""
     run_dir = request["run_dir"]
     if not os.path.isdir(run_dir):
         return {"refused": "the run directory {} is gone".format(run_dir)}
     if request["op"] in ("pin", "unpin"):
         return {"pinned": pin(run_dir, request["paths"], request["op"] == "pin")}
     if request["op"] == "prune":
-        gone = prune(run_dir, request["keep"], request["best"], request["largest"], request["remove"])
-        return {"removed": gone}
+        removed = prune(run_dir, request["keep"], request["best"], request["largest"], request["remove"])
+        return {"removed": removed}
     return {"artifacts": listing(run_dir, request.get("checksums", []))}
 
 
 def answer(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the answer to one request, or why it is refused."""
+    """Return the response to one request; ``refused`` in the response contains the reason of a failure."""
     try:
         return serve(request)
     except OSError as error:

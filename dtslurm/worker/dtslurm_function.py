@@ -1,8 +1,9 @@
-"""Runs a pickled function as one rank of a job, by submitit's protocol: ``dtslurm_function.py [FOLDER]``.
+"""Run a pickled function as one rank of a job, using submitit's protocol: ``dtslurm_function.py [FOLDER]``.
 
-The pickles lie beside this file, ``0.pkl`` or one for each array task; results go to FOLDER (or here) under
-submitit's names. dtslurm copies this file to the run directory. It needs submitit in the job's environment. A
-``dist-info`` folder beside it registers it as a plugin of submitit, in the rank and in its child processes.
+The pickles are in the same folder as this file: ``0.pkl``, or one per array task. Results are written to
+FOLDER (default: the folder of this file) under submitit's names. dtslurm copies this file to the run
+directory. The job's environment must have submitit. A ``dist-info`` folder next to this file registers this
+module as a submitit plugin, in the rank and in its child processes.
 """
 
 import importlib
@@ -20,19 +21,19 @@ HERE = "DTSLURM_FUNCTIONS"
 
 
 class FunctionPaths(utils.JobPaths):
-    """submitit's paths, but for what was submitted, which lies in the run directory."""
+    """submitit's paths, except for the submitted pickle, which is in the run directory."""
 
     @property
     def submitted_pickle(self) -> Path:
-        """The function and its arguments; after a checkpoint, what goes on in their place."""
+        """The pickled function and arguments; after a checkpoint, those that resume the work."""
         return Path(os.environ[HERE]) / (os.environ.get("SLURM_ARRAY_TASK_ID", "0") + ".pkl")
 
 
 class DtslurmJobEnvironment(SlurmJobEnvironment):
-    """The job as every launcher of dtslurm tells of it, by torch's variables."""
+    """The job environment, read from torch's variables, which every launcher of dtslurm sets."""
 
     _env: ClassVar[Dict[str, str]] = {
-        **SlurmJobEnvironment._env,  # noqa: SLF001 - how submitit's environments are made
+        **SlurmJobEnvironment._env,  # noqa: SLF001 - submitit's environments are declared this way
         "num_tasks": "WORLD_SIZE",
         "node": "GROUP_RANK",
         "global_rank": "RANK",
@@ -40,37 +41,37 @@ class DtslurmJobEnvironment(SlurmJobEnvironment):
     }
 
     def activated(self) -> bool:
-        """Whether this process is such a rank, or was started by one."""
+        """Return whether this process is a rank of a function job, or a descendant of one."""
         return HERE in os.environ
 
     @property
     def paths(self) -> FunctionPaths:
-        """Where submission, result and logs are."""
+        """The paths of the submission, the result and the logs."""
         return FunctionPaths(os.environ["SUBMITIT_FOLDER"], job_id=self.job_id, task_id=self.global_rank)
 
 
 def _export(
     place: helpers.TorchDistributedEnvironment, set_cuda_visible_devices: bool = True, overwrite: bool = False
 ) -> helpers.TorchDistributedEnvironment:
-    """Replace ``export``, which raises an error if variables such as RANK are set, as dtslurm sets them."""
+    """Replace ``export``, which raises an error if variables such as RANK are set; dtslurm sets them."""
     del overwrite
     place.master_addr = os.environ.get("MASTER_ADDR", place.master_addr)
-    return _submitits_export(place, set_cuda_visible_devices, overwrite=True)
+    return _original_export(place, set_cuda_visible_devices, overwrite=True)
 
 
-_submitits_export = helpers.TorchDistributedEnvironment.export
+_original_export = helpers.TorchDistributedEnvironment.export
 if HERE in os.environ:
-    setattr(helpers.TorchDistributedEnvironment, "export", _export)  # noqa: B010 - not for mypy
+    setattr(helpers.TorchDistributedEnvironment, "export", _export)  # noqa: B010 - mypy rejects an assignment
 
 
 def main() -> None:
-    """Run this rank's function and leave its result, or its exception, in the folder."""
-    os.environ.setdefault("GROUP_RANK", os.environ.get("SLURM_NODEID", "0"))  # DeepSpeed's ranks have none
+    """Run this rank's function and write its result, or its exception, to the result folder."""
+    os.environ.setdefault("GROUP_RANK", os.environ.get("SLURM_NODEID", "0"))  # DeepSpeed does not set it
     environment = DtslurmJobEnvironment()
     if not isinstance(job_environment.JobEnvironment(), DtslurmJobEnvironment):
-        # In earlier versions of submitit the environment of Slurm comes first and matches every Slurm job.
-        found: Any = {environment.name(): environment}
-        setattr(plugins, "get_job_environments", lambda: found)  # noqa: B010 - not for mypy
+        # Earlier versions of submitit try the Slurm environment first, which matches every Slurm job.
+        environments: Any = {environment.name(): environment}
+        setattr(plugins, "get_job_environments", lambda: environments)  # noqa: B010 - mypy rejects an assignment
     try:
         submission.process_job(sys.argv[1] if len(sys.argv) > 1 else os.environ[HERE])
     except Exception:
@@ -79,9 +80,9 @@ def main() -> None:
 
 
 def write_error(result: Path) -> None:
-    """Leave the exception where the result should be, if it is not there: the disk did not take the result.
+    """Write the exception in place of a missing result, for example after a disk-full error.
 
-    What was written of that is taken away first; it is in the way, and there may be room for a word then.
+    The partial result file is deleted first: it blocks the new file, and deleting it may free enough space.
     """
     part = result.with_suffix(result.suffix + ".save_tmp")
     if part.exists() and not result.exists():
@@ -91,13 +92,13 @@ def write_error(result: Path) -> None:
 
 
 def start() -> None:
-    """Register this file as a plugin of submitit for this process and its children, and run the function."""
+    """Register this file as a submitit plugin for this process and its children, and run the function."""
     folder = str(Path(__file__).resolve().parent)
     os.environ[HERE], os.environ["SUBMITIT_EXECUTOR"] = folder, "dtslurm"
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), folder]))
-    sys.path[0] = str(Path.cwd())  # modules of the project, as with python -m
+    sys.path[0] = str(Path.cwd())  # make the project's modules importable, as python -m does
     sys.path.append(folder)
-    importlib.import_module("dtslurm_function").main()  # submitit imports the plugin by this name, too
+    importlib.import_module("dtslurm_function").main()  # submitit imports the plugin under this name
 
 
 if __name__ == "__main__":

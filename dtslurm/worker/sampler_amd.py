@@ -1,4 +1,4 @@
-"""Looks at a job's AMD GPUs, by their kernel driver or by a program: part of ``sampler.py``."""
+"""Read a job's AMD GPUs from the kernel driver or from an SMI program: part of ``sampler.py``."""
 
 import glob
 import json
@@ -24,32 +24,34 @@ MIB = 1 << 20
 
 
 class Amdgpu:
-    """AMD's GPUs, by the files of their kernel driver: no program has to be started."""
+    """AMD GPUs, read from the files of the amdgpu kernel driver without starting a program."""
 
     def __init__(self, env: Mapping[str, str], asked: int, top: str = "/sys/class/drm") -> None:
         cards = glob.glob(os.path.join(glob.escape(top), "card*", "device", "gpu_busy_percent"))
-        found: List[Record] = []
-        for path in sorted(map(os.path.dirname, cards), key=os.path.realpath):  # by address on the PCI bus
+        gpus: List[Record] = []
+        # In the order of PCI addresses.
+        for path in sorted(map(os.path.dirname, cards), key=os.path.realpath):
             uuid = contents(os.path.join(path, "unique_id"))
-            found.append({"index": len(found), "uuid": "GPU-" + uuid if uuid else "", "path": path})
-        self.gpus = chosen(found, as_cuda(env), asked)
+            gpus.append({"index": len(gpus), "uuid": "GPU-" + uuid if uuid else "", "path": path})
+        self.gpus = chosen(gpus, as_cuda(env), asked)
         if not self.gpus:
             raise OSError("no GPU of AMD's is this job's")
 
     def sample(self) -> List[Record]:
-        """Return what is known of each GPU now."""
+        """Return the current values of each GPU."""
         return [known(self.one(gpu)) for gpu in self.gpus]
 
     @staticmethod
     def one(gpu: Record) -> Record:
-        """Return what is known of one GPU now."""
+        """Return the current values of one GPU; unknown values are None."""
         path = gpu["path"]
-        sensors = (glob.glob(os.path.join(glob.escape(path), "hwmon", "hwmon*")) or [path])[0]
-        power = counter(os.path.join(sensors, "power1_average"))
-        power = counter(os.path.join(sensors, "power1_input")) if power is None else power
-        heat = counter(os.path.join(sensors, "temp2_input"))  # the junction, where there are several
-        heat = counter(os.path.join(sensors, "temp1_input")) if heat is None else heat
-        clock = counter(os.path.join(sensors, "freq1_input"))
+        hwmon = (glob.glob(os.path.join(glob.escape(path), "hwmon", "hwmon*")) or [path])[0]
+        power = counter(os.path.join(hwmon, "power1_average"))
+        power = counter(os.path.join(hwmon, "power1_input")) if power is None else power
+        # The junction temperature, if there are several sensors.
+        temperature = counter(os.path.join(hwmon, "temp2_input"))
+        temperature = counter(os.path.join(hwmon, "temp1_input")) if temperature is None else temperature
+        clock = counter(os.path.join(hwmon, "freq1_input"))
         return {
             "index": gpu["index"],
             "uuid": gpu["uuid"],
@@ -57,19 +59,19 @@ class Amdgpu:
             "memory_used": counter(os.path.join(path, "mem_info_vram_used")),
             "memory_total": counter(os.path.join(path, "mem_info_vram_total")),
             "power_w": power / 1e6 if power is not None else None,
-            "temperature_c": heat / 1000.0 if heat is not None else None,
+            "temperature_c": temperature / 1000.0 if temperature is not None else None,
             "sm_mhz": clock / 1e6 if clock is not None else None,
         }
 
 
 def as_cuda(env: Mapping[str, str]) -> Dict[str, str]:
-    """Return the environment with AMD's words for which GPUs are visible under NVIDIA's name."""
+    """Return the environment with AMD's variable of visible GPUs copied to CUDA_VISIBLE_DEVICES."""
     visible = next((env[name] for name in HIP if env.get(name)), None)
     return dict(env, **known({"CUDA_VISIBLE_DEVICES": visible}))
 
 
 class Program:
-    """A program that prints JSON of all GPUs. It is dear, and so asked seldom (`sampler.pause`)."""
+    """A program that prints JSON about all GPUs; it is expensive and run rarely (`sampler.pause`)."""
 
     NAME = ""
     WORDS: Sequence[str] = ()
@@ -82,8 +84,8 @@ class Program:
         self.seen = len(self.read(self.output(self.WORDS)))
 
     def output(self, words: Sequence[str]) -> bytes:
-        """Return what the program prints."""
-        done = subprocess.run(
+        """Return the program's standard output."""
+        process = subprocess.run(
             [self.NAME, *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -91,27 +93,27 @@ class Program:
             timeout=30,
             check=False,
         )
-        return done.stdout
+        return process.stdout
 
     def identities(self) -> Dict[int, str]:
-        """Return the GPUs' UUIDs by index, where the program has to be asked for them apart."""
+        """Return the GPUs' UUIDs by index, for programs that report them with a separate command."""
         return {}
 
     def sample(self) -> List[Record]:
-        """Return what is known of each of the job's GPUs now."""
-        found = self.read(self.output(self.WORDS))
-        for gpu in found:
+        """Return the current values of each of the job's GPUs."""
+        gpus = self.read(self.output(self.WORDS))
+        for gpu in gpus:
             gpu["uuid"] = gpu.get("uuid") or self.uuids.get(gpu["index"], "")
-        return chosen(found, as_cuda(self.env), self.asked)
+        return chosen(gpus, as_cuda(self.env), self.asked)
 
     @staticmethod
     def read(output: bytes) -> List[Record]:
-        """Return the GPUs in what it printed."""
+        """Parse the GPUs from the program's output."""
         raise NotImplementedError
 
 
 class AmdSmi(Program):
-    """AMD's GPUs by the newer of its programs."""
+    """AMD GPUs, read with amd-smi, the newer of AMD's programs."""
 
     NAME = "amd-smi"
     WORDS = ("metric", "--usage", "--mem-usage", "--power", "--temperature", "--clock", "--ecc", "--json")
@@ -123,64 +125,69 @@ class AmdSmi(Program):
 
     def identities(self) -> Dict[int, str]:
         """Return the GPUs' UUIDs by index."""
-        listed = gpu_list(self.output(["list", "--json"]))
-        return {gpu["gpu"]: gpu["uuid"] for gpu in listed if isinstance(gpu.get("uuid"), str)}
+        gpus = gpu_list(self.output(["list", "--json"]))
+        return {gpu["gpu"]: gpu["uuid"] for gpu in gpus if isinstance(gpu.get("uuid"), str)}
 
     @staticmethod
     def read(output: bytes) -> List[Record]:
-        """Return the GPUs in its JSON: values are numbers, or ``{"value": …, "unit": …}``, or ``N/A``."""
+        """Parse the GPUs from the JSON output; values are numbers, ``{"value": …, "unit": …}`` or ``N/A``."""
         gpus = []
-        for told in gpu_list(output):
+        for gpu_object in gpu_list(output):
 
-            def value(*path: str, told: Any = told) -> Optional[float]:
+            def value(*path: str, told: Any = gpu_object) -> Optional[float]:
                 for key in (*path, "value"):
                     if isinstance(told, dict):
                         told = told.get(key)
                 return None if isinstance(told, (dict, list, bool)) else decimal(str(told))
 
-            used, total = value("mem_usage", "used_vram"), value("mem_usage", "total_vram")
-            heat, clock = value("temperature", "hotspot"), value("clock", "gfx_0", "clk")
-            bad, worse = value("ecc", "total_correctable_count"), value("ecc", "total_uncorrectable_count")
+            used_mib, total_mib = value("mem_usage", "used_vram"), value("mem_usage", "total_vram")
+            hotspot, clock = value("temperature", "hotspot"), value("clock", "gfx_0", "clk")
+            corrected, uncorrected = (
+                value("ecc", "total_correctable_count"),
+                value("ecc", "total_uncorrectable_count"),
+            )
             gpu = {
-                "index": told["gpu"],
+                "index": gpu_object["gpu"],
                 "uuid": "",
                 "util": value("usage", "gfx_activity"),
-                "memory_used": int(used * MIB) if used is not None else None,
-                "memory_total": int(total * MIB) if total is not None else None,
+                "memory_used": int(used_mib * MIB) if used_mib is not None else None,
+                "memory_total": int(total_mib * MIB) if total_mib is not None else None,
                 "power_w": value("power", "socket_power"),
-                "temperature_c": heat if heat is not None else value("temperature", "edge"),
+                "temperature_c": hotspot if hotspot is not None else value("temperature", "edge"),
                 "sm_mhz": clock,
-                "ecc_corrected": int(bad) if bad is not None else None,
-                "ecc_uncorrected": int(worse) if worse is not None else None,
+                "ecc_corrected": int(corrected) if corrected is not None else None,
+                "ecc_uncorrected": int(uncorrected) if uncorrected is not None else None,
             }
             gpus.append(known(gpu))
         return gpus
 
 
 def gpu_list(output: bytes) -> List[Dict[str, Any]]:
-    """Return amd-smi's objects, one a GPU: a list of them, of newer versions under ``gpu_data``."""
+    """Return amd-smi's GPU objects: newer versions put the list under the key ``gpu_data``."""
     try:
-        found = json.loads(output.decode("utf-8", "replace"))
+        value = json.loads(output.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return []
-    if isinstance(found, dict):
-        found = found.get("gpu_data")
-    listed = found if isinstance(found, list) else []
-    return [gpu for gpu in listed if isinstance(gpu, dict) and isinstance(gpu.get("gpu"), int)]
+    if isinstance(value, dict):
+        value = value.get("gpu_data")
+    gpus = value if isinstance(value, list) else []
+    return [gpu for gpu in gpus if isinstance(gpu, dict) and isinstance(gpu.get("gpu"), int)]
 
 
 class RocmSmi(Program):
-    """AMD's GPUs by the older of its programs, where neither driver nor newer program can be asked."""
+    """AMD GPUs, read with rocm-smi, the older program, if neither the driver nor amd-smi is usable."""
 
     NAME = "rocm-smi"
     WORDS = ("--showuse", "--showmeminfo", "vram", "--showpower", "--showtemp", "--showuniqueid", "--json")
 
     @staticmethod
     def read(output: bytes) -> List[Record]:
-        """Return the GPUs in its JSON, whose keys differ from version to version."""
+        """Parse the GPUs from the JSON output, whose keys differ between versions."""
         try:
             cards = json.loads(output.decode("utf-8", "replace"))
-            items = sorted((int(name[4:]), dict(card)) for name, card in cards.items() if name[:4] == "card")
+            values_by_index = sorted(
+                (int(name[4:]), dict(card)) for name, card in cards.items() if name[:4] == "card"
+            )
         except (ValueError, AttributeError, TypeError):
             return []
 
@@ -191,7 +198,7 @@ class RocmSmi(Program):
             return None
 
         gpus = []
-        for index, values in items:
+        for index, values in values_by_index:
             used, total = value(values, "vram", "used memory"), value(values, "vram", "total memory (b)")
             gpu = {
                 "index": index,

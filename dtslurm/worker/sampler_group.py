@@ -1,12 +1,13 @@
-"""Finds out whether the ranks of a job, which are meant to train together, do: part of ``sampler.py``.
+"""Detect whether the ranks of a job form one process group as intended: part of ``sampler.py``.
 
-A rank of a process group holds TCP connections to other ranks, or to the store of the group, for as long as
-the group exists: gloo, NCCL and the store of torch all do. Ranks train apart if two looks find no such
-connection while losses or epochs are printed, or if the logs of all of them tell of a group that is smaller
-than the job. Nothing is concluded from what cannot be seen: processes that may not be looked at or have not
-loaded torch, logs without losses, connections that may lead to another rank.
+A rank of a process group holds TCP connections to other ranks, or to the store of the group, as long as the
+group exists; this is true of gloo, NCCL and torch's store. The ranks train apart if two checks find no such
+connection while losses or epochs are printed, or if the logs of all ranks report a group smaller than the
+job. The check is inconclusive, and nothing is reported, if a process may not be inspected or has not loaded
+torch, if the logs contain no losses, or if a connection may lead to another rank.
 
-One node decides: the second node of a job, whose ranks need a connection to the first, or else the only one.
+Only one node runs the check: the second node of a job, whose ranks need a connection to the first node, or
+the only node.
 """
 
 import contextlib
@@ -25,15 +26,15 @@ except ImportError:  # beside this file, in a run directory
     )
 
 PROC = "/proc"
-NEW = 1 << 16  # bytes of a log that are read at once; of more, the last ones
+NEW = 1 << 16  # bytes of a log that are read per check; of more new text, only the end
 ENVIRONMENT = 1 << 20
-SOON_S, LATE_S = 5.0, 60.0  # pauses between looks at the processes, each twice as long as the one before
+SOON_S, LATE_S = 5.0, 60.0  # seconds between process checks: each pause is twice the previous one
 MAPS = 1 << 23
-WEB = ("0050", "01BB")  # ports 80 and 443, hexadecimal: trackers and hubs, no ranks
+WEB = ("0050", "01BB")  # hexadecimal ports 80 and 443: trackers and model hubs, not ranks
 ESTABLISHED = "01"
-MAPPED = "0000000000000000FFFF0000"  # an IPv4 address in IPv6
+MAPPED = "0000000000000000FFFF0000"  # prefix of an IPv4-mapped IPv6 address
 TRAINS = re.compile(rb"(?i)loss['\"\])]*[ \t]*[:=]?[ \t]*[-+]?(?:\d|nan|inf)|\bepoch['\"]?\W{1,3}\d")
-# What frameworks print of the size of the group that they have formed.
+# Group sizes that frameworks print after they have formed the group.
 SIZES = re.compile(
     rb"GLOBAL_RANK: \d+, MEMBER: \d+/(\d+)"  # Lightning
     rb"|^Num processes: (\d+)\s*$"  # Accelerate
@@ -44,24 +45,24 @@ SIZES = re.compile(
 
 
 class Socket(NamedTuple):
-    """An established TCP connection, as one of its two ends sees it: addresses with ports."""
+    """An established TCP connection, as seen from one of its ends: addresses with ports."""
 
     local: str
     remote: str
 
 
 def sockets_of(text: str) -> Dict[str, Socket]:
-    """Return the established connections in the text of a ``/proc/PID/net/tcp``, by inode."""
-    found = {}
+    """Parse the established connections of a ``/proc/PID/net/tcp``, keyed by inode."""
+    sockets = {}
     for line in text.splitlines()[1:]:
-        words = line.split()
-        if len(words) > 9 and words[3] == ESTABLISHED:
-            found[words[9]] = Socket(*(word.replace(MAPPED, "") for word in words[1:3]))
-    return found
+        fields = line.split()
+        if len(fields) > 9 and fields[3] == ESTABLISHED:
+            sockets[fields[9]] = Socket(*(address.replace(MAPPED, "") for address in fields[1:3]))
+    return sockets
 
 
 def file_text(path: str, most: int) -> str:
-    """Return the text of a file of /proc, at most so many bytes.
+    """Return at most ``most`` bytes of a file of /proc as text.
 
     Raises:
         OSError: the file may not be read.
@@ -71,83 +72,83 @@ def file_text(path: str, most: int) -> str:
 
 
 def connections(pid: int, helpers: Set[int]) -> Set[Socket]:
-    """Return the established TCP connections of a process and of those that it has started.
+    """Return the established TCP connections of a process and its helper processes.
 
     Raises:
-        OSError: one of them may not be looked at, or the process is gone.
+        OSError: a process may not be inspected, or the main process has exited.
     """
-    table = {}
+    sockets = {}
     for name in ("tcp", "tcp6"):
         path = os.path.join(PROC, str(pid), "net", name)
         if name == "tcp" or os.path.exists(path):
-            table.update(sockets_of(file_text(path, MAPS)))
-    found = set()
-    for one in (pid, *helpers):
-        folder = os.path.join(PROC, str(one), "fd")
+            sockets.update(sockets_of(file_text(path, MAPS)))
+    established = set()
+    for process_id in (pid, *helpers):
+        folder = os.path.join(PROC, str(process_id), "fd")
         try:
             names = os.listdir(folder)
         except FileNotFoundError:
-            if one == pid:
+            if process_id == pid:
                 raise
-            continue  # a helper that has ended
+            continue  # a helper process that has exited
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 kind, _, inode = os.readlink(os.path.join(folder, name)).partition(":[")
-                if kind == "socket" and inode[:-1] in table:
-                    found.add(table[inode[:-1]])
-    return found
+                if kind == "socket" and inode[:-1] in sockets:
+                    established.add(sockets[inode[:-1]])
+    return established
 
 
 def split_links(by_rank: Mapping[int, Set[Socket]]) -> Tuple[int, int]:
-    """Return how many connections of a node's ranks lead to each other, and how many to somewhere else.
+    """Return how many connections this node's ranks have among each other, and to elsewhere.
 
-    Those within one rank (to a helper process of its own) and those to web servers count for neither.
+    Connections within one rank (to its own helper processes) and connections to web servers are not counted.
     """
-    near = outside = 0
-    ends = {socket.local: rank for rank, sockets in by_rank.items() for socket in sockets}
+    between_ranks = outside = 0
+    rank_by_address = {socket.local: rank for rank, sockets in by_rank.items() for socket in sockets}
     for rank, sockets in by_rank.items():
         for socket in sockets:
-            other = ends.get(socket.remote)
-            if other is None:
+            peer_rank = rank_by_address.get(socket.remote)
+            if peer_rank is None:
                 outside += socket.remote.rpartition(":")[2] not in WEB
             else:
-                near += other != rank
-    return near, outside
+                between_ranks += peer_rank != rank
+    return between_ranks, outside
 
 
 def size_told(word: bytes) -> int:
-    """Return the size of a group that a framework has printed."""
+    """Return the group size in a matched text of a framework."""
     return int(word) if word.isdigit() else 1
 
 
 class LogReader:
-    """Reads what is new in a log: whether it tells of losses, and of which size of the group."""
+    """A reader of the new text in a log: whether it contains losses, and the group size that it reports."""
 
     def __init__(self, path: str) -> None:
         self.path, self.offset, self.size = path, 0, 0
 
     def has_progress(self) -> bool:
-        """Tell whether a loss or an epoch was printed since the last look."""
+        """Return whether a loss or an epoch was printed since the previous check."""
         try:
             with open(self.path, "rb") as file:
                 start = max(self.offset, os.fstat(file.fileno()).st_size - NEW)
                 file.seek(start)
-                text = file.read(NEW)
+                chunk = file.read(NEW)
         except OSError:
             return False
-        # What is being written comes whole next time; a progress bar ends with a carriage return.
-        whole = text[: max(text.rfind(b"\n"), text.rfind(b"\r")) + 1]
-        self.offset = start + len(whole)
-        for match in SIZES.finditer(whole):
+        # Read an incomplete line with the next check; a progress bar ends with a carriage return.
+        complete_lines = chunk[: max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1]
+        self.offset = start + len(complete_lines)
+        for match in SIZES.finditer(complete_lines):
             self.size = max([self.size, *(size_told(word) for word in match.groups() if word)])
-        return TRAINS.search(whole) is not None
+        return TRAINS.search(complete_lines) is not None
 
 
 class GroupWatch:
-    """Looks at the ranks of this node until it is known whether they form a group."""
+    """A check of whether this node's ranks form a process group, repeated until the answer is known."""
 
     def __init__(self, env: Mapping[str, str], node: str, event: str) -> None:
-        """Take the name of the event that tells of ranks that train apart."""
+        """Initialize the check; ``event`` is the name of the event for ranks that train apart."""
         self.run, self.attempt = env["DTSLURM_RUN_DIR"], env.get("DTSLURM_ATTEMPT", "0")
         self.node, self.node_rank = node, int(env.get("SLURM_NODEID", "0"))
         self.event = event
@@ -163,9 +164,9 @@ class GroupWatch:
         self.with_torch: Set[int] = set()
 
     def look(self, now: float) -> Optional[Record]:
-        """Return an event to record, None where there is nothing new to tell.
+        """Return an event to record, None if there is nothing new.
 
-        Reading what is new in the logs costs little. The processes are looked at only after training went on.
+        Reading the new log text is cheap. The processes are inspected only after training has made progress.
         """
         if self.settled or not (self.ranks or self.begin()):
             return None
@@ -173,41 +174,41 @@ class GroupWatch:
         self.progress = self.progress or any(progress)
         sizes = [log.size for log in self.logs[: len(self.ranks)]]
         if not self.told and all(0 < size < self.world for size in sizes):
-            self.settled = True  # connections may be those of a group that is not used
+            self.settled = True  # inspecting connections is pointless: they may belong to an unused group
             count = max(sizes)
-            group = "1 process" if count == 1 else "%d processes" % count
-            return self.tell("the logs of {} tell of a group of %s" % group)
+            group_text = "1 process" if count == 1 else "%d processes" % count
+            return self.tell("the logs of {} tell of a group of %s" % group_text)
         if not self.progress or now < self.not_before:
             return None
         self.progress, self.not_before, self.pause = False, now + self.pause, min(2 * self.pause, LATE_S)
         return self.look_at_processes()
 
     def look_at_processes(self) -> Optional[Record]:
-        """Return an event to record after training has gone on, None where there is nothing to tell."""
-        near, outside = self.links()
-        if outside or (near and self.world == len(self.ranks)):
+        """Inspect the connections after training has made progress; return an event to record, or None."""
+        between_ranks, outside = self.links()
+        if outside or (between_ranks and self.world == len(self.ranks)):
             self.settled = True
             if not self.told:
                 return None
             return self.record("distributed", "network connections lead from {} to other ranks now")
-        if self.told or near is None:
+        if self.told or between_ranks is None:
             return None
-        before, self.seen_apart = self.seen_apart, True
-        if not before:
+        was_apart, self.seen_apart = self.seen_apart, True
+        if not was_apart:
             return None
-        others = "a rank of another node" if near else "another rank"
-        return self.tell("training goes on, and no network connection leads from {} to %s" % others)
+        missing_peer = "a rank of another node" if between_ranks else "another rank"
+        return self.tell("training goes on, and no network connection leads from {} to %s" % missing_peer)
 
     def begin(self) -> bool:
-        """Find out which ranks are this node's, if it is the one that decides."""
+        """Determine this node's ranks; return whether this node runs the check."""
         manifest = json_object(os.path.join(self.run, "logs", self.attempt, "manifest.json"))
-        world, each = manifest.get("world_size"), manifest.get("ranks_per_node")
-        if not isinstance(world, int) or not isinstance(each, int) or each < 1:
+        world_size, ranks_per_node = manifest.get("world_size"), manifest.get("ranks_per_node")
+        if not isinstance(world_size, int) or not isinstance(ranks_per_node, int) or ranks_per_node < 1:
             return False
-        nodes = world // each
-        self.settled = world < 2 or self.node_rank != min(1, nodes - 1)
-        self.world = world
-        self.ranks = list(range(self.node_rank * each, (self.node_rank + 1) * each))
+        node_count = world_size // ranks_per_node
+        self.settled = world_size < 2 or self.node_rank != min(1, node_count - 1)
+        self.world = world_size
+        self.ranks = list(range(self.node_rank * ranks_per_node, (self.node_rank + 1) * ranks_per_node))
         folder = os.path.join(self.run, "logs", self.attempt)
         names = ["rank-%d.log" % rank for rank in dict.fromkeys([*self.ranks, 0])]
         paths = [os.path.join(folder, name) for name in names]
@@ -216,9 +217,9 @@ class GroupWatch:
         return not self.settled
 
     def links(self) -> Tuple[Optional[int], Optional[int]]:
-        """Return how many connections lead from this node's ranks to each other, and elsewhere.
+        """Return how many connections this node's ranks have among each other, and to elsewhere.
 
-        None where that is not known: a rank is not there or may not be looked at, or has not loaded torch.
+        Both are None if unknown: a rank is missing, may not be inspected, or has not loaded torch.
         """
         parents = {pid: int(fields[1]) for pid, fields in processes() if fields[0] not in "ZX"}
         by_rank = {}
@@ -236,33 +237,33 @@ class GroupWatch:
         return split_links(by_rank)
 
     def process_of(self, rank: int) -> Optional[int]:
-        """Return the process of a rank that runs on this node, None where there is none."""
+        """Return the pid of a rank that runs on this node, None if there is none."""
         record = json_object(os.path.join(self.run, "ranks", self.attempt, "%d.json" % rank))
         pid = record.get("pid")
         if record.get("host") != self.node or record.get("ended") is not None or not isinstance(pid, int):
             return None
-        words = file_text(os.path.join(PROC, str(pid), "environ"), ENVIRONMENT).split("\0")
-        mine = ("DTSLURM_RUN_DIR=" + self.run, "RANK=%d" % rank)
-        return pid if all(word in words for word in mine) else None
+        variables = file_text(os.path.join(PROC, str(pid), "environ"), ENVIRONMENT).split("\0")
+        expected = ("DTSLURM_RUN_DIR=" + self.run, "RANK=%d" % rank)
+        return pid if all(variable in variables for variable in expected) else None
 
     def has_torch(self, pid: int, helpers: Set[int]) -> bool:
-        """Tell whether one of a rank's processes has torch loaded."""
+        """Return whether one of a rank's processes has loaded torch."""
         if pid not in self.with_torch:
-            maps = (os.path.join(PROC, str(one), "maps") for one in (pid, *helpers))
-            if any("/libtorch" in file_text(path, MAPS) for path in maps if os.path.exists(path)):
+            maps_paths = (os.path.join(PROC, str(process_id), "maps") for process_id in (pid, *helpers))
+            if any("/libtorch" in file_text(path, MAPS) for path in maps_paths if os.path.exists(path)):
                 self.with_torch.add(pid)
         return pid in self.with_torch
 
     def tell(self, evidence: str) -> Record:
-        """Return the event that says that the ranks train apart."""
+        """Return the event that reports that the ranks train apart."""
         self.told = True
         return self.record(self.event, evidence)
 
     def record(self, event: str, evidence: str) -> Record:
-        """Return an event on this node's ranks."""
-        first, last = self.ranks[0], self.ranks[-1]
-        ranks = str(first) if first == last else "%d-%d" % (first, last)
-        words = "rank%s %s on %s" % ("" if first == last else "s", ranks, self.node)
+        """Return an event about this node's ranks."""
+        first_rank, last_rank = self.ranks[0], self.ranks[-1]
+        ranks = str(first_rank) if first_rank == last_rank else "%d-%d" % (first_rank, last_rank)
+        subject = "rank%s %s on %s" % ("" if first_rank == last_rank else "s", ranks, self.node)
         return {
             "time": int(time.time()),
             "event": event,
@@ -270,15 +271,15 @@ class GroupWatch:
             "node": self.node,
             "ranks": ranks,
             "world_size": self.world,
-            "evidence": evidence.format(words),
+            "evidence": evidence.format(subject),
         }
 
 
 def descendants(pid: int, parents: Mapping[int, int]) -> Set[int]:
-    """Return the processes that a process has started, and those that they have started."""
-    found: Set[int] = set()
+    """Return the direct and indirect child processes of a process."""
+    descendant_pids: Set[int] = set()
     newest = {pid}
     while newest:
-        newest = {child for child, parent in parents.items() if parent in newest} - found
-        found |= newest
-    return found
+        newest = {child for child, parent in parents.items() if parent in newest} - descendant_pids
+        descendant_pids |= newest
+    return descendant_pids

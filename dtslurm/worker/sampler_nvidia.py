@@ -1,4 +1,4 @@
-"""Looks at a job's NVIDIA GPUs, by the driver's library or by its program: part of ``sampler.py``."""
+"""Read a job's NVIDIA GPUs with the driver's NVML library or with nvidia-smi: part of ``sampler.py``."""
 
 import ctypes
 import os
@@ -20,9 +20,9 @@ except ImportError:  # beside this file, in a run directory
     )
 
 MIB = 1 << 20
-EVERY_S = 5  # between the rows of a program that runs on
-MOST_XIDS = 32  # of a GPU that are told, the last ones: a failing one may report thousands
-# NVML's nvmlClocksEventReason* bits; those that only say that nothing is asked of the GPU are left out.
+EVERY_S = 5  # seconds between the rows of the looping nvidia-smi
+MOST_XIDS = 32  # the latest Xids kept per GPU: a failing GPU may report thousands
+# NVML's nvmlClocksEventReason* bits, without those that only mean that the GPU is idle.
 THROTTLE = (
     (0x4, "power"), (0x8, "hardware"), (0x10, "sync-boost"), (0x20, "thermal"), (0x40, "hardware-thermal"),
     (0x80, "power-brake"),
@@ -65,7 +65,7 @@ class GpmMetric(ctypes.Structure):
 
 
 class GpmQuery(ctypes.Structure):
-    """nvmlGpmMetricsGet_t, with room for more metrics than any driver knows."""
+    """nvmlGpmMetricsGet_t, with space for more metrics than any driver has."""
 
     _fields_ = [
         ("version", ctypes.c_uint),
@@ -97,12 +97,12 @@ class Nvml:
         self.query = GpmQuery() if self.gpus else None
 
     def call(self, name: str, *words: Any) -> bool:
-        """Call a function of the library; tell whether it is there and did what was asked."""
+        """Call a function of the library; return whether the function exists and succeeded."""
         function = getattr(self.library, name, None)
         return function is not None and function(*words) == self.SUCCESS
 
     def found(self) -> List[Record]:
-        """Return all GPUs that can be seen."""
+        """Return all visible GPUs."""
         count = ctypes.c_uint()
         if not self.call("nvmlDeviceGetCount_v2", ctypes.byref(count)):
             return []
@@ -118,7 +118,7 @@ class Nvml:
         return gpus
 
     def listen(self) -> Optional[ctypes.c_void_p]:
-        """Ask to be told of the driver's error reports, which are called Xid."""
+        """Subscribe to the driver's error reports, called Xid; return the event set, None if unsupported."""
         events = ctypes.c_void_p()
         if not self.gpus or not self.call("nvmlEventSetCreate", ctypes.byref(events)):
             return None
@@ -127,12 +127,12 @@ class Nvml:
         return events
 
     def text(self, name: str, handle: ctypes.c_void_p) -> str:
-        """Return a text about a GPU, empty where there is none."""
+        """Return a text property of a GPU, empty if unavailable."""
         buffer = ctypes.create_string_buffer(96)
         return buffer.value.decode("utf-8", "replace") if self.call(name, handle, buffer, 96) else ""
 
     def number(self, name: str, handle: ctypes.c_void_p, *words: int, wide: bool = False) -> Optional[int]:
-        """Return a number about a GPU; what one does not support is not asked again."""
+        """Return a numeric property of a GPU or None; an unsupported property is not queried again."""
         key = (name, handle.value, words)
         function = getattr(self.library, name, None)
         if function is None or key in self.refused:
@@ -144,34 +144,34 @@ class Nvml:
         return value.value if code == self.SUCCESS else None
 
     def sample(self) -> List[Record]:
-        """Return what is known of each GPU now."""
-        data = Event()
+        """Return the current values of each GPU."""
+        event = Event()
         while self.events is not None and self.call(
-            "nvmlEventSetWait_v2", self.events, ctypes.byref(data), ctypes.c_uint(0)
+            "nvmlEventSetWait_v2", self.events, ctypes.byref(event), ctypes.c_uint(0)
         ):
-            seen = self.xids.setdefault(data.device or 0, [])
-            seen.append(data.data)
-            del seen[:-MOST_XIDS]
+            gpu_xids = self.xids.setdefault(event.device or 0, [])
+            gpu_xids.append(event.data)
+            del gpu_xids[:-MOST_XIDS]
         return [known(self.one(gpu)) for gpu in self.gpus]
 
     def one(self, gpu: Record) -> Record:
-        """Return what is known of one GPU now."""
+        """Return the current values of one GPU; unknown values are None."""
         handle = gpu["handle"]
-        used, memory = Utilization(), NvmlMemory()
-        busy = self.call("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(used))
-        told = self.call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+        utilization, memory = Utilization(), NvmlMemory()
+        has_utilization = self.call("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(utilization))
+        has_memory = self.call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
         power = self.number("nvmlDeviceGetPowerUsage", handle)
         reasons = self.number("nvmlDeviceGetCurrentClocksEventReasons", handle, wide=True)
-        if reasons is None:  # its name before driver 535
+        if reasons is None:  # the function's name before driver 535
             reasons = self.number("nvmlDeviceGetCurrentClocksThrottleReasons", handle, wide=True)
         return {
             "index": gpu["index"],
             "uuid": gpu["uuid"],
             "name": gpu.get("name"),
-            "util": used.gpu if busy else None,
+            "util": utilization.gpu if has_utilization else None,
             "sm_activity": self.sm_activity(handle),
-            "memory_used": memory.used if told else None,
-            "memory_total": memory.total if told else None,
+            "memory_used": memory.used if has_memory else None,
+            "memory_total": memory.total if has_memory else None,
             "power_w": power / 1000.0 if power is not None else None,
             "temperature_c": self.number("nvmlDeviceGetTemperature", handle, 0),
             "sm_mhz": self.number("nvmlDeviceGetClockInfo", handle, 1),
@@ -182,7 +182,7 @@ class Nvml:
         }
 
     def sm_activity(self, handle: ctypes.c_void_p) -> Optional[float]:
-        """Return the share of busy multiprocessors since the last look; Hopper and later tell it."""
+        """Return the fraction of busy SMs since the previous sample; only Hopper and later GPUs report it."""
         key = handle.value or 0
         if self.query is None or key in self.refused:
             return None
@@ -194,25 +194,29 @@ class Nvml:
             self.call("nvmlGpmSampleFree", sample)
             self.refused.add(key)
             return None
-        before, self.before[key] = self.before.get(key), sample
-        if before is None:
+        previous, self.before[key] = self.before.get(key), sample
+        if previous is None:
             return None
         query = self.query
-        query.version, query.count, query.first, query.second = 1, 1, before.value, sample.value
+        query.version, query.count, query.first, query.second = 1, 1, previous.value, sample.value
         query.metrics[0].id = 2  # NVML_GPM_METRIC_SM_UTIL, percent
-        done = self.call("nvmlGpmMetricsGet", ctypes.byref(query))
-        self.call("nvmlGpmSampleFree", before)
+        has_metric = self.call("nvmlGpmMetricsGet", ctypes.byref(query))
+        self.call("nvmlGpmSampleFree", previous)
         value = query.metrics[0].value
-        return round(value / 100.0, 3) if done and query.metrics[0].code == 0 and 0 <= value <= 100 else None
+        return (
+            round(value / 100.0, 3)
+            if has_metric and query.metrics[0].code == 0 and 0 <= value <= 100
+            else None
+        )
 
 
 def throttles(reasons: Optional[int]) -> Optional[List[str]]:
-    """Return the words for NVML's bits, None where nothing is known."""
+    """Return the names of NVML's throttle bits, None if the bits are unknown."""
     return None if reasons is None else [word for bit, word in THROTTLE if reasons & bit]
 
 
 class NvidiaSmi:
-    """One nvidia-smi that prints a table every few seconds, where the library cannot be loaded."""
+    """A looping nvidia-smi process that prints a table every few seconds, used if NVML cannot be loaded."""
 
     FIELDS = (
         "index", "uuid", "name", "utilization.gpu", "memory.used", "memory.total", "power.draw",
@@ -222,9 +226,9 @@ class NvidiaSmi:
 
     def __init__(self, env: Mapping[str, str], asked: int) -> None:
         self.env, self.asked = env, asked
-        words = ["nvidia-smi", "--query-gpu=" + ",".join(self.FIELDS), "--format=csv,noheader,nounits"]
+        command = ["nvidia-smi", "--query-gpu=" + ",".join(self.FIELDS), "--format=csv,noheader,nounits"]
         self.process = subprocess.Popen(
-            [*words, "--loop=%d" % EVERY_S],
+            [*command, "--loop=%d" % EVERY_S],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -235,25 +239,25 @@ class NvidiaSmi:
     def sample(self) -> List[Record]:
         """Return the newest row of each GPU."""
         while self.output is not None and select.select([self.output], [], [], 0)[0]:
-            data = os.read(self.output.fileno(), 65536)
-            if not data:
+            chunk = os.read(self.output.fileno(), 65536)
+            if not chunk:
                 break
-            *lines, self.rest = (self.rest + data).split(b"\n")
+            *lines, self.rest = (self.rest + chunk).split(b"\n")
             for line in lines:
                 gpu = self.row(line.decode("utf-8", "replace"))
                 if gpu is not None:
                     self.seen[gpu["index"]] = (time.monotonic(), gpu)
-        fresh = [gpu for at, gpu in self.seen.values() if time.monotonic() - at < 30]
+        fresh = [gpu for read_at, gpu in self.seen.values() if time.monotonic() - read_at < 30]
         return chosen(sorted(fresh, key=lambda gpu: int(gpu["index"])), self.env, self.asked)
 
     @classmethod
     def row(cls, line: str) -> Optional[Record]:
-        """Return one GPU's values, None for a line that is none."""
+        """Parse one GPU's row, None for any other line."""
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) != len(cls.FIELDS) or not cells[0].isdigit():
             return None
         values = dict(zip(cls.FIELDS, cells))  # noqa: B905 - strict is new in Python 3.10
-        used, total = decimal(values["memory.used"]), decimal(values["memory.total"])
+        used_mib, total_mib = decimal(values["memory.used"]), decimal(values["memory.total"])
         reasons = values["clocks_throttle_reasons.active"]
         corrected, uncorrected = cells[-2:]
         return known(
@@ -262,8 +266,8 @@ class NvidiaSmi:
                 "uuid": values["uuid"],
                 "name": values["name"],
                 "util": decimal(values["utilization.gpu"]),
-                "memory_used": int(used * MIB) if used is not None else None,
-                "memory_total": int(total * MIB) if total is not None else None,
+                "memory_used": int(used_mib * MIB) if used_mib is not None else None,
+                "memory_total": int(total_mib * MIB) if total_mib is not None else None,
                 "power_w": decimal(values["power.draw"]),
                 "temperature_c": decimal(values["temperature.gpu"]),
                 "sm_mhz": decimal(values["clocks.sm"]),

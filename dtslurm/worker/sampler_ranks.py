@@ -1,17 +1,18 @@
-"""What the ranks of one node do, and when each kind of work was last seen: part of ``sampler.py``.
+"""Record the activity of one node's ranks, and when each kind of work was last seen: part of ``sampler.py``.
 
-The newest look is in ``metrics/<attempt>/activity-<node_rank>.json``, one object with
+The newest record is in ``metrics/<attempt>/activity-<node_rank>.json``, one object with
 
-- ``time``: seconds since the epoch on this node, as all times here;
-- ``ranks``: the ranks that run here, ``seen``: those that ever ran here, ``world_size``: as they know it;
+- ``time``: seconds since the epoch on this node, as are all times here;
+- ``ranks``: the ranks running here, ``seen``: all ranks that ever ran here, ``world_size``: as in their
+  environment;
 - ``output``: when a rank's log, or ``train.jsonl``, last grew;
-- ``cpu``: when a rank last used a CPU itself, ``children``: when processes that it started did;
+- ``cpu``: when a rank's own process last used a CPU, ``children``: when its child processes did;
 - ``io``: when ranks or their children last read or wrote much, ``gpu``: when a GPU last computed;
-- ``learned``: whether training has begun, ``longest``: seconds of its longest pause in output since;
+- ``learned``: whether training has begun, ``longest``: the longest pause in output since then, in seconds;
 - ``waits``: by rank, what it waits for: ``["child", NAME]``, ``["stopped", ""]``, ``["blocked", ""]``.
 
-While work is seen the file is replaced once a minute only. The thresholds are those of the supervisor's
-``quiet.py``: both must call the same silence a hang.
+While the ranks work, the file is replaced only once a minute. The thresholds equal those of the supervisor's
+``hangs/detector.py``: both must classify the same silence as a hang.
 """
 
 import contextlib
@@ -25,28 +26,29 @@ try:
 except ImportError:  # beside this file, in a run directory
     from sampler_values import Record, contents, processes  # type: ignore[import-not-found,no-redef]
 
-STEPS, PAUSES = 3, 10  # training has begun when steps were told so often, or something was written so often
-BUSY = 0.1  # of a CPU
-BYTES_PER_S = 1e5  # read and written by a rank and its children: it loads or saves
-GPU_BUSY = 5.0  # % of the time
-POWER = 0.5  # of what a GPU drew at most: one that waits in a collective is busy and draws little
+STEPS, PAUSES = 3, 10  # training has begun after this many recorded steps, or after this many outputs
+BUSY = 0.1  # CPUs
+BYTES_PER_S = 1e5  # a rank and its children that move this much are loading or saving
+GPU_BUSY = 5.0  # percent
+# Fraction of the GPU's maximum power so far: a GPU waiting in a collective is "busy" at low power
+POWER = 0.5
 QUIET_S, SELDOM_S = 45.0, 60.0
 KINDS = ("output", "cpu", "children", "io", "gpu")
 TICK = float(os.sysconf("SC_CLK_TCK"))
-RAY = "RAY_USAGE_STATS_ENABLED"  # the script of launcher ray sets it
+RAY = "RAY_USAGE_STATS_ENABLED"  # set by the job script of launcher ray
 NOT_IN_A_NAME = re.compile(r"[^\w.+-]")
 
-Process = Tuple[int, str]  # a number may come again: with another start time
+Process = Tuple[int, str]  # pid and start time: a pid may be reused
 
 
 class Family(NamedTuple):
-    """A rank's process and all that it started: what each has used so far.
+    """The resources that a rank's process and its descendants have used so far.
 
     Attributes:
         own: CPU seconds of the rank's process itself.
-        below: CPU seconds of each process below it, by name and number.
-        reaped: CPU seconds of processes below it that have ended.
-        moved: bytes that each of them has read and written.
+        below: CPU seconds of each descendant, by pid and start time.
+        reaped: CPU seconds of descendants that have exited.
+        moved: bytes read and written, by pid.
     """
 
     own: float
@@ -75,23 +77,23 @@ class Ranks:
         self.written = 0.0
         self.was_quiet = False
 
-    # ---- Looking
+    # ---- Reading the processes
 
     def look(self, now: float, gpus: List[Record]) -> Record:
-        """Return what the ranks here do; nothing before the first of them has started."""
-        table = dict(processes())
-        alive = self.living(table)
+        """Return the activity record of this node's ranks, empty until the first rank has started."""
+        stat_by_pid = dict(processes())
+        alive = self.living(stat_by_pid)
         if not self.seen:
             return {}
-        below: Dict[int, List[int]] = {}
-        for pid, fields in table.items():
-            below.setdefault(int(fields[1]), []).append(pid)
-        families = {rank: family(main[0], table, below) for rank, main in alive.items()}
+        children: Dict[int, List[int]] = {}
+        for pid, fields in stat_by_pid.items():
+            children.setdefault(int(fields[1]), []).append(pid)
+        families = {rank: family(main[0], stat_by_pid, children) for rank, main in alive.items()}
         if not self.last:
             self.last = dict.fromkeys(KINDS, now)
         waits = self.work(families, now)
         for rank, (pid, _) in alive.items():
-            waits.setdefault(str(rank), waits_for(pid, table[pid][0], below.get(pid, [])))
+            waits.setdefault(str(rank), waits_for(pid, stat_by_pid[pid][0], children.get(pid, [])))
         self.output(now)
         if self.gpus_work(gpus):
             self.last["gpu"] = now
@@ -106,22 +108,22 @@ class Ranks:
             world_size=self.world_size,
             learned=self.learned(),
             longest=round(self.longest, 1),
-            waits={rank: list(what) for rank, what in waits.items() if what[0]},
+            waits={rank: list(reason) for rank, reason in waits.items() if reason[0]},
         )
 
     def living(self, table: Dict[int, List[str]]) -> Dict[int, Process]:
         """Return the process of each rank that runs here."""
-        keys = {(pid, fields[19]) for pid, fields in table.items()}
-        self.members = {key: rank for key, rank in self.members.items() if key in keys}
-        for key in keys:
-            if key not in self.members:
-                self.members[key] = self.rank_of(key[0])
-        # A rank that is alone need not know its number; agents that start others have none either.
+        processes_now = {(pid, fields[19]) for pid, fields in table.items()}
+        self.members = {process: rank for process, rank in self.members.items() if process in processes_now}
+        for process in processes_now:
+            if process not in self.members:
+                self.members[process] = self.rank_of(process[0])
+        # A single rank may have no RANK variable; the agents that start ranks have none either.
         ranks = {int(rank) for rank in self.members.values() if rank}
         if not ranks and "" in self.members.values():
             ranks = {0}
         for rank in ranks:
-            if self.mains.get(rank) not in keys:
+            if self.mains.get(rank) not in processes_now:
                 self.mains.pop(rank, None)
                 text = contents(os.path.join(self.run_dir, "ranks", self.attempt, "%d.json" % rank))
                 with contextlib.suppress(ValueError, AttributeError, TypeError):
@@ -130,60 +132,65 @@ class Ranks:
                     if pid in table and record.get("host") == self.node and record.get("ended") is None:
                         self.mains[rank] = pid, table[pid][19]
                         self.seen.add(rank)
-        return {rank: main for rank, main in self.mains.items() if main in keys and rank in ranks}
+        return {rank: main for rank, main in self.mains.items() if main in processes_now and rank in ranks}
 
     def rank_of(self, pid: int) -> Optional[str]:
-        """Return the rank in a process's environment, "" if it has none, None for one of another attempt."""
+        """Return the RANK of a process, "" if it has none, None if it does not belong to this attempt."""
         try:
             with open("/proc/%d/environ" % pid, "rb") as file:
-                words = file.read().decode("utf-8", "replace").split("\0")
+                variables = file.read().decode("utf-8", "replace").split("\0")
         except OSError:
             return None
-        env = dict(word.partition("=")[::2] for word in words)
-        same = env.get("DTSLURM_RUN_DIR") == self.run_dir and env.get("DTSLURM_ATTEMPT") == self.attempt
-        if not same or env.get("SLURM_NODEID", "0") != self.node_id:
+        env = dict(variable.partition("=")[::2] for variable in variables)
+        same_attempt = (
+            env.get("DTSLURM_RUN_DIR") == self.run_dir and env.get("DTSLURM_ATTEMPT") == self.attempt
+        )
+        if not same_attempt or env.get("SLURM_NODEID", "0") != self.node_id:
             return None
         if env.get("WORLD_SIZE", "").isdigit():
             self.world_size = int(env["WORLD_SIZE"])
         rank = env.get("RANK", "")
-        if not rank and RAY in env:  # its workers are not below its driver: what they do would not be seen
+        # Ray's workers are not descendants of its driver, so their work would be invisible
+        if not rank and RAY in env:
             return None
         return rank if rank.isdigit() else ""
 
-    # ---- Work
+    # ---- Detecting work
 
     def work(self, families: Dict[int, Family], now: float) -> Dict[str, Tuple[str, str]]:
-        """Note the work since the last look; return the children that ranks wait for."""
-        then, before = self.before
-        passed = max(now - then, 1e-3)
+        """Record the work since the previous look; return the child processes that ranks wait for."""
+        previous_time, previous_families = self.before
+        elapsed = max(now - previous_time, 1e-3)
         waits = {}
         for rank, family_now in families.items():
-            known = before.get(rank)
-            if known is None or family_now.own < known.own:  # it has just started
+            previous = previous_families.get(rank)
+            if previous is None or family_now.own < previous.own:  # the rank has just started
                 self.last.update(dict.fromkeys(KINDS, now))
                 continue
-            if family_now.own - known.own >= BUSY * passed:
+            if family_now.own - previous.own >= BUSY * elapsed:
                 self.last["cpu"] = now
-            used = {
-                process: seconds - known.below.get(process, 0.0)
+            used_seconds = {
+                process: seconds - previous.below.get(process, 0.0)
                 for process, seconds in family_now.below.items()
             }
-            in_all = family_now.reaped - known.reaped + sum(family_now.below.values())
-            if in_all - sum(known.below.values()) >= BUSY * passed:
+            descendant_seconds = family_now.reaped - previous.reaped + sum(family_now.below.values())
+            if descendant_seconds - sum(previous.below.values()) >= BUSY * elapsed:
                 self.last["children"] = now
-                busiest = max(used, key=lambda process: (used[process], process), default=(0, ""))
+                busiest = max(
+                    used_seconds, key=lambda process: (used_seconds[process], process), default=(0, "")
+                )
                 waits[str(rank)] = ("child", name_of(busiest[0]))
-            moved = [count - known.moved.get(pid, 0.0) for pid, count in family_now.moved.items()]
-            if sum(count for count in moved if count > 0) >= BYTES_PER_S * passed:
+            new_bytes = [count - previous.moved.get(pid, 0.0) for pid, count in family_now.moved.items()]
+            if sum(count for count in new_bytes if count > 0) >= BYTES_PER_S * elapsed:
                 self.last["io"] = now
         return waits
 
     def output(self, now: float) -> None:
-        """Note whether a log or the metrics grew, and how long the pause was before."""
+        """Record whether a log or the metrics file grew, and the length of the preceding pause."""
         sizes = {}
         names = ["logs/%s/rank-%d.log" % (self.attempt, rank) for rank in sorted(self.seen)]
-        train = "metrics/%s/train.jsonl" % self.attempt
-        for name in [*names, *([train] if 0 in self.seen else [])]:
+        metrics_file = "metrics/%s/train.jsonl" % self.attempt
+        for name in [*names, *([metrics_file] if 0 in self.seen else [])]:
             with contextlib.suppress(OSError):
                 sizes[name] = os.stat(os.path.join(self.run_dir, name)).st_size
         if sizes == self.sizes:
@@ -192,30 +199,30 @@ class Ranks:
             if self.learned():
                 self.longest = max(self.longest, self.before[0] - self.last["output"])
             self.outputs += 1
-            self.steps += sizes.get(train, 0) > self.sizes.get(train, 0)
+            self.steps += sizes.get(metrics_file, 0) > self.sizes.get(metrics_file, 0)
         self.sizes = sizes
         self.last["output"] = now
 
     def learned(self) -> bool:
-        """Tell whether training has begun, so that its pauses tell how long one may be."""
+        """Return whether training has begun, so that its pauses show how long a normal pause is."""
         return self.steps >= STEPS or self.outputs >= PAUSES
 
     def gpus_work(self, gpus: List[Record]) -> bool:
-        """Tell whether a GPU computes: the power that it drew before tells it from one that only waits."""
-        works = False
+        """Return whether a GPU computes; a GPU that only waits draws much less than its maximum power."""
+        is_computing = False
         for gpu in gpus:
-            key, draws = gpu.get("index"), gpu.get("power_w")
-            most = self.drew.get(key)
+            key, power = gpu.get("index"), gpu.get("power_w")
+            max_power = self.drew.get(key)
             if gpu.get("util", 0.0) >= GPU_BUSY:
-                works = works or draws is None or not most or draws >= POWER * most
-            if draws is not None:
-                self.drew[key] = max(most or 0.0, draws)
-        return works
+                is_computing = is_computing or power is None or not max_power or power >= POWER * max_power
+            if power is not None:
+                self.drew[key] = max(max_power or 0.0, power)
+        return is_computing
 
-    # ---- Writing
+    # ---- Writing the record
 
     def note(self, now: float, gpus: List[Record]) -> None:
-        """Look, and write down what was seen where it is news: in a pause each time, else once a minute."""
+        """Look, and write the record: at every look during a pause in output, otherwise once a minute."""
         record = self.look(now, gpus)
         if not record:
             return
@@ -226,13 +233,13 @@ class Ranks:
         self.was_quiet = quiet
 
     def end(self, now: float) -> None:
-        """Write down that no rank runs here any more, if none does: nobody looks from now on."""
+        """Write that no rank runs here any more, if this is so: nobody updates the file from now on."""
         record = self.look(now, [])
         if record and not record["ranks"]:
             self.write(dict(record, over=True))
 
     def write(self, record: Record) -> None:
-        """Replace the file."""
+        """Replace the file atomically."""
         temporary = "%s.%d" % (self.path, os.getpid())
         with contextlib.suppress(OSError):
             with open(temporary, "w") as file:
@@ -241,35 +248,35 @@ class Ranks:
 
 
 def family(main: int, table: Dict[int, List[str]], below: Dict[int, List[int]]) -> Family:
-    """Return what a process and all those below it have used."""
-    found: Dict[Tuple[int, str], float] = {}
+    """Return the resources that a process and its descendants have used."""
+    below_seconds: Dict[Tuple[int, str], float] = {}
     reaped = (int(table[main][13]) + int(table[main][14])) / TICK
     moved = {main: bytes_of(main)}
-    waiting = list(below.get(main, []))
-    while waiting:
-        pid = waiting.pop()
+    pending = list(below.get(main, []))
+    while pending:
+        pid = pending.pop()
         fields = table[pid]
-        found[pid, fields[19]] = (int(fields[11]) + int(fields[12])) / TICK
+        below_seconds[pid, fields[19]] = (int(fields[11]) + int(fields[12])) / TICK
         reaped += (int(fields[13]) + int(fields[14])) / TICK
         moved[pid] = bytes_of(pid)
-        waiting += below.get(pid, [])
-    own = (int(table[main][11]) + int(table[main][12])) / TICK
-    return Family(own, found, reaped, moved)
+        pending += below.get(pid, [])
+    own_seconds = (int(table[main][11]) + int(table[main][12])) / TICK
+    return Family(own_seconds, below_seconds, reaped, moved)
 
 
 def bytes_of(pid: int) -> float:
-    """Return the bytes that a process has read and written, files and pipes alike; 0 if that is hidden."""
-    found = re.findall(r"^[rw]char: (\d+)$", contents("/proc/%d/io" % pid), re.MULTILINE)
-    return float(sum(map(int, found)))
+    """Return the bytes that a process has read and written, including pipes; 0 if not readable."""
+    counts = re.findall(r"^[rw]char: (\d+)$", contents("/proc/%d/io" % pid), re.MULTILINE)
+    return float(sum(map(int, counts)))
 
 
 def name_of(pid: int) -> str:
-    """Return the name of a process's program, without what would not be one."""
+    """Return the name of a process's program, with unusual characters replaced."""
     return NOT_IN_A_NAME.sub("_", contents("/proc/%d/comm" % pid))[:32]
 
 
 def waits_for(pid: int, state: str, children: List[int]) -> Tuple[str, str]:
-    """Return what the kernel says that a process waits for, where that is not others' or its own work."""
+    """Return what the kernel reports a process as waiting for: stopped, blocked or a child; else ""."""
     if state in "Tt":
         return ("stopped", "")
     if state == "D":

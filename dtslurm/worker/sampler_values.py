@@ -1,4 +1,4 @@
-"""What the parts of ``sampler.py`` share: small readers of files, and which GPUs are a job's."""
+"""Helpers of the ``sampler`` modules: readers of small files, and the selection of the job's GPUs."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ Record = Dict[str, Any]
 
 
 def contents(path: str) -> str:
-    """Return a small file's text, empty where it cannot be read."""
+    """Return the stripped text of a small file, or an empty string if the file cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read(1 << 16).decode("utf-8", "replace").strip()
@@ -20,7 +20,7 @@ def contents(path: str) -> str:
 
 
 def json_object(path: str) -> Record:
-    """Return the JSON object in a small file, empty where there is none."""
+    """Return the JSON object in a small file, or an empty dictionary if there is none."""
     try:
         value = json.loads(contents(path))
     except ValueError:
@@ -29,7 +29,7 @@ def json_object(path: str) -> Record:
 
 
 def processes() -> Iterator[Tuple[int, List[str]]]:
-    """Yield this user's processes, with the fields of their stat file from the state on."""
+    """Yield the pid of each of this user's processes and its ``stat`` fields, starting at the state."""
     user = os.getuid()
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
@@ -42,57 +42,58 @@ def processes() -> Iterator[Tuple[int, List[str]]]:
 
 
 def counter(path: str) -> Optional[int]:
-    """Return the number in a file, None where there is none."""
+    """Return the non-negative integer in a file, or None if there is none."""
     text = contents(path)
     return int(text) if text.isdigit() else None
 
 
 def decimal(text: str) -> Optional[float]:
-    """Return a number, None for ``[N/A]`` and the like."""
+    """Return the number in a text, or None for other text such as ``[N/A]``."""
     return float(text) if re.match(r"^-?\d+(\.\d+)?$", text) else None
 
 
 def known(values: Record) -> Record:
-    """Return a record without what is not known."""
+    """Return a record without the entries that are None."""
     return {key: value for key, value in values.items() if value is not None}
 
 
 def numbers(text: str) -> List[int]:
-    """Return the numbers in a list such as ``0,2-4``."""
-    found: List[int] = []
+    """Return the integers of a list such as ``0,2-4``."""
+    values: List[int] = []
     for part in text.split(","):
         match = re.match(r"^(\d+)(?:-(\d+))?$", part.strip())
         if match:
-            found += range(int(match.group(1)), int(match.group(2) or match.group(1)) + 1)
-    return found
+            values += range(int(match.group(1)), int(match.group(2) or match.group(1)) + 1)
+    return values
 
 
 def chosen(found: List[Record], env: Mapping[str, str], asked: int) -> List[Record]:
-    """Return those of the visible GPUs that are this job's.
+    """Return the GPUs of ``found`` (all visible GPUs) that belong to this job.
 
-    Where Slurm keeps others' devices away, all that can be seen are; else what it says decides. Its numbers
-    are those of the device files; CUDA_VISIBLE_DEVICES may also hold (the first letters of) UUIDs.
+    If Slurm hides the devices of other jobs, these are all visible GPUs; otherwise the Slurm variables
+    decide. Their numbers are those of the device files. CUDA_VISIBLE_DEVICES may also contain UUIDs, or
+    prefixes of UUIDs.
     """
     visible = env.get("CUDA_VISIBLE_DEVICES", "").strip()
-    words = [word.strip() for word in visible.split(",") if word.strip()]
-    if any(word.startswith("MIG-") for word in words):
+    devices = [device.strip() for device in visible.split(",") if device.strip()]
+    if any(device.startswith("MIG-") for device in devices):
         return []
     for name in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
         ids = numbers(env.get(name, ""))
         if ids and len(found) <= len(ids):
             return found
-        mine = [gpu for gpu in found if gpu.get("minor", gpu["index"]) in ids]
-        if ids and len(mine) == len(ids):
-            return mine
-    if words and all(word.isdigit() for word in words):
-        return [gpu for gpu in found if str(gpu["index"]) in words]
-    if any(word.startswith("GPU-") for word in words):
-        return [gpu for gpu in found if any(gpu["uuid"].startswith(word) for word in words)]
-    return found if asked and not words and "CUDA_VISIBLE_DEVICES" not in env else []
+        job_gpus = [gpu for gpu in found if gpu.get("minor", gpu["index"]) in ids]
+        if ids and len(job_gpus) == len(ids):
+            return job_gpus
+    if devices and all(device.isdigit() for device in devices):
+        return [gpu for gpu in found if str(gpu["index"]) in devices]
+    if any(device.startswith("GPU-") for device in devices):
+        return [gpu for gpu in found if any(gpu["uuid"].startswith(device) for device in devices)]
+    return found if asked and not devices and "CUDA_VISIBLE_DEVICES" not in env else []
 
 
 def mig_devices(env: Mapping[str, str]) -> List[Record]:
-    """Return the parts of GPUs that are this job's."""
-    words = [word.strip() for word in env.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    parts = [word for word in words if word.startswith("MIG-")]
-    return [{"index": number, "uuid": word} for number, word in enumerate(parts)]
+    """Return the MIG devices of this job."""
+    devices = [uuid.strip() for uuid in env.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    mig_uuids = [uuid for uuid in devices if uuid.startswith("MIG-")]
+    return [{"index": number, "uuid": uuid} for number, uuid in enumerate(mig_uuids)]

@@ -1,7 +1,8 @@
-"""Starts one trial of a sweep: ``python trial.py [--env=NAME]... -- COMMAND...`` in a job array.
+"""Start one trial of a sweep in a job array: ``python trial.py [--env=NAME]... -- COMMAND...``.
 
-The line of ``trials.jsonl`` beside this file that belongs to this array task (and process, where trials share
-one) has the trial's values; ``${name}`` in the command's words and in the variables named stands for them.
+The trial's values are in the line of ``trials.jsonl``, next to this file, that belongs to this array task
+(and process, if several trials share a task). ``${name}`` in the command's words and in the named variables
+is replaced with a value.
 """
 
 import json
@@ -19,11 +20,12 @@ _PLACES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 
 
 class RunningTrial(NamedTuple):
-    """A trial as it runs here.
+    """The trial that this process runs.
 
     Attributes:
-        folder: the trial's own folder: its array task's, or one in that where trials share a task.
-        first: this process is the trial's rank 0, which speaks for it.
+        folder: the trial's own folder: its array task's folder, or a subfolder if several trials share a
+            task.
+        first: whether this process is the trial's rank 0, which writes the trial's files.
     """
 
     line: Dict[str, Any]
@@ -33,7 +35,7 @@ class RunningTrial(NamedTuple):
     first: bool
 
     def keep(self, name: str, value: Any) -> None:
-        """Write a small JSON file into the trial's folder, whole or not at all."""
+        """Write a small JSON file into the trial's folder, atomically."""
         path = os.path.join(self.folder, name)
         draft = "{}.{}".format(path, os.getpid())
         with open(draft, "w", encoding="utf-8") as file:
@@ -42,25 +44,26 @@ class RunningTrial(NamedTuple):
 
 
 def main(argv: List[str]) -> int:
-    """Run the trial of this process and return its exit code; without early stopping it takes our place."""
-    split = argv.index("--")
-    names, command = [word.split("=", 1)[1] for word in argv[:split]], argv[split + 1 :]
+    """Run this process's trial and return its exit code; without early stopping, exec the command."""
+    separator = argv.index("--")
+    names, command = [word.split("=", 1)[1] for word in argv[:separator]], argv[separator + 1 :]
     with open(os.path.join(HERE, "sweep.json"), encoding="utf-8") as file:
         settings = json.load(file)
     task, shared = int(os.environ["SLURM_ARRAY_TASK_ID"]), settings["per_task"] > 1
-    place = int(os.environ.get("SLURM_PROCID", "0")) if shared else 0
-    line = _line(task * settings["per_task"] + place)
+    index_in_task = int(os.environ.get("SLURM_PROCID", "0")) if shared else 0
+    line = _read_trial_line(task * settings["per_task"] + index_in_task)
     if line is None:
         print("this array task has fewer trials than the others: nothing to do here")
         return 0
-    trial = _trial(line, settings, place, shared)
+    trial = _prepare_trial(line, settings, index_in_task, shared)
     values = dict(line["values"])
     finish = None
-    if settings["optuna"] and not set(settings["optuna"]["random"]) <= set(values):  # or an earlier try has
-        values, finish = _asked(trial, values)
+    # An earlier attempt may have the values already.
+    if settings["optuna"] and not set(settings["optuna"]["random"]) <= set(values):
+        values, finish = _ask_optuna(trial, values)
     if trial.first:
-        _note(trial, values)
-    _set_up(trial, names, values)
+        _write_summary(trial, values)
+    _set_environment(trial, names, values)
     words = [substitute(word, values) for word in command]
     sys.stdout.flush()
     if not settings["asha"] and finish is None:
@@ -72,7 +75,7 @@ def main(argv: List[str]) -> int:
     return int(watch(words, trial, finish))
 
 
-def _line(index: int) -> Optional[Dict[str, Any]]:
+def _read_trial_line(index: int) -> Optional[Dict[str, Any]]:
     with open(os.path.join(HERE, "trials.jsonl"), encoding="utf-8") as file:
         for number, text in enumerate(file):
             if number == index:
@@ -80,7 +83,7 @@ def _line(index: int) -> Optional[Dict[str, Any]]:
     return None
 
 
-def _trial(line: Dict[str, Any], settings: Dict[str, Any], place: int, shared: bool) -> RunningTrial:
+def _prepare_trial(line: Dict[str, Any], settings: Dict[str, Any], place: int, shared: bool) -> RunningTrial:
     folder = os.environ["DTSLURM_RUN_DIR"]
     attempt = os.environ["DTSLURM_ATTEMPT"]
     if shared:
@@ -97,48 +100,48 @@ def _trial(line: Dict[str, Any], settings: Dict[str, Any], place: int, shared: b
 
 
 def _share_gpus(place: int, trials: int, gpus: int) -> None:
-    """Show a trial its share of the task's GPUs: one of them with others, or several of its own."""
+    """Make a trial's share of the task's GPUs visible: one shared GPU, or several exclusive ones."""
     if not gpus:
         return
-    name = next((one for one in _PLACES if os.environ.get(one)), _PLACES[0])
+    name = next((variable for variable in _PLACES if os.environ.get(variable)), _PLACES[0])
     devices = [word for word in os.environ.get(name, "").split(",") if word]
     devices = devices or [str(number) for number in range(gpus)]
     count = max(1, len(devices) // trials)
-    first = place * len(devices) // trials
-    os.environ[name] = ",".join(devices[first : first + count])
+    first_device = place * len(devices) // trials
+    os.environ[name] = ",".join(devices[first_device : first_device + count])
 
 
-def _asked(trial: RunningTrial, values: Dict[str, str]) -> Tuple[Dict[str, str], Any]:
+def _ask_optuna(trial: RunningTrial, values: Dict[str, str]) -> Tuple[Dict[str, str], Any]:
     try:
-        import optuna  # noqa: F401 - to say so where it is not there
+        import optuna  # noqa: F401 - to report a missing installation
     except ImportError as error:
         sys.exit("this sweep's values are chosen by Optuna, and {}: {}".format(sys.executable, error))
     try:
         from .trial_optuna import ask
     except ImportError:
         from trial_optuna import ask  # type: ignore[import-not-found,no-redef]
-    found, finish = ask(trial)  # type: Dict[str, str], Any
-    return dict(values, **found), finish
+    suggested, finish = ask(trial)  # type: Dict[str, str], Any
+    return dict(values, **suggested), finish
 
 
-def _note(trial: RunningTrial, values: Dict[str, str]) -> None:
-    line = {"number": trial.line["number"], "name": trial.line["name"], "values": values}
-    trial.keep("trial.json", line)
+def _write_summary(trial: RunningTrial, values: Dict[str, str]) -> None:
+    summary = {"number": trial.line["number"], "name": trial.line["name"], "values": values}
+    trial.keep("trial.json", summary)
 
 
-def _set_up(trial: RunningTrial, names: List[str], values: Dict[str, str]) -> None:
-    """Set the trial's variables; folders of an earlier try stay its own."""
+def _set_environment(trial: RunningTrial, names: List[str], values: Dict[str, str]) -> None:
+    """Set the trial's environment variables; folders of an earlier attempt are reused."""
     checkpoints = trial.line.get("checkpoints") or os.path.join(trial.folder, "checkpoints")
     os.makedirs(checkpoints, mode=0o700, exist_ok=True)
-    told = {"DTSLURM_TRIAL": str(trial.line["number"]), "DTSLURM_TRIAL_NAME": trial.line["name"]}
+    trial_variables = {"DTSLURM_TRIAL": str(trial.line["number"]), "DTSLURM_TRIAL_NAME": trial.line["name"]}
     for name in names:
         if name in os.environ:
-            os.environ[name] = substitute(os.environ[name], dict(values, **told))
+            os.environ[name] = substitute(os.environ[name], dict(values, **trial_variables))
     os.environ.update(
         DTSLURM_METRICS=trial.metrics,
         DTSLURM_CHECKPOINT_DIR=checkpoints,
         DTSLURM_SWEEP_DIR=trial.settings["sweep"],
-        **told,
+        **trial_variables,
     )
 
 

@@ -1,7 +1,8 @@
-"""Runs a trial and stops it early, by asynchronous successive halving over files of the sweep's folder.
+"""Run a trial and stop it early, by asynchronous successive halving over files in the sweep's folder.
 
-``asha/<rung>/<number>=<value>`` in that folder is what a trial's metric was when it came to a rung; a trial
-that comes to one goes on if it is among the best 1/eta of all that have come there (Li et al., 2020).
+``asha/<rung>/<number>=<value>`` in that folder is a trial's metric when the trial reached a rung. A trial
+that reaches a rung continues if it is among the best 1/eta of all trials that have reached the rung (Li et
+al., 2020).
 """
 
 import contextlib
@@ -15,14 +16,14 @@ import time
 from types import FrameType
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _GRACE_S = 30.0
-_KEYS = 20  # of metrics, that are named where the right one is not among them
+_MAX_LISTED_KEYS = 20  # number of metric keys listed in the warning about a missing metric
 STOPPED = "stopped.json"
 
 
 class Rungs:
-    """The rungs of a sweep: which steps they are at, and who has come to them."""
+    """The rungs of a sweep: the step of each rung, and the trials that have reached it."""
 
     def __init__(self, folder: str, number: int, settings: Dict[str, Any]) -> None:
         self._folder = os.path.join(folder, "asha")
@@ -33,7 +34,7 @@ class Rungs:
         self._next = 0
 
     def stops(self, record: Dict[str, Any]) -> Optional[Dict[str, Any]]:
-        """Take a line of the metrics file; return why the trial is to stop, None where it goes on."""
+        """Process a line of the metrics file; return why the trial must stop, None if it continues."""
         step, value = record.get(self._asha["step"]), record.get(self._metric)
         if (
             not isinstance(step, (int, float))
@@ -43,48 +44,57 @@ class Rungs:
             return None
         while step >= self._asha["min_steps"] * self._asha["eta"] ** self._next:
             rung, self._next = self._next, self._next + 1
-            place, count = self._placed(rung, float(value))
-            if place >= max(1, count // self._asha["eta"]):
-                return {"rung": rung, "step": step, "place": place + 1, "of": count, self._metric: value}
+            better_trials, count = self._record_rank(rung, float(value))
+            if better_trials >= max(1, count // self._asha["eta"]):
+                return {
+                    "rung": rung,
+                    "step": step,
+                    "place": better_trials + 1,
+                    "of": count,
+                    self._metric: value,
+                }
         return None
 
-    def _placed(self, rung: int, value: float) -> Any:
-        """Note our value at a rung; return how many are better, and how many have come there."""
+    def _record_rank(self, rung: int, value: float) -> Any:
+        """Record this trial's value at a rung; return how many trials are better and how many reached it."""
         folder = os.path.join(self._folder, str(rung))
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        mine = self._sign * value
-        mine = mine if math.isfinite(mine) else math.inf  # what is no result is the worst
-        earlier = [text for text in os.listdir(folder) if text.startswith("{}=".format(self._number))]
-        if earlier:  # an earlier try of this trial was here
-            mine = float(earlier[0].split("=", 1)[1])
+        own_score = self._sign * value
+        # A value that is not finite ranks last.
+        own_score = own_score if math.isfinite(own_score) else math.inf
+        earlier_marks = [
+            file_name for file_name in os.listdir(folder) if file_name.startswith("{}=".format(self._number))
+        ]
+        if earlier_marks:  # an earlier attempt of this trial has reached the rung
+            own_score = float(earlier_marks[0].split("=", 1)[1])
         else:
-            with open(os.path.join(folder, "{}={!r}".format(self._number, mine)), "w"):
+            with open(os.path.join(folder, "{}={!r}".format(self._number, own_score)), "w"):
                 pass
-        values = [float(text.split("=", 1)[1]) for text in os.listdir(folder)]
-        return sum(other < mine for other in values), len(values)
+        scores = [float(file_name.split("=", 1)[1]) for file_name in os.listdir(folder)]
+        return sum(score < own_score for score in scores), len(scores)
 
 
 def _new_records(path: str, state: Dict[str, int]) -> Iterator[Dict[str, Any]]:
-    """Yield what rank 0 has added to a metrics file since the last call, whole lines only."""
+    """Yield the records of rank 0 appended to a metrics file since the previous call; complete lines only."""
     try:
         with open(path, "rb") as file:
             file.seek(state["offset"])
-            data = file.read()
+            chunk = file.read()
     except OSError:
         return
-    whole = data[: data.rfind(b"\n") + 1]
-    state["offset"] += len(whole)
-    for line in whole.splitlines():
+    complete_lines = chunk[: chunk.rfind(b"\n") + 1]
+    state["offset"] += len(complete_lines)
+    for line in complete_lines.splitlines():
         try:
-            value = json.loads(line.decode("utf-8", "replace"))
+            record = json.loads(line.decode("utf-8", "replace"))
         except ValueError:
             continue
-        if isinstance(value, dict) and value.get("rank") in (None, 0):
-            yield value
+        if isinstance(record, dict) and record.get("rank") in (None, 0):
+            yield record
 
 
 class _Watch:
-    """Looks at what a trial tells of itself, and marks it as stopped where it is to stop."""
+    """A monitor of a trial's metrics, which marks the trial as stopped when it must stop."""
 
     def __init__(self, trial: Any) -> None:
         self._trial = trial
@@ -94,76 +104,76 @@ class _Watch:
         self._state = {"offset": 0}
         self.mark = os.path.join(trial.folder, STOPPED)
         self.last: Optional[float] = None
-        self.keys: Dict[str, None] = {}  # of all lines, in the order in which they were first written
+        self.keys: Dict[str, None] = {}  # keys of all records, in the order of their first appearance
 
     @property
     def stopped(self) -> bool:
-        """Whether the trial is to stop, or was stopped before: any of its ranks may ask."""
+        """Whether the trial must stop or was stopped; any of its ranks may read this."""
         return os.path.exists(self.mark)
 
     def look(self, ended: bool) -> None:
-        """Read what is new; once training has ended it is only noted for other trials to compare with."""
+        """Read new records; once training has ended, they only serve comparisons by other trials."""
         if not self._trial.first:
             return
         for record in _new_records(self._trial.metrics, self._state):
             self.keys.update(dict.fromkeys(record))
             value = record.get(self._metric)
             self.last = float(value) if isinstance(value, (int, float)) else self.last
-            told = self._rungs.stops(record) if self._rungs else None
-            if told and not ended:
-                self._trial.keep(STOPPED, dict(told, time=time.time()))
+            stop_reason = self._rungs.stops(record) if self._rungs else None
+            if stop_reason and not ended:
+                self._trial.keep(STOPPED, dict(stop_reason, time=time.time()))
                 return
 
     def warn(self) -> None:
-        """Say so where trials cannot be compared, since this one never wrote the metric."""
+        """Warn that trials cannot be compared if this one never wrote the metric."""
         if self._trial.first and self.last is None:
             text = (
                 "this trial has written no number as {!r}, by which this sweep compares trials; keys seen: {}"
             )
-            print(text.format(self._metric, ", ".join(list(self.keys)[:_KEYS]) or "none"))
+            print(text.format(self._metric, ", ".join(list(self.keys)[:_MAX_LISTED_KEYS]) or "none"))
             sys.stdout.flush()
 
 
 def watch(words: List[str], trial: Any, finish: Optional[Callable[[Optional[float], bool], None]]) -> int:
-    """Run the training code, end it where the trial is to stop, and return its exit code; 0 if stopped.
+    """Run the training code, end it when the trial must stop, and return its exit code; 0 if stopped.
 
     Args:
-        finish: told the last value of the metric at the end, and whether training went well.
+        finish: called at the end with the last value of the metric, and whether training succeeded.
     """
-    seen = _Watch(trial)
+    monitor = _Watch(trial)
     child: Optional["subprocess.Popen[bytes]"] = None
-    early: List[int] = []  # signals that come before there is a child to pass them on to
+    early_signals: List[int] = []  # signals received before the child exists, forwarded later
 
-    def passed_on(number: int, _: Optional[FrameType]) -> None:
-        early.append(number) if child is None else child.send_signal(number)
+    def forward_signal(number: int, _: Optional[FrameType]) -> None:
+        early_signals.append(number) if child is None else child.send_signal(number)
 
-    signal.signal(signal.SIGTERM, passed_on)
-    for number in (signal.SIGUSR1, signal.SIGUSR2):  # they come to the training code as well
+    signal.signal(signal.SIGTERM, forward_signal)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # the training code receives them, too
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
     child = subprocess.Popen(words)
-    for each in early:
-        child.send_signal(each)
+    for early_signal in early_signals:
+        child.send_signal(early_signal)
     ended = False
-    while not ended and not seen.stopped:
+    while not ended and not monitor.stopped:
         ended = child.poll() is not None
-        seen.look(ended)
+        monitor.look(ended)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(0 if seen.stopped else _LOOK_S)
-    code = _end(child) if seen.stopped else child.wait()
-    if seen.stopped:
-        print("stopped early: others do better at this step; {} tells how they compare".format(seen.mark))
+            child.wait(0 if monitor.stopped else _POLL_S)
+    exit_code = _terminate(child) if monitor.stopped else child.wait()
+    if monitor.stopped:
+        print("stopped early: others do better at this step; {} tells how they compare".format(monitor.mark))
         sys.stdout.flush()
-    elif code == 0:
-        seen.warn()
+    elif exit_code == 0:
+        monitor.warn()
     if finish is not None and trial.first:
-        finish(seen.last, seen.stopped or code == 0)
-    if seen.stopped:
+        finish(monitor.last, monitor.stopped or exit_code == 0)
+    if monitor.stopped:
         return 0
-    return code if code >= 0 else 128 - code
+    return exit_code if exit_code >= 0 else 128 - exit_code
 
 
-def _end(child: "subprocess.Popen[bytes]") -> int:
+def _terminate(child: "subprocess.Popen[bytes]") -> int:
     if child.poll() is None:
         child.terminate()
     try:

@@ -35,7 +35,7 @@ import pathlib, sys, time
 from dtslurm.services.submit import submit as service
 from dtslurm.services.wiring.context import Context
 from dtslurm.services.submit.prepare import prepare
-from dtslurm.services.request import JobRequest
+from dtslurm.services.request.request import JobRequest
 from dtslurm.remote.remote_worker import RemoteWorker
 
 marks = pathlib.Path(sys.argv[1])
@@ -53,7 +53,7 @@ def watched(*args, **options):
     stop_at("intent")
     return deliver(*args, **options)
 
-ask = FarWorker.ask
+ask = RemoteWorker.ask
 
 def slowly(worker, parts, **options):
     def pieces():
@@ -63,7 +63,7 @@ def slowly(worker, parts, **options):
                 stop_at("sending")
     return ask(worker, pieces(), **options)
 
-FarWorker.ask = slowly
+RemoteWorker.ask = slowly
 service.deliver = watched
 context = Context()
 request = JobRequest(script="train.py", cluster="far", time="5", no_check=True)

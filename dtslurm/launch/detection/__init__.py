@@ -1,1 +1,1 @@
-"""Which launcher a training script wants, read from its text; it is never run."""
+"""Detection of the launcher that a training script needs, from the script's source text alone."""

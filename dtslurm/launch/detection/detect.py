@@ -1,13 +1,16 @@
-"""Which launcher suits a training script, told from what it imports and calls; nothing of it is run.
+"""Detection of the launcher that suits a training script, from the script's imports and calls alone.
 
-Reading yields names, each with the place where it is first seen: dotted ones that are imported or used
-(``torch.distributed``), called ones with ``()`` behind, strings with quotes around.
-``_KINDS`` says, best match first, which names make a script one of which kind.
+The script is parsed, never run.
 
-One rank gets ``single``, which sets no variables: scripts that go distributed where RANK is set then train as
-they do without a launcher. It gets a launcher of several ranks where the script fails without RANK and
-MASTER_ADDR: where it reads one of them by ``os.environ[...]`` or initialises a process group under no
-condition, or under conditions that mention none of these variables, or where it takes its rank from Slurm.
+Reading the source yields names, each with the location of its first use: imported or used dotted names
+(``torch.distributed``), called names followed by ``()``, and string constants in quotes.
+``_SCRIPT_KINDS`` maps these names to kinds of scripts; the first match counts.
+
+A job with one rank gets ``single``, which sets no variables: scripts that initialise a process group only if
+RANK is set then train as they do without a launcher. It gets a launcher for several ranks if the script fails
+without RANK and MASTER_ADDR. That is the case if the script reads one of them with ``os.environ[...]`` or
+initialises a process group unconditionally, or under conditions that mention none of these variables, or if
+it takes its rank from Slurm.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ from dtslurm.model.values import dataclass
 
 @dataclass(frozen=True)
 class Detection:
-    """A launcher, the evidence for it, and what will not work with it."""
+    """The detected launcher, the evidence for it, and warnings of what will not work with it."""
 
     launcher: str
     why: str
@@ -44,12 +47,17 @@ class Detection:
 
 
 @dataclass(frozen=True)
-class _Kind:
-    """Scripts of one kind: ``launchers`` that start them, best first.
+class _ScriptKind:
+    """One kind of scripts, and the launchers that start them.
 
-    ``by_itself``: such a script starts its processes itself, or drives all GPUs from one.
-    ``needs_env``: its process group takes RANK and MASTER_ADDR from the environment, for one rank too (see
-    `_needs_variables`). ``unless`` the script has such a name.
+    Attributes:
+        pattern: a regular expression; a script with a name that matches it is of this kind.
+        launchers: the launchers that can start such a script, best first.
+        note: text that follows the evidence in the message to the user.
+        by_itself: whether such a script starts its processes itself, or drives all GPUs from one process.
+        needs_env: whether its process group takes RANK and MASTER_ADDR from the environment, even for one
+            rank (see `_needs_variables`).
+        unless: a regular expression; a script with a name that matches it is not of this kind.
     """
 
     pattern: str
@@ -60,17 +68,17 @@ class _Kind:
     unless: str = r"$."
 
 
-_TOLD = rf"'({RANK_VARIABLES})'"
-_ACCELERATE = r"accelerate\.(\w+\.)*(Accelerator|PartialState)"
-_TRAINER = r"transformers\.(\w+\.)*(Seq2Seq)?(Trainer|TrainingArguments)"
-_OTHERS = (
+_RANK_VARIABLE_STRINGS = rf"'({RANK_VARIABLES})'"
+_ACCELERATE_NAMES = r"accelerate\.(\w+\.)*(Accelerator|PartialState)"
+_TRAINER_NAMES = r"transformers\.(\w+\.)*(Seq2Seq)?(Trainer|TrainingArguments)"
+_FRAMEWORKS = (
     r"(axolotl|colossalai|composer|detectron2|fairseq2?|ignite|litgpt|llamafactory|mmcv|mmdet|mmengine|"
     r"nanotron|nemo|sentence_transformers|torchtune|trl|ultralytics)(\..*)?"
 )
-_INIT = r"(.*\.)?init_(process_group|device_mesh|rpc|distributed\w*|dist\w*)"
-_STARTS = "|".join(
+_INIT_CALLS = r"(.*\.)?init_(process_group|device_mesh|rpc|distributed\w*|dist\w*)"
+_DISTRIBUTED_STARTS = "|".join(
     [
-        *(_INIT, LIGHTNING, _ACCELERATE, _TRAINER, _OTHERS),
+        *(_INIT_CALLS, LIGHTNING, _ACCELERATE_NAMES, _TRAINER_NAMES, _FRAMEWORKS),
         r"(horovod|megatron|torchtitan|mpi4py)(\..*)?",
         r"ray\..+",
         r"deepspeed\.initialize",
@@ -78,41 +86,53 @@ _STARTS = "|".join(
         r"jax\.distributed\.initialize",
     ]
 )
-_SPAWNS = r"torch\.multiprocessing(\.spawn)?\.(spawn|start_processes)|accelerate\.(\w+\.)*notebook_launcher"
-# These give each rank its GPU.
-_PLACES_RANKS = rf"{LIGHTNING}|{_ACCELERATE}|{_TRAINER}|deepspeed\.initialize|\$CUDA_VISIBLE_DEVICES"
-_ONE_PROCESS = r"torch\.nn\.(parallel\.)?DataParallel\(\)|(.*\.)?(?<!Worker)MirroredStrategy\(\)"
-_ONE_TASK_A_RANK = ("srun", "jax", "lightning", "tensorflow")
-_READS_ENV = ", which reads torchrun's variables"
-_KINDS = (
-    _Kind(r"ray\..+", ("ray",), by_itself=True, needs_env=True),
-    _Kind(LIGHTNING, ("lightning", "torchrun", "srun")),
-    _Kind(r"horovod\..+", ("horovod", "mpi", "srun")),
-    _Kind(r"(.*\.)?MultiWorkerMirroredStrategy", ("tensorflow", "srun")),
-    _Kind(r"jax\.distributed\.initialize", ("jax", "srun"), ", which learns its place from Slurm"),
-    _Kind(r"mpi4py\.MPI(\..*)?", ("mpi", "srun"), unless=_TOLD),
-    _Kind(_SPAWNS, ("single",), ", which starts the ranks itself", by_itself=True, unless=_TOLD),
-    _Kind(  # torchrun is one task of Slurm for all its ranks: they would take the same place
+_SPAWN_CALLS = (
+    r"torch\.multiprocessing(\.spawn)?\.(spawn|start_processes)|accelerate\.(\w+\.)*notebook_launcher"
+)
+# A name that matches shows that each rank gets its own GPU.
+_ASSIGNS_GPUS = (
+    rf"{LIGHTNING}|{_ACCELERATE_NAMES}|{_TRAINER_NAMES}|deepspeed\.initialize|\$CUDA_VISIBLE_DEVICES"
+)
+_SINGLE_PROCESS_CALLS = r"torch\.nn\.(parallel\.)?DataParallel\(\)|(.*\.)?(?<!Worker)MirroredStrategy\(\)"
+_TASK_PER_RANK_LAUNCHERS = ("srun", "jax", "lightning", "tensorflow")
+_READS_ENV_NOTE = ", which reads torchrun's variables"
+_SCRIPT_KINDS = (
+    _ScriptKind(r"ray\..+", ("ray",), by_itself=True, needs_env=True),
+    _ScriptKind(LIGHTNING, ("lightning", "torchrun", "srun")),
+    _ScriptKind(r"horovod\..+", ("horovod", "mpi", "srun")),
+    _ScriptKind(r"(.*\.)?MultiWorkerMirroredStrategy", ("tensorflow", "srun")),
+    _ScriptKind(r"jax\.distributed\.initialize", ("jax", "srun"), ", which learns its place from Slurm"),
+    _ScriptKind(r"mpi4py\.MPI(\..*)?", ("mpi", "srun"), unless=_RANK_VARIABLE_STRINGS),
+    _ScriptKind(
+        _SPAWN_CALLS,
+        ("single",),
+        ", which starts the ranks itself",
+        by_itself=True,
+        unless=_RANK_VARIABLE_STRINGS,
+    ),
+    _ScriptKind(  # all ranks of torchrun share one Slurm task, so each would read the same SLURM_PROCID
         r"'SLURM_PROCID'",
-        _ONE_TASK_A_RANK,
+        _TASK_PER_RANK_LAUNCHERS,
         ", a rank's place by Slurm",
         needs_env=True,
-        unless=rf"'RANK'|{_SPAWNS}",
+        unless=rf"'RANK'|{_SPAWN_CALLS}",
     ),
-    _Kind(r"megatron(\..*)?", ("megatron", "torchrun", "srun"), needs_env=True),
-    _Kind(r"torchtitan(\..*)?", ("torchtitan", "torchrun", "srun"), needs_env=True),
-    _Kind(r"deepspeed(\..*)?", ("torchrun", "deepspeed", "srun"), _READS_ENV, needs_env=True),
-    _Kind(_ACCELERATE, ("torchrun", "accelerate", "srun"), _READS_ENV),
-    _Kind(_TRAINER, ("torchrun", "accelerate", "srun"), _READS_ENV),
-    _Kind(rf"torch\.distributed(\..*)?|{_INIT}", ("torchrun", "srun"), needs_env=True),
-    _Kind(_OTHERS, ("torchrun", "srun")),
-    _Kind(_ONE_PROCESS, ("single",), ": one process for all GPUs of a node", by_itself=True),
-    _Kind(r"(jax|flax)(\..*)?", ("jax", "srun"), ": one process for all GPUs of a node", by_itself=True),
-    _Kind(r"tensorflow(\..*)?", ("tensorflow", "srun")),
+    _ScriptKind(r"megatron(\..*)?", ("megatron", "torchrun", "srun"), needs_env=True),
+    _ScriptKind(r"torchtitan(\..*)?", ("torchtitan", "torchrun", "srun"), needs_env=True),
+    _ScriptKind(r"deepspeed(\..*)?", ("torchrun", "deepspeed", "srun"), _READS_ENV_NOTE, needs_env=True),
+    _ScriptKind(_ACCELERATE_NAMES, ("torchrun", "accelerate", "srun"), _READS_ENV_NOTE),
+    _ScriptKind(_TRAINER_NAMES, ("torchrun", "accelerate", "srun"), _READS_ENV_NOTE),
+    _ScriptKind(rf"torch\.distributed(\..*)?|{_INIT_CALLS}", ("torchrun", "srun"), needs_env=True),
+    _ScriptKind(_FRAMEWORKS, ("torchrun", "srun")),
+    _ScriptKind(_SINGLE_PROCESS_CALLS, ("single",), ": one process for all GPUs of a node", by_itself=True),
+    _ScriptKind(
+        r"(jax|flax)(\..*)?", ("jax", "srun"), ": one process for all GPUs of a node", by_itself=True
+    ),
+    _ScriptKind(r"tensorflow(\..*)?", ("tensorflow", "srun")),
 )
-_TRAINS = r"(torch|jax|flax|tensorflow|keras|transformers|sklearn)(\..*)?"
-# Packages that certainly start no process group when a script's own lines do not ask for one.
-_QUIET = re.compile(
+_TRAINING_FRAMEWORKS = r"(torch|jax|flax|tensorflow|keras|transformers|sklearn)(\..*)?"
+# Packages that never start a process group unless the script's own code does.
+_NEVER_DISTRIBUTED = re.compile(
     r"PIL|absl|accelerate|bitsandbytes|click|cv2|datasets|deepspeed|einops|evaluate"
     r"|flash_attn|flax|h5py|huggingface_hub|hydra|jax|jaxlib|joblib|keras|loguru|"
     r"matplotlib|mlflow|numpy|omegaconf|optax|orbax|pandas|peft|psutil|requests|"
@@ -120,12 +140,12 @@ _QUIET = re.compile(
     r"tensorflow|tiktoken|timm|tokenizers|torch|torchaudio|torchmetrics|torchvision|"
     r"tqdm|transformers|triton|typer|wandb|yaml"
 )
-_PLACE = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK")
+_RANK_ENVIRONMENT = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK")
 
 
 @dataclass(frozen=True)
 class _ScriptCase:
-    """A script as read, and the request for it."""
+    """The evidence from a script, and the request for which it needs a launcher."""
 
     seen: ScriptEvidence
     script: str
@@ -140,7 +160,7 @@ class _ScriptCase:
         return self.nodes * self.ranks_per_node
 
 
-def detect(  # noqa: PLR0913 - what a script is judged by, all by name
+def detect(  # noqa: PLR0913 - keyword arguments describe the script and the request
     source: str,
     script: str,
     args: Sequence[str],
@@ -153,41 +173,60 @@ def detect(  # noqa: PLR0913 - what a script is judged by, all by name
     ranks_asked: bool = False,
     launcher: str | None = None,
 ) -> Detection:
-    """Return the launcher for a script, the evidence, and what will not work. Never raises.
+    """Return the launcher for a script, the evidence for it, and warnings. Never raises.
 
     Args:
-        source: the text of ``script``, a Python file, another executable or a configuration file.
-        siblings: other files, by path from the script's folder; those of ``imported_files`` are read.
-        known: the launchers that exist.
-        ranks_asked: ``ranks_per_node`` is the user's word, not just one for each GPU.
-        launcher: the launcher that is used in any case; only the warnings are news then.
+        source: the text of ``script``: a Python file, another executable or a configuration file.
+        siblings: the texts of other files by path relative to the script's folder; `imported_files` lists the
+            paths that are read.
+        known: the names of the existing launchers.
+        ranks_asked: whether the user set ``ranks_per_node``; otherwise it is the default of one rank per GPU.
+        launcher: the launcher that the user chose. It is returned in any case, with warnings if it does not
+            suit the script.
     """
-    size = _by_size(nodes * ranks_per_node, known)
-    alone = nodes == 1 and (ranks_per_node == 1 or not ranks_asked) and "single" in known
+    default = _choose_by_ranks(nodes * ranks_per_node, known)
+    single_is_possible = nodes == 1 and (ranks_per_node == 1 or not ranks_asked) and "single" in known
     siblings = siblings or {}
     name = PurePosixPath(script).name or script
     if name.endswith(CONFIGURATIONS):
-        return _of_configuration(source, name, size, known, launcher)
+        return _detect_for_configuration(source, name, default, known, launcher)
     first_line = source.lstrip("\ufeff").partition("\n")[0]
     if not name.endswith(".py") and not ("python" in first_line and first_line.startswith("#!")):
-        own = own_launcher(source, name)
-        chosen = launcher or ("single" if own and alone else size[0])
-        told = [f"{own}: each rank would start ranks of its own"] if own and chosen != "single" else []
-        return Detection(
-            chosen, f"{own}, itself a launcher" if own else f"{name} is not Python{size[1]}", (*told,)
+        launcher_evidence = own_launcher(source, name)
+        chosen = launcher or ("single" if launcher_evidence and single_is_possible else default[0])
+        warnings = (
+            [f"{launcher_evidence}: each rank would start ranks of its own"]
+            if launcher_evidence and chosen != "single"
+            else []
         )
-    tree, fault = parsed(source)
+        return Detection(
+            chosen,
+            f"{launcher_evidence}, itself a launcher"
+            if launcher_evidence
+            else f"{name} is not Python{default[1]}",
+            (*warnings,),
+        )
+    tree, syntax_error = parsed(source)
     if tree is None:
-        return Detection(launcher or size[0], f"{name} cannot be read as Python ({fault}){size[1]}")
-    seen = _read_all(tree, source, name, siblings)
-    beside = {path.partition("/")[0].removesuffix(".py") for path in siblings}
-    unread = any(top not in beside and not _QUIET.fullmatch(top) for top in seen.imports)
-    case = _ScriptCase(seen, name, args, nodes, ranks_per_node, gpus_per_node, has_unread_imports=unread)
-    if own := own_launcher("", name):
         return Detection(
-            launcher or size[0], f"{own}{size[1]}", (f"{own}: each rank would start ranks of its own",)
+            launcher or default[0], f"{name} cannot be read as Python ({syntax_error}){default[1]}"
         )
-    return _of_script(case, known, alone, launcher)
+    evidence = _collect_evidence(tree, source, name, siblings)
+    sibling_modules = {path.partition("/")[0].removesuffix(".py") for path in siblings}
+    has_unread_imports = any(
+        package not in sibling_modules and not _NEVER_DISTRIBUTED.fullmatch(package)
+        for package in evidence.imports
+    )
+    case = _ScriptCase(
+        evidence, name, args, nodes, ranks_per_node, gpus_per_node, has_unread_imports=has_unread_imports
+    )
+    if launcher_evidence := own_launcher("", name):
+        return Detection(
+            launcher or default[0],
+            f"{launcher_evidence}{default[1]}",
+            (f"{launcher_evidence}: each rank would start ranks of its own",),
+        )
+    return _detect_for_script(case, known, single_is_possible, launcher)
 
 
 def other_sizes(
@@ -199,170 +238,186 @@ def other_sizes(
     ranks_per_node: int,
     siblings: Mapping[str, str],
 ) -> tuple[str, ...]:
-    """Return where a script's Lightning Trainer is told other sizes than the job's. Never raises."""
+    """Return warnings where a script's Lightning Trainer has other sizes than the job. Never raises."""
     tree, _ = parsed(source)
     if tree is None:
         return ()
     name = PurePosixPath(script).name or script
-    seen = _read_all(tree, source, name, siblings)
-    return tuple(_lightning(_ScriptCase(seen, name, args, nodes, ranks_per_node, 0), None, ""))
+    evidence = _collect_evidence(tree, source, name, siblings)
+    return tuple(_find_lightning_sizes(_ScriptCase(evidence, name, args, nodes, ranks_per_node, 0), None, ""))
 
 
 def resumes_from_checkpoints(source: str, script: str, siblings: Mapping[str, str]) -> bool:
-    """Tell whether a script restores its newest checkpoint by ``dtslurm.train``. Never raises."""
+    """Return whether a script restores its newest checkpoint with ``dtslurm.train``. Never raises."""
     if not any("dtslurm" in text for text in (source, *siblings.values())):
         return False
     tree, _ = parsed(source)
     if tree is None:
         return False
-    seen = _read_all(tree, source, script, siblings)
-    return seen.has(r"dtslurm\.train(\..*)?") and seen.has(r"(.*\.)?restore\(\)")
+    evidence = _collect_evidence(tree, source, script, siblings)
+    return evidence.has(r"dtslurm\.train(\..*)?") and evidence.has(r"(.*\.)?restore\(\)")
 
 
-def _read_all(tree: ast.Module, source: str, name: str, siblings: Mapping[str, str]) -> ScriptEvidence:
-    """Return what a script and the files beside it that it imports say."""
-    seen = ScriptEvidence()
-    local = {path.removesuffix(".py") for path in siblings if "/" not in path}
-    read(tree, name, seen, local)
+def _collect_evidence(
+    tree: ast.Module, source: str, name: str, siblings: Mapping[str, str]
+) -> ScriptEvidence:
+    """Return the evidence from a script and from the sibling files that it imports."""
+    evidence = ScriptEvidence()
+    local_modules = {path.removesuffix(".py") for path in siblings if "/" not in path}
+    read(tree, name, evidence, local_modules)
     for path in imported_files(source):
-        other = parsed(siblings[path])[0] if path in siblings else None
-        if other is not None:
-            read(other, path, seen, local)
-    return seen
+        imported_tree = parsed(siblings[path])[0] if path in siblings else None
+        if imported_tree is not None:
+            read(imported_tree, path, evidence, local_modules)
+    return evidence
 
 
-def _by_size(ranks: int, known: Collection[str]) -> tuple[str, str]:
-    """Return the launcher for a number of ranks, and the words that say so."""
-    best = "single" if ranks == 1 else "torchrun"
-    name = best if best in known or not known else min(known)
+def _choose_by_ranks(ranks: int, known: Collection[str]) -> tuple[str, str]:
+    """Return the default launcher for a number of ranks, and a note that explains it."""
+    preferred = "single" if ranks == 1 else "torchrun"
+    name = preferred if preferred in known or not known else min(known)
     return name, f"; {name} for one rank" if ranks == 1 else f"; {name} for {ranks} ranks"
 
 
-def _of_configuration(
+def _detect_for_configuration(
     source: str, name: str, size: tuple[str, str], known: Collection[str], launcher: str | None
 ) -> Detection:
-    kind, best = configuration(source, name)
-    if not best:
+    framework, suited = configuration(source, name)
+    if not suited:
         return Detection(launcher or size[0], f"{name} is a configuration file of an unknown kind{size[1]}")
-    why = f"{name} is a {kind} configuration"
-    if best in known and launcher in {None, best}:
-        return Detection(best, why)
-    hint = f"-l {best} starts it" if best in known else f"there is no launcher {best} here"
+    why = f"{name} is a {framework} configuration"
+    if suited in known and launcher in {None, suited}:
+        return Detection(suited, why)
+    hint = f"-l {suited} starts it" if suited in known else f"there is no launcher {suited} here"
     return Detection(launcher or size[0], why + size[1], (f"{why}, not a script; {hint}",))
 
 
-def _of_script(case: _ScriptCase, known: Collection[str], alone: bool, launcher: str | None) -> Detection:
-    kind, why = _kind(case.seen)
-    told: list[str] = []
+def _detect_for_script(
+    case: _ScriptCase, known: Collection[str], alone: bool, launcher: str | None
+) -> Detection:
+    kind, why = _find_kind(case.seen)
+    warnings: list[str] = []
     if launcher is not None:
         chosen = launcher
-        told += _unsuited(case, kind, why, known, chosen)
+        warnings += _find_launcher_conflicts(case, kind, why, known, chosen)
     elif kind is None:
-        chosen, words = _by_size(case.ranks, known)
-        why = f"{case.script} imports nothing that tells{words}"
+        chosen, default_note = _choose_by_ranks(case.ranks, known)
+        why = f"{case.script} imports nothing that tells{default_note}"
     else:
-        chosen, more = _choice(case, kind, known, alone)
-        told += [f"{why}: {line}" for line in more]
+        chosen, launcher_warnings = _choose_launcher(case, kind, known, alone)
+        warnings += [f"{why}: {line}" for line in launcher_warnings]
         why += kind.note if chosen != "single" or kind.by_itself else ", which needs no launcher for one rank"
     if chosen in {"single", "ray"}:
         case = replace(case, nodes=1, ranks_per_node=1)
-    told += [line for look in _LOOKS for line in look(case, kind, chosen)]
-    return Detection(chosen, why, tuple(dict.fromkeys(told)))
+    warnings += [line for check in _WARNING_CHECKS for line in check(case, kind, chosen)]
+    return Detection(chosen, why, tuple(dict.fromkeys(warnings)))
 
 
-def _kind(seen: ScriptEvidence) -> tuple[_Kind | None, str]:
-    """Return what kind of script this is, and the evidence."""
-    for kind in _KINDS:
-        found = seen.first(kind.pattern)
-        if found and not seen.has(kind.unless):
-            name, verb, place = found
-            return kind, f"{verb} {name.removesuffix('()').removeprefix('?.')} ({place})"
+def _find_kind(seen: ScriptEvidence) -> tuple[_ScriptKind | None, str]:
+    """Return the kind of a script, and the evidence for it."""
+    for kind in _SCRIPT_KINDS:
+        match = seen.first(kind.pattern)
+        if match and not seen.has(kind.unless):
+            name, verb, location = match
+            return kind, f"{verb} {name.removesuffix('()').removeprefix('?.')} ({location})"
     return None, ""
 
 
-def _choice(case: _ScriptCase, kind: _Kind, known: Collection[str], alone: bool) -> tuple[str, list[str]]:
-    """Return the best launcher that exists and can start such a request, and what is lost."""
-    wanted = list(kind.launchers)
+def _choose_launcher(
+    case: _ScriptCase, kind: _ScriptKind, known: Collection[str], alone: bool
+) -> tuple[str, list[str]]:
+    """Return the best available launcher for a request, and warnings of what is lost with it."""
+    candidates = list(kind.launchers)
     if case.ranks == 1 and not _needs_variables(case, kind) and "single" in known:
         return "single", []
-    if kind.by_itself and alone and wanted[0] != "ray":
-        wanted.insert(0, "single")
+    if kind.by_itself and alone and candidates[0] != "ray":
+        candidates.insert(0, "single")
     elif kind.by_itself and alone:
-        wanted.append("single")
-    possible = [name for name in wanted if name in known and (name != "single" or alone)]
-    chosen = possible[0] if possible else _by_size(case.ranks, known)[0]
-    if chosen == wanted[0] or wanted[0] == "single":
+        candidates.append("single")
+    available = [name for name in candidates if name in known and (name != "single" or alone)]
+    chosen = available[0] if available else _choose_by_ranks(case.ranks, known)[0]
+    if chosen == candidates[0] or candidates[0] == "single":
         return chosen, []
-    return chosen, [f"there is no launcher {wanted[0]} here, which suits it best; {chosen} is taken"]
+    return chosen, [f"there is no launcher {candidates[0]} here, which suits it best; {chosen} is taken"]
 
 
-def _needs_variables(case: _ScriptCase, kind: _Kind) -> bool:
-    """Return whether a single rank fails without the variables that launchers of several ranks set."""
-    seen = case.seen
+def _needs_variables(case: _ScriptCase, kind: _ScriptKind) -> bool:
+    """Return whether a single rank fails without the variables that launchers for several ranks set."""
+    evidence = case.seen
     if kind.by_itself:
         return kind.needs_env
-    if any(use.name in _PLACE and is_certain(use, seen.calls) for use in seen.variables):
+    if any(use.name in _RANK_ENVIRONMENT and is_certain(use, evidence.calls) for use in evidence.variables):
         return True
-    if not kind.needs_env or not seen.has(_STARTS) or seen.has(r"'(tcp|file)://.*"):
+    if not kind.needs_env or not evidence.has(_DISTRIBUTED_STARTS) or evidence.has(r"'(tcp|file)://.*"):
         return False
-    starts = [call for call in seen.calls if re.fullmatch(_INIT, call.name)]
-    if any(is_certain(call, seen.calls) for call in starts) or seen.has("'SLURM_PROCID'"):
+    init_calls = [call for call in evidence.calls if re.fullmatch(_INIT_CALLS, call.name)]
+    if any(is_certain(call, evidence.calls) for call in init_calls) or evidence.has("'SLURM_PROCID'"):
         return True
-    return not seen.has(_TOLD) and not seen.has("'LOCAL_RANK'")
+    return not evidence.has(_RANK_VARIABLE_STRINGS) and not evidence.has("'LOCAL_RANK'")
 
 
-def _unsuited(
-    case: _ScriptCase, kind: _Kind | None, why: str, known: Collection[str], launcher: str
+def _find_launcher_conflicts(
+    case: _ScriptCase, kind: _ScriptKind | None, why: str, known: Collection[str], launcher: str
 ) -> list[str]:
-    """Return why the launcher that is used in any case does not start such a script."""
+    """Return why the launcher that the user chose does not suit a script."""
     if kind is None:
         return []
     if launcher == "single":
-        meets = not kind.by_itself and _needs_variables(case, kind)
-        return [f"{why}, but launcher single sets no RANK for it; -l torchrun does"] if meets else []
-    better = [name for name in kind.launchers if name in known]
-    if case.ranks == 1 or launcher in kind.launchers or kind.by_itself or not better:
+        lacks_variables = not kind.by_itself and _needs_variables(case, kind)
+        return (
+            [f"{why}, but launcher single sets no RANK for it; -l torchrun does"] if lacks_variables else []
+        )
+    suited = [name for name in kind.launchers if name in known]
+    if case.ranks == 1 or launcher in kind.launchers or kind.by_itself or not suited:
         return []
-    return [f"{why}, which {launcher} does not serve; use -l {better[0]}"]
+    return [f"{why}, which {launcher} does not serve; use -l {suited[0]}"]
 
 
-def _alone(case: _ScriptCase, kind: _Kind | None, launcher: str) -> list[str]:
-    """Every rank by itself: no process group, or processes of its own."""
+def _find_independent_ranks(case: _ScriptCase, kind: _ScriptKind | None, launcher: str) -> list[str]:
+    """Return a warning if ranks form no process group, or if each rank starts processes of its own."""
     del launcher
     if case.ranks == 1:
         return []
     if kind is not None and kind.by_itself and "jax" not in kind.launchers:
-        _, why = _kind(case.seen)
+        _, why = _find_kind(case.seen)
         hint = (
             f"use -l {kind.launchers[0]}" if kind.launchers != ("single",) or case.nodes == 1 else "start one"
         )
         return [f"{why}: every one of {case.ranks} ranks would do so by itself; {hint}"]
-    if case.seen.has(_STARTS) or case.seen.has(_TOLD) or not case.seen.has(_TRAINS):
+    if (
+        case.seen.has(_DISTRIBUTED_STARTS)
+        or case.seen.has(_RANK_VARIABLE_STRINGS)
+        or not case.seen.has(_TRAINING_FRAMEWORKS)
+    ):
         return []
-    unless = "unless a package that it imports does, " if case.has_unread_imports else ""
-    return [f"{case.script} never initialises a process group: {unless}every rank would train by itself"]
+    exception = "unless a package that it imports does, " if case.has_unread_imports else ""
+    return [f"{case.script} never initialises a process group: {exception}every rank would train by itself"]
 
 
-def _lightning(case: _ScriptCase, kind: _Kind | None, launcher: str) -> list[str]:
-    """A Lightning Trainer's own idea of the job's size."""
+def _find_lightning_sizes(case: _ScriptCase, kind: _ScriptKind | None, launcher: str) -> list[str]:
+    """Return warnings if a Lightning Trainer is given other sizes than the job has."""
     del kind, launcher
     sizes = (("num_nodes", case.nodes, "nodes"), ("devices", case.ranks_per_node, "ranks per node"))
-    told = []
-    for keywords, place in case.seen.trainers:
-        for key, right, unit in sizes:
-            given = _count(keywords.get(key, 1 if key == "num_nodes" and "**" not in keywords else None))
-            if given not in {None, right}:
-                said = f"{key}={keywords[key]!r}" if key in keywords else f"no {key}, which means 1"
-                told.append(f"{place}: Lightning is given {said}, but the job has {right} {unit}")
-    for key, right, unit in sizes if case.seen.has(LIGHTNING) else ():
-        given = _count(_argument(case.args, rf"--(trainer\.)?{key}"))
-        if given not in {None, right}:
-            told.append(f"argument {key} says {given}, but the job has {right} {unit}")
-    return told
+    warnings = []
+    for keywords, location in case.seen.trainers:
+        for key, expected, unit in sizes:
+            configured = _parse_count(
+                keywords.get(key, 1 if key == "num_nodes" and "**" not in keywords else None)
+            )
+            if configured not in {None, expected}:
+                keyword = f"{key}={keywords[key]!r}" if key in keywords else f"no {key}, which means 1"
+                warnings.append(
+                    f"{location}: Lightning is given {keyword}, but the job has {expected} {unit}"
+                )
+    for key, expected, unit in sizes if case.seen.has(LIGHTNING) else ():
+        configured = _parse_count(_find_argument(case.args, rf"--(trainer\.)?{key}"))
+        if configured not in {None, expected}:
+            warnings.append(f"argument {key} says {configured}, but the job has {expected} {unit}")
+    return warnings
 
 
-def _count(value: Any) -> int | None:
-    """Return how many nodes or devices a literal asks for, None if that is left open."""
+def _parse_count(value: Any) -> int | None:
+    """Return the number of nodes or devices that a literal means, None if the literal leaves it open."""
     if isinstance(value, str) and re.fullmatch(r"\d{1,6}", value):
         return int(value)
     if isinstance(value, str) and re.fullmatch(r"\d+(,\d+)+,?", value):
@@ -372,8 +427,8 @@ def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def _argument(args: Sequence[str], flag: str) -> str | None:
-    """Return the value of an option among the script's arguments."""
+def _find_argument(args: Sequence[str], flag: str) -> str | None:
+    """Return the value of an option among the script's arguments, None if the option is absent."""
     for number, word in enumerate(args):
         option, equals, value = word.partition("=")
         if re.fullmatch(flag, option):
@@ -381,55 +436,63 @@ def _argument(args: Sequence[str], flag: str) -> str | None:
     return None
 
 
-def _environment(case: _ScriptCase, kind: _Kind | None, launcher: str) -> list[str]:
-    """Variables that the launcher sets, overwritten with a fixed value."""
+def _find_overwritten_variables(case: _ScriptCase, kind: _ScriptKind | None, launcher: str) -> list[str]:
+    """Return warnings if the script overwrites variables of the launcher with fixed values."""
     del kind
-    told = []
-    for name, value, place in case.seen.env:
-        local = name == "MASTER_ADDR" and case.nodes == 1 and value in {"localhost", "127.0.0.1", "::1"}
-        if name in _PLACE and case.ranks > 1 and not local:
-            told.append(f"{place}: sets {name} to {value!r} over what {launcher} sets; remove it")
-        needed = max(case.gpus_per_node, case.ranks_per_node)
+    warnings = []
+    for name, value, location in case.seen.env:
+        is_local_address = (
+            name == "MASTER_ADDR" and case.nodes == 1 and value in {"localhost", "127.0.0.1", "::1"}
+        )
+        if name in _RANK_ENVIRONMENT and case.ranks > 1 and not is_local_address:
+            warnings.append(f"{location}: sets {name} to {value!r} over what {launcher} sets; remove it")
+        devices_needed = max(case.gpus_per_node, case.ranks_per_node)
         devices = len([item for item in value.split(",") if item.strip()])
-        if name == "CUDA_VISIBLE_DEVICES" and devices < needed and needed > 1:
-            told.append(
-                f"{place}: sets CUDA_VISIBLE_DEVICES to {value!r}, "
+        if name == "CUDA_VISIBLE_DEVICES" and devices < devices_needed and devices_needed > 1:
+            warnings.append(
+                f"{location}: sets CUDA_VISIBLE_DEVICES to {value!r}, "
                 f"but a node has {case.ranks_per_node} ranks and {case.gpus_per_node} GPUs"
             )
-    return told
+    return warnings
 
 
-def _devices(case: _ScriptCase, kind: _Kind | None, launcher: str) -> list[str]:
-    """All ranks of a node on its first GPU."""
+def _find_shared_gpu(case: _ScriptCase, kind: _ScriptKind | None, launcher: str) -> list[str]:
+    """Return warnings if all ranks of a node use its first GPU."""
     del kind, launcher
-    if case.ranks_per_node < 2 or case.gpus_per_node < 2 or case.seen.has(_PLACES_RANKS):
+    if case.ranks_per_node < 2 or case.gpus_per_node < 2 or case.seen.has(_ASSIGNS_GPUS):
         return []
-    all_first = f"all {case.ranks_per_node} ranks of a node would share its first GPU"
-    told = []
-    if "first" in case.seen.devices and _argument(case.args, "--device") is None:
-        told.append(
-            f"{case.seen.devices['first']}: fixed on cuda:0 or the like; use LOCAL_RANK, or {all_first}"
+    consequence = f"all {case.ranks_per_node} ranks of a node would share its first GPU"
+    warnings = []
+    if "first" in case.seen.devices and _find_argument(case.args, "--device") is None:
+        warnings.append(
+            f"{case.seen.devices['first']}: fixed on cuda:0 or the like; use LOCAL_RANK, or {consequence}"
         )
     if "current" in case.seen.devices and not case.seen.has(r"(.*\.)?set_device(_index)?"):
-        told.append(f"{case.seen.devices['current']}: cuda without torch.cuda.set_device: {all_first}")
-    return told
+        warnings.append(f"{case.seen.devices['current']}: cuda without torch.cuda.set_device: {consequence}")
+    return warnings
 
 
-def _local_rank(case: _ScriptCase, kind: _Kind | None, launcher: str) -> list[str]:
-    """``--local_rank``, which launchers no longer pass."""
+def _find_local_rank_option(case: _ScriptCase, kind: _ScriptKind | None, launcher: str) -> list[str]:
+    """Return warnings of ``--local_rank``, which launchers no longer pass."""
     del kind
     if case.ranks == 1:
         return []
-    told = []
-    found = case.seen.first(r"'--local[_-]rank'")
-    if found and not case.seen.has(r"'(LOCAL_RANK|SLURM_LOCALID)'"):
-        told.append(
-            f"{found[2]}: takes {found[0][1:-1]}, which {launcher} does not pass; "
+    warnings = []
+    match = case.seen.first(r"'--local[_-]rank'")
+    if match and not case.seen.has(r"'(LOCAL_RANK|SLURM_LOCALID)'"):
+        warnings.append(
+            f"{match[2]}: takes {match[0][1:-1]}, which {launcher} does not pass; "
             "read os.environ['LOCAL_RANK']"
         )
-    if _argument(case.args, r"--local[_-]rank") is not None:
-        told.append("--local_rank among the arguments is the same for every rank; leave it out")
-    return told
+    if _find_argument(case.args, r"--local[_-]rank") is not None:
+        warnings.append("--local_rank among the arguments is the same for every rank; leave it out")
+    return warnings
 
 
-_LOOKS = (_alone, _lightning, _environment, _devices, _local_rank)
+_WARNING_CHECKS = (
+    _find_independent_ranks,
+    _find_lightning_sizes,
+    _find_overwritten_variables,
+    _find_shared_gpu,
+    _find_local_rank_option,
+)

@@ -1,4 +1,4 @@
-"""What a source says: names it imports and uses, strings and assignments that matter. Nothing is run."""
+"""Evidence from a script's source: imported and used names, relevant strings and assignments."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from dtslurm.model.values import dataclass
 CONFIGURATIONS = (".yaml", ".yml", ".json", ".toml")
 RANK_VARIABLES = "RANK|WORLD_SIZE|SLURM_PROCID|OMPI_COMM_WORLD_RANK|PMI_RANK|PMIX_RANK"
 LIGHTNING = r"(lightning|pytorch_lightning|lightning_fabric)(\.\w+)*\.(Trainer|Fabric|LightningCLI)"
-_STRINGS = re.compile(
+_RANK_STRINGS = re.compile(
     rf"{RANK_VARIABLES}|LOCAL_RANK|SLURM_LOCALID|--local[_-]rank|(tcp|file)://.*", re.DOTALL
 )
-_LAUNCHERS_THEMSELVES = {
+_LAUNCHER_PROGRAMS = {
     "torchrun",
     "accelerate",
     "deepspeed",
@@ -29,7 +29,7 @@ _LAUNCHERS_THEMSELVES = {
     "horovodrun",
     "ft_launcher",
 }
-_CALLS_LAUNCHER = re.compile(
+_LAUNCHER_CALL = re.compile(
     r"^[ \t]*(?:exec[ \t]+|\w+=\S*[ \t]+)*(torchrun|accelerate launch|deepspeed|llamafactory-cli|horovodrun|"
     r"mpirun|mpiexec|srun|python3?[ \t]+-m[ \t]+torch\.distributed\.\w+)\b",
     re.MULTILINE,
@@ -38,56 +38,58 @@ _CALLS_LAUNCHER = re.compile(
 
 @dataclass
 class ScriptEvidence:
-    """What the script and the files beside it say.
+    """The evidence from a script and from the sibling files that it imports.
 
     Attributes:
-        calls, variables: the calls, and the variables read by ``os.environ[NAME]``, with their conditions.
+        calls, variables: calls, and variables read with ``os.environ[NAME]``, with their conditions.
     """
 
-    names: dict[str, tuple[str, str]] = field(default_factory=dict)  # name -> verb, place
+    names: dict[str, tuple[str, str]] = field(default_factory=dict)  # name -> verb, location
     imports: list[str] = field(default_factory=list)
-    env: list[tuple[str, str, str]] = field(default_factory=list)  # name, literal value, place
-    trainers: list[tuple[dict[str, Any], str]] = field(default_factory=list)  # literal keywords, place
-    devices: dict[str, str] = field(default_factory=dict)  # "first" or "current" GPU -> place
+    env: list[tuple[str, str, str]] = field(default_factory=list)  # name, literal value, location
+    trainers: list[tuple[dict[str, Any], str]] = field(default_factory=list)  # literal keywords, location
+    devices: dict[str, str] = field(default_factory=dict)  # "first" or "current" GPU -> location
 
     calls: list[Use] = field(default_factory=list)
     variables: list[Use] = field(default_factory=list)
 
     def note(self, name: str, verb: str, place: str) -> None:
-        """Keep a name with the place where it is first seen."""
+        """Record a name with the location of its first use."""
         self.names.setdefault(name, (verb, place))
 
     def first(self, pattern: str) -> tuple[str, str, str] | None:
-        """Return (name, verb, place) of the first name that matches wholly."""
+        """Return (name, verb, location) of the first name that the pattern matches in full."""
         matches = re.compile(pattern, re.DOTALL).fullmatch
-        return next(((name, *seen) for name, seen in self.names.items() if matches(name)), None)
+        return next(((name, *use) for name, use in self.names.items() if matches(name)), None)
 
     def has(self, pattern: str) -> bool:
-        """Tell whether a name matches wholly."""
+        """Return whether the pattern matches a name in full."""
         return self.first(pattern) is not None
 
 
 def imported_files(source: str) -> tuple[str, ...]:
-    """Return where the modules that a script imports would lie, as paths from the script's folder."""
+    """Return the possible paths of the modules that a script imports, relative to the script's folder."""
     tree, _ = parsed(source)
     modules: dict[str, None] = {}
-    for node, guards in _nodes(tree) if tree else ():
+    for node, guards in _walk_with_conditions(tree) if tree else ():
         if "TYPE_CHECKING" in guards:
             continue
         if isinstance(node, ast.Import):
             modules.update(dict.fromkeys(alias.name for alias in node.names))
         elif isinstance(node, ast.ImportFrom) and node.level <= 1:
-            base = [node.module] if node.module else []
-            modules.update(dict.fromkeys([*base, *(".".join([*base, alias.name]) for alias in node.names)]))
+            parent = [node.module] if node.module else []
+            modules.update(
+                dict.fromkeys([*parent, *(".".join([*parent, alias.name]) for alias in node.names)])
+            )
     paths = [module.replace(".", "/") for module in modules if "*" not in module]
-    return tuple(dict.fromkeys(path + end for path in paths for end in (".py", "/__init__.py")))
+    return tuple(dict.fromkeys(path + ending for path in paths for ending in (".py", "/__init__.py")))
 
 
 def parsed(source: str) -> tuple[ast.Module | None, str]:
-    """Return the syntax tree, or None and what is wrong."""
+    """Return the syntax tree and an empty text, or None and the syntax error."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes are the script's affair
+            warnings.simplefilter("ignore")  # invalid escapes in the script are not our concern
             return ast.parse(source.lstrip("\ufeff")), ""
     except SyntaxError as error:
         return None, error.msg if error.lineno is None else f"line {error.lineno}: {error.msg}"
@@ -95,61 +97,67 @@ def parsed(source: str) -> tuple[ast.Module | None, str]:
         return None, str(error) or type(error).__name__
 
 
-def _nodes(tree: ast.AST) -> Iterator[tuple[ast.AST, frozenset[str]]]:
+def _walk_with_conditions(tree: ast.AST) -> Iterator[tuple[ast.AST, frozenset[str]]]:
     """Yield every node in order, with the strings in the conditions around it."""
     stack: list[tuple[ast.AST, frozenset[str]]] = [(tree, frozenset())]
     while stack:
         node, guards = stack.pop()
         yield node, guards
-        within: set[int] = set()
-        body = guards
+        body_ids: set[int] = set()
+        body_guards = guards
         if isinstance(node, ast.If):
-            words = {item.value for item in ast.walk(node.test) if isinstance(item, ast.Constant)}
-            guards = body = guards | {word for word in words if isinstance(word, str)}
-            within = {id(child) for child in node.body}
+            constants = {
+                constant.value for constant in ast.walk(node.test) if isinstance(constant, ast.Constant)
+            }
+            guards = body_guards = guards | {word for word in constants if isinstance(word, str)}
+            body_ids = {id(child) for child in node.body}
             if getattr(node.test, "id", getattr(node.test, "attr", "")) == "TYPE_CHECKING":
-                body = body | {"TYPE_CHECKING"}
+                body_guards = body_guards | {"TYPE_CHECKING"}
         children = list(ast.iter_child_nodes(node))
-        stack += [(child, body if id(child) in within else guards) for child in reversed(children)]
+        stack += [(child, body_guards if id(child) in body_ids else guards) for child in reversed(children)]
 
 
 def read(tree: ast.Module, file: str, seen: ScriptEvidence, local: Collection[str] = ()) -> None:
-    """Add to ``seen`` what a file says; ``local`` modules lie beside it, whatever else has their name."""
-    nodes = [(node, guards) for node, guards in _nodes(tree) if "TYPE_CHECKING" not in guards]
-    names: dict[str, str] = {}
+    """Add the evidence from one file to ``seen``.
+
+    Args:
+        local: the modules beside the script; they take precedence over installed packages of the same name.
+    """
+    nodes = [(node, guards) for node, guards in _walk_with_conditions(tree) if "TYPE_CHECKING" not in guards]
+    bound_names: dict[str, str] = {}
     for node, _ in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            _read_import(node, f"{file}:{node.lineno}", names, seen, local)
-    uses = UseReader(lambda node: _dotted(node, names))
-    with contextlib.suppress(RecursionError):  # of a script nested that deeply nothing is known
+            _record_import(node, f"{file}:{node.lineno}", bound_names, seen, local)
+    uses = UseReader(lambda node: _resolve_name(node, bound_names))
+    with contextlib.suppress(RecursionError):  # a script that is nested so deeply gives no evidence
         uses.visit(tree)
         seen.calls += uses.calls
         seen.variables += uses.variables
-    skipped: set[int] = set()  # strings that are no evidence where they stand
+    ignored_strings: set[int] = set()  # ids of string nodes that are no evidence
     for node, guards in nodes:
-        place = f"{file}:{getattr(node, 'lineno', 0)}"
+        location = f"{file}:{getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.Attribute | ast.Name):
-            seen.note(_dotted(node, names), "uses", place)
-        elif isinstance(node, ast.Constant) and id(node) not in skipped:
-            _read_text(node.value, place, seen)
+            seen.note(_resolve_name(node, bound_names), "uses", location)
+        elif isinstance(node, ast.Constant) and id(node) not in ignored_strings:
+            _record_string(node.value, location, seen)
         elif isinstance(node, ast.Call):
-            skipped |= {id(item.value) for item in node.keywords if item.arg == "map_location"}
-            _read_call(node, _dotted(node.func, names), place, seen)
-        for name, value in _assignments(node, names, skipped):
+            ignored_strings |= {id(item.value) for item in node.keywords if item.arg == "map_location"}
+            _record_call(node, _resolve_name(node.func, bound_names), location, seen)
+        for name, value in _find_assignments(node, bound_names, ignored_strings):
             if value is None:
-                seen.note(f"${name}", "sets", place)
+                seen.note(f"${name}", "sets", location)
             elif name not in guards:
-                seen.env.append((name, value, place))
+                seen.env.append((name, value, location))
 
 
-def _read_text(value: object, place: str, seen: ScriptEvidence) -> None:
-    if isinstance(value, str) and _STRINGS.fullmatch(value):
+def _record_string(value: object, place: str, seen: ScriptEvidence) -> None:
+    if isinstance(value, str) and _RANK_STRINGS.fullmatch(value):
         seen.note(f"'{value}'", "says", place)
     elif isinstance(value, str) and re.fullmatch(r"cuda:\d+", value):
         seen.devices.setdefault("first", place)
 
 
-def _read_import(
+def _record_import(
     node: ast.Import | ast.ImportFrom,
     place: str,
     names: dict[str, str],
@@ -158,34 +166,34 @@ def _read_import(
 ) -> None:
     module = "." * node.level + (node.module or "") if isinstance(node, ast.ImportFrom) else ""
     for alias in node.names:
-        whole = f"{module}.{alias.name}" if module else alias.name
-        top = whole.partition(".")[0]
-        bound = whole if alias.asname or module else top
-        if top in local:
-            whole, bound = f".{whole}", f".{bound}"
+        full_name = f"{module}.{alias.name}" if module else alias.name
+        package = full_name.partition(".")[0]
+        bound_name = full_name if alias.asname or module else package
+        if package in local:
+            full_name, bound_name = f".{full_name}", f".{bound_name}"
         elif module:
             seen.note(module, "imports", place)
-        seen.note(whole, "imports", place)
-        names[alias.asname or (alias.name if module else top)] = bound
-        if top and top not in sys.stdlib_module_names:
-            seen.imports.append(top)
+        seen.note(full_name, "imports", place)
+        names[alias.asname or (alias.name if module else package)] = bound_name
+        if package and package not in sys.stdlib_module_names:
+            seen.imports.append(package)
 
 
-def _read_call(node: ast.Call, called: str, place: str, seen: ScriptEvidence) -> None:
+def _record_call(node: ast.Call, called: str, place: str, seen: ScriptEvidence) -> None:
     seen.note(f"{called}()", "uses", place)
     if re.fullmatch(LIGHTNING, called) and not called.endswith("CLI"):
-        keywords = {item.arg or "**": _literal(item.value) for item in node.keywords}
+        keywords = {keyword.arg or "**": _evaluate_literal(keyword.value) for keyword in node.keywords}
         seen.trainers.append((keywords, place))
     method = node.func.attr if isinstance(node.func, ast.Attribute) else called.rpartition(".")[2]
-    given = _literal(node.args[0]) if node.args else None
-    if method == "cuda" and (not node.args or isinstance(given, int)):
+    first_argument = _evaluate_literal(node.args[0]) if node.args else None
+    if method == "cuda" and (not node.args or isinstance(first_argument, int)):
         seen.devices.setdefault("first" if node.args else "current", place)
-    elif method in {"to", "device"} and given == "cuda":
+    elif method in {"to", "device"} and first_argument == "cuda":
         seen.devices.setdefault("current", place)
 
 
-def _dotted(node: ast.AST, names: Mapping[str, str]) -> str:
-    """Return the full name of what an expression like ``dist.barrier`` means; ``?.`` before unknown ones."""
+def _resolve_name(node: ast.AST, names: Mapping[str, str]) -> str:
+    """Return the full name of an expression such as ``dist.barrier``, with ``?.`` before unknown names."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute) and len(parts) < 12:
         parts.append(node.attr)
@@ -194,43 +202,47 @@ def _dotted(node: ast.AST, names: Mapping[str, str]) -> str:
     return ".".join([root, *reversed(parts)])
 
 
-def _literal(node: ast.AST) -> Any:
+def _evaluate_literal(node: ast.AST) -> Any:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return ...
 
 
-def _assignments(
+def _find_assignments(
     node: ast.AST, names: Mapping[str, str], skipped: set[int]
 ) -> Iterator[tuple[str, str | None]]:
-    """Yield (name, value) of environment variables set here, None for a value that is computed."""
+    """Yield (name, value) of the environment variables that a node sets; a computed value is None."""
     pairs: list[tuple[ast.AST | None, ast.AST]] = []
     if isinstance(node, ast.Assign):
-        targets = [item for item in node.targets if isinstance(item, ast.Subscript)]
-        pairs += [(item.slice, node.value) for item in targets if _dotted(item.value, names) == "os.environ"]
-    elif isinstance(node, ast.Call) and _dotted(node.func, names) == "os.environ.update":
-        tables = [item for item in node.args if isinstance(item, ast.Dict)]
-        pairs += [pair for table in tables for pair in zip(table.keys, table.values, strict=True)]
-        pairs += [(ast.Constant(item.arg), item.value) for item in node.keywords if item.arg]
+        targets = [child for child in node.targets if isinstance(child, ast.Subscript)]
+        pairs += [
+            (child.slice, node.value)
+            for child in targets
+            if _resolve_name(child.value, names) == "os.environ"
+        ]
+    elif isinstance(node, ast.Call) and _resolve_name(node.func, names) == "os.environ.update":
+        dicts = [child for child in node.args if isinstance(child, ast.Dict)]
+        pairs += [pair for dict_node in dicts for pair in zip(dict_node.keys, dict_node.values, strict=True)]
+        pairs += [(ast.Constant(child.arg), child.value) for child in node.keywords if child.arg]
     for key, value in pairs:
         if isinstance(key, ast.Constant) and isinstance(key.value, str):
             skipped.add(id(key))
-            inner = value.args[0] if isinstance(value, ast.Call) and len(value.args) == 1 else value
-            plain = isinstance(inner, ast.Constant) and isinstance(inner.value, str | int)
-            yield key.value, str(_literal(inner)) if plain else None
+            literal = value.args[0] if isinstance(value, ast.Call) and len(value.args) == 1 else value
+            is_literal = isinstance(literal, ast.Constant) and isinstance(literal.value, str | int)
+            yield key.value, str(_evaluate_literal(literal)) if is_literal else None
 
 
 def own_launcher(source: str, name: str) -> str:
-    """Return the evidence that a program is, or calls, a launcher."""
-    if name in _LAUNCHERS_THEMSELVES:
+    """Return the evidence that a program is a launcher or calls one, an empty text if there is none."""
+    if name in _LAUNCHER_PROGRAMS:
         return f"{name} starts ranks itself"
-    found = _CALLS_LAUNCHER.search(source)
-    return f"{name}:{source.count(chr(10), 0, found.start(1)) + 1} calls {found[1]}" if found else ""
+    match = _LAUNCHER_CALL.search(source)
+    return f"{name}:{source.count(chr(10), 0, match.start(1)) + 1} calls {match[1]}" if match else ""
 
 
 def configuration(source: str, name: str) -> tuple[str, str]:
-    """Return the framework whose configuration a file is, and its launcher; empty if unknown."""
+    """Return (framework, launcher) for a framework's configuration file, empty texts if it is unknown."""
     keys = set(re.findall(r"^([A-Za-z_]\w*)[ \t]*:", source, re.MULTILINE))
     if name.endswith(".json"):
         try:

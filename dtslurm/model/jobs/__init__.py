@@ -1,1 +1,1 @@
-"""What is asked for: jobs, sweeps and stages, before anything is queued."""
+"""Requested work: jobs, sweeps and stages, before submission."""

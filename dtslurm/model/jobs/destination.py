@@ -1,4 +1,4 @@
-"""Which partition and nodes a job goes to: one answer, for whoever asks. Pure."""
+"""The partition and the nodes that a job goes to, determined in one place. No side effects."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ Limit = TypeVar("Limit", Walltime, int)
 
 @dataclass(frozen=True, kw_only=True)
 class Destination:
-    """Where a job goes.
+    """The partition and nodes of a job.
 
     Attributes:
-        partition: as Slurm is asked for it, several as ``a,b``; None leaves it to Slurm.
-        type_name: the name of its nodes' type, None where that is not known.
-        node: that type.
-        limits: what the profile tells of the partition; of several the widest, as Slurm takes any of them.
-        qos: the QOS asked for, else the partition's, else the cluster's.
-        constraint: the cluster's, the node type's and the one asked for, as one.
-        left_out: those of them that it cannot hold.
+        partition: the value of ``--partition``, several as ``a,b``; None leaves the choice to Slurm.
+        type_name: the name of the nodes' type, None if it is unknown.
+        node: that node type.
+        limits: the partition's limits in the profile; of several partitions the widest, as Slurm may use any
+            of them.
+        qos: the requested QOS, else the partition's, else the cluster's.
+        constraint: the constraints of the cluster, the node type and the request, combined.
+        left_out: those constraints that could not be combined.
     """
 
     partition: str | None
@@ -38,11 +39,11 @@ class Destination:
 
 
 def destination(asked: Placement, profile: ClusterProfile) -> Destination:
-    """Return where a job goes that asks for a partition, for a type of nodes, for both or for neither."""
-    partition = _partition(asked, profile)
-    type_name = asked.node_type or _type_in(partition, profile)
+    """Return the destination of a job, which may request a partition, a node type, both or neither."""
+    partition = _choose_partition(asked, profile)
+    type_name = asked.node_type or _find_common_type(partition, profile)
     node = profile.node_types.get(type_name) if type_name else None
-    limits = _limits(names_in(partition), profile)
+    limits = _merge_limits(names_in(partition), profile)
     constraint, left_out = joined(
         profile.slurm.constraint, node.constraint if node else None, asked.constraint
     )
@@ -58,43 +59,46 @@ def destination(asked: Placement, profile: ClusterProfile) -> Destination:
 
 
 def names_in(partitions: str | None) -> list[str]:
-    """Return the names in a list of partitions such as ``a,b``; like Slurm, without empty ones."""
+    """Return the names in a list of partitions such as ``a,b``; like Slurm, without empty names."""
     return [name for name in (partitions or "").split(",") if name]
 
 
 def homes_of(type_name: str, profile: ClusterProfile) -> list[str]:
-    """Return the partitions that are known to have nodes of a type, the type's own first."""
+    """Return the partitions that have nodes of a type according to the profile, the type's own first."""
     node = profile.node_types.get(type_name)
-    own = names_in(node.partition) if node else []
-    stated = [name for name, one in profile.slurm.partitions.items() if one.node_type == type_name]
-    return list(dict.fromkeys([*own, *stated]))
+    own_partitions = names_in(node.partition) if node else []
+    declaring = [
+        name for name, partition in profile.slurm.partitions.items() if partition.node_type == type_name
+    ]
+    return list(dict.fromkeys([*own_partitions, *declaring]))
 
 
 def may_have(partitions: str, type_name: str, profile: ClusterProfile) -> bool:
-    """Whether one of the partitions may have nodes of a type: it has, or the profile does not tell."""
-    homes, known = homes_of(type_name, profile), profile.slurm.partitions
+    """Return whether a partition has nodes of a type, or the profile does not say which nodes it has."""
+    homes, partitions_in_profile = homes_of(type_name, profile), profile.slurm.partitions
     return any(
-        name in homes or known.get(name, Partition()).node_type is None for name in names_in(partitions)
+        name in homes or partitions_in_profile.get(name, Partition()).node_type is None
+        for name in names_in(partitions)
     )
 
 
-def _partition(asked: Placement, profile: ClusterProfile) -> str | None:
-    """Return the partition asked for, else the asked type's, else the usual one, else the default type's.
+def _choose_partition(asked: Placement, profile: ClusterProfile) -> str | None:
+    """Return the requested partition, else that of the requested type, the cluster or the default type.
 
-    The usual one stays where it has nodes of the type that is asked for.
+    The cluster's partition takes precedence if it has nodes of the requested type.
     """
-    usual = profile.slurm.partition
+    default_partition = profile.slurm.partition
     if asked.partition:
         return asked.partition
     if asked.node_type:
-        return _partition_of(asked.node_type, usual, profile)
-    if usual:
-        return usual
-    default = profile.node_type(None)
-    return default.partition if default else None
+        return _choose_partition_for_type(asked.node_type, default_partition, profile)
+    if default_partition:
+        return default_partition
+    default_type = profile.node_type(None)
+    return default_type.partition if default_type else None
 
 
-def _partition_of(type_name: str, usual: str | None, profile: ClusterProfile) -> str | None:
+def _choose_partition_for_type(type_name: str, usual: str | None, profile: ClusterProfile) -> str | None:
     node, homes = profile.node_types.get(type_name), homes_of(type_name, profile)
     if not set(names_in(usual)).isdisjoint(homes):
         return usual
@@ -106,45 +110,45 @@ def _partition_of(type_name: str, usual: str | None, profile: ClusterProfile) ->
 
 
 def types_of(partitions: str, profile: ClusterProfile) -> list[str]:
-    """Return the node types that name one of the partitions as theirs."""
+    """Return the node types whose own partitions include one of these partitions."""
     names = set(names_in(partitions))
     return [name for name, node in profile.node_types.items() if names.intersection(names_in(node.partition))]
 
 
-def _type_in(partitions: str | None, profile: ClusterProfile) -> str | None:
-    """Return the node type that all of the partitions have, where one can be told."""
-    types = {_type_of(name, profile) for name in names_in(partitions)} or {profile.usual_node_type}
+def _find_common_type(partitions: str | None, profile: ClusterProfile) -> str | None:
+    """Return the node type that all of the partitions have, None if it is ambiguous."""
+    types = {_find_type(name, profile) for name in names_in(partitions)} or {profile.usual_node_type}
     return types.pop() if len(types) == 1 else None
 
 
-def _type_of(partition: str, profile: ClusterProfile) -> str | None:
-    """Return the node type of one partition, where it can be told.
+def _find_type(partition: str, profile: ClusterProfile) -> str | None:
+    """Return the node type of one partition, None if it is unknown.
 
-    The usual type stands for partitions that nothing is known of, unless it names a partition of its own.
+    The usual type applies to partitions without any information, unless the type has a partition of its own.
     """
-    usual, node = profile.usual_node_type, profile.node_type(None)
-    told = profile.slurm.partitions.get(partition, Partition()).node_type
-    if told:
-        return told
-    own = types_of(partition, profile)
-    if own:
-        return usual if usual in own else own[0] if len(own) == 1 else None
-    return None if node and node.partition else usual
+    usual_type, node = profile.usual_node_type, profile.node_type(None)
+    declared = profile.slurm.partitions.get(partition, Partition()).node_type
+    if declared:
+        return declared
+    own_types = types_of(partition, profile)
+    if own_types:
+        return usual_type if usual_type in own_types else own_types[0] if len(own_types) == 1 else None
+    return None if node and node.partition else usual_type
 
 
-def _limits(names: Sequence[str], profile: ClusterProfile) -> Partition:
-    known = [profile.slurm.partitions.get(name, Partition()) for name in names]
-    if len(known) < 2:
-        return known[0] if known else Partition()
-    qos = {one.qos for one in known}
+def _merge_limits(names: Sequence[str], profile: ClusterProfile) -> Partition:
+    limits = [profile.slurm.partitions.get(name, Partition()) for name in names]
+    if len(limits) < 2:
+        return limits[0] if limits else Partition()
+    qos = {partition.qos for partition in limits}
     return Partition(
-        max_time=_widest([one.max_time for one in known]),
-        max_nodes=_widest([one.max_nodes for one in known]),
+        max_time=_find_largest([partition.max_time for partition in limits]),
+        max_nodes=_find_largest([partition.max_nodes for partition in limits]),
         qos=qos.pop() if len(qos) == 1 else None,
     )
 
 
-def _widest(limits: Sequence[Limit | None]) -> Limit | None:
-    """Return the largest limit, None where there is one without any."""
-    told = [limit for limit in limits if limit is not None]
-    return max(told) if len(told) == len(limits) else None
+def _find_largest(limits: Sequence[Limit | None]) -> Limit | None:
+    """Return the largest limit, None if one of the limits is None."""
+    finite = [limit for limit in limits if limit is not None]
+    return max(finite) if len(finite) == len(limits) else None

@@ -1,4 +1,4 @@
-"""A job from request to record: what is asked, what it resolves to, what is sent, what is remembered."""
+"""A job from request to record: `Resources`, `JobSpec`, `TaskLayout` and `Submission`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["JobRecord", "JobSpec", "LogLine", "Resources", "Submission", "TaskLa
 
 @dataclass(frozen=True, kw_only=True)
 class Resources(Placement):
-    """What to ask of the scheduler."""
+    """The resources to request from the scheduler."""
 
     mem: Memory | None = None
     time: Walltime | None = None
@@ -25,39 +25,40 @@ class Resources(Placement):
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """One training job as its user describes it.
+    """A training job as its user describes it.
 
     Attributes:
         script: the training script, an executable, or a module name if ``module`` is true.
-        work_dir: absolute folder on the cluster in which the job runs.
+        work_dir: absolute path of the job's working directory on the cluster.
         python: interpreter for ``.py`` scripts and modules.
-        activate: a virtual or conda environment's folder to activate in the job, if any.
+        activate: the folder of a virtual or conda environment to activate in the job, if any.
         env: variables to set in the job, in order.
         array: sbatch's ``--array`` expression.
-        output, error: where a copy of the batch script's output goes, in sbatch's filename patterns.
+        output, error: destination of a copy of the batch script's output, in sbatch's filename patterns.
         signal_before: seconds before the time limit at which training code gets ``signal``.
-        max_restarts: how often it may start again after crashes, after hangs and after node faults, each
-            counted by itself; None leaves it to what else is asked for.
-        spare_nodes: nodes to ask for beside those that train, to take the place of lost ones.
-        hang_timeout: silent seconds that count as a hang; 0 learns them, negative looks for none.
-        total_time: seconds of training altogether, over several time limits.
-        requeue: whether Slurm may queue the job again; None allows requeueing where the run can go on.
-        resumes: the training script loads its checkpoint when it starts, as far as its text tells.
-        container: image in which every rank runs, if any: a file or a reference.
+        max_restarts: maximum number of restarts after crashes, after hangs and after node faults, each
+            counted separately; None leaves it to the other options.
+        spare_nodes: additional nodes of the allocation, to replace lost nodes.
+        hang_timeout: seconds without output that count as a hang; 0 learns the value, a negative value turns
+            hang detection off.
+        total_time: seconds of training in total, over several time limits.
+        requeue: whether Slurm may requeue the job; None allows it if the run can resume from its checkpoints.
+        resumes: whether the training script's text shows that it loads its checkpoint when it starts.
+        container: the image in which every rank runs, if any: a file or a reference.
         container_mounts: further mounts, as ``SRC[:DST[:ro]]``.
-        fabric_check: measure the network between all ranks before training, and do not start on a bad one.
-        health_check: look at the nodes before training, and leave out bad ones; None does so where
-            something else brings the supervisor.
-        sample: note in ``metrics/`` how each node is doing while the job runs.
-        stage_in: what each node brings to its local disk first, as ``SRC:DST:OPTION,...`` with a name.
-        stage_out: what is brought back from there on the early signal and at the end, likewise.
-        artifacts: patterns of what is registered as results at the end.
-        sbatch_options: options passed on to sbatch unread, as ``--option=value``.
+        fabric_check: measure the network between all ranks before training, and do not train on a bad one.
+        health_check: check the nodes before training, and exclude bad ones; None does so if another option
+            needs the supervisor.
+        sample: record each node's telemetry in ``metrics/`` while the job runs.
+        stage_in: data that each node copies to its local disk first, as ``SRC:DST:OPTION,...`` with a name.
+        stage_out: data that is copied back on the early signal and at the end, in the same form.
+        artifacts: patterns of the files to register as results at the end.
+        sbatch_options: options passed on to sbatch without interpretation, as ``--option=value``.
         secrets: names of variables whose values are in a file of the run directory.
-        launcher_options: options of the launcher, None for one without a value.
-        template: a base template of the user's own instead of ``base.sbatch.j2``.
-        trials: the array's tasks are trials of a sweep.
-        separate_streams: write stdout and stderr of each rank also to separate files.
+        launcher_options: options of the launcher, None for an option without a value.
+        template: the user's own base template instead of ``base.sbatch.j2``.
+        trials: set if the array's tasks are trials of a sweep.
+        separate_streams: also write stdout and stderr of each rank to separate files.
     """
 
     name: str
@@ -101,33 +102,34 @@ class JobSpec:
 
     @property
     def supervised(self) -> bool:
-        """Whether something was asked for that needs the supervisor in the job."""
+        """Whether an option requires the supervisor in the job."""
         return self.restarted or bool(self.health_check)
 
     @property
     def restarted(self) -> bool:
-        """Whether something was asked for that may mean more than one attempt."""
-        asked = (self.max_restarts, self.hang_timeout, self.total_time)
-        return bool(self.spare_nodes) or any(value is not None for value in asked)
+        """Whether an option allows more than one attempt."""
+        restart_options = (self.max_restarts, self.hang_timeout, self.total_time)
+        return bool(self.spare_nodes) or any(value is not None for value in restart_options)
 
     @property
     def requeued(self) -> bool:
-        """Whether Slurm may queue the job again: where nothing was asked for, if the run can go on.
+        """Whether Slurm may requeue the job; by default, if the run can resume from its checkpoints.
 
-        Slurm queues a job again by itself when its node fails. Code that does not load its checkpoint would
-        then start from the beginning, over the results of the attempt before.
+        Slurm requeues a job by itself when one of its nodes fails. Code that does not load its checkpoint
+        would then start from the beginning, and overwrite the results of the attempt before.
         """
         return self.restarted or self.resumes if self.requeue is None else self.requeue
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskLayout:
-    """How many ranks run where, resolved from the request and the node type.
+    """How many ranks run on which nodes, from the request and the node type.
 
     Attributes:
-        cpus_per_rank: None where neither request nor node type tells.
-        mem: memory per node to ask for, None to ask for nothing.
-        one_process: the training script runs once, on the first node, whatever the nodes (Ray's driver).
+        cpus_per_rank: None if neither the request nor the node type sets it.
+        mem: memory per node to request, None to request none.
+        one_process: the training script runs once, on the first node, whatever the number of nodes (Ray's
+            driver).
     """
 
     nodes: int
@@ -140,20 +142,20 @@ class TaskLayout:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks of the whole job."""
+        """The number of ranks of the whole job."""
         return 1 if self.one_process else self.nodes * self.ranks_per_node
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """A rendered job, frozen: what ``--dry-run`` prints is what ``submit`` sends.
+    """A rendered job, immutable: ``--dry-run`` prints exactly what ``submit`` sends.
 
     Attributes:
-        token: random identity of this submission, carried in sbatch's ``--comment``.
-        run_dir: absolute folder of this run on the cluster.
+        token: random identifier of this submission, part of sbatch's ``--comment``.
+        run_dir: absolute path of the run directory on the cluster.
         script: the sbatch script; bytes that are not UTF-8 are surrogate-escaped.
-        notices: things the user should know, each one line.
-        origins: where each value came from, ``"slurm.partition": "perlmutter.yaml:12"``.
+        notices: messages for the user, each one line.
+        origins: the origin of each value, ``"slurm.partition": "perlmutter.yaml:12"``.
     """
 
     token: str
@@ -172,22 +174,22 @@ class Submission:
 
     @property
     def comment(self) -> str:
-        """What marks the job in Slurm as this submission of this script."""
+        """The text in Slurm's comment that identifies the job as this submission of this script."""
         return mark(self.token, self.script_hash)
 
     @property
     def full_comment(self) -> str:
-        """The mark, and after it the comment that the user asked for."""
-        asked = [text for text in self.spec.sbatch_options if text.startswith("--comment=")]
-        return " ".join([self.comment, *(text.partition("=")[2] for text in asked[-1:])])
+        """The identifying text, followed by the comment that the user requested."""
+        comment_options = [text for text in self.spec.sbatch_options if text.startswith("--comment=")]
+        return " ".join([self.comment, *(text.partition("=")[2] for text in comment_options[-1:])])
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogLine:
-    """One line of one rank's (or of the batch script's) output.
+    """A line of the output of a rank, a launcher or the batch script.
 
     Attributes:
-        source: ``rank 3``'s number as text, ``node0`` for the launcher on a node, or ``batch``.
+        source: the rank's number as text (``3``), ``node0`` for the launcher on a node, or ``batch``.
         text: decoded text without its newline.
     """
 

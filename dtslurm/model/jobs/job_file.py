@@ -1,4 +1,4 @@
-"""What a job file holds."""
+"""The content of a job file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dtslurm.model.values import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Work(Defaults):
-    """The options of ``submit``, and what is run.
+    """The options of ``submit``, and the script to run.
 
     Attributes:
         script: the training script, an executable, or a module name if ``module`` is true.
-        args: its arguments; those of the command line come after them.
-        sweep: run it many times with other values of variables.
+        args: the script's arguments; arguments on the command line follow them.
+        sweep: the values of variables to run the script with.
     """
 
     script: str | None = None

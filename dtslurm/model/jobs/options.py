@@ -1,4 +1,4 @@
-"""The options that describe a job, as the command line, a project's file and a job's resources share them."""
+"""The options that describe a job, shared by the command line, project files and a job's resources."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dtslurm.model.values import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where a job runs and on how much, in sbatch's words; None means "as the profile or Slurm decides".
+    """The placement and size of a job, under sbatch's names; None leaves the value to the profile or Slurm.
 
-    ``ntasks_per_node`` is the number of ranks (training processes) on a node whatever the launcher, and
-    ``cpus_per_task`` the CPUs of each of them.
+    ``ntasks_per_node`` is the number of ranks (training processes) per node with every launcher, and
+    ``cpus_per_task`` the number of CPUs of each rank.
     """
 
     nodes: int | None = None
@@ -29,25 +29,26 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions(Placement):
-    """Options of ``submit`` by their long names, those that are written alike wherever they are given.
+    """Options of ``submit`` by their long names, with the same form on the command line and in files.
 
     Attributes:
         signal_before: seconds before the time limit at which training code gets ``signal``.
-        health_check: look at the nodes before training, and leave out bad ones.
-        node_memory: leave out nodes that are known to be bad.
-        sample: note each node's GPUs, network, CPU and memory while the job runs.
+        health_check: check the nodes before training, and exclude bad ones.
+        node_memory: exclude the nodes on the bad-node list.
+        sample: record each node's GPU, network, CPU and memory use while the job runs.
         setup: shell lines to run before training.
         teardown: shell lines to run when the job ends; the job's exit code stays that of training.
-        max_restarts, spare_nodes, hang_timeout: what is done about failures.
-        output, error: where a copy of the batch script's output goes, in sbatch's filename patterns.
-        requeue: whether Slurm may queue the job again, by itself after a node failure; None allows requeueing
-            where the run can go on from its checkpoints.
-        sbatch: options passed on to sbatch unread, as ``--option=value``.
-        snapshot: whether the job runs from a copy of the code as it is when it is submitted.
-        code_include, code_exclude: what the copy holds beyond or without what git tracks, as in .gitignore.
-        tracker: experiment trackers to tell of the run: wandb, mlflow, tensorboard, aim.
-        stage_in: data to bring to the nodes' local disks, as ``SRC[:DST[:OPTION,...]]``.
-        stage_out: folders of the nodes' local disks to bring back, as ``SRC[:DST]``.
+        max_restarts, spare_nodes, hang_timeout: the handling of failures.
+        output, error: destination of a copy of the batch script's output, in sbatch's filename patterns.
+        requeue: whether Slurm may requeue the job, by itself after a node failure; None allows it if the run
+            can resume from its checkpoints.
+        sbatch: options passed on to sbatch without interpretation, as ``--option=value``.
+        snapshot: whether the job runs from a copy of the code at the time of submission.
+        code_include, code_exclude: files to add to the tracked files of the snapshot or to leave out, as in
+            .gitignore.
+        tracker: experiment trackers to inform about the run: wandb, mlflow, tensorboard, aim.
+        stage_in: data to copy to the nodes' local disks, as ``SRC[:DST[:OPTION,...]]``.
+        stage_out: folders of the nodes' local disks to copy back, as ``SRC[:DST]``.
         artifacts: files to register as results at the end, as patterns of paths in the run directory.
         secrets: names of variables whose values reach the job in a file of its run directory.
     """

@@ -1,4 +1,4 @@
-"""What a project's ``dtslurm.yaml`` holds."""
+"""The content of a project's ``dtslurm.yaml``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dtslurm.model.values import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Defaults(JobOptions):
-    """Options of ``submit`` that hold where the command line says nothing.
+    """Default options of ``submit``, which the command line overrides.
 
     Attributes:
-        env: variables to set in the job; one without a value takes the submitting user's.
-        launcher_options: options of the launcher; without a value, one that takes none.
-        tracking: what trackers are told besides: project, group, tags, uri, mode.
+        env: variables to set in the job; a variable without a value gets that of the submitting user.
+        launcher_options: options of the launcher; None for an option that takes no value.
+        tracking: further settings for trackers: project, group, tags, uri, mode.
     """
 
     mem: Memory | None = None
@@ -30,33 +30,34 @@ class Defaults(JobOptions):
     tracking: Mapping[str, str] = field(default_factory=dict)
 
     def written(self) -> dict[str, Any]:
-        """Return what is set, each as the command line would give it.
+        """Return the options that are set, each in its command line form.
 
-        Sizes and times are text, mappings tuples of ``NAME=VALUE`` (or ``NAME`` for one without a value).
+        Sizes and times are text, mappings are tuples of ``NAME=VALUE`` (or ``NAME`` without a value).
         """
-        given: dict[str, Any] = {}
-        for item in fields(self):
-            value = getattr(self, item.name)
+        options: dict[str, Any] = {}
+        for option in fields(self):
+            value = getattr(self, option.name)
             if value is None or value in ((), {}):
                 continue
             if isinstance(value, Mapping):
                 value = tuple(name if text is None else f"{name}={text}" for name, text in value.items())
             elif isinstance(value, Memory | Walltime):
                 value = str(value)
-            given[item.name] = value
-        return given
+            options[option.name] = value
+        return options
 
 
 @dataclass(frozen=True, kw_only=True)
 class Project:
-    """A project's file; all empty where there is none.
+    """A project's file; empty if there is none.
 
     Attributes:
         cluster: the cluster profile to use.
         options: the ``defaults`` section.
-        path: the file, None where there is none.
-        origins: where each value came from, ``"defaults.nodes": "dtslurm.yaml:4"``.
-        untrusted: what the user must look through before a job has it, ``dtslurm.yaml:7: defaults.setup``.
+        path: the file, None if there is none.
+        origins: the origin of each value, ``"defaults.nodes": "dtslurm.yaml:4"``.
+        untrusted: the values that the user must review before a job uses them, ``dtslurm.yaml:7:
+            defaults.setup``.
     """
 
     cluster: str | None = None
@@ -67,5 +68,5 @@ class Project:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The options that are set, each as the command line would give it."""
+        """The options that are set, each in its command line form."""
         return self.options.written()

@@ -1,4 +1,4 @@
-"""Options that are passed on to sbatch and srun, and those that a job's script is built on and so are not."""
+"""The options that dtslurm passes on to sbatch and srun, and those that it refuses with the reasons."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import signal
 from collections.abc import Collection, Mapping, Sequence
 
-_IS_ASKED_BY = {
+_DTSLURM_OPTION = {
     "account": "-A/--account",
     "array": "-a/--array",
     "chdir": "-D/--chdir",
@@ -33,19 +33,19 @@ _IS_ASKED_BY = {
     "tasks-per-node": "--ntasks-per-node",
     "time": "-t/--time",
 }
-_ITS_GPUS = "slurm.gpu_request, and the node type's gpus"
-_IN_PROFILES = {
+_GPU_KEYS = "slurm.gpu_request, and the node type's gpus"
+_PROFILE_KEY = {
     "account": "slurm.account",
     "constraint": "slurm.constraint",
-    "gpus": _ITS_GPUS,
-    "gpus-per-node": _ITS_GPUS,
-    "gpus-per-socket": _ITS_GPUS,
-    "gpus-per-task": _ITS_GPUS,
+    "gpus": _GPU_KEYS,
+    "gpus-per-node": _GPU_KEYS,
+    "gpus-per-socket": _GPU_KEYS,
+    "gpus-per-task": _GPU_KEYS,
     "partition": "slurm.partition",
     "qos": "slurm.qos",
     "time": "slurm.default_time",
 }
-_BREAKS = {
+_UNSUPPORTED = {
     "clusters": "dtslurm would not find the job; --cluster names the profile of the other cluster",
     "error": "a job's output goes into its run directory, where dtslurm reads it; -e/--error adds a copy",
     "export": "the script brings its own environment; --env and --setup add to it",
@@ -60,39 +60,39 @@ _BREAKS = {
     "wait": "sbatch would not return; dtslurm submit --wait waits for the run",
     "wrap": "the script is dtslurm's; --setup runs lines before training",
 }
-_ENDS = "dtslurm says itself what becomes of the other ranks when one ends"
-_PLACED = "its steps run on all of a job's nodes, or on those that dtslurm chooses"
-_STARTS_NONE = "with it srun starts nothing"
-# The same for srun: what the script's own steps say, which an option of a profile would replace.
-_STEPS_IN_PROFILES = {
+_TASK_EXIT_IS_HANDLED = "dtslurm says itself what becomes of the other ranks when one ends"
+_STEP_NODES_ARE_SET = "its steps run on all of a job's nodes, or on those that dtslurm chooses"
+_STARTS_NOTHING = "with it srun starts nothing"
+# The same for srun: options that the script's own steps set, which a profile's option would override.
+_SRUN_PROFILE_KEY = {
     "cpu-bind": "slurm.cpu_bind",
     "distribution": "slurm.distribution",
     "gpu-bind": "slurm.gpu_bind",
     "mpi": "slurm.mpi",
 }
-_STEPS_ASKED_BY = {
-    name: _IS_ASKED_BY[name]
+_SRUN_DTSLURM_OPTION = {
+    name: _DTSLURM_OPTION[name]
     for name in (
         *("cpus-per-task", "exclude", "nodes"),
         *("ntasks", "ntasks-per-gpu", "ntasks-per-node", "tasks-per-node"),
     )
 }
-_LOGS = "a job's output goes into its run directory, where dtslurm reads it"
-_STEPS_BREAK = {
-    "error": _LOGS,
-    "export": _BREAKS["export"],
-    "help": _STARTS_NONE,
-    "kill-on-bad-exit": _ENDS,
-    "nodefile": _PLACED,
-    "nodelist": _PLACED,
-    "output": _LOGS,
-    "relative": _PLACED,
-    "test-only": _STARTS_NONE,
-    "usage": _STARTS_NONE,
-    "version": _STARTS_NONE,
-    "wait": _ENDS,
+_OUTPUT_IS_LOGGED = "a job's output goes into its run directory, where dtslurm reads it"
+_SRUN_UNSUPPORTED = {
+    "error": _OUTPUT_IS_LOGGED,
+    "export": _UNSUPPORTED["export"],
+    "help": _STARTS_NOTHING,
+    "kill-on-bad-exit": _TASK_EXIT_IS_HANDLED,
+    "nodefile": _STEP_NODES_ARE_SET,
+    "nodelist": _STEP_NODES_ARE_SET,
+    "output": _OUTPUT_IS_LOGGED,
+    "relative": _STEP_NODES_ARE_SET,
+    "test-only": _STARTS_NOTHING,
+    "usage": _STARTS_NOTHING,
+    "version": _STARTS_NOTHING,
+    "wait": _TASK_EXIT_IS_HANDLED,
 }
-_STEPS_LETTERS = {
+_SRUN_SHORT_OPTIONS = {
     "F": "nodefile",
     "K": "kill-on-bad-exit",
     "N": "nodes",
@@ -109,10 +109,10 @@ _STEPS_LETTERS = {
     "x": "exclude",
 }
 _SIGNAL = re.compile(r"(B:)?(?:SIG)?([A-Za-z0-9]+)(?:@(\d+))?")
-_USUAL_LEAD = 60  # seconds, where sbatch's --signal names none
-_OF_ANY_KIND = {"gres", "tres-per-job", "tres-per-node", "tres-per-socket", "tres-per-task"}
-_WITH_GPUS = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?:[:=,]|$)")  # gpu:2, gpu:a100:2, gres/gpu:2
-_LEAST = 3  # letters of a beginning; shorter ones sbatch takes for none or for too many
+_DEFAULT_LEAD_S = 60  # sbatch's default if --signal has no seconds
+_GENERIC_RESOURCE_OPTIONS = {"gres", "tres-per-job", "tres-per-node", "tres-per-socket", "tres-per-task"}
+_GPU_RESOURCE = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?:[:=,]|$)")  # gpu:2, gpu:a100:2, gres/gpu:2
+_MIN_PREFIX = 3  # letters of a prefix; shorter ones are invalid or ambiguous for sbatch
 
 
 def split_option(text: str) -> tuple[str, str | None]:
@@ -121,14 +121,14 @@ def split_option(text: str) -> tuple[str, str | None]:
     Raises:
         ValueError: the text is not a long option.
     """
-    found = re.fullmatch(r"--([a-z][a-z0-9_-]*)(?:=(.*))?", text, flags=re.DOTALL)
-    if not found:
+    match = re.fullmatch(r"--([a-z][a-z0-9_-]*)(?:=(.*))?", text, flags=re.DOTALL)
+    if not match:
         raise ValueError(f"{text!r} is not a long sbatch option; write --name or --name=value")
-    return found[1], found[2]
+    return match[1], match[2]
 
 
 def shares_gpu(options: Sequence[str]) -> bool:
-    """Return whether options of sbatch ask for a part of a GPU, which excludes whole GPUs."""
+    """Return whether sbatch options request a share of a GPU, which excludes whole GPUs."""
     values = [text.partition("=")[2] for text in options if text.startswith("--gres=")]
     kinds = {item.partition(":")[0].removeprefix("gres/") for value in values for item in value.split(",")}
     return not kinds.isdisjoint({"mps", "shard"})
@@ -137,48 +137,48 @@ def shares_gpu(options: Sequence[str]) -> bool:
 def split_signal(text: str) -> tuple[str, int | None]:
     """Split sbatch's ``[B:]SIGNAL[@SECONDS]`` into the signal's name and the seconds before the time limit.
 
-    Other text is returned as it is, for a check to refuse. A bare name has no seconds.
+    Malformed text is returned unchanged, so that a later check refuses it. A plain name has no seconds.
     """
-    found = _SIGNAL.fullmatch(text)
-    if not found:
+    match = _SIGNAL.fullmatch(text)
+    if not match:
         return text, None
-    batch, name, seconds = found.groups()
+    batch, name, seconds = match.groups()
     if name.isdecimal():
-        numbers = {str(int(one)): one.name.removeprefix("SIG") for one in signal.Signals}
-        name = numbers.get(name, name)
-    lead = int(seconds) if seconds else _USUAL_LEAD if batch else None
+        name_by_number = {str(int(number)): number.name.removeprefix("SIG") for number in signal.Signals}
+        name = name_by_number.get(name, name)
+    lead = int(seconds) if seconds else _DEFAULT_LEAD_S if batch else None
     return name.upper(), lead
 
 
 def refusal(text: str, *, profile: bool = False) -> str | None:
-    """Return why an option cannot be passed on, None where it can.
+    """Return why dtslurm does not pass an option on to sbatch, None if it does.
 
     Args:
-        profile: it stands in a cluster profile, which has keys of its own for some.
+        profile: whether the option is in a cluster profile, which has its own keys for some options.
     """
     try:
-        name = _judged_as(*split_option(text))
+        name = _classify_option(*split_option(text))
     except ValueError as error:
         return str(error)
-    return _refused(text, name, _IN_PROFILES if profile else {}, _IS_ASKED_BY, _BREAKS)
+    return _explain_refusal(text, name, _PROFILE_KEY if profile else {}, _DTSLURM_OPTION, _UNSUPPORTED)
 
 
 def srun_refusal(text: str, *, in_profile: bool = True) -> str | None:
-    """Return why an option cannot be given to a job's srun, None where it can.
+    """Return why dtslurm does not pass an option on to a job's srun, None if it does.
 
     Args:
-        in_profile: it stands in a cluster profile, which has keys of its own for some.
+        in_profile: whether the option is in a cluster profile, which has its own keys for some options.
     """
     if text.startswith("--"):
-        known = (*_STEPS_IN_PROFILES, *_STEPS_ASKED_BY, *_STEPS_BREAK)
-        name = _whole(text[2:].partition("=")[0], known)
+        known_names = (*_SRUN_PROFILE_KEY, *_SRUN_DTSLURM_OPTION, *_SRUN_UNSUPPORTED)
+        name = _complete_name(text[2:].partition("=")[0], known_names)
     else:
-        name = _STEPS_LETTERS.get(text[1:2], text)
-    keys = _STEPS_IN_PROFILES if in_profile else {}
-    return _refused(text, name, keys, _STEPS_ASKED_BY, _STEPS_BREAK)
+        name = _SRUN_SHORT_OPTIONS.get(text[1:2], text)
+    keys = _SRUN_PROFILE_KEY if in_profile else {}
+    return _explain_refusal(text, name, keys, _SRUN_DTSLURM_OPTION, _SRUN_UNSUPPORTED)
 
 
-def _refused(
+def _explain_refusal(
     text: str, name: str, keys: Mapping[str, str], asked_by: Mapping[str, str], breaks: Mapping[str, str]
 ) -> str | None:
     if name in keys:
@@ -188,13 +188,13 @@ def _refused(
     return f"{text!r} cannot be passed on: {breaks[name]}" if name in breaks else None
 
 
-def _judged_as(name: str, value: str | None) -> str:
-    """Return an option's whole name; ``gpus`` for one of any resource that asks for GPUs."""
-    asks_gpus = name in _OF_ANY_KIND and _WITH_GPUS.search(value or "")
-    return "gpus" if asks_gpus else _whole(name, (*_IS_ASKED_BY, *_BREAKS))
+def _classify_option(name: str, value: str | None) -> str:
+    """Return an option's full name, or ``gpus`` for a generic resource option that requests GPUs."""
+    requests_gpus = name in _GENERIC_RESOURCE_OPTIONS and _GPU_RESOURCE.search(value or "")
+    return "gpus" if requests_gpus else _complete_name(name, (*_DTSLURM_OPTION, *_UNSUPPORTED))
 
 
-def _whole(name: str, known: Collection[str]) -> str:
-    """Return an option's whole name: Slurm takes beginnings that only one name has."""
-    meant = [one for one in known if one.startswith(name)]
-    return meant[0] if len(meant) == 1 and len(name) >= _LEAST else name
+def _complete_name(name: str, known: Collection[str]) -> str:
+    """Return an option's full name; like Slurm, accept an unambiguous prefix of a name."""
+    matches = [candidate for candidate in known if candidate.startswith(name)]
+    return matches[0] if len(matches) == 1 and len(name) >= _MIN_PREFIX else name

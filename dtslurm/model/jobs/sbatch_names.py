@@ -1,4 +1,4 @@
-"""The long options of sbatch(1), of Slurm 20.11 to 26.05, by whether they take a value."""
+"""The long options of sbatch(1) in Slurm 20.11 to 26.05, grouped by whether they take a value."""
 
 from __future__ import annotations
 

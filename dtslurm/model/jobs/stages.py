@@ -1,4 +1,4 @@
-"""Stages of a job file: which comes after which."""
+"""Stages of a job file and the dependencies between them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 
-KINDS = ("afterok", "afterany")  # sbatch's words: it succeeded, it is over
+KINDS = ("afterok", "afterany")  # as in sbatch: after success, after any end
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 def need(text: str) -> tuple[str, str]:
-    """Return (kind of dependency, stage) of an item of ``needs``: ``NAME`` or ``KIND:NAME``.
+    """Return (kind of dependency, stage) for an item of ``needs``: ``NAME`` or ``KIND:NAME``.
 
     Raises:
         ValueError: the kind is none of `KINDS`.
@@ -25,29 +25,29 @@ def need(text: str) -> tuple[str, str]:
 
 
 def ordered(needs: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the stages so that each stands after those that it needs, else as they are written.
+    """Return the stages in dependency order, otherwise in their written order.
 
     Raises:
-        ValueError: some need each other; the text names them: ``train → prepare → train``.
+        ValueError: the dependencies have a cycle; the text shows it: ``train → prepare → train``.
     """
     try:
         TopologicalSorter(needs).prepare()
     except CycleError as error:
         raise ValueError(" → ".join(reversed(error.args[1]))) from None
-    done: list[str] = []
-    while len(done) < len(needs):
-        done.append(next(name for name in needs if name not in done and set(needs[name]) <= set(done)))
-    return done
+    order: list[str] = []
+    while len(order) < len(needs):
+        order.append(next(name for name in needs if name not in order and set(needs[name]) <= set(order)))
+    return order
 
 
 def before(name: str, needs: Mapping[str, Sequence[str]]) -> set[str]:
-    """Return all stages that come before one, by whatever way; ``needs`` has no circle."""
-    found = set(needs[name])
-    for one in needs[name]:
-        found |= before(one, needs)
-    return found
+    """Return all stages that a stage depends on, directly or indirectly; ``needs`` must have no cycle."""
+    earlier = set(needs[name])
+    for stage in needs[name]:
+        earlier |= before(stage, needs)
+    return earlier
 
 
 def folder_variable(name: str) -> str:
-    """Return the variable that holds a stage's run directory in those that come after it."""
+    """Return the name of the variable with a stage's run directory, for the stages after it."""
     return f"DTSLURM_STAGE_{name.replace('-', '_').upper()}_DIR"

@@ -1,4 +1,4 @@
-"""A sweep: the points it goes over, worked out one at a time."""
+"""Sweeps: the definition of a sweep, and the computation of its points one at a time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 from dtslurm.model.values import dataclass
 
-SETTINGS, TRIALS, MEMBERS = "sweep.json", "trials.jsonl", "members.json"  # in the run directory
+SETTINGS, TRIALS, MEMBERS = "sweep.json", "trials.jsonl", "members.json"  # files in the run directory
 _CALL = re.compile(r"\s*([a-z]+)\s*\((.*)\)\s*", re.DOTALL)
-_DIGITS = 6  # of a drawn number: as many as one reads in a name
-_TRUTH = {"true": True, "false": False}
-_KINDS = {"uniform": 2, "loguniform": 2, "normal": 2, "randint": 2, "choice": None}
+_SIGNIFICANT_DIGITS = 6  # of a drawn number, which is part of a trial's name
+_TRUTH_VALUES = {"true": True, "false": False}
+_ARGUMENT_COUNTS = {"uniform": 2, "loguniform": 2, "normal": 2, "randint": 2, "choice": None}
 _OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -38,8 +38,10 @@ _OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True)
 class Distribution:
-    """What values are drawn from: ``uniform(0, 1)``, ``loguniform(1e-5, 1e-3)``, ``normal(0, 1)``,
-    ``randint(1, 8)`` with both ends, or ``choice(relu, gelu)``.
+    """A distribution that values are drawn from.
+
+    One of ``uniform(0, 1)``, ``loguniform(1e-5, 1e-3)``, ``normal(0, 1)``, ``randint(1, 8)`` with both ends
+    included, or ``choice(relu, gelu)``.
     """
 
     kind: str
@@ -47,20 +49,20 @@ class Distribution:
 
     @classmethod
     def parse(cls, text: str) -> Distribution:
-        """Read a distribution as it is written.
+        """Parse a distribution.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the text is no distribution.
         """
-        found = _CALL.fullmatch(text)
-        if not found or found[1] not in _KINDS:
-            raise ValueError(f"{text!r} is none of {', '.join(f'{kind}(…)' for kind in _KINDS)}")
-        kind, arguments = found[1], tuple(word.strip() for word in found[2].split(","))
+        match = _CALL.fullmatch(text)
+        if not match or match[1] not in _ARGUMENT_COUNTS:
+            raise ValueError(f"{text!r} is none of {', '.join(f'{kind}(…)' for kind in _ARGUMENT_COUNTS)}")
+        kind, arguments = match[1], tuple(word.strip() for word in match[2].split(","))
         if kind == "choice":
             if not all(arguments):
                 raise ValueError(f"{text!r}: each choice is a word, between commas")
             return cls(kind, arguments)
-        if len(arguments) != _KINDS[kind]:
+        if len(arguments) != _ARGUMENT_COUNTS[kind]:
             raise ValueError(f"{text!r}: {kind} takes two numbers")
         try:
             low, high = (int(word) if kind == "randint" else float(word) for word in arguments)
@@ -75,25 +77,25 @@ class Distribution:
         return cls(kind, arguments)
 
     def __str__(self) -> str:
-        """Return it as it is written."""
+        """Return the distribution as it is written."""
         return f"{self.kind}({', '.join(self.arguments)})"
 
     def draw(self, dice: random.Random) -> str:
-        """Return a value's text."""
+        """Draw a value and return its text."""
         if self.kind == "choice":
             return dice.choice(self.arguments)
         if self.kind == "randint":
             return str(dice.randint(int(self.arguments[0]), int(self.arguments[1])))
         low, high = map(float, self.arguments)
         if self.kind == "normal":
-            return _short(dice.gauss(low, high))
+            return _format_number(dice.gauss(low, high))
         if self.kind == "loguniform":
-            return _short(math.exp(dice.uniform(math.log(low), math.log(high))))
-        return _short(dice.uniform(low, high))
+            return _format_number(math.exp(dice.uniform(math.log(low), math.log(high))))
+        return _format_number(dice.uniform(low, high))
 
 
-def _short(number: float) -> str:
-    return f"{number:.{_DIGITS}g}"
+def _format_number(number: float) -> str:
+    return f"{number:.{_SIGNIFICANT_DIGITS}g}"
 
 
 @dataclass(frozen=True)
@@ -104,10 +106,10 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Read a condition: comparisons, + - * / // %, and, or, not, in; nothing that could do anything.
+        """Parse a condition of comparisons, + - * / // %, and, or, not, in; nothing with side effects.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the text is no such condition.
         """
         try:
             tree = ast.parse(text.strip(), mode="eval").body
@@ -115,42 +117,54 @@ class Condition:
             raise ValueError(f"{text!r} is no expression such as lr < 1e-3 and seed == 0") from None
         for node in ast.walk(tree):
             allowed = (ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Name, ast.Constant)
-            others = (ast.Tuple, ast.List, ast.operator, ast.boolop, ast.unaryop, ast.cmpop, ast.expr_context)
-            fits = isinstance(node, (*allowed, *others)) and not isinstance(node, ast.Pow | ast.LShift)
-            if not fits:
+            structural = (
+                ast.Tuple,
+                ast.List,
+                ast.operator,
+                ast.boolop,
+                ast.unaryop,
+                ast.cmpop,
+                ast.expr_context,
+            )
+            is_allowed = isinstance(node, (*allowed, *structural)) and not isinstance(
+                node, ast.Pow | ast.LShift
+            )
+            if not is_allowed:
                 raise ValueError(
                     f"{text!r}: only comparisons, + - * / // %, and, or, not and in are taken in a condition"
                 )
         return cls(text)
 
     def __str__(self) -> str:
-        """Return it as it is written."""
+        """Return the condition as it is written."""
         return self.text
 
     @property
     def names(self) -> set[str]:
-        """The variables it is about."""
-        return {node.id for node in ast.walk(self._tree()) if isinstance(node, ast.Name)}
+        """The variables that the condition uses."""
+        return {node.id for node in ast.walk(self._parse_tree()) if isinstance(node, ast.Name)}
 
-    def _tree(self) -> ast.expr:
+    def _parse_tree(self) -> ast.expr:
         return ast.parse(self.text.strip(), mode="eval").body
 
     def holds(self, point: Mapping[str, str]) -> bool:
-        """Tell whether it is true of a point; numbers compare as numbers.
+        """Return whether the condition is true of a point; numbers compare as numbers.
 
         Raises:
-            ValueError: it cannot be worked out, as ``model < 3`` where the model is ``7b``.
+            ValueError: the condition cannot be evaluated, as ``model < 3`` if the model is ``7b``.
         """
         try:
-            return bool(_worked_out(self._tree(), {name: _value(text) for name, text in point.items()}))
+            return bool(
+                _evaluate(self._parse_tree(), {name: _parse_value(text) for name, text in point.items()})
+            )
         except (TypeError, ArithmeticError, KeyError, MemoryError) as error:
-            told = ", ".join(f"{name}={text}" for name, text in point.items())
-            raise ValueError(f"{self.text!r} cannot be worked out for {told}: {error}") from None
+            values_text = ", ".join(f"{name}={text}" for name, text in point.items())
+            raise ValueError(f"{self.text!r} cannot be worked out for {values_text}: {error}") from None
 
 
-def _value(text: str) -> float | int | bool | str:
-    if text in _TRUTH:
-        return _TRUTH[text]
+def _parse_value(text: str) -> float | int | bool | str:
+    if text in _TRUTH_VALUES:
+        return _TRUTH_VALUES[text]
     for kind in (int, float):
         try:
             return kind(text)
@@ -159,33 +173,33 @@ def _value(text: str) -> float | int | bool | str:
     return text
 
 
-def _worked_out(node: ast.expr, values: Mapping[str, Any]) -> Any:
+def _evaluate(node: ast.expr, values: Mapping[str, Any]) -> Any:
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Name):
-        return values[node.id] if node.id in values else _TRUTH[node.id]
+        return values[node.id] if node.id in values else _TRUTH_VALUES[node.id]
     if isinstance(node, ast.Tuple | ast.List):
-        return [_worked_out(item, values) for item in node.elts]
+        return [_evaluate(item, values) for item in node.elts]
     if isinstance(node, ast.UnaryOp):
-        value = _worked_out(node.operand, values)
+        value = _evaluate(node.operand, values)
         return not value if isinstance(node.op, ast.Not) else -value
     if isinstance(node, ast.BoolOp):
-        parts = (_worked_out(item, values) for item in node.values)
+        parts = (_evaluate(item, values) for item in node.values)
         return all(parts) if isinstance(node.op, ast.And) else any(parts)
     if isinstance(node, ast.BinOp):
-        left, right = _worked_out(node.left, values), _worked_out(node.right, values)
+        left, right = _evaluate(node.left, values), _evaluate(node.right, values)
         if isinstance(left, str) or isinstance(right, str):
             raise TypeError("texts can only be compared")
         return _OPERATORS[type(node.op)](left, right)
     if isinstance(node, ast.Compare):
-        return _compared(node, values)
+        return _evaluate_comparison(node, values)
     raise TypeError(f"{type(node).__name__} is not taken in a condition")
 
 
-def _compared(node: ast.Compare, values: Mapping[str, Any]) -> bool:
-    left = _worked_out(node.left, values)
+def _evaluate_comparison(node: ast.Compare, values: Mapping[str, Any]) -> bool:
+    left = _evaluate(node.left, values)
     for operation, item in zip(node.ops, node.comparators, strict=True):
-        right = _worked_out(item, values)
+        right = _evaluate(item, values)
         if not _OPERATORS[type(operation)](left, right):
             return False
         left = right
@@ -271,12 +285,12 @@ class Sweep:
         return self.trials_per_node is not None or self.trials_per_gpu is not None
 
     def variables(self) -> list[str]:
-        """Return the names of what it goes over, in order; once for each time they are given."""
-        first = list(self.points[0]) if self.points else []
-        return [*self.grid, *first, *self.zipped, *self.random]
+        """Return the names of the sweep's variables in order, a duplicate once for each definition."""
+        point_variables = list(self.points[0]) if self.points else []
+        return [*self.grid, *point_variables, *self.zipped, *self.random]
 
-    def _factors(self) -> list[list[dict[str, str]]]:
-        """Return the lists that are combined, without what is drawn; the last goes round fastest."""
+    def _build_factors(self) -> list[list[dict[str, str]]]:
+        """Return the lists to combine, without random draws; the last list varies fastest."""
         lists = [[{name: value} for value in values] for name, values in self.grid.items()]
         if self.points:
             lists.append([dict(point) for point in self.points])
@@ -286,53 +300,53 @@ class Sweep:
         return lists
 
     def size(self) -> int:
-        """Return how many points there are before ``when`` and ``unless``."""
-        return math.prod(map(len, self._factors())) * (self.samples or 1)
+        """Return the number of points before ``when`` and ``unless`` are applied."""
+        return math.prod(map(len, self._build_factors())) * (self.samples or 1)
 
     def __iter__(self) -> Iterator[dict[str, str]]:
         """Yield the points, one at a time.
 
         Raises:
-            ValueError: a condition cannot be worked out.
+            ValueError: a condition cannot be evaluated.
         """
-        factors = self._factors()
+        factors = self._build_factors()
         for number in range(self.size()):
-            point = self._point(number, factors)
+            point = self._build_point(number, factors)
             if self.when is not None and not self.when.holds(point):
                 continue
             if self.unless is not None and self.unless.holds(point):
                 continue
             yield point
 
-    def _point(self, number: int, factors: Sequence[list[dict[str, str]]]) -> dict[str, str]:
-        rest = number // (self.samples or 1)
-        chosen: list[dict[str, str]] = []
+    def _build_point(self, number: int, factors: Sequence[list[dict[str, str]]]) -> dict[str, str]:
+        remaining = number // (self.samples or 1)
+        selected: list[dict[str, str]] = []
         for values in reversed(factors):
-            rest, place = divmod(rest, len(values))
-            chosen.append(values[place])
-        point = {name: value for part in reversed(chosen) for name, value in part.items()}
+            remaining, index = divmod(remaining, len(values))
+            selected.append(values[index])
+        point = {name: value for values in reversed(selected) for name, value in values.items()}
         if self.random and self.optuna is None:
-            dice = random.Random(f"{self.seed}:{number}")  # noqa: S311 - not for secrets
-            point |= {name: spread.draw(dice) for name, spread in self.random.items()}
+            generator = random.Random(f"{self.seed}:{number}")  # noqa: S311 - not for cryptography
+            point |= {name: distribution.draw(generator) for name, distribution in self.random.items()}
         return point
 
     def problems(self) -> list[tuple[str, str]]:
-        """Return what does not fit together: (key, what is wrong)."""
+        """Return the inconsistencies of the sweep, as (key, what is wrong)."""
         names = self.variables()
-        found = [(name, "is swept over twice") for name in dict.fromkeys(names) if names.count(name) > 1]
+        problems = [(name, "is swept over twice") for name in dict.fromkeys(names) if names.count(name) > 1]
         if not names:
-            found.append(("", "goes over nothing; give grid, points, zipped or random"))
+            problems.append(("", "goes over nothing; give grid, points, zipped or random"))
         if bool(self.random) != (self.samples is not None):
-            found.append(("samples", "goes with random; say by it how many values are drawn"))
+            problems.append(("samples", "goes with random; say by it how many values are drawn"))
         if self.optuna and not self.random:
-            found.append(("optuna", "chooses what random describes; there is none"))
+            problems.append(("optuna", "chooses what random describes; there is none"))
         if self.trials_per_node is not None and self.trials_per_gpu is not None:
-            found.append(("trials_per_gpu", "does not go with trials_per_node"))
+            problems.append(("trials_per_gpu", "does not go with trials_per_node"))
         if self.asha and self.asha.eta < 2:
-            found.append(("asha", "eta should be at least 2"))
-        return [*found, *self._list_problems(), *self._condition_problems()]
+            problems.append(("asha", "eta should be at least 2"))
+        return [*problems, *self._find_list_problems(), *self._find_condition_problems()]
 
-    def _list_problems(self) -> Iterator[tuple[str, str]]:
+    def _find_list_problems(self) -> Iterator[tuple[str, str]]:
         for name, values in self.grid.items():
             if not values:
                 yield "grid", f"{name} has no values"
@@ -343,14 +357,14 @@ class Sweep:
             yield "zipped", "has no values"
         for number, point in enumerate(self.points):
             if set(point) != set(self.points[0]):
-                first = ", ".join(self.points[0])
-                yield f"points[{number}]", f"should have the variables of the first point: {first}"
+                first_names = ", ".join(self.points[0])
+                yield f"points[{number}]", f"should have the variables of the first point: {first_names}"
 
-    def _condition_problems(self) -> Iterator[tuple[str, str]]:
+    def _find_condition_problems(self) -> Iterator[tuple[str, str]]:
         names = self.variables()
         drawn = set(self.random) if self.optuna else set()
         for key, condition in (("when", self.when), ("unless", self.unless)):
-            for name in sorted((condition.names if condition else set()) - set(_TRUTH)):
+            for name in sorted((condition.names if condition else set()) - set(_TRUTH_VALUES)):
                 if name not in names:
                     yield key, f"{name!r} is not swept over"
                 elif name in drawn:

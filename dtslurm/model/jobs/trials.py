@@ -1,4 +1,4 @@
-"""How the trials of a sweep run."""
+"""How the trials of a sweep run as array tasks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ class Trials:
     """How a job array runs the trials of a sweep.
 
     Attributes:
-        env: variables of the environment that each trial fills in.
-        per_task: how many trials, of one process each, share an array task.
-        plain: the program that starts a trial needs nothing but Python.
-        token: of the sweep's first submission, empty in that itself.
+        env: the environment variables in which each trial substitutes the sweep's variables.
+        per_task: the number of trials, of one process each, that share an array task.
+        plain: whether the program that starts a trial needs only Python.
+        token: the token of the sweep's first submission, empty in the first submission itself.
     """
 
     env: tuple[str, ...] = ()

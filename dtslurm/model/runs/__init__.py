@@ -1,1 +1,1 @@
-"""What is known of runs: their record, states, telemetry, verdicts and usage."""
+"""Values that describe runs: records, states, telemetry, diagnoses and usage."""

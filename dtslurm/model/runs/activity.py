@@ -1,4 +1,4 @@
-"""What the ranks of a running job last did, and whether the job is stalled."""
+"""The latest activity of a running job's ranks, and whether the job is stalled."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from dtslurm.model.values import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class NodeActivity:
-    """The ranks of one node as the node's sampler saw them last; times are seconds since the epoch there.
+    """The latest activity of a node's ranks, seen by the node's sampler; times are seconds since the epoch.
 
     Attributes:
-        time: when the sampler looked.
-        ranks, seen: the ranks that run there, and those that ever ran there in this attempt.
-        world_size: how many ranks the job has, None where they do not know it.
+        time: when the sampler took the sample.
+        ranks, seen: the ranks that run on the node, and those that ever ran there in this attempt.
+        world_size: the number of ranks of the job, None if the ranks do not know it.
         output: when a rank's log or the training metrics last grew.
-        cpu: when a rank last used a CPU itself; ``children``: when a process that it started did.
-        io: when they last read or wrote much; ``gpu``: when a GPU last computed.
-        learned: whether training has begun; ``longest_s``: its longest pause in output since.
-        waits: by rank, what it waits for: (``child``, name of its program), ``stopped`` or ``blocked``.
-        over: whether no rank runs there any more.
+        cpu: when a rank itself last used a CPU; ``children``: when a child process of a rank did.
+        io: when the ranks last read or wrote a large amount; ``gpu``: when a GPU last computed.
+        learned: whether training has begun; ``longest_s``: the longest pause in its output since then.
+        waits: by rank, what the rank waits for: (``child``, the name of its program), ``stopped`` or
+            ``blocked``.
+        over: whether no rank runs on the node any more.
     """
 
     time: float
@@ -41,12 +42,12 @@ class NodeActivity:
 
 @dataclass(frozen=True, kw_only=True)
 class Activity:
-    """What a running job does, by the samples of all its nodes.
+    """The activity of a running job according to the samples of all its nodes.
 
     Attributes:
-        stalled: whether no rank has done anything for far longer than usual.
-        since: when a rank last did something, seconds since the epoch; ``quiet_s``: how long ago that was.
-        summary: what was seen, in words; empty where nothing is unusual.
+        stalled: whether no rank has been active for far longer than usual.
+        since: when a rank was last active, seconds since the epoch; ``quiet_s``: seconds since then.
+        summary: a description of the activity, empty if nothing is unusual.
     """
 
     stalled: bool

@@ -1,27 +1,28 @@
-"""What is known of failures, and what is said of one."""
+"""Failure signatures, and the result of a diagnosis."""
 
 from __future__ import annotations
 
 from dtslurm.model.values import dataclass
 
-# What a line in a log can tell of the process that wrote it.
+# What a log line can mean for the process that wrote it.
 ROLES = ("cause", "lost-peer", "timeout", "ended", "report")
 BLAMES = ("code", "node", "site", "user", "unknown")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """One kind of log line and what it tells.
+    """A kind of log line, and the cause that it indicates.
 
     Attributes:
-        cause: the verdict's slug.
-        match: regular expressions of which one must be found in a line; groups may be named.
-        words: literal texts of which every matching line has one.
-        role: one of ``ROLES``: why a process ends, or what it says when others have failed.
-        strength: 0 to 100, how surely such a line alone tells why its process ended.
-        lasting: whether the log going on after the line leaves its meaning as it is.
+        cause: the slug of the verdict's cause.
+        match: regular expressions of which at least one must match in a line; groups may be named.
+        words: literal texts; every matching line contains one of them.
+        role: one of ``ROLES``: why a process ends, or what a process reports after others have failed.
+        strength: 0 to 100, how reliably such a line alone gives the reason why its process ended.
+        lasting: whether the line keeps its meaning if the log continues after it.
         blame: one of ``BLAMES``.
-        summary, advice: sentences; ``{group}`` is filled in, ``[[…]]`` left out where a group is missing.
+        summary, advice: sentences; ``{group}`` is replaced, ``[[…]]`` is omitted if one of its groups is
+            missing.
         examples: lines that must match.
     """
 
@@ -40,7 +41,7 @@ class Signature:
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceLine:
-    """A line that a verdict rests on: ``line`` counts from 1; ``rank`` is None for the batch script's log."""
+    """A line that supports a verdict: ``line`` counts from 1; ``rank`` is None for the batch script's log."""
 
     rank: int | None
     file: str
@@ -50,7 +51,7 @@ class EvidenceLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Aftermath:
-    """What came of the failure: how many ``ranks`` (folded, as ``0-6,8``) ended how."""
+    """A consequence of the failure: how many ``ranks`` (folded, as ``0-6,8``) ended in which way."""
 
     what: str
     ranks: str = ""
@@ -59,16 +60,16 @@ class Aftermath:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Which rank failed first, why, and what to do.
+    """The result of a diagnosis: the first rank that failed, its cause, and a fix.
 
     Attributes:
-        rank, local_rank, node: None where the failure is not one rank's.
-        time: seconds since the epoch, None where unknown.
-        exit_code, signal: as the rank's own record has them.
-        cause: a slug such as ``gpu-out-of-memory``; ``none`` if nothing failed, ``stalled`` if a job runs and
-            its ranks do nothing, ``unknown`` if nothing tells.
-        confidence: 0 to 1; below 0.7 it is a guess.
-        blame: who can put it right: ``code``, ``node``, ``site``, ``user`` or ``unknown``.
+        rank, local_rank, node: None if the failure does not belong to one rank.
+        time: seconds since the epoch, None if unknown.
+        exit_code, signal: as in the rank's own record.
+        cause: a slug such as ``gpu-out-of-memory``; ``none`` if nothing failed, ``stalled`` if the job runs
+            but its ranks are inactive, ``unknown`` without evidence.
+        confidence: 0 to 1; below 0.7 the cause is a guess.
+        blame: who can fix the cause: ``code``, ``node``, ``site``, ``user`` or ``unknown``.
     """
 
     cause: str
@@ -88,21 +89,21 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFacts:
-    """What is known of a job besides its ranks.
+    """The facts about a job that do not come from its ranks.
 
     Attributes:
         state: Slurm's base state, or ``UNKNOWN``.
-        over: whether that is the job's end.
+        over: whether the job has ended in that state.
         exit_code, signal: of the batch script.
         start, end: seconds since the epoch on the controller's clock.
         time_limit: seconds.
-        cancelled_by: a person's name or ``uid 1000`` where it is known.
-        world_size: how many ranks there should be.
-        gpus_per_node: how many GPUs the job asked for on each node, None where the record does not say.
-        attempt: which start of the job this is, from 0.
-        attempts: how many starts there were.
-        stall: of a job that runs and is stalled, what was seen, in words.
-        accounting: whether Slurm's accounting may be asked about it.
+        cancelled_by: the name of a user, or ``uid 1000``, if known.
+        world_size: the expected number of ranks.
+        gpus_per_node: the requested number of GPUs per node, None if the record does not contain it.
+        attempt: the number of this attempt, from 0.
+        attempts: the number of attempts.
+        stall: for a running job that is stalled, a description of its activity.
+        accounting: whether Slurm's accounting may be queried about the job.
     """
 
     job_id: str = ""

@@ -1,4 +1,4 @@
-"""What the ranks of a running job are doing, and what is said of it."""
+"""The current activity of a running job's ranks, and the verdict on it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dtslurm.model.values import dataclass
 
 @dataclass(frozen=True)
 class StackFrame:
-    """One place of a stack; ``line`` is 0 where it is not known."""
+    """A frame of a stack; ``line`` is 0 if unknown."""
 
     function: str
     file: str
@@ -16,20 +16,20 @@ class StackFrame:
 
 @dataclass(frozen=True, kw_only=True)
 class RankLook:
-    """One rank of a running job at one moment.
+    """The state of one rank of a running job at one time.
 
     Attributes:
-        state: of its main thread, a letter as in /proc (``R`` runs, ``S`` sleeps, ``D`` waits for a device or
-            file system, ``T`` is stopped, empty: not looked at or gone).
-        cpu: cores it kept busy while it was looked at.
-        moved: whether its main thread was at another place a second later; None where that is not known.
-        waits: what the kernel says its main thread waits for.
-        frames: of its main thread, innermost first; empty where no stack could be had.
-        by: where the frames are from: ``py-spy``, ``signal``, ``proc`` (none), ``none`` (no such process) or
-            empty (its node was not looked at).
-        workers: what its data loading processes do, in words.
-        silent_s: seconds since its last word in its log, None if it never spoke.
-        started, ended: whether there is a record of that.
+        state: the state of the main thread, a letter as in /proc (``R`` running, ``S`` sleeping, ``D``
+            waiting for a device or file system, ``T`` stopped, empty if not sampled or gone).
+        cpu: the number of cores that the rank kept busy during the sample.
+        moved: whether the main thread was in another place a second later, None if unknown.
+        waits: what the main thread waits for according to the kernel.
+        frames: the stack of the main thread, innermost frame first; empty if no stack is available.
+        by: the source of the frames: ``py-spy``, ``signal``, ``proc`` (no frames), ``none`` (no such process)
+            or empty (the node was not sampled).
+        workers: the activity of the data loader processes, in words.
+        silent_s: seconds since the last output in the rank's log, None if there was none.
+        started, ended: whether there is a record of the start and of the end.
     """
 
     rank: int
@@ -51,16 +51,16 @@ class RankLook:
 
 @dataclass(frozen=True, kw_only=True)
 class StackGroup:
-    """Ranks that are at the same place.
+    """Ranks that are in the same place.
 
     Attributes:
         kind: ``waits`` (for other ranks), ``data`` (for its data loader), ``stopped``, ``blocked`` (by a
             device or file system), ``gone``, ``ended``, ``absent`` (never started), ``computes``, ``busy``
-            (at one place: computing, or waiting for its GPU), ``sleeps``, or ``unseen``.
+            (in one place: computing, or waiting for its GPU), ``sleeps``, or ``unseen``.
         what: the place in words.
-        ranks: folded, as ``0-6,8``; ``count`` of them.
-        frames: the stack of one of them, innermost first.
-        example: the rank that ``frames`` are of.
+        ranks: folded, as ``0-6,8``; ``count`` is their number.
+        frames: the stack of one of the ranks, innermost frame first.
+        example: the rank whose stack ``frames`` is.
     """
 
     kind: str
@@ -73,14 +73,14 @@ class StackGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class LiveVerdict:
-    """Whether a running job makes progress, and which rank keeps the others.
+    """Whether a running job makes progress, and which rank delays the others.
 
     Attributes:
-        cause: ``hang`` (nothing moves), ``slow`` (others wait for one that does something), ``none`` (it
+        cause: ``hang`` (nothing moves), ``slow`` (others wait for a rank that is active), ``none`` (the job
             makes progress) or ``unknown``.
-        confidence: 0 to 1; below 0.7 it is a guess.
-        rank, local_rank, node: of the rank that the others wait for; None where it is not one rank.
-        suspects: all such ranks, folded.
+        confidence: 0 to 1; below 0.7 the cause is a guess.
+        rank, local_rank, node: of the rank that the others wait for, None if it is not a single rank.
+        suspects: all ranks that the others wait for, folded.
     """
 
     cause: str

@@ -1,4 +1,4 @@
-"""What a scheduler told of one user's jobs, as values that processes can hand to each other."""
+"""A scheduler's answers about one user's jobs, in a form that processes can exchange."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from dtslurm.model.values import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class QueueMemory:
-    """What was heard from one Slurm about one user's jobs.
+    """The answers of one Slurm installation about one user's jobs.
 
     Attributes:
-        asked_at: when the list of jobs was asked for, seconds since the epoch here; 0 for never.
-        took_s: how long the answer took.
-        jobs: the list: every job of the user that the controller still knew.
-        ended: ends that were learned elsewhere (accounting, ``scontrol``), with exit codes.
-        looked: job id to when accounting was last asked for its end, and how often that was.
-        accounting: whether there is accounting, as far as is known.
-        columns: the columns that this sacct has, empty while that is not known.
+        asked_at: when the job list was queried, seconds since the epoch on this machine; 0 for never.
+        took_s: the duration of the query in seconds.
+        jobs: the job list: every job of the user that the controller still knew.
+        ended: final states from other sources (accounting, ``scontrol``), with exit codes.
+        looked: job id to (time of the last accounting query for its end, number of such queries).
+        accounting: whether accounting is available, as far as is known.
+        columns: the columns that this sacct supports, empty while unknown.
     """
 
     asked_at: float = 0.0

@@ -1,4 +1,4 @@
-"""What is remembered of a run. Most commands need no more of a job than that."""
+"""The record of a run, which is all that most commands need of a job."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ from dataclasses import field
 from dtslurm.model.runs.state import JobStatus
 from dtslurm.model.values import dataclass
 
-OUR_MARK = "dtslurm:"  # begins the --comment of every job of ours
+OUR_MARK = "dtslurm:"  # prefix of the --comment of every job of dtslurm
 
 
 def mark(token: str, script_hash: str) -> str:
-    """Return the ``--comment`` by which the job of a submission is known again."""
+    """Return the ``--comment`` that identifies the job of a submission."""
     return f"{OUR_MARK}{token}:{script_hash}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobRecord:
-    """What the store remembers of one run (``job.json``).
+    """The stored record of one run (``job.json``).
 
     Attributes:
-        profile: path of the cluster's profile, which may lie in a project that is not the current one.
-        phase: ``planned`` (written, sbatch not yet called), ``submitted``, ``unknown`` (sbatch's answer was
-            lost), ``withdrawn`` (no job came of it, and none can any more) or ``unrecorded`` (its record
-            cannot be read: this one holds what the queue and the index know).
-        job_id: the scheduler's number, None until it is known.
-        transport: how the cluster was reached, if its profile left that open or something else was asked.
-        mirror: where this machine keeps copies of the run's files, if the run directory is on another.
+        profile: path of the cluster profile, which may belong to a project other than the current one.
+        phase: ``planned`` (written, sbatch not called yet), ``submitted``, ``unknown`` (sbatch's answer was
+            lost), ``withdrawn`` (there is no job, and none can appear any more) or ``unrecorded`` (the record
+            is unreadable: this one contains what the queue and the index know).
+        job_id: the scheduler's job id, None until it is known.
+        transport: the transport to the cluster, if the profile leaves it open or the user chose another one.
+        mirror: this machine's folder with copies of the run's files, if the run directory is on another
+            machine.
         parent: run directory of the run that this one repeats or continues.
-        script_hash: as in `Submission`; a job found by its token must carry it too.
-        stage: its name among the stages of a job file.
-        stages: the tokens of all these stages' runs by name, each after those that it needs.
-        sweep: run directory of the first run of the sweep that this one belongs to.
+        script_hash: as in `Submission`; a job found by its token must also have this hash.
+        stage: the run's name among the stages of a job file.
+        stages: the tokens of all these stages' runs by name, in dependency order.
+        sweep: run directory of the first run of the sweep that this run belongs to.
         final: the last observations (one, or one per array task) once the job is over.
     """
 
@@ -64,15 +65,15 @@ class JobRecord:
 
     @property
     def folder(self) -> str:
-        """Where the run's files, or copies of them, are on this machine."""
+        """The folder on this machine with the run's files, or with copies of them."""
         return self.mirror or self.run_dir
 
     @property
     def route(self) -> tuple[str, str, str, bool]:
-        """Which scheduler has its job, and the way there: runs with one route are asked about at once."""
+        """The scheduler that has the run's job, and the way to reach it; equal routes share one query."""
         return self.cluster, self.profile, self.transport, bool(self.mirror)
 
     @property
     def comment(self) -> str:
-        """What marks the run's job in Slurm."""
+        """The text in Slurm's comment that identifies the run's job."""
         return mark(self.token, self.script_hash)

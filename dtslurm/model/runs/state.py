@@ -1,4 +1,4 @@
-"""Job states as Slurm has them: one base state and any number of flags (slurm_protocol_defs.c)."""
+"""Job states as in Slurm: a base state and any number of flags (slurm_protocol_defs.c)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dtslurm.model.values import dataclass
 
 
 class JobState(str, Enum):
-    """Slurm's base states, and UNKNOWN for what no evidence tells."""
+    """Slurm's base states, and UNKNOWN without evidence."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -29,12 +29,12 @@ class JobState(str, Enum):
 
     @property
     def ended(self) -> bool:
-        """Whether this base state, taken alone, is the end of a run of the job."""
+        """Whether this base state, taken alone, is an end of the job."""
         return self not in {JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED, JobState.UNKNOWN}
 
 
 class StateFlag(str, Enum):
-    """Slurm's state flags, which qualify a base state; text output prints a flag *instead of* the base."""
+    """Slurm's state flags, which qualify a base state; text output shows a flag *instead of* the base."""
 
     COMPLETING = "COMPLETING"
     CONFIGURING = "CONFIGURING"
@@ -55,7 +55,7 @@ class StateFlag(str, Enum):
     UPDATE_DB = "UPDATE_DB"
 
 
-_SHORT = {
+_STATE_BY_SHORT_NAME = {
     "PD": "PENDING", "R": "RUNNING", "S": "SUSPENDED", "CD": "COMPLETED", "CA": "CANCELLED", "F": "FAILED",
     "TO": "TIMEOUT", "NF": "NODE_FAIL", "PR": "PREEMPTED", "BF": "BOOT_FAIL", "DL": "DEADLINE",
     "OOM": "OUT_OF_MEMORY", "CG": "COMPLETING", "CF": "CONFIGURING", "RQ": "REQUEUED", "RF": "REQUEUE_FED",
@@ -63,8 +63,8 @@ _SHORT = {
     "SE": "SPECIAL_EXIT", "SO": "STAGE_OUT", "ST": "STOPPED",
 }  # fmt: skip
 
-# What a flag printed alone tells about the base it hides: the job waits, runs, or we cannot know.
-_BASE_BEHIND_FLAG = {
+# The base state that a flag printed alone implies: pending, running, or none that is certain.
+_BASE_STATE_OF_FLAG = {
     StateFlag.CONFIGURING: JobState.RUNNING,
     StateFlag.EXPEDITING: JobState.PENDING,
     StateFlag.POWER_UP_NODE: JobState.RUNNING,
@@ -78,49 +78,53 @@ _BASE_BEHIND_FLAG = {
     StateFlag.STOPPED: JobState.SUSPENDED,
 }
 
-_NOT_YET_FINAL = {
+_NON_FINAL_FLAGS = {
     StateFlag.COMPLETING, StateFlag.REQUEUED, StateFlag.REQUEUE_FED, StateFlag.REQUEUE_HOLD,
     StateFlag.RESIZING, StateFlag.SPECIAL_EXIT, StateFlag.STAGE_OUT, StateFlag.UPDATE_DB,
 }  # fmt: skip
 
 
-@lru_cache(maxsize=1024)  # a hundred thousand jobs are in a few states
+@lru_cache(maxsize=1024)  # many jobs share a few states
 def read_state(words: str) -> tuple[JobState, frozenset[StateFlag]]:
-    """Read what any Slurm command prints as a state: ``RUNNING``, ``CANCELLED by 7``, ``CG``, ``A,B``.
+    """Parse a state as Slurm commands print it: ``RUNNING``, ``CANCELLED by 7``, ``CG``, ``A,B``.
 
-    A word that no known Slurm prints gives ``UNKNOWN`` and is never an error.
+    A word that no known version of Slurm prints gives ``UNKNOWN``; this is never an error.
     """
     base = JobState.UNKNOWN
     flags = set()
     for word in re.split(r"[,+\s]+", re.sub(r" by \d+.*", "", words.strip().upper(), flags=re.IGNORECASE)):
-        name = _SHORT.get(word, word)
+        name = _STATE_BY_SHORT_NAME.get(word, word)
         if name in JobState.__members__:
             base = JobState[name]
         elif name in StateFlag.__members__:
             flags.add(StateFlag[name])
     if base is JobState.UNKNOWN:
-        behind = {_BASE_BEHIND_FLAG[flag] for flag in flags if flag in _BASE_BEHIND_FLAG}
-        if len(behind) == 1:
-            base = behind.pop()
+        possible_states = {_BASE_STATE_OF_FLAG[flag] for flag in flags if flag in _BASE_STATE_OF_FLAG}
+        if len(possible_states) == 1:
+            base = possible_states.pop()
     return base, frozenset(flags)
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """One observation of one job (or array task).
+    """An observation of one job or array task.
 
     Attributes:
-        job_id: as Slurm shows it: ``123``, ``123_4``, or ``123_[5-9%2]`` for array tasks still together.
-        raw_id: the number Slurm keeps for it (an array task has its own once it starts).
-        excluded: the nodes that the job may not have, as Slurm folds them; empty where none or unknown.
+        job_id: as Slurm shows it: ``123``, ``123_4``, or ``123_[5-9%2]`` for array tasks that are still
+            together.
+        raw_id: Slurm's internal job id (an array task gets its own once it starts).
+        excluded: the excluded nodes of the job, folded as by Slurm; empty if there are none or they are
+            unknown.
         exit_code: the batch script's own exit code, None while unknown.
         signal: the signal that ended the batch script, None if none did.
-        submit_time, start_time, end_time: seconds since the epoch, None where unknown.
+        submit_time, start_time, end_time: seconds since the epoch, None if unknown.
         estimated_start: the scheduler's estimate for a pending job, seconds since the epoch.
-        time_left: seconds until the time limit, None where unknown or unlimited.
-        time_limit: in seconds of a job that runs, None where unknown or unlimited. A site may change it.
-        restarts: how often the job was requeued, None where unknown.
-        source: which evidence this is: ``squeue``, ``sacct``, ``scontrol``, ``local``, ``record``, ``none``.
+        time_left: seconds until the time limit, None if unknown or unlimited.
+        time_limit: the time limit of a running job in seconds, None if unknown or unlimited. The site may
+            change it.
+        restarts: how often the job was requeued, None if unknown.
+        source: the source of the observation: ``squeue``, ``sacct``, ``scontrol``, ``local``, ``record``,
+            ``none``.
         observed_at: seconds since the epoch on this machine's clock.
     """
 
@@ -150,17 +154,17 @@ class JobStatus:
 
     @property
     def terminal(self) -> bool:
-        """Whether the job is over for good: an ended base state and no flag that may bring it back."""
-        return self.state.ended and not (self.flags & _NOT_YET_FINAL)
+        """Whether the job has ended for good: an ended base state, and no flag that may requeue it."""
+        return self.state.ended and not (self.flags & _NON_FINAL_FLAGS)
 
     @property
     def ok(self) -> bool:
-        """Whether the job is over and did what it should."""
+        """Whether the job has completed successfully."""
         return self.terminal and self.state is JobState.COMPLETED
 
     @property
     def word(self) -> str:
-        """The one word to show a person: the flag if one stands out, else the base state."""
+        """The word to show for the state: one of four notable flags if it is set, else the base state."""
         for flag in (
             StateFlag.COMPLETING,
             StateFlag.CONFIGURING,

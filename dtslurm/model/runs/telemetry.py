@@ -1,4 +1,4 @@
-"""What a running job is doing now: its ranks, its nodes, its training. Absent is None, never 0."""
+"""The current state of a running job: its ranks, nodes and training. Unknown values are None, never 0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from dtslurm.model.runs.activity import NodeActivity
 from dtslurm.model.values import dataclass
 
-# What a pattern of log lines can tell; units as in `TrainPoint`, and those that their names say.
+# The values that a pattern can find in log lines; units as in `TrainPoint`, or as in their names.
 VALUES = (
     "step", "total_steps", "loss", "learning_rate", "grad_norm", "epoch", "tokens_per_s",
     "tokens_per_s_per_gpu", "tflops_per_gpu", "step_time_s", "step_time_ms", "steps_per_s", "memory_gib",
@@ -19,11 +19,11 @@ VALUES = (
 
 @dataclass(frozen=True, kw_only=True)
 class LinePattern:
-    """Where one kind of log line tells of training.
+    """The pattern of a kind of log line with training metrics.
 
     Attributes:
-        words: literal texts of which every such line has one.
-        values: by key of ``VALUES``, a regular expression with ``<number>`` where the number stands.
+        words: literal texts; every such line contains one of them.
+        values: by key of ``VALUES``, a regular expression with ``<number>`` in the number's place.
     """
 
     name: str
@@ -33,15 +33,16 @@ class LinePattern:
 
 @dataclass(frozen=True, kw_only=True)
 class RankTelemetry:
-    """One rank of an attempt.
+    """The state of one rank of an attempt.
 
     Attributes:
-        bytes: size of its log.
-        spoke: when it last wrote to its log; seconds since the epoch on the clock of the files' machine, None
-            if it has not said anything.
-        started, ended: seconds since the epoch on the rank's node; ``started`` is None until it has begun.
-        exit_code: None while it runs, or if it was killed before that could be recorded.
-        told_to_end: whether it was sent SIGTERM from outside before it ended.
+        bytes: size of the rank's log.
+        spoke: when the rank last wrote to its log, seconds since the epoch on the clock of the files'
+            machine; None if it has written nothing.
+        started, ended: seconds since the epoch on the rank's node; ``started`` is None until the rank has
+            begun.
+        exit_code: None while the rank runs, or if it was killed before its exit code could be recorded.
+        told_to_end: whether the rank received SIGTERM from outside before it ended.
     """
 
     rank: int
@@ -59,7 +60,7 @@ class RankTelemetry:
 
     @property
     def running(self) -> bool:
-        """Whether it has begun and, as far as its record tells, not ended."""
+        """Whether the rank has begun and, according to its record, not ended."""
         return self.started is not None and self.ended is None
 
 
@@ -68,7 +69,7 @@ class FirstFailure:
     """The rank of an attempt that failed first.
 
     Attributes:
-        error: the exception that its log ends with, empty if there is none.
+        error: the exception at the end of the rank's log, empty if there is none.
         file, line: the innermost line of the user's own code in that exception's traceback.
     """
 
@@ -81,18 +82,18 @@ class FirstFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSample:
-    """One GPU at one moment.
+    """A sample of one GPU.
 
     Attributes:
-        util: percent of the last interval in which a kernel ran.
+        util: percentage of the last interval in which a kernel ran.
         sm_activity: share (0 to 1) of the multiprocessors that were busy.
         memory_used, memory_total: bytes.
         power_w: watts.
         temperature_c: degrees Celsius.
         sm_mhz: clock of the multiprocessors.
-        throttle: why the clock is held down: ``power``, ``thermal``, ``hardware``, ….
+        throttle: why the clock is throttled: ``power``, ``thermal``, ``hardware``, ….
         ecc_corrected, ecc_uncorrected: memory errors since the driver was loaded.
-        xid: numbers of the driver's last error reports since the sampler began.
+        xid: numbers of the driver's latest error reports since the sampler started.
     """
 
     index: int
@@ -113,7 +114,7 @@ class GpuSample:
 
 @dataclass(frozen=True, kw_only=True)
 class NicCounters:
-    """A network port's counters, as the kernel gives them: bytes and errors since it came up."""
+    """The kernel's counters of a network port: bytes and errors since the port came up."""
 
     rx_bytes: int | None = None
     tx_bytes: int | None = None
@@ -122,7 +123,7 @@ class NicCounters:
 
 @dataclass(frozen=True, kw_only=True)
 class DiskUse:
-    """How full a file system is, in bytes."""
+    """Used and total bytes of a file system."""
 
     used: int
     total: int
@@ -130,14 +131,14 @@ class DiskUse:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSample:
-    """One node at one moment, as seen from inside the job.
+    """A sample of one node, taken inside the job.
 
     Attributes:
         time: seconds since the epoch on the node.
-        cpu_percent: of the CPUs given to the job.
+        cpu_percent: utilization of the CPUs that are allocated to the job.
         load: the node's one-minute load average.
         memory_used, memory_total: of the whole node, bytes.
-        cgroup_memory, cgroup_limit: of the job on this node, bytes; the limit is None where there is none.
+        cgroup_memory, cgroup_limit: of the job on this node, bytes; the limit is None if there is none.
         nics, disks: by name, and by path.
     """
 
@@ -157,13 +158,13 @@ class NodeSample:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainPoint:
-    """What training code said of one step. Numbers may be NaN or infinite: a loss that is gone is news.
+    """Training metrics of one step. Numbers may be NaN or infinite, so that a diverged loss is visible.
 
     Attributes:
-        time: seconds since the epoch; None where the line that told the step carries no time.
-        tokens_per_s: of the whole job, if the framework does not say otherwise.
+        time: seconds since the epoch, None if the line with the metrics has no time.
+        tokens_per_s: of the whole job, unless the framework defines it differently.
         step_time_s, memory_gib: seconds, and GiB of one GPU.
-        other: what else was in the record.
+        other: the remaining values of the record.
     """
 
     time: float | None = None
@@ -183,20 +184,21 @@ class TrainPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class RunTelemetry:
-    """One look at an attempt of a run, or of one task of an array.
+    """A snapshot of an attempt of a run, or of one array task.
 
     Attributes:
-        now: when it was taken, by the clock of the machine that holds the files; ages are told against it.
-        attempt: None where nothing has started.
-        task, tasks: which array task this is of, and which have started; None and empty without an array.
-        ranks: by rank; those that have a log or a record.
+        now: time of the snapshot on the clock of the machine that holds the files; ages are relative to it.
+        attempt: None if nothing has started.
+        task, tasks: the array task of this snapshot, and the array tasks that have started; None and empty
+            without an array.
+        ranks: by rank number, the ranks that have a log or a record.
         first_failure: None while no rank has failed by itself.
-        nodes: the newest sample of each node.
-        nodes_before: of each node, counters that are about a minute older, for rates.
-        activity: what the ranks of each node last did.
-        train, events: what is new since the pulse that was given as ``after``, in order.
-        train_from: where ``train`` is from: ``file`` (``$DTSLURM_METRICS``), ``logs``, or nothing yet.
-        cursor: where the next look goes on; of no other use.
+        nodes: the latest sample of each node.
+        nodes_before: samples of each node from about a minute earlier, to compute rates.
+        activity: the latest activity of each node's ranks.
+        train, events: new entries since the snapshot that was passed as ``after``, in order.
+        train_from: the source of ``train``: ``file`` (``$DTSLURM_METRICS``), ``logs``, or empty so far.
+        cursor: opaque position from which the next snapshot continues.
     """
 
     now: float
@@ -216,27 +218,32 @@ class RunTelemetry:
     cursor: Mapping[str, Any] = field(default_factory=dict)
 
     def silent_s(self, rank: int) -> float | None:
-        """Return for how many seconds a rank has said nothing, None if it never spoke."""
-        spoke = self.ranks[rank].spoke if rank in self.ranks else None
-        return None if spoke is None else max(0.0, self.now - spoke)
+        """Return the seconds since a rank's last output, None if it has written nothing."""
+        last_output = self.ranks[rank].spoke if rank in self.ranks else None
+        return None if last_output is None else max(0.0, self.now - last_output)
 
     def rates(self, node_rank: int) -> dict[str, tuple[float, float]]:
-        """Return bytes per second (received, sent) of a node's network ports over about the last minute.
+        """Return the bytes per second (received, sent) of a node's network ports over about the last minute.
 
-        A port whose counters went back, or a clock that did, has no rate.
+        A port whose counters decreased has no rate; nor has a node whose clock went back.
         """
-        newest = next((item for item in self.nodes if item.node_rank == node_rank), None)
-        before = next((item for item in self.nodes_before if item.node_rank == node_rank), None)
-        if newest is None or before is None or newest.time <= before.time:
+        newest = next((sample for sample in self.nodes if sample.node_rank == node_rank), None)
+        earlier = next((sample for sample in self.nodes_before if sample.node_rank == node_rank), None)
+        if newest is None or earlier is None or newest.time <= earlier.time:
             return {}
-        seconds = newest.time - before.time
-        found = {}
-        for name, after in newest.nics.items():
-            first = before.nics.get(name, NicCounters())
-            if None in {first.rx_bytes, first.tx_bytes, after.rx_bytes, after.tx_bytes}:
+        seconds = newest.time - earlier.time
+        rates = {}
+        for name, newest_counters in newest.nics.items():
+            earlier_counters = earlier.nics.get(name, NicCounters())
+            if None in {
+                earlier_counters.rx_bytes,
+                earlier_counters.tx_bytes,
+                newest_counters.rx_bytes,
+                newest_counters.tx_bytes,
+            }:
                 continue
-            received = (after.rx_bytes or 0) - (first.rx_bytes or 0)
-            sent = (after.tx_bytes or 0) - (first.tx_bytes or 0)
+            received = (newest_counters.rx_bytes or 0) - (earlier_counters.rx_bytes or 0)
+            sent = (newest_counters.tx_bytes or 0) - (earlier_counters.tx_bytes or 0)
             if received >= 0 and sent >= 0:
-                found[name] = (received / seconds, sent / seconds)
-        return found
+                rates[name] = (received / seconds, sent / seconds)
+        return rates

@@ -1,4 +1,4 @@
-"""What jobs asked for, held and used of a cluster."""
+"""The cluster resources that jobs requested, held and used."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dtslurm.model.values import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class JobUse:
-    """One run of one job, as accounting has it; times are seconds since the epoch.
+    """One execution of a job in Slurm's accounting; times are seconds since the epoch.
 
     Attributes:
-        job_id: the number alone, or with an array task's, as ``17_3``.
-        start, end: None while it waits, and while it runs.
-        limit_s: its time limit, None where there is none.
-        gpus_asked, gpus: GPUs asked for and given; 0 where there were none.
-        gpu_type: the site's name of the GPUs given, empty where accounting has none or several.
-        cpus: CPUs given.
+        job_id: the job id alone, or with that of the array task, as ``17_3``.
+        start, end: None while the job is pending, and while it runs.
+        limit_s: the time limit, None if there is none.
+        gpus_asked, gpus: GPUs requested and allocated; 0 if there were none.
+        gpu_type: the site's name of the allocated GPUs, empty if accounting has none or several.
+        cpus: allocated CPUs.
     """
 
     job_id: str
@@ -35,12 +35,12 @@ class JobUse:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuTime:
-    """What a run's own samples tell: means over its GPUs and time.
+    """GPU utilization according to a run's own samples: means over its GPUs and time.
 
     Attributes:
         used: share (0 to 1) of the time in which kernels ran.
-        idle: share of the samples in which a GPU did next to nothing.
-        power_w: watts of one GPU, None where that is not told.
+        idle: share of the samples in which a GPU was nearly idle.
+        power_w: mean power of one GPU in watts, None if unknown.
     """
 
     used: float
@@ -50,17 +50,18 @@ class GpuTime:
 
 @dataclass(frozen=True, kw_only=True)
 class UsageRow:
-    """A group of jobs.
+    """Usage of a group of jobs.
 
     Attributes:
-        gpu_hours_asked: GPUs asked for times the time limit.
-        gpu_hours_held: GPUs given times the time they were held, within the period.
-        gpu_hours_known: of those held, how many samples tell of.
-        gpu_hours_used, gpu_hours_idle: of those known.
-        gpu_kwh: electricity of the GPUs in the hours known, kilowatt hours; None where no sample tells of it.
-        price: of the GPU-hours held; None unless the profiles know it for every GPU, in one currency.
-        price_idle: of those idle.
-        currency: of both; empty where the profiles do not name it.
+        gpu_hours_asked: requested GPUs times the time limit.
+        gpu_hours_held: allocated GPUs times the time they were held, within the period.
+        gpu_hours_known: the part of the held GPU-hours for which there are samples.
+        gpu_hours_used, gpu_hours_idle: the used and idle parts of the known GPU-hours.
+        gpu_kwh: electricity of the GPUs in the known hours, in kilowatt hours; None if no sample contains it.
+        price: the price of the held GPU-hours; None unless the profiles have it for every GPU, in one
+            currency.
+        price_idle: the price of the idle GPU-hours.
+        currency: the currency of both prices, empty if the profiles do not name it.
     """
 
     group: str

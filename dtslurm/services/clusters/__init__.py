@@ -1,1 +1,1 @@
-"""Profiles written from a live cluster and verified against it, and the doctor."""
+"""Cluster profiles written from a live cluster and verified against it, and the doctor."""

@@ -1,4 +1,4 @@
-"""Describe a cluster by what it says itself: one command on its login node, and a few small jobs."""
+"""Writes a profile from a cluster's own data: one command on its login node, and a few probe jobs."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from dtslurm.slurm import survey as surveys
 from dtslurm.slurm.survey import Survey
 from dtslurm.store import codec
 
-_LIMIT_S = 20
-_MOST_PROBES = 3
+_COMMAND_LIMIT_S = 20
+_MAX_PROBES = 3
 _PROBE_TIME = Walltime(300)
 _PROBE_MEMORY = Memory(4096)
 
@@ -35,12 +35,17 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Discovery:
-    """What was found of a cluster, and the profile that says so.
+    """The discovered facts about a cluster, and the profile that states them.
 
     Attributes:
-        name: what the profile may be called.
-        extends: the known site's profile that it completes.
-        text: the profile.
+        name: the name that the profile may get.
+        extends: the profile that the new one extends and completes; None if it stands alone.
+        survey: the login node's answers.
+        kinds: the groups of equal nodes.
+        names: the node type's name, by the name of the group.
+        found: the discovered values.
+        probes: the outcomes of the probe jobs.
+        text: the profile's text.
     """
 
     name: str
@@ -55,10 +60,11 @@ class Discovery:
 
 @dataclass(frozen=True, kw_only=True)
 class DiscoverOptions:
-    """What to look at, and how.
+    """The options of discovery.
 
     Attributes:
-        partitions: probe nodes of these only; empty for any.
+        partitions: probe only nodes of these partitions; empty for all.
+        probe: run probe jobs.
         account, qos: for the probe jobs.
         wait_s: how long probe jobs may wait for their start.
     """
@@ -71,29 +77,29 @@ class DiscoverOptions:
 
 
 def look(cluster: ActiveCluster) -> Survey:
-    """Return what the login node tells: one command, at most 5 requests to the controller.
+    """Return the login node's answers: one command, at most 5 requests to slurmctld.
 
     Raises:
         RequestInvalid: there is no Slurm.
-        SlurmUnavailable: it does not answer.
+        SlurmUnavailable: Slurm does not answer.
         TransportError: the login node cannot be reached.
     """
     pythons = [
         name for name in (cluster.profile.login.python, "python3", "/usr/libexec/platform-python") if name
     ]
-    answer = cluster.transport.run(surveys.question(_LIMIT_S, pythons), timeout=6 * _LIMIT_S)
+    answer = cluster.transport.run(surveys.question(_COMMAND_LIMIT_S, pythons), timeout=6 * _COMMAND_LIMIT_S)
     survey = surveys.read(answer.stdout)
-    where = cluster.transport.host
+    host = cluster.transport.host
     if "scontrol" in survey.missing and "sinfo" in survey.missing:
         raise RequestInvalid(
-            [f"there is no Slurm on {where}: neither scontrol nor sinfo is on PATH"],
+            [f"there is no Slurm on {host}: neither scontrol nor sinfo is on PATH"],
             hint="login shells alone may set PATH, unlike ssh's commands; PBS, LSF and AGE are not Slurm",
         )
     if not survey.nodes and not survey.partitions and not survey.config:
-        said = [f"{name}: {words}" for name, words in survey.silent.items()]
+        errors = [f"{name}: {words}" for name, words in survey.silent.items()]
         raise SlurmUnavailable(
-            f"Slurm on {where} told nothing of its nodes and partitions",
-            evidence=said or answer.stderr.splitlines()[-5:],
+            f"Slurm on {host} told nothing of its nodes and partitions",
+            evidence=errors or answer.stderr.splitlines()[-5:],
             hint="see whether sinfo works there",
         )
     return survey
@@ -109,46 +115,50 @@ def discover(
     own: Path | None = None,
     say: Say = lambda _: None,
 ) -> Discovery:
-    """Find out what a profile should say of a cluster.
+    """Discover the facts about a cluster, and write its profile as text.
 
     Args:
+        context: the environment and the clock.
+        cluster: the cluster.
+        wanted: what to probe, and how.
         host: the login node as the user names it, None for this machine.
-        extends: the profile to complete, where the user has chosen one already.
+        extends: the profile to complete, if the user has chosen one.
         own: the file that will be written.
+        say: receives progress messages.
 
     Raises:
-        RequestInvalid, SlurmUnavailable, TransportError: see `look`; there is no such partition.
+        RequestInvalid, SlurmUnavailable, TransportError: see `look`; or there is no such partition.
     """
     survey = look(cluster)
-    known = {one.name for one in survey.partitions} | {
+    partition_names = {partition.name for partition in survey.partitions} | {
         name for node in survey.nodes for name in node.partitions
     }
-    unknown = [name for name in wanted.partitions if name not in known]
+    unknown = [name for name in wanted.partitions if name not in partition_names]
     if unknown:
         raise RequestInvalid(
-            [f"there is no partition {listed(unknown)}; there are: {listed(sorted(known), 20)}"]
+            [f"there is no partition {listed(unknown)}; there are: {listed(sorted(partition_names), 20)}"]
         )
     hosts = [survey.host, host or "", cluster.profile.login.host or ""]
-    fitting = [] if extends else _sites(context, survey, hosts)
-    parent_name = extends or (fitting[0][0] if len(fitting) == 1 else None)
-    parent = _profile(context, parent_name, own) if parent_name else None
+    candidates = [] if extends else _match_known_sites(context, survey, hosts)
+    parent_name = extends or (candidates[0][0] if len(candidates) == 1 else None)
+    parent = _load_parent(context, parent_name, own) if parent_name else None
     groups = kinds(survey.nodes)
     names = from_slurm.names_of(groups, parent)
-    found = from_slurm.found(survey, groups, parent)
+    discovered = from_slurm.found(survey, groups, parent)
     probes: tuple[Probe, ...] = ()
     if wanted.probe:
-        targets, left_out = targets_of(groups, names, wanted, parent or cluster.profile, survey)
+        targets, notices = targets_of(groups, names, wanted, parent or cluster.profile, survey)
         python = python_of(context, cluster, parent)
         probes = tuple(probe(context, cluster, targets, wait_s=wanted.wait_s, python=python, say=say))
-        found += seen_by(probes, groups, names, pyxis=survey.pyxis)
-        found += DiscoveredCluster(notices=tuple(left_out))
-    found = _login(host, survey, parent) + found if host else found
-    found = _head(survey, context) + found if parent is None else _news(found, parent)
+        discovered += seen_by(probes, groups, names, pyxis=survey.pyxis)
+        discovered += DiscoveredCluster(notices=tuple(notices))
+    discovered = _login(host, survey, parent) + discovered if host else discovered
+    discovered = _head(survey, context) + discovered if parent is None else _news(discovered, parent)
     name = parent_name or sites.profile_name(survey.cluster, host)
-    head = _comments(context, survey, host, fitting, parent_name)
-    text = page.text(found, head=head, extends=parent_name)
+    head = _comments(context, survey, host, candidates, parent_name)
+    text = page.text(discovered, head=head, extends=parent_name)
     return Discovery(
-        name=name, extends=parent_name, survey=survey, kinds=tuple(groups), names=names, found=found,
+        name=name, extends=parent_name, survey=survey, kinds=tuple(groups), names=names, found=discovered,
         probes=probes, text=text,
     )  # fmt: skip
 
@@ -156,36 +166,36 @@ def discover(
 # ---- Known sites ----
 
 
-def _sites(context: Context, survey: Survey, hosts: Sequence[str]) -> list[tuple[str, str]]:
-    known: dict[str, ClusterProfile] = {}
+def _match_known_sites(context: Context, survey: Survey, hosts: Sequence[str]) -> list[tuple[str, str]]:
+    profiles_by_name: dict[str, ClusterProfile] = {}
     for path in sorted(profiles.packaged().glob("*.yaml")):
-        known[path.stem] = profiles.load(str(path), cwd=context.cwd, env=context.env).profile
-    some = [group[len(group) // 2].name for group in (survey.nodes[:1], survey.nodes[-1:]) if group]
-    return sites.known_as(known, survey.cluster, hosts, some)
+        profiles_by_name[path.stem] = profiles.load(str(path), cwd=context.cwd, env=context.env).profile
+    sample_nodes = [group[len(group) // 2].name for group in (survey.nodes[:1], survey.nodes[-1:]) if group]
+    return sites.known_as(profiles_by_name, survey.cluster, hosts, sample_nodes)
 
 
-def _profile(context: Context, name: str, own: Path | None) -> ClusterProfile:
-    """Return the profile to complete: never the very file that is written."""
+def _load_parent(context: Context, name: str, own: Path | None) -> ClusterProfile:
+    """Return the profile to complete; never the file that is about to be written."""
     if own is not None and profiles.find(name, cwd=context.cwd, env=context.env) == own:
         name = str(profiles.packaged() / f"{name}.yaml")
     return profiles.load(name, cwd=context.cwd, env=context.env).profile
 
 
 def _news(found: DiscoveredCluster, parent: ClusterProfile) -> DiscoveredCluster:
-    """Return what the site's profile does not say, and what is surely otherwise, with that profile's word."""
-    says = dict(flat(codec.plain(parent)))
+    """Return facts that the site's profile lacks, and certain ones that contradict it, with its value."""
+    profile_values = dict(flat(codec.plain(parent)))
     facts = []
     for fact in found.facts:
-        there = says.get(fact.key)
-        if there is None:
+        profile_value = profile_values.get(fact.key)
+        if profile_value is None:
             facts.append(fact)
-        elif fact.sure == "sure" and not same(there, fact):
-            facts.append(replace(fact, evidence=f"{fact.evidence} (profile {parent.name}: {there})"))
+        elif fact.sure == "sure" and not same(profile_value, fact):
+            facts.append(replace(fact, evidence=f"{fact.evidence} (profile {parent.name}: {profile_value})"))
     return replace(found, facts=tuple(facts))
 
 
 def flat(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterable[tuple[tuple[str, ...], str]]:
-    """Yield (key, text) of every value that a profile sets."""
+    """Yield (key, text) for every value that a profile sets."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from flat(value, (*above, key))
@@ -197,18 +207,17 @@ def flat(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterable[tup
 
 
 def same(there: str, fact: Fact) -> bool:
-    """Whether a profile's value and a found one are equal, as far as people mean it."""
+    """Return whether a profile's value and a discovered one mean the same."""
     if there.strip().lower() == fact.text.strip().lower():
         return True
     if fact.key[-1] in {"memory", "size", "default_mem"}:
         with contextlib.suppress(ValueError):
-            ours, theirs = Memory.parse(fact.text).mib, Memory.parse(there).mib
-            return abs(ours - theirs) <= 0.08 * max(
-                ours, theirs
-            )  # what is built in and what the kernel leaves
+            # The installed memory differs from what the kernel leaves.
+            found_mib, profile_mib = Memory.parse(fact.text).mib, Memory.parse(there).mib
+            return abs(found_mib - profile_mib) <= 0.08 * max(found_mib, profile_mib)
     if fact.key[-1] == "model":
-        a, b = sites.plain(fact.text), sites.plain(there)
-        return a in b or b in a
+        found_model, profile_model = sites.plain(fact.text), sites.plain(there)
+        return found_model in profile_model or profile_model in found_model
     with contextlib.suppress(ValueError):
         return float(there) == float(fact.text)
     return False
@@ -224,61 +233,73 @@ def targets_of(
     profile: ClusterProfile,
     survey: Survey,
 ) -> tuple[list[Target], list[str]]:
-    """Return which node types are looked at from inside, and why others are not."""
-    inside = [
+    """Return the node types to probe, and notices about those that are not probed."""
+    eligible = [
         kind for kind in groups if not wanted.partitions or set(wanted.partitions) & set(kind.partitions)
     ]
-    chosen = [kind for kind in inside if kind.node_type.gpus] or inside[:1]
+    selected = [kind for kind in eligible if kind.node_type.gpus] or eligible[:1]
     notices = []
-    if len(chosen) > _MOST_PROBES:
-        rest = listed(names[kind.name] for kind in chosen[_MOST_PROBES:])
-        notices.append(f"not probed: {rest}; --partition chooses where to look")
+    if len(selected) > _MAX_PROBES:
+        skipped = listed(names[kind.name] for kind in selected[_MAX_PROBES:])
+        notices.append(f"not probed: {skipped}; --partition chooses where to look")
     targets = []
-    for kind in chosen[:_MOST_PROBES]:
+    for kind in selected[:_MAX_PROBES]:
         if not kind.usable:
             notices.append(f"not probed: {names[kind.name]}, of which no node can be used now")
             continue
-        partition = _partition(kind, wanted, profile, survey)
-        targets.append(_target(kind, names[kind.name], partition, wanted, profile))
+        partition = _choose_partition(kind, wanted, profile, survey)
+        targets.append(_make_target(kind, names[kind.name], partition, wanted, profile))
     return targets, notices
 
 
-def _partition(kind: Kind, wanted: DiscoverOptions, profile: ClusterProfile, survey: Survey) -> str | None:
-    """Return where a probe goes: as asked, as usual, by default, else where most of the nodes take jobs."""
-    asked = [name for name in kind.partitions if name in wanted.partitions]
-    usual = [name for name in kind.partitions if name in names_in(profile.slurm.partition)]
-    default = [one.name for one in survey.partitions if one.default and one.name in kind.partitions]
+def _choose_partition(
+    kind: Kind, wanted: DiscoverOptions, profile: ClusterProfile, survey: Survey
+) -> str | None:
+    """Return the partition for a probe; None if the nodes are in none.
+
+    The order of preference: requested, the profile's, Slurm's default, open to all accounts, most nodes of
+    the kind.
+    """
+    requested = [name for name in kind.partitions if name in wanted.partitions]
+    from_profile = [name for name in kind.partitions if name in names_in(profile.slurm.partition)]
+    default_names = [
+        partition.name
+        for partition in survey.partitions
+        if partition.default and partition.name in kind.partitions
+    ]
     open_to_all = {
-        one.name for one in survey.partitions if one.state in {"UP", ""} and not one.allow_accounts
+        partition.name
+        for partition in survey.partitions
+        if partition.state in {"UP", ""} and not partition.allow_accounts
     }
     others = sorted(kind.partitions, key=lambda name: name not in open_to_all)
-    return next(iter([*asked, *usual, *default, *others]), None)
+    return next(iter([*requested, *from_profile, *default_names, *others]), None)
 
 
-def _target(
+def _make_target(
     kind: Kind, name: str, partition: str | None, wanted: DiscoverOptions, profile: ClusterProfile
 ) -> Target:
-    customs, own = profile.slurm, kind.node_type
+    slurm_rules, node_type = profile.slurm, kind.node_type
     options = [f"--time={_PROBE_TIME}"]
     if partition:
         options.append(f"--partition={partition}")
-    goes = destination(Placement(partition=partition, qos=wanted.qos), profile)
-    for word, value in (("account", wanted.account or customs.account), ("qos", goes.qos)):
+    target = destination(Placement(partition=partition, qos=wanted.qos), profile)
+    for option, value in (("account", wanted.account or slurm_rules.account), ("qos", target.qos)):
         if value:
-            options.append(f"--{word}={value}")
-    if customs.constraint:
-        options.append(f"--constraint={customs.constraint}")
+            options.append(f"--{option}={value}")
+    if slurm_rules.constraint:
+        options.append(f"--constraint={slurm_rules.constraint}")
     idle = [node for node in kind.idle if partition is None or partition in node.partitions]
     if idle:
         options.append(f"--nodelist={idle[0].name}")
-    if own.gpus and customs.gpu_request not in {"none", "constraint"}:
-        kind_of = f":{own.gpus.slurm_type}" if own.gpus.slurm_type else ""
-        options.append(f"--gres=gpu{kind_of}:{own.gpus.count}")
-    if own.cpus:
-        options.append(f"--cpus-per-task={min(own.cpus, 4)}")
-    if own.memory and customs.mem != "forbidden":
-        options.append(f"--mem={min(own.memory.mib // 2, _PROBE_MEMORY.mib)}M")
-    options += customs.extra_options
+    if node_type.gpus and slurm_rules.gpu_request not in {"none", "constraint"}:
+        gpu_type = f":{node_type.gpus.slurm_type}" if node_type.gpus.slurm_type else ""
+        options.append(f"--gres=gpu{gpu_type}:{node_type.gpus.count}")
+    if node_type.cpus:
+        options.append(f"--cpus-per-task={min(node_type.cpus, 4)}")
+    if node_type.memory and slurm_rules.mem != "forbidden":
+        options.append(f"--mem={min(node_type.memory.mib // 2, _PROBE_MEMORY.mib)}M")
+    options += slurm_rules.extra_options
     peers = [
         (node.name, node.address or node.name) for node in kind.nodes if not idle or node.name != idle[0].name
     ]
@@ -286,7 +307,7 @@ def _target(
 
 
 def python_of(context: Context, cluster: ActiveCluster, parent: ClusterProfile | None) -> str:
-    """Return the interpreter that jobs of the user would take there."""
+    """Return the interpreter that the user's jobs would use on the cluster."""
     for profile in (cluster.profile, parent):
         if profile is not None and profile.environment.python:
             return profile.environment.python
@@ -300,25 +321,25 @@ def python_of(context: Context, cluster: ActiveCluster, parent: ClusterProfile |
 def seen_by(
     probes: Iterable[Probe], groups: Sequence[Kind], names: Mapping[str, str], *, pyxis: bool
 ) -> DiscoveredCluster:
-    """Return what the probes saw, as values."""
-    found = DiscoveredCluster()
-    gpus = {names[kind.name]: kind.node_type.gpu_count for kind in groups}
-    for one in probes:
-        if one.problem:
-            found += DiscoveredCluster(notices=(f"no probe of {one.name}: {one.problem}",))
+    """Return the facts that the probes reported."""
+    discovered = DiscoveredCluster()
+    gpu_counts = {names[kind.name]: kind.node_type.gpu_count for kind in groups}
+    for outcome in probes:
+        if outcome.problem:
+            discovered += DiscoveredCluster(notices=(f"no probe of {outcome.name}: {outcome.problem}",))
             continue
-        seen = from_probe.found(one.name, one.seen, gpus.get(one.name, 0))
+        facts = from_probe.found(outcome.name, outcome.seen, gpu_counts.get(outcome.name, 0))
         if pyxis:
-            seen = replace(seen, facts=tuple(fact for fact in seen.facts if fact.key[0] != "container"))
-        found = seen + found  # the first probe is of the nodes with most GPUs: what is the cluster's is by it
-    return found
+            facts = replace(facts, facts=tuple(fact for fact in facts.facts if fact.key[0] != "container"))
+        discovered = facts + discovered  # the first probe has the most GPUs: its cluster-wide facts win
+    return discovered
 
 
 # ---- The file ----
 
 
 def _head(survey: Survey, context: Context) -> DiscoveredCluster:
-    day = _day(context)
+    day = _today(context)
     facts = [
         Fact(("title",), survey.cluster or survey.host or "A cluster", "ClusterName", "guess"),
         Fact(
@@ -344,9 +365,9 @@ def _comments(
     fitting: Sequence[tuple[str, str]],
     extends: str | None,
 ) -> list[str]:
-    where = f"dtslurm cluster discover{f' {host}' if host else ''}"
+    command = f"dtslurm cluster discover{f' {host}' if host else ''}"
     lines = [
-        f"Written by {where} on {_day(context)}, Slurm {survey.version or '?'}.",
+        f"Written by {command} on {_today(context)}, Slurm {survey.version or '?'}.",
         "Each value has what told it and how sure that is. Edit what you know better: discover keeps your",
         "edits when it looks again. dtslurm cluster check proves the profile.",
     ]
@@ -355,10 +376,10 @@ def _comments(
             f"Known as {extends} by {fitting[0][1]}: what that profile says already is not repeated here."
         )
     elif len(fitting) > 1:
-        named = listed(name for name, _ in fitting)
-        lines.append(f"Known profiles that may fit: {named}; write 'extends: NAME' with the right one.")
+        site_names = listed(name for name, _ in fitting)
+        lines.append(f"Known profiles that may fit: {site_names}; write 'extends: NAME' with the right one.")
     return lines
 
 
-def _day(context: Context) -> str:
+def _today(context: Context) -> str:
     return datetime.fromtimestamp(context.clock(), timezone.utc).strftime("%Y-%m-%d")

@@ -1,4 +1,4 @@
-"""Which commit this dtslurm is, where it runs from a git checkout."""
+"""Finds the git commit of this dtslurm if it runs from a git checkout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dtslurm.transport.local import LocalTransport
 
 
 def state_of_checkout() -> str:
-    """Return the commit in words to follow the version, empty where git does not tell."""
+    """Return the commit as a text to append to the version; empty if there is no checkout or git fails."""
     folder = Path(dtslurm.__file__).parents[1]
     try:
         tree = GitTree.around(LocalTransport(), folder)

@@ -1,4 +1,4 @@
-"""Small jobs that look at a cluster's nodes from inside."""
+"""Probe jobs: small jobs that inspect a cluster's nodes from inside."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from dtslurm.slurm.parse_errors import words
 PARTS = ("sampler_values", "probe.gpus", "probe.probe")
 _MARK = "dtslurm-probe:"
 _END = "dtslurm-probe-end:"
-_LOOK_S = 15.0  # one look at the answers; they are files, so no question to Slurm
+_POLL_S = 15.0  # how long one command waits for the output files; reading them sends no request to Slurm
 DISKS = (
     "$SLURM_TMPDIR", "$LOCAL_SCRATCH", "$L_SCRATCH_JOB", "$TMPDIR", "/local_scratch", "/localscratch",
     "/local", "/scratch_local", "/mnt/nvme", "/mnt/localdisk", "/mnt/resource_nvme", "/opt/dlami/nvme", "/raid", "/tmp", "/dev/shm",  # noqa: E501, S108
 )  # fmt: skip
 HOSTS = (("pypi.org", 443), ("huggingface.co", 443))
 
-# Arguments: a folder, then names and scripts in turn. Prints what sbatch says of each.
-_SUBMIT = f"""\
+# Arguments: a folder, then pairs of name and script. Prints the output of sbatch for each.
+_SUBMIT_SCRIPT = f"""\
 {commands.LOGIN_PATH}
 folder=$1
 shift
@@ -43,8 +43,8 @@ while [ "$#" -gt 1 ]; do
   shift 2
 done
 """
-# Arguments: the folder, how many answers there will be, seconds.
-_COLLECT = """\
+# Arguments: the folder, the expected number of answers, seconds to wait.
+_COLLECT_SCRIPT = """\
 end=$(($(date +%s) + $3))
 while :; do
   ready=$(cat "$1"/*.out 2>/dev/null | grep -c '^dtslurm-probe-end:')
@@ -61,11 +61,12 @@ done
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A node type to look at.
+    """A node type to probe.
 
     Attributes:
-        options: sbatch options that get such a node.
-        peers: (name, address) of other nodes, to see which way leads to them.
+        name: the node type's name.
+        options: sbatch options that select such a node.
+        peers: (name, address) of other nodes, to find the network interface that leads to them.
     """
 
     name: str
@@ -75,7 +76,14 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What became of one probe: what it saw, or why it saw nothing."""
+    """The outcome of one probe job.
+
+    Attributes:
+        name: the node type's name.
+        job_id: None if sbatch refused the job.
+        seen: the facts that the probe reported; empty if it reported none.
+        problem: why it reported none.
+    """
 
     name: str
     job_id: str | None = None
@@ -92,12 +100,15 @@ def probe(
     python: str = "",
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Probe]:
-    """Run one small job for each target and return what they saw; none of them is left behind.
+    """Run one probe job for each target and return the outcomes; jobs and files are removed afterwards.
 
     Args:
+        context: the environment and the clock.
+        cluster: the cluster.
+        targets: the node types to probe.
         wait_s: how long to wait for jobs that do not start.
-        python: the interpreter whose torch is tried.
-        say: told what is going on.
+        python: the interpreter in which the probe looks for torch.
+        say: receives progress messages.
 
     Raises:
         TransportError: the login node cannot be reached.
@@ -107,44 +118,53 @@ def probe(
     folder = f"{run_root(context, cluster)}/.probe-{secrets.token_hex(6)}"
     scripts = {target.name: script(target, number, folder, python) for number, target in enumerate(targets)}
     answer = cluster.transport.run(
-        ["sh", "-c", _SUBMIT, "dtslurm-probe", folder, *(word for pair in scripts.items() for word in pair)],
+        [
+            "sh",
+            "-c",
+            _SUBMIT_SCRIPT,
+            "dtslurm-probe",
+            folder,
+            *(word for pair in scripts.items() for word in pair),
+        ],
         timeout=150,
     )
-    said = _pieces(answer.stdout)
-    jobs = {name: submitted_id(said.get(name, "")) for name in scripts}
+    sbatch_output = _split_sections(answer.stdout)
+    jobs = {name: submitted_id(sbatch_output.get(name, "")) for name in scripts}
     refused = {
-        name: "; ".join(words(said.get(name, "") or answer.stderr)) or "sbatch said nothing"
+        name: "; ".join(words(sbatch_output.get(name, "") or answer.stderr)) or "sbatch said nothing"
         for name, job in jobs.items()
         if job is None
     }
     ids = [job for job in jobs.values() if job is not None]
     if not ids:
         texts: dict[str, str] = {}
-        why: dict[str, str] = {}
-        _leave(cluster, folder, ())
+        states: dict[str, str] = {}
+        _clean_up(cluster, folder, ())
     else:
         say(f"probe job {', '.join(ids)} queued; waiting for {wait_s:.0f} s at most")
         try:
-            texts, why = _collect(context, cluster, folder, ids, wait_s)
+            texts, states = _wait_for_answers(context, cluster, folder, ids, wait_s)
         except BaseException:
-            _leave(cluster, folder, ids)
+            _clean_up(cluster, folder, ids)
             raise
-        left = [
+        unfinished = [
             job
             for name, job in jobs.items()
-            if job and _END not in texts.get(_file(folder, scripts, name), "")
+            if job and _END not in texts.get(_output_file(folder, scripts, name), "")
         ]
-        _leave(cluster, folder, left)
-    found = []
+        _clean_up(cluster, folder, unfinished)
+    outcomes = []
     for name, job in jobs.items():
-        text = texts.get(_file(folder, scripts, name), "")
-        seen = _seen(text)
-        problem = refused.get(name, "") if job is None else _problem(text, seen, why.get(job or "", ""))
-        found.append(Probe(name=name, job_id=job, seen=seen, problem=problem))
-    return found
+        text = texts.get(_output_file(folder, scripts, name), "")
+        seen = _parse_facts(text)
+        problem = (
+            refused.get(name, "") if job is None else _describe_problem(text, seen, states.get(job or "", ""))
+        )
+        outcomes.append(Probe(name=name, job_id=job, seen=seen, problem=problem))
+    return outcomes
 
 
-def _file(folder: str, scripts: Mapping[str, str], name: str) -> str:
+def _output_file(folder: str, scripts: Mapping[str, str], name: str) -> str:
     return f"{folder}/{list(scripts).index(name)}.out"
 
 
@@ -173,34 +193,34 @@ exit 1
 """
 
 
-def _collect(
+def _wait_for_answers(
     context: Context, cluster: ActiveCluster, folder: str, ids: Sequence[str], wait_s: float
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the answers by file, and for jobs without one why they have none."""
+    """Wait for the answers; return them by file, and the states of jobs without an answer."""
     end = context.clock() + wait_s
     while True:
-        left = end - context.clock()
-        look = max(1, min(_LOOK_S, left))
-        argv = ["sh", "-c", _COLLECT, "dtslurm-probe", folder, str(len(ids)), f"{look:.0f}"]
-        answer = cluster.transport.run(argv, timeout=look + 60)
-        texts = _pieces(answer.stdout)
+        remaining_s = end - context.clock()
+        poll_s = max(1, min(_POLL_S, remaining_s))
+        argv = ["sh", "-c", _COLLECT_SCRIPT, "dtslurm-probe", folder, str(len(ids)), f"{poll_s:.0f}"]
+        answer = cluster.transport.run(argv, timeout=poll_s + 60)
+        texts = _split_sections(answer.stdout)
         if sum(_END in text for text in texts.values()) >= len(ids):
             return texts, {}
         states: dict[str, str] = {}
-        over = False
+        all_ended = False
         with contextlib.suppress(DtslurmError):
-            known = cluster.scheduler.query(ids)
-            for job, statuses in known.items():
+            statuses_by_job = cluster.scheduler.query(ids)
+            for job, statuses in statuses_by_job.items():
                 if statuses:
-                    why = f" ({statuses[0].reason})" if statuses[0].reason else ""
-                    states[job] = f"job {job} is {statuses[0].state.value}{why}"
-            over = all(statuses and statuses[0].terminal for statuses in known.values())
-        if over or context.clock() >= end:
+                    reason = f" ({statuses[0].reason})" if statuses[0].reason else ""
+                    states[job] = f"job {job} is {statuses[0].state.value}{reason}"
+            all_ended = all(statuses and statuses[0].terminal for statuses in statuses_by_job.values())
+        if all_ended or context.clock() >= end:
             return texts, states
 
 
-def _leave(cluster: ActiveCluster, folder: str, ids: Sequence[str]) -> None:
-    """End what still waits or runs, and take the folder away."""
+def _clean_up(cluster: ActiveCluster, folder: str, ids: Sequence[str]) -> None:
+    """Cancel the jobs that are pending or running, and delete the folder."""
     with contextlib.suppress(DtslurmError):
         if ids:
             cluster.scheduler.cancel(ids)
@@ -208,11 +228,11 @@ def _leave(cluster: ActiveCluster, folder: str, ids: Sequence[str]) -> None:
         cluster.transport.run(["rm", "-rf", folder])
 
 
-def _pieces(output: str) -> dict[str, str]:
-    return {name: text for name, _, text in (piece.partition("\n") for piece in output.split("\x1e")[1:])}
+def _split_sections(output: str) -> dict[str, str]:
+    return {name: text for name, _, text in (section.partition("\n") for section in output.split("\x1e")[1:])}
 
 
-def _seen(text: str) -> dict[str, Any]:
+def _parse_facts(text: str) -> dict[str, Any]:
     for line in text.splitlines():
         if line.startswith(_MARK):
             with contextlib.suppress(TransportError):
@@ -220,10 +240,10 @@ def _seen(text: str) -> dict[str, Any]:
     return {}
 
 
-def _problem(text: str, seen: Mapping[str, Any], state: str) -> str:
+def _describe_problem(text: str, seen: Mapping[str, Any], state: str) -> str:
     if seen:
         return ""
-    said = [line for line in text.splitlines() if line.strip() and not line.startswith((_MARK, _END))]
-    if _END in text or said:
-        return "; ".join(said[-3:]) or "the probe ended without a word"
+    output_lines = [line for line in text.splitlines() if line.strip() and not line.startswith((_MARK, _END))]
+    if _END in text or output_lines:
+        return "; ".join(output_lines[-3:]) or "the probe ended without a word"
     return state or "no answer came in time"

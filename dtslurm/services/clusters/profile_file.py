@@ -1,4 +1,4 @@
-"""A profile's file, as discover finds it and leaves it."""
+"""Reads, updates and writes the profile files of ``dtslurm cluster discover``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from dtslurm.services.wiring.context import Context
 
 
 def existing(path: Path) -> str | None:
-    """Return a profile's text, None where there is no such file.
+    """Return a profile's text, None if there is no such file.
 
     Raises:
-        StoreError: it cannot be read.
+        StoreError: the file cannot be read.
     """
     try:
         return path.read_text("utf-8", "surrogateescape")
@@ -29,10 +29,10 @@ def existing(path: Path) -> str | None:
 
 
 def extended_by(text: str, source: str) -> str | None:
-    """Return which profile a profile's text extends.
+    """Return the name of the profile that a profile's text extends; None if it extends none.
 
     Raises:
-        ProfileInvalid: it cannot be read.
+        ProfileInvalid: the text cannot be parsed.
     """
     return dict(leaves(strict_yaml.parse(text.encode("utf-8", "surrogateescape"), source)[0])).get(
         ("extends",)
@@ -40,26 +40,27 @@ def extended_by(text: str, source: str) -> str | None:
 
 
 def amended(old: str, found: DiscoveredCluster, source: str) -> Amended:
-    """Return an existing profile brought up to date; see `dtslurm.discover.amend.amend`."""
-    steady = replace(
+    """Return an existing profile updated with the discovered values; see `dtslurm.discover.amend.amend`."""
+    without_head = replace(
         found, facts=tuple(fact for fact in found.facts if fact.key[0] not in {"title", "sources"})
     )
-    return amend(old, steady, source)
+    return amend(old, without_head, source)
 
 
 def save(context: Context, path: Path, text: str) -> None:
-    """Write a profile, whole or not at all, and see that it can be used.
+    """Write a profile atomically, and validate it.
 
-    What the user has just asked for needs no trust of its own, unless it amends a file that had none.
+    A new file is trusted, because the user requested it. An amended file is trusted only if it was trusted
+    before.
 
     Raises:
-        StoreError: the disk refused.
-        ProfileInvalid: what was written is no profile; the file is there for a look.
+        StoreError: the file cannot be written.
+        ProfileInvalid: the written text is no valid profile; the file stays for inspection.
     """
-    old, trust = existing(path), trust_of(context.env)
+    old_text, trust_record = existing(path), trust_of(context.env)
     data = text.encode("utf-8", "surrogateescape")
     context.transport.put(data, str(path), mode=0o644)
-    if old is None or trust.has(path, old.encode("utf-8", "surrogateescape")):
-        with contextlib.suppress(OSError):  # then the user is asked when the profile is used
-            trust.add(path, data)
+    if old_text is None or trust_record.has(path, old_text.encode("utf-8", "surrogateescape")):
+        with contextlib.suppress(OSError):  # the user can trust the profile later
+            trust_record.add(path, data)
     profiles.load(str(path), cwd=context.cwd, env=context.env)

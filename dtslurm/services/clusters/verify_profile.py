@@ -1,4 +1,4 @@
-"""Prove a profile: dry submissions, a look at its nodes from inside, and the network between two of them."""
+"""Verifies a profile: dry-run submissions, probes of its nodes, and a network test between two nodes."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from dtslurm.slurm import commands
 from dtslurm.slurm.parse_errors import cannot_run, lacks_nodes, words
 from dtslurm.slurm.survey import Survey
 
-_MOST_PARTITIONS = 12
-_CHUNK = 40  # dry submissions in one command
-_LOOK_S = 2.0
-_SCRIPT = "check"
+_MAX_PARTITIONS = 12
+_SUBMISSIONS_PER_COMMAND = 40  # dry-run submissions in one command
+_POLL_S = 2.0
+_SCRIPT_STEM = "check"
 
-# Arguments: headers of batch scripts. Prints sbatch's exit code and words for each.
-_DRY_RUN = f"""\
+# Arguments: headers of batch scripts. Prints sbatch's exit code and output for each.
+_DRY_RUN_SCRIPT = f"""\
 {commands.LOGIN_PATH}
 for script do
   said=$(printf '%s\\nexit 0\\n' "$script" | sbatch --test-only 2>&1)
@@ -51,10 +51,13 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What became of a profile's claims.
+    """The outcome of the verification.
 
     Attributes:
-        notices: what the person who asked should know beside the rows.
+        name: the cluster's name.
+        rows: the verdict on each claim of the profile.
+        notices: messages to the user.
+        probes: the outcomes of the probe jobs.
     """
 
     name: str
@@ -78,14 +81,19 @@ def prove(
     transport: str | None = None,
     say: Say = lambda _: None,
 ) -> Proof:
-    """Hold a profile's claims against the cluster.
+    """Compare a profile's claims with the cluster.
 
     Args:
-        launchers: whose jobs are submitted dry; all of them by default.
+        context: the environment and the clock.
+        cluster: the cluster, with the profile to verify.
+        wanted: what to probe, and how.
+        launchers: dry-run jobs of these launchers; all launchers by default.
         fabric: run a job on two nodes that measures the network between them.
+        transport: the way to the login node; None for the profile's choice.
+        say: receives progress messages.
 
     Raises:
-        RequestInvalid, SlurmUnavailable, TransportError: see `discover.look`; there is no such launcher.
+        RequestInvalid, SlurmUnavailable, TransportError: see `discover.look`; or there is no such launcher.
     """
     for name in launchers:
         registry.load(name)
@@ -95,38 +103,40 @@ def prove(
     names = from_slurm.names_of(groups, profile)
     probes: tuple[Probe, ...] = ()
     notices: list[str] = []
-    found = from_slurm.found(survey, groups, profile)
+    discovered = from_slurm.found(survey, groups, profile)
     if wanted.probe:
-        targets, left_out = targets_of(groups, names, wanted, profile, survey)
+        targets, skipped = targets_of(groups, names, wanted, profile, survey)
         python = python_of(context, cluster, None)
         probes = tuple(probe(context, cluster, targets, wait_s=wanted.wait_s, python=python, say=say))
-        notices += left_out
-        seen = seen_by(probes, groups, names, pyxis=survey.pyxis)
-        found += seen
+        notices += skipped
+        probed = seen_by(probes, groups, names, pyxis=survey.pyxis)
+        discovered += probed
     evidence = Evidence(
         survey=survey,
         kinds=groups,
         names=names,
-        found=found,
-        seen={one.name: one.seen for one in probes if one.seen},
+        found=discovered,
+        seen={outcome.name: outcome.seen for outcome in probes if outcome.seen},
     )
     rows = claims.judge(profile, evidence)
     if profile.default_launcher:
         rows.append(claims.launcher(profile.default_launcher, [*registry.names(), AUTO]))
-    live = context.completed(
+    live_cluster = context.completed(
         cluster, complete(profile, survey.partitions, survey.nodes, survey.config), transport
     )
-    rows += _dry_runs(context, live, survey, wanted, launchers or registry.names(), transport)
+    rows += _run_dry_submissions(
+        context, live_cluster, survey, wanted, launchers or registry.names(), transport
+    )
     if fabric and wanted.probe:
-        rows.append(_fabric(context, live, wanted, probes, transport, say))
-    notices += [line for line in found.notices if line not in notices]
+        rows.append(_measure_fabric(context, live_cluster, wanted, probes, transport, say))
+    notices += [line for line in discovered.notices if line not in notices]
     return Proof(name=cluster.name, rows=tuple(rows), notices=tuple(notices), probes=probes)
 
 
-# ---- Dry submissions ----
+# ---- Dry-run submissions ----
 
 
-def _dry_runs(
+def _run_dry_submissions(
     context: Context,
     cluster: ActiveCluster,
     survey: Survey,
@@ -134,116 +144,141 @@ def _dry_runs(
     launchers: Sequence[str],
     transport: str | None,
 ) -> list[Row]:
-    """Let Slurm judge jobs of all kinds; equal requests are asked once."""
-    asked: dict[tuple[str, str], list[str]] = {}
+    """Dry-run jobs of all kinds with ``sbatch --test-only``; equal requests are submitted once."""
+    launchers_by_request: dict[tuple[str, str], list[str]] = {}
     rows = []
-    jobs = _kinds_of_jobs(cluster.profile, survey, wanted, launchers)
-    goes = {where: destination(placement, cluster.profile).partition for where, placement, _ in jobs}
+    jobs = _list_jobs(cluster.profile, survey, wanted, launchers)
+    partitions = {where: destination(placement, cluster.profile).partition for where, placement, _ in jobs}
     for where, placement, launcher in jobs:
         try:
-            header = _header(context, cluster, wanted, placement, launcher, transport)
+            header = _render_header(context, cluster, wanted, placement, launcher, transport)
         except DtslurmError as error:
-            said = "; ".join(getattr(error, "problems", ()) or [error.message])
-            rows.append(claims.dry_run(where, [launcher], said, refused=True))
+            reason = "; ".join(getattr(error, "problems", ()) or [error.message])
+            rows.append(claims.dry_run(where, [launcher], reason, refused=True))
             continue
-        asked.setdefault((where, header), []).append(launcher)
-    answers = dict(zip(asked, _answers(cluster, [header for _, header in asked]), strict=True))
-    wanting = [key for key, answer in answers.items() if answer.lacks_nodes]
-    alone = zip(wanting, _answers(cluster, [_on_one_node(header) for _, header in wanting]), strict=True)
-    lacking = [key for key, answer in alone if answer.lacks_nodes]
-    up = {place: _all_up(cluster, place) for place in {goes[where] for where, _ in lacking}}
-    never = {key for key in lacking if up[goes[key[0]]]}
-    rows += [_judged(key[0], asked[key], answer, never=key in never) for key, answer in answers.items()]
+        launchers_by_request.setdefault((where, header), []).append(launcher)
+    answers_by_request = dict(
+        zip(
+            launchers_by_request,
+            _submit_dry(cluster, [header for _, header in launchers_by_request]),
+            strict=True,
+        )
+    )
+    short_of_nodes = [key for key, answer in answers_by_request.items() if answer.lacks_nodes]
+    one_node_answers = zip(
+        short_of_nodes,
+        _submit_dry(cluster, [_limit_to_one_node(header) for _, header in short_of_nodes]),
+        strict=True,
+    )
+    still_short = [key for key, answer in one_node_answers if answer.lacks_nodes]
+    all_up = {
+        partition: _are_all_up(cluster, partition)
+        for partition in {partitions[where] for where, _ in still_short}
+    }
+    impossible = {key for key in still_short if all_up[partitions[key[0]]]}
+    rows += [
+        _judge_answer(key[0], launchers_by_request[key], answer, never=key in impossible)
+        for key, answer in answers_by_request.items()
+    ]
     return rows
 
 
-def _kinds_of_jobs(
+def _list_jobs(
     profile: ClusterProfile, survey: Survey, wanted: DiscoverOptions, launchers: Sequence[str]
 ) -> list[tuple[str, Placement, str]]:
-    """Return (where in words, where, launcher): every launcher in every partition.
+    """Return (label, placement, launcher) for every launcher in every partition.
 
-    Node types that no partition stands for get one job of one launcher.
+    Node types that no partition defaults to get one job of one launcher.
     """
-    partitions = _partitions(profile, survey, wanted)
-    jobs = [(f"partition {name}", Placement(partition=name), one) for name in partitions for one in launchers]
-    beside = _types_beside(profile, partitions, wanted)
-    return jobs + [(f"node type {name}", Placement(node_type=name), launchers[0]) for name in beside]
+    partitions = _choose_partitions(profile, survey, wanted)
+    jobs = [
+        (f"partition {name}", Placement(partition=name), launcher)
+        for name in partitions
+        for launcher in launchers
+    ]
+    other_types = _list_explicit_types(profile, partitions, wanted)
+    return jobs + [(f"node type {name}", Placement(node_type=name), launchers[0]) for name in other_types]
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """What Slurm says to a dry submission."""
+    """Slurm's answer to a dry-run submission."""
 
     ok: bool
     said: str
 
     @property
     def lacks_nodes(self) -> bool:
-        """Whether no nodes were found for it."""
+        """Whether Slurm found no nodes for the job."""
         return not self.ok and lacks_nodes(self.said)
 
 
-def _answers(cluster: ActiveCluster, headers: Sequence[str]) -> list[_Answer]:
-    found: list[_Answer] = []
-    for start in range(0, len(headers), _CHUNK):
-        part = headers[start : start + _CHUNK]
-        argv = ["sh", "-c", _DRY_RUN, "dtslurm-check", *part]
-        for answer in cluster.transport.run(argv, timeout=150).stdout.split("\x1e")[1 : len(part) + 1]:
-            code, _, said = answer.partition("\n")
-            found.append(_Answer(code.strip() == "0", said))
-        found += [_Answer(ok=False, said="")] * (start + len(part) - len(found))
-    return found
+def _submit_dry(cluster: ActiveCluster, headers: Sequence[str]) -> list[_Answer]:
+    collected: list[_Answer] = []
+    for start in range(0, len(headers), _SUBMISSIONS_PER_COMMAND):
+        chunk = headers[start : start + _SUBMISSIONS_PER_COMMAND]
+        argv = ["sh", "-c", _DRY_RUN_SCRIPT, "dtslurm-check", *chunk]
+        for answer in cluster.transport.run(argv, timeout=150).stdout.split("\x1e")[1 : len(chunk) + 1]:
+            exit_code, _, output = answer.partition("\n")
+            collected.append(_Answer(exit_code.strip() == "0", output))
+        collected += [_Answer(ok=False, said="")] * (start + len(chunk) - len(collected))
+    return collected
 
 
-def _all_up(cluster: ActiveCluster, partition: str | None) -> bool:
-    """Tell whether all nodes of a partition take jobs now: what none of them has now, none will have."""
+def _are_all_up(cluster: ActiveCluster, partition: str | None) -> bool:
+    """Return whether every node of a partition accepts jobs, so that a shortage now is permanent."""
     try:
         nodes = cluster.scheduler.nodes(partition) if isinstance(cluster.scheduler, NodeLister) else []
     except DtslurmError:
-        return False  # nobody tells
+        return False  # unknown
     return bool(nodes) and all(node.usable for node in nodes)
 
 
-def _on_one_node(header: str) -> str:
-    """Return what the same job on one node asks: a partition may have but one of the kind."""
+def _limit_to_one_node(header: str) -> str:
+    """Return the header of the same job on one node: a partition may have only one node of a type."""
     return re.sub(r"^(#SBATCH --nodes=)\d+$", r"\g<1>1", header, flags=re.MULTILINE)
 
 
-def _judged(where: str, launchers: Sequence[str], answer: _Answer, *, never: bool) -> Row:
-    """Return the row of a dry submission.
+def _judge_answer(where: str, launchers: Sequence[str], answer: _Answer, *, never: bool) -> Row:
+    """Return the row of a dry-run submission.
 
     Args:
-        never: all nodes are up, and none has what the job asks.
+        where: the label of the partition or node type.
+        launchers: the launchers with this request.
+        answer: Slurm's answer.
+        never: all nodes are up, and none has what the job requests.
     """
     if answer.ok:
         return claims.dry_run(where, launchers, "", refused=False)
-    told = "; ".join(words(answer.said)[-2:]).removeprefix("sbatch: ") or "sbatch said nothing"
-    told += ", with all of its nodes up" if never else ""
-    return claims.dry_run(where, launchers, told, True if never or cannot_run(answer.said) else None)
+    reason = "; ".join(words(answer.said)[-2:]).removeprefix("sbatch: ") or "sbatch said nothing"
+    reason += ", with all of its nodes up" if never else ""
+    return claims.dry_run(where, launchers, reason, True if never or cannot_run(answer.said) else None)
 
 
-def _partitions(profile: ClusterProfile, survey: Survey, wanted: DiscoverOptions) -> list[str]:
+def _choose_partitions(profile: ClusterProfile, survey: Survey, wanted: DiscoverOptions) -> list[str]:
     if wanted.partitions:
         return list(wanted.partitions)
-    live = {one.name for one in survey.partitions}
-    claimed = [name for name in profile.slurm.partitions if name in live]
-    usual = [name for name in names_in(profile.slurm.partition) if name in live]
-    return list(dict.fromkeys(name for name in [*usual, *claimed]))[:_MOST_PARTITIONS]
+    live_names = {partition.name for partition in survey.partitions}
+    claimed = [name for name in profile.slurm.partitions if name in live_names]
+    from_profile = [name for name in names_in(profile.slurm.partition) if name in live_names]
+    return list(dict.fromkeys(name for name in [*from_profile, *claimed]))[:_MAX_PARTITIONS]
 
 
-def _types_beside(profile: ClusterProfile, partitions: Sequence[str], wanted: DiscoverOptions) -> list[str]:
-    """Return the node types that jobs get only by asking for them, of those partitions that are wanted."""
-    covered = {destination(Placement(partition=name), profile).type_name for name in partitions}
-    goes = {name: destination(Placement(node_type=name), profile) for name in profile.node_types}
-    inside = [
+def _list_explicit_types(
+    profile: ClusterProfile, partitions: Sequence[str], wanted: DiscoverOptions
+) -> list[str]:
+    """Return the node types of the selected partitions that a job gets only with ``--node-type``."""
+    default_types = {destination(Placement(partition=name), profile).type_name for name in partitions}
+    destinations = {name: destination(Placement(node_type=name), profile) for name in profile.node_types}
+    eligible = [
         name
-        for name, one in goes.items()
-        if not wanted.partitions or set(names_in(one.partition)).intersection(wanted.partitions)
+        for name, target in destinations.items()
+        if not wanted.partitions or set(names_in(target.partition)).intersection(wanted.partitions)
     ]
-    return [name for name in inside if name not in covered][:_MOST_PARTITIONS]
+    return [name for name in eligible if name not in default_types][:_MAX_PARTITIONS]
 
 
-def _header(
+def _render_header(
     context: Context,
     cluster: ActiveCluster,
     wanted: DiscoverOptions,
@@ -251,13 +286,13 @@ def _header(
     launcher: str,
     transport: str | None,
 ) -> str:
-    """Return what a job of a launcher asks of Slurm in a place: on two nodes where it can be."""
+    """Return the header of a launcher's job in a partition or on a node type: on two nodes if possible."""
     limits = destination(placement, cluster.profile).limits
-    most = limits.max_nodes or 2
-    error: DtslurmError | None = None
-    for nodes in (2, 1) if most > 1 else (1,):
+    max_nodes = limits.max_nodes or 2
+    first_error: DtslurmError | None = None
+    for nodes in (2, 1) if max_nodes > 1 else (1,):
         request = replace(
-            _request(cluster, wanted, transport, registry.load(launcher).configs),
+            _make_request(cluster, wanted, transport, registry.load(launcher).configs),
             partition=placement.partition,
             node_type=placement.node_type,
             launcher=launcher,
@@ -267,17 +302,19 @@ def _header(
         try:
             script = prepare(context, request, standalone=True).submission.script
         except RequestInvalid as problem:
-            error = error or problem
+            first_error = first_error or problem
             continue
         lines = script.splitlines()
         return "\n".join([lines[0], *(line for line in lines if line.startswith("#SBATCH"))])
-    raise error or RequestInvalid([f"no job of {launcher} fits {placement.partition or placement.node_type}"])
+    raise first_error or RequestInvalid(
+        [f"no job of {launcher} fits {placement.partition or placement.node_type}"]
+    )
 
 
-def _request(
+def _make_request(
     cluster: ActiveCluster, wanted: DiscoverOptions, transport: str | None, configs: Sequence[str] = ()
 ) -> JobRequest:
-    script = f"{_SCRIPT}{configs[0] if configs else '.py'}"
+    script = f"{_SCRIPT_STEM}{configs[0] if configs else '.py'}"
     return JobRequest(
         script=script,
         payload={script: b"pass\n"},
@@ -289,14 +326,14 @@ def _request(
         no_check=True,
         snapshot=False,
         sample=False,
-        chdir="/tmp",  # noqa: S108 - the one folder that is on every node
+        chdir="/tmp",  # noqa: S108 - the only folder that exists on every node
     )
 
 
 # ---- The network between two nodes ----
 
 
-def _fabric(
+def _measure_fabric(
     context: Context,
     cluster: ActiveCluster,
     wanted: DiscoverOptions,
@@ -305,31 +342,31 @@ def _fabric(
     say: Say,
 ) -> Row:
     expected = cluster.profile.fabric.expected_busbw_gbs if cluster.profile.fabric else None
-    torch = [one.seen.get("torch") or {} for one in probes if one.seen]
-    if not torch:
+    torch_facts = [outcome.seen.get("torch") or {} for outcome in probes if outcome.seen]
+    if not torch_facts:
         return claims.bandwidth(expected, None, "no node was looked at")
-    if not any(one.get("version") for one in torch):
+    if not any(facts.get("version") for facts in torch_facts):
         return claims.bandwidth(
-            expected, None, f"needs torch, which {torch[0].get('python', 'python3')} lacks there"
+            expected, None, f"needs torch, which {torch_facts[0].get('python', 'python3')} lacks there"
         )
     partition = next(iter(wanted.partitions), None)
     request = replace(
-        _request(cluster, wanted, transport), partition=partition, launcher="srun", nodes=2, time="10",
+        _make_request(cluster, wanted, transport), partition=partition, launcher="srun", nodes=2, time="10",
         fabric_check=True, ntasks_per_node=None if _has_gpus(cluster, partition) else 1,
-        python=str(torch[0]["python"]),
+        python=str(torch_facts[0]["python"]),
     )  # fmt: skip
     try:
         record = submit(context, prepare(context, request, standalone=False))
     except DtslurmError as error:
         return claims.bandwidth(expected, None, "; ".join([error.message, *error.evidence][:2]))
     say(f"fabric check: job {record.job_id} on two nodes; waiting for {wanted.wait_s + 300:.0f} s at most")
-    state = _ended(context, record, wanted.wait_s)
-    if state:
-        return claims.bandwidth(expected, None, state)
+    timeout_reason = _ended(context, record, wanted.wait_s)
+    if timeout_reason:
+        return claims.bandwidth(expected, None, timeout_reason)
     try:
-        data = cluster.transport.get(f"{record.run_dir}/fabric.json")
-        result = answers.parse_object(data, "the fabric check")
-        return claims.bandwidth(expected, float(result["busbw_gbs"]), str(result["problem"] or ""))
+        content = cluster.transport.get(f"{record.run_dir}/fabric.json")
+        measurement = answers.parse_object(content, "the fabric check")
+        return claims.bandwidth(expected, float(measurement["busbw_gbs"]), str(measurement["problem"] or ""))
     except (DtslurmError, ValueError, LookupError, TypeError):
         return claims.bandwidth(
             expected, None, f"it measured nothing: dtslurm diagnose {record.job_id} tells why"
@@ -337,38 +374,38 @@ def _fabric(
 
 
 def _has_gpus(cluster: ActiveCluster, partition: str | None) -> bool:
-    own = destination(Placement(partition=partition), cluster.profile).node
-    return own is not None and own.gpu_count > 0
+    node = destination(Placement(partition=partition), cluster.profile).node
+    return node is not None and node.gpu_count > 0
 
 
 def _ended(context: Context, record: JobRecord, wait_s: float) -> str:
-    """Wait for a job's end; return why it has not come, after cancelling it."""
+    """Wait for a job's end; return why it did not end in time, after cancelling it; empty if it ended."""
     try:
-        return _waited(context, record, wait_s)
-    except BaseException:  # nobody is left who would read what it measures
+        return _wait_for_end(context, record, wait_s)
+    except BaseException:  # after an interrupt nothing would read the measurement
         with contextlib.suppress(DtslurmError):
             control.act(context, "cancel", [record.token], record.cluster)
         raise
 
 
-def _waited(context: Context, record: JobRecord, wait_s: float) -> str:
-    begin, started = context.clock(), None
+def _wait_for_end(context: Context, record: JobRecord, wait_s: float) -> str:
+    submitted_at, started_at = context.clock(), None
     while True:
         (view,) = views(context, [record])
         if view.terminal:
             return ""
         now = context.clock()
-        if started is None and any(status.start_time for status in view.statuses):
-            started = now
-        if now - (started or begin) > (300 if started else wait_s):
+        if started_at is None and any(status.start_time for status in view.statuses):
+            started_at = now
+        if now - (started_at or submitted_at) > (300 if started_at else wait_s):
             reason = view.statuses[0].reason or view.statuses[0].word
             control.act(context, "cancel", [record.token], record.cluster)
-            return f"job {record.job_id} did not {'end' if started else 'start'} in time ({reason})"
-        context.sleep(_LOOK_S)
+            return f"job {record.job_id} did not {'end' if started_at else 'start'} in time ({reason})"
+        context.sleep(_POLL_S)
 
 
 def lines(proof: Proof) -> Iterator[tuple[str, str, str, str]]:
-    """Yield (verdict, what, claim, found), what differs first."""
+    """Yield (verdict, subject, claim, finding), contradicted claims first."""
     order = {"differs": 0, "unknown": 1, "ok": 2}
     for row in sorted(proof.rows, key=lambda row: order[row.verdict]):
         verdict = "notice" if row.verdict == "differs" and not row.fails else row.verdict

@@ -1,1 +1,1 @@
-"""The logs of a run, followed over one connection."""
+"""Read and follow the logs of a run over one connection."""

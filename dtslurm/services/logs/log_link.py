@@ -1,4 +1,4 @@
-"""One connection to the far side of log following: to the program sent there, or to a mere shell."""
+"""A connection to the remote part of the log follower: a worker program, or a shell if there is no Python."""
 
 from __future__ import annotations
 
@@ -17,63 +17,64 @@ from dtslurm.remote.worker_program import BOOT, NO_PYTHON, run_with_any_python, 
 from dtslurm.transport.base import Stream, Transport
 from dtslurm.worker.logtail import frames as wire
 
-WINDOW = 4 << 20  # bytes that may be on the way
-_SILENCE_S = 45.0  # the far side gives a sign of life every ten seconds
+WINDOW = 4 << 20  # bytes that may be in transit unacknowledged
+_SILENCE_S = 45.0  # the worker program sends a ping every ten seconds
 _GREETING_S = 60.0
-_SHELL_LOOK_S = 1.0
+_SHELL_POLL_S = 1.0
 
 _MODULES = ("logtail.frames", "logtail.files", "logtail.summary", "logtail.tailer")
 
 
 class NoPython(TransportError):
-    """There is no Python on that host that could run the far side."""
+    """The host has no Python that can run the worker program."""
 
     transient = False
 
 
 class Link:
-    """What both kinds have: a stream, its age, and whether it bore fruit.
+    """The common part of both kinds of link: an open stream and its state.
 
     Attributes:
-        since: when it was made, on ``clock``.
-        fruitful: whether anything of use came over it.
-        streams: the files that came over it; ``grown``: those that left an unfinished line.
+        since: when the link was opened, on ``clock``.
+        fruitful: whether the link has delivered log data.
+        streams: the log files that the link delivers, by stream number.
+        grown: the files whose unfinished line grew since the last read, by stream number.
     """
 
     def __init__(
         self, transport: Transport, argv: Sequence[str], stdin: bytes, clock: Callable[[], float]
     ) -> None:
-        self.since = self._heard = clock()
+        self.since = self._last_received_at = clock()
         self.fruitful = False
         self.streams: dict[int, Assembler] = {}
         self.grown: dict[int, Assembler] = {}
         self._clock = clock
         self._stack = ExitStack()
-        opened: AbstractContextManager[Stream] = transport.stream(argv, stdin=stdin)
-        self._stream = self._stack.enter_context(opened)
+        stream_context: AbstractContextManager[Stream] = transport.stream(argv, stdin=stdin)
+        self._stream = self._stack.enter_context(stream_context)
 
     @property
     def greeted(self) -> bool:
-        """Whether the far side has spoken."""
+        """Whether the remote program has sent its greeting."""
         raise NotImplementedError
 
     def read(self, timeout: float) -> Iterator[Frame]:
-        """Yield frames that came, waiting up to ``timeout`` seconds for them.
+        """Yield the received frames, after waiting up to ``timeout`` seconds for data.
 
         Raises:
-            TransportError: the link is lost.
+            TransportError: the connection is lost.
         """
         raise NotImplementedError
 
     def owe(self, amount: int) -> None:
-        """Count bytes as taken."""
+        """Count processed bytes, for which credit is granted."""
 
     def send(self, data: bytes) -> None:
         """Send frames."""
         self._stream.send(data)
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         with suppress(TransportError):
             self._stack.close()
 
@@ -81,14 +82,16 @@ class Link:
         data = self._stream.read(timeout)
         now = self._clock()
         if data:
-            self._heard = now
-        elif not self._stream.ended and now - self._heard > (_SILENCE_S if self.greeted else _GREETING_S):
-            raise TransportError(f"no sign of life for {now - self._heard:.0f} s")
+            self._last_received_at = now
+        elif not self._stream.ended and now - self._last_received_at > (
+            _SILENCE_S if self.greeted else _GREETING_S
+        ):
+            raise TransportError(f"no sign of life for {now - self._last_received_at:.0f} s")
         return data
 
 
 class PythonLink(Link):
-    """To the program that is sent there."""
+    """A link to the worker program, which is sent to the host over the connection."""
 
     def __init__(
         self,
@@ -97,25 +100,25 @@ class PythonLink(Link):
         clock: Callable[[], float],
         python: str = "",
     ) -> None:
-        """Start it with ``python``, or else with what is there."""
-        self._owed = 0
+        """Start the worker program with ``python`` if given, else with any Python 3 on the host."""
+        self._unacknowledged = 0
         self._decoder = Decoder()
         source = far_source()
-        first = sys.executable if transport.local else python
-        pythons = [first] if first else []
+        preferred = sys.executable if transport.local else python
+        pythons = [preferred] if preferred else []
         argv = run_with_any_python("dtslurm-tailer", BOOT, str(len(source)), pythons)
         super().__init__(transport, argv, source + frames.request(request), clock)
 
     @property
     def greeted(self) -> bool:
-        """Whether the far side's program runs."""
+        """Whether the worker program runs."""
         return self._decoder.begun
 
     def read(self, timeout: float) -> Iterator[Frame]:
-        """Yield frames that came; answer signs of life; give credit for what was taken."""
-        if self._owed >= WINDOW // 4:
-            self.send(frames.credit(self._owed))
-            self._owed = 0
+        """Yield the received frames; answer pings, and grant credit for processed bytes."""
+        if self._unacknowledged >= WINDOW // 4:
+            self.send(frames.credit(self._unacknowledged))
+            self._unacknowledged = 0
         data = self._receive(timeout)
         if not data and self._stream.ended:
             banner = self._decoder.banner()
@@ -130,62 +133,62 @@ class PythonLink(Link):
                 yield frame
 
     def owe(self, amount: int) -> None:
-        """Count bytes as taken."""
-        self._owed += amount
+        """Count processed bytes, for which credit is granted."""
+        self._unacknowledged += amount
 
 
 class ShellLink(Link):
-    """To a shell, which is asked every second."""
+    """A link to a shell program, which is polled every second."""
 
     def __init__(self, transport: Transport, request: Mapping[str, Any], clock: Callable[[], float]) -> None:
         if request.get("nodes") is not None:
             raise NoPython("without Python 3.6 or later on that host, ranks cannot be chosen by node")
         self._tail = ShellTail(request)
         self._banner: bytes | None = b""
-        self._next_look = 0.0
+        self._next_poll_at = 0.0
         program = assets.worker("logtail/tailer.sh").read_text("utf-8")
         super().__init__(transport, ["sh", "-c", program, "dtslurm-tailer", str(request["run"])], b"", clock)
 
     @property
     def greeted(self) -> bool:
-        """Whether the shell waits for questions."""
+        """Whether the shell program is ready for requests."""
         return self._banner is None
 
     def read(self, timeout: float) -> Iterator[Frame]:
-        """Yield frames made of what the shell answers."""
+        """Yield frames built from the shell program's answers."""
         now = self._clock()
-        if self.greeted and self._tail.idle and now >= self._next_look:
-            self._next_look = now + _SHELL_LOOK_S
+        if self.greeted and self._tail.idle and now >= self._next_poll_at:
+            self._next_poll_at = now + _SHELL_POLL_S
             self._stream.send(self._tail.look())
         elif self.greeted and self._tail.idle:
-            timeout = min(timeout, self._next_look - now)
+            timeout = min(timeout, self._next_poll_at - now)
         data = self._receive(timeout)
         if not data and self._stream.ended:
-            words = self._last_words()
-            if any("there is no folder" in line for line in words):
-                raise StoreError(words[-1])
-            raise TransportError("the far side of log following ended", evidence=words)
+            last_lines = self._last_banner_lines()
+            if any("there is no folder" in line for line in last_lines):
+                raise StoreError(last_lines[-1])
+            raise TransportError("the far side of log following ended", evidence=last_lines)
         if self._banner is not None:
-            before, found, data = (self._banner + data).partition(GREETING)
-            self._banner = None if found else before[-10_000:]
+            before, greeting, data = (self._banner + data).partition(GREETING)
+            self._banner = None if greeting else before[-10_000:]
         if self.greeted:
-            for item in self._tail.feed(data):
-                if isinstance(item, bytes):
-                    self._stream.send(item)
+            for output in self._tail.feed(data):
+                if isinstance(output, bytes):
+                    self._stream.send(output)
                 else:
                     self.fruitful = True
-                    yield item
+                    yield output
 
-    def _last_words(self) -> list[str]:
+    def _last_banner_lines(self) -> list[str]:
         return (self._banner or b"").decode("utf-8", "replace").splitlines()[-10:]
 
     def send(self, data: bytes) -> None:
-        """Do what the frame says, as far as a shell can."""
+        """Execute a DRAIN frame; a shell supports no other frame."""
         if wire.HEAD.unpack_from(data)[1] == wire.DRAIN:
             self._tail.draining = True
-            self._next_look = 0.0
+            self._next_poll_at = 0.0
 
 
 def far_source() -> bytes:
-    """Return the far side's program, as its bootstrap reads it."""
+    """Return the source of the worker program, in the format that its bootstrap reads."""
     return worker_source(*_MODULES)

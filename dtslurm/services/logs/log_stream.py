@@ -1,4 +1,4 @@
-"""All log files of a run over one stream, also when the link breaks: nothing is lost, nothing comes twice."""
+"""Stream all log files of a run over one connection; after a lost link, resume without loss or repeats."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DAY_S = 86_400
 _LARGEST_INODE = 1 << 64
 _MOST_FILES = 200_000
 _LONGEST_NAME = 256
-_MOST_UNFINISHED = 1 << 27  # bytes of all lines without their end
+_MOST_UNFINISHED = 1 << 27  # bytes of all unfinished lines together
 _LONGEST_PAUSE_S = 60.0
 _SHORT_LIFE_S = 5.0
 _MOST_SHORT_LIVES = 5
@@ -33,18 +33,20 @@ _MOST_SHORT_LIVES = 5
 
 @dataclass(frozen=True)
 class LogRequest:
-    """What to follow of a run.
+    """Which log files of a run to read or follow.
 
     Attributes:
-        run_dir: on the cluster.
-        array: whether the run has array tasks; ``task`` is the only one wanted.
-        kinds: see `LogFile`.
-        ranks: ranges of ranks, None for all; ``nodes``: only ranks on these hosts.
-        attempt: the only one; None for the latest and those to come.
-        lines: of what is there at the start, only the last lines of each file.
-        follow: go on until `LogStream.drain`.
-        in_turn: without ``follow``, send a piece of each file in turn rather than one file after the other.
-        summary: ranks are only summed up until `LogStream.focus`.
+        run_dir: the run directory on the cluster.
+        array: whether the run has array tasks.
+        task: the only array task to read; None for all.
+        kinds: kinds of log files, see `LogFile`.
+        ranks: ranges of ranks; None for all.
+        nodes: read only ranks on these hosts; None for all.
+        attempt: the only attempt to read; None for the latest and later ones.
+        lines: of the existing content, read only this number of last lines of each file; None for all lines.
+        follow: continue until `LogStream.drain`.
+        in_turn: without ``follow``, send a piece of each file in turn instead of one file after the other.
+        summary: send only summaries of the ranks' output until `LogStream.focus`.
     """
 
     run_dir: str
@@ -60,7 +62,7 @@ class LogRequest:
     summary: bool = False
 
     def values(self) -> dict[str, object]:
-        """Return the request to the far side."""
+        """Return the request to the worker program as a JSON object."""
         return {
             "run": self.run_dir,
             "array": self.array,
@@ -79,14 +81,14 @@ class LogRequest:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something to tell the person who reads along."""
+    """A message of the log follower to the user."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Record:
-    """One object of the run's events or metrics."""
+    """One JSON object from the run's events or metrics file."""
 
     file: LogFile
     values: Mapping[str, Any]
@@ -94,12 +96,12 @@ class Record:
 
 @dataclass(frozen=True)
 class OutputSummary:
-    """What a rank's output since the last such word amounts to.
+    """A summary of a rank's output since the previous summary.
 
     Attributes:
-        size: of its log, in bytes.
-        last: the last line, cut.
-        alarm: the first line that looks like an error, cut; empty if there is none.
+        size: size of the rank's log in bytes.
+        last: the last line, truncated.
+        alarm: the first line that looks like an error, truncated; empty if there is none.
     """
 
     file: LogFile
@@ -111,7 +113,7 @@ class OutputSummary:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """What an unfinished line shows now: a progress bar."""
+    """The current text of an unfinished line, such as a progress bar."""
 
     file: LogFile
     text: str
@@ -128,13 +130,13 @@ Item = LogBlock | Notice | Record | OutputSummary | Rewritten | Mark
 
 
 class LogStream:
-    """Follows a run's logs on the machine that ``transport`` reaches. Use it as a context manager.
+    """A stream of a run's logs from the host that ``transport`` reaches. Use it as a context manager.
 
-    The first connection's error is the caller's; after that, lost links are made anew, with growing pauses.
+    An error of the first connection is raised. Later, a lost link is reopened after increasing pauses.
 
     Attributes:
-        utc_offset: of the far side's clock, in seconds east of UTC.
-        skipped: whether a file began with lines that were not sent, by ``LogRequest.lines``.
+        utc_offset: the host's offset from UTC, in seconds east.
+        skipped: whether ``LogRequest.lines`` left out the beginning of a file.
     """
 
     def __init__(
@@ -146,8 +148,8 @@ class LogStream:
         sleep: Callable[[float], None] = time.sleep,
         python: str = "",
     ) -> None:
-        """With ``python``, that one is tried first on another machine."""
-        self._transport, self._wanted, self._python = transport, wanted, python
+        """Create the stream; ``python`` is the interpreter that is tried first on a remote host."""
+        self._transport, self._log_request, self._python = transport, wanted, python
         self._clock, self._sleep = clock, sleep
         self._link: Link | None = None
         self._files: dict[str, Assembler] = {}
@@ -162,7 +164,7 @@ class LogStream:
         self._has_python = True
         self._tries = 0
         self._short_lives = 0
-        self._next_try = 0.0
+        self._next_try_at = 0.0
 
     def __enter__(self) -> LogStream:  # noqa: PYI034 (typing.Self is of Python 3.11)
         return self
@@ -172,27 +174,27 @@ class LogStream:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a link now."""
+        """Whether the link is open."""
         return self._link is not None
 
     @property
     def ended(self) -> bool:
-        """Whether everything has come."""
+        """Whether all output was received."""
         return self._ended
 
     def read(self, timeout: float) -> list[Item]:
-        """Return what came, waiting up to ``timeout`` seconds for it.
+        """Return the received items, after waiting up to ``timeout`` seconds for data.
 
         Raises:
-            TransportError: there is no link, and there never was one or it cannot last.
-            StoreError: the run's folder is not there.
+            TransportError: the first connection failed, or the link breaks again and again.
+            StoreError: the run directory does not exist.
         """
         if self._ended:
             return []
         items: list[Item] = []
         try:
             if self._link is not None or self._connect(timeout):
-                items.extend(self._items(timeout))
+                items.extend(self._read_items(timeout))
         except NoPython as error:
             if not self._has_python:
                 raise
@@ -202,22 +204,22 @@ class LogStream:
                 Notice(f"{error.message}: a shell looks every second, at {MOST_FILES} log files at most")
             )
         except TransportError as error:
-            items += self._lost(error)
+            items += self._handle_loss(error)
         return items
 
     def drain(self) -> None:
-        """Say that the run is over: the rest comes, and then `Mark.END`."""
+        """Stop following because the run has ended: the remaining output is sent, then `Mark.END`."""
         if not self._draining:
             self._draining = True
             self._send(wire.frame(wire.DRAIN, 0))
 
     def focus(self, ranks: Sequence[tuple[int, int]] | None, lines: int | None) -> None:
-        """Have these ranks sent in full from their last lines on, and the others only summed up."""
+        """Request the full output of these ranks from their last lines on, and summaries of the others."""
         self._focus = frames.focus(None if ranks is None else [list(item) for item in ranks], lines)
         self._send(self._focus)
 
     def close(self) -> None:
-        """End the far side."""
+        """Close the link, which ends the remote program."""
         link, self._link = self._link, None
         if link is not None:
             link.close()
@@ -226,23 +228,23 @@ class LogStream:
 
     def _connect(self, timeout: float) -> bool:
         now = self._clock()
-        if now < self._next_try:
-            self._sleep(min(timeout, self._next_try - now))
+        if now < self._next_try_at:
+            self._sleep(min(timeout, self._next_try_at - now))
             return False
         if self._has_python:
-            self._link = PythonLink(self._transport, self._request(), self._clock, self._python)
+            self._link = PythonLink(self._transport, self._make_request(), self._clock, self._python)
         else:
-            self._link = ShellLink(self._transport, self._request(), self._clock)
+            self._link = ShellLink(self._transport, self._make_request(), self._clock)
         if self._focus:
             self._send(self._focus)
         return True
 
-    def _request(self) -> dict[str, object]:
-        values = self._wanted.values()
+    def _make_request(self) -> dict[str, object]:
+        values = self._log_request.values()
         values["follow"] = not self._draining
         values["pack"] = not self._transport.local
         if self._files or self._caught_up:
-            values["since"] = self._since()
+            values["since"] = self._first_attempts_by_task()
             values["positions"] = {
                 name: [file.inode, file.offset, len(file.checked), zlib.crc32(file.checked)]
                 for name, file in self._files.items()
@@ -251,67 +253,69 @@ class LogStream:
             values["lines"] = None
         return values
 
-    def _since(self) -> dict[str, int]:
-        since = dict(self._first)
-        for known in self._files.values():
-            if known.file.kind in {"rank", "node"}:
-                task = known.file.task or ""
-                since[task] = min(since.get(task, known.file.attempt), known.file.attempt)
-        return since
+    def _first_attempts_by_task(self) -> dict[str, int]:
+        first_attempts = dict(self._first)
+        for assembler in self._files.values():
+            if assembler.file.kind in {"rank", "node"}:
+                task = assembler.file.task or ""
+                first_attempts[task] = min(
+                    first_attempts.get(task, assembler.file.attempt), assembler.file.attempt
+                )
+        return first_attempts
 
     def _send(self, data: bytes) -> None:
         if self._link is not None:
-            with suppress(TransportError):  # the next read will tell
+            with suppress(TransportError):  # the next read raises the error
                 self._link.send(data)
 
-    def _lost(self, error: TransportError) -> list[Item]:
+    def _handle_loss(self, error: TransportError) -> list[Item]:
         link, self._link = self._link, None
-        lived = 0.0
+        lifetime_s = 0.0
         if link is not None:
-            lived = self._clock() - link.since
+            lifetime_s = self._clock() - link.since
             link.close()
         fruitful = link is not None and link.fruitful
         if not error.transient or not (self._files or self._caught_up):
             raise error
-        self._short_lives = 0 if fruitful or lived > _SHORT_LIFE_S else self._short_lives + 1
+        self._short_lives = 0 if fruitful or lifetime_s > _SHORT_LIFE_S else self._short_lives + 1
         if self._short_lives >= _MOST_SHORT_LIVES and link is not None and link.greeted:
             raise error
         self._tries = 1 if fruitful else self._tries + 1
         pause = min(_LONGEST_PAUSE_S, 2.0 ** (self._tries - 1)) * random.uniform(0.5, 1.0)  # noqa: S311
-        self._next_try = self._clock() + pause
-        why = ": ".join([error.message, *error.evidence[-1:]])
-        return [Notice(f"link lost ({why}); again in {pause:.0f} s, nothing is lost")]
+        self._next_try_at = self._clock() + pause
+        cause = ": ".join([error.message, *error.evidence[-1:]])
+        return [Notice(f"link lost ({cause}); again in {pause:.0f} s, nothing is lost")]
 
-    # ---- What comes over it ----
+    # ---- Received frames ----
 
-    def _items(self, timeout: float) -> Iterator[Item]:
+    def _read_items(self, timeout: float) -> Iterator[Item]:
         link = self._link
         if link is not None:
             for frame in link.read(timeout):
-                yield from self._item(link, frame)
-            grown, link.grown = link.grown, {}
-            for known in grown.values():
-                if (text := known.rewritten()) is not None:
-                    yield Rewritten(known.file, text)
+                yield from self._handle_frame(link, frame)
+            grown_by_stream, link.grown = link.grown, {}
+            for assembler in grown_by_stream.values():
+                if (text := assembler.rewritten()) is not None:
+                    yield Rewritten(assembler.file, text)
 
-    def _item(self, link: Link, frame: Frame) -> Iterator[Item]:
+    def _handle_frame(self, link: Link, frame: Frame) -> Iterator[Item]:
         if frame.kind == wire.DATA:
-            yield from self._data(link, frame)
+            yield from self._handle_data(link, frame)
         elif frame.kind == wire.FILE:
-            yield from self._file(link, frame)
+            yield from self._handle_file(link, frame)
         elif frame.kind == wire.SUMMARY:
-            yield from _summed(link, frame)
+            yield from _handle_summary(link, frame)
         else:
-            yield from self._word(frame)
+            yield from self._handle_control(frame)
 
-    def _word(self, frame: Frame) -> Iterator[Item]:
-        """Take a frame that is of no file's content."""
+    def _handle_control(self, frame: Frame) -> Iterator[Item]:
+        """Handle a frame that does not carry file content."""
         if frame.kind == wire.CAUGHT_UP:
             if not self._caught_up:
                 self._caught_up = True
-                first = frame.values().get("first")
-                numbers = first.items() if isinstance(first, dict) else ()
-                self._first = {task: number for task, number in numbers if _is_count(number)}
+                attempts_by_task = frame.values().get("first")
+                pairs = attempts_by_task.items() if isinstance(attempts_by_task, dict) else ()
+                self._first = {task: number for task, number in pairs if _is_attempt_number(number)}
                 yield Mark.CAUGHT_UP
         elif frame.kind == wire.HELLO:
             offset = frame.values().get("utc_offset")
@@ -323,15 +327,15 @@ class LogStream:
             yield Notice(str(frame.values().get("message", "")))
         elif frame.kind == wire.END:
             self._ended = True
-            for known in self._files.values():
-                if rest := known.flush():
-                    yield from _told(rest)
+            for assembler in self._files.values():
+                if rest := assembler.flush():
+                    yield from _split_records(rest)
             yield Mark.END
 
-    def _file(self, link: Link, frame: Frame) -> Iterator[Item]:
+    def _handle_file(self, link: Link, frame: Frame) -> Iterator[Item]:
         values = frame.values()
         file = LogFile.of(values)
-        name, why = (
+        name, reason = (
             answers.read_path(values, "name", frames.SENDER),
             answers.read_text(values, "why", frames.SENDER),
         )
@@ -339,59 +343,61 @@ class LogStream:
         inode = answers.read_whole(values, "inode", frames.SENDER, most=_LARGEST_INODE)
         if len(name) > _LONGEST_NAME or (name not in self._files and len(self._files) >= _MOST_FILES):
             raise frames.nonsense(f"more than {_MOST_FILES:,} files, or a longer name than log files have")
-        known = self._files.setdefault(name, Assembler(file, name))
-        link.streams[frame.stream] = known
-        known.inode = inode
-        if why == "resumed" and offset == known.offset:
+        assembler = self._files.setdefault(name, Assembler(file, name))
+        link.streams[frame.stream] = assembler
+        assembler.inode = inode
+        if reason == "resumed" and offset == assembler.offset:
             return
-        self.skipped = self.skipped or (why == "new" and offset > 0)
-        self._unfinished -= len(known.rest)
-        if rest := known.flush():
-            yield from _told(rest)
-        known.offset, known.checked = offset, b""
-        if why in {"truncated", "replaced"}:
-            yield Notice(f"{name} was {why}; from its beginning again")
+        self.skipped = self.skipped or (reason == "new" and offset > 0)
+        self._unfinished -= len(assembler.rest)
+        if rest := assembler.flush():
+            yield from _split_records(rest)
+        assembler.offset, assembler.checked = offset, b""
+        if reason in {"truncated", "replaced"}:
+            yield Notice(f"{name} was {reason}; from its beginning again")
 
-    def _data(self, link: Link, frame: Frame) -> Iterator[Item]:
-        known = link.streams.get(frame.stream)
-        if known is None or len(frame.payload) < wire.OFFSET.size:
+    def _handle_data(self, link: Link, frame: Frame) -> Iterator[Item]:
+        assembler = link.streams.get(frame.stream)
+        if assembler is None or len(frame.payload) < wire.OFFSET.size:
             raise frames.nonsense("bytes of a file that it never named")
         link.owe(len(frame.payload) - wire.OFFSET.size)
-        self._unfinished -= len(known.rest)
-        block = known.feed(wire.OFFSET.unpack_from(frame.payload)[0], frame.payload[wire.OFFSET.size :])
-        self._unfinished += len(known.rest)
+        self._unfinished -= len(assembler.rest)
+        block = assembler.feed(wire.OFFSET.unpack_from(frame.payload)[0], frame.payload[wire.OFFSET.size :])
+        self._unfinished += len(assembler.rest)
         if self._unfinished > _MOST_UNFINISHED:
             raise frames.nonsense(f"more than {_MOST_UNFINISHED >> 20} MiB of lines without an end")
-        if known.rest:
-            link.grown[frame.stream] = known
+        if assembler.rest:
+            link.grown[frame.stream] = assembler
         if block is not None:
-            yield from _told(block)
+            yield from _split_records(block)
 
 
-def _is_count(value: object) -> bool:
+def _is_attempt_number(value: object) -> bool:
     return type(value) is int and 0 <= value <= answers.LARGEST_NUMBER
 
 
-def _told(block: LogBlock) -> Iterator[Item]:
-    """Yield a block of output as it is, and records as records."""
+def _split_records(block: LogBlock) -> Iterator[Item]:
+    """Yield a block of output unchanged; yield the lines of an events or metrics file as records."""
     if block.file.kind not in {"events", "metrics"}:
         yield block
         return
     for line in block.data.splitlines():
-        with suppress(TransportError):  # a line cut off
+        with suppress(TransportError):  # a truncated line
             yield Record(block.file, answers.parse_object(line, frames.SENDER))
 
 
-def _summed(link: Link, frame: Frame) -> Iterator[Item]:
+def _handle_summary(link: Link, frame: Frame) -> Iterator[Item]:
     link.owe(len(frame.payload))
-    rows = answers.interpret(answers.parse_json(frame.payload, frames.SENDER), _summaries, frames.SENDER)
+    rows = answers.interpret(
+        answers.parse_json(frame.payload, frames.SENDER), _parse_summaries, frames.SENDER
+    )
     for stream, summary in rows:
         if stream not in link.streams:
             raise frames.nonsense("a summary of a file that it never named")
         yield OutputSummary(link.streams[stream].file, *summary)
 
 
-def _summaries(rows: Any) -> list[tuple[int, tuple[int, int, str, str]]]:
+def _parse_summaries(rows: Any) -> list[tuple[int, tuple[int, int, str, str]]]:
     return [
         (int(stream), (int(size), int(new_lines), str(last), str(alarm)))
         for stream, size, new_lines, last, alarm in rows

@@ -1,4 +1,4 @@
-"""The output of a run: all ranks, or chosen ones, as lines; followed while it grows."""
+"""Read and follow the output of a run, filtered by rank, node, time or pattern."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from dtslurm.services.runs.watch import Watcher
 from dtslurm.services.wiring.context import ActiveCluster, Context
 
 _POLL_S = 0.25
-_NOT_WAITED_FOR = "nobody knows this job any more, and it writes nothing: not waiting for its end"
-_UNKNOWN_S = 60.0  # a job that nobody knows of, and that writes nothing for so long, is not waited for
+_STOPPED_FOLLOWING = "nobody knows this job any more, and it writes nothing: not waiting for its end"
+_UNKNOWN_S = 60.0  # stop following a job that the scheduler does not know after this time without output
 
 
 @dataclass(frozen=True)
 class LogFilter:
-    """Which lines are wanted.
+    """Which lines of a run's output to show.
 
     Attributes:
-        ranks: ranges of ranks (and neither launcher nor batch output); None for everything.
+        ranks: ranges of ranks, without launcher and batch output; None for all output.
         nodes: only ranks that ran on these hosts.
         grep: only lines that match.
-        attempt: only this attempt; None for the latest, and when following also those to come.
-        tail: of what is there at the start, only the last lines of each file.
+        attempt: only this attempt; None for the latest, and when following also later ones.
+        tail: of the existing output, only this number of last lines of each file.
         task: only this array task.
-        since, until: only lines of this time (seconds since the epoch), as far as lines tell one; a line that
-            does not is taken to be of the time of the one before it.
+        since, until: only lines with a timestamp in this interval, in seconds since the epoch; a line without
+            a timestamp has the time of the previous line.
     """
 
     ranks: tuple[tuple[int, int], ...] | None = None
@@ -50,11 +50,11 @@ class LogFilter:
 
     @property
     def picks_lines(self) -> bool:
-        """Whether lines must be looked at one by one."""
+        """Whether the filter applies to single lines."""
         return self.grep is not None or self.since is not None or self.until is not None
 
     def request(self, record: JobRecord, *, follow: bool, in_turn: bool) -> LogRequest:
-        """Return what to ask the far side for."""
+        """Return the log request that selects the files of this filter."""
         kinds = {"rank"}
         if self.ranks is None and self.nodes is None:
             kinds |= {"batch", "node"}
@@ -76,54 +76,55 @@ class LogFilter:
 
 @dataclass
 class _LogFilter:
-    """Lets the wanted lines through; of those there at the start, only the last of each file if asked."""
+    """A filter for selected lines; with ``tail``, passes only the last existing lines of each file."""
 
     wanted: LogFilter
     now: float
     stream: LogStream
     _times: dict[LogFile, float] = field(default_factory=dict)
-    _kept: dict[LogFile, deque[bytes]] | None = None
+    _tails: dict[LogFile, deque[bytes]] | None = None
 
     def __post_init__(self) -> None:
         if self.wanted.tail is not None and self.wanted.picks_lines:
-            self._kept = {}
+            self._tails = {}
 
     def __call__(self, item: Item) -> Iterator[Item]:
         if item is Mark.CAUGHT_UP:
-            yield from self._release()
+            yield from self._release_tails()
         if not isinstance(item, LogBlock) or not self.wanted.picks_lines:
             yield item
             return
-        lines = self._chosen(item)
-        if self._kept is not None:
-            self._kept.setdefault(item.file, deque(maxlen=self.wanted.tail)).extend(lines)
+        lines = self._select_lines(item)
+        if self._tails is not None:
+            self._tails.setdefault(item.file, deque(maxlen=self.wanted.tail)).extend(lines)
         elif lines:
             yield LogBlock(item.file, b"".join(lines))
 
-    def _release(self) -> Iterator[Item]:
-        kept, self._kept = self._kept or {}, None
-        for file, lines in kept.items():
+    def _release_tails(self) -> Iterator[Item]:
+        lines_by_file, self._tails = self._tails or {}, None
+        for file, lines in lines_by_file.items():
             if lines:
                 yield LogBlock(file, b"".join(lines))
 
-    def _chosen(self, block: LogBlock) -> list[bytes]:
-        raw = [line + b"\n" for line in block.data[:-1].split(b"\n")]
+    def _select_lines(self, block: LogBlock) -> list[bytes]:
+        raw_lines = [line + b"\n" for line in block.data[:-1].split(b"\n")]
         grep = self.wanted.grep
-        timed = self.wanted.since is not None or self.wanted.until is not None
+        has_time_limits = self.wanted.since is not None or self.wanted.until is not None
         return [
             line
-            for line, text in zip(raw, block.texts(), strict=True)
-            if (not timed or self._in_time(block.file, text)) and (grep is None or grep.search(text))
+            for line, text in zip(raw_lines, block.texts(), strict=True)
+            if (not has_time_limits or self._is_in_time(block.file, text))
+            and (grep is None or grep.search(text))
         ]
 
-    def _in_time(self, file: LogFile, text: str) -> bool:
+    def _is_in_time(self, file: LogFile, text: str) -> bool:
         time = written_at(text, self.now, self.stream.utc_offset)
         if time is None:
             time = self._times.get(file)
         else:
             self._times[file] = time
         if time is None:
-            return True  # nothing in this file has told a time yet
+            return True  # no line of this file has had a timestamp yet
         since, until = self.wanted.since, self.wanted.until
         return (since is None or time >= since) and (until is None or time <= until)
 
@@ -131,20 +132,20 @@ class _LogFilter:
 def read(
     context: Context, record: JobRecord, wanted: LogFilter, *, in_turn: bool = False
 ) -> Iterator[list[Item]]:
-    """Yield what is there now, file by file; ``in_turn``, a piece of each in turn.
+    """Yield the existing output file by file, or with ``in_turn`` a piece of each file in turn.
 
     Raises:
         TransportError: the cluster cannot be reached.
-        StoreError: the run's folder is not there.
+        StoreError: the run directory does not exist.
     """
     request = wanted.request(record, follow=False, in_turn=in_turn)
-    with _stream(context, context.cluster_of(record), request) as stream:
-        sieve = _LogFilter(wanted, context.clock(), stream)
+    with _open_stream(context, context.cluster_of(record), request) as stream:
+        log_filter = _LogFilter(wanted, context.clock(), stream)
         while not stream.ended:
-            yield [kept for item in stream.read(_POLL_S) for kept in sieve(item)]
+            yield [passed for item in stream.read(_POLL_S) for passed in log_filter(item)]
 
 
-def _stream(context: Context, cluster: ActiveCluster, request: LogRequest) -> LogStream:
+def _open_stream(context: Context, cluster: ActiveCluster, request: LogRequest) -> LogStream:
     python = cluster.profile.login.python or ""
     return LogStream(cluster.transport, request, sleep=context.sleep, python=python)
 
@@ -156,48 +157,48 @@ def follow(
     *,
     watch: Callable[[RunView], None] = lambda _: None,
 ) -> Iterator[list[Item]]:
-    """Yield what comes, until the job is over and everything is shown; also, often, that nothing came.
+    """Yield new output until the job has ended and all output was shown; yield empty lists meanwhile.
 
     Args:
-        watch: called with each new observation of the job, between polls of the scheduler.
+        watch: called with each new view of the run.
 
     Raises:
-        TransportError: the cluster cannot be reached; once it was, a lost link is made anew.
-        StoreError: the run's folder is not there.
+        TransportError: the first connection to the cluster failed; a link lost later is reopened.
+        StoreError: the run directory does not exist.
     """
     quiet_since = context.clock()
     request = wanted.request(record, follow=True, in_turn=True)
     cluster = context.cluster_of(record)
-    with _stream(context, cluster, request) as stream, Watcher(context, [record]) as watcher:
-        sieve = _LogFilter(wanted, context.clock(), stream)
-        attempts = _Attempts()
-        waiting = False
+    with _open_stream(context, cluster, request) as stream, Watcher(context, [record]) as watcher:
+        log_filter = _LogFilter(wanted, context.clock(), stream)
+        attempt_notices = _AttemptNotices()
+        is_pending = False
         while not stream.ended:
             items = stream.read(_POLL_S)
             for item in items:
                 if isinstance(item, Record) and item.file.kind == "events":
                     watcher.heard(str(item.values.get("event")))
-                elif waiting and isinstance(item, LogBlock):
-                    waiting = False
-                    watcher.heard("started")  # what writes runs, whatever was heard last
+                elif is_pending and isinstance(item, LogBlock):
+                    is_pending = False
+                    watcher.heard("started")  # a job that writes output runs
             if items:
                 quiet_since = context.clock()
-            yield [kept for item in items for kept in (*attempts(item), *sieve(item))]
+            yield [passed for item in items for passed in (*attempt_notices(item), *log_filter(item))]
             for view in watcher.news():
                 watch(view)
-                waiting = any(status.state is JobState.PENDING for status in view.statuses)
+                is_pending = any(status.state is JobState.PENDING for status in view.statuses)
                 if view.terminal:
                     stream.drain()
-                elif _unknown(view) and context.clock() - quiet_since > _UNKNOWN_S:
-                    yield [Notice(_NOT_WAITED_FOR)]
+                elif _is_unknown(view) and context.clock() - quiet_since > _UNKNOWN_S:
+                    yield [Notice(_STOPPED_FOLLOWING)]
                     stream.drain()
 
 
-class _Attempts:
-    """Tells when lines of another attempt begin, and of ranks that train apart."""
+class _AttemptNotices:
+    """The notices about the begin of another attempt, and about ranks that train independently."""
 
     def __init__(self) -> None:
-        self._seen: dict[str | None, int] = {}
+        self._latest_by_task: dict[str | None, int] = {}
 
     def __call__(self, item: Item) -> list[Notice]:
         if isinstance(item, Record) and item.values.get("event") == "not_distributed":
@@ -205,10 +206,10 @@ class _Attempts:
         if not isinstance(item, LogBlock) or item.file.kind not in {"rank", "node"}:
             return []
         task, attempt = item.file.task, item.file.attempt
-        before = self._seen.setdefault(task, attempt)
-        if attempt <= before:
+        previous = self._latest_by_task.setdefault(task, attempt)
+        if attempt <= previous:
             return []
-        self._seen[task] = attempt
+        self._latest_by_task[task] = attempt
         return [
             Notice(
                 f"attempt {attempt} begins" if task is None else f"attempt {attempt} of task {task} begins"
@@ -216,22 +217,22 @@ class _Attempts:
         ]
 
 
-def _unknown(view: RunView) -> bool:
-    """Return whether the scheduler was asked, and knows nothing of the job."""
+def _is_unknown(view: RunView) -> bool:
+    """Return whether the scheduler was queried and does not know the job."""
     return not view.trouble and all(status.state is JobState.UNKNOWN for status in view.statuses)
 
 
 def wait(context: Context, record: JobRecord, watch: Callable[[RunView], None] = lambda _: None) -> RunView:
-    """Return the last observation of a job once it is over."""
+    """Wait until a job has ended, and return its last view."""
     request = LogRequest(record.run_dir, array=record.array is not None, kinds=frozenset({"events"}))
     cluster = context.cluster_of(record)
-    with _stream(context, cluster, request) as stream, Watcher(context, [record]) as watcher:
+    with _open_stream(context, cluster, request) as stream, Watcher(context, [record]) as watcher:
         listening = True
         while True:
             try:
                 items = stream.read(_POLL_S) if listening else []
             except (TransportError, StoreError):
-                listening, items = False, []  # the run's own words only tell of its end sooner
+                listening, items = False, []  # the events only show the end earlier than the scheduler
             for item in items:
                 if isinstance(item, Record):
                     watcher.heard(str(item.values.get("event")))

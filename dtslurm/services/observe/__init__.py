@@ -1,1 +1,1 @@
-"""What screens and reports need, while a run goes on or after its end."""
+"""Observe runs: telemetry, diagnosis, reports, comparisons and usage."""

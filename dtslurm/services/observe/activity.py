@@ -1,4 +1,4 @@
-"""What running jobs do, by the files that their samplers left on this machine or in its copies."""
+"""The activity of running jobs, read from their samplers' files or the local copies of these files."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ from dtslurm.store.rundir import RunDir
 
 
 def add_activity(found: Sequence[RunView], now: float) -> list[RunView]:
-    """Return runs with what their running jobs do, where that is known here; nobody is asked."""
+    """Add the activity of running jobs to views, from local files only, without a remote query."""
     return [_with_activity(view, now) for view in found]
 
 
 def is_running(status: JobStatus) -> bool:
-    """Return whether a job runs, by Slurm's word: one that is completing has no work left to do."""
+    """Return whether a job runs according to Slurm; a completing job does not count as running."""
     return status.state is JobState.RUNNING and not status.flags
 
 
 def _with_activity(view: RunView, now: float) -> RunView:
     if view.trouble:
         return view
-    found = {
+    activities = {
         status.job_id: activity
         for status in view.statuses
-        if is_running(status) and (activity := _activity(view, status, now)) is not None
+        if is_running(status) and (activity := _judge_job(view, status, now)) is not None
     }
-    return replace(view, activities=found) if found else view
+    return replace(view, activities=activities) if activities else view
 
 
-def _activity(view: RunView, status: JobStatus, now: float) -> Activity | None:
+def _judge_job(view: RunView, status: JobStatus, now: float) -> Activity | None:
     run = view.run_of(status)
     attempts = run.attempts()
-    return judge_activity(_nodes(run, attempts[-1]), view.record.world_size, now) if attempts else None
+    return judge_activity(_read_nodes(run, attempts[-1]), view.record.world_size, now) if attempts else None
 
 
-def _nodes(run: RunDir, attempt: int) -> list[NodeActivity]:
-    """Return what the samplers of an attempt wrote."""
+def _read_nodes(run: RunDir, attempt: int) -> list[NodeActivity]:
+    """Return the activity of each node from the samplers' files of an attempt."""
     paths = sorted((run.path / "metrics" / str(attempt)).glob("activity-*.json"))
     if not paths:
         return []
     from dtslurm.views.telemetry import node_activity
 
-    return [node_activity(values) for path in paths if (values := _sample(path))]
+    return [node_activity(values) for path in paths if (values := _read_sample(path))]
 
 
-def _sample(path: Path) -> dict[str, Any]:
-    """Return a sampler's file with the time at which it was written, empty if it cannot be read."""
+def _read_sample(path: Path) -> dict[str, Any]:
+    """Return the values of a sampler's file and its modification time; empty if it cannot be read."""
     try:
         return {**answers.parse_object(path.read_bytes(), path.name), "written": path.stat().st_mtime}
     except (OSError, TransportError):

@@ -1,4 +1,4 @@
-"""Runs beside each other: what was asked differently, how they trained, and what they took."""
+"""Compare runs: differences of their configuration, their training metrics, duration and cost."""
 
 from __future__ import annotations
 
@@ -35,28 +35,42 @@ METRICS = (
 
 _POINTS = 2000
 _ABSENT = "-"
-# What differs between any two runs and says nothing, or is told by a line of its own.
-_OF_THE_RUN = {"request.job_name", "request.run_root", "request.once", "request.origins", "request.payload"}
+# Values that differ between any two runs without meaning, or that have a line of their own.
+_IGNORED_FIELDS = {
+    "request.job_name",
+    "request.run_root",
+    "request.once",
+    "request.origins",
+    "request.payload",
+}
 _SECTIONS = {"request": "configuration", "layout": "layout", "spec": "environment", "versions": "environment",
              "git": "code"}  # fmt: skip
-_ENVIRONMENT = {"spec.python", "spec.activate", "spec.env", "spec.container", "spec.setup", "spec.launcher"}
+_ENVIRONMENT_FIELDS = {
+    "spec.python",
+    "spec.activate",
+    "spec.env",
+    "spec.container",
+    "spec.setup",
+    "spec.launcher",
+}
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run.
+    """The figures of one compared run.
 
     Attributes:
-        state: Slurm's words for its state, several where tasks differ.
-        took_s: its duration, see `dtslurm.services.runs.run_times`; None where it has not started.
-        gpus: that it held; 0 for a job without.
-        gpu_hours: of all attempts, without the time between them; None where it has not started or held none.
-        cost, currency: by the profile's price of a GPU-hour, None and empty where the profile has none.
-        last_step, last_loss, best_loss: of all attempts, None where no metrics were found.
+        state: Slurm's name of its state; several if array tasks differ.
+        took_s: the duration in seconds, see `dtslurm.services.runs.run_times`; None if it has not started.
+        gpus: number of GPUs that the run holds; 0 for a job without GPUs.
+        gpu_hours: GPU-hours of all attempts, without the time between them; None if the run has not started
+            or has no GPUs.
+        cost, currency: cost by the profile's price of a GPU-hour; None and empty if the profile has no price.
+        last_step, last_loss, best_loss: over all attempts; None if no metrics were found.
         tokens_per_s, step_time_s: medians over the run.
-        curves: by metric, (step, value) in the order of the steps; a step that was trained again has its last
+        curves: (step, value) by metric, in the order of the steps; a step that was trained again has its last
             value.
-        problem: why the metrics could not be read; empty where they could.
+        problem: why the metrics could not be read, else empty.
     """
 
     record: JobRecord
@@ -80,11 +94,11 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that is not the same in all runs.
+    """A setting that is not the same in all compared runs.
 
     Attributes:
         section: ``configuration``, ``layout``, ``environment`` or ``code``.
-        values: one for each run, in words; ``-`` where it is not set.
+        values: one text for each run; ``-`` if it is not set.
     """
 
     section: str
@@ -94,82 +108,84 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs in the order they were named, and their differences by section."""
+    """The compared runs in the order of the request, and their differences by section."""
 
     runs: tuple[ComparedRun, ...]
     differences: tuple[Difference, ...]
 
 
 def compare(context: Context, records: Sequence[JobRecord]) -> Comparison:
-    """Return some runs beside each other; a run whose files cannot be read is there without metrics."""
-    seen = views(context, list(records))
-    runs = tuple(_run(context, view) for view in seen)
-    documents = [_document(view.record) for view in seen]
-    return Comparison(runs, tuple(differences(documents, [_diff(view.record) for view in seen])))
+    """Compare runs; a run whose files cannot be read is included without metrics."""
+    run_views = views(context, list(records))
+    runs = tuple(_summarize_run(context, view) for view in run_views)
+    documents = [_read_document(view.record) for view in run_views]
+    return Comparison(runs, tuple(differences(documents, [_read_diff(view.record) for view in run_views])))
 
 
 def differences(documents: Sequence[Mapping[str, Any]], diffs: Sequence[bytes]) -> Iterator[Difference]:
-    """Yield what differs between the records of runs, and between the changes that their code had."""
-    flat = [dict(_flat(document)) for document in documents]
-    names = dict.fromkeys(name for one in flat for name in one)
-    found = []
+    """Yield the differences between the runs' records, and between their uncommitted code changes."""
+    flat_documents = [dict(_flatten(document)) for document in documents]
+    names = dict.fromkeys(name for document in flat_documents for name in document)
+    unsorted = []
     for name in names:
-        values = tuple(_words(one.get(name)) for one in flat)
+        values = tuple(_format_value(document.get(name)) for document in flat_documents)
         if len(set(values)) > 1:
             section, _, rest = name.partition(".")
-            shown = (hide_secrets(value, one) for value, one in zip(values, documents, strict=True))
-            found.append(Difference(_SECTIONS[section], rest, tuple(shown)))
+            safe_values = (
+                hide_secrets(value, document) for value, document in zip(values, documents, strict=True)
+            )
+            unsorted.append(Difference(_SECTIONS[section], rest, tuple(safe_values)))
     if len(set(diffs)) > 1:
         sizes = tuple(f"{len(diff.splitlines())} lines" if diff else _ABSENT for diff in diffs)
-        found.append(Difference("code", "uncommitted changes (code.diff)", sizes))
+        unsorted.append(Difference("code", "uncommitted changes (code.diff)", sizes))
     order = list(dict.fromkeys(_SECTIONS.values()))
-    yield from sorted(found, key=lambda one: order.index(one.section))
+    yield from sorted(unsorted, key=lambda one: order.index(one.section))
 
 
-def _flat(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _flatten(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for section in _SECTIONS:
         values = document.get(section)
         for name, value in values.items() if isinstance(values, dict) else ():
-            full = f"{section}.{name}"
-            if full not in _OF_THE_RUN and (section != "spec" or full in _ENVIRONMENT):
-                yield full, value
+            full_name = f"{section}.{name}"
+            if full_name not in _IGNORED_FIELDS and (section != "spec" or full_name in _ENVIRONMENT_FIELDS):
+                yield full_name, value
 
 
-def _words(value: object) -> str:
+def _format_value(value: object) -> str:
     if value is None or value in ("", [], {}):
         return _ABSENT
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
-        return " ".join(f"{name}={_words(one)}" for name, one in value.items())
+        return " ".join(f"{name}={_format_value(item)}" for name, item in value.items())
     if isinstance(value, list):
-        pairs = all(isinstance(one, list) and len(one) == 2 for one in value)
-        return " ".join("=".join(map(str, one)) if pairs else _words(one) for one in value)
+        are_pairs = all(isinstance(item, list) and len(item) == 2 for item in value)
+        return " ".join("=".join(map(str, item)) if are_pairs else _format_value(item) for item in value)
     return str(value)
 
 
-def _run(context: Context, view: RunView) -> ComparedRun:
+def _summarize_run(context: Context, view: RunView) -> ComparedRun:
     record = view.record
-    document = _document(record)
+    document = _read_document(record)
     layout = document.get("layout") or {}
-    told = history(context, view)
-    times, now = measure_run(view.statuses[0], told.events, told.attempts), context.clock()
+    run_history = history(context, view)
+    times, now = measure_run(view.statuses[0], run_history.events, run_history.attempts), context.clock()
     gpus = count_gpus(document)
-    hours = count_gpu_hours(gpus, times, now)
-    points, problem = _points(context, record)
+    gpu_hours = count_gpu_hours(gpus, times, now)
+    points, problem = _read_points(context, record)
     curves = {metric: curve for metric in METRICS if (curve := join_attempts(points, metric))}
-    cost, currency = price_gpu_hours(context, record, hours)
+    cost, currency = price_gpu_hours(context, record, gpu_hours)
     losses = [value for _, value in curves.get("loss", ())]
     steps = [step for curve in curves.values() for step, _ in curve]
     return ComparedRun(
         record=record,
-        state=", ".join(sorted({one.word for one in view.statuses})),
+        state=", ".join(sorted({status.word for status in view.statuses})),
         took_s=times.duration_s(now) if times is not None else None,
-        attempts=len(told.attempts),
+        attempts=len(run_history.attempts),
         nodes=int(layout.get("nodes") or 0),
         ranks=record.world_size,
         gpus=gpus,
-        gpu_hours=hours,
+        gpu_hours=gpu_hours,
         cost=cost,
         currency=currency,
         last_step=max(steps, default=None),
@@ -182,8 +198,8 @@ def _run(context: Context, view: RunView) -> ComparedRun:
     )
 
 
-def _points(context: Context, record: JobRecord) -> tuple[Sequence[Sequence[TrainPoint]], str]:
-    """Return what all attempts of a run said of their training, and why that could not be read."""
+def _read_points(context: Context, record: JobRecord) -> tuple[Sequence[Sequence[TrainPoint]], str]:
+    """Return the training records of all attempts of a run, and the error if they could not be read."""
     try:
         newest = pulse(context, record, points=_POINTS)
         return list(points_of_attempts(context, record, newest, most=_POINTS).values()), ""
@@ -195,14 +211,14 @@ def _median(curve: Curve) -> float | None:
     return statistics.median(value for _, value in curve) if curve else None
 
 
-def _document(record: JobRecord) -> dict[str, Any]:
+def _read_document(record: JobRecord) -> dict[str, Any]:
     try:
         return RunDir(Path(record.folder)).document()
     except DtslurmError:
         return {}
 
 
-def _diff(record: JobRecord) -> bytes:
+def _read_diff(record: JobRecord) -> bytes:
     try:
         return (Path(record.folder) / "code.diff").read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""Metrics of a run over all of its attempts."""
+"""Join the training metrics of all attempts of a run into curves."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ Curve = tuple[tuple[int, float], ...]
 def points_of_attempts(
     context: Context, record: JobRecord, newest: RunTelemetry, *, most: int
 ) -> dict[int, Sequence[TrainPoint]]:
-    """Return by attempt, oldest first, what a run said of its training; earlier ones are asked one by one.
+    """Return the training records of each attempt, oldest first, with one remote query per earlier attempt.
 
     Args:
-        newest: a look at the newest attempt, of the same task.
-        most: about how many points there are of each at most.
+        newest: telemetry of the newest attempt of the same task.
+        most: approximate maximum number of points per attempt.
 
     Raises:
-        TransportError: the run's files could not be read where they are.
+        TransportError: the run's files could not be read on their machine.
     """
     if newest.attempt is None:
         return {}
-    found: dict[int, Sequence[TrainPoint]] = {
+    earlier: dict[int, Sequence[TrainPoint]] = {
         number: pulse(context, record, attempt=number, task=newest.task, points=most).train
         for number in sorted(newest.attempts)
         if number < newest.attempt
     }
-    return {**found, newest.attempt: newest.train}
+    return {**earlier, newest.attempt: newest.train}
 
 
 def join_attempts(attempts: Iterable[Sequence[TrainPoint]], metric: str) -> Curve:
-    """Return (step, value) of a metric; what an attempt trained again takes the earlier one's place."""
-    found: dict[int, float] = {}
+    """Return (step, value) pairs of a metric; a later attempt's value of a step replaces an earlier one."""
+    values_by_step: dict[int, float] = {}
     for number, point in enumerate(point for points in attempts for point in points):
         value = getattr(point, metric)
         if drawable(value):
-            found[point.step if point.step is not None else number] = float(value)
-    return tuple(sorted(found.items()))
+            values_by_step[point.step if point.step is not None else number] = float(value)
+    return tuple(sorted(values_by_step.items()))
 
 
 def restart_steps(attempts: Mapping[int, Sequence[TrainPoint]]) -> dict[int, int]:
-    """Return the step at which each attempt but the first began, where it told steps."""
-    found: dict[int, int] = {}
+    """Return the first step of each attempt except the first attempt, if its records contain steps."""
+    steps_by_attempt: dict[int, int] = {}
     for number, points in list(attempts.items())[1:]:
         first = next((point.step for point in points if point.step is not None), None)
         if first is not None:
-            found[number] = first
-    return found
+            steps_by_attempt[number] = first
+    return steps_by_attempt

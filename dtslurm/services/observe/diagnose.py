@@ -1,4 +1,4 @@
-"""Which rank of a run failed first, and why: the far side reads, only its findings travel."""
+"""Diagnose a failed run: a worker program reads the logs on the cluster and returns only its findings."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ EVIDENCE = ("evidence.lines", "evidence.log_stacks", "evidence.flight", "evidenc
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A verdict on one attempt of a run, or of one of its array tasks.
+    """The verdict on one attempt of a run or of an array task.
 
     Attributes:
-        activity: of a job that runs.
+        activity: activity of a stalled job; else None.
         script_changed: as in `Attempt`.
     """
 
@@ -55,37 +55,37 @@ class Diagnosis:
 def diagnose(
     context: Context, record: JobRecord, *, attempt: int | None = None, task: str | None = None
 ) -> Diagnosis:
-    """Return the verdict on a run.
+    """Find the first rank that failed, its cause, and a fix.
 
     Args:
-        attempt: which start of the job; the latest by default.
-        task: which task of an array; by default the first that failed.
+        attempt: number of the attempt; the latest by default.
+        task: index of the array task; by default the first that failed.
 
     Raises:
-        RequestInvalid: there is no such attempt or task.
-        TransportError: the files could not be read where they are.
-        ProfileInvalid: a file of signatures is wrong.
+        RequestInvalid: the attempt or task does not exist.
+        TransportError: the run's files could not be read on their machine.
+        ProfileInvalid: a file of signatures is invalid.
     """
     signatures = known.load(context.cwd, context.env)
     refresh(context, [record])
     [view] = add_activity(views(context, [record]), context.clock())
-    status, place, task = _choose(view, task)
-    attempts = tuple(place.attempts())
+    status, folder, task = _choose_task(view, task)
+    attempts = tuple(folder.attempts())
     if attempt is not None and attempt not in attempts:
-        there = f", only {', '.join(map(str, attempts))}" if attempts else ": it has not started yet"
-        raise RequestInvalid([f"job {record.job_id or record.name} has no attempt {attempt}{there}"])
-    chosen = max(attempts, default=0) if attempt is None else attempt
+        available = f", only {', '.join(map(str, attempts))}" if attempts else ": it has not started yet"
+        raise RequestInvalid([f"job {record.job_id or record.name} has no attempt {attempt}{available}"])
+    attempt_number = max(attempts, default=0) if attempt is None else attempt
     accounting = context.cluster_of(record).access.scheduler != "local"
-    facts = _facts(view, status, chosen, attempts, accounting)
-    if not attempts and not status.terminal:  # it has not started
-        found = findings.read({}, [], record.world_size)
+    facts = _collect_facts(view, status, attempt_number, attempts, accounting)
+    if not attempts and not status.terminal:  # the run has not started
+        evidence = findings.read({}, [], record.world_size)
     else:
-        top = Path(record.run_dir)
-        batch = top / "logs" / ("batch.log" if task is None else f"batch-{task}.log")
+        remote_dir = Path(record.run_dir)
+        batch = remote_dir / "logs" / ("batch.log" if task is None else f"batch-{task}.log")
         transport, python = far_side(context, record)
-        run_dir = top / place.path.relative_to(view.run.path)
-        found = gather(transport, python, run_dir, chosen, batch, signatures, record.world_size)
-    verdict = explain_missing_file(record, judge(facts, found, signatures))
+        run_dir = remote_dir / folder.path.relative_to(view.run.path)
+        evidence = gather(transport, python, run_dir, attempt_number, batch, signatures, record.world_size)
+    verdict = explain_missing_file(record, judge(facts, evidence, signatures))
     learn(context, view.record, verdict)
     return Diagnosis(
         record=view.record,
@@ -94,16 +94,16 @@ def diagnose(
         attempt=facts.attempt,
         attempts=attempts,
         task=task,
-        logs=_on_the_cluster(view, place.logs(facts.attempt)),
+        logs=_path_on_cluster(view, folder.logs(facts.attempt)),
         activity=view.activities.get(status.job_id) if facts.stall else None,
-        script_changed=is_changed(submitted_hash(record), place, facts.attempt),
+        script_changed=is_changed(submitted_hash(record), folder, facts.attempt),
     )
 
 
-def _on_the_cluster(view: RunView, path: Path) -> str:
-    """Return where a folder of the run is; what is here of a far one holds no logs."""
-    there = str(Path(view.record.run_dir) / path.relative_to(view.run.path))
-    return f"{view.record.cluster}:{there}" if view.record.mirror else there
+def _path_on_cluster(view: RunView, path: Path) -> str:
+    """Return where a folder of the run is on the cluster, because local copies of a run contain no logs."""
+    remote_path = str(Path(view.record.run_dir) / path.relative_to(view.run.path))
+    return f"{view.record.cluster}:{remote_path}" if view.record.mirror else remote_path
 
 
 def gather(
@@ -115,25 +115,25 @@ def gather(
     signatures: tuple[Signature, ...],
     world_size: int,
 ) -> findings.Findings:
-    """Return what the far side finds of one attempt.
+    """Run the evidence worker program on the files of one attempt, and return its findings.
 
     Raises:
-        TransportError: nothing could be read there; what Python said is the evidence.
+        TransportError: the worker program failed; its error output is the evidence.
     """
     request = {
         "schema": 1,
         "run_dir": str(run_dir),
         "attempt": attempt,
         "extra": [str(batch)],
-        "signatures": [{"words": one.words, "match": one.match} for one in signatures],
+        "signatures": [{"words": signature.words, "match": signature.match} for signature in signatures],
     }
-    found = ask(transport, python, "evidence.evidence", request, timeout=_LIMIT_S, parts=EVIDENCE)
-    names = [one.name for one in signatures]
-    return interpret(found, lambda found: findings.read(found, names, world_size), "evidence.py")
+    answer = ask(transport, python, "evidence.evidence", request, timeout=_LIMIT_S, parts=EVIDENCE)
+    names = [signature.name for signature in signatures]
+    return interpret(answer, lambda found: findings.read(found, names, world_size), "evidence.py")
 
 
-def _choose(view: RunView, task: str | None) -> tuple[JobStatus, RunDir, str | None]:
-    """Return the observation and the place of what is to be judged: the run, or one task of it."""
+def _choose_task(view: RunView, task: str | None) -> tuple[JobStatus, RunDir, str | None]:
+    """Return the status, the folder and the index of the array task to diagnose, or those of the run."""
     if view.record.array is None:
         return view.statuses[0], view.run, None
     by_task = {status.job_id.rpartition("_")[2]: status for status in view.statuses}
@@ -150,14 +150,14 @@ def _choose(view: RunView, task: str | None) -> tuple[JobStatus, RunDir, str | N
     return by_task.get(task, view.statuses[0]), tasks[task], task
 
 
-def _facts(
+def _collect_facts(
     view: RunView, status: JobStatus, attempt: int, attempts: tuple[int, ...], accounting: bool
 ) -> JobFacts:
-    """Return what Slurm says; of an attempt that was requeued only that it is over."""
-    latest = not attempts or attempt == attempts[-1]
-    back = latest and attempts and status.state is JobState.PENDING  # requeued: the attempt has ended
+    """Return the facts from Slurm about an attempt; for an attempt before the last, only that it is over."""
+    is_latest = not attempts or attempt == attempts[-1]
+    is_requeued = is_latest and attempts and status.state is JobState.PENDING  # the attempt has ended
     gpus_per_node = _gpus_per_node(view.run)
-    if not latest or back:
+    if not is_latest or is_requeued:
         return JobFacts(
             job_id=status.job_id,
             over=True,
@@ -178,7 +178,7 @@ def _facts(
         start=status.start_time,
         end=status.end_time,
         time_limit=view.record.time_limit,
-        cancelled_by=_who(status.raw_state),
+        cancelled_by=_canceller(status.raw_state),
         nodelist=fold_nodes(status.nodelist),
         world_size=view.record.world_size,
         gpus_per_node=gpus_per_node,
@@ -189,7 +189,7 @@ def _facts(
 
 
 def _gpus_per_node(run: RunDir) -> int | None:
-    """Return how many GPUs a run asked for on each node, None where its record does not say."""
+    """Return the requested number of GPUs per node; None if the record does not contain it."""
     try:
         layout = run.document().get("layout")
     except StoreError:
@@ -198,11 +198,11 @@ def _gpus_per_node(run: RunDir) -> int | None:
     return count if isinstance(count, int) and not isinstance(count, bool) else None
 
 
-def _who(raw_state: str) -> str:
-    found = re.search(r"CANCELLED by (\d+)", raw_state)
-    if found is None:
+def _canceller(raw_state: str) -> str:
+    match = re.search(r"CANCELLED by (\d+)", raw_state)
+    if match is None:
         return ""
     try:
-        return pwd.getpwuid(int(found[1])).pw_name
+        return pwd.getpwuid(int(match[1])).pw_name
     except (KeyError, OverflowError):
-        return f"uid {found[1]}"
+        return f"uid {match[1]}"

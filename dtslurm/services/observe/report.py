@@ -1,4 +1,4 @@
-"""A run on one page for a browser: what it was, how it went, what it made of its GPUs, and its script."""
+"""Render an HTML report of a run: its request, attempts, metrics, utilization, verdict and script."""
 
 from __future__ import annotations
 
@@ -58,52 +58,54 @@ _CURVES = {
 def report(
     context: Context, record: JobRecord, *, attempt: int | None = None, task: str | None = None
 ) -> str:
-    """Return the page of one attempt (the newest by default) of a run, or of one task of an array.
+    """Return the HTML report of one attempt of a run or of an array task; by default of the newest attempt.
 
-    Of an array without a given task, the page is that of the first task that failed, or else of the first.
+    For an array without a given task, the report covers the first failed task, else the first task.
 
     Raises:
-        RequestInvalid: there is no such attempt or task.
-        TransportError: the run's files could not be read where they are.
+        RequestInvalid: the attempt or task does not exist.
+        TransportError: the run's files could not be read on their machine.
     """
     [view] = views(context, [record])
     task = first_failed_task(view) if task is None else task
-    seen = pulse(context, view.record, attempt=attempt, task=task, points=_POINTS)
-    if seen.attempt is None:
+    telemetry = pulse(context, view.record, attempt=attempt, task=task, points=_POINTS)
+    if telemetry.attempt is None:
         raise RequestInvalid([f"{record.name} has not started: there is nothing to report yet"])
-    utilization = read_utilization(context, view.record, attempt=seen.attempt, task=seen.task)
-    told = history(context, view)
-    times = _times(view, seen.task, told)
-    ranks = cells(seen, seen.world_size or view.record.world_size, (), over=view.terminal)
-    runs = all(is_running(one) for one in _statuses(view, seen.task))
-    activity = activity_of(seen, view.record.world_size) if runs else None
-    points = _attempts_shown(context, view.record, seen, attempt)
-    curves, now, state = _curves(points), context.clock(), _state(view, seen.task, activity)
-    verdict = _verdict(context, view, seen)
-    note = (activity.summary if activity is not None else "") or describe_attempts(len(told.attempts))
+    utilization = read_utilization(context, view.record, attempt=telemetry.attempt, task=telemetry.task)
+    run_history = history(context, view)
+    times = _measure_times(view, telemetry.task, run_history)
+    ranks = cells(telemetry, telemetry.world_size or view.record.world_size, (), over=view.terminal)
+    is_active = all(is_running(status) for status in _select_statuses(view, telemetry.task))
+    activity = activity_of(telemetry, view.record.world_size) if is_active else None
+    points = _points_to_plot(context, view.record, telemetry, attempt)
+    curves, now, state = _curves(points), context.clock(), _state(view, telemetry.task, activity)
+    verdict = _find_verdict(context, view, telemetry)
+    note = (activity.summary if activity is not None else "") or describe_attempts(len(run_history.attempts))
     values = {
         "record": view.record,
-        "headline": run_headline(state, verdict, note, seen.first_failure),
-        "tiles": _tiles(context, view, seen, points, times),
-        "about": _about(view.record, seen, told.attempts),
-        "task": seen.task,
+        "headline": run_headline(state, verdict, note, telemetry.first_failure),
+        "tiles": _make_tiles(context, view, telemetry, points, times),
+        "about": _subtitle(view.record, telemetry, run_history.attempts),
+        "task": telemetry.task,
         "made_at": clock_text(now),
         "failures": (),
         "trials": (),
-        "curves_note": "dashed lines mark restarts" if any(one["restarts"] for one in curves) else "",
-        "summary": _summary(view, seen, told.attempts),
+        "curves_note": "dashed lines mark restarts" if any(curve["restarts"] for curve in curves) else "",
+        "summary": _summary_rows(view, telemetry, run_history.attempts),
         "verdict": verdict,
-        "attempts": [_attempt(one) for one in told.attempts],
+        "attempts": [_attempt_row(past_attempt) for past_attempt in run_history.attempts],
         "events": [
-            {"time": clock_text(one.time), "text": safe(one.text), "bad": one.bad}
-            for one in events.lines(seen.events or told.events)
+            {"time": clock_text(event.time), "text": safe(event.text), "bad": event.bad}
+            for event in events.lines(telemetry.events or run_history.events)
         ][-_MOST_EVENTS:],
         "curves": curves,
         "utilization": utilization,
         "utilization_begin": clock_text(utilization.begin),
         "utilization_end": clock_text(utilization.end),
         "efficiency": summarize_utilization(utilization),
-        "first_failure": safe(failure_words(seen.first_failure, ranks)) if seen.first_failure else "",
+        "first_failure": safe(failure_words(telemetry.first_failure, ranks))
+        if telemetry.first_failure
+        else "",
         "ranks": ranks,
         "rank_counts": Counter(cell.state for cell in ranks).most_common(),
         "script": script_of(view.record),
@@ -113,7 +115,7 @@ def report(
 
 
 def first_failed_task(view: RunView) -> str | None:
-    """Return the first task of an array that started and failed, None where there is none."""
+    """Return the first task of an array that started and failed; None if there is none."""
     if view.record.array is None:
         return None
     failed = (status for status in view.statuses if status.terminal and not status.ok)
@@ -122,24 +124,24 @@ def first_failed_task(view: RunView) -> str | None:
 
 
 def _state(view: RunView, task: str | None, activity: Activity | None = None) -> str:
-    return ", ".join(sorted({describe_state(one, activity) for one in _statuses(view, task)}))
+    return ", ".join(sorted({describe_state(status, activity) for status in _select_statuses(view, task)}))
 
 
-def _about(record: JobRecord, seen: RunTelemetry, attempts: Sequence[Attempt]) -> list[str]:
-    """Return what identifies the page below its title: job, cluster and attempt."""
+def _subtitle(record: JobRecord, seen: RunTelemetry, attempts: Sequence[Attempt]) -> list[str]:
+    """Return the lines below the title: job, cluster and attempt."""
     job = f"job {record.job_id}" if record.job_id else "no job"
     total = [f"{len(attempts)} attempts in total"] if len(attempts) > 1 else []
     return [f"{job} on {record.cluster}", f"attempt {seen.attempt}", *total]
 
 
-def _tiles(
+def _make_tiles(
     context: Context,
     view: RunView,
     seen: RunTelemetry,
     points: Mapping[int, Sequence[TrainPoint]],
     times: RunTimes | None,
 ) -> list[Tile]:
-    """Return the key figures that are known."""
+    """Return the tiles of all known key figures."""
     record, now = view.record, context.clock()
     document = document_of(record)
     gpus = count_gpus(document)
@@ -153,24 +155,26 @@ def _tiles(
     ]
 
 
-def _statuses(view: RunView, task: str | None) -> Sequence[JobStatus]:
-    """Return the observations of the run, or of one task of it."""
-    return [one for one in view.statuses if task is None or one.job_id.endswith(f"_{task}")] or view.statuses
+def _select_statuses(view: RunView, task: str | None) -> Sequence[JobStatus]:
+    """Return the statuses of the run, or of one array task."""
+    return [
+        status for status in view.statuses if task is None or status.job_id.endswith(f"_{task}")
+    ] or view.statuses
 
 
-def _times(view: RunView, task: str | None, told: History) -> RunTimes | None:
-    """Return the times of the run, or of one task of an array, which has records of its own."""
-    status = _statuses(view, task)[0]
+def _measure_times(view: RunView, task: str | None, told: History) -> RunTimes | None:
+    """Return the times of the run, or of one array task, which has its own event file."""
+    status = _select_statuses(view, task)[0]
     return measure_run(status, told.events, told.attempts) if task is None else measure_view(view, status)
 
 
-def _summary(view: RunView, seen: RunTelemetry, attempts: Sequence[Attempt]) -> list[tuple[str, str]]:
+def _summary_rows(view: RunView, seen: RunTelemetry, attempts: Sequence[Attempt]) -> list[tuple[str, str]]:
     record = view.record
     size = seen.world_size or record.world_size
-    found = [
+    rows = [
         ("job", f"{record.job_id or 'unknown'} on {record.cluster}"),
         ("ranks", f"{size} by {record.launcher}"),
-        ("nodes", next((one.nodes for one in reversed(attempts) if one.nodes), "")),
+        ("nodes", next((attempt.nodes for attempt in reversed(attempts) if attempt.nodes), "")),
         ("submitted", clock_text(record.created_at)),
         ("time limit", duration(view.time_limit) if view.time_limit else ""),
         ("command", record.command),
@@ -180,30 +184,30 @@ def _summary(view: RunView, seen: RunTelemetry, attempts: Sequence[Attempt]) -> 
     git = document_of(record).get("git")
     if isinstance(git, dict) and git.get("commit"):
         dirty = ", with changes (code.diff)" if git.get("dirty") else ""
-        found.append(("code", f"commit {git['commit']} of {git.get('branch') or 'no branch'}{dirty}"))
-    return [(label, text) for label, text in found if text]
+        rows.append(("code", f"commit {git['commit']} of {git.get('branch') or 'no branch'}{dirty}"))
+    return [(label, text) for label, text in rows if text]
 
 
-def _verdict(context: Context, view: RunView, seen: RunTelemetry) -> Mapping[str, Any] | None:
-    """Return what diagnose says of an attempt that ended badly."""
+def _find_verdict(context: Context, view: RunView, seen: RunTelemetry) -> Mapping[str, Any] | None:
+    """Return the diagnosis of a failed attempt as values for the template; None if it did not fail."""
     if not view.terminal or not view.exit_code:
         return None
     try:
-        found = diagnose(context, view.record, attempt=seen.attempt, task=seen.task).verdict
+        verdict = diagnose(context, view.record, attempt=seen.attempt, task=seen.task).verdict
     except DtslurmError as error:
         return {"cause": "unknown", "summary": error.message, "advice": "", "evidence": (), "rank": None}
     return {
-        "cause": found.cause,
-        "summary": found.summary,
-        "advice": found.advice,
-        "rank": found.rank,
-        "node": found.node,
-        "sure": f"{found.confidence:.0%}",
-        "evidence": found.evidence,
+        "cause": verdict.cause,
+        "summary": verdict.summary,
+        "advice": verdict.advice,
+        "rank": verdict.rank,
+        "node": verdict.node,
+        "sure": f"{verdict.confidence:.0%}",
+        "evidence": verdict.evidence,
     }
 
 
-def _attempt(one: Attempt) -> dict[str, str]:
+def _attempt_row(one: Attempt) -> dict[str, str]:
     return {
         "number": str(one.number),
         "nodes": one.nodes,
@@ -213,55 +217,55 @@ def _attempt(one: Attempt) -> dict[str, str]:
     }
 
 
-def _attempts_shown(
+def _points_to_plot(
     context: Context, record: JobRecord, seen: RunTelemetry, asked: int | None
 ) -> Mapping[int, Sequence[TrainPoint]]:
-    """Return the points of the attempt that was asked for, or of all."""
+    """Return the training points of the requested attempt, else of all attempts."""
     if asked is not None:
         return {asked: seen.train}
     return points_of_attempts(context, record, seen, most=_POINTS)
 
 
 def _curves(attempts: Mapping[int, Sequence[TrainPoint]]) -> list[dict[str, Any]]:
-    """Return what can be drawn: for each metric its steps and values, and where later attempts began."""
-    found = []
+    """Return the curve of each metric with at least two points, and the steps at which attempts began."""
+    curves = []
     restarts = [{"attempt": number, "step": step} for number, step in restart_steps(attempts).items()]
     for key, label in _CURVES.items():
         points = join_attempts(attempts.values(), key)
         if len(points) > 1:
             steps, values = zip(*points, strict=True)
             lines = [{"label": label, "values": values}]
-            found.append({"label": label, "steps": steps, "lines": lines, "restarts": restarts})
-    return found
+            curves.append({"label": label, "steps": steps, "lines": lines, "restarts": restarts})
+    return curves
 
 
 def script_of(record: JobRecord) -> str:
-    """Return the script of a run as a page shows it, empty where it cannot be read."""
+    """Return the job script of a run with secrets hidden; empty if it cannot be read."""
     try:
-        text = _run(record).script_path.read_text("utf-8", errors="replace")
+        text = _run_dir(record).script_path.read_text("utf-8", errors="replace")
     except OSError:
         return ""
     return hide_secrets(text, document_of(record))
 
 
 def request_of(record: JobRecord) -> str:
-    """Return a run's ``job.json`` as a page shows it."""
+    """Return a run's ``job.json`` as text with secrets hidden."""
     document = document_of(record)
     return hide_secrets(json.dumps(document, indent=2, ensure_ascii=False), document)
 
 
 def document_of(record: JobRecord) -> dict[str, Any]:
-    """Return all of a run's ``job.json``, empty where it cannot be read."""
+    """Return the content of a run's ``job.json``; empty if it cannot be read."""
     try:
-        return _run(record).document()
+        return _run_dir(record).document()
     except DtslurmError:
         return {}
 
 
-def _run(record: JobRecord) -> RunDir:
+def _run_dir(record: JobRecord) -> RunDir:
     return RunDir(Path(record.folder))
 
 
 def clock_text(time: float | None) -> str:
-    """Return a moment as date and time in UTC, empty for none."""
+    """Format a time as date and time in UTC; empty for None."""
     return datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC") if time else ""

@@ -1,4 +1,4 @@
-"""The head of a report: the verdict in one line, and the key figures. Pure functions."""
+"""Pure functions for the header of a report: the verdict in one line, and the key figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dtslurm.services.runs.run_times import RunTimes
 
 @dataclass(frozen=True)
 class Tile:
-    """One key figure: what it is, its value, and a note below."""
+    """One key figure: its label, its value, and a note below."""
 
     label: str
     value: str
@@ -28,7 +28,7 @@ class Headline:
     """The verdict in one line.
 
     Attributes:
-        kind: ``good``, ``bad`` or ``plain``, which chooses the colour.
+        kind: ``good``, ``bad`` or ``plain``; selects the colour.
     """
 
     state: str
@@ -42,13 +42,15 @@ def run_headline(
     """Return the headline of a run: its state, the cause, and the rank that failed first.
 
     Args:
-        verdict: what ``diagnose`` found, None for a run that did not end badly.
-        note: what there is to say of a run without a verdict.
-        failure: the rank that failed first; where the verdict is about that rank, its exception is the cause.
+        verdict: the result of ``diagnose``; None for a run that did not fail.
+        note: text for a run without a verdict.
+        failure: the rank that failed first; if the verdict names this rank, its exception is the cause.
     """
     if verdict is None:
-        good = state == "COMPLETED"
-        return Headline(state, "good" if good else "bad" if state.startswith("STALLED") else "plain", note)
+        is_completed = state == "COMPLETED"
+        return Headline(
+            state, "good" if is_completed else "bad" if state.startswith("STALLED") else "plain", note
+        )
     error = failure.error if failure is not None and failure.rank == verdict["rank"] else ""
     parts = [safe(error) or str(verdict["cause"])]
     if verdict["rank"] is not None:
@@ -60,12 +62,12 @@ def run_headline(
 
 
 def describe_attempts(count: int) -> str:
-    """Return how often a run was restarted, empty for a run of one attempt."""
+    """Describe how often a run was restarted; empty for a single attempt."""
     return f"after {pluralize(count - 1, 'restart')}" if count > 1 else ""
 
 
 def time_tile(times: RunTimes | None, limit: int | None, now: float) -> list[Tile]:
-    """Return the duration, with the time limit and the time between attempts."""
+    """Return the duration tile, with the time limit and the time between attempts."""
     if times is None:
         return []
     pause = times.pause_s(now)
@@ -75,10 +77,10 @@ def time_tile(times: RunTimes | None, limit: int | None, now: float) -> list[Til
 
 
 def training_tiles(attempts: Mapping[int, Sequence[TrainPoint]]) -> list[Tile]:
-    """Return steps, rate and loss, as far as the training metrics tell them."""
+    """Return the tiles of steps, rate and loss that the training metrics contain."""
     points = [point for points in attempts.values() for point in points]
     steps = [point.step for point in points if point.step is not None]
-    total = next((one.total_steps for one in reversed(points) if one.total_steps is not None), None)
+    total = next((point.total_steps for point in reversed(points) if point.total_steps is not None), None)
     tiles = []
     if steps:
         note = f"of {total:,} ({max(steps) / total:.0%})" if total else ""
@@ -100,7 +102,7 @@ def _rate_tile(attempts: Mapping[int, Sequence[TrainPoint]]) -> list[Tile]:
 
 
 def size_tiles(ranks: int, nodes: int, gpus: int) -> list[Tile]:
-    """Return how large a run is: GPUs where it has some, else ranks."""
+    """Return the tile with the number of GPUs, or of ranks if the run has no GPUs."""
     where = f"on {pluralize(nodes, 'node')}" if nodes else ""
     if gpus:
         return [Tile("GPUs", f"{gpus:,}", where)]
@@ -108,7 +110,7 @@ def size_tiles(ranks: int, nodes: int, gpus: int) -> list[Tile]:
 
 
 def cost_tiles(hours: float | None, cost: float | None, currency: str) -> list[Tile]:
-    """Return GPU-hours and their price, as far as they are known."""
+    """Return the tile of GPU-hours and their price; none if the GPU-hours are unknown."""
     if hours is None:
         return []
     price = f"{cost:,.2f} {currency}".strip() if cost is not None else ""
@@ -116,5 +118,5 @@ def cost_tiles(hours: float | None, cost: float | None, currency: str) -> list[T
 
 
 def number(value: float) -> str:
-    """Return a figure with at most four digits and separators: ``12,340``, ``0.0213``."""
+    """Format a number with four significant digits or thousands separators: ``12,340``, ``0.0213``."""
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e12 else f"{value:.4g}"

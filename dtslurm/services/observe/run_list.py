@@ -1,4 +1,4 @@
-"""All runs of this user on all clusters as frozen rows: what the dashboard's job list shows."""
+"""Immutable rows of all runs of this user on all clusters, for the dashboard's run list."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dtslurm.views.forecast import Forecast
 from dtslurm.views.run_page import Page
 
 ClusterKey = tuple[str, str, str]
-_CLOCKS_S = 5  # Slurm's clock and the node's differ
+_MAX_CLOCK_SKEW_S = 5  # allowed difference between Slurm's clock and the node's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,25 +36,26 @@ class JobRow:
     """One run, one task of an array, or an array as a whole.
 
     Attributes:
-        key: the run's token, for a task followed by ``_`` and its index.
-        task: the array index, None for a run or a whole array.
-        state: the word for people: Slurm's base state, or the flag that stands out.
-        ranks: how many, 0 where unknown.
-        recorded: whether the record of the run can be read; else the row has what the queue knows of its job.
-        over, ok: whether it has ended for good, and well.
-        limit: the time limit in seconds, as Slurm has it now; else as it was when the run was submitted.
-        time_left: seconds until the time limit when the scheduler was asked, None where unknown.
-        start, end: of the whole run, see `runs.run_times`; seconds since the epoch, None where
-            unknown.
-        job_start: when Slurm started the job for the last time, which its time limit counts from.
-        estimated_start: seconds since the epoch, None where unknown.
-        about: in words why it waits or how it ended; ``fix`` what to do; ``never`` that waiting will not do.
-        tasks: of a whole array, how many tasks are in each state.
-        attempt: how often its ranks were started before.
-        parent: name of the run directory of the run that it repeats or continues; empty if it is the first.
-        activity: what the ranks of a running job do, None where that is not known.
-        losses: (step, loss) of a running job, empty where no loss is known.
-        observed_at: when the scheduler was asked.
+        key: the run's token; for a task followed by ``_`` and its index.
+        task: the array index; None for a run or a whole array.
+        state: the state to show: Slurm's base state, or a flag such as COMPLETING that replaces it.
+        ranks: number of ranks; 0 if unknown.
+        recorded: whether the run's record can be read; else the row is built from the queue.
+        over, ok: whether it has ended for good, and whether it succeeded.
+        limit: Slurm's present time limit in seconds, else the limit at submission.
+        time_left: seconds until the time limit at ``observed_at``; None if unknown.
+        start, end: of the whole run, see `runs.run_times`; seconds since the epoch, None if unknown.
+        job_start: when Slurm last started the job, from which the time limit counts.
+        estimated_start: seconds since the epoch; None if unknown.
+        about: text that says why the job waits or how it ended.
+        fix: what the user can do about it.
+        never: whether the pending job will never start.
+        tasks: for a whole array, the number of tasks in each state.
+        attempt: number of earlier starts of the ranks.
+        parent: name of the run directory of the run that it repeats or continues; empty if there is none.
+        activity: the activity of a running job's ranks; None if unknown.
+        losses: (step, loss) pairs of a running job; empty if unknown.
+        observed_at: when the scheduler was queried, in seconds since the epoch.
     """
 
     key: str
@@ -95,7 +96,7 @@ class JobRow:
 
     @property
     def limit_at(self) -> float | None:
-        """When the time limit ends it, seconds since the epoch; None if it does not run or has no limit."""
+        """When the job reaches its time limit, in epoch seconds; None if it does not run or has no limit."""
         began = self.start if self.job_start is None else self.job_start
         if self.over or self.pending:
             return None
@@ -105,14 +106,14 @@ class JobRow:
 
     @property
     def requeued(self) -> bool:
-        """Whether Slurm started the job again after the run began, so that its time limit counts anew."""
+        """Whether Slurm restarted the job after the run began, so that its time limit counts from then."""
         if self.job_start is None or self.start is None:
             return False
-        return self.job_start > self.start + _CLOCKS_S
+        return self.job_start > self.start + _MAX_CLOCK_SKEW_S
 
     @property
     def stalled(self) -> bool:
-        """Whether it runs and none of its ranks does anything."""
+        """Whether the job runs and none of its ranks is active."""
         return self.state == JobState.RUNNING.value and self.activity is not None and self.activity.stalled
 
     @property
@@ -123,7 +124,7 @@ class JobRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterLine:
-    """How a cluster answers: when it last did, and what is wrong now."""
+    """The reachability of a cluster: time of its last answer, and the present error."""
 
     name: str
     observed_at: float | None = None
@@ -132,7 +133,7 @@ class ClusterLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Board:
-    """The job list at one moment, newest runs first; the tasks of an array follow it."""
+    """The run list at one time, newest runs first; the tasks of an array follow the array's row."""
 
     rows: tuple[JobRow, ...] = ()
     clusters: tuple[ClusterLine, ...] = ()
@@ -141,16 +142,16 @@ class Board:
 
 @dataclass
 class Runs:
-    """Reads the user's runs; a record that has not changed is not read again."""
+    """A reader of the user's run records that caches unchanged records."""
 
     context: Context
     limit: int = 500
-    _kept: dict[Path, tuple[int, JobRecord]] = field(default_factory=dict)
+    _entries: dict[Path, tuple[int, JobRecord]] = field(default_factory=dict)
 
     def by_cluster(self) -> dict[ClusterKey, list[JobRecord]]:
-        """Return the runs that have not ended, and the newest of the others, for each way to a cluster.
+        """Return the runs that have not ended and the newest ended ones, by cluster, profile and transport.
 
-        A cluster whose queue may list jobs of runs without a readable record is there with no run.
+        A cluster whose queue may contain jobs of runs without a readable record is included without runs.
 
         Raises:
             StoreError: the index cannot be read.
@@ -158,79 +159,83 @@ class Runs:
         index = self.context.index
         unended = dict.fromkeys(index.run_dirs(limit=None, include_ended=False))
         paths = unended | dict.fromkeys(index.run_dirs(limit=self.limit))
-        kept: dict[Path, tuple[int, JobRecord]] = {}
-        found: dict[ClusterKey, list[JobRecord]] = {}
+        entries: dict[Path, tuple[int, JobRecord]] = {}
+        records_by_cluster: dict[ClusterKey, list[JobRecord]] = {}
         unreadable: set[str] = set()
         for path in paths:
             entry = self._read(path)
             if entry is not None:
-                kept[path] = entry
+                entries[path] = entry
                 record = entry[1]
-                found.setdefault((record.cluster, record.profile, record.transport), []).append(record)
-            elif path in unended:  # the queue may list its job
+                records_by_cluster.setdefault((record.cluster, record.profile, record.transport), []).append(
+                    record
+                )
+            elif path in unended:  # the queue may contain the job of this run
                 unreadable.add(index.job_in(path)[0])
-        for name in unreadable - {key[0] for key in found}:
-            with contextlib.suppress(DtslurmError):  # its profile is gone
+        for name in unreadable - {key[0] for key in records_by_cluster}:
+            with contextlib.suppress(DtslurmError):  # the cluster has no profile any more
                 cluster = self.context.cluster(name)
-                found[name, str(cluster.path), cluster.way] = []
-        self._kept = kept
-        return found
+                records_by_cluster[name, str(cluster.path), cluster.way] = []
+        self._entries = entries
+        return records_by_cluster
 
     def _read(self, path: Path) -> tuple[int, JobRecord] | None:
         run = RunDir(path)
         try:
-            changed = run.record_path.stat().st_mtime_ns
-            before = self._kept.get(path)
-            if before is not None and before[0] == changed:
-                return before
-            return changed, run.load()
+            mtime_ns = run.record_path.stat().st_mtime_ns
+            entry = self._entries.get(path)
+            if entry is not None and entry[0] == mtime_ns:
+                return entry
+            return mtime_ns, run.load()
         except (OSError, StoreError):
             return None
 
 
 @dataclass
 class ClusterReader:
-    """The rows of one cluster's runs. When it does not answer, the last good ones stay."""
+    """A reader of the rows of one cluster's runs; the last rows stay if the cluster does not answer."""
 
     context: Context
     name: str
-    _last: dict[str, tuple[JobRow, ...]] = field(default_factory=dict)
+    _last_rows: dict[str, tuple[JobRow, ...]] = field(default_factory=dict)
     _settled: dict[str, tuple[JobRecord, tuple[JobRow, ...]]] = field(default_factory=dict)
     _layouts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     observed_at: float | None = None
 
     def read(self, records: Sequence[JobRecord]) -> tuple[tuple[JobRow, ...], ClusterLine]:
-        """Return the rows of these runs and how the cluster answered; never raises for a cluster's faults."""
+        """Return the rows of runs and the cluster's reachability; errors of the cluster are not raised."""
         rows: dict[str, tuple[JobRow, ...]] = {}
-        asked = []
+        unsettled = []
         for record in records:
-            known = self._settled.get(record.token)
-            if known is not None and known[0] == record:
-                rows[record.token] = known[1]
+            settled = self._settled.get(record.token)
+            if settled is not None and settled[0] == record:
+                rows[record.token] = settled[1]
             else:
-                asked.append(record)
+                unsettled.append(record)
         trouble = ""
         try:
-            found = add_activity(views(self.context, asked), self.context.clock())
+            run_views = add_activity(views(self.context, unsettled), self.context.clock())
         except (DtslurmError, OSError) as error:
-            found, trouble = [], str(error)
-        for view in found:
+            run_views, trouble = [], str(error)
+        for view in run_views:
             trouble = trouble or view.trouble
-            rows[view.record.token] = self._rows(view)
+            rows[view.record.token] = self._make_rows(view)
         if not trouble:
-            asked_at = [one.observed_at for one in found if one.observed_at is not None and not one.terminal]
-            self.observed_at = max(asked_at, default=self.context.clock())
-        queued = self._find_queued(found)
-        for record in asked:
-            rows.setdefault(record.token, self._last.get(record.token, (_unseen(record, trouble),)))
-        self._last = rows
-        ordered = tuple(row for record in records for row in rows[record.token]) + queued
+            query_times = [
+                view.observed_at for view in run_views if view.observed_at is not None and not view.terminal
+            ]
+            self.observed_at = max(query_times, default=self.context.clock())
+        queued_rows = self._find_queued(run_views)
+        for record in unsettled:
+            rows.setdefault(record.token, self._last_rows.get(record.token, (_unknown_row(record, trouble),)))
+        self._last_rows = rows
+        ordered = tuple(row for record in records for row in rows[record.token]) + queued_rows
         return ordered, ClusterLine(name=self.name, observed_at=self.observed_at, trouble=trouble)
 
     def _find_queued(self, found: Sequence[RunView]) -> tuple[JobRow, ...]:
-        """Return the rows of jobs in the queue whose run has no record that can be read.
+        """Return the rows of jobs in the queue whose run has no readable record.
 
-        What was heard of the queue for the other runs serves; the scheduler is asked no more than for those.
+        The queue snapshot of the other runs is reused; no further query is made.
         """
         try:
             queued = find_queued_jobs(self.context, found, self.name, Freshness(background=True))
@@ -239,29 +244,29 @@ class ClusterReader:
         return tuple(row for view in queued.views for row in rows_of(view, {}))
 
     def first(self, records: Sequence[JobRecord]) -> tuple[JobRow, ...]:
-        """Return what is known of runs before anybody was asked."""
+        """Return the rows of runs from local records alone, before the first query."""
         rows: list[JobRow] = []
         for record in records:
             if record.final:
                 rows += rows_of(RunView(record, record.final), {})
             else:
-                rows.append(_unseen(record, "asking"))
+                rows.append(_unknown_row(record, "asking"))
         return tuple(rows)
 
-    def _rows(self, view: RunView) -> tuple[JobRow, ...]:
+    def _make_rows(self, view: RunView) -> tuple[JobRow, ...]:
         record = view.record
-        before = self._last.get(record.token)
-        if view.trouble and before and not before[0].unknown:
-            return before
-        made = rows_of(view, self._layout(record))
+        previous = self._last_rows.get(record.token)
+        if view.trouble and previous and not previous[0].unknown:
+            return previous
+        rows = rows_of(view, self._read_layout(record))
         if view.terminal and not view.trouble and record.final == view.statuses:
-            ended = [status.end_time for status in view.statuses]
+            end_times = [status.end_time for status in view.statuses]
             now = self.context.clock()
-            if all(end is not None and now - end > 900 for end in ended):
-                self._settled[record.token] = record, made
-        return made
+            if all(end is not None and now - end > 900 for end in end_times):
+                self._settled[record.token] = record, rows
+        return rows
 
-    def _layout(self, record: JobRecord) -> Mapping[str, Any]:
+    def _read_layout(self, record: JobRecord) -> Mapping[str, Any]:
         if record.token not in self._layouts:
             try:
                 layout = RunDir(Path(record.folder)).document().get("layout")
@@ -271,7 +276,7 @@ class ClusterReader:
         return self._layouts[record.token]
 
 
-def _unseen(record: JobRecord, trouble: str) -> JobRow:
+def _unknown_row(record: JobRecord, trouble: str) -> JobRow:
     return JobRow(
         key=record.token,
         token=record.token,
@@ -289,16 +294,16 @@ def _unseen(record: JobRecord, trouble: str) -> JobRow:
 
 
 def rows_of(view: RunView, layout: Mapping[str, Any]) -> tuple[JobRow, ...]:
-    """Return a run's row; for an array, the row of the whole and one for each task or group of tasks."""
+    """Return a run's row; for an array, its row and a row for each task or group of pending tasks."""
     if view.record.array is None:
-        return (_row(view, view.statuses[0], layout, None),)
+        return (_make_row(view, view.statuses[0], layout, None),)
     tasks = tuple(
-        _row(view, status, layout, status.job_id.rpartition("_")[2] or status.job_id)
+        _make_row(view, status, layout, status.job_id.rpartition("_")[2] or status.job_id)
         for status in view.statuses
     )
     counts = Counter(status.word for status in view.statuses)
-    worst = min(view.statuses, key=_urgency)
-    whole = _row(view, worst, layout, None)
+    worst = min(view.statuses, key=_state_priority)
+    whole = _make_row(view, worst, layout, None)
     starts = [row.start for row in tasks if row.start is not None]
     ends = [row.end for row in tasks if row.end is not None]
     whole = replace(
@@ -318,7 +323,7 @@ def rows_of(view: RunView, layout: Mapping[str, Any]) -> tuple[JobRow, ...]:
 
 
 def with_page(row: JobRow, page: Page | None) -> JobRow:
-    """Return a row with what a look at the job's page tells; of two activities the newer counts."""
+    """Add the losses, the forecast and the newer of two activities from a job's page to its row."""
     if page is None:
         return row
     row = replace(row, losses=page.losses)
@@ -329,19 +334,19 @@ def with_page(row: JobRow, page: Page | None) -> JobRow:
     return replace(row, forecast=page.forecast, activity=newest)
 
 
-def _urgency(status: JobStatus) -> int:
-    """Return the rank of a task's state among those that an array's one word is chosen from."""
+def _state_priority(status: JobStatus) -> int:
+    """Return the sort key of a task's state; the state with the smallest key represents the array."""
     order = (JobState.RUNNING, JobState.PENDING, JobState.UNKNOWN, JobState.FAILED)
     return order.index(status.state) if status.state in order else (9 if status.ok else 5)
 
 
-def _row(view: RunView, status: JobStatus, layout: Mapping[str, Any], task: str | None) -> JobRow:
+def _make_row(view: RunView, status: JobStatus, layout: Mapping[str, Any], task: str | None) -> JobRow:
     record = view.record
     attempt = attempt_number(view.run_of(status), status)
-    about, fix, never = _about(view, status, attempt)
-    nodes = status.nodes or _number(layout.get("nodes"))
+    about, fix, never = _describe(view, status, attempt)
+    nodes = status.nodes or _int_or_none(layout.get("nodes"))
     times = measure_view(view, status)
-    gpus = _number(layout.get("gpus_per_node"))
+    gpus = _int_or_none(layout.get("gpus_per_node"))
     return JobRow(
         key=record.token if task is None else f"{record.token}_{task}",
         token=record.token,
@@ -378,25 +383,29 @@ def _row(view: RunView, status: JobStatus, layout: Mapping[str, Any], task: str 
     )
 
 
-def _number(value: object) -> int | None:
+def _int_or_none(value: object) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _about(view: RunView, status: JobStatus, attempt: int) -> tuple[str, str, bool]:
-    """Return why it waits or how it ended, what to do, and whether waiting is in vain."""
-    text, fix, never = _about_state(view, status, attempt)
+def _describe(view: RunView, status: JobStatus, attempt: int) -> tuple[str, str, bool]:
+    """Describe why a job waits or how it ended, a fix, and whether it will never start."""
+    text, fix, never = _describe_state(view, status, attempt)
     if not view.record_problem:
         return text, fix, never
     return "; ".join(filter(None, (text, UNREADABLE))), fix or describe_unrecorded(view), never
 
 
-def _about_state(view: RunView, status: JobStatus, attempt: int) -> tuple[str, str, bool]:
+def _describe_state(view: RunView, status: JobStatus, attempt: int) -> tuple[str, str, bool]:
     if status.state is JobState.PENDING and status.reason:
-        said = explain(status.reason, excluded=status.excluded)
-        return said.text, said.fix.replace("JOB", status.job_id), said.will_start is False
+        explanation = explain(status.reason, excluded=status.excluded)
+        return (
+            explanation.text,
+            explanation.fix.replace("JOB", status.job_id),
+            explanation.will_start is False,
+        )
     if status.state is JobState.UNKNOWN:
         return status.reason or "no evidence of its state", "", False
     if status.terminal and not status.ok:
         return failure_in_words(view.run_of(status), status), "", False
-    words = marks_of(view.record, view.run_of(status))
-    return "; ".join([*words, *([f"attempt {attempt}"] if attempt else [])]), "", False
+    notes = marks_of(view.record, view.run_of(status))
+    return "; ".join([*notes, *([f"attempt {attempt}"] if attempt else [])]), "", False

@@ -1,4 +1,4 @@
-"""What a job is doing right now: one small question to the machine that holds its files."""
+"""Read the telemetry of a run with one query of the machine that holds its files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dtslurm.views import telemetry
 
 _LIMIT_S = 60.0
 PARTS = ("telemetry.failure", "telemetry.lines", "telemetry.nodes", "telemetry.log_metrics")
-_POINTS = 2000  # training records that travel at once; of more, neighbours are merged
+_POINTS = 2000  # training records per answer; if there are more, neighbours are merged
 
 
 def pulse(
@@ -31,19 +31,19 @@ def pulse(
     points: int = _POINTS,
     rest: Rest | None = None,
 ) -> RunTelemetry:
-    """Return what a run's ranks, nodes and training are doing; the scheduler is not asked.
+    """Return the telemetry of a run's ranks, nodes and training; the scheduler is not queried.
 
     Args:
-        attempt: which start of the job; the newest by default. A run that has not started has none.
-        task: which task of an array; by default its first one that has started.
-        after: the pulse before, if there is one: only training records and events newer than its are told.
-        points: at most about so many training records are told at once.
-        rest: see `in_pieces`.
+        attempt: number of the attempt; the newest by default. A run that has not started has none.
+        task: index of the array task; by default the first that has started.
+        after: the previous telemetry: only newer training records and events are returned.
+        points: approximate maximum number of training records in one answer.
+        rest: see `dtslurm.model.chunking.Rest`.
 
     Raises:
-        RequestInvalid: there is no such attempt or task.
-        TransportError: the files could not be read where they are.
-        ProfileInvalid: a file of patterns is wrong.
+        RequestInvalid: the attempt or task does not exist.
+        TransportError: the run's files could not be read on their machine.
+        ProfileInvalid: a file of metric patterns is invalid.
     """
     if task is not None and not (task.isascii() and task.isdecimal()):
         raise RequestInvalid([f"{task!r} is no number of an array task"])
@@ -57,29 +57,29 @@ def pulse(
         "patterns": log_patterns(context),
     }
     answer = ask(transport, python, "telemetry.telemetry", request, timeout=_LIMIT_S, parts=PARTS)
-    found = interpret(answer, lambda answer: telemetry.read(answer, after, rest), "telemetry.py")
+    current = interpret(answer, lambda answer: telemetry.read(answer, after, rest), "telemetry.py")
     name = record.job_id or record.name
-    if task is not None and str(int(task)) not in found.tasks:
+    if task is not None and str(int(task)) not in current.tasks:
         raise RequestInvalid([f"task {task} of {name} has not started"])
-    if attempt is not None and attempt not in found.attempts:
-        there = ", ".join(map(str, found.attempts))
-        why = f", only {there}" if there else ": it has not started yet"
-        raise RequestInvalid([f"job {name} has no attempt {attempt}{why}"])
-    return found
+    if attempt is not None and attempt not in current.attempts:
+        available = ", ".join(map(str, current.attempts))
+        reason = f", only {available}" if available else ": it has not started yet"
+        raise RequestInvalid([f"job {name} has no attempt {attempt}{reason}"])
+    return current
 
 
 def log_patterns(context: Context) -> list[dict[str, Any]]:
-    """Return the patterns of training metrics in logs, as a worker program reads them.
+    """Return the patterns of training metrics in logs, in the form that the worker program reads.
 
     Raises:
-        ProfileInvalid: a file of patterns is wrong.
+        ProfileInvalid: a file of metric patterns is invalid.
     """
-    return _patterns(context.cwd, context.env.get("XDG_CONFIG_HOME"), context.env.get("HOME"))
+    return _load_patterns(context.cwd, context.env.get("XDG_CONFIG_HOME"), context.env.get("HOME"))
 
 
 @lru_cache(maxsize=8)
-def _patterns(cwd: Path, config: str | None, home: str | None) -> list[dict[str, Any]]:
-    """Return the patterns as they travel; a screen that asks every few seconds reads their files once."""
+def _load_patterns(cwd: Path, config: str | None, home: str | None) -> list[dict[str, Any]]:
+    """Load the patterns as JSON values; cached, because the dashboard requests them every few seconds."""
     env = {"XDG_CONFIG_HOME": config or "", "HOME": home or ""}
-    known = metric_patterns.load(cwd, {name: value for name, value in env.items() if value})
-    return [{"words": one.words, "values": dict(one.values)} for one in known]
+    patterns = metric_patterns.load(cwd, {name: value for name, value in env.items() if value})
+    return [{"words": pattern.words, "values": dict(pattern.values)} for pattern in patterns]

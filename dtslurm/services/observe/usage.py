@@ -1,4 +1,4 @@
-"""GPU-hours asked for, held, used and idle: accounting tells what was held, the runs' own samples how."""
+"""GPU-hours requested, allocated, used and idle, from accounting and from the samples of dtslurm's runs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from dtslurm.transport.base import QUERY_ENVIRONMENT
 
 GROUPS = ("account", "user", "name", "cluster", "week")
 _LIMIT_S = 120.0
-_RUNS = 1000  # of one's own, whose samples are looked at
-_UNITS = {"h": "hours", "d": "days", "w": "weeks"}  # sacct's words
+_MOST_RUNS = 1000  # number of the user's runs whose samples are read
+_UNITS = {"h": "hours", "d": "days", "w": "weeks"}  # units as sacct spells them
 
 
 @dataclass(frozen=True)
 class Held:
-    """One run of a job on a cluster, what its samples tell and what a GPU-hour costs, if that is known."""
+    """One accounted start of a job on a cluster, with its sampled GPU use and GPU-hour price if known."""
 
     cluster: str
     use: JobUse
@@ -37,7 +37,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Usage:
-    """All runs of a period; ``trouble`` says which clusters did not tell, and why."""
+    """All accounted jobs of a period; ``trouble`` lists the clusters that could not be queried, and why."""
 
     since: float
     until: float
@@ -48,52 +48,52 @@ class Usage:
 def usage(
     context: Context, *, cluster: str | None = None, since: str = "30d", everybody: bool = False
 ) -> Usage:
-    """Return what jobs have held since then: one question to each cluster's accounting.
+    """Return the resources that jobs have held since a time, with one sacct query per cluster.
 
     Args:
-        cluster: only that one; by default all on which there are runs, and the default cluster.
-        since: ``12h``, ``30d``, ``8w``, or a date as ``2026-01-31``.
+        cluster: only this cluster; by default all clusters with runs, and the default cluster.
+        since: ``12h``, ``30d``, ``8w``, or a date such as ``2026-01-31``.
 
     Raises:
-        RequestInvalid: ``since`` makes no sense.
-        ProfileNotFound, ProfileInvalid: so with the cluster's profile.
+        RequestInvalid: ``since`` cannot be parsed.
+        ProfileNotFound, ProfileInvalid: the profile of the cluster is missing or invalid.
     """
     now = context.clock()
-    began, words = _period(since, now)
-    records = recent(context, _RUNS, cluster)
+    start, sacct_start = _period(since, now)
+    records = recent(context, _MOST_RUNS, cluster)
     held: list[Held] = []
     trouble: list[str] = []
-    for one in _clusters(context, records, cluster):
-        if one.profile.scheduler != "slurm":
+    for active in _clusters(context, records, cluster):
+        if active.profile.scheduler != "slurm":
             continue
         try:
-            answer = one.transport.run(
-                accounting.command(words, everybody=everybody), timeout=_LIMIT_S, env=QUERY_ENVIRONMENT
+            answer = active.transport.run(
+                accounting.command(sacct_start, everybody=everybody), timeout=_LIMIT_S, env=QUERY_ENVIRONMENT
             )
             if not answer.ok:
                 raise SlurmError("sacct: Slurm refused", evidence=answer.stderr.splitlines()[:3])
         except DtslurmError as error:
-            trouble.append(_in_words(one, error))
+            trouble.append(_describe_error(active, error))
             continue
         uses = accounting.read(answer.stdout)
         samples: Mapping[str, GpuTime] = {}
         try:
-            samples = _samples(context, [record for record in records if record.cluster == one.name], uses)
-        except DtslurmError as error:  # how the GPUs were used is not known then; that they were held is
-            trouble.append(_in_words(one, error))
+            samples = _samples(context, [record for record in records if record.cluster == active.name], uses)
+        except DtslurmError as error:  # the allocation is known without the samples, only the use is not
+            trouble.append(_describe_error(active, error))
         for use in uses:
-            told = samples.get(use.job_id.partition("_")[0])
-            each = price(one.profile, use.gpu_type)
-            held.append(Held(one.name, use, told, *(each or (None, ""))))
-    return Usage(began, now, tuple(held), tuple(trouble))
+            gpu_time = samples.get(use.job_id.partition("_")[0])
+            hourly = price(active.profile, use.gpu_type)
+            held.append(Held(active.name, use, gpu_time, *(hourly or (None, ""))))
+    return Usage(start, now, tuple(held), tuple(trouble))
 
 
-def _in_words(cluster: ActiveCluster, error: DtslurmError) -> str:
+def _describe_error(cluster: ActiveCluster, error: DtslurmError) -> str:
     return f"{cluster.name}: {' '.join((error.message, *error.evidence))}"
 
 
 def _period(since: str, now: float) -> tuple[float, str]:
-    """Return the period's beginning, and sacct's words for it."""
+    """Return the start of the period in seconds since the epoch, and in sacct's format."""
     try:
         began = moment_before(since, now)
     except (ValueError, OverflowError):
@@ -103,58 +103,68 @@ def _period(since: str, now: float) -> tuple[float, str]:
 
 
 def _clusters(context: Context, records: Sequence[JobRecord], name: str | None) -> list[ActiveCluster]:
-    found: dict[str, ActiveCluster] = {}
+    clusters_by_name: dict[str, ActiveCluster] = {}
     if name is not None:
-        found[name] = context.cluster(name)
+        clusters_by_name[name] = context.cluster(name)
     for record in records:
-        if record.cluster not in found:
+        if record.cluster not in clusters_by_name:
             try:
-                found[record.cluster] = context.cluster_of(record)
+                clusters_by_name[record.cluster] = context.cluster_of(record)
             except DtslurmError:
                 continue
     if name is None:
         default, _ = context.default_cluster()
-        found.setdefault(default, context.cluster(default))
-    return list(found.values())
+        clusters_by_name.setdefault(default, context.cluster(default))
+    return list(clusters_by_name.values())
 
 
 def _samples(context: Context, records: Sequence[JobRecord], uses: Sequence[JobUse]) -> dict[str, GpuTime]:
-    """Return what the samples of one's own runs on one cluster tell, by job number."""
-    with_gpus = {use.job_id.partition("_")[0]: use for use in uses if use.gpus}
-    mine = [record for record in records if record.job_id and _is_of(record, with_gpus.get(record.job_id))]
-    if not mine:
+    """Return the sampled GPU use of the user's runs on one cluster, by job id."""
+    gpu_uses = {use.job_id.partition("_")[0]: use for use in uses if use.gpus}
+    own_records = [
+        record
+        for record in records
+        if record.job_id and _belongs_to_record(record, gpu_uses.get(record.job_id))
+    ]
+    if not own_records:
         return {}
-    transport, python = far_side(context, mine[0])
-    request = {"runs": [record.run_dir for record in mine]}
+    transport, python = far_side(context, own_records[0])
+    request = {"runs": [record.run_dir for record in own_records]}
     answer = ask(transport, python, "telemetry.gpu_time", request, timeout=_LIMIT_S)
-    times = interpret(answer, lambda answer: [_gpu_time(*counts) for counts in answer["runs"]], "gpu_time.py")
-    return {record.job_id or "": time for record, time in zip(mine, times, strict=False) if time is not None}
+    times = interpret(
+        answer, lambda answer: [_parse_gpu_time(*counts) for counts in answer["runs"]], "gpu_time.py"
+    )
+    return {
+        record.job_id or "": time
+        for record, time in zip(own_records, times, strict=False)
+        if time is not None
+    }
 
 
-def _gpu_time(count: int, util: float, idle: float, powered: int, watts: float) -> GpuTime | None:
+def _parse_gpu_time(count: int, util: float, idle: float, powered: int, watts: float) -> GpuTime | None:
     if not count:
         return None
     power = watts / powered if powered else None
     return GpuTime(used=util / count / 100, idle=idle / count, power_w=power)
 
 
-def _is_of(record: JobRecord, use: JobUse | None) -> bool:
-    """Whether an accounted job is this run's: numbers are used again, and not every site keeps comments."""
+def _belongs_to_record(record: JobRecord, use: JobUse | None) -> bool:
+    """Return whether an accounted job belongs to a run: job ids are reused, and some sites drop comments."""
     if use is None:
         return False
     return record.comment in use.comment.split() or (not use.comment and use.name == record.name)
 
 
 def price(profile: ClusterProfile, gpu_type: str) -> tuple[float, str] | None:
-    """Return what a GPU-hour costs there and in which currency, None where that is not certain.
+    """Return the price of a GPU-hour and its currency; None if the profile does not determine them.
 
     Args:
-        gpu_type: Slurm's name of the GPU; empty if only their number is known.
+        gpu_type: Slurm's name of the GPU type; empty if unknown.
     """
-    there = [node.gpus for node in profile.node_types.values() if node.gpus is not None]
+    gpu_specs = [node.gpus for node in profile.node_types.values() if node.gpus is not None]
     prices = {
         (gpus.price, gpus.currency or "")
-        for gpus in there
+        for gpus in gpu_specs
         if not gpu_type or gpus.slurm_type in {None, gpu_type}
     }
     amount, currency = prices.pop() if len(prices) == 1 else (None, "")
@@ -162,7 +172,7 @@ def price(profile: ClusterProfile, gpu_type: str) -> tuple[float, str] | None:
 
 
 def rows(found: Usage, by: str) -> list[UsageRow]:
-    """Return the usage of each group, most idle GPU time first, then most held.
+    """Return the usage of each group, sorted by idle GPU-hours, then by held GPU-hours, largest first.
 
     Args:
         by: one of ``GROUPS``.
@@ -172,68 +182,68 @@ def rows(found: Usage, by: str) -> list[UsageRow]:
         "user": lambda item: item.use.user or "(unknown)",
         "name": lambda item: item.use.name,
         "cluster": lambda item: item.cluster,
-        "week": lambda item: _week(max(item.use.start or item.use.submit or 0, found.since)),
+        "week": lambda item: _iso_week(max(item.use.start or item.use.submit or 0, found.since)),
     }
     groups: dict[str, list[Held]] = {}
     for item in found.held:
         groups.setdefault(keys[by](item), []).append(item)
-    told = [total(name, items, found) for name, items in groups.items()]
+    totals = [total(name, items, found) for name, items in groups.items()]
     if by == "week":
-        return sorted(told, key=lambda row: row.group)
+        return sorted(totals, key=lambda row: row.group)
     return sorted(
-        told, key=lambda row: (-row.gpu_hours_idle, -row.gpu_hours_held, -row.cpu_hours_held, row.group)
+        totals, key=lambda row: (-row.gpu_hours_idle, -row.gpu_hours_held, -row.cpu_hours_held, row.group)
     )
 
 
 def total(name: str, items: Iterable[Held], found: Usage) -> UsageRow:
-    """Return the sums over some runs."""
-    asked = held = known = used = idle = energy = cpu = cost = wasted = 0.0
-    measured, priced = False, True
+    """Return the sums over the accounted jobs of one group."""
+    requested_h = held_h = sampled_h = used_h = idle_h = energy_kwh = cpu_h = cost = idle_cost = 0.0
+    has_power, is_priced = False, True
     jobs = set()
     currencies: set[str] = set()
     for item in items:
-        use, told = item.use, item.told
-        jobs.add((item.cluster, use.job_id))
-        hours = _hours(use, found)
-        asked += use.gpus_asked * (use.limit_s or 0) / 3600
-        held += use.gpus * hours
-        cpu += use.cpus * hours
-        priced = priced and (item.price is not None or not use.gpus * hours)
-        cost += use.gpus * hours * (item.price or 0.0)
+        job_use, gpu_time = item.use, item.told
+        jobs.add((item.cluster, job_use.job_id))
+        hours = _hours_in_period(job_use, found)
+        requested_h += job_use.gpus_asked * (job_use.limit_s or 0) / 3600
+        held_h += job_use.gpus * hours
+        cpu_h += job_use.cpus * hours
+        is_priced = is_priced and (item.price is not None or not job_use.gpus * hours)
+        cost += job_use.gpus * hours * (item.price or 0.0)
         if item.price is not None:
             currencies.add(item.currency)
-        if told is not None:
-            known += use.gpus * hours
-            used += use.gpus * hours * told.used
-            idle += use.gpus * hours * told.idle
-            wasted += use.gpus * hours * told.idle * (item.price or 0.0)
-            energy += use.gpus * hours * (told.power_w or 0.0) / 1000
-            measured = measured or told.power_w is not None
-    priced = priced and held > 0 and len(currencies) <= 1
+        if gpu_time is not None:
+            sampled_h += job_use.gpus * hours
+            used_h += job_use.gpus * hours * gpu_time.used
+            idle_h += job_use.gpus * hours * gpu_time.idle
+            idle_cost += job_use.gpus * hours * gpu_time.idle * (item.price or 0.0)
+            energy_kwh += job_use.gpus * hours * (gpu_time.power_w or 0.0) / 1000
+            has_power = has_power or gpu_time.power_w is not None
+    is_priced = is_priced and held_h > 0 and len(currencies) <= 1
     return UsageRow(
         group=name,
         jobs=len(jobs),
-        gpu_hours_asked=round(asked, 3),
-        gpu_hours_held=round(held, 3),
-        gpu_hours_known=round(known, 3),
-        gpu_hours_used=round(used, 3),
-        gpu_hours_idle=round(idle, 3),
-        gpu_kwh=round(energy, 3) if measured else None,
-        cpu_hours_held=round(cpu, 3),
-        price=round(cost, 2) if priced else None,
-        price_idle=round(wasted, 2) if priced and known else None,
-        currency=currencies.pop() if priced and currencies else "",
+        gpu_hours_asked=round(requested_h, 3),
+        gpu_hours_held=round(held_h, 3),
+        gpu_hours_known=round(sampled_h, 3),
+        gpu_hours_used=round(used_h, 3),
+        gpu_hours_idle=round(idle_h, 3),
+        gpu_kwh=round(energy_kwh, 3) if has_power else None,
+        cpu_hours_held=round(cpu_h, 3),
+        price=round(cost, 2) if is_priced else None,
+        price_idle=round(idle_cost, 2) if is_priced and sampled_h else None,
+        currency=currencies.pop() if is_priced and currencies else "",
     )
 
 
-def _hours(use: JobUse, found: Usage) -> float:
-    """Return for how long a run held what it was given, within the period."""
+def _hours_in_period(use: JobUse, found: Usage) -> float:
+    """Return the hours within the period during which a job held its allocation."""
     if use.start is None:
         return 0.0
     end = found.until if use.end is None else min(use.end, found.until)
     return max(0.0, end - max(use.start, found.since)) / 3600
 
 
-def _week(moment: float) -> str:
+def _iso_week(moment: float) -> str:
     year, week, _ = time.strftime("%G %V %u", time.localtime(moment)).split()
     return f"{year}-W{week}"

@@ -1,4 +1,4 @@
-"""The utilization of a run's GPUs and CPUs over an attempt, from the samples of its nodes."""
+"""Utilization of a run's GPUs and CPUs over an attempt, from the telemetry of its nodes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class UtilizationRow:
 
     Attributes:
         label: the node, and the GPU or ``cpu``.
-        memory: the largest share of the GPU's memory that was in use, 0 to 1; None where it was not sampled.
-        power_w: the GPU's mean power in watts; None where it was not sampled.
+        memory: the largest share of the GPU's memory that was in use, 0 to 1; None if not sampled.
+        power_w: the GPU's mean power in watts; None if not sampled.
     """
 
     label: str
@@ -57,12 +57,12 @@ class UtilizationHistory:
 
     @property
     def main_rows(self) -> tuple[UtilizationRow, ...]:
-        """The rows of GPUs, or those of CPUs where no GPU was sampled."""
+        """The rows of GPUs, or the rows of CPUs if no GPU was sampled."""
         return self.gpus or self.rows
 
     @property
     def unit(self) -> str:
-        """What the main rows are about: ``GPU`` or ``CPU``."""
+        """The kind of the main rows: ``GPU`` or ``CPU``."""
         return "GPU" if self.gpus else "CPU"
 
 
@@ -72,7 +72,7 @@ def read_utilization(
     """Return the utilization over an attempt of a run, or of one array task; each row has ``columns`` values.
 
     Raises:
-        TransportError: the samples could not be read on the machine that has them.
+        TransportError: the samples could not be read on their machine.
     """
     transport, python = far_side(context, record)
     folder = record.run_dir if task is None else f"{record.run_dir}/tasks/{task}"
@@ -83,7 +83,7 @@ def read_utilization(
 
 
 def parse_utilization(answer: Mapping[str, Any]) -> UtilizationHistory:
-    """Return the history in a worker program's answer, without values of a wrong type."""
+    """Parse the history in a worker program's answer; values of a wrong type become None or are skipped."""
     rows = answer.get("rows")
     return UtilizationHistory(
         _number(answer.get("from")) or 0.0,

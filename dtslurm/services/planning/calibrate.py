@@ -1,4 +1,4 @@
-"""Feed what a run measured back to the planner: a file beside the cluster's profile."""
+"""Calibrates the planner with a run's measurements, in a file beside the cluster's profile."""
 
 from __future__ import annotations
 
@@ -25,11 +25,15 @@ WARM_UP = 3
 SCALED = {"time_scale": "time", "activation_scale": "activations"}
 _STEP = ("step_time_s", "step_time", "step_s", "seconds_per_step")
 _MEMORY = ("memory_gib", "peak_memory_gib", "max_memory_gib")
-_STATES = ("weights", "gradients", "master_weights", "optimizer", "gathered_weights")
+_STATE_TERMS = ("weights", "gradients", "master_weights", "optimizer", "gathered_weights")
 
 
 def file_of(profile: Path, cwd: Path, env: Mapping[str, str]) -> Path:
-    """Return a profile's calibration file: beside it, or among the user's own if it is a packaged one."""
+    """Return the path of a profile's calibration file.
+
+    It is beside the profile; for a packaged profile it is among the project's profiles if there are any, else
+    the user's.
+    """
     name = f"{profile.stem}.plan.json"
     if profile.parent.resolve() != assets.cluster_profiles().resolve():
         return profile.with_name(name)
@@ -40,14 +44,14 @@ def file_of(profile: Path, cwd: Path, env: Mapping[str, str]) -> Path:
 
 
 def read(path: Path) -> list[Measurement]:
-    """Return the measurements of a calibration file, none if there is no file.
+    """Return the measurements of a calibration file; empty if there is no file.
 
     Raises:
-        RequestInvalid: the file is no calibration.
+        RequestInvalid: the file cannot be read or is no calibration.
     """
     try:
         document = json.loads(path.read_text("utf-8"))
-        return [_measurement(item) for item in document["measurements"]]
+        return [_parse_measurement(item) for item in document["measurements"]]
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -57,64 +61,67 @@ def read(path: Path) -> list[Measurement]:
         raise RequestInvalid([problem], hint="remove it, and calibrate anew by plan --calibrate") from None
 
 
-def _measurement(item: Any) -> Measurement:
-    made = Measurement(**item)
+def _parse_measurement(item: Any) -> Measurement:
+    measurement = Measurement(**item)
     for name in ("predicted_step_s", "predicted_memory_gib", "memory_states_gib"):
-        value = getattr(made, name)
+        value = getattr(measurement, name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise ValueError(f"{name} should be a positive number, not {value!r}")
     for name in ("measured_step_s", "measured_memory_gib"):
-        value = getattr(made, name)
+        value = getattr(measurement, name)
         if value is not None and (
             isinstance(value, bool) or not isinstance(value, int | float) or not value > 0
         ):
             raise ValueError(f"{name} should be a positive number, not {value!r}")
-    if not isinstance(made.framework, str) or made.framework not in _frameworks():
-        raise ValueError(f"framework {made.framework!r} is not known")
-    return made
+    if not isinstance(measurement.framework, str) or measurement.framework not in _known_frameworks():
+        raise ValueError(f"framework {measurement.framework!r} is not known")
+    return measurement
 
 
-def _frameworks() -> Iterable[str]:
+def _known_frameworks() -> Iterable[str]:
     from dtslurm.planner.frameworks import FRAMEWORKS
 
     return FRAMEWORKS
 
 
 def measured(run: Path) -> tuple[float | None, float | None]:
-    """Return the median step time in seconds and the peak memory in GiB that a run's metrics tell.
+    """Return the median step time in seconds and the peak memory in GiB from a run's metrics.
 
-    The newest attempt counts; its first steps, in which kernels are compiled and caches filled, do not.
+    The newest attempt with values counts. Its first steps do not, because they compile kernels and fill
+    caches.
     """
     from dtslurm.store.rundir import RunDir
 
     folder = RunDir(run)
     for attempt in reversed(folder.attempts()):
         lines = folder.metrics(attempt)
-        steps = _values(lines, _STEP)
-        memory = _values(lines, _MEMORY)
-        if steps or memory:
-            steps = steps[WARM_UP:] or steps
-            return (statistics.median(steps) if steps else None), max(memory, default=None)
+        step_times = _read_values(lines, _STEP)
+        memory_peaks = _read_values(lines, _MEMORY)
+        if step_times or memory_peaks:
+            step_times = step_times[WARM_UP:] or step_times
+            return (statistics.median(step_times) if step_times else None), max(memory_peaks, default=None)
     return None, None
 
 
-def _values(lines: Iterable[Mapping[str, Any]], names: Iterable[str]) -> list[float]:
-    found = []
+def _read_values(lines: Iterable[Mapping[str, Any]], names: Iterable[str]) -> list[float]:
+    values = []
     for line in lines:
         value = next((line[name] for name in names if name in line), None)
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9:
-            found.append(float(value))
-    return found
+            values.append(float(value))
+    return values
 
 
 def calibrate(plan: Plan, job: str, cwd: Path) -> tuple[Path, Measurement]:
-    """Measure a run against its plan and write it into the cluster's calibration file.
+    """Compare a run's measurements with its plan, and write them to the cluster's calibration file.
 
     Args:
-        plan: of the layout the run had.
+        plan: a plan of the run's layout.
+        job: the run.
+        cwd: the working directory.
 
     Raises:
-        RequestInvalid: the plan is of no cluster, or the run was of another size or measured nothing.
+        RequestInvalid: the plan names no cluster, or the run had another size or no metrics.
         StoreError: the file cannot be written.
     """
     from dtslurm.services.runs.runs import find
@@ -128,39 +135,41 @@ def calibrate(plan: Plan, job: str, cwd: Path) -> tuple[Path, Measurement]:
         raise RequestInvalid([f"run {record.name} was on {record.cluster}, not on {plan.cluster}"])
     layout = plan.chosen[0].layout
     gpus = layout.tp * layout.pp * layout.cp * layout.dp
-    if record.world_size != gpus and not _one_process(record.launcher):
+    if record.world_size != gpus and not _starts_one_process(record.launcher):
         raise RequestInvalid(
             [f"run {record.name} had {pluralize(record.world_size, 'rank')}, and --layout is of {gpus} GPUs"],
             hint="give the --nodes and the --layout that the run had",
         )
-    step, memory = measured(Path(record.run_dir))
-    if step is None and memory is None:
+    step_s, memory_gib = measured(Path(record.run_dir))
+    if step_s is None and memory_gib is None:
         raise RequestInvalid(
             [f"run {record.name} has no {_STEP[0]} and no {_MEMORY[0]} in its metrics/<attempt>/train.jsonl"],
             hint='training code appends {"step_time_s": 1.9, "memory_gib": 61} to $DTSLURM_METRICS each step',
         )
-    made = plan.task.estimator(shipped.default()).estimate(layout)
-    found = _measure(plan, record.token, made, step, memory)
+    estimate = plan.task.estimator(shipped.default()).estimate(layout)
+    measurement = _make_measurement(plan, record.token, estimate, step_s, memory_gib)
     path = file_of(context.cluster(plan.cluster).path, cwd, os.environ)
-    kept = [item for item in read(path) if item.job != found.job]
-    _write(path, [*kept, found])
-    return path, found
+    other_measurements = [item for item in read(path) if item.job != measurement.job]
+    _write_file(path, [*other_measurements, measurement])
+    return path, measurement
 
 
-def _one_process(launcher: str) -> bool:
+def _starts_one_process(launcher: str) -> bool:
     """Return whether a launcher starts one process for any number of GPUs."""
     return launcher in registry.names() and registry.load(launcher).one_process
 
 
 def capped(found: Measurement) -> Iterator[tuple[str, float, float]]:
-    """Yield what of a measurement is so far off that it counts for less: what it is, its factor, and that."""
+    """Yield (quantity, factor, limited factor) for each factor of a measurement that exceeds its bounds."""
     low, high = BOUNDS
     for name, ratio in ratios(found).items():
         if not low <= ratio <= high:
             yield SCALED[name], ratio, min(high, max(low, ratio))
 
 
-def _measure(plan: Plan, job: str, made: Estimate, step: float | None, memory: float | None) -> Measurement:
+def _make_measurement(
+    plan: Plan, job: str, made: Estimate, step: float | None, memory: float | None
+) -> Measurement:
     task = plan.task
     return Measurement(
         job=job,
@@ -173,12 +182,12 @@ def _measure(plan: Plan, job: str, made: Estimate, step: float | None, memory: f
         predicted_step_s=made.time.total,
         measured_step_s=step,
         predicted_memory_gib=made.memory.allocated,
-        memory_states_gib=sum(made.memory.terms[name] for name in _STATES),
+        memory_states_gib=sum(made.memory.terms[name] for name in _STATE_TERMS),
         measured_memory_gib=memory,
     )
 
 
-def _write(path: Path, measurements: list[Measurement]) -> None:
+def _write_file(path: Path, measurements: list[Measurement]) -> None:
     text = json.dumps({"schema": SCHEMA, "measurements": [asdict(item) for item in measurements]}, indent=2)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -1,4 +1,4 @@
-"""Measured rows from a file, and the planner's predictions beside them."""
+"""Compares measured training runs in a CSV file with the planner's predictions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     """Return the rows of a CSV file.
 
     Raises:
-        RequestInvalid: the file cannot be read, is empty or lacks columns nothing can be said without.
+        RequestInvalid: the file cannot be read, is empty, or lacks a column that every prediction needs.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
@@ -29,15 +29,15 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         raise RequestInvalid([f"{path}: {(error.strerror or 'cannot be read').lower()}"]) from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise RequestInvalid([f"{path}: is no CSV text: {error}"]) from None
-    lacking = [name for name in NEEDED if name not in columns]
-    if lacking:
+    missing_columns = [name for name in NEEDED if name not in columns]
+    if missing_columns:
         raise RequestInvalid(
-            [f"{path}: the first line names no column {', '.join(lacking)}"],
+            [f"{path}: the first line names no column {', '.join(missing_columns)}"],
             hint="docs/plan.md lists the columns of measured rows",
         )
     return rows
 
 
 def evaluate_file(path: Path) -> list[RowPrediction]:
-    """Return the predictions for every row of a file."""
+    """Return a prediction for every row of a file."""
     return evaluate(read_rows(path), constants.default())

@@ -1,4 +1,4 @@
-"""Plan a training run: which model on which machine, what the planner finds, as values the faces show."""
+"""Plans a training run: resolves model and machine, runs the planner, and returns values to display."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LARGEST_NODES, LARGEST_SEQ, LARGEST_BATCH = 100_000, 16_777_216, 10_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """What the user asks; None means as the profile, the model or custom has it."""
+    """The user's options; None means the profile's, the model's or a customary value."""
 
     model: str | None = None
     model_config: str | None = None
@@ -58,15 +58,18 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class Plan:
-    """What came out.
+    """The result of planning.
 
     Attributes:
-        chosen: best first; one entry where a layout was given.
-        why, others, warnings: lines for people.
-        unfit: why nothing fits, and what would, where nothing does.
-        curve: (nodes, estimate or None) where it was asked for.
-        notes: what was assumed.
-        cluster, node_type: the profile that was planned for, and its node type where one was asked for.
+        task: the model, machine and sizes that were planned for.
+        chosen: the estimates of the best layouts, best first; one entry if the user gave a layout.
+        why, others, warnings: lines of text for the user.
+        unfit: if nothing fits, the reason and what would fit.
+        curve: (nodes, estimate or None), if requested.
+        notes: the assumptions.
+        tried: the number of layouts that were estimated.
+        tokens: the number of training tokens, if given.
+        cluster, node_type: the profile of the plan, and its node type if requested.
     """
 
     task: TrainingTask
@@ -112,19 +115,19 @@ def make(request: PlanRequest, cwd: Path) -> Plan:
         notes.append(
             f"global batch {gbs} sequences ({gbs * seq_len:,} tokens), a customary size; --gbs sets it"
         )
-    framework = request.framework or _framework(request, model)
+    framework = request.framework or _choose_framework(request, model)
     constants = shipped.default()
     if profile is not None:
-        constants = _calibrated(profile, cwd, machine, (framework, precision), notes)
+        constants = _calibrate_constants(profile, cwd, machine, (framework, precision), notes)
     cluster = profile.stem if profile is not None else None
     task = TrainingTask(model, machine, seq_len, gbs, framework, precision)
     notes += model.assumptions
     if layout is not None:
-        return _one_layout(task, layout, request, constants, notes, cluster)
-    return _searched(task, request, constants, notes, cluster)
+        return _plan_layout(task, layout, request, constants, notes, cluster)
+    return _search_layouts(task, request, constants, notes, cluster)
 
 
-_FRAMEWORK_OF = {
+_FRAMEWORK_BY_FORM = {
     "torchrun": "fsdp",
     "deepspeed": "deepspeed",
     "torchtitan": "torchtitan",
@@ -134,14 +137,14 @@ _FRAMEWORK_OF = {
 }
 
 
-def _framework(request: PlanRequest, model: ModelShape) -> str:
-    """Return the framework to plan for: the one to emit for, else Megatron-LM where it trains such models."""
-    if request.emit in _FRAMEWORK_OF:
-        return _FRAMEWORK_OF[request.emit]
+def _choose_framework(request: PlanRequest, model: ModelShape) -> str:
+    """Return the framework to plan for: that of ``--emit``, else Megatron-LM if it trains such models."""
+    if request.emit in _FRAMEWORK_BY_FORM:
+        return _FRAMEWORK_BY_FORM[request.emit]
     return "megatron" if model.stacks and model.vocab and not model.stacks[0].encoder else "fsdp"
 
 
-def _one_layout(
+def _plan_layout(
     task: TrainingTask,
     layout: Layout,
     request: PlanRequest,
@@ -150,15 +153,15 @@ def _one_layout(
     cluster: str | None,
 ) -> Plan:
     layout = replace(layout, sp=layout.sp and layout.tp > 1)
-    found = problems_of(task.model, layout, task.machine.gpus, task.seq_len)
-    if found:
-        raise RequestInvalid(found)
+    problems = problems_of(task.model, layout, task.machine.gpus, task.seq_len)
+    if problems:
+        raise RequestInvalid(problems)
     task = replace(task, gbs=layout.gbs)
     estimate = task.estimator(constants).estimate(layout)
     unfit: tuple[str, ...] = ()
     if not estimate.fits:
-        room = task.estimator(constants).limit_gib
-        unfit = (f"it needs {estimate.memory.total:.1f} GiB, and a plan may fill {room:.1f} GiB",)
+        limit_gib = task.estimator(constants).limit_gib
+        unfit = (f"it needs {estimate.memory.total:.1f} GiB, and a plan may fill {limit_gib:.1f} GiB",)
     return Plan(
         task,
         (estimate,),
@@ -173,40 +176,40 @@ def _one_layout(
     )
 
 
-def _searched(
+def _search_layouts(
     task: TrainingTask, request: PlanRequest, constants: Constants, notes: list[str], cluster: str | None
 ) -> Plan:
-    found = search(task, constants)
+    outcome = search(task, constants)
     curve: tuple[tuple[int, Estimate | None], ...] = ()
     if request.scaling:
-        counts = sorted(
+        node_counts = sorted(
             {*(2**power for power in range(17) if 2**power < task.machine.nodes), task.machine.nodes}
         )
-        curve = tuple(scaling(task, constants, counts))
-    if not found.ranked:
+        curve = tuple(scaling(task, constants, node_counts))
+    if not outcome.ranked:
         return Plan(
             task,
             (),
-            unfit=tuple(explain.what_would_fit(found, constants)),
+            unfit=tuple(explain.what_would_fit(outcome, constants)),
             notes=tuple(notes),
-            tried=found.tried,
+            tried=outcome.tried,
             curve=curve,
             tokens=request.tokens,
             cluster=cluster,
             node_type=request.node_type if cluster else None,
         )
-    why = explain.why_best(found)
-    if alone := explain.enough_on_one(task, constants):
-        why.append(alone)
+    why = explain.why_best(outcome)
+    if single_gpu_note := explain.enough_on_one(task, constants):
+        why.append(single_gpu_note)
     return Plan(
         task,
-        found.ranked[: request.top],
+        outcome.ranked[: request.top],
         why=tuple(why),
-        others=tuple(explain.runners_up(found)),
-        warnings=tuple(explain.warnings(found)),
+        others=tuple(explain.runners_up(outcome)),
+        warnings=tuple(explain.warnings(outcome)),
         curve=curve,
         notes=tuple(notes),
-        tried=found.tried,
+        tried=outcome.tried,
         tokens=request.tokens,
         cluster=cluster,
         node_type=request.node_type if cluster else None,
@@ -214,34 +217,34 @@ def _searched(
 
 
 def read_model(cwd: Path, request: PlanRequest, problems: list[str]) -> ModelShape | None:
-    """Return the model the request names or describes, None with the problems noted."""
-    given = request.model_config or request.model
-    if given is None:
+    """Return the model that the request names or describes; None if it appends to ``problems``."""
+    name_or_path = request.model_config or request.model
+    if name_or_path is None:
         problems.append("name a model, such as llama-3-8b, or give --model-config FILE")
         return None
-    path = cwd / expanded(given)
+    path = cwd / expanded(name_or_path)
     if request.model_config is None:
-        known = presets.find_preset(given)
-        if known is not None:
-            return known
-        if not (given.endswith(".json") or path.is_dir()):
-            known_names = presets.names()
+        preset = presets.find_preset(name_or_path)
+        if preset is not None:
+            return preset
+        if not (name_or_path.endswith(".json") or path.is_dir()):
+            preset_names = presets.names()
             problems.append(
-                f"no model {given!r} is known{suggest_name(given, known_names)} (there are: "
-                f"{list_nearest(given, known_names)}); --model-config takes any config.json"
+                f"no model {name_or_path!r} is known{suggest_name(name_or_path, preset_names)} (there are: "
+                f"{list_nearest(name_or_path, preset_names)}); --model-config takes any config.json"
             )
             return None
     if path.is_dir():
         path /= "config.json"
-    return _read_config(path, given, problems)
+    return _read_config(path, name_or_path, problems)
 
 
 def _read_config(path: Path, given: str, problems: list[str]) -> ModelShape | None:
     try:
         text = path.read_text("utf-8")
-        values = json.loads(text)
+        config = json.loads(text)
         return read_config(
-            values, Path(given).stem if path.name != "config.json" else path.parent.name or given
+            config, Path(given).stem if path.name != "config.json" else path.parent.name or given
         )
     except OSError as error:
         problems.append(f"{given}: {(error.strerror or 'cannot be read').lower()}")
@@ -268,42 +271,46 @@ def read_machine(
             return None, None
         per_node = request.gpus_per_node
         if nodes < 1 or (per_node is not None and not 1 <= per_node <= 128):
-            return None, None  # named by _check_numbers
+            return None, None  # _check_numbers reports these
         machine = hardware.machine(gpu, nodes, gpus_per_node=per_node)
         notes.append(
             f"{gpu.name}: {gpu.memory_gib:g} GiB, {machine.gpus_per_node} to a node, {gpu.nic_gbs:g} GB/s of "
             "network each, as such nodes usually are"
         )
         return _with_costs(machine, request), None
-    return _from_profile(cwd, request, nodes, problems)
+    return _machine_from_profile(cwd, request, nodes, problems)
 
 
-def _from_profile(
+def _machine_from_profile(
     cwd: Path, request: PlanRequest, nodes: int, problems: list[str]
 ) -> tuple[Machine | None, Path | None]:
     from dtslurm.services.wiring.context import (
-        Context,  # brings profiles and schedulers, which --gpu does without
+        Context,  # imported late: it loads profiles and schedulers, which --gpu does not need
     )
 
-    found = Context(cwd=cwd).cluster(request.cluster)
-    profile = found.profile
+    cluster = Context(cwd=cwd).cluster(request.cluster)
+    profile = cluster.profile
     if profile.scheduler == "local" and not profile.node_types:
-        profile = found.scheduler.profile(profile)
+        profile = cluster.scheduler.profile(profile)
     if request.node_type is not None and request.node_type not in profile.node_types:
-        known = list_nearest(request.node_type, profile.node_types)
-        problems.append(f"--node-type {request.node_type}: cluster {profile.name} has no such type ({known})")
-        return None, found.path
+        type_names = list_nearest(request.node_type, profile.node_types)
+        problems.append(
+            f"--node-type {request.node_type}: cluster {profile.name} has no such type ({type_names})"
+        )
+        return None, cluster.path
     node = profile.node_type(request.node_type)
     if node is None or node.gpus is None:
-        kinds = [name for name, kind in profile.node_types.items() if kind.gpus]
-        hint = f"--node-type takes {', '.join(kinds)}" if kinds else "name a GPU, as in --gpu H100-80GB"
+        gpu_types = [name for name, node_type in profile.node_types.items() if node_type.gpus]
+        hint = (
+            f"--node-type takes {', '.join(gpu_types)}" if gpu_types else "name a GPU, as in --gpu H100-80GB"
+        )
         problems.append(f"cluster {profile.name} does not say which GPUs to plan for; {hint}")
-        return None, found.path
+        return None, cluster.path
     memory = node.gpus.memory.gib if node.gpus.memory else None
     gpu = hardware.find_gpu(node.gpus.model, memory)
     if gpu is None:
         problems.append(f"the profile's GPU {node.gpus.model!r} is not known; name one by --gpu")
-        return None, found.path
+        return None, cluster.path
     if memory and not 0.7 < memory / gpu.memory_gib < 1.4:
         gpu = replace(gpu, memory_gib=memory * 0.985)
     per_node = request.gpus_per_node or node.gpus.count
@@ -312,15 +319,17 @@ def _from_profile(
             f"--gpus-per-node {per_node}: a node of {profile.name} has {node.gpus.count} GPUs; "
             f"valid: 1 to {node.gpus.count}"
         )
-    most = profile.slurm.max_nodes
-    if most is not None and nodes > most:
-        problems.append(f"--nodes {nodes}: {profile.name} gives a job at most {most}; valid: 1 to {most}")
+    max_nodes = profile.slurm.max_nodes
+    if max_nodes is not None and nodes > max_nodes:
+        problems.append(
+            f"--nodes {nodes}: {profile.name} gives a job at most {max_nodes}; valid: 1 to {max_nodes}"
+        )
     if nodes < 1 or per_node < 1:
-        return None, found.path
-    return _machine(gpu, nodes, per_node, node, profile, request), found.path
+        return None, cluster.path
+    return _build_machine(gpu, nodes, per_node, node, profile, request), cluster.path
 
 
-def _machine(
+def _build_machine(
     gpu: hardware.Gpu,
     nodes: int,
     per_node: int,
@@ -328,23 +337,23 @@ def _machine(
     profile: ClusterProfile,
     request: PlanRequest,
 ) -> Machine:
-    count = node.gpus.count if node.gpus else per_node
-    nic = None
+    gpu_count = node.gpus.count if node.gpus else per_node
+    nic_gbs = None
     if node.nics and node.nics.count and node.nics.rate_gbps:
-        nic = node.nics.count * node.nics.rate_gbps / 8 / count
-    link = node.intra_node.bandwidth_gbs if node.intra_node else None
-    made = hardware.machine(
+        nic_gbs = node.nics.count * node.nics.rate_gbps / 8 / gpu_count
+    link_gbs = node.intra_node.bandwidth_gbs if node.intra_node else None
+    machine = hardware.machine(
         gpu,
         nodes,
         gpus_per_node=per_node,
-        nic_gbs=nic,
-        link_gbs=link,
+        nic_gbs=nic_gbs,
+        link_gbs=link_gbs,
         fabric=profile.fabric.kind if profile.fabric else "infiniband",
     )
-    made = _with_costs(made, request)
+    machine = _with_costs(machine, request)
     if request.price is None and node.gpus:
-        made = replace(made, price=node.gpus.price, currency=node.gpus.currency or "")
-    return made
+        machine = replace(machine, price=node.gpus.price, currency=node.gpus.currency or "")
+    return machine
 
 
 def _with_costs(machine: Machine, request: PlanRequest) -> Machine:
@@ -358,9 +367,9 @@ def _check_numbers(request: PlanRequest, problems: list[str]) -> None:
         "--seq-len": (request.seq_len, LARGEST_SEQ),
         "--gbs": (request.gbs, LARGEST_BATCH),
     }
-    for name, (value, most) in limits.items():
-        if value is not None and not 1 <= value <= most:
-            problems.append(f"{name} should be 1 to {most:,}, not {value}")
+    for name, (value, highest_count) in limits.items():
+        if value is not None and not 1 <= value <= highest_count:
+            problems.append(f"{name} should be 1 to {highest_count:,}, not {value}")
     for name, number, highest in (
         ("--tokens", request.tokens, 1e18),
         ("--price", request.price, 1e6),
@@ -384,16 +393,16 @@ def _read_layout(request: PlanRequest, problems: list[str]) -> Layout | None:
         return None
 
 
-def _calibrated(
+def _calibrate_constants(
     profile: Path, cwd: Path, machine: Machine, how: tuple[str, str], notes: list[str]
 ) -> Constants:
-    """Return the planner's constants with what was measured on the cluster laid over them."""
+    """Return the planner's constants, with factors measured on the cluster in place of the defaults."""
     from dtslurm.planner import calibrate
     from dtslurm.services.planning.calibrate import SCALED, file_of, read
 
     path = file_of(profile, cwd, os.environ)
-    found = calibrate.factors(read(path), machine.gpu.name, *how)
-    for name, what in SCALED.items():
-        if name in found:
-            notes.append(f"{what} as runs of this cluster measured: x {found[name]:.2f} ({path.name})")
-    return shipped.default().but(found)
+    factors = calibrate.factors(read(path), machine.gpu.name, *how)
+    for name, quantity in SCALED.items():
+        if name in factors:
+            notes.append(f"{quantity} as runs of this cluster measured: x {factors[name]:.2f} ({path.name})")
+    return shipped.default().but(factors)

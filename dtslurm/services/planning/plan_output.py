@@ -1,4 +1,4 @@
-"""What a plan becomes: a framework's configuration, a picture."""
+"""Writes a plan as a framework's configuration or as a picture."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from dtslurm.services.planning.plan import Plan
 
 
 def check_form(form: str) -> None:
-    """Raise RequestInvalid where nothing of that name can be emitted."""
+    """Raise `RequestInvalid` if no configuration format has that name."""
     if form not in emitters.FORMS:
         raise RequestInvalid([f"--emit should be one of {', '.join(emitters.FORMS)}, not {form!r}"])
 
 
 def form_for_installed(form: str, env: Mapping[str, str]) -> str:
-    """Return the form that the installed version of a framework reads; without one, the newest.
+    """Return the format that the installed version of a framework reads; the newest if it is not installed.
 
-    Looked for is the active environment, else the one that dtslurm runs in.
+    The framework is searched in the active environment, else in the one that dtslurm runs in.
     """
     if form != "torchtitan":
         return form
-    active = env.get("VIRTUAL_ENV") or env.get("CONDA_PREFIX")
-    folders = [str(path) for path in Path(active).glob("lib/python3*/site-packages")] if active else sys.path
-    found = next(iter(distributions(name="torchtitan", path=folders)), None)
-    if found is None:
+    prefix = env.get("VIRTUAL_ENV") or env.get("CONDA_PREFIX")
+    folders = [str(path) for path in Path(prefix).glob("lib/python3*/site-packages")] if prefix else sys.path
+    distribution = next(iter(distributions(name="torchtitan", path=folders)), None)
+    if distribution is None:
         return form
-    numbers = tuple(int(number) for number in re.findall(r"\d+", found.version)[:2])
-    return "torchtitan-0.2" if numbers < PYTHON_SINCE else "torchtitan-0.3"
+    version = tuple(int(number) for number in re.findall(r"\d+", distribution.version)[:2])
+    return "torchtitan-0.2" if version < PYTHON_SINCE else "torchtitan-0.3"
 
 
 def emitted(plan: Plan, form: str) -> str:
     """Return the best layout as a framework's configuration.
 
     Raises:
-        RequestInvalid: nothing fits, or the framework cannot run it.
+        RequestInvalid: no layout fits, or the framework cannot run it.
     """
     if not plan.chosen or not plan.chosen[0].fits:
         raise RequestInvalid(["nothing fits, so there is nothing to emit", *plan.unfit])
@@ -50,17 +50,17 @@ def emitted(plan: Plan, form: str) -> str:
     if problems := emitters.check(form, plan.task, layout):
         raise RequestInvalid([f"--emit {form}: {problem}" for problem in problems])
     text = emitters.emit(form, plan.task, layout)
-    return text + _place(plan) if form == "job" else text
+    return text + _cluster_lines(plan) if form == "job" else text
 
 
-def _place(plan: Plan) -> str:
-    """Return the lines of a job file that say which cluster and nodes were planned for."""
-    told = {"cluster": plan.cluster, "node_type": plan.node_type}
-    return "".join(f"{name}: {json.dumps(value)}\n" for name, value in told.items() if value)
+def _cluster_lines(plan: Plan) -> str:
+    """Return the lines of a job file that name the cluster and the node type of the plan."""
+    settings = {"cluster": plan.cluster, "node_type": plan.node_type}
+    return "".join(f"{name}: {json.dumps(value)}\n" for name, value in settings.items() if value)
 
 
 def draw(plan: Plan, path: Path) -> None:
-    """Write the plan's pictures as an SVG file.
+    """Write the plan's diagrams as an SVG file.
 
     Raises:
         RequestInvalid: there is nothing to draw.

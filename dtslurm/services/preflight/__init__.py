@@ -1,1 +1,1 @@
-"""Checks on the cluster before a job is queued, and the list of bad nodes."""
+"""Checks on the cluster before submission, and the bad-node list."""

@@ -1,4 +1,4 @@
-"""What the user's accounts and QOS allow: asked of accounting in the preflight, kept for a day."""
+"""The limits of the user's accounts and QOS: queried from accounting in the preflight, cached for a day."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from dtslurm.slurm import commands
 from dtslurm.slurm.parse_sacctmgr import associations
 from dtslurm.slurm.parse_scontrol import config
 
-_KEPT_S = 86400.0
+_CACHE_TTL_S = 86400.0
 _MARK = "association="
 
-# For a shell that has other things to ask, too. Where accounting does not answer, nothing is known.
+# Part of the preflight's shell script. It prints nothing if accounting does not answer.
 LOOK = f"""
 {{
   timeout 10 {" ".join(commands.show_config())} | grep AccountingStorageEnforce
@@ -29,46 +29,50 @@ LOOK = f"""
 
 
 def kept(context: Context, cluster: ActiveCluster) -> str | None:
-    """Return what accounting said of the user in the last day, None if it must be asked."""
+    """Return accounting's answer for the user, cached for at most a day; None if it must be queried."""
     try:
-        known = json.loads(read_own_file(_path(context, cluster)))
-        fresh = 0 <= context.clock() - known["seen_at"] < _KEPT_S
-        return str(known["said"]) if fresh else None
+        document = json.loads(read_own_file(_cache_path(context, cluster)))
+        is_fresh = 0 <= context.clock() - document["seen_at"] < _CACHE_TTL_S
+        return str(document["said"]) if is_fresh else None
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
 
 def keep_limits(context: Context, cluster: ActiveCluster, output: str) -> str:
-    """Return what accounting said in the output of `LOOK`, and keep it."""
+    """Return accounting's answer in the output of `LOOK`, and cache it if it lists associations."""
     lines = [line.removeprefix(_MARK) for line in output.splitlines() if line.startswith(_MARK)]
-    said = "\n".join(lines)
-    if associations(said):
-        data = json.dumps({"said": said, "seen_at": context.clock()}).encode()
-        with contextlib.suppress(StoreError):  # it is asked again next time
-            context.transport.put(data, str(_path(context, cluster)))
-    return said
+    answer = "\n".join(lines)
+    if associations(answer):
+        data = json.dumps({"said": answer, "seen_at": context.clock()}).encode()
+        with contextlib.suppress(StoreError):  # the next preflight queries accounting again
+            context.transport.put(data, str(_cache_path(context, cluster)))
+    return answer
 
 
 def problems(context: Context, cluster: ActiveCluster, submission: Submission, said: str) -> list[str]:
-    """Return why accounting would not let the user queue this.
+    """Return why accounting would refuse the user's job.
 
     Args:
-        said: what it said just now, or in the last day: what is refused by that is asked again first.
+        context: its clock decides whether the cached answer is still valid.
+        cluster: the cluster.
+        submission: the job.
+        said: accounting's answer. If it may come from the cache and the job would be refused, accounting is
+            queried again first.
     """
-    found = _problems(submission, said)
-    if found and kept(context, cluster) is not None:
+    refusals = _find_refusals(submission, said)
+    if refusals and kept(context, cluster) is not None:
         answer = cluster.transport.run(["sh", "-c", LOOK], timeout=30)
-        found = _problems(submission, keep_limits(context, cluster, answer.stdout))
-    return found
+        refusals = _find_refusals(submission, keep_limits(context, cluster, answer.stdout))
+    return refusals
 
 
-def _problems(submission: Submission, said: str) -> list[str]:
-    """Return what is refused where Slurm holds to associations at all; many sites only keep accounts."""
+def _find_refusals(submission: Submission, said: str) -> list[str]:
+    """Return the refusals if Slurm enforces associations; many sites only use them for accounting."""
     enforced = config(said).get("AccountingStorageEnforce", "")
     if not {"associations", "limits", "qos", "safe", "all"} & set(enforced.split(",")):
         return []
     return association_problems(submission, associations(said))
 
 
-def _path(context: Context, cluster: ActiveCluster) -> Path:
+def _cache_path(context: Context, cluster: ActiveCluster) -> Path:
     return cache_path(context, cluster, "accounts")

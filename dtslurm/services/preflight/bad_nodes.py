@@ -1,4 +1,4 @@
-"""Nodes that were found bad: in the user's own store, below run roots, and in a team's file."""
+"""The bad-node list: notes in the user's own store, below run roots, and in a team's file."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ from dtslurm.worker.supervisor.restart_policy import ELSEWHERE
 if TYPE_CHECKING:
     from dtslurm.model.runs.diagnosis import Verdict
 
-_SURE = 0.7
-# What makes a node bad for other jobs, too; a port that was taken, or data that did not fit, does not.
-_LASTING = ELSEWHERE | {"disk-full", "health-check", "invalid-device"}
+_MIN_CONFIDENCE = 0.7
+# Causes that also affect other jobs on the node; a port in use, or data that did not fit, does not.
+_LASTING_CAUSES = ELSEWHERE | {"disk-full", "health-check", "invalid-device"}
 _MANY_TASKS = 256
-_SHOWN = 8
-_LIMIT_S = 30.0
+_MOST_LISTED = 8
+_QUERY_LIMIT_S = 30.0
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a cluster's nodes.
+    """The notes on a cluster's nodes.
 
     Attributes:
-        notes: one on each node that something is said against.
-        shared: the names of those that the team's file tells of.
-        trouble: why the team's file could not be read, empty if it was or there is none.
+        notes: the current note on each bad node.
+        shared: the names of the nodes that the team's file lists.
+        trouble: why the team's file could not be read; empty if it was read or there is none.
     """
 
     notes: tuple[NodeNote, ...]
@@ -58,50 +58,52 @@ class Known:
 
 @dataclass(frozen=True)
 class NodeExclusion:
-    """What a submission makes of it: the value of ``--exclude``, and what the user should know."""
+    """The effect of the bad-node list on a job: the value of ``--exclude``, and messages to the user."""
 
     exclude: str | None
     notices: tuple[str, ...] = ()
 
 
 def known(context: Context, cluster: ActiveCluster, request: JobRequest | None = None) -> Known:
-    """Return what is known of a cluster's nodes now.
+    """Return the current notes on a cluster's nodes.
 
     Args:
-        request: a submission, whose run root may be one of its own.
+        context: the environment and the clock.
+        cluster: the cluster.
+        request: a submission, which may set another run root.
     """
     now = context.clock()
-    own = nodes.read(_own(context, cluster, ()), now)
-    own += [
-        one
-        for one in nodes.read(_read_supervisors(context, cluster, request), now)
-        if one.cluster == cluster.name  # a run root may serve several clusters
+    own_notes = nodes.read(_exchange_own(context, cluster, ()), now)
+    own_notes += [
+        entry
+        for entry in nodes.read(_query_supervisor_notes(context, cluster, request), now)
+        if entry.cluster == cluster.name  # a run root may serve several clusters
     ]
     try:
-        shared = nodes.read(_shared(context, cluster, ()), now)
+        shared_notes = nodes.read(_exchange_shared(context, cluster, ()), now)
         trouble = ""
     except DtslurmError as error:
-        shared, trouble = [], error.message
-    names = {note.node for note in nodes.current(shared, now)}
-    return Known(tuple(nodes.current([*own, *shared], now)), frozenset(names), trouble)
+        shared_notes, trouble = [], error.message
+    shared_names = {note.node for note in nodes.current(shared_notes, now)}
+    return Known(tuple(nodes.current([*own_notes, *shared_notes], now)), frozenset(shared_names), trouble)
 
 
 def note(context: Context, cluster: ActiveCluster, notes: Sequence[NodeNote]) -> str:
-    """Remember notes; return why the team's file could not be written, empty if it was or there is none.
+    """Store notes; return why the team's file could not be written, empty if it was written or there is none.
 
     Raises:
         StoreError: the user's own store cannot be written.
     """
-    lines = [nodes.line(one) for one in notes]
-    _own(context, cluster, lines)
+    lines = [nodes.line(entry) for entry in notes]
+    _exchange_own(context, cluster, lines)
     try:
-        _shared(context, cluster, lines)
+        _exchange_shared(context, cluster, lines)
     except DtslurmError as error:
         return error.message
     return ""
 
 
-def _own(context: Context, cluster: ActiveCluster, lines: Sequence[str]) -> list[str]:
+def _exchange_own(context: Context, cluster: ActiveCluster, lines: Sequence[str]) -> list[str]:
     name = re.sub(r"[^\w.-]", "-", cluster.name)
     path = state_folder(context.env) / "nodes" / f"{name}.jsonl"
     try:
@@ -111,13 +113,15 @@ def _own(context: Context, cluster: ActiveCluster, lines: Sequence[str]) -> list
             read_own_file(path)
         return exchange(str(path), lines)
     except OSError as error:
-        if not lines:  # what cannot be read keeps no job back
+        if not lines:  # an unreadable list must not prevent a submission
             return []
         raise StoreError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _read_supervisors(context: Context, cluster: ActiveCluster, request: JobRequest | None) -> list[str]:
-    """Return what the supervisors of the user's runs noted below the run roots; nothing where they fail."""
+def _query_supervisor_notes(
+    context: Context, cluster: ActiveCluster, request: JobRequest | None
+) -> list[str]:
+    """Return the notes that supervisors of the user's runs wrote below the run roots; empty on an error."""
     from dtslurm.services.request.run_paths import run_root
 
     if cluster.access.scheduler != "slurm":
@@ -132,17 +136,17 @@ def _read_supervisors(context: Context, cluster: ActiveCluster, request: JobRequ
         return read_supervisor_notes(list(roots))
     with contextlib.suppress(DtslurmError):
         python = site_of(context, cluster).python or "python3"
-        wanted = {"run_roots": list(roots)}
-        answer = ask(cluster.transport, python, "lib.node_blocklist", wanted, timeout=_LIMIT_S)
-        return [str(one) for one in answer.get("lines", [])]
+        query = {"run_roots": list(roots)}
+        answer = ask(cluster.transport, python, "lib.node_blocklist", query, timeout=_QUERY_LIMIT_S)
+        return [str(text) for text in answer.get("lines", [])]
     return []
 
 
-def _shared(context: Context, cluster: ActiveCluster, lines: Sequence[str]) -> list[str]:
-    """Append to the team's file and return what is in it; nothing where the profile names none.
+def _exchange_shared(context: Context, cluster: ActiveCluster, lines: Sequence[str]) -> list[str]:
+    """Append to the team's file and return its lines; an empty list if the profile names no file.
 
     Raises:
-        StoreError: it cannot be read or written.
+        StoreError: the file cannot be read or written.
         TransportError: the cluster cannot be reached.
     """
     text = cluster.profile.paths.node_memory
@@ -151,8 +155,8 @@ def _shared(context: Context, cluster: ActiveCluster, lines: Sequence[str]) -> l
     env: Mapping[str, str] = context.env
     python = sys.executable
     if cluster.remote:
-        site = site_of(context, cluster, variables_in(text))
-        env, python = site.env, site.python or "python3"
+        login_node = site_of(context, cluster, variables_in(text))
+        env, python = login_node.env, login_node.python or "python3"
     path = Template(re.sub(r"^~(?=/)", lambda _: env.get("HOME", "~"), text)).safe_substitute(env)
     if "$" in path or not path.startswith("/"):
         raise StoreError(f"the team's node memory {text!r} is no absolute path there")
@@ -162,19 +166,19 @@ def _shared(context: Context, cluster: ActiveCluster, lines: Sequence[str]) -> l
         except OSError as error:
             raise StoreError(f"the team's node memory {path} failed: {error.strerror}") from error
     request = {"path": path, "lines": list(lines), "mode": 0o664}
-    answer = ask(cluster.transport, python, "lib.node_blocklist", request, timeout=_LIMIT_S)
+    answer = ask(cluster.transport, python, "lib.node_blocklist", request, timeout=_QUERY_LIMIT_S)
     if answer.get("problem"):
         raise StoreError(f"the team's node memory {path} failed: {answer['problem']}")
-    return [str(one) for one in answer.get("lines", [])]
+    return [str(entry) for entry in answer.get("lines", [])]
 
 
-# ---- By hand ----
+# ---- Notes by the user ----
 
 
 def add(
     context: Context, cluster: ActiveCluster, names: Sequence[str], reason: str, holds_s: float
 ) -> tuple[list[NodeNote], str]:
-    """Note by hand that nodes are bad; see `note` for what is returned and raised."""
+    """Store the user's note that nodes are bad; see `note` for the errors."""
     now = context.clock()
     notes = [
         NodeNote(
@@ -191,63 +195,68 @@ def add(
 
 
 def remove(context: Context, cluster: ActiveCluster, names: Sequence[str]) -> tuple[list[str], str]:
-    """Forget what is said against nodes; return those that something was said against, and as `note` does."""
-    there = {one.node for one in known(context, cluster).notes}
-    gone = [name for name in names if name in there]
+    """Remove the notes on nodes; return the nodes that had notes, and the error text of `note`."""
+    noted_names = {entry.node for entry in known(context, cluster).notes}
+    removed = [name for name in names if name in noted_names]
     now, user = context.clock(), context.env.get("USER", "")
     notes = [
         NodeNote(node=name, cluster=cluster.name, by=user, when=now, expires=now + HOLDS_S, removed=True)
-        for name in gone
+        for name in removed
     ]
-    return gone, note(context, cluster, notes) if notes else ""
+    return removed, note(context, cluster, notes) if notes else ""
 
 
-# ---- From runs ----
+# ---- Notes from runs ----
 
 
 def learn(context: Context, record: JobRecord, verdict: Verdict | None = None) -> None:
-    """Remember which nodes a run, or the verdict on it, found bad. A mere convenience: nothing is raised."""
+    """Store the nodes that a run or its diagnosis found bad; suppress errors, as the list is optional."""
     with contextlib.suppress(DtslurmError, OSError):
-        found = list(_of_run(record))
-        if verdict is not None and verdict.node and _tells_of_its_node(verdict):
+        candidates = list(_iter_run_notes(record))
+        if verdict is not None and verdict.node and _blames_node(verdict):
             evidence = verdict.evidence[0].text if verdict.evidence else ""
             when = verdict.time or context.clock()
-            found.append(_note(record, verdict.node, verdict.summary, float(when), evidence))
+            candidates.append(_make_note(record, verdict.node, verdict.summary, float(when), evidence))
         now = context.clock()
-        found = [one for one in found if nodes.NODE_NAME.fullmatch(one.node) and one.expires > now]
-        if not found:
+        candidates = [
+            entry for entry in candidates if nodes.NODE_NAME.fullmatch(entry.node) and entry.expires > now
+        ]
+        if not candidates:
             return
         cluster = context.cluster_of(record)
         if cluster.profile.scheduler != "slurm":
             return
-        before = nodes.read(_own(context, cluster, ()), now)
-        seen = {(one.node, one.job, int(one.when)) for one in before}
-        told = {(one.node, one.job) for one in before if one.job}
-        new = [
-            one
-            for one in found
-            if (one.node, one.job, int(one.when)) not in seen
-            and not (one.evidence and (one.node, one.job) in told)  # a verdict repeats what the run noted
+        stored = nodes.read(_exchange_own(context, cluster, ()), now)
+        stored_keys = {(entry.node, entry.job, int(entry.when)) for entry in stored}
+        stored_jobs = {(entry.node, entry.job) for entry in stored if entry.job}
+        new_notes = [
+            entry
+            for entry in candidates
+            if (entry.node, entry.job, int(entry.when)) not in stored_keys
+            # A diagnosis repeats the run's own note, perhaps with another time.
+            and not (entry.evidence and (entry.node, entry.job) in stored_jobs)
         ]
-        if new:
-            note(context, cluster, new)
+        if new_notes:
+            note(context, cluster, new_notes)
 
 
-def _tells_of_its_node(verdict: Verdict) -> bool:
-    return verdict.blame == "node" and verdict.cause in _LASTING and verdict.confidence >= _SURE
+def _blames_node(verdict: Verdict) -> bool:
+    return (
+        verdict.blame == "node" and verdict.cause in _LASTING_CAUSES and verdict.confidence >= _MIN_CONFIDENCE
+    )
 
 
-def _of_run(record: JobRecord) -> Iterator[NodeNote]:
+def _iter_run_notes(record: JobRecord) -> Iterator[NodeNote]:
     run = RunDir(Path(record.folder))
     tasks = list(run.tasks().values()) if record.array is not None else []
-    for place in [run, *tasks[:_MANY_TASKS]]:
-        for event in place.events():
+    for event_source in [run, *tasks[:_MANY_TASKS]]:
+        for event in event_source.events():
             if event.get("event") == "node_excluded" and isinstance(event.get("time"), int | float):
                 reason = nodes.plain(event.get("reason"))
-                yield _note(record, str(event.get("node")), reason, float(event["time"]))
+                yield _make_note(record, str(event.get("node")), reason, float(event["time"]))
 
 
-def _note(record: JobRecord, node: str, reason: str, when: float, evidence: str = "") -> NodeNote:
+def _make_note(record: JobRecord, node: str, reason: str, when: float, evidence: str = "") -> NodeNote:
     return NodeNote(
         node=node,
         cluster=record.cluster,
@@ -271,69 +280,82 @@ def exclude_bad_nodes(
     layout: TaskLayout | None,
     remarks: list[str],
 ) -> Resources:
-    """Return what to ask for, without nodes that are known to be bad, and add to ``remarks`` which these are.
+    """Return the resources to request without bad nodes; append messages about these to ``remarks``.
 
     Args:
-        layout: None where nothing is to be left out.
+        context: the environment and the clock.
+        cluster: the cluster.
+        request: the submission.
+        resources: the resources before the exclusion.
+        layout: the job's nodes and ranks; None if no node is to be excluded.
+        remarks: the list to append to.
     """
     if layout is None:
         return resources
-    found = left_out(context, cluster, request, resources, layout)
-    remarks += found.notices
-    return replace(resources, exclude=found.exclude)
+    exclusion = left_out(context, cluster, request, resources, layout)
+    remarks += exclusion.notices
+    return replace(resources, exclude=exclusion.exclude)
 
 
 def left_out(
     context: Context, cluster: ActiveCluster, request: JobRequest, resources: Resources, layout: TaskLayout
 ) -> NodeExclusion:
-    """Return what to leave out of a job: nodes that something is said against, as far as it can do without.
+    """Return the bad nodes to exclude from a job, as far as enough other nodes remain.
 
-    The scheduler is asked for its nodes only where something is known. With ``--no-check`` it may not be
-    asked, and nothing is left out.
+    The scheduler's list of nodes is queried only if there are notes. With ``--no-check`` it may not be
+    queried, and no node is excluded.
     """
-    asked = resources.exclude
-    slurm = isinstance(cluster.scheduler, NodeLister)
-    if request.node_memory is False or request.no_check or not slurm:
-        return NodeExclusion(asked)
-    found = known(context, cluster, request)
-    notices = [found.trouble] if found.trouble else []
-    by_name = {one.node: one for one in found.notes}
-    for name in sorted(_names(asked)):
-        by_name.pop(name, None)
-    wanted = [by_name.pop(name) for name in sorted(_names(resources.nodelist)) if name in by_name]
-    if wanted:
-        notices.append(f"asked for by --nodelist, though known to be bad: {_told(wanted)}")
-    if not by_name:
-        return NodeExclusion(asked, tuple(notices))
+    user_exclude = resources.exclude
+    can_list_nodes = isinstance(cluster.scheduler, NodeLister)
+    if request.node_memory is False or request.no_check or not can_list_nodes:
+        return NodeExclusion(user_exclude)
+    known_nodes = known(context, cluster, request)
+    notices = [known_nodes.trouble] if known_nodes.trouble else []
+    notes_by_node = {entry.node: entry for entry in known_nodes.notes}
+    for name in sorted(_expand_hostlist(user_exclude)):
+        notes_by_node.pop(name, None)
+    requested = [
+        notes_by_node.pop(name)
+        for name in sorted(_expand_hostlist(resources.nodelist))
+        if name in notes_by_node
+    ]
+    if requested:
+        notices.append(f"asked for by --nodelist, though known to be bad: {_describe_notes(requested)}")
+    if not notes_by_node:
+        return NodeExclusion(user_exclude, tuple(notices))
     try:
-        own = _names(asked)
-        listed = [node for node in _listed(cluster, resources) if node.name not in own]
+        user_excluded = _expand_hostlist(user_exclude)
+        listed = [node for node in _list_eligible_nodes(cluster, resources) if node.name not in user_excluded]
     except DtslurmError as error:
-        return NodeExclusion(asked, (*notices, f"no node is left out: {error.message}"))
-    out, kept = nodes.fitting(list(by_name.values()), listed, layout.nodes + (request.spare_nodes or 0))
-    if kept:
-        notices.append(f"known to be bad, but without them the job could not run: {_told(kept)}")
-    if not out:
-        return NodeExclusion(asked, tuple(notices))
-    notices.append(f"{pluralize(len(out), 'node')} left out: {_told(out)}; --no-node-memory takes them")
-    folded = _folded([one.node for one in out])
-    return NodeExclusion(f"{asked},{folded}" if asked else folded, tuple(notices))
+        return NodeExclusion(user_exclude, (*notices, f"no node is left out: {error.message}"))
+    dropped, needed = nodes.fitting(
+        list(notes_by_node.values()), listed, layout.nodes + (request.spare_nodes or 0)
+    )
+    if needed:
+        notices.append(f"known to be bad, but without them the job could not run: {_describe_notes(needed)}")
+    if not dropped:
+        return NodeExclusion(user_exclude, tuple(notices))
+    notices.append(
+        f"{pluralize(len(dropped), 'node')} left out: {_describe_notes(dropped)}; --no-node-memory takes them"
+    )
+    hostlist = _fold_hostlist([entry.node for entry in dropped])
+    return NodeExclusion(f"{user_exclude},{hostlist}" if user_exclude else hostlist, tuple(notices))
 
 
-def _listed(cluster: ActiveCluster, resources: Resources) -> list[ListedNode]:
-    """Return the nodes that the job may get, as far as one can tell."""
+def _list_eligible_nodes(cluster: ActiveCluster, resources: Resources) -> list[ListedNode]:
+    """Return the nodes that the job may get: those of its partition with the features of its constraint."""
     profile = cluster.profile
     if not isinstance(cluster.scheduler, NodeLister):
         return []
-    goes = destination(resources, profile)
-    listed = cluster.scheduler.nodes(goes.partition)
-    constraint = goes.constraint or ""
+    target = destination(resources, profile)
+    listed = cluster.scheduler.nodes(target.partition)
+    constraint = target.constraint or ""
     if re.fullmatch(r"\w+(&\w+)*", constraint):
         return [node for node in listed if set(constraint.split("&")).issubset(node.features)]
     return listed
 
 
-def _names(text: str | None) -> set[str]:
+def _expand_hostlist(text: str | None) -> set[str]:
     from ClusterShell.NodeSet import NodeSet, NodeSetException
 
     try:
@@ -342,27 +364,27 @@ def _names(text: str | None) -> set[str]:
         return set()
 
 
-def _folded(names: Sequence[str]) -> str:
+def _fold_hostlist(names: Sequence[str]) -> str:
     from ClusterShell.NodeSet import NodeSet
 
     return str(NodeSet.fromlist(list(names)))
 
 
-def _told(notes: Sequence[NodeNote]) -> str:
-    words = []
-    for one in notes[:_SHOWN]:
-        day = time.strftime("%d %b", time.localtime(one.when)).lstrip("0")
-        words.append(f"{one.node} ({_short(one.reason) or 'noted'} on {day})")
-    more = f" and {len(notes) - _SHOWN} more" if len(notes) > _SHOWN else ""
-    return ", ".join(words) + more
+def _describe_notes(notes: Sequence[NodeNote]) -> str:
+    descriptions = []
+    for entry in notes[:_MOST_LISTED]:
+        date = time.strftime("%d %b", time.localtime(entry.when)).lstrip("0")
+        descriptions.append(f"{entry.node} ({_truncate(entry.reason) or 'noted'} on {date})")
+    more = f" and {len(notes) - _MOST_LISTED} more" if len(notes) > _MOST_LISTED else ""
+    return ", ".join(descriptions) + more
 
 
-def _short(text: str, most: int = 60) -> str:
+def _truncate(text: str, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def values(found: Known) -> list[dict[str, Any]]:
-    """Return the notes for programs, each with whether the team's file tells it, too."""
+    """Return the notes as JSON values, each with whether the team's file has the note, too."""
     from dtslurm.store.codec import plain
 
-    return [{**plain(one), "shared": one.node in found.shared} for one in found.notes]
+    return [{**plain(entry), "shared": entry.node in found.shared} for entry in found.notes]

@@ -1,4 +1,4 @@
-"""Whether a job's container can be had: the site's runtime, the image, the mounts."""
+"""Checks a job's container: the site's runtime, the image, the mounts."""
 
 from __future__ import annotations
 
@@ -27,10 +27,15 @@ def runtime_for(
     *,
     here: bool,
 ) -> Runtime | None:
-    """Return the runtime that will run the job's image, None without one; add what is wrong to ``problems``.
+    """Return the runtime of the job's container, None without a container; append to ``problems``.
 
     Args:
-        here: the job will be queued from this machine, so files and programs can be looked for.
+        context: the working directory and the environment.
+        spec: the job.
+        profile: names the runtime.
+        layout: the job's nodes and ranks; None if unknown.
+        problems: the list to append to.
+        here: the job is submitted on this machine, so files and programs can be checked.
     """
     if spec.container is None:
         if spec.container_mounts:
@@ -52,13 +57,13 @@ def runtime_for(
     if entry is not None:
         problems += runtime.check(entry)
         if here:
-            problems += _missing_files(entry, spec)
-            problems += _missing_program(context, runtime, profile)
+            problems += _check_files(entry, spec)
+            problems += _check_program(context, runtime, profile)
     return runtime
 
 
 def unpulled(submission: Submission, cluster: ActiveCluster) -> Iterator[tuple[str, str, str]]:
-    """Yield (test, path, what to say without it) of an image that compute nodes cannot pull themselves."""
+    """Yield (test, path, problem if it fails) for an image that compute nodes cannot pull themselves."""
     spec, profile = submission.spec, cluster.profile
     if spec.container is None or not profile.environment.offline:
         return
@@ -68,31 +73,31 @@ def unpulled(submission: Submission, cluster: ActiveCluster) -> Iterator[tuple[s
     if entry is None or file is None:
         return
     folder = PurePosixPath(submission.run_dir).parent / FOLDER
-    make, pull = join(("mkdir", "-p", str(folder))), join((*runtime.pull(entry), str(folder / file)))
+    mkdir, pull = join(("mkdir", "-p", str(folder))), join((*runtime.pull(entry), str(folder / file)))
     where = "there" if cluster.remote else "here"
-    told = (
+    problem = (
         f"--container {spec.container}: compute nodes of {profile.name} have no internet, so pull it {where} "
     )
-    told += f"first: {make} && {pull} {join((runtime.source(entry),))}"
-    yield "s", str(folder / file), told
+    problem += f"first: {mkdir} && {pull} {join((runtime.source(entry),))}"
+    yield "s", str(folder / file), problem
 
 
-def _missing_files(entry: ContainerOptions, spec: JobSpec) -> list[str]:
-    """Return the image file and the user's mount sources that are not there."""
-    missing = []
+def _check_files(entry: ContainerOptions, spec: JobSpec) -> list[str]:
+    """Return problems with the image file and the user's mount sources if they do not exist."""
+    errors = []
     if entry.is_file and not expanded(entry.image).exists():
-        missing.append(f"no such image: {entry.image}")
+        errors.append(f"no such image: {entry.image}")
     for mount in spec.container_mounts:
         source = mount.partition(":")[0]
         if source.startswith("/") and not os.path.lexists(source):
-            missing.append(f"--container-mount {mount}: there is no {source}")
-    return missing
+            errors.append(f"--container-mount {mount}: there is no {source}")
+    return errors
 
 
-def _missing_program(context: Context, runtime: Runtime, profile: ClusterProfile) -> list[str]:
-    """Return that the runtime is not there; a module or set-up line of the profile may bring it later."""
+def _check_program(context: Context, runtime: Runtime, profile: ClusterProfile) -> list[str]:
+    """Return the problem that the runtime is not installed; modules or setup lines may provide it later."""
     if runtime.name == "pyxis":
-        return _without_pyxis(context)
+        return _check_pyxis(context)
     if runtime.program is None or profile.environment.modules or profile.environment.setup:
         return []
     if shutil.which(runtime.program, path=context.env.get("PATH")):
@@ -101,11 +106,11 @@ def _missing_program(context: Context, runtime: Runtime, profile: ClusterProfile
     return [f"container runtime {runtime.name}: there is no {runtime.program} on PATH here; {hint}"]
 
 
-def _without_pyxis(context: Context) -> list[str]:
+def _check_pyxis(context: Context) -> list[str]:
     try:
-        offered = context.transport.run(["srun", "--help"], timeout=20).stdout
+        srun_help = context.transport.run(["srun", "--help"], timeout=20).stdout
     except TransportError:
-        return []  # no srun at all is told elsewhere
-    if "--container-image" in offered:
+        return []  # another check reports a missing srun
+    if "--container-image" in srun_help:
         return []
     return ["container runtime pyxis: srun here has no --container-image, so the plugin is not installed"]

@@ -1,4 +1,4 @@
-"""Whether the job's interpreter has what its launcher starts, where that can be known before the job runs."""
+"""Checks, before the job runs, whether its interpreter has the module that its launcher starts."""
 
 from __future__ import annotations
 
@@ -10,43 +10,47 @@ from dtslurm.launch import registry
 from dtslurm.model.jobs.job import JobSpec
 from dtslurm.services.wiring.context import ActiveCluster
 
-_ABSENT = 3
+_EXIT_ABSENT = 3
 _PROGRAM = (
-    f"import importlib.util, sys; sys.exit({_ABSENT} * (importlib.util.find_spec(sys.argv[1]) is None))"
+    f"import importlib.util, sys; sys.exit({_EXIT_ABSENT} * (importlib.util.find_spec(sys.argv[1]) is None))"
 )
-_PATHS = {"PYTHONPATH", "PYTHONHOME", "PATH", "LD_LIBRARY_PATH"}
+_PATH_VARIABLES = {"PYTHONPATH", "PYTHONHOME", "PATH", "LD_LIBRARY_PATH"}
 
 
 def look(spec: JobSpec, cluster: ActiveCluster) -> str:
-    """Return shell lines that tell of a missing module, none where only the job itself can tell.
+    """Return shell lines that report a missing module; empty if only the job itself can find out.
 
-    Containers, modules and set-up lines make another environment than the one that is asked here.
+    Containers, modules and setup lines give the job another environment than the one that these lines run in.
     """
-    site = cluster.profile.environment
-    changed = spec.setup or site.setup or site.modules or spec.container
-    if changed or _PATHS & ({name for name, _ in spec.env} | set(site.variables)):
+    profile_environment = cluster.profile.environment
+    has_other_environment = (
+        spec.setup or profile_environment.setup or profile_environment.modules or spec.container
+    )
+    if has_other_environment or _PATH_VARIABLES & (
+        {name for name, _ in spec.env} | set(profile_environment.variables)
+    ):
         return ""
     python = f"{spec.activate}/bin/python" if spec.activate else spec.python
-    module = _module(spec)
+    module = _launcher_module(spec)
     if not module or not python.startswith("/"):
         return ""
     return (
         f"{quote(python)} -c {quote(_PROGRAM)} {quote(module)} >/dev/null 2>&1\n"
-        f"[ $? -ne {_ABSENT} ] || printf 'absent=%s\\n' {quote(python)}\n"
+        f"[ $? -ne {_EXIT_ABSENT} ] || printf 'absent=%s\\n' {quote(python)}\n"
     )
 
 
 def problems(spec: JobSpec, found: str) -> Iterator[str]:
-    """Yield what the look found; ``found`` is the interpreter that lacks the launcher's module, if any."""
+    """Yield the problem; ``found`` is the interpreter without the launcher's module, empty if it has it."""
     if found:
-        module = _module(spec)
+        module = _launcher_module(spec)
         yield (
             f"{found} has no module {module}, which launcher {spec.launcher} needs: install it there, "
             "activate the environment that has it before submitting, or name its interpreter by --python"
         )
 
 
-def _module(spec: JobSpec) -> str:
+def _launcher_module(spec: JobSpec) -> str:
     try:
         return registry.load(spec.launcher).framework
     except RequestInvalid:

@@ -1,4 +1,4 @@
-"""What can be seen to be wrong on the cluster before a job is queued: one command, all problems at once."""
+"""Checks on the cluster before a job is submitted: one command that reports all problems at once."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.slurm import commands
 from dtslurm.slurm.parse_errors import Trouble, cannot_run, trouble, words
 
-_LEAST_FREE_KIB = 10 * 1024
-_NO_ANSWER = {Trouble.LOST, Trouble.NOT_SENT, Trouble.AUTH, Trouble.SETUP}
-_CLOCK_OFF_S = 60.0  # munge refuses credentials of clocks that differ by 5 minutes
+_MIN_FREE_KIB = 10 * 1024
+_UNAVAILABLE = {Trouble.LOST, Trouble.NOT_SENT, Trouble.AUTH, Trouble.SETUP}
+_MAX_CLOCK_OFFSET_S = 60.0  # munge rejects credentials if clocks differ by 5 minutes
 
-# For a shell with ``$root``, which becomes the folder nearest to it that is there. Without any size, a file
-# system is none for files (/proc), or does not tell: that is not full. In an ``open`` folder everybody may
-# rename what is in it, and put a script in place of a run's.
+# For a shell with ``$root``, which becomes its nearest existing parent folder. A file system of size 0 stores
+# no files (/proc) or does not report its size; it does not count as full. In an ``open`` folder every user
+# may rename the entries, and thereby replace a run's script.
 ROOT_LOOK = """\
 asked=$root
 while [ ! -e "$root" ] && [ "$root" != / ]; do root=$(dirname "$root"); done
@@ -39,8 +39,8 @@ done
 IN_AN_OPEN_FOLDER = (
     "every user there may swap the files of runs: {} is writable by all, without the sticky bit"
 )
-# Arguments: the run directory, then pairs of a test's letter and a path.
-_LOOK = f"""\
+# Arguments: the run directory, then pairs: the letter of a ``test`` option and a path.
+_CHECK_SCRIPT = f"""\
 root=$1
 shift
 {ROOT_LOOK}\
@@ -54,12 +54,12 @@ done
 
 
 class PreflightReport(NamedTuple):
-    """What the preflight found.
+    """The findings of the preflight.
 
     Attributes:
-        refusals: why the job cannot be submitted at all; without the preflight the submission would fail.
-        problems: why the job would fail once it starts, or Slurm may refuse it.
-        notices: what the user should know.
+        refusals: why the job cannot be submitted; without the preflight the submission would fail.
+        problems: why the job would fail after it starts, or why Slurm may refuse it.
+        notices: messages to the user.
     """
 
     refusals: list[str]
@@ -68,57 +68,57 @@ class PreflightReport(NamedTuple):
 
 
 def preflight(context: Context, cluster: ActiveCluster, submission: Submission) -> PreflightReport:
-    """Return what is wrong with the cluster or with the submission there.
+    """Check the cluster and the submission on it.
 
     Raises:
         TransportError: the cluster cannot be reached.
         SlurmUnavailable: Slurm does not answer.
     """
     before = context.clock()
-    needed = [*_needed(submission.spec, cluster), *unpulled(submission, cluster)]
-    pairs = [word for letter, path, _ in needed for word in (letter, path)]
-    slurm = cluster.profile.scheduler == "slurm"
-    said = associations.kept(context, cluster) if slurm else None
-    look = _LOOK + ("" if context.dry_run else interpreter.look(submission.spec, cluster))
-    look += associations.LOOK if slurm and said is None else ""
-    look += quota.LOOK if cluster.remote else ""  # here the disk itself says so, a moment later
-    answer = cluster.transport.run(["sh", "-c", look, "sh", submission.run_dir, *pairs], timeout=60)
+    path_tests = [*_needed(submission.spec, cluster), *unpulled(submission, cluster)]
+    pairs = [word for letter, path, _ in path_tests for word in (letter, path)]
+    is_slurm = cluster.profile.scheduler == "slurm"
+    limits = associations.kept(context, cluster) if is_slurm else None
+    script = _CHECK_SCRIPT + ("" if context.dry_run else interpreter.look(submission.spec, cluster))
+    script += associations.LOOK if is_slurm and limits is None else ""
+    script += quota.LOOK if cluster.remote else ""  # on this machine the write itself fails, a moment later
+    answer = cluster.transport.run(["sh", "-c", script, "sh", submission.run_dir, *pairs], timeout=60)
     after = context.clock()
     refusals: list[str] = []
     problems: list[str] = []
     notices: list[str] = []
-    found: dict[str, str] = {}
-    writable = True
+    fields: dict[str, str] = {}
+    is_writable = True
     for line in answer.stdout.splitlines():
         key, _, value = line.partition("=")
         if key == "missing":
-            problems += [text for letter, path, text in needed if (letter + path) == value]
+            problems += [text for letter, path, text in path_tests if (letter + path) == value]
         elif key == "unwritable" and cluster.remote:
-            writable = False
+            is_writable = False
             refusals.append(f"the run root cannot be written to: {value}")
         elif key == "open" and cluster.remote:
             refusals.append(IN_AN_OPEN_FOLDER.format(value))
         else:
-            found[key] = value
-    problems += interpreter.problems(submission.spec, found.get("absent", ""))
+            fields[key] = value
+    problems += interpreter.problems(submission.spec, fields.get("absent", ""))
     problems += staging.sizes(cluster, submission.spec)
     if cluster.remote:
-        # What cannot be written to has no room to tell of: /proc has none at all.
-        refusals += _space(found, submission.run_dir) if writable else ()
+        # Free space means nothing in a folder that cannot be written: /proc has none at all.
+        refusals += _space(fields, submission.run_dir) if is_writable else ()
         refusals += quota.problems(answer.stdout)
     notices += quota.notices(answer.stdout)
-    notices += _clock(found.get("clock", ""), before, after)
-    if slurm:
-        said = associations.keep_limits(context, cluster, answer.stdout) if said is None else said
-        problems += associations.problems(context, cluster, submission, said)
-        refused, seen = _dry_run(cluster, submission)
-        refusals += refused
-        notices += seen
+    notices += _clock(fields.get("clock", ""), before, after)
+    if is_slurm:
+        limits = associations.keep_limits(context, cluster, answer.stdout) if limits is None else limits
+        problems += associations.problems(context, cluster, submission, limits)
+        dry_run_refusals, dry_run_notices = _test_submission(cluster, submission)
+        refusals += dry_run_refusals
+        notices += dry_run_notices
     return PreflightReport(refusals, problems, notices)
 
 
 def _needed(spec: JobSpec, cluster: ActiveCluster) -> Iterator[tuple[str, str, str]]:
-    """Yield (test, path, what to say without it) of what must be there when the job starts."""
+    """Yield (test, path, problem if the test fails) for each path that must exist when the job starts."""
     where = f"on {cluster.transport.host}" if cluster.remote else "here"
     if "/code/" not in f"{spec.work_dir}/":
         yield "d", spec.work_dir, f"there is no folder {spec.work_dir} {where} to run in"
@@ -130,7 +130,7 @@ def _needed(spec: JobSpec, cluster: ActiveCluster) -> Iterator[tuple[str, str, s
     if spec.python.startswith("/") and not spec.container:
         yield "x", spec.python, f"there is no interpreter {spec.python} {where}"
     if not cluster.remote:
-        return  # the image and its mounts were looked for already
+        return  # the image and its mounts were checked already
     if spec.container and spec.container.startswith("/"):
         yield "e", spec.container, f"no such image {where}: {spec.container}"
     for mount in spec.container_mounts if spec.container else ():
@@ -141,37 +141,39 @@ def _needed(spec: JobSpec, cluster: ActiveCluster) -> Iterator[tuple[str, str, s
 
 def _space(found: dict[str, str], run_dir: str) -> Iterator[str]:
     free, files = found.get("free", ""), found.get("files", "")
-    if free.isdecimal() and int(free) < _LEAST_FREE_KIB:
+    if free.isdecimal() and int(free) < _MIN_FREE_KIB:
         yield f"the file system of {run_dir} is full: {int(free)} KiB are free"
     if files.isdecimal() and 0 < int(files) < 100:
         yield f"the file system of {run_dir} takes only {files} more files"
 
 
 def _clock(there: str, before: float, after: float) -> Iterator[str]:
-    """Tell of a clock that differs; what the two machines record cannot be put in order then."""
+    """Yield a notice if the clocks differ: the events of the two machines then have no common order."""
     if not there.isdecimal():
         return
-    off = int(there) - (before + after) / 2
-    if abs(off) > _CLOCK_OFF_S:
-        yield f"the cluster's clock is {abs(off):.0f} s {'ahead of' if off > 0 else 'behind'} this machine's"
+    gap = int(there) - (before + after) / 2
+    if abs(gap) > _MAX_CLOCK_OFFSET_S:
+        yield f"the cluster's clock is {abs(gap):.0f} s {'ahead of' if gap > 0 else 'behind'} this machine's"
 
 
-def _dry_run(cluster: ActiveCluster, submission: Submission) -> tuple[list[str], list[str]]:
-    """Let Slurm itself judge the script; what only keeps it waiting is no problem.
+def _test_submission(cluster: ActiveCluster, submission: Submission) -> tuple[list[str], list[str]]:
+    """Let Slurm check the script with ``sbatch --test-only``; return (refusals, notices).
+
+    A reason that only keeps the job pending is a notice.
 
     Raises:
-        SlurmUnavailable: it does not answer: a request to queue the job could be lost on its way, too.
+        SlurmUnavailable: Slurm does not answer, so the request to submit the job could be lost, too.
     """
     script = submission.script.encode("utf-8", "surrogateescape")
     try:
         answer = cluster.transport.run(commands.test_only(), stdin=script, timeout=60)
     except CommandNotFound:
-        return [], []  # told by whoever submits
+        return [], []  # the submission itself reports the missing sbatch
     if answer.ok:
         return [], []
-    if trouble(answer.stderr) in _NO_ANSWER:
+    if trouble(answer.stderr) in _UNAVAILABLE:
         raise failure(answer)
-    said = words(answer.stderr)
+    messages = words(answer.stderr)
     if cannot_run(answer.stderr):
-        return [f"sbatch --test-only: {line}" for line in said], []
-    return [], [f"sbatch --test-only: {line}" for line in said]
+        return [f"sbatch --test-only: {line}" for line in messages], []
+    return [], [f"sbatch --test-only: {line}" for line in messages]

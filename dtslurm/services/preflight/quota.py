@@ -1,4 +1,4 @@
-"""What the user may still write where the runs lie: the file system's own quota, where it keeps one."""
+"""How much the user may still write in the run root: the file system's quota, where it has one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dtslurm.transport.disk import size
 LEAST_KIB, LEAST_FILES = 10 * 1024, 100
 _MARK = "quota="
 
-# For a shell with ``$root``, a folder that is there. Where no quota is kept, or nobody answers, nothing is
-# known. -w keeps a line whole, -p fills the columns of grace; Lustre's own command always fills them.
+# For a shell with ``$root``, an existing folder. A file system without quotas, or one that does not answer in
+# time, prints nothing. -w prevents line breaks, -p fills the columns of the grace time; ``lfs`` always does.
 LOOK = f"""
 {{
   dt_mount=$(df -Pk "$root" | awk 'NR == 2 {{ print $6 }}')
@@ -23,13 +23,19 @@ LOOK = f"""
 }} 2>/dev/null </dev/null | sed 's/^/{_MARK}/'
 """
 
-# used (with a star when there is too much), soft limit, hard limit, grace: of KiB, then of files
+# used (with a star above the limit), soft limit, hard limit, grace time: first in KiB, then in files
 _ROW = re.compile(r"(\S+)\s+(\d+)\*?\s+(\d+)k?\s+(\d+)k?\s+\S+\s+(\d+)\*?\s+(\d+)\s+(\d+)\s+\S+")
 
 
 @dataclass(frozen=True)
 class Quota:
-    """A user's share of a file system: KiB and files used, and their limits; 0 for no limit."""
+    """A user's quota on a file system; a limit of 0 means no limit.
+
+    Attributes:
+        place: the file system.
+        used, soft, hard: used space, soft and hard limit, in KiB.
+        files, files_soft, files_hard: number of files, soft and hard limit.
+    """
 
     place: str
     used: int
@@ -41,32 +47,32 @@ class Quota:
 
 
 def quotas(output: str) -> list[Quota]:
-    """Return the quotas in the output of `LOOK`, and maybe of more."""
+    """Parse the quotas in the output of `LOOK`; other lines are skipped."""
     lines = [line.removeprefix(_MARK) for line in output.splitlines() if line.startswith(_MARK)]
-    # A long name stands on a line of its own.
-    found = _ROW.findall("\n".join(line for line in lines if "Filesystem" not in line))
-    return [Quota(place, *map(int, numbers)) for place, *numbers in found]
+    # quota prints a long file system name on a line of its own.
+    rows = _ROW.findall("\n".join(line for line in lines if "Filesystem" not in line))
+    return [Quota(file_system, *map(int, numbers)) for file_system, *numbers in rows]
 
 
 def problems(output: str) -> Iterator[str]:
-    """Yield why a run's files would be refused."""
-    for one in quotas(output):
-        full = f"your quota on {one.place} is used up (see quota -s)"
-        if one.hard and one.hard - one.used < LEAST_KIB:
-            yield f"{full}: {_kib(one.used)} of {_kib(one.hard)}"
-        if one.files_hard and one.files_hard - one.files < LEAST_FILES:
-            yield f"{full}: {one.files} of {one.files_hard} files"
+    """Yield why the run's files could not be written."""
+    for entry in quotas(output):
+        message = f"your quota on {entry.place} is used up (see quota -s)"
+        if entry.hard and entry.hard - entry.used < LEAST_KIB:
+            yield f"{message}: {_format_kib(entry.used)} of {_format_kib(entry.hard)}"
+        if entry.files_hard and entry.files_hard - entry.files < LEAST_FILES:
+            yield f"{message}: {entry.files} of {entry.files_hard} files"
 
 
 def notices(output: str) -> Iterator[str]:
-    """Yield what will be refused later."""
-    later = "after the time of grace nothing can be written there"
-    for one in quotas(output):
-        if one.soft and one.used > one.soft:
-            yield f"more than your quota of {_kib(one.soft)} is used on {one.place}: {later}"
-        if one.files_soft and one.files > one.files_soft:
-            yield f"more than your quota of {one.files_soft} files is used on {one.place}: {later}"
+    """Yield which soft limits are exceeded: writes fail after the grace time."""
+    consequence = "after the time of grace nothing can be written there"
+    for entry in quotas(output):
+        if entry.soft and entry.used > entry.soft:
+            yield f"more than your quota of {_format_kib(entry.soft)} is used on {entry.place}: {consequence}"
+        if entry.files_soft and entry.files > entry.files_soft:
+            yield f"more than your quota of {entry.files_soft} files is used on {entry.place}: {consequence}"
 
 
-def _kib(amount: int) -> str:
+def _format_kib(amount: int) -> str:
     return size(amount * 1024)

@@ -1,1 +1,1 @@
-"""From what the user wrote to the values of a job: paths, secrets, environment, code, data."""
+"""Turns the user's request into the values of a job: paths, secrets, environment, code, data."""

@@ -1,4 +1,4 @@
-"""Which code a job runs: a copy of what is here now, or a folder on the cluster as it is then."""
+"""The code that a job runs: a snapshot of the working directory, or a folder on the cluster."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ from dtslurm.store.git_tree import GitFailed, GitState, GitTree
 from dtslurm.store.index import cache_folder
 from dtslurm.store.snapshot import Snapshot, SnapshotFile, take
 
-# What is made again at need; links to it would only mix runs up.
-_MADE = re.compile(r"(?:^|/)(?:__pycache__|\.[a-z]+_cache|\.cache|build|dist|[^/]+\.egg-info)$|\.py[co]$")
+# Build products and caches: they are rebuilt at need, and links to them would mix runs up.
+_BUILD_PRODUCT = re.compile(
+    r"(?:^|/)(?:__pycache__|\.[a-z]+_cache|\.cache|build|dist|[^/]+\.egg-info)$|\.py[co]$"
+)
 
 
 @dataclass(frozen=True)
 class Code:
-    """A snapshot on its way into a run directory.
+    """A snapshot that will be copied into a run directory.
 
     Attributes:
-        work_dir: the folder on the cluster that stands for the one here.
-        notices: what the user should know of it, each one line.
+        snapshot: the files.
+        work_dir: the folder on the cluster that corresponds to the working directory here.
+        notices: messages to the user, each one line.
     """
 
     snapshot: Snapshot
@@ -45,13 +48,12 @@ def code_of(
     problems: list[str],
     notices: list[str],
 ) -> Code | None:
-    """Return the snapshot to run from; None where the job runs in a folder as that is when it starts.
+    """Return the snapshot to run from; None if the job runs in a folder as it is when the job starts.
 
-    On this machine the job runs in the user's folder, as one of ``sbatch`` does, unless a snapshot is asked
-    for.
+    On this machine a job runs in the user's folder, as with ``sbatch``, unless a snapshot is requested.
     """
-    asked = bool(request.snapshot or request.code_include or request.code_exclude)
-    if request.chdir is not None or request.snapshot is False or not (cluster.remote or asked):
+    requested = bool(request.snapshot or request.code_include or request.code_exclude)
+    if request.chdir is not None or request.snapshot is False or not (cluster.remote or requested):
         return None
     try:
         snapshot = take(
@@ -65,48 +67,48 @@ def code_of(
         problems.append(error.message)
         return None
     problems += snapshot.problems
-    ignored = _ignored(context, snapshot)
+    ignored = _find_ignored(context, snapshot)
     if cluster.remote:
         notices += mention_notices(context.cwd, request, snapshot, ignored)
     else:
-        snapshot = replace(snapshot, files=(*snapshot.files, *_links(snapshot, ignored)))
+        snapshot = replace(snapshot, files=(*snapshot.files, *_make_links(snapshot, ignored)))
     inside = str(snapshot.inside)
     work_dir = f"{where.directory}/code" + ("" if inside in {"", "."} else f"/{inside}")
     return Code(snapshot, work_dir, tuple(snapshot.notices))
 
 
-def _ignored(context: Context, snapshot: Snapshot) -> list[str]:
-    """Return what git ignores of a work tree, without what is made again at need; folders end with ``/``."""
+def _find_ignored(context: Context, snapshot: Snapshot) -> list[str]:
+    """Return the paths that git ignores, without build products; folders end with ``/``."""
     if snapshot.git is None:
         return []
     try:
         ignored = GitTree(context.transport, snapshot.root).ignored()
     except GitFailed:
         return []
-    return [path for path in ignored if not _MADE.search(path.rstrip("/"))]
+    return [path for path in ignored if not _BUILD_PRODUCT.search(path.rstrip("/"))]
 
 
-def _links(snapshot: Snapshot, ignored: Sequence[str]) -> list[SnapshotFile]:
-    """Return links for what git ignores, and runs: data beside the code is found where it always was."""
+def _make_links(snapshot: Snapshot, ignored: Sequence[str]) -> list[SnapshotFile]:
+    """Return links to ignored paths and runs, so that data beside the code keeps its path."""
     if snapshot.git is None:
         return []
-    taken = {one.path for one in snapshot.files}
+    included = {file.path for file in snapshot.files}
     links = []
-    for path in (*ignored, *(run for run in snapshot.runs if not _MADE.search(run.rstrip("/")))):
+    for path in (*ignored, *(run for run in snapshot.runs if not _BUILD_PRODUCT.search(run.rstrip("/")))):
         name = path.rstrip("/")
-        inside = any(one.startswith(f"{name}/") for one in taken)
-        if name not in taken and not inside:
+        has_content = any(included_path.startswith(f"{name}/") for included_path in included)
+        if name not in included and not has_content:
             links.append(SnapshotFile(name, target=str(snapshot.root / name)))
     return links
 
 
 def hash_cache(context: Context) -> Path:
-    """Return where digests of files are remembered."""
+    """Return the path of the cache of file digests."""
     return cache_folder(context.env) / "digests"
 
 
 def git_state(context: Context, cluster: ActiveCluster, code: Code | None, work_dir: str) -> GitState | None:
-    """Return the commit that the snapshot was taken at, or the job's folder on this machine is at."""
+    """Return the git state of the snapshot, or of the job's folder on this machine; None if unknown."""
     if code is not None:
         return code.snapshot.git
     if cluster.remote:
@@ -119,7 +121,7 @@ def git_state(context: Context, cluster: ActiveCluster, code: Code | None, work_
 
 
 def script_digest(cluster: ActiveCluster, code: Code | None, spec: JobSpec) -> str:
-    """Return the SHA-256 of a script that the user may still edit, empty where there is none."""
+    """Return the SHA-256 of a script that the user may still edit; empty if there is none."""
     if code is not None or cluster.remote or spec.module:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""Which Python environment a job's ranks get: the active one, else the project's own that uv made."""
+"""Selects the Python environment of a job's ranks: the active one, else the project's own that uv made."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Environment:
     """An environment to activate in the job.
 
     Attributes:
-        folder: of the venv or conda environment; None where the job has no environment of its own.
-        notices: what the user should know of the choice.
-        problems: why there can be no such choice.
+        folder: the folder of the venv or conda environment; None if the job activates none.
+        notices: messages to the user about the choice.
+        problems: why no environment can be used.
     """
 
     folder: str | None = None
@@ -27,13 +27,13 @@ class Environment:
 
 
 def environment(context: Context, request: JobRequest, profile: ClusterProfile | None) -> Environment:
-    """Return the environment for a request: none if it names an interpreter or an image.
+    """Return the environment for a request: none if the request names an interpreter or an image.
 
-    ``uv run`` and ``uv pip`` need no activated environment, so a job does not either: as with uv, the
-    nearest ``.venv`` of this folder and those above it counts if uv made it or ``uv.lock`` lies beside it.
+    ``uv run`` and ``uv pip`` need no activated environment, so a job does not either. As with uv, the nearest
+    ``.venv`` in this folder and those above it is used if uv made it or ``uv.lock`` is beside it.
     """
     if request.python is not None:
-        return Environment(problems=_several_words(context, request.python))
+        return Environment(problems=_command_line_problems(context, request.python))
     if request.container is not None:
         return Environment()
     if active := context.env.get("VIRTUAL_ENV") or context.env.get("CONDA_PREFIX"):
@@ -41,16 +41,16 @@ def environment(context: Context, request: JobRequest, profile: ClusterProfile |
     for folder in (context.cwd, *context.cwd.parents):
         locked = (folder / "uv.lock").is_file()
         venv = folder / ".venv"
-        if locked:  # the variable is uv's own, for projects: relative to the project
+        if locked:  # uv reads this variable for projects, relative to the project's folder
             venv = folder / (context.env.get("UV_PROJECT_ENVIRONMENT") or ".venv")
-        if (venv / "bin" / "activate").is_file() and (locked or _made_by_uv(venv)):
+        if (venv / "bin" / "activate").is_file() and (locked or _is_made_by_uv(venv)):
             return Environment(str(venv), (f"no environment is active: the job uses uv's {venv}",))
         if locked:
-            return _not_synced(folder, venv, profile)
+            return _unsynced_environment(folder, venv, profile)
     return Environment()
 
 
-def _made_by_uv(venv: Path) -> bool:
+def _is_made_by_uv(venv: Path) -> bool:
     try:
         lines = (venv / "pyvenv.cfg").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -58,15 +58,15 @@ def _made_by_uv(venv: Path) -> bool:
     return any(line.partition("=")[0].strip() == "uv" for line in lines)
 
 
-def _not_synced(project: Path, venv: Path, profile: ClusterProfile | None) -> Environment:
+def _unsynced_environment(project: Path, venv: Path, profile: ClusterProfile | None) -> Environment:
     if profile is not None and (profile.environment.modules or profile.environment.setup):
-        return Environment()  # which may well bring a Python
+        return Environment()  # modules or setup lines may provide a Python
     return Environment(
         problems=(f"{project / 'uv.lock'} has no environment {venv} yet: run uv sync, or give --python",)
     )
 
 
-def _several_words(context: Context, python: str) -> tuple[str, ...]:
+def _command_line_problems(context: Context, python: str) -> tuple[str, ...]:
     words = python.split()
     if len(words) < 2 or (context.cwd / expanded(python)).exists():
         return ()

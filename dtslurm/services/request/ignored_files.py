@@ -1,4 +1,4 @@
-"""Files on the submitting side that git ignores, and that the job's copy of the code therefore lacks."""
+"""Files on the submitting machine that git ignores, so that the job's copy of the code lacks them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from dtslurm.services.request.request import JobRequest
 from dtslurm.store.rundir import RunDir
 from dtslurm.store.snapshot import Snapshot
 
-if TYPE_CHECKING:  # to submit needs no diagnosis
+if TYPE_CHECKING:  # not imported at run time: submission needs no diagnosis
     from dtslurm.model.runs.diagnosis import Verdict
 
-_SHOWN = 3
+_MOST_LISTED = 3
 _LONGEST = 1000  # characters of a path
 _WORD = re.compile(r"[^\s=:,;'\"()\[\]{}]+")
-_MISSING = re.compile(r"FileNotFoundError|No such file or directory")
-_LARGE = "copy large data to the cluster once, and give its path there to the script or to --stage"
+_MISSING_FILE = re.compile(r"FileNotFoundError|No such file or directory")
+_LARGE_DATA_HINT = "copy large data to the cluster once, and give its path there to the script or to --stage"
 _QUOTED = re.compile(r"'([^']+)'|\"([^\"]+)\"")
 
 
@@ -35,24 +35,30 @@ def mention_notices(
     """Return a warning about ignored files that the script or its arguments mention, if there are any.
 
     Args:
-        folder: where the request was made.
-        ignored: what git ignores, relative to the snapshot's root; folders end with ``/``.
+        folder: the working directory of the request.
+        request: the request, with the script and its arguments.
+        snapshot: the code that will be copied.
+        ignored: the paths that git ignores, relative to the snapshot's root; folders end with ``/``.
     """
     script = folder / request.script
-    lost = _mentioned(_words(script, request.args), snapshot, script.parent, ignored)
-    taken = {one.path for one in snapshot.files}
-    lost = [path for path in lost if not any(f"{one}/".startswith(f"{path.rstrip('/')}/") for one in taken)]
-    if not lost:
+    missing = _find_mentioned(_find_words(script, request.args), snapshot, script.parent, ignored)
+    included = {file.path for file in snapshot.files}
+    missing = [
+        path
+        for path in missing
+        if not any(f"{name}/".startswith(f"{path.rstrip('/')}/") for name in included)
+    ]
+    if not missing:
         return []
-    more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
-    options = " ".join(f"--code-include {shlex.quote(path)}" for path in lost[:_SHOWN])
-    what = f"{', '.join(lost[:_SHOWN])}{more}, which {script.name} or its arguments mention"
-    lacks = "the job's copy of the code on the cluster lacks that"
-    return [f"git ignores {what}: {lacks}; {options} sends it with the code; {_LARGE}"]
+    more = f" and {len(missing) - _MOST_LISTED} more" if len(missing) > _MOST_LISTED else ""
+    options = " ".join(f"--code-include {shlex.quote(path)}" for path in missing[:_MOST_LISTED])
+    subject = f"{', '.join(missing[:_MOST_LISTED])}{more}, which {script.name} or its arguments mention"
+    effect = "the job's copy of the code on the cluster lacks that"
+    return [f"git ignores {subject}: {effect}; {options} sends it with the code; {_LARGE_DATA_HINT}"]
 
 
-def _words(script: Path, args: Sequence[str]) -> set[str]:
-    """Return what may be paths: the strings of a Python script, the words of another, and of arguments."""
+def _find_words(script: Path, args: Sequence[str]) -> set[str]:
+    """Return words that may be paths: from the arguments, and a script's words or Python strings."""
     words = {word for text in args for word in _WORD.findall(text)}
     try:
         with script.open("rb") as file:
@@ -66,57 +72,60 @@ def _words(script: Path, args: Sequence[str]) -> set[str]:
     return words | {value for value in constants if isinstance(value, str)}
 
 
-def _mentioned(words: set[str], snapshot: Snapshot, beside: Path, ignored: Sequence[str]) -> list[str]:
-    """Return the ignored paths that words mean, from the folder of the request or that of the script."""
-    whole = {path.rstrip("/"): path for path in ignored}
-    within: dict[str, list[str]] = {}
-    for name, path in whole.items():
-        for above in _above(name):
-            within.setdefault(above, []).append(path)
+def _find_mentioned(words: set[str], snapshot: Snapshot, beside: Path, ignored: Sequence[str]) -> list[str]:
+    """Return the ignored paths that words refer to, relative to the request's or the script's folder."""
+    ignored_by_name = {path.rstrip("/"): path for path in ignored}
+    ignored_below: dict[str, list[str]] = {}
+    for name, path in ignored_by_name.items():
+        for parent in _parents(name):
+            ignored_below.setdefault(parent, []).append(path)
     bases = {snapshot.inside, os.path.relpath(beside.resolve(), snapshot.root)}
-    found: dict[str, None] = {}
+    mentioned: dict[str, None] = {}
     for word in sorted(words):
         if not word or len(word) > _LONGEST or "\n" in word or "\0" in word or word.startswith("/"):
             continue
         for base in bases:
             name = os.path.normpath(f"{base}/{word}" if base else word)
-            if name in whole:
-                found[whole[name]] = None
-            elif any(above in whole for above in _above(name)) and (snapshot.root / name).exists():
-                found[f"{name}/" if (snapshot.root / name).is_dir() else name] = None
+            if name in ignored_by_name:
+                mentioned[ignored_by_name[name]] = None
+            elif (
+                any(parent in ignored_by_name for parent in _parents(name))
+                and (snapshot.root / name).exists()
+            ):
+                mentioned[f"{name}/" if (snapshot.root / name).is_dir() else name] = None
             else:
-                found.update(dict.fromkeys(within.get(name, ())))
-    return list(found)
+                mentioned.update(dict.fromkeys(ignored_below.get(name, ())))
+    return list(mentioned)
 
 
-def _above(path: str) -> Iterator[str]:
-    """Yield the folders that a relative path lies in, the nearest first."""
+def _parents(path: str) -> Iterator[str]:
+    """Yield the parent folders of a relative path, the nearest first."""
     while "/" in path:
         path = path.rpartition("/")[0]
         yield path
 
 
 def explain_missing_file(record: JobRecord, verdict: Verdict) -> Verdict:
-    """Return the verdict with the reason why a file was missing, where it stayed on the submitting side."""
+    """Add to the verdict that a missing file was ignored by git and stayed on the submitting machine."""
     lines = [verdict.summary, *(line.text for line in verdict.evidence)]
-    quoted = (pair for line in lines if _MISSING.search(line) for pair in _QUOTED.findall(line))
-    for single, double in quoted:
-        found = _left_behind(record, single or double)
-        if found is not None:
-            here, path = found
+    quoted_names = (pair for line in lines if _MISSING_FILE.search(line) for pair in _QUOTED.findall(line))
+    for single, double in quoted_names:
+        local_file = _find_local_file(record, single or double)
+        if local_file is not None:
+            local_path, path = local_file
             return replace(
                 verdict,
                 blame="user",
-                summary=f"{verdict.summary}; {here} was left out of the job's copy of the code",
-                advice=f"submit it again with --code-include {shlex.quote(path)}; {_LARGE}",
+                summary=f"{verdict.summary}; {local_path} was left out of the job's copy of the code",
+                advice=f"submit it again with --code-include {shlex.quote(path)}; {_LARGE_DATA_HINT}",
             )
     return verdict
 
 
-def _left_behind(record: JobRecord, name: str) -> tuple[Path, str] | None:
-    """Return where a file that the job did not find is here, and its path in the tree of the code.
+def _find_local_file(record: JobRecord, name: str) -> tuple[Path, str] | None:
+    """Return the local path of a file that the job lacked, and its path in the tree of the code.
 
-    None where the job did not look for it in its copy of the code, or where it is not here either.
+    None if the job did not look for it in its copy of the code, or if it does not exist on this machine.
     """
     code = f"{record.run_dir}/code"
     missing = os.path.normpath(Path(record.work_dir) / name)
@@ -128,5 +137,5 @@ def _left_behind(record: JobRecord, name: str) -> tuple[Path, str] | None:
         return None
     if not isinstance(folder, str):
         return None
-    here = Path(os.path.normpath(Path(folder) / os.path.relpath(missing, record.work_dir)))
-    return (here, os.path.relpath(missing, code)) if here.exists() else None
+    local_path = Path(os.path.normpath(Path(folder) / os.path.relpath(missing, record.work_dir)))
+    return (local_path, os.path.relpath(missing, code)) if local_path.exists() else None

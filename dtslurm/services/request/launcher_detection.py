@@ -1,4 +1,4 @@
-"""Which launcher a training script wants, read from its text; it is never run."""
+"""Detects the launcher that a training script needs, from its text; the script is never run."""
 
 from __future__ import annotations
 
@@ -18,71 +18,73 @@ from dtslurm.services.wiring.context import Context
 def suggested(
     context: Context, request: JobRequest, resolution: Resolution, *, auto: bool
 ) -> tuple[Launcher, list[str]]:
-    """Return the launcher for a request that names none, and what to say about it."""
+    """Return the launcher for a request that names none, and messages about the choice."""
     layout = resolution.layout
-    name = "single" if layout is None or layout.world_size == 1 else "torchrun"
+    fallback = "single" if layout is None or layout.world_size == 1 else "torchrun"
     try:
-        source, siblings, shown = _source(context, request)
-        found = detect.detect(
+        source, siblings, script_name = _read_source(context, request)
+        detection = detect.detect(
             source,
-            shown,
+            script_name,
             request.args,
             nodes=layout.nodes if layout else request.nodes or 1,
             ranks_per_node=layout.ranks_per_node if layout else request.ntasks_per_node or 1,
             gpus_per_node=layout.gpus_per_node if layout else request.gpus_per_node or 0,
             siblings=siblings,
-            known=registry.own(),  # it suggests no others
+            known=registry.own(),  # only dtslurm's own launchers are suggested
             ranks_asked=request.ntasks_per_node is not None,
-            launcher=None if auto else name,
+            launcher=None if auto else fallback,
         )
-        launcher = registry.load(found.launcher)
-    except Exception as error:  # noqa: BLE001 - a job must not fail for want of advice
-        return registry.load(name), [f"launcher {name}: the script tells nothing ({error})"] if auto else []
-    return launcher, [*([f"launcher {launcher.name}: {found.why}"] if auto else []), *found.warnings]
+        launcher = registry.load(detection.launcher)
+    except Exception as error:  # noqa: BLE001 - failed advice must not fail the job
+        return registry.load(fallback), [
+            f"launcher {fallback}: the script tells nothing ({error})"
+        ] if auto else []
+    return launcher, [*([f"launcher {launcher.name}: {detection.why}"] if auto else []), *detection.warnings]
 
 
 def cautions(context: Context, request: JobRequest, layout: TaskLayout, launcher: Launcher) -> list[str]:
-    """Return what a script will stumble over with the launcher that its user has named."""
+    """Return warnings where the script's sizes differ from the job's, for a launcher that the user named."""
     if not launcher.reads_sizes:
         return []
     try:
-        source, siblings, shown = _source(context, request)
+        source, siblings, script_name = _read_source(context, request)
         return list(
             detect.other_sizes(
                 source,
-                shown,
+                script_name,
                 request.args,
                 nodes=layout.nodes,
                 ranks_per_node=layout.ranks_per_node,
                 siblings=siblings,
             )
         )
-    except Exception:  # noqa: BLE001 - a job must not fail for want of advice
+    except Exception:  # noqa: BLE001 - failed advice must not fail the job
         return []
 
 
 def resumes_from_checkpoints(context: Context, request: JobRequest) -> bool:
-    """Return whether the text of the training script loads the newest checkpoint when it starts."""
+    """Return whether the training script loads the newest checkpoint when it starts."""
     try:
-        source, siblings, shown = _source(context, request)
-        return detect.resumes_from_checkpoints(source, shown, siblings)
+        source, siblings, script_name = _read_source(context, request)
+        return detect.resumes_from_checkpoints(source, script_name, siblings)
     except Exception:  # noqa: BLE001 - as above
         return False
 
 
-def _source(context: Context, request: JobRequest) -> tuple[str, dict[str, str], str]:
-    """Return the text of the training script, of the files beside it that it imports, and its name."""
+def _read_source(context: Context, request: JobRequest) -> tuple[str, dict[str, str], str]:
+    """Return the text of the training script, the texts of local files that it imports, and its name."""
     path = context.cwd / request.script
     if request.module:
         path = context.cwd / request.script.replace(".", "/") / "__main__.py"
         path = path if path.is_file() else path.parent.with_suffix(".py")
     if not path.is_file():
         raise StoreError(f"no file {path}")
-    source = _text(path)
-    beside = [name for name in imported_files(source) if (path.parent / name).is_file()]
-    return source, {name: _text(path.parent / name) for name in beside}, path.name
+    source = _read_text(path)
+    imported = [name for name in imported_files(source) if (path.parent / name).is_file()]
+    return source, {name: _read_text(path.parent / name) for name in imported}, path.name
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     with path.open("rb") as file:
         return file.read(1 << 20).decode("utf-8", "replace")

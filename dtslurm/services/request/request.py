@@ -1,4 +1,4 @@
-"""What a user asked for, in the user's own words, before anything is checked."""
+"""The user's options as written, before they are validated."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from dtslurm.model.jobs.project import Project
 from dtslurm.model.jobs.trials import Trials
 from dtslurm.model.values import dataclass
 
-COMMAND_LINE = "command line"  # the origin of what no file says
-INTERNAL = {"origins", "payload", "separate_streams", "trials"}  # no options of anybody's
+COMMAND_LINE = "command line"  # the origin of values that no file sets
+INTERNAL = {"origins", "payload", "separate_streams", "trials"}  # fields that are no options of the user's
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest(JobOptions):
-    """The options of ``submit`` and ``render``; sizes and times still as written.
+    """The options of ``submit`` and ``render``; sizes and times are still text.
 
     Attributes:
-        payload: files to put in the run directory, by their path in it; ``script`` may be one of them.
-        trials: the tasks of the array are trials of a sweep.
-        separate_streams: as in `JobSpec`.
+        payload: the content of files to put in the run directory, by their path in it; ``script`` may be one
+            of them.
+        trials: the trials of a sweep, which are the tasks of the job array.
+        separate_streams: see `JobSpec`.
+        origins: where the value of an option was set, by option.
     """
 
     script: str
@@ -44,28 +46,28 @@ class JobRequest(JobOptions):
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def with_defaults(self, project: Project) -> JobRequest:
-        """Return the request with the project's defaults where the user said nothing."""
+        """Return the request with the project's defaults for the options that the user did not set."""
         return self.over(project.defaults, dict.fromkeys(project.defaults, str(project.path)))
 
     def over(self, below: Mapping[str, Any], places: Mapping[str, str]) -> JobRequest:
-        """Return the request with the values of ``below`` where it has none, and before it in its lists.
+        """Return the request with values from ``below`` for unset options, and prepended to its lists.
 
         Args:
-            below: values as the command line would give them, by option.
-            places: where each of them is written.
+            below: values of the type that the command line produces, by option.
+            places: where each value was set, by option.
         """
-        unsaid = {item.name: item.default for item in fields(self) if item.name not in INTERNAL}
+        defaults = {item.name: item.default for item in fields(self) if item.name not in INTERNAL}
         origins = {
             name: self.origins.get(name, COMMAND_LINE)
-            for name, default in unsaid.items()
+            for name, default in defaults.items()
             if getattr(self, name) != default
         }
         values: dict[str, Any] = {}
         for name, value in below.items():
-            mine = getattr(self, name)
+            own_value = getattr(self, name)
             if isinstance(value, tuple):
-                values[name] = (*value, *mine)
-            elif mine == unsaid[name]:
+                values[name] = (*value, *own_value)
+            elif own_value == defaults[name]:
                 values[name] = value
             else:
                 continue

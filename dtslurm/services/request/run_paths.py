@@ -1,4 +1,4 @@
-"""Where a run keeps its files, and where templates are looked for."""
+"""The paths of a run's files, and the folders that are searched for templates."""
 
 from __future__ import annotations
 
@@ -24,18 +24,23 @@ from dtslurm.store.index import cache_folder
 
 
 def templates_of(context: Context, request: JobRequest) -> Templates:
-    """Return where templates are looked for: the one asked for, the project, the user, the packaged.
+    """Return the template folders: the requested template's, the project's, the user's, the packaged.
 
-    The user must have trusted those of the project, except one that the command line names. A dry run renders
-    untrusted templates, too: a template can only print text.
+    The user must have trusted the project's templates, except one that the command line names. A dry run also
+    renders untrusted templates, because a template can only print text.
     """
-    own = files.user_folder(context.env)
+    user_folder = files.user_folder(context.env)
     project = context.cwd / "templates"
-    named = (context.cwd / request.template).parent if request.template else None
-    by_a_file = request.origins.get("template", COMMAND_LINE) != COMMAND_LINE
-    foreign = (project, *([named] if named and by_a_file else []))
+    requested = (context.cwd / request.template).parent if request.template else None
+    is_from_file = request.origins.get("template", COMMAND_LINE) != COMMAND_LINE
+    foreign = (project, *([requested] if requested and is_from_file else []))
     return Templates(
-        folders=tuple(filter(None, (named, project, own / "templates" if own else None, assets.templates()))),
+        folders=tuple(
+            filter(
+                None,
+                (requested, project, user_folder / "templates" if user_folder else None, assets.templates()),
+            )
+        ),
         keeper=BlobCache(cache_folder(context.env) / "templates"),
         foreign=() if context.dry_run else foreign,
         trust=trust_of(context.env),
@@ -45,22 +50,32 @@ def templates_of(context: Context, request: JobRequest) -> Templates:
 def place(
     context: Context, cluster: ActiveCluster, request: JobRequest, name: str, *, standalone: bool
 ) -> RunPlace:
-    """Return where this run goes: a fixed new folder, or for plain sbatch one named after the job's id.
+    """Return the run directory: a new folder, or for plain sbatch a folder named after the job id.
+
+    Args:
+        context: the working directory, the environment and the clock.
+        cluster: where the job will run.
+        request: may name the run root and an idempotency key.
+        name: the job's name.
+        standalone: the script is for plain sbatch.
 
     Raises:
         RequestInvalid: the run root cannot be used.
-        TransportError: the cluster's login node must tell where it is, and cannot be reached.
+        TransportError: the run root depends on the login node, which cannot be reached.
     """
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:60] or "run"
     token = secrets.token_hex(6)
     if standalone:
-        root = _written_root(context, cluster, request)
-        job = "$SLURM_ARRAY_JOB_ID" if request.array else "$SLURM_JOB_ID"
-        return RunPlace(Sh(f'"{in_double_quotes(_shell_root(root, context))}/{slug}-{job}"'), None, token)
+        root = _unexpanded_root(context, cluster, request)
+        job_id = "$SLURM_ARRAY_JOB_ID" if request.array else "$SLURM_JOB_ID"
+        return RunPlace(
+            Sh(f'"{in_double_quotes(_root_for_shell(root, context))}/{slug}-{job_id}"'), None, token
+        )
     root = run_root(context, cluster, request)
-    if request.once:  # the folder is the same whatever else is asked for: who makes it first has the job
-        directory = f"{root}/once-{_digest(request.once)}"
-        token = _digest(f"{cluster.name}\0{root}\0{request.once}")
+    if request.once:
+        # The folder depends on the key alone, so the first process that creates it submits the job.
+        directory = f"{root}/once-{_short_digest(request.once)}"
+        token = _short_digest(f"{cluster.name}\0{root}\0{request.once}")
     else:
         stamp = datetime.fromtimestamp(context.clock()).strftime("%Y%m%d-%H%M%S")
         directory = f"{root}/{slug}-{stamp}-{token}"
@@ -68,49 +83,49 @@ def place(
     return RunPlace(directory, f"{directory}/logs/{log}", token)
 
 
-def _digest(text: str) -> str:
+def _short_digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 def run_root(context: Context, cluster: ActiveCluster, request: JobRequest | None = None) -> str:
-    """Return the absolute run root on the cluster, with ``~`` and variables of its side filled in.
+    """Return the absolute run root on the cluster, with ``~`` and the cluster's variables expanded.
 
     Raises:
-        RequestInvalid: a variable in it is not set there, or Slurm cannot hold the path.
-        TransportError: the login node must tell, and cannot be reached.
+        RequestInvalid: a variable in it is not set there, or Slurm cannot store the path.
+        TransportError: the path depends on the login node, which cannot be reached.
     """
-    text = _written_root(context, cluster, request)
-    unfit = re.search(r"[%\x00-\x1f\x7f]", text)
-    if unfit:
+    text = _unexpanded_root(context, cluster, request)
+    forbidden = re.search(r"[%\x00-\x1f\x7f]", text)
+    if forbidden:
         raise RequestInvalid(
-            [f"the run root {text!r} holds {unfit[0]!r}, which Slurm does not keep in file names"]
+            [f"the run root {text!r} holds {forbidden[0]!r}, which Slurm does not keep in file names"]
         )
     if not cluster.remote:
-        return str(context.cwd / _filled(text, context.env, "here")).rstrip("/")
-    site = site_of(context, cluster, variables_in(text))
-    return f"{Path(site.home) / _filled(text, site.env, f'on {site.host}')}".rstrip("/")
+        return str(context.cwd / _expand_variables(text, context.env, "here")).rstrip("/")
+    node = site_of(context, cluster, variables_in(text))
+    return f"{Path(node.home) / _expand_variables(text, node.env, f'on {node.host}')}".rstrip("/")
 
 
-def _written_root(context: Context, cluster: ActiveCluster, request: JobRequest | None) -> str:
-    """Return the run root as asked for, else $DTSLURM_RUN_ROOT on this machine, else the profile's."""
-    asked = request.run_root if request else None
-    here = None if cluster.remote else context.env.get("DTSLURM_RUN_ROOT")
-    return asked or here or cluster.profile.paths.run_root
+def _unexpanded_root(context: Context, cluster: ActiveCluster, request: JobRequest | None) -> str:
+    """Return the run root of the request, else $DTSLURM_RUN_ROOT on this machine, else the profile's."""
+    requested = request.run_root if request else None
+    from_env = None if cluster.remote else context.env.get("DTSLURM_RUN_ROOT")
+    return requested or from_env or cluster.profile.paths.run_root
 
 
-def _filled(text: str, env: Mapping[str, str], where: str) -> str:
-    filled = re.sub(r"^~(?=/|$)", "$HOME", text)
-    missing = [name for name in _names_in(filled) if not env.get(name)]
+def _expand_variables(text: str, env: Mapping[str, str], where: str) -> str:
+    expanded_home = re.sub(r"^~(?=/|$)", "$HOME", text)
+    missing = [name for name in _variable_names(expanded_home) if not env.get(name)]
     if missing:
         raise RequestInvalid([f"the run root {text!r} needs ${missing[0]}, which is not set {where}"])
-    return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda found: env[found[1] or found[2]], filled)
+    return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda found: env[found[1] or found[2]], expanded_home)
 
 
-def _names_in(text: str) -> list[str]:
-    return [a or b for a, b in re.findall(r"\$(?:\{(\w+)\}|(\w+))", text)]
+def _variable_names(text: str) -> list[str]:
+    return [braced or bare for braced, bare in re.findall(r"\$(?:\{(\w+)\}|(\w+))", text)]
 
 
-def _shell_root(text: str, context: Context) -> str:
-    """Return the run root with ``~`` as $HOME and relative paths made absolute; variables stay."""
+def _root_for_shell(text: str, context: Context) -> str:
+    """Return the run root with ``~`` as $HOME and relative paths made absolute; variables stay unexpanded."""
     text = re.sub(r"^~(?=/|$)", "$HOME", text)
     return text if text.startswith(("/", "$")) else str(context.cwd / text)

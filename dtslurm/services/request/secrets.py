@@ -1,4 +1,4 @@
-"""Secrets by name: their values reach the job in a file that only the user can read, and nothing else."""
+"""Secrets by name: their values reach the job only in a file that only the user can read."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from dtslurm.services.wiring.context import Context
 
 KEYRING_SERVICE = "dtslurm"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_LIKE_A_SECRET = re.compile(
+_SECRET_NAME = re.compile(
     r"(?i)(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIALS?)(?:_|$)"
 )
-_ADDRESS_WITH_PASSWORD = re.compile(r"://[^/?#@:\s]*:[^/?#@\s]+@")
-_PASSWORD_IN_ADDRESS = re.compile(r"(://[^/?#@:\s]*:)[^/?#@\s]+@")
+_URL_WITH_PASSWORD = re.compile(r"://[^/?#@:\s]*:[^/?#@\s]+@")
+_PASSWORD_IN_URL = re.compile(r"(://[^/?#@:\s]*:)[^/?#@\s]+@")
 HIDDEN = "(hidden)"
-_HIDEABLE = 6  # characters; what is shorter stands in many other words, too
+_MIN_HIDDEN_LENGTH = 6  # characters; shorter values also occur inside ordinary words
 
 
 def name_problems(names: Sequence[str], shown: Mapping[str, str]) -> list[str]:
-    """Return what is wrong with the names of secrets; a value is never part of it.
+    """Return the problems with the names of secrets; no problem contains a value.
 
     Args:
-        shown: what writes a variable's value into the script, by the variable's name.
+        names: the values of ``--secret``.
+        shown: the option or file that writes a variable's value into the script, by the variable's name.
     """
     problems = []
     for name in names:
@@ -45,16 +46,16 @@ def name_problems(names: Sequence[str], shown: Mapping[str, str]) -> list[str]:
 
 
 def secrets_of(context: Context, names: Sequence[str], problems: list[str]) -> dict[str, str]:
-    """Return the values of the secrets asked for, from the environment, else from the user's keyring.
+    """Return the values of the secrets, from the environment, else from the user's keyring.
 
-    What is wrong with a value is added to ``problems``, without the value. Names that are none are passed
-    over: `name_problems` tells of them.
+    Problems with a value are appended to ``problems``, without the value. Invalid names are skipped;
+    `name_problems` reports them.
     """
     values: dict[str, str] = {}
     for name in names:
         if not _NAME.fullmatch(name):
             continue
-        value = context.env.get(name) or _kept(name)
+        value = context.env.get(name) or _read_keyring(name)
         if not value:
             problems.append(
                 f"--secret {name}: no such variable here, and nothing of that name in the keyring "
@@ -67,57 +68,61 @@ def secrets_of(context: Context, names: Sequence[str], problems: list[str]) -> d
     return values
 
 
-def _kept(name: str) -> str | None:
-    """Return the keyring's value; None without a keyring."""
+def _read_keyring(name: str) -> str | None:
+    """Return the value in the user's keyring; None if there is no keyring or no such entry."""
     try:
         import keyring
 
         value: str | None = keyring.get_password(KEYRING_SERVICE, name)
-    except Exception:  # noqa: BLE001 - backends raise what they like; none of it matters here
+    except Exception:  # noqa: BLE001 - keyring backends raise errors of any type; all mean that there is no value
         return None
     return value
 
 
 def shell_file(values: Mapping[str, str]) -> bytes:
-    """Return the file that the job reads its secrets from."""
+    """Return the content of the shell file that exports the secrets in the job."""
     lines = [f"export {name}={quote(value)}\n" for name, value in values.items()]
     return "".join(lines).encode("utf-8", "surrogateescape")
 
 
 def looks_secret(name: str) -> bool:
-    """Whether a variable's name says that its value should not be seen by others."""
-    return _LIKE_A_SECRET.search(name) is not None
+    """Return whether a variable's name suggests that its value is a secret."""
+    return _SECRET_NAME.search(name) is not None
 
 
 def holds_password(value: str) -> bool:
-    """Whether a value is an address with a password in it, as ``https://user:password@host``."""
-    return _ADDRESS_WITH_PASSWORD.search(value) is not None
+    """Return whether a value is a URL with a password in it, as ``https://user:password@host``."""
+    return _URL_WITH_PASSWORD.search(value) is not None
 
 
 def hide_secrets(text: str, document: Mapping[str, Any]) -> str:
-    """Return a text for others' eyes, without the secrets that stand in a run's record.
+    """Return a text without the secrets in a run's record, so that it can be shown to others.
 
-    Hidden are the values of ``--env`` whose names say that they are secrets, and passwords in addresses.
+    Hidden are the values of ``--env`` variables whose names suggest secrets, and passwords in URLs.
     """
-    named = {value for name, value in _variables(document) if looks_secret(name)}
-    values = [value for value in named if len(value) >= _HIDEABLE]
-    forms = {form for value in values for form in _forms(value)}
-    for form in sorted(forms, key=len, reverse=True):
-        text = text.replace(form, HIDDEN)
-    return _PASSWORD_IN_ADDRESS.sub(rf"\1{HIDDEN}@", text)
+    secret_values = {value for name, value in _recorded_variables(document) if looks_secret(name)}
+    values = [value for value in secret_values if len(value) >= _MIN_HIDDEN_LENGTH]
+    spellings = {spelling for value in values for spelling in _spellings(value)}
+    for spelling in sorted(spellings, key=len, reverse=True):
+        text = text.replace(spelling, HIDDEN)
+    return _PASSWORD_IN_URL.sub(rf"\1{HIDDEN}@", text)
 
 
-def _forms(value: str) -> list[str]:
-    """Return how a value stands in a script and in a record."""
-    return [value, quote(value), *(json.dumps(value, ensure_ascii=plain)[1:-1] for plain in (True, False))]
+def _spellings(value: str) -> list[str]:
+    """Return the spellings of a value in a script and in a JSON record."""
+    return [
+        value,
+        quote(value),
+        *(json.dumps(value, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)),
+    ]
 
 
-def _variables(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the variables that a run's record gives values of, as far as it is in order."""
+def _recorded_variables(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the (name, value) pairs that a run's record sets; malformed entries are skipped."""
     for section in ("spec", "request"):
-        part = document.get(section)
-        told = part.get("env") if isinstance(part, Mapping) else None
-        for item in told if isinstance(told, Sequence) else ():
+        options = document.get(section)
+        env = options.get("env") if isinstance(options, Mapping) else None
+        for item in env if isinstance(env, Sequence) else ():
             pair = item.partition("=")[::2] if isinstance(item, str) else item
-            if isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(one, str) for one in pair):
+            if isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(text, str) for text in pair):
                 yield pair[0], pair[1]

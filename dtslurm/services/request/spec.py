@@ -1,4 +1,4 @@
-"""What a request asks for as the values of a job; what cannot be read is told, and checked elsewhere."""
+"""Converts a request to a job's values and reports those that cannot be parsed."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _Parsed = TypeVar("_Parsed")
 
 
 def name_of(request: JobRequest) -> str:
-    """Return the job's name: as asked, else the script's or module's."""
+    """Return the job's name: the requested one, else that of the script or module."""
     if request.job_name is not None:
         return request.job_name
     return request.script.rsplit(".", 1)[-1] if request.module else Path(request.script).stem
 
 
 def unset_variables(context: Context, request: JobRequest) -> list[str]:
-    """Return why bare names cannot be copied from the user's environment."""
-    bare = [text for text in request.env if text and "=" not in text]
+    """Return the problems with bare names in ``--env`` that the user's environment does not set."""
+    bare_names = [text for text in request.env if text and "=" not in text]
     return [
         f"--env {name}: there is no such variable here; write {name}=VALUE"
-        for name in bare
+        for name in bare_names
         if name not in context.env
     ]
 
@@ -50,13 +50,13 @@ def variables_of(context: Context, request: JobRequest) -> list[tuple[str, str]]
 
 
 def launcher_options_of(request: JobRequest) -> dict[str, str | None]:
-    """Return the launcher's options by name, None for one without a value; dashes before it are left out."""
+    """Return the launcher's options by name without leading dashes; None is an option without a value."""
     parts = [text.lstrip("-").partition("=") for text in request.launcher_options]
     return {name: value if equals else None for name, equals, value in parts}
 
 
 def resources_of(request: JobRequest, problems: list[str]) -> Resources:
-    """Return what is asked of the scheduler; ``problems`` gets what cannot be read."""
+    """Return the resources to request from Slurm; append unreadable values to ``problems``."""
     placement = {item.name: getattr(request, item.name) for item in fields(Placement)}
     if shares_gpu(request.sbatch):
         if request.gpus_per_node:
@@ -64,8 +64,8 @@ def resources_of(request: JobRequest, problems: list[str]) -> Resources:
         placement["gpus_per_node"] = 0
     return Resources(
         **placement,
-        mem=_parsed("--mem", request.mem, Memory.parse, problems),
-        time=_parsed("--time", request.time, Walltime.parse, problems),
+        mem=_parse_option("--mem", request.mem, Memory.parse, problems),
+        time=_parse_option("--time", request.time, Walltime.parse, problems),
     )
 
 
@@ -78,14 +78,26 @@ def spec_of(
     code: Code | None,
     activate: str | None,
 ) -> JobSpec:
-    """Return the job; ``activate`` is the environment's folder there."""
+    """Return the job.
+
+    Args:
+        context: the working directory and the environment.
+        cluster: where the job will run.
+        request: the user's request.
+        resources: the resources to request from Slurm.
+        launcher: starts the ranks of each node; None without one.
+        code: the snapshot to run from; None to run in a folder on the cluster.
+        activate: the folder of the environment to activate on the cluster; None without one.
+    """
     return JobSpec(
         name=name_of(request),
         script=f"./{request.script}" if request.script.startswith("-") else request.script,
         args=request.args,
         module=request.module,
         work_dir=_work_dir(context, request, code),
-        python=_python_there(cluster, request) if cluster.remote else _python(context, request, activate),
+        python=_remote_python(cluster, request)
+        if cluster.remote
+        else _local_python(context, request, activate),
         activate=activate,
         resources=resources,
         launcher=launcher.name if launcher else "",
@@ -105,7 +117,7 @@ def spec_of(
         total_time=total_time(request.total_time, []),
         requeue=request.requeue,
         resumes=resumes_from_checkpoints(context, request),
-        container=_image(context, request.container),
+        container=_absolute_image(context, request.container),
         container_mounts=request.container_mounts,
         fabric_check=bool(request.fabric_check),
         health_check=request.health_check,
@@ -122,7 +134,7 @@ def spec_of(
 
 
 def with_signal_split(request: JobRequest, problems: list[str]) -> JobRequest:
-    """Return the request with sbatch's ``--signal B:USR1@300`` as dtslurm's signal and its seconds."""
+    """Return the request with sbatch's ``--signal B:USR1@300`` split into signal name and seconds."""
     if request.signal is None:
         return request
     name, seconds = split_signal(request.signal)
@@ -130,25 +142,25 @@ def with_signal_split(request: JobRequest, problems: list[str]) -> JobRequest:
         problems.append(
             f"--signal {request.signal} and --signal-before {request.signal_before} contradict each other"
         )
-    before = request.signal_before if seconds is None else seconds
-    return replace(request, signal=name, signal_before=before)
+    signal_before = request.signal_before if seconds is None else seconds
+    return replace(request, signal=name, signal_before=signal_before)
 
 
 def hang_timeout(text: str | None, problems: list[str]) -> int | None:
-    """Return seconds; 0 for ``auto``, which learns them, and -1 for ``off``."""
+    """Return seconds; 0 for ``auto``, which measures the timeout, and -1 for ``off``."""
     if text in {"auto", "off"}:
         return 0 if text == "auto" else -1
-    found = _parsed("--hang-timeout", text, Walltime.parse, problems)
-    return found.seconds if found else None
+    walltime = _parse_option("--hang-timeout", text, Walltime.parse, problems)
+    return walltime.seconds if walltime else None
 
 
 def total_time(text: str | None, problems: list[str]) -> int | None:
-    """Return seconds of training altogether."""
-    found = _parsed("--total-time", text, Walltime.parse, problems)
-    return found.seconds if found else None
+    """Return the total training time over all attempts, in seconds."""
+    walltime = _parse_option("--total-time", text, Walltime.parse, problems)
+    return walltime.seconds if walltime else None
 
 
-def _parsed(
+def _parse_option(
     flag: str, text: str | None, parse: Callable[[str], _Parsed], problems: list[str]
 ) -> _Parsed | None:
     if text is None:
@@ -166,25 +178,25 @@ def _work_dir(context: Context, request: JobRequest, code: Code | None) -> str:
     return str(context.cwd / expanded(request.chdir)) if request.chdir else str(context.cwd)
 
 
-def _python_there(cluster: ActiveCluster, request: JobRequest) -> str:
-    """Return the interpreter on another machine: as asked, the profile's, the image's or PATH's."""
+def _remote_python(cluster: ActiveCluster, request: JobRequest) -> str:
+    """Return the interpreter on another machine: the requested, the profile's, the image's or PATH's."""
     if request.python is not None:
         return request.python
     return "python" if request.container else cluster.profile.environment.python or "python3"
 
 
-def _image(context: Context, image: str | None) -> str | None:
-    """Return the image; a path relative to here becomes absolute."""
+def _absolute_image(context: Context, image: str | None) -> str | None:
+    """Return the image; a path relative to the working directory becomes absolute."""
     if image is not None and image.startswith(("./", "../")):
         return str((context.cwd / image).resolve())
     return image
 
 
-def _python(context: Context, request: JobRequest, activate: str | None) -> str:
-    """Return the interpreter: as asked, the active environment's, else the first on PATH."""
+def _local_python(context: Context, request: JobRequest, activate: str | None) -> str:
+    """Return the interpreter: the requested, the active environment's, else the first on PATH."""
     if request.python is not None:
-        asked = context.cwd / expanded(request.python)
-        return str(asked) if "/" in request.python else request.python
+        interpreter = context.cwd / expanded(request.python)
+        return str(interpreter) if "/" in request.python else request.python
     if activate or request.container is not None:
         return "python"  # the environment's own, or the image's
     path = context.env.get("PATH")

@@ -1,4 +1,4 @@
-"""Whether data can be brought to the nodes' local disks, as far as that is known before queueing."""
+"""Checks, before submission, whether data can be staged to the nodes' local disks."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from dtslurm.transport.disk import size
 from dtslurm.worker.staging.request import Item, parse
 
 FOLDER = "staging"
-_BRACED = re.compile(r"\$\{(\w+)\}")
-_START = """\
+_BRACED_VARIABLE = re.compile(r"\$\{(\w+)\}")
+_MAIN_PROGRAM = """\
 from worker.staging.main import main
 
 main()
 """
-_MEASURE_S = 20  # a folder that takes longer to look through is measured by the job itself
-# Arguments: seconds, then the sources. What cannot be measured in time says so by "?".
-_LOOK = """\
+_MEASURE_LIMIT_S = 20  # a folder that takes longer to measure is left to the job itself
+# Arguments: seconds, then the sources. The size of a source that takes longer is printed as "?".
+_MEASURE_SCRIPT = """\
 limit=$1
 shift
 for source; do
@@ -44,81 +44,83 @@ done
 
 
 def disk_of(asked: Placement, profile: ClusterProfile) -> LocalDisk | None:
-    """Return the local disk of the nodes asked for, None where the profile tells of none."""
+    """Return the local disk of the requested nodes, None if the profile describes none."""
     node = destination(asked, profile).node
     return node.local_disk if node else None
 
 
 def texts(written: Sequence[str], disk: LocalDisk | None = None, *, out: bool = False) -> tuple[str, ...]:
-    """Return what was asked for with its place and name written out; what is wrong is left to `problems`."""
-    found = []
+    """Return staging options with destination and name made explicit; invalid ones are left to `problems`."""
+    completed = []
     for text in written:
         try:
-            found.append(parse(text, disk.path if disk else "", out).text)
+            completed.append(parse(text, disk.path if disk else "", out).text)
         except ValueError:
             continue
-    return tuple(found)
+    return tuple(completed)
 
 
 def problems(request: JobRequest, spec: JobSpec, profile: ClusterProfile) -> list[str]:
-    """Return what is wrong with what is to be staged."""
+    """Return the problems with the data to stage."""
     disk = disk_of(request, profile)
-    found = []
-    for option, written, out in (
+    errors = []
+    for option, option_texts, out in (
         ("--stage", request.stage_in, False),
         ("--stage-out", request.stage_out, True),
     ):
-        names: dict[str, str] = {}
+        sources_by_name: dict[str, str] = {}
         earlier: list[Item] = []
-        for text in written:
+        for text in option_texts:
             try:
                 item = parse(text, disk.path if disk else "", out)
             except ValueError as error:
-                found.append(f"{option} {text}: {error}")
+                errors.append(f"{option} {text}: {error}")
                 continue
-            if item.name in names:
-                found.append(f"{option} {text}: {names[item.name]} is called {item.name} too; add :name=...")
-            names[item.name] = item.source
+            if item.name in sources_by_name:
+                errors.append(
+                    f"{option} {text}: {sources_by_name[item.name]} is called {item.name} too; add :name=..."
+                )
+            sources_by_name[item.name] = item.source
             if spec.container and "$" in (item.source if out else item.to):
-                found.append(
+                errors.append(
                     f"{option} {text}: a container must have the place mounted; name it without variables"
                 )
-            told = _clash_of_results(item, earlier) if out else _clash(item, earlier)
-            found += [f"{option} {text}: {told}"] if told else []
+            clash = _describe_result_clash(item, earlier) if out else _describe_clash(item, earlier)
+            errors += [f"{option} {text}: {clash}"] if clash else []
             earlier.append(item)
-    return found
+    return errors
 
 
-def _clash(item: Item, earlier: Sequence[Item]) -> str:
-    """Return which other data the place of an item holds, or which source it would be written into."""
+def _describe_clash(item: Item, earlier: Sequence[Item]) -> str:
+    """Return why an item's destination overlaps another destination or a source; empty if it does not."""
     for other in earlier:
         if _overlap(item.to, other.to):
             return f"its place and {other.to}, where {other.source} goes, are one or lie in one another"
     pairs = [(item, item), *((item, other) for other in earlier), *((other, item) for other in earlier)]
-    for placed, read in pairs:
-        if _overlap(placed.to, read.source):
-            return f"{placed.to} and the source {read.source} are one or lie in one another; stage elsewhere"
+    for dest, origin in pairs:
+        if _overlap(dest.to, origin.source):
+            return f"{dest.to} and the source {origin.source} are one or lie in one another; stage elsewhere"
     return ""
 
 
-def _clash_of_results(item: Item, earlier: Sequence[Item]) -> str:
-    same = [other.source for other in earlier if _plain(other.to) == _plain(item.to)]
-    return f"{same[0]} is brought to {item.to} too; give each a place of its own" if same else ""
+def _describe_result_clash(item: Item, earlier: Sequence[Item]) -> str:
+    sources = [other.source for other in earlier if _normalized(other.to) == _normalized(item.to)]
+    return f"{sources[0]} is brought to {item.to} too; give each a place of its own" if sources else ""
 
 
 def _overlap(one: str, other: str) -> bool:
-    return _below(_plain(one), _plain(other)) or _below(_plain(other), _plain(one))
+    return _is_below(_normalized(one), _normalized(other)) or _is_below(_normalized(other), _normalized(one))
 
 
-def _plain(path: str) -> str:
-    """Return a path as it compares with others: one way of writing variables and slashes."""
-    return normpath(_BRACED.sub(r"$\1", path))
+def _normalized(path: str) -> str:
+    """Return a path in comparable form: variables and slashes are written in one way."""
+    return normpath(_BRACED_VARIABLE.sub(r"$\1", path))
 
 
 def notices(spec: JobSpec, profile: ClusterProfile, *, submitted: bool) -> Iterator[str]:
-    """Yield what the user should know of what is staged."""
+    """Yield warnings about the data to stage."""
     disk = disk_of(spec.resources, profile)
-    if disk and disk.flag and _uses(spec, disk) and not _granted(spec, profile, disk.flag):
+    if disk and disk.flag and _uses_disk(spec, disk) and not _requests_flag(spec, profile, disk.flag):
         yield f"the nodes' disk at {disk.path} is there only with {disk.flag}; give it, or by --sbatch"
     if spec.stage_in and not submitted:
         yield "by plain sbatch the data is copied by cp, without checks of room; submit checks"
@@ -130,72 +132,72 @@ def notices(spec: JobSpec, profile: ClusterProfile, *, submitted: bool) -> Itera
         yield "artifacts are registered by what submit brings, not by plain sbatch"
 
 
-def _uses(spec: JobSpec, disk: LocalDisk) -> bool:
-    return any(_below(item.to, disk.path) for item in items(spec))
+def _uses_disk(spec: JobSpec, disk: LocalDisk) -> bool:
+    return any(_is_below(item.to, disk.path) for item in items(spec))
 
 
-def _below(path: str, folder: str) -> bool:
+def _is_below(path: str, folder: str) -> bool:
     return f"{path}/".startswith(folder.rstrip("/") + "/")
 
 
-def _granted(spec: JobSpec, profile: ClusterProfile, flag: str) -> bool:
-    """Tell whether an option that grants the disk is asked for, in whatever form."""
+def _requests_flag(spec: JobSpec, profile: ClusterProfile, flag: str) -> bool:
+    """Return whether the job requests the option that grants the disk, in any form."""
     try:
         name, value = split_option(flag)
     except ValueError:
         return False
-    given = [option for option in spec.sbatch_options if option.startswith(f"--{name}")]
+    options = [option for option in spec.sbatch_options if option.startswith(f"--{name}")]
     constraint = destination(spec.resources, profile).constraint
     if name == "constraint" and constraint:
-        given.append(f"--constraint={constraint}")
-    return any((value or "").partition(":")[0] in option for option in given)
+        options.append(f"--constraint={constraint}")
+    return any((value or "").partition(":")[0] in option for option in options)
 
 
 def sizes(cluster: ActiveCluster, spec: JobSpec) -> list[str]:
-    """Return which sources are missing, are no archives, or larger than the disk is by the profile."""
-    wanted = items(spec)
-    if not wanted:
+    """Return the problems with the sources: missing, not an archive, or larger than the profile's disk."""
+    staged = items(spec)
+    if not staged:
         return []
     try:
-        argv = ["sh", "-c", _LOOK, "sh", str(_MEASURE_S), *(item.source for item in wanted)]
-        answer = cluster.transport.run(argv, timeout=60 + _MEASURE_S * len(wanted))
+        argv = ["sh", "-c", _MEASURE_SCRIPT, "sh", str(_MEASURE_LIMIT_S), *(item.source for item in staged)]
+        answer = cluster.transport.run(argv, timeout=60 + _MEASURE_LIMIT_S * len(staged))
     except TransportError:
-        return []  # whoever sends the job will tell
-    archives = {item.source for item in wanted if item.method == "unpack"}
-    found, measured = [], {}
+        return []  # the submission itself will report that the cluster cannot be reached
+    archives = {item.source for item in staged if item.method == "unpack"}
+    errors, bytes_by_source = [], {}
     for line in answer.stdout.splitlines():
-        told, _, source = line.partition("=")
-        if told == "missing":
-            found.append(f"--stage {source}: there is no {source} on {cluster.name}")
-        elif told == "folder" and source in archives:
-            found.append(
+        status, _, source = line.partition("=")
+        if status == "missing":
+            errors.append(f"--stage {source}: there is no {source} on {cluster.name}")
+        elif status == "folder" and source in archives:
+            errors.append(
                 f"--stage {source}: it is a folder on {cluster.name}; method=unpack is for one archive"
             )
-        elif told.isdecimal():
-            measured[source] = int(told) * 1024
+        elif status.isdecimal():
+            bytes_by_source[source] = int(status) * 1024
     disk = disk_of(spec.resources, cluster.profile)
     if disk is None or disk.size is None:
-        return found
+        return errors
     room = disk.size.mib << 20
-    whole = [item for item in wanted if _below(item.to, disk.path) and not item.shards]
-    total = sum(measured.get(item.source, 0) for item in whole)
+    unsharded = [item for item in staged if _is_below(item.to, disk.path) and not item.shards]
+    total = sum(bytes_by_source.get(item.source, 0) for item in unsharded)
     if total > room:
-        names = ", ".join(item.source for item in whole)
-        found.append(
+        names = ", ".join(item.source for item in unsharded)
+        errors.append(
             f"--stage {names}: {size(total)} do not fit on {disk.path}, "
             f"which has {size(room)} by the profile of {cluster.profile.name}"
         )
-    return found
+    return errors
 
 
 def files(spec: JobSpec) -> dict[str, bytes]:
-    """Return the program's files by their paths in the run directory, none where nothing is staged."""
+    """Return the staging program's files by their paths in the run directory; empty if nothing is staged."""
     if not (spec.stage_in or spec.stage_out or spec.artifacts):
         return {}
     worker = assets.worker("staging").parent
     supervisor = [worker / "supervisor" / name for name in ("__init__.py", "slurm.py")]
     paths = [worker / "__init__.py", worker / "artifacts.py", *supervisor]
     paths += sorted((worker / "staging").glob("*.py"))
-    found = {f"{FOLDER}/worker/{path.relative_to(worker)}": path.read_bytes() for path in paths}
-    found[f"{FOLDER}/__main__.py"] = _START.encode()
-    return found
+    contents = {f"{FOLDER}/worker/{path.relative_to(worker)}": path.read_bytes() for path in paths}
+    contents[f"{FOLDER}/__main__.py"] = _MAIN_PROGRAM.encode()
+    return contents

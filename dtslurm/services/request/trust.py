@@ -1,4 +1,4 @@
-"""What a project asks a user to trust: hosts, secrets, setup lines and templates that its files name."""
+"""What a project's files need the user's trust for: hosts, secrets, setup lines and templates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dtslurm.model.shell import quote
 from dtslurm.model.values import dataclass
 from dtslurm.services.wiring.context import ActiveCluster, Context
 
-if TYPE_CHECKING:  # a script alone needs no job files
+if TYPE_CHECKING:  # not imported at run time: a script alone needs no job files
     from dtslurm.config.jobs import LoadedJob
 
 
@@ -23,8 +23,9 @@ class ProjectFile:
     """A file of a project.
 
     Attributes:
-        says: what of it asks for trust.
-        known: the user had trusted it before.
+        path: the file.
+        says: the settings in it that need trust.
+        known: the user had trusted the file before.
     """
 
     path: Path
@@ -33,84 +34,89 @@ class ProjectFile:
 
 
 def untrusted(context: Context) -> list[str]:
-    """Return a remark on what a project's file asks for and the user has not trusted, for who only looks.
+    """Return a notice on settings in the project's file that the user has not trusted; only for a dry run.
 
     Raises:
-        RequestInvalid: a job is to be submitted.
+        RequestInvalid: a job is to be submitted, and there are such settings.
     """
-    asks = context.project.untrusted
-    if not asks:
+    settings = context.project.untrusted
+    if not settings:
         return []
     if context.dry_run:
-        return [f"before you submit this: dtslurm trust, for {'; '.join(asks)}"]
-    raise RequestInvalid([f"you have not trusted this: {ask}" for ask in asks], hint=trust.HINT)
+        return [f"before you submit this: dtslurm trust, for {'; '.join(settings)}"]
+    raise RequestInvalid([f"you have not trusted this: {setting}" for setting in settings], hint=trust.HINT)
 
 
 def require_trust(context: Context, job: LoadedJob) -> None:
-    """Let no job file that the user has not trusted name secrets, or take variables of the user's.
+    """Refuse an untrusted job file that names secrets or copies variables of the user's environment.
 
     Raises:
-        RequestInvalid: a job is to be submitted by such a file.
+        RequestInvalid: a job is to be submitted from such a file.
     """
     if context.dry_run:
         return
-    works = [stage.work for stage in job.stages]
-    asks = [f"secret {name}" for work in works for name in work.secrets]
-    asks += [f"your {name}" for work in works for name, value in work.env.items() if value is None]
-    if not asks:
+    stage_options = [stage.work for stage in job.stages]
+    settings = [f"secret {name}" for options in stage_options for name in options.secrets]
+    settings += [
+        f"your {name}" for options in stage_options for name, value in options.env.items() if value is None
+    ]
+    if not settings:
         return
     trusted = trust.trust_of(context.env)
-    names = [str(path) for path in job.files if not trusted.has(path, files.read(path, str(path)))]
-    if names:
-        problem = f"you have not trusted {job.path.name}, which asks for {', '.join(dict.fromkeys(asks))}"
-        raise RequestInvalid([problem], hint=f"{trust.HINT} {' '.join(map(quote, names))}")
+    untrusted_files = [str(path) for path in job.files if not trusted.has(path, files.read(path, str(path)))]
+    if untrusted_files:
+        problem = f"you have not trusted {job.path.name}, which asks for {', '.join(dict.fromkeys(settings))}"
+        raise RequestInvalid([problem], hint=f"{trust.HINT} {' '.join(map(quote, untrusted_files))}")
 
 
 def stands_in(context: Context, cluster: ActiveCluster | None) -> list[str]:
-    """Return a remark on a project's profile that comes before another of the same name."""
+    """Return a notice if a project's profile takes precedence over another of the same name."""
     if cluster is None or not cluster.known.foreign:
         return []
-    other = profiles.stood_in_for(cluster.name, cluster.path, cwd=context.cwd, env=context.env)
-    return [f"{cluster.path} is used in place of {other}"] if other else []
+    hidden_profile = profiles.stood_in_for(cluster.name, cluster.path, cwd=context.cwd, env=context.env)
+    return [f"{cluster.path} is used in place of {hidden_profile}"] if hidden_profile else []
 
 
 def trust_files(context: Context, asked: Sequence[Path]) -> list[ProjectFile]:
-    """Trust files as they are, or all of a project's that ask for it.
+    """Trust the given files with their present content, or all files of the project that need trust.
 
     Raises:
-        RequestInvalid: a file is not there, or not readable.
-        StoreError: this cannot be kept.
+        RequestInvalid: a file is missing or cannot be read.
+        StoreError: the record of trust cannot be written.
     """
     trusted = trust.trust_of(context.env)
-    seen = []
-    for path in [context.cwd / one for one in asked] or list(dict.fromkeys(_of_project(context))):
+    trusted_files = []
+    for path in [context.cwd / name for name in asked] or list(dict.fromkeys(_find_project_files(context))):
         try:
             data = path.read_bytes()
         except OSError as error:
             raise RequestInvalid([f"{path} cannot be read: {error.strerror or error}"]) from error
-        says = _what_it_says(path)
-        known = trusted.has(path, data)
+        settings = _describe_file(path)
+        was_trusted = trusted.has(path, data)
         try:
             trusted.add(path, data)
             if path.name == project.FILE_NAME:
-                found = project.load(path.parent, env=context.env)
-                says = ", ".join(sorted({ask.rpartition(" ")[2] for ask in found.untrusted})) or says
-                known = known and not found.untrusted
-                trusted.add(path, project.what_needs_trust(found.options))
+                loaded = project.load(path.parent, env=context.env)
+                settings = (
+                    ", ".join(sorted({setting.rpartition(" ")[2] for setting in loaded.untrusted}))
+                    or settings
+                )
+                was_trusted = was_trusted and not loaded.untrusted
+                trusted.add(path, project.what_needs_trust(loaded.options))
         except OSError as error:
             message = f"what you trust cannot be kept: {error.strerror or error}"
             raise StoreError(message, hint="set XDG_STATE_HOME to a folder that you may write to") from error
-        seen.append(ProjectFile(path, says, known))
-    return seen
+        trusted_files.append(ProjectFile(path, settings, was_trusted))
+    return trusted_files
 
 
-def _of_project(context: Context) -> Iterator[Path]:
-    """Yield the files of the project here that ask for trust."""
+def _find_project_files(context: Context) -> Iterator[Path]:
+    """Yield the files of the project in the working directory that need trust."""
     folders = [context.cwd]
-    found = project.find(context.cwd, env=context.env)
-    if found is not None:
-        yield found
-        folders.append(found.parent)
+    project_file = project.find(context.cwd, env=context.env)
+    if project_file is not None:
+        yield project_file
+        folders.append(project_file.parent)
         template = project.load(context.cwd, env=context.env).options.template
         if template:
             yield context.cwd / template
@@ -122,7 +128,7 @@ def _of_project(context: Context) -> Iterator[Path]:
             yield from sorted((folder / "templates" / "fabrics").glob("*.yaml"))
 
 
-def _what_it_says(path: Path) -> str:
+def _describe_file(path: Path) -> str:
     if path.name == project.FILE_NAME:
         return "defaults"
     if path.suffix == ".j2":

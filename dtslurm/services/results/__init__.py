@@ -1,1 +1,1 @@
-"""The files of a run: brought here, registered, exported."""
+"""Download, register and export the files of a run."""

@@ -1,4 +1,4 @@
-"""A run's registered results: listed, pinned, pruned and brought here."""
+"""List, pin, prune and download the registered results (artifacts) of a run."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ from dtslurm.services.wiring.remote_query import ask, far_side
 from dtslurm.worker import artifacts as register
 
 _Result = TypeVar("_Result")
-_TIMEOUT_S = 3600.0  # a checksum of a large checkpoint takes its time
+_TIMEOUT_S = 3600.0  # the checksum of a large checkpoint takes long
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """One registered result.
+    """One registered result of a run.
 
     Attributes:
-        path: below the run directory, or a full path.
-        kind: ``checkpoint``, ``results`` (brought back from local disks) or ``output``.
-        bytes: as it is now, or as it was registered if it is not there any more.
-        sha256: of a file's content; of a folder's, over the lines ``<sha256>  <path>`` of its files by path.
-        problem: in what it is not what was registered, empty if it is.
-        metrics: what training told of it, such as the loss.
+        path: path relative to the run directory, or an absolute path.
+        kind: ``checkpoint``, ``results`` (copied back from local disks) or ``output``.
+        bytes: the present size; the registered size if the artifact does not exist any more.
+        sha256: hash of a file's content; for a folder, hash of the lines ``<sha256>  <path>`` of its files,
+            sorted by path.
+        there: whether the artifact still exists.
+        problem: how the artifact differs from its registration, else empty.
+        metrics: values that training registered with the artifact, such as the loss.
     """
 
     path: str
@@ -49,58 +51,62 @@ class Artifact:
 
 
 def listing(context: Context, record: JobRecord, check: Sequence[str] = ()) -> list[Artifact]:
-    """Return a run's artifacts in the order in which they were registered.
+    """List a run's artifacts in the order of their registration.
 
     Args:
-        check: paths of those that are read whole, to compare their checksums.
+        check: paths of artifacts whose checksums are computed again and compared.
 
     Raises:
         RequestInvalid: the run directory is gone.
-        TransportError: it cannot be reached.
+        TransportError: the host of the run directory cannot be reached.
     """
-    return _ask(context, record, _artifacts("artifacts"), op="list", checksums=list(check))
+    return _query_artifacts(context, record, _artifact_parser("artifacts"), op="list", checksums=list(check))
 
 
 def chosen(found: Sequence[Artifact], patterns: Sequence[str]) -> list[Artifact]:
-    """Return the artifacts that match any of the patterns; ``latest`` is the newest checkpoint.
+    """Return the artifacts that match any pattern; the pattern ``latest`` means the newest checkpoint.
 
     Raises:
-        RequestInvalid: a pattern matches none.
+        RequestInvalid: a pattern matches no artifact.
     """
-    picked: dict[str, Artifact] = {}
-    wrong = []
+    artifacts_by_path: dict[str, Artifact] = {}
+    problems = []
     for pattern in patterns:
         if pattern == "latest":
-            there = [one for one in found if one.kind == "checkpoint" and one.there]
-            hits = sorted(there, key=lambda one: (one.step or 0, one.time or 0))[-1:]
+            checkpoints = [artifact for artifact in found if artifact.kind == "checkpoint" and artifact.there]
+            matches = sorted(checkpoints, key=lambda one: (one.step or 0, one.time or 0))[-1:]
         else:
             plain = pattern.rstrip("/")
-            hits = [one for one in found if one.path == plain or fnmatchcase(one.path, plain)]
-        if not hits:
-            wrong.append(f"no artifact matches {pattern!r}")
-        picked.update((one.path, one) for one in hits)
-    if wrong:
-        known = ", ".join(one.path for one in found[:8]) or "none"
-        raise RequestInvalid(wrong, hint=f"there are: {known}")
-    return list(picked.values())
+            matches = [
+                artifact for artifact in found if artifact.path == plain or fnmatchcase(artifact.path, plain)
+            ]
+        if not matches:
+            problems.append(f"no artifact matches {pattern!r}")
+        artifacts_by_path.update((artifact.path, artifact) for artifact in matches)
+    if problems:
+        known_paths = ", ".join(artifact.path for artifact in found[:8]) or "none"
+        raise RequestInvalid(problems, hint=f"there are: {known_paths}")
+    return list(artifacts_by_path.values())
 
 
 def pin(context: Context, record: JobRecord, paths: Sequence[str], *, keep: bool) -> list[str]:
-    """Pin artifacts, or let them go; return all that are pinned then."""
+    """Pin artifacts if ``keep``, else unpin them; return the paths of all artifacts pinned afterwards."""
     op = "pin" if keep else "unpin"
-    return _ask(context, record, lambda answer: list(map(str, answer["pinned"])), op=op, paths=list(paths))
+    return _query_artifacts(
+        context, record, lambda answer: list(map(str, answer["pinned"])), op=op, paths=list(paths)
+    )
 
 
 def prune(
     context: Context, record: JobRecord, keep: int, best: str | None, *, largest: bool, remove: bool
 ) -> list[Artifact]:
-    """Return the checkpoints that need not be kept, having removed them if asked to.
+    """List the checkpoints that need not be kept, and remove them if ``remove``.
 
-    Kept are the ``keep`` newest; with ``best``, a metric, the ``keep`` best by it and the newest one; and
-    what is pinned. The smallest value is the best unless ``largest``.
+    The ``keep`` newest checkpoints are kept; with a metric ``best``, the ``keep`` best by it and the newest
+    one instead. Pinned ones are always kept. The smallest value is the best unless ``largest``.
     """
     options = {"keep": keep, "best": best or "", "largest": largest, "remove": remove}
-    return _ask(context, record, _artifacts("removed"), op="prune", **options)
+    return _query_artifacts(context, record, _artifact_parser("removed"), op="prune", **options)
 
 
 def pull(
@@ -110,72 +116,74 @@ def pull(
     target: Path,
     progress: Callable[[Path, int, int], None] = lambda *_: None,
 ) -> list[Path]:
-    """Bring artifacts into a folder here and compare checksums with those registered; return where they are.
+    """Download artifacts into a local folder, verify their registered checksums, and return their paths.
 
     Raises:
-        RequestInvalid: one is not in the run directory, or is not there any more.
-        StoreError: one is not what was registered.
+        RequestInvalid: an artifact is outside the run directory, or does not exist any more.
+        StoreError: an artifact differs from its registration.
     """
-    wrong = [f"{one.path}: {one.problem or 'it is gone'}" for one in wanted if not one.there]
-    wrong += [
-        f"{one.path}: it is outside the run directory, from which files are brought"
-        for one in wanted
-        if not is_plain_path(one.path)
+    problems = [
+        f"{artifact.path}: {artifact.problem or 'it is gone'}" for artifact in wanted if not artifact.there
     ]
-    if wrong:
-        raise RequestInvalid(wrong)
+    problems += [
+        f"{artifact.path}: it is outside the run directory, from which files are brought"
+        for artifact in wanted
+        if not is_plain_path(artifact.path)
+    ]
+    if problems:
+        raise RequestInvalid(problems)
     if wanted and target.resolve() != Path(record.run_dir):
-        fetch(context, record, [one.path for one in wanted], target, progress)
-    places = []
-    for one in wanted:
-        place = target / one.path
-        if not place.exists():
+        fetch(context, record, [artifact.path for artifact in wanted], target, progress)
+    paths = []
+    for artifact in wanted:
+        path = target / artifact.path
+        if not path.exists():
             raise StoreError(
-                f"{place} was not brought: hidden files do not come into a folder that held files before",
+                f"{path} was not brought: hidden files do not come into a folder that held files before",
                 hint="name a new folder by -o",
             )
-        if one.sha256:
-            sha256 = register.measure(str(place), checksum=True)["sha256"]
-            if sha256 != one.sha256:
+        if artifact.sha256:
+            sha256 = register.measure(str(path), checksum=True)["sha256"]
+            if sha256 != artifact.sha256:
                 raise StoreError(
-                    f"{place} is not what was registered: its SHA-256 differs",
+                    f"{path} is not what was registered: its SHA-256 differs",
                     hint="did something write to it since? dtslurm artifacts show --check looks there",
                 )
-        places.append(place)
-    return places
+        paths.append(path)
+    return paths
 
 
-def _artifacts(key: str) -> Callable[[Mapping[str, Any]], list[Artifact]]:
-    return lambda answer: [_artifact(row) for row in answer[key]]
+def _artifact_parser(key: str) -> Callable[[Mapping[str, Any]], list[Artifact]]:
+    return lambda answer: [_parse_artifact(row) for row in answer[key]]
 
 
-def _artifact(row: Mapping[str, Any]) -> Artifact:
-    there = bool(row.get("there"))
-    said, now = _text_or_none(row.get("sha256")), _text_or_none(row.get("now_sha256"))
+def _parse_artifact(row: Mapping[str, Any]) -> Artifact:
+    exists = bool(row.get("there"))
+    registered, current = _text_or_none(row.get("sha256")), _text_or_none(row.get("now_sha256"))
     size = _whole_or_none(row.get("bytes"))
-    problem = "" if there else "it is gone"
-    if there and size is not None and row.get("now_bytes") not in {None, size}:
+    problem = "" if exists else "it is gone"
+    if exists and size is not None and row.get("now_bytes") not in {None, size}:
         problem = f"it has {row['now_bytes']} bytes now, not {size}"
-    elif there and said and now and said != now:
+    elif exists and registered and current and registered != current:
         problem = "its SHA-256 is another now"
     step, attempt, time = row.get("step"), row.get("attempt"), row.get("time")
     return Artifact(
-        path=_path(row["path"]),
+        path=_parse_path(row["path"]),
         kind=str(row.get("kind") or "output"),
-        bytes=_whole_or_none(row.get("now_bytes", size)) if there else size,
+        bytes=_whole_or_none(row.get("now_bytes", size)) if exists else size,
         files=_whole_or_none(row.get("files")),
-        sha256=said or now,
+        sha256=registered or current,
         step=_whole_or_none(step),
         time=float(time) if isinstance(time, int | float) else None,
         attempt=_whole_or_none(attempt),
-        there=there,
+        there=exists,
         pinned=bool(row.get("pinned")),
         problem=problem,
         metrics=dict(row.get("metrics") or {}),
     )
 
 
-def _path(value: Any) -> str:
+def _parse_path(value: Any) -> str:
     if not isinstance(value, str) or "\0" in value:
         raise TypeError(f"{value!r} is not a path")
     return value
@@ -189,7 +197,7 @@ def _text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _ask(
+def _query_artifacts(
     context: Context, record: JobRecord, read: Callable[[Mapping[str, Any]], _Result], **request: Any
 ) -> _Result:
     transport, python = far_side(context, record)

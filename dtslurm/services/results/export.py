@@ -1,4 +1,4 @@
-"""Results as others expect them: a Hugging Face folder, a version in MLflow's registry."""
+"""Export artifacts: as a Hugging Face model repository, or to the MLflow model registry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dtslurm.model.jobs.job import JobRecord
 from dtslurm.services.results.artifacts import Artifact
 from dtslurm.worker import artifacts as register
 
-_LARGE = (
+_LFS_PATTERNS = (
     "*.safetensors",
     "*.bin",
     "*.pt",
@@ -30,14 +30,14 @@ _LARGE = (
 
 
 def hugging_face(record: JobRecord, artifact: Artifact, place: Path, folder: Path) -> list[Path]:
-    """Lay an artifact out as a model repository and return its files.
+    """Write an artifact as a Hugging Face model repository into ``folder``, and return its files.
 
-    The artifact's files come to the top, with ``README.md`` (a model card, with what is known of the run) and
-    ``.gitattributes`` (which files are large), unless the artifact has its own. Files stay what they are: a
-    sharded checkpoint is not turned into one file of weights.
+    The artifact's files go to the top level. ``README.md`` (a model card that describes the run) and
+    ``.gitattributes`` (the patterns of large files) are added unless the artifact contains them. Files are
+    not converted: a sharded checkpoint is not merged into one file of weights.
 
     Raises:
-        RequestInvalid: the folder is there and not empty.
+        RequestInvalid: the folder exists and is not empty.
     """
     if folder.exists() and any(folder.iterdir()):
         raise RequestInvalid([f"{folder} is there and not empty"], hint="name a folder that is new")
@@ -47,16 +47,16 @@ def hugging_face(record: JobRecord, artifact: Artifact, place: Path, folder: Pat
     else:
         shutil.copy2(place, folder / place.name)
     if not (folder / "README.md").exists():
-        (folder / "README.md").write_text(_card(record, artifact), encoding="utf-8")
+        (folder / "README.md").write_text(_render_model_card(record, artifact), encoding="utf-8")
     if not (folder / ".gitattributes").exists():
-        lines = [f"{pattern} filter=lfs diff=lfs merge=lfs -text\n" for pattern in _LARGE]
+        lines = [f"{pattern} filter=lfs diff=lfs merge=lfs -text\n" for pattern in _LFS_PATTERNS]
         (folder / ".gitattributes").write_text("".join(lines), encoding="utf-8")
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def _card(record: JobRecord, artifact: Artifact) -> str:
-    """Return a model card: YAML that the hub reads, then words."""
-    known = {
+def _render_model_card(record: JobRecord, artifact: Artifact) -> str:
+    """Return a model card: YAML metadata for the Hugging Face Hub, then a table that describes the run."""
+    values = {
         "run": record.name,
         "job": record.job_id,
         "cluster": record.cluster,
@@ -66,10 +66,10 @@ def _card(record: JobRecord, artifact: Artifact) -> str:
         "step": artifact.step,
         "sha256": artifact.sha256,
     }
-    rows = [f"| {key} | `{value}` |" for key, value in known.items() if value not in (None, "")]
+    rows = [f"| {key} | `{value}` |" for key, value in values.items() if value not in (None, "")]
     rows += [f"| {key} | {value} |" for key, value in artifact.metrics.items()]
-    head = "---\nlibrary_name: pytorch\ntags:\n- dtslurm\n---\n"
-    return f"{head}\n# {record.name}\n\n| | |\n|---|---|\n" + "\n".join(rows) + "\n"
+    front_matter = "---\nlibrary_name: pytorch\ntags:\n- dtslurm\n---\n"
+    return f"{front_matter}\n# {record.name}\n\n| | |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 
 def mlflow(
@@ -79,46 +79,48 @@ def mlflow(
     name: str,
     settings: Mapping[str, str],
 ) -> list[str]:
-    """Register each artifact as a version of a model in MLflow's registry; return the versions.
+    """Register each artifact as a version of a model in the MLflow registry; return the versions.
 
-    Where the registry is, ``MLFLOW_TRACKING_URI`` says.
+    ``MLFLOW_TRACKING_URI`` in ``settings`` selects the registry.
 
     Raises:
-        RequestInvalid: mlflow is not installed, or refuses.
+        RequestInvalid: mlflow is not installed, or it refuses a request.
     """
     try:
-        client_module: Any = importlib.import_module("mlflow")
+        mlflow_module: Any = importlib.import_module("mlflow")
     except ImportError:
         raise RequestInvalid(["mlflow is not installed here"], hint="pip install mlflow") from None
     if uri := settings.get("MLFLOW_TRACKING_URI"):
-        client_module.set_tracking_uri(uri)
-    client = client_module.MlflowClient()
-    refusal = client_module.exceptions.MlflowException
+        mlflow_module.set_tracking_uri(uri)
+    client = mlflow_module.MlflowClient()
+    mlflow_error = mlflow_module.exceptions.MlflowException
     run_id = None
     try:
         try:
             client.create_registered_model(name)
-        except refusal as error:
+        except mlflow_error as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-        experiment = client_module.set_experiment("dtslurm").experiment_id
-        run = client.create_run(experiment, run_name=f"{record.name}-{record.job_id}")
+        experiment_id = mlflow_module.set_experiment("dtslurm").experiment_id
+        run = client.create_run(experiment_id, run_name=f"{record.name}-{record.job_id}")
         run_id = run.info.run_id
         versions = [
-            _version(client, run.info, artifact, place, name, record)
+            _create_version(client, run.info, artifact, place, name, record)
             for artifact, place in zip(artifacts, places, strict=True)
         ]
         client.set_terminated(run_id)
-    except refusal as error:
+    except mlflow_error as error:
         if run_id is not None:
-            with contextlib.suppress(refusal):
+            with contextlib.suppress(mlflow_error):
                 client.set_terminated(run_id, "FAILED")
         raise RequestInvalid([f"mlflow refused: {error}"]) from None
     return versions
 
 
-def _version(client: Any, run: Any, artifact: Artifact, place: Path, name: str, record: JobRecord) -> str:
-    """Put an artifact into a run of MLflow's, and make a version of the model of it."""
+def _create_version(
+    client: Any, run: Any, artifact: Artifact, place: Path, name: str, record: JobRecord
+) -> str:
+    """Log an artifact to an MLflow run, and create a model version from it; return the version."""
     if place.is_dir():
         client.log_artifacts(run.run_id, str(place), artifact_path=artifact.path)
     else:
@@ -128,15 +130,15 @@ def _version(client: Any, run: Any, artifact: Artifact, place: Path, name: str, 
             client.log_metric(run.run_id, key, value, step=artifact.step or 0)
     sha256 = artifact.sha256 or register.measure(str(place), checksum=True)["sha256"]
     tags = {"job_id": str(record.job_id), "path": artifact.path, "sha256": sha256}
-    made = client.create_model_version(name, f"{run.artifact_uri}/{artifact.path}", run.run_id, tags=tags)
-    return str(made.version)
+    version = client.create_model_version(name, f"{run.artifact_uri}/{artifact.path}", run.run_id, tags=tags)
+    return str(version.version)
 
 
 def target_of(text: str) -> tuple[str, str]:
-    """Return (kind, rest) of what ``--to`` says: ``hf:FOLDER``, ``mlflow:NAME`` or a folder.
+    """Parse the value of ``--to`` (``hf:FOLDER``, ``mlflow:NAME`` or a folder) into (kind, rest).
 
     Raises:
-        RequestInvalid: there is nothing behind the colon, or an unknown word before it.
+        RequestInvalid: the part after the colon is empty, or the part before it is unknown.
     """
     kind, colon, rest = text.partition(":")
     if colon and kind in ("hf", "mlflow"):
@@ -149,7 +151,7 @@ def target_of(text: str) -> tuple[str, str]:
 
 
 def document(artifact: Artifact) -> list[str]:
-    """Return an artifact as people read it, one line for each thing that is known."""
+    """Return the lines that describe an artifact to the user: its path, then one line per known value."""
     rows = {
         "kind": artifact.kind,
         "step": artifact.step,

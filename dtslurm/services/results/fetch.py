@@ -1,4 +1,4 @@
-"""Brings files of a run from where it ran: resumable, and checked against what is there."""
+"""Download files of a run from its cluster: resumable, with a check of every file's SHA-256."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from dtslurm.store.rundir import RunDir
 from dtslurm.transport.deletion import remove
 from dtslurm.worker.delivery.code_files import LIST
 
-_LEFT_UNASKED = ("claim", LIST)
+_ONLY_BY_NAME = ("claim", LIST)
 
 
 @dataclass(frozen=True)
 class SkippedFiles:
-    """Files that a pattern matches, or that belong to what was asked for, and that were not brought.
+    """Files that the request covers but that were not downloaded.
 
     Attributes:
-        kind: ``snapshot``, ``byte_code``, ``not_files``, ``secrets``, ``hidden``, or ``shared`` by the tasks
-            of an array.
-        files: how many there are.
-        reason: what they are, and why they were left out.
-        names: paths below the run directory, where they matter; of many the first hundred.
+        kind: ``snapshot``, ``byte_code``, ``not_files``, ``secrets``, ``hidden``, or ``shared`` (by the tasks
+            of an array).
+        files: number of files.
+        reason: what the files are, and why they were left out.
+        names: paths below the run directory, only for some kinds; at most the first hundred.
     """
 
     kind: str
@@ -42,7 +42,7 @@ class SkippedFiles:
 
 @dataclass(frozen=True)
 class Fetched:
-    """What was brought: the folder here, its new or changed files, and the bytes that travelled."""
+    """A finished download: the local folder, its new or changed files, and the transferred bytes."""
 
     folder: Path
     files: tuple[Path, ...]
@@ -58,25 +58,25 @@ def fetch(
     progress: Callable[[Path, int, int], None] = lambda *_: None,
     task: str | None = None,
 ) -> Fetched:
-    """Copy files of a run into ``target`` (a folder of the run's name here by default).
+    """Copy files of a run into ``target``, by default a folder named like the run directory.
 
-    What is there already is kept and only what is new travels, so a fetch that was cut off goes on where it
-    stopped. Every file's SHA-256 is compared with that of the file there.
+    Only new and changed content is transferred, so an interrupted fetch can be resumed. The SHA-256 of every
+    file is compared with that of the original.
 
     Args:
-        patterns: of paths below the run directory, such as ``checkpoints/*``; ``*`` matches slashes too,
-            and a folder stands for all in it. None given: everything but the code as it was submitted, and
-            byte code; what the job wrote or changed there comes. No pattern brings the values of
-            ``--secret``.
-        target: into a folder that holds files already no file comes whose path has a name that begins with a
-            dot: a login node that is compromised could name one that runs code, such as ``.git/config``.
-        task: number of an array's task, to whose folder the patterns belong then.
+        patterns: patterns of paths below the run directory, such as ``checkpoints/*``; ``*`` also matches
+            slashes, and a folder matches everything in it. Without patterns, everything is fetched except
+            byte code and the unchanged code snapshot. The values of ``--secret`` are never fetched.
+        target: if this folder contains other files already, no file with a path component that begins with a
+            dot is fetched into it: a compromised login node could send one that runs code, such as
+            ``.git/config``.
+        task: array task whose folder the patterns are relative to.
 
     Raises:
-        RequestInvalid: the secrets are asked for, or the folder is the run directory itself.
-        JobNotFound: the run directory is gone, or nothing in it matches.
-        StoreError: the disk here refused, or a file does not arrive as it is there.
-        TransportError: the link failed; the same command goes on where it stopped.
+        RequestInvalid: the secrets are requested, or the folder is the run directory itself.
+        JobNotFound: the run directory is gone, or no file in it matches.
+        StoreError: the local disk cannot be written, or a received file differs from its original.
+        TransportError: the connection failed; the same command resumes the fetch.
     """
     folder = target or context.cwd / Path(record.run_dir).name
     if folder.resolve() == Path(record.run_dir):
@@ -85,25 +85,25 @@ def fetch(
         raise RequestInvalid(
             ["secrets is not fetched: it holds the values of --secret, which stay where the job runs"]
         )
-    below = _patterns_of(task, patterns)
-    wanted = PullSpec(
+    run_patterns = _run_patterns(task, patterns)
+    spec = PullSpec(
         record.run_dir,
         folder,
-        tuple(found for pattern in below or ["*"] for found in _both(pattern)),
+        tuple(expanded for pattern in run_patterns or ["*"] for expanded in _file_and_folder(pattern)),
         skip=(
             RunDir.SECRETS,
             *((RunDir.RECORD,) if record.mirror else ()),
-            *(name for name in _LEFT_UNASKED if not _is_named(name, below)),
+            *(name for name in _ONLY_BY_NAME if not _is_named(name, run_patterns)),
         ),
-        outputs_only=not _is_named("code", below),
+        outputs_only=not _is_named("code", run_patterns),
         hidden=_is_own_folder(folder, record),
     )
-    copied = _copy(context, record, wanted, progress)
-    for path in copied.wrong:  # it changed while it travelled, or the copy here was another file
+    copied = _copy(context, record, spec, progress)
+    for path in copied.wrong:  # the file changed during the transfer, or the local copy was another file
         remove(path, within=folder)
-    again = _copy(context, record, wanted, progress) if copied.wrong else Copied()
-    if again.wrong:
-        names = ", ".join(str(path) for path in again.wrong)
+    retried = _copy(context, record, spec, progress) if copied.wrong else Copied()
+    if retried.wrong:
+        names = ", ".join(str(path) for path in retried.wrong)
         raise StoreError(
             f"{names}: what arrived is not what is there", hint="is the run still writing it? try again later"
         )
@@ -114,41 +114,41 @@ def fetch(
             "some files cannot be read there",
             evidence=[f"{path}: {why}" for path, why in copied.gone.items()],
         )
-    left = copied.left.get(0, pull.UnsentFiles())
-    own = _bring_record(context, record, wanted, folder)
-    if not (copied.seen or left.hidden or own is not None):
+    unsent = copied.left.get(0, pull.UnsentFiles())
+    record_files = _write_record(context, record, spec, folder)
+    if not (copied.seen or unsent.hidden or record_files is not None):
         raise JobNotFound(
-            f"nothing in {record.run_dir} matches {' '.join(below) or '*'}",
+            f"nothing in {record.run_dir} matches {' '.join(run_patterns) or '*'}",
             hint="patterns are of paths below the run directory, such as 'checkpoints/*'",
         )
-    left_out = _describe(left, record, shared=task is not None and not patterns)
-    files = tuple(dict.fromkeys([*copied.files, *again.files, *(own or ())]))
-    return Fetched(folder, files, copied.bytes + again.bytes, tuple(left_out))
+    left_out = _describe_unsent(unsent, record, shared=task is not None and not patterns)
+    files = tuple(dict.fromkeys([*copied.files, *retried.files, *(record_files or ())]))
+    return Fetched(folder, files, copied.bytes + retried.bytes, tuple(left_out))
 
 
-def _bring_record(context: Context, record: JobRecord, wanted: PullSpec, folder: Path) -> list[Path] | None:
-    """Write the record of a run elsewhere, as this machine has it, into the folder if it is wanted.
+def _write_record(context: Context, record: JobRecord, wanted: PullSpec, folder: Path) -> list[Path] | None:
+    """Write this machine's record of a remote run into the folder if a pattern matches it.
 
-    That of the login node could say what a resubmission of the folder runs here.
+    The login node's copy is not trusted: a resubmission from the folder runs what the record says.
 
     Returns:
-        The file if it is new or changed; None if it is not wanted or not known.
+        The file if it is new or changed; None if no pattern matches it or there is no record.
     """
     if not record.mirror or not any(fnmatchcase(RunDir.RECORD, pattern) for pattern in wanted.patterns):
         return None
     try:
-        data = RunDir(Path(record.mirror)).record_path.read_bytes()
+        content = RunDir(Path(record.mirror)).record_path.read_bytes()
     except OSError:
         return None
     target = folder / RunDir.RECORD
-    if target.is_file() and target.read_bytes() == data:
+    if target.is_file() and target.read_bytes() == content:
         return []
-    context.transport.put(data, str(target))
+    context.transport.put(content, str(target))
     return [target]
 
 
-def _describe(left: pull.UnsentFiles, record: JobRecord, *, shared: bool) -> Iterator[SkippedFiles]:
-    """Yield what was left out in words; ``shared``: with what the tasks of an array wrote in ``code/``."""
+def _describe_unsent(left: pull.UnsentFiles, record: JobRecord, *, shared: bool) -> Iterator[SkippedFiles]:
+    """Describe the files left out; ``shared`` includes files that array tasks wrote in ``code/``."""
     if left.snapshot:
         reason = (
             f"{pluralize(left.snapshot, 'file')} of the snapshot in code/, unchanged since the submission; "
@@ -179,26 +179,26 @@ def _describe(left: pull.UnsentFiles, record: JobRecord, *, shared: bool) -> Ite
 
 
 def _is_own_folder(folder: Path, record: JobRecord) -> bool:
-    """Whether a folder here holds files of the run alone: by its name, or as it is new or empty."""
-    named = folder.name == PurePosixPath(record.run_dir).name
-    return named or not folder.exists() or not any(folder.iterdir())
+    """Return whether a local folder is only for this run: it has the run's name, or is new or empty."""
+    has_run_name = folder.name == PurePosixPath(record.run_dir).name
+    return has_run_name or not folder.exists() or not any(folder.iterdir())
 
 
 def _is_named(name: str, patterns: Sequence[str]) -> bool:
     return any(pattern.startswith(name) for pattern in patterns)
 
 
-def _patterns_of(task: str | None, patterns: Sequence[str]) -> Sequence[str]:
-    """Return patterns of paths in the folder of an array's task as ones of paths in the run directory."""
+def _run_patterns(task: str | None, patterns: Sequence[str]) -> Sequence[str]:
+    """Convert patterns relative to an array task's folder into patterns relative to the run directory."""
     if task is None:
         return patterns
-    return [f"tasks/{task}/{one.strip('/')}" for one in patterns] or [
+    return [f"tasks/{task}/{pattern.strip('/')}" for pattern in patterns] or [
         f"tasks/{task}",
         f"logs/batch-{task}.log",
     ]
 
 
-def _both(pattern: str) -> tuple[str, str]:
+def _file_and_folder(pattern: str) -> tuple[str, str]:
     plain = pattern.strip("/")
     return plain, f"{plain}/*"
 

@@ -1,1 +1,1 @@
-"""The runs that there are, their state and history, and changes to them."""
+"""Known runs: their state, history and control."""

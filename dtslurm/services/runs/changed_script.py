@@ -1,4 +1,4 @@
-"""Whether an attempt started with another training script than the one that was submitted."""
+"""Detect attempts that started with a training script that differs from the submitted one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dtslurm.store.rundir import RunDir
 
 
 def submitted_hash(record: JobRecord) -> str:
-    """Return the SHA-256 of the script when a run was submitted, empty if its record does not have it."""
+    """Return the SHA-256 of the training script at submission; empty if the record does not contain it."""
     try:
         value = RunDir(Path(record.folder)).document().get("script_sha256")
     except StoreError:
@@ -21,21 +21,21 @@ def submitted_hash(record: JobRecord) -> str:
 
 
 def is_changed(submitted: str, run: RunDir, attempt: int) -> bool | None:
-    """Return whether an attempt started with another script than the submitted one.
+    """Return whether an attempt started with a script that differs from the submitted one.
 
     Args:
         submitted: as `submitted_hash` returns it.
-        run: the run's folder, or that of one array task.
+        run: the run directory, or the folder of one array task.
 
     Returns:
-        None if a hash is missing: that of a module, of a snapshot, or of a run of an older dtslurm.
+        None if a hash is missing: the run starts a module, has a snapshot, or is of an older dtslurm.
     """
-    started = run.manifest(attempt).get("script_sha256") if submitted else None
-    return started != submitted if isinstance(started, str) and started else None
+    started_hash = run.manifest(attempt).get("script_sha256") if submitted else None
+    return started_hash != submitted if isinstance(started_hash, str) and started_hash else None
 
 
 def describe_changed_script(record: JobRecord, attempts: Sequence[int]) -> str:
-    """Return a sentence about the attempts that started with a changed script, empty if there are none."""
+    """Return a sentence that names the attempts with a changed script; empty if there are none."""
     if not attempts:
         return ""
     numbers = ", ".join(map(str, attempts))

@@ -1,4 +1,4 @@
-"""Remove what ended runs no longer need, and file contents that no run uses any more."""
+"""Remove code or run directories of ended runs, and stored file contents that no run uses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dtslurm.store.wire_format import objects_folder
 from dtslurm.worker.delivery import reclaim
 from dtslurm.worker.lib.disk import WorkerError
 
-# An ended job may come back by requeue until Slurm forgets it (MinJobAge, 300 s by default).
+# A requeue can revive an ended job until Slurm purges the job (MinJobAge, 300 s by default).
 LEAST_AGE_S = 300.0
 _TIMEOUT_S = 600.0
 _REVIVED = (
@@ -34,7 +34,7 @@ _REVIVED = (
 
 @dataclass(frozen=True)
 class CleanRun:
-    """One run that is over: when it ended (seconds since the epoch), and the bytes that are its own."""
+    """One ended run: the end in seconds since the epoch, and the bytes that only this run uses."""
 
     job_id: str | None
     name: str
@@ -45,12 +45,12 @@ class CleanRun:
 
 @dataclass(frozen=True)
 class CodeOutputs:
-    """Files that a job wrote in the ``code/`` of its run, or changed there.
+    """Files that a job created or changed in the ``code/`` folder of its run.
 
     Attributes:
-        folder: of the run, in the run root.
-        files, bytes: how many there are, and their size on the disk.
-        names: paths below ``code/``, of many the first thousand.
+        folder: name of the run directory in the run root.
+        files, bytes: number of files, and their size on disk.
+        names: paths below ``code/``; at most the first thousand.
     """
 
     job_id: str | None
@@ -63,17 +63,17 @@ class CodeOutputs:
 
 @dataclass(frozen=True)
 class CleanRoot:
-    """What can go, or has gone, in one run root of one cluster.
+    """The items that can be removed, or were removed, in one run root of one cluster.
 
     Attributes:
-        objects, objects_bytes: contents that no remaining run uses.
-        outputs: files in the code folders of the runs that no snapshot delivered; they are kept unless the
-            user wants them deleted, and of whole runs each that has some.
+        objects, objects_bytes: number and size of stored contents that no remaining run uses.
+        outputs: files in the runs' code folders that are not part of the snapshot. They are kept unless their
+            removal is requested; if whole runs are removed, a run with such files is kept.
         unfinished: folders that a killed delivery left more than a day ago.
-        pinned: folders of runs that are kept, or whose outputs are, for the results that are pinned in them.
-        needed: folders of runs that are kept as a run that stays names them, with that run's job id: it goes
-            on from them, is a stage or a trial with them, or has its checkpoints there.
-        trouble: why nothing could be looked at, or what could not be removed; one line each.
+        pinned: folders of runs that are kept, or whose outputs are kept, because they contain pinned results.
+        needed: folders of runs that are kept because a remaining run refers to them, with the job id of that
+            run: it continues them, shares a job file or a sweep with them, or has its checkpoints there.
+        trouble: why the run root could not be examined, or which paths could not be removed; one line each.
     """
 
     cluster: str
@@ -89,7 +89,7 @@ class CleanRoot:
 
     @property
     def bytes(self) -> int:
-        """Bytes that are freed."""
+        """The number of bytes that are freed."""
         return self.objects_bytes + sum(run.bytes for run in self.runs)
 
 
@@ -102,46 +102,52 @@ def clean(
     remove: bool = False,
     cluster: str | None = None,
 ) -> list[CleanRoot]:
-    """Return what can go of runs that ended over ``older_than`` seconds ago; with ``remove``, remove it.
+    """List the removable files of runs that ended over ``older_than`` seconds ago; remove them if ``remove``.
 
-    A run whose end is not known for sure is never touched: running, waiting, UNKNOWN.
+    A run without a certain end (running, pending or UNKNOWN) is never touched.
 
     Args:
-        whole: remove run directories as such, logs and results included, rather than only their code; but
-            never what a run that stays names.
-        outputs: remove as well what the job wrote in the code folder of a run; a whole run that has such
-            files is kept otherwise.
+        whole: remove whole run directories with logs and results instead of only their code, except those
+            that a remaining run refers to.
+        outputs: also remove the files that the job wrote in the run's code folder; otherwise a whole run with
+            such files is kept.
     """
-    found: dict[tuple[str, str, str], list[RunView]] = defaultdict(list)
+    views_by_root: dict[tuple[str, str, str], list[RunView]] = defaultdict(list)
     for view in views(context, every(context, cluster)):
         record = view.record
         root = str(PurePosixPath(record.run_dir).parent)
-        found[record.cluster, record.profile, root].append(view)
-    limit = context.clock() - age_used(older_than)
-    over = {
-        root: [view for view in seen if _ended(view) is not None and (_ended(view) or limit) < limit]
-        for root, seen in found.items()
+        views_by_root[record.cluster, record.profile, root].append(view)
+    cutoff = context.clock() - age_used(older_than)
+    ended_by_root = {
+        root: [
+            view
+            for view in root_views
+            if _end_time(view) is not None and (_end_time(view) or cutoff) < cutoff
+        ]
+        for root, root_views in views_by_root.items()
     }
-    keep = _keep(context, [view for some in over.values() for view in some] if whole else [])
+    keep = _find_retained(
+        context, [view for ended in ended_by_root.values() for view in ended] if whole else []
+    )
     roots = []
     options = {"whole": whole, "outputs": outputs, "remove": remove}
-    for key, seen in sorted(found.items()):
+    for key, root_views in sorted(views_by_root.items()):
         name, _, root = key
         try:
-            roots.append(_one_root(context, seen[0], root, over[key], keep, options))
+            roots.append(_clean_root(context, root_views[0], root, ended_by_root[key], keep, options))
         except DtslurmError as error:
             roots.append(CleanRoot(name, root, trouble=(error.message,)))
     return roots
 
 
 def age_used(older_than: float) -> float:
-    """Return how long ago a run must have ended to be looked at."""
+    """Return the minimum time since the end of a run to clean, in seconds."""
     return max(older_than, LEAST_AGE_S)
 
 
 @dataclass(frozen=True)
-class _Keep:
-    """What stays of runs that are over: tokens, each with whom it is named by, and what each names."""
+class _Retention:
+    """The ended runs to keep (token: token of the run that refers to it), and the references of each run."""
 
     needed: Mapping[str, str]
     links: Mapping[str, set[str]]
@@ -152,102 +158,112 @@ class _Keep:
         return record.job_id or record.name
 
 
-def _keep(context: Context, over: Sequence[RunView]) -> _Keep:
-    """Look at what all runs name, those of other clusters too: two may share a run root."""
+def _find_retained(context: Context, over: Sequence[RunView]) -> _Retention:
+    """Find the ended runs that runs of any cluster refer to, because clusters may share a run root."""
     if not over:
-        return _Keep({}, {}, {})
+        return _Retention({}, {}, {})
     records = {record.token: record for record in every(context)}
     records |= {view.record.token: view.record for view in over}
     links = find_direct_references(records.values())
-    return _Keep(
+    return _Retention(
         find_transitive_references(links, records.keys() - {view.record.token for view in over}),
         links,
         records,
     )
 
 
-def _ended(view: RunView) -> int | None:
-    """Return when a run's last task ended; None unless that is certain of all of them."""
+def _end_time(view: RunView) -> int | None:
+    """Return the end time of a run's last task; None unless the end of every task is certain."""
     times = [status.end_time for status in view.statuses if status.terminal]
     if view.trouble or len(times) != len(view.statuses) or None in times:
         return None
     return max((time for time in times if time is not None), default=None)
 
 
-def _one_root(
+def _clean_root(
     context: Context,
     any_view: RunView,
     root: str,
     over: Sequence[RunView],
-    keep: _Keep,
+    keep: _Retention,
     options: Mapping[str, bool],
 ) -> CleanRoot:
     cluster = context.cluster_of(any_view.record)
     folders = {view.record.token: PurePosixPath(view.record.run_dir).name for view in over}
-    needed = {folders[token]: keep.who(by) for token, by in keep.needed.items() if token in folders}
+    needed = {
+        folders[token]: keep.who(referrer) for token, referrer in keep.needed.items() if token in folders
+    }
     by_folder = {folders[view.record.token]: view for view in over}
-    going = {folder: view.record.token for folder, view in by_folder.items() if folder not in needed}
+    removable = {folder: view.record.token for folder, view in by_folder.items() if folder not in needed}
     request = {
         "root": root,
         "objects": objects_folder(root),
-        "runs": sorted(going),
+        "runs": sorted(removable),
         "names": {
             folder: sorted(folders[other] for other in keep.links.get(token, ()) if other in folders)
-            for folder, token in going.items()
+            for folder, token in removable.items()
         },
-        "ends": {folder: _ended(by_folder[folder]) for folder in going},
+        "ends": {folder: _end_time(by_folder[folder]) for folder in removable},
         **options,
     }
-    done = _reclaim(context, cluster, request)
+    report = _reclaim(context, cluster, request)
     runs = []
-    for folder, size in done["runs"].items():
-        if folder in done["revived"]:
+    for folder, size in report["runs"].items():
+        if folder in report["revived"]:
             continue
         view = by_folder[folder]
-        runs.append(CleanRun(view.record.job_id, view.record.name, folder, _ended(view) or 0, size))
-        if options["whole"] and options["remove"] and f"{root}/{folder}" not in done["trouble"]:
-            _forget(context, view)
-    if not options["whole"]:  # a run whose code is gone already has nothing to show
-        runs = [run for run in runs if run.folder in done["with_code"]]
+        runs.append(CleanRun(view.record.job_id, view.record.name, folder, _end_time(view) or 0, size))
+        if options["whole"] and options["remove"] and f"{root}/{folder}" not in report["trouble"]:
+            _remove_from_index(context, view)
+    if not options["whole"]:  # leave out runs whose code was already removed
+        runs = [run for run in runs if run.folder in report["with_code"]]
     return CleanRoot(
         cluster.name,
         root,
         tuple(sorted(runs, key=lambda run: run.ended)),
-        done["objects"]["files"],
-        done["objects"]["bytes"],
+        report["objects"]["files"],
+        report["objects"]["bytes"],
         tuple(
             CodeOutputs(
-                record.job_id, record.name, folder, said["files"], said["bytes"], tuple(said["names"])
+                record.job_id,
+                record.name,
+                folder,
+                written["files"],
+                written["bytes"],
+                tuple(written["names"]),
             )
-            for folder, said in sorted(done["outputs"].items())
+            for folder, written in sorted(report["outputs"].items())
             for record in [by_folder[folder].record]
         ),
-        tuple(done["unfinished"]),
-        tuple(done["pinned"]),
-        {**needed, **{folder: keep.who(going[by]) for folder, by in done["needed"].items()}},
+        tuple(report["unfinished"]),
+        tuple(report["pinned"]),
+        {
+            **needed,
+            **{folder: keep.who(removable[referrer]) for folder, referrer in report["needed"].items()},
+        },
         (
-            *(f"could not be removed: {path}" for path in done["trouble"]),
-            *(f"{by_folder[folder].record.job_id}: {_REVIVED}" for folder in done["revived"]),
+            *(f"could not be removed: {path}" for path in report["trouble"]),
+            *(f"{by_folder[folder].record.job_id}: {_REVIVED}" for folder in report["revived"]),
         ),
     )
 
 
-def _forget(context: Context, view: RunView) -> None:
+def _remove_from_index(context: Context, view: RunView) -> None:
     try:
         context.index.remove(view.record.token)
-    except StoreError:  # a mere convenience; what is gone is passed over there
+    except StoreError:  # readers of the index skip missing runs
         return
 
 
 def _reclaim(context: Context, cluster: ActiveCluster, request: dict[str, Any]) -> dict[str, Any]:
-    """Do it where the runs lie."""
+    """Run the worker program that lists or removes files on the machine of the run root."""
     if cluster.transport.local:
         try:
             return reclaim.reclaim(request)
         except WorkerError as outcome:
             raise RequestInvalid([str(outcome.value)]) from None
-    data = zlib.compress(json.dumps(request).encode("ascii"))
-    parts = [struct.pack(">I", len(data)), data]
+    payload = zlib.compress(json.dumps(request).encode("ascii"))
+    parts = [struct.pack(">I", len(payload)), payload]
     python = site_of(context, cluster).python or "python3"
     answer = ask_worker(
         cluster.transport,
@@ -258,5 +274,5 @@ def _reclaim(context: Context, cluster: ActiveCluster, request: dict[str, Any]) 
     )
     if "done" not in answer:
         raise RequestInvalid([str(answer.get("refused", answer))])
-    done: dict[str, Any] = answer["done"]
-    return done
+    report: dict[str, Any] = answer["done"]
+    return report

@@ -1,4 +1,4 @@
-"""Change what queued jobs do: cancel, requeue, hold, release."""
+"""Cancel, requeue, hold and release the jobs of runs."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from dtslurm.slurm.arrays import array_of_task
 from dtslurm.store.rundir import RunDir
 from dtslurm.worker.delivery import reclaim
 
-# Removes the files that keep a job from starting as it was cancelled or is done. Tasks have their own.
-# The events are touched first, for a clean that is under way: see `reclaim.has_revived`.
+# Remove the stop and done files, which keep the job from starting; array tasks have their own.
+# Touch the event file first, so that a concurrent clean notices the requeue: see `reclaim.has_revived`.
 _ALLOW_START = """touch -c -- "$1/events.jsonl"
 [ -d "$1" ] || exit 4
 if [ "$(cat -- "$1/stop" 2>/dev/null)" = "$3" ]; then exit 3; fi
@@ -43,38 +43,42 @@ _REFUSALS = {
     4: "its run directory {} is gone, so that it cannot start again",
 }
 NO_REQUEUE = "#SBATCH --no-requeue"
-SECRETS_DELETED = "# The supervisor deletes the secrets at the end of the run."  # a line of the script
+SECRETS_DELETED = "# The supervisor deletes the secrets at the end of the run."  # a line of the job script
 DONE = {"cancel": "cancelled", "requeue": "requeued", "hold": "held", "release": "released"}
 
 
 class Acted(NamedTuple):
-    """The job ids that were acted on, those known to be over (how they ended), and what waited already."""
+    """The job ids that were changed, the ended ones with their state, and those that were already pending."""
 
     done: list[str]
     ended: dict[str, str]
     waiting: list[str]
 
     def lines(self, verb: str) -> list[str]:
-        """Return what was done in words."""
-        first = [f"{DONE[verb]}: {', '.join(self.done)}"] if self.done else []
-        last = [f"already waiting: {', '.join(self.waiting)}"] if self.waiting else []
-        return [*first, *(f"{one} had ended before: {state}" for one, state in self.ended.items()), *last]
+        """Return one line of text for each kind of outcome."""
+        done_lines = [f"{DONE[verb]}: {', '.join(self.done)}"] if self.done else []
+        waiting_lines = [f"already waiting: {', '.join(self.waiting)}"] if self.waiting else []
+        return [
+            *done_lines,
+            *(f"{job_id} had ended before: {state}" for job_id, state in self.ended.items()),
+            *waiting_lines,
+        ]
 
 
 def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | None = None) -> Acted:
-    """Cancel, requeue, hold or release every run or array task named.
+    """Cancel, requeue, hold or release every selected run or array task.
 
-    All names are resolved before anything is changed. What is known to be over is cancelled all the same:
-    Slurm may have queued it again by itself.
+    All selectors are resolved before any job is changed. A run that is known to have ended is cancelled too,
+    because Slurm may have requeued its job.
 
     Raises:
-        JobNotFound, RequestInvalid: a name matches nothing, or has no job yet; nothing was changed.
-        JobNotFound: a job of that number is not the run's; nothing was changed on its cluster.
-        SlurmError: the scheduler refused all or a part of it; its words are the evidence.
+        JobNotFound, RequestInvalid: a selector matches no run, or its run has no job; no job was changed.
+        JobNotFound: the job with the run's job id belongs to another run; no job was changed on its cluster.
+        SlurmError: Slurm refused the change of all or some jobs; its messages are the evidence.
     """
-    chosen: dict[tuple[str, str, str, bool], list[tuple[str, JobRecord]]] = defaultdict(list)
+    pairs_by_route: dict[tuple[str, str, str, bool], list[tuple[str, JobRecord]]] = defaultdict(list)
     for selector in selectors:
-        record = _find_for(context, verb, selector, cluster)
+        record = _find_record(context, verb, selector, cluster)
         if record.job_id is None:
             raise RequestInvalid(
                 [f"{selector}: it is not known whether this run has a job; see dtslurm status"]
@@ -82,29 +86,29 @@ def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | No
         target = selector if array_of_task(selector) == record.job_id else record.job_id
         if verb == "requeue":
             _refuse_without_secrets(target, record)
-        chosen[record.route].append((target, record))
+        pairs_by_route[record.route].append((target, record))
     acted = Acted([], {}, [])
-    for pairs in chosen.values():
-        place = context.cluster_of(pairs[0][1])
-        with invalidating_cache(context, place):
-            partly = _change(context, place, verb, pairs)
+    for pairs in pairs_by_route.values():
+        active_cluster = context.cluster_of(pairs[0][1])
+        with invalidating_cache(context, active_cluster):
+            partial = _change_on_cluster(context, active_cluster, verb, pairs)
         for target, record in pairs:
-            if partly is not None and target not in partly.done:
+            if partial is not None and target not in partial.done:
                 continue
-            end = _known_end(target, record) if verb == "cancel" else ""
-            if end:
-                acted.ended[target] = end
+            final_state = _describe_known_end(target, record) if verb == "cancel" else ""
+            if final_state:
+                acted.ended[target] = final_state
             else:
-                _note(context, verb, target, record)
+                _record_change(context, verb, target, record)
                 acted.done.append(target)
-        if partly is not None:
-            acted.waiting.extend(partly.waiting)
-            _tell_refused(verb, partly, pairs)
+        if partial is not None:
+            acted.waiting.extend(partial.waiting)
+            _raise_refusals(verb, partial, pairs)
     return acted
 
 
-def _find_for(context: Context, verb: str, selector: str, cluster: str | None) -> JobRecord:
-    """Return the run that a word means; to cancel it, it is enough that the queue lists its job.
+def _find_record(context: Context, verb: str, selector: str, cluster: str | None) -> JobRecord:
+    """Return the run that a selector names; for cancel, a job in the queue without a record is enough.
 
     Raises:
         JobNotFound, StoreError, RequestInvalid: as `find`.
@@ -124,18 +128,22 @@ def _refuse_without_secrets(target: str, record: JobRecord) -> None:
     Raises:
         RequestInvalid: the run has ended, and its script needs secrets.
     """
-    if record.array is None and _known_end(target, record) and SECRETS_DELETED in _script_lines(record):
+    if (
+        record.array is None
+        and _describe_known_end(target, record)
+        and SECRETS_DELETED in _read_script_lines(record)
+    ):
         raise RequestInvalid(
             [f"{target}: the supervisor deleted the run's secrets when the run ended"],
             hint=f"dtslurm resubmit {target} --from-checkpoint submits the run again with the secrets",
         )
 
 
-def _tell_refused(verb: str, partly: PartialResult, pairs: Sequence[tuple[str, JobRecord]]) -> None:
-    """Tell of what was refused, once the rest is noted.
+def _raise_refusals(verb: str, partly: PartialResult, pairs: Sequence[tuple[str, JobRecord]]) -> None:
+    """Raise an error for the refused jobs, after the other jobs were recorded.
 
     Raises:
-        SlurmError: there is such a thing.
+        SlurmError: Slurm refused some of the jobs.
     """
     if partly.refused:
         waiting = [f"already waiting: {', '.join(partly.waiting)}"] if partly.waiting else []
@@ -148,35 +156,35 @@ def _tell_refused(verb: str, partly: PartialResult, pairs: Sequence[tuple[str, J
         raise error
 
 
-def _known_end(target: str, record: JobRecord) -> str:
-    """Return how a run or an array task ended as far as that is known, else an empty word."""
-    ends = JobTable(record.final).covering(target)
-    return ", ".join(sorted({end.state.name for end in ends if end.terminal}))
+def _describe_known_end(target: str, record: JobRecord) -> str:
+    """Return the final states of a run or an array task; empty if no end is known."""
+    statuses = JobTable(record.final).covering(target)
+    return ", ".join(sorted({status.state.name for status in statuses if status.terminal}))
 
 
-def _change(
+def _change_on_cluster(
     context: Context, place: ActiveCluster, verb: str, pairs: Sequence[tuple[str, JobRecord]]
 ) -> PartialResult | None:
-    """Do it on one cluster, once what it shows of the jobs was looked at; tell where it was not all."""
+    """Change jobs on one cluster after checking that they belong to the runs; None if all were changed."""
 
-    def mark() -> None:
+    def update_stop_files() -> None:
         for target, record in pairs:
-            _mark(context, verb, target, record)
+            _update_stop_file(context, verb, target, record)
 
-    def look(listed: Mapping[str, Sequence[JobStatus]]) -> None:
-        _refuse_others(pairs, listed)
-        mark()
+    def check_and_update(listed: Mapping[str, Sequence[JobStatus]]) -> None:
+        _refuse_foreign_jobs(pairs, listed)
+        update_stop_files()
 
     try:
-        return _call(place.scheduler, verb, [target for target, _ in pairs], look)
+        return _call_scheduler(place.scheduler, verb, [target for target, _ in pairs], check_and_update)
     except SlurmUnavailable:
-        if verb == "cancel":  # the job may hear of it by itself
-            mark()
+        if verb == "cancel":  # the job itself reads the stop file
+            update_stop_files()
         raise
     except JobNotFound as error:
         if verb == "requeue" and not error.hint:
-            again = _resubmit_command(pairs)
-            error.hint = f"Slurm forgets jobs some minutes after their end; {again} queues it anew"
+            resubmit = _resubmit_command(pairs)
+            error.hint = f"Slurm forgets jobs some minutes after their end; {resubmit} queues it anew"
         raise
     except SlurmError as error:
         if verb == "requeue":
@@ -185,7 +193,7 @@ def _change(
 
 
 def _explain_no_requeue(error: SlurmError, pairs: Sequence[tuple[str, JobRecord]]) -> None:
-    """Add to a refusal which jobs may not be requeued by their scripts, and how to run them again."""
+    """Add the jobs that were submitted with --no-requeue to an error, and how to submit them again."""
     names = [target for target, record in pairs if _forbids_requeue(record)]
     if not names:
         return
@@ -199,10 +207,10 @@ def _explain_no_requeue(error: SlurmError, pairs: Sequence[tuple[str, JobRecord]
 
 
 def _forbids_requeue(record: JobRecord) -> bool:
-    return NO_REQUEUE in _script_lines(record)
+    return NO_REQUEUE in _read_script_lines(record)
 
 
-def _script_lines(record: JobRecord) -> list[str]:
+def _read_script_lines(record: JobRecord) -> list[str]:
     try:
         return (Path(record.folder) / RunDir.SCRIPT).read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -210,57 +218,61 @@ def _script_lines(record: JobRecord) -> list[str]:
 
 
 def _resubmit_command(pairs: Sequence[tuple[str, JobRecord]]) -> str:
-    """Return the command that runs a single run once more; of several runs its general form."""
+    """Return the command that submits a run again; for several runs, its general form with ``JOB``."""
     record = pairs[0][1]
     job = record.job_id if len(pairs) == 1 else "JOB"
     return f"dtslurm {'sweep resume' if record.sweep else 'resubmit'} {job}"
 
 
-def _refuse_others(pairs: Sequence[tuple[str, JobRecord]], listed: Mapping[str, Sequence[JobStatus]]) -> None:
-    """Refuse to change a job that is not the run's; what Slurm shows nothing of cannot be told.
+def _refuse_foreign_jobs(
+    pairs: Sequence[tuple[str, JobRecord]], listed: Mapping[str, Sequence[JobStatus]]
+) -> None:
+    """Refuse to change a job that belongs to another run; a job that Slurm does not list cannot be checked.
 
     Raises:
-        JobNotFound: there is one.
+        JobNotFound: a listed job belongs to another run.
     """
     for target, record in pairs:
-        seen = listed.get(target, ())
-        if seen and not any(belongs_to_run(record, status) for status in seen):
+        statuses = listed.get(target, ())
+        if statuses and not any(belongs_to_run(record, status) for status in statuses):
             raise JobNotFound(
                 f"{describe_reused_id(record)}; nothing was changed on {record.cluster}",
-                evidence=[*map(describe_job, seen[:3]), f"the run is {record.name}, {record.comment}"],
+                evidence=[*map(describe_job, statuses[:3]), f"the run is {record.name}, {record.comment}"],
                 hint=f"dtslurm status {record.job_id} tells what is known of the run",
             )
 
 
-def _call(scheduler: Scheduler, verb: str, ids: Sequence[str], look: Look) -> PartialResult | None:
-    calls: dict[str, Callable[[Sequence[str], Look], PartialResult | None]] = {
+def _call_scheduler(scheduler: Scheduler, verb: str, ids: Sequence[str], look: Look) -> PartialResult | None:
+    methods: dict[str, Callable[[Sequence[str], Look], PartialResult | None]] = {
         "cancel": scheduler.cancel,
         "requeue": scheduler.requeue,
         "hold": scheduler.hold,
         "release": scheduler.release,
     }
-    return calls[verb](ids, look)
+    return methods[verb](ids, look)
 
 
-def _mark(context: Context, verb: str, target: str, record: JobRecord) -> None:
-    """Leave word for the job before it ends: a cancelled run must not start again by itself.
+def _update_stop_file(context: Context, verb: str, target: str, record: JobRecord) -> None:
+    """Write the stop file of a run to cancel, or remove that of a run to requeue, before Slurm acts.
+
+    The stop file keeps a cancelled run from starting again.
 
     Raises:
-        RequestInvalid: a run is to be requeued whose files were removed.
+        RequestInvalid: the run cannot be requeued, because its files were removed.
     """
-    if verb not in {"cancel", "requeue"} or record.phase == UNRECORDED:  # its folder may be gone or another's
+    if verb not in {"cancel", "requeue"} or record.phase == UNRECORDED:  # its folder may be another run's
         return
     task = target.partition("_")[2]
     folder = f"{record.run_dir}/tasks/{task}" if task else record.run_dir
     if verb == "requeue":
         _allow_start(context, target, record, folder)
         return
-    with contextlib.suppress(DtslurmError):  # the scheduler's word is what counts
+    with contextlib.suppress(DtslurmError):  # only the scheduler's answer decides
         context.cluster_of(record).transport.put(b"cancelled by dtslurm\n", f"{folder}/stop")
 
 
 def _allow_start(context: Context, target: str, record: JobRecord, folder: str) -> None:
-    """Remove what keeps the job of a run from starting again.
+    """Remove the stop and done files that keep the job of a run from starting again.
 
     Raises:
         RequestInvalid: the run's files were removed.
@@ -269,7 +281,7 @@ def _allow_start(context: Context, target: str, record: JobRecord, folder: str) 
     try:
         code = context.cluster_of(record).transport.run(argv).code
     except DtslurmError:
-        return  # the scheduler's word is what counts
+        return  # only the scheduler's answer decides
     if code in _REFUSALS:
         raise RequestInvalid(
             [f"{target}: {_REFUSALS[code].format(record.run_dir)}"],
@@ -277,8 +289,8 @@ def _allow_start(context: Context, target: str, record: JobRecord, folder: str) 
         )
 
 
-def _note(context: Context, verb: str, target: str, record: JobRecord) -> None:
-    """Record the act in the run; a requeued run has no end any more."""
+def _record_change(context: Context, verb: str, target: str, record: JobRecord) -> None:
+    """Append the change to the run's events; clear the final statuses of a requeued run."""
     if record.phase == UNRECORDED:
         return
     append_event(context, record, verb, job_id=target)

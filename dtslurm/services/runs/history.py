@@ -1,4 +1,4 @@
-"""What a run has been through: its attempts and how each ended, out of its own records and accounting."""
+"""The history of a run: its attempts and how each ended, from the run directory and from accounting."""
 
 from __future__ import annotations
 
@@ -25,76 +25,76 @@ from dtslurm.store.rundir import RunDir
 
 @dataclass(frozen=True)
 class History:
-    """Attempts, oldest first, and the run's events in their order."""
+    """The attempts of a run, oldest first, and its events in order."""
 
     attempts: tuple[Attempt, ...]
     events: tuple[Mapping[str, Any], ...]
 
 
 def history(context: Context, view: RunView) -> History:
-    """Return what a run has been through; accounting is asked if its own records leave something open."""
+    """Return the history of a run; query accounting if the end of an attempt was not recorded."""
     record = view.record
-    with suppress(DtslurmError):  # what is here is told
+    with suppress(DtslurmError):  # the local copies still have the older events
         refresh(context, [record])
     learn(context, record)
     run = RunDir(Path(record.folder))
     events = queued_first(run.events())
-    found = attempts_of(events)
-    if any(not attempt.how for attempt in found[:-1]):
-        found = _with_accounts(found, _accounts(context, record))
+    attempts = attempts_of(events)
+    if any(not attempt.how for attempt in attempts[:-1]):
+        attempts = _add_accounting(attempts, _query_accounting(context, record))
     submitted = submitted_hash(record)
-    told = [
+    described = [
         replace(attempt, script_changed=is_changed(submitted, run, attempt.number))
-        for attempt in _last_words(found, view)
+        for attempt in _describe_ends(attempts, view)
     ]
-    return History(tuple(told), tuple(events))
+    return History(tuple(described), tuple(events))
 
 
 def queued_first(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Put a run's submission before its start, where the job was faster than sbatch's answer."""
+    """Move the ``submitted`` event before ``started``: the job may start before sbatch returns."""
     kinds = [event.get("event") for event in events]
     if "submitted" not in kinds or "started" not in kinds:
         return list(events)
-    queued, started = kinds.index("submitted"), kinds.index("started")
-    if queued < started:
+    submitted, started = kinds.index("submitted"), kinds.index("started")
+    if submitted < started:
         return list(events)
-    return [*events[:started], events[queued], *events[started:queued], *events[queued + 1 :]]
+    return [*events[:started], events[submitted], *events[started:submitted], *events[submitted + 1 :]]
 
 
-def _accounts(context: Context, record: JobRecord) -> list[JobStatus]:
+def _query_accounting(context: Context, record: JobRecord) -> list[JobStatus]:
     scheduler = context.cluster_of(record).scheduler
     if record.job_id is None or not isinstance(scheduler, SharedScheduler):
         return []
     try:
-        return [run for run in scheduler.runs(record.job_id) if run.job_id == record.job_id]
+        return [status for status in scheduler.runs(record.job_id) if status.job_id == record.job_id]
     except DtslurmError:
         return []
 
 
-def _with_accounts(attempts: Sequence[Attempt], runs: Sequence[JobStatus]) -> list[Attempt]:
-    """Fill in what accounting says of attempts that left no word: the run that began when they did."""
+def _add_accounting(attempts: Sequence[Attempt], runs: Sequence[JobStatus]) -> list[Attempt]:
+    """Fill in attempts whose end was not recorded from the accounting row that started within 60 s."""
     filled = []
     for attempt in attempts:
-        near = [
-            run
-            for run in runs
-            if run.start_time is not None
+        matches = [
+            status
+            for status in runs
+            if status.start_time is not None
             and attempt.started is not None
-            and abs(run.start_time - attempt.started) < 60
+            and abs(status.start_time - attempt.started) < 60
         ]
-        if not attempt.how and near:
-            run = min(near, key=lambda one: abs((one.start_time or 0) - (attempt.started or 0)))
+        if not attempt.how and matches:
+            status = min(matches, key=lambda one: abs((one.start_time or 0) - (attempt.started or 0)))
             filled.append(
-                replace(attempt, ended=attempt.ended or run.end_time, how=f"Slurm: {run.raw_state}")
+                replace(attempt, ended=attempt.ended or status.end_time, how=f"Slurm: {status.raw_state}")
             )
         else:
             filled.append(attempt)
     return filled
 
 
-def _last_words(attempts: Sequence[Attempt], view: RunView) -> list[Attempt]:
-    """Say of attempts without a word what can be said."""
-    told = []
+def _describe_ends(attempts: Sequence[Attempt], view: RunView) -> list[Attempt]:
+    """Describe the end of attempts that have no description yet."""
+    described = []
     for attempt in attempts:
         how = attempt.how
         if not how and attempt is not attempts[-1]:
@@ -103,5 +103,5 @@ def _last_words(attempts: Sequence[Attempt], view: RunView) -> list[Attempt]:
             status = view.statuses[0]
             how = "goes on" if not status.terminal else exit_words(status.exit_code, status.signal)
             how = how or status.word
-        told.append(replace(attempt, how=how))
-    return told
+        described.append(replace(attempt, how=how))
+    return described

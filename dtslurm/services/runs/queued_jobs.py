@@ -1,4 +1,4 @@
-"""Jobs of ours in the queue whose run has no record that can be read: shown by what the queue knows."""
+"""Jobs of dtslurm in the queue whose run has no readable record, described from the queue and the index."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from dtslurm.store.rundir import RunDir
 UNRECORDED = "unrecorded"
 UNREADABLE = "no record of the run can be read"
 NO_RECORD = "this machine has no record of the run; another machine or another run root may have it"
-_MOST_READ = 100  # records that are read to find those that cannot be
+_MOST_RECORDS_READ = 100  # upper limit of records that are read to find unreadable ones
 _ID_OR_TOKEN = re.compile(r"\d{1,15}|[0-9a-f]{12}")
 _MARK = re.compile(rf"{OUR_MARK}([0-9a-f]+)(?::([0-9a-f]+))?")
 
 
 class QueuedJobs(NamedTuple):
-    """What the queue lists beside the runs that are shown.
+    """The jobs of dtslurm in the queue that do not belong to the runs already shown.
 
     Attributes:
         views: runs whose record cannot be read.
-        hidden: how many runs with a record wait or run, and are not among those shown.
-        troubles: why clusters could not be asked, by cluster; those that the shown runs tell of are left out.
+        hidden: number of pending or running runs that have a readable record and are not shown.
+        troubles: why clusters could not be queried, by cluster, without those that the shown runs report.
     """
 
     views: list[RunView]
@@ -45,7 +45,7 @@ class QueuedJobs(NamedTuple):
 
 
 def describe_unrecorded(view: RunView) -> str:
-    """Return why the record of a run cannot be read, and the command that ends its job if it has one."""
+    """Describe why the record of a run cannot be read, with the command that cancels its job if any."""
     record = view.record
     which = f"job {record.job_id}" if record.job_id else f"run {record.name}"
     text = f"{which}: the record of the run cannot be read: {view.record_problem}"
@@ -54,7 +54,7 @@ def describe_unrecorded(view: RunView) -> str:
 
 
 def cancel_command(view: RunView) -> str:
-    """Return the command that ends a job without a record that can be read; empty if there is none to end."""
+    """Return the command that cancels a job without a readable record; empty if no job can be running."""
     record = view.record
     if view.terminal or not record.job_id:
         return ""
@@ -64,93 +64,104 @@ def cancel_command(view: RunView) -> str:
 def find_queued_jobs(
     context: Context, found: Sequence[RunView], cluster: str | None = None, need: Freshness | None = None
 ) -> QueuedJobs:
-    """Return what the queue lists of ours beside the runs that are shown.
+    """Find the jobs of dtslurm in the queue that do not belong to the runs already shown.
 
-    The clusters that are asked are those of runs that have not ended, and the default one if it is on this
-    machine. An answer of the last seconds serves, so that mostly nothing more is asked than for ``found``.
+    The queried clusters are those of runs that have not ended, and the default cluster if it is local. The
+    cached queue snapshot is used, so usually no query is made beyond those for ``found``.
 
     Args:
         found: the runs that are shown already.
         cluster: only jobs of this cluster.
-        need: what an answer of the scheduler must be good for, as for runs that a user asks about by default.
+        need: the required freshness of the scheduler's answer; a foreground query by default.
     """
-    rows = _rows(context, cluster)
+    rows = _read_index_rows(context, cluster)
     need = need or Freshness()
-    shown = {view.record.token for view in found}
-    open_rows = [row for row in rows if not row.ended and row.token not in shown]
+    shown_tokens = {view.record.token for view in found}
+    open_rows = [row for row in rows if not row.ended and row.token not in shown_tokens]
     unreadable = {
-        row.token: problem for row in open_rows[:_MOST_READ] if (problem := explain_unreadable(row))
+        row.token: problem for row in open_rows[:_MOST_RECORDS_READ] if (problem := explain_unreadable(row))
     }
     views: list[RunView] = []
     hidden, troubles = 0, {}
-    for place, trouble in _clusters(
+    for active_cluster, trouble in _clusters_to_query(
         context, found, [row for row in rows if row.token in unreadable], cluster
     ):
-        known = {row.token: row for row in rows if row.cluster == place.name}
-        waiting = [row.job_id for token in unreadable if (row := known.get(token)) is not None and row.job_id]
-        ids = waiting if need.background else []  # they tell when to ask again
-        heard = QueueSnapshot(trouble=trouble) if trouble else observe(context, place, ids, need)
-        by_token = _by_token(heard.own_jobs)
-        if heard.trouble and not trouble:
-            troubles[place.name] = heard.trouble
+        rows_by_token = {row.token: row for row in rows if row.cluster == active_cluster.name}
+        waiting = [
+            row.job_id for token in unreadable if (row := rows_by_token.get(token)) is not None and row.job_id
+        ]
+        ids = waiting if need.background else []  # they set the query interval
+        snapshot = QueueSnapshot(trouble=trouble) if trouble else observe(context, active_cluster, ids, need)
+        by_token = _group_by_token(snapshot.own_jobs)
+        if snapshot.trouble and not trouble:
+            troubles[active_cluster.name] = snapshot.trouble
         for token, statuses in by_token.items():
-            if token in shown:
+            if token in shown_tokens:
                 continue
-            shown.add(token)
-            row = known.get(token)
+            shown_tokens.add(token)
+            row = rows_by_token.get(token)
             if row is None and all(status.terminal for status in statuses):
-                continue  # a run of another machine, which has ended
+                continue  # an ended run of another machine
             problem = (unreadable.get(token) or explain_unreadable(row)) if row is not None else NO_RECORD
             if problem:
-                views.append(_view(context, place, row, statuses, problem, heard))
+                views.append(_make_view(context, active_cluster, row, statuses, problem, snapshot))
             elif any(not status.terminal for status in statuses):
                 hidden += 1
-        missing = [known[token] for token in unreadable if token in known and token not in by_token]
-        if heard.trouble:
-            views += [_view(context, place, row, (), unreadable[row.token], heard) for row in missing]
-        elif missing and heard.observed_at is not None:
+        missing = [
+            rows_by_token[token] for token in unreadable if token in rows_by_token and token not in by_token
+        ]
+        if snapshot.trouble:
+            views += [
+                _make_view(context, active_cluster, row, (), unreadable[row.token], snapshot)
+                for row in missing
+            ]
+        elif missing and snapshot.observed_at is not None:
             with contextlib.suppress(StoreError):
                 context.index.mark_ended(row.token for row in missing)
     return QueuedJobs(views, hidden, troubles)
 
 
 def find_queued_job(context: Context, selector: str, cluster: str | None = None) -> RunView | None:
-    """Return the job of ours in the queue that a job id, token or run name means; None if there is none.
+    """Find the job of dtslurm in the queue by job id, token or run name; None if there is none.
 
     Raises:
-        SlurmUnavailable: the index knows the run, and the scheduler does not answer.
+        SlurmUnavailable: the index contains the run, and the scheduler does not answer.
     """
     job = array_of_task(selector) or selector
     rows = [
-        row for row in _rows(context, cluster) if job in {row.token, row.job_id, row.name, row.folder.name}
+        row
+        for row in _read_index_rows(context, cluster)
+        if job in {row.token, row.job_id, row.name, row.folder.name}
     ]
     if not rows and not _ID_OR_TOKEN.fullmatch(job):
         return None
     for name in dict.fromkeys([*(row.cluster for row in rows), cluster]):
         try:
-            place = context.cluster(name)
-        except DtslurmError:  # its profile is gone
+            active = context.cluster(name)
+        except DtslurmError:  # the cluster has no profile any more
             continue
-        if not isinstance(place.scheduler, QueueLister):
+        if not isinstance(active.scheduler, QueueLister):
             continue
-        heard = observe(context, place, (), Freshness())
-        known = {row.token: row for row in rows if row.cluster == place.name}
-        if heard.trouble and known:
+        snapshot = observe(context, active, (), Freshness())
+        rows_by_token = {row.token: row for row in rows if row.cluster == active.name}
+        if snapshot.trouble and rows_by_token:
             raise SlurmUnavailable(
-                f"the record of {selector} cannot be read, and {place.name} could not be asked for its job",
-                evidence=[explain_unreadable(rows[0]), heard.trouble],
+                f"the record of {selector} cannot be read, and {active.name} could not be asked for its job",
+                evidence=[explain_unreadable(rows[0]), snapshot.trouble],
             )
-        for token, statuses in _by_token(heard.own_jobs).items():
-            if token in {*known, job} or any(matches_job_id(one.job_id, job) for one in statuses):
-                row = known.get(token) or _row_of(context, token)
+        for token, statuses in _group_by_token(snapshot.own_jobs).items():
+            if token in {*rows_by_token, job} or any(
+                matches_job_id(status.job_id, job) for status in statuses
+            ):
+                row = rows_by_token.get(token) or _find_row(context, token)
                 problem = explain_unreadable(row) if row is not None else NO_RECORD
                 if problem:
-                    return _view(context, place, row, statuses, problem, heard)
+                    return _make_view(context, active, row, statuses, problem, snapshot)
     return None
 
 
-def _row_of(context: Context, token: str) -> IndexRow | None:
-    return next((row for row in _rows(context, None) if row.token == token), None)
+def _find_row(context: Context, token: str) -> IndexRow | None:
+    return next((row for row in _read_index_rows(context, None) if row.token == token), None)
 
 
 def explain_unreadable(row: IndexRow) -> str:
@@ -177,50 +188,50 @@ def _is_missing(path: Path) -> bool:
     return False
 
 
-def _rows(context: Context, cluster: str | None) -> list[IndexRow]:
+def _read_index_rows(context: Context, cluster: str | None) -> list[IndexRow]:
     try:
         return context.index.rows(cluster)
-    except StoreError:  # the queue alone tells then
+    except StoreError:  # then only the queue is used
         return []
 
 
-def _clusters(
+def _clusters_to_query(
     context: Context, found: Sequence[RunView], rows: Sequence[IndexRow], cluster: str | None
 ) -> Iterator[tuple[ActiveCluster, str]]:
-    """Yield each cluster to ask, and why it did not answer just now, empty if it did."""
-    seen: set[tuple[str, bool]] = set()
-    for place, trouble in _candidates(context, found, rows, cluster):
-        key = place.name, place.remote
-        if key not in seen and isinstance(place.scheduler, QueueLister):
-            seen.add(key)
-            yield place, trouble
+    """Yield each cluster to query, with the error of its last query; empty if that succeeded."""
+    keys: set[tuple[str, bool]] = set()
+    for active_cluster, trouble in _candidate_clusters(context, found, rows, cluster):
+        key = active_cluster.name, active_cluster.remote
+        if key not in keys and isinstance(active_cluster.scheduler, QueueLister):
+            keys.add(key)
+            yield active_cluster, trouble
 
 
-def _candidates(
+def _candidate_clusters(
     context: Context, found: Sequence[RunView], rows: Sequence[IndexRow], cluster: str | None
 ) -> Iterator[tuple[ActiveCluster, str]]:
-    asked = [view for view in found if view.trouble or not view.terminal]
-    for view in sorted(asked, key=lambda view: not view.trouble):
+    relevant = [view for view in found if view.trouble or not view.terminal]
+    for view in sorted(relevant, key=lambda view: not view.trouble):
         with contextlib.suppress(DtslurmError):
             yield context.cluster_of(view.record), view.trouble
     for name in dict.fromkeys(row.cluster for row in rows):
-        with contextlib.suppress(DtslurmError):  # its profile is gone
+        with contextlib.suppress(DtslurmError):  # the cluster has no profile any more
             yield context.cluster(name), ""
     with contextlib.suppress(DtslurmError):
-        place = context.cluster(cluster)
-        if not place.remote:
-            yield place, ""
+        active_cluster = context.cluster(cluster)
+        if not active_cluster.remote:
+            yield active_cluster, ""
 
 
-def _by_token(jobs: Sequence[JobStatus]) -> Mapping[str, list[JobStatus]]:
+def _group_by_token(jobs: Sequence[JobStatus]) -> Mapping[str, list[JobStatus]]:
     groups: dict[str, list[JobStatus]] = defaultdict(list)
     for job in jobs:
-        for token in dict.fromkeys(found[1] for found in _MARK.finditer(job.comment)):
+        for token in dict.fromkeys(match[1] for match in _MARK.finditer(job.comment)):
             groups[token].append(job)
     return groups
 
 
-def _view(
+def _make_view(
     context: Context,
     place: ActiveCluster,
     row: IndexRow | None,
@@ -228,12 +239,12 @@ def _view(
     problem: str,
     heard: QueueSnapshot,
 ) -> RunView:
-    """Return a run as the queue and the index know it."""
+    """Return the view of a run from its queue entries and its index row."""
     first = statuses[0] if statuses else None
     mark = _MARK.search(first.comment) if first is not None else None
     token = row.token if row is not None else mark[1] if mark else ""
     job_id = base_id(first.job_id) if first is not None else row.job_id if row is not None else None
-    submitted = [one.submit_time for one in statuses if one.submit_time is not None]
+    submit_times = [status.submit_time for status in statuses if status.submit_time is not None]
     folder = str(row.folder) if row is not None else ""
     record = JobRecord(
         token=token,
@@ -243,11 +254,11 @@ def _view(
         run_dir="" if place.remote else folder,
         mirror=(folder or str(mirrors(context) / token)) if place.remote else "",
         phase=UNRECORDED,
-        created_at=row.created_at if row is not None else float(min(submitted, default=context.clock())),
+        created_at=row.created_at if row is not None else float(min(submit_times, default=context.clock())),
         profile=str(place.path),
         transport=place.way,
         job_id=job_id,
-        array="" if any("_" in one.job_id for one in statuses) else None,
+        array="" if any("_" in status.job_id for status in statuses) else None,
     )
     if not statuses:
         reason = "the scheduler could not be asked"

@@ -1,4 +1,4 @@
-"""Change what is remembered of runs: the record, the index, the events."""
+"""Write the records, the index entries and the events of runs."""
 
 from __future__ import annotations
 
@@ -26,42 +26,42 @@ if TYPE_CHECKING:
     from dtslurm.model.jobs.job import Submission
     from dtslurm.services.submit.prepare import Prepared
 
-# A job whose answer was lost shows up in the queue once the controller is awake. The client of one that is
-# only planned may still wait: sbatch asks a busy controller again for up to two minutes.
-_MAY_STILL_COME_S = {"unknown": 60.0, "planned": 60.0 + SUBMIT_TIMEOUT_S}
+# If sbatch's answer was lost, its job appears in the queue once the controller responds. For a record that is
+# still "planned", sbatch may still be running: it retries a busy controller for up to two minutes.
+_JOB_MAY_APPEAR_S = {"unknown": 60.0, "planned": 60.0 + SUBMIT_TIMEOUT_S}
 
 
-# Argument 1 is the run root, argument 2 the name of a run in it; a link in its place is left alone.
+# $1 is the run root, $2 the name of a run directory in it; a symbolic link of that name is not removed.
 _REMOVE = 'cd -P -- "$1" && [ ! -L "./$2" ] && rm -rf -- "./$2"'
 
 
 def looked_for_until(record: JobRecord) -> float:
-    """Return until when a job may still come of a submission whose answer was lost."""
-    return record.created_at + _MAY_STILL_COME_S.get(record.phase, 0.0)
+    """Return until when the job of a submission with a lost answer may appear, seconds since the epoch."""
+    return record.created_at + _JOB_MAY_APPEAR_S.get(record.phase, 0.0)
 
 
 def settle(
     context: Context, cluster: ActiveCluster, record: JobRecord, *, abandoned: bool = False
 ) -> JobRecord:
-    """Return the record of a submission whose answer was lost, settled by a look-up of its job.
+    """Find out whether a submission whose answer from sbatch was lost has a job; return the updated record.
 
-    Where the scheduler answers and knows none for a minute after its client gave up, the run is claimed for
-    nobody: should the lost request be served after all, its job finds the claim taken and ends without work.
+    If the scheduler knows no such job one minute after sbatch gave up, the run is marked as withdrawn by its
+    claim link. If Slurm serves the lost request later, the job finds the claim taken and ends without work.
 
     Args:
-        abandoned: who submitted it is known to be gone, so that nothing need be waited for.
+        abandoned: the submitting process is known to be dead, so that the minute is not waited for.
 
     Raises:
-        SlurmUnavailable: the scheduler does not answer, so nothing is settled.
-        TransportError, StoreError: the run's claim cannot be looked at.
+        SlurmUnavailable: the scheduler does not answer, so the record stays unsettled.
+        TransportError, StoreError: the run's claim cannot be read.
     """
     if record.phase not in {"planned", "unknown"}:
         return record
     phase = "submitted"
     job_id = cluster.scheduler.find(record.comment)
-    late = abandoned or context.clock() > looked_for_until(record)
-    if job_id is None and late:
-        job_id = _owner(cluster.transport, record.run_dir)
+    is_overdue = abandoned or context.clock() > looked_for_until(record)
+    if job_id is None and is_overdue:
+        job_id = _withdraw_unless_claimed(cluster.transport, record.run_dir)
         phase = "submitted" if job_id else "withdrawn"
     elif job_id is None:
         return record
@@ -71,30 +71,30 @@ def settle(
     return settled
 
 
-def _owner(transport: Transport, run_dir: str) -> str | None:
-    """Claim a run for nobody; return the job that claimed it before, None if the claim is ours."""
+def _withdraw_unless_claimed(transport: Transport, run_dir: str) -> str | None:
+    """Mark a run as withdrawn unless a job claimed it; return that job's id, None if the run is withdrawn."""
     script = '[ -d "$1" ] || exec echo withdrawn; ln -s withdrawn "$1"/claim 2>/dev/null; readlink "$1"/claim'
     answer = transport.run(["sh", "-c", script, "sh", run_dir])
-    found = re.fullmatch(r"withdrawn|job-(\d+)", answer.stdout.strip())
-    if found is None:
+    match = re.fullmatch(r"withdrawn|job-(\d+)", answer.stdout.strip())
+    if match is None:
         raise StoreError(f"cannot claim the run {run_dir}", evidence=answer.stderr.splitlines())
-    return found[1]
+    return match[1]
 
 
 def mirrors(context: Context) -> Path:
-    """Return the folder of all copies of runs on other machines."""
+    """Return the local folder that holds the copies of all remote runs."""
     return state_folder(context.env) / "remote"
 
 
 def mirror_of(context: Context, cluster: ActiveCluster, submission: Submission) -> Path:
-    """Return where this machine keeps copies of a far run's files."""
-    place = re.sub(r"[^\w.-]", "-", cluster.name)
-    return mirrors(context) / place / PurePosixPath(submission.run_dir).name
+    """Return the local folder for the copies of a remote run's files."""
+    cluster_folder = re.sub(r"[^\w.-]", "-", cluster.name)
+    return mirrors(context) / cluster_folder / PurePosixPath(submission.run_dir).name
 
 
 def planned_record(context: Context, prepared: Prepared) -> JobRecord:
-    """Return the record of a submission that was not queued yet."""
-    from dtslurm.render.script import training_command  # a status needs no templates
+    """Return the record of a submission before its job is queued."""
+    from dtslurm.render.script import training_command  # imported late: only submissions need templates
 
     submission, cluster = prepared.submission, prepared.cluster
     spec, layout = submission.spec, submission.layout
@@ -125,14 +125,14 @@ def planned_record(context: Context, prepared: Prepared) -> JobRecord:
 
 
 def save(context: Context, record: JobRecord) -> None:
-    """Write a run's record on this machine, and its row in the index."""
+    """Write a run's local record, and its row in the index."""
     with noting(context, record):
         RunDir(Path(record.folder)).update(context.transport, record)
 
 
 @contextlib.contextmanager
 def noting(context: Context, record: JobRecord) -> Iterator[None]:
-    """Put the record in the index while something else is written: a journal commits both at once."""
+    """Write the record to the index in a thread, so that one journal commit covers the body's writes too."""
     thread = threading.Thread(target=remember, args=(context.index, record))
     thread.start()
     try:
@@ -142,7 +142,7 @@ def noting(context: Context, record: JobRecord) -> Iterator[None]:
 
 
 def remember(index: Index, record: JobRecord) -> None:
-    """Put the record in the index, a mere convenience: a full or read-only home does not stop a run."""
+    """Write the record to the index; ignore errors, because a full or read-only home must not stop a run."""
     try:
         index.put(record)
     except StoreError:
@@ -150,21 +150,21 @@ def remember(index: Index, record: JobRecord) -> None:
 
 
 def forget(context: Context, cluster: ActiveCluster, record: JobRecord, *, placed: bool) -> None:
-    """Remove a run that was never queued; on a cluster that is far, if it was put in its place there."""
+    """Remove a run that was never queued; its remote run directory only if ``placed``."""
     root, name = str(PurePosixPath(record.run_dir).parent), PurePosixPath(record.run_dir).name
     if not is_run_name(name):
         raise StoreError(f"{record.run_dir} is not named like a run of dtslurm: it is not removed")
     with contextlib.suppress(OSError):
         remove(Path(record.folder), within=mirrors(context) if cluster.remote else Path(root))
     if cluster.remote and placed:
-        with contextlib.suppress(DtslurmError):  # it cannot be reached: `dtslurm clean` finds the rest
+        with contextlib.suppress(DtslurmError):  # `dtslurm clean` removes the folder later
             cluster.transport.run(["sh", "-c", _REMOVE, "sh", root, name])
     with contextlib.suppress(StoreError):
         context.index.remove(record.token)
 
 
 def append_event(context: Context, record: JobRecord, event: str, **values: object) -> None:
-    """Append one event to the run's ``events.jsonl``; one write, so that lines of others stay whole."""
+    """Append an event to the run's ``events.jsonl`` in one write, so that concurrent lines stay intact."""
     line = json.dumps({"time": int(context.clock()), "event": event, **values})
     if record.mirror:
         script = 'umask 077; printf "%s\\n" "$2" >>"$1"/events.jsonl'
@@ -172,7 +172,7 @@ def append_event(context: Context, record: JobRecord, event: str, **values: obje
             context.cluster_of(record).transport.run(["sh", "-c", script, "sh", record.run_dir, line])
         return
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-    with contextlib.suppress(OSError):  # a full disk must not make a failure of what was done
+    with contextlib.suppress(OSError):  # a full disk must not turn a completed action into a failure
         descriptor = os.open(Path(record.run_dir) / "events.jsonl", flags, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(f"{line}\n".encode())

@@ -1,4 +1,4 @@
-"""Which runs others name: what they go on from, what they belong to, and where they read and write."""
+"""References between runs: runs that they continue, share a job file or sweep with, or read and write in."""
 
 from __future__ import annotations
 
@@ -12,37 +12,38 @@ from dtslurm.model.runs.record import JobRecord
 from dtslurm.store.rundir import RunDir
 
 _FILES = (RunDir.RECORD, TRIALS, MEMBERS)
-_WORD = re.compile(r"[A-Za-z0-9._-]+")  # what a run directory's name is made of
+_WORD = re.compile(r"[A-Za-z0-9._-]+")  # the characters of a run directory's name
 
 
 def find_direct_references(records: Iterable[JobRecord]) -> dict[str, set[str]]:
-    """Return the runs that each run names anywhere in what is written of it; all are tokens.
+    """Return, by token, the tokens of the runs that each run's record or sweep files mention.
 
-    Names of run directories are unique: they are looked for, as one path may be written in several ways.
+    The files are searched for names of run directories, which are unique; a full path has several spellings.
     """
     records = list(records)
-    owners = {Path(record.run_dir).name: record.token for record in records}
-    owners |= {record.token: record.token for record in records}
+    tokens_by_name = {Path(record.run_dir).name: record.token for record in records}
+    tokens_by_name |= {record.token: record.token for record in records}
     return {
-        record.token: {owners[word] for word in _words(record) & owners.keys()} - {record.token}
+        record.token: {tokens_by_name[word] for word in _read_words(record) & tokens_by_name.keys()}
+        - {record.token}
         for record in records
     }
 
 
 def find_transitive_references(links: Mapping[str, set[str]], begin: Iterable[str]) -> dict[str, str]:
-    """Return every run that those at the beginning name, or that such a run names, with which named it."""
-    waiting = deque(sorted(begin))
-    seen, found = set(waiting), {}
-    while waiting:
-        one = waiting.popleft()
-        for other in sorted(links[one] - seen):
-            seen.add(other)
-            found[other] = one
-            waiting.append(other)
-    return found
+    """Return every run reachable by references from ``begin``, mapped to a run that refers to it."""
+    queue = deque(sorted(begin))
+    visited, referrers = set(queue), {}
+    while queue:
+        token = queue.popleft()
+        for referenced in sorted(links[token] - visited):
+            visited.add(referenced)
+            referrers[referenced] = token
+            queue.append(referenced)
+    return referrers
 
 
-def _words(record: JobRecord) -> set[str]:
+def _read_words(record: JobRecord) -> set[str]:
     words: set[str] = set()
     for name in _FILES:
         try:

@@ -1,4 +1,4 @@
-"""What a run's own files tell of its job, whatever the scheduler says."""
+"""Evidence about a job from the run directory, independent of the scheduler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dtslurm.services.runs.records import looked_for_until
 from dtslurm.store.rundir import RunDir
 
 _MANY_TASKS = 256
-_NOTICED_S = 120.0  # the scheduler knows by then that a script has ended, unless the node's daemon is gone
+_END_REPORTED_S = 120.0  # Slurm reports the end of a script by then, unless the node's Slurm daemon is gone
 UNNOTICED = (
     "its script has ended, and Slurm does not notice: what kept the job on its first node was killed; "
     "cancel it to free the nodes"
@@ -28,43 +28,45 @@ NOT_STARTED_AGAIN = (
 
 
 def apply_events(status: JobStatus, run: RunDir | None) -> JobStatus:
-    """Return an observation with what the run's own record tells of since: a start, or an end.
+    """Update a status from a newer start or end event in the run directory.
 
-    An end of the very start that the scheduler takes for running counts too, though it was told before: the
-    word of it has not come there yet (a controller that was away), or nobody is left to bring it.
+    An ``ended`` event older than the observation counts too if it belongs to the start that Slurm still shows
+    as running: the controller was down when the script ended, or the node's Slurm daemon is gone.
     """
-    word, time = last_word(run) if run is not None else (None, 0)
-    if word is None or status.terminal:
+    event, time = last_word(run) if run is not None else (None, 0)
+    if event is None or status.terminal:
         return status
-    ended = word.get("event") == "ended"
-    runs_since = status.start_time if status.state is JobState.RUNNING else None
-    of_this_start = ended and runs_since is not None and time >= runs_since
-    if time <= status.observed_at and not of_this_start:
+    is_end = event.get("event") == "ended"
+    running_since = status.start_time if status.state is JobState.RUNNING else None
+    ends_this_start = is_end and running_since is not None and time >= running_since
+    if time <= status.observed_at and not ends_this_start:
         return status
-    if word.get("event") == "started" and status.state is JobState.PENDING:
-        started = replace(status, state=JobState.RUNNING, flags=frozenset(), raw_state="", reason="")
-        left = status.time_left  # of a job that waits, its whole time limit
-        if left is not None:
-            left += int(time - status.observed_at)
-        return replace(started, start_time=time, time_left=left, estimated_start=None, source="record")
-    if ended and status.state in {JobState.PENDING, JobState.RUNNING}:
-        code, unnoticed = word.get("exit_code"), status.observed_at - time > _NOTICED_S
-        over = replace(
+    if event.get("event") == "started" and status.state is JobState.PENDING:
+        running_status = replace(status, state=JobState.RUNNING, flags=frozenset(), raw_state="", reason="")
+        time_left = status.time_left  # for a pending job, the whole time limit
+        if time_left is not None:
+            time_left += int(time - status.observed_at)
+        return replace(
+            running_status, start_time=time, time_left=time_left, estimated_start=None, source="record"
+        )
+    if is_end and status.state in {JobState.PENDING, JobState.RUNNING}:
+        code, is_unnoticed = event.get("exit_code"), status.observed_at - time > _END_REPORTED_S
+        ended_status = replace(
             status,
             state=JobState.FAILED if code else JobState.COMPLETED,
             flags=frozenset({StateFlag.COMPLETING}),
             reason=UNNOTICED
-            if unnoticed
+            if is_unnoticed
             else "its script has ended, which the scheduler has not confirmed yet",
         )
-        return replace(over, exit_code=code, end_time=time, time_left=None, source="record")
+        return replace(ended_status, exit_code=code, end_time=time, time_left=None, source="record")
     return status
 
 
 def places(record: JobRecord) -> dict[str, RunDir]:
-    """Return the folders in which a run's script keeps its records, by job id: one, or one per array task.
+    """Return the folders of a run's event files by job id: the run directory, or one folder per array task.
 
-    Empty for an array of so many tasks that reading all of them takes longer than asking.
+    Empty for an array with so many tasks that reading their files takes longer than querying the scheduler.
     """
     if record.job_id is None:
         return {}
@@ -74,51 +76,54 @@ def places(record: JobRecord) -> dict[str, RunDir]:
     tasks = run.tasks()
     if len(tasks) > _MANY_TASKS:
         return {}
-    return {f"{record.job_id}_{task}": place for task, place in tasks.items()}
+    return {f"{record.job_id}_{task}": task_run for task, task_run in tasks.items()}
 
 
 def told_of_its_end(record: JobRecord, task: str = "") -> bool:
-    """Whether the script of a run, or of one array task of it, says that it has ended; nobody is asked."""
+    """Return whether a run or one array task recorded its end; the scheduler is not queried."""
     folder = Path(record.folder)
     return end_of(RunDir(folder / "tasks" / task if task else folder)) is not None
 
 
 def own_evidence(record: JobRecord, now: float) -> tuple[JobStatus, ...]:
-    """Return what the run's own files tell when the scheduler tells nothing: one status, or one per task.
+    """Return the status from the run's files for a job that the scheduler does not know; one per array task.
 
-    Only an ``ended`` event written by the script itself, newer than any ``started``, is an end.
+    Only an ``ended`` event that the script wrote after its last ``started`` event counts as an end.
     """
     if record.phase == "withdrawn":
         reason = "sbatch's answer was lost and no job came of it; submitting again is safe"
-        never = JobStatus(job_id="", state=JobState.CANCELLED, reason=reason, name=record.name)
-        return (replace(never, source="record", observed_at=now),)
+        withdrawn = JobStatus(job_id="", state=JobState.CANCELLED, reason=reason, name=record.name)
+        return (replace(withdrawn, source="record", observed_at=now),)
     if record.job_id is None:
         unknown = JobStatus(
-            job_id="", state=JobState.UNKNOWN, reason=_looked_for(record, now), name=record.name
+            job_id="", state=JobState.UNKNOWN, reason=_describe_lookup(record, now), name=record.name
         )
         return (replace(unknown, observed_at=now),)
     run = RunDir(Path(record.folder))
     if record.array is None:
-        return (_own_status(run, record, record.job_id, now),)
+        return (_status_from_events(run, record, record.job_id, now),)
 
     tasks = run.tasks()
-    told = tuple(_own_status(place, record, f"{record.job_id}_{task}", now) for task, place in tasks.items())
+    statuses = tuple(
+        _status_from_events(task_run, record, f"{record.job_id}_{task}", now)
+        for task, task_run in tasks.items()
+    )
     from dtslurm.checks.job_checks import array_indices
 
     if len(tasks) < len(array_indices(record.array)):
-        rest = _own_status(run, record, f"{record.job_id}_[]", now)
-        told = (*told, replace(rest, reason=f"no trace of the other tasks of {record.array}"))
-    return told
+        other_tasks = _status_from_events(run, record, f"{record.job_id}_[]", now)
+        statuses = (*statuses, replace(other_tasks, reason=f"no trace of the other tasks of {record.array}"))
+    return statuses
 
 
-def _looked_for(record: JobRecord, now: float) -> str:
-    """Say that it will be known soon whether a submission whose answer was lost has a job."""
+def _describe_lookup(record: JobRecord, now: float) -> str:
+    """Describe until when dtslurm looks for the job of a submission whose answer from sbatch was lost."""
     until = looked_for_until(record)
     when = strftime("until %H:%M:%S", localtime(until)) if now < until else "once the scheduler answers"
     return f"sbatch's answer was lost; whether there is a job is not known yet: looked for again {when}"
 
 
-def _own_status(run: RunDir, record: JobRecord, job_id: str, now: float) -> JobStatus:
+def _status_from_events(run: RunDir, record: JobRecord, job_id: str, now: float) -> JobStatus:
     base = JobStatus(
         job_id=job_id,
         state=JobState.UNKNOWN,
@@ -135,14 +140,14 @@ def _own_status(run: RunDir, record: JobRecord, job_id: str, now: float) -> JobS
 
 
 def last_word(run: RunDir) -> tuple[dict[str, Any] | None, int]:
-    """Return the script's own last word of a start or end and when it was said; None, 0 if it said none."""
-    told = [event for event in run.events() if event.get("event") in {"started", "ended"}]
-    time = told[-1].get("time") if told else None
-    return (told[-1], _not_ahead(int(time), run)) if told and isinstance(time, int | float) else (None, 0)
+    """Return the last ``started`` or ``ended`` event and its time; (None, 0) if there is none."""
+    events = [event for event in run.events() if event.get("event") in {"started", "ended"}]
+    time = events[-1].get("time") if events else None
+    return (events[-1], _cap_time(int(time), run)) if events and isinstance(time, int | float) else (None, 0)
 
 
-def _not_ahead(time: int, run: RunDir) -> int:
-    """Return an event's time, at most that of the last change of its file: the node's clock may be ahead."""
+def _cap_time(time: int, run: RunDir) -> int:
+    """Return an event's time, capped at the mtime of the event file: the node's clock may be ahead."""
     try:
         changed = int((run.path / "events.jsonl").stat().st_mtime)
     except OSError:
@@ -151,45 +156,51 @@ def _not_ahead(time: int, run: RunDir) -> int:
 
 
 def end_of(run: RunDir) -> tuple[int, int | None] | None:
-    """Return (exit code, time) of the script's own last word, None if it has started since or said none."""
-    told = [event for event in run.events() if event.get("event") in {"started", "ended"}]
-    if not told or told[-1]["event"] != "ended" or not isinstance(told[-1].get("exit_code"), int):
+    """Return (exit code, time) of the ``ended`` event; None if there is none after the last ``started``."""
+    events = [event for event in run.events() if event.get("event") in {"started", "ended"}]
+    if not events or events[-1]["event"] != "ended" or not isinstance(events[-1].get("exit_code"), int):
         return None
-    time = told[-1].get("time")
-    return told[-1]["exit_code"], int(time) if isinstance(time, int | float) else None
+    time = events[-1].get("time")
+    return events[-1]["exit_code"], int(time) if isinstance(time, int | float) else None
 
 
 def reconcile_with_records(record: JobRecord, status: JobStatus) -> JobStatus:
-    """Return an end with what accounting gets wrong and the run's own script wrote down.
+    """Correct an end in accounting from the events that the run's script recorded.
 
-    sacct of 22.05 turns exit code 137 into 9, and for a moment after the end it lists only some of the nodes.
+    sacct 22.05 turns exit code 137 into 9, and for a moment after the end it lists only some of the nodes.
     """
-    wrong_code = status.state is JobState.FAILED and not status.signal and status.exit_code != 0
-    wrong_nodes = status.terminal and _lists_too_few(status)
-    if not (wrong_code or wrong_nodes):
+    has_wrong_code = status.state is JobState.FAILED and not status.signal and status.exit_code != 0
+    has_wrong_nodes = status.terminal and _lists_too_few_nodes(status)
+    if not (has_wrong_code or has_wrong_nodes):
         return status
     run = RunDir(Path(record.folder))
     if record.array is not None:
         run = run.task(status.job_id.rpartition("_")[2]) or run
-    end = end_of(run) if wrong_code else None
+    end = end_of(run) if has_wrong_code else None
     started = [event for event in run.events() if event.get("event") == "started"]
-    if wrong_nodes and started and isinstance(started[-1].get("nodes"), str):
+    if has_wrong_nodes and started and isinstance(started[-1].get("nodes"), str):
         status = replace(status, nodelist=started[-1]["nodes"])
-    if wrong_code and started and end is None and not record.mirror and _starts_again(status, started[-1]):
+    if (
+        has_wrong_code
+        and started
+        and end is None
+        and not record.mirror
+        and _has_unrecorded_restart(status, started[-1])
+    ):
         return replace(status, reason=NOT_STARTED_AGAIN)
     return replace(status, exit_code=end[0]) if end and end[0] else status
 
 
-def _starts_again(status: JobStatus, started: dict[str, Any]) -> bool:
-    """Tell whether Slurm counts a start after the last one that the script recorded.
+def _has_unrecorded_restart(status: JobStatus, started: dict[str, Any]) -> bool:
+    """Return whether Slurm counts a restart after the last start that the script recorded.
 
-    It ends a requeued job with exit code 1 where the node takes its credential for revoked (22.05).
+    Slurm 22.05 ends a requeued job with exit code 1 if the node considers its credential revoked.
     """
     attempt = started.get("attempt")
     return isinstance(attempt, int) and (status.restarts or 0) > attempt
 
 
-def _lists_too_few(status: JobStatus) -> bool:
+def _lists_too_few_nodes(status: JobStatus) -> bool:
     if (status.nodes or 1) < 2 or not status.nodelist:
         return False
     from ClusterShell.NodeSet import NodeSet, NodeSetException
@@ -200,47 +211,47 @@ def _lists_too_few(status: JobStatus) -> bool:
         return False
 
 
-_BY_SLURM = {
+_REASONS_BY_STATE = {
     JobState.TIMEOUT: "the time limit was reached",
     JobState.DEADLINE: "its deadline was reached",
     JobState.CANCELLED: "cancelled",
     JobState.PREEMPTED: "preempted",
 }
-_SIGNALLED = {128 + 9, 128 + 15}  # exit codes of ranks that Slurm ends
+_SIGNAL_EXIT_CODES = {128 + 9, 128 + 15}  # exit codes of ranks that Slurm kills with SIGKILL or SIGTERM
 
 
 def ended_by_slurm(run: RunDir, status: JobStatus, code: int) -> str:
-    """Return why Slurm ended a job, empty if a rank's exit code tells that the rank ended by itself."""
-    if code not in _SIGNALLED:
+    """Return why Slurm ended a job; empty if the exit code shows that the rank ended by itself."""
+    if code not in _SIGNAL_EXIT_CODES:
         return ""
     if status.state is JobState.FAILED:
         return find_killed_script(run.events(), status.signal)
-    return _BY_SLURM.get(status.state, "")
+    return _REASONS_BY_STATE.get(status.state, "")
 
 
 def attempt_number(run: RunDir, status: JobStatus) -> int:
-    """Return which attempt a job is or was last in.
+    """Return the number of a job's current or last attempt.
 
-    Slurm counts requeues alone, and anew where the controller lost its state; the folders of logs count all.
+    Slurm counts only requeues, and from 0 again if the controller lost its state; the log folders count all.
     """
-    counted = status.restarts or 0
-    return counted if status.state is JobState.PENDING else max([counted, *run.attempts()])
+    restarts = status.restarts or 0
+    return restarts if status.state is JobState.PENDING else max([restarts, *run.attempts()])
 
 
 def ranks_apart(record: JobRecord, run: RunDir) -> RanksApart | None:
-    """Return what was seen of ranks that train apart in the newest attempt, None if nothing was."""
+    """Return the evidence that ranks train independently in the newest attempt; None if there is none."""
     return find_ranks_apart(run.events()) if record.world_size > 1 else None
 
 
 def marks_of(record: JobRecord, run: RunDir) -> list[str]:
-    """Return the marks of a running job that a list shows first: what its ranks or its supervisor lack."""
+    """Return a running job's warnings for the run list: ranks not distributed, supervisor stopped."""
     apart = ranks_apart(record, run)
     marks = [NOT_DISTRIBUTED] if apart is not None and apart.is_fault else []
     return [*marks, *([SUPERVISOR_STOPPED] if find_stopped_supervisor(run.events()) else [])]
 
 
 def failure_in_words(run: RunDir, status: JobStatus) -> str:
-    """Return in a few words how a job that did not do what it should came to its end."""
+    """Describe in a few words how a failed job ended."""
     attempts = run.attempts()
     failure = run.first_failure(attempts[-1]) if attempts else None
     if status.reason == NOT_STARTED_AGAIN:
@@ -250,8 +261,8 @@ def failure_in_words(run: RunDir, status: JobStatus) -> str:
         if code == WANTS_REQUEUE:
             return f"rank {rank} saved and ended with {code}, to go on in another start"
         error = run.first_error(attempts[-1])
-        failed = f"{error} (rank {rank})" if error else f"rank {rank} failed first, exit code {code}"
-        return ended_by_slurm(run, status, code) or failed
+        description = f"{error} (rank {rank})" if error else f"rank {rank} failed first, exit code {code}"
+        return ended_by_slurm(run, status, code) or description
     if status.exit_code:
         return f"exit code {status.exit_code}"
     if status.signal:
@@ -260,7 +271,7 @@ def failure_in_words(run: RunDir, status: JobStatus) -> str:
         return exit_words(None, status.signal)
     if status.reason in {"", "None"}:
         return ""
-    if status.source == "record":  # our own words, none of Slurm's
+    if status.source == "record":  # the reason is dtslurm's text, not a Slurm reason
         return status.reason
     from dtslurm.slurm.pending import explain, only_waits
 

@@ -1,4 +1,4 @@
-"""Which runs there are, and which of them a word means."""
+"""Find runs by selector, and list the known runs."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from dtslurm.store.rundir import RunDir
 
 
 def find(context: Context, selector: str | None, cluster: str | None = None) -> JobRecord:
-    """Return the one run that ``selector`` names: a job id, array task, token, run name or run directory.
+    """Return the run that ``selector`` names: a job id, array task, token, run name or run directory.
 
-    None means the newest run.
+    None selects the newest run.
 
     Raises:
-        JobNotFound: none matches, or its run directory is gone or was moved.
+        JobNotFound: no run matches, or its run directory is gone or was moved.
         StoreError: its record cannot be read.
         RequestInvalid: runs on several clusters match.
     """
     if selector is None:
-        return _newest(context, cluster)
+        return _find_newest(context, cluster)
     path = expanded(selector)
     if "/" in selector and (path / "job.json").is_file():
-        return _onward(_in_its_place(context, path, RunDir(path).load()))
+        return _with_claiming_job(_check_folder(context, path, RunDir(path).load()))
     index = context.index
-    known = index.find(selector, cluster) or index.of_job(array_of_task(selector), cluster)
-    runs = list(_existing(known))
-    if not runs and known:
-        _refuse_lost(context, selector, known[0])
+    run_dirs = index.find(selector, cluster) or index.of_job(array_of_task(selector), cluster)
+    runs = list(_load_readable(run_dirs))
+    if not runs and run_dirs:
+        _refuse_unreadable(context, selector, run_dirs[0])
     if not runs:
         raise JobNotFound(
             f"no run {selector!r} is known here",
@@ -53,7 +53,7 @@ def find(context: Context, selector: str | None, cluster: str | None = None) -> 
 
 
 def words_for(context: Context, record: JobRecord) -> str:
-    """Return what names a run in a command: its job id, and the cluster where another has that id too."""
+    """Return the arguments that select a run: its job id, and --cluster if several clusters have that id."""
     job = record.job_id or record.token
     try:
         elsewhere = set(context.index.find(job)) - set(context.index.find(job, record.cluster))
@@ -63,14 +63,14 @@ def words_for(context: Context, record: JobRecord) -> str:
 
 
 def words_for_all(context: Context, records: Iterable[JobRecord]) -> str:
-    """Return what names several runs of one cluster in one command."""
+    """Return the arguments that select several runs of one cluster."""
     names = [words_for(context, record) for record in records]
-    where = next((name[name.index(" ") :] for name in names if " " in name), "")
-    return " ".join(name.split()[0] for name in names) + where
+    cluster_option = next((name[name.index(" ") :] for name in names if " " in name), "")
+    return " ".join(name.split()[0] for name in names) + cluster_option
 
 
 def describe_queued(context: Context, records: Sequence[JobRecord]) -> str:
-    """Return in words that runs were submitted, and the command that cancels their jobs."""
+    """Describe which runs were submitted, with the command that cancels their jobs."""
     names = words_for_all(context, records)
     jobs = ", ".join(f"{record.job_id} ({record.name})" for record in records)
     if len(records) == 1:
@@ -84,7 +84,7 @@ def describe_queued(context: Context, records: Sequence[JobRecord]) -> str:
     )
 
 
-def _newest(context: Context, cluster: str | None) -> JobRecord:
+def _find_newest(context: Context, cluster: str | None) -> JobRecord:
     runs = recent(context, 1, cluster)
     if not runs:
         where = f" on {cluster}" if cluster else ""
@@ -93,19 +93,19 @@ def _newest(context: Context, cluster: str | None) -> JobRecord:
 
 
 def recent(context: Context, limit: int, cluster: str | None = None) -> list[JobRecord]:
-    """Return the newest runs whose directories are still there, newest first.
+    """Return the newest runs with a readable record, newest first.
 
     Raises:
-        ProfileNotFound: there are none on ``cluster``, and no such cluster either.
+        ProfileNotFound: ``cluster`` has no run and no profile.
     """
-    runs = list(islice(_existing(context.index.run_dirs(limit=None, cluster=cluster)), limit))
+    runs = list(islice(_load_readable(context.index.run_dirs(limit=None, cluster=cluster)), limit))
     if cluster is not None and not runs:
         context.cluster(cluster)
     return runs
 
 
 def every(context: Context, cluster: str | None = None) -> list[JobRecord]:
-    """Return all runs whose directories are still there, newest first.
+    """Return all runs with a readable record, newest first.
 
     Raises:
         ProfileNotFound: as `recent`.
@@ -113,17 +113,17 @@ def every(context: Context, cluster: str | None = None) -> list[JobRecord]:
     return recent(context, sys.maxsize, cluster)
 
 
-def _existing(paths: Iterable[Path]) -> Iterator[JobRecord]:
-    """Yield the records of run directories that are still there."""
+def _load_readable(paths: Iterable[Path]) -> Iterator[JobRecord]:
+    """Yield the records of run directories; skip those that cannot be read."""
     for path in paths:
         try:
-            yield _onward(RunDir(path).load())
+            yield _with_claiming_job(RunDir(path).load())
         except StoreError:
             continue
 
 
-def _in_its_place(context: Context, path: Path, record: JobRecord) -> JobRecord:
-    """Return a record that was read in a folder; refuse one whose folder is another, as its job writes there.
+def _check_folder(context: Context, path: Path, record: JobRecord) -> JobRecord:
+    """Return a record read in ``path``; refuse it if it names another folder, because its job writes there.
 
     Raises:
         JobNotFound: the folder was moved or copied.
@@ -131,9 +131,9 @@ def _in_its_place(context: Context, path: Path, record: JobRecord) -> JobRecord:
     home = Path(record.folder)
     if record.mirror and mirrors(context).resolve() not in home.resolve().parents:
         raise JobNotFound(f"{path} is no run of this machine: its record names {home} as the place of copies")
-    if _there(home) and path.samefile(home):
+    if _exists(home) and path.samefile(home):
         return record
-    if _there(home):
+    if _exists(home):
         raise JobNotFound(f"{path} is a copy of the run in {home}", hint=f"name the run by {home}")
     raise JobNotFound(
         f"{path} was moved: job {record.job_id or '?'} has its run directory in {home}",
@@ -141,7 +141,7 @@ def _in_its_place(context: Context, path: Path, record: JobRecord) -> JobRecord:
     )
 
 
-def _there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     try:
         path.stat()
     except OSError:
@@ -149,8 +149,8 @@ def _there(path: Path) -> bool:
     return True
 
 
-def _refuse_lost(context: Context, selector: str, path: Path) -> None:
-    """Refuse a run that the index knows, and whose record cannot be read.
+def _refuse_unreadable(context: Context, selector: str, path: Path) -> None:
+    """Refuse a run that the index contains but whose record cannot be read.
 
     Raises:
         JobNotFound: its run directory is gone.
@@ -160,33 +160,33 @@ def _refuse_lost(context: Context, selector: str, path: Path) -> None:
     if run.record_path.exists():
         run.load()
         return
-    gone = (
+    missing = (
         f"the record in its run directory, {run.record_path},"
         if path.exists()
         else f"its run directory {path}"
     )
     cluster, job_id = context.index.job_in(path)
     raise JobNotFound(
-        f"{selector} is known here, but {gone} is gone",
-        hint=_way_to_end(context, cluster, job_id) if job_id else "",
+        f"{selector} is known here, but {missing} is gone",
+        hint=_describe_cancel_command(context, cluster, job_id) if job_id else "",
     )
 
 
-def _way_to_end(context: Context, cluster: str, job_id: str) -> str:
-    """Return the command that ends a job of which no more is known."""
+def _describe_cancel_command(context: Context, cluster: str, job_id: str) -> str:
+    """Describe the command that cancels a job whose run directory is gone."""
     try:
         context.cluster(cluster)
-    except DtslurmError:  # its profile is gone
+    except DtslurmError:  # the cluster has no profile any more
         return f"scancel {job_id} on {cluster} ends its job if it still runs"
     return f"dtslurm cancel {job_id} --cluster {shlex.quote(cluster)} ends its job if it still runs"
 
 
-def _onward(record: JobRecord) -> JobRecord:
-    """Return the record with the job that goes on for its first one: who holds the run's claim now."""
+def _with_claiming_job(record: JobRecord) -> JobRecord:
+    """Return the record with the job id of the current claim: a later job may continue the run."""
     try:
-        found = re.fullmatch(r"job-(\d+)", str((Path(record.folder) / "claim").readlink()))
+        match = re.fullmatch(r"job-(\d+)", str((Path(record.folder) / "claim").readlink()))
     except OSError:
         return record
-    if found is None or record.job_id in {None, found[1]}:
+    if match is None or record.job_id in {None, match[1]}:
         return record
-    return replace(record, job_id=found[1], final=())
+    return replace(record, job_id=match[1], final=())

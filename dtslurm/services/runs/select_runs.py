@@ -1,4 +1,4 @@
-"""Select and order runs by what the user asks for: states, time and age."""
+"""Filter runs by state and time, and sort them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _STATES = (
 
 
 def parse_states(text: str) -> frozenset[str]:
-    """Return the states that a list such as ``failed,timeout`` names; empty text names none.
+    """Parse a list of states such as ``failed,timeout``; empty text yields no states.
 
     Raises:
-        RequestInvalid: there is no state of that name.
+        RequestInvalid: the list contains an unknown state.
     """
     names = [name.strip().upper() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in _STATES]
@@ -38,42 +38,48 @@ def parse_states(text: str) -> frozenset[str]:
 def select_runs(
     found: Sequence[RunView], states: frozenset[str], since: float | None, sort: str, now: float
 ) -> list[RunView]:
-    """Return the runs that are in one of some states and that were not over before a moment, in order.
+    """Return the runs that are in one of ``states`` and did not end before ``since``, sorted.
 
     Args:
-        states: words for states as ``status`` shows them; empty for all.
-        since: seconds since the epoch; None for all times.
+        states: names of states as ``status`` shows them; empty for all.
+        since: seconds since the epoch; None for no limit.
         sort: one of ``SORTS``; ``age`` is the newest first, ``time`` the longest first.
     """
-    chosen = [
-        view for view in found if _is_in(view, states) and (since is None or _last_seen(view, now) >= since)
+    matches = [
+        view
+        for view in found
+        if _has_state(view, states) and (since is None or _end_or_now(view, now) >= since)
     ]
     if sort == "name":
-        return sorted(chosen, key=lambda view: view.record.name)
+        return sorted(matches, key=lambda view: view.record.name)
     if sort == "state":
-        return sorted(chosen, key=lambda view: _STATES.index(_state_of(view)))
+        return sorted(matches, key=lambda view: _STATES.index(_first_state(view)))
     if sort == "time":
-        return sorted(chosen, key=lambda view: -_longest_s(view, now))
-    return sorted(chosen, key=lambda view: -view.record.created_at)
+        return sorted(matches, key=lambda view: -_longest_duration_s(view, now))
+    return sorted(matches, key=lambda view: -view.record.created_at)
 
 
-def _is_in(view: RunView, states: frozenset[str]) -> bool:
-    return not states or any(states & {view.word_of(one), one.word, one.state.value} for one in view.statuses)
+def _has_state(view: RunView, states: frozenset[str]) -> bool:
+    return not states or any(
+        states & {view.word_of(status), status.word, status.state.value} for status in view.statuses
+    )
 
 
-def _state_of(view: RunView) -> str:
-    return min((one.state.value for one in view.statuses), key=_STATES.index, default=JobState.UNKNOWN.value)
+def _first_state(view: RunView) -> str:
+    return min(
+        (status.state.value for status in view.statuses), key=_STATES.index, default=JobState.UNKNOWN.value
+    )
 
 
-def _last_seen(view: RunView, now: float) -> float:
-    """Return when a run ended; now where it is not over, or its submission where nothing tells its end."""
-    ends = [one.end_time for one in view.statuses if one.end_time is not None]
+def _end_or_now(view: RunView, now: float) -> float:
+    """Return when a run ended; ``now`` if it has not ended, its submission time if the end is unknown."""
+    end_times = [status.end_time for status in view.statuses if status.end_time is not None]
     if not view.terminal:
         return now
-    return max(ends, default=view.record.created_at)
+    return max(end_times, default=view.record.created_at)
 
 
-def _longest_s(view: RunView, now: float) -> float:
-    """Return the duration of a run, of an array that of the task that took longest."""
-    times = [measure_view(view, status) for status in view.statuses]
-    return max((one.duration_s(now) for one in times if one is not None), default=0.0)
+def _longest_duration_s(view: RunView, now: float) -> float:
+    """Return the duration of a run in seconds; for an array, of the longest task."""
+    run_times = [measure_view(view, status) for status in view.statuses]
+    return max((part.duration_s(now) for part in run_times if part is not None), default=0.0)

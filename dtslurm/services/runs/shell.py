@@ -1,4 +1,4 @@
-"""A shell on a node of a running job."""
+"""Open a shell on a node of a running job."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dtslurm.transport.interactive import run_interactive
 
 
 def shell_words(context: Context, record: JobRecord, node: str, job_id: str | None = None) -> list[str]:
-    """Return the command that opens a shell beside a job on one of its nodes.
+    """Return the command that opens a shell inside a job's allocation on one of its nodes.
 
     Raises:
         RequestInvalid: the run has no job.
-        ProfileNotFound, ProfileInvalid: its cluster's profile is gone or wrong.
+        ProfileNotFound, ProfileInvalid: the profile of the run's cluster is missing or invalid.
     """
     job = job_id or record.job_id
     if job is None:
@@ -28,12 +28,12 @@ def shell_words(context: Context, record: JobRecord, node: str, job_id: str | No
 
 
 def open_shell(context: Context, record: JobRecord, node: str, job_id: str | None = None) -> int:
-    """Open the shell at this terminal; return its exit code once it is left.
+    """Open the shell in this terminal; return its exit code after the user leaves the shell.
 
     Raises:
-        RequestInvalid: the run has no job, or its cluster's transport carries no terminal.
-        CommandNotFound, HostUnavailable, LoginRefused: it could not be started.
+        RequestInvalid: the run has no job, or the transport of its cluster does not support a terminal.
+        CommandNotFound, HostUnavailable, LoginRefused: the shell could not be started.
     """
-    words = shell_words(context, record, node, job_id)
-    print(f"{shlex.join(words)}   (leave with exit or Ctrl-D)", flush=True)  # noqa: T201  the screen is ours now
-    return run_interactive(context.cluster_of(record).transport, words, folder=record.run_dir)
+    argv = shell_words(context, record, node, job_id)
+    print(f"{shlex.join(argv)}   (leave with exit or Ctrl-D)", flush=True)  # noqa: T201  this command owns the terminal
+    return run_interactive(context.cluster_of(record).transport, argv, folder=record.run_dir)

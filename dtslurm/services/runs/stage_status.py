@@ -1,4 +1,4 @@
-"""The jobs that a run is a stage with, as they are now."""
+"""The present state of the stages of a run's job file."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dtslurm.services.wiring.context import Context
 
 
 def chain(context: Context, record: JobRecord) -> list[tuple[str, RunView | None]]:
-    """Return the stages of a run's job file, each after those that it needs, with what each is doing.
+    """Return the names and views of the stages of a run's job file, dependencies first.
 
-    None stands for one that is gone. A run of its own has no stages.
+    The view is None if the run of a stage is gone. The list is empty for a run without stages.
     """
-    found: dict[str, JobRecord] = {}
+    records_by_stage: dict[str, JobRecord] = {}
     for stage, token in record.stages.items():
         try:
-            found[stage] = find(context, token, record.cluster)
+            records_by_stage[stage] = find(context, token, record.cluster)
         except DtslurmError:
             continue
-    seen = {view.record.token: view for view in views(context, list(found.values()))}
+    views_by_token = {view.record.token: view for view in views(context, list(records_by_stage.values()))}
     tokens = record.stages
-    return [(stage, seen.get(tokens[stage])) for stage in tokens]
+    return [(stage, views_by_token.get(tokens[stage])) for stage in tokens]

@@ -1,4 +1,4 @@
-"""What became of runs: the scheduler's word, else the run's own record, else UNKNOWN. Never a guess."""
+"""The state of runs: from the scheduler, else from the run directory, else UNKNOWN; never guessed."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.store.rundir import RunDir
 
 STALLED = "STALLED"
-_NO_FOLDER = Path(os.devnull) / "none"  # nothing can be below a device
-_RETURNS_S = 300.0  # an ended job may come back by requeue; Slurm forgets it after MinJobAge (default 300 s)
+_NO_FOLDER = Path(os.devnull) / "none"  # no path below a device exists
+_REQUEUE_WINDOW_S = 300.0  # a requeue can revive an ended job until MinJobAge (default 300 s)
 
 
 @dataclass(frozen=True)
 class RunView:
-    """One run as it is now.
+    """The present state of one run.
 
     Attributes:
-        statuses: one observation, or one per array task; never empty.
-        trouble: why the scheduler could not be asked, empty if it was; then the observations are old ones.
-        observed_at: when the scheduler was really asked, seconds since the epoch; None if it was not.
-        activities: what running jobs do, by job id; see `dtslurm.services.observe.activity`.
-        record_problem: why the run's record cannot be read, empty if it was read; else the record holds what
-            the queue and the index know, and no file of the run is read.
+        statuses: the status of the job, or one status per array task; never empty.
+        trouble: why the scheduler could not be queried, in which case the statuses are old; else empty.
+        observed_at: when the scheduler was last queried, in seconds since the epoch; None if it never was.
+        activities: the activity of running jobs, by job id; see `dtslurm.services.observe.activity`.
+        record_problem: why the run's record cannot be read, else empty. If set, the record is built from the
+            queue and the index, and no file of the run is read.
     """
 
     record: JobRecord
@@ -58,46 +58,46 @@ class RunView:
         return RunDir(_NO_FOLDER if self.record_problem else Path(self.record.folder))
 
     def run_of(self, status: JobStatus) -> RunDir:
-        """Return the folder of an array's task, or of the whole run."""
+        """Return the folder of the array task that a status belongs to, else the run directory."""
         task = status.job_id.rpartition("_")[2] if self.record.array is not None else ""
         return self.run.task(task) or self.run
 
     def word_of(self, status: JobStatus) -> str:
-        """Return the word for an observation's state: Slurm's, or STALLED for a job that does nothing."""
+        """Return the name of a status's state: Slurm's name, or STALLED for a job without activity."""
         activity = self.activities.get(status.job_id)
         return STALLED if activity is not None and activity.stalled else status.word
 
     def words_of(self, statuses: Sequence[JobStatus]) -> str:
-        """Return the word for the state that several observations share; of stalled jobs, for how long."""
+        """Return the state that several statuses share; for stalled jobs with the longest stall time."""
         activities = [self.activities.get(status.job_id) for status in statuses]
         longest = max(activities, key=lambda activity: activity.quiet_s if activity is not None else -1.0)
         return describe_state(statuses[0], longest)
 
     @property
     def time_limit(self) -> int | None:
-        """The longest time limit of the tasks that run, in seconds; else the one that the run asked for."""
-        known = [status.time_limit for status in self.statuses if status.time_limit is not None]
-        return max(known, default=self.record.time_limit)
+        """The longest time limit of the tasks in seconds; the requested limit if Slurm reports none."""
+        time_limits = [status.time_limit for status in self.statuses if status.time_limit is not None]
+        return max(time_limits, default=self.record.time_limit)
 
     @property
     def terminal(self) -> bool:
-        """Whether every task is over for good."""
+        """Whether every task has ended for good."""
         return all(status.terminal for status in self.statuses)
 
     @property
     def exit_code(self) -> int:
-        """The code ``--wait`` ends with: the highest of the tasks'; 1 for an end without a code."""
-        return max((_code(status) for status in self.statuses), default=1)
+        """The exit code of ``--wait``: the highest exit code of the tasks; 1 for a failure without a code."""
+        return max((_exit_code(status) for status in self.statuses), default=1)
 
 
 def describe_state(status: JobStatus, activity: Activity | None) -> str:
-    """Return the word for a state; of a stalled job, STALLED and for how long it has done nothing."""
+    """Return the name of a state; for a stalled job, STALLED and the time since its last activity."""
     if activity is None or not activity.stalled:
         return status.word
     return f"{STALLED} {duration(activity.quiet_s)}"
 
 
-def _code(status: JobStatus) -> int:
+def _exit_code(status: JobStatus) -> int:
     if status.ok:
         return 0
     return status.exit_code or 1
@@ -106,78 +106,80 @@ def _code(status: JobStatus) -> int:
 def views(
     context: Context, records: Sequence[JobRecord], *, background: bool = False, after: float = 0.0
 ) -> list[RunView]:
-    """Return the present state of runs; each cluster's scheduler is asked once for all of them, if at all.
+    """Return the present state of runs, with at most one scheduler query per cluster.
 
-    Every process of the user shares what a scheduler said: see `dtslurm.services.runs.monitor`.
+    All processes of the user share the scheduler's answers: see `dtslurm.services.runs.monitor`.
 
     Args:
-        background: nobody waits for it, so that older answers do and the scheduler is asked rarely.
-        after: seconds since the epoch; something is known to have happened then, and older answers do not do.
+        background: no user waits for the answer, so an older cached answer is used and queries are rare.
+        after: seconds since the epoch of a known event; cached answers from before then are not used.
     """
-    answers: dict[str, RunView] = {}
+    views_by_token: dict[str, RunView] = {}
     by_route: dict[tuple[str, str, str, bool], list[JobRecord]] = defaultdict(list)
     for record in records:
-        if record.final and _settled(record.final, context.clock()):
-            asked = max(status.observed_at for status in record.final)
-            answers[record.token] = RunView(record, record.final, observed_at=asked or None)
+        if record.final and _is_settled(record.final, context.clock()):
+            observed_at = max(status.observed_at for status in record.final)
+            views_by_token[record.token] = RunView(record, record.final, observed_at=observed_at or None)
         else:
             by_route[record.route].append(record)
-    for waiting in by_route.values():
-        for view in _ask(context, waiting, Freshness(background, after)):
-            answers[view.record.token] = view
-    return [answers[record.token] for record in records]
+    for pending in by_route.values():
+        for view in _observe_cluster(context, pending, Freshness(background, after)):
+            views_by_token[view.record.token] = view
+    return [views_by_token[record.token] for record in records]
 
 
-def _settled(final: Sequence[JobStatus], now: float) -> bool:
-    return all(status.end_time is not None and now - status.end_time > _RETURNS_S for status in final)
+def _is_settled(final: Sequence[JobStatus], now: float) -> bool:
+    return all(status.end_time is not None and now - status.end_time > _REQUEUE_WINDOW_S for status in final)
 
 
-def _ask(context: Context, records: Sequence[JobRecord], need: Freshness) -> list[RunView]:
-    heard = QueueSnapshot()
+def _observe_cluster(context: Context, records: Sequence[JobRecord], need: Freshness) -> list[RunView]:
+    snapshot = QueueSnapshot()
     trouble = ""
     try:
         cluster = context.cluster_of(records[0])
         records = [settle(context, cluster, record) for record in records]
-        heard = _heard(context, cluster, records, need)
-        trouble = heard.trouble
-        _refresh(context, [record for record in records if _has_more_to_say(record, heard)])
+        snapshot = _observe_queue(context, cluster, records, need)
+        trouble = snapshot.trouble
+        _refresh(context, [record for record in records if _has_more_to_say(record, snapshot)])
     except DtslurmError as error:
         trouble = trouble or error.message
-    return [_view(context, record, replace(heard, trouble=trouble)) for record in records]
+    return [_view(context, record, replace(snapshot, trouble=trouble)) for record in records]
 
 
-def _heard(
+def _observe_queue(
     context: Context, cluster: ActiveCluster, records: Sequence[JobRecord], need: Freshness
 ) -> QueueSnapshot:
-    """Ask what is known of runs; what they told of themselves since the last answer makes it too old."""
+    """Return a queue snapshot of runs that is newer than the last event in their run directories."""
     ids = [record.job_id for record in records if record.job_id]
     if not ids or need.background:
         return observe(context, cluster, ids, need) if ids else QueueSnapshot()
-    begin = context.clock()
-    heard = observe(context, cluster, ids, _newer(context, records, need))
-    far = [record for record in records if record.mirror and not record.final]
-    if far and heard.observed_at is not None and heard.observed_at < begin:
-        _refresh(context, far)  # nothing was asked of the far side yet
-        newer = _newer(context, records, need)
-        heard = observe(context, cluster, ids, newer) if newer.after > heard.observed_at else heard
-    return heard
+    started_at = context.clock()
+    snapshot = observe(context, cluster, ids, _require_newer_than_events(context, records, need))
+    remote_records = [record for record in records if record.mirror and not record.final]
+    if remote_records and snapshot.observed_at is not None and snapshot.observed_at < started_at:
+        _refresh(context, remote_records)  # the local copies of remote files are older than this call
+        fresher = _require_newer_than_events(context, records, need)
+        snapshot = (
+            observe(context, cluster, ids, fresher) if fresher.after > snapshot.observed_at else snapshot
+        )
+    return snapshot
 
 
-def _newer(context: Context, records: Sequence[JobRecord], need: Freshness) -> Freshness:
-    words = [_newest_word(record, context.clock()) for record in records]
-    return replace(need, after=max([need.after, *words]))
+def _require_newer_than_events(context: Context, records: Sequence[JobRecord], need: Freshness) -> Freshness:
+    event_times = [_newest_event_time(record, context.clock()) for record in records]
+    return replace(need, after=max([need.after, *event_times]))
 
 
-def _newest_word(record: JobRecord, now: float) -> float:
-    """Return when the run itself last told of a start or an end, rounded up; 0 if it never did."""
+def _newest_event_time(record: JobRecord, now: float) -> float:
+    """Return the time of the last start or end event of a run, rounded up; 0 if there is none."""
     if record.final:
         return 0.0
-    told = [last_word(run) for run in places(record).values()]
-    return max((time + 1.0 for _, time in told if time <= now + 2), default=0.0)  # clocks differ
+    events = [last_word(run) for run in places(record).values()]
+    return max((time + 1.0 for _, time in events if time <= now + 2), default=0.0)  # clocks may differ by 2 s
 
 
 def _refresh(context: Context, records: Sequence[JobRecord]) -> None:
-    """Bring the copies of far runs' files up to date, if there are any."""
+    """Update the local copies of remote runs' files, if there are any."""
     if any(record.mirror for record in records):
         from dtslurm.services.runs.sync import refresh
 
@@ -185,60 +187,66 @@ def _refresh(context: Context, records: Sequence[JobRecord]) -> None:
 
 
 def _has_more_to_say(record: JobRecord, heard: QueueSnapshot) -> bool:
-    """Whether the run's own files may tell news: how it ended, or what nobody else knows.
+    """Return whether the run's files may hold news: how the run ended, or facts that Slurm does not know.
 
-    They do not once the end is known and the copies hold the script's own word of it, its last.
+    They hold none once the end is known and the copies contain the script's ``ended`` event, its last event.
     """
-    seen = heard.jobs.get(record.job_id or "", [])
-    if seen and not any(status.state.ended or status.state is JobState.UNKNOWN for status in seen):
+    statuses = heard.jobs.get(record.job_id or "", [])
+    if statuses and not any(status.state.ended or status.state is JobState.UNKNOWN for status in statuses):
         return False
     folders = places(record)
-    return not (seen and record.final and all(_told_its_end(folders.get(one.job_id), one) for one in seen))
+    return not (
+        statuses
+        and record.final
+        and all(_has_end_event(folders.get(status.job_id), status) for status in statuses)
+    )
 
 
-def _told_its_end(run: RunDir | None, status: JobStatus) -> bool:
-    """Whether a copy holds the script's word of just the end that the scheduler tells of."""
-    word, time = last_word(run) if run is not None else (None, 0)
-    return word is not None and word.get("event") == "ended" and time >= (status.start_time or time + 1)
+def _has_end_event(run: RunDir | None, status: JobStatus) -> bool:
+    """Return whether a copy contains the ``ended`` event of the end that the scheduler reports."""
+    event, time = last_word(run) if run is not None else (None, 0)
+    return event is not None and event.get("event") == "ended" and time >= (status.start_time or time + 1)
 
 
 def _view(context: Context, record: JobRecord, heard: QueueSnapshot) -> RunView:
-    seen = heard.jobs.get(record.job_id or "", [])
-    told = tuple(reconcile_with_records(record, status) for status in seen if belongs_to_run(record, status))
-    statuses = told or record.final or own_evidence(record, context.clock())
-    if seen and not told:
-        statuses = _if_unknown(statuses, describe_reused_id(record))
+    listed = heard.jobs.get(record.job_id or "", [])
+    reconciled = tuple(
+        reconcile_with_records(record, status) for status in listed if belongs_to_run(record, status)
+    )
+    statuses = reconciled or record.final or own_evidence(record, context.clock())
+    if listed and not reconciled:
+        statuses = _explain_unknown(statuses, describe_reused_id(record))
     if heard.trouble and record.job_id:
-        statuses = _if_unknown(statuses, "the scheduler could not be asked")
+        statuses = _explain_unknown(statuses, "the scheduler could not be asked")
     view = RunView(record, statuses, heard.trouble, heard.observed_at)
-    if told and view.terminal and _timeless(statuses) != _timeless(record.final):
-        view = replace(view, record=_keep_final(context, record, statuses))
-        from dtslurm.services.preflight.bad_nodes import learn  # most looks find no end that is new
+    if reconciled and view.terminal and _without_times(statuses) != _without_times(record.final):
+        view = replace(view, record=_save_final(context, record, statuses))
+        from dtslurm.services.preflight.bad_nodes import learn  # imported late: most calls find no new end
 
         learn(context, view.record)
-    elif told and not view.terminal:
-        view = replace(view, statuses=_since(record, told))
+    elif reconciled and not view.terminal:
+        view = replace(view, statuses=_apply_newer_events(record, reconciled))
     return view
 
 
-def _timeless(statuses: Sequence[JobStatus]) -> list[JobStatus]:
-    """Return observations without their moments: an end that is seen once more is no news."""
+def _without_times(statuses: Sequence[JobStatus]) -> list[JobStatus]:
+    """Return statuses without ``observed_at``, so that an end observed twice compares as equal."""
     return [replace(status, observed_at=0.0) for status in statuses]
 
 
-def _if_unknown(statuses: Sequence[JobStatus], reason: str) -> tuple[JobStatus, ...]:
+def _explain_unknown(statuses: Sequence[JobStatus], reason: str) -> tuple[JobStatus, ...]:
     unknown = JobState.UNKNOWN
-    return tuple(replace(one, reason=reason) if one.state is unknown else one for one in statuses)
+    return tuple(replace(status, reason=reason) if status.state is unknown else status for status in statuses)
 
 
-def _since(record: JobRecord, told: tuple[JobStatus, ...]) -> tuple[JobStatus, ...]:
-    """Return observations with what the run itself told of since: a start, or an end not yet confirmed."""
+def _apply_newer_events(record: JobRecord, told: tuple[JobStatus, ...]) -> tuple[JobStatus, ...]:
+    """Return statuses updated from newer events in the run directory: a start, or an unconfirmed end."""
     folders = places(record)
     return tuple(apply_events(status, folders.get(status.job_id)) for status in told)
 
 
-def _keep_final(context: Context, record: JobRecord, statuses: tuple[JobStatus, ...]) -> JobRecord:
-    """Write the end into the run's record, so that it is known after Slurm has forgotten."""
+def _save_final(context: Context, record: JobRecord, statuses: tuple[JobStatus, ...]) -> JobRecord:
+    """Write the final statuses to the run's record, because Slurm purges ended jobs."""
     ended = replace(record, final=statuses)
     try:
         save(context, ended)

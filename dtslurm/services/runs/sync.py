@@ -1,4 +1,4 @@
-"""Brings this machine's copies of far run directories up to date."""
+"""Update the local copies of remote run directories."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from dtslurm.services.wiring.login_node import far_python
 from dtslurm.store.pull import PullSpec, copy
 from dtslurm.store.rundir import RunDir
 
-# What tells how a run fares; its record is this machine's own, and the nodes' samples are asked for there.
+# Files that show a run's progress. The record is written locally, and node samples are read on the cluster.
 RECORDS = (
     "events.jsonl", "*/events.jsonl", "*/train.jsonl", "*/[0-9]*.json", "*/manifest.json", "*first-failure*",
     "*/activity-[0-9]*.json",
 )  # fmt: skip
 LOGS = ("logs/*.log", "tasks/*.log")
-# The record, the script and the mark of a submission here are this machine's own: no cluster writes them.
+# RunDir.OWN are files that only this machine writes: the record, the script and the submission mark.
 _SKIPPED = ("code", "checkpoints", *RunDir.OWN)
 
 
 def refresh(context: Context, records: Sequence[JobRecord], *, logs: bool = False) -> None:
-    """Copy what is new of the runs on other machines: one command for each cluster.
+    """Copy new and changed files of remote runs, with one command per cluster.
 
     Raises:
         TransportError: a cluster cannot be reached.
-        StoreError: the disk here refused.
+        StoreError: the local disk cannot be written.
     """
     by_cluster: dict[tuple[str, str], list[JobRecord]] = defaultdict(list)
     for record in records:
         if record.mirror:
             by_cluster[record.profile or record.cluster, record.transport].append(record)
-    for of_one in by_cluster.values():
-        cluster = context.cluster_of(of_one[0])
-        wanted = [
+    for cluster_records in by_cluster.values():
+        cluster = context.cluster_of(cluster_records[0])
+        specs = [
             PullSpec(
                 record.run_dir,
                 Path(record.mirror),
@@ -43,6 +43,6 @@ def refresh(context: Context, records: Sequence[JobRecord], *, logs: bool = Fals
                 skip=_SKIPPED,
                 hidden=False,
             )
-            for record in of_one
+            for record in cluster_records
         ]
-        copy(cluster.transport, wanted, python=far_python(context, cluster))
+        copy(cluster.transport, specs, python=far_python(context, cluster))

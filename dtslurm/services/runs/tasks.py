@@ -1,4 +1,4 @@
-"""One task of an array: the word that means it, and what is seen of it."""
+"""Selectors and views of single array tasks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from dtslurm.slurm.arrays import task_ranges
 
 
 def number_in(selector: str | None, job_id: str | None) -> str | None:
-    """Return the array task in a selector like ``17_3``."""
-    head, _, task = (selector or "").partition("_")
-    return task if task.isdecimal() and head == job_id else None
+    """Return the array task of a selector such as ``17_3``; None if it selects no task of ``job_id``."""
+    array_id, _, task = (selector or "").partition("_")
+    return task if task.isdecimal() and array_id == job_id else None
 
 
 def task_of(selector: str | None, record: JobRecord) -> str | None:
-    """Return the task of a run that a selector means; None for all of the run.
+    """Return the array task that a selector names; None if it names the whole run.
 
     Raises:
-        JobNotFound: the run has no such task.
+        JobNotFound: the run is no array or has no such task.
     """
     task = number_in(selector, record.job_id)
     if task is None:
@@ -35,10 +35,10 @@ def task_of(selector: str | None, record: JobRecord) -> str | None:
 
 
 def only(view: RunView, task: str | None) -> RunView:
-    """Return what is seen of one task; of the whole run for None."""
+    """Return the view of one array task; the unchanged view if ``task`` is None."""
     if task is None:
         return view
     job_id = f"{view.record.job_id}_{task}"
-    seen = JobTable(view.statuses).belonging(job_id)
-    unseen = JobStatus(job_id=job_id, state=JobState.UNKNOWN, reason="nothing is known of this task")
-    return replace(view, statuses=tuple(seen) or (unseen,))
+    statuses = JobTable(view.statuses).belonging(job_id)
+    unknown = JobStatus(job_id=job_id, state=JobState.UNKNOWN, reason="nothing is known of this task")
+    return replace(view, statuses=tuple(statuses) or (unknown,))

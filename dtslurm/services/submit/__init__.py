@@ -1,1 +1,1 @@
-"""Prepare, queue and repeat jobs: single ones, stages, sweeps, Python functions."""
+"""Prepare, queue and resubmit jobs: single jobs, stages, sweeps and Python functions."""

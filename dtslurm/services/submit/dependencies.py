@@ -1,4 +1,4 @@
-"""A job that waits for others."""
+"""Job dependencies: add ``--dependency`` to a prepared job."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dtslurm.services.submit.prepare import Prepared
 
 
 def behind(prepared: Prepared, after: str) -> Prepared:
-    """Return a job that waits for others; where one fails that must not, it ends unstarted.
+    """Return the job with a dependency; Slurm cancels the job if a required dependency fails.
 
     Args:
-        after: sbatch's expression, such as ``afterok:17:18``; empty for nothing to wait for.
+        after: sbatch's dependency expression, such as ``afterok:17:18``; empty for no dependency.
     """
     if not after:
         return prepared

@@ -1,4 +1,4 @@
-"""Python functions as jobs: pickles in the run directory, results back from it."""
+"""Submit pickled Python functions as jobs, and read their results and logs from the run directory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dtslurm.suggestions import suggest_name
 
 FOLDER = "functions"
 _RUNNER = f"{FOLDER}/dtslurm_function.py"
-_PLUGIN = {  # registers `DtslurmJobEnvironment` with submitit in the rank and its child processes
+_PLUGIN = {  # registers `DtslurmJobEnvironment` with submitit in the rank and in its child processes
     f"{FOLDER}/dtslurm_function-1.dist-info/METADATA": (
         b"Metadata-Version: 2.1\nName: dtslurm-function\nVersion: 1\n"
     ),
@@ -35,9 +35,9 @@ _PLUGIN = {  # registers `DtslurmJobEnvironment` with submitit in the rank and i
         b"[submitit]\njob_environment = dtslurm_function:DtslurmJobEnvironment\n"
     ),
 }
-_NOT_OF_FUNCTIONS = {"script", "args", "module"} | INTERNAL
+_EXCLUDED_OPTIONS = {"script", "args", "module"} | INTERNAL
 _MUST_MATCH = ("submitit", "cloudpickle")
-_TELL = """
+_PRINT_VERSIONS = """
 import json, platform
 from importlib import metadata
 found = {"python": platform.python_version()}
@@ -51,31 +51,31 @@ print("\\n" + json.dumps(found))
 
 
 def option_names() -> set[str]:
-    """Return the options of ``submit`` that a job of a function takes."""
-    return {item.name for item in fields(JobRequest)} - _NOT_OF_FUNCTIONS
+    """Return the names of the ``submit`` options that apply to a function job."""
+    return {option.name for option in fields(JobRequest)} - _EXCLUDED_OPTIONS
 
 
 def request_of(options: Mapping[str, Any]) -> JobRequest:
-    """Return a request without script whose options are given as Python has them.
+    """Return a job request without a script, built from options given as Python values.
 
-    Mappings stand for ``NAME=VALUE``, lists for options given more than once, numbers for their text.
+    A mapping stands for ``NAME=VALUE`` pairs, a list for a repeated option, a number for its text.
 
     Raises:
-        RequestInvalid: there is no option of that name, or it takes another kind of value.
+        RequestInvalid: an option does not exist, or its value has the wrong type.
     """
-    known = option_names()
-    if unknown := [name for name in options if name not in known]:
+    names = option_names()
+    if unknown := [name for name in options if name not in names]:
         raise RequestInvalid(
-            [f"there is no option {name!r}{suggest_name(name, sorted(known))}" for name in unknown]
+            [f"there is no option {name!r}{suggest_name(name, sorted(names))}" for name in unknown]
         )
-    types = {item.name: str(item.type) for item in fields(JobRequest)}
+    types = {option.name: str(option.type) for option in fields(JobRequest)}
     values: dict[str, Any] = {}
     problems = []
     for name, value in options.items():
         if value is None:
             continue
         try:
-            convert: Callable[[Any], Any] = _AS_WRITTEN.get(types[name], _listed)
+            convert: Callable[[Any], Any] = _CONVERTERS.get(types[name], _as_tuple)
             values[name] = convert(value)
         except (TypeError, ValueError) as error:
             problems.append(f"{name} should be {error}, not {value!r}")
@@ -84,27 +84,27 @@ def request_of(options: Mapping[str, Any]) -> JobRequest:
     return JobRequest(script="", **values)
 
 
-def _whole(value: Any) -> int:
+def _parse_int(value: Any) -> int:
     try:
         return int(value) if isinstance(value, str) else operator.index(value)
     except (TypeError, ValueError):
         raise ValueError("a whole number") from None
 
 
-def _truth(value: Any) -> bool:
+def _check_bool(value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError("True or False")
     return value
 
 
-_AS_WRITTEN: Mapping[str, Callable[[Any], Any]] = {
+_CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
     "str | None": str,
-    "int | None": _whole,
-    "bool | None": _truth,
+    "int | None": _parse_int,
+    "bool | None": _check_bool,
 }
 
 
-def _listed(value: Any) -> tuple[str, ...]:
+def _as_tuple(value: Any) -> tuple[str, ...]:
     if isinstance(value, Mapping):
         return tuple(key if text is None else f"{key}={text}" for key, text in value.items())
     if not isinstance(value, str | Iterable):
@@ -121,47 +121,54 @@ def submit_functions(
     *,
     separate_streams: bool = False,
 ) -> list[tuple[JobRecord, str]]:
-    """Queue pickled functions: one job of one, else as few arrays as the site's limit allows.
+    """Queue pickled functions: one function as a plain job, more as job arrays.
+
+    The number of arrays is the smallest that the cluster's MaxArraySize allows.
 
     Args:
-        options: of ``submit``.
-        folder: submitit's folder, where results go; on another machine they stay in the run directory.
-        parallelism: how many of an array may run at once; 0 for all.
+        options: options of ``submit``, by name.
+        folder: submitit's folder, where results are written; on a remote cluster they stay in the run
+            directory.
+        parallelism: how many tasks of an array may run at once; 0 for all.
         separate_streams: as in `JobSpec`.
 
     Returns:
-        The run and the job id, with the array index if there is one, for each pickle.
+        For each pickle, the run's record and the job id, with the array index if the job is an array.
 
     Raises:
-        RequestInvalid, SubmitRejected, …: as ``submit`` does.
+        RequestInvalid, SubmitRejected, …: as `submit` does.
     """
     request = request_of(options)
     cluster = context.live_cluster(request.cluster, request.transport)
     if request.requeue is None and cluster.profile.slurm.requeue == "allowed":
-        request = replace(request, requeue=True)  # a function goes on by its checkpoint, as with submitit
+        request = replace(request, requeue=True)  # a function resumes from its checkpoint, as with submitit
     python = _python(context, cluster, request)
-    size = cluster.profile.slurm.max_array_size or len(pickles)
-    queued: list[tuple[JobRecord, str]] = []
-    for start in range(0, len(pickles), max(1, size)):
-        part = pickles[start : start + size]
-        asked = replace(
+    max_size = cluster.profile.slurm.max_array_size or len(pickles)
+    submitted: list[tuple[JobRecord, str]] = []
+    for start in range(0, len(pickles), max(1, max_size)):
+        batch = pickles[start : start + max_size]
+        array_request = replace(
             request,
             script=_RUNNER,
             args=() if cluster.remote else (str(folder),),
             python=python,
             launcher=request.launcher or "srun",
-            array=_array(len(part), parallelism),
+            array=_array(len(batch), parallelism),
             separate_streams=separate_streams,
             payload={
                 _RUNNER: assets.worker("dtslurm_function.py").read_bytes(),
                 **_PLUGIN,
-                **{f"{FOLDER}/{number}.pkl": data for number, data in enumerate(part)},
+                **{f"{FOLDER}/{number}.pkl": data for number, data in enumerate(batch)},
             },
         )
-        record = submit(context, prepare(context, asked, standalone=False))
-        ids = [f"{record.job_id}_{number}" for number in range(len(part))] if asked.array else [record.job_id]
-        queued += [(record, job_id or "") for job_id in ids]
-    return queued
+        record = submit(context, prepare(context, array_request, standalone=False))
+        job_ids = (
+            [f"{record.job_id}_{number}" for number in range(len(batch))]
+            if array_request.array
+            else [record.job_id]
+        )
+        submitted += [(record, job_id or "") for job_id in job_ids]
+    return submitted
 
 
 def _array(count: int, parallelism: int) -> str | None:
@@ -171,23 +178,25 @@ def _array(count: int, parallelism: int) -> str | None:
 
 
 def _python(context: Context, cluster: ActiveCluster, request: JobRequest) -> str:
-    """Return the interpreter of the job; on another machine one that can read our pickles.
+    """Return the job's Python interpreter, after checking that a remote interpreter can read local pickles.
 
     Raises:
-        RequestInvalid: it cannot.
+        RequestInvalid: the remote interpreter does not run, or its versions do not match.
     """
     if request.container:
         return request.python or "python"
     if not cluster.remote:
         return request.python or sys.executable
     python = request.python or cluster.profile.environment.python or "python3"
-    answer = cluster.transport.run([python, "-c", _TELL % (_MUST_MATCH,)], timeout=60)
+    output = cluster.transport.run([python, "-c", _PRINT_VERSIONS % (_MUST_MATCH,)], timeout=60)
     try:
-        there = answers.parse_object(answer.stdout.splitlines()[-1], python)
-        problems = answers.interpret(there, partial(_differences, host=cluster.transport.host), python)
+        versions = answers.parse_object(output.stdout.splitlines()[-1], python)
+        problems = answers.interpret(
+            versions, partial(_find_version_differences, host=cluster.transport.host), python
+        )
     except (IndexError, TransportError):
         raise RequestInvalid(
-            [f"{python} on {cluster.transport.host} does not run: {answer.stderr.strip()[-500:]}"],
+            [f"{python} on {cluster.transport.host} does not run: {output.stderr.strip()[-500:]}"],
             hint="name the project's interpreter there by python=, or by environment.python in the profile",
         ) from None
     if problems:
@@ -195,42 +204,44 @@ def _python(context: Context, cluster: ActiveCluster, request: JobRequest) -> st
     return python
 
 
-def _differences(there: Mapping[str, str], host: str) -> list[str]:
-    """Return why pickles made here may not be read there."""
-    here = platform.python_version()
+def _find_version_differences(there: Mapping[str, str], host: str) -> list[str]:
+    """Return the version differences that may keep the remote interpreter from reading local pickles."""
+    local_python = platform.python_version()
     problems = []
-    if there["python"].split(".")[:2] != here.split(".")[:2]:
-        problems.append(f"Python is {here} here and {there['python']} on {host}; pickled code needs the same")
+    if there["python"].split(".")[:2] != local_python.split(".")[:2]:
+        problems.append(
+            f"Python is {local_python} here and {there['python']} on {host}; pickled code needs the same"
+        )
     for name in _MUST_MATCH:
-        mine = metadata.version(name)
+        local_version = metadata.version(name)
         if not there.get(name):
-            problems.append(f"{host} has no {name}; pip install {name}=={mine} there")
-        elif there[name].split(".")[0] != mine.split(".")[0]:
-            problems.append(f"{name} is {mine} here and {there[name]} on {host}")
+            problems.append(f"{host} has no {name}; pip install {name}=={local_version} there")
+        elif there[name].split(".")[0] != local_version.split(".")[0]:
+            problems.append(f"{name} is {local_version} here and {there[name]} on {host}")
     return problems
 
 
 def bring(context: Context, record: JobRecord, name: str, folder: Path) -> bool:
-    """Copy one result from a run's folder on another machine; return whether it was there."""
-    away = replace(record, run_dir=f"{record.run_dir}/{FOLDER}")
+    """Copy one result file from a remote run directory; return whether the file existed."""
+    functions_record = replace(record, run_dir=f"{record.run_dir}/{FOLDER}")
     try:
-        return bool(fetch(context, away, [name], folder).files)
-    except (JobNotFound, TransportError):  # not written yet, or not to be had now
+        return bool(fetch(context, functions_record, [name], folder).files)
+    except (JobNotFound, TransportError):  # not written yet, or the cluster cannot be reached now
         return False
 
 
 def log_of(context: Context, record: JobRecord, task: str, rank: int, stream: str = "log") -> str | None:
-    """Return what a rank has written in all attempts, the oldest first; None where there is nothing yet.
+    """Return the output of a rank over all attempts, oldest first; None if there is no output yet.
 
     Args:
-        task: the array task's index, empty for a job that is no array.
+        task: the array task's index, empty if the job is not an array.
         stream: ``out``, ``err``, or ``log`` for both.
     """
-    below = f"tasks/{task}/" if task else ""
+    prefix = f"tasks/{task}/" if task else ""
     if record.mirror:
-        with contextlib.suppress(JobNotFound, TransportError):  # what is here is told
-            fetch(context, record, [f"{below}logs/*/rank-{rank}.{stream}"], Path(record.mirror))
-    run = RunDir(Path(record.folder) / below)
+        with contextlib.suppress(JobNotFound, TransportError):  # without a connection, read the local copy
+            fetch(context, record, [f"{prefix}logs/*/rank-{rank}.{stream}"], Path(record.mirror))
+    run = RunDir(Path(record.folder) / prefix)
     paths = [run.logs(attempt) / f"rank-{rank}.{stream}" for attempt in run.attempts()]
     texts = [path.read_text("utf-8", "replace") for path in paths if path.is_file()]
     return "".join(texts) if texts else None

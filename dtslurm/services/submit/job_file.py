@@ -1,4 +1,4 @@
-"""A job file as requests: one, or one for each of its stages."""
+"""Convert a job file into job requests: one for the job, or one per stage."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 __all__ = ["JobToSubmit", "Planned", "is_job_file", "steps_of"]
 
-_NOT_OPTIONS = {"variables", "script", "stages", "sweep", "needs"}
+_NON_OPTION_KEYS = {"variables", "script", "stages", "sweep", "needs"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobToSubmit:
-    """One job to submit: a script, a job file's, or one of its stages.
+    """One job to submit: a script, the job of a job file, or one stage of a job file.
 
     Attributes:
-        stage: the stage's name, empty for a job on its own.
-        needs: (kind of dependency, stage) for each stage that it waits for.
-        sweep: what it goes over, if it is a sweep.
+        stage: the stage's name, empty for a job that is not a stage.
+        needs: (dependency type, stage) for each stage that this job waits for.
+        sweep: the parameter space, if the job is a sweep.
     """
 
     request: JobRequest
@@ -43,17 +43,17 @@ class JobToSubmit:
 
     @property
     def plain(self) -> bool:
-        """Whether it is a single job on its own."""
+        """Whether the job is neither a stage nor a sweep."""
         return not self.stage and self.sweep is None
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A step, checked and rendered.
+    """A job that was checked and rendered.
 
     Attributes:
-        prepared: its job; of a sweep the job of its first trials.
-        sweeping: what more there is of a sweep.
+        prepared: the prepared job; for a sweep, the job of its first trials.
+        sweeping: the planned sweep, if the job is a sweep.
     """
 
     step: JobToSubmit
@@ -64,40 +64,44 @@ class Planned:
 def steps_of(
     context: Context, said: JobRequest, assignments: Sequence[str] = (), stage: str | None = None
 ) -> list[JobToSubmit]:
-    """Return what a command line asks for: its script, or its job file's jobs, each after those it needs.
+    """Return the jobs that a command line submits: its script, or the jobs of its job file.
+
+    Each stage comes after the stages that it depends on.
 
     Args:
-        said: the options and arguments of the command line; they hold over the file's.
-        assignments: ``NAME=VALUE`` of the file's variables, from ``--set``.
-        stage: only this one of its stages.
+        said: the options and arguments of the command line; they override those of the file.
+        assignments: ``NAME=VALUE`` for the file's variables, from ``--set``.
+        stage: return only this stage of the file.
 
     Raises:
-        ProfileInvalid: the file is wrong; every problem found is in it.
-        RequestInvalid: an assignment is, or there is no such stage.
+        ProfileInvalid: the file is invalid; the error lists every problem.
+        RequestInvalid: an assignment is invalid, or the stage does not exist.
     """
     path = context.cwd / said.script
     if not is_job_file(path):
-        told = [("--set", bool(assignments)), ("--only", stage is not None)]
-        if wrong := [
-            f"{flag} goes with a job file, which {said.script} is not" for flag, given in told if given
+        job_file_options = [("--set", bool(assignments)), ("--only", stage is not None)]
+        if problems := [
+            f"{flag} goes with a job file, which {said.script} is not"
+            for flag, is_set in job_file_options
+            if is_set
         ]:
-            raise RequestInvalid(wrong)
+            raise RequestInvalid(problems)
         return [JobToSubmit(request=said)]
     from dtslurm.config import jobs
     from dtslurm.services.request.trust import require_trust
 
     home = context.env.get("HOME")
-    given = jobs.assignments(tuple(assignments))
-    found = jobs.load(path, given, cwd=context.cwd, home=Path(home) if home else None)
-    require_trust(context, found)
-    steps = [_step(found, one, said) for one in found.stages]
+    variables = jobs.assignments(tuple(assignments))
+    loaded = jobs.load(path, variables, cwd=context.cwd, home=Path(home) if home else None)
+    require_trust(context, loaded)
+    steps = [_build_job(loaded, loaded_stage, said) for loaded_stage in loaded.stages]
     if stage is not None:
         names = [step.stage for step in steps if step.stage]
         steps = [replace(step, stage="", needs=()) for step in steps if step.stage and step.stage == stage]
         if not steps:
-            meant = suggest_name(stage, names)
+            suggestion = suggest_name(stage, names)
             raise RequestInvalid(
-                [f"--only {stage}: {path.name} has {', '.join(names) or 'no stages'}{meant}"]
+                [f"--only {stage}: {path.name} has {', '.join(names) or 'no stages'}{suggestion}"]
             )
     several = len(steps) > 1 or any(step.sweep for step in steps)
     if several and any(step.request.once is not None for step in steps):
@@ -107,28 +111,30 @@ def steps_of(
     return steps
 
 
-def _step(found: LoadedJob, one: LoadedStage, said: JobRequest) -> JobToSubmit:
-    places = {key.partition(".")[0]: place for key, place in sorted(one.origins.items(), reverse=True)}
-    values = {key: value for key, value in found.job.written().items() if key not in _NOT_OPTIONS}
+def _build_job(found: LoadedJob, one: LoadedStage, said: JobRequest) -> JobToSubmit:
+    origins = {key.partition(".")[0]: origin for key, origin in sorted(one.origins.items(), reverse=True)}
+    values = {key: value for key, value in found.job.written().items() if key not in _NON_OPTION_KEYS}
     if one.name:
-        tops = {key: value for key, value in values.items() if key in {"cluster", "transport", "once"}}
-        values = {"job_name": one.name, **tops, **one.work.written()}
-        values = {key: value for key, value in values.items() if key not in _NOT_OPTIONS}
-        places = {**{key: found.origins.get(key, "") for key in tops}, **places}
+        common = {key: value for key, value in values.items() if key in {"cluster", "transport", "once"}}
+        values = {"job_name": one.name, **common, **one.work.written()}
+        values = {key: value for key, value in values.items() if key not in _NON_OPTION_KEYS}
+        origins = {**{key: found.origins.get(key, "") for key in common}, **origins}
     sweep = one.work.sweep
-    if sweep is not None:  # what the command line adds is nobody's to fill in
+    if sweep is not None:  # arguments of the command line are not filled in by trials
         said = replace(said, args=tuple(word.replace("${", "$${") for word in said.args))
-    request = replace(said, script=one.work.script or "", origins={"script": places["script"]}).over(
-        values, places
+    request = replace(said, script=one.work.script or "", origins={"script": origins["script"]}).over(
+        values, origins
     )
     if sweep is not None:
         variables = set(sweep.variables())
-        filled = [name for name, text in one.work.env.items() if _mentions(text or "", variables)]
-        request = replace(request, trials=Trials(env=tuple(filled), plain=sweep.optuna is None))
+        trial_variables = [
+            name for name, text in one.work.env.items() if _mentions_variable(text or "", variables)
+        ]
+        request = replace(request, trials=Trials(env=tuple(trial_variables), plain=sweep.optuna is None))
     return JobToSubmit(request=request, stage=one.name, needs=one.needs, sweep=sweep)
 
 
-def _mentions(text: str, names: set[str]) -> bool:
+def _mentions_variable(text: str, names: set[str]) -> bool:
     from dtslurm.worker.trial_text import MENTION
 
-    return any(found[2] in names or found[1] for found in MENTION.finditer(text))
+    return any(match[2] in names or match[1] for match in MENTION.finditer(text))

@@ -1,4 +1,4 @@
-"""From a request to a frozen submission: check everything, report every problem at once, render."""
+"""Turn a request into a frozen submission: check it, report all problems at once, and render it."""
 
 from __future__ import annotations
 
@@ -44,28 +44,28 @@ from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.store.git_tree import GitState
 from dtslurm.suggestions import suggest_name
 
-AUTO = "auto"  # as a launcher's name: the one that suits the script
+AUTO = "auto"  # launcher name that selects the launcher by the training script
 
-_PASSED_S = 60.0
+_PREFLIGHT_REUSE_S = 60.0
 
-_WITHOUT_TORCH = {"horovod", "jax", "mpi", "tensorflow"}  # launchers whose environments may lack it
+_WITHOUT_TORCH = {"horovod", "jax", "mpi", "tensorflow"}  # launchers whose environments may lack torch
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A checked and rendered request, and the cluster it is for.
+    """A checked and rendered request, with its cluster.
 
     Attributes:
-        code: what the job runs from, None where it runs in a folder as that is then.
-        git: the commit that the code was at, None where that is not known.
-        script_sha256: of a training script that the user may still edit, empty where there is none.
-        secrets: values by name; in no text that is printed or queued.
-        payload: further files of the run directory.
-        transport: how the cluster is reached, as in `JobRecord`.
-        request: what was asked for, without the project's defaults; what `resubmit` asks for again.
-        folder: where it was asked.
-        parent: the run that this one continues or repeats, if any.
-        stage, stages, sweep: what it belongs to; see `JobRecord`.
+        code: the code snapshot that the job runs, None if the job runs from a folder as it is at the start.
+        git: the git commit of the code, None if unknown.
+        script_sha256: SHA-256 of a training script that the user may still edit, empty if there is none.
+        secrets: values of secrets by name; they appear in no text that is printed or queued.
+        payload: additional files of the run directory, by relative path.
+        transport: the transport to the cluster, as in `JobRecord`.
+        request: the original request without the project's defaults, which `resubmit` submits again.
+        folder: the folder in which the request was made.
+        parent: the run that this run continues or repeats, if any.
+        stage, stages, sweep: the stage or sweep that the run belongs to; see `JobRecord`.
     """
 
     submission: Submission
@@ -89,50 +89,50 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
 
     Args:
         standalone: render a script for plain ``sbatch``, whose run directory is named after its job id;
-            otherwise one for this submission, whose run directory is fixed.
+            otherwise render a script for this submission only, whose run directory is fixed.
 
     Raises:
-        RequestInvalid: the request cannot work; every problem found is in it.
-        ProfileNotFound, ProfileInvalid: so with the cluster's profile.
-        RenderError: a template is wrong.
+        RequestInvalid: the request is invalid; the error lists every problem.
+        ProfileNotFound, ProfileInvalid: the cluster profile is missing or invalid.
+        RenderError: a template is invalid.
     """
     problems: list[str] = []
-    asked, request = request, with_signal_split(request.with_defaults(context.project), problems)
-    cluster = _cluster(context, request, problems, standalone)
-    remarks = untrusted(context) + stands_in(context, cluster)
-    wanted = request.launcher or (cluster.profile.default_launcher if cluster else None)
-    launcher = _launcher(wanted, problems)
+    original_request, request = request, with_signal_split(request.with_defaults(context.project), problems)
+    cluster = _find_cluster(context, request, problems, standalone)
+    early_notices = untrusted(context) + stands_in(context, cluster)
+    launcher_name = request.launcher or (cluster.profile.default_launcher if cluster else None)
+    launcher = _load_launcher(launcher_name, problems)
     resources = resources_of(request, problems)
-    configs = launcher.configs if launcher is not None else CONFIGURATIONS if wanted == AUTO else ()
-    problems += _script_problems(context, request, configs)
-    problems += _option_problems(context, request, cluster, standalone=standalone)
-    problems += name_problems(request.secrets, _shown_variables(context, request, cluster))
-    values = secrets_of(context, request.secrets, problems) if not standalone else {}
-    far = cluster is not None and cluster.remote
-    env = Environment() if far else environment(context, request, cluster.profile if cluster else None)
+    configs = launcher.configs if launcher is not None else CONFIGURATIONS if launcher_name == AUTO else ()
+    problems += _check_script(context, request, configs)
+    problems += _check_options(context, request, cluster, standalone=standalone)
+    problems += name_problems(request.secrets, _plain_variables(context, request, cluster))
+    secret_values = secrets_of(context, request.secrets, problems) if not standalone else {}
+    is_remote = cluster is not None and cluster.remote
+    env = Environment() if is_remote else environment(context, request, cluster.profile if cluster else None)
     problems += env.problems
     if cluster is None:
         raise RequestInvalid(problems)
-    where = place(context, cluster, request, name_of(request), standalone=standalone)
-    if far and not standalone and not problems:
+    run_place = place(context, cluster, request, name_of(request), standalone=standalone)
+    if is_remote and not standalone and not problems:
         _start_submission_worker(context, cluster, request)
-    code = code_of(context, cluster, request, where, problems, remarks) if not standalone else None
+    code = code_of(context, cluster, request, run_place, problems, early_notices) if not standalone else None
 
     profile = cluster.profile
     layout = resolve(resources, profile, one_process=launcher is not None and launcher.one_process)
     advice: Sequence[str] = ()
-    if launcher is None and wanted in {None, AUTO}:
-        launcher, advice = suggested(context, request, layout, auto=wanted == AUTO)
-    if launcher is not None and wanted == AUTO:
+    if launcher is None and launcher_name in {None, AUTO}:
+        launcher, advice = suggested(context, request, layout, auto=launcher_name == AUTO)
+    if launcher is not None and launcher_name == AUTO:
         layout = resolve(resources, profile, one_process=launcher.one_process)
-        problems += set(_script_problems(context, request, launcher.configs)).difference(problems)
+        problems += set(_check_script(context, request, launcher.configs)).difference(problems)
     problems += layout.problems
-    request = _with_script_there(context, cluster, request, code, where, problems)
-    fitting = None if standalone or problems else layout.layout
-    resources = exclude_bad_nodes(context, cluster, request, resources, fitting, remarks)
+    request = _with_script_in_job(context, cluster, request, code, run_place, problems)
+    valid_layout = None if standalone or problems else layout.layout
+    resources = exclude_bad_nodes(context, cluster, request, resources, valid_layout, early_notices)
     spec = spec_of(context, cluster, request, resources, launcher, code, env.folder)
     git = git_state(context, cluster, code, spec.work_dir) if not standalone else None
-    spec = experiment_trackers.tracked(request, spec, cluster, git, "" if standalone else where.token)
+    spec = experiment_trackers.tracked(request, spec, cluster, git, "" if standalone else run_place.token)
     launcher = launcher.chosen(spec) if launcher is not None else None
     problems += staging.problems(request, spec, profile)
     problems += _find_conflicts(spec, profile, layout.layout, launcher, so_far=problems)
@@ -141,7 +141,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     )
     if problems or layout.layout is None or launcher is None:
         raise RequestInvalid(problems)
-    if wanted not in {None, AUTO}:
+    if launcher_name not in {None, AUTO}:
         advice = cautions(context, request, layout.layout, launcher)
 
     submission = render(
@@ -149,18 +149,18 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         profile,
         layout.layout,
         launcher,
-        where,
+        run_place,
         templates=templates_of(context, request),
         runtime=runtime,
     )
-    told = (
-        *(*advice, *env.notices, *layout.notices, *remarks, *(code.notices if code else ())),
+    notices = (
+        *(*advice, *env.notices, *layout.notices, *early_notices, *(code.notices if code else ())),
         *launcher.notices(spec),
         *job_checks.lead_notices(request.signal, request.signal_before, layout.layout.time),
     )
     submission = replace(
         submission,
-        notices=(*told, *_notices(spec, layout, profile, submitted=not standalone)),
+        notices=(*notices, *_collect_notices(spec, layout, profile, submitted=not standalone)),
         origins={**cluster.origins, "cluster": cluster.chosen_by, **request.origins},
     )
     if not standalone:
@@ -171,17 +171,17 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         code=code,
         git=git,
         script_sha256=script_digest(cluster, code, spec) if not standalone else "",
-        secrets=values,
+        secrets=secret_values,
         transport=request.transport or cluster.way,
         payload=request.payload,
-        request=asked,
+        request=original_request,
         folder=str(context.cwd),
     )
 
 
 def _start_submission_worker(context: Context, cluster: ActiveCluster, request: JobRequest) -> None:
-    """Start what takes the run in on the far side, while the code is looked through here."""
-    if request.once:  # of many under one key all but one would hold a session of the host's few for nothing
+    """Start the worker program on the login node that receives the run, while the code is scanned here."""
+    if request.once:  # of many clients with one key, all but one would occupy an SSH session for nothing
         return
     from dtslurm.services.wiring.submission_worker import submission_worker_of
 
@@ -196,66 +196,71 @@ def _find_conflicts(
     *,
     so_far: Sequence[str],
 ) -> list[str]:
-    """Return what of a job its site and its launcher do not take; the latter sees only what is right."""
-    found = [*job_checks.sbatch_options(spec, layout), *job_checks.site(spec, profile, layout)]
+    """Return the conflicts of a job with its cluster and launcher.
+
+    The launcher checks the whole job only if no other problem was found.
+    """
+    conflicts = [*job_checks.sbatch_options(spec, layout), *job_checks.site(spec, profile, layout)]
     if launcher is not None:
-        found += launcher.check_options(spec)
+        conflicts += launcher.check_options(spec)
         if layout is not None:
-            found += job_checks.launchers_variables(spec, profile, layout, launcher)
-        if layout is not None and not found and not so_far:
-            found += launcher.check(spec, layout)
+            conflicts += job_checks.launchers_variables(spec, profile, layout, launcher)
+        if layout is not None and not conflicts and not so_far:
+            conflicts += launcher.check(spec, layout)
     if spec.fabric_check and layout is not None and layout.world_size == 1:
-        found.append("--fabric-check measures between ranks, and this job has one")
-    return found
+        conflicts.append("--fabric-check measures between ranks, and this job has one")
+    return conflicts
 
 
 def _add_scheduler_warnings(
     context: Context, submission: Submission, cluster: ActiveCluster, *, check_there: bool
 ) -> Submission:
-    """Return the submission with its scheduler's notices.
+    """Return the submission with the notices of its scheduler and of the preflight checks.
 
     Raises:
-        RequestInvalid: the scheduler would refuse it, or something it needs is not there.
+        RequestInvalid: the scheduler would reject the job, or something that the job needs is missing.
     """
-    told = [*submission.notices, *cluster.scheduler.notices(submission)]
+    notices = [*submission.notices, *cluster.scheduler.notices(submission)]
     if check_there:
-        told += _run_preflight(context, submission, cluster)
-    return replace(submission, notices=tuple(told))
+        notices += _run_preflight(context, submission, cluster)
+    return replace(submission, notices=tuple(notices))
 
 
 def _run_preflight(context: Context, submission: Submission, cluster: ActiveCluster) -> list[str]:
-    """Return what is noticed of a submission; what passed in the last minute is not looked at again.
+    """Check a submission on the cluster and return the notices; reuse checks that passed in the last minute.
 
     Raises:
         RequestInvalid: as `_add_scheduler_warnings` does.
     """
-    same = submission.script.replace(submission.run_dir, "").replace(submission.token, "")
-    key = hashlib.sha256(f"{cluster.name}\n{same}".encode("utf-8", "surrogateescape")).hexdigest()
-    at, seen = context.passed.get(key, (float("-inf"), []))
-    if 0 <= context.clock() - at < _PASSED_S:
-        return seen
+    comparable_script = submission.script.replace(submission.run_dir, "").replace(submission.token, "")
+    key = hashlib.sha256(
+        f"{cluster.name}\n{comparable_script}".encode("utf-8", "surrogateescape")
+    ).hexdigest()
+    checked_at, cached_notices = context.passed.get(key, (float("-inf"), []))
+    if 0 <= context.clock() - checked_at < _PREFLIGHT_REUSE_S:
+        return cached_notices
     from dtslurm.services.preflight.preflight import preflight
 
-    refused = cluster.scheduler.validate(submission)
+    scheduler_problems = cluster.scheduler.validate(submission)
     findings = preflight(context, cluster, submission)
-    problems = [*refused, *findings.problems, *findings.refusals]
+    problems = [*scheduler_problems, *findings.problems, *findings.refusals]
     if problems:
-        final = findings.refusals or (refused and cluster.profile.scheduler == "local")
+        is_final = findings.refusals or (scheduler_problems and cluster.profile.scheduler == "local")
         raise RequestInvalid(
-            problems, hint="" if final else "--no-check submits the job without these checks"
+            problems, hint="" if is_final else "--no-check submits the job without these checks"
         )
     context.passed[key] = context.clock(), findings.notices
     return findings.notices
 
 
-def _cluster(
+def _find_cluster(
     context: Context, request: JobRequest, problems: list[str], standalone: bool
 ) -> ActiveCluster | None:
-    """Return the cluster; live values are asked for unless the profile alone can answer."""
+    """Return the cluster, with live values from Slurm unless the profile alone is sufficient."""
     try:
         cluster = context.cluster(request.cluster, request.transport)
-        static = standalone or request.no_check
-        if static and cluster.profile.scheduler == "slurm" and cluster.profile.node_types:
+        is_static = standalone or request.no_check
+        if is_static and cluster.profile.scheduler == "slurm" and cluster.profile.node_types:
             return cluster
         return context.live_cluster(request.cluster, request.transport)
     except ProfileNotFound as error:
@@ -263,7 +268,7 @@ def _cluster(
         return None
 
 
-def _launcher(name: str | None, problems: list[str]) -> Launcher | None:
+def _load_launcher(name: str | None, problems: list[str]) -> Launcher | None:
     if name is None or name == AUTO:
         return None
     try:
@@ -273,36 +278,38 @@ def _launcher(name: str | None, problems: list[str]) -> Launcher | None:
         return None
 
 
-def _script_problems(context: Context, request: JobRequest, configs: tuple[str, ...]) -> list[str]:
-    """Return why the training script cannot be run from here."""
-    path, written = context.cwd / request.script, request.script
-    if not written:
+def _check_script(context: Context, request: JobRequest, configs: tuple[str, ...]) -> list[str]:
+    """Return the reasons why the training script cannot run."""
+    script_path, script_name = context.cwd / request.script, request.script
+    if not script_name:
         return ["no script: its name is empty"]
-    if request.module or written in request.payload:
+    if request.module or script_name in request.payload:
         return []
-    if not path.exists():
-        return [f"no such script: {written}{_similar(path)}"]
-    if not path.is_file():
+    if not script_path.exists():
+        return [f"no such script: {script_name}{_suggest_script(script_path)}"]
+    if not script_path.is_file():
         return [
-            f"{written} is a folder, not a script" if path.is_dir() else f"{written} is not a regular file"
+            f"{script_name} is a folder, not a script"
+            if script_path.is_dir()
+            else f"{script_name} is not a regular file"
         ]
-    if not os.access(path, os.R_OK):
-        return [f"{written} cannot be read: permission denied"]
-    if path.suffix in {".yaml", ".yml"} and path.suffix not in configs:
-        return [_no_script(path, written)]
-    if path.suffix not in {".py", *configs} and not os.access(path, os.X_OK):
-        return [f"{written} is neither a .py file nor executable; chmod +x it, or give the .py file"]
+    if not os.access(script_path, os.R_OK):
+        return [f"{script_name} cannot be read: permission denied"]
+    if script_path.suffix in {".yaml", ".yml"} and script_path.suffix not in configs:
+        return [_explain_yaml_file(script_path, script_name)]
+    if script_path.suffix not in {".py", *configs} and not os.access(script_path, os.X_OK):
+        return [f"{script_name} is neither a .py file nor executable; chmod +x it, or give the .py file"]
     return []
 
 
-def _no_script(path: Path, written: str) -> str:
-    """Return why a YAML file is not run; a job file gets here from Python alone."""
+def _explain_yaml_file(path: Path, written: str) -> str:
+    """Explain why a YAML file is no training script; only Python callers pass a job file here."""
     if is_job_file(path):
         return f"{written} is a job file: dtslurm submit takes it; from Python name its script and options"
     return f"{written} is no job file: none of its lines begins with script:, extends: or stages:"
 
 
-def _with_script_there(
+def _with_script_in_job(
     context: Context,
     cluster: ActiveCluster,
     request: JobRequest,
@@ -310,7 +317,7 @@ def _with_script_there(
     where: RunPlace,
     problems: list[str],
 ) -> JobRequest:
-    """Return the request with its script as seen from the job's work dir, where only the snapshot is."""
+    """Return the request with the script's path in the job, which sees only the snapshot."""
     if request.script in request.payload:
         return replace(request, script=f"{where.directory}/{request.script}")
     if code is None or not cluster.remote or request.module:
@@ -327,15 +334,15 @@ def _with_script_there(
     return request
 
 
-def _similar(path: Path) -> str:
+def _suggest_script(path: Path) -> str:
     try:
-        names = [item.name for item in path.parent.iterdir() if item.is_file()]
+        names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
     except OSError:
         return f" (there is no folder {path.parent})"
     return suggest_name(path.name, names)
 
 
-def _option_problems(
+def _check_options(
     context: Context, request: JobRequest, cluster: ActiveCluster | None, *, standalone: bool
 ) -> list[str]:
     limit = cluster.profile.slurm.max_array_size if cluster else None
@@ -346,7 +353,7 @@ def _option_problems(
         *job_checks.array(request.array, limit),
         *(
             [] if standalone else job_checks.job_values(request.args, request.array)
-        ),  # sbatch --array may come
+        ),  # the user may pass --array to sbatch
         *job_checks.dependency(request.dependency),
         *job_checks.signals(request.signal or "USR2", request.signal_before),
     ]
@@ -363,16 +370,18 @@ def _option_problems(
     return problems
 
 
-def _shown_variables(context: Context, request: JobRequest, cluster: ActiveCluster | None) -> dict[str, str]:
-    """Return what sets a variable in the script itself, by the variable's name."""
-    site = cluster.profile.environment.variables if cluster else {}
+def _plain_variables(context: Context, request: JobRequest, cluster: ActiveCluster | None) -> dict[str, str]:
+    """Return the source of each variable that the script sets in plain text, by variable name."""
+    profile_variables = cluster.profile.environment.variables if cluster else {}
     return {
-        **dict.fromkeys(site, "environment.variables of the cluster's profile"),
+        **dict.fromkeys(profile_variables, "environment.variables of the cluster's profile"),
         **{name: "--env" for name, _ in variables_of(context, request)},
     }
 
 
-def _notices(spec: JobSpec, resolution: Resolution, profile: ClusterProfile, *, submitted: bool) -> list[str]:
+def _collect_notices(
+    spec: JobSpec, resolution: Resolution, profile: ClusterProfile, *, submitted: bool
+) -> list[str]:
     notices = []
     if resolution.layout and resolution.layout.time is None:
         local = profile.scheduler == "local"

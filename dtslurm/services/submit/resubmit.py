@@ -1,4 +1,4 @@
-"""Ask again for what a run was asked for: from the beginning, or from where it came to."""
+"""Resubmit a run with its original request: from the beginning, or from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ def again(
     cluster: str | None = None,
     make: Callable[..., Context] = Context,
 ) -> tuple[Context, Prepared]:
-    """Return a new submission like a run's, with the code as it is now, and the context to submit it in.
+    """Prepare a new submission of a run with the current code; return it with the context to submit it in.
 
-    Of an array's task it is of an array of this one task.
+    An array task is submitted as an array that has this task only.
 
     Args:
-        from_checkpoint: let it read and write the checkpoints of the old run, and so go on from them.
-        cluster: submit to this cluster; the run's own by default. Where runs on several clusters are meant by
-            ``selector``, the run on this cluster is repeated.
+        from_checkpoint: let the new run read and write the checkpoints of the old run, to resume from them.
+        cluster: submit to this cluster; by default the run's own cluster. If ``selector`` matches runs on
+            several clusters, the run on this cluster is resubmitted.
 
     Raises:
-        JobNotFound: there is no such run.
-        RequestInvalid: it does not tell what was asked for, or that can no longer be had; or a run that
-            writes those checkpoints is not over; or they are on another cluster.
+        JobNotFound: no run matches ``selector``.
+        RequestInvalid: the record has no request, or the request is no longer valid; or a run that writes
+            the same checkpoints has not ended; or the checkpoints are on another cluster.
     """
-    here = make()
-    record = _find_preferably_on(here, selector, cluster)
+    lookup_context = make()
+    record = _find_preferably_on(lookup_context, selector, cluster)
     if record.sweep:
         raise RequestInvalid([f"{selector} is a sweep; dtslurm sweep resume runs what failed of it"])
     task = task_of(selector, record)
@@ -65,8 +65,8 @@ def again(
                 ["the tasks of an array have checkpoints of their own"],
                 hint=f"resubmit them one by one, such as {record.job_id}_{_first_task(record.array)}",
             )
-        checkpoints = _checkpoints(record, request.env, task)
-        _refuse_writers(here, record, task, checkpoints)
+        checkpoints = _checkpoint_folder(record, request.env, task)
+        _refuse_active_writers(lookup_context, record, task, checkpoints)
         request = replace(request, env=(*request.env, f"{CHECKPOINTS}={checkpoints}"))
     prepared = prepare(context, request, standalone=False)
     return context, replace(prepared, parent=record.run_dir)
@@ -82,35 +82,35 @@ def _find_preferably_on(context: Context, selector: str, cluster: str | None) ->
 
 
 def asked_for(record: JobRecord, make: Callable[..., Context] = Context) -> tuple[Context, JobRequest]:
-    """Return a context in the folder in which a run was submitted, and what was asked for there.
+    """Return the original request of a run, and a context in the folder in which it was submitted.
 
-    The request names the run's own cluster: the default may be another by now.
+    The request names the run's own cluster, because the default cluster may have changed.
 
     Raises:
-        RequestInvalid: its record does not tell, or the folder is gone.
+        RequestInvalid: the record has no request, or the folder no longer exists.
     """
     document = RunDir(Path(record.folder)).document()
-    values, folder = document.get("request"), document.get("submitted_in")
+    request_values, folder = document.get("request"), document.get("submitted_in")
     name = record.job_id or record.name
-    if not isinstance(values, dict) or not isinstance(folder, str):
+    if not isinstance(request_values, dict) or not isinstance(folder, str):
         raise RequestInvalid(
             [f"{name}: its record does not tell what was asked for; it is of a function, or too old"],
             hint="submit it once more by hand",
         )
     if not Path(folder).is_dir():
         raise RequestInvalid([f"{name} was submitted in {folder}, which is gone"])
-    request = _request(values)
-    if values.get("trials"):
-        trials = values["trials"]
+    request = _build_request(request_values)
+    if request_values.get("trials"):
+        trials = request_values["trials"]
         request = replace(request, trials=Trials(**{**trials, "env": tuple(trials["env"])}))
     context = make(cwd=Path(folder))
     if request.cluster is None:
-        request = replace(request, cluster=_own_cluster(context, record))
+        request = replace(request, cluster=_find_own_cluster(context, record))
     return context, request
 
 
-def _own_cluster(context: Context, record: JobRecord) -> str:
-    """Return a run's cluster by name, or by its profile's path where no search finds that name."""
+def _find_own_cluster(context: Context, record: JobRecord) -> str:
+    """Return the name of a run's cluster, or the path of its profile if no profile has that name."""
     try:
         return context.cluster(record.cluster).name
     except ProfileNotFound:
@@ -121,35 +121,36 @@ def _first_task(array: str) -> int:
     return next((tasks[0] for tasks in task_ranges(array)), 0)
 
 
-def _checkpoints(record: JobRecord, env: Sequence[str], task: str | None = None) -> str:
-    """Return where a run keeps its checkpoints: its own folder, or that of the run it continues itself."""
-    given = [text for text in env if text.startswith(f"{CHECKPOINTS}=")]
-    own = record.run_dir if task is None else f"{record.run_dir}/tasks/{task}"
-    return given[-1].partition("=")[2] if given else f"{own}/checkpoints"
+def _checkpoint_folder(record: JobRecord, env: Sequence[str], task: str | None = None) -> str:
+    """Return the checkpoint folder of a run: its own, or that of the run whose checkpoints it continues."""
+    settings = [text for text in env if text.startswith(f"{CHECKPOINTS}=")]
+    default_folder = record.run_dir if task is None else f"{record.run_dir}/tasks/{task}"
+    return settings[-1].partition("=")[2] if settings else f"{default_folder}/checkpoints"
 
 
-def _refuse_writers(context: Context, record: JobRecord, task: str | None, folder: str) -> None:
-    """Refuse to train on a folder of checkpoints that another run may still write.
+def _refuse_active_writers(context: Context, record: JobRecord, task: str | None, folder: str) -> None:
+    """Refuse to train in a checkpoint folder that another run may still write to.
 
     Raises:
-        RequestInvalid: the run, or one that goes on from the same checkpoints, is not over for sure.
+        RequestInvalid: the run, or a run that uses the same checkpoints, has not ended or has an unknown
+            state.
     """
-    others = [one for one in every(context, record.cluster) if one.token != record.token]
-    writers = [record, *(one for one in others if _writes_to(one, folder))]
-    own, *more = views(context, writers)
-    for view in (only(own, task), *more):
+    other_records = [other for other in every(context, record.cluster) if other.token != record.token]
+    writers = [record, *(other for other in other_records if _writes_to(other, folder))]
+    run_view, *other_views = views(context, writers)
+    for view in (only(run_view, task), *other_views):
         if view.terminal:
             continue
         job = view.record.job_id or view.record.name
-        state = next(status for status in view.statuses if not status.terminal)
-        if state.state is JobState.UNKNOWN:
-            why = view.trouble or state.reason or "there is no evidence"
+        status = next(status for status in view.statuses if not status.terminal)
+        if status.state is JobState.UNKNOWN:
+            reason = view.trouble or status.reason or "there is no evidence"
             raise RequestInvalid(
-                [f"whether {job} is over is not known ({why}), and it writes its checkpoints to {folder}"],
+                [f"whether {job} is over is not known ({reason}), and it writes its checkpoints to {folder}"],
                 hint=f"once you know that it is over, submit anew with --env {CHECKPOINTS}={folder}",
             )
         raise RequestInvalid(
-            [f"{job} is {state.word}, and writes its checkpoints to {folder}"],
+            [f"{job} is {status.word}, and writes its checkpoints to {folder}"],
             hint=f"cancel it first: dtslurm cancel {words_for(context, view.record)}",
         )
 
@@ -160,12 +161,14 @@ def _writes_to(record: JobRecord, folder: str) -> bool:
     except StoreError:
         return False
     env = request.get("env") if isinstance(request, dict) else None
-    return _checkpoints(record, env or ()) == folder
+    return _checkpoint_folder(record, env or ()) == folder
 
 
-def _request(values: dict[str, Any]) -> JobRequest:
-    known = {item.name for item in fields(JobRequest)} - {*INTERNAL, "once"}
-    kept: dict[str, Any] = {
-        key: tuple(one) if isinstance(one, list) else one for key, one in values.items() if key in known
+def _build_request(values: dict[str, Any]) -> JobRequest:
+    option_names = {option.name for option in fields(JobRequest)} - {*INTERNAL, "once"}
+    options: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in values.items()
+        if key in option_names
     }
-    return JobRequest(**kept)
+    return JobRequest(**options)

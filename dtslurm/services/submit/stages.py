@@ -1,4 +1,4 @@
-"""Several jobs that follow each other: all are checked before one is queued, and all are queued or none."""
+"""Submit the stages of a job file: check all jobs before queueing any, and queue all jobs or none."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from dtslurm.services.wiring.context import Context
 
 
 def plan(context: Context, steps: Sequence[JobToSubmit], *, confirm: Callable[[str], bool]) -> list[Planned]:
-    """Check and render all jobs; nothing is queued.
+    """Check and render all jobs without queueing them.
 
     Args:
-        confirm: asked before a sweep of very many trials.
+        confirm: called with a question before a sweep of very many trials.
 
     Raises:
-        RequestInvalid: one cannot work; the problems of all are in it.
+        RequestInvalid: a request is invalid; the error lists the problems of all jobs.
         ProfileNotFound, ProfileInvalid, RenderError: as `prepare` does.
     """
     planned: list[Planned] = []
@@ -32,29 +32,32 @@ def plan(context: Context, steps: Sequence[JobToSubmit], *, confirm: Callable[[s
     needs = {step.stage: [name for _, name in step.needs] for step in steps}
     folders: dict[str, str] = {}
     for step in steps:
-        known = sorted(stages.before(step.stage, needs)) if not problems else []
-        folder_of = tuple(f"{stages.folder_variable(name)}={folders[name]}" for name in known)
-        request = replace(step.request, env=(*folder_of, *step.request.env))
+        earlier_stages = sorted(stages.before(step.stage, needs)) if not problems else []
+        folder_variables = tuple(f"{stages.folder_variable(name)}={folders[name]}" for name in earlier_stages)
+        request = replace(step.request, env=(*folder_variables, *step.request.env))
         try:
-            found = _planned(context, replace(step, request=request), confirm)
+            planned_job = _plan_job(context, replace(step, request=request), confirm)
         except RequestInvalid as error:
             if type(error) is not RequestInvalid or not step.stage:
                 raise
             problems += [f"stage {step.stage}: {problem}" for problem in error.problems]
             continue
-        folders[step.stage] = found.prepared.submission.run_dir
-        planned.append(found)
+        folders[step.stage] = planned_job.prepared.submission.run_dir
+        planned.append(planned_job)
     if problems:
         raise RequestInvalid(problems)
     if len(planned) == 1 and not planned[0].step.stage:
         return planned
-    tokens = {one.step.stage: one.prepared.submission.token for one in planned}
+    tokens = {planned_job.step.stage: planned_job.prepared.submission.token for planned_job in planned}
     return [
-        replace(one, prepared=replace(one.prepared, stage=one.step.stage, stages=tokens)) for one in planned
+        replace(
+            planned_job, prepared=replace(planned_job.prepared, stage=planned_job.step.stage, stages=tokens)
+        )
+        for planned_job in planned
     ]
 
 
-def _planned(context: Context, step: JobToSubmit, confirm: Callable[[str], bool]) -> Planned:
+def _plan_job(context: Context, step: JobToSubmit, confirm: Callable[[str], bool]) -> Planned:
     if step.sweep is None:
         return Planned(step, prepare(context, step.request, standalone=False))
     sweeping = plan_sweep(context, step.request, step.sweep, confirm=confirm)
@@ -64,28 +67,28 @@ def _planned(context: Context, step: JobToSubmit, confirm: Callable[[str], bool]
 def queue(
     context: Context, planned: Sequence[Planned], progress: Progress = lambda *_: None
 ) -> list[JobRecord]:
-    """Queue jobs one after the other, each behind those that it needs; return their records.
+    """Queue jobs one after the other, each with its dependencies; return their records.
 
     Raises:
-        SubmitRejected, …: one was refused; those queued before it are cancelled again.
-        SubmitInterrupted: the person pressed Ctrl-C; the jobs that were queued are cancelled again.
+        SubmitRejected, …: a job was rejected; the jobs queued before it are cancelled.
+        SubmitInterrupted: the user pressed Ctrl-C; the queued jobs are cancelled.
     """
     queued: list[JobRecord] = []
-    by_stage: dict[str, list[str]] = {}
+    jobs_by_stage: dict[str, list[str]] = {}
     try:
-        for one in planned:
-            after = _after(one.step, by_stage)
-            if one.sweeping is not None:  # the first array knows by now of what it is a stage
-                sweeping = replace(one.sweeping, first=one.prepared)
+        for planned_job in planned:
+            after = _dependency_expression(planned_job.step, jobs_by_stage)
+            if planned_job.sweeping is not None:  # `plan` has set the stage in `prepared` only
+                sweeping = replace(planned_job.sweeping, first=planned_job.prepared)
                 records = submit_sweep(context, sweeping, after, queued, progress)
                 save_members(context, records[0], records)
             else:
-                records = [submit(context, behind(one.prepared, after), progress)]
+                records = [submit(context, behind(planned_job.prepared, after), progress)]
                 queued += records
-            by_stage[one.step.stage] = [record.job_id or "" for record in records]
+            jobs_by_stage[planned_job.step.stage] = [record.job_id or "" for record in records]
     except DtslurmError as error:
-        told = _take_back(context, queued)
-        error.evidence = (*error.evidence, *([told] if told else []))
+        outcome = _cancel_queued(context, queued)
+        error.evidence = (*error.evidence, *([outcome] if outcome else []))
         raise
     except KeyboardInterrupt as interrupt:
         raise _cancel_interrupted(context, queued, interrupt) from None
@@ -95,36 +98,38 @@ def queue(
 def _cancel_interrupted(
     context: Context, queued: Sequence[JobRecord], interrupt: KeyboardInterrupt
 ) -> SubmitInterrupted:
-    """Cancel the jobs of an interrupted submission; return the interruption with what became of them."""
-    last = interrupt.record if isinstance(interrupt, SubmitInterrupted) else None
-    records = [record for record in (*queued, *([last] if last is not None else [])) if record.job_id]
-    jobs = [record.job_id or "" for record in records]
-    if not jobs:
+    """Cancel the jobs of an interrupted submission; return an interruption that describes their state."""
+    last_record = interrupt.record if isinstance(interrupt, SubmitInterrupted) else None
+    records = [
+        record for record in (*queued, *([last_record] if last_record is not None else [])) if record.job_id
+    ]
+    job_ids = [record.job_id or "" for record in records]
+    if not job_ids:
         return interrupt if isinstance(interrupt, SubmitInterrupted) else SubmitInterrupted(NO_JOB)
-    names = ", ".join(jobs)
+    names = ", ".join(job_ids)
     try:
         control.act(context, "cancel", [record.token for record in records])
     except (DtslurmError, KeyboardInterrupt) as error:
         reason = error.message if isinstance(error, DtslurmError) else "Ctrl-C was pressed again"
         return SubmitInterrupted(
             f"interrupted: {names} were queued and could not be cancelled: {reason}; "
-            f"dtslurm cancel {' '.join(jobs)} cancels them"
+            f"dtslurm cancel {' '.join(job_ids)} cancels them"
         )
     return SubmitInterrupted(f"interrupted: {names} were queued and are cancelled again")
 
 
-def _after(step: JobToSubmit, jobs: Mapping[str, Sequence[str]]) -> str:
-    """Return sbatch's expression for what a step needs, empty for nothing."""
+def _dependency_expression(step: JobToSubmit, jobs: Mapping[str, Sequence[str]]) -> str:
+    """Return sbatch's dependency expression for a job, empty if it depends on no stage."""
     return ",".join(f"{kind}:{':'.join(jobs[name])}" for kind, name in step.needs)
 
 
-def _take_back(context: Context, queued: Sequence[JobRecord]) -> str:
-    """Cancel what is queued already; return what became of it in words, empty if there was nothing."""
-    ids = [record.job_id for record in queued if record.job_id]
-    if not ids:
+def _cancel_queued(context: Context, queued: Sequence[JobRecord]) -> str:
+    """Cancel the queued jobs; return a description of their state, empty if no job was queued."""
+    job_ids = [record.job_id for record in queued if record.job_id]
+    if not job_ids:
         return ""
     try:
         control.act(context, "cancel", [record.token for record in queued if record.job_id])
     except DtslurmError as error:
-        return f"{', '.join(ids)} were queued before, and could not be cancelled: {error.message}"
-    return f"{', '.join(ids)} were queued before it and are cancelled again: nothing of this runs"
+        return f"{', '.join(job_ids)} were queued before, and could not be cancelled: {error.message}"
+    return f"{', '.join(job_ids)} were queued before it and are cancelled again: nothing of this runs"

@@ -1,4 +1,4 @@
-"""Queue a prepared submission: record the intent, put the run directory in place, call the scheduler once."""
+"""Queue a prepared submission: save its record, create the run directory, call the scheduler once."""
 
 from __future__ import annotations
 
@@ -54,22 +54,23 @@ SAMPLER = (
 def submit(context: Context, prepared: Prepared, progress: Progress = lambda *_: None) -> JobRecord:
     """Queue the submission and return its record.
 
-    The intent is on disk before anything is sent, and the run directory is complete before the scheduler is
-    called, so that a lost answer can be looked up and no job starts without its files.
+    The record is on disk before any file is sent, and the run directory is complete before the scheduler is
+    called. So a job can be found if the scheduler's answer is lost, and no job starts without its files.
 
     Args:
-        progress: called with (bytes sent, bytes in all) while code travels.
+        progress: called with (bytes sent, total bytes) while code is sent.
 
     Raises:
-        StoreError: a disk refused; nothing was queued.
-        SubmitRejected, SlurmUnavailable, HostUnavailable: nothing was queued, and its folder is gone again.
-        SubmitUnknown: there may be a job; ``dtslurm status`` will look it up.
-        SubmitInterrupted: Ctrl-C arrived; its text tells whether there is a job.
+        StoreError: a file could not be written; nothing was queued.
+        SubmitRejected, SlurmUnavailable, HostUnavailable: nothing was queued, and the run directory was
+            removed.
+        SubmitUnknown: the job may be queued; ``dtslurm status`` looks for it.
+        SubmitInterrupted: the user pressed Ctrl-C; the message tells whether a job was queued.
     """
     while True:
         try:
             return _submit(context, prepared, progress)
-        except RunExists:  # --once: somebody was first
+        except RunExists:  # --once: another submission has used this key
             if first := find_existing_run(context, prepared):
                 return first
 
@@ -78,36 +79,36 @@ def _submit(context: Context, prepared: Prepared, progress: Progress) -> JobReco
     submission, cluster = prepared.submission, prepared.cluster
     record = planned_record(context, prepared)
     run = RunDir(Path(record.folder))
-    parcel = _parcel(context, prepared, record)
-    ours = False  # under one key another client may make the same folder
+    delivery = _build_delivery(context, prepared, record)
+    created_folder = False  # with the same key, another client may create the same folder
     job_id = None
     try:
         if cluster.remote:
-            run.create(context.transport, {**parcel.files, RunDir.RECORD: _document(prepared, record)})
+            run.create(context.transport, {**delivery.files, RunDir.RECORD: _encode_record(prepared, record)})
             remember(context.index, record)
         else:
             with noting(context, record):
-                deliver(cluster.transport, parcel, progress=progress)
-        ours = True
+                deliver(cluster.transport, delivery, progress=progress)
+        created_folder = True
         with invalidating_cache(context, cluster):
-            job_id = _queue(context, cluster, submission, parcel, run, progress)
+            job_id = _queue(context, cluster, submission, delivery, run, progress)
     except SubmitUnknown:
         _keep(context, replace(record, phase="unknown"))
         raise
     except RunExists:
         raise
     except DtslurmError as error:
-        if ours or not run.path.exists():
+        if created_folder or not run.path.exists():
             forget(context, cluster, record, placed=not isinstance(error, StoreError))
         raise
     except KeyboardInterrupt:
-        if not ours and job_id is None:
+        if not created_folder and job_id is None:
             raise SubmitInterrupted(NO_JOB) from None
         raise _settle_interrupted(context, cluster, record, job_id) from None
     try:
         record = replace(record, phase="submitted", job_id=job_id)
         _keep(context, record)
-        if not cluster.remote:  # over SSH the far side has noted it at once
+        if not cluster.remote:  # over SSH, the worker program has recorded the event
             append_event(context, record, "submitted", job_id=job_id, cluster=cluster.name)
     except KeyboardInterrupt:
         raise _settle_interrupted(context, cluster, record, job_id) from None
@@ -117,9 +118,10 @@ def _submit(context: Context, prepared: Prepared, progress: Progress) -> JobReco
 def _settle_interrupted(
     context: Context, cluster: ActiveCluster, record: JobRecord, job_id: str | None
 ) -> SubmitInterrupted:
-    """Return the interruption of a submission, and record its job where there is one.
+    """Record the job of an interrupted submission, if it has one; return the interruption.
 
-    A job that the scheduler does not list yet would end without work: the run is claimed for nobody.
+    A run without a known job is marked as withdrawn, so a job that the scheduler does not list yet would end
+    without work.
     """
     try:
         if job_id is None:
@@ -138,10 +140,10 @@ def _settle_interrupted(
 
 
 def _keep(context: Context, record: JobRecord) -> None:
-    """Write down what is known of a job that may be queued; if no disk takes it, a look-up will tell."""
+    """Save the record of a job that may be queued; if saving fails, ``dtslurm status`` can find the job."""
     try:
         save(context, record)
-    except StoreError:  # an error now would say that nothing was queued
+    except StoreError:  # raising this error would mean that nothing was queued
         remember(context.index, record)
 
 
@@ -153,14 +155,16 @@ def _queue(
     kept: RunDir,
     progress: Progress,
 ) -> str:
-    """Queue the script; over SSH the run directory is put in place by the same command."""
+    """Queue the script; over SSH, the same command also creates the run directory."""
     script = f"{submission.run_dir}/{RunDir.SCRIPT}"
     if not cluster.remote:
         with kept.under_way():
-            return cluster.scheduler.submit(submission, script, _without(cluster, submission.spec.secrets))
+            return cluster.scheduler.submit(
+                submission, script, _without_secrets(cluster, submission.spec.secrets)
+            )
 
     def run(argv: Sequence[str], timeout: float) -> Completed:
-        answer = deliver(
+        completed = deliver(
             cluster.transport,
             parcel,
             then=argv,
@@ -170,28 +174,28 @@ def _queue(
             progress=progress,
             known=KnownObjects.of(hash_cache(context), cluster.name, parcel.objects),
         )
-        if answer is None:
+        if completed is None:
             raise TransportError("the run directory was put in place, but nothing was queued")
-        return answer
+        return completed
 
     with kept.under_way():
         return cluster.scheduler.submit(submission, script, run)
 
 
-def _without(cluster: ActiveCluster, names: Sequence[str]) -> Runner | None:
-    """Return what keeps secrets out of sbatch's own environment, which some sites pass on to the job."""
+def _without_secrets(cluster: ActiveCluster, names: Sequence[str]) -> Runner | None:
+    """Return a runner that keeps secrets out of sbatch's environment, which some clusters pass to the job."""
     if not names:
         return None
-    hide = ["env", *(f"--unset={name}" for name in names)]
-    return lambda argv, timeout: cluster.transport.run([*hide, *argv], timeout=timeout)
+    env_command = ["env", *(f"--unset={name}" for name in names)]
+    return lambda argv, timeout: cluster.transport.run([*env_command, *argv], timeout=timeout)
 
 
-def _parcel(context: Context, prepared: Prepared, record: JobRecord) -> Delivery:
+def _build_delivery(context: Context, prepared: Prepared, record: JobRecord) -> Delivery:
     submission = prepared.submission
     files = {
         **prepared.payload,
         RunDir.SCRIPT: submission.script.encode("utf-8", "surrogateescape"),
-        RunDir.RECORD: _document(prepared, replace(record, mirror="")),
+        RunDir.RECORD: _encode_record(prepared, replace(record, mirror="")),
         "logs/batch.log": b"",
     }
     if submission.spec.sample:
@@ -213,12 +217,12 @@ def _parcel(context: Context, prepared: Prepared, record: JobRecord) -> Delivery
     )
 
 
-def _document(prepared: Prepared, record: JobRecord) -> bytes:
-    return codec.encode({"schema": codec.SCHEMA, **codec.plain(record), **_details(prepared)})
+def _encode_record(prepared: Prepared, record: JobRecord) -> bytes:
+    return codec.encode({"schema": codec.SCHEMA, **codec.plain(record), **_submission_details(prepared)})
 
 
-def _details(prepared: Prepared) -> dict[str, object]:
-    """Return what only people and bug reports need of a submission."""
+def _submission_details(prepared: Prepared) -> dict[str, object]:
+    """Return the details of a submission that only users and bug reports need."""
     submission = prepared.submission
     return {
         "spec": submission.spec,
@@ -228,19 +232,19 @@ def _details(prepared: Prepared) -> dict[str, object]:
         "request": _resubmittable_request(prepared.request),
         "submitted_in": prepared.folder,
         "versions": {"dtslurm": dtslurm.__version__},
-        "git": _git(prepared.git),
+        "git": _git_details(prepared.git),
         "script_sha256": prepared.script_sha256 or None,
         "submitted_from": os.uname().nodename,
     }
 
 
 def _resubmittable_request(request: JobRequest | None) -> JobRequest | None:
-    """Return what can be asked for once more: a function's pickle is for one run."""
+    """Return a request that can be submitted again, None for a function, whose pickle is for one run only."""
     return None if request is None or request.payload else request
 
 
-def _git(git: GitState | None) -> dict[str, object] | None:
-    """Return the commit and branch of the code at the submission; the difference is in ``code.diff``."""
+def _git_details(git: GitState | None) -> dict[str, object] | None:
+    """Return the commit and branch of the code at submission; ``code.diff`` holds the uncommitted changes."""
     if git is None:
         return None
     return {"commit": git.commit, "branch": git.branch, "dirty": git.dirty}

@@ -1,4 +1,4 @@
-"""What a run needs beside its script to survive: the supervisor, and the rules by which causes are named."""
+"""Files that a supervised run needs: the supervisor, the diagnosis rules, and the node health request."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dtslurm.model.jobs.job import Submission
 from dtslurm.services.wiring.context import Context
 
 FOLDER = "supervisor"
-_START = """\
+_SUPERVISOR_MAIN = """\
 from worker.supervisor.main import main
 
 main()
 """
-_JUDGE = """\
+_DIAGNOSE_MAIN = """\
 from dtslurm.diagnose.program import main
 
 main()
@@ -31,15 +31,15 @@ _RDMA = {
     "infiniband",
     "roce",
     "omnipath",
-}  # whose adapters show their state and rate in /sys/class/infiniband
-_MOMENT = (1980, 1, 1, 0, 0, 0)  # a zip's bytes must not depend on the clock
+}  # their adapters report state and rate in /sys/class/infiniband
+_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # fixed, so that the bytes of the zip do not depend on the clock
 
 
 def files(context: Context) -> dict[str, bytes]:
     """Return the supervisor's files by their paths in the run directory.
 
     Raises:
-        ProfileInvalid: a file of signatures is wrong.
+        ProfileInvalid: a log signature file is invalid.
     """
     worker = assets.worker("supervisor").parent
     paths = [
@@ -50,24 +50,24 @@ def files(context: Context) -> dict[str, bytes]:
     ]
     for package in ("evidence", "preflight", "stacks", "supervisor"):
         paths += sorted((worker / package).rglob("*.py"))
-    found = {f"{FOLDER}/worker/{path.relative_to(worker)}": path.read_bytes() for path in paths}
+    contents = {f"{FOLDER}/worker/{path.relative_to(worker)}": path.read_bytes() for path in paths}
     signatures = known.load(context.cwd, context.env)
-    rules = {"schema": 1, "signatures": [asdict(one) for one in signatures]}
-    found[f"{FOLDER}/__main__.py"] = _START.encode()
-    found[f"{FOLDER}/rules.json"] = json.dumps(rules).encode()
-    found[f"{FOLDER}/rules.zip"] = _rules(worker.parent)
-    return found
+    signature_rules = {"schema": 1, "signatures": [asdict(signature) for signature in signatures]}
+    contents[f"{FOLDER}/__main__.py"] = _SUPERVISOR_MAIN.encode()
+    contents[f"{FOLDER}/rules.json"] = json.dumps(signature_rules).encode()
+    contents[f"{FOLDER}/rules.zip"] = _build_rules_zip(worker.parent)
+    return contents
 
 
 def health_file(submission: Submission, profile: ClusterProfile) -> dict[str, bytes]:
-    """Return what the look at the nodes' health is to find, as far as the request and the profile tell."""
+    """Return the file with the hardware that the node health check expects, from the request and profile."""
     spec, layout = submission.spec, submission.layout
     if spec.health_check is False:
         return {}
     launcher = registry.load(spec.launcher).chosen(spec)
     node = destination(spec.resources, profile).node
     fabric, nics = profile.fabric, node.nics if node else None
-    wanted = {
+    expected = {
         "schema": 1,
         "nodes": layout.nodes,
         "gpus": layout.gpus_per_node,
@@ -86,18 +86,18 @@ def health_file(submission: Submission, profile: ClusterProfile) -> dict[str, by
         "work_dir": spec.work_dir,
         "srun_options": profile.slurm.srun_options,
     }
-    return {f"{FOLDER}/health.json": json.dumps(wanted).encode()}
+    return {f"{FOLDER}/health.json": json.dumps(expected).encode()}
 
 
-def _rules(package: Path) -> bytes:
-    """Return the judgement of `dtslurm diagnose` as a program in one file: values in, a verdict out."""
+def _build_rules_zip(package: Path) -> bytes:
+    """Return the rules of `dtslurm diagnose` as a zip program that reads values and prints a diagnosis."""
     names = ("__init__.py", "exit_codes.py", "values.py", "runs/__init__.py", "runs/diagnosis.py")
     model = [package / "model" / name for name in names]
     paths = [package / "__init__.py", *model, *sorted((package / "diagnose").glob("*.py"))]
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(zipfile.ZipInfo("__main__.py", _MOMENT), _JUDGE)
+        archive.writestr(zipfile.ZipInfo("__main__.py", _ZIP_TIME), _DIAGNOSE_MAIN)
         for path in paths:
             name = f"{package.name}/{path.relative_to(package)}"
-            archive.writestr(zipfile.ZipInfo(name, _MOMENT), path.read_bytes())
+            archive.writestr(zipfile.ZipInfo(name, _ZIP_TIME), path.read_bytes())
     return buffer.getvalue()

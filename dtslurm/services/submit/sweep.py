@@ -1,4 +1,4 @@
-"""A sweep as job arrays: as few as the site's MaxArraySize allows, each with a file of its trials."""
+"""Submit a sweep as the fewest job arrays that MaxArraySize allows, each with a file of its trials."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from dtslurm.store import codec
 from dtslurm.worker.trial_text import substitute
 
 _PROGRAMS = ("trial.py", "trial_text.py", "trial_asha.py", "trial_optuna.py")
-_ASK_ABOVE = 10_000  # trials
-_ARRAY = 1001  # tasks of an array: Slurm's default MaxArraySize, where the site's is not known
-_NAME = 120  # characters of a trial's name
+_CONFIRM_ABOVE = 10_000  # trials
+_DEFAULT_ARRAY_SIZE = 1001  # tasks per array if the cluster's MaxArraySize is unknown: Slurm's default
+_MAX_NAME_LENGTH = 120  # characters of a trial's name
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One point of a sweep.
+    """One trial of a sweep.
 
     Attributes:
-        number: counts through the whole sweep.
-        checkpoints: where an earlier try of it saved, empty for the first.
+        number: index in the whole sweep.
+        checkpoints: checkpoint folder of an earlier attempt of this trial, empty for the first attempt.
     """
 
     number: int
@@ -45,12 +45,12 @@ class Trial:
 
 @dataclass(frozen=True)
 class Sweeping:
-    """A sweep whose first array is checked and rendered.
+    """A planned sweep, whose first array is checked and rendered.
 
     Attributes:
-        settings: what its jobs must know of it, the content of ``sweep.json``.
-        rest: the trials of the arrays after it, worked out one at a time.
-        size: trials of an array.
+        settings: the content of ``sweep.json``, which the jobs of the sweep read.
+        rest: the trials of the later arrays, generated lazily.
+        size: trials per array.
     """
 
     first: Prepared
@@ -61,15 +61,15 @@ class Sweeping:
 
 
 def trials_of(sweep: Sweep) -> Iterator[Trial]:
-    """Yield the trials of a sweep, one at a time.
+    """Generate the trials of a sweep.
 
     Raises:
-        RequestInvalid: two have the same name, or a condition cannot be worked out.
+        RequestInvalid: two trials have the same name, or a condition cannot be evaluated.
     """
     names: dict[str, int] = {}
     try:
         for number, values in enumerate(sweep):
-            name = _name(sweep, number, values)
+            name = _trial_name(sweep, number, values)
             if name in names:
                 raise RequestInvalid(
                     [f"trials {names[name]} and {number} of the sweep have the same name: {name}"],
@@ -81,48 +81,49 @@ def trials_of(sweep: Sweep) -> Iterator[Trial]:
         raise RequestInvalid([f"sweep: {error}"]) from None
 
 
-def _name(sweep: Sweep, number: int, values: Mapping[str, str]) -> str:
+def _trial_name(sweep: Sweep, number: int, values: Mapping[str, str]) -> str:
     if sweep.name is not None:
         return substitute(sweep.name, {**values, "number": str(number)})
-    told = ",".join(f"{name}={value}" for name, value in values.items())
-    if sweep.optuna is not None or len(told) > _NAME:  # values to come, or too many to read
-        told = f"{told[:_NAME]}#{number}"
-    return told
+    assignments = ",".join(f"{name}={value}" for name, value in values.items())
+    # With Optuna the values are chosen later.
+    if sweep.optuna is not None or len(assignments) > _MAX_NAME_LENGTH:
+        assignments = f"{assignments[:_MAX_NAME_LENGTH]}#{number}"
+    return assignments
 
 
 def plan_sweep(
     context: Context, request: JobRequest, sweep: Sweep, *, confirm: Callable[[str], bool]
 ) -> Sweeping:
-    """Check a sweep and render its first array; nothing is queued.
+    """Check a sweep and render its first array without queueing it.
 
     Args:
-        confirm: asked before very many trials are queued.
+        confirm: called with a question before very many trials are queued.
 
     Raises:
-        RequestInvalid: it cannot work, or nobody confirmed it.
+        RequestInvalid: the request is invalid, or the user did not confirm.
     """
     count = sweep.size()
-    if count > _ASK_ABOVE and not confirm(f"The sweep has {count:,} points. Queue them all?"):
+    if count > _CONFIRM_ABOVE and not confirm(f"The sweep has {count:,} points. Queue them all?"):
         raise RequestInvalid(
             [f"the sweep has {count:,} points; nothing was queued"],
             hint="--yes queues them all; random: with samples: draws some of them",
         )
-    per_task, problems = _per_task(request, sweep)
+    per_task, problems = _trials_per_task(request, sweep)
     if problems:
         raise RequestInvalid(problems)
-    trials = _checked(sweep)
+    trials = _check_trials(sweep)
     assert request.trials is not None  # noqa: S101 - a sweep's request
     request = replace(request, trials=replace(request.trials, per_task=per_task))
     if per_task > 1:
         request = replace(request, nodes=1, ntasks_per_node=per_task, launcher="srun")
-    return arrays(context, request, _settings(sweep, per_task), trials)
+    return arrays(context, request, _sweep_settings(sweep, per_task), trials)
 
 
-def _checked(sweep: Sweep) -> Iterator[Trial]:
-    """Return the trials, after names and conditions were seen to be right for all of them."""
-    if sweep.size() <= _ASK_ABOVE:
+def _check_trials(sweep: Sweep) -> Iterator[Trial]:
+    """Return the trials, after checking the names and conditions of all of them."""
+    if sweep.size() <= _CONFIRM_ABOVE:
         return iter(list(trials_of(sweep)))
-    for _ in trials_of(sweep):  # too many to keep
+    for _ in trials_of(sweep):  # too many to hold in memory
         pass
     return trials_of(sweep)
 
@@ -130,21 +131,21 @@ def _checked(sweep: Sweep) -> Iterator[Trial]:
 def arrays(
     context: Context, request: JobRequest, settings: Mapping[str, Any], trials: Iterator[Trial]
 ) -> Sweeping:
-    """Return trials as arrays of the size that the site takes, the first of them checked and rendered.
+    """Divide trials into arrays of the size that the cluster accepts; check and render the first array.
 
     Raises:
-        RequestInvalid: it cannot work, or there is no trial.
+        RequestInvalid: the request is invalid, or there are no trials.
     """
     cluster = context.live_cluster(request.cluster, request.transport)
-    size = (cluster.profile.slurm.max_array_size or _ARRAY) * settings["per_task"]
-    part = list(islice(trials, size))
-    if not part:
+    size = (cluster.profile.slurm.max_array_size or _DEFAULT_ARRAY_SIZE) * settings["per_task"]
+    first_trials = list(islice(trials, size))
+    if not first_trials:
         raise RequestInvalid(["when and unless of the sweep leave no point"])
-    return Sweeping(_prepared(context, request, settings, part), request, settings, trials, size)
+    return Sweeping(_prepare_array(context, request, settings, first_trials), request, settings, trials, size)
 
 
-def _per_task(request: JobRequest, sweep: Sweep) -> tuple[int, list[str]]:
-    """Return how many trials share an array task, and what is wrong with that."""
+def _trials_per_task(request: JobRequest, sweep: Sweep) -> tuple[int, list[str]]:
+    """Return the number of trials per array task, and the problems of packing them."""
     if not sweep.packed:
         return 1, []
     problems = []
@@ -160,33 +161,39 @@ def _per_task(request: JobRequest, sweep: Sweep) -> tuple[int, list[str]]:
     return count, problems
 
 
-def _settings(sweep: Sweep, per_task: int) -> dict[str, Any]:
-    """Return what the jobs of a sweep must know of it."""
+def _sweep_settings(sweep: Sweep, per_task: int) -> dict[str, Any]:
+    """Return the settings that the jobs of a sweep read."""
     return {
         "schema": 1,
-        "sweep": "",  # the run directory of its first array, once that is known
+        "sweep": "",  # the run directory of the first array, set when it is known
         "per_task": per_task,
         "max_parallel": sweep.max_parallel,
         "metric": sweep.metric,
         "mode": sweep.mode,
         "asha": asdict(sweep.asha) if sweep.asha else None,
-        "optuna": _optuna(sweep),
+        "optuna": _optuna_settings(sweep),
     }
 
 
-def _optuna(sweep: Sweep) -> dict[str, Any] | None:
+def _optuna_settings(sweep: Sweep) -> dict[str, Any] | None:
     if sweep.optuna is None:
         return None
-    random = {name: [one.kind, *one.arguments] for name, one in sweep.random.items()}
+    random = {
+        name: [distribution.kind, *distribution.arguments] for name, distribution in sweep.random.items()
+    }
     return {**asdict(sweep.optuna), "seed": sweep.seed, "random": random}
 
 
-def _prepared(
+def _prepare_array(
     context: Context, request: JobRequest, settings: Mapping[str, Any], trials: Sequence[Trial]
 ) -> Prepared:
-    """Return the array of some trials; the first array of a sweep is the one that the others belong to."""
-    tasks, most = -(-len(trials) // settings["per_task"]), settings["max_parallel"]
-    array = f"0-{tasks - 1}{f'%{most}' if most and most < tasks else ''}" if tasks > 1 else "0"
+    """Prepare the array of some trials; the run directory of the first array identifies the sweep."""
+    tasks, max_parallel = -(-len(trials) // settings["per_task"]), settings["max_parallel"]
+    array = (
+        f"0-{tasks - 1}{f'%{max_parallel}' if max_parallel and max_parallel < tasks else ''}"
+        if tasks > 1
+        else "0"
+    )
     if settings["sweep"] and request.trials is not None:
         token = Path(settings["sweep"]).name.rpartition("-")[2]
         request = replace(request, trials=replace(request.trials, token=token))
@@ -207,28 +214,28 @@ def submit_sweep(
     queued: list[JobRecord],
     progress: Progress = lambda *_: None,
 ) -> list[JobRecord]:
-    """Queue all arrays of a sweep and return their records; each is added to ``queued`` at once.
+    """Queue all arrays of a sweep and return their records; add each record to ``queued`` at once.
 
-    Where ``max_parallel`` is given, an array waits for the end of the one before it.
+    With ``max_parallel``, each array waits for the previous array to end.
     """
     first, settings = sweeping.first, {**sweeping.settings, "sweep": sweeping.first.sweep}
     prepared: Prepared | None = first
     records: list[JobRecord] = []
     while prepared is not None:
-        waits = after
+        dependency = after
         if records and settings["max_parallel"]:
-            waits = f"{after},afterany:{records[-1].job_id}".lstrip(",")
-        record = submit(context, behind(prepared, waits), progress)
+            dependency = f"{after},afterany:{records[-1].job_id}".lstrip(",")
+        record = submit(context, behind(prepared, dependency), progress)
         records.append(record)
         queued.append(record)
-        part = list(islice(sweeping.rest, sweeping.size))
-        request = replace(sweeping.request, no_check=True)  # the first one was checked
-        following = _prepared(context, request, settings, part) if part else None
-        prepared = following and replace(following, stage=first.stage, stages=first.stages)
+        next_trials = list(islice(sweeping.rest, sweeping.size))
+        request = replace(sweeping.request, no_check=True)  # the first array was checked
+        next_array = _prepare_array(context, request, settings, next_trials) if next_trials else None
+        prepared = next_array and replace(next_array, stage=first.stage, stages=first.stages)
     return records
 
 
 def save_members(context: Context, head: JobRecord, records: Sequence[JobRecord]) -> None:
-    """Note which runs belong to a sweep, beside the copy of its first one on this machine."""
+    """Save the list of runs that belong to a sweep, in the local folder of its first run."""
     folders = [record.folder for record in records]
     context.transport.put(codec.encode({"schema": 1, "runs": folders}), str(Path(head.folder) / MEMBERS))

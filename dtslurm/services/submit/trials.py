@@ -1,4 +1,4 @@
-"""How the trials of a sweep fare, and what is done about them: results, resuming, stopping."""
+"""The trials of a sweep: read their states and results, resume failed trials, stop the sweep."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from dtslurm.store.lock import try_lock
 from dtslurm.store.rundir import RunDir, json_lines
 from dtslurm.views.telemetry import first_failure_of
 
-_LIMIT_S = 300.0
-_PARTS = ("telemetry.failure", "telemetry.lines", "telemetry.log_metrics")
-_RESUMING = "resuming.lock"
+_TIMEOUT_S = 300.0
+_WORKER_MODULES = ("telemetry.failure", "telemetry.lines", "telemetry.log_metrics")
+_RESUME_LOCK = "resuming.lock"
 _ENDED_BY_SLURM = {JobState.TIMEOUT, JobState.CANCELLED, JobState.OUT_OF_MEMORY}
 WAITING, RUNNING, DONE, STOPPED, FAILED, NEVER = (
     "waiting",
@@ -45,15 +45,15 @@ WAITING, RUNNING, DONE, STOPPED, FAILED, NEVER = (
 
 @dataclass(frozen=True)
 class TrialView:
-    """A trial as it is now.
+    """The current state of a trial.
 
     Attributes:
         state: ``waiting``, ``running``, ``done``, ``stopped`` (early), ``failed`` or ``never ran``.
-        job: the array task that runs it or ran it last, such as ``17_3``.
-        step, last, best: of its metric, None where none was written.
-        folder: its files, on the cluster.
-        cause: why it failed, empty for a trial that did not.
-        points: (step, value) of its metric, where they were wanted.
+        job: the array task that runs the trial or ran it last, such as ``17_3``.
+        step, last, best: last step, last value and best value of the metric, None if none was written.
+        folder: the trial's folder on the cluster.
+        cause: the cause of a failure, empty for a trial that did not fail.
+        points: (step, value) pairs of the metric, if they were requested.
     """
 
     number: int
@@ -74,13 +74,13 @@ class TrialView:
 
 @dataclass(frozen=True)
 class SweepView:
-    """A sweep as it is now.
+    """The current state of a sweep.
 
     Attributes:
-        head: its first run.
-        runs: all of its runs, those that resumed it last.
-        metric, mode: what trials are compared by.
-        written: what trials write, where none has written the metric.
+        head: the first run of the sweep.
+        runs: all runs of the sweep, with the runs that resumed it last.
+        metric, mode: the metric by which trials are compared, and ``min`` or ``max``.
+        written: names of the metrics that trials have written, if no trial has written ``metric``.
     """
 
     head: JobRecord
@@ -93,7 +93,7 @@ class SweepView:
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def ranked(self) -> list[TrialView]:
-        """Return the trials, the best first; then those that failed, and those without a result last."""
+        """Return the trials, best value first; then failed trials, and last the trials without a value."""
         sign = -1 if self.mode == "max" else 1
         return sorted(
             self.trials,
@@ -106,24 +106,24 @@ class SweepView:
         )
 
     def counts(self) -> dict[str, int]:
-        """Return how many trials are in each state."""
+        """Return the number of trials in each state."""
         states = [trial.state for trial in self.trials]
         order = (DONE, STOPPED, RUNNING, WAITING, FAILED, NEVER)
         return {state: states.count(state) for state in order if state in states}
 
 
 def look(context: Context, selector: str, cluster: str | None = None, *, points: int = 0) -> SweepView:
-    """Return the sweep that a run belongs to, with at most so many points of each trial's metric.
+    """Read the sweep that a run belongs to, with at most ``points`` points of each trial's metric.
 
     Raises:
-        JobNotFound: there is no such run.
-        RequestInvalid: it belongs to no sweep.
-        TransportError: the trials' files could not be read where they are.
-        ProfileInvalid: a file of patterns for log lines is wrong.
+        JobNotFound: no run matches ``selector``.
+        RequestInvalid: the run belongs to no sweep.
+        TransportError: the trials' files could not be read on the cluster.
+        ProfileInvalid: a file of log patterns is invalid.
     """
-    head, runs = _members(context, find(context, selector, cluster))
+    head, runs = _load_members(context, find(context, selector, cluster))
     settings = json.loads((Path(head.folder) / SETTINGS).read_bytes())
-    seen = views(context, runs)
+    run_views = views(context, runs)
     transport, python = far_side(context, head)
     request = {
         "runs": [record.run_dir for record in runs],
@@ -133,36 +133,40 @@ def look(context: Context, selector: str, cluster: str | None = None, *, points:
         "patterns": log_patterns(context),
         "points": points,
     }
-    answer = ask(transport, python, "trial_report", request, timeout=_LIMIT_S, parts=_PARTS)
+    answer = ask(transport, python, "trial_report", request, timeout=_TIMEOUT_S, parts=_WORKER_MODULES)
     trials, keys = interpret(
-        answer, lambda answer: _trials(seen, answer["runs"], settings["per_task"]), "trial_report.py"
+        answer,
+        lambda answer: _build_trials(run_views, answer["runs"], settings["per_task"]),
+        "trial_report.py",
     )
-    compared = any(trial.best is not None for trial in trials.values())
+    has_metric = any(trial.best is not None for trial in trials.values())
     return SweepView(
         head=head,
-        runs=tuple(view.record for view in seen),
+        runs=tuple(view.record for view in run_views),
         trials=tuple(trials[number] for number in sorted(trials)),
         metric=settings["metric"],
         mode=settings["mode"],
-        trouble="; ".join(dict.fromkeys(view.trouble for view in seen if view.trouble)),
-        written=() if compared else tuple(keys),
+        trouble="; ".join(dict.fromkeys(view.trouble for view in run_views if view.trouble)),
+        written=() if has_metric else tuple(keys),
         settings=settings,
     )
 
 
-def _trials(
+def _build_trials(
     views: Sequence[RunView], told: Sequence[Sequence[Mapping[str, Any]]], per_task: int
 ) -> tuple[dict[int, TrialView], list[str]]:
-    """Return the trials by number, and the names of the metrics that they wrote."""
+    """Return the trials by number, and the names of the metrics that the trials have written."""
     trials: dict[int, TrialView] = {}
-    for view, found in zip(views, told, strict=True):
-        trials |= {trial.number: trial for trial in _of_run(view, found, per_task)}
-    keys = dict.fromkeys(str(key) for found in told for item in found for key in item.get("keys") or ())
+    for view, records in zip(views, told, strict=True):
+        trials |= {trial.number: trial for trial in _build_run_trials(view, records, per_task)}
+    keys = dict.fromkeys(
+        str(key) for records in told for record in records for key in record.get("keys") or ()
+    )
     return trials, list(keys)
 
 
-def _members(context: Context, record: JobRecord) -> tuple[JobRecord, list[JobRecord]]:
-    """Return a sweep's first run and all of them, in the order in which they were queued."""
+def _load_members(context: Context, record: JobRecord) -> tuple[JobRecord, list[JobRecord]]:
+    """Return the first run of a sweep, and all runs of the sweep in the order of submission."""
     if not record.sweep:
         raise RequestInvalid([f"job {record.job_id or record.name} is no sweep; dtslurm status shows it"])
     head = (
@@ -172,7 +176,7 @@ def _members(context: Context, record: JobRecord) -> tuple[JobRecord, list[JobRe
     try:
         folders = json.loads(path.read_bytes())["runs"]
     except (OSError, ValueError, KeyError):
-        folders = [head.folder]  # it was cut off while it was queued
+        folders = [head.folder]  # the submission was interrupted
     records = []
     for folder in folders:
         try:
@@ -182,56 +186,58 @@ def _members(context: Context, record: JobRecord) -> tuple[JobRecord, list[JobRe
     return head, records
 
 
-def _of_run(view: RunView, told: Sequence[Mapping[str, Any]], per_task: int) -> list[TrialView]:
-    states = _task_states(view)
-    seen = {item["index"]: item for item in told}
-    found = []
+def _build_run_trials(view: RunView, told: Sequence[Mapping[str, Any]], per_task: int) -> list[TrialView]:
+    task_states = _task_states(view)
+    records_by_index = {record["index"]: record for record in told}
+    trials = []
     for index, line in enumerate(json_lines(Path(view.record.folder) / TRIALS)):
         task = index // per_task
-        item = seen.get(index, {})
-        known = {key: item.get(key) for key in ("step", "last", "best", "exit_code", "started", "ended")}
-        state = _state(item, states.get(task))
-        found.append(
+        record = records_by_index.get(index, {})
+        measurements = {
+            key: record.get(key) for key in ("step", "last", "best", "exit_code", "started", "ended")
+        }
+        state = _trial_state(record, task_states.get(task))
+        trials.append(
             TrialView(
                 number=line["number"],
                 name=line["name"],
-                values=item.get("values") or line["values"],
+                values=record.get("values") or line["values"],
                 state=state,
-                cause=_cause(item, states.get(task)) if state == FAILED else "",
-                points=tuple((float(step), float(value)) for step, value in item.get("points") or ()),
+                cause=_failure_cause(record, task_states.get(task)) if state == FAILED else "",
+                points=tuple((float(step), float(value)) for step, value in record.get("points") or ()),
                 job=f"{view.record.job_id}_{task}",
-                folder=item.get("folder") or "",
-                **known,
+                folder=record.get("folder") or "",
+                **measurements,
             )
         )
-    return found
+    return trials
 
 
-def _state(item: Mapping[str, Any], status: JobStatus | None) -> str:
-    """Return a trial's state: its own word of its end first, then what Slurm says of its array task.
+def _trial_state(item: Mapping[str, Any], status: JobStatus | None) -> str:
+    """Return a trial's state: from the end that the trial recorded, otherwise from Slurm's array task state.
 
-    What Slurm says counts first where the trial's own word is of an attempt before it: after a requeue.
+    After a requeue, Slurm's state is used first, because the recorded end is from an earlier attempt.
     """
-    if status is not None and _queued_since(item, status):
+    if status is not None and _was_requeued(item, status):
         return WAITING if status.state is JobState.PENDING else RUNNING
     if item.get("stopped") is not None:
         return STOPPED
     if item.get("exit_code") is not None:
         return DONE if item["exit_code"] == 0 else FAILED
-    over = status is not None and status.state.ended
+    has_ended = status is not None and status.state.ended
     if item:
-        return FAILED if over else RUNNING
-    return NEVER if over else WAITING
+        return FAILED if has_ended else RUNNING
+    return NEVER if has_ended else WAITING
 
 
-def _cause(item: Mapping[str, Any], status: JobStatus | None) -> str:
-    """Return why a trial failed: its first failure, or else what Slurm says of its array task."""
+def _failure_cause(item: Mapping[str, Any], status: JobStatus | None) -> str:
+    """Return a trial's cause of failure: its first failure, otherwise Slurm's state of its array task."""
     if status is not None and status.state in _ENDED_BY_SLURM:
         return status.word
     failure = first_failure_of(item.get("failure"))
     if failure is not None and failure.error:
-        place = f", {PurePosixPath(failure.file).name}:{failure.line}" if failure.file else ""
-        return f"{failure.error} (rank {failure.rank}{place})"
+        location = f", {PurePosixPath(failure.file).name}:{failure.line}" if failure.file else ""
+        return f"{failure.error} (rank {failure.rank}{location})"
     if failure is not None:
         return f"exit code {failure.exit_code} (rank {failure.rank})"
     if item.get("exit_code") is not None:
@@ -239,8 +245,8 @@ def _cause(item: Mapping[str, Any], status: JobStatus | None) -> str:
     return status.word if status is not None else ""
 
 
-def _queued_since(item: Mapping[str, Any], status: JobStatus) -> bool:
-    """Whether the task waits, or has started, after all that the trial's own files tell."""
+def _was_requeued(item: Mapping[str, Any], status: JobStatus) -> bool:
+    """Return whether the array task is pending, or has started, after the last record of the trial."""
     start, end = item.get("started"), item.get("ended")
     if status.state is JobState.PENDING:
         return max(start or 0, end or 0) <= status.observed_at
@@ -248,20 +254,20 @@ def _queued_since(item: Mapping[str, Any], status: JobStatus) -> bool:
 
 
 def _task_states(view: RunView) -> dict[int, JobStatus]:
-    found: dict[int, JobStatus] = {}
+    states: dict[int, JobStatus] = {}
     for status in view.statuses:
         task = status.job_id.partition("_")[2]
         if task.isdecimal():
-            found[int(task)] = status
+            states[int(task)] = status
         elif task.startswith("["):
             ranges = task_ranges(task)
-            found |= {index: status for one in ranges for index in one}
-    if view.terminal:  # tasks that Slurm does not list any more
+            states |= {index: status for task_range in ranges for index in task_range}
+    if view.terminal:  # tasks that Slurm no longer lists
         state = JobState.CANCELLED if view.record.job_id else JobState.UNKNOWN
-        rest = JobStatus(job_id=view.record.job_id or "", state=state)
+        default_status = JobStatus(job_id=view.record.job_id or "", state=state)
         count = sum(1 for _ in json_lines(Path(view.record.folder) / TRIALS))
-        found = {**dict.fromkeys(range(count), rest), **found}
-    return found
+        states = {**dict.fromkeys(range(count), default_status), **states}
+    return states
 
 
 def resume(
@@ -271,24 +277,24 @@ def resume(
     progress: Progress = lambda *_: None,
     records: list[JobRecord] | None = None,
 ) -> list[JobRecord]:
-    """Queue again the trials of a sweep that failed or never ran; each goes on from its own checkpoints.
+    """Queue the failed and never started trials of a sweep again; each resumes from its own checkpoints.
 
     Args:
-        records: each new run is added to it as soon as it is queued.
+        records: a list to which each new run is added as soon as it is queued.
 
     Returns:
-        The new runs; none where there is nothing to do.
+        The new runs; an empty list if no trial has to run again.
 
     Raises:
-        RequestInvalid: some are still to run, what was asked for is not to be had any more, or another
-            process is resuming it.
+        RequestInvalid: some trials have not ended, the original request is no longer valid, or another
+            process is resuming the sweep.
     """
-    head, _ = _members(context, find(context, selector, cluster))
-    # From the look to the note of what was queued, else each of two queues the same trials. It lies beside
-    # the members that it guards, in this machine's copy of a far sweep: it covers all that share those files,
-    # not another machine with a copy of its own.
-    with try_lock(Path(head.folder) / _RESUMING) as alone_here:
-        if not alone_here:
+    head, _ = _load_members(context, find(context, selector, cluster))
+    # Hold the lock from reading the trials until the new runs are saved; otherwise two processes could queue
+    # the same trials. The lock file is beside the list of runs in the local folder of the sweep, so it covers
+    # all processes that share that folder, but not another machine with its own copy.
+    with try_lock(Path(head.folder) / _RESUME_LOCK) as has_lock:
+        if not has_lock:
             raise RequestInvalid(
                 [f"{selector}: another dtslurm is resuming this sweep just now; nothing was queued"],
                 hint=f"dtslurm sweep status {selector} shows what it has queued, once it is done",
@@ -306,30 +312,34 @@ def _resume(
             [f"{selector}: {pluralize(len(waiting), 'trial')} still to run"],
             hint=f"dtslurm sweep status {selector} shows them; dtslurm sweep stop {selector} ends them",
         )
-    again = [trial for trial in sweep.trials if trial.state in {FAILED, NEVER}]
-    if not again:
+    unfinished = [trial for trial in sweep.trials if trial.state in {FAILED, NEVER}]
+    if not unfinished:
         return []
-    trials = [Trial(one.number, one.name, one.values, _checkpoints(one)) for one in again]
-    there, request = asked_for(sweep.head)
-    sweeping = arrays(there, request, sweep.settings, iter(trials))
+    trials = [
+        Trial(trial.number, trial.name, trial.values, _checkpoint_folder(trial)) for trial in unfinished
+    ]
+    run_context, request = asked_for(sweep.head)
+    sweeping = arrays(run_context, request, sweep.settings, iter(trials))
     try:
-        submit_sweep(there, sweeping, "", records, progress)
+        submit_sweep(run_context, sweeping, "", records, progress)
     except SubmitInterrupted as interrupt:
         if interrupt.record is not None:
             records.append(interrupt.record)
         raise
-    finally:  # those that were queued are this sweep's
+    finally:  # the runs that were queued belong to this sweep
         save_members(context, sweep.head, [*sweep.runs, *records])
     return records
 
 
-def _checkpoints(trial: TrialView) -> str:
+def _checkpoint_folder(trial: TrialView) -> str:
     return f"{trial.folder}/checkpoints" if trial.folder else ""
 
 
 def stop(context: Context, selector: str, cluster: str | None = None) -> list[str]:
-    """Cancel what runs or waits of a sweep; return the job ids."""
-    head, runs = _members(context, find(context, selector, cluster))
-    alive = [view.record for view in views(context, runs) if not view.terminal and view.record.job_id]
-    tokens = [record.token for record in alive]
+    """Cancel the running and pending jobs of a sweep; return the job ids."""
+    head, runs = _load_members(context, find(context, selector, cluster))
+    active_records = [
+        view.record for view in views(context, runs) if not view.terminal and view.record.job_id
+    ]
+    tokens = [record.token for record in active_records]
     return control.act(context, "cancel", tokens, head.cluster).done if tokens else []

@@ -1,1 +1,1 @@
-"""What every use case needs: the context, the clusters in use, login nodes, questions to them."""
+"""What every use case needs: the context, the active clusters, login nodes, and queries to them."""

@@ -1,4 +1,4 @@
-"""Which clusters are known here."""
+"""Lists the cluster profiles that can be used here, and the origin of their values."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dtslurm.services.wiring.context import Context
 
 
 def known(context: Context) -> list[profiles.ProfileEntry]:
-    """Return every profile found here, with the error of those that cannot be used."""
+    """Return every profile on the search path; profiles that cannot be used carry their error."""
     return profiles.list_profiles(cwd=context.cwd, env=context.env)
 
 
 def label(context: Context, path: Path) -> str:
-    """Return where a profile's file is, in few words: one that came along needs no path."""
+    """Return a short label of where a profile's file is; ``packaged`` for profiles that dtslurm ships."""
     packaged, home = assets.cluster_profiles(), context.env.get("HOME")
     if path.parent == packaged:
         return "packaged"
@@ -23,12 +23,12 @@ def label(context: Context, path: Path) -> str:
 
 
 def sources(context: Context, name: str) -> dict[str, str]:
-    """Return which document each value of a profile is from, by its dotted key, where its file says so."""
+    """Return the document that is the source of each value of a profile, by dotted key, where stated."""
     return profiles.sources(name, cwd=context.cwd, env=context.env)
 
 
 def schema_text(kind: str) -> str:
-    """Return the JSON Schema of profiles as text."""
+    """Return the JSON Schema of ``kind`` as text."""
     from dtslurm.config import schema
 
     return schema.text(kind)

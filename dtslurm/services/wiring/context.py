@@ -1,4 +1,4 @@
-"""Wires profile, scheduler, transport and store together; nothing else does."""
+"""Connects profile, scheduler, transport and store; no other module does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from dtslurm.store.queue_cache import SharedQueue
 from dtslurm.transport.base import Transport
 from dtslurm.transport.local import LocalTransport
 
-if TYPE_CHECKING:  # a look at one's jobs needs none of them
+if TYPE_CHECKING:  # not imported at run time: listing jobs needs none of them
     from tempfile import TemporaryDirectory
 
     from dtslurm.model.cluster import ClusterProfile
@@ -42,10 +42,15 @@ IF_IT_IS_ITS_OWN = "name its ClusterName in the profile's recognise, or use --tr
 
 @dataclass(frozen=True)
 class ActiveCluster:
-    """A cluster in use: what is known of it, and how to reach its queue.
+    """A cluster in use: its profile, and how to reach its queue.
 
     Attributes:
-        reached_by: why it is reached this way, where its profile names a login node and that left a choice.
+        known: the profile, perhaps from the cache.
+        scheduler: runs Slurm's commands, or processes on this machine.
+        transport: runs commands on the login node, or on this machine.
+        chosen_by: the option, variable or file that named the cluster.
+        reached_by: why this transport was chosen, if the profile names a login node and leaves the choice
+            open.
     """
 
     known: KnownProfile
@@ -61,17 +66,17 @@ class ActiveCluster:
 
     @property
     def access(self) -> Access:
-        """How it is reached and asked, which costs less than the whole profile."""
+        """How the cluster is reached and queried; cheaper to read than the full profile."""
         return self.known.access
 
     @property
     def profile(self) -> ClusterProfile:
-        """The profile."""
+        """The full profile."""
         return self.known.profile
 
     @property
     def origins(self) -> Mapping[str, str]:
-        """Where the profile's values came from."""
+        """The file and line that each of the profile's values comes from."""
         return self.known.origins
 
     @property
@@ -83,54 +88,58 @@ class ActiveCluster:
         """Return the same cluster with another profile in place of its own."""
         from dtslurm.config.profiles import LoadedProfile
 
-        known = LoadedProfile(
+        loaded = LoadedProfile(
             profile=profile, path=self.path, origins=self.origins, foreign=self.known.foreign
         )
-        return replace(self, known=known)
+        return replace(self, known=loaded)
 
     @property
     def way(self) -> str:
-        """The transport in use where the profile names a login node and leaves this open, else empty."""
+        """The transport's name if the profile names a login node and leaves the choice open, else empty."""
         return self.transport.name if self.access.host and self.access.transport == "auto" else ""
 
     @property
     def remote(self) -> bool:
-        """Whether its login node is another machine."""
+        """Whether the cluster's login node is another machine."""
         return not self.transport.local
 
 
 def slurm_place(env: Mapping[str, str], link: Transport, access: Access, path: Path) -> str:
-    """Return a word that tells one Slurm, as this user sees it, from all others."""
-    place = [link.host]
+    """Return a text that identifies one Slurm installation, as this user sees it."""
+    parts = [link.host]
     if link.local:
         program = shutil.which("squeue", path=env.get("PATH")) or ""
-        place += [env.get("SLURM_CONF") or env.get("SLURM_CONF_SERVER") or program]
-        place += [env.get("SLURM_CLUSTERS", "")]
+        parts += [env.get("SLURM_CONF") or env.get("SLURM_CONF_SERVER") or program]
+        parts += [env.get("SLURM_CLUSTERS", "")]
     else:
-        place += [access.user or "", str(path)]
-    return "\n".join([*place, str(os.geteuid())])
+        parts += [access.user or "", str(path)]
+    return "\n".join([*parts, str(os.geteuid())])
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment; where it has no HOME, as in cron and some containers, the account's."""
+    """Return the environment; without HOME, as in cron and some containers, HOME is the account's."""
     env = dict(os.environ)
     if not env.get("HOME"):
-        with contextlib.suppress(KeyError):  # nor has every number an account
+        with contextlib.suppress(KeyError):  # not every user id has an account
             env["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
     return env
 
 
 @dataclass
 class Context:
-    """What every use-case needs: where the user stands, the environment, the clock.
+    """What every use case needs: the working directory, the environment, the clock, and the clusters in use.
 
     Attributes:
-        workers: what takes submissions in on the far side, by the way to it.
-        dry_run: nothing is submitted, so that nothing of the project may be started to check it: a look at
+        cwd: the user's working directory.
+        env: the environment.
+        clock: returns seconds since the epoch.
+        sleep: waits for a number of seconds.
+        workers: the worker programs that receive submissions, by the transport to their login node.
+        dry_run: nothing is submitted, and no program of the project may be started to check it: a dry run in
             somebody else's repository runs none of its programs.
-        prompt: asks the user for a password or code: (text, echo) to answer; None where nobody can be asked.
-        queues: what this process heard last of each Slurm, for where it cannot be shared with others.
-        passed: what was looked over before it was queued and found good: when, and what was noticed.
+        prompt: asks the user for a password or code: (text, echo) to answer; None without a terminal.
+        queues: this process's last queue snapshot of each Slurm, used if the shared cache cannot be written.
+        passed: submissions that passed the preflight in this process: when, and with which notices.
     """
 
     cwd: Path = field(default_factory=here)
@@ -154,16 +163,16 @@ class Context:
 
     @cached_property
     def index(self) -> Index:
-        """The user's index of runs; where there is none, made of the run directories in the usual place.
+        """The user's index of runs; a missing index is rebuilt from the default run root.
 
-        Where the file cannot be written, as on a full or read-only home, a copy serves this process, with the
-        runs that the file does not know.
+        If the file cannot be written, as on a full or read-only home, this process uses a copy, which also
+        gets the runs that the file lacks.
         """
         path = default_path(self.env)
         index = Index(path)
         rebuilds = not (path.exists() and path.stat().st_size)  # a full disk leaves an empty file
         if explain_unwritable(path):
-            import tempfile  # rarely needed
+            import tempfile  # imported late: rarely needed
 
             with contextlib.suppress(OSError):
                 self._scratch = tempfile.TemporaryDirectory(prefix="dtslurm-index-")
@@ -171,20 +180,20 @@ class Context:
                 if path.is_file():
                     shutil.copyfile(path, Path(self._scratch.name) / path.name)
         if rebuilds:
-            with contextlib.suppress(StoreError):  # it is only a convenience
+            with contextlib.suppress(StoreError):  # a run is found without the index, too
                 from dtslurm.model.cluster import Paths
 
-                usual = self.env.get("DTSLURM_RUN_ROOT") or Paths().run_root
-                index.rebuild([expanded(usual, self.env.get("HOME", ""))])
+                run_root = self.env.get("DTSLURM_RUN_ROOT") or Paths().run_root
+                index.rebuild([expanded(run_root, self.env.get("HOME", ""))])
         return index
 
     @cached_property
     def transport(self) -> Transport:
-        """This machine."""
+        """The transport to this machine."""
         return LocalTransport()
 
     def default_cluster(self) -> tuple[str, str]:
-        """Return the name of the cluster to use when none is named, and why that one."""
+        """Return the name of the cluster to use if none is named, and the reason for it."""
         if name := self.env.get("DTSLURM_CLUSTER"):
             return name, "$DTSLURM_CLUSTER"
         if self.project.cluster:
@@ -197,49 +206,58 @@ class Context:
         return "slurm", "the Slurm on this machine"
 
     def cluster(self, name: str | None = None, transport: str | None = None) -> ActiveCluster:
-        """Return the cluster of that name, or the default one, reached as its profile or ``transport`` says.
+        """Return the cluster of that name, or the default cluster.
 
-        Nothing is asked of the cluster.
+        No command runs on the cluster.
+
+        Args:
+            name: the profile's name; None for the default cluster.
+            transport: how to reach it; None for the profile's choice.
 
         Raises:
             ProfileNotFound: there is no such profile.
-            ProfileInvalid: the profile is wrong.
-            RequestInvalid: it cannot be reached that way, or the user has not trusted a project's profile.
+            ProfileInvalid: the profile is invalid.
+            RequestInvalid: the cluster cannot be reached by that transport, or the user has not trusted a
+                project's profile.
         """
         chosen_by = "--cluster"
         if name is None:
             name, chosen_by = self.default_cluster()
         key = (name, transport or "")
         if key not in self._clusters:
-            known = profile_cache.load(name, cwd=self.cwd, env=self.env)
-            self._require_trust(known)
-            link, why = self._link(known, transport)
-            scheduler = self._scheduler(known.access, link, key, known.path)
-            self._clusters[key] = ActiveCluster(known, scheduler, link, chosen_by, why)
+            profile = profile_cache.load(name, cwd=self.cwd, env=self.env)
+            self._require_trust(profile)
+            link, reason = self._choose_transport(profile, transport)
+            scheduler = self._make_scheduler(profile.access, link, key, profile.path)
+            self._clusters[key] = ActiveCluster(profile, scheduler, link, chosen_by, reason)
         return self._clusters[key]
 
     def _require_trust(self, known: KnownProfile) -> None:
-        """Refuse a project's profile that the user has not trusted: it says where code and logins go.
+        """Refuse a project's profile that the user has not trusted: it decides where code and logins go.
 
-        A dry run may use one, unless it would log in to the host that the profile names.
+        A dry run may use an untrusted profile, unless dtslurm would log in to the host that the profile
+        names.
         """
         if not known.foreign or (self.dry_run and not known.access.host):
             return
         from dtslurm.config import files, trust
 
         trusted = trust.trust_of(self.env)
-        names = [str(path) for path in known.foreign if not trusted.has(path, files.read(path, str(path)))]
-        if names:
+        untrusted = [
+            str(path) for path in known.foreign if not trusted.has(path, files.read(path, str(path)))
+        ]
+        if untrusted:
             raise RequestInvalid(
-                [f"you have not trusted this profile: {name}" for name in names],
-                hint=f"it says where your jobs and logins go; {trust.HINT} {' '.join(map(quote, names))}",
+                [f"you have not trusted this profile: {name}" for name in untrusted],
+                hint=f"it says where your jobs and logins go; {trust.HINT} {' '.join(map(quote, untrusted))}",
             )
 
     def cluster_without_profile(self, host: str | None, transport: str | None = None) -> ActiveCluster:
-        """Return a cluster that no profile tells of: the Slurm on this machine, or behind a login node.
+        """Return a cluster that has no profile: the Slurm on this machine, or the one behind a login node.
 
         Raises:
-            RequestInvalid: there is no Slurm on this machine, or the host cannot be reached that way.
+            RequestInvalid: there is no Slurm on this machine, or the host cannot be reached by that
+                transport.
         """
         from dtslurm.config.profiles import LoadedProfile
         from dtslurm.model.cluster import ClusterProfile, Login
@@ -254,75 +272,82 @@ class Context:
                 from dtslurm.transport.connect import connect
 
                 link = connect(host, transport=transport, env=self.env, prompt=self.prompt)
-            chosen = "as asked" if host else "the Slurm on this machine"
-            scheduler = self._scheduler(profile.access, link, key, Path())
-            known = LoadedProfile(profile=profile, path=Path())
-            self._clusters[key] = ActiveCluster(known, scheduler, link, chosen)
+            chosen_by = "as asked" if host else "the Slurm on this machine"
+            scheduler = self._make_scheduler(profile.access, link, key, Path())
+            loaded = LoadedProfile(profile=profile, path=Path())
+            self._clusters[key] = ActiveCluster(loaded, scheduler, link, chosen_by)
         return self._clusters[key]
 
     def completed(
         self, cluster: ActiveCluster, profile: ClusterProfile, transport: str | None = None
     ) -> ActiveCluster:
-        """Use from now on a profile that the cluster's answers have completed: they are asked once."""
+        """Use ``profile``, completed from the cluster's answers, as the cluster's profile from now on."""
         self._clusters[cluster.name, transport or ""] = cluster.with_profile(profile)
         return self._clusters[cluster.name, transport or ""]
 
-    def _link(self, known: KnownProfile, asked: str | None) -> tuple[Transport, str]:
-        """Return how a cluster is reached, from here where its Slurm is, else over SSH; and why so."""
+    def _choose_transport(self, known: KnownProfile, asked: str | None) -> tuple[Transport, str]:
+        """Return the transport to a cluster, and the reason for it.
+
+        The Slurm on this machine is used if it is the cluster's own, else SSH to the login node.
+        """
         access = known.access
-        alone = access.scheduler == "local"
-        wanted = asked or (access.transport if not alone else "auto")
-        if wanted == "local" or (wanted == "auto" and (alone or not access.host)):
+        is_local = access.scheduler == "local"
+        transport = asked or (access.transport if not is_local else "auto")
+        if transport == "local" or (transport == "auto" and (is_local or not access.host)):
             return self.transport, ""
-        if alone or not access.host:
-            why = "its scheduler is local" if access.host else "its profile names no login.host"
-            raise RequestInvalid([f"cluster {access.name} cannot be reached by {wanted}: {why}"])
+        if is_local or not access.host:
+            reason = "its scheduler is local" if access.host else "its profile names no login.host"
+            raise RequestInvalid([f"cluster {access.name} cannot be reached by {transport}: {reason}"])
         from dtslurm.transport.connect import connect, real_name
 
-        choice = wanted == "auto" and self._has_slurm()
-        hint = f"if this machine's Slurm is {access.name}'s: {IF_IT_IS_ITS_OWN}" if choice else ""
+        is_ambiguous = transport == "auto" and self._has_slurm()
+        hint = f"if this machine's Slurm is {access.name}'s: {IF_IT_IS_ITS_OWN}" if is_ambiguous else ""
         link = connect(
-            access.host, user=access.user, transport=wanted, env=self.env, prompt=self.prompt, hint=hint
+            access.host, user=access.user, transport=transport, env=self.env, prompt=self.prompt, hint=hint
         )
-        if not choice:
+        if not is_ambiguous:
             return link, ""
         from dtslurm.services.wiring.local_cluster_match import match_reason
 
-        why = match_reason(access, known.origins, self.env, lambda: real_name(link))
-        return (self.transport, why) if why else (link, "nothing tells that this machine's Slurm is its own")
+        reason = match_reason(access, known.origins, self.env, lambda: real_name(link))
+        return (
+            (self.transport, reason)
+            if reason
+            else (link, "nothing tells that this machine's Slurm is its own")
+        )
 
     def _has_slurm(self) -> bool:
         sbatch = shutil.which("sbatch", path=self.env.get("PATH"))
         return sbatch is not None and is_configured(sbatch, self.env)
 
     def cluster_of(self, record: JobRecord) -> ActiveCluster:
-        """Return the cluster that a run was queued on, also when its profile is not on today's search path.
+        """Return the cluster that a run was submitted to, even if its profile left the search path.
 
-        It is reached as it was then: the job is in no other queue. A run without a mirror lies on this
-        machine, and so does its Slurm.
+        The transport is the same as at submission, because the job is in no other queue. A run without a
+        mirror is on this machine, and so is its Slurm.
 
         Raises:
-            ProfileNotFound, ProfileInvalid: the profile is gone or wrong.
+            ProfileNotFound, ProfileInvalid: the profile is gone or invalid.
         """
         path = Path(record.profile)
         name = str(assets.packaged_here(path)) if path.is_file() else record.cluster
-        far = bool(record.mirror)
-        way = record.transport if far or record.transport == "local" else ""
-        cluster = self.cluster(name, way or None)
-        if cluster.remote == far or not cluster.access.host:
+        is_remote = bool(record.mirror)
+        transport = record.transport if is_remote or record.transport == "local" else ""
+        cluster = self.cluster(name, transport or None)
+        if cluster.remote == is_remote or not cluster.access.host:
             return cluster
         from dtslurm.transport.connect import choose
 
-        return self.cluster(name, choose(None, self.env)[0] if far else "local")
+        return self.cluster(name, choose(None, self.env)[0] if is_remote else "local")
 
     def live_cluster(self, name: str | None = None, transport: str | None = None) -> ActiveCluster:
-        """Return the cluster with its profile completed by what its scheduler says."""
+        """Return the cluster with its profile completed by its scheduler's answers."""
         cluster = self.cluster(name, transport)
         if not cluster.remote:
             self._require_slurm(cluster.access)
         return cluster.with_profile(cluster.scheduler.profile(cluster.profile))
 
-    def _scheduler(self, access: Access, link: Transport, key: tuple[str, str], path: Path) -> Scheduler:
+    def _make_scheduler(self, access: Access, link: Transport, key: tuple[str, str], path: Path) -> Scheduler:
         if access.scheduler == "local":
             from dtslurm.scheduler.local import LocalScheduler
 
@@ -332,13 +357,13 @@ class Context:
         return SlurmScheduler(
             link,
             clock=self.clock,
-            uid=None if link.local else lambda: self._uid(self._clusters[key]),
+            uid=None if link.local else lambda: self._remote_uid(self._clusters[key]),
             keeper=BlobCache(cache_folder(self.env) / "slurm"),
             place=slurm_place(self.env, link, access, path),
         )
 
-    def _uid(self, cluster: ActiveCluster) -> int | None:
-        """Return the user's number on a cluster, which is remembered for a day."""
+    def _remote_uid(self, cluster: ActiveCluster) -> int | None:
+        """Return the user's numeric id on a cluster, which is cached for a day."""
         from dtslurm.services.wiring.login_node import site_of
 
         return site_of(self, cluster).uid

@@ -1,4 +1,4 @@
-"""What must be known of a cluster's login node before anything is sent there: one command, kept for a day."""
+"""The properties of a cluster's login node that dtslurm needs: read by one command, cached for a day."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.store.index import cache_folder
 from dtslurm.transport.deletion import remove
 
-_KEPT_S = 86400.0
+_CACHE_TTL_S = 86400.0
 NO_PYTHON = "name one by login.python in the cluster's profile"
 
-# A login shell sets what a site's users know ($SCRATCH, $WORK); its noise goes before our marks.
-_LOOK = f"""\
+# A login shell sets the site's variables ($SCRATCH, $WORK). The newline before each key separates it from
+# anything that the shell's start-up files print.
+_QUERY_SCRIPT = f"""\
 printf '\\nhome=%s\\nuser=%s\\nuid=%s\\nhost=%s\\n' "$HOME" "$(id -un)" "$(id -u)" "$(uname -n)"
 for python in "$1" {" ".join(PYTHONS)}; do
   [ -n "$python" ] && "$python" -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null || continue
@@ -42,9 +43,13 @@ class LoginNode:
     """A login node.
 
     Attributes:
-        python: a Python of version 3.6 or later there, empty if none was found.
-        variables: the environment variables that were asked for and are set there.
-        seen_at: seconds since the epoch.
+        host: its node name, from ``uname -n``.
+        home: the user's home directory.
+        user: the user's account name.
+        python: a Python of version 3.6 or later, empty if none was found.
+        uid: the user's numeric id.
+        variables: the requested environment variables that are set in a login shell.
+        seen_at: when the command ran, in seconds since the epoch.
     """
 
     host: str
@@ -57,48 +62,50 @@ class LoginNode:
 
     @property
     def env(self) -> dict[str, str]:
-        """What a path of the cluster's side may name."""
+        """The variables that a path on the cluster may contain."""
         return {**self.variables, "HOME": self.home, "USER": self.user}
 
 
 def site_of(context: Context, cluster: ActiveCluster, names: Sequence[str] = ()) -> LoginNode:
-    """Return what is known of a cluster's login node, asking it if nothing is.
+    """Return the cluster's login node, from the cache or by a command on the login node.
 
     Args:
-        names: environment variables that must be known.
+        context: its clock decides whether the cached copy is still valid.
+        cluster: the cluster.
+        names: environment variables whose values are needed.
 
     Raises:
-        TransportError: it cannot be reached, or gives no answer that makes sense.
+        TransportError: the login node cannot be reached, or its output names no home directory.
     """
     path = cache_path(context, cluster)
-    known = _read(path)
+    cached = _read(path)
     if (
-        known is not None
-        and known.python  # who was told that there is none puts one there
-        and set(names) <= set(known.variables)
-        and 0 <= context.clock() - known.seen_at < _KEPT_S
+        cached is not None
+        and cached.python  # not cached if missing: the user may have installed one since
+        and set(names) <= set(cached.variables)
+        and 0 <= context.clock() - cached.seen_at < _CACHE_TTL_S
     ):
-        return known
+        return cached
     python = cluster.access.python or ""
-    wanted = sorted({*names, *(known.variables if known else ())})
-    answer = cluster.transport.run(["sh", "-c", _LOOK, "sh", python, *wanted], timeout=60)
-    site = _site(answer.stdout, context.clock())
-    if site is None:
+    variable_names = sorted({*names, *(cached.variables if cached else ())})
+    answer = cluster.transport.run(["sh", "-c", _QUERY_SCRIPT, "sh", python, *variable_names], timeout=60)
+    login_node = _parse_login_node(answer.stdout, context.clock())
+    if login_node is None:
         raise TransportError(
             f"{cluster.transport.host} does not tell where its home folder is",
             evidence=[*answer.stdout.splitlines()[-5:], *answer.stderr.splitlines()[-5:]],
         )
-    with contextlib.suppress(StoreError):  # it is asked again next time
-        context.transport.put(json.dumps(asdict(site)).encode(), str(path))
-    return site
+    with contextlib.suppress(StoreError):  # the next call asks the login node again
+        context.transport.put(json.dumps(asdict(login_node)).encode(), str(path))
+    return login_node
 
 
 def far_python(context: Context, cluster: ActiveCluster) -> str:
-    """Return the Python that dtslurm's own programs run with on a login node.
+    """Return the Python that runs dtslurm's worker programs on a login node.
 
     Raises:
         CommandNotFound: there is none of version 3.6 or later.
-        TransportError: as `site_of`.
+        TransportError: see `site_of`.
     """
     python = site_of(context, cluster).python
     if not python:
@@ -109,19 +116,19 @@ def far_python(context: Context, cluster: ActiveCluster) -> str:
 
 
 def forget(context: Context, cluster: ActiveCluster) -> None:
-    """Drop what is known, so that the next look is a fresh one."""
+    """Delete the cached properties of the login node, so that the next `site_of` reads them again."""
     with contextlib.suppress(OSError):
         remove(cache_path(context, cluster), within=cache_folder(context.env))
 
 
 def variables_in(text: str) -> list[str]:
-    """Return the names of the variables in a path of the profile, less those that are always known."""
-    names = [a or b for a, b in re.findall(r"\$(?:\{(\w+)\}|(\w+))", text)]
+    """Return the variables in a path of the profile, except HOME and USER, which are always known."""
+    names = [braced or bare for braced, bare in re.findall(r"\$(?:\{(\w+)\}|(\w+))", text)]
     return [name for name in dict.fromkeys(names) if name not in {"HOME", "USER"}]
 
 
 def cache_path(context: Context, cluster: ActiveCluster, kind: str = "") -> Path:
-    """Return where something is remembered of a cluster's login node."""
+    """Return the path of the cache file for a cluster's login node; ``kind`` names one of several."""
     name = re.sub(r"[^\w.@-]", "-", f"{cluster.name}-{cluster.transport.host}")
     return cache_folder(context.env) / "sites" / f"{name}{kind and '.'}{kind}.json"
 
@@ -133,8 +140,8 @@ def _read(path: Path) -> LoginNode | None:
         return None
 
 
-def _site(output: str, now: float) -> LoginNode | None:
-    found: dict[str, str] = {}
+def _parse_login_node(output: str, now: float) -> LoginNode | None:
+    fields: dict[str, str] = {}
     variables: dict[str, str] = {}
     for line in output.splitlines():
         key, _, value = line.partition("=")
@@ -143,15 +150,15 @@ def _site(output: str, now: float) -> LoginNode | None:
             if value:
                 variables[name] = value
         else:
-            found.setdefault(key, value)
-    if not found.get("home", "").startswith("/"):
+            fields.setdefault(key, value)
+    if not fields.get("home", "").startswith("/"):
         return None
     return LoginNode(
-        host=found.get("host", ""),
-        home=found["home"],
-        user=found.get("user", ""),
-        python=found.get("python", ""),
-        uid=int(found["uid"]) if found.get("uid", "").isdecimal() else None,
+        host=fields.get("host", ""),
+        home=fields["home"],
+        user=fields.get("user", ""),
+        python=fields.get("python", ""),
+        uid=int(fields["uid"]) if fields.get("uid", "").isdecimal() else None,
         variables=variables,
         seen_at=now,
     )

@@ -1,8 +1,8 @@
-"""Remembers checked profiles, so that a command need not parse and check the same files again.
+"""A cache of validated profiles, so that a command need not parse and validate the same files again.
 
-What is remembered counts as long as every file that was read, and every folder that was looked in, is as it
-was. Only a profile without faults is kept; a broken or unwritable cache costs time and nothing else. Most
-commands only want to know how the cluster is reached: the profile itself is made when somebody asks for it.
+An entry is valid as long as every file that was read, and every folder that was searched, is unchanged. Only
+valid profiles are cached; an unreadable or unwritable cache costs time and nothing else. Most commands only
+need to know how the cluster is reached, so the full profile is built at its first use.
 """
 
 from __future__ import annotations
@@ -27,120 +27,121 @@ if TYPE_CHECKING:
     from dtslurm.config.profiles import LoadedProfile
     from dtslurm.model.cluster import ClusterProfile
 
-_SCHEMA = 2
-# A file changed twice within its clock's step can look unchanged; 2 s is the step of the coarsest (FAT).
-_RACY_NS = 2_000_000_000
+_CACHE_SCHEMA = 2
+# A file that changes twice within the resolution of its time stamp can look unchanged; FAT has the coarsest
+# resolution, 2 s.
+_CLOCK_STEP_NS = 2_000_000_000
 
 
 class KnownProfile(Protocol):
-    """A profile as `LoadedProfile` has it, perhaps not made yet."""
+    """A profile with the attributes of `LoadedProfile`; the full profile may not be built yet."""
 
     @property
     def access(self) -> Access:
-        """How the cluster is reached and asked."""
+        """How dtslurm reaches the cluster and queries it."""
         ...
 
     @property
     def profile(self) -> ClusterProfile:
-        """All of it."""
+        """The full profile."""
         ...
 
     @property
     def path(self) -> Path:
-        """The file it was read from."""
+        """The file that the profile was read from."""
         ...
 
     @property
     def origins(self) -> Mapping[str, str]:
-        """Where each value came from."""
+        """The file and line that each value comes from, by dotted key."""
         ...
 
     @property
     def foreign(self) -> tuple[Path, ...]:
-        """The files of it that are neither packaged nor among the user's own settings."""
+        """The profile's files that are neither packaged nor in the user's own settings folder."""
         ...
 
 
 class RememberedProfile:
-    """What is remembered of a profile; the profile itself is made when it is asked for."""
+    """A profile from the cache; the full profile is built at its first use."""
 
     def __init__(self, document: Mapping[str, Any], read: Callable[[], LoadedProfile]) -> None:
-        """Take the document of a cache file; ``read`` reads the profile's own files again.
+        """Read a cache entry's document; ``read`` loads the profile from its own files again.
 
         Raises:
-            LookupError, TypeError: it is none.
+            LookupError, TypeError: the document is no cache entry.
         """
-        plain, login = document["profile"], document["profile"]["login"]
+        values, login = document["profile"], document["profile"]["login"]
         self.access = Access(
-            name=plain["name"],
-            scheduler=plain["scheduler"],
+            name=values["name"],
+            scheduler=values["scheduler"],
             host=login["host"],
             user=login["user"],
             python=login["python"],
             transport=login["transport"],
-            recognise=tuple(plain["recognise"]),
-            min_poll_s=plain["slurm"]["min_poll_s"],
+            recognise=tuple(values["recognise"]),
+            min_poll_s=values["slurm"]["min_poll_s"],
         )
         self.path = Path(document["path"])
         self.foreign = tuple(map(Path, document["foreign"]))
         self.origins: Mapping[str, str] = document["origins"]
-        self._plain, self._read = plain, read
+        self._values, self._read = values, read
 
     @cached_property
     def profile(self) -> ClusterProfile:
-        """All of it."""
+        """The full profile."""
         from dtslurm.model.cluster import ClusterProfile
 
         try:
-            made: ClusterProfile = _built(ClusterProfile, self._plain)
-        except (ValueError, LookupError, TypeError, AttributeError):  # of another version's making
+            profile: ClusterProfile = _rebuild(ClusterProfile, self._values)
+        except (ValueError, LookupError, TypeError, AttributeError):  # another version of dtslurm wrote it
             return self._read().profile
-        return made
+        return profile
 
 
 def load(name: str, *, cwd: Path, env: Mapping[str, str]) -> KnownProfile:
-    """Return the profile of that name as `profiles.load` does, and raise what it raises."""
-    asked = [name, str(cwd), env.get("HOME"), env.get("XDG_CONFIG_HOME"), dtslurm.__version__]
-    path = folder(env) / f"{zlib.crc32(json.dumps(asked).encode()):08x}.json"
+    """Return the profile of that name, from the cache if possible; raise as `profiles.load` does."""
+    key = [name, str(cwd), env.get("HOME"), env.get("XDG_CONFIG_HOME"), dtslurm.__version__]
+    path = folder(env) / f"{zlib.crc32(json.dumps(key).encode()):08x}.json"
 
     def read() -> LoadedProfile:
         from dtslurm.config import profiles
 
         return profiles.load(name, cwd=cwd, env=env)
 
-    known = _read(path, asked, read)
-    if known is not None:
-        return known
+    cached = _read(path, key, read)
+    if cached is not None:
+        return cached
     loaded = read()
-    _write(path, asked, loaded)
+    _write_entry(path, key, loaded)
     return loaded
 
 
 def folder(env: Mapping[str, str]) -> Path:
-    """Return where checked profiles are kept."""
+    """Return the folder of the profile cache."""
     caches = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME", "~")) / ".cache")
     return Path(caches).expanduser() / "dtslurm" / "profiles"
 
 
 def _read(path: Path, asked: list[str | None], read: Callable[[], LoadedProfile]) -> RememberedProfile | None:
     try:
-        found = json.loads(read_own_file(path))
-        if found["schema"] != _SCHEMA or found["asked"] != asked:
+        document = json.loads(read_own_file(path))
+        if document["schema"] != _CACHE_SCHEMA or document["asked"] != asked:
             return None
-        if any(_stamp(watched) != stamp for watched, stamp in found["watched"].items()):
+        if any(_fingerprint(path_text) != stamp for path_text, stamp in document["watched"].items()):
             return None
-        return RememberedProfile(found, read)
+        return RememberedProfile(document, read)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
 
 
-def _write(path: Path, asked: list[str | None], loaded: LoadedProfile) -> None:
-    watched = {str(place): _stamp(str(place)) for place in loaded.watched}
+def _write_entry(path: Path, asked: list[str | None], loaded: LoadedProfile) -> None:
+    watched = {str(watched_path): _fingerprint(str(watched_path)) for watched_path in loaded.watched}
     newest = max((max(stamp[1], stamp[3]) for stamp in watched.values() if stamp), default=0)
-    if newest + _RACY_NS > time.time_ns():
+    if newest + _CLOCK_STEP_NS > time.time_ns():
         return
     document = {
-        "schema": _SCHEMA,
+        "schema": _CACHE_SCHEMA,
         "asked": asked,
         "watched": watched,
         "profile": codec.plain(loaded.profile),
@@ -153,17 +154,17 @@ def _write(path: Path, asked: list[str | None], loaded: LoadedProfile) -> None:
         write_beside(path, json.dumps(document).encode("ascii"))
 
 
-def _stamp(path: str) -> list[int] | None:
-    """Return what changes when a file's content or rights, or a folder's entries do; None without it."""
+def _fingerprint(path: str) -> list[int] | None:
+    """Return numbers that change with a file's content or mode, or a folder's entries; None if missing."""
     try:
-        found = Path(path).stat()
+        status = Path(path).stat()
     except OSError:
         return None
-    return [found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns, found.st_mode]
+    return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns, status.st_mode]
 
 
-def _built(hint: Any, value: Any) -> Any:
-    """Return the value that `codec.plain` made plain; it was checked before it was kept."""
+def _rebuild(hint: Any, value: Any) -> Any:
+    """Rebuild a value from the form that `codec.plain` gave it; it was validated before it was cached."""
     from dtslurm.config import decode
 
     hint, _ = decode.without_none(hint)
@@ -172,10 +173,10 @@ def _built(hint: Any, value: Any) -> Any:
     if hasattr(hint, "parse"):
         return hint.parse(value)
     if is_dataclass(hint) and isinstance(hint, type):
-        kinds = decode.hints(hint)
-        return hint(**{key: _built(kinds[key], below) for key, below in value.items()})
+        types = decode.hints(hint)
+        return hint(**{key: _rebuild(types[key], item) for key, item in value.items()})
     if decode.is_mapping(hint):
-        return {key: _built(get_args(hint)[1], below) for key, below in value.items()}
+        return {key: _rebuild(get_args(hint)[1], item) for key, item in value.items()}
     if get_origin(hint) is tuple:
-        return tuple(_built(get_args(hint)[0], below) for below in value)
+        return tuple(_rebuild(get_args(hint)[0], item) for item in value)
     return value

@@ -1,4 +1,4 @@
-"""Asks a program of ``worker/`` one question on the machine that holds a run's files."""
+"""Sends one request to a worker program on the machine that holds a run's files."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from dtslurm.transport.base import Transport
 
 
 def far_side(context: Context, record: JobRecord) -> tuple[Transport, str]:
-    """Return how the machine with the run's files is reached, and the Python to use there.
+    """Return the transport to the machine with the run's files, and the Python to use there.
 
     Raises:
-        TransportError: it cannot be reached.
-        ProfileNotFound, ProfileInvalid: the cluster's profile is gone or wrong.
+        TransportError: the machine cannot be reached.
+        ProfileNotFound, ProfileInvalid: the cluster's profile is gone or invalid.
     """
     if not record.mirror:
         return context.transport, sys.executable
@@ -41,24 +41,28 @@ def ask(
     timeout: float,
     parts: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return what ``program``, sent over stdin, answers; nothing is left behind there.
+    """Send ``program`` over stdin, run it, and return its answer; no file is left on the other machine.
 
-    It defines ``answer(request)``, which returns what is told.
+    The program defines ``answer(request)``, which returns the answer.
 
     Args:
+        transport: the way to the machine with the run's files.
+        python: the interpreter there.
         program: a module below `dtslurm.worker`, like ``telemetry.gpu_time``.
-        parts: the modules that it imports, each after those that it imports itself.
+        request: the argument of ``answer``.
+        timeout: seconds.
+        parts: the modules that the program imports, each after those that it imports itself.
 
     Raises:
-        TransportError: there was no answer; what Python said is the evidence.
+        TransportError: there was no answer; the evidence is what Python printed to stderr.
     """
-    mark = f"dtslurm-{program.rpartition('.')[2]}:"
+    marker = f"dtslurm-{program.rpartition('.')[2]}:"
     call = f"module.answer(json.loads({json.dumps(request)!r}))"
     source = inline_program(
-        ["lib.answer", *parts, program], f"sys.modules['far.lib.answer'].tell({mark!r}, {call})"
+        ["lib.answer", *parts, program], f"sys.modules['far.lib.answer'].tell({marker!r}, {call})"
     )
-    done = transport.run([python, "-I", "-S", "-"], stdin=source.encode(), timeout=timeout)
-    return _unpacked(mark, done.stdout, done.stderr)
+    finished = transport.run([python, "-I", "-S", "-"], stdin=source.encode(), timeout=timeout)
+    return _unpacked(marker, finished.stdout, finished.stderr)
 
 
 def _unpacked(mark: str, stdout: str, stderr: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Where this machine's ``slurm.conf`` is, and what it says. Reading it costs Slurm nothing."""
+"""Finds and reads this machine's ``slurm.conf``. Neither sends a request to Slurm."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-# Debian's, and where slurmd or sackd keep the file that they fetched
-_PLACES = (
+# Debian's paths, and those where slurmd or sackd keep the file that they fetched
+_DEFAULT_PATHS = (
     "/etc/slurm/slurm.conf",
     "/etc/slurm-llnl/slurm.conf",
     "/run/slurm/conf/slurm.conf",
@@ -18,21 +18,21 @@ _PLACES = (
 
 
 def is_configured(sbatch: str, env: Mapping[str, str]) -> bool:
-    """Tell whether Slurm's commands know a cluster, without asking it anything.
+    """Return whether Slurm's commands know a cluster, without a request to Slurm.
 
-    A distribution's sbatch looks in /etc, and in /run where slurmd or sackd fetched the file; one
-    installed elsewhere has its own idea of where, and is trusted.
+    A distribution's sbatch reads slurm.conf in /etc, or in /run where slurmd or sackd fetched the file. An
+    sbatch that is installed elsewhere has its own search path, and counts as configured.
     """
     if env.get("SLURM_CONF") or env.get("SLURM_CONF_SERVER"):
         return True
-    return not sbatch.startswith(("/usr/bin/", "/bin/")) or any(map(os.path.exists, _PLACES))
+    return not sbatch.startswith(("/usr/bin/", "/bin/")) or any(map(os.path.exists, _DEFAULT_PATHS))
 
 
 def cluster_name(env: Mapping[str, str]) -> str:
-    """Return ClusterName of this machine's slurm.conf; an empty word where that cannot be read."""
-    from dtslurm.slurm import parse_scontrol  # most commands need no ClusterName
+    """Return ClusterName of this machine's slurm.conf; an empty string if the file cannot be read."""
+    from dtslurm.slurm import parse_scontrol  # imported late: most commands need no ClusterName
 
-    for path in _paths(env):
+    for path in _candidate_paths(env):
         with contextlib.suppress(OSError):
             text = Path(path).read_text(encoding="utf-8", errors="replace")
             values = {key.lower(): value for key, value in parse_scontrol.config(text).items()}
@@ -40,9 +40,9 @@ def cluster_name(env: Mapping[str, str]) -> str:
     return ""
 
 
-def _paths(env: Mapping[str, str]) -> list[str]:
+def _candidate_paths(env: Mapping[str, str]) -> list[str]:
     if env.get("SLURM_CONF"):
         return [env["SLURM_CONF"]]
     sbatch = shutil.which("sbatch", path=env.get("PATH"))
     prefix = Path(os.path.realpath(sbatch)).parent.parent if sbatch else Path("/")
-    return [str(prefix / "etc/slurm.conf"), str(prefix / "etc/slurm/slurm.conf"), *_PLACES]
+    return [str(prefix / "etc/slurm.conf"), str(prefix / "etc/slurm/slurm.conf"), *_DEFAULT_PATHS]

@@ -1,4 +1,4 @@
-"""Who takes submissions in on the far side: one worker for all submissions of this process to a cluster."""
+"""The worker program that receives submissions on a login node: one per cluster in this process."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dtslurm.store.delivery import MODULES
 
 
 def submission_worker_of(context: Context, cluster: ActiveCluster) -> RemoteWorker:
-    """Return who takes runs in on a cluster behind SSH.
+    """Return the worker program that receives runs on a cluster behind SSH; create it at the first call.
 
     Raises:
-        CommandNotFound: it has no Python that dtslurm can use.
-        TransportError: the cluster cannot be reached to ask for its Python.
+        CommandNotFound: the login node has no Python that dtslurm can use.
+        TransportError: the login node cannot be reached to find its Python.
     """
     if cluster.transport not in context.workers:
         python = far_python(context, cluster)

@@ -1,1 +1,1 @@
-"""Commands and bytes over SSH: by the user's OpenSSH, else by Paramiko."""
+"""Run commands and transfer bytes over SSH: through the user's OpenSSH or through paramiko."""

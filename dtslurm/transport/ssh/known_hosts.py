@@ -1,7 +1,7 @@
-"""Whether a host's key is the one the user knows: the rules of OpenSSH's known_hosts. Pure.
+"""Verification of host keys by the rules of OpenSSH's known_hosts. Pure.
 
-Understood are names, patterns with ``*``, ``?`` and ``!``, ``[host]:port``, hashed names and ``@revoked``.
-Lines of ``@cert-authority`` are passed over: certificates of hosts are not checked here.
+It supports names, patterns with ``*``, ``?`` and ``!``, ``[host]:port``, hashed names and ``@revoked``.
+Lines with ``@cert-authority`` are skipped: host certificates are not verified here.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Iterable, Iterator
 
 from dtslurm.model.values import dataclass
 
-_USUAL_PORT = 22
+_DEFAULT_PORT = 22
 
 
 class KeyCheck(enum.Enum):
-    """What known_hosts says of a key."""
+    """The result of looking up a host key in known_hosts."""
 
     KNOWN = "known"
     UNKNOWN = "unknown"
@@ -30,7 +30,15 @@ class KeyCheck(enum.Enum):
 
 @dataclass(frozen=True)
 class Line:
-    """One line: where it stands, its marker (or nothing), the names, and the key's type and base64."""
+    """One line of known_hosts.
+
+    Attributes:
+        place: where the line is, as ``file:number``.
+        marker: ``@revoked``, ``@cert-authority`` or nothing.
+        names: the comma-separated host patterns.
+        kind: the type of the key.
+        key: the key in base64.
+    """
 
     place: str
     marker: str
@@ -40,7 +48,7 @@ class Line:
 
 
 def read(text: str, source: str) -> Iterator[Line]:
-    """Yield the lines of a file; comments and lines that are none are passed over."""
+    """Yield the entries of a known_hosts file; skip comments and malformed lines."""
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         marker = words.pop(0) if words and words[0].startswith("@") else ""
@@ -49,60 +57,69 @@ def read(text: str, source: str) -> Iterator[Line]:
 
 
 def name_of(host: str, port: int) -> str:
-    """Return the name under which a host at a port is known."""
-    return host if port == _USUAL_PORT else f"[{host}]:{port}"
+    """Return the known_hosts name of a host at a port."""
+    return host if port == _DEFAULT_PORT else f"[{host}]:{port}"
 
 
 def judge(lines: Iterable[Line], host: str, port: int, kind: str, key: str) -> tuple[KeyCheck, str]:
-    """Return the verdict on a key of the base64 ``key``, and the line (``file:number``) it rests on.
+    """Look up the base64 ``key``; return the result and the line (``file:number``) that determines it.
 
-    A host at an unusual port may also be known by its bare name; that name never makes a key a changed one.
+    A host at a non-default port may also be listed by its bare name, but that name never makes a key
+    `CHANGED`.
     """
     name = name_of(host, port)
-    known = list(lines)
-    for line in known:
-        if line.marker == "@revoked" and line.key == key and (_names(line, name) or _names(line, host)):
+    entries = list(lines)
+    for line in entries:
+        if (
+            line.marker == "@revoked"
+            and line.key == key
+            and (_names_host(line, name) or _names_host(line, host))
+        ):
             return KeyCheck.REVOKED, line.place
-    plain = [line for line in known if not line.marker and line.kind == kind]
-    named = [line for line in plain if _names(line, name)]
-    bare = [line for line in plain if _names(line, host)]
-    for line in [*named, *bare]:
+    same_type = [line for line in entries if not line.marker and line.kind == kind]
+    name_matches = [line for line in same_type if _names_host(line, name)]
+    bare_name_matches = [line for line in same_type if _names_host(line, host)]
+    for line in [*name_matches, *bare_name_matches]:
         if line.key == key:
             return KeyCheck.KNOWN, line.place
-    return (KeyCheck.CHANGED, named[0].place) if named else (KeyCheck.UNKNOWN, "")
+    return (KeyCheck.CHANGED, name_matches[0].place) if name_matches else (KeyCheck.UNKNOWN, "")
 
 
 def kinds(lines: Iterable[Line], host: str, port: int) -> list[str]:
-    """Return the types of the keys known for a host: a server with several is asked for one of these."""
+    """Return the key types listed for a host, of which the server is asked for a key."""
     name = name_of(host, port)
-    found = [line.kind for line in lines if not line.marker and (_names(line, name) or _names(line, host))]
-    return list(dict.fromkeys(found))
+    key_types = [
+        line.kind
+        for line in lines
+        if not line.marker and (_names_host(line, name) or _names_host(line, host))
+    ]
+    return list(dict.fromkeys(key_types))
 
 
 def fingerprint(key: bytes) -> str:
-    """Return a key's fingerprint as ssh shows it."""
+    """Return a key's fingerprint in ssh's format."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
 
 
-def _names(line: Line, name: str) -> bool:
-    found = False
+def _names_host(line: Line, name: str) -> bool:
+    is_match = False
     for pattern in line.names.split(","):
         if pattern.startswith("|1|"):
-            found = found or _hashed(pattern, name)
+            is_match = is_match or _matches_hashed(pattern, name)
         elif pattern.startswith("!"):
             if _matches(name, pattern[1:]):
                 return False
         else:
-            found = found or _matches(name, pattern)
-    return found
+            is_match = is_match or _matches(name, pattern)
+    return is_match
 
 
 def _matches(name: str, pattern: str) -> bool:
-    # Brackets are part of a name here, not of the pattern's language.
+    # Brackets are literal in known_hosts, but special in fnmatch.
     return fnmatch.fnmatchcase(name.lower(), pattern.lower().replace("[", "[[]"))
 
 
-def _hashed(pattern: str, name: str) -> bool:
+def _matches_hashed(pattern: str, name: str) -> bool:
     try:
         salt, digest = (base64.b64decode(part, validate=True) for part in pattern[3:].split("|"))
     except (ValueError, binascii.Error):

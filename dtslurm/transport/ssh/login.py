@@ -1,4 +1,4 @@
-"""Proving who we are to a server, for paramiko: agent, keys, then what a person answers."""
+"""Authentication for paramiko: with the agent's keys, key files, then the user's answers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from dtslurm.transport.ssh import ssh_errors
 from dtslurm.transport.ssh.ssh_config import Settings
 
 TRIES = 3
-_LOCKED = "it has a passphrase"
+_ENCRYPTED = "it has a passphrase"
 _METHODS = {"publickey", "keyboard-interactive", "password"}
 
 Ask = Callable[[str, bool], str]
 
 
 def ask_at_terminal(question: str, seen: bool) -> str:
-    """Ask a person at the terminal; the answer is shown while typed only if ``seen``."""
+    """Prompt the user at the terminal; echo the answer only if ``seen``."""
     import getpass
 
     if not seen:
@@ -37,32 +37,32 @@ def ask_at_terminal(question: str, seen: bool) -> str:
 
 
 def authenticate(link: paramiko.Transport, target: Settings, env: Mapping[str, str], ask: Ask | None) -> None:
-    """Log in, with as many factors as the server wants.
+    """Log in, with as many authentication factors as the server requires.
 
     Args:
-        link: a started client whose host key was checked.
-        target: who, where and with which keys.
-        env: says where the agent is.
-        ask: asks a person; None if nobody can be asked.
+        link: a started client whose host key was verified.
+        target: the user, host and keys.
+        env: the environment, with the location of the SSH agent.
+        ask: prompts the user; None if there is no terminal.
 
     Raises:
-        LoginRefused: the server takes nothing that we have.
+        LoginRefused: the server accepts none of the available methods.
     """
-    attempt = _Attempt(link, target, env, ask)
+    authentication = _Authentication(link, target, env, ask)
     try:
         allowed = link.auth_none(target.user)
     except BadAuthenticationType as error:
         allowed = error.allowed_types
     except AuthenticationException as error:
-        raise attempt.refused([], str(error)) from None
+        raise authentication.refused([], str(error)) from None
     try:
         while not link.is_authenticated():
-            allowed = attempt.factor(allowed)
+            allowed = authentication.factor(allowed)
     finally:
-        attempt.close()
+        authentication.close()
 
 
-class _Attempt:
+class _Authentication:
     def __init__(
         self, link: paramiko.Transport, target: Settings, env: Mapping[str, str], ask: Ask | None
     ) -> None:
@@ -72,31 +72,35 @@ class _Attempt:
         self.ask = ask
         self.notes: list[str] = []
         self.asked = 0
-        self._spent: set[str] = set()  # a method that was accepted once is not tried for the next factor
+        self._accepted_methods: set[str] = set()  # a method accepted for one factor is not tried for the next
         self._agent: paramiko.Agent | None = None
 
     def close(self) -> None:
-        """Leave the agent."""
+        """Close the connection to the agent."""
         if self._agent is not None:
             self._agent.close()
 
     def factor(self, allowed: Sequence[str]) -> list[str]:
-        """Pass one factor; return the methods that the server takes for the next, none when it is enough."""
-        tries = {"publickey": self._keys, "keyboard-interactive": self._answers, "password": self._password}
-        for method, attempt in tries.items():
-            if method not in allowed or (method == "publickey" and method in self._spent):
+        """Pass one factor; return the methods that the server accepts for the next, none after the last."""
+        attempts_by_method = {
+            "publickey": self._try_keys,
+            "keyboard-interactive": self._try_interactive,
+            "password": self._try_password,
+        }
+        for method, attempt in attempts_by_method.items():
+            if method not in allowed or (method == "publickey" and method in self._accepted_methods):
                 continue
-            further = attempt()
-            if further is not None:
-                self._spent.add(method)
-                return further
+            next_methods = attempt()
+            if next_methods is not None:
+                self._accepted_methods.add(method)
+                return next_methods
         raise self.refused(allowed)
 
     def refused(self, allowed: Sequence[str], said: str = "") -> LoginRefused:
-        """Return the error for a login that nothing of ours opens."""
-        words = f"{self.target.user}@{self.target.host}: Permission denied ({','.join(allowed)})."
-        lines = "\n".join([*self.notes, said, words])
-        error = ssh_errors.explain(self.target.host, lines, code=0, asked=self.ask is not None)
+        """Return the error for a login that no available method completes."""
+        ssh_message = f"{self.target.user}@{self.target.host}: Permission denied ({','.join(allowed)})."
+        messages = "\n".join([*self.notes, said, ssh_message])
+        error = ssh_errors.explain(self.target.host, messages, code=0, asked=self.ask is not None)
         message, hint = error.message, error.hint
         if self.asked >= TRIES:
             message = f"{self.target.host} did not accept the password or code, {self.asked} times"
@@ -107,8 +111,8 @@ class _Attempt:
             hint = "these ways are OpenSSH's alone: use --transport openssh"
         return LoginRefused(message, evidence=error.evidence, hint=hint)
 
-    def _keys(self) -> list[str] | None:
-        for key, name in self._offered():
+    def _try_keys(self) -> list[str] | None:
+        for key, name in self._iterate_keys():
             try:
                 return list(self.link.auth_publickey(self.target.user, key))
             except AuthenticationException:
@@ -120,60 +124,62 @@ class _Attempt:
                 self.notes.append(f"key not usable: {name}: {error}")
         return None
 
-    def _offered(self) -> Iterator[tuple[paramiko.PKey, str]]:
-        listed = {_public(path) for path in self.target.keys}
-        of_agent = [] if self.target.agent == "none" else self._of_agent()
-        named = [key for key in of_agent if key.get_base64() in listed]
-        for key in named:
+    def _iterate_keys(self) -> Iterator[tuple[paramiko.PKey, str]]:
+        configured = {_read_public_key(path) for path in self.target.keys}
+        agent_keys = [] if self.target.agent == "none" else self._list_agent_keys()
+        configured_agent_keys = [key for key in agent_keys if key.get_base64() in configured]
+        for key in configured_agent_keys:
             yield key, "of the agent"
         for path in self.target.keys:
-            if path.exists() and _public(path) not in {key.get_base64() for key in named}:
-                loaded = self._load(path)
-                if loaded is not None:
-                    yield loaded, str(path)
+            if path.exists() and _read_public_key(path) not in {
+                key.get_base64() for key in configured_agent_keys
+            }:
+                file_key = self._load_key(path)
+                if file_key is not None:
+                    yield file_key, str(path)
         if not self.target.only_keys:
-            for key in of_agent:
-                if key not in named:
+            for key in agent_keys:
+                if key not in configured_agent_keys:
                     yield key, "of the agent"
 
-    def _of_agent(self) -> list[paramiko.AgentKey]:
-        place = self.target.agent or self.env.get("SSH_AUTH_SOCK")
-        if not place or not Path(place).exists():
+    def _list_agent_keys(self) -> list[paramiko.AgentKey]:
+        socket_path = self.target.agent or self.env.get("SSH_AUTH_SOCK")
+        if not socket_path or not Path(socket_path).exists():
             return []
-        before = os.environ.get("SSH_AUTH_SOCK")
-        os.environ["SSH_AUTH_SOCK"] = place  # the only way to tell paramiko
+        previous_socket = os.environ.get("SSH_AUTH_SOCK")
+        os.environ["SSH_AUTH_SOCK"] = socket_path  # paramiko reads the socket's path from here only
         try:
             self._agent = self._agent or paramiko.Agent()
             return list(self._agent.get_keys())
         except SSHException as error:
-            self.notes.append(f"the agent at {place} does not answer: {error}")
+            self.notes.append(f"the agent at {socket_path} does not answer: {error}")
             return []
         finally:
-            if before is None:
+            if previous_socket is None:
                 del os.environ["SSH_AUTH_SOCK"]
             else:
-                os.environ["SSH_AUTH_SOCK"] = before
+                os.environ["SSH_AUTH_SOCK"] = previous_socket
 
-    def _load(self, path: Path) -> paramiko.PKey | None:
+    def _load_key(self, path: Path) -> paramiko.PKey | None:
         password: str | None = None
         for _ in range(TRIES + 1):
-            key, fault = _read_key(path, password)
-            if key is not None or not fault.startswith(_LOCKED):
+            key, problem = _read_key(path, password)
+            if key is not None or not problem.startswith(_ENCRYPTED):
                 break
             if self.ask is None:
-                fault = f"{_LOCKED}, and nobody can be asked for it"
+                problem = f"{_ENCRYPTED}, and nobody can be asked for it"
                 break
             password = self.ask(f"Passphrase for key {path}: ", False)
         if key is None:
-            self.notes.append(f"key not usable: {path}: {fault}")
+            self.notes.append(f"key not usable: {path}: {problem}")
         return key
 
-    def _answers(self) -> list[str] | None:
+    def _try_interactive(self) -> list[str] | None:
         if self.ask is None:
             return None
         for _ in range(TRIES):
             try:
-                return list(self.link.auth_interactive(self.target.user, self._answer))
+                return list(self.link.auth_interactive(self.target.user, self._answer_questions))
             except BadAuthenticationType:
                 return None
             except AuthenticationException:
@@ -181,20 +187,20 @@ class _Attempt:
                     break
         return None
 
-    def _answer(self, title: str, told: str, questions: list[tuple[str, bool]]) -> list[str]:
+    def _answer_questions(self, title: str, told: str, questions: list[tuple[str, bool]]) -> list[str]:
         ask = self.ask
         if ask is None:
             return []
-        who = f"({self.target.user}@{self.target.host}) "
-        before = "".join(f"{text}\n" for text in (title, told) if text)
+        target = f"({self.target.user}@{self.target.host}) "
+        preamble = "".join(f"{text}\n" for text in (title, told) if text)
         answers = []
         for question, seen in questions:
-            answers.append(ask(f"{before}{who}{question}", seen))
-            before = ""
+            answers.append(ask(f"{preamble}{target}{question}", seen))
+            preamble = ""
         self.asked += bool(questions)
         return answers
 
-    def _password(self) -> list[str] | None:
+    def _try_password(self) -> list[str] | None:
         if self.ask is None or self.asked >= TRIES:
             return None
         for _ in range(TRIES):
@@ -210,8 +216,8 @@ class _Attempt:
         return None
 
 
-def _public(path: Path) -> str:
-    """Return the base64 of a key's public half, as far as it lies beside it."""
+def _read_public_key(path: Path) -> str:
+    """Return the base64 public key from the ``.pub`` file beside a private key, ``""`` if there is none."""
     try:
         return Path(f"{path}.pub").read_text(encoding="utf-8").split()[1]
     except (OSError, IndexError, UnicodeDecodeError):
@@ -219,18 +225,18 @@ def _public(path: Path) -> str:
 
 
 def _read_key(path: Path, password: str | None) -> tuple[paramiko.PKey | None, str]:
-    """Return a private key, or None and why not."""
-    fault = "not a key that paramiko knows"
-    for kind in (paramiko.Ed25519Key, paramiko.ECDSAKey, paramiko.RSAKey):
+    """Return a private key and ``""``, or None and the reason why it cannot be read."""
+    problem = "not a key that paramiko knows"
+    for key_class in (paramiko.Ed25519Key, paramiko.ECDSAKey, paramiko.RSAKey):
         try:
-            return kind.from_private_key_file(str(path), password), ""
+            return key_class.from_private_key_file(str(path), password), ""
         except PasswordRequiredException:
-            return None, _LOCKED
+            return None, _ENCRYPTED
         except (SSHException, ValueError, TypeError) as error:
             if password is not None:
-                fault = _LOCKED
+                problem = _ENCRYPTED
             elif "not a valid" not in str(error):
-                fault = str(error)
+                problem = str(error)
         except OSError as error:
             return None, str(error)
-    return None, fault
+    return None, problem

@@ -1,8 +1,8 @@
-"""The system's ssh: one login per host (a ControlMaster) that lasts between commands and is shared by them.
+"""Transport through the system's ssh: one shared, persistent login per host (a ControlMaster).
 
-All that the user's terminal can do works here too: ``~/.ssh/config``, agents, jump hosts, FIDO keys,
-Kerberos, one-time passwords. Only the login itself may ask questions, and only where a person sits at a
-terminal; everything after it runs in batch mode over the control socket and never makes a second login.
+All login methods of the user's terminal work: ``~/.ssh/config``, agents, jump hosts, FIDO keys,
+Kerberos, one-time passwords. Only the login itself may prompt, and only if there is a terminal;
+all later commands run in batch mode over the control socket and never log in again.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from dtslurm.transport.process import PopenChannel, has_terminal, run_in_termina
 from dtslurm.transport.remote import MOST_CHANNELS, LinkLost, RemoteTransport, SessionRefused
 from dtslurm.transport.ssh import control
 
-KEPT_S = 600  # the login ends after so long without a command
+KEPT_S = 600  # the login ends after this time without a command
 _CONNECT_S = 15
-_ALIVE = {"ServerAliveInterval": "15", "ServerAliveCountMax": "3"}
-_LOGIN_S = 90.0  # without questions
-_MOST_WORDS = 1 << 22  # bytes of what ssh says at a login
-_STRICT = frozenset({"true", "yes", "ask"})  # words of `ssh -G` for the checks of keys of hosts
+_KEEPALIVE_OPTIONS = {"ServerAliveInterval": "15", "ServerAliveCountMax": "3"}
+_LOGIN_S = 90.0  # for a login without prompts
+_MAX_LOGIN_OUTPUT = 1 << 22  # bytes of ssh's output during a login
+_STRICT_VALUES = frozenset({"true", "yes", "ask"})  # values in `ssh -G` that check host keys
 
-# What a user's configuration must not do to us: forwarding an agent hands keys to the far side's root.
-_ALWAYS = {
+# Overrides of the user's configuration: for example, a forwarded agent gives the host's root the use of the
+# keys.
+_FORCED_OPTIONS = {
     "ForwardAgent": "no",
     "ForwardX11": "no",
     "ClearAllForwardings": "yes",
@@ -50,101 +51,102 @@ class OpenSSHTransport(RemoteTransport):
         return self._socket is not None and control.alive(self._socket)
 
     def logged_in(self) -> bool:
-        """Return whether a command could run now over a login of any process of ours."""
+        """Return whether a command could run now over a login of this or another process of the user."""
         own = control.socket_path(self._env, self._host, self._user, self._config)
         return self._is_open() or control.alive(own)
 
     def _log_in(self) -> None:
-        self._socket = self._login()
+        self._socket = self._find_or_make_login()
 
     def close(self) -> None:
-        """Leave the login to later commands; it ends by itself after `KEPT_S` seconds."""
+        """Do nothing: later commands use the login, which ends `KEPT_S` seconds after the last one."""
 
     def logout(self) -> None:
-        """End the login at once, with every command on it."""
+        """End the login at once, with all its commands."""
         with self._lock:
-            path = control.socket_path(self._env, self._host, self._user, self._config)
-            if control.alive(path):
-                self._ask(["-o", f"ControlPath={control.quoted(path)}", "-O", "exit"])
-            control.clear(path)
+            own_socket = control.socket_path(self._env, self._host, self._user, self._config)
+            if control.alive(own_socket):
+                self._run_ssh(["-o", f"ControlPath={control.quoted(own_socket)}", "-O", "exit"])
+            control.clear(own_socket)
             self._socket = None
 
-    def _login(self) -> Path:
-        own = control.socket_path(self._env, self._host, self._user, self._config)
-        if control.alive(own):
-            return own
-        with control.lock(own):
-            if control.alive(own):  # somebody else just logged in
-                return own
+    def _find_or_make_login(self) -> Path:
+        own_socket = control.socket_path(self._env, self._host, self._user, self._config)
+        if control.alive(own_socket):
+            return own_socket
+        with control.lock(own_socket):
+            if control.alive(own_socket):  # another process has just logged in
+                return own_socket
             settings = self._settings()
-            theirs = settings.get("controlpath", "none")
-            strict = settings.get("stricthostkeychecking") in _STRICT
+            user_socket = settings.get("controlpath", "none")
+            strict = settings.get("stricthostkeychecking") in _STRICT_VALUES
             if (
-                theirs != "none"
+                user_socket != "none"
                 and strict
-                and control.is_own_socket(Path(theirs))
-                and control.alive(Path(theirs))
+                and control.is_own_socket(Path(user_socket))
+                and control.alive(Path(user_socket))
             ):
-                return Path(theirs)  # the user's terminal is logged in already, after a check of the key
-            control.clear(own)
-            self._make_master(own, settings)
-        return own
+                return Path(user_socket)  # the user's own master, whose host key was checked
+            control.clear(own_socket)
+            self._make_master(own_socket, settings)
+        return own_socket
 
     def _settings(self) -> dict[str, str]:
-        """Return ssh's own view of its configuration for the host, keys in lower case."""
+        """Return ssh's effective configuration for the host (``ssh -G``), with keys in lower case."""
         from dtslurm.transport.ssh import ssh_errors
 
-        code, out, words = self._ask(["-G"])
+        code, stdout, stderr = self._run_ssh(["-G"])
         if code:
-            raise ssh_errors.explain(self._host, words, code=code)
-        return {key: value for key, _, value in (line.partition(" ") for line in out.splitlines())}
+            raise ssh_errors.explain(self._host, stderr, code=code)
+        return {key: value for key, _, value in (line.partition(" ") for line in stdout.splitlines())}
 
     def real_name(self) -> str:
-        """Return the host that the configuration means; nothing is asked of it.
+        """Return the HostName of the configuration, without a connection to the host.
 
         Raises:
-            CommandNotFound, LoginRefused: there is no ssh, or its configuration is wrong.
+            CommandNotFound, LoginRefused: there is no ssh program, or its configuration is invalid.
         """
         return self._settings().get("hostname", self._host)
 
     def _make_master(self, path: Path, settings: Mapping[str, str]) -> None:
         from dtslurm.transport.ssh import ssh_errors, strict_config
 
-        asks = has_terminal() if self.interactive is None else self.interactive
-        config = str(strict_config.write(self._env, self._config, asks=asks))
+        may_prompt = has_terminal() if self.interactive is None else self.interactive
+        config = str(strict_config.write(self._env, self._config, asks=may_prompt))
         options = {
             "ControlMaster": "yes",
             "ControlPath": control.quoted(path),
             "ControlPersist": str(KEPT_S),
-            **_ALWAYS,
+            **_FORCED_OPTIONS,
         }
         if settings.get("connecttimeout", "none") in {"none", "0"}:
             options["ConnectTimeout"] = str(_CONNECT_S)
         if settings.get("serveraliveinterval", "0") == "0":
-            options |= _ALIVE
-        # Without -v a kept master hides what its way through a jump host says; and only -v shows the key.
-        argv = ["-v", "-T", "-N", "-f"]
-        if asks:
-            command = self._argv(argv, options, config)
-            code, words = run_in_terminal(command, self._env, hidden=ssh_errors.CHATTER)
+            options |= _KEEPALIVE_OPTIONS
+        # Without -v, a persistent master hides the messages of the connection through a jump host, and ssh
+        # does not print the host key.
+        flags = ["-v", "-T", "-N", "-f"]
+        if may_prompt:
+            command = self._ssh_argv(flags, options, config)
+            code, stderr = run_in_terminal(command, self._env, hidden=ssh_errors.CHATTER)
         else:
-            code, _, words = self._ask(argv, {**options, "BatchMode": "yes"}, config)
+            code, _, stderr = self._run_ssh(flags, {**options, "BatchMode": "yes"}, config)
         if code:
-            raise ssh_errors.explain(self._host, words, code=code, asked=asks)
+            raise ssh_errors.explain(self._host, stderr, code=code, asked=may_prompt)
         if not control.alive(path):
             raise HostUnavailable(f"ssh logged in to {self._host} but left no control socket")
 
     def terminal_argv(self, argv: Sequence[str]) -> list[str]:
-        """Return the ssh command that runs ``argv`` there with a terminal, over the link that is kept.
+        """Return the ssh command that runs ``argv`` on the host with a terminal, over the existing login.
 
         Raises:
-            HostUnavailable, LoginRefused: there is no link, and none could be made.
+            HostUnavailable, LoginRefused: there is no login, and a new one failed.
         """
         self.open()
-        options = {"ControlPath": control.quoted(self._socket or Path("none")), **_ALWAYS}
-        return [*self._argv(["-tt"], options), shlex.join(argv)]
+        options = {"ControlPath": control.quoted(self._socket or Path("none")), **_FORCED_OPTIONS}
+        return [*self._ssh_argv(["-tt"], options), shlex.join(argv)]
 
-    def _argv(self, words: list[str], options: Mapping[str, str], config: str | None = None) -> list[str]:
+    def _ssh_argv(self, words: list[str], options: Mapping[str, str], config: str | None = None) -> list[str]:
         ssh = shutil.which("ssh", path=self._env.get("PATH"))
         if ssh is None:
             raise CommandNotFound(
@@ -158,28 +160,28 @@ class OpenSSHTransport(RemoteTransport):
             argv += ["-o", f"{key}={value}"]
         return [*argv, *(["-l", self._user] if self._user else []), "--", self._host]
 
-    def _ask(
+    def _run_ssh(
         self, words: list[str], options: Mapping[str, str] | None = None, config: str | None = None
     ) -> tuple[int, str, str]:
-        """Run ssh to its end where it must not ask anything; return exit code, stdout and stderr."""
-        channel = self._popen(self._argv(words, options or {}, config), stdin=False)
+        """Run ssh without prompts until it ends; return its exit code, stdout and stderr."""
+        channel = self._start_ssh(self._ssh_argv(words, options or {}, config), stdin=False)
         out, err = [], []
         size = 0
         deadline = time.monotonic() + _LOGIN_S
         try:
-            while True:  # a master that went to the background may still hold stderr: its parent's end counts
+            while True:  # until the parent ends: its background master may keep stderr open
                 code = channel.code(0.0)
-                more = channel.read(0.05)
-                out.append(more[0])
-                err.append(more[1])
-                size += len(more[0]) + len(more[1])
-                if size > _MOST_WORDS:
+                chunks = channel.read(0.05)
+                out.append(chunks[0])
+                err.append(chunks[1])
+                size += len(chunks[0]) + len(chunks[1])
+                if size > _MAX_LOGIN_OUTPUT:
                     raise HostUnavailable(
                         f"{self._host} prints without end while we log in",
                         evidence=text(b"".join(err)[-200:]).splitlines(),
                     )
-                if code is not None and not any(more):
-                    channel.release()  # a master's own helpers (its way through a jump host) live on
+                if code is not None and not any(chunks):
+                    channel.release()  # the master's helpers (a ProxyJump process) must live on
                     return code, text(b"".join(out)), text(b"".join(err))
                 if time.monotonic() > deadline:
                     raise HostUnavailable(
@@ -190,27 +192,27 @@ class OpenSSHTransport(RemoteTransport):
         finally:
             channel.end()
 
-    # ---- sessions on it
+    # ---- sessions
 
-    def _start(self, line: str, *, stdin: bool, deadline: float) -> PopenChannel:
+    def _start_session(self, line: str, *, stdin: bool, deadline: float) -> PopenChannel:
         options = {
             "ControlMaster": "no",
             "ControlPath": control.quoted(self._socket or Path("none")),
             "BatchMode": "yes",
-            "ProxyCommand": "false",  # without its master ssh would make a login of its own: it must not
-            **_ALWAYS,
+            "ProxyCommand": "false",  # without the master, ssh would log in anew
+            **_FORCED_OPTIONS,
         }
-        argv = self._argv(["-T"], options)
-        return self._popen([*argv, line], stdin=stdin)
+        argv = self._ssh_argv(["-T"], options)
+        return self._start_ssh([*argv, line], stdin=stdin)
 
-    def _popen(self, argv: list[str], *, stdin: bool) -> PopenChannel:
+    def _start_ssh(self, argv: list[str], *, stdin: bool) -> PopenChannel:
         env = {**self._env, "SSH_ASKPASS_REQUIRE": "never"}
         try:
             return PopenChannel(argv, env=env, stdin=stdin)
         except OSError as error:
             raise TransportError("ssh could not be started", evidence=[str(error)]) from None
 
-    def _not_run(self, words: str) -> SessionRefused | LinkLost | None:
+    def _unstarted_error(self, words: str) -> SessionRefused | LinkLost | None:
         from dtslurm.transport.ssh import ssh_errors
 
         if ssh_errors.session_was_refused(words):
@@ -221,8 +223,8 @@ class OpenSSHTransport(RemoteTransport):
         return None
 
     @contextlib.contextmanager
-    def _shared_turn(self, deadline: float) -> Iterator[None]:
-        if self._socket is None:  # never: open came first
+    def _shared_slot(self, deadline: float) -> Iterator[None]:
+        if self._socket is None:  # not reached: `open` was called before
             yield
             return
         path = control.socket_path(self._env, self._host, self._user, self._config)
@@ -230,7 +232,7 @@ class OpenSSHTransport(RemoteTransport):
             with control.turn(path, MOST_CHANNELS, deadline):
                 yield
         except TimeoutError as error:
-            raise self._busy(str(error)) from None
+            raise self._busy_error(str(error)) from None
 
     def _drop(self) -> None:
         path, self._socket = self._socket, None

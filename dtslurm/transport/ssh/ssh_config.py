@@ -1,8 +1,8 @@
-"""The user's SSH configuration for paramiko, which reads it but leaves some of it to us.
+"""The user's SSH configuration for paramiko, extended by the features that paramiko's parser lacks.
 
-``Include`` is put in by us: a file is read in place of its line, and the ``Host`` or ``Match`` around the
-line goes on after it. (``Host`` lines in an included file are heeded for every host; OpenSSH heeds them only
-inside the block that includes them.)
+This module resolves ``Include``: the included file replaces the line, and the enclosing ``Host`` or
+``Match`` block continues after it. (``Host`` lines in an included file apply to every host; in OpenSSH they
+apply only inside the block that includes them.)
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ if TYPE_CHECKING:
 _SYSTEM = "/etc/ssh/ssh_config"
 _INCLUDE = re.compile(r"\s*include(?:\s*=\s*|\s+)(.+)", re.IGNORECASE)
 _BLOCK = re.compile(r"\s*(?:host|match)(?:\s*=\s*|\s+)", re.IGNORECASE)
-_DEEPEST = 16
-_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
+_MAX_INCLUDE_DEPTH = 16
+_DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the configuration says of one host.
+    """The SSH configuration of one host.
 
     Attributes:
-        host: as the user names it.
+        host: the host as the user names it.
         name: the address to connect to.
-        key_name: the name its key is known by.
-        jumps: hosts on the way, each ``[user@]host[:port]``, the first one first.
-        command: a program that makes the connection instead.
-        keys: files of private keys, some perhaps missing.
-        only_keys: whether of the agent's keys only those of ``keys`` may be offered.
-        agent: the socket of an agent if not the usual one; ``none`` for no agent.
-        known: known_hosts files, the user's first.
-        connect_s: seconds a connection may take.
+        key_name: the name of its key in known_hosts (HostKeyAlias).
+        jumps: the jump hosts, each ``[user@]host[:port]``, in the order of the connections.
+        command: the ProxyCommand, which makes the connection instead.
+        keys: the private key files, which may be missing.
+        only_keys: whether only those of the agent's keys that are in ``keys`` may be offered
+            (IdentitiesOnly).
+        agent: the agent's socket if it is not the default; ``none`` for no agent.
+        known: the known_hosts files, the user's first.
+        connect_s: the time limit of a connection, in seconds.
     """
 
     host: str
@@ -63,7 +64,7 @@ def load(path: str | None) -> SSHConfig:
     """Read ``path``, or the user's and the system's configuration.
 
     Raises:
-        LoginRefused: it cannot be read or understood.
+        LoginRefused: the configuration cannot be read or parsed.
     """
     from paramiko import SSHConfig
     from paramiko.ssh_exception import ConfigParseError
@@ -99,31 +100,34 @@ def _read(path: Path, *, needed: bool, depth: int = 0) -> str:
         include = _INCLUDE.match(line)
         if include is None:
             lines.append(line)
-        elif depth < _DEEPEST:
-            found = _included(include.group(1), path)
-            lines += [*(_read(one, needed=False, depth=depth + 1) for one in found), block]
+        elif depth < _MAX_INCLUDE_DEPTH:
+            included_paths = _find_included(include.group(1), path)
+            lines += [
+                *(_read(included_path, needed=False, depth=depth + 1) for included_path in included_paths),
+                block,
+            ]
     return "\n".join(lines)
 
 
-def _included(words: str, path: Path) -> list[Path]:
+def _find_included(words: str, path: Path) -> list[Path]:
     base = Path("/etc/ssh") if str(path) == _SYSTEM else Path("~/.ssh").expanduser()
-    found: list[Path] = []
+    included_paths: list[Path] = []
     for word in shlex.split(words):
         pattern = base / expanded(word)
-        found += sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
-    return found
+        included_paths += sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
+    return included_paths
 
 
 def lookup(config: SSHConfig, target: str, user: str | None = None) -> Settings:
-    """Return what holds for ``[user@]host[:port]``.
+    """Return the settings of ``[user@]host[:port]``.
 
     Raises:
-        LoginRefused: a value cannot be used.
+        LoginRefused: a value in the configuration is invalid.
     """
-    name, port, host = _split(target)
+    target_user, port, host = _split(target)
     try:
-        found: Mapping[str, str] = config.lookup(host)
-        return _settings(found, host, user or name, port)
+        options: Mapping[str, str] = config.lookup(host)
+        return _settings(options, host, user or target_user, port)
     except (ValueError, KeyError) as error:
         raise LoginRefused(
             f"the SSH configuration of {host} cannot be used",
@@ -134,32 +138,38 @@ def lookup(config: SSHConfig, target: str, user: str | None = None) -> Settings:
 
 def _settings(found: Mapping[str, Any], host: str, user: str | None, port: int | None) -> Settings:
     number = port or int(found.get("port", 22))
-    listed: str | list[str] = found.get("identityfile", [])
-    keys = [expanded(one) for one in ([listed] if isinstance(listed, str) else listed)]
+    identity_files: str | list[str] = found.get("identityfile", [])
+    keys = [
+        expanded(file) for file in ([identity_files] if isinstance(identity_files, str) else identity_files)
+    ]
     jumps = found.get("proxyjump") or "none"
     command = found.get("proxycommand") or "none"
-    known = found.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2")
-    known += " " + found.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2")
+    known_hosts_files = found.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2")
+    known_hosts_files += " " + found.get(
+        "globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
+    )
     agent = found.get("identityagent")
-    wait = found.get("connecttimeout", "none")
+    connect_timeout = found.get("connecttimeout", "none")
     return Settings(
         host=host,
         name=found["hostname"],
         port=number,
-        user=user or found.get("user") or _own_name(),
+        user=user or found.get("user") or _local_user_name(),
         key_name=found.get("hostkeyalias", ""),
         jumps=() if jumps.lower() == "none" else tuple(jumps.split(",")),
         command=None if command.lower() == "none" or jumps.lower() != "none" else command,
-        keys=tuple(keys or (Path("~/.ssh").expanduser() / key for key in _KEYS)),
+        keys=tuple(keys or (Path("~/.ssh").expanduser() / key for key in _DEFAULT_KEYS)),
         only_keys=found.get("identitiesonly", "no").lower() == "yes",
         agent=None if agent is None or agent == "SSH_AUTH_SOCK" else str(expanded(agent)),
-        known=tuple(expanded(one) for one in shlex.split(known) if one.lower() != "none"),
-        connect_s=float(wait) if wait.replace(".", "", 1).isdigit() and float(wait) > 0 else 15.0,
+        known=tuple(expanded(file) for file in shlex.split(known_hosts_files) if file.lower() != "none"),
+        connect_s=float(connect_timeout)
+        if connect_timeout.replace(".", "", 1).isdigit() and float(connect_timeout) > 0
+        else 15.0,
     )
 
 
 def _split(target: str) -> tuple[str | None, int | None, str]:
-    """Return user, port and host of ``[user@]host[:port]``, also with an IPv6 address in brackets."""
+    """Return user, port and host of ``[user@]host[:port]``; an IPv6 address is in brackets."""
     target = target.strip().removeprefix("ssh://")
     user, _, rest = target.rpartition("@")
     match = re.fullmatch(r"\[(.+)\](?::(\d+))?|([^:]+)(?::(\d+))?", rest)
@@ -169,7 +179,7 @@ def _split(target: str) -> tuple[str | None, int | None, str]:
     return user or None, int(port) if port else None, match.group(1) or match.group(3)
 
 
-def _own_name() -> str:
+def _local_user_name() -> str:
     import getpass
 
     return os.environ.get("USER") or getpass.getuser()

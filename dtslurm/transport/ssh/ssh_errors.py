@@ -1,4 +1,4 @@
-"""What ssh says when it fails, as errors that a person can act on. Pure."""
+"""Converts ssh's error messages into errors with a hint for the user. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dtslurm.errors import HostUnavailable, LoginRefused, TransportError
 from dtslurm.model.values import dataclass
 
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
-_SHOWN = re.compile(r"Server host key: \S+ (SHA256:\S+)")
+_SHOWN_KEY = re.compile(r"Server host key: \S+ (SHA256:\S+)")
 CHATTER = re.compile(r"debug\d: |OpenSSH_\d|Authenticated (?:to|using) |Transferred: |Bytes per second: ")
 _NOT_EVIDENCE = re.compile(r"^\s*$|^@+$|^Connection closed by UNKNOWN port")
-_MOST_EVIDENCE = 12
-# What a connection that goes through another program ends with, and whom that program, an ssh, did not reach.
-_THROUGH = "UNKNOWN port"
+_MAX_EVIDENCE = 12
+# _PROXY_MARK is in the message about a connection through another program; if that program is an ssh, its own
+# message (_UNREACHED) names the host that it could not reach.
+_PROXY_MARK = "UNKNOWN port"
 _UNREACHED = re.compile(
     r"^ssh: (?:connect to host|Could not resolve hostname) ([^\s:]+)(?=[\s:])", re.MULTILINE | re.IGNORECASE
 )
@@ -21,15 +22,22 @@ _UNREACHED = re.compile(
 
 @dataclass(frozen=True)
 class Rule:
-    """One kind of failure: what ssh's words match, what to say, and what to do."""
+    """A kind of failure.
+
+    Attributes:
+        pattern: matches ssh's message.
+        message: the error's message.
+        hint: what the user can do.
+        refused: whether a retry without a change would fail again.
+    """
 
     pattern: str
     message: str
     hint: str
-    refused: bool = False  # trying again as before would fail again
+    refused: bool = False
 
 
-# In the order they are tried: a jump host's failure comes with a second one of the connection through it.
+# The first match applies. The failure of a jump host comes before that of the connection through it.
 _RULES = (
     Rule(
         r"REVOKED HOST KEY DETECTED|host key is revoked|was revoked",
@@ -113,8 +121,8 @@ _RULES = (
     ),
 )
 
-_KEYS = "see that `ssh {host}` logs you in from a terminal here (keys in ~/.ssh, ssh-add -l)"
-_TERMINAL = (
+_KEYS_HINT = "see that `ssh {host}` logs you in from a terminal here (keys in ~/.ssh, ssh-add -l)"
+_TERMINAL_HINT = (
     "log in where there is a terminal: run `dtslurm doctor` or `ssh {host}` there once, and answer what it "
     "asks; the login then serves other commands for a while"
 )
@@ -126,56 +134,62 @@ _SESSION_REFUSED = re.compile(r"session request failed|Session open refused by p
 
 
 def explain(host: str, said: str, *, code: int, fingerprint: str = "", asked: bool = False) -> TransportError:
-    """Return the error of a login that failed.
+    """Return the error of a failed login.
 
     Args:
         host: the host as the user names it.
-        said: what ssh printed on stderr, also with ``-v``.
+        said: ssh's stderr, with or without ``-v``.
         code: ssh's exit code.
-        fingerprint: the key the host showed, if it was found out otherwise.
-        asked: whether a person could answer ssh's questions.
+        fingerprint: the fingerprint of the host's key, if the caller knows it.
+        asked: whether the user could answer ssh's prompts.
     """
-    keys = _SHOWN.findall(said)
-    jump = _UNREACHED.search(said) if _THROUGH in said else None
+    shown_keys = _SHOWN_KEY.findall(said)
+    jump_host = _UNREACHED.search(said) if _PROXY_MARK in said else None
     said = "\n".join(line for line in said.splitlines() if not CHATTER.match(line))
-    evidence = [line for line in said.splitlines() if not _NOT_EVIDENCE.match(line)][-_MOST_EVIDENCE:]
+    evidence = [line for line in said.splitlines() if not _NOT_EVIDENCE.match(line)][-_MAX_EVIDENCE:]
     for rule in _RULES:
         if not re.search(rule.pattern, said, re.IGNORECASE):
             continue
-        found = _FINGERPRINT.search(said)
-        shown = fingerprint or (found.group() if found else "") or (keys[-1] if keys else "")
-        words = {
-            "host": f"the jump host {jump[1]}" if jump else host,
-            "shown": f" ({shown})" if shown else "",
-            "methods": _methods(said),
-            "login": (_KEYS if asked or _only_keys(said) else _TERMINAL).format(host=host),
+        fingerprint_match = _FINGERPRINT.search(said)
+        key = (
+            fingerprint
+            or (fingerprint_match.group() if fingerprint_match else "")
+            or (shown_keys[-1] if shown_keys else "")
+        )
+        substitutions = {
+            "host": f"the jump host {jump_host[1]}" if jump_host else host,
+            "shown": f" ({key})" if key else "",
+            "methods": _describe_methods(said),
+            "login": (_KEYS_HINT if asked or _accepts_only_keys(said) else _TERMINAL_HINT).format(host=host),
         }
-        kind = LoginRefused if rule.refused else HostUnavailable
-        return kind(rule.message.format(**words), evidence=evidence, hint=rule.hint.format(**words))
+        error_class = LoginRefused if rule.refused else HostUnavailable
+        return error_class(
+            rule.message.format(**substitutions), evidence=evidence, hint=rule.hint.format(**substitutions)
+        )
     return HostUnavailable(
         f"no SSH link to {host}", evidence=evidence or [f"ssh ended with exit code {code} and said nothing"]
     )
 
 
 def master_is_gone(said: str) -> bool:
-    """Whether ssh says that it did not reach its master: nothing was sent."""
+    """Whether ssh's message says that it could not reach its master, so that nothing was sent."""
     return _MASTER_GONE.search(said) is not None
 
 
 def session_was_refused(said: str) -> bool:
-    """Whether ssh says that the server takes no more sessions: nothing was run."""
+    """Whether ssh's message says that the server accepts no more sessions, so that nothing was run."""
     return _SESSION_REFUSED.search(said) is not None
 
 
-def _offered(said: str) -> list[str]:
-    found = re.findall(r"Permission denied \(([a-z0-9,@.\-]+)\)", said)
-    return found[-1].split(",") if found else []
+def _parse_methods(said: str) -> list[str]:
+    matches = re.findall(r"Permission denied \(([a-z0-9,@.\-]+)\)", said)
+    return matches[-1].split(",") if matches else []
 
 
-def _methods(said: str) -> str:
-    offered = _offered(said)
-    return f"; it would take: {', '.join(offered)}" if offered else ""
+def _describe_methods(said: str) -> str:
+    methods = _parse_methods(said)
+    return f"; it would take: {', '.join(methods)}" if methods else ""
 
 
-def _only_keys(said: str) -> bool:
-    return bool(_offered(said)) and not {"password", "keyboard-interactive"} & set(_offered(said))
+def _accepts_only_keys(said: str) -> bool:
+    return bool(_parse_methods(said)) and not {"password", "keyboard-interactive"} & set(_parse_methods(said))

@@ -1,7 +1,7 @@
-"""A configuration file for ssh that holds the user's own, and before it that keys of hosts are checked.
+"""An ssh configuration file that enforces host key checks and includes the user's configuration.
 
-An option on the command line would not reach the jump hosts: ssh starts a process of its own for each, and
-hands it the configuration file only. Of a keyword that comes twice, ssh takes the first.
+An option on the command line would not apply to the jump hosts: ssh starts a process for each of them, and
+passes it only the configuration file. ssh uses the first value of a repeated keyword.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from pathlib import Path
 from dtslurm.transport.local import LocalTransport
 from dtslurm.transport.ssh import control
 
-_USUAL = ("~/.ssh/config", "/etc/ssh/ssh_config")
+_DEFAULT_FILES = ("~/.ssh/config", "/etc/ssh/ssh_config")
 
 
 def write(env: Mapping[str, str], config: str | None, *, asks: bool) -> Path:
-    """Return the file, written into the private folder of the control sockets where it is missing.
+    """Return the path of the file; write it into the private folder of the control sockets if it is missing.
 
     Args:
-        config: the user's configuration file, None for the usual ones.
-        asks: whether a person may accept a key that is not known; a changed or revoked one is refused anyway.
+        config: the user's configuration file, None for the default files.
+        asks: whether the user may accept an unknown key; changed and revoked keys are always refused.
 
     Raises:
         TransportError: there is no private folder.
-        StoreError: the disk refused.
+        StoreError: the file cannot be written.
     """
-    files = _USUAL if config is None else (str(Path(config).absolute()),)
+    files = _DEFAULT_FILES if config is None else (str(Path(config).absolute()),)
     lines = [
         f"StrictHostKeyChecking {'ask' if asks else 'yes'}",
         *(f"Include {_quoted(file)}" for file in files),
@@ -41,5 +41,5 @@ def write(env: Mapping[str, str], config: str | None, *, asks: bool) -> Path:
 
 
 def _quoted(path: str) -> str:
-    """Return a path as Include takes it: in quotes for spaces, signs of patterns in brackets."""
+    """Quote a path for Include: double quotes because of spaces, and glob characters in brackets."""
     return '"{}"'.format(re.sub(r"[*?\[]", r"[\g<0>]", path))

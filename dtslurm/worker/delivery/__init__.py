@@ -1,1 +1,1 @@
-"""Puts runs and their code in place, sends files back and frees what is not needed."""
+"""Programs for run directories: install runs and their code, send files back, and free disk space."""

@@ -1,8 +1,9 @@
-"""Which files in the ``code/`` of a run its snapshot delivered, and which the job wrote there.
+"""Classify the files in a run's ``code/``: delivered by the snapshot, or written by the job.
 
-``snapshot.list`` in the run directory names the delivered files: JSON packed by zlib, an object that has the
-size of each file and the target of each link by its path below ``code/``. A delivered file that was changed
-since counts as written by the job; byte code is neither. Without a readable list no file counts as delivered.
+``snapshot.list`` in the run directory lists the delivered files: JSON compressed by zlib, an object with the
+size of each file and the target of each link, keyed by the path below ``code/``. A delivered file that has
+changed counts as written by the job; byte code counts as neither. Without a readable list, no file counts as
+delivered.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ LIST = "snapshot.list"
 
 
 class CodeFile(NamedTuple):
-    """A file or link: its path below ``code/``, and what lstat returned."""
+    """A file or link: its path below ``code/``, and its lstat result."""
 
     path: bytes
     state: os.stat_result
@@ -30,10 +31,10 @@ class CodeFiles:
 
     Attributes:
         folder: the path of ``code/``.
-        is_there: whether it is a folder, and no link to one.
+        is_there: whether ``code/`` is a folder, and not a link to one.
         delivered: files and links as the snapshot delivered them.
-        byte_code: what Python compiled.
-        outputs: all others: the job wrote or changed them.
+        byte_code: files that Python compiled.
+        outputs: all others: files that the job wrote or changed.
     """
 
     def __init__(self, run: bytes) -> None:
@@ -43,18 +44,18 @@ class CodeFiles:
         self.byte_code: List[CodeFile] = []
         self.outputs: List[CodeFile] = []
         if self.is_there:
-            known = read_list(run)
+            delivered_details = read_list(run)
             for file in sorted(walk(self.folder)):
-                self._group(file, known).append(file)
+                self._group_of(file, delivered_details).append(file)
 
-    def _group(self, file: CodeFile, known: Dict[bytes, Any]) -> List[CodeFile]:
+    def _group_of(self, file: CodeFile, known: Dict[bytes, Any]) -> List[CodeFile]:
         if is_delivered(os.path.join(self.folder, file.path), file.state, known.get(file.path)):
             return self.delivered
         return self.byte_code if is_byte_code(file.path) else self.outputs
 
 
 def is_file(file: CodeFile) -> bool:
-    """Whether it is a file, and no link or pipe."""
+    """Return whether an entry is a regular file, not a link or a pipe."""
     return stat.S_ISREG(file.state.st_mode)
 
 
@@ -64,7 +65,7 @@ def encode_list(tree: Sequence[Tuple[str, Any, Any]]) -> bytes:
 
 
 def read_list(run: bytes) -> Dict[bytes, Any]:
-    """Return size or link target of what was delivered by its path; empty if the list cannot be read."""
+    """Return the size or link target of each delivered file by path; empty if the list cannot be read."""
     try:
         with open(os.path.join(run, LIST.encode()), "rb") as file:
             entries = json.loads(zlib.decompress(file.read()).decode("ascii"))
@@ -75,21 +76,21 @@ def read_list(run: bytes) -> Dict[bytes, Any]:
 
 def walk(folder: bytes) -> Iterator[CodeFile]:
     """Yield the files and links below a folder; links are not followed."""
-    for place, folders, names in os.walk(folder):
-        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+    for parent, folders, names in os.walk(folder):
+        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
         for name in names + links:
-            path = os.path.join(place, name)
+            path = os.path.join(parent, name)
             with contextlib.suppress(OSError):
                 yield CodeFile(path[len(folder) + 1 :], os.lstat(path))
 
 
 def is_delivered(path: bytes, state: os.stat_result, detail: Any) -> bool:
-    """Whether a file or link is as the snapshot delivered it, of this size or with this target."""
+    """Return whether a file or link still has the delivered size or target (``detail``)."""
     if isinstance(detail, str):
         return stat.S_ISLNK(state.st_mode) and os.readlink(path) == raw(detail)
     return detail is not None and is_whole(state, detail)
 
 
 def is_byte_code(path: bytes) -> bool:
-    """Whether a file is what Python compiled, or a copy of it that was not finished."""
+    """Return whether a file is Python byte code, or an unfinished copy of it."""
     return b"__pycache__" in path.split(b"/") or path.endswith((b".pyc", b".pyo"))

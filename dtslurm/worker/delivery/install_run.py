@@ -1,4 +1,4 @@
-"""Places a run directory: built beside its place, and moved there as the last act."""
+"""Install a run directory: build it under a temporary name, and rename it as the last step."""
 
 import errno
 import os
@@ -22,15 +22,15 @@ from ..lib.disk import (
 from .code_files import LIST, encode_list
 from .objects import NAME, NAMES, Objects, copy, lack_of_room
 
-TRIAL, SLOW_S = 64, 0.0003  # files laid out to see whether one takes that many seconds
+TRIAL, SLOW_S = 64, 0.0003  # number of files created to measure whether one takes longer than this
 
-AWRY = re.compile(r"(?:^|[/\0])\.{0,2}(?:[/\0]|\Z)")  # an empty part of a path, or one that leads elsewhere
+AWRY = re.compile(r"(?:^|[/\0])\.{0,2}(?:[/\0]|\Z)")  # an empty, "." or ".." component of a path
 
 Entry = Tuple[str, Optional[str], Any]
 
 
 def check(request: Dict[str, Any]) -> None:
-    """Refuse a request that would write anywhere but below its run directory and its objects."""
+    """Reject a request that would write outside its run directory and its objects folder."""
     for key in ("run_dir", "objects"):
         path = request[key]
         if not path.startswith("/") or "\0" in path or os.path.normpath(path) != path or path in ("/", "//"):
@@ -38,19 +38,19 @@ def check(request: Dict[str, Any]) -> None:
     check_paths(request)
     tree = request["tree"] or ()
     names = [entry[1] + "\n" for entry in tree if entry[1] is not None]
-    together = "".join(names)
-    if together.count("\n") != len(names) or not NAMES.match(together):
-        odd = next(entry for entry in tree if entry[1] is not None and not NAME.match(entry[1]))
-        raise WorkerError("refused", "{!r} is no object ({!r})".format(odd[1], odd[0]))
+    joined = "".join(names)
+    if joined.count("\n") != len(names) or not NAMES.match(joined):
+        invalid = next(entry for entry in tree if entry[1] is not None and not NAME.match(entry[1]))
+        raise WorkerError("refused", "{!r} is no object ({!r})".format(invalid[1], invalid[0]))
 
 
 def check_paths(request: Dict[str, Any]) -> None:
-    """Refuse paths that lead elsewhere, or stand in each other's way."""
-    leaves = [LIST] + [entry[0] for entry in request["files"]]
-    leaves += ["code/" + entry[0] for entry in request["tree"] or ()]
-    paths = leaves + (["code/" + request["inside"]] if request["inside"] else [])
-    together = "\0".join(paths)  # one search for all: ten thousand take a while
-    if together.count("\0") >= len(paths) > 0 or AWRY.search(together):
+    """Reject paths that leave the run directory, or that conflict with each other."""
+    file_paths = [LIST] + [entry[0] for entry in request["files"]]
+    file_paths += ["code/" + entry[0] for entry in request["tree"] or ()]
+    paths = file_paths + (["code/" + request["inside"]] if request["inside"] else [])
+    joined = "\0".join(paths)  # one search for all paths: separate searches are slow for ten thousand paths
+    if joined.count("\0") >= len(paths) > 0 or AWRY.search(joined):
         for path in paths:
             if "\0" in path or AWRY.search(path):
                 raise WorkerError("refused", "{!r} is not a path below the run directory".format(path))
@@ -59,14 +59,14 @@ def check_paths(request: Dict[str, Any]) -> None:
         folders.update([folder] if folder else [], parents(folder))
     if request["inside"]:
         folders.add("code/" + request["inside"])
-    if len(set(leaves)) != len(leaves):
+    if len(set(file_paths)) != len(file_paths):
         raise WorkerError("refused", "a path is named twice")
-    for path in sorted(folders.intersection(leaves)):
+    for path in sorted(folders.intersection(file_paths)):
         raise WorkerError("refused", "{!r} cannot be a folder and a file or link at once".format(path))
 
 
 def parents(path: str) -> Iterator[str]:
-    """Yield the folders above a path, the nearest first."""
+    """Yield the parent folders of a path, the nearest first."""
     while "/" in path:
         path = path.rpartition("/")[0]
         yield path
@@ -75,21 +75,21 @@ def parents(path: str) -> Iterator[str]:
 def place(
     request: Dict[str, Any], objects: Objects, made: Optional[Callable[[bytes, bytes], bool]] = None
 ) -> None:
-    """Build the run directory beside its place and move it there as the last act.
+    """Build the run directory under a temporary name, and rename it as the last step.
 
-    ``made`` may make the code folder faster than by laying it out: (staging folder, code folder) to whether
-    it did.
+    ``made`` is an optional faster way to build the code folder: it takes (staging folder, code folder), and
+    returns whether it has built the code folder.
     """
     run_dir = raw(request["run_dir"])
     root = os.path.dirname(run_dir)
     with doing("make", root):
         make_folders(root)
-        why = swappable(root)
-    if why:
-        raise WorkerError("unsafe", why)
+        problem = swappable(root)
+    if problem:
+        raise WorkerError("unsafe", problem)
     if os.path.lexists(run_dir):
         raise WorkerError("exists", text(run_dir))
-    # Two levels deep: a search for */job.json in the run root does not take an unfinished one for a run.
+    # Two levels deep: a search for */job.json in the run root must not find an unfinished run.
     staging = os.path.join(root, ".dtslurm-{}-{}".format(os.geteuid(), os.urandom(6).hex()).encode())
     with doing("make", run_dir):
         os.mkdir(staging, 0o700)
@@ -108,8 +108,8 @@ def place(
             for folder in sorted(folders):
                 make_folders(folder)
         do_in_parallel(files, lambda file: small_file(build, run_dir, *file))
-        # Journals keep the order of what changes folders, and servers do it at once: with the last of them
-        # on the disk, those of code/, whose files were there before, are there as well.
+        # Journaling file systems keep the order of folder changes, and file servers apply them at once: when
+        # the last of them is on disk, those of code/ are too. The files of code/ were on disk before.
         do_in_parallel(sorted(folders | {build}), sync_folder)
         with doing("make", run_dir):
             try:
@@ -136,7 +136,7 @@ def small_file(build: bytes, run_dir: bytes, name: str, mode: int, content: str)
 
 
 def materialize(request: Dict[str, Any], objects: Objects, code: bytes) -> None:
-    """Make ``code/``: links to the objects, or copies where the file system refuses links."""
+    """Create ``code/`` with links to the objects, or with copies if the file system rejects links."""
     layer = lay_all(request, objects, code)
     if layer.missing:
         lack_of_room(objects, layer.missing)
@@ -144,15 +144,16 @@ def materialize(request: Dict[str, Any], objects: Objects, code: bytes) -> None:
 
 
 def lay_all(request: Dict[str, Any], objects: Objects, code: bytes) -> "Layer":
-    """Make a code folder as far as its contents are there."""
+    """Create a code folder from the available objects."""
     tree: List[Entry] = request["tree"]
     final = os.path.join(raw(request["run_dir"]), b"code")
     make_code_folders([entry[0] for entry in tree] + [request["inside"] + "/."], code, final)
     layer = Layer(objects, code, final)
-    begin = time.monotonic()
+    started_at = time.monotonic()
     for entry in tree[:TRIAL]:
         layer.lay(entry)
-    if time.monotonic() - begin > SLOW_S * TRIAL:  # a file server: many answers can be waited for at once
+    # Slow, probably a file server: parallel requests hide its latency.
+    if time.monotonic() - started_at > SLOW_S * TRIAL:
         do_in_parallel(tree[TRIAL:], layer.lay)
     else:
         for entry in tree[TRIAL:]:
@@ -162,11 +163,11 @@ def lay_all(request: Dict[str, Any], objects: Objects, code: bytes) -> "Layer":
 
 
 class Layer:
-    """Puts files and links into a code folder.
+    """A writer of the files and links of a code folder.
 
     Attributes:
-        missing: sizes of the objects that are not there, by name.
-        linking: False once the file system refused a link.
+        missing: sizes of the missing objects, by name.
+        linking: False after the file system has rejected a link.
     """
 
     def __init__(self, objects: Objects, code: bytes, final: bytes) -> None:
@@ -175,26 +176,26 @@ class Layer:
         self.linking = True
 
     def lay(self, entry: Entry) -> None:
-        """Put one file or link in its place."""
+        """Create one file or link."""
         path, key, detail = entry
-        name = raw(path)
-        target, shown = self._code + name, self._final + name
+        relative_path = raw(path)
+        target, final_path = self._code + relative_path, self._final + relative_path
         if key is None:
-            with doing("make", shown):
+            with doing("make", final_path):
                 os.symlink(raw(detail), target)
-        elif self.missing:  # nothing will be placed: only see what else is missing
+        elif self.missing:  # the run cannot be installed: only collect the other missing objects
             if key not in self.missing and not self._objects.has(key, detail):
                 self.missing[key] = detail
         else:
-            linked = self._objects.link(key, target, detail, shown) if self.linking else None
+            linked = self._objects.link(key, target, detail, final_path) if self.linking else None
             if linked is None:
                 self.linking = False
-            if not linked and not copy(self._objects, key, detail, target, shown):
+            if not linked and not copy(self._objects, key, detail, target, final_path):
                 self.missing[key] = detail
 
 
 def folders_of(paths: Sequence[str]) -> Set[str]:
-    """Return the folders that these paths lie in, "" for the uppermost."""
+    """Return all folders that contain these paths, "" for the top."""
     folders = {""}
     for path in {path.rpartition("/")[0] for path in paths}:
         folders.update([path], parents(path))
@@ -202,7 +203,7 @@ def folders_of(paths: Sequence[str]) -> Set[str]:
 
 
 def make_code_folders(paths: Sequence[str], code: bytes, final: bytes) -> None:
-    """Make the folders that these paths lie in."""
+    """Create the folders that contain these paths."""
     for folder in sorted(folders_of(paths)):
         with doing("make", os.path.join(final, raw(folder))):
             os.mkdir(os.path.join(code, raw(folder)) if folder else code, 0o700)

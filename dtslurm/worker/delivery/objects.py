@@ -1,10 +1,10 @@
-"""File contents by their digests, shared by all runs of one user.
+"""A store of file contents by digest, shared by all runs of one user.
 
-An object is named by its digest; a final x says that it is executable. Objects are read-only and carry the
-modification time ``STAMP``: one that was written to is seen, and replaced. Runs contain hard links to
-objects, so a job could modify an object and reset its modification time. Programs cannot set the change time
-(ctime). The file ``seals`` has the ctime of each object at which its content was last verified. If the ctime
-differs, the content is hashed again.
+An object is named by its digest; a final x marks an executable. Objects are read-only and have the
+modification time ``STAMP``, so an object that was written to is detected and replaced. Runs contain hard
+links to objects, so a job could modify an object and reset its modification time. Programs cannot set the
+change time (ctime). The file ``seals`` has the ctime of each object at which its content was last verified.
+If the ctime differs, the content is hashed again.
 """
 
 import contextlib
@@ -28,20 +28,20 @@ from ..lib.disk import (
     write_all,
 )
 
-STAMP = 1000000000  # 2001-09-09: old enough for make, young enough for zip
+STAMP = 1000000000  # 2001-09-09: older than any build product (make), valid in zip (from 1980 on)
 DIGEST_LENGTH = 32  # hex digits of SHA-256: 128 bits
 NAME = re.compile(r"[0-9a-f]{32}x?\Z")
-NAMES = re.compile(r"(?:[0-9a-f]{32}x?\n)*\Z")  # one search for ten thousand
+NAMES = re.compile(r"(?:[0-9a-f]{32}x?\n)*\Z")  # matches all names in a single search
 BATCH_FILES, BATCH_BYTES = 256, 32 << 20
 SEALS, MOST_SEALS = b"seals", 200_000
 
-Waiting = Tuple[int, bytes, str]  # open file, its temporary name, the object it will be
+Waiting = Tuple[int, bytes, str]  # open descriptor, temporary path, object name
 
 _NO_LINKS = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 class Objects:
-    """A folder of file contents by their digests, shared by the runs of one user."""
+    """A folder of file contents by digest, shared by the runs of one user."""
 
     def __init__(self, folder: bytes) -> None:
         self.folder = folder
@@ -52,25 +52,29 @@ class Objects:
         self._waiting_bytes = 0
 
     def prepare(self) -> None:
-        """Make the folder; one that others could write to is refused."""
+        """Create the folder.
+
+        Raises:
+            WorkerError: other users could write to the folder.
+        """
         with doing("make", self.folder):
             make_folders(self._temp)
-            found = os.stat(self.folder)
-        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            status = os.stat(self.folder)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise WorkerError("refused", "{} can be written to by others".format(text(self.folder)))
 
     def path(self, key: str) -> bytes:
-        """Return where an object lies."""
+        """Return the path of an object."""
         return self.folder + b"/" + key[:2].encode() + b"/" + key[2:].encode()
 
     def has(self, key: str, size: int) -> bool:
-        """Whether an object is there, whole and as it was written."""
+        """Return whether an object exists, complete and unmodified."""
         path = self.path(key)
         try:
-            found = os.lstat(path)
+            status = os.lstat(path)
         except OSError:
             return False
-        return self.is_genuine(key, size, found, path)
+        return self.is_genuine(key, size, status, path)
 
     def is_genuine(
         self, key: str, size: int, found: os.stat_result, path: bytes, folder: Optional[int] = None
@@ -103,8 +107,8 @@ class Objects:
             self._seals = {}
             with contextlib.suppress(OSError, ValueError):
                 with open(os.path.join(self.folder, SEALS), "rb") as file:
-                    read = json.loads(file.read().decode("ascii"))
-                self._seals = read if isinstance(read, dict) else {}
+                    value = json.loads(file.read().decode("ascii"))
+                self._seals = value if isinstance(value, dict) else {}
         return self._new_seals.get(key, self._seals.get(key))
 
     def write_seals(self) -> None:
@@ -127,14 +131,17 @@ class Objects:
                 os.close(fd)
 
     def link(self, key: str, target: bytes, size: int, final: bytes) -> Optional[bool]:
-        """Link an object to its place in the run; False if it cannot be, None if none of them can."""
+        """Link an object into the run.
+
+        Return False if this object cannot be linked, None if no object can.
+        """
         if not self.has(key, size):
             return False
         try:
             os.link(self.path(key), target, follow_symlinks=False)
-            found = os.lstat(target)
-            if is_whole(found, size):
-                self._new_seals[key] = found.st_ctime_ns
+            status = os.lstat(target)
+            if is_whole(status, size):
+                self._new_seals[key] = status.st_ctime_ns
                 return True
             os.unlink(target)
         except OSError as error:
@@ -146,7 +153,7 @@ class Objects:
         return False
 
     def add(self, key: str, parts: Iterable[bytes]) -> None:
-        """Write an object; it appears under its name with `settle`, when it is on the disk."""
+        """Write an object under a temporary name; `settle` syncs it to disk and gives it its name."""
         if not NAME.match(key):
             raise WorkerError("refused", "{!r} is no object".format(key))
         temp = os.path.join(self._temp, os.urandom(12).hex().encode())
@@ -172,9 +179,9 @@ class Objects:
             self.settle()
 
     def settle(self) -> None:
-        """Bring what was added to the disk and give it its names.
+        """Sync the added objects to disk and give them their names.
 
-        A batch that the disk refuses a part of is lost, those before it are kept.
+        If one object of a batch cannot be written, the batch is lost; earlier batches are kept.
         """
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
 
@@ -184,61 +191,65 @@ class Objects:
 
         try:
             do_in_parallel(waiting, sync)
-            self._name(waiting)
+            self._publish(waiting)
         finally:
             for fd, temp, _ in waiting:
                 os.close(fd)
                 with contextlib.suppress(OSError):
                     os.unlink(temp)
 
-    def _name(self, waiting: Sequence[Waiting]) -> None:
-        folders = set()
+    def _publish(self, waiting: Sequence[Waiting]) -> None:
+        made_folders = set()
         for fd, temp, key in waiting:
             path = self.path(key)
             if self.has(key, os.fstat(fd).st_size):
-                continue  # another process was faster, or we were asked in vain: runs share the first
+                continue  # another process was faster, or the object existed: all runs share the first one
             with doing("write", path):
                 folder = os.path.dirname(path)
-                if folder not in folders:
+                if folder not in made_folders:
                     make_folders(folder)
-                    folders.add(folder)
+                    made_folders.add(folder)
                 os.rename(temp, path)
             self._new_seals[key] = os.fstat(fd).st_ctime_ns
-        do_in_parallel(sorted(folders), sync_folder)
+        do_in_parallel(sorted(made_folders), sync_folder)
 
 
 def choose_objects_folder(folder: bytes) -> bytes:
     """Return ``folder``, or ``folder`` with the user id as a suffix if another user owns it."""
-    mine = folder + "-{}".format(os.geteuid()).encode()
-    if os.path.lexists(mine):
-        return mine
+    own_folder = folder + "-{}".format(os.geteuid()).encode()
+    if os.path.lexists(own_folder):
+        return own_folder
     try:
-        return folder if os.lstat(folder).st_uid == os.geteuid() else mine
+        return folder if os.lstat(folder).st_uid == os.geteuid() else own_folder
     except OSError:
         return folder
 
 
 def require_same(digest: str, key: str) -> None:
-    """Refuse content that is not what its name says."""
+    """Reject content that does not match the object's name."""
     if digest[:DIGEST_LENGTH] != key[:DIGEST_LENGTH]:
         raise WorkerError("refused", "the content of object {} is another one".format(key))
 
 
 def is_whole(found: os.stat_result, size: int) -> bool:
-    """Whether an object's file is as long as it must be, and was not written to since it was made."""
+    """Return whether an object's file has the right size, and has not been written to since its creation."""
     return found.st_size == size and found.st_mtime == STAMP and stat.S_ISREG(found.st_mode)
 
 
 def lack_of_room(objects: Objects, missing: Dict[str, int]) -> None:
-    """Say that the disk is full before the bytes are sent rather than after."""
-    left = room(objects.folder + b"/.")
-    if "trouble" not in left and sum(missing.values()) > left["free"]:
+    """Report a full disk before the missing objects are sent.
+
+    Raises:
+        WorkerError: the disk has less free space than the missing objects need.
+    """
+    free_space = room(objects.folder + b"/.")
+    if "trouble" not in free_space and sum(missing.values()) > free_space["free"]:
         with doing("write", objects.folder + b"/."):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def copy(objects: Objects, key: str, size: int, target: bytes, final: bytes) -> bool:
-    """Copy an object to its place in the run; False if it is not there whole."""
+    """Copy an object into the run; return False if the object is missing or damaged."""
     if not objects.has(key, size):
         return False
     with doing("write", final):

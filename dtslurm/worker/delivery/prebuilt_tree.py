@@ -1,12 +1,13 @@
-"""A code folder made ahead of time, so that the next submission of a large tree only changes what differs.
+"""A prebuilt code folder, so that the next submission of a large tree only has to change the differing files.
 
-After a run was placed, and nobody waits any more, its tree is linked together once more beside the objects::
+After a run has been installed and answered, its tree is linked a second time in the objects folder::
 
     <objects>/spare/<name>/tree     folders, links to objects
-    <objects>/spare/<name>/list     what they are: the request's ``tree``, JSON packed by zlib
+    <objects>/spare/<name>/list     their description: the request's ``tree``, JSON compressed by zlib
 
-The next run of the same name takes it by a rename, which only one can do, and makes it its own ``code/``.
-It is a convenience: without one, or where it is not what it should be, the tree is laid out anew.
+The next run of the same name acquires the prebuilt tree by a rename, which only one process can do, and turns
+it into its own ``code/``. The prebuilt tree is only an optimization: if it is missing or damaged, the code
+folder is built from scratch.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from ..lib.disk import WorkerError, create, make_folders, raw, remove_tree, writ
 from .install_run import Entry, Layer, folders_of, lay_all
 from .objects import Objects, lack_of_room
 
-LEAST = 2000  # files and links: fewer are laid out as fast
+LEAST = 2000  # files and links; smaller trees are built from scratch as fast
 NAME = re.compile(r"[0-9a-f]{32}\Z")
 NICE = 10
 
@@ -28,7 +29,7 @@ Known = Dict[str, Entry]
 
 
 def folder_of(request: Dict[str, Any]) -> Optional[bytes]:
-    """Return where a request's spare tree lies; None if it wants none."""
+    """Return the folder of a request's prebuilt tree; None if the request has none."""
     name = request.get("spare")
     if not isinstance(name, str) or not NAME.match(name) or len(request["tree"] or ()) < LEAST:
         return None
@@ -36,32 +37,34 @@ def folder_of(request: Dict[str, Any]) -> Optional[bytes]:
 
 
 def take_spare(request: Dict[str, Any], objects: Objects, staging: bytes, code: bytes) -> bool:
-    """Make ``code`` out of the spare tree; whether that was done. If not, nothing of it is there.
+    """Turn the prebuilt tree into ``code``; return whether this succeeded.
+
+    On failure ``code`` does not exist.
 
     Raises:
-        Outcome: contents are missing; the spare tree is back in its place.
+        WorkerError: objects are missing; the prebuilt tree has been put back.
     """
-    place = folder_of(request)
-    if place is None:
+    prebuilt = folder_of(request)
+    if prebuilt is None:
         return False
-    taken = os.path.join(staging, b"spare")
+    acquired = os.path.join(staging, b"spare")
     try:
-        os.rename(place, taken)
-        with open(os.path.join(taken, b"list"), "rb") as file:
-            listed = json.loads(zlib.decompress(file.read()).decode("ascii"))
-        had = {entry[0]: entry for entry in listed}  # type: Known
-        changed = changes(had, request["tree"], os.path.join(taken, b"tree"), objects)
+        os.rename(prebuilt, acquired)
+        with open(os.path.join(acquired, b"list"), "rb") as file:
+            entries = json.loads(zlib.decompress(file.read()).decode("ascii"))
+        old_entries = {entry[0]: entry for entry in entries}  # type: Known
+        changed = changes(old_entries, request["tree"], os.path.join(acquired, b"tree"), objects)
         missing = {key: size for _, key, size in changed if key is not None and not objects.has(key, size)}
         if missing:
             with contextlib.suppress(OSError):
-                os.rename(taken, place)
+                os.rename(acquired, prebuilt)
             lack_of_room(objects, missing)
             raise WorkerError("missing", sorted(missing))
-        os.rename(os.path.join(taken, b"tree"), code)
+        os.rename(os.path.join(acquired, b"tree"), code)
     except (OSError, ValueError, TypeError, AttributeError, zlib.error):
         return False
     try:
-        if revise(request, objects, had, changed, code):
+        if revise(request, objects, old_entries, changed, code):
             return True
     except OSError:
         pass
@@ -70,9 +73,10 @@ def take_spare(request: Dict[str, Any], objects: Objects, staging: bytes, code: 
 
 
 def changes(had: Known, tree: Sequence[Entry], folder: bytes, objects: Objects) -> List[Entry]:
-    """Return the entries that the spare tree does not have, or not as they were linked."""
+    """Return the entries that the prebuilt tree lacks, or whose links have changed."""
     changed = []
-    top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # short paths are found sooner
+    # Paths relative to a folder descriptor are resolved faster.
+    top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for entry in tree:
             path, key, detail = entry
@@ -80,8 +84,8 @@ def changes(had: Known, tree: Sequence[Entry], folder: bytes, objects: Objects) 
                 changed.append(entry)
             elif key is not None:
                 try:
-                    found = os.stat(raw(path), dir_fd=top, follow_symlinks=False)
-                    if objects.is_genuine(key, detail, found, raw(path), top):
+                    status = os.stat(raw(path), dir_fd=top, follow_symlinks=False)
+                    if objects.is_genuine(key, detail, status, raw(path), top):
                         continue
                 except OSError:
                     pass
@@ -94,17 +98,17 @@ def changes(had: Known, tree: Sequence[Entry], folder: bytes, objects: Objects) 
 def revise(
     request: Dict[str, Any], objects: Objects, had: Known, changed: Sequence[Entry], code: bytes
 ) -> bool:
-    """Make a tree what the request wants; whether all of it is there now."""
-    wanted = {path for path, _, _ in request["tree"]}
-    gone = had.keys() - wanted
-    for path in [*gone, *(path for path, _, _ in changed)]:
+    """Change a tree to match the request; return whether it is complete."""
+    new_paths = {path for path, _, _ in request["tree"]}
+    removed_paths = had.keys() - new_paths
+    for path in [*removed_paths, *(path for path, _, _ in changed)]:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(os.path.join(code, raw(path)))
-    if gone or len(wanted) > len(had):
-        before, after = folders_of(list(had)), folders_of(list(wanted))
-        for folder in sorted(before - after, reverse=True):
+    if removed_paths or len(new_paths) > len(had):
+        old_folders, new_folders = folders_of(list(had)), folders_of(list(new_paths))
+        for folder in sorted(old_folders - new_folders, reverse=True):
             os.rmdir(os.path.join(code, raw(folder)))
-        for folder in sorted(after - before):
+        for folder in sorted(new_folders - old_folders):
             os.mkdir(os.path.join(code, raw(folder)), 0o700)
     make_folders(os.path.join(code, raw(request["inside"])).rstrip(b"/"))
     layer = Layer(objects, code, os.path.join(raw(request["run_dir"]), b"code"))
@@ -115,13 +119,14 @@ def revise(
 
 
 def make_spare(request: Dict[str, Any]) -> None:
-    """Lay a spare tree of the request's files out, unless there is one."""
-    place = folder_of(request)
-    if place is None or os.path.lexists(place):
+    """Build a prebuilt tree of the request's files, unless one exists."""
+    prebuilt = folder_of(request)
+    if prebuilt is None or os.path.lexists(prebuilt):
         return
     objects = Objects(raw(request["objects"]))
     root = os.path.dirname(raw(request["run_dir"]))
-    # Named as deliveries' own: what is left by one that was killed goes with theirs.
+    # The name is that of a delivery's staging folder: leftovers of a killed process are cleaned up with
+    # those.
     staging = os.path.join(root, ".dtslurm-{}-{}".format(os.geteuid(), os.urandom(6).hex()).encode())
     os.mkdir(staging, 0o700)
     try:
@@ -133,16 +138,16 @@ def make_spare(request: Dict[str, Any]) -> None:
             write_all(fd, zlib.compress(json.dumps(request["tree"]).encode("ascii"), 1))
         finally:
             os.close(fd)
-        make_folders(os.path.dirname(place))
-        os.rename(staging, place)
+        make_folders(os.path.dirname(prebuilt))
+        os.rename(staging, prebuilt)
     except (OSError, WorkerError):
-        pass  # another was faster, or the disk is full: the next run is laid out anew
+        pass  # another process was faster, or the disk is full: the next run builds its code folder
     finally:
         remove_tree(staging)
 
 
 def detached(act: Callable[[], None]) -> None:
-    """Do something in a process of its own, for which nobody waits."""
+    """Run a function in a detached background process."""
     child = os.fork()
     if child:
         os.waitpid(child, 0)

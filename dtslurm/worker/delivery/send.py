@@ -1,20 +1,20 @@
-"""Sends files of run directories: what is new since the reader last looked, in frames on stdout.
+"""Send the files of run directories that are new since the reader's last request, as frames on stdout.
 
 The request is one line of JSON on stdin::
 
     {"runs": [{"path": DIR, "patterns": ["*.json", …], "skip": ["code"], "outputs_only": false,
                "hidden": true, "have": {FILE: [SIZE, MTIME_NS, CRC]}}], "digests": false}
 
-A pattern is matched against the path below DIR, and its ``*`` matches slashes too. A file that the reader has
-is sent from where its copy ends, if it only grew (CRC is of the copy's last bytes), else from its start. With
-``outputs_only``, of the files in ``code/`` only those are sent that the job wrote there. Without ``hidden``,
-no file is sent whose path has a name that begins with a dot; a file in ``.git`` never is. Each frame is one
-line of JSON, followed by ``length`` bytes::
+A pattern is matched against the path below DIR, and its ``*`` also matches slashes. If the reader has a copy
+of a file and the file has only grown (CRC is that of the copy's last bytes), the rest is sent; otherwise the
+whole file. With ``outputs_only``, only those files in ``code/`` are sent that the job wrote. Without
+``hidden``, files whose path has a component that begins with a dot are not sent; a file in ``.git`` is never
+sent. Each frame is one line of JSON, followed by ``length`` bytes::
 
     {"run": 0, "path": FILE, "offset": 0, "length": 17, "size": 17, "mtime_ns": …, "mode": 384}
-    {"run": 0, "path": FILE, "sha256": …}     after a whole file, if digests were asked for
+    {"run": 0, "path": FILE, "sha256": …}     after a whole file, if digests were requested
     {"run": 0, "gone": "reason"}              the directory cannot be read
-    {"run": 0, "left": {"snapshot": 3, …}}    files that match a pattern and are not sent: see `WithheldFiles`
+    {"run": 0, "left": {"snapshot": 3, …}}    matching files that are not sent: see `WithheldFiles`
     {"end": true}
 
 Runs on the login node, on Python 3.6 or later.
@@ -33,12 +33,12 @@ from .code_files import CodeFiles, is_file
 
 CHUNK = 1 << 20
 MOST_NAMES = 100
-TAIL = 256  # bytes before the end of the reader's copy that must be the same
-_NAMES = {"not_files": "names", "hidden": "hidden_names"}
+TAIL = 256  # bytes at the end of the reader's copy that must be unchanged
+_NAME_KEYS = {"not_files": "names", "hidden": "hidden_names"}
 
 
 def main() -> None:
-    """Answer one request."""
+    """Serve one request."""
     request = json.loads(sys.stdin.buffer.readline().decode("ascii"))
     out = sys.stdout.buffer
     for number, run in enumerate(request["runs"]):
@@ -47,13 +47,13 @@ def main() -> None:
         except OSError as error:
             frame(out, {"run": number, "gone": error.strerror})
             continue
-        left = WithheldFiles(run)
-        for path in sorted(files(run, left)):
+        withheld = WithheldFiles(run)
+        for path in sorted(files(run, withheld)):
             try:
                 send(out, number, run, path, bool(request.get("digests")))
             except OSError as error:
                 frame(out, {"run": number, "path": path, "gone": error.strerror})
-        frame(out, {"run": number, "left": left.counts})
+        frame(out, {"run": number, "left": withheld.counts})
     frame(out, {"end": True})
     out.flush()
 
@@ -62,10 +62,10 @@ class WithheldFiles:
     """The files of a run that match a pattern and are not sent.
 
     Attributes:
-        counts: ``snapshot`` and ``byte_code``: how many in ``code/``; ``not_files``: how many links, pipes
-            and sockets, ``names``: the first of them; ``skipped``: names of the request's ``skip``;
-            ``outputs``: how many files of the job in ``code/`` match no pattern; ``hidden``: how many
-            `is_withheld` holds back, ``hidden_names``: the first of them.
+        counts: ``snapshot`` and ``byte_code``: number of such files in ``code/``; ``not_files``: number of
+            links, pipes and sockets, ``names``: the first of them; ``skipped``: matching names of the
+            request's ``skip``; ``outputs``: number of the job's files in ``code/`` that match no pattern;
+            ``hidden``: number of files that `is_withheld` holds back, ``hidden_names``: the first of them.
     """
 
     def __init__(self, run: Dict[str, Any]) -> None:
@@ -83,11 +83,11 @@ class WithheldFiles:
             self.counts["outputs"] = sum(not self.matches(path) for path in paths)
 
     def matches(self, path: str) -> bool:
-        """Whether a path is wanted by its name."""
+        """Return whether a path matches one of the patterns."""
         return any(fnmatch.fnmatchcase(path, pattern) for pattern in self._patterns)
 
     def takes(self, path: str, mode: int) -> bool:
-        """Whether the file of a wanted name is sent; it is counted if not."""
+        """Return whether a file with a matching path is sent; otherwise count it."""
         kind = self._kinds.get(path)
         if kind is None and not stat.S_ISREG(mode):
             kind = "not_files"
@@ -96,87 +96,87 @@ class WithheldFiles:
         if kind is None:
             return True
         self.counts[kind] += 1
-        if kind in _NAMES and len(self.counts[_NAMES[kind]]) < MOST_NAMES:
-            self.counts[_NAMES[kind]].append(path)
+        if kind in _NAME_KEYS and len(self.counts[_NAME_KEYS[kind]]) < MOST_NAMES:
+            self.counts[_NAME_KEYS[kind]].append(path)
         return False
 
 
 def is_withheld(names: Sequence[str], hidden: bool) -> bool:
-    """Whether a file with these names in its path stays: the configuration in a ``.git`` runs commands."""
+    """Return whether a path with these components is not sent: files in a ``.git`` can run commands."""
     return any(name.lower() == ".git" or (name.startswith(".") and not hidden) for name in names)
 
 
 def files(run: Dict[str, Any], left: WithheldFiles) -> Iterator[str]:
-    """Yield the paths, below the run directory, of the regular files that are wanted."""
+    """Yield the paths, relative to the run directory, of the regular files that match."""
     top = run["path"]
     skip = set(run.get("skip", ()))
-    for folder, below, names in os.walk(top):
-        inside = os.path.relpath(folder, top)
-        if inside == ".":
-            inside = ""
+    for folder, subfolders, names in os.walk(top):
+        relative_folder = os.path.relpath(folder, top)
+        if relative_folder == ".":
+            relative_folder = ""
             left.counts["skipped"] = sorted(
-                name for name in below + names if name in skip and left.matches(name)
+                name for name in subfolders + names if name in skip and left.matches(name)
             )
-            below[:] = [name for name in below if name not in skip]
+            subfolders[:] = [name for name in subfolders if name not in skip]
             names[:] = [name for name in names if name not in skip]
-        links = [name for name in below if os.path.islink(os.path.join(folder, name))]
+        links = [name for name in subfolders if os.path.islink(os.path.join(folder, name))]
         for name in names + links:
-            path = os.path.join(inside, name)
+            path = os.path.join(relative_folder, name)
             if left.matches(path) and left.takes(path, os.lstat(os.path.join(top, path)).st_mode):
                 yield path
 
 
 def send(out: IO[bytes], number: int, run: Dict[str, Any], path: str, digests: bool) -> None:
-    """Send what the reader lacks of one file."""
+    """Send the part of one file that the reader lacks."""
     with open(os.path.join(run["path"], path), "rb", buffering=0) as file:
-        now = os.fstat(file.fileno())
-        offset = start(file, now, run.get("have", {}).get(path))
+        status = os.fstat(file.fileno())
+        offset = start(file, status, run.get("have", {}).get(path))
         if offset is None and not digests:
             return
         digest = hashlib.sha256()
-        offset = now.st_size if offset is None else offset
+        offset = status.st_size if offset is None else offset
         if digests:
             skip_to(file, offset, digest)
         else:
             file.seek(offset)
-        head = {"run": number, "path": path, "size": now.st_size, "mtime_ns": now.st_mtime_ns}  # type: Dict[str, Any]
-        head["mode"] = stat.S_IMODE(now.st_mode)
+        header = {"run": number, "path": path, "size": status.st_size, "mtime_ns": status.st_mtime_ns}  # type: Dict[str, Any]
+        header["mode"] = stat.S_IMODE(status.st_mode)
         sent = False
-        while offset < now.st_size or not sent:
-            data = file.read(min(CHUNK, now.st_size - offset))
-            frame(out, dict(head, offset=offset, length=len(data)), data)
-            digest.update(data)
-            offset += len(data)
+        while offset < status.st_size or not sent:
+            chunk = file.read(min(CHUNK, status.st_size - offset))
+            frame(out, dict(header, offset=offset, length=len(chunk)), chunk)
+            digest.update(chunk)
+            offset += len(chunk)
             sent = True
-            if not data:  # empty, up to date, or cut off while we read
+            if not chunk:  # the file is empty, up to date, or was truncated during the transfer
                 break
         if digests:
             frame(out, {"run": number, "path": path, "sha256": digest.hexdigest()})
 
 
 def start(file: IO[bytes], now: os.stat_result, have: Optional[List[int]]) -> Optional[int]:
-    """Return where to start: where the reader's copy ends if the file only grew, None if there is no news."""
+    """Return the offset to send from: the copy's end if the file only grew, None if it is unchanged."""
     if have is None:
         return 0
-    size, mtime, crc = have
-    if size == now.st_size and mtime == now.st_mtime_ns:
+    copy_size, copy_mtime, tail_crc = have
+    if copy_size == now.st_size and copy_mtime == now.st_mtime_ns:
         return None
-    if size > now.st_size:
+    if copy_size > now.st_size:
         return 0
-    file.seek(max(0, size - TAIL))
-    return size if zlib.crc32(file.read(min(TAIL, size))) == crc else 0
+    file.seek(max(0, copy_size - TAIL))
+    return copy_size if zlib.crc32(file.read(min(TAIL, copy_size))) == tail_crc else 0
 
 
 def skip_to(file: IO[bytes], offset: int, digest: "hashlib._Hash") -> None:
-    """Read up to the offset, for the digest."""
+    """Read up to the offset to update the digest."""
     file.seek(0)
-    left = offset
-    while left:
-        data = file.read(min(CHUNK, left))
-        if not data:
+    remaining = offset
+    while remaining:
+        chunk = file.read(min(CHUNK, remaining))
+        if not chunk:
             break
-        digest.update(data)
-        left -= len(data)
+        digest.update(chunk)
+        remaining -= len(chunk)
     file.seek(offset)
 
 

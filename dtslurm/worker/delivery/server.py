@@ -1,23 +1,24 @@
-"""Receives a run on the machine that will queue it: nothing of it is seen before all of it is there.
+"""Receive a run on the login node; the run directory appears only when it is complete.
 
 Standard input::
 
     4 bytes   length of the request, big-endian
     ...       the request: JSON, compressed by zlib
     blobs     "r" (raw) or "z" (zlib); 1 byte length and name of the object; parts of 4 bytes length and data,
-              an empty one last
-    "."       the end. Without it the link was cut, and nothing is placed.
+              an empty part last
+    "."       the end. Without it the connection was cut, and nothing is installed.
 
 The request: ``run_dir``, ``objects`` (absolute folders), ``files`` ([name, mode, content as latin-1], ...),
 ``tree`` ([path below code/, object or null, size or link target], ...; null for no code), ``inside`` (the
-job's folder below code/), ``then`` (a command), ``limit`` (its seconds), ``event`` (more for events.jsonl),
-``spare`` (what a tree made ahead is called, null for none).
+job's folder below code/), ``then`` (a command), ``limit`` (the command's timeout in seconds), ``event`` (more
+fields for the event in events.jsonl), ``spare`` (the name of the prebuilt tree, null for none).
 
-The answer is one line on standard output: the mark (our second argument) and a JSON object with one of the
-keys ``done``, ``missing``, ``exists``, ``refused``, ``disk``, ``cut``; exit codes `CODES` go with them.
+The answer is one line on standard output: the mark (the program's second argument) and a JSON object with one
+of the keys ``done``, ``missing``, ``exists``, ``refused``, ``disk``, ``cut``; `CODES` maps the keys to exit
+codes.
 
-With ``keep`` as the third argument more requests are taken, one after another, until standard input ends,
-nothing comes for `IDLE_S` seconds, or one is not understood. A length of 0 asks whether we live.
+With ``keep`` as the third argument, the server handles requests one after another until standard input ends,
+no request arrives for `IDLE_S` seconds, or a request is invalid. A request of length 0 is a liveness check.
 """
 
 import contextlib
@@ -38,21 +39,21 @@ from .objects import Objects, choose_objects_folder
 from .prebuilt_tree import detached, folder_of, make_spare, take_spare
 
 IDLE_S = 900.0
-QUIET_S = 1.0  # nobody waits then
+QUIET_S = 1.0  # the client is idle after this time: prebuild a tree
 CODES = {"done": 0, "exists": 73, "missing": 74, "disk": 75, "refused": 76, "cut": 77}
 
 _JOB_ID = re.compile(r"([1-9][0-9]*)(;\S*)?\Z")
 
 
 def note_event(run_dir: bytes, output: str, more: Dict[str, Any]) -> None:
-    """Write down that the run was submitted, if ``sbatch --parsable`` printed a job id."""
-    found = [match for match in map(_JOB_ID.match, (line.strip() for line in output.split("\n"))) if match]
-    if not found:
+    """Record the submission in events.jsonl, if ``sbatch --parsable`` printed a job id."""
+    matches = [match for match in map(_JOB_ID.match, (line.strip() for line in output.split("\n"))) if match]
+    if not matches:
         return
-    event = {"time": int(time.time()), "event": "submitted", "job_id": found[-1].group(1)}
+    event = {"time": int(time.time()), "event": "submitted", "job_id": matches[-1].group(1)}
     event.update(more)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with contextlib.suppress(OSError):  # the job is queued, whatever becomes of its diary
+    with contextlib.suppress(OSError):  # the job is queued, even if the event cannot be written
         fd = os.open(os.path.join(run_dir, b"events.jsonl"), flags, 0o600)
         try:
             os.write(fd, (json.dumps(event) + "\n").encode())
@@ -61,45 +62,45 @@ def note_event(run_dir: bytes, output: str, more: Dict[str, Any]) -> None:
 
 
 def run_then(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Run the request's command and return what it said."""
+    """Run the request's command and return its exit code and output."""
     import subprocess
 
-    words = [raw(word) for word in request["then"]]
-    pipe, null = subprocess.PIPE, subprocess.DEVNULL
-    with doing("run", words[0]):
-        process = subprocess.Popen(words, stdin=null, stdout=pipe, stderr=pipe, start_new_session=True)
-    late = False
+    command = [raw(word) for word in request["then"]]
+    pipe, devnull = subprocess.PIPE, subprocess.DEVNULL
+    with doing("run", command[0]):
+        process = subprocess.Popen(command, stdin=devnull, stdout=pipe, stderr=pipe, start_new_session=True)
+    timed_out = False
     try:
-        out, err = process.communicate(timeout=request["limit"])
+        stdout, stderr = process.communicate(timeout=request["limit"])
     except subprocess.TimeoutExpired:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
-        out, err = process.communicate()
-        late = True
+        stdout, stderr = process.communicate()
+        timed_out = True
     if process.returncode == 0:
-        note_event(raw(request["run_dir"]), text(out), request["event"])
-    return {"code": process.returncode, "stdout": text(out), "stderr": text(err), "late": late}
+        note_event(raw(request["run_dir"]), text(stdout), request["event"])
+    return {"code": process.returncode, "stdout": text(stdout), "stderr": text(stderr), "late": timed_out}
 
 
 class InputStream:
-    """Standard input, which may end too early."""
+    """Standard input, with errors for a premature end."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
 
     def take(self, count: int) -> bytes:
-        """Return exactly that many bytes."""
-        data = self._file.read(count)
-        if len(data) < count:
+        """Return exactly ``count`` bytes."""
+        chunk = self._file.read(count)
+        if len(chunk) < count:
             raise WorkerError("cut", "the link was cut in the middle of the request")
-        return data
+        return chunk
 
     def length(self) -> int:
-        """Return the next length."""
+        """Return the next length field."""
         return int(struct.unpack(">I", self.take(4))[0])
 
     def more(self, limit: float) -> bool:
-        """Wait for another request, which comes after our answer; whether there is one."""
+        """Wait up to ``limit`` seconds for another request; return whether one arrived."""
         if not select.select([self._file], [], [], limit)[0]:
             return False
         return bool(self._file.peek(1))  # type: ignore[attr-defined]
@@ -109,26 +110,26 @@ class InputStream:
         length = self.length()
         if not length:
             return {}
-        found = json.loads(zlib.decompress(self.take(length)).decode("ascii"))
-        if not isinstance(found, dict):
+        request = json.loads(zlib.decompress(self.take(length)).decode("ascii"))
+        if not isinstance(request, dict):
             raise WorkerError("refused", "the request is not an object")
-        return found
+        return request
 
     def parts(self, packed: bool) -> Iterator[bytes]:
-        """Yield a blob's content."""
-        unpack = zlib.decompressobj()
+        """Yield the content of a blob in parts."""
+        decompressor = zlib.decompressobj()
         while True:
             length = self.length()
             if not length:
                 break
-            data = self.take(length)
-            yield unpack.decompress(data) if packed else data
+            chunk = self.take(length)
+            yield decompressor.decompress(chunk) if packed else chunk
         if packed:
-            yield unpack.flush()
+            yield decompressor.flush()
 
 
 def take_in(stream: InputStream, objects: Objects, trouble: Optional[WorkerError]) -> None:
-    """Store the contents that come, to their end: only then does the sender listen."""
+    """Store all received objects, to the end of the input: the sender does not read an answer before."""
     try:
         while True:
             kind = stream.take(1)
@@ -152,11 +153,11 @@ def take_in(stream: InputStream, objects: Objects, trouble: Optional[WorkerError
 
 
 def receive(stream: InputStream, request: Dict[str, Any]) -> Dict[str, Any]:
-    """Take in the objects that come, place the run, run its command."""
+    """Store the received objects, install the run, and run its command."""
     if not request:
         return {}
     check(request)
-    absent = request["then"] and not which(request["then"][0])
+    command_missing = request["then"] and not which(request["then"][0])
     request["objects"] = text(choose_objects_folder(raw(request["objects"])))
     objects, trouble = Objects(raw(request["objects"])), None
     try:
@@ -165,26 +166,27 @@ def receive(stream: InputStream, request: Dict[str, Any]) -> Dict[str, Any]:
     except WorkerError as outcome:
         trouble = outcome
     take_in(stream, objects, trouble)
-    if absent:
+    if command_missing:
         return {"absent": request["then"][0]}
     place(request, objects, lambda staging, code: take_spare(request, objects, staging, code))
     if not request["then"]:
         return {}
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a cut link: not between sbatch and its answer
+    # Ignore a cut connection between sbatch and its output.
+    previous_handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         return run_then(request)
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(signal.SIGHUP, previous_handler)
 
 
 def which(program: str) -> bool:
-    """Whether there is such a program."""
+    """Return whether a program exists."""
     folders = [""] if "/" in program else os.get_exec_path()
     return any(os.access(os.path.join(folder, program), os.X_OK) for folder in folders)
 
 
 def serve(stream: InputStream) -> Tuple[Dict[str, Any], Dict[str, Any]]:
-    """Serve one request, return its answer, and the request if it was done."""
+    """Handle one request; return its answer, and the request if it succeeded."""
     try:
         request = stream.request()
         return {"done": receive(stream, request)}, request
@@ -197,22 +199,22 @@ def serve(stream: InputStream) -> Tuple[Dict[str, Any], Dict[str, Any]]:
 
 
 def main() -> int:
-    """Serve one request, or all that come."""
+    """Handle one request, or all that arrive with ``keep``."""
     os.umask(0o077)
     stream = InputStream(sys.stdin.buffer)
     keep = sys.argv[3:] == ["keep"]
-    placed = {}  # type: Dict[str, Any]
+    last_installed = {}  # type: Dict[str, Any]
     while True:
         answer, request = serve(stream)
-        placed = request or placed
+        last_installed = request or last_installed
         sys.stdout.write("\n{}{}\n".format(sys.argv[2], json.dumps(answer)))
         sys.stdout.flush()
         code = max(CODES[key] for key in answer)
-        # What follows a request that was not understood cannot be told from the rest of it.
-        last = not keep or not {"refused", "cut"}.isdisjoint(answer)
-        if last or not stream.more(QUIET_S):
-            if placed and folder_of(placed):
-                request, placed = placed, {}
+        # After an invalid request, the start of the next one is unknown.
+        is_last = not keep or not {"refused", "cut"}.isdisjoint(answer)
+        if is_last or not stream.more(QUIET_S):
+            if last_installed and folder_of(last_installed):
+                request, last_installed = last_installed, {}
                 detached(lambda: make_spare(request))  # noqa: B023  called at once
-            if last or not stream.more(IDLE_S):
+            if is_last or not stream.more(IDLE_S):
                 return code

@@ -1,1 +1,1 @@
-"""What the ranks of a run left behind in logs and files, searched where it lies."""
+"""Evidence of a run in its logs and files, searched on the machine that holds them."""

@@ -1,6 +1,6 @@
-"""Reads what the ranks of one attempt left behind, on the machine that holds it; prints only the findings.
+"""Reads the evidence that an attempt's ranks left, on the machine that holds it; prints only the findings.
 
-Sent over stdin with its parts (`dtslurm.services.wiring.remote_query`); leaves nothing there.
+Sent over stdin with its modules (`dtslurm.services.wiring.remote_query`); installs nothing on that machine.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ from .log_stacks import frames_of, user_frame
 
 
 def answer(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Return what is asked for."""
+    """Return the response to a request."""
     return findings(request)
 
 
 def findings(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Return everything found of an attempt: records, hits in logs, dumps."""
+    """Return all evidence of an attempt: records, hits in logs, dumps."""
     with contextlib.suppress(OSError):
         os.nice(10)
     run, attempt = request["run_dir"], str(request["attempt"])
@@ -46,16 +46,16 @@ def findings(request: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def free_bytes(folder: str) -> Optional[int]:
-    """Return what its user may still write on a folder's file system, None if that cannot be told."""
+    """Return the bytes that the user can still write on a folder's file system, None if unknown."""
     try:
-        found = os.statvfs(folder)
+        status = os.statvfs(folder)
     except OSError:
         return None
-    return found.f_bavail * found.f_frsize
+    return status.f_bavail * status.f_frsize
 
 
 def json_file(path: str) -> Dict[str, Any]:
-    """Return a JSON object, empty where there is none."""
+    """Return the JSON object in a file, empty if there is none."""
     try:
         with open(path, "rb") as file:
             value = json.loads(file.read().decode("utf-8", "replace"))
@@ -65,7 +65,7 @@ def json_file(path: str) -> Dict[str, Any]:
 
 
 def json_lines(path: str, tail: Optional[int] = None) -> Iterator[Dict[str, Any]]:
-    """Yield the objects of a JSON-lines file (of its last ``tail`` bytes), leaving out what is not one."""
+    """Yield the objects of a JSON-lines file (of its last ``tail`` bytes); skip all other lines."""
     try:
         with open(path, "rb") as file:
             if tail is not None:
@@ -83,8 +83,8 @@ def json_lines(path: str, tail: Optional[int] = None) -> Iterator[Dict[str, Any]
 
 
 def rank_records(folder: str) -> Tuple[List[Dict[str, Any]], List[List[int]]]:
-    """Return the ranks' records with the time the file system gave them, and who recorded a failure first."""
-    records, firsts = [], []
+    """Return the ranks' records with their modification times, and the recorded first failures."""
+    records, first_failures = [], []
     try:
         names = sorted(os.listdir(folder))
     except OSError:
@@ -97,7 +97,7 @@ def rank_records(folder: str) -> Tuple[List[Dict[str, Any]], List[List[int]]]:
                 continue
             try:
                 record["written"] = os.stat(path).st_mtime
-            except OSError:  # it was there a moment ago
+            except OSError:  # deleted since the folder was listed
                 continue
             error = json_file(path[:-5] + ".error.json").get("message")
             if error:
@@ -106,21 +106,21 @@ def rank_records(folder: str) -> Tuple[List[Dict[str, Any]], List[List[int]]]:
         elif name.startswith("first-failure"):
             try:
                 with open(path, "rb") as file:
-                    words = file.read(100).split()
+                    fields = file.read(100).split()
             except OSError:
                 continue
-            if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
-                firsts.append([int(words[0]), int(words[1])])
-    return records, firsts
+            if len(fields) == 2 and fields[0].isdigit() and fields[1].isdigit():
+                first_failures.append([int(fields[0]), int(fields[1])])
+    return records, first_failures
 
 
 def error_record(message: Any) -> Dict[str, Any]:
-    """Return what torchelastic's error file tells: the message, its time, the frame of the user's code."""
+    """Return the message, time and innermost user frame from torchelastic's error file."""
     if not isinstance(message, dict):
         return {"message": str(message)[:SHOWN]}
     extra = message.get("extraInfo")
     extra = extra if isinstance(extra, dict) else {}
     stack = str(extra.get("py_callstack", "")).splitlines()
-    found = {"message": str(message.get("message", ""))[:SHOWN], "time": extra.get("timestamp")}
-    found["frame"] = user_frame(frames_of(stack))
-    return found
+    record = {"message": str(message.get("message", ""))[:SHOWN], "time": extra.get("timestamp")}
+    record["frame"] = user_frame(frames_of(stack))
+    return record

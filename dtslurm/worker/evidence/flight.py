@@ -1,4 +1,4 @@
-"""What torch's flight recorder left: of each process group the last collectives of a rank."""
+"""Reads the dumps of torch's flight recorder: the last collectives of a rank in each process group."""
 
 import glob
 import json
@@ -13,10 +13,10 @@ LARGEST_DUMP = 32 << 20
 
 
 class Plain(pickle.Unpickler):
-    """Reads pickled lists, dicts, numbers and texts, and refuses whatever would run code."""
+    """Unpickler for lists, dicts, numbers and strings, which refuses everything that would run code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Refuse every class and function; torch's marks for typed lists are lists."""
+        """Refuse all classes and functions, except that torch's typed lists are read as lists."""
         if module == "torch.jit._pickle" and name in {
             "build_intlist",
             "build_doublelist",
@@ -27,28 +27,28 @@ class Plain(pickle.Unpickler):
 
 
 def flight_dumps(*folders: str) -> List[Dict[str, Any]]:
-    """Return for each dump of torch's flight recorder the last collective of each process group."""
-    found = []
+    """Return the last collective of each process group from each dump of torch's flight recorder."""
+    dumps = []
     for folder in folders:
         for path in sorted(glob.glob(os.path.join(glob.escape(folder), "flight_*"))):
-            rank = re.search(r"(\d+)$", path)
-            if rank:
+            match = re.search(r"(\d+)$", path)
+            if match:
                 try:
                     if os.path.getsize(path) > LARGEST_DUMP:
                         continue
                     with open(path, "rb") as file:
                         groups = flight_groups(file)
-                except Exception:  # noqa: BLE001, S112 - a torn or foreign file is no evidence
+                except Exception:  # noqa: BLE001, S112 - a truncated or foreign file is no evidence
                     continue
-                found.append({"rank": int(rank.group(1)), "file": os.path.basename(path), "groups": groups})
-    return found
+                dumps.append({"rank": int(match.group(1)), "file": os.path.basename(path), "groups": groups})
+    return dumps
 
 
 def flight_groups(file: Any) -> Dict[str, Any]:
-    """Return by process group: the last number enqueued, the last completed, the first not completed."""
-    start = file.read(1)
+    """Return for each process group its last enqueued, last completed and first incomplete collective."""
+    first_byte = file.read(1)
     file.seek(0)
-    dump = json.loads(file.read().decode()) if start == b"{" else Plain(file).load()
+    dump = json.loads(file.read().decode()) if first_byte == b"{" else Plain(file).load()
     groups: Dict[str, Any] = {}
     for entry in dump.get("entries", []):
         sequence = entry.get("collective_seq_id")
@@ -58,25 +58,27 @@ def flight_groups(file: Any) -> Dict[str, Any]:
             str(entry.get("process_group", "")), {"enqueued": -1, "completed": -1, "stuck": None}
         )
         group["enqueued"] = max(group["enqueued"], sequence)
-        by_gloo = entry.get("retired") and str(entry.get("profiling_name", "")).startswith("gloo:")
-        if by_gloo or entry.get("state") == "completed":  # gloo marks what is done as retired only
+        done_by_gloo = entry.get("retired") and str(entry.get("profiling_name", "")).startswith("gloo:")
+        if done_by_gloo or entry.get("state") == "completed":  # gloo marks completed work only as retired
             group["completed"] = max(group["completed"], sequence)
             if group["stuck"] is not None and group["stuck"]["seq"] <= sequence:
-                group["stuck"] = None  # marks lag behind; a group's operations end in order
+                group["stuck"] = None  # completion is recorded late; a group's operations complete in order
         elif sequence > group["completed"] and (group["stuck"] is None or sequence < group["stuck"]["seq"]):
             frames = entry.get("frames") or []
-            own = [
-                item
-                for item in frames
-                if isinstance(item, dict) and not LIBRARY.search(str(item.get("filename", "")))
+            user_frames = [
+                frame
+                for frame in frames
+                if isinstance(frame, dict) and not LIBRARY.search(str(frame.get("filename", "")))
             ]
-            where = (
-                "{filename}:{line}".format(**own[0]) if own and {"filename", "line"} <= set(own[0]) else ""
+            location = (
+                "{filename}:{line}".format(**user_frames[0])
+                if user_frames and {"filename", "line"} <= set(user_frames[0])
+                else ""
             )
             group["stuck"] = {
                 "seq": sequence,
                 "op": str(entry.get("profiling_name", ""))[:80],
                 "state": str(entry.get("state", ""))[:40],
-                "where": where[-200:],
+                "where": location[-200:],
             }
     return groups

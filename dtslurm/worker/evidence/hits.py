@@ -1,4 +1,4 @@
-"""Which lines of a log match a signature, and what else is found in it."""
+"""Matches log lines with signatures, and collects the other evidence in a log."""
 
 import multiprocessing
 import os
@@ -9,17 +9,23 @@ from .lines import PREFIX, SHOWN, Candidate, Lines, last_lines, stamp, training_
 from .log_stacks import CRASH, LONGEST, TRACEBACK, tracebacks
 from .search import Search
 
-WORKERS = 4  # processes at most
-WORTHWHILE = 64 << 20  # bytes of logs for each of them
-TOGETHER = 32  # logs that one of them takes at a time
+WORKERS = 4  # largest number of processes
+WORTHWHILE = 64 << 20  # bytes of logs that justify one process
+TOGETHER = 32  # logs per task of a process
 ABOUT_NODES = (
-    b"dtslurm: health: node "  # before training; what it quotes of nodes that are left out is no cause
+    b"dtslurm: health: node "  # printed before training; its quotations about excluded nodes are no cause
 )
-KEPT = 3  # hits of one signature in one file: the first, and the last ones
+KEPT = 3  # hits of one signature that are reported for a file: the first, and the last ones
 
 
 class LogSignature:
-    """One kind of line: ``words`` of which one must be in it, ``patterns`` of which one must match."""
+    """A kind of log line.
+
+    Attributes:
+        number: index of the signature in the request.
+        words: a line must contain at least one of these.
+        patterns: a line must match at least one of these.
+    """
 
     def __init__(self, number: int, values: Dict[str, Any]) -> None:
         self.number = number
@@ -28,7 +34,7 @@ class LogSignature:
 
 
 class SignatureScanner:
-    """Looks for signatures in logs."""
+    """Searches logs for signatures."""
 
     def __init__(self, signatures: List[LogSignature]) -> None:
         self.by_word: Dict[bytes, List[LogSignature]] = {}
@@ -38,40 +44,44 @@ class SignatureScanner:
         self.search = Search(sorted({TRACEBACK, CRASH, *self.by_word}))
 
     def read(self, paths: List[str]) -> List[Dict[str, Any]]:
-        """Return what stands in some logs."""
-        found = self.search.candidates(paths)
-        return [look(path, found[path], self.by_word) for path in paths]
+        """Return the evidence in these logs."""
+        candidates = self.search.candidates(paths)
+        return [look(path, candidates[path], self.by_word) for path in paths]
 
 
 def scan(paths: List[str], signatures: List[LogSignature]) -> List[Dict[str, Any]]:
-    """Return what stands in the logs, file by file, read by a few processes where that is worth while."""
-    reader = SignatureScanner(signatures)
+    """Return the evidence in the logs, file by file; large logs are read by several processes."""
+    scanner = SignatureScanner(signatures)
     size = sum(size_of(path) for path in paths)
     workers = min(WORKERS, len(os.sched_getaffinity(0)), size // WORTHWHILE)
     if workers < 2:
-        return reader.read(paths)
-    parts = [paths[start : start + TOGETHER] for start in range(0, len(paths), TOGETHER)]
+        return scanner.read(paths)
+    batches = [paths[start : start + TOGETHER] for start in range(0, len(paths), TOGETHER)]
     try:
-        pool = multiprocessing.get_context("fork").Pool(workers, _set_reader, (reader,))
-    except (OSError, ImportError):  # no more processes for us, or no semaphores
-        return reader.read(paths)
+        pool = multiprocessing.get_context("fork").Pool(workers, _set_scanner, (scanner,))
+    except (OSError, ImportError):  # the process limit is reached, or there are no semaphores
+        return scanner.read(paths)
     with pool:
-        return [found for part in pool.imap(_read, parts) for found in part]
+        return [
+            evidence
+            for evidence_of_batch in pool.imap(_scan_batch, batches)
+            for evidence in evidence_of_batch
+        ]
 
 
-_readers: List[SignatureScanner] = []  # of a process of the pool
+_scanners: List[SignatureScanner] = []  # the scanner of a process of the pool
 
 
-def _set_reader(reader: SignatureScanner) -> None:
-    _readers[:] = [reader]
+def _set_scanner(reader: SignatureScanner) -> None:
+    _scanners[:] = [reader]
 
 
-def _read(paths: List[str]) -> List[Dict[str, Any]]:
-    return _readers[0].read(paths)
+def _scan_batch(paths: List[str]) -> List[Dict[str, Any]]:
+    return _scanners[0].read(paths)
 
 
 def size_of(path: str) -> int:
-    """Return a file's size, 0 where there is none."""
+    """Return a file's size, 0 if it cannot be read."""
     try:
         return os.stat(path).st_size
     except OSError:
@@ -79,25 +89,25 @@ def size_of(path: str) -> int:
 
 
 def look(path: str, candidates: List[Candidate], by_word: Dict[bytes, List[LogSignature]]) -> Dict[str, Any]:
-    """Return the findings in one log."""
+    """Return the evidence in one log."""
     name = os.path.basename(path)
-    rank = re.match(r"^rank-(\d+)\.log$", name)
-    found: Dict[str, Any] = {"file": name, "rank": int(rank.group(1)) if rank else None}
+    match = re.match(r"^rank-(\d+)\.log$", name)
+    evidence: Dict[str, Any] = {"file": name, "rank": int(match.group(1)) if match else None}
     try:
         lines = Lines(path)
     except OSError:
-        return found
+        return evidence
     with lines.file:
         status = os.fstat(lines.file.fileno())
-        found.update(size=lines.size, mtime=status.st_mtime, tail=last_lines(lines))
+        evidence.update(size=lines.size, mtime=status.st_mtime, tail=last_lines(lines))
         if candidates:
-            found["hits"] = hits(candidates, by_word, lines, status.st_mtime)
-            found["tracebacks"] = tracebacks(candidates, lines)
-    return found
+            evidence["hits"] = hits(candidates, by_word, lines, status.st_mtime)
+            evidence["tracebacks"] = tracebacks(candidates, lines)
+    return evidence
 
 
 def pieces(text: bytes, words: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the parts of a line to look at: a progress bar's states that hold a word, a long line's head."""
+    """Yield the parts of a line to search: a progress bar's states with a word, or the line's beginning."""
     if b"\r" not in text:
         yield text[:LONGEST]
         return
@@ -109,33 +119,35 @@ def pieces(text: bytes, words: Iterable[bytes]) -> Iterator[bytes]:
 def hits(
     candidates: List[Candidate], by_word: Dict[bytes, List[LogSignature]], lines: Lines, written: float
 ) -> List[List[Any]]:
-    """Return [signature, line number, text, groups, time, count, went on, bytes after] of what matches."""
+    """Return [signature, line number, text, groups, time, count, went on, bytes after] of each hit."""
     by_signature: Dict[int, List[Tuple[int, int, str, Dict[str, str]]]] = {}
     counts: Dict[int, int] = {}
     for number, offset, line in candidates:
         if line.startswith(ABOUT_NODES):
             continue
-        possible = {one.number: one for word in by_word if word in line for one in by_word[word]}
+        possible = {
+            signature.number: signature for word in by_word if word in line for signature in by_word[word]
+        }
         for _, signature in sorted(possible.items()):
             match = matched(signature, line)
             if match is None:
                 continue
             counts[signature.number] = counts.get(signature.number, 0) + 1
-            kept = by_signature.setdefault(signature.number, [])
-            if len(kept) >= KEPT:
-                del kept[1]
-            kept.append((number, offset, match[0], match[1]))
-    found = []
-    for key, kept in by_signature.items():
-        for number, offset, text, groups in kept:
+            hits_of_signature = by_signature.setdefault(signature.number, [])
+            if len(hits_of_signature) >= KEPT:
+                del hits_of_signature[1]
+            hits_of_signature.append((number, offset, match[0], match[1]))
+    rows = []
+    for key, hits_of_signature in by_signature.items():
+        for number, offset, text, groups in hits_of_signature:
             went_on = training_went_on(lines, offset, offset + len(text) + 1)
-            after = lines.size - offset - len(text)
-            found.append([key, number, text, groups, stamp(text, written), counts[key], went_on, after])
-    return sorted(found, key=lambda hit: (hit[1], hit[0]))
+            bytes_after = lines.size - offset - len(text)
+            rows.append([key, number, text, groups, stamp(text, written), counts[key], went_on, bytes_after])
+    return sorted(rows, key=lambda hit: (hit[1], hit[0]))
 
 
 def matched(signature: LogSignature, line: bytes) -> Optional[Tuple[str, Dict[str, str]]]:
-    """Return the text of the line that a signature matches and its groups, None where it does not."""
+    """Return the matching text of the line and the pattern's groups, None without a match."""
     for piece in pieces(line, signature.words):
         text = PREFIX.sub(b"", piece).decode("utf-8", "replace")
         for pattern in signature.patterns:

@@ -1,11 +1,11 @@
-"""The lines of a log: read where needed, shortened, dated; whether training went on behind one."""
+"""Lines of a log: random access, time stamps, and whether training continued after a line."""
 
 import os
 import re
 import time
 from typing import Dict, List, Optional, Set, Tuple
 
-SHOWN = 400  # characters of one line that travel
+SHOWN = 400  # characters of one line that are returned
 PREFIX = re.compile(rb"^(?:\[(?:rank|default)?\d+\]:? ?|\d+: )+")
 STAMP = re.compile(r"(20\d\d)-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)")
 GLOG = re.compile(r"\b[IWEF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)")
@@ -16,56 +16,58 @@ Candidate = Tuple[int, int, bytes]  # line number, byte offset of the line, the 
 
 
 class Lines:
-    """Lines of one file by byte offset, read as they are asked for."""
+    """Random access to the lines of one file by byte offset."""
 
     def __init__(self, path: str) -> None:
         self.file = open(path, "rb")  # noqa: SIM115 - closed by the caller
         self.size = os.fstat(self.file.fileno()).st_size
 
     def around(self, start: int, count: int) -> List[bytes]:
-        """Return the whole lines in ``count`` bytes from ``start``, progress bars taken apart."""
+        """Return the whole lines in ``count`` bytes from ``start``, with progress bars split into lines."""
         self.file.seek(max(0, start))
         return self.file.read(count).replace(b"\r", b"\n").split(b"\n")
 
 
 def last_lines(lines: Lines, count: int = 4) -> List[str]:
-    """Return the last lines that say anything."""
+    """Return the last lines that are not blank."""
     texts = [show(line) for line in lines.around(lines.size - 4096, 4096)]
     return [text for text in texts if text.strip()][-count:]
 
 
 def show(line: bytes) -> str:
-    """Return a line as text, cut off where it is long."""
+    """Return a line as text, truncated to `SHOWN` characters."""
     return line[: 4 * SHOWN].decode("utf-8", "replace")[:SHOWN]
 
 
 def training_went_on(lines: Lines, start: int, end: int) -> bool:
-    """Tell whether a log goes on after a place as before it: lines that differ in their numbers only."""
-    after = [line for line in lines.around(end, 32768)[:-1] if line.strip() and not NO_PROGRESS.search(line)]
-    if len(after) < 3:
+    """Return whether the lines after a position resemble those before it except for their numbers."""
+    lines_after = [
+        line for line in lines.around(end, 32768)[:-1] if line.strip() and not NO_PROGRESS.search(line)
+    ]
+    if len(lines_after) < 3:
         return False
-    above = b"\n".join(lines.around(start - 8192, min(8192, start))[1:])
-    before = {line for line in DIGITS.sub(b"#", above).split(b"\n") if line.strip()}
-    again = 0
-    seen: Dict[bytes, Set[bytes]] = {}
-    for line in after:
+    text_before = b"\n".join(lines.around(start - 8192, min(8192, start))[1:])
+    masked_before = {line for line in DIGITS.sub(b"#", text_before).split(b"\n") if line.strip()}
+    repeated = 0
+    lines_by_mask: Dict[bytes, Set[bytes]] = {}
+    for line in lines_after:
         masked = DIGITS.sub(b"#", line)
-        again += masked in before
+        repeated += masked in masked_before
         if masked != line:
-            seen.setdefault(masked, set()).add(line)
-    return again >= 3 or any(len(texts) >= 5 for texts in seen.values())
+            lines_by_mask.setdefault(masked, set()).add(line)
+    return repeated >= 3 or any(len(texts) >= 5 for texts in lines_by_mask.values())
 
 
 def stamp(text: str, written: float) -> Optional[float]:
-    """Return the time that a line carries, by this machine's time zone, None where it carries none."""
-    found = STAMP.search(text)
-    if found:
-        values = [int(value) for value in found.groups()]
+    """Return the time in a line, in this machine's time zone; None without a time stamp."""
+    match = STAMP.search(text)
+    if match:
+        values = [int(value) for value in match.groups()]
     else:
-        found = GLOG.search(text)
-        if not found:
+        match = GLOG.search(text)
+        if not match:
             return None
-        values = [time.localtime(written).tm_year, *(int(value) for value in found.groups())]
+        values = [time.localtime(written).tm_year, *(int(value) for value in match.groups())]
     try:
         return time.mktime((*values, 0, 0, -1))  # type: ignore[arg-type]
     except (ValueError, OverflowError):

@@ -1,1 +1,1 @@
-"""What programs share: files and their errors, an answer, the list of bad nodes."""
+"""Code shared by the worker programs: files and their errors, answers, the bad-node list."""

@@ -1,7 +1,7 @@
-"""Prints what a program found that was sent to where the files are (`dtslurm.services.wiring.remote_query`).
+"""Prints the answer of a program that was sent to another machine (`dtslurm.services.wiring.remote_query`).
 
-One line, which starts with a mark and is packed (zlib, base64), so that what a login shell prints around it
-does no harm.
+The answer is one line, which starts with a mark and is compressed (zlib, base64), so that other output of a
+login shell does no harm.
 """
 
 import base64
@@ -12,7 +12,7 @@ from typing import Any, Dict
 
 
 def tell(mark: str, found: Dict[str, Any]) -> None:
-    """Print it."""
-    data = zlib.compress(json.dumps(found).encode(), 1)
-    sys.stdout.write("\n" + mark + base64.b64encode(data).decode() + "\n")
+    """Print the answer."""
+    compressed = zlib.compress(json.dumps(found).encode(), 1)
+    sys.stdout.write("\n" + mark + base64.b64encode(compressed).decode() + "\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Files on a disk that may refuse: whole or not at all, and never through somebody else's link."""
+"""File operations that report errors: files are written whole or not at all, never through foreign links."""
 
 import contextlib
 import errno
@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 
 
 class WorkerError(Exception):
-    """What is answered instead of ``done``."""
+    """An error that replaces the answer ``done``: its key in the answer, and its value."""
 
     def __init__(self, key: str, value: Any) -> None:
         Exception.__init__(self, key, value)
@@ -22,7 +22,7 @@ class WorkerError(Exception):
 
 @contextlib.contextmanager
 def doing(verb: str, path: bytes) -> Iterator[None]:
-    """Turn a refusal of the disk into an answer that says what was being done, and where."""
+    """Convert a disk error into a `WorkerError` with the operation and the path."""
     try:
         yield
     except OSError as error:
@@ -33,7 +33,7 @@ def doing(verb: str, path: bytes) -> Iterator[None]:
 
 
 def room(path: bytes) -> Dict[str, Any]:
-    """Return the mount point of the file system that ``path`` is or would be on, and what is left there."""
+    """Return the mount point of the file system that ``path`` belongs to, and the free space on it."""
     folder = os.path.dirname(os.path.abspath(path))
     try:
         while not os.path.exists(folder):
@@ -41,71 +41,73 @@ def room(path: bytes) -> Dict[str, Any]:
         folder = os.path.realpath(folder)
         while not os.path.ismount(folder) and folder != os.path.dirname(folder):
             folder = os.path.dirname(folder)
-        found = os.statvfs(folder)
+        status = os.statvfs(folder)
     except OSError as error:
         return {"trouble": str(error)}
     return {
         "mount": text(folder),
-        "free": found.f_bavail * found.f_frsize,
-        "total": found.f_blocks * found.f_frsize,
-        "files_free": found.f_favail,
-        "files": found.f_files,
+        "free": status.f_bavail * status.f_frsize,
+        "total": status.f_blocks * status.f_frsize,
+        "files_free": status.f_favail,
+        "files": status.f_files,
     }
 
 
 def text(path: bytes) -> str:
-    """Return a path as text; bytes that are not UTF-8 are surrogate-escaped, whatever the locale."""
+    """Return a path as text; bytes that are not UTF-8 are surrogate-escaped in every locale."""
     return path.decode("utf-8", "surrogateescape")
 
 
 def raw(path: str) -> bytes:
-    """Return a path's bytes."""
+    """Return the bytes of a path."""
     return path.encode("utf-8", "surrogateescape")
 
 
 def make_folders(folder: bytes) -> None:
-    """Make a folder and those above it, each 0700."""
+    """Create a folder and its missing parents, each with mode 0700."""
     missing = []
     while not os.path.isdir(folder):
         missing.append(folder)
         folder = os.path.dirname(folder)
-    for made in reversed(missing):
+    for path in reversed(missing):
         with contextlib.suppress(FileExistsError):  # another process was faster
-            os.mkdir(made, 0o700)
+            os.mkdir(path, 0o700)
 
 
 def swappable(folder: bytes) -> str:
-    """Return why others could put something in place of what is in a folder, empty if they cannot.
+    """Return why other users could replace files in a folder, empty if they cannot.
 
-    The owners of the folders above it could, too: they are trusted, as the head of a project is.
+    The owners of the parent folders could do so too, but they are trusted, like the head of a project.
     """
-    place = os.path.realpath(folder)
-    if os.stat(place).st_uid not in (0, os.geteuid()):
-        return "{} belongs to another user, who may swap the files of your runs".format(text(place))
+    path = os.path.realpath(folder)
+    if os.stat(path).st_uid not in (0, os.geteuid()):
+        return "{} belongs to another user, who may swap the files of your runs".format(text(path))
     while True:
-        mode = os.stat(place).st_mode
+        mode = os.stat(path).st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            why = "every user there may swap the files of runs: {} is writable by all, without the sticky bit"
-            return why.format(text(place))
-        if place == os.path.dirname(place):
+            message = (
+                "every user there may swap the files of runs: {} is writable by all, without the sticky bit"
+            )
+            return message.format(text(path))
+        if path == os.path.dirname(path):
             return ""
-        place = os.path.dirname(place)
+        path = os.path.dirname(path)
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of ``data``."""
+    """Write all bytes of ``data``."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
 
 
 def create(path: bytes) -> int:
-    """Open a new file for writing; never an old one, never through a link."""
+    """Open a new file for writing; fail if the path exists or is a symbolic link."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def sync_folder(folder: bytes) -> None:
-    """Bring a folder's entries to the disk; some network file systems cannot, and need not."""
+    """Flush a folder's entries to the disk; some network file systems cannot do so and need not."""
     with contextlib.suppress(OSError):
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -115,12 +117,13 @@ def sync_folder(folder: bytes) -> None:
 
 
 def do_in_parallel(items: Sequence[Item], act: Callable[[Item], None]) -> None:
-    """Do the same to many files at once: a journal or a file server then commits them together.
+    """Call ``act`` for many files at once, so that a journal or a file server commits them together.
 
-    The first error is raised when all are done.
+    Raises:
+        OSError, WorkerError: the first error, after all calls have ended.
     """
     queue = list(items)
-    failed: List[BaseException] = []
+    errors: List[BaseException] = []
 
     def work() -> None:
         while True:
@@ -131,7 +134,7 @@ def do_in_parallel(items: Sequence[Item], act: Callable[[Item], None]) -> None:
             try:
                 act(item)
             except (OSError, WorkerError) as error:
-                failed.append(error)
+                errors.append(error)
 
     threads = [threading.Thread(target=work) for _ in range(min(WORKERS, len(queue)) - 1)]
     for thread in threads:
@@ -139,21 +142,21 @@ def do_in_parallel(items: Sequence[Item], act: Callable[[Item], None]) -> None:
     work()
     for thread in threads:
         thread.join()
-    if failed:
-        raise failed[0]
+    if errors:
+        raise errors[0]
 
 
 def remove_tree(folder: bytes) -> None:
-    """Remove a folder of ours as far as the disk lets us."""
-    for place, folders, files in os.walk(folder, topdown=False):
+    """Remove one of dtslurm's folders as far as possible; ignore errors."""
+    for parent, folders, files in os.walk(folder, topdown=False):
         with contextlib.suppress(OSError):
             for name in files:
-                os.unlink(os.path.join(place, name))
+                os.unlink(os.path.join(parent, name))
             for name in folders:
-                inner = os.path.join(place, name)
-                if os.path.islink(inner):
-                    os.unlink(inner)
+                subfolder = os.path.join(parent, name)
+                if os.path.islink(subfolder):
+                    os.unlink(subfolder)
                 else:
-                    os.rmdir(inner)
+                    os.rmdir(subfolder)
     with contextlib.suppress(OSError):
         os.rmdir(folder)

@@ -1,7 +1,7 @@
 """Reads and appends notes on bad nodes, in files that several people or processes write.
 
-Nothing in such a file is trusted. This module is used as it is here, by the supervisor of a run, and sent
-over stdin with a call of :func:`answer` behind it where the file is another machine's. The request is
+The content of these files is not trusted. The supervisor of a run imports this module; for a file on another
+machine, it is sent over stdin with a call of :func:`answer` appended. The request is
 ``{"path": …, "lines": […], "mode": 0o600}``, or ``{"run_roots": […]}`` for the notes of supervisors.
 """
 
@@ -13,13 +13,13 @@ import stat
 import time
 from typing import Any, Dict, List, Sequence
 
-MOST = 1 << 20  # bytes that are read, from the end
+MOST = 1 << 20  # bytes that are read from the end of a file
 PATIENCE_S = 5.0
-HOLDS_S = 3 * 86400.0  # what a run noted; sites repair most nodes, or take them out, within days
+HOLDS_S = 3 * 86400.0  # how long a run's note holds; sites repair most nodes, or take them out, within days
 
 
 def answer(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the file's lines, after some were appended; or why that could not be."""
+    """Return the file's lines after appending the request's lines, or the problem that prevented it."""
     if "run_roots" in request:
         return {"schema": 1, "lines": read_supervisor_notes(request["run_roots"])}
     try:
@@ -30,7 +30,7 @@ def answer(request: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def supervisor_file(run_root: str) -> str:
-    """Return the file below a run root in which the supervisors of this user's runs note bad nodes."""
+    """Return the path below a run root where the supervisors of this user's runs note bad nodes."""
     return os.path.join(run_root, ".bad-nodes-{}.jsonl".format(os.geteuid()))
 
 
@@ -53,13 +53,13 @@ def note_line(cluster: str, node: str, reason: str, job: str, when: float) -> st
 
 
 def exchange(path: str, lines: Sequence[str], mode: int = 0o600, own: bool = False) -> List[str]:
-    """Append lines to a file, and return all in it; nothing where there is no file and nothing to append.
+    """Append lines to a file, and return all its lines; none if there is no file and nothing to append.
 
     Args:
-        own: the file must belong to the user, and nobody else may be able to write to it.
+        own: the file must belong to the user, and no other user may be able to write to it.
 
     Raises:
-        OSError: it cannot be read or written, is no plain file, or is not the user's own.
+        OSError: the file cannot be read or written, is no regular file, or does not belong to the user.
     """
     flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     flags |= os.O_RDWR | os.O_APPEND | os.O_CREAT if lines else os.O_RDONLY
@@ -70,31 +70,33 @@ def exchange(path: str, lines: Sequence[str], mode: int = 0o600, own: bool = Fal
             return []
         raise
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no plain file")
-        if own and (found.st_uid != os.geteuid() or found.st_mode & 0o022):
+        if own and (status.st_uid != os.geteuid() or status.st_mode & 0o022):
             raise OSError(errno.EPERM, "others can write to it")
         if lines:
-            _append(descriptor, lines, mode)
-        return _lines(descriptor)
+            _append_lines(descriptor, lines, mode)
+        return _read_lines(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _append(descriptor: int, lines: Sequence[str], mode: int) -> None:
-    """Write lines at the end in one go; one that a crash cut off stays alone on its line."""
-    _lock(descriptor)
+def _append_lines(descriptor: int, lines: Sequence[str], mode: int) -> None:
+    """Append lines with a single write; a line that a crash truncated stays alone on its line."""
+    _try_lock(descriptor)
     size = os.fstat(descriptor).st_size
     if not size and os.fstat(descriptor).st_uid == os.geteuid():
-        os.fchmod(descriptor, mode)  # whatever the umask: a team's file is for the team
-    whole = not size or os.pread(descriptor, 1, size - 1) == b"\n"
-    os.write(descriptor, (b"" if whole else b"\n") + "".join(one + "\n" for one in lines).encode())
+        os.fchmod(descriptor, mode)  # despite the umask: a team's file is for the team
+    ends_with_newline = not size or os.pread(descriptor, 1, size - 1) == b"\n"
+    os.write(
+        descriptor, (b"" if ends_with_newline else b"\n") + "".join(line + "\n" for line in lines).encode()
+    )
     os.fsync(descriptor)
 
 
-def _lock(descriptor: int) -> None:
-    """Wait for the others a while; one append stays whole without the lock, too."""
+def _try_lock(descriptor: int) -> None:
+    """Wait some seconds for the lock; without it, a single append is still atomic."""
     end = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -103,13 +105,13 @@ def _lock(descriptor: int) -> None:
             if time.monotonic() > end:
                 return
             time.sleep(0.05)
-        except OSError:  # no locks on this file system
+        except OSError:  # this file system has no locks
             return
         else:
             return
 
 
-def _lines(descriptor: int) -> List[str]:
+def _read_lines(descriptor: int) -> List[str]:
     size = os.fstat(descriptor).st_size
     start = max(0, size - MOST)
     data = os.pread(descriptor, MOST, start)

@@ -1,1 +1,1 @@
-"""The scheduler of one machine: a queue, srun and scontrol without Slurm."""
+"""The embedded scheduler for a single machine: a queue, srun and scontrol without Slurm."""

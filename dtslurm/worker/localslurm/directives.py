@@ -1,4 +1,4 @@
-"""The ``#SBATCH`` lines of a batch script, read by sbatch's rules."""
+"""Parse the ``#SBATCH`` lines of a batch script by sbatch's rules."""
 
 from typing import Dict, List, Optional
 
@@ -38,7 +38,7 @@ _USED = table(
     used=True,
 )
 
-# Without meaning on one machine that has one user.
+# Accepted without effect: meaningless on one machine with one user.
 _IGNORED = table(
     """
     nodelist w =
@@ -95,8 +95,8 @@ _IGNORED = table(
 OPTIONS = dict(_IGNORED, **_USED)
 
 
-class _Words(object):
-    """Splits the rest of a directive line: quotes, backslashes, and ``#`` for a comment."""
+class _WordSplitter(object):
+    """A splitter for the rest of a directive line: quotes, backslashes, and ``#`` for a comment."""
 
     def __init__(self) -> None:
         self.words: List[str] = []
@@ -112,11 +112,11 @@ class _Words(object):
 
 
 def split_directive(text: str) -> List[str]:
-    """Return the words of what follows ``#SBATCH`` on a line."""
-    state, quote, escaped = _Words(), "", False
+    """Split the text that follows ``#SBATCH`` on a line into words."""
+    splitter, quote, escaped = _WordSplitter(), "", False
     for letter in text:
         if escaped:
-            state.add(letter)
+            splitter.add(letter)
             escaped = False
         elif letter == "\\":
             escaped = True
@@ -124,21 +124,21 @@ def split_directive(text: str) -> List[str]:
             if letter == quote:
                 quote = ""
             else:
-                state.add(letter)
+                splitter.add(letter)
         elif letter in "\"'":
             quote = letter
-            state.add("")
+            splitter.add("")
         elif letter.isspace():
-            state.end()
+            splitter.end()
         elif letter == "#":
             break
         else:
-            state.add(letter)
-    state.end()
-    return state.words
+            splitter.add(letter)
+    splitter.end()
+    return splitter.words
 
 
-def _check_form(text: str) -> None:
+def _check_script(text: str) -> None:
     if not text.strip():
         raise Refused(["the batch script is empty"])
     if not text.startswith("#!"):
@@ -153,42 +153,44 @@ def _check_form(text: str) -> None:
 
 def directive_words(text: str) -> Dict[int, List[str]]:
     """Return the words of each directive by line number; the first command ends the directives."""
-    found = {}
+    words_by_line = {}
     for number, line in enumerate(text.split("\n"), 1):
         if line.startswith(MAGIC):
-            found[number] = split_directive(line[len(MAGIC) :])
+            words_by_line[number] = split_directive(line[len(MAGIC) :])
         elif line.strip() and not line.lstrip().startswith("#"):
             break
-    return found
+    return words_by_line
 
 
 def read_options(text: str) -> Dict[str, Optional[str]]:
-    """Return the script's options by long name; a later one replaces an earlier one.
+    """Return the script's options by long name; a later option replaces an earlier one.
 
     Raises:
-        Refused: not a batch script, or directives that sbatch or the embedded scheduler does not take.
+        Refused: the text is no batch script, or sbatch or the embedded scheduler does not accept a directive.
     """
-    _check_form(text)
+    _check_script(text)
     options: Dict[str, Optional[str]] = {}
     problems = []
-    for number, line in directive_words(text).items():
-        words = line
-        while words:
+    for number, directive in directive_words(text).items():
+        remaining_words = directive
+        while remaining_words:
             try:
-                found, words = parse(words, OPTIONS)
+                parsed, remaining_words = parse(remaining_words, OPTIONS)
             except Refused as error:
-                problems.append(_explain(number, error.problems[0]))
+                problems.append(_format_problem(number, error.problems[0]))
                 break
-            options.update(found)
-            if words:
-                problems.append("line {}: invalid directive in the batch script: {}".format(number, words[0]))
+            options.update(parsed)
+            if remaining_words:
+                problems.append(
+                    "line {}: invalid directive in the batch script: {}".format(number, remaining_words[0])
+                )
                 break
     if problems:
         raise Refused(problems)
     return options
 
 
-def _explain(number: int, problem: str) -> str:
+def _format_problem(number: int, problem: str) -> str:
     if " " in problem:
         return "line {}: {}".format(number, problem)
     return "line {}: the embedded scheduler does not offer the option {}".format(number, problem)

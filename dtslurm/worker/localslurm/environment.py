@@ -1,4 +1,4 @@
-"""The variables Slurm sets: for a job's batch shell, and for each task of a step."""
+"""The environment variables that Slurm sets for a job's batch shell and for each task of a step."""
 
 import os
 import pwd
@@ -11,37 +11,39 @@ from .state import Record, State
 CLUSTER = "local"
 YEAR = 365 * 86400
 
-_LOGIN = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "PATH", "TMPDIR", "XDG_RUNTIME_DIR")
+_LOGIN_VARIABLES = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "PATH", "TMPDIR", "XDG_RUNTIME_DIR")
 
 Environment = Dict[str, str]
 
 
 def login_environment(source: Mapping[str, str]) -> Environment:
-    """Return what a fresh login has of the submitter's environment, and nothing else of it."""
-    found = {name: value for name, value in source.items() if name in _LOGIN or name.startswith("LC_")}
+    """Return the variables of the submitter's environment that a fresh login would have."""
+    env = {
+        name: value for name, value in source.items() if name in _LOGIN_VARIABLES or name.startswith("LC_")
+    }
     try:
         user = pwd.getpwuid(os.getuid())
     except KeyError:
         user = None
     if user is not None:
-        found.setdefault("HOME", user.pw_dir)
-        found.setdefault("USER", user.pw_name)
-        found.setdefault("LOGNAME", user.pw_name)
-        found.setdefault("SHELL", user.pw_shell or "/bin/sh")
-    found.setdefault("PATH", "/usr/local/bin:/usr/bin:/bin")
-    return found
+        env.setdefault("HOME", user.pw_dir)
+        env.setdefault("USER", user.pw_name)
+        env.setdefault("LOGNAME", user.pw_name)
+        env.setdefault("SHELL", user.pw_shell or "/bin/sh")
+    env.setdefault("PATH", "/usr/local/bin:/usr/bin:/bin")
+    return env
 
 
 def exported(export: Optional[str], source: Mapping[str, str]) -> Environment:
-    """Return what ``--export`` asks for by name: ``A=1,B`` gives A its value and B the submitter's."""
-    found = {}
+    """Return the variables that ``--export`` names: ``A=1`` sets A, ``B`` copies the submitter's value."""
+    variables = {}
     for part in (export or "").split(","):
         name, equals, value = part.partition("=")
         if equals:
-            found[name] = value
+            variables[name] = value
         elif name in source and name not in ("ALL", "NONE", "NIL"):
-            found[name] = source[name]
-    return found
+            variables[name] = source[name]
+    return variables
 
 
 def _array_variables(record: Record) -> Environment:
@@ -59,17 +61,17 @@ def _array_variables(record: Record) -> Environment:
 
 
 def gpu_variables(gpus: List[str]) -> Environment:
-    """Return what tells a process its GPUs."""
+    """Return the variables that contain a process's GPUs."""
     if not gpus:
         return {}
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "SLURM_GPUS_ON_NODE": str(len(gpus))}
 
 
-def _asked_variables(record: Record) -> Environment:
-    """Return the variables that are there only if the script asks for the thing."""
-    found = {}
+def _option_variables(record: Record) -> Environment:
+    """Return the variables that Slurm sets only if the script has the corresponding option."""
+    variables = {}
     if record["ntasks_asked"]:
-        found["SLURM_NTASKS"] = found["SLURM_NPROCS"] = str(record["ntasks"])
+        variables["SLURM_NTASKS"] = variables["SLURM_NPROCS"] = str(record["ntasks"])
     for key, name in (
         ("ntasks_per_node", "SLURM_NTASKS_PER_NODE"),
         ("cpus_per_task", "SLURM_CPUS_PER_TASK"),
@@ -77,16 +79,16 @@ def _asked_variables(record: Record) -> Environment:
         ("export", "SLURM_EXPORT_ENV"),
     ):
         if record[key] is not None:
-            found[name] = str(record[key])
+            variables[name] = str(record[key])
     if record["memory_mib"]:
-        found["SLURM_MEM_PER_NODE"] = str(record["memory_mib"])
+        variables["SLURM_MEM_PER_NODE"] = str(record["memory_mib"])
     if record["restarts"]:
-        found["SLURM_RESTART_COUNT"] = str(record["restarts"])
-    return found
+        variables["SLURM_RESTART_COUNT"] = str(record["restarts"])
+    return variables
 
 
 def batch_environment(state: State, record: Record, bin_dir: str) -> Environment:
-    """Return the whole environment of a job's batch shell."""
+    """Return the complete environment of a job's batch shell."""
     env: Environment = dict(record["login"], **record["exported"])
     nodes = hostlist.fold(range(1, record["nodes"] + 1))
     cpus = hostlist.repeat(record["cpus_per_node"])
@@ -123,12 +125,13 @@ def batch_environment(state: State, record: Record, bin_dir: str) -> Environment
         SLURM_TASKS_PER_NODE=hostlist.repeat(record["tasks_per_node"]),
         SLURMD_NODENAME=hostlist.name(1),
     )
-    env.update(_asked_variables(record))
+    env.update(_option_variables(record))
     env.update(_array_variables(record))
     env.update(gpu_variables(gpus))
     if record["machine"]["gpus"] and not gpus:
-        env["CUDA_VISIBLE_DEVICES"] = ""  # the machine's GPUs are for the jobs that ask for them
-    if gpus and not record["machine"]["gpus"]:  # or Accelerate trains each rank alone where it finds no GPU
+        env["CUDA_VISIBLE_DEVICES"] = ""  # a job without GPUs must not use the machine's GPUs
+    # Without a GPU, Accelerate would otherwise train each rank on its own.
+    if gpus and not record["machine"]["gpus"]:
         env.setdefault("ACCELERATE_USE_CPU", "true")
     if gpus:
         env["SLURM_JOB_GPUS"] = ",".join(gpus)
@@ -136,7 +139,7 @@ def batch_environment(state: State, record: Record, bin_dir: str) -> Environment
 
 
 def name_fields(record: Record) -> Dict[str, str]:
-    """Return what file name patterns may use of a job."""
+    """Return a job's fields for file name patterns."""
     return {
         "A": str(record["id"] if record["array_id"] is None else record["array_id"]),
         "a": str(4294967294 if record["array_task"] is None else record["array_task"]),

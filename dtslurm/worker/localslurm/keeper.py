@@ -1,6 +1,6 @@
-"""Keeps one job: runs its batch script, enforces its time limit, and records how it ended.
+"""The keeper process of one job: runs the batch script, enforces the time limit, and records the job's end.
 
-Started detached by the queue, with the job's lock inherited; the lock tells everybody that it lives.
+The queue starts the keeper detached, with the job's lock inherited; the lock shows that the keeper is alive.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ from .hostlist import name as node_name
 from .state import Record, State, is_locked, read_file
 from .values import expand_name
 
-POLL = 0.2  # seconds between looks at what others ask; ends of processes wake it at once
+POLL = 0.2  # seconds between checks for requests; the exit of a process wakes the keeper at once
 
 
 class JobExecution(object):
-    """One run of one job."""
+    """One execution of one job."""
 
     def __init__(self, state: State, record: Record) -> None:
         self.state = state
@@ -30,7 +30,7 @@ class JobExecution(object):
         self.began = time.monotonic()
         self.batch = 0
         self.error_file = 2
-        self.ended_as = ""  # the state that something other than the script's exit decided
+        self.ended_as = ""  # the job state if something other than the script's exit decided it
         self.kill_at: Optional[float] = None
         self.signalled = False
         self.status: Optional[int] = None
@@ -47,7 +47,7 @@ class JobExecution(object):
         path = expand_name(pattern, environment.name_fields(self.record))
         return os.open(os.path.join(folder, path), flags, 0o666)
 
-    def _files(self) -> process.Files:
+    def _open_streams(self) -> process.Files:
         record = self.record
         default = "slurm-%A_%a.out" if record["array_id"] is not None else "slurm-%j.out"
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if record["append"] else os.O_TRUNC)
@@ -56,8 +56,8 @@ class JobExecution(object):
         stderr = self._open(record["error"], flags) if record["error"] else stdout
         return process.Files(stdin, stdout, stderr)
 
-    def _command(self) -> List[str]:
-        # As the kernel reads it; asking the kernel would fail where the state lies on a noexec disk.
+    def _script_command(self) -> List[str]:
+        # Parse the #! line as the kernel does; exec of the script would fail on a disk mounted noexec.
         script = self.state.job_dir(self.job, "script")
         line = read_file(script).split("\n", 1)[0][2:].strip()
         interpreter, _, argument = line.partition(" ")
@@ -66,7 +66,7 @@ class JobExecution(object):
     def start(self) -> None:
         """Start the batch script."""
         record = self.record
-        files = self._files()
+        files = self._open_streams()
         self.error_file = files.stderr
         env = environment.batch_environment(self.state, record, queue.bin_dir(self.state))
         steps = self.state.job_dir(self.job, "steps")
@@ -74,34 +74,34 @@ class JobExecution(object):
         for name in os.listdir(steps):
             os.unlink(os.path.join(steps, name))
         cwd = record["chdir"] or record["submit_dir"]
-        self.batch = process.start(self._command(), env, cwd, files, node_name(1))
+        self.batch = process.start(self._script_command(), env, cwd, files, node_name(1))
 
-    # ---- who is who ----
+    # ---- processes ----
 
-    def _steps(self) -> Set[int]:
-        """Return the live srun programs."""
-        found = set()
+    def _srun_pids(self) -> Set[int]:
+        """Return the pids of the running srun programs."""
+        srun_pids = set()
         folder = self.state.job_dir(self.job, "steps")
         for name in os.listdir(folder):
             path = os.path.join(folder, name)
             if name.isdecimal() and is_locked(path):
                 with contextlib.suppress(OSError, ValueError, KeyError):
-                    found.add(int(json.loads(read_file(path))["pid"]))
-        return found
+                    srun_pids.add(int(json.loads(read_file(path))["pid"]))
+        return srun_pids
 
     def _processes(self) -> Dict[str, Set[int]]:
-        """Return the job's processes: those of ``steps``, the ``srun`` programs, and the ``batch`` rest."""
-        table = process.parents()
-        everyone = process.descendants([os.getpid()], table)
-        clients = self._steps() & everyone
-        tasks = process.descendants(clients, table)
-        tasks |= {pid for pid in everyone - tasks - clients if process.in_step(pid)}
-        tasks |= process.descendants(tasks, table)
-        return {"steps": tasks, "srun": clients - tasks, "batch": everyone - tasks - clients}
+        """Return the job's processes by kind: ``steps`` (tasks), ``srun`` programs, ``batch`` (the rest)."""
+        parent_by_pid = process.parents()
+        all_pids = process.descendants([os.getpid()], parent_by_pid)
+        srun_pids = self._srun_pids() & all_pids
+        task_pids = process.descendants(srun_pids, parent_by_pid)
+        task_pids |= {pid for pid in all_pids - task_pids - srun_pids if process.in_step(pid)}
+        task_pids |= process.descendants(task_pids, parent_by_pid)
+        return {"steps": task_pids, "srun": srun_pids - task_pids, "batch": all_pids - task_pids - srun_pids}
 
     # ---- ending ----
 
-    def _say(self, why: str) -> None:
+    def _log_cancellation(self, why: str) -> None:
         text = "slurmstepd-{}: error: *** JOB {} ON {} CANCELLED AT {}{} ***\n".format(
             node_name(1), self.job, node_name(1), time.strftime("%Y-%m-%dT%H:%M:%S"), why
         )
@@ -109,43 +109,47 @@ class JobExecution(object):
             os.write(self.error_file, text.encode())
 
     def terminate(self, ended_as: str, why: str = "") -> None:
-        """Ask every process to end; what is left after KillWait is killed."""
+        """Send SIGTERM to every process; processes still running after KillWait are killed."""
         if self.kill_at is not None:
             return
         self.ended_as = ended_as
-        self._say(why)
-        everyone = self._processes()
-        # srun stays to collect its tasks' ends; it would only pass the same signal on a second time.
-        process.end(everyone["steps"] | everyone["batch"])
+        self._log_cancellation(why)
+        pids = self._processes()
+        # srun keeps running to collect the exits of its tasks; it would forward the same signal a second
+        # time.
+        process.end(pids["steps"] | pids["batch"])
         self.kill_at = time.monotonic() + self.record["kill_wait"]
 
     def _drain(self) -> None:
-        """End what the batch script left behind: its own at once, steps as at a cancel."""
-        asked = self.kill_at is not None
+        """Terminate the processes that remain after the batch script.
+
+        The script's own processes are killed at once; steps are terminated as by scancel.
+        """
+        steps_signalled = self.kill_at is not None
         while True:
             process.reap()
-            left = self._processes()
-            if not any(left.values()):
+            remaining = self._processes()
+            if not any(remaining.values()):
                 return
             if not self.record["completing"]:
-                self._set_completing()
+                self._save_completing()
             if self.kill_at is None:
                 self.kill_at = time.monotonic() + self.record["kill_wait"]
-            if not asked:
-                process.end(left["steps"])
-                asked = True
-            process.send(left["batch"], signal.SIGKILL)
-            if time.monotonic() >= self.kill_at or not (left["steps"] or left["srun"]):
+            if not steps_signalled:
+                process.end(remaining["steps"])
+                steps_signalled = True
+            process.send(remaining["batch"], signal.SIGKILL)
+            if time.monotonic() >= self.kill_at or not (remaining["steps"] or remaining["srun"]):
                 process.kill_below()
                 return
             self._sleep(0.05)
 
-    def _set_completing(self) -> None:
+    def _save_completing(self) -> None:
         with self.state.locked():
             self.record["completing"] = True
             self.state.save(self.record)
 
-    def _outcome(self) -> str:
+    def _record_exit_status(self) -> str:
         status = self.status or 0
         killed = os.WIFSIGNALED(status)
         self.record["signal_number"] = os.WTERMSIG(status) if killed else None
@@ -153,20 +157,21 @@ class JobExecution(object):
         return self.ended_as or ("FAILED" if status else "COMPLETED")
 
     def finish(self, reason: str = "") -> None:
-        """Record the end, and let the next job start."""
-        ended = self._outcome()
+        """Record the job's end, and schedule the next job."""
+        end_state = self._record_exit_status()
         with self.state.locked():
-            ask = self.state.read_ask(self.job)
-            if ended == "REQUEUE" and ask == "cancel":  # somebody changed their mind meanwhile
-                ended = "CANCELLED"
-            if ended == "REQUEUE" or (ask == "requeue" and ended != "NODE_FAIL"):
+            pending_request = self.state.read_ask(self.job)
+            # The user cancelled the job after the requeue request.
+            if end_state == "REQUEUE" and pending_request == "cancel":
+                end_state = "CANCELLED"
+            if end_state == "REQUEUE" or (pending_request == "requeue" and end_state != "NODE_FAIL"):
                 queue.put_back(self.state, self.record)
                 return
             reasons = {"FAILED": "NonZeroExitCode", "TIMEOUT": "TimeLimit"}
-            queue.finish(self.state, self.record, ended, reason or reasons.get(ended, "None"))
+            queue.finish(self.state, self.record, end_state, reason or reasons.get(end_state, "None"))
 
     def fail_to_start(self, error: OSError) -> None:
-        """Record that the script could not be run."""
+        """Record that the script could not be started."""
         self.status = 1 << 8
         self.finish("JobLaunchFailure: {}".format(error))
 
@@ -177,78 +182,78 @@ class JobExecution(object):
         with contextlib.suppress(BlockingIOError):
             os.read(self.wake, 4096)
 
-    def _obey(self) -> None:
-        ask = self.state.read_ask(self.job)
-        if ask == "cancel":
+    def _handle_requests(self) -> None:
+        pending_request = self.state.read_ask(self.job)
+        if pending_request == "cancel":
             self.terminate("CANCELLED")
-        elif ask == "requeue":
+        elif pending_request == "requeue":
             self.terminate("REQUEUE", " DUE TO JOB REQUEUE")
-        elif ask.startswith("signal "):
-            for name in ask.split()[1:]:
+        elif pending_request.startswith("signal "):
+            for name in pending_request.split()[1:]:
                 process.send(self._processes()["steps"], getattr(signal, name))
             with self.state.locked():
-                if self.state.read_ask(self.job) == ask:
+                if self.state.read_ask(self.job) == pending_request:
                     self.state.write_ask(self.job, "")
         elif self.told_to_stop:
             self.terminate("NODE_FAIL", " DUE TO NODE FAILURE")
 
-    def _watch_clock(self) -> None:
+    def _check_time_limit(self) -> None:
         limit = self.record["time_limit"]
         if limit is None:
             return
-        left = self.began + limit - time.monotonic()
-        early = self.record["signal"]
-        if early and not self.signalled and left <= early["before"]:
+        remaining_s = self.began + limit - time.monotonic()
+        early_signal = self.record["signal"]
+        if early_signal and not self.signalled and remaining_s <= early_signal["before"]:
             self.signalled = True
-            targets = {self.batch} if early["batch"] else self._processes()["steps"]
-            process.send(targets, early["number"])
-        if left <= 0:
+            targets = {self.batch} if early_signal["batch"] else self._processes()["steps"]
+            process.send(targets, early_signal["number"])
+        if remaining_s <= 0:
             self.terminate("TIMEOUT", " DUE TO TIME LIMIT")
 
-    def _end_orphans(self) -> None:
-        """Kill tasks whose srun was killed: nobody would collect them."""
+    def _kill_orphans(self) -> None:
+        """Kill tasks whose srun was killed: no process would collect their exit status."""
         orphans = [pid for pid in process.direct_children(os.getpid()) if pid != self.batch]
         orphans = [pid for pid in orphans if process.in_step(pid)]
         if orphans and self.kill_at is None:
             process.send(set(orphans) | process.descendants(orphans), signal.SIGKILL)
 
     def run(self) -> None:
-        """Watch over the batch script until it ends."""
+        """Monitor the batch script until it exits."""
         while self.status is None:
             self._sleep(POLL)
-            ended = process.reap()
-            if self.batch in ended:
-                self.status = ended[self.batch]
+            status_by_pid = process.reap()
+            if self.batch in status_by_pid:
+                self.status = status_by_pid[self.batch]
                 return
-            self._end_orphans()
-            self._obey()
-            self._watch_clock()
+            self._kill_orphans()
+            self._handle_requests()
+            self._check_time_limit()
             if self.kill_at is not None and time.monotonic() >= self.kill_at:
-                ended = process.kill_below()
-                self.status = ended.get(self.batch, signal.SIGKILL)
+                status_by_pid = process.kill_below()
+                self.status = status_by_pid.get(self.batch, signal.SIGKILL)
 
     def end(self) -> None:
-        """Clear up after the batch script and record its end."""
+        """Terminate remaining processes and record the job's end."""
         self._drain()
         self.finish()
 
     def stop(self, _number: int, _frame: object) -> None:
-        """Note that this machine wants its processes gone: it is going down, or the login session ended."""
+        """Handle SIGTERM: the machine shuts down, or the login session has ended."""
         self.told_to_stop = True
 
 
-def _watch_queue(state: State) -> None:
-    """Start what may start, now and when delays are over."""
+def _run_scheduler_loop(state: State) -> None:
+    """Start all jobs that may start, now and whenever a begin time is reached."""
     while True:
         with state.locked():
             queue.schedule(state)
-            begin = queue.next_begin(state)
-        if begin is None:
+            begin_time = queue.next_begin(state)
+        if begin_time is None:
             return
-        time.sleep(max(0.01, min(begin - time.time(), 60.0)))
+        time.sleep(max(0.01, min(begin_time - time.time(), 60.0)))
 
 
-def _keep(state: State, job: int) -> None:
+def _run_job(state: State, job: int) -> None:
     process.become_subreaper()
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
@@ -270,7 +275,7 @@ def _keep(state: State, job: int) -> None:
         keeper.run()
         keeper.end()
     except BaseException:
-        # Without its keeper the job is lost; nothing of it may go on unseen.
+        # Without its keeper the job is lost; no process of the job may continue unmonitored.
         process.kill_below()
         raise
 
@@ -279,6 +284,6 @@ def main() -> None:
     """Run as ``STATE JOB LOCK_FD`` or ``STATE wake``."""
     state = State(sys.argv[2])
     if sys.argv[3] != "wake":
-        _keep(state, int(sys.argv[3]))
+        _run_job(state, int(sys.argv[3]))
         os.close(int(sys.argv[4]))
-    _watch_queue(state)
+    _run_scheduler_loop(state)

@@ -1,4 +1,4 @@
-"""What this machine has: CPUs, memory, GPUs, and which machine it is."""
+"""Detect the resources of this machine: host name, CPUs, memory and GPUs."""
 
 import os
 import re
@@ -11,12 +11,12 @@ Machine = Dict[str, Any]
 
 
 def host() -> str:
-    """Return this machine's name, by which its jobs are told from those of others that share the home."""
+    """Return this machine's name, which identifies its jobs if machines share a home directory."""
     return socket.gethostname().split(".")[0]
 
 
 def cpus() -> int:
-    """Return how many CPUs this process may use."""
+    """Return the number of CPUs that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
@@ -24,7 +24,7 @@ def cpus() -> int:
 
 
 def memory_mib() -> Optional[int]:
-    """Return the machine's memory, or the container's limit if that is lower, in MiB; None if unknown."""
+    """Return the machine's memory in MiB, or the container's lower limit; None if unknown."""
     try:
         size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
     except (ValueError, OSError):
@@ -40,12 +40,12 @@ def memory_mib() -> Optional[int]:
     return size or None
 
 
-def _nvidia_smi(*query: str) -> List[str]:
+def _run_nvidia_smi(*query: str) -> List[str]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
     try:
-        answer = subprocess.run(
+        process = subprocess.run(
             [program, *query],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -55,36 +55,36 @@ def _nvidia_smi(*query: str) -> List[str]:
         )
     except (OSError, subprocess.SubprocessError):
         return []
-    return answer.stdout.decode("utf-8", "replace").splitlines()
+    return process.stdout.decode("utf-8", "replace").splitlines()
 
 
-def _installed_gpus() -> int:
+def _count_installed_gpus() -> int:
     try:
         devices = [name for name in os.listdir("/dev") if re.match(r"nvidia\d+$", name)]
     except OSError:
         devices = []
-    return len(devices) or sum(line.startswith("GPU ") for line in _nvidia_smi("-L"))
+    return len(devices) or sum(line.startswith("GPU ") for line in _run_nvidia_smi("-L"))
 
 
 def gpus() -> List[str]:
-    """Return the GPUs this process may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
-    count = _installed_gpus()
+    """Return the GPUs that this process may use, in the notation of ``CUDA_VISIBLE_DEVICES``."""
+    count = _count_installed_gpus()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not count or visible is None:
         return [str(index) for index in range(count)]
-    chosen = []
+    visible_gpus = []
     for word in visible.split(","):
         index = word.strip()
-        # As CUDA does: the first name that is no device hides all that follow.
+        # As in CUDA, the first invalid entry hides all entries after it.
         if not index or (index.lstrip("-").isdecimal() and not 0 <= int(index) < count):
             break
-        chosen.append(index)
-    return chosen
+        visible_gpus.append(index)
+    return visible_gpus
 
 
 def gpu_model() -> Dict[str, Any]:
-    """Return the first GPU's ``name`` and ``memory_mib``, without those that are unknown."""
-    for line in _nvidia_smi("--query-gpu=name,memory.total", "--format=csv,noheader,nounits"):
+    """Return the first GPU's ``name`` and ``memory_mib``, without unknown values."""
+    for line in _run_nvidia_smi("--query-gpu=name,memory.total", "--format=csv,noheader,nounits"):
         name, _, size = line.rpartition(",")
         model: Dict[str, Any] = {"name": name.strip()}
         if size.strip().isdecimal():
@@ -94,5 +94,5 @@ def gpu_model() -> Dict[str, Any]:
 
 
 def detect() -> Machine:
-    """Return what this machine has: ``cpus``, ``memory_mib`` (None if unknown) and ``gpus``."""
+    """Return this machine's ``cpus``, ``memory_mib`` (None if unknown) and ``gpus``."""
     return {"cpus": cpus(), "memory_mib": memory_mib(), "gpus": gpus()}

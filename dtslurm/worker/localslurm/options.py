@@ -1,4 +1,4 @@
-"""Command-line words read the way GNU getopt_long reads them, as sbatch and srun do."""
+"""Parse command lines as GNU getopt_long does, like sbatch and srun."""
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -6,7 +6,7 @@ NONE, NEEDED, OPTIONAL = 0, 1, 2
 
 
 class Refused(Exception):
-    """A request that cannot be served; ``problems`` says why, a line each."""
+    """A request that cannot be served; ``problems`` has one line per reason."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super(Refused, self).__init__("; ".join(problems))
@@ -26,26 +26,26 @@ Parsed = List[Tuple[str, Optional[str]]]
 
 
 def table(text: str, used: bool) -> Table:
-    """Read rows like ``nodes N =`` (value), ``exclusive - ?`` (optional value), ``hold H`` (no value)."""
+    """Parse rows such as ``nodes N =`` (value), ``exclusive - ?`` (optional value), ``hold H`` (no value)."""
     rows: Table = {}
     for line in text.strip().splitlines():
-        words = line.split()
-        letter = "" if len(words) < 2 or words[1] == "-" else words[1]
-        kind = {"=": NEEDED, "?": OPTIONAL}[words[2]] if len(words) > 2 else NONE
-        rows[words[0]] = Option(letter, kind, used)
+        columns = line.split()
+        letter = "" if len(columns) < 2 or columns[1] == "-" else columns[1]
+        kind = {"=": NEEDED, "?": OPTIONAL}[columns[2]] if len(columns) > 2 else NONE
+        rows[columns[0]] = Option(letter, kind, used)
     return rows
 
 
-def _long_name(word: str, options: Table) -> str:
+def _resolve_long_name(word: str, options: Table) -> str:
     if word in options:
         return word
-    close = [name for name in options if name.startswith(word)]
-    if len(close) != 1:
+    candidates = [name for name in options if name.startswith(word)]
+    if len(candidates) != 1:
         raise Refused(["--" + word])
-    return close[0]
+    return candidates[0]
 
 
-def _value(name: str, given: Optional[str], rest: List[str], kind: int) -> Optional[str]:
+def _take_value(name: str, given: Optional[str], rest: List[str], kind: int) -> Optional[str]:
     if kind == NONE:
         if given is not None:
             raise Refused(["--{} takes no value".format(name)])
@@ -57,8 +57,8 @@ def _value(name: str, given: Optional[str], rest: List[str], kind: int) -> Optio
     return given
 
 
-def _letters(word: str, rest: List[str], options: Table) -> Parsed:
-    found: Parsed = []
+def _parse_letters(word: str, rest: List[str], options: Table) -> Parsed:
+    parsed: Parsed = []
     by_letter = {option.letter: name for name, option in options.items() if option.letter}
     while word:
         name = by_letter.get(word[0])
@@ -66,30 +66,32 @@ def _letters(word: str, rest: List[str], options: Table) -> Parsed:
             raise Refused(["-" + word[0]])
         kind = options[name].value
         if kind == NONE:
-            found.append((name, None))
+            parsed.append((name, None))
             word = word[1:]
             continue
-        found.append((name, _value(name, word[1:] or None, rest, kind)))
+        parsed.append((name, _take_value(name, word[1:] or None, rest, kind)))
         break
-    return found
+    return parsed
 
 
 def parse(words: Sequence[str], options: Table) -> Tuple[Parsed, List[str]]:
-    """Return the options, in order, and the words from the first that is none.
+    """Return the options in order, and the remaining words, starting with the first that is no option.
 
     Raises:
         Refused: an unknown option (the problem is the option as written) or a missing value.
     """
-    found: Parsed = []
-    rest = list(words)
-    while rest and rest[0].startswith("-") and rest[0] != "-":
-        word = rest.pop(0)
+    parsed: Parsed = []
+    remaining = list(words)
+    while remaining and remaining[0].startswith("-") and remaining[0] != "-":
+        word = remaining.pop(0)
         if word == "--":
             break
         if not word.startswith("--"):
-            found += _letters(word[1:], rest, options)
+            parsed += _parse_letters(word[1:], remaining, options)
             continue
-        key, equals, given = word[2:].partition("=")
-        name = _long_name(key, options)
-        found.append((name, _value(name, given if equals else None, rest, options[name].value)))
-    return found, rest
+        key, equals, inline_value = word[2:].partition("=")
+        name = _resolve_long_name(key, options)
+        parsed.append(
+            (name, _take_value(name, inline_value if equals else None, remaining, options[name].value))
+        )
+    return parsed, remaining

@@ -1,4 +1,4 @@
-"""Processes of a job: started so that they can be found again, signalled and ended to the last one."""
+"""Start, find, signal and kill all processes of a job."""
 
 import contextlib
 import ctypes
@@ -12,7 +12,7 @@ from typing import Dict, Iterable, List, NamedTuple, NoReturn, Optional, Sequenc
 PR_SET_CHILD_SUBREAPER = 36
 KEEPER_MARK = "DTSLURM_LOCAL_KEEPER=1"
 
-# Signals that a keeper or srun acts on; children start with all of them at their default.
+# Signals that a keeper or srun handles; child processes start with the default handlers.
 HANDLED = [
     signal.SIGTERM,
     signal.SIGINT,
@@ -37,53 +37,54 @@ class Files(NamedTuple):
 
 
 def become_subreaper() -> None:
-    """Have orphans among this process's descendants handed to it, so that none gets lost (Linux only)."""
+    """Adopt orphaned descendants of this process, so that none gets lost (Linux only)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def parents() -> Dict[int, int]:
-    """Return every process's parent."""
-    found: Dict[int, int] = {}
+    """Return the parent pid of every process, by pid."""
+    parent_by_pid: Dict[int, int] = {}
     if os.path.isdir("/proc/self"):
         for name in filter(str.isdecimal, os.listdir("/proc")):
             try:
                 with open("/proc/" + name + "/stat", "rb") as file:
-                    words = file.read().rpartition(b")")[2].split()  # the command name may hold anything
+                    # The command name may contain spaces and parentheses.
+                    fields = file.read().rpartition(b")")[2].split()
             except OSError:
                 continue
-            if len(words) > 1:
-                found[int(name)] = int(words[1])
-        return found
+            if len(fields) > 1:
+                parent_by_pid[int(name)] = int(fields[1])
+        return parent_by_pid
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         for line in subprocess.check_output(["/bin/ps", "-A", "-o", "pid=,ppid="]).decode().splitlines():
             pid, parent = line.split()
-            found[int(pid)] = int(parent)
-    return found
+            parent_by_pid[int(pid)] = int(parent)
+    return parent_by_pid
 
 
 def is_keeper(pid: int) -> bool:
-    """Return whether a process keeps a job of its own, even if it was started from within another."""
+    """Return whether a process is a keeper of a job, even if a process of another job started it."""
     return KEEPER_MARK.encode() in environment_of(pid)
 
 
 def descendants(roots: Iterable[int], table: Optional[Dict[int, int]] = None) -> Set[int]:
-    """Return all processes below these, without themselves and without other jobs' keepers."""
+    """Return all descendants of the roots, without the roots and without the keepers of other jobs."""
     children: Dict[int, List[int]] = {}
     for pid, parent in (parents() if table is None else table).items():
         children.setdefault(parent, []).append(pid)
-    found: Set[int] = set()
-    waiting = list(roots)
-    while waiting:
-        for pid in children.get(waiting.pop(), []):
-            if pid not in found and not is_keeper(pid):
-                found.add(pid)
-                waiting.append(pid)
-    return found
+    descendant_pids: Set[int] = set()
+    pending = list(roots)
+    while pending:
+        for pid in children.get(pending.pop(), []):
+            if pid not in descendant_pids and not is_keeper(pid):
+                descendant_pids.add(pid)
+                pending.append(pid)
+    return descendant_pids
 
 
 def environment_of(pid: int) -> Set[bytes]:
-    """Return the variables a process was started with, as ``NAME=value``; empty where that cannot be told."""
+    """Return a process's initial environment as ``NAME=value``; empty if it cannot be read."""
     try:
         with open("/proc/{}/environ".format(pid), "rb") as file:
             return set(file.read().split(b"\0"))
@@ -97,7 +98,7 @@ def in_step(pid: int) -> bool:
 
 
 def direct_children(pid: int) -> List[int]:
-    """Return a single-threaded process's children, cheaply; empty where the kernel does not list them."""
+    """Return the children of a single-threaded process, cheaply; empty if the kernel does not list them."""
     try:
         with open("/proc/{0}/task/{0}/children".format(pid)) as file:
             return [int(word) for word in file.read().split()]
@@ -106,9 +107,10 @@ def direct_children(pid: int) -> List[int]:
 
 
 def send(pids: Iterable[int], *numbers: int) -> None:
-    """Send signals to processes, the oldest first; those that are gone are passed over.
+    """Send signals to processes, oldest first, ignoring processes that have exited.
 
-    A shell thus gets the signal before it sees its command die of it, and ends by the signal itself.
+    A shell thus receives the signal before it sees its command die of the signal, and is ended by the signal
+    itself.
     """
     for pid in sorted(pids):
         for number in numbers:
@@ -117,36 +119,45 @@ def send(pids: Iterable[int], *numbers: int) -> None:
 
 
 def end(pids: Iterable[int], number: int = signal.SIGTERM) -> None:
-    """Ask processes to end, stopped ones too: woken last, they have nothing to do before they obey."""
+    """Terminate processes, including stopped ones.
+
+    SIGCONT is sent last, so a stopped process wakes up with the signal pending.
+    """
     send(pids, number, signal.SIGCONT)
 
 
 def kill_strays(root: str, job: int) -> int:
-    """Kill what is left of a job whose keeper died, found by environment; return how many there were."""
-    marks = {("DTSLURM_LOCAL_STATE=" + root).encode(errors="surrogateescape"), b"SLURM_JOB_ID=%d" % job}
+    """Kill the remaining processes of a job whose keeper died; return how many there were.
+
+    The processes are found by their environment.
+    """
+    job_variables = {
+        ("DTSLURM_LOCAL_STATE=" + root).encode(errors="surrogateescape"),
+        b"SLURM_JOB_ID=%d" % job,
+    }
     table = parents()
-    mine = {os.getpid()}
+    own_pids = {os.getpid()}
     pid = os.getppid()
-    while pid > 1 and pid not in mine:
-        mine.add(pid)
+    while pid > 1 and pid not in own_pids:
+        own_pids.add(pid)
         pid = table.get(pid, 0)
-    marked = {pid for pid in table if pid not in mine and marks <= environment_of(pid)}
-    strays = (marked | descendants(marked, table)) - mine
+    job_pids = {pid for pid in table if pid not in own_pids and job_variables <= environment_of(pid)}
+    strays = (job_pids | descendants(job_pids, table)) - own_pids
     send(strays, signal.SIGKILL)
     return len(strays)
 
 
-def _find_program(program: str, environment: Environment) -> List[str]:
+def _list_program_paths(program: str, environment: Environment) -> List[str]:
     if "/" in program:
         return [program]
-    # Without a PATH nothing is found, as in a Slurm step with --export=NONE.
+    # Without a PATH no program is found, as in a Slurm step with --export=NONE.
     return [os.path.join(folder, program) for folder in environment.get("PATH", "").split(":") if folder]
 
 
-def _become(argv: Sequence[str], environment: Environment, files: Files, node: str) -> NoReturn:
-    """Turn a freshly forked child into the program; say so and exit with errno if that fails."""
+def _exec_program(argv: Sequence[str], environment: Environment, files: Files, node: str) -> NoReturn:
+    """Execute the program in a freshly forked child; on failure write an error and exit with errno."""
     os.setsid()
-    # All three at once may be each other's sources.
+    # Duplicate all three first: a source descriptor may be another stream's target.
     copies = [os.dup(fd) for fd in files]
     for target, fd in enumerate(copies):
         os.dup2(fd, target)
@@ -156,7 +167,7 @@ def _become(argv: Sequence[str], environment: Environment, files: Files, node: s
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     environment["SLURM_TASK_PID"] = str(os.getpid())
     failure = OSError(2, os.strerror(2))
-    for path in _find_program(argv[0], environment):
+    for path in _list_program_paths(argv[0], environment):
         try:
             os.execve(path, list(argv), environment)  # noqa: S606
         except OSError as error:
@@ -170,12 +181,12 @@ def _become(argv: Sequence[str], environment: Environment, files: Files, node: s
 
 
 def start(argv: Sequence[str], environment: Environment, cwd: str, files: Files, node: str) -> int:
-    """Start a program in a session of its own and return its process id.
+    """Start a program in its own session and return its process id.
 
-    A program that cannot be started says so on its standard error and exits with the error's number.
-    The calling process must have one thread only.
+    A program that cannot be started writes the reason to its standard error and exits with the error's
+    number. The calling process must be single-threaded.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
     pid = os.fork()
     if pid == 0:
         try:
@@ -186,37 +197,37 @@ def start(argv: Sequence[str], environment: Environment, cwd: str, files: Files,
                 os.write(
                     files.stderr, text.format(node, cwd, error.strerror).encode(errors="surrogateescape")
                 )
-                os.chdir("/tmp")  # noqa: S108  where Slurm goes
-            _become(argv, environment, files, node)
+                os.chdir("/tmp")  # noqa: S108 - as Slurm does
+            _exec_program(argv, environment, files, node)
         finally:
             os._exit(1)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
     return pid
 
 
 def reap() -> Dict[int, int]:
-    """Collect all children that ended: process id and wait status."""
-    ended: Dict[int, int] = {}
+    """Collect all exited children; return their wait statuses by process id."""
+    status_by_pid: Dict[int, int] = {}
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return ended
+            return status_by_pid
         if pid == 0:
-            return ended
-        ended[pid] = status
+            return status_by_pid
+        status_by_pid[pid] = status
 
 
 def kill_below(keep: Iterable[int] = (), patience: float = 5.0) -> Dict[int, int]:
-    """Kill every descendant of this process except those to keep; return what was reaped meanwhile."""
-    ended: Dict[int, int] = {}
-    give_up = time.monotonic() + patience
+    """Kill every descendant of this process except ``keep``; return the wait statuses collected meanwhile."""
+    status_by_pid: Dict[int, int] = {}
+    deadline = time.monotonic() + patience
     while True:
-        ended.update(reap())
-        left = descendants([os.getpid()]) - set(keep)
-        if not left or time.monotonic() > give_up:
-            return ended
-        send(left, signal.SIGKILL)
+        status_by_pid.update(reap())
+        remaining = descendants([os.getpid()]) - set(keep)
+        if not remaining or time.monotonic() > deadline:
+            return status_by_pid
+        send(remaining, signal.SIGKILL)
         time.sleep(0.005)
 
 
@@ -238,13 +249,14 @@ os.execv(sys.argv[2], sys.argv[2:])
 def spawn_keeper(
     argv: Sequence[str], cwd: str, env: Environment, log_path: str, pass_fds: Sequence[int] = ()
 ) -> int:
-    """Start a keeper, which outlives this process and its terminal, and return its process id.
+    """Start a keeper that outlives this process and its terminal, and return its process id.
 
-    It has a session of its own, no terminal, stdin from /dev/null, and both outputs appended to a file.
-    A helper process forks it: this process may have threads, and gets no child to wait for.
+    The keeper has its own session, no terminal, stdin from /dev/null, and both outputs appended to the log
+    file. A helper process forks the keeper: this process may have threads, and must not get a child to wait
+    for.
 
     Raises:
-        OSError: it could not be started.
+        OSError: the keeper could not be started.
     """
     helper = subprocess.run(
         [sys.executable, "-I", "-S", "-c", _DETACH, log_path, *argv],

@@ -1,4 +1,7 @@
-"""The queue's decisions: who may start, who waits and why. Every function needs the state's lock held."""
+"""The queue's decisions: which jobs may start, and why the others wait.
+
+The caller of every function must hold the state's lock.
+"""
 
 import contextlib
 import hashlib
@@ -19,21 +22,24 @@ LOST = (
 )
 PROGRAMS = ("srun", "scontrol")
 
-_CODE = "import sys; sys.path.append(sys.argv[1]); from worker.localslurm.{} import main; main()"
+_PROGRAM_CODE = "import sys; sys.path.append(sys.argv[1]); from worker.localslurm.{} import main; main()"
 
 
 def package_dir() -> str:
-    """Return the folder in which these programs lie as the package ``worker``."""
+    """Return the folder that contains these programs as the package ``worker``."""
     return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def program(module: str, root: str) -> List[str]:
-    """Return the words that start one of these programs, apart from any site or user settings."""
-    return [sys.executable, "-I", "-S", "-B", "-c", _CODE.format(module), package_dir(), root]
+    """Return the command that starts one of these programs, isolated from Python site and user settings."""
+    return [sys.executable, "-I", "-S", "-B", "-c", _PROGRAM_CODE.format(module), package_dir(), root]
 
 
 def bin_dir(state: State) -> str:
-    """Return the folder with the programs that jobs find first on their PATH, written if need be."""
+    """Return the folder that precedes all others in the jobs' PATH.
+
+    Create its programs if they are missing.
+    """
     texts = {
         name: '#!/bin/sh\nexec {} "$@"\n'.format(" ".join(map(shlex.quote, program(name, state.root))))
         for name in PROGRAMS
@@ -43,7 +49,7 @@ def bin_dir(state: State) -> str:
     for name, text in texts.items():
         if not os.path.exists(os.path.join(folder, name)):
             write_file(os.path.join(folder, name), text, 0o700)
-    # Login profiles set PATH anew; a batch shell reads this after them, once.
+    # Login profiles reset PATH; a batch shell sources this file after them, once.
     profile = os.path.join(folder, "profile")
     if not os.path.exists(profile):
         text = 'case $PATH in {0}:*) ;; *) PATH={0}:"$PATH" ;; esac\nunset BASH_ENV\n'
@@ -52,18 +58,18 @@ def bin_dir(state: State) -> str:
 
 
 def array_records(state: State, array: int) -> List[Record]:
-    """Return the records of an array's tasks, or the one of a plain job; none if there is no such job."""
-    first = state.load(array)
-    if first is None:
+    """Return the records of an array's tasks, or of a single job; empty if the job does not exist."""
+    first_record = state.load(array)
+    if first_record is None:
         return []
-    if first.get("array_id") != array:
-        return [first]
-    others = [state.load(array + index) for index in range(1, first["array_count"])]
-    return [first] + [record for record in others if record is not None]
+    if first_record.get("array_id") != array:
+        return [first_record]
+    other_records = [state.load(array + index) for index in range(1, first_record["array_count"])]
+    return [first_record] + [record for record in other_records if record is not None]
 
 
 def find_records(state: State, job: int, task: Optional[int]) -> List[Record]:
-    """Return the records an id stands for: ``17`` (a job, or all tasks of an array) or ``17_3``."""
+    """Return the records that a job id denotes: ``17`` (a job, or all tasks of an array) or ``17_3``."""
     records = array_records(state, job)
     if task is None:
         return records
@@ -71,7 +77,7 @@ def find_records(state: State, job: int, task: Optional[int]) -> List[Record]:
 
 
 def shown_id(record: Record) -> str:
-    """Return a job's id as people see it: ``17`` or ``17_3``."""
+    """Return a job's id in Slurm's notation: ``17`` or ``17_3``."""
     if record.get("array_id") is None:
         return str(record["id"])
     return "{}_{}".format(record["array_id"], record["array_task"])
@@ -83,7 +89,7 @@ def _split_id(text: str) -> Tuple[int, Optional[int]]:
 
 
 def unknown_dependencies(state: State, wanted: List[Tuple[str, str]]) -> List[str]:
-    """Return what is wrong with dependencies: jobs that do not exist."""
+    """Return the problems of dependencies: jobs that do not exist."""
     return [
         "--dependency={}:{}: there is no job {}".format(kind, job, job)
         for kind, job in wanted
@@ -92,28 +98,28 @@ def unknown_dependencies(state: State, wanted: List[Tuple[str, str]]) -> List[st
 
 
 def add(state: State, request: Dict[str, Any], script: str, common: Dict[str, Any]) -> int:
-    """Queue a job, or an array's tasks, and return its id. All or nothing.
+    """Queue a job, or all tasks of an array, and return the job id. A failure leaves no job behind.
 
     Raises:
-        Refused: it depends on jobs that do not exist.
-        OSError: the disk refused; there is no job.
+        Refused: the job depends on jobs that do not exist.
+        OSError: the files could not be written; no job was created.
     """
     problems = unknown_dependencies(state, request["dependency"])
     if problems:
         raise Refused(problems)
     tasks: List[Optional[int]] = list(request["array_tasks"] or [None])
-    first = state.new_ids(len(tasks))
-    jobs = list(range(first, first + len(tasks)))
+    first_id = state.new_ids(len(tasks))
+    jobs = list(range(first_id, first_id + len(tasks)))
     try:
         for index, task in enumerate(tasks):
-            job = first + index
+            job = first_id + index
             os.makedirs(state.job_dir(job), mode=0o700)
             write_file(state.job_dir(job, "script"), script, 0o700)
             record = dict(request, **common)
             record.update(
                 id=job, state="PENDING", reason="None", restarts=0, submit_time=time.time(), begin=0
             )
-            record["array_id"] = None if task is None else first
+            record["array_id"] = None if task is None else first_id
             record["array_task"] = task
             record["array_count"] = len(tasks)
             state.save(record)
@@ -128,23 +134,23 @@ def add(state: State, request: Dict[str, Any], script: str, common: Dict[str, An
             with contextlib.suppress(OSError):
                 os.rmdir(state.job_dir(job))
         raise
-    return first
+    return first_id
 
 
-def _met(kind: str, record: Record) -> Optional[bool]:
-    """Return whether one job meets one dependency: True, not yet (None), or never (False)."""
-    now = record["state"]
+def _check_dependency(kind: str, record: Record) -> Optional[bool]:
+    """Return whether a job satisfies a dependency: True, not yet (None), or never (False)."""
+    job_state = record["state"]
     if kind == "after":
-        return True if now != "PENDING" else None
-    if now not in ENDED:
+        return True if job_state != "PENDING" else None
+    if job_state not in ENDED:
         return None
     if kind == "afterany":
         return True
-    # Of a job whose end nobody saw, neither success nor failure may be assumed.
-    return now == "COMPLETED" if kind == "afterok" else now not in ("COMPLETED", "UNKNOWN")
+    # The exit status of an UNKNOWN job was lost: assume neither success nor failure.
+    return job_state == "COMPLETED" if kind == "afterok" else job_state not in ("COMPLETED", "UNKNOWN")
 
 
-def _singleton_waits(record: Record, active: List[Record]) -> bool:
+def _has_earlier_singleton(record: Record, active: List[Record]) -> bool:
     return any(
         other["id"] < record["id"] and other["name"] == record["name"] and other["state"] not in ENDED
         for other in active
@@ -156,12 +162,15 @@ def _dependency_reason(state: State, record: Record, active: List[Record]) -> st
     waiting = False
     for kind, job in record["dependency"]:
         if kind == "singleton":
-            waiting = waiting or _singleton_waits(record, active)
+            waiting = waiting or _has_earlier_singleton(record, active)
             continue
-        answers = [_met(kind, other) for other in find_records(state, *_split_id(job))]
-        if not answers or False in answers:
+        satisfied = [
+            _check_dependency(kind, dependency_record)
+            for dependency_record in find_records(state, *_split_id(job))
+        ]
+        if not satisfied or False in satisfied:
             return "DependencyNeverSatisfied"
-        waiting = waiting or None in answers
+        waiting = waiting or None in satisfied
     return "Dependency" if waiting else ""
 
 
@@ -172,8 +181,8 @@ def _limit_reason(record: Record, active: List[Record]) -> str:
     return "JobArrayTaskLimit" if running >= record["array_limit"] else ""
 
 
-def _own_reason(state: State, record: Record, active: List[Record]) -> str:
-    """Return why a job may not start even on an empty machine, or nothing."""
+def _find_wait_reason(state: State, record: Record, active: List[Record]) -> str:
+    """Return why a job may not start even on an idle machine, "" if it may."""
     if record["held"]:
         return "JobHeldUser"
     if record["begin"] > time.time():
@@ -182,42 +191,44 @@ def _own_reason(state: State, record: Record, active: List[Record]) -> str:
 
 
 def cost(record: Record) -> Tuple[int, int]:
-    """Return the CPUs and the memory (MiB) a job takes: emulated nodes share what there is."""
+    """Return the CPUs and the memory (MiB) of a job; emulated nodes share the machine's resources."""
     machine = record["machine"]
     total = machine["memory_mib"] or 0
     memory = record["memory_mib"]
-    asked = 0 if memory is None else (memory or total) * record["nodes"]
-    return min(sum(record["cpus_per_node"]), machine["cpus"]), min(asked, total) if total else 0
+    requested_memory = 0 if memory is None else (memory or total) * record["nodes"]
+    return min(sum(record["cpus_per_node"]), machine["cpus"]), min(requested_memory, total) if total else 0
 
 
 def allocate_gpus(record: Record, running: List[Record]) -> Optional[List[List[str]]]:
-    """Return GPU names for each node, none of them in use; None if there are too few now.
+    """Return GPUs for each node, none of them in use; None if too few are free.
 
-    On a machine without GPUs the names are mere numbers, and nothing runs out.
+    On a machine without GPUs the GPUs are only numbers, and there are always enough.
     """
-    nodes, each, pool = record["nodes"], record["gpus"], record["machine"]["gpus"]
+    nodes, gpus_per_node, pool = record["nodes"], record["gpus"], record["machine"]["gpus"]
     if not pool:
-        return [[str(index) for index in range(each)] for _ in range(nodes)]
+        return [[str(index) for index in range(gpus_per_node)] for _ in range(nodes)]
     used = {gpu for other in running if other["machine"]["gpus"] for node in other["gpu_ids"] for gpu in node}
     free = [gpu for gpu in pool if gpu not in used]
-    if len(free) < nodes * each:
+    if len(free) < nodes * gpus_per_node:
         return None
-    return [free[index * each : (index + 1) * each] for index in range(nodes)]
+    return [free[index * gpus_per_node : (index + 1) * gpus_per_node] for index in range(nodes)]
 
 
-def _fits(record: Record, running: List[Record]) -> bool:
+def _has_free_resources(record: Record, running: List[Record]) -> bool:
     cpus, memory = cost(record)
     machine = record["machine"]
-    if cpus > machine["cpus"] - sum(cost(other)[0] for other in running):
+    if cpus > machine["cpus"] - sum(cost(running_record)[0] for running_record in running):
         return False
-    return not memory or memory <= machine["memory_mib"] - sum(cost(other)[1] for other in running)
+    return not memory or memory <= machine["memory_mib"] - sum(
+        cost(running_record)[1] for running_record in running
+    )
 
 
-def _start(state: State, record: Record) -> bool:
+def _start_keeper(state: State, record: Record) -> bool:
     """Start a job's keeper; return whether it was started."""
     job = record["id"]
     lock = try_lock(state.job_dir(job, "keeper.lock"))
-    if lock is None:  # the keeper of the run before is still on its way out
+    if lock is None:  # the keeper of the previous execution is still shutting down
         return False
     with lock:
         with contextlib.suppress(FileNotFoundError):
@@ -228,7 +239,7 @@ def _start(state: State, record: Record) -> bool:
         argv = [*program("keeper", state.root), str(job), str(lock.fileno())]
         env = dict(record["login"])
         try:
-            # The keeper inherits the lock: from here on it is held exactly as long as a keeper lives.
+            # The keeper inherits the lock: from now on the lock is held exactly as long as the keeper lives.
             process.spawn_keeper(
                 argv, state.root, env, state.job_dir(job, "keeper.log"), pass_fds=[lock.fileno()]
             )
@@ -239,43 +250,43 @@ def _start(state: State, record: Record) -> bool:
 
 
 def finish(state: State, record: Record, ended: str, reason: str) -> None:
-    """Record that a job is over."""
+    """Record that a job has ended."""
     record.update(state=ended, reason=reason, completing=False, end_time=time.time())
     state.save(record)
     state.dequeue(record["id"])
 
 
-def _bury(state: State, record: Record) -> None:
-    """Record that nobody knows how a job ended, and free what it held."""
+def _finish_lost_job(state: State, record: Record) -> None:
+    """Record that a job's end is unknown, and free its resources."""
     process.kill_strays(state.root, record["id"])
     finish(state, record, "UNKNOWN", LOST)
 
 
-def _clear(state: State, active: List[Record]) -> None:
+def _clean_up_ended(state: State, active: List[Record]) -> None:
     for record in active:
         if record["state"] == "RUNNING" and not state.keeper_alive(record["id"]):
-            _bury(state, record)
-        elif record["state"] in ENDED:  # a crash came between its end and its removal
+            _finish_lost_job(state, record)
+        elif record["state"] in ENDED:  # a crash happened between recording the end and dequeuing
             state.dequeue(record["id"])
 
 
 def _try_start(state: State, record: Record, running: List[Record]) -> bool:
-    """Start a job if there is room; return whether it waits no longer."""
+    """Start a job if its resources are free; return whether the job is no longer pending."""
     gpus = allocate_gpus(record, running)
-    if gpus is None or not _fits(record, running):
+    if gpus is None or not _has_free_resources(record, running):
         return False
     record["gpu_ids"] = gpus
-    return _start(state, record) or record["state"] != "PENDING"
+    return _start_keeper(state, record) or record["state"] != "PENDING"
 
 
 def schedule(state: State) -> None:
-    """Start every job that may start now, in the order of submission, and note why the others wait."""
-    here = local_machine.host()
-    active = [record for record in state.active() if record["host"] == here]
-    _clear(state, active)
+    """Start every job that may start now, in the order of submission, and record why the others wait."""
+    this_host = local_machine.host()
+    active = [record for record in state.active() if record["host"] == this_host]
+    _clean_up_ended(state, active)
     blocked = False
     for record in [record for record in active if record["state"] == "PENDING"]:
-        reason = _own_reason(state, record, active)
+        reason = _find_wait_reason(state, record, active)
         if reason == "DependencyNeverSatisfied" and record.get("kill_on_invalid_dep"):
             finish(state, record, "CANCELLED", reason)
             continue
@@ -292,18 +303,18 @@ def schedule(state: State) -> None:
 
 
 def next_begin(state: State) -> Optional[float]:
-    """Return when the next job that waits for its time may start, None if none does."""
-    here = local_machine.host()
-    times = [
+    """Return the earliest begin time of the pending jobs, None if no job has one."""
+    this_host = local_machine.host()
+    begin_times = [
         record["begin"]
         for record in state.active()
-        if record["host"] == here and record["state"] == "PENDING" and record["begin"] > time.time()
+        if record["host"] == this_host and record["state"] == "PENDING" and record["begin"] > time.time()
     ]
-    return min(times) if times else None
+    return min(begin_times) if begin_times else None
 
 
 def cancel(state: State, record: Record) -> None:
-    """End a job. One that is over stays as it is."""
+    """Cancel a job. A job that has ended is left unchanged."""
     if record["state"] == "PENDING":
         record["start_time"] = None
         record.update(exit_code=0, signal_number=None)
@@ -313,20 +324,20 @@ def cancel(state: State, record: Record) -> None:
 
 
 def signal_steps(state: State, record: Record, name: str) -> None:
-    """Send a signal (``SIGUSR2``) to the tasks of a running job.
+    """Send a signal (such as ``SIGUSR2``) to the tasks of a running job.
 
     Raises:
-        Refused: it does not run.
+        Refused: the job is not running.
     """
     if record["state"] != "RUNNING":
         raise Refused(["job {} does not run".format(shown_id(record))])
-    ask = state.read_ask(record["id"]) or "signal"
-    if ask.startswith("signal"):  # otherwise the job is being cancelled or requeued
-        state.write_ask(record["id"], ask + " " + name)
+    pending_request = state.read_ask(record["id"]) or "signal"
+    if pending_request.startswith("signal"):  # otherwise the job is being cancelled or requeued
+        state.write_ask(record["id"], pending_request + " " + name)
 
 
 def put_back(state: State, record: Record) -> None:
-    """Make a job that ran pending again; it starts after a short delay."""
+    """Make a job that has run pending again, with a short delay before its next start."""
     record.update(state="PENDING", reason="BeginTime", completing=False, restarts=record["restarts"] + 1)
     record.update(begin=time.time() + record["requeue_delay"], start_time=None, end_time=None)
     state.enqueue(record["id"])
@@ -334,10 +345,10 @@ def put_back(state: State, record: Record) -> None:
 
 
 def requeue(state: State, record: Record) -> None:
-    """Put a running or ended job back into the queue.
+    """Requeue a running or ended job.
 
     Raises:
-        Refused: it waits already, or forbids it.
+        Refused: the job is pending already, or was submitted with --no-requeue.
     """
     if not record["requeue"]:
         raise Refused(["job {} was submitted with --no-requeue".format(shown_id(record))])
@@ -352,16 +363,16 @@ def requeue(state: State, record: Record) -> None:
 
 
 def wake_later(state: State, record: Record) -> None:
-    """Start a process that looks at the queue again when a job's delay is over."""
+    """Start a process that runs the scheduler again when a job's delay is over."""
     argv = [*program("keeper", state.root), "wake"]
     process.spawn_keeper(argv, state.root, dict(record["login"]), state.job_dir(record["id"], "keeper.log"))
 
 
 def hold(state: State, record: Record) -> None:
-    """Keep a pending job from starting.
+    """Hold a pending job.
 
     Raises:
-        Refused: it does not wait.
+        Refused: the job is not pending.
     """
     if record["state"] != "PENDING":
         raise Refused(["job {} is no longer pending: {}".format(shown_id(record), record["state"])])
@@ -370,10 +381,10 @@ def hold(state: State, record: Record) -> None:
 
 
 def release(state: State, record: Record) -> None:
-    """Let a held job start again.
+    """Release a held job.
 
     Raises:
-        Refused: it does not wait.
+        Refused: the job is not pending.
     """
     if record["state"] != "PENDING":
         raise Refused(["job {} is no longer pending: {}".format(shown_id(record), record["state"])])

@@ -1,4 +1,4 @@
-"""From a script's directives to what the job asks of this machine, and whether the machine has it."""
+"""Convert a script's directives into a job's resource request, and check the request against this machine."""
 
 from typing import Any, Callable, Dict, List, Optional
 
@@ -28,53 +28,53 @@ _READERS: Dict[str, Callable[[str], Any]] = {
 }
 
 
-def _read_values(options: Dict[str, Optional[str]]) -> Dict[str, Any]:
-    read: Dict[str, Any] = {}
+def _parse_values(options: Dict[str, Optional[str]]) -> Dict[str, Any]:
+    parsed_values: Dict[str, Any] = {}
     problems = []
     for name, text in options.items():
         try:
-            read[name] = _READERS[name](text or "") if name in _READERS else text
+            parsed_values[name] = _READERS[name](text or "") if name in _READERS else text
         except ValueError as error:
             problems.append("--{}: {}".format(name, error))
-    if read.get("open-mode") not in (None, "append", "truncate", "a", "t"):
-        problems.append("--open-mode must be append or truncate, not {!r}".format(read["open-mode"]))
-    if read.get("kill-on-invalid-dep") not in (None, "yes", "no"):
-        told = read["kill-on-invalid-dep"]
-        problems.append("--kill-on-invalid-dep must be yes or no, not {!r}".format(told))
+    if parsed_values.get("open-mode") not in (None, "append", "truncate", "a", "t"):
+        problems.append("--open-mode must be append or truncate, not {!r}".format(parsed_values["open-mode"]))
+    if parsed_values.get("kill-on-invalid-dep") not in (None, "yes", "no"):
+        setting = parsed_values["kill-on-invalid-dep"]
+        problems.append("--kill-on-invalid-dep must be yes or no, not {!r}".format(setting))
     if problems:
         raise Refused(problems)
-    return read
+    return parsed_values
 
 
 def spread(tasks: int, room: List[int]) -> List[int]:
-    """Spread tasks over nodes evenly, first nodes first, without exceeding the room of any.
+    """Distribute tasks over nodes evenly, first nodes first, within each node's capacity.
 
     Raises:
-        ValueError: there is no room for all.
+        ValueError: the capacity is too small for all tasks.
     """
     placed = [0] * len(room)
-    left = tasks
-    while left:
-        before = left
-        for index, most in enumerate(room):
-            if left and placed[index] < most:
+    remaining = tasks
+    while remaining:
+        remaining_before = remaining
+        for index, capacity in enumerate(room):
+            if remaining and placed[index] < capacity:
                 placed[index] += 1
-                left -= 1
-        if left == before:
-            raise ValueError("no room for {} more tasks".format(left))
+                remaining -= 1
+        if remaining == remaining_before:
+            raise ValueError("no room for {} more tasks".format(remaining))
     return placed
 
 
-def _place(read: Dict[str, Any], machine: Machine) -> List[int]:
-    """Return the number of tasks of each node."""
+def _count_tasks_per_node(read: Dict[str, Any], machine: Machine) -> List[int]:
+    """Return the number of tasks on each node."""
     tasks, per_node = read.get("ntasks"), read.get("ntasks-per-node")
-    cpus_each = read.get("cpus-per-task", 1)
+    cpus_per_task = read.get("cpus-per-task", 1)
     nodes = read.get("nodes")
     if tasks is None:
         return [per_node or 1] * (nodes or 1)
     if nodes is None:
-        room = per_node or max(1, machine["cpus"] // cpus_each)
-        nodes = -(-tasks // room)
+        tasks_that_fit = per_node or max(1, machine["cpus"] // cpus_per_task)
+        nodes = -(-tasks // tasks_that_fit)
     nodes = min(nodes, tasks)
     return spread(tasks, [per_node if per_node and per_node * nodes == tasks else tasks] * nodes)
 
@@ -91,58 +91,58 @@ def _gpus_per_node(read: Dict[str, Any], nodes: int) -> int:
 
 
 def read_request(text: str, machine: Machine) -> Request:
-    """Return what the script asks for; keys are the fields of a job record.
+    """Return the script's request; the keys are the fields of a job record.
 
     Raises:
-        Refused: the script is none, or asks in words that sbatch does not take.
+        Refused: the text is no batch script, or it has invalid directives.
     """
     options = read_options(text)
-    read = _read_values(options)
-    tasks = _place(read, machine)
-    cpus = [max(1, count * read.get("cpus-per-task", 1)) for count in tasks]
-    memory = read.get("mem")
-    if memory is None and "mem-per-cpu" in read:
-        memory = read["mem-per-cpu"] * max(cpus)
-    array = read.get("array")
+    parsed_values = _parse_values(options)
+    tasks_per_node = _count_tasks_per_node(parsed_values, machine)
+    cpus_per_node = [max(1, count * parsed_values.get("cpus-per-task", 1)) for count in tasks_per_node]
+    memory = parsed_values.get("mem")
+    if memory is None and "mem-per-cpu" in parsed_values:
+        memory = parsed_values["mem-per-cpu"] * max(cpus_per_node)
+    array = parsed_values.get("array")
     return {
-        "name": read.get("job-name"),
-        "nodes": len(tasks),
-        "ntasks": sum(tasks),
-        "ntasks_asked": "ntasks" in read or "ntasks-per-node" in read,
-        "ntasks_per_node": read.get("ntasks-per-node"),
-        "cpus_per_task": read.get("cpus-per-task"),
-        "tasks_per_node": tasks,
-        "cpus_per_node": cpus,
-        "gpus": _gpus_per_node(read, len(tasks)),
-        "gpus_per_node_asked": read.get("gpus-per-node"),
+        "name": parsed_values.get("job-name"),
+        "nodes": len(tasks_per_node),
+        "ntasks": sum(tasks_per_node),
+        "ntasks_asked": "ntasks" in parsed_values or "ntasks-per-node" in parsed_values,
+        "ntasks_per_node": parsed_values.get("ntasks-per-node"),
+        "cpus_per_task": parsed_values.get("cpus-per-task"),
+        "tasks_per_node": tasks_per_node,
+        "cpus_per_node": cpus_per_node,
+        "gpus": _gpus_per_node(parsed_values, len(tasks_per_node)),
+        "gpus_per_node_asked": parsed_values.get("gpus-per-node"),
         "memory_mib": memory,
-        "time_limit": read.get("time"),
-        "signal": read.get("signal"),
+        "time_limit": parsed_values.get("time"),
+        "signal": parsed_values.get("signal"),
         "array_tasks": array.tasks if array else None,
         "array_limit": array.limit if array else 0,
         "array_step": array.step if array else 1,
-        "dependency": read.get("dependency", []),
-        "kill_on_invalid_dep": read.get("kill-on-invalid-dep") == "yes",
-        "output": read.get("output"),
-        "error": read.get("error"),
-        "input": read.get("input"),
-        "append": (read.get("open-mode") or "").startswith("a"),
+        "dependency": parsed_values.get("dependency", []),
+        "kill_on_invalid_dep": parsed_values.get("kill-on-invalid-dep") == "yes",
+        "output": parsed_values.get("output"),
+        "error": parsed_values.get("error"),
+        "input": parsed_values.get("input"),
+        "append": (parsed_values.get("open-mode") or "").startswith("a"),
         "requeue": "no-requeue" not in options,
-        "export": read.get("export"),
-        "comment": read.get("comment") or "",
-        "chdir": read.get("chdir"),
+        "export": parsed_values.get("export"),
+        "comment": parsed_values.get("comment") or "",
+        "chdir": parsed_values.get("chdir"),
         "held": "hold" in options,
-        "partition": read.get("partition") or "local",
+        "partition": parsed_values.get("partition") or "local",
     }
 
 
 def emulated_gpus(request: Request, machine: Machine) -> bool:
-    """Return whether GPUs are asked of a machine that has none: they are played by the CPU."""
+    """Return whether a job requests GPUs on a machine without GPUs; the CPU emulates them."""
     return bool(request["gpus"]) and not machine["gpus"]
 
 
 def misfits(request: Request, machine: Machine) -> List[str]:
-    """Return, a line each, what is asked and what the machine has instead."""
+    """Return one line for each requested resource that exceeds this machine's resources."""
     problems = []
     if request["nodes"] > MAX_NODES:
         problems.append(
@@ -164,7 +164,7 @@ def misfits(request: Request, machine: Machine) -> List[str]:
 
 
 def notices(request: Request, machine: Machine) -> List[str]:
-    """Return what the user should know of how this machine stands in for a cluster, a line each."""
+    """Return one line for each difference between this machine and a cluster that concerns the job."""
     lines = []
     if request["nodes"] > 1:
         lines.append("{} nodes are emulated on this machine; they share its CPUs".format(request["nodes"]))

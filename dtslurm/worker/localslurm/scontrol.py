@@ -1,4 +1,4 @@
-"""``scontrol`` inside a job of the embedded scheduler: host names, requeue, and a look at a job."""
+"""``scontrol`` inside a job of the embedded scheduler: expand host lists, requeue jobs, and show a job."""
 
 import os
 import sys
@@ -13,29 +13,29 @@ from .values import job_id
 OFFERED = "it offers: show hostnames [LIST], show job [ID], requeue ID"
 
 
-def _hostnames(words: List[str]) -> List[str]:
+def _expand_hostnames(words: List[str]) -> List[str]:
     text = words[0] if words else os.environ.get("SLURM_JOB_NODELIST") or os.environ.get("SLURM_NODELIST")
     if not text:
         raise Refused(["no host list is given, and SLURM_JOB_NODELIST is not set"])
     return hostlist.expand(text)
 
 
-def _find(state: State, text: str) -> List[Record]:
+def _find_records(state: State, text: str) -> List[Record]:
     job, task = job_id(text)
     records = queue.find_records(state, job, task)
     if not records and task is None:
-        found = state.load(job)
-        records = [found] if found else []
+        record = state.load(job)
+        records = [record] if record else []
     if not records:
         raise Refused(["Invalid job id specified: {}".format(text)])
     return records
 
 
-def _clock(seconds: Optional[float]) -> str:
+def _format_time(seconds: Optional[float]) -> str:
     return "Unknown" if seconds is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
 
 
-def _describe(record: Record) -> str:
+def _format_job(record: Record) -> str:
     array = ""
     if record["array_id"] is not None:
         array = " ArrayJobId={} ArrayTaskId={}".format(record["array_id"], record["array_task"])
@@ -52,9 +52,12 @@ def _describe(record: Record) -> str:
             ("Restarts", record["restarts"]),
             ("ExitCode", "{}:{}".format(record.get("exit_code") or 0, record.get("signal_number") or 0)),
         ],
-        [("TimeLimit", "UNLIMITED" if limit is None else "{:02}:{:02}:{:02}".format(*_hms(limit)))],
-        [("SubmitTime", _clock(record["submit_time"]))],
-        [("StartTime", _clock(record.get("start_time"))), ("EndTime", _clock(record.get("end_time")))],
+        [("TimeLimit", "UNLIMITED" if limit is None else "{:02}:{:02}:{:02}".format(*_split_seconds(limit)))],
+        [("SubmitTime", _format_time(record["submit_time"]))],
+        [
+            ("StartTime", _format_time(record.get("start_time"))),
+            ("EndTime", _format_time(record.get("end_time"))),
+        ],
         [("Partition", record["partition"])],
         [("NodeList", nodes)],
         [
@@ -71,37 +74,37 @@ def _describe(record: Record) -> str:
     return "\n   ".join(lines) + "\n"
 
 
-def _hms(seconds: int) -> Tuple[int, int, int]:
+def _split_seconds(seconds: int) -> Tuple[int, int, int]:
     return seconds // 3600, seconds // 60 % 60, seconds % 60
 
 
-def _requeue(state: State, ids: List[str]) -> None:
+def _requeue_jobs(state: State, ids: List[str]) -> None:
     with state.locked():
         for text in ids:
-            for record in _find(state, text):
+            for record in _find_records(state, text):
                 queue.requeue(state, record)
         queue.schedule(state)
 
 
 def run(state: State, words: List[str]) -> List[str]:
-    """Do what the words ask and return the lines to print.
+    """Execute a command and return the lines to print.
 
     Raises:
-        Refused: it cannot be done, or is not offered.
-        ValueError: a list or an id cannot be read.
+        Refused: the command failed or is not supported.
+        ValueError: a host list or job id cannot be parsed.
     """
     if words[:2] in (["show", "hostnames"], ["show", "hostname"]) and len(words) <= 3:
-        return _hostnames(words[2:])
+        return _expand_hostnames(words[2:])
     if words[:2] == ["show", "job"] and len(words) <= 3:
         return [
-            _describe(record)
-            for record in _find(state, (words[2:] or [os.environ.get("SLURM_JOB_ID", "")])[0])
+            _format_job(record)
+            for record in _find_records(state, (words[2:] or [os.environ.get("SLURM_JOB_ID", "")])[0])
         ]
     if words[:1] == ["requeue"] and len(words) == 2:
-        _requeue(state, words[1].split(","))
+        _requeue_jobs(state, words[1].split(","))
         return []
-    asked = " ".join(words) or "nothing"
-    raise Refused(["the embedded scheduler's scontrol does not offer {!r}; {}".format(asked, OFFERED)])
+    command = " ".join(words) or "nothing"
+    raise Refused(["the embedded scheduler's scontrol does not offer {!r}; {}".format(command, OFFERED)])
 
 
 def main() -> None:

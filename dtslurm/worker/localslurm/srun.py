@@ -1,4 +1,4 @@
-"""``srun`` inside a job of the embedded scheduler: starts a step's tasks and collects their ends."""
+"""``srun`` inside a job of the embedded scheduler: starts a step's tasks and collects their exit statuses."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ FORWARDED = (
 
 
 def say(text: str) -> None:
-    """Tell the user something, as srun does."""
+    """Write a message to standard error in srun's format."""
     with contextlib.suppress(OSError):
         os.write(2, "srun: {}\n".format(text).encode(errors="surrogateescape"))
 
@@ -36,7 +36,7 @@ def say(text: str) -> None:
 def task_environment(
     step: LocalStep, number: int, record: Record, environ: Mapping[str, str]
 ) -> Dict[str, str]:
-    """Return what all tasks of a step have in common."""
+    """Return the environment that all tasks of a step have in common."""
     export = step.options.get("export") or "ALL"
     names = export.split(",")
     if "ALL" in names:
@@ -79,7 +79,7 @@ def _umask() -> int:
 
 
 class Launch(object):
-    """One step from its start to its last process."""
+    """The execution of one step, from its start until its last process has exited."""
 
     def __init__(self, state: State, record: Record, step: LocalStep) -> None:
         self.state, self.record, self.step = state, record, step
@@ -89,14 +89,14 @@ class Launch(object):
         self.running: Dict[int, Task] = {}
         self.exit_code = 0
         self.signal_code = 0
-        self.selector = selectors.PollSelector()  # unlike epoll it takes regular files
+        self.selector = selectors.PollSelector()  # poll supports regular files, unlike epoll
         self.streams = Streams(record, step, 0, self.selector)
         self.kill_at: Optional[float] = None
         self.wait_until: Optional[float] = None
         self.forced = False
         self.caught: List[int] = []
 
-    # ---- options in words ----
+    # ---- options ----
 
     def option(self, name: str) -> Optional[str]:
         """Return an option's value."""
@@ -104,12 +104,12 @@ class Launch(object):
 
     @property
     def no_kill(self) -> bool:
-        """Whether the step goes on whatever happens to some of its tasks."""
+        """Whether the step continues when tasks fail."""
         return "no-kill" in self.step.options and self.option("no-kill") != "off"
 
     @property
     def kill_on_bad_exit(self) -> bool:
-        """Whether the first failure ends the step."""
+        """Whether the first failure terminates the step."""
         return (
             "kill-on-bad-exit" in self.step.options
             and self.option("kill-on-bad-exit") != "0"
@@ -118,33 +118,33 @@ class Launch(object):
 
     @property
     def wait(self) -> float:
-        """Seconds that the others may go on after the first task has ended; 0 means for ever."""
+        """Seconds that other tasks may run after the first task has exited; 0 means without limit."""
         text = self.option("wait") or "0"
         if not text.isdecimal():
             raise Refused(["Invalid --wait specification: {}".format(text)])
         return 0.0 if self.no_kill else float(text)
 
-    # ---- a place among the job's steps ----
+    # ---- registration among the job's steps ----
 
-    def _free(self, used: Mapping[int, int]) -> bool:
+    def _has_free_cpus(self, used: Mapping[int, int]) -> bool:
         return all(
             node.cpus <= self.record["cpus_per_node"][node.place] - used.get(node.place, 0)
             for node in self.step.nodes
         )
 
-    def _used(self, folder: str) -> Dict[int, int]:
-        used: Dict[int, int] = {}
+    def _count_used_cpus(self, folder: str) -> Dict[int, int]:
+        cpus_by_node: Dict[int, int] = {}
         for name in os.listdir(folder):
             path = os.path.join(folder, name)
             if name.isdecimal() and is_locked(path):
                 with contextlib.suppress(ValueError):
                     for index, cpus in json.loads(read_file(path))["cpus"].items():
-                        used[int(index)] = used.get(int(index), 0) + cpus
-        return used
+                        cpus_by_node[int(index)] = cpus_by_node.get(int(index), 0) + cpus
+        return cpus_by_node
 
     def _try_register(self, folder: str) -> bool:
         overlap = "overlap" in self.step.options
-        if not overlap and not self._free(self._used(folder)):
+        if not overlap and not self._has_free_cpus(self._count_used_cpus(folder)):
             return False
         self.number = max([int(name) for name in os.listdir(folder) if name.isdecimal()] or [-1]) + 1
         self.registration = try_lock(os.path.join(folder, str(self.number)))
@@ -156,9 +156,9 @@ class Launch(object):
         return True
 
     def register(self) -> None:
-        """Get a step number, waiting until earlier steps leave the CPUs that this one takes."""
+        """Acquire a step number, waiting until earlier steps release the CPUs that this step needs."""
         folder = self.state.job_dir(self.record["id"], "steps")
-        told = False
+        waiting_reported = False
         while True:
             with contextlib.ExitStack() as stack:
                 lock = try_lock(os.path.join(folder, "lock"))
@@ -166,24 +166,24 @@ class Launch(object):
                     stack.enter_context(lock)
                     if self._try_register(folder):
                         break
-                    if not told:
+                    if not waiting_reported:
                         text = (
                             "Job {} step creation temporarily disabled, retrying (Requested nodes are busy)"
                         )
                         say(text.format(self.record["id"]))
-                        told = True
-            time.sleep(0.1 if told else 0.005)
-            self._obey_before_start()
-        if told:
+                        waiting_reported = True
+            time.sleep(0.1 if waiting_reported else 0.005)
+            self._check_cancelled()
+        if waiting_reported:
             say("Step created for job {}".format(self.record["id"]))
 
-    def _obey_before_start(self) -> None:
+    def _check_cancelled(self) -> None:
         for number in self.caught:
             if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
                 raise Refused(["Cancelled pending job step"])
         self.caught.clear()
 
-    # ---- life ----
+    # ---- execution ----
 
     def start(self) -> None:
         """Start every task."""
@@ -213,14 +213,14 @@ class Launch(object):
         self.streams.close_given([files for _, _, files in prepared])
 
     def terminate(self, number: int) -> None:
-        """End the step: TERM first, KILL after KillWait; KILL at once if that is asked."""
+        """Send a signal to all processes of the step; SIGKILL follows after KillWait."""
         if self.kill_at is not None:
             return
         say("Terminating StepId={}.{}".format(self.record["id"], self.number))
         process.end(process.descendants([os.getpid()]), number)
         self.kill_at = time.monotonic() + self.record["kill_wait"]
 
-    def _ended(self, pid: int, status: int) -> None:
+    def _record_exit(self, pid: int, status: int) -> None:
         task = self.running.pop(pid, None)
         if task is None:
             return
@@ -231,19 +231,19 @@ class Launch(object):
         else:
             self.exit_code = max(self.exit_code, number)
         if number:
-            how = _signal_words(number) if killed else "Exited with exit code {}".format(number)
-            say("error: {}: task {}: {}".format(task.node_name, task.id, how))
+            description = _describe_signal(number) if killed else "Exited with exit code {}".format(number)
+            say("error: {}: task {}: {}".format(task.node_name, task.id, description))
         if number and self.kill_on_bad_exit and self.running:
             self.terminate(signal.SIGTERM)
         if self.wait_until is None and self.wait and self.running:
             self.wait_until = time.monotonic() + self.wait
 
-    def _forward(self) -> None:
+    def _forward_signals(self) -> None:
         while self.caught:
             process.send(process.descendants([os.getpid()]), self.caught.pop(0))
 
-    def _watch_clock(self) -> float:
-        """Do what is due; return the seconds until something else may be."""
+    def _check_deadlines(self) -> float:
+        """Apply expired deadlines; return the seconds until the next deadline."""
         now = time.monotonic()
         if self.wait_until is not None and now >= self.wait_until and self.running and self.kill_at is None:
             say("First task exited {:g}s ago".format(self.wait))
@@ -251,10 +251,14 @@ class Launch(object):
         if self.kill_at is not None and now >= self.kill_at and not self.forced:
             self.forced = True
             process.send(process.descendants([os.getpid()]), signal.SIGKILL)
-        due = [at for at in (self.wait_until, self.kill_at) if at is not None and at > now]
-        return min(due) - now if due else 60.0
+        deadlines = [
+            deadline
+            for deadline in (self.wait_until, self.kill_at)
+            if deadline is not None and deadline > now
+        ]
+        return min(deadlines) - now if deadlines else 60.0
 
-    def _turn(self, wake: int, patience: float) -> None:
+    def _poll_streams(self, wake: int, patience: float) -> None:
         if any(self.streams.pending_input.values()):
             patience = min(patience, 0.02)
         for key, _ in self.selector.select(patience):
@@ -265,22 +269,22 @@ class Launch(object):
                 key.data(key.fd)
 
     def run(self, wake: int) -> int:
-        """Watch over the tasks until all have ended; return srun's exit code."""
+        """Monitor the tasks until all have exited; return srun's exit code."""
         self.selector.register(wake, selectors.EVENT_READ)
         while self.running:
-            self._turn(wake, self._watch_clock())
-            self._forward()
+            self._poll_streams(wake, self._check_deadlines())
+            self._forward_signals()
             for pid, status in process.reap().items():
-                self._ended(pid, status)
+                self._record_exit(pid, status)
         process.kill_below()
         self.streams.drain()
-        return self.signal_code or self.exit_code  # a signal outranks any exit code
+        return self.signal_code or self.exit_code  # a signal takes precedence over any exit code
 
 
-def _signal_words(number: int) -> str:
-    words = {signal.SIGKILL: "Killed", signal.SIGTERM: "Terminated"}
-    if number in words:
-        return words[signal.Signals(number)]
+def _describe_signal(number: int) -> str:
+    descriptions = {signal.SIGKILL: "Killed", signal.SIGTERM: "Terminated"}
+    if number in descriptions:
+        return descriptions[signal.Signals(number)]
     try:
         strsignal = getattr(signal, "strsignal", None)
         return str(strsignal(number)) if strsignal else signal.Signals(number).name
@@ -288,7 +292,7 @@ def _signal_words(number: int) -> str:
         return "signal {}".format(number)
 
 
-def _job(state: State) -> Record:
+def _load_own_job(state: State) -> Record:
     text = os.environ.get("SLURM_JOB_ID", "")
     record = state.load(int(text)) if text.isdecimal() else None
     if record is None:
@@ -298,14 +302,14 @@ def _job(state: State) -> Record:
     return record
 
 
-def _launch(state: State, words: List[str]) -> int:
-    record = _job(state)
+def _run_step(state: State, words: List[str]) -> int:
+    record = _load_own_job(state)
     step = plan(words, os.environ, record)
     if "quiet" not in step.options:
         for warning in step.warnings:
             say(warning)
     launch = Launch(state, record, step)
-    _ = launch.wait  # an unreadable value must be found before anything starts
+    _ = launch.wait  # reject an invalid value before any task starts
     for name in FORWARDED:
         signal.signal(name, lambda number, _frame: launch.caught.append(number))
     signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
@@ -325,10 +329,10 @@ def _launch(state: State, words: List[str]) -> int:
 def main() -> None:
     """Run as ``STATE OPTIONS... COMMAND...``."""
     try:
-        code = _launch(State(sys.argv[2]), sys.argv[3:])
+        exit_code = _run_step(State(sys.argv[2]), sys.argv[3:])
     except Refused as error:
         for problem in error.problems:
             say(problem if problem.startswith(("error:", "No command")) else "error: " + problem)
-        code = 1
+        exit_code = 1
     sys.stdout.flush()
-    os._exit(code)
+    os._exit(exit_code)

@@ -1,4 +1,4 @@
-"""srun's options, and where a step's tasks go."""
+"""srun's options, and the distribution of a step's tasks over nodes."""
 
 import os
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -43,7 +43,7 @@ OPTIONS = table(
     used=True,
 )
 
-# Variables that stand for options, as srun reads them; the command line goes first.
+# Environment variables for options, as srun reads them; the command line takes precedence.
 _VARIABLES = {
     "ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
     "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
@@ -60,7 +60,14 @@ TOO_MANY = "Unable to create step for job {}: More processors requested than per
 
 
 class Node(NamedTuple):
-    """One node's part in a step: its place in the job, its task ids, CPUs and GPUs."""
+    """One node of a step.
+
+    Attributes:
+        place: index of the node in the job.
+        tasks: ids of the tasks on this node.
+        cpus: number of CPUs that the step uses on this node.
+        gpus: GPUs that the step uses on this node.
+    """
 
     place: int
     tasks: List[int]
@@ -69,7 +76,7 @@ class Node(NamedTuple):
 
 
 class LocalStep(NamedTuple):
-    """What one srun is to do."""
+    """One srun step as parsed from the command line."""
 
     command: List[str]
     nodes: List[Node]
@@ -84,13 +91,13 @@ class LocalStep(NamedTuple):
 
 
 def read_options(words: Sequence[str], environment: Mapping[str, str]) -> Tuple[Dict[str, Any], List[str]]:
-    """Return the options by name, those given on the command line under ``given`` too, and the command.
+    """Return the options by name and the command; the names from the command line are under ``given``.
 
     Raises:
-        Refused: an option that the embedded scheduler does not offer, or no command.
+        Refused: an option that the embedded scheduler does not support, or no command.
     """
     try:
-        found, command = parse(words, OPTIONS)
+        parsed, command = parse(words, OPTIONS)
     except Refused as error:
         problem = error.problems[0]
         if " " not in problem:
@@ -98,17 +105,17 @@ def read_options(words: Sequence[str], environment: Mapping[str, str]) -> Tuple[
         raise Refused([problem]) from None
     if not command:
         raise Refused(["No command given to execute."])
-    given: Dict[str, Any] = dict(found)
-    options = dict(given)
+    given_options: Dict[str, Any] = dict(parsed)
+    options = dict(given_options)
     for name, variables in _VARIABLES.items():
         for variable in variables:
             if name not in options and environment.get(variable):
                 options[name] = environment[variable]
-    options["given"] = set(given)
+    options["given"] = set(given_options)
     return options, command
 
 
-def _number(options: Dict[str, Any], name: str) -> Optional[int]:
+def _parse_number(options: Dict[str, Any], name: str) -> Optional[int]:
     text = options.get(name)
     if text is None:
         return None
@@ -118,7 +125,7 @@ def _number(options: Dict[str, Any], name: str) -> Optional[int]:
         raise Refused(["Invalid --{} specification: {}".format(name, error)]) from None
 
 
-def _indices(text: str, record: Record) -> List[int]:
+def _node_indices(text: str, record: Record) -> List[int]:
     try:
         names = hostlist.expand(text)
     except ValueError as error:
@@ -130,15 +137,15 @@ def _indices(text: str, record: Record) -> List[int]:
 
 
 def _choose_nodes(options: Dict[str, Any], record: Record, wanted: int) -> List[int]:
-    excluded = _indices(options["exclude"], record) if options.get("exclude") else []
-    required = _indices(options["nodelist"], record) if options.get("nodelist") else []
+    excluded = _node_indices(options["exclude"], record) if options.get("exclude") else []
+    required = _node_indices(options["nodelist"], record) if options.get("nodelist") else []
     free = [index for index in range(record["nodes"]) if index not in excluded]
     if len(free) < wanted:
         raise Refused(["Only allocated {} nodes asked for {}".format(len(free), wanted)])
     if any(index in excluded for index in required):
         raise Refused(["A node is both required and excluded"])
-    others = [index for index in free if index not in required]
-    return sorted((required + others)[: max(wanted, len(set(required)))])
+    not_required = [index for index in free if index not in required]
+    return sorted((required + not_required)[: max(wanted, len(set(required)))])
 
 
 class _Counts(NamedTuple):
@@ -148,12 +155,12 @@ class _Counts(NamedTuple):
     warnings: List[str]
 
 
-def _count(options: Dict[str, Any], record: Record) -> _Counts:
-    """Settle tasks against nodes as srun does, warnings included."""
+def _count_tasks(options: Dict[str, Any], record: Record) -> _Counts:
+    """Determine the numbers of tasks and nodes as srun does, with srun's warnings."""
     warnings: List[str] = []
-    per_node = _number(options, "ntasks-per-node")
-    nodes = _number(options, "nodes") or record["nodes"]
-    tasks = _number(options, "ntasks")
+    per_node = _parse_number(options, "ntasks-per-node")
+    nodes = _parse_number(options, "nodes") or record["nodes"]
+    tasks = _parse_number(options, "ntasks")
     if tasks is None:
         return _Counts(nodes * (per_node or 1), nodes, per_node, warnings)
     if tasks < nodes:
@@ -174,7 +181,7 @@ def _count(options: Dict[str, Any], record: Record) -> _Counts:
 
 
 def _distribute(counts: List[int], how: str) -> List[List[int]]:
-    """Return each node's task ids: ``block`` fills node by node, ``cyclic`` deals them out."""
+    """Return each node's task ids: ``block`` fills node after node, ``cyclic`` assigns tasks round-robin."""
     ids: List[List[int]] = [[] for _ in counts]
     kind = how.partition(":")[0].partition(",")[0].lower()
     plane = 1
@@ -196,18 +203,18 @@ def _distribute(counts: List[int], how: str) -> List[List[int]]:
     return ids
 
 
-def _gpus(options: Dict[str, Any], record: Record, index: int) -> List[str]:
+def _select_gpus(options: Dict[str, Any], record: Record, index: int) -> List[str]:
     allocated: List[str] = record["gpu_ids"][index]
     try:
         if "gpus-per-node" in options["given"]:
-            wanted = values.gpu_count(options["gpus-per-node"])
+            requested = values.gpu_count(options["gpus-per-node"])
         elif "gres" in options["given"]:
-            wanted = values.gres(options["gres"])
+            requested = values.gres(options["gres"])
         else:
             return allocated
     except ValueError as error:
         raise Refused([str(error)]) from None
-    if wanted > len(allocated):
+    if requested > len(allocated):
         raise Refused(
             [
                 "Unable to create step for job {}: Invalid generic resource (gres) specification".format(
@@ -215,58 +222,65 @@ def _gpus(options: Dict[str, Any], record: Record, index: int) -> List[str]:
                 )
             ]
         )
-    return allocated[:wanted]
+    return allocated[:requested]
 
 
-def _place(count: _Counts, chosen: List[int], each: Optional[int], record: Record) -> List[int]:
-    """Return how many tasks go to each of the chosen nodes."""
-    room = [record["cpus_per_node"][index] // (each or 1) for index in chosen]
-    if count.per_node and count.per_node <= min(room):
+def _place_tasks(count: _Counts, chosen: List[int], each: Optional[int], record: Record) -> List[int]:
+    """Return the number of tasks for each of the chosen nodes."""
+    tasks_that_fit = [record["cpus_per_node"][index] // (each or 1) for index in chosen]
+    if count.per_node and count.per_node <= min(tasks_that_fit):
         return [count.per_node] * len(chosen)
     if count.tasks == record["ntasks"] and len(chosen) == record["nodes"] and not each:
         return list(record["tasks_per_node"])
     try:
-        return spread(count.tasks, room)
+        return spread(count.tasks, tasks_that_fit)
     except ValueError:
         raise Refused([TOO_MANY.format(record["id"])]) from None
 
 
 def plan(words: Sequence[str], environment: Mapping[str, str], record: Record) -> LocalStep:
-    """Return the step these words ask for.
+    """Return the step that the command line describes.
 
     Raises:
-        Refused: it cannot be had in this job.
+        Refused: the step cannot run in this job.
     """
     options, command = read_options(words, environment)
-    count = _count(options, record)
-    chosen = _choose_nodes(options, record, count.nodes)
-    each = _number(options, "cpus-per-task")
+    counts = _count_tasks(options, record)
+    node_indices = _choose_nodes(options, record, counts.nodes)
+    cpus_per_task = _parse_number(options, "cpus-per-task")
     if "cpus-per-task" not in options["given"] and not environment.get("SRUN_CPUS_PER_TASK"):
-        each = each if each and all(record["cpus_per_node"][index] >= each for index in chosen) else None
-    ids = _distribute(_place(count, chosen, each, record), options.get("distribution") or "block")
-    # Without --exact or a task size, a step takes all CPUs of its nodes.
-    exact = "exact" in options or (each is not None and "cpus-per-task" in options["given"])
+        cpus_per_task = (
+            cpus_per_task
+            if cpus_per_task
+            and all(record["cpus_per_node"][index] >= cpus_per_task for index in node_indices)
+            else None
+        )
+    ids = _distribute(
+        _place_tasks(counts, node_indices, cpus_per_task, record), options.get("distribution") or "block"
+    )
+    # Without --exact or --cpus-per-task, a step takes all CPUs of its nodes.
+    exact = "exact" in options or (cpus_per_task is not None and "cpus-per-task" in options["given"])
     nodes = [
         Node(
-            place,
+            node_index,
             ids[index],
-            len(ids[index]) * (each or 1) if exact else record["cpus_per_node"][place],
-            _gpus(options, record, place),
+            len(ids[index]) * (cpus_per_task or 1) if exact else record["cpus_per_node"][node_index],
+            _select_gpus(options, record, node_index),
         )
-        for index, place in enumerate(chosen)
+        for index, node_index in enumerate(node_indices)
         if ids[index]
     ]
-    warnings = count.warnings
+    warnings = counts.warnings
     mpi = options.get("mpi")
     if mpi not in (None, "none", "list"):
         warnings.append(
             "Warning: the embedded scheduler has no MPI plugin; --mpi={} has no effect".format(mpi)
         )
-    return LocalStep(command, nodes, options, each, warnings)
+    return LocalStep(command, nodes, options, cpus_per_task, warnings)
 
 
 class Task(NamedTuple):
-    """One task's place."""
+    """One task of a step, with its node."""
 
     id: int
     local_id: int
@@ -275,25 +289,25 @@ class Task(NamedTuple):
 
     @property
     def node_name(self) -> str:
-        """The emulated node it runs on."""
+        """The name of the emulated node that the task runs on."""
         return hostlist.name(self.node.place + 1)
 
 
 def tasks_of(step: LocalStep) -> List[Task]:
     """Return the step's tasks in the order of their ids."""
-    found = [
+    tasks = [
         Task(task, local_id, node_id, node)
         for node_id, node in enumerate(step.nodes)
         for local_id, task in enumerate(node.tasks)
     ]
-    return sorted(found, key=lambda task: task.id)
+    return sorted(tasks, key=lambda task: task.id)
 
 
 def bind_gpus(how: Optional[str], gpus: List[str], local_id: int) -> List[str]:
-    """Return the GPUs one task sees of its node's.
+    """Return the GPUs of the node that a task sees.
 
     Raises:
-        Refused: a way of binding that the embedded scheduler does not offer.
+        Refused: a --gpu-bind type that the embedded scheduler does not support.
     """
     kind, _, detail = (how or "none").replace("verbose,", "").partition(":")
     if kind in ("none", "closest", "verbose", "v", ""):
@@ -305,13 +319,13 @@ def bind_gpus(how: Optional[str], gpus: List[str], local_id: int) -> List[str]:
                 [gpus[(local_id * number + offset) % len(gpus)] for offset in range(number)] if gpus else []
             )
         if kind == "map_gpu":
-            choice = detail.split(",")
-            return [gpus[int(choice[local_id % len(choice)])]] if gpus else []
+            indices = detail.split(",")
+            return [gpus[int(indices[local_id % len(indices)])]] if gpus else []
     except (ValueError, IndexError):
         raise Refused(["Invalid --gpu-bind specification: {}".format(how)]) from None
     raise Refused(["the embedded scheduler does not offer --gpu-bind={}".format(how)])
 
 
 def working_folder(step: LocalStep) -> str:
-    """Return where the tasks start."""
+    """Return the working directory of the tasks."""
     return str(step.options.get("chdir") or os.getcwd())

@@ -1,4 +1,4 @@
-"""The standard streams of a step's tasks: files, labels, and input for all."""
+"""The standard streams of a step's tasks: output files, labels, and input for all tasks."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from .values import expand_name
 
 
 class Streams(object):
-    """Opens what tasks read and write, and moves bytes where srun stands between."""
+    """The standard streams of a step's tasks, including the forwarding of data between a task and a file."""
 
     def __init__(
         self, record: Record, step: LocalStep, number: int, selector: selectors.BaseSelector
@@ -31,7 +31,7 @@ class Streams(object):
         """Return an option's value."""
         return self.step.options.get(name)
 
-    def _path(self, pattern: str, task: Task) -> str:
+    def _expand_path(self, pattern: str, task: Task) -> str:
         fields = name_fields(self.record)
         fields.update(
             s=str(self.number),
@@ -42,7 +42,7 @@ class Streams(object):
         )
         return os.path.join(working_folder(self.step), expand_name(pattern, fields))
 
-    def _open(self, path: str, flags: int) -> int:
+    def _open_file(self, path: str, flags: int) -> int:
         if path not in self.files:
             try:
                 self.files[path] = os.open(path, flags, 0o666)
@@ -50,105 +50,105 @@ class Streams(object):
                 raise Refused(["error: Could not open file {}: {}".format(path, error.strerror)]) from None
         return self.files[path]
 
-    def _output(self, name: str, task: Task, default: int) -> int:
+    def _open_output(self, name: str, task: Task, default: int) -> int:
         pattern = self.option(name)
         if pattern is None or pattern == "all":
             return default
         if pattern == "none" or (pattern.isdecimal() and int(pattern) != task.id):
-            return self._open(os.devnull, os.O_RDWR)
+            return self._open_file(os.devnull, os.O_RDWR)
         if pattern.isdecimal():
             return default
         append = (self.option("open-mode") or "").startswith("a")
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if append else os.O_TRUNC)
-        return self._open(self._path(pattern, task), flags)
+        return self._open_file(self._expand_path(pattern, task), flags)
 
-    def _label(self, task: Task, target: int) -> int:
-        read, write = os.pipe()
-        os.set_blocking(read, False)
+    def _open_labelled(self, task: Task, target: int) -> int:
+        read_end, write_end = os.pipe()
+        os.set_blocking(read_end, False)
         width = len(str(self.step.ntasks - 1))
-        self.pumps[read] = (target, "{:>{}}: ".format(task.id, width).encode())
-        self.partial[read] = b""
-        self.selector.register(read, selectors.EVENT_READ, self._pump_line)
-        return write
+        self.pumps[read_end] = (target, "{:>{}}: ".format(task.id, width).encode())
+        self.partial[read_end] = b""
+        self.selector.register(read_end, selectors.EVENT_READ, self._pump_line)
+        return write_end
 
-    def _input(self, task: Task) -> int:
+    def _open_input(self, task: Task) -> int:
         pattern = self.option("input")
         if pattern == "none":
-            return self._open(os.devnull, os.O_RDWR)
+            return self._open_file(os.devnull, os.O_RDWR)
         if pattern is not None and pattern.isdecimal():
-            return 0 if int(pattern) == task.id else self._open(os.devnull, os.O_RDWR)
+            return 0 if int(pattern) == task.id else self._open_file(os.devnull, os.O_RDWR)
         if pattern not in (None, "all"):
-            return self._open(self._path(str(pattern), task), os.O_RDONLY)
+            return self._open_file(self._expand_path(str(pattern), task), os.O_RDONLY)
         if not _has_input():
-            return self._open(os.devnull, os.O_RDWR)
-        read, write = os.pipe()
-        os.set_blocking(write, False)
-        self.inputs.add(write)
-        return read
+            return self._open_file(os.devnull, os.O_RDWR)
+        read_end, write_end = os.pipe()
+        os.set_blocking(write_end, False)
+        self.inputs.add(write_end)
+        return read_end
 
     def files_for(self, task: Task) -> process.Files:
         """Return a task's standard streams."""
-        stdout = self._output("output", task, 1)
+        stdout = self._open_output("output", task, 1)
         default = 2 if self.option("output") in (None, "all") else stdout
-        stderr = self._output("error", task, default)
+        stderr = self._open_output("error", task, default)
         if "label" in self.step.options:
-            stdout, stderr = self._label(task, stdout), self._label(task, stderr)
-        return process.Files(self._input(task), stdout, stderr)
+            stdout, stderr = self._open_labelled(task, stdout), self._open_labelled(task, stderr)
+        return process.Files(self._open_input(task), stdout, stderr)
 
     def _pump_line(self, fd: int) -> None:
         target, prefix = self.pumps[fd]
         try:
-            data = os.read(fd, 65536)
+            chunk = os.read(fd, 65536)
         except BlockingIOError:
             return
-        lines = (self.partial[fd] + data).split(b"\n")
+        lines = (self.partial[fd] + chunk).split(b"\n")
         self.partial[fd] = lines.pop()
-        if not data:
+        if not chunk:
             self.selector.unregister(fd)
             os.close(fd)
-            rest = self.partial.pop(fd)
-            lines += [rest] if rest else []
+            last_line = self.partial.pop(fd)
+            lines += [last_line] if last_line else []
         _write_all(target, b"".join(prefix + line + b"\n" for line in lines))
 
     def _pump_input(self, fd: int) -> None:
-        # One slow reader holds the others up, as it does in srun.
+        # One slow reader delays the others, as in srun.
         if any(self.pending_input.values()):
             self.feed()
             return
         try:
-            data = os.read(fd, 65536)
+            chunk = os.read(fd, 65536)
         except BlockingIOError:
             return
-        if not data:
+        if not chunk:
             self.selector.unregister(fd)
             for target in self.inputs:
                 os.close(target)
             self.inputs.clear()
             return
-        self.pending_input = dict.fromkeys(self.inputs, data)
+        self.pending_input = dict.fromkeys(self.inputs, chunk)
         self.feed()
 
     def feed(self) -> None:
-        """Write what the tasks' pipes would not take yet."""
-        for target, data in list(self.pending_input.items()):
+        """Write the pending input that the tasks' pipes did not accept before."""
+        for target, pending in list(self.pending_input.items()):
             try:
-                self.pending_input[target] = data[os.write(target, data) :] if data else data
+                self.pending_input[target] = pending[os.write(target, pending) :] if pending else pending
             except BlockingIOError:
                 continue
-            except OSError:  # that task reads no more
+            except OSError:  # the task has closed its standard input
                 self.inputs.discard(target)
                 del self.pending_input[target]
                 os.close(target)
 
     def close_given(self, given: List[process.Files]) -> None:
-        """Close this process's copies of what the tasks got, and begin to feed them."""
+        """Close this process's copies of the tasks' streams, and start to feed the input."""
         for fd in {fd for files in given for fd in files if fd > 2}:
             os.close(fd)
         if self.inputs:
             self.selector.register(0, selectors.EVENT_READ, self._pump_input)
 
     def drain(self) -> None:
-        """Move on what the tasks wrote before they ended."""
+        """Forward the output that the tasks wrote before they exited."""
         for fd in list(self.partial):
             while fd in self.partial:
                 self._pump_line(fd)
@@ -158,11 +158,11 @@ class Streams(object):
 
 def _has_input() -> bool:
     try:
-        now = os.fstat(0)
-        null = os.stat(os.devnull)
+        stdin_status = os.fstat(0)
+        null_status = os.stat(os.devnull)
     except OSError:
         return False
-    return not (stat.S_ISCHR(now.st_mode) and now.st_rdev == null.st_rdev)
+    return not (stat.S_ISCHR(stdin_status.st_mode) and stdin_status.st_rdev == null_status.st_rdev)
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -2,13 +2,13 @@
 
 ::
 
-    lock          flock: whoever reads to decide, or writes, holds it
-    counter       the last job id given
-    queue/ID      empty; the jobs that are not over
-    jobs/ID/      job.json, script, keeper.lock (held as long as the job's keeper lives), keeper.log, steps/
-    bin/VERSION/  srun and scontrol as jobs see them
+    lock          flock: held by every process that writes, or reads in order to decide
+    counter       the latest job id
+    queue/ID      empty; the jobs that have not ended
+    jobs/ID/      job.json, script, keeper.lock (held while the job's keeper is alive), keeper.log, steps/
+    bin/VERSION/  srun and scontrol for the jobs' PATH
 
-Every file is written whole beside its place and renamed into it.
+Every file is written under a temporary name in the same folder and then renamed.
 """
 
 import contextlib
@@ -21,27 +21,27 @@ from typing import IO, Any, Dict, Iterator, List, Optional
 
 Record = Dict[str, Any]
 
-LOCK_PATIENCE = 30.0  # seconds; decisions take milliseconds
+LOCK_PATIENCE = 30.0  # seconds; the lock is normally held for milliseconds
 
 
 class LockTimeout(OSError):
-    """Another process holds the state folder's lock and does not let go."""
+    """Another process holds the state folder's lock and does not release it."""
 
 
 def write_file(path: str, text: str, mode: int = 0o600) -> None:
     """Write a file atomically."""
-    beside = "{}.{}.new".format(path, os.getpid())
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    temporary_path = "{}.{}.new".format(path, os.getpid())
+    fd = os.open(temporary_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         with os.fdopen(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(beside, mode)
-        os.replace(beside, path)
+        os.chmod(temporary_path, mode)
+        os.replace(temporary_path, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(beside)
+            os.unlink(temporary_path)
         raise
 
 
@@ -52,8 +52,11 @@ def read_file(path: str) -> str:
 
 
 def try_lock(path: str) -> Optional[IO[str]]:
-    """Take a lock for oneself; None if somebody has it. Closing the file gives it back."""
-    file = open(path, "a")  # noqa: SIM115  the caller keeps it open as long as the lock is wanted
+    """Acquire an exclusive lock; return None if another process holds it.
+
+    Closing the file releases the lock.
+    """
+    file = open(path, "a")  # noqa: SIM115 - the caller keeps the file open as long as it needs the lock
     os.chmod(path, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -66,14 +69,14 @@ def try_lock(path: str) -> Optional[IO[str]]:
 
 
 def is_locked(path: str) -> bool:
-    """Return whether some process holds that lock for itself."""
+    """Return whether a process holds an exclusive lock."""
     try:
         file = open(path)  # noqa: SIM115
     except OSError:
         return False
     with file:
         try:
-            # A shared lock, so that two who look at once do not mistake each other for the owner.
+            # Use a shared lock, so that two concurrent checks do not mistake each other for the owner.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
@@ -83,21 +86,21 @@ def is_locked(path: str) -> bool:
 
 
 class State(object):
-    """One state folder. Nothing is touched until a method is called."""
+    """A state folder. The constructor does not access the file system."""
 
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(root)
 
     def path(self, *names: str) -> str:
-        """Return the path of something in the folder."""
+        """Return the path of a file or folder in the state folder."""
         return os.path.join(self.root, *names)
 
     def job_dir(self, job: int, *names: str) -> str:
-        """Return a job's own folder, or something in it."""
+        """Return a job's folder, or a path in it."""
         return self.path("jobs", str(job), *names)
 
     def prepare(self) -> None:
-        """Make the folders, for this user alone."""
+        """Create the folders, accessible to this user only."""
         os.makedirs(self.root, mode=0o700, exist_ok=True)
         os.chmod(self.root, 0o700)
         for name in ("jobs", "queue", "bin"):
@@ -108,30 +111,30 @@ class State(object):
         """Hold the state's lock.
 
         Raises:
-            LockTimeout: another process kept it for too long.
+            LockTimeout: another process held the lock for too long.
         """
         self.prepare()
-        patience = time.monotonic() + LOCK_PATIENCE
-        held = try_lock(self.path("lock"))
-        while held is None:
-            if time.monotonic() > patience:
+        deadline = time.monotonic() + LOCK_PATIENCE
+        lock = try_lock(self.path("lock"))
+        while lock is None:
+            if time.monotonic() > deadline:
                 raise LockTimeout(errno.EWOULDBLOCK, "the lock is held by another process", self.path("lock"))
             time.sleep(0.005)
-            held = try_lock(self.path("lock"))
-        with held:
+            lock = try_lock(self.path("lock"))
+        with lock:
             yield
 
     def new_ids(self, count: int) -> int:
-        """Reserve ``count`` ids and return the first. Needs the lock."""
+        """Reserve ``count`` job ids and return the first. The caller must hold the lock."""
         try:
-            last = int(read_file(self.path("counter")))
+            last_id = int(read_file(self.path("counter")))
         except (OSError, ValueError):
-            last = max(self.all_ids() or [0])
-        write_file(self.path("counter"), str(last + count))
-        return last + 1
+            last_id = max(self.all_ids() or [0])
+        write_file(self.path("counter"), str(last_id + count))
+        return last_id + 1
 
     def load(self, job: int) -> Optional[Record]:
-        """Return a job's record, None if there is no such job."""
+        """Return a job's record, None if the job does not exist."""
         try:
             record: Record = json.loads(read_file(self.job_dir(job, "job.json")))
         except (OSError, ValueError):
@@ -139,44 +142,44 @@ class State(object):
         return record
 
     def save(self, record: Record) -> None:
-        """Write a job's record. Needs the lock."""
+        """Write a job's record. The caller must hold the lock."""
         write_file(self.job_dir(record["id"], "job.json"), json.dumps(record, sort_keys=True, indent=1))
 
-    def _ids(self, folder: str) -> List[int]:
+    def _list_ids(self, folder: str) -> List[int]:
         try:
             return sorted(int(name) for name in os.listdir(self.path(folder)) if name.isdecimal())
         except OSError:
             return []
 
     def all_ids(self) -> List[int]:
-        """Return every job there ever was, oldest first."""
-        return self._ids("jobs")
+        """Return the ids of all jobs ever submitted, oldest first."""
+        return self._list_ids("jobs")
 
     def active(self) -> List[Record]:
-        """Return the records of all jobs that are not over, oldest first."""
-        records = [self.load(job) for job in self._ids("queue")]
+        """Return the records of all jobs that have not ended, oldest first."""
+        records = [self.load(job) for job in self._list_ids("queue")]
         return [record for record in records if record is not None]
 
     def enqueue(self, job: int) -> None:
-        """Note that a job is not over. Needs the lock."""
+        """Record that a job has not ended. The caller must hold the lock."""
         os.close(os.open(self.path("queue", str(job)), os.O_WRONLY | os.O_CREAT, 0o600))
 
     def dequeue(self, job: int) -> None:
-        """Note that a job is over. Needs the lock."""
+        """Record that a job has ended. The caller must hold the lock."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path("queue", str(job)))
 
     def keeper_alive(self, job: int) -> bool:
-        """Return whether the process that runs the job lives: it holds a lock that the kernel frees."""
+        """Return whether the job's keeper is alive: the kernel releases its lock when it dies."""
         return is_locked(self.job_dir(job, "keeper.lock"))
 
     def read_ask(self, job: int) -> str:
-        """Return what was asked of a running job: ``cancel``, ``requeue``, ``signal NAME...`` or nothing."""
+        """Return the pending request to a running job: ``cancel``, ``requeue``, ``signal NAME...`` or ""."""
         try:
             return read_file(self.job_dir(job, "ask")).strip()
         except OSError:
             return ""
 
     def write_ask(self, job: int, what: str) -> None:
-        """Ask something of a running job's keeper. Needs the lock."""
+        """Write a request to a running job's keeper. The caller must hold the lock."""
         write_file(self.job_dir(job, "ask"), what)

@@ -1,4 +1,7 @@
-"""Values of sbatch options in Slurm's notations. Each reader raises ``ValueError`` for what is none."""
+"""Parsers for values of sbatch options in Slurm's notations.
+
+Each raises ``ValueError`` for an invalid value.
+"""
 
 import re
 import signal
@@ -11,14 +14,14 @@ _MIB = {"K": 1 / 1024.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 
 
 def count(text: str) -> int:
-    """Read a positive whole number."""
+    """Parse a positive integer."""
     if not text.isdecimal() or int(text) == 0:
         raise ValueError("{!r} is not a positive whole number".format(text))
     return int(text)
 
 
 def node_count(text: str) -> int:
-    """Read ``2`` or ``2-4``, of which the smaller is taken."""
+    """Parse ``2`` or ``2-4``; return the minimum of a range."""
     low, dash, high = text.partition("-")
     if dash and count(high) < count(low):
         raise ValueError("{!r} is not a number of nodes".format(text))
@@ -26,7 +29,10 @@ def node_count(text: str) -> int:
 
 
 def seconds(text: str) -> Optional[int]:
-    """Read a time limit (``MM``, ``MM:SS``, ``HH:MM:SS``, ``D-HH[:MM[:SS]]``); None means no limit."""
+    """Parse a time limit (``MM``, ``MM:SS``, ``HH:MM:SS``, ``D-HH[:MM[:SS]]``) into seconds.
+
+    None means no limit.
+    """
     text = text.strip()
     if text.lower() in ("unlimited", "infinite", "-1", "0"):
         return None
@@ -43,36 +49,36 @@ def seconds(text: str) -> Optional[int]:
 
 
 def memory(text: str) -> int:
-    """Read a memory size into MiB; 0 means all of a node's."""
-    found = re.match(r"(\d+(?:\.\d+)?)([KMGTP]?)B?$", text.strip(), re.IGNORECASE)
-    if not found:
+    """Parse a memory size into MiB; 0 means all memory of a node."""
+    match = re.match(r"(\d+(?:\.\d+)?)([KMGTP]?)B?$", text.strip(), re.IGNORECASE)
+    if not match:
         raise ValueError("{!r} is not a memory size; write for example 64G or 512000M".format(text))
-    size = float(found.group(1)) * _MIB[(found.group(2) or "M").upper()]
+    size = float(match.group(1)) * _MIB[(match.group(2) or "M").upper()]
     return max(1, round(size)) if size else 0
 
 
 def gpu_count(text: str) -> int:
-    """Read ``[TYPE:]N``."""
+    """Parse ``[TYPE:]N``."""
     return count(text.rpartition(":")[2])
 
 
 def gres(text: str) -> int:
-    """Read ``gpu[:TYPE][:N]`` into the number of GPUs; a machine has no other generic resources."""
+    """Parse ``gpu[:TYPE][:N]`` into the number of GPUs; the local machine has no other generic resources."""
     total = 0
     for part in text.split(","):
-        words = part.strip().split(":")
-        if words == ["none"]:
+        fields = part.strip().split(":")
+        if fields == ["none"]:
             continue
-        if words[0] != "gpu":
+        if fields[0] != "gpu":
             raise ValueError(
-                "{!r}: this machine has no generic resource {!r}, only gpu".format(text, words[0])
+                "{!r}: this machine has no generic resource {!r}, only gpu".format(text, fields[0])
             )
-        total += count(words[-1]) if len(words) > 1 and words[-1].isdecimal() else 1
+        total += count(fields[-1]) if len(fields) > 1 and fields[-1].isdecimal() else 1
     return total
 
 
 def signal_number(text: str) -> int:
-    """Read ``USR1``, ``SIGUSR1`` or ``10``."""
+    """Parse ``USR1``, ``SIGUSR1`` or ``10``."""
     word = text.strip().upper()
     if word.isdecimal() and 0 < int(word) < signal.NSIG:
         return int(word)
@@ -83,19 +89,19 @@ def signal_number(text: str) -> int:
 
 
 def early_signal(text: str) -> Dict[str, Any]:
-    """Read ``[B:]SIGNAL[@SECONDS]`` into ``number``, ``batch`` and ``before``."""
-    found = re.match(r"(?:([BR]+):)?([^@]+)(?:@(\d+))?$", text.strip(), re.IGNORECASE)
-    if not found or int(found.group(3) or 0) > 65535:
+    """Parse ``[B:]SIGNAL[@SECONDS]`` into ``number``, ``batch`` and ``before``."""
+    match = re.match(r"(?:([BR]+):)?([^@]+)(?:@(\d+))?$", text.strip(), re.IGNORECASE)
+    if not match or int(match.group(3) or 0) > 65535:
         raise ValueError("{!r} is not a signal; write for example USR1@120 or B:TERM@60".format(text))
     return {
-        "number": signal_number(found.group(2)),
-        "batch": "B" in (found.group(1) or "").upper(),
-        "before": int(found.group(3) or 60),
+        "number": signal_number(match.group(2)),
+        "batch": "B" in (match.group(1) or "").upper(),
+        "before": int(match.group(3) or 60),
     }
 
 
 class Array(NamedTuple):
-    """An array's task numbers in order, how many may run at once (0: all), and the step of its ranges."""
+    """An array's task ids in order, its limit of running tasks (0: none), and the step of its ranges."""
 
     tasks: List[int]
     limit: int
@@ -103,18 +109,18 @@ class Array(NamedTuple):
 
 
 def array(text: str) -> Array:
-    """Read ``0-9:2,12%3``."""
+    """Parse ``0-9:2,12%3``."""
     body, percent, limit = text.partition("%")
     if percent and not limit.isdecimal():
         raise ValueError("{!r} is not an array; write for example 0-9, 1,3,7 or 0-99%4".format(text))
     tasks: Set[int] = set()
     step = 1
     for part in body.split(","):
-        found = re.match(r"(\d+)(?:-(\d+)(?::(\d+))?)?$", part.strip())
-        if not found:
+        match = re.match(r"(\d+)(?:-(\d+)(?::(\d+))?)?$", part.strip())
+        if not match:
             raise ValueError("{!r} is not an array; write for example 0-9, 1,3,7 or 0-99%4".format(text))
-        low, high = int(found.group(1)), int(found.group(2) or found.group(1))
-        step = int(found.group(3) or 1)
+        low, high = int(match.group(1)), int(match.group(2) or match.group(1))
+        step = int(match.group(3) or 1)
         if high < low or step == 0:
             raise ValueError("{!r} is not an array: {} is empty".format(text, part.strip()))
         if high > MAX_ARRAY_INDEX:
@@ -124,37 +130,37 @@ def array(text: str) -> Array:
 
 
 def dependency(text: str) -> List[Tuple[str, str]]:
-    """Read ``afterok:17:18_3,singleton`` into (kind, job id) pairs; a singleton has no id."""
+    """Parse ``afterok:17:18_3,singleton`` into (kind, job id) pairs; the job id of a singleton is empty."""
     if "?" in text:
         raise ValueError("{!r}: the embedded scheduler does not offer '?' between dependencies".format(text))
-    wanted = []
+    dependencies = []
     for part in text.split(","):
         kind, _, ids = part.strip().partition(":")
         if kind not in DEPENDENCY_KINDS:
-            known = ", ".join(DEPENDENCY_KINDS)
-            raise ValueError("{!r}: the embedded scheduler offers the dependencies {}".format(text, known))
+            kinds = ", ".join(DEPENDENCY_KINDS)
+            raise ValueError("{!r}: the embedded scheduler offers the dependencies {}".format(text, kinds))
         if kind == "singleton":
-            wanted.append((kind, ""))
+            dependencies.append((kind, ""))
             continue
         for job in ids.split(":"):
             if not re.match(r"\d+(_\d+)?$", job):
                 raise ValueError("{!r}: {!r} is not a job id".format(text, job))
-            wanted.append((kind, job))
-    return wanted
+            dependencies.append((kind, job))
+    return dependencies
 
 
 def job_id(text: str) -> Tuple[int, Optional[int]]:
-    """Read ``17`` or ``17_3``."""
-    found = re.match(r"(\d+)(?:_(\d+))?$", text.strip())
-    if not found:
+    """Parse ``17`` or ``17_3`` into the job id and the array task id."""
+    match = re.match(r"(\d+)(?:_(\d+))?$", text.strip())
+    if not match:
         raise ValueError("{!r} is not a job id".format(text))
-    return int(found.group(1)), None if found.group(2) is None else int(found.group(2))
+    return int(match.group(1)), None if match.group(2) is None else int(match.group(2))
 
 
 def expand_name(pattern: str, fields: Dict[str, str]) -> str:
-    """Replace ``%j`` and its kin in a file name, with ``%4t`` for zero padding; others stay as they are."""
+    """Replace ``%j`` and similar fields in a file name; ``%4t`` pads with zeros; unknown fields are kept."""
 
-    def value(found: "re.Match[str]") -> str:
+    def replacement(found: "re.Match[str]") -> str:
         if found.group(2) == "%":
             return "%"
         if found.group(2) not in fields:
@@ -162,4 +168,4 @@ def expand_name(pattern: str, fields: Dict[str, str]) -> str:
         text = fields[found.group(2)]
         return text.zfill(min(int(found.group(1) or 0), 10)) if text.isdecimal() else text
 
-    return re.sub(r"%(\d*)([A-Za-z%])", value, pattern)
+    return re.sub(r"%(\d*)([A-Za-z%])", replacement, pattern)

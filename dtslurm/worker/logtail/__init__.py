@@ -1,1 +1,1 @@
-"""Follows the log files of a run and sends what is new as frames."""
+"""Follow the log files of a run and send new output as frames."""

@@ -1,4 +1,4 @@
-"""Which log files a run has, as they appear, and where in them a reader stands."""
+"""Find a run's log files as they appear, and track a reader's position in each of them."""
 
 import errno
 import json
@@ -9,11 +9,11 @@ import time
 import zlib
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
-TAIL = 32  # bytes before the offset that are read again each time: they tell a rewritten file
-CHECKED = 256  # bytes before the offset by whose CRC-32 a reader resumes, if it has had so many
+TAIL = 32  # bytes before the offset that are read again each time, to detect a rewritten file
+CHECKED = 256  # bytes before the offset (at most) whose CRC-32 a reader sends to resume
 BLOCK = 65536
-LONGEST_TAIL = 1 << 24  # bytes of the last lines, where one of them is a progress bar without an end
-# Everything else may be written on another machine, and may show that only to those who open the file anew.
+LONGEST_TAIL = 1 << 24  # bytes; limit of the last lines if one of them is a progress bar without a newline
+# Other file systems may be written by another host, and may show new data only after the file is reopened.
 LOCAL_FILE_SYSTEMS = frozenset(
     [
         "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "reiserfs",
@@ -34,20 +34,27 @@ NAME = re.compile(r"(rank|node)-(\d{1,9})\.log")
 BATCH_NAME = re.compile(r"batch(?:-(\d{1,9}))?\.log")
 
 Ranges = Optional[Sequence[Sequence[int]]]
-Position = Sequence[int]  # inode, offset, number of bytes before it that were checked, their CRC-32
+Position = Sequence[int]  # inode, offset, number of checked bytes before the offset, CRC-32 of these bytes
 
 
 class Request:
-    """What to follow.
+    """A reader's request: which log files to follow, and how.
 
-    ``run`` is the run's folder; ``array``: it has tasks, and ``task`` is the only one wanted. ``kinds`` are
-    those of ``batch node rank events metrics``; ``ranks`` a list of ``[first, last]`` or null for all;
-    ``nodes`` hosts whose ranks are wanted, or null. ``attempt`` is the only one wanted; without it the latest
-    and those to come, or with ``since`` (attempt by task, "" for a run without tasks) those from there on.
-    ``lines``: at first, only the last so many of each file. ``follow``: go on until DRAIN; without it,
-    ``in_turn``: a piece of each file in turn. ``summary``: ranks in full only on FOCUS. ``positions``: by
-    path relative to ``run``, to resume. ``alarms``: words of lines to point out in summaries. ``credit``: see
-    CREDIT. ``pack``: compress where the way is long.
+    Attributes:
+        run: the run directory.
+        array: whether the run has array tasks; ``task`` selects one of them.
+        kinds: subset of ``batch node rank events metrics``.
+        ranks: list of ``[first, last]``, None for all.
+        nodes: hosts whose ranks are selected, None for all.
+        attempt: the only selected attempt. Without it, the latest attempt and later ones are selected, or
+            with ``since`` (attempt by task, "" for a run without tasks) all attempts from there on.
+        lines: if given, each file starts with only this many of its last lines.
+        follow: continue until DRAIN. Without it, ``in_turn`` sends a chunk of each file in turn.
+        summary: send the full output of ranks only after FOCUS.
+        positions: positions to resume from, by path relative to ``run``.
+        alarms: words of lines that summaries highlight.
+        credit: see CREDIT.
+        pack: compress the data on slow connections.
     """
 
     def __init__(self, values: Dict[str, Any]) -> None:
@@ -70,16 +77,16 @@ class Request:
 
 
 def within(ranges: Ranges, number: int) -> bool:
-    """Return whether a number lies in one of the ranges; every one does where there are no ranges."""
+    """Return whether a number is in one of the ranges; None contains every number."""
     return ranges is None or any(first <= number <= last for first, last in ranges)
 
 
 class GrowingFile:
-    """One growing file.
+    """A growing log file.
 
-    ``offset`` is the end of what was sent (or summed up) and ``tail`` the last bytes before it; ``lines``:
-    when it is first opened, only the last ones; ``replaced``: another file has the name now; ``lost``: there
-    is none.
+    ``offset`` is the end of what was sent or summarized, and ``tail`` are the last bytes before it.
+    ``lines``: when the file is first opened, only this many of its last lines are sent. ``replaced``: another
+    file has the name now. ``lost``: no file has the name.
     """
 
     __slots__ = (
@@ -100,7 +107,7 @@ class GrowingFile:
         self.failed = self.hot = self.lost = self.replaced = self.summed = self.waiting = False
 
     def describe(self, why: str) -> bytes:
-        """Return the payload of FILE; why: new, resumed, replaced, truncated or skipped."""
+        """Return the payload of FILE; ``why`` is new, resumed, replaced, truncated or skipped."""
         values = {
             "name": self.name, "kind": self.kind, "number": self.number, "attempt": self.attempt,
             "task": self.task, "inode": self.inode, "offset": self.offset, "why": why,
@@ -108,54 +115,56 @@ class GrowingFile:
         return json.dumps(values, separators=(",", ":")).encode()
 
     def restart(self, inode: int) -> None:
-        """Begin with the file that has the name now."""
+        """Restart at the beginning of the file that has the name now."""
         self.inode, self.offset, self.tail = inode, 0, b""
         self.replaced = self.lost = False
 
     def begin(self, fd: int, known: Optional[Position]) -> str:
-        """Choose where in a file to begin, and return why there."""
+        """Choose the offset to start from; return the reason for FILE."""
         status = os.fstat(fd)
         self.inode, self.offset = status.st_ino, 0
-        why = "new"
+        reason = "new"
         if known is not None:
-            resumed = resumes(fd, status.st_size, known)
-            self.offset, why = (known[1], "resumed") if resumed else (0, "replaced")
+            is_resumable = resumes(fd, status.st_size, known)
+            self.offset, reason = (known[1], "resumed") if is_resumable else (0, "replaced")
         elif self.lines is not None:
             self.offset = start_of_last(fd, status.st_size, self.lines)
         elif self.summed:
             self.offset = max(0, status.st_size - BLOCK)
-        back = min(TAIL, self.offset)
-        self.tail = os.pread(fd, back, self.offset - back)
-        return why
+        tail_size = min(TAIL, self.offset)
+        self.tail = os.pread(fd, tail_size, self.offset - tail_size)
+        return reason
 
     def fresh(self, fd: int, most: int) -> Optional[bytes]:
-        """Return what follows the offset, or None if what stood before it does not stand there any more."""
-        back = len(self.tail)
-        start = self.offset - back
-        data = os.pread(fd, back + 1, start)  # mostly nothing is new: a small look first
-        if len(data) > back:
-            data = os.pread(fd, back + most, start)
-        if not data.startswith(self.tail):
+        """Return up to ``most`` bytes after the offset, None if the bytes before the offset changed."""
+        tail_size = len(self.tail)
+        start = self.offset - tail_size
+        chunk = os.pread(fd, tail_size + 1, start)  # usually nothing is new: read one byte first
+        if len(chunk) > tail_size:
+            chunk = os.pread(fd, tail_size + most, start)
+        if not chunk.startswith(self.tail):
             return None
-        return data[back:]
+        return chunk[tail_size:]
 
     def take(self, data: bytes) -> None:
-        """Count data as sent."""
+        """Advance the offset by data that has been sent."""
         self.offset += len(data)
         self.tail = data[-TAIL:] if len(data) >= TAIL else (self.tail + data)[-TAIL:]
 
 
 def resumes(fd: int, size: int, known: Position) -> bool:
-    """Return whether a file is the one that a reader knows, as far as the reader has read it."""
-    _, offset, back, crc = known
-    return size >= offset and zlib.crc32(os.pread(fd, back, offset - back)) & 0xFFFFFFFF == crc
+    """Return whether a file still has the content that the reader has read."""
+    _, offset, checked_size, crc = known
+    return (
+        size >= offset and zlib.crc32(os.pread(fd, checked_size, offset - checked_size)) & 0xFFFFFFFF == crc
+    )
 
 
 def start_of_last(fd: int, size: int, lines: int) -> int:
-    """Return where the last lines of a file begin; one without its end is a line, too.
+    """Return the offset of the last lines of a file; an unterminated line counts, too.
 
-    A reader shows a very long line in pieces: each block without a line's end counts as a line. Of a progress
-    bar it shows the last state: that is one line.
+    A reader shows a very long line in pieces, so each block without a newline counts as a line. Of a progress
+    bar the reader shows the last state, so a progress bar counts as one line.
     """
     end = size
     if lines and end and os.pread(fd, 1, end - 1) == b"\n":
@@ -165,26 +174,28 @@ def start_of_last(fd: int, size: int, lines: int) -> int:
     while end > 0:
         start = max(0, end - BLOCK)
         block = os.pread(fd, end - start, start)
-        found = block.count(b"\n")
-        piece = not found and len(block) == BLOCK and b"\r" not in block
-        if (piece and lines == 1) or size - start > LONGEST_TAIL:
-            return start + next((at for at, byte in enumerate(block[:4]) if byte & 0xC0 != 0x80), 0)
-        if piece or found < lines:
-            lines -= 1 if piece else found
+        newlines = block.count(b"\n")
+        is_piece = not newlines and len(block) == BLOCK and b"\r" not in block
+        if (is_piece and lines == 1) or size - start > LONGEST_TAIL:
+            return start + next(
+                (position for position, byte in enumerate(block[:4]) if byte & 0xC0 != 0x80), 0
+            )
+        if is_piece or newlines < lines:
+            lines -= 1 if is_piece else newlines
             end = start
             continue
-        at = len(block)
+        position = len(block)
         for _ in range(lines):
-            at = block.rindex(b"\n", 0, at)
-        return start + at + 1
+            position = block.rindex(b"\n", 0, position)
+        return start + position + 1
     return 0
 
 
 def open_regular(path: str) -> int:
-    """Open a file for reading; a FIFO of that name must not stop us.
+    """Open a regular file for reading, without blocking on a FIFO.
 
     Raises:
-        OSError: it cannot be opened, or is not a regular file.
+        OSError: the file cannot be opened, or is not a regular file.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -194,35 +205,35 @@ def open_regular(path: str) -> int:
 
 
 def moved(path: str, inode: int) -> Optional[str]:
-    """Return where in its folder the file with that inode lies under another name."""
-    folder, own = os.path.split(path)
-    for _ in range(2):  # one that is renamed while we look may be missed
+    """Return the current path of the file with this inode, if it was renamed within its folder."""
+    folder, original_name = os.path.split(path)
+    for _ in range(2):  # a file that is renamed during the listing may be missed
         try:
             names = os.listdir(folder)
         except OSError:
             return None
         for name in names:
-            other = os.path.join(folder, name)
+            candidate = os.path.join(folder, name)
             try:
-                if name != own and os.lstat(other).st_ino == inode:
-                    return other
+                if name != original_name and os.lstat(candidate).st_ino == inode:
+                    return candidate
             except OSError:
                 continue
     return None
 
 
 def on_network(path: str) -> bool:
-    """Return whether a path may be written from elsewhere; also where that cannot be told."""
+    """Return whether other hosts may write to a path; also true if unknown."""
     best, kind = "", ""
     path = os.path.realpath(path)
     try:
         with open("/proc/self/mountinfo", "rb") as mounts:
             for line in mounts:
-                words = line.decode("utf-8", "surrogateescape").split()
-                point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found.group(1), 8)), words[4])
-                inside = path == point or path.startswith(point.rstrip("/") + "/")
-                if inside and len(point) >= len(best):
-                    best, kind = point, words[words.index("-") + 1]
+                fields = line.decode("utf-8", "surrogateescape").split()
+                point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found.group(1), 8)), fields[4])
+                is_inside = path == point or path.startswith(point.rstrip("/") + "/")
+                if is_inside and len(point) >= len(best):
+                    best, kind = point, fields[fields.index("-") + 1]
     except (OSError, ValueError, IndexError):
         return True
     return kind not in LOCAL_FILE_SYSTEMS
@@ -241,7 +252,11 @@ class WatchedFolder:
         self.found: Dict[str, int] = {}
 
     def changed(self, now: float, longest: float) -> bool:
-        """List the folder if it may have changed, or after so many seconds; return whether that was done."""
+        """List the folder if it may have changed, or if the listing is older than ``longest`` seconds.
+
+        Returns:
+            Whether the folder was listed.
+        """
         try:
             mtime = os.stat(self.path).st_mtime_ns
             if mtime == self.mtime and not self.racy and now - self.at < longest:
@@ -250,14 +265,14 @@ class WatchedFolder:
                 self.found = {entry.name: entry.inode() for entry in entries}
         except OSError:
             return False
-        # A file made within the clock's grain of the listing would leave the time of change as it is.
+        # A file created within the clock resolution after the listing would not change the modification time.
         self.racy = abs(time.time() - mtime / 1e9) < 2
         self.at, self.mtime = now, mtime
         return True
 
 
 class AttemptsFolder:
-    """Where attempts of the run, or of one task of it, appear; ``first`` is the first one wanted."""
+    """The folder of a run's, or an array task's, attempts; ``first`` is the first selected attempt."""
 
     __slots__ = ("attempts", "first", "folder", "logs", "task")
 
@@ -268,7 +283,7 @@ class AttemptsFolder:
 
 
 class Finder:
-    """Knows the layout of a run's folder, and finds its log files as they appear."""
+    """A finder of a run's log files, which notices new files as they appear."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -282,70 +297,72 @@ class Finder:
             self.places[None] = self.place(request.run, None)
 
     def place(self, folder: str, task: Optional[str]) -> AttemptsFolder:
-        """Return a new place."""
+        """Return a new `AttemptsFolder`."""
         since = self.request.since
         return AttemptsFolder(folder, task, None if since is None else since.get(task or "", 0))
 
     def look_again(self) -> None:
-        """See that the next scan lists every folder."""
+        """Force the next scan to list every folder."""
         for folder in [self.top, self.tasks]:
             folder.racy = True
-        for place in self.places.values():
-            for folder in [place.logs, *place.attempts.values()]:
+        for attempts_folder in self.places.values():
+            for folder in [attempts_folder.logs, *attempts_folder.attempts.values()]:
                 folder.racy = True
 
     def scan(self, now: float) -> List[GrowingFile]:
-        """Return the logs found for the first time; mark those whose name another file has now."""
-        new: List[GrowingFile] = []
-        longest = 10.0 if self.network else 30.0
-        if self.request.array and self.tasks.changed(now, longest):
+        """Return the logs found for the first time; mark logs whose name another file has now."""
+        new_logs: List[GrowingFile] = []
+        max_age = 10.0 if self.network else 30.0
+        if self.request.array and self.tasks.changed(now, max_age):
             for task in sorted(filter(str.isdigit, self.tasks.found), key=int):
                 if task not in self.places and self.request.task in (None, task):
                     self.places[task] = self.place(os.path.join(self.tasks.path, task), task)
-        if "batch" in self.request.kinds and self.top.changed(now, longest):
-            new += self.batch_logs()
-        for place in self.places.values():
-            new += self.own_file(place, "events", 0, "events.jsonl")
-            if place.logs.changed(now, longest):
-                self.find_attempts(place)
-            for attempt, folder in place.attempts.items():
-                if folder.changed(now, longest):
-                    new += self.attempt_logs(place, attempt, folder)
-                new += self.own_file(place, "metrics", attempt, "metrics/" + str(attempt) + "/train.jsonl")
-        return new
+        if "batch" in self.request.kinds and self.top.changed(now, max_age):
+            new_logs += self.batch_logs()
+        for attempts_folder in self.places.values():
+            new_logs += self.own_file(attempts_folder, "events", 0, "events.jsonl")
+            if attempts_folder.logs.changed(now, max_age):
+                self.find_attempts(attempts_folder)
+            for attempt, folder in attempts_folder.attempts.items():
+                if folder.changed(now, max_age):
+                    new_logs += self.attempt_logs(attempts_folder, attempt, folder)
+                new_logs += self.own_file(
+                    attempts_folder, "metrics", attempt, "metrics/" + str(attempt) + "/train.jsonl"
+                )
+        return new_logs
 
     def pause(self) -> float:
-        """Return seconds between two scans: each looks at every folder."""
+        """Return the seconds between two scans, which grow with the number of folders."""
         return max(
             2.0 if self.network else 0.5,
-            0.001 * sum(1 + len(place.attempts) for place in self.places.values()),
+            0.001 * sum(1 + len(attempts_folder.attempts) for attempts_folder in self.places.values()),
         )
 
     def find_attempts(self, place: AttemptsFolder) -> None:
-        """Begin to look into the attempts that are wanted."""
-        found = sorted(int(name) for name in place.logs.found if name.isdigit())
+        """Start watching the selected attempts."""
+        attempts = sorted(int(name) for name in place.logs.found if name.isdigit())
         if place.first is None:
-            place.first = found[-1] if found else 0
-        wanted = self.request.attempt
-        for attempt in found:
+            place.first = attempts[-1] if attempts else 0
+        selected = self.request.attempt
+        for attempt in attempts:
             if attempt not in place.attempts and (
-                attempt == wanted or (wanted is None and attempt >= place.first)
+                attempt == selected or (selected is None and attempt >= place.first)
             ):
                 place.attempts[attempt] = WatchedFolder(os.path.join(place.logs.path, str(attempt)))
 
     def batch_logs(self) -> Iterator[GrowingFile]:
-        """Yield new logs of the batch script itself."""
+        """Yield new logs of the batch script."""
         for name, inode in sorted(self.top.found.items()):
-            found = BATCH_NAME.fullmatch(name)
-            if found and (found.group(1) is not None) == self.request.array:
-                task = found.group(1)
+            match = BATCH_NAME.fullmatch(name)
+            if match and (match.group(1) is not None) == self.request.array:
+                task = match.group(1)
                 if self.request.task in (None, task):
                     yield from self.add(
-                        os.path.join(self.top.path, name), inode, ("batch", 0, 0), found.group(1)
+                        os.path.join(self.top.path, name), inode, ("batch", 0, 0), match.group(1)
                     )
 
     def own_file(self, place: AttemptsFolder, kind: str, attempt: int, name: str) -> Iterator[GrowingFile]:
-        """Yield a file of records once it is there."""
+        """Yield a record file (events, metrics) when it appears."""
         path = os.path.join(place.folder, name)
         if kind in self.request.kinds and path not in self.logs and os.path.exists(path):
             yield from self.add(path, 0, (kind, 0, attempt), place.task)
@@ -354,25 +371,25 @@ class Finder:
         self, place: AttemptsFolder, attempt: int, folder: WatchedFolder
     ) -> Iterator[GrowingFile]:
         """Yield new logs of launchers and ranks, in order."""
-        found = []
+        logs = []
         for name, inode in folder.found.items():
             match = NAME.fullmatch(name)
             if match and match.group(1) in self.request.kinds:
-                found.append((match.group(1), int(match.group(2)), name, inode))
-        for kind, number, name, inode in sorted(found):
+                logs.append((match.group(1), int(match.group(2)), name, inode))
+        for kind, number, name, inode in sorted(logs):
             path = os.path.join(folder.path, name)
             if kind == "rank" and path not in self.logs:
                 if not within(self.request.ranks, number):
                     continue
                 if not self.on_node(place, attempt, number):
-                    folder.racy = True  # its record may come later
+                    folder.racy = True  # the rank's record may be written later
                     continue
             yield from self.add(path, inode, (kind, number, attempt), place.task)
 
     def add(
         self, path: str, inode: int, what: Tuple[str, int, int], task: Optional[str]
     ) -> Iterator[GrowingFile]:
-        """Yield the log if it is new; look whether it was replaced if it is not."""
+        """Yield the log if it is new; otherwise check whether its file was replaced."""
         log = self.logs.get(path)
         if log is None:
             name = path[len(self.request.run.rstrip("/")) + 1 :]
@@ -382,13 +399,13 @@ class Finder:
             return
         log.lost = False
         if log.inode and inode not in (0, log.inode):
-            try:  # some overlays list other inode numbers than they tell
+            try:  # some overlay file systems list different inode numbers than stat returns
                 log.replaced = os.stat(path).st_ino != log.inode
             except OSError:
                 return
 
     def on_node(self, place: AttemptsFolder, attempt: int, rank: int) -> bool:
-        """Return whether a rank is known to run on one of the wanted hosts."""
+        """Return whether a rank is known to run on one of the selected hosts."""
         if self.request.nodes is None:
             return True
         path = os.path.join(place.folder, "ranks", str(attempt), str(rank) + ".json")

@@ -1,7 +1,7 @@
-"""Frames between those who follow logs and the far side: what they mean, and the far side's end of the pipe.
+"""Frames between a log reader and the remote tailer: their meaning, and the tailer's end of the pipe.
 
 A frame is ``length u32 | type u8 | stream u32 | payload``, big-endian; a stream is one log file. The frames
-begin after ``MAGIC``, so that what a login shell printed before does not matter.
+begin after ``MAGIC``, so that output of a login shell before it is ignored.
 """
 
 import os
@@ -16,41 +16,41 @@ MAGIC = b"\0dtslurm tailer\0"
 HEAD = struct.Struct(">IBI")
 OFFSET = struct.Struct(">Q")
 TIME = struct.Struct(">d")
-LARGEST = 1 << 24  # no frame has a longer payload
+LARGEST = 1 << 24  # maximum payload size in bytes
 
 # To the reader.
 HELLO = 1  # JSON: version, host, python, pid, utc_offset (seconds east of UTC)
-FILE = 2  # JSON: which file a stream is, and from which offset on its bytes follow (`Log.describe`)
-DATA = 3  # u64 offset, then the bytes that stand there
-SUMMARY = 4  # JSON: of streams that are only summed up, [stream, size, new lines, last line, line of alarm]
-CAUGHT_UP = 5  # JSON: first (attempt by task); everything that was there at the start has been sent
-PING = 6  # to be sent back as PONG
-END = 7  # everything asked for has been sent; nothing follows
-TROUBLE = 8  # JSON: message; of one stream, or of all if the stream is 0
+FILE = 2  # JSON: the file of a stream, and the offset from which its data follows (`GrowingFile.describe`)
+DATA = 3  # u64 offset, then the bytes at that offset
+SUMMARY = 4  # JSON: for summarized streams [stream, size, new lines, last line, first line with an alarm]
+CAUGHT_UP = 5  # JSON: first (attempt by task); all data that existed at the start has been sent
+PING = 6  # the reader answers with PONG
+END = 7  # all requested data has been sent; no frame follows
+TROUBLE = 8  # JSON: message; about one stream, or about all if the stream is 0
 PACKED = 9  # zlib: frames
 # From the reader.
 REQUEST = 32  # JSON (`Request`)
-CREDIT = 33  # u64: so many more bytes may be sent
-FOCUS = 34  # JSON: ranks, lines: which ranks are wanted in full now, and from how many last lines on
-DRAIN = 35  # the run is over: send the rest of everything and end
+CREDIT = 33  # u64: number of additional bytes that may be sent
+FOCUS = 34  # JSON: ranks, lines: the ranks to send in full from now on, starting with this many last lines
+DRAIN = 35  # the run has ended: send the rest of every file and exit
 PONG = 36
 
-BATCH = 262144  # bytes to a write
-SILENCE_S = 120.0  # without a word from the reader it is taken for gone
-FAR_S = 0.02  # from this round trip on, compressed data arrives sooner
+BATCH = 262144  # bytes per write
+SILENCE_S = 120.0  # a reader that sends nothing for this time is considered gone
+FAR_S = 0.02  # round-trip time in seconds from which compressed data arrives sooner
 
 
 class ClientDisconnected(Exception):
-    """The reader is no more."""
+    """The reader has closed the connection, or does not answer."""
 
 
 def frame(kind: int, stream: int, payload: bytes = b"") -> bytes:
-    """Return a frame."""
+    """Return an encoded frame."""
     return HEAD.pack(len(payload), kind, stream) + payload
 
 
 class Pipe:
-    """Frames in by standard input, out by standard output."""
+    """The tailer's end of the pipe: reads frames from standard input, writes frames to standard output."""
 
     def __init__(self) -> None:
         self.out = bytearray()
@@ -62,42 +62,42 @@ class Pipe:
         self.shortest = 1e9
 
     def send(self, kind: int, stream: int, payload: bytes = b"") -> None:
-        """Queue a frame; it leaves with the next flush, or when there are many."""
+        """Queue a frame; the queue is written at the next flush, or when it is large."""
         self.out += HEAD.pack(len(payload), kind, stream)
         self.out += payload
         if len(self.out) >= BATCH:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is queued."""
+        """Write the queued frames."""
         if self.out:
-            data = bytes(self.out)
+            frames = bytes(self.out)
             self.out = bytearray()
-            if self.packs and len(data) > 500:
-                data = frame(PACKED, 0, zlib.compress(data, 1))
-            write_all(data)
+            if self.packs and len(frames) > 500:
+                frames = frame(PACKED, 0, zlib.compress(frames, 1))
+            write_all(frames)
 
     def ping(self) -> None:
-        """Ask for a sign of life."""
+        """Send a PING, which the reader must answer."""
         self.send(PING, 0, TIME.pack(time.monotonic()))
         self.flush()
 
     def listen(self, wait: float) -> Iterator[Tuple[int, bytes]]:
-        """Wait for frames of the reader at most so long (seconds), and yield them.
+        """Wait up to ``wait`` seconds for frames of the reader, and yield them.
 
         Raises:
-            Gone: the reader closed its end, or was silent for too long.
+            ClientDisconnected: the reader closed its end, or was silent for too long.
         """
         if not self.complete():
             if not select.select([0], [], [], max(0.0, wait))[0]:
                 if time.monotonic() - self.heard > SILENCE_S:
                     raise ClientDisconnected
                 return
-            data = os.read(0, BATCH)
-            if not data:
+            chunk = os.read(0, BATCH)
+            if not chunk:
                 raise ClientDisconnected
             self.heard = time.monotonic()
-            self.input += data
+            self.input += chunk
         while self.complete():
             length, kind, _ = HEAD.unpack_from(self.input)
             payload = bytes(self.input[HEAD.size : HEAD.size + length])
@@ -110,16 +110,16 @@ class Pipe:
                 yield kind, payload
 
     def complete(self) -> bool:
-        """Return whether a whole frame of the reader is here."""
+        """Return whether the input has a complete frame."""
         size = len(self.input)
         return size >= HEAD.size and size >= HEAD.size + HEAD.unpack_from(self.input)[0]
 
 
 def write_all(data: bytes) -> None:
-    """Write to standard output to the end.
+    """Write all data to standard output.
 
     Raises:
-        Gone: nobody reads it any more.
+        ClientDisconnected: the reader has closed the pipe.
     """
     view = memoryview(data)
     while view:

@@ -1,7 +1,7 @@
-"""The far side of log following: sends what is added to a run's log files, over one pipe, as frames.
+"""The remote program of log following: sends new output of a run's log files as frames over one pipe.
 
-It is sent through standard input to a Python that reads it from there, so that no file is left behind. The
-log files themselves are the buffer: what the reader has not given credit for is not read.
+The program is piped through standard input into a Python interpreter, so that it leaves no file behind. The
+log files themselves are the buffer: the program does not read beyond the reader's credit.
 """
 
 import contextlib
@@ -18,17 +18,17 @@ from .files import BLOCK, Finder, GrowingFile, Ranges, Request, moved, open_regu
 from .frames import MAGIC, OFFSET, VERSION, ClientDisconnected, Pipe, write_all
 from .summary import Summary
 
-HOT_S = 5.0  # a file that grew within this time is looked at more often
-RETIRED_S = 60.0  # an old attempt's file that has been still for so long is let go
+HOT_S = 5.0  # a file that grew within this time is checked more often
+RETIRED_S = 60.0  # an unchanged file of an earlier attempt is closed after this time
 PING_S = 10.0
-ROUND = 1 << 24  # bytes in which every file has its turn, if there are not too many of them
-LEAST = 1 << 14  # of one file, before it is the next one's turn
+ROUND = 1 << 24  # bytes per round over all files, unless there are too many files
+LEAST = 1 << 14  # minimum chunk of one file per round, in bytes
 SUMMARY_S = 1.0
 MOST_FILES = 65536
 
 
 class Tailer:
-    """Reads files in turn, as far as the reader's credit goes."""
+    """A program that reads files in turn, within the reader's credit."""
 
     def __init__(self, pipe: Pipe, request: Request) -> None:
         self.pipe, self.request = pipe, request
@@ -37,18 +37,18 @@ class Tailer:
         pipe.may_pack = request.pack
         self.hot: List[GrowingFile] = []
         self.cold: List[GrowingFile] = []
-        self.more: List[GrowingFile] = []  # looked at already, but not to their end
-        self.turn = 0  # whose it is among the cold ones
-        self.room = file_limit() - 64  # files that may still be kept open
+        self.more: List[GrowingFile] = []  # checked, but not read to the end
+        self.turn = 0  # index of the cold file that was checked last
+        self.room = file_limit() - 64  # number of further files that may be kept open
         self.draining = not (request.follow or request.in_turn)
         self.focus: Ranges = [] if request.summary else None
         self.summary = Summary(request.alarms)
         self.started = False
-        self.several = False  # whether there are attempts that are over
+        self.several = False  # whether there are earlier attempts
         self.piece = BLOCK
 
     def run(self) -> None:
-        """Work until everything asked for is sent."""
+        """Send all requested data."""
         next_scan = next_ping = next_summary = 0.0
         while not self.draining:
             now = time.monotonic()
@@ -69,20 +69,21 @@ class Tailer:
         self.drain()
 
     def pace(self) -> float:
-        """Return seconds between two looks at the files that grow."""
+        """Return the seconds between two checks of the growing files."""
         if self.finder.network:
-            return max(0.5, len(self.hot) / 500.0)  # each is opened anew: that asks the file server
+            # Each check reopens the file, which costs a request to the file server.
+            return max(0.5, len(self.hot) / 500.0)
         return max(0.1 if self.hot else 0.2, len(self.hot) * 3e-5)
 
     def patience(self) -> float:
-        """Return seconds in which each of the files that are still is looked at once."""
-        still = len(self.cold)
+        """Return the seconds within which each unchanged file is checked once."""
+        cold_count = len(self.cold)
         if self.finder.network:
-            return max(2.0, still / 300.0)
-        return max(0.2, min(0.4, still * 4e-4), still * 6e-5)
+            return max(2.0, cold_count / 300.0)
+        return max(0.2, min(0.4, cold_count * 4e-4), cold_count * 6e-5)
 
     def admit(self, logs: List[GrowingFile]) -> None:
-        """Take up new logs."""
+        """Start following new logs."""
         for log in logs:
             log.changed = time.monotonic()
             log.summed = self.request.summary and log.kind == "rank" and not within(self.focus, log.number)
@@ -92,11 +93,13 @@ class Tailer:
                 log.lines = self.request.lines
             log.hot = True
             self.hot.append(log)
-        self.several = any(len(place.attempts) > 1 for place in self.finder.places.values())
+        self.several = any(
+            len(attempts_folder.attempts) > 1 for attempts_folder in self.finder.places.values()
+        )
         self.piece = max(LEAST, min(BLOCK, ROUND // (len(self.finder.logs) + 1)))
 
     def sweep(self, now: float) -> None:
-        """Look at the files that grew lately, and at a part of the others."""
+        """Check the files that grew recently, and a part of the others."""
         hot, self.hot = self.hot, []
         for log in hot:
             if not unchanged(log):
@@ -104,31 +107,31 @@ class Tailer:
             log.hot = now - log.changed < HOT_S
             (self.hot if log.hot else self.cold).append(log)
         count = min(len(self.cold), int(len(self.cold) * self.pace() / self.patience()) + 1)
-        gone = set()
+        removed = set()
         for _ in range(count):
             self.turn = self.turn + 1 if self.turn + 1 < len(self.cold) else 0
             log = self.cold[self.turn]
             if not unchanged(log) and self.visit(log):
                 log.hot = True
                 self.hot.append(log)
-                gone.add(log)
+                removed.add(log)
             elif self.several and self.outdated(log, now):
                 self.close(log)
-                gone.add(log)
-        if gone:
-            self.cold = [log for log in self.cold if log not in gone]
+                removed.add(log)
+        if removed:
+            self.cold = [log for log in self.cold if log not in removed]
 
     def outdated(self, log: GrowingFile, now: float) -> bool:
-        """Return whether a log is of an attempt that is long over."""
+        """Return whether a log belongs to an attempt that ended long ago."""
         if log.kind not in ("rank", "node", "metrics") or now - log.changed < RETIRED_S:
             return False
         return log.attempt < max(self.finder.places[log.task].attempts, default=0)
 
     def catch_up(self) -> None:
-        """Go on, in turn, with those that have more, until none has or the credit is used up."""
+        """Continue in turn with files that have unread data, until all are read or the credit is used up."""
         while self.more and self.credit > 0 and not self.draining:
-            turn, self.more = self.more, []
-            for log in turn:
+            unfinished, self.more = self.more, []
+            for log in unfinished:
                 log.waiting = False
                 self.visit(log)
             self.pipe.flush()
@@ -138,14 +141,17 @@ class Tailer:
             self.draining = self.draining or not self.request.follow
 
     def caught_up(self) -> None:
-        """Say once that everything that was there at the start has been sent, and from which attempts on."""
+        """Report once that all data that existed at the start has been sent, and the first attempts."""
         if not self.started:
             self.started = True
-            first = {place.task or "": place.first for place in self.finder.places.values()}
-            self.pipe.send(wire.CAUGHT_UP, 0, json.dumps({"first": first}).encode())
+            first_attempts = {
+                attempts_folder.task or "": attempts_folder.first
+                for attempts_folder in self.finder.places.values()
+            }
+            self.pipe.send(wire.CAUGHT_UP, 0, json.dumps({"first": first_attempts}).encode())
 
     def drain(self) -> None:
-        """Send the rest of every file, one after the other, and that it is the end."""
+        """Send the rest of every file, one file after the other, and the end frame."""
         self.finder.look_again()
         self.admit(self.finder.scan(time.monotonic()))
         self.piece = BLOCK
@@ -164,13 +170,13 @@ class Tailer:
         self.pipe.flush()
 
     def send_summary(self) -> None:
-        """Send what was noted of the ranks that are only summed up."""
+        """Send the summaries of the summarized ranks."""
         for payload in self.summary.payloads():
             self.credit -= len(payload)
             self.pipe.send(wire.SUMMARY, 0, payload)
 
     def listen(self, wait: float) -> None:
-        """Do what the reader says."""
+        """Handle the reader's frames."""
         for kind, payload in self.pipe.listen(wait):
             if kind == wire.CREDIT:
                 self.credit += OFFSET.unpack(payload)[0]
@@ -180,12 +186,12 @@ class Tailer:
                 self.refocus(json.loads(payload.decode()))
 
     def refocus(self, values: Dict[str, Any]) -> None:
-        """Change which ranks are sent in full; those that were not begin with their last lines."""
+        """Change the ranks that are sent in full; newly selected ranks start with their last lines."""
         self.focus = values["ranks"]
         for log in self.finder.logs.values():
-            summed = log.kind == "rank" and not within(self.focus, log.number)
-            was, log.summed = log.summed, summed
-            if was and not summed and log.inode and not log.replaced:
+            is_summed = log.kind == "rank" and not within(self.focus, log.number)
+            was_summed, log.summed = log.summed, is_summed
+            if was_summed and not is_summed and log.inode and not log.replaced:
                 fd = self.open(log)
                 if fd >= 0:
                     log.lines = values.get("lines")
@@ -196,24 +202,24 @@ class Tailer:
     # ---- One file ----
 
     def later(self, log: GrowingFile) -> None:
-        """Come back to a log before the next pause."""
+        """Visit a log again before the next pause."""
         if not log.waiting:
             log.waiting = True
             self.more.append(log)
 
     def visit(self, log: GrowingFile) -> bool:
-        """Send the next piece of a file; return whether there was one."""
+        """Send the next chunk of a file; return whether there was one."""
         if self.credit <= 0:
             self.later(log)
             return False
-        fd, kept = -1, False
+        fd, is_kept_open = -1, False
         try:
             fd = self.open(log)
-            kept = fd == log.fd
+            is_kept_open = fd == log.fd
             return fd >= 0 and self.advance(log, fd)
         except (
             OSError
-        ) as error:  # ESTALE and the like: opened anew at the next look, and read from the same place
+        ) as error:  # for example ESTALE: reopen the file at the next visit, and read on from the same offset
             self.close(log)
             if not log.failed and error.errno not in (errno.ENOENT, errno.ESTALE):
                 log.failed = True
@@ -221,46 +227,47 @@ class Tailer:
                 self.pipe.send(wire.TROUBLE, log.stream, json.dumps({"message": message}).encode())
             return False
         finally:
-            if fd >= 0 and not kept:
+            if fd >= 0 and not is_kept_open:
                 os.close(fd)
 
     def advance(self, log: GrowingFile, fd: int) -> bool:
-        """Send the next piece of an open file."""
-        data = log.fresh(fd, self.piece)
-        if data is None:
+        """Send the next chunk of an open file."""
+        chunk = log.fresh(fd, self.piece)
+        if chunk is None:
             status = os.fstat(fd)
-            why = "truncated" if status.st_size < log.offset else "replaced"
+            reason = "truncated" if status.st_size < log.offset else "replaced"
             log.restart(status.st_ino)
-            self.pipe.send(wire.FILE, log.stream, log.describe(why))
-            data = log.fresh(fd, self.piece) or b""
-        if not data:
+            self.pipe.send(wire.FILE, log.stream, log.describe(reason))
+            chunk = log.fresh(fd, self.piece) or b""
+        if not chunk:
             return log.replaced and self.switch(log)
         log.changed = time.monotonic()
         if log.summed:
-            self.summary.take(log, fd, data)
+            self.summary.take(log, fd, chunk)
         else:
-            self.credit -= len(data)
-            self.pipe.send(wire.DATA, log.stream, OFFSET.pack(log.offset) + data)
-            log.take(data)
-        if len(data) == self.piece or log.replaced:
+            self.credit -= len(chunk)
+            self.pipe.send(wire.DATA, log.stream, OFFSET.pack(log.offset) + chunk)
+            log.take(chunk)
+        if len(chunk) == self.piece or log.replaced:
             self.later(log)
         return True
 
     def switch(self, log: GrowingFile) -> bool:
-        """Leave a file that lost its name, and is read to its end, for the one that has the name now."""
-        now = os.stat(log.path)
-        if now.st_size == 0:
-            return False  # the writer may still be at the old one
+        """Leave a renamed file that is read to its end for the file that has the name now."""
+        new_status = os.stat(log.path)
+        if new_status.st_size == 0:
+            return False  # the writer may still write to the old file
         fd = self.open(log)
         try:
-            if log.replaced and log.fresh(fd, 1):  # written after our last look and before the new one was
+            # Data was written after the last visit and before the new file was created.
+            if log.replaced and log.fresh(fd, 1):
                 self.later(log)
                 return True
         finally:
             self.release(log, fd)
         self.close(log)
         if log.replaced:
-            log.restart(now.st_ino)
+            log.restart(new_status.st_ino)
             self.pipe.send(wire.FILE, log.stream, log.describe("replaced"))
         self.later(log)
         return True
@@ -269,7 +276,7 @@ class Tailer:
         """Return a descriptor of the log's file, -1 if there is none.
 
         Raises:
-            OSError: it cannot be opened.
+            OSError: the file cannot be opened.
         """
         if log.fd >= 0:
             return log.fd
@@ -278,11 +285,11 @@ class Tailer:
         try:
             fd = open_regular(log.path)
         except FileNotFoundError:
-            old = moved(log.path, log.inode) if log.inode else None
-            log.lost = old is None  # until its name is seen again
-            if old is None:
+            old_path = moved(log.path, log.inode) if log.inode else None
+            log.lost = old_path is None  # until the name appears again
+            if old_path is None:
                 return -1
-            fd = open_regular(old)
+            fd = open_regular(old_path)
         if not log.inode:
             fd = self.begin(log, fd)
         elif os.fstat(fd).st_ino != log.inode:
@@ -293,38 +300,38 @@ class Tailer:
         return fd
 
     def begin(self, log: GrowingFile, fd: int) -> int:
-        """Choose where to begin, and say so; return a descriptor of the file to begin with."""
-        known = self.request.positions.pop(log.name, None)
-        if known is not None and os.fstat(fd).st_ino != known[0]:
-            old = moved(log.path, known[0])
-            other = open_regular(old) if old else -1
-            if other >= 0 and resumes(other, os.fstat(other).st_size, known):
-                fd, other = other, fd
+        """Choose the starting offset and send FILE; return a descriptor of the file to start with."""
+        position = self.request.positions.pop(log.name, None)
+        if position is not None and os.fstat(fd).st_ino != position[0]:
+            old_path = moved(log.path, position[0])
+            old_fd = open_regular(old_path) if old_path else -1
+            if old_fd >= 0 and resumes(old_fd, os.fstat(old_fd).st_size, position):
+                fd, old_fd = old_fd, fd
                 log.replaced = True
-            if other >= 0:
-                os.close(other)
-        why = log.begin(fd, known)
-        self.pipe.send(wire.FILE, log.stream, log.describe(why))
+            if old_fd >= 0:
+                os.close(old_fd)
+        reason = log.begin(fd, position)
+        self.pipe.send(wire.FILE, log.stream, log.describe(reason))
         return fd
 
     def find_old(self, log: GrowingFile, fd: int) -> int:
-        """Another file has the name: return the one we read, where it can be found, else the new one."""
-        old = moved(log.path, log.inode)
-        if old is None:
+        """Return the renamed file that was being read, or the new file if the old one is gone."""
+        old_path = moved(log.path, log.inode)
+        if old_path is None:
             log.restart(os.fstat(fd).st_ino)
             self.pipe.send(wire.FILE, log.stream, log.describe("replaced"))
             return fd
         log.replaced = True
         os.close(fd)
-        return open_regular(old)
+        return open_regular(old_path)
 
     def release(self, log: GrowingFile, fd: int) -> None:
-        """Close what is not kept open."""
+        """Close a descriptor, unless it is kept open."""
         if fd >= 0 and fd != log.fd:
             os.close(fd)
 
     def close(self, log: GrowingFile) -> None:
-        """Let a log's descriptor go."""
+        """Close a log's kept descriptor."""
         if log.fd >= 0:
             os.close(log.fd)
             log.fd = -1
@@ -332,31 +339,31 @@ class Tailer:
 
 
 def unchanged(log: GrowingFile) -> bool:
-    """Return whether nothing was added to a file that is kept open; this is what idling costs."""
+    """Return whether a file that is kept open has no new data. Idle logs cost only this call."""
     if log.fd < 0 or log.replaced:
         return False
-    back = len(log.tail)
+    tail_size = len(log.tail)
     try:
-        return os.pread(log.fd, back + 1, log.offset - back) == log.tail
+        return os.pread(log.fd, tail_size + 1, log.offset - tail_size) == log.tail
     except OSError:
         return False
 
 
 def file_limit() -> int:
-    """Raise the number of files this process may hold, and return it."""
+    """Raise the limit of open files of this process, and return it."""
     try:
         import resource
 
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limit = MOST_FILES if hard_limit == resource.RLIM_INFINITY else min(hard_limit, MOST_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard_limit))
     except (ImportError, OSError, ValueError):
         return 256
-    return most
+    return limit
 
 
 def first_request(pipe: Pipe) -> Request:
-    """Wait for what is wanted."""
+    """Wait for the reader's request."""
     while True:
         for kind, payload in pipe.listen(PING_S):
             if kind == wire.REQUEST:
@@ -364,7 +371,7 @@ def first_request(pipe: Pipe) -> Request:
 
 
 def main() -> None:
-    """Serve one reader until it is gone or has everything."""
+    """Serve one reader until it disconnects or has received everything."""
     with contextlib.suppress(OSError):
         os.nice(19)
     pipe = Pipe()

@@ -1,4 +1,4 @@
-"""Looks at one node before training: what it has, and whether that works.
+"""Checks one node before training: its hardware, and whether it works.
 
-Started on every node by the supervisor, beside whose files it lies. Stdlib only, Python >= 3.6.
+Installed beside the files of the supervisor, which starts it on every node. Stdlib only, Python >= 3.6.
 """

@@ -1,4 +1,4 @@
-"""Whether the framework can be imported here, and how long that takes."""
+"""Checks whether the framework can be imported on this node, and how long the import takes."""
 
 import os
 import re
@@ -13,13 +13,13 @@ LIMIT_S = 40.0
 
 
 def framework(python: str, name: str, work_dir: str) -> List[Finding]:
-    """Import a framework by the interpreter of the training code, in the folder it runs in."""
+    """Import a framework with the interpreter of the training code, in its working directory."""
     if not name or not python or not re.match(r"^\w+$", name):
         return []
     program = "import {0}; print({0}.__version__)".format(name)
-    begin = time.monotonic()
+    started_at = time.monotonic()
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [python, "-c", program],
             cwd=work_dir if os.path.isdir(work_dir) else None,
             stdin=subprocess.DEVNULL,
@@ -29,14 +29,16 @@ def framework(python: str, name: str, work_dir: str) -> List[Finding]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        # A shared file system under the imports of many nodes may well take longer.
+        # A shared file system may take longer while many nodes import at once.
         text = "import of {} was not done after {:.0f} s".format(name, LIMIT_S)
         return [finding("framework", WARN, text)]
     except OSError as error:
         return [finding("framework", BAD, "cannot start {}: {}".format(python, error.strerror))]
-    took = time.monotonic() - begin
-    words = [line for line in done.stdout.decode("utf-8", "replace").splitlines() if line.strip()] or [""]
-    if done.returncode != 0:
-        return [finding("framework", BAD, "import of {} fails: {}".format(name, words[-1]))]
-    text = "{} {} imported in {:.1f} s".format(name, words[-1], took)
-    return [finding("framework", WARN if took > SLOW_S else OK, text)]
+    elapsed_s = time.monotonic() - started_at
+    lines = [line for line in completed.stdout.decode("utf-8", "replace").splitlines() if line.strip()] or [
+        ""
+    ]
+    if completed.returncode != 0:
+        return [finding("framework", BAD, "import of {} fails: {}".format(name, lines[-1]))]
+    text = "{} {} imported in {:.1f} s".format(name, lines[-1], elapsed_s)
+    return [finding("framework", WARN if elapsed_s > SLOW_S else OK, text)]

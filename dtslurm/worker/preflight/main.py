@@ -1,4 +1,4 @@
-"""One node's look at itself: every check in a process of its own, for one that hangs must keep no other."""
+"""The preflight of a node: runs each check in its own process, so that a hanging check blocks no other."""
 
 import json
 import os
@@ -16,7 +16,7 @@ LIMIT_S = 45.0
 
 
 class Check(NamedTuple):
-    """A check: what it does, how long it may take, and what it means if it does not answer in time."""
+    """A check: its function, its time limit, and the level of its finding if it exceeds the limit."""
 
     name: str
     look: Callable[[], List[Finding]]
@@ -25,15 +25,15 @@ class Check(NamedTuple):
 
 
 def checks(wanted: Mapping[str, Any], env: Mapping[str, str], head: str, port: int) -> List[Check]:
-    """Return what is to be looked at on this node.
+    """Return the checks for this node.
 
     Args:
-        wanted: what submit wrote down of the job and its nodes.
-        env: ``DTSLURM_SYSFS`` stands for ``/sys``, with ``%N`` as the node's name.
+        wanted: the job's requirements and the profile's description of its nodes, as recorded at submission.
+        env: ``DTSLURM_SYSFS`` replaces ``/sys``, with ``%N`` for the node's name.
     """
     sysfs = env.get("DTSLURM_SYSFS", "/sys").replace("%N", name_of(env))
     python, work_dir = str(wanted.get("python") or ""), str(wanted.get("work_dir") or "")
-    found = [
+    node_checks = [
         Check("hca", lambda: ports.ports(wanted, sysfs)),
         Check("disk", lambda: places.disk(wanted, env)),
         Check("shm", places.shm),
@@ -42,15 +42,15 @@ def checks(wanted: Mapping[str, Any], env: Mapping[str, str], head: str, port: i
         Check("clock", lambda: network.clock(head, port, env.get(network.KEY, "")), 20.0, UNKNOWN),
     ]
     if wanted.get("gpus"):
-        found.append(Check("gpus", lambda: gpus.gpus(wanted, env, sysfs)))
+        node_checks.append(Check("gpus", lambda: gpus.gpus(wanted, env, sysfs)))
         if (wanted.get("vendor") or "nvidia") == "nvidia":
-            found.append(Check("xid", kernel.kernel_log, 15.0, UNKNOWN))
+            node_checks.append(Check("xid", kernel.kernel_log, 15.0, UNKNOWN))
     if wanted.get("framework"):
         name = str(wanted["framework"])
-        found.append(
+        node_checks.append(
             Check("framework", lambda: framework.framework(python, name, work_dir), LIMIT_S - 2.0, WARN)
         )
-    return found
+    return node_checks
 
 
 def name_of(env: Mapping[str, str]) -> str:
@@ -59,7 +59,7 @@ def name_of(env: Mapping[str, str]) -> str:
 
 
 def start(check: Check) -> Tuple[int, int]:
-    """Start a check; return its process id and where its answer comes from."""
+    """Start a check; return its process id and the descriptor that its findings are read from."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid:
@@ -68,54 +68,54 @@ def start(check: Check) -> Tuple[int, int]:
     try:
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):  # one that hangs must not hold srun's pipes
+        for descriptor in (0, 1, 2):  # a hanging check must not keep srun's pipes open
             os.dup2(null, descriptor)
         try:
-            found = check.look()
+            findings = check.look()
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing is known then
-            found = [finding(check.name, UNKNOWN, "the check itself failed: {!r}".format(error))]
-        os.write(writing, json.dumps(found).encode())
+            findings = [finding(check.name, UNKNOWN, "the check itself failed: {!r}".format(error))]
+        os.write(writing, json.dumps(findings).encode())
     finally:
         os._exit(0)
 
 
 def run(wanted: List[Check], tell: Callable[[Finding], None]) -> None:
-    """Make all checks at the same time, and tell each finding as it comes."""
-    begin = time.monotonic()
+    """Run all checks at the same time, and pass on each finding as it arrives."""
+    started_at = time.monotonic()
     waiting: Dict[int, Tuple[Check, int, bytes]] = {}
     for check in wanted:
         pid, descriptor = start(check)
         waiting[descriptor] = (check, pid, b"")
     while waiting:
-        passed = time.monotonic() - begin
+        elapsed_s = time.monotonic() - started_at
         for descriptor, (check, pid, _) in list(waiting.items()):
             limit = min(check.limit_s, LIMIT_S)
-            if passed > limit:
+            if elapsed_s > limit:
                 tell(finding(check.name, check.late, "did not answer within {:.0f} s".format(limit)))
                 kill(pid)
                 del waiting[descriptor]
         for descriptor in select.select(list(waiting), [], [], 0.5)[0]:
             check, pid, data = waiting[descriptor]
-            more = os.read(descriptor, 1 << 16)
-            if more:
-                waiting[descriptor] = (check, pid, data + more)
+            chunk = os.read(descriptor, 1 << 16)
+            if chunk:
+                waiting[descriptor] = (check, pid, data + chunk)
                 continue
             del waiting[descriptor]
-            for one in answer(check, data):
-                tell(one)
+            for entry in answer(check, data):
+                tell(entry)
 
 
 def answer(check: Check, data: bytes) -> List[Finding]:
-    """Return the findings in what a check's process wrote."""
+    """Return the findings in the output of a check's process."""
     try:
-        found: List[Finding] = json.loads(data.decode())
-    except ValueError:  # a library that crashes takes its process with it
+        findings: List[Finding] = json.loads(data.decode())
+    except ValueError:  # a crash in a library ends the process without output
         return [finding(check.name, UNKNOWN, "the check's process ended without an answer")]
-    return found
+    return findings
 
 
 def kill(pid: int) -> None:
-    """End a check and what it started; one stuck in the kernel cannot be waited for."""
+    """Kill a check and its child processes, without waiting: a process stuck in the kernel does not end."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except OSError:
@@ -123,13 +123,13 @@ def kill(pid: int) -> None:
 
 
 def main(words: List[str]) -> None:
-    """Run as ``FILE HEAD PORT`` on a node; FILE tells what its job needs.
+    """Run as ``FILE HEAD PORT`` on a node; FILE has the requirements of its job.
 
-    Every finding is one line on stdout, the last line says that there are no more.
+    Prints each finding as one line; the last line marks the end.
     """
     path, head, port = words
     with open(path) as file:
-        wanted = json.load(file)
+        requirements = json.load(file)
     env = {key: value for key, value in os.environ.items() if re.match(r"^\w+$", key)}
     node = name_of(env)
 
@@ -137,7 +137,7 @@ def main(words: List[str]) -> None:
         os.write(1, line(dict(values, node=node)))
 
     say(begin=True)
-    run(checks(wanted, env, head, int(port)), lambda found: say(**found))
+    run(checks(requirements, env, head, int(port)), lambda found: say(**found))
     say(end=True)
     sys.stdout.flush()
     os._exit(0)

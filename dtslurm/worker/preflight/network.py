@@ -1,4 +1,4 @@
-"""What this node knows of the first one: its address, and its clock."""
+"""Checks of the connection to the first node: its address, and its clock."""
 
 import contextlib
 import hmac
@@ -10,19 +10,19 @@ from typing import List, Optional
 from .findings import BAD, OK, UNKNOWN, WARN, Finding, finding
 
 SOME_S, MUCH_S = 2.0, 60.0  # munge refuses credentials of clocks that differ by 5 minutes
-PATIENCE_S, AGAIN_S = 3.0, 0.5  # a datagram can be lost, so the question is repeated
+PATIENCE_S, AGAIN_S = 3.0, 0.5  # a datagram can be lost, so the request is repeated
 KEY = "DTSLURM_CLOCK_KEY"
 SIGNATURE, NONCE, MOST = 32, 16, 128  # bytes; MOST of any message
 
 
 def dns(head: str, needed: bool) -> List[Finding]:
-    """See that the first node's name has an address: ranks meet there."""
+    """Check that the first node's name has an address: the ranks' rendezvous uses it."""
     try:
-        found = socket.getaddrinfo(head, None, 0, socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(head, None, 0, socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         text = "the name {} has no address here: {}".format(head, error)
         return [finding("dns", BAD if needed else WARN, text)]
-    return [finding("dns", OK, "{} is {}".format(head, found[0][4][0]))]
+    return [finding("dns", OK, "{} is {}".format(head, addresses[0][4][0]))]
 
 
 def resolve_own_address(head: str) -> str:
@@ -56,16 +56,16 @@ def clock(head: str, port: int, key: str) -> List[Finding]:
     nonce = os.urandom(NONCE)
     end = time.monotonic() + PATIENCE_S
     try:
-        with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as link:
-            place = (socket.gethostbyname(head), port)
-            link.settimeout(AGAIN_S)
+        with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as sock:
+            address = (socket.gethostbyname(head), port)
+            sock.settimeout(AGAIN_S)
             while time.monotonic() < end:
-                link.sendto(sign(nonce, key), place)
-                before = time.time()
-                told = _receive_time(link, nonce, key)
-                after = time.time()
-                if told is not None:
-                    return [judged((before + after) / 2 - told, after - before)]
+                sock.sendto(sign(nonce, key), address)
+                sent_at = time.time()
+                remote_time = _receive_time(sock, nonce, key)
+                received_at = time.time()
+                if remote_time is not None:
+                    return [judged((sent_at + received_at) / 2 - remote_time, received_at - sent_at)]
     except (OSError, UnicodeError) as error:
         return [finding("clock", UNKNOWN, "the first node cannot be asked: {}".format(error))]
     return [finding("clock", UNKNOWN, "the first node did not answer within {:.0f} s".format(PATIENCE_S))]
@@ -74,14 +74,14 @@ def clock(head: str, port: int, key: str) -> List[Finding]:
 def _receive_time(link: socket.socket, nonce: bytes, key: str) -> Optional[float]:
     """Return the first node's time, or None if no valid response with this nonce arrived."""
     try:
-        said = verify(link.recv(MOST), key)
+        data = verify(link.recv(MOST), key)
     except socket.timeout:
         return None
-    return float(said[NONCE:]) if said and said[:NONCE] == nonce and len(said) > NONCE else None
+    return float(data[NONCE:]) if data and data[:NONCE] == nonce and len(data) > NONCE else None
 
 
 def judged(off: float, took: Optional[float] = 0.0) -> Finding:
-    """Judge by how many seconds this clock is ahead of the first node's; the answer took ``took``."""
-    sure = max(0.0, abs(off) - (took or 0.0) / 2)
+    """Judge the seconds by which this clock is ahead of the first node's; the round trip took ``took``."""
+    least_offset = max(0.0, abs(off) - (took or 0.0) / 2)
     text = "{:.1f} s {} the first node's".format(abs(off), "ahead of" if off > 0 else "behind")
-    return finding("clock", BAD if sure > MUCH_S else WARN if sure > SOME_S else OK, text)
+    return finding("clock", BAD if least_offset > MUCH_S else WARN if least_offset > SOME_S else OK, text)

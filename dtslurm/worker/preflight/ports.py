@@ -1,4 +1,4 @@
-"""Network adapters as the kernel shows them in ``/sys/class/infiniband``."""
+"""Checks of the network adapters that the kernel shows in ``/sys/class/infiniband``."""
 
 import glob
 import os
@@ -8,19 +8,19 @@ from typing import Any, Dict, List, Mapping, Optional
 from ..sampler_values import contents
 from .findings import BAD, OK, UNKNOWN, WARN, Finding, finding, listed
 
-SLACK = 0.95  # rates are written rounded
+SLACK = 0.95  # the kernel reports rounded rates
 
 Port = Dict[str, Any]
 
 
 def seen(sysfs: str) -> List[Port]:
     """Return every port, with its state and its rate in Gb/s."""
-    found = []
+    all_ports = []
     for path in sorted(glob.glob(os.path.join(glob.escape(sysfs), "class/infiniband/*/ports/*"))):
         parts = path.split("/")
         device, number = parts[-3], parts[-1]
         rate = re.match(r"\s*([\d.]+)\s*Gb/sec", contents(os.path.join(path, "rate")))
-        found.append(
+        all_ports.append(
             {
                 "device": device,
                 "name": device if number == "1" else "{}:{}".format(device, number),
@@ -29,55 +29,60 @@ def seen(sysfs: str) -> List[Port]:
                 "rate": float(rate.group(1)) if rate else None,
             }
         )
-    return found
+    return all_ports
 
 
 def ports(wanted: Mapping[str, Any], sysfs: str = "/sys") -> List[Finding]:
-    """Judge the adapters against what the profile says of them.
+    """Compare the adapters with the profile's description.
 
     Args:
-        wanted: ``hcas``, names of those that must be there; ``nic_count`` and ``rate_gbps``, how many must be
-            up, and how fast, where none is named; ``nodes`` of the job: one alone can do without.
+        wanted: ``hcas``, names of required adapters; ``nic_count`` and ``rate_gbps``, how many must be up,
+            and how fast, if no names are given; ``nodes``, the size of the job: a single node can do without
+            adapters.
     """
     names = [re.sub(r"^[=^]|:1$", "", str(name)) for name in wanted.get("hcas") or []]
     count = wanted.get("nic_count") if wanted.get("rdma") else None
-    found = seen(sysfs)
-    if not found and not names:
+    all_ports = seen(sysfs)
+    if not all_ports and not names:
         return [finding("hca", UNKNOWN, "no adapter can be seen")] if count else []
     fault = BAD if int(wanted.get("nodes") or 1) > 1 else WARN
-    rate: Optional[float] = wanted.get("rate_gbps") if wanted.get("rdma") else None
+    least_rate: Optional[float] = wanted.get("rate_gbps") if wanted.get("rdma") else None
     if names:
-        words = [problem for name in names for problem in _problems(name, found, rate)]
-        return [finding("hca", fault, listed(words))] if words else [_fine(len(names), rate)]
-    up = [port for port in found if port["state"] == "ACTIVE" and not _slow(port, rate)]
-    if count and len(up) < int(count):
-        words = [problem for port in found for problem in _problems(port["name"], [port], rate)]
-        text = "{} of {} adapters are up: {}".format(len(up), count, listed(words) or "the others are gone")
+        problems = [problem for name in names for problem in _find_problems(name, all_ports, least_rate)]
+        return [finding("hca", fault, listed(problems))] if problems else [_report_ok(len(names), least_rate)]
+    active = [port for port in all_ports if port["state"] == "ACTIVE" and not _is_slow(port, least_rate)]
+    if count and len(active) < int(count):
+        problems = [
+            problem for port in all_ports for problem in _find_problems(port["name"], [port], least_rate)
+        ]
+        text = "{} of {} adapters are up: {}".format(
+            len(active), count, listed(problems) or "the others are gone"
+        )
         return [finding("hca", fault, text)]
-    down = ["{} is {}".format(port["name"], port["state"] or "in no known state") for port in found]
-    down = [text for text, port in zip(down, found) if port["state"] != "ACTIVE"]  # noqa: B905 - as of 3.10
+    down = ["{} is {}".format(port["name"], port["state"] or "in no known state") for port in all_ports]
+    down = [text for text, port in zip(down, all_ports) if port["state"] != "ACTIVE"]  # noqa: B905 - as of 3.10
     if down and not count:
-        return [finding("hca", WARN if len(down) == len(found) else OK, listed(down))]
-    return [_fine(len(up), rate)]
+        return [finding("hca", WARN if len(down) == len(all_ports) else OK, listed(down))]
+    return [_report_ok(len(active), least_rate)]
 
 
-def _fine(count: int, rate: Optional[float]) -> Finding:
+def _report_ok(count: int, rate: Optional[float]) -> Finding:
     return finding(
         "hca", OK, "{} adapters are up{}".format(count, " at {:g} Gb/s".format(rate) if rate else "")
     )
 
 
-def _slow(port: Port, rate: Optional[float]) -> bool:
+def _is_slow(port: Port, rate: Optional[float]) -> bool:
     return bool(rate and port["rate"] is not None and port["rate"] < SLACK * rate)
 
 
-def _problems(name: str, found: List[Port], rate: Optional[float]) -> List[str]:
-    port = next((one for one in found if name in (one["name"], one["device"])), None)
+def _find_problems(name: str, found: List[Port], rate: Optional[float]) -> List[str]:
+    port = next((candidate for candidate in found if name in (candidate["name"], candidate["device"])), None)
     if port is None:
         return ["{} is not there".format(name)]
     if port["state"] and port["state"] != "ACTIVE":
         link = ", link {}".format(port["physical"]) if port["physical"] else ""
         return ["{} is {}{}".format(name, port["state"], link)]
-    if _slow(port, rate):
+    if _is_slow(port, rate):
         return ["{} runs at {:g} of {:g} Gb/s".format(name, port["rate"], rate or 0.0)]
     return []

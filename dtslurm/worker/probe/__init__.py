@@ -1,1 +1,1 @@
-"""Looks at a node from inside, and at the network between two."""
+"""Probes of a node's hardware and software, and of the network between two nodes."""

@@ -1,9 +1,9 @@
-"""Looks at the node it runs on, and prints as JSON what a cluster's profile should say of such nodes.
+"""Probes the node it runs on, and prints as JSON what a cluster profile should say about such nodes.
 
 ``probe.py REQUEST``: a JSON object with ``peers`` (pairs of another node's name and address), ``disks``
 (folders that may be local), ``hosts`` (pairs of name and port outside), ``python`` (the user's interpreter)
-and ``limit`` (seconds for each thing that may hang). What cannot be known is absent. Nothing is
-written anywhere. Python 3.6 or later, nothing else.
+and ``limit`` (seconds for each operation that may hang). Unknown values are absent. Nothing is
+written to disk. Requires Python 3.6 or later, and no packages.
 """
 
 import concurrent.futures
@@ -35,23 +35,23 @@ print(torch.__version__, torch.version.cuda, time.time() - begin)
 
 
 def main(argument: Optional[str] = None) -> None:
-    """Look and print."""
+    """Probe the node and print the record."""
     request = json.loads(argument if argument is not None else sys.argv[-1])
     print(MARK + json.dumps(look(request)), flush=True)
 
 
 def look(request: Dict[str, Any], root: str = "") -> Record:
-    """Return all that is found; ``root`` stands before /sys and /proc."""
+    """Return all properties of the node; ``root`` is prefixed to /sys and /proc."""
     limit = float(request.get("limit", 60))
-    found = gpus(root)
+    found_gpus = gpus(root)
     record = {
         "schema": 1,
         "node": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         "cpus": len(os.sched_getaffinity(0)),
         "numa_nodes": len(glob.glob(root + "/sys/devices/system/node/node[0-9]*")) or None,
-        "gpus": found,
+        "gpus": found_gpus,
         "gpu_tools": tools(root),
-        "links": links(found, root),
+        "links": links(found_gpus, root),
         "hcas": hcas(root),
         "interfaces": interfaces(root),
         "route": route(request.get("peers", []), root),
@@ -70,9 +70,9 @@ def look(request: Dict[str, Any], root: str = "") -> Record:
 
 
 def hcas(root: str = "") -> List[Record]:
-    """Return the ports that RDMA goes by: of InfiniBand, RoCE, EFA, Omni-Path, Slingshot."""
-    found: List[Record] = []
-    for port in sorted(glob.glob(root + "/sys/class/infiniband/*/ports/*"), key=_natural):
+    """Return the ports for RDMA: of InfiniBand, RoCE, EFA, Omni-Path, Slingshot."""
+    adapters: List[Record] = []
+    for port in sorted(glob.glob(root + "/sys/class/infiniband/*/ports/*"), key=_natural_sort_key):
         folder = os.path.dirname(os.path.dirname(port))
         rate = re.match(r"^([\d.]+) Gb/sec", contents(os.path.join(port, "rate")))
         state = contents(os.path.join(port, "state")).partition(":")[2].strip()
@@ -85,31 +85,31 @@ def hcas(root: str = "") -> List[Record]:
         )
         names = os.path.join(folder, "device", "net", "*")
         adapter["interfaces"] = sorted(os.path.basename(path) for path in glob.glob(names))
-        found.append(adapter)
-    for path in sorted(glob.glob(root + "/sys/class/cxi/cxi*"), key=_natural):
+        adapters.append(adapter)
+    for path in sorted(glob.glob(root + "/sys/class/cxi/cxi*"), key=_natural_sort_key):
         name = os.path.basename(path)
-        found.append({"name": name, "layer": "Slingshot", "numa": numa_of(os.path.join(path, "device"))})
-    return found
+        adapters.append({"name": name, "layer": "Slingshot", "numa": numa_of(os.path.join(path, "device"))})
+    return adapters
 
 
-def _natural(path: str) -> List[Any]:
+def _natural_sort_key(path: str) -> List[Any]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path)]
 
 
 def interfaces(root: str = "") -> List[Record]:
-    """Return the network interfaces that are up, bridges and the like left out; speed in Mb/s."""
-    found = []
-    for path in sorted(glob.glob(root + "/sys/class/net/*"), key=_natural):
+    """Return the network interfaces that are up, without bridges and virtual ones; speed in Mb/s."""
+    records = []
+    for path in sorted(glob.glob(root + "/sys/class/net/*"), key=_natural_sort_key):
         name = os.path.basename(path)
-        up = contents(os.path.join(path, "operstate")) in ("up", "unknown")
+        is_up = contents(os.path.join(path, "operstate")) in ("up", "unknown")
         if (
             name == "lo"
-            or not up
+            or not is_up
             or re.match(r"docker|veth|br-|virbr|ifb|dummy|tun|tap|cali|flannel|cni", name)
         ):
             continue
         speed = number(contents(os.path.join(path, "speed")))
-        found.append(
+        records.append(
             {
                 "name": name,
                 "mbps": speed if speed and speed > 0 else None,
@@ -117,51 +117,51 @@ def interfaces(root: str = "") -> List[Record]:
                 "numa": numa_of(os.path.join(path, "device")),
             }
         )
-    return found
+    return records
 
 
 def route(peers: Sequence[Sequence[str]], root: str = "") -> Optional[Record]:
-    """Return by which address and interface this node would speak to another one; nothing is sent."""
+    """Return the address and the interface that this node uses to reach a peer; sends no packet."""
     for name, address in peers:
         for host in (name, address):
             try:
-                kin, _, _, _, there = socket.getaddrinfo(host, 9, 0, socket.SOCK_DGRAM)[0]
-                with socket.socket(kin, socket.SOCK_DGRAM) as probe:
-                    probe.connect(there)
-                    here = probe.getsockname()[0]
+                family, _, _, _, remote_address = socket.getaddrinfo(host, 9, 0, socket.SOCK_DGRAM)[0]
+                with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                    probe.connect(remote_address)
+                    local_address = probe.getsockname()[0]
             except (OSError, UnicodeError):
                 continue
-            found = {"peer": name, "by": host, "address": here, "resolves": host == name}
-            return dict(found, interface=interface_to(str(there[0]), here, root))
+            record = {"peer": name, "by": host, "address": local_address, "resolves": host == name}
+            return dict(record, interface=interface_to(str(remote_address[0]), local_address, root))
     return None
 
 
 def interface_to(there: str, here: str, root: str = "") -> str:
-    """Return the interface of the route to an address, by ``ip`` or the kernel's table; empty if not told."""
+    """Return the interface of the route to an address, by ``ip`` or the kernel's table; empty if unknown."""
     if here.startswith("127.") or here == "::1":
         return "lo"
-    device = re.search(r"\bdev (\S+)", run_tool(["ip", "-o", "route", "get", there], 5.0))
-    if device:
-        return device.group(1)
+    match = re.search(r"\bdev (\S+)", run_tool(["ip", "-o", "route", "get", there], 5.0))
+    if match:
+        return match.group(1)
     try:
-        wanted = struct.unpack("=I", socket.inet_aton(there))[0]
+        address = struct.unpack("=I", socket.inet_aton(there))[0]
     except OSError:
         return ""
-    best, name = -1, ""
+    best_prefix, name = -1, ""
     for line in contents(root + "/proc/net/route").splitlines()[1:]:
-        words = line.split()
-        if len(words) < 8 or not int(words[3], 16) & 1:
+        fields = line.split()
+        if len(fields) < 8 or not int(fields[3], 16) & 1:
             continue
-        target, mask = int(words[1], 16), int(words[7], 16)
-        if wanted & mask == target and bin(mask).count("1") > best:
-            best, name = bin(mask).count("1"), words[0]
+        target, mask = int(fields[1], 16), int(fields[7], 16)
+        if address & mask == target and bin(mask).count("1") > best_prefix:
+            best_prefix, name = bin(mask).count("1"), fields[0]
     return name
 
 
 def online(hosts: Sequence[Sequence[Any]], limit: float) -> Dict[str, bool]:
-    """Return which hosts outside take a connection."""
+    """Return which hosts accept a connection."""
 
-    def taken(host: str, port: int) -> bool:
+    def accepts(host: str, port: int) -> bool:
         try:
             socket.create_connection((host, port), limit).close()
         except OSError:
@@ -171,7 +171,7 @@ def online(hosts: Sequence[Sequence[Any]], limit: float) -> Dict[str, bool]:
     if not hosts:
         return {}
     with concurrent.futures.ThreadPoolExecutor(len(hosts)) as pool:
-        answers = list(pool.map(lambda pair: taken(str(pair[0]), int(pair[1])), hosts))
+        answers = list(pool.map(lambda pair: accepts(str(pair[0]), int(pair[1])), hosts))
     return {str(host): answer for (host, _), answer in zip(hosts, answers)}  # noqa: B905 - new in 3.10
 
 
@@ -179,7 +179,7 @@ def online(hosts: Sequence[Sequence[Any]], limit: float) -> Dict[str, bool]:
 
 
 def size_of(path: str) -> Optional[int]:
-    """Return a file system's size in MiB."""
+    """Return a file system's size in MiB, None if it cannot be read."""
     try:
         status = os.statvfs(path)
     except OSError:
@@ -188,50 +188,50 @@ def size_of(path: str) -> Optional[int]:
 
 
 def disks(paths: Sequence[str], root: str = "") -> List[Record]:
-    """Return the folders that can be written to, and their file systems; paths may have variables."""
+    """Return the writable folders with their file systems; the paths may contain variables."""
     mounts = []
     for line in contents(root + "/proc/self/mounts").splitlines():
-        words = line.split(" ")
-        if len(words) > 3:
-            mounts.append((words[1].replace("\\040", " "), words[2], words[0]))
-    found = []
-    for written in paths:
-        path = os.path.expandvars(written)
+        fields = line.split(" ")
+        if len(fields) > 3:
+            mounts.append((fields[1].replace("\\040", " "), fields[2], fields[0]))
+    records = []
+    for requested in paths:
+        path = os.path.expandvars(requested)
         if "$" in path or not os.path.isdir(path) or not os.access(path, os.W_OK | os.X_OK):
             continue
         real = os.path.realpath(path)
-        above = [mount for mount in mounts if (real + "/").startswith(mount[0].rstrip("/") + "/")]
-        kind = max(above, key=lambda mount: len(mount[0]))[1] if above else ""
+        parent_mounts = [mount for mount in mounts if (real + "/").startswith(mount[0].rstrip("/") + "/")]
+        kind = max(parent_mounts, key=lambda mount: len(mount[0]))[1] if parent_mounts else ""
         try:
             status = os.statvfs(real)
-        except OSError:  # a file system that does not answer is none to use
+        except OSError:  # a file system that does not answer is unusable
             continue
-        record = {"path": written, "kind": kind, "shared": bool(SHARED.search(kind))}
+        record = {"path": requested, "kind": kind, "shared": bool(SHARED.search(kind))}
         record.update(size_mib=size_of(real), free_mib=status.f_bavail * status.f_frsize >> 20)
-        found.append(record)
-    return found
+        records.append(record)
+    return records
 
 
 def limits() -> Dict[str, Any]:
-    """Return the soft limits that training trips over: a number, or ``unlimited``."""
-    found: Dict[str, Any] = {}
+    """Return the soft limits that can break training: a number, or ``unlimited``."""
+    soft_limits: Dict[str, Any] = {}
     for name, constant in LIMITS.items():
         soft = resource.getrlimit(getattr(resource, constant))[0]
-        found[name] = "unlimited" if soft == resource.RLIM_INFINITY else soft
-    return found
+        soft_limits[name] = "unlimited" if soft == resource.RLIM_INFINITY else soft
+    return soft_limits
 
 
 def torch(python: str, limit: float) -> Optional[Record]:
-    """Return torch's version, and the seconds that importing it takes here for the first time."""
+    """Return torch's version, and the seconds that the first import on this node takes."""
     program = shutil.which(python) if python else None
     if program is None:
         return None
-    begin = time.monotonic()
-    words = run_tool([program, "-c", TORCH], limit).split()
-    if len(words) != 3:
-        slow = time.monotonic() - begin >= limit
-        return {"python": program, "seconds": limit, "slow": True} if slow else {"python": program}
-    return {"python": program, "version": words[0], "cuda": words[1], "seconds": round(float(words[2]), 1)}
+    started_at = time.monotonic()
+    fields = run_tool([program, "-c", TORCH], limit).split()
+    if len(fields) != 3:
+        timed_out = time.monotonic() - started_at >= limit
+        return {"python": program, "seconds": limit, "slow": True} if timed_out else {"python": program}
+    return {"python": program, "version": fields[0], "cuda": fields[1], "seconds": round(float(fields[2]), 1)}
 
 
 if __name__ == "__main__":

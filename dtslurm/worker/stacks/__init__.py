@@ -1,1 +1,1 @@
-"""Python stacks of running processes, read from outside."""
+"""Python stacks of running processes, read from outside the processes."""

@@ -1,4 +1,4 @@
-"""The ways to the stacks of a Python process of this node: py-spy, or the program itself on a signal."""
+"""Sources of a Python process's stacks on this node: py-spy, or the program itself on a signal."""
 
 import contextlib
 import json
@@ -9,8 +9,8 @@ import sys
 import time
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
-SIGNAL = 60  # SIGRTMAX-4: faulthandler.register(signal.SIGRTMAX - 4) makes a program write its stacks
-DEEPEST = 60  # frames of one thread
+SIGNAL = 60  # SIGRTMAX-4: with faulthandler.register(signal.SIGRTMAX - 4) a program writes its stacks
+DEEPEST = 60  # frames of one thread that are read
 PROC = "/proc"
 _THREAD = re.compile(
     r"^(?:Current thread|Thread) 0x[0-9a-f]+(?: \[(?P<name>[^\]]*)\])? \(most recent call first\)"
@@ -21,7 +21,7 @@ Look = Dict[str, Any]
 
 
 def read(*path: str) -> str:
-    """Return a file of /proc, empty where it is not there or not to be read."""
+    """Return the text of a file of /proc, empty if it cannot be read."""
     try:
         with open(os.path.join(PROC, *path), "rb") as file:
             return file.read(1 << 20).decode("utf-8", "replace")
@@ -30,33 +30,33 @@ def read(*path: str) -> str:
 
 
 def stacks_of(pid: int, until: float, file: Optional[str]) -> Tuple[str, List[Look], List[str]]:
-    """Return how the stacks of a Python process were got, its threads, and why not in a better way."""
-    why: List[str] = []
+    """Return the source of a Python process's stacks, its threads, and why no better source was used."""
+    reasons: List[str] = []
     if not os.path.exists(os.path.join(PROC, str(pid))):
-        return "none", [], why
+        return "none", [], reasons
     program = py_spy(pid)
     if program is None:
-        why.append("no py-spy in the program's environment or on PATH (pip install py-spy)")
+        reasons.append("no py-spy in the program's environment or on PATH (pip install py-spy)")
     else:
         threads, reason = by_py_spy(program, pid, until)
         if threads:
-            return "py-spy", threads, why
-        why.append(reason)
+            return "py-spy", threads, reasons
+        reasons.append(reason)
     threads, reason = by_signal(pid, until, file)
     if threads:
-        return "signal", threads, why
-    why.append(reason)
-    return "proc", [], why
+        return "signal", threads, reasons
+    reasons.append(reason)
+    return "proc", [], reasons
 
 
 def environment_of(pid: int) -> Dict[str, str]:
-    """Return the environment a process was started with, empty where it may not be read."""
+    """Return the environment that a process was started with, empty if it cannot be read."""
     pairs = (item.partition("=") for item in read(str(pid), "environ").split("\0"))
     return {name: value for name, separator, value in pairs if separator}
 
 
 def py_spy(pid: int) -> Optional[str]:
-    """Return the path of a py-spy for this process: that of its own environment first."""
+    """Return the path of a py-spy for this process, the one in the process's own environment first."""
     env = environment_of(pid)
     command = read(str(pid), "cmdline").split("\0")
     folders = [os.path.dirname(command[0])] if command[0].startswith("/") else []
@@ -64,19 +64,19 @@ def py_spy(pid: int) -> Optional[str]:
     folders += env.get("PATH", "").split(":")
     folders += [os.path.dirname(sys.executable or ""), os.path.expanduser("~/.local/bin")]
     folders += os.environ.get("PATH", "").split(":")
-    inside = os.path.join(PROC, str(pid), "root")  # of a container
+    container_root = os.path.join(PROC, str(pid), "root")
     for folder in dict.fromkeys(folders):
         if folder.startswith("/"):
-            for path in (os.path.join(folder, "py-spy"), inside + os.path.join(folder, "py-spy")):
+            for path in (os.path.join(folder, "py-spy"), container_root + os.path.join(folder, "py-spy")):
                 if os.access(path, os.X_OK):
                     return path
     return None
 
 
 def by_py_spy(program: str, pid: int, until: float) -> Tuple[List[Look], str]:
-    """Return the threads as py-spy sees them without stopping the process, or why it does not."""
+    """Return the threads read by py-spy without stopping the process, or the reason of a failure."""
     reason = ""
-    for _ in range(3):  # a stack that changes while it is read may not be read
+    for _ in range(3):  # reading can fail while the stack changes
         patience = min(10.0, until - time.monotonic())
         if patience <= 0:
             return [], reason or "there was no time left for py-spy"
@@ -84,15 +84,15 @@ def by_py_spy(program: str, pid: int, until: float) -> Tuple[List[Look], str]:
         code, output, errors = _run(argv, patience)
         if code == 0:
             with contextlib.suppress(ValueError, KeyError, TypeError):
-                threads = [_py_spy_thread(pid, item) for item in json.loads(output)]
+                threads = [_convert_thread(pid, thread) for thread in json.loads(output)]
                 return sorted(threads, key=lambda thread: not thread["main"]), ""
-        reason = _why_not(errors, code)
+        reason = _explain_failure(errors, code)
         if "ermission" in errors:
             break
     return [], reason
 
 
-def _py_spy_thread(pid: int, item: Dict[str, Any]) -> Look:
+def _convert_thread(pid: int, item: Dict[str, Any]) -> Look:
     frames = [
         {
             "function": str(frame["name"]),
@@ -106,7 +106,7 @@ def _py_spy_thread(pid: int, item: Dict[str, Any]) -> Look:
     return {"tid": tid, "name": name, "main": tid == pid or name == "MainThread", "frames": frames}
 
 
-def _why_not(errors: str, code: int) -> str:
+def _explain_failure(errors: str, code: int) -> str:
     if "ermission" in errors:
         scope = read("sys", "kernel", "yama", "ptrace_scope").strip()
         if scope not in ("", "0"):
@@ -114,13 +114,13 @@ def _why_not(errors: str, code: int) -> str:
                 scope
             )
         return "py-spy may not look into the process: permission denied"
-    said = [line.strip() for line in errors.splitlines() if line.strip()]
-    last = said[-1][:200] if said else "no message"
-    return "py-spy gave no stack (exit code {}): {}".format(code, last)
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    last_line = lines[-1][:200] if lines else "no message"
+    return "py-spy gave no stack (exit code {}): {}".format(code, last_line)
 
 
 def _run(argv: List[str], patience: float) -> Tuple[int, str, str]:
-    """Run a program and end it for sure when its time is up."""
+    """Run a program and kill it when its time is up."""
     try:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -137,13 +137,13 @@ def _run(argv: List[str], patience: float) -> Tuple[int, str, str]:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Tell whether a process has a handler of its own for a signal."""
-    found = re.search(r"^SigCgt:\s*([0-9a-f]+)", read(str(pid), "status"), re.MULTILINE)
-    return found is not None and bool(int(found.group(1), 16) >> (number - 1) & 1)
+    """Return whether a process has a handler of its own for a signal."""
+    match = re.search(r"^SigCgt:\s*([0-9a-f]+)", read(str(pid), "status"), re.MULTILINE)
+    return match is not None and bool(int(match.group(1), 16) >> (number - 1) & 1)
 
 
 def by_signal(pid: int, until: float, file: Optional[str] = None) -> Tuple[List[Look], str]:
-    """Return the threads as the program itself writes them on ``SIGNAL``, or why it does not."""
+    """Return the threads as the program writes them on ``SIGNAL``, or the reason of a failure."""
     if not catches(pid, SIGNAL):
         return [], "the program writes no stacks by itself (faulthandler.register(signal.SIGRTMAX - 4))"
     path = file if file and os.path.exists(file) else os.path.join(PROC, str(pid), "fd", "2")
@@ -153,7 +153,7 @@ def by_signal(pid: int, until: float, file: Optional[str] = None) -> Tuple[List[
         with open(path, "rb") as log:
             log.seek(0, os.SEEK_END)
             os.kill(pid, SIGNAL)
-            written = _until_quiet(log, min(until, time.monotonic() + 3))
+            written = _read_until_quiet(log, min(until, time.monotonic() + 3))
     except OSError as error:
         return [], "its stacks could not be read back: {}".format(error.strerror)
     threads = list(_written_threads(written.decode("utf-8", "replace").splitlines()))
@@ -163,35 +163,35 @@ def by_signal(pid: int, until: float, file: Optional[str] = None) -> Tuple[List[
     return threads[::-1], ""
 
 
-def _until_quiet(log: Any, until: float) -> bytes:
-    """Return what is written to a file until nothing comes for a moment."""
-    written, quiet = b"", 0
-    while time.monotonic() < until and quiet < 4:
+def _read_until_quiet(log: Any, until: float) -> bytes:
+    """Return what is appended to a file until nothing is appended for a moment."""
+    written, idle_rounds = b"", 0
+    while time.monotonic() < until and idle_rounds < 4:
         time.sleep(0.05)
-        more = log.read(1 << 20)
-        written += more
-        quiet = 0 if more or b"(most recent call first)" not in written else quiet + 1
+        data = log.read(1 << 20)
+        written += data
+        idle_rounds = 0 if data or b"(most recent call first)" not in written else idle_rounds + 1
     return written
 
 
 def _written_threads(lines: Iterable[str]) -> Iterator[Look]:
-    """Yield the threads that faulthandler wrote; lines of others in between are passed over."""
+    """Yield the threads in faulthandler's output; skip other lines in between."""
     thread: Optional[Look] = None
     for line in lines:
-        start = _THREAD.match(line)
-        if start:
+        header = _THREAD.match(line)
+        if header:
             if thread is not None:
                 yield thread
-            thread = {"tid": None, "name": start.group("name") or "", "main": False, "frames": []}
+            thread = {"tid": None, "name": header.group("name") or "", "main": False, "frames": []}
             continue
         frame = _FRAME.match(line)
         if frame and thread is not None and len(thread["frames"]) < DEEPEST:
-            number = frame.group("line")
+            line_number = frame.group("line")
             thread["frames"].append(
                 {
                     "function": frame.group("function"),
                     "file": frame.group("file"),
-                    "line": int(number) if number.isdigit() else 0,
+                    "line": int(line_number) if line_number.isdigit() else 0,
                 }
             )
     if thread is not None:

@@ -1,11 +1,11 @@
-"""What processes on this node are doing: the stack of each thread, and what the kernel says it waits for.
+"""Stacks of processes on this node: the stack of each thread, and what the thread waits for in the kernel.
 
-By py-spy where there is one (in the program's own environment, on its PATH or on ours); else by the stacks
-that a program writes itself when it gets ``SIGNAL``, if it listens to that; else by what /proc tells of each
-thread. Nothing is changed in the processes looked at: they are not stopped, and no signal is sent to one that
-does not catch it.
+Sources, best first: py-spy if it is installed (in the program's own environment, on its PATH or on ours); the
+stacks that a program writes itself on ``SIGNAL``, if it handles that signal; what /proc shows of each
+thread. The processes are not changed: they are not stopped, and a process that does not catch the signal gets
+none.
 
-`look` returns plain values, `text` puts them in words. Frames come innermost first.
+`look` returns plain values, `text` formats them. Frames come innermost first.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from .readers import PROC, Look, read, stacks_of
 
-SHOWN_THREADS = 64  # of one process
+SHOWN_THREADS = 64  # threads of one process that are returned
 TICK = float(os.sysconf("SC_CLK_TCK"))
 STATES = {
     "R": "running",
@@ -28,7 +28,7 @@ STATES = {
     "X": "ended",
     "I": "idle",
 }
-# Calls in which programs wait, by number; those with a file descriptor first are marked by a trailing "*".
+# System calls in which programs wait, by number; "*" marks those whose first argument is a file descriptor.
 _X86_64 = {
     0: "read*", 1: "write*", 5: "fstat*", 7: "poll", 16: "ioctl*", 17: "pread*", 18: "pwrite*", 19: "readv*",
     20: "writev*", 23: "select", 35: "nanosleep", 42: "connect*", 43: "accept*", 44: "sendto*",
@@ -52,100 +52,114 @@ def look(
     limit: float = 20.0,
     dumps: Optional[Dict[int, str]] = None,
 ) -> Dict[int, Look]:
-    """Return for each process what it does.
+    """Return the state and the stacks of each process.
 
-    Keys of a process: ``pid`` (of the Python in it), ``state`` (a letter of /proc), ``cpu`` (cores it kept
-    busy during ``interval``), ``moved`` (whether its main thread's stack was another one at the end, None
-    where that is not known), ``by`` (``py-spy``, ``signal``, ``proc`` or ``none``), ``why`` (why not by
-    something better, for people), ``threads``: the main one first, each with ``tid``, ``name``, ``state``,
-    ``cpu``, ``waits`` (the kernel's word) and ``frames`` ({"function", "file", "line"}, innermost first).
-    A process that is gone has ``by`` "none" and no threads.
+    Keys of a process: ``pid`` (of its Python process), ``state`` (a letter of /proc), ``cpu`` (cores it kept
+    busy during ``interval``), ``moved`` (whether its main thread's stack changed during the interval, None if
+    unknown), ``by`` (``py-spy``, ``signal``, ``proc`` or ``none``), ``why`` (why no better source was used,
+    for people), ``threads``: the main one first, each with ``tid``, ``name``, ``state``, ``cpu``, ``waits``
+    (its system call and the kernel's wait channel) and ``frames`` ({"function", "file", "line"}, innermost
+    first). A process that has ended has ``by`` "none" and no threads.
 
     Args:
-        pids: the ranks' processes; of one that is no Python, the first Python below it is looked at.
-        interval: seconds between two looks, to see what moves.
-        limit: seconds after which no more stacks are asked for.
-        dumps: where a process writes its stacks on ``SIGNAL``, if not to its standard error.
+        pids: the ranks' processes; for a process that is no Python, its first Python descendant is used.
+        interval: seconds between two readings, to see whether the stack changes.
+        limit: seconds after which no more stacks are read.
+        dumps: the file to which a process writes its stacks on ``SIGNAL``, if not to its standard error.
     """
-    until = time.monotonic() + limit
-    children = _children()
+    deadline = time.monotonic() + limit
+    children = _list_children()
     chosen = {pid: python_below(pid, children) for pid in pids}
-    before = {pid: _ticks(real) for pid, real in chosen.items()}
+    ticks_before = {pid: _read_cpu_seconds(real) for pid, real in chosen.items()}
     began = time.monotonic()
     with ThreadPoolExecutor(max_workers=4) as pool:
-        files = [(dumps or {}).get(pid) for pid in pids]
-        first = list(pool.map(lambda pid, file: stacks_of(chosen[pid], until, file), pids, files))
-        time.sleep(max(0.0, min(began + interval, until) - time.monotonic()))
-        passed = max(time.monotonic() - began, 1e-3)
-        found = {
-            pid: _process(chosen[pid], before[pid], passed, stacks)
-            for pid, stacks in zip(pids, first)  # noqa: B905 - strict is new in Python 3.10
+        dump_files = [(dumps or {}).get(pid) for pid in pids]
+        readings = list(pool.map(lambda pid, file: stacks_of(chosen[pid], deadline, file), pids, dump_files))
+        time.sleep(max(0.0, min(began + interval, deadline) - time.monotonic()))
+        elapsed_s = max(time.monotonic() - began, 1e-3)
+        processes = {
+            pid: _describe_process(chosen[pid], ticks_before[pid], elapsed_s, stacks)
+            for pid, stacks in zip(pids, readings)  # noqa: B905 - strict is new in Python 3.10
         }
-        seen = {pid: stacks[1] for pid, stacks in zip(pids, first) if stacks[0] == "py-spy"}  # noqa: B905
-        for pid, second in zip(seen, pool.map(lambda pid: stacks_of(chosen[pid], until, None), list(seen))):  # noqa: B905
+        threads_by_pid = {pid: stacks[1] for pid, stacks in zip(pids, readings) if stacks[0] == "py-spy"}  # noqa: B905
+        for pid, second in zip(  # noqa: B905
+            threads_by_pid, pool.map(lambda pid: stacks_of(chosen[pid], deadline, None), list(threads_by_pid))
+        ):
             if second[0] == "py-spy":
-                _merge(found[pid], second, moved=_main(seen[pid]) != _main(second[1]))
-    return found
+                _add_stacks(
+                    processes[pid], second, moved=_main_frames(threads_by_pid[pid]) != _main_frames(second[1])
+                )
+    return processes
 
 
 def dump(pids: Sequence[int], interval: float = 1.0, limit: float = 20.0) -> str:
-    """Return the stacks of processes on this node as text for people: `text` of `look`."""
+    """Return the stacks of processes on this node as text for people, see `text`."""
     return text(look(pids, interval, limit))
 
 
 def text(looks: Dict[int, Look]) -> str:
-    """Return what `look` found in words, a paragraph for each process."""
+    """Format the answer of `look`, a paragraph for each process."""
     lines = []
-    for pid, found in looks.items():
-        state = STATES.get(found["state"], found["state"] or "gone")
+    for pid, process in looks.items():
+        state = STATES.get(process["state"], process["state"] or "gone")
         lines.append(
-            "process {}: {}, {:.1f} cores busy (by {})".format(pid, state, found["cpu"], found["by"])
+            "process {}: {}, {:.1f} cores busy (by {})".format(pid, state, process["cpu"], process["by"])
         )
-        lines += ["  {}".format(why) for why in found["why"]]
-        for thread in found["threads"]:
-            waits = ", waits in {}".format(thread["waits"]) if thread["waits"] else ""
+        lines += ["  {}".format(why) for why in process["why"]]
+        for thread in process["threads"]:
+            wait_text = ", waits in {}".format(thread["waits"]) if thread["waits"] else ""
             state = STATES.get(thread["state"], thread["state"])
-            lines.append("  thread {} {}: {}{}".format(thread["tid"], thread["name"], state, waits))
+            lines.append("  thread {} {}: {}{}".format(thread["tid"], thread["name"], state, wait_text))
             for frame in thread["frames"]:
                 lines.append("    {function} ({file}:{line})".format(**frame))
     return "\n".join(lines) + "\n"
 
 
-def _process(
+def _describe_process(
     pid: int, before: Dict[int, float], passed: float, stacks: Tuple[str, List[Look], List[str]]
 ) -> Look:
-    """Return what is known of a process after the first look."""
-    found: Look = {"pid": pid, "state": "", "cpu": 0.0, "moved": None, "by": "none", "why": [], "threads": []}
-    ticks = _ticks(pid)
-    if not ticks:
-        found["why"] = ["there is no process {} on this node any more".format(pid)]
-        return found
-    state = _stat(os.path.join(PROC, str(pid), "stat"))
-    found["state"] = state[1] if state else ""
-    found["cpu"] = round(sum(max(0.0, ticks[tid] - before.get(tid, ticks[tid])) for tid in ticks) / passed, 2)
-    for tid in sorted(ticks, key=lambda tid: (tid != pid, before.get(tid, 0) - ticks[tid], tid))[
+    """Return a process with its threads after the first reading of stacks."""
+    process: Look = {
+        "pid": pid,
+        "state": "",
+        "cpu": 0.0,
+        "moved": None,
+        "by": "none",
+        "why": [],
+        "threads": [],
+    }
+    seconds = _read_cpu_seconds(pid)
+    if not seconds:
+        process["why"] = ["there is no process {} on this node any more".format(pid)]
+        return process
+    fields = _read_stat(os.path.join(PROC, str(pid), "stat"))
+    process["state"] = fields[1] if fields else ""
+    process["cpu"] = round(
+        sum(max(0.0, seconds[tid] - before.get(tid, seconds[tid])) for tid in seconds) / passed, 2
+    )
+    for tid in sorted(seconds, key=lambda tid: (tid != pid, before.get(tid, 0) - seconds[tid], tid))[
         :SHOWN_THREADS
     ]:
-        busy = max(0.0, ticks[tid] - before.get(tid, ticks[tid])) / passed
-        thread = _thread(pid, tid)
+        cores = max(0.0, seconds[tid] - before.get(tid, seconds[tid])) / passed
+        thread = _read_thread(pid, tid)
         if thread:
-            found["threads"].append(dict(thread, cpu=round(busy, 2)))
-    found["by"], found["why"] = "proc", stacks[2]
-    _merge(found, stacks, None)
-    return found
+            process["threads"].append(dict(thread, cpu=round(cores, 2)))
+    process["by"], process["why"] = "proc", stacks[2]
+    _add_stacks(process, stacks, None)
+    return process
 
 
-def _merge(found: Look, stacks: Tuple[str, List[Look], List[str]], moved: Optional[bool]) -> None:
-    """Put the frames of stacks to the threads they are of."""
+def _add_stacks(found: Look, stacks: Tuple[str, List[Look], List[str]], moved: Optional[bool]) -> None:
+    """Add the frames of stacks to the threads that they belong to."""
     by, threads, _ = stacks
     if not threads:
         return
     found["by"] = by
     found["moved"] = moved if moved is not None else found["moved"]
-    known = {thread["tid"]: thread for thread in found["threads"]}
+    thread_by_tid = {thread["tid"]: thread for thread in found["threads"]}
     for number, stack in enumerate(threads):
         tid = stack["tid"] or (found["pid"] if stack.get("main") else -number)
-        thread = known.get(tid)
+        thread = thread_by_tid.get(tid)
         if thread is None:
             thread = {"tid": tid, "name": "", "state": "", "cpu": 0.0, "waits": "", "frames": []}
             found["threads"].append(thread)
@@ -154,8 +168,8 @@ def _merge(found: Look, stacks: Tuple[str, List[Look], List[str]], moved: Option
     found["threads"].sort(key=lambda thread: (thread["tid"] != found["pid"], not thread["frames"]))
 
 
-def _main(threads: List[Look]) -> Any:
-    """Return the main thread's frames."""
+def _main_frames(threads: List[Look]) -> Any:
+    """Return the frames of the main thread."""
     for thread in threads:
         if thread.get("main"):
             return thread["frames"]
@@ -165,8 +179,8 @@ def _main(threads: List[Look]) -> Any:
 # ---- /proc ----
 
 
-def _stat(path: str) -> Tuple[str, ...]:
-    """Return (name, state, parent, seconds of CPU) of a process or thread, nothing where it is gone."""
+def _read_stat(path: str) -> Tuple[str, ...]:
+    """Return (name, state, parent, CPU seconds) of a process or thread, empty if it has ended."""
     try:
         with open(path, "rb") as file:
             data = file.read().decode("utf-8", "replace")
@@ -179,79 +193,81 @@ def _stat(path: str) -> Tuple[str, ...]:
     return name, fields[0], fields[1], str((int(fields[11]) + int(fields[12])) / TICK)
 
 
-def _ticks(pid: int) -> Dict[int, float]:
+def _read_cpu_seconds(pid: int) -> Dict[int, float]:
     """Return the CPU seconds of each thread of a process."""
-    found = {}
+    cpu_seconds = {}
     with contextlib.suppress(OSError):
         for name in os.listdir(os.path.join(PROC, str(pid), "task")):
-            fields = _stat(os.path.join(PROC, str(pid), "task", name, "stat"))
+            fields = _read_stat(os.path.join(PROC, str(pid), "task", name, "stat"))
             if fields:
-                found[int(name)] = float(fields[3])
-    return found
+                cpu_seconds[int(name)] = float(fields[3])
+    return cpu_seconds
 
 
-def _children() -> Dict[int, List[int]]:
-    """Return the children of every process of this node that can be seen."""
-    found: Dict[int, List[int]] = {}
+def _list_children() -> Dict[int, List[int]]:
+    """Return the children of every visible process of this node."""
+    children: Dict[int, List[int]] = {}
     for name in os.listdir(PROC):
         if name.isdigit():
-            fields = _stat(os.path.join(PROC, name, "stat"))
+            fields = _read_stat(os.path.join(PROC, name, "stat"))
             if fields:
-                found.setdefault(int(fields[2]), []).append(int(name))
-    return found
+                children.setdefault(int(fields[2]), []).append(int(name))
+    return children
 
 
 def python_below(pid: int, children: Dict[int, List[int]]) -> int:
-    """Return the process itself if it is a Python, else the first below it that is, else itself."""
-    waiting = [pid]
-    while waiting:
-        one = waiting.pop(0)
-        if is_python(one):
-            return one
-        waiting += sorted(children.get(one, []))
+    """Return the process itself if it is a Python, else its first Python descendant, else itself."""
+    queue = [pid]
+    while queue:
+        candidate = queue.pop(0)
+        if is_python(candidate):
+            return candidate
+        queue += sorted(children.get(candidate, []))
     return pid
 
 
 def children_of(pid: int) -> List[int]:
-    """Return the numbers of the Pythons right below a process."""
-    return [child for child in sorted(_children().get(pid, [])) if is_python(child)]
+    """Return the ids of a process's Python child processes."""
+    return [child for child in sorted(_list_children().get(pid, [])) if is_python(child)]
 
 
 def started_at(pid: int) -> float:
-    """Return when a process was started, for comparing; one that is gone is the last."""
+    """Return a process's start time, for comparisons; infinite if the process has ended."""
     fields = read(str(pid), "stat").rpartition(")")[2].split()
     return float(fields[19]) if len(fields) > 19 else float("inf")
 
 
 def is_python(pid: int) -> bool:
-    """Tell whether a process is a Python, by its program or its libraries."""
+    """Return whether a process is a Python interpreter, by its program or its libraries."""
     try:
         program = os.path.basename(os.readlink(os.path.join(PROC, str(pid), "exe")))
-    except OSError:  # another user's, or one in a container that hides it
+    except OSError:  # another user's process, or a process in a container that hides its program
         program = read(str(pid), "comm")
     return program.startswith(("python", "pypy")) or "libpython" in read(str(pid), "maps")
 
 
-def _thread(pid: int, tid: int) -> Optional[Look]:
-    """Return what the kernel says of a thread."""
-    place = (str(pid), "task", str(tid))
-    fields = _stat(os.path.join(PROC, *place, "stat"))
+def _read_thread(pid: int, tid: int) -> Optional[Look]:
+    """Return the name, the state and the wait of a thread."""
+    path = (str(pid), "task", str(tid))
+    fields = _read_stat(os.path.join(PROC, *path, "stat"))
     if not fields:
         return None
-    return {"tid": tid, "name": fields[0], "state": fields[1], "waits": _waits(place), "frames": []}
+    return {"tid": tid, "name": fields[0], "state": fields[1], "waits": _describe_wait(path), "frames": []}
 
 
-def _waits(place: Tuple[str, ...]) -> str:
-    """Return the system call a thread is in, with the file it is about, and where in the kernel it sleeps."""
-    words = []
-    call = read(*place, "syscall").split()
-    if call and call[0].isdigit():
-        name = CALLS.get(int(call[0]), "system call {}".format(call[0]))
-        words.append(name.rstrip("*"))
-        if name.endswith("*") and len(call) > 1:
+def _describe_wait(place: Tuple[str, ...]) -> str:
+    """Return the thread's system call with the file it acts on, and its wait channel in the kernel."""
+    parts = []
+    syscall_fields = read(*place, "syscall").split()
+    if syscall_fields and syscall_fields[0].isdigit():
+        name = CALLS.get(int(syscall_fields[0]), "system call {}".format(syscall_fields[0]))
+        parts.append(name.rstrip("*"))
+        if name.endswith("*") and len(syscall_fields) > 1:
             with contextlib.suppress(OSError, ValueError):
-                words.append("of " + os.readlink(os.path.join(PROC, place[0], "fd", str(int(call[1], 16)))))
+                parts.append(
+                    "of " + os.readlink(os.path.join(PROC, place[0], "fd", str(int(syscall_fields[1], 16))))
+                )
     channel = read(*place, "wchan").strip()
     if channel not in ("", "0"):
-        words.append("({})".format(channel))
-    return " ".join(words)
+        parts.append("({})".format(channel))
+    return " ".join(parts)

@@ -1,4 +1,4 @@
-"""Trees of files, small records and events."""
+"""File trees, small JSON records, events and file systems."""
 
 import contextlib
 import hashlib
@@ -13,8 +13,9 @@ from ..supervisor import slurm
 
 CHUNK = 1 << 22
 BLOCK = 4096
-Listed = Tuple[str, int, int]  # path below the source ("" for the source itself), bytes, mtime in seconds
-# On these every node would write the same files.
+# Path below the source ("" for the source itself), size in bytes, mtime in seconds.
+Listed = Tuple[str, int, int]
+# Shared file systems: every node would write the same files there.
 SHARED = (
     "nfs",
     "lustre",
@@ -31,11 +32,11 @@ SHARED = (
 
 
 class Failed(Exception):
-    """Staging cannot go on; each argument is one line for people."""
+    """Staging cannot continue; each argument is one line of an error message."""
 
 
 def put(path: str, value: Any) -> None:
-    """Write JSON whole: under another name, then renamed."""
+    """Write JSON atomically: under a temporary name, then renamed."""
     draft = "{}.{}".format(path, os.getpid())
     with open(draft, "w") as file:
         json.dump(value, file)
@@ -45,7 +46,7 @@ def put(path: str, value: Any) -> None:
 
 
 def load(path: str) -> Dict[str, Any]:
-    """Return a JSON object, empty where there is none."""
+    """Return the JSON object in a file, empty if there is none."""
     try:
         with open(path) as file:
             value = json.load(file)
@@ -55,7 +56,7 @@ def load(path: str) -> Dict[str, Any]:
 
 
 def event(name: str, **values: Any) -> None:
-    """Append a line to the run's ``events.jsonl``, in one write; a disk that refuses it stops nothing."""
+    """Append a line to the run's ``events.jsonl`` with a single write; a failed write is ignored."""
     attempt = os.environ.get("DTSLURM_ATTEMPT", "0")
     record = {
         "time": round(time.time(), 3),
@@ -68,7 +69,7 @@ def event(name: str, **values: Any) -> None:
 
 
 def append(path: str, line: bytes) -> None:
-    """Append in one write."""
+    """Append a line with a single write; a failure is ignored."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
@@ -80,66 +81,67 @@ def append(path: str, line: bytes) -> None:
 
 
 def is_own(path: str) -> bool:
-    """Tell whether a file or folder is this user's: no link, and not another user's."""
-    found = os.lstat(path)
-    return found.st_uid == os.geteuid() and not stat.S_ISLNK(found.st_mode)
+    """Return whether a file or folder belongs to this user and is not a link."""
+    status = os.lstat(path)
+    return status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode)
 
 
 def is_closed(path: str) -> bool:
-    """Tell whether nobody else can write to a file or folder of this user's."""
+    """Return whether a file or folder belongs to this user and no other user can write to it."""
     return is_own(path) and not os.lstat(path).st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def tree(source: str) -> List[Listed]:
-    """Return the regular files of a source, links followed, sorted by path.
+    """Return the regular files of a source, following links, sorted by path.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the source cannot be read.
     """
-    found = os.stat(source)
-    if not stat.S_ISDIR(found.st_mode):
-        return [("", found.st_size, int(found.st_mtime))]
-    return sorted(_below(source, "", ()))
+    status = os.stat(source)
+    if not stat.S_ISDIR(status.st_mode):
+        return [("", status.st_size, int(status.st_mtime))]
+    return sorted(_list_below(source, "", ()))
 
 
-def _below(folder: str, prefix: str, above: Tuple[Tuple[int, int], ...]) -> Iterator[Listed]:
-    own = os.stat(folder)
-    if (own.st_dev, own.st_ino) in above:  # a link that goes in a circle
+def _list_below(folder: str, prefix: str, above: Tuple[Tuple[int, int], ...]) -> Iterator[Listed]:
+    folder_status = os.stat(folder)
+    # A link to a parent folder: do not recurse forever.
+    if (folder_status.st_dev, folder_status.st_ino) in above:
         return
-    above += ((own.st_dev, own.st_ino),)
+    above += ((folder_status.st_dev, folder_status.st_ino),)
     with os.scandir(folder) as entries:
         for entry in entries:
-            with contextlib.suppress(FileNotFoundError):  # programs remove files while we look
+            with contextlib.suppress(FileNotFoundError):  # programs may remove files during the walk
                 if entry.is_dir():
-                    for one in _below(entry.path, prefix + entry.name + "/", above):
-                        yield one
+                    for listed in _list_below(entry.path, prefix + entry.name + "/", above):
+                        yield listed
                 elif entry.is_file():
-                    found = entry.stat()
-                    yield prefix + entry.name, found.st_size, int(found.st_mtime)
+                    status = entry.stat()
+                    yield prefix + entry.name, status.st_size, int(status.st_mtime)
 
 
 def fingerprint(files: Sequence[Listed]) -> str:
-    """Return what tells one state of a source from another: of all paths, sizes and times."""
-    return hashlib.sha256(json.dumps([list(one) for one in files]).encode()).hexdigest()
+    """Return a hash of all paths, sizes and times, which identifies one state of a source."""
+    return hashlib.sha256(json.dumps([list(listed) for listed in files]).encode()).hexdigest()
 
 
 def total(files: Sequence[Listed]) -> int:
-    """Return the bytes of all files."""
+    """Return the total size of the files in bytes."""
     return sum(size for _, size, _ in files)
 
 
 def on_disk(files: Sequence[Listed]) -> int:
-    """Return the bytes that all files take on a disk."""
+    """Return the bytes that the files occupy on a disk."""
     return sum(-(-size // BLOCK) * BLOCK for _, size, _ in files)
 
 
 def at(folder: str, relative: str) -> str:
-    """Return a listed file's path; the source itself may be the file."""
+    """Return a listed file's path, which is the source itself if the source is a file."""
     return os.path.join(folder, relative) if relative else folder
 
 
 def existing(path: str) -> str:
-    """Return the nearest folder above a path that is there."""
+    """Return the nearest existing parent folder of a path."""
     path = os.path.dirname(path)
     while not os.path.isdir(path):
         path = os.path.dirname(path)
@@ -147,29 +149,32 @@ def existing(path: str) -> str:
 
 
 def file_system(path: str) -> str:
-    """Return the kind of the file system that a path is on."""
+    """Return the type of the file system that a path is on, empty if unknown."""
     path = os.path.realpath(path)
-    best, kind = "", ""
+    best, file_system_type = "", ""
     try:
         with open("/proc/self/mounts") as file:
             for line in file:
-                words = line.split()
-                point = words[1].replace("\\040", " ")
-                inside = path == point or path.startswith(point.rstrip("/") + "/")
-                if inside and len(point) >= len(best):
-                    best, kind = point, words[2]
+                fields = line.split()
+                point = fields[1].replace("\\040", " ")
+                is_inside = path == point or path.startswith(point.rstrip("/") + "/")
+                if is_inside and len(point) >= len(best):
+                    best, file_system_type = point, fields[2]
     except (OSError, IndexError):
         return ""
-    return kind
+    return file_system_type
 
 
 def is_shared(kind: str) -> bool:
-    """Whether a kind of file system is one that all nodes see alike."""
-    return any(kind == one or kind.startswith(one) or kind == "fuse." + one for one in SHARED)
+    """Return whether a file system type is shared by all nodes."""
+    return any(
+        kind == shared_type or kind.startswith(shared_type) or kind == "fuse." + shared_type
+        for shared_type in SHARED
+    )
 
 
 def human(size: float) -> str:
-    """Return a number of bytes in words."""
+    """Return a size in bytes as text with a unit."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024 or unit == "TiB":
             return "{:.0f} {}".format(size, unit) if unit == "B" else "{:.1f} {}".format(size, unit)
@@ -179,26 +184,26 @@ def human(size: float) -> str:
 
 def clock(seconds: float) -> str:
     """Return a duration as H:MM:SS."""
-    whole = max(0, int(seconds))
-    return "{}:{:02}:{:02}".format(whole // 3600, whole // 60 % 60, whole % 60)
+    whole_seconds = max(0, int(seconds))
+    return "{}:{:02}:{:02}".format(whole_seconds // 3600, whole_seconds // 60 % 60, whole_seconds % 60)
 
 
 class Progress:
-    """Tells in ``events.jsonl`` how far one node is with one source, every few seconds.
+    """A reporter of one node's progress with one source in ``events.jsonl``, every few seconds.
 
     Args:
-        nodes: how many bring it.
+        nodes: number of nodes that copy the source.
     """
 
     def __init__(self, node: str, source: str, size: int, nodes: int = 1) -> None:
         self.values = {"node": node, "source": source, "nodes": nodes}
         self.total, self.bytes = size, 0
-        self.every = max(2.0, nodes / 20.0)  # so that a thousand nodes write some twenty lines a second
+        self.every = max(2.0, nodes / 20.0)  # a thousand nodes write about twenty lines per second
         self.next = time.monotonic() + self.every
         self.lock = threading.Lock()
 
     def add(self, size: int) -> None:
-        """Count bytes that are there now."""
+        """Add bytes that have been copied."""
         with self.lock:
             self.bytes += size
             if time.monotonic() < self.next:
@@ -207,14 +212,14 @@ class Progress:
         self.tell(False)
 
     def tell(self, done: bool) -> None:
-        """Write how far it is."""
+        """Write a progress event."""
         event("staging", bytes=self.bytes, total=self.total, done=done, **self.values)
 
 
 def remaining(now: Optional[float] = None) -> Optional[float]:
-    """Return the seconds that are left of the job's time limit, None where nothing tells."""
+    """Return the remaining seconds of the job's time limit, None if unknown."""
     text = os.environ.get("SLURM_JOB_END_TIME", "")
     if now is None:
         slurm.measure_clock()
-    end = float(text) if text.isdigit() else slurm.seconds_of(slurm.show_job().get("EndTime", ""))
-    return None if end is None else end - (slurm.now() if now is None else now)
+    end_time = float(text) if text.isdigit() else slurm.seconds_of(slurm.show_job().get("EndTime", ""))
+    return None if end_time is None else end_time - (slurm.now() if now is None else now)

@@ -1,11 +1,11 @@
-"""What one node does: looks whether there is room, then brings its share to its own disk.
+"""The part of staging that each node runs: check the local disk, then copy the node's share to it.
 
 ::
 
-    DST                      the copy: whole, or not there
-    DST.dtslurm.json         what it is a copy of
-    .NAME.dtslurm-part       one that is under way, or was when its job died; never taken for the copy
-    .NAME.dtslurm-lock       held while one is made
+    DST                      the copy: complete, or absent
+    DST.dtslurm.json         the manifest: the source state that the copy has
+    .NAME.dtslurm-part       the draft, in progress or left by a job that died; never used as the copy
+    .NAME.dtslurm-lock       held while a draft is made
 """
 
 import contextlib
@@ -45,17 +45,17 @@ THEIRS = "{} belongs to another user, or is a link; name another place, such as 
 
 
 def name() -> str:
-    """Return this node's name as Slurm has it."""
+    """Return this node's Slurm node name."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
 
 
 def rank() -> int:
-    """Return this node's number in the step."""
+    """Return this node's index in the step."""
     return int(os.environ.get("SLURM_NODEID", "0"))
 
 
 class ItemPaths:
-    """One item's place on this node."""
+    """The paths of one item on this node."""
 
     def __init__(self, item: Item, environ: Dict[str, str]) -> None:
         self.item = item
@@ -66,33 +66,34 @@ class ItemPaths:
         self.draft = os.path.join(folder, "." + base + ".dtslurm-part")
         self.old = os.path.join(folder, "." + base + ".dtslurm-old")
         self.lock = os.path.join(folder, "." + base + ".dtslurm-lock")
-        self.sent = os.path.join(folder, "." + base + ".dtslurm-sent")  # by sbcast
+        self.sent = os.path.join(folder, "." + base + ".dtslurm-sent")  # the file that sbcast sends
 
     def whole(self, files: Sequence[Listed]) -> bool:
-        """Tell whether the copy is there and is of these files as they are now."""
-        told = load(self.manifest)
-        if told.get("fingerprint") != fingerprint(files) or not os.path.lexists(self.to):
+        """Return whether the copy exists, is complete, and matches the current state of the files."""
+        manifest = load(self.manifest)
+        if manifest.get("fingerprint") != fingerprint(files) or not os.path.lexists(self.to):
             return False
         try:
-            if not (is_closed(self.to) and is_closed(self.manifest)):  # others may have put something into it
+            # Other users may have modified the copy.
+            if not (is_closed(self.to) and is_closed(self.manifest)):
                 return False
             if self.item.method == "unpack":
-                own = tree(self.to)
-                return [len(own), total(own)] == told.get("unpacked")
-            return all(self._same(one) for one in files)
+                own_files = tree(self.to)
+                return [len(own_files), total(own_files)] == manifest.get("unpacked")
+            return all(self._matches(listed) for listed in files)
         except OSError:
             return False
 
-    def _same(self, one: Listed) -> bool:
-        found = os.stat(at(self.to, one[0]))
-        return found.st_size == one[1] and int(found.st_mtime) == one[2]
+    def _matches(self, one: Listed) -> bool:
+        status = os.stat(at(self.to, one[0]))
+        return status.st_size == one[1] and int(status.st_mtime) == one[2]
 
     def foreign(self) -> bool:
-        """Tell whether there is something that was not staged."""
+        """Return whether the destination exists and was not staged."""
         return os.path.lexists(self.to) and not os.path.exists(self.manifest)
 
     def theirs(self) -> str:
-        """Return what of this place another user or a link holds, empty if nothing."""
+        """Return the path of this item that belongs to another user or is a link, empty if none."""
         for path in (self.to, self.manifest, self.draft, self.old, self.lock, self.sent):
             with contextlib.suppress(FileNotFoundError):
                 if not is_own(path):
@@ -100,70 +101,71 @@ class ItemPaths:
         return ""
 
     def kept(self, files: Sequence[Listed]) -> int:
-        """Return the bytes that a draft has already, or that an outdated copy gives back."""
-        found = 0
+        """Return the bytes that the draft has already, or that removing an outdated copy frees."""
+        bytes_kept = 0
         for folder in (self.draft, self.to):
             if os.path.lexists(folder):
                 try:
-                    found += on_disk(tree(folder))
+                    bytes_kept += on_disk(tree(folder))
                 except OSError:
                     continue
-        return found
+        return bytes_kept
 
 
 def needed(item: Item, files: Sequence[Listed], method: str) -> int:
-    """Return the bytes of disk that an item takes on a node while it is brought.
+    """Return the bytes of disk that an item needs on a node during the copy.
 
     Raises:
-        Failed: what unpacks it is not here.
+        Failed: the program that unpacks the item is missing.
     """
     size = on_disk(files)
     if method == "unpack":
         squashed = copying.squashed(item.source)
-        return squashed or (size if item.source.endswith(".tar") else size * 2)  # at least that, most likely
+        # An estimate for compressed archives.
+        return squashed or (size if item.source.endswith(".tar") else size * 2)
     return size * 2 if method == "sbcast" and (len(files) != 1 or files[0][0]) else size
 
 
 def look(items: Sequence[Tuple[Item, Sequence[Listed], str]], environ: Dict[str, str]) -> Dict[str, Any]:
-    """Return what is to be done here and what speaks against it; nothing is written."""
+    """Return the work to do on this node and the problems that prevent it, without writing anything."""
     places: Dict[str, Any] = {}
     problems: List[str] = []
-    disks: Dict[int, List[int]] = {}
-    where = {}
+    needs_by_disk: Dict[int, List[int]] = {}
+    folder_by_disk = {}
     for item, files, method in items:
         try:
-            place = ItemPaths(item, environ)
+            item_paths = ItemPaths(item, environ)
         except ValueError as error:
             problems.append("{}: {}: {}".format(name(), item.to, error))
             continue
-        folder = existing(place.to)
-        found = os.stat(folder)
-        disk = found.st_dev
-        whole = place.whole(files)
-        places[item.name] = {"to": place.to, "whole": whole, "disk": [disk, found.st_ino]}
-        problem = "" if whole else _against(place, folder, method)
+        folder = existing(item_paths.to)
+        folder_status = os.stat(folder)
+        disk = folder_status.st_dev
+        is_whole = item_paths.whole(files)
+        places[item.name] = {"to": item_paths.to, "whole": is_whole, "disk": [disk, folder_status.st_ino]}
+        problem = "" if is_whole else _find_problem(item_paths, folder, method)
         if problem:
             problems.append("{}: {}".format(name(), problem))
-        elif not whole:
+        elif not is_whole:
             try:
                 size = needed(item, files, method)
             except Failed as error:
                 problems.append("{}: {}".format(name(), error))
                 continue
-            want = disks.setdefault(disk, [0, 0, 0])
-            want[0] += size
-            want[1] += len(files)
-            want[2] += place.kept(files)
-            where[disk] = folder
-    for disk, (size, count, kept) in disks.items():
-        room = os.statvfs(where[disk])
-        free = room.f_bavail * room.f_frsize + kept
+            disk_needs = needs_by_disk.setdefault(disk, [0, 0, 0])
+            disk_needs[0] += size
+            disk_needs[1] += len(files)
+            disk_needs[2] += item_paths.kept(files)
+            folder_by_disk[disk] = folder
+    for disk, (size, count, reusable) in needs_by_disk.items():
+        disk_status = os.statvfs(folder_by_disk[disk])
+        free = disk_status.f_bavail * disk_status.f_frsize + reusable
         if size * HEADROOM > free:
             text = "{}: {} do not fit on {}, where {} are free"
-            problems.append(text.format(name(), human(size), where[disk], human(free)))
-        elif room.f_files and room.f_favail < count:
+            problems.append(text.format(name(), human(size), folder_by_disk[disk], human(free)))
+        elif disk_status.f_files and disk_status.f_favail < count:
             text = "{}: {} files do not fit on {}, which takes {} more"
-            problems.append(text.format(name(), count, where[disk], room.f_favail))
+            problems.append(text.format(name(), count, folder_by_disk[disk], disk_status.f_favail))
     return {
         "node": name(),
         "node_rank": rank(),
@@ -181,8 +183,8 @@ def _machine() -> str:
         return socket.gethostname()
 
 
-def _against(place: ItemPaths, folder: str, method: str) -> str:
-    """Return why an item cannot be brought here, empty if it can."""
+def _find_problem(place: ItemPaths, folder: str, method: str) -> str:
+    """Return why an item cannot be copied to this node, empty if it can."""
     kind = file_system(folder)
     if is_shared(kind):
         return "{} is on {}, which all nodes share; name a place on the node's own disk".format(
@@ -210,83 +212,85 @@ def bring(
     nodes: int,
     environ: Dict[str, str],
 ) -> Dict[str, Any]:
-    """Bring one item here, unless it is here; return what was done.
+    """Copy one item to this node, unless the copy exists; return a summary.
 
     Args:
-        packed: of ``pack`` and ``sbcast``: the ``path`` of the one file, and its ``sha256``.
-        nodes: how many bring it.
+        packed: for ``pack`` and ``sbcast``: the ``path`` of the archive, and its ``sha256``.
+        nodes: number of nodes that copy the item.
 
     Raises:
         Failed: with the reason.
     """
-    place = ItemPaths(item, environ)
-    os.makedirs(place.folder, exist_ok=True)
-    began = time.monotonic()
+    item_paths = ItemPaths(item, environ)
+    os.makedirs(item_paths.folder, exist_ok=True)
+    started_at = time.monotonic()
     progress = Progress(name(), item.source, total(files), nodes)
-    if place.theirs():
-        raise Failed(THEIRS.format(place.theirs()))
+    if item_paths.theirs():
+        raise Failed(THEIRS.format(item_paths.theirs()))
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(place.lock, flags, 0o600), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another job or task here may be bringing the same
-        if place.whole(files):
+    with os.fdopen(os.open(item_paths.lock, flags, 0o600), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another job or task on this node may be copying the same item
+        if item_paths.whole(files):
             progress.add(progress.total)
             progress.tell(True)
             return {
-                "to": place.to,
+                "to": item_paths.to,
                 "kept": True,
                 "bytes": 0,
-                "sha256": load(place.manifest).get("sha256", ""),
+                "sha256": load(item_paths.manifest).get("sha256", ""),
             }
-        if place.foreign():
-            raise Failed("{} is there already and was not staged".format(place.to))
-        _make_room(place, files, method)
+        if item_paths.foreign():
+            raise Failed("{} is there already and was not staged".format(item_paths.to))
+        _make_room(item_paths, files, method)
         try:
-            digest = _draft(place, files, method, packed, progress)
-            own = tree(place.draft)
+            digest = _make_draft(item_paths, files, method, packed, progress)
+            draft_files = tree(item_paths.draft)
             unpacked = method == "unpack"
-            if not unpacked and [one[:2] for one in own] != [one[:2] for one in files]:
-                raise Failed("{} has not all of {}'s files".format(place.draft, item.source))
+            if not unpacked and [listed[:2] for listed in draft_files] != [listed[:2] for listed in files]:
+                raise Failed("{} has not all of {}'s files".format(item_paths.draft, item.source))
         except OSError as error:
-            _after(place, error)
-            raise Failed("{}: {}".format(error.filename or place.to, error.strerror)) from None
-        told = {"schema": 1, "source": item.source, "fingerprint": fingerprint(files), "sha256": digest}
-        told.update(files=len(own), bytes=total(own), method=method, time=int(time.time()))
+            _clean_up_draft(item_paths, error)
+            raise Failed("{}: {}".format(error.filename or item_paths.to, error.strerror)) from None
+        manifest = {"schema": 1, "source": item.source, "fingerprint": fingerprint(files), "sha256": digest}
+        manifest.update(
+            files=len(draft_files), bytes=total(draft_files), method=method, time=int(time.time())
+        )
         if unpacked:
-            told["unpacked"] = [len(own), total(own)]
-        _finish(place, told)
+            manifest["unpacked"] = [len(draft_files), total(draft_files)]
+        _publish_draft(item_paths, manifest)
     progress.bytes = progress.total
     progress.tell(True)
     return {
-        "to": place.to, "kept": False, "bytes": total(files), "sha256": digest,
-        "seconds": round(time.monotonic() - began, 3),
+        "to": item_paths.to, "kept": False, "bytes": total(files), "sha256": digest,
+        "seconds": round(time.monotonic() - started_at, 3),
     }  # fmt: skip
 
 
 def _make_room(place: ItemPaths, files: Sequence[Listed], method: str) -> None:
-    """Remove what is in the way: a draft of another kind, and an outdated copy where both do not fit."""
-    single = bool(files) and not files[0][0] and method != "unpack"
-    if os.path.lexists(place.draft) and os.path.isdir(place.draft) == single:
+    """Remove what is in the way: a draft of another kind, and an outdated copy if both do not fit."""
+    is_single_file = bool(files) and not files[0][0] and method != "unpack"
+    if os.path.lexists(place.draft) and os.path.isdir(place.draft) == is_single_file:
         remove(place.draft)
     if os.path.lexists(place.to):
-        found = os.statvfs(place.folder)
-        if found.f_bavail * found.f_frsize < needed(place.item, files, method) * HEADROOM:
+        disk_status = os.statvfs(place.folder)
+        if disk_status.f_bavail * disk_status.f_frsize < needed(place.item, files, method) * HEADROOM:
             remove(place.to)
 
 
 def remove(path: str) -> None:
-    """Remove a file or a folder, if it is there."""
+    """Remove a file or a folder, if it exists."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path, ignore_errors=True)
     elif os.path.lexists(path):
         os.unlink(path)
 
 
-def _draft(
+def _make_draft(
     place: ItemPaths, files: Sequence[Listed], method: str, packed: Dict[str, str], progress: Progress
 ) -> str:
     if method in ("pack", "sbcast"):
         archive = place.sent if method == "sbcast" else packed["path"]
-        if files and not files[0][0]:  # one file, sent as it is
+        if files and not files[0][0]:  # a single file, sent without packing
             os.replace(archive, place.draft)
             os.utime(place.draft, (files[0][2], files[0][2]))
             digest: str = digest_of(place.draft)
@@ -299,28 +303,32 @@ def _draft(
         return digest
     if method == "unpack":
         return copying.unpack(place.item.source, place.draft, progress)
-    # What a draft holds of an older state of the source must not become part of the copy.
-    wanted = {one[0] for one in files}
+    # Files in the draft from an older state of the source must not become part of the copy.
+    source_paths = {listed[0] for listed in files}
     if os.path.isdir(place.draft):
         for relative, _, _ in tree(place.draft):
-            if relative not in wanted:
+            if relative not in source_paths:
                 os.unlink(at(place.draft, relative))
-    brought: str = copying.WAYS[method](place.item.source, place.draft, files, progress)
-    return brought
+    combined_digest: str = copying.WAYS[method](place.item.source, place.draft, files, progress)
+    return combined_digest
 
 
-def _after(place: ItemPaths, error: OSError) -> None:
-    """Give a full disk its room back; any other draft is kept, to go on from."""
+def _clean_up_draft(place: ItemPaths, error: OSError) -> None:
+    """Remove the draft if the disk is full; otherwise keep the draft, so that the next staging can resume."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remove(place.draft)
     remove(place.sent)
 
 
-def _finish(place: ItemPaths, told: Dict[str, Any]) -> None:
-    """Make the draft the copy. The record comes first: one that tells of no such files counts for nothing."""
-    if place.theirs():  # who was here meanwhile
+def _publish_draft(place: ItemPaths, told: Dict[str, Any]) -> None:
+    """Turn the draft into the copy.
+
+    The manifest is written first: a manifest whose files do not exist is ignored.
+    """
+    if place.theirs():  # another user may have created a path meanwhile
         raise Failed(THEIRS.format(place.theirs()))
-    os.chmod(place.draft, stat.S_IMODE(os.stat(place.draft).st_mode) & ~0o022)  # an archive sets its own
+    # Archives set their own permissions.
+    os.chmod(place.draft, stat.S_IMODE(os.stat(place.draft).st_mode) & ~0o022)
     remove(place.old)
     put(place.manifest, told)
     if os.path.lexists(place.to):

@@ -1,4 +1,7 @@
-"""What is to be staged, as it is written: ``SRC[:DST[:OPTION,...]]``. Pure."""
+"""Parse the items to stage, written as ``SRC[:DST[:OPTION,...]]``, and choose how to copy them.
+
+Pure functions.
+"""
 
 import os
 import re
@@ -6,20 +9,20 @@ from typing import Dict, List, NamedTuple, Sequence
 
 METHODS = ("auto", "copy", "pack", "sbcast", "rsync", "unpack")
 SHARDS = ("node", "rank")
-_PLACE = re.compile(r"(?:/|\$\w+|\$\{\w+\})(?:[\w./+@%=-]|\$\w+|\$\{\w+\})*")
+_PATH_PATTERN = re.compile(r"(?:/|\$\w+|\$\{\w+\})(?:[\w./+@%=-]|\$\w+|\$\{\w+\})*")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 _ARCHIVE = re.compile(r"\.(?:tar|tgz|tbz2|txz|sqsh|squashfs|sfs|(?:tar\.(?:gz|bz2|xz|zst|lz4)))$")
 
 
 class Item(NamedTuple):
-    """One thing to stage.
+    """One file or folder to stage.
 
     Attributes:
-        source: where it is: in the shared file system, or of results on the local disk.
-        to: where it goes; may name variables, which each node fills in.
-        name: what it is called in ``DTSLURM_STAGED_<NAME>``, in small letters.
+        source: the source path: on the shared file system, or for results on the local disk.
+        to: the destination path; may contain variables, which each node expands.
+        name: lower-case name, used in ``DTSLURM_STAGED_<NAME>``.
         method: one of `METHODS`.
-        shards: ``node`` or ``rank`` where each gets an even share of the files; empty where each gets all.
+        shards: ``node`` or ``rank`` if each gets an even share of the files; empty if each gets all files.
     """
 
     source: str
@@ -30,12 +33,12 @@ class Item(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """The variable that tells the program where it lies."""
+        """The environment variable that contains the item's path for the training code."""
         return "DTSLURM_STAGED_" + self.name.upper()
 
     @property
     def text(self) -> str:
-        """The item as it would be written."""
+        """The item in its written form."""
         options = ["name=" + self.name]
         options += ["method=" + self.method] if self.method != "auto" else []
         options += ["shards=" + self.shards] if self.shards else []
@@ -43,23 +46,23 @@ class Item(NamedTuple):
 
 
 def parse(text: str, disk: str = "", out: bool = False) -> Item:
-    """Return what a text asks for.
+    """Parse the written form of an item.
 
     Args:
-        disk: the nodes' local disk, for a text that names no place.
-        out: it is about results, which come from a local disk.
+        disk: the nodes' local disk, used if the text has no destination.
+        out: whether the item is a result, copied from a local disk.
 
     Raises:
-        ValueError: with the reason, for people.
+        ValueError: the text is invalid; the message is for the user.
     """
-    source, colon, rest = text.partition(":")
-    to, _, words = rest.partition(":")
-    options = _options(words)
+    source, colon, destination_text = text.partition(":")
+    to, _, options_text = destination_text.partition(":")
+    options = _parse_options(options_text)
     base = os.path.basename(source.rstrip("/"))
     stem = _ARCHIVE.sub("", base)
     unpack = options.get("method") == "unpack"
     if out:
-        _check_place(source, "the local folder")
+        _check_path(source, "the local folder")
         to = to if colon else base
     else:
         if not source.startswith("/"):
@@ -69,7 +72,7 @@ def parse(text: str, disk: str = "", out: bool = False) -> Item:
         to = to or disk.rstrip("/") + "/" + (stem if unpack else base)
         if to.endswith("/"):
             to += stem if unpack else base
-        _check_place(to, "the place on the node")
+        _check_path(to, "the place on the node")
     name = options.get("name") or re.sub(r"\W+", "_", stem).strip("_").lower()
     if not re.match(r"[A-Za-z_]\w*$", name):
         raise ValueError("give it a name, as in SRC:DST:name=data")
@@ -80,72 +83,77 @@ def parse(text: str, disk: str = "", out: bool = False) -> Item:
     )
 
 
-def _options(words: str) -> Dict[str, str]:
-    known: Dict[str, Sequence[str]] = {"method": METHODS, "shards": SHARDS, "name": ()}
+def _parse_options(words: str) -> Dict[str, str]:
+    values_by_option: Dict[str, Sequence[str]] = {"method": METHODS, "shards": SHARDS, "name": ()}
     options = {}
     for word in filter(None, words.split(",")):
         key, equals, value = word.partition("=")
-        if key not in known or not equals:
+        if key not in values_by_option or not equals:
             raise ValueError("{!r} is none of method=…, shards=… and name=…".format(word))
-        if known[key] and value not in known[key]:
-            raise ValueError("{} is one of {}, not {!r}".format(key, ", ".join(known[key]), value))
+        if values_by_option[key] and value not in values_by_option[key]:
+            raise ValueError("{} is one of {}, not {!r}".format(key, ", ".join(values_by_option[key]), value))
         options[key] = value
     return options
 
 
-def _check_place(path: str, what: str) -> None:
-    if not _PLACE.match(path) or _PLACE.match(path).group() != path:  # type: ignore[union-attr]
+def _check_path(path: str, what: str) -> None:
+    if not _PATH_PATTERN.match(path) or _PATH_PATTERN.match(path).group() != path:  # type: ignore[union-attr]
         raise ValueError("{} begins with / or a variable, as in $TMPDIR/data; not {!r}".format(what, path))
     if ".." in path.split("/") or path == "/" or _VARIABLE.fullmatch(path):
         raise ValueError("{} should be a folder of its own, not {!r}".format(what, path))
 
 
 def expand(path: str, environ: Dict[str, str]) -> str:
-    """Return a path with its variables filled in.
+    """Return a path with its variables expanded.
 
     Raises:
-        ValueError: one is not set.
+        ValueError: a variable is not set, or the expanded path is not absolute.
     """
 
-    def value(found):  # type: ignore[no-untyped-def]
+    def replacement(found):  # type: ignore[no-untyped-def]
         name = found.group(1) or found.group(2)
         if not environ.get(name):
             raise ValueError("${} is not set there".format(name))
         return environ[name]
 
-    full = _VARIABLE.sub(value, path)
-    if not full.startswith("/"):
-        raise ValueError("{} is no full path there: {!r}".format(path, full))
-    return os.path.normpath(full)
+    expanded = _VARIABLE.sub(replacement, path)
+    if not expanded.startswith("/"):
+        raise ValueError("{} is no full path there: {!r}".format(path, expanded))
+    return os.path.normpath(expanded)
 
 
 def shard(sizes: Sequence[int], shares: int) -> List[List[int]]:
-    """Return the numbers of the files in each share: counts differ by one at most, bytes as little as goes.
+    """Distribute files over shares; return the file indices of each share.
 
-    The larger ones are dealt first, to whoever has least and may still take one.
+    The numbers of files per share differ by at most one, and the bytes are balanced greedily: the files are
+    assigned in order of decreasing size, each to the share with the fewest bytes that may still take a file.
     """
-    hands: List[List[int]] = [[] for _ in range(shares)]
+    indices_by_share: List[List[int]] = [[] for _ in range(shares)]
     weights = [0] * shares
-    most = -(-len(sizes) // shares)
-    full = len(sizes) % shares or shares  # so many shares may have `most`
+    max_files = -(-len(sizes) // shares)
+    max_full_shares = len(sizes) % shares or shares  # number of shares that may have `max_files` files
     for index in sorted(range(len(sizes)), key=lambda number: (-sizes[number], number)):
-        above = sum(1 for hand in hands if len(hand) == most)
-        open_ones = [
-            number
-            for number, hand in enumerate(hands)
-            if len(hand) < most - 1 or (len(hand) == most - 1 and above < full)
+        full_shares = sum(1 for indices in indices_by_share if len(indices) == max_files)
+        open_shares = [
+            share
+            for share, indices in enumerate(indices_by_share)
+            if len(indices) < max_files - 1
+            or (len(indices) == max_files - 1 and full_shares < max_full_shares)
         ]
-        chosen = min(open_ones, key=lambda number: (weights[number], len(hands[number]), number))
-        hands[chosen].append(index)
-        weights[chosen] += sizes[index]
-    return [sorted(hand) for hand in hands]
+        lightest = min(
+            open_shares, key=lambda number: (weights[number], len(indices_by_share[number]), number)
+        )
+        indices_by_share[lightest].append(index)
+        weights[lightest] += sizes[index]
+    return [sorted(indices) for indices in indices_by_share]
 
 
 def choose(item: Item, files: int, size: int, nodes: int, same_place: bool, sbcast: bool) -> str:
-    """Return how an item is copied, by its size, its files and the nodes that lack it.
+    """Return the copy method for an item, based on its size, its number of files and the nodes that lack it.
 
-    Many small files are read from the shared file system once rather than by every node: they are packed into
-    one file. One large file goes to many nodes by Slurm's tree, so that not all of them read it.
+    Many small files are packed into one file, so that they are read from the shared file system once rather
+    than by every node. One large file is sent to many nodes with sbcast, Slurm's tree broadcast, so that not
+    all of them read it.
     """
     if item.method == "sbcast" and (not sbcast or not same_place or item.shards):
         return "copy" if files < 1000 else "pack"

@@ -1,4 +1,4 @@
-"""Steps beside the ranks: restarts silent agents, and asks which nodes can still start something.
+"""Steps beside the ranks: restarts silent agents, and probes which nodes can still start a process.
 
 A node that starts a new agent is not lost.
 """
@@ -12,17 +12,17 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from .files import json_of, text_of
 from .heartbeats import Beats
 
-KEPT = ("SLURM_CONF", "SLURM_JOB_ID")  # of the batch script's variables
+KEPT = ("SLURM_CONF", "SLURM_JOB_ID")  # variables of the batch script that the steps keep
 
-MISSED_S = 5.0  # an agent that is silent for longer has missed a sign
-ANSWER_S = 5.0  # for a node to start a new agent, and until a silence is that of a lost node
-FIRST_SIGN_S = 60.0  # of an agent that a node has started; the file system may be slow
-AT_ONCE = 4  # srun processes: the silence of a rack is no reason for a hundred requests
-STARTED = "started"  # what an agent's node prints before the agent itself starts
+MISSED_S = 5.0  # an agent that is silent for longer has missed a heartbeat
+ANSWER_S = 5.0  # for a node to start a new agent, and until a silent node counts as lost
+FIRST_SIGN_S = 60.0  # until the first heartbeat of a restarted agent; the file system may be slow
+AT_ONCE = 4  # srun processes at once, so that the loss of a rack causes no burst of requests
+STARTED = "started"  # printed on the node before the agent itself starts
 
 
 class Agents:
-    """The agents that were started anew and have given no sign yet.
+    """The restarted agents that have not written a heartbeat yet.
 
     Args:
         start: starts an agent on a node.
@@ -33,10 +33,12 @@ class Agents:
         self.started: Dict[str, float] = {}
 
     def look(self) -> List[str]:
-        """Start agents where they are silent; return the nodes whose new one has given its first sign."""
+        """Restart silent agents; return the nodes whose restarted agent wrote its first heartbeat."""
         beats, now = self.beats, self.beats.clock()
         silent = beats.silent(MISSED_S)
-        back = [name for name in self.started if beats.last[name].get("restarted") and name not in silent]
+        recovered = [
+            name for name in self.started if beats.last[name].get("restarted") and name not in silent
+        ]
         self.started = {
             name: at for name, at in self.started.items() if name in silent and now - at < FIRST_SIGN_S
         }
@@ -44,18 +46,18 @@ class Agents:
             if name not in self.started and len(self.started) < AT_ONCE:
                 self.start(name)
                 self.started[name] = now
-        return back
+        return recovered
 
     def lost(self) -> Optional[str]:
-        """Return a node that is silent and did not start an agent in time, None while there is none."""
+        """Return a node that is silent and did not start an agent in time, None if there is none."""
         now = self.beats.clock()
         for name in self.beats.silent(self.beats.silent_s):
-            late = now - self.started.get(name, now) >= ANSWER_S
-            if late and name != self.beats.own and not self._answered(name):
+            is_overdue = now - self.started.get(name, now) >= ANSWER_S
+            if is_overdue and name != self.beats.own and not self._has_started(name):
                 return name
         return None
 
-    def _answered(self, name: str) -> bool:
+    def _has_started(self, name: str) -> bool:
         return STARTED in (text_of(self.beats.log_of(name)) or "").split()
 
     def words(self, name: str) -> str:
@@ -65,36 +67,39 @@ class Agents:
 
 
 def step_on(top: str, node: str) -> Tuple[List[str], Dict[str, str]]:
-    """Return what runs a command on a node beside its ranks, without their resources; and the environment.
+    """Return the command prefix that starts a step on a node beside its ranks, and its environment.
 
-    The batch script's own variables would ask for the job's resources, and some exclude others.
+    The step takes no resources of the ranks. The batch script's own variables would request the job's
+    resources, and some exclude others.
 
     Args:
-        top: where the supervisor's own files are.
+        top: the path of the supervisor's own files.
     """
-    hiding = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_")
-    env = {key: value for key, value in os.environ.items() if key in KEPT or not key.startswith(hiding)}
-    words = ["srun", "--nodes=1", "--ntasks=1", "--nodelist=" + node, "--overlap", "--mpi=none"]
-    words += ["--mem=0", "--gres=none", "--cpu-bind=none"]
-    more = json_of(os.path.join(top, "health.json")).get("srun_options") or []
-    return [*words, *map(str, more)], env
+    hidden_prefixes = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_")
+    env = {
+        key: value for key, value in os.environ.items() if key in KEPT or not key.startswith(hidden_prefixes)
+    }
+    srun_command = ["srun", "--nodes=1", "--ntasks=1", "--nodelist=" + node, "--overlap", "--mpi=none"]
+    srun_command += ["--mem=0", "--gres=none", "--cpu-bind=none"]
+    profile_options = json_of(os.path.join(top, "health.json")).get("srun_options") or []
+    return [*srun_command, *map(str, profile_options)], env
 
 
 def answering(top: str, nodes: Sequence[str], patience: float = 10.0) -> List[str]:
-    """Return the nodes on which Slurm can still start something."""
+    """Return the nodes on which Slurm can still start a process."""
     processes = {}
     for node in nodes:
-        words, env = step_on(top, node)
+        srun_command, env = step_on(top, node)
         with contextlib.suppress(OSError):
             processes[node] = subprocess.Popen(
-                [*words, "true"], env=env, stdin=subprocess.DEVNULL,
+                [*srun_command, "true"], env=env, stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
     end = time.monotonic() + patience
-    while any(one.poll() is None for one in processes.values()) and time.monotonic() < end:
+    while any(process.poll() is None for process in processes.values()) and time.monotonic() < end:
         time.sleep(0.1)
-    for one in processes.values():
-        if one.poll() is None:
-            one.kill()
-        one.wait()
-    return [node for node, one in processes.items() if one.returncode == 0]
+    for process in processes.values():
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+    return [node for node, process in processes.items() if process.returncode == 0]

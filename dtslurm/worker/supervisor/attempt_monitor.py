@@ -1,4 +1,4 @@
-"""The watch over one attempt: when the supervisor must end it, and why."""
+"""Monitors one running attempt: decides when the supervisor must end it, and why."""
 
 import os
 import time
@@ -14,15 +14,25 @@ from .step import RunningStep
 WANTS_REQUEUE = 85
 LOOK_S = 0.5
 CLOCK_ROUNDS = 120
-OTHERS_END_S = 6.0  # when a rank has failed the others have so long, then they are ended by force
-QUIET_S = 15.0  # ranks that are silent so long may have lost a node: Slurm is asked
-SOON_S, ASK_AGAIN_S = 8.0, 30.0  # and again: of ranks that do nothing, or a node in doubt; of others
-STACKS_S = 15.0  # for the nodes to tell what their ranks do
-LIMIT_MARGIN_S = 30.0  # before the job's time limit the step is ended, so that there is time to requeue
+OTHERS_END_S = 6.0  # how long the other ranks may take to end after a rank failed; then they are killed
+QUIET_S = 15.0  # ranks that are silent for longer may have lost a node: query Slurm
+SOON_S, ASK_AGAIN_S = 8.0, 30.0  # until the next query: with idle ranks or a node in doubt; otherwise
+STACKS_S = 15.0  # for the nodes to write their ranks' stacks
+LIMIT_MARGIN_S = 30.0  # the step is ended so long before the job's time limit, to leave time for the requeue
 
 
 class Watching:
-    """The watch over one attempt while it runs."""
+    """Monitors one attempt while it runs.
+
+    Attributes:
+        hangs: whether hangs are detected.
+        quiet: the hang detector.
+        rounds: number of rounds so far, one each `LOOK_S`.
+        every: rounds between two checks.
+        failed_at: when the first failure of a rank was seen (monotonic clock); 0 without one.
+        asked_at: when Slurm was last queried about the nodes (monotonic clock).
+        pictured_at: when the stacks were last requested (monotonic clock); 0 if there is no request.
+    """
 
     def __init__(self, supervisor: Any, step: RunningStep, number: int, nodes: List[str]) -> None:
         self.supervisor, self.step, self.number, self.nodes = supervisor, step, number, nodes
@@ -31,39 +41,42 @@ class Watching:
         self.agents = Agents(
             self.beats, lambda name: step.start_agent(supervisor.top, name, self.beats.log_of(name))
         )
-        asked = supervisor.asked.hang_timeout
+        timeout_s = supervisor.asked.hang_timeout
         metrics = os.path.join(run_dir, "metrics", str(number))
-        self.hangs = asked >= 0  # whether they are looked for
-        self.quiet = HangDetector(step.logs, metrics, max(asked, 0) or None, longest=supervisor.longest_pause)
+        self.hangs = timeout_s >= 0
+        self.quiet = HangDetector(
+            step.logs, metrics, max(timeout_s, 0) or None, longest=supervisor.longest_pause
+        )
         self.quiet.watched_gpus.clocks = self.beats.clocks
         self.rounds = 0
-        # Every second, of many nodes every 2.5 s: with a sign each 3 s and 10 s of silence 15 s at most.
+        # Check every second, with many nodes every 2.5 s: a silent node is found within 15 s, as heartbeats
+        # come every 3 s and the limit is 10 s.
         self.every = min(5, 2 * max(1, len(supervisor.nodes) // 64))
         self.failed_at = 0.0
         self.asked_at = -ASK_AGAIN_S
         self.pictured_at = 0.0
 
     def until_the_end(self) -> Dict[str, Any]:
-        """Return why the supervisor ends the step, as soon as it must; empty if it ends by itself."""
+        """Return why the supervisor must end the step, as soon as it must; empty if it ends by itself."""
         while self.step.code() is None:
             time.sleep(LOOK_S)
             self.rounds += 1
             if self.rounds % self.every == 0:
-                why = self._look()
+                why = self._check()
                 if why and self.step.code() is None:
                     return why
         return {}
 
-    def _look(self) -> Dict[str, Any]:
+    def _check(self) -> Dict[str, Any]:
         supervisor = self.supervisor
         if self.rounds % CLOCK_ROUNDS == 0:
-            slurm.measure_clock()  # if the controller did not answer before
+            slurm.measure_clock()  # no effect if the controller has answered before
         if not lease.holds(supervisor.run_dir, self.number):
             return {"cause": "stale"}
         if lease.stopped(supervisor.run_dir) and not supervisor.await_cancel():
             return {"cause": "cancelled", "blame": "user", "summary": "there is a file 'stop'"}
         if supervisor.told is not None:
-            return {}  # Slurm ends the ranks by itself; whoever still saves may do so
+            return {}  # Slurm ends the ranks by itself; ranks that still save may finish
         if supervisor.limit_is_near():
             return {"cause": "time-limit", "blame": "user", "summary": "the job's time limit is near"}
         self.beats.look()
@@ -71,55 +84,57 @@ class Watching:
             supervisor.ledger.event("agent_restarted", self.number, node=name)
             supervisor.say("the agent on {} was silent and was restarted; its ranks go on".format(name))
         lost = self.agents.lost()
-        found = supervisor.silent(lost, self.beats.silent_s, self.agents.words(lost)) if lost else {}
-        if found:
-            return dict(found)
-        return self._failed() or (self._silence() if self.rounds % (4 * self.every) == 0 else {})
+        lost_cause = supervisor.silent(lost, self.beats.silent_s, self.agents.words(lost)) if lost else {}
+        if lost_cause:
+            return dict(lost_cause)
+        return self._check_failed_rank() or (
+            self._check_silence() if self.rounds % (4 * self.every) == 0 else {}
+        )
 
-    def _failed(self) -> Dict[str, Any]:
-        """Tell whether a rank has failed and the others take their time to end."""
-        words = (text_of(os.path.join(self.step.ranks, "first-failure")) or "").split()
-        if len(words) != 2 or words[1] == str(WANTS_REQUEUE):
+    def _check_failed_rank(self) -> Dict[str, Any]:
+        """Return a request to end the step if a rank has failed and the others do not end in time."""
+        fields = (text_of(os.path.join(self.step.ranks, "first-failure")) or "").split()
+        if len(fields) != 2 or fields[1] == str(WANTS_REQUEUE):
             return {}
         self.failed_at = self.failed_at or time.monotonic()
         return {"end": True} if time.monotonic() - self.failed_at > OTHERS_END_S else {}
 
-    def _silence(self) -> Dict[str, Any]:
-        """Tell whether the ranks say nothing because a node was cut off, or because they hang."""
-        quiet, supervisor = self.quiet, self.supervisor
-        hang = quiet.look(self.beats.ranks())
-        supervisor.longest_pause = quiet.longest
+    def _check_silence(self) -> Dict[str, Any]:
+        """Return the cause if the ranks are silent because a node was cut off or because they hang."""
+        detector, supervisor = self.quiet, self.supervisor
+        hang = detector.look(self.beats.ranks())
+        supervisor.longest_pause = detector.longest
         if self.hangs:
-            self._picture()
+            self._update_stacks()
         else:
             hang = None
         now = time.monotonic()
-        pause = SOON_S if quiet.idle or supervisor.in_doubt else ASK_AGAIN_S
-        if hang or (quiet.silent() > QUIET_S and now - self.asked_at > pause):
+        pause = SOON_S if detector.idle or supervisor.in_doubt else ASK_AGAIN_S
+        if hang or (detector.silent() > QUIET_S and now - self.asked_at > pause):
             self.asked_at = now
-            found: Dict[str, Any] = supervisor.cut_off(self.nodes, quiet.idle)
-            if found:
-                return found
-        return self._hang(hang) if hang else {}
+            cut_off_cause: Dict[str, Any] = supervisor.cut_off(self.nodes, detector.idle)
+            if cut_off_cause:
+                return cut_off_cause
+        return self._report_hang(hang) if hang else {}
 
-    def _picture(self) -> None:
-        """Ask for the ranks' stacks, again and again, and take in what is told of them."""
-        now, quiet = time.monotonic(), self.quiet
-        if not quiet.wants_picture():
+    def _update_stacks(self) -> None:
+        """Request the ranks' stacks repeatedly, and pass the answers to the hang detector."""
+        now, detector = time.monotonic(), self.quiet
+        if not detector.wants_picture():
             self.pictured_at = 0.0
             return
         if self.pictured_at:
-            told, whole = self.beats.told_stacks()
-            if not whole and now - self.pictured_at < STACKS_S:
+            stacks, is_complete = self.beats.told_stacks()
+            if not is_complete and now - self.pictured_at < STACKS_S:
                 return
-            quiet.see(told if whole else {})
+            detector.see(stacks if is_complete else {})
         self.beats.ask_stacks()
         self.pictured_at = now
 
-    def _hang(self, hang: Hang) -> Dict[str, Any]:
-        told = self.beats.stacks(STACKS_S)
-        if told and hang.rank is None:  # stacks tell more than states
-            hang = self.quiet.hang(told, time.time())
+    def _report_hang(self, hang: Hang) -> Dict[str, Any]:
+        stacks = self.beats.stacks(STACKS_S)
+        if stacks and hang.rank is None:  # stacks are more specific than process states
+            hang = self.quiet.hang(stacks, time.time())
         ledger = self.supervisor.ledger
         ranks = sorted(self.beats.ranks())
         values = {"rank": hang.rank, "node": hang.node, "summary": hang.summary}

@@ -1,4 +1,4 @@
-"""The run's own ledger: its attempts, how they ended, and how far training came."""
+"""The run's ledger: its attempts, how each of them ended, and the progress of training."""
 
 import errno
 import json
@@ -13,12 +13,12 @@ _CHECKPOINTS = "checkpoints.json"
 
 
 class Ended(NamedTuple):
-    """How one attempt ended.
+    """The end of one attempt.
 
     Attributes:
         cause: the slug that ``dtslurm diagnose`` gives, or checkpointed, time-limit, preempted, hang, done.
-        blame: who can put it right: code, node, site, user or unknown.
-        progressed: whether training came further than ever before; None where nothing tells.
+        blame: who can fix the cause: code, node, site, user or unknown.
+        progressed: whether training progressed further than in all earlier attempts; None if unknown.
     """
 
     attempt: int
@@ -34,7 +34,7 @@ class Ended(NamedTuple):
 
 
 class Ledger:
-    """What is remembered of the attempts of a run, over requeues; all in the run directory."""
+    """The record of a run's attempts, kept in the run directory across requeues."""
 
     def __init__(self, run_dir: str) -> None:
         self.run_dir = run_dir
@@ -43,7 +43,7 @@ class Ledger:
     def event(
         self, name: str, attempt: Optional[int] = None, *, patience_s: float = 0.0, **values: Any
     ) -> None:
-        """Append one event, in one write; it is lost where the disk refuses it for longer than patience_s."""
+        """Append one event with a single write; drop it if writing fails for longer than patience_s."""
         record: Dict[str, Any] = {"time": round(time.time(), 3), "event": name}
         if attempt is not None:
             record["attempt"] = attempt
@@ -56,14 +56,14 @@ class Ledger:
         try:
             size = os.lseek(descriptor, 0, os.SEEK_END)
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                line = b"\n" + line  # half a line is there, from when the disk became full
+                line = b"\n" + line  # an earlier write was cut off when the disk became full
             if os.write(descriptor, line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
 
     def begin(self) -> int:
-        """Return the number of a new attempt: the first whose log folder nobody made before."""
+        """Return the number of a new attempt: the first number without a log folder, which it creates."""
         folder = os.path.join(self.run_dir, "logs")
         used = [int(name) for name in names_in(folder) if name.isdigit()]
         number = max(used) + 1 if used else 0
@@ -76,105 +76,109 @@ class Ledger:
                 return number
 
     def events(self, name: str) -> List[Dict[str, Any]]:
-        """Return all events of a name, in order."""
+        """Return all events with this name, in order."""
         return [record for record in json_lines(self.events_path) if record.get("event") == name]
 
     def history(self) -> List[Ended]:
-        """Return how the attempts so far have ended, oldest first."""
-        counted = {one.get("attempt") for one in self.events("decision") if one.get("counted")}
+        """Return the ends of all attempts so far, oldest first."""
+        counted_attempts = {
+            decision.get("attempt") for decision in self.events("decision") if decision.get("counted")
+        }
         return [
             Ended(
-                attempt=int(one.get("attempt", 0)),
-                exit_code=int(one.get("exit_code") or 0),
-                cause=str(one.get("cause", "unknown")),
-                blame=str(one.get("blame", "unknown")),
-                rank=one.get("rank"),
-                node=one.get("node"),
-                summary=str(one.get("summary", "")),
-                progressed=one.get("progressed"),
-                counted=one.get("attempt") in counted,
+                attempt=int(event.get("attempt", 0)),
+                exit_code=int(event.get("exit_code") or 0),
+                cause=str(event.get("cause", "unknown")),
+                blame=str(event.get("blame", "unknown")),
+                rank=event.get("rank"),
+                node=event.get("node"),
+                summary=str(event.get("summary", "")),
+                progressed=event.get("progressed"),
+                counted=event.get("attempt") in counted_attempts,
             )
-            for one in self.events("attempt_ended")
+            for event in self.events("attempt_ended")
         ]
 
     def close_open(self) -> None:
-        """Record the end of attempts that could not do so: whoever kept them was lost with its node."""
-        ended = {one.get("attempt") for one in self.events("attempt_ended")}
-        for one in self.events("attempt"):
-            number = one.get("attempt")
-            if isinstance(number, int) and number not in ended:
+        """Record an end for attempts without one: their supervisor was lost with its node."""
+        ended_attempts = {event.get("attempt") for event in self.events("attempt_ended")}
+        for event in self.events("attempt"):
+            number = event.get("attempt")
+            if isinstance(number, int) and number not in ended_attempts:
                 summary = "its job ended without a word: the first node was lost, or Slurm started it anew"
                 values: Dict[str, Any] = {"summary": summary, "step": self.step_of(number)}
                 values["progressed"] = self.progressed(number)
                 self.event("attempt_ended", number, exit_code=None, cause="lost", blame="node", **values)
 
     def left_open(self) -> Tuple[Optional[int], int]:
-        """Return the last attempt if nobody told its end, or asked for another since; and its world size."""
+        """Return the last attempt if it has no recorded end and no later requeue, and its world size."""
         number, world_size = None, 0
-        for one in json_lines(self.events_path):
-            if one.get("event") == "attempt" and isinstance(one.get("attempt"), int):
-                number, world_size = one["attempt"], int(one.get("world_size") or 0)
-            elif one.get("event") in {"attempt_ended", "requeue"}:
+        for event in json_lines(self.events_path):
+            if event.get("event") == "attempt" and isinstance(event.get("attempt"), int):
+                number, world_size = event["attempt"], int(event.get("world_size") or 0)
+            elif event.get("event") in {"attempt_ended", "requeue"}:
                 number = None
         return number, world_size
 
     def excluded(self) -> List[str]:
-        """Return the nodes that this run no longer wants, in the order they were found bad."""
+        """Return the nodes that this run excludes, in the order in which they were found bad."""
         return list(
-            dict.fromkeys(str(one["node"]) for one in self.events("node_excluded") if one.get("node"))
+            dict.fromkeys(str(event["node"]) for event in self.events("node_excluded") if event.get("node"))
         )
 
     def seconds_since_first_start(self, now: float) -> float:
-        """Return how long ago the run's first attempt began; ``now`` is by the controller's clock.
+        """Return how long ago the run's first attempt began; ``now`` is a time of the controller's clock.
 
-        Its event has the time by that clock as ``slurm_time``; ``time`` is by the clock of its node.
+        The event's ``slurm_time`` is by the controller's clock as well; ``time`` is by the clock of the node.
         """
-        times = [
-            float(one.get("slurm_time") or one["time"]) for one in self.events("attempt") if "time" in one
+        start_times = [
+            float(event.get("slurm_time") or event["time"])
+            for event in self.events("attempt")
+            if "time" in event
         ]
-        return max(0.0, now - min(times)) if times else 0.0
+        return max(0.0, now - min(start_times)) if start_times else 0.0
 
     # ---- progress ----
 
     def step_of(self, attempt: int) -> Optional[int]:
-        """Return the highest training step that an attempt has told of."""
+        """Return the highest training step that an attempt reported."""
         path = os.path.join(self.run_dir, "metrics", str(attempt), "train.jsonl")
-        steps = [one["step"] for one in json_lines(path) if isinstance(one.get("step"), int)]
+        steps = [record["step"] for record in json_lines(path) if isinstance(record.get("step"), int)]
         return max(steps) if steps else None
 
     def note_checkpoints(self, attempt: int) -> None:
-        """Record what is in the checkpoint folder as an attempt begins, for `progressed`."""
+        """Record the contents of the checkpoint folder as an attempt begins, for `progressed`."""
         folder = os.path.join(self.run_dir, "ranks", str(attempt))
         try:
             os.makedirs(folder, exist_ok=True)
         except OSError:
             return
-        try_put(os.path.join(folder, _CHECKPOINTS), json.dumps({"changed": self._checkpoints()}))
+        try_put(os.path.join(folder, _CHECKPOINTS), json.dumps({"changed": self._list_checkpoints()}))
 
     def progressed(self, attempt: int) -> Optional[bool]:
-        """Tell whether an attempt came further than all before it; None where nothing tells.
+        """Return whether an attempt progressed further than all earlier attempts; None if unknown.
 
-        Compares the steps that training reports; without them, the files in the checkpoint folder with those
-        at the beginning of the attempt. Their times are not compared with a clock: those of the node and of
-        the file server may differ.
+        Compares the steps that training reports; without them, compares the files in the checkpoint folder
+        with those at the beginning of the attempt. Their times are not compared with a clock, because the
+        clocks of the node and the file server may differ.
         """
         step = self.step_of(attempt)
         if step is not None:
-            before = [self.step_of(number) for number in range(attempt)]
-            return step > max([number for number in before if number is not None] or [-1])
-        noted = json_of(os.path.join(self.run_dir, "ranks", str(attempt), _CHECKPOINTS)).get("changed")
-        now = self._checkpoints()
-        if not isinstance(noted, dict) or not now:
+            earlier_steps = [self.step_of(number) for number in range(attempt)]
+            return step > max([earlier for earlier in earlier_steps if earlier is not None] or [-1])
+        initial = json_of(os.path.join(self.run_dir, "ranks", str(attempt), _CHECKPOINTS)).get("changed")
+        checkpoints = self._list_checkpoints()
+        if not isinstance(initial, dict) or not checkpoints:
             return None
-        return any(noted.get(name) != changed for name, changed in now.items())
+        return any(initial.get(name) != changed for name, changed in checkpoints.items())
 
-    def _checkpoints(self) -> Dict[str, int]:
-        """Return what is in the checkpoint folder, each with the time of its last change."""
+    def _list_checkpoints(self) -> Dict[str, int]:
+        """Return the entries of the checkpoint folder with their modification times in nanoseconds."""
         folder = os.environ.get("DTSLURM_CHECKPOINT_DIR") or os.path.join(self.run_dir, "checkpoints")
-        found = {}
+        modified_at = {}
         for name in names_in(folder):
             try:
-                found[name] = os.stat(os.path.join(folder, name)).st_mtime_ns
+                modified_at[name] = os.stat(os.path.join(folder, name)).st_mtime_ns
             except OSError:
                 continue
-        return found
+        return modified_at

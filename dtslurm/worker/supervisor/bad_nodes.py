@@ -1,4 +1,4 @@
-"""The nodes that runs excluded, noted below the run root for the jobs that the user submits next."""
+"""Record the nodes that runs excluded, below the run root, for the jobs that the user submits next."""
 
 import os
 
@@ -7,21 +7,21 @@ from .files import json_of
 
 
 def note(run_dir: str, node: str, reason: str, when: float) -> None:
-    """Note that a run excludes a node; an unwritable file does not stop the run.
+    """Record that a run excludes a node; an unwritable file does not stop the run.
 
     Args:
-        run_dir: the run directory, of an array that of one task.
-        when: seconds since the epoch, as in the event of the run.
+        run_dir: the run directory; for an array, the directory of the array task.
+        when: seconds since the epoch, as in the run's event.
     """
-    run = run_dir
+    whole_run_dir = run_dir
     if os.environ.get("SLURM_ARRAY_TASK_ID") and os.path.basename(os.path.dirname(run_dir)) == "tasks":
-        run = os.path.dirname(os.path.dirname(run_dir))
-    cluster = json_of(os.path.join(run, "job.json")).get("cluster")
-    if not isinstance(cluster, str) or not cluster:  # node names mean nothing without their cluster
+        whole_run_dir = os.path.dirname(os.path.dirname(run_dir))
+    cluster = json_of(os.path.join(whole_run_dir, "job.json")).get("cluster")
+    if not isinstance(cluster, str) or not cluster:  # node names are ambiguous without the cluster's name
         return
-    job = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID", "")
-    line = note_line(cluster, node, reason, job, when)
+    job_id = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID", "")
+    line = note_line(cluster, node, reason, job_id, when)
     try:
-        exchange(supervisor_file(os.path.dirname(run)), [line], own=True)
+        exchange(supervisor_file(os.path.dirname(whole_run_dir)), [line], own=True)
     except OSError:
         return

@@ -1,4 +1,4 @@
-"""Small files on a shared file system: whole or not at all, and never a crash for want of one."""
+"""Small files on a shared file system: written atomically, and read without errors if they are missing."""
 
 import contextlib
 import errno
@@ -7,14 +7,14 @@ import os
 import time
 from typing import Any, Callable, Dict, List, Optional, TypeVar
 
-# Errors of a disk that is full and of a file server in trouble: both may pass.
+# Errors of a full disk and of an unresponsive file server: both may be temporary.
 PASSING = (errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EIO, errno.ETIMEDOUT)
 
 _Result = TypeVar("_Result")
 
 
 def text_of(path: str) -> Optional[str]:
-    """Return a file's text, None where there is none."""
+    """Return a file's text, None if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read().decode("utf-8", "replace")
@@ -23,7 +23,7 @@ def text_of(path: str) -> Optional[str]:
 
 
 def put(path: str, text: str) -> None:
-    """Write a file whole: under another name, then renamed."""
+    """Write a file atomically: under a temporary name, then renamed."""
     draft = "{}.{}".format(path, os.getpid())
     with open(draft, "w") as file:
         file.write(text)
@@ -31,7 +31,7 @@ def put(path: str, text: str) -> None:
 
 
 def try_put(path: str, text: str) -> None:
-    """Write a file whole, if that can be done now."""
+    """Write a file atomically; ignore errors."""
     try:
         put(path, text)
     except OSError:
@@ -42,7 +42,7 @@ def retry(act: Callable[[], _Result], patience_s: float) -> _Result:
     """Return what `act` returns, called again while a disk is full or a file server does not answer.
 
     Raises:
-        OSError: it still fails after that time, or fails for good.
+        OSError: `act` still fails after that time, or the error is permanent.
     """
     end = time.monotonic() + patience_s
     while True:
@@ -55,15 +55,15 @@ def retry(act: Callable[[], _Result], patience_s: float) -> _Result:
 
 
 def try_for(write: Callable[[], object], patience_s: float) -> None:
-    """Write as `retry` does, and give up without a word."""
+    """Call `write` as `retry` does; ignore its last error."""
     with contextlib.suppress(OSError):
         retry(write, patience_s)
 
 
 def is_there(path: str, patience_s: float = 0.0) -> bool:
-    """Tell whether a path is there; False, too, if nothing tells that within this time."""
+    """Return whether a path exists; False also if that cannot be determined within this time."""
 
-    def look() -> bool:
+    def check_path() -> bool:
         try:
             os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -71,13 +71,13 @@ def is_there(path: str, patience_s: float = 0.0) -> bool:
         return True
 
     try:
-        return retry(look, patience_s)
+        return retry(check_path, patience_s)
     except OSError:
         return False
 
 
 def json_of(path: str) -> Dict[str, Any]:
-    """Return a JSON object, empty where there is none."""
+    """Return the JSON object in a file, empty if there is none."""
     try:
         value = json.loads(text_of(path) or "")
     except ValueError:
@@ -86,8 +86,9 @@ def json_of(path: str) -> Dict[str, Any]:
 
 
 def names_in(folder: str) -> List[str]:
-    """Return what is in a folder, nothing where there is none."""
+    """Return the sorted names in a folder, none if it cannot be read."""
     try:
-        return sorted(os.listdir(folder))  # of equal evidence the same node is named on every file system
+        # Sorted, so that equal evidence blames the same node on every file system.
+        return sorted(os.listdir(folder))
     except OSError:
         return []

@@ -1,4 +1,4 @@
-"""The nodes' health before training: one short step looks, what is bad is left out."""
+"""The preflight on the job's nodes: a short step checks each node before training and excludes bad nodes."""
 
 import contextlib
 import os
@@ -15,22 +15,22 @@ from . import lease, slurm
 from .files import json_of
 from .restart_policy import Decision
 
-EXIT_CODE = 86  # as of a fabric check that finds it bad
+EXIT_CODE = 86  # the same code as that of a failed fabric check
 LIMIT_S = 60.0
-CLOCKS_S = 3.0  # by which the first node's clock may differ from the controller's, which tells whole seconds
+CLOCKS_S = 3.0  # tolerated difference between the first node's clock and the controller's whole seconds
 REQUEUES = 3
 SILENT = "did not answer"
 _LAUNCH = re.compile(r"(?:launch .*failed on node|Node failure on) ([\w.-]+)")
 
 
 class HealthReport(NamedTuple):
-    """What a look brought.
+    """The output of the preflight step.
 
     Attributes:
-        findings: by node, of those that began.
-        done: the nodes that told everything.
-        words: what srun said.
-        late: whether the look was ended because its time was up; empty if not.
+        findings: the findings of each node that started its checks.
+        done: the nodes that completed their checks.
+        words: the output of srun.
+        late: not empty if the step was ended because its time was up.
     """
 
     findings: Dict[str, List[Finding]]
@@ -40,22 +40,22 @@ class HealthReport(NamedTuple):
 
 
 class Report(NamedTuple):
-    """One node's health."""
+    """The health of one node."""
 
     node: str
     ok: bool
     findings: List[Finding]
 
     def faults(self) -> List[Finding]:
-        """Return what is bad."""
-        return [one for one in self.findings if one["level"] == BAD]
+        """Return the findings of level bad."""
+        return [entry for entry in self.findings if entry["level"] == BAD]
 
     def why(self) -> str:
-        """Return what is bad in words."""
-        return "; ".join("{}: {}".format(one["check"], one["evidence"]) for one in self.faults())
+        """Return the bad findings as text."""
+        return "; ".join("{}: {}".format(fault["check"], fault["evidence"]) for fault in self.faults())
 
 
-# ---- Looking ----
+# ---- Running the checks ----
 
 
 class Clock:
@@ -80,12 +80,12 @@ class Clock:
     def _serve(self) -> None:
         while True:
             try:
-                asked, peer = self._socket.recvfrom(network.MOST)
-                if not asked:
+                question, peer = self._socket.recvfrom(network.MOST)
+                if not question:
                     continue
-                said = network.build_answer(asked, self.key, time.time())
-                if said:
-                    self._socket.sendto(said, peer)
+                response = network.build_answer(question, self.key, time.time())
+                if response:
+                    self._socket.sendto(response, peer)
             except OSError:
                 if self._socket.fileno() < 0:
                     return
@@ -98,12 +98,12 @@ class Clock:
 
 
 def command(top: str, nodes: Sequence[str], more: Sequence[str], head: str, port: int) -> List[str]:
-    """Return what starts the look on each node, once."""
-    size = ["--nodes={}".format(len(nodes)), "--ntasks={}".format(len(nodes)), "--ntasks-per-node=1"]
-    where = ["--nodelist=" + ",".join(nodes), "--overlap"]
-    apart = ["--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none"]
+    """Return the srun command that starts the preflight once on each node."""
+    size_options = ["--nodes={}".format(len(nodes)), "--ntasks={}".format(len(nodes)), "--ntasks-per-node=1"]
+    placement_options = ["--nodelist=" + ",".join(nodes), "--overlap"]
+    isolation_options = ["--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none"]
     program = ["python3", top, "preflight", os.path.join(top, "health.json"), head, str(port)]
-    return ["srun", *where, *size, *apart, *more, *program]
+    return ["srun", *placement_options, *size_options, *isolation_options, *more, *program]
 
 
 def look(
@@ -112,199 +112,216 @@ def look(
     ended: Callable[[], bool] = lambda: False,
     env: Optional[Mapping[str, str]] = None,
 ) -> HealthReport:
-    """Run the look, for so long at most and until ``ended``, and return what was told."""
-    seen = HealthReport({}, [], [], [])
+    """Run the preflight step until its end, ``limit_s`` seconds or ``ended``, and return its output."""
+    report = HealthReport({}, [], [], [])
     try:
         process: Any = subprocess.Popen(
             list(argv), env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
     except OSError as error:
-        seen.words.append(str(error))
-        return seen
-    reader = threading.Thread(target=_read, args=(process.stdout, seen), daemon=True)
+        report.words.append(str(error))
+        return report
+    reader = threading.Thread(target=_read_output, args=(process.stdout, report), daemon=True)
     reader.start()
     end = time.monotonic() + limit_s
     while process.poll() is None and time.monotonic() < end and not ended():
         time.sleep(0.05)
     if process.poll() is None:
-        seen.late.append(True)  # srun ends its step at the first; what hangs on a node is left to Slurm
-        process.terminate()
+        report.late.append(True)
+        process.terminate()  # srun ends its step on the first TERM; Slurm cleans up what hangs on a node
         reader.join(2.0)
         process.kill()
     reader.join(2.0)
     process.wait()
-    return seen
+    return report
 
 
-def _read(output: Any, seen: HealthReport) -> None:
+def _read_output(output: Any, seen: HealthReport) -> None:
     with output:
         for text in output:
-            _take(text, seen)
+            _parse_line(text, seen)
 
 
-def _take(text: bytes, seen: HealthReport) -> None:
+def _parse_line(text: bytes, seen: HealthReport) -> None:
     values = parse_object(text)
     node = values.get("node")
     if not isinstance(node, str):
         seen.words.append(text.decode("utf-8", "replace").strip()[:200])
         return
-    found = seen.findings.setdefault(node, [])
+    findings = seen.findings.setdefault(node, [])
     if values.get("end"):
         seen.done.append(node)
     elif "check" in values:
-        found.append(finding(*(str(values.get(key, "")) for key in ("check", "level", "evidence"))))
+        findings.append(finding(*(str(values.get(key, "")) for key in ("check", "level", "evidence"))))
 
 
-# ---- Judging: pure ----
+# ---- Judging the findings: pure functions ----
 
 
 def judged(nodes: Sequence[str], seen: HealthReport) -> List[Report]:
-    """Return each node's health. Where no node answered at all nothing is known, and nothing is said.
+    """Return the health of each node; nothing if no node answered at all, because nothing is known then.
 
-    A node that did not tell everything in time is bad by that. If srun ended the look before its time, as it
-    does when it cannot start on one node, only those nodes are that it names.
+    A node that did not complete its checks in time is bad. If srun ended the step early, as it does when it
+    cannot start on a node, only the nodes that its output names are bad.
     """
-    named = {match.group(1): text for text in seen.words for match in [_LAUNCH.search(text)] if match}
-    if not seen.findings and not set(named) & set(nodes):
+    named_nodes = {match.group(1): text for text in seen.words for match in [_LAUNCH.search(text)] if match}
+    if not seen.findings and not set(named_nodes) & set(nodes):
         return []
     reports = []
     for node in nodes:
         findings = list(seen.findings.get(node, []))
-        if node in named:
-            findings.append(finding("answer", BAD, named[node]))
+        if node in named_nodes:
+            findings.append(finding("answer", BAD, named_nodes[node]))
         elif node not in seen.done:
             findings.append(finding("answer", BAD if seen.late else UNKNOWN, SILENT))
-        reports.append(Report(node, all(one["level"] != BAD for one in findings), findings))
+        reports.append(Report(node, all(entry["level"] != BAD for entry in findings), findings))
     return reports
 
 
 def decide(
     reports: Sequence[Report], before: Sequence[Report], requeues: int, wanted: int, may_requeue: bool
 ) -> Decision:
-    """Return what to do: go, requeue without the bad nodes, or stop.
+    """Return the action: go, requeue without the bad nodes, or stop.
 
     Args:
-        before: what earlier starts of this run saw.
-        requeues: how many requeues were made for bad nodes.
-        wanted: nodes that training needs.
+        before: the reports of earlier starts of this run.
+        requeues: number of earlier requeues because of bad nodes.
+        wanted: number of nodes that training needs.
     """
-    bad = [one for one in reports if not one.ok]
-    out = [one.node for one in bad]
+    bad = [report for report in reports if not report.ok]
+    names = [report.node for report in bad]
     if len(reports) - len(bad) >= wanted or not bad:
-        return Decision("go", "{} is left out".format(", ".join(out)) if out else "all nodes are fit", out)
-    everywhere = _everywhere([*before, *reports])
-    if everywhere:
+        return Decision(
+            "go",
+            "{} is left out".format(", ".join(names)) if names else "all nodes are fit",
+            names,
+        )
+    common_fault = _find_common_fault([*before, *reports])
+    if common_fault:
         text = "every node is bad by the same check, so it is not the node: {}: {}"
-        return Decision("stop", text.format(everywhere["check"], everywhere["evidence"]), [])
-    again = sorted(set(out) & {one.node for one in before if not one.ok})
-    if again:
-        text = "{} was found bad before, and this job got it again".format(", ".join(again))
-        return Decision("stop", text, out)
+        return Decision("stop", text.format(common_fault["check"], common_fault["evidence"]), [])
+    found_again = sorted(set(names) & {report.node for report in before if not report.ok})
+    if found_again:
+        text = "{} was found bad before, and this job got it again".format(", ".join(found_again))
+        return Decision("stop", text, names)
     if requeues >= REQUEUES:
         return Decision(
-            "stop", "bad nodes were left out {} times, and others are bad too".format(requeues), out
+            "stop", "bad nodes were left out {} times, and others are bad too".format(requeues), names
         )
     if not may_requeue:
-        return Decision("stop", "no other node is to be had", out)
-    return Decision("requeue", "no node is left to take the place of {}".format(", ".join(out)), out)
+        return Decision("stop", "no other node is to be had", names)
+    return Decision("requeue", "no node is left to take the place of {}".format(", ".join(names)), names)
 
 
-def _everywhere(reports: Sequence[Report]) -> Optional[Finding]:
-    """Return what is bad on every node ever looked at, if these are several; of a missing module, on one."""
-    common = set.intersection(*({one["check"] for one in report.faults()} for report in reports))
-    found = next((one for one in reports[-1].faults() if one["check"] in common), None)
-    if found is None or len({one.node for one in reports}) > 1:
-        return found
-    return found if found["check"] == "framework" and "No module named" in found["evidence"] else None
+def _find_common_fault(reports: Sequence[Report]) -> Optional[Finding]:
+    """Return the fault that every checked node has, None without one.
+
+    A single node counts only for a missing Python module.
+    """
+    common = set.intersection(*({entry["check"] for entry in report.faults()} for report in reports))
+    fault = next((entry for entry in reports[-1].faults() if entry["check"] in common), None)
+    if fault is None or len({report.node for report in reports}) > 1:
+        return fault
+    return fault if fault["check"] == "framework" and "No module named" in fault["evidence"] else None
 
 
 def of_events(events: Sequence[Dict[str, Any]]) -> List[Report]:
-    """Return what earlier looks saw, out of the run's events."""
-    found = []
+    """Return the reports of earlier preflights from the run's events."""
+    reports = []
     for event in events:
         if event.get("node") and isinstance(event.get("findings"), list):
-            findings = [one for one in event["findings"] if isinstance(one, dict) and "check" in one]
-            clean = [
-                finding(*(str(one.get(key, "")) for key in ("check", "level", "evidence")))
-                for one in findings
+            entries = [entry for entry in event["findings"] if isinstance(entry, dict) and "check" in entry]
+            findings = [
+                finding(*(str(entry.get(key, "")) for key in ("check", "level", "evidence")))
+                for entry in entries
             ]
-            found.append(Report(str(event["node"]), bool(event.get("ok")), clean))
-    return found
+            reports.append(Report(str(event["node"]), bool(event.get("ok")), findings))
+    return reports
 
 
-# ---- Acting ----
+# ---- Acting on the reports ----
 
 
 def before_training(supervisor: Any) -> Optional[int]:
-    """Look at the job's nodes; return None if training may begin, else the exit code to end with.
+    """Check the job's nodes; return None if training may begin, else the exit code of the job.
 
-    Bad ones are noted as excluded. A look that brings nothing keeps nobody from training.
+    Bad nodes are recorded as excluded. An inconclusive check does not block training.
     """
     ledger, nodes = supervisor.ledger, supervisor.nodes
-    before = of_events(ledger.events("health"))
+    earlier_reports = of_events(ledger.events("health"))
     began = time.monotonic()
-    reports = judged(nodes, _looked_at(supervisor))
+    reports = judged(nodes, _run_preflight(supervisor))
     if not reports or supervisor.told is not None:
         return None
-    reports = [_with_clock(one, slurm.clock_skew()) if one.node == nodes[0] else one for one in reports]
-    for one in reports:
-        notable = [found for found in one.findings if found["level"] != OK]
-        ledger.event("health", node=one.node, ok=one.ok, findings=notable)
-        if not one.ok:
-            supervisor.say("health: node {} is bad: {}".format(one.node, one.why()))
-        for found in notable:
-            if found["level"] == WARN:
-                supervisor.say("health: node {}, {}: {}".format(one.node, found["check"], found["evidence"]))
-    requeues = sum(1 for one in ledger.events("decision") if one.get("cause") == "health")
-    can = os.environ.get("SLURM_JOB_ID") is not None
-    least = supervisor.asked.least_nodes
-    made = decide(reports, before, requeues, least, can)
-    whys = {one.node: one.why() for one in reports}
-    for name in made.exclude:
-        supervisor.exclude(name, "health: " + whys.get(name, ""))
-    took = time.monotonic() - began
-    if made.action == "go":
-        bad = sum(1 for one in reports if not one.ok)
-        text = "{} nodes in {:.1f} s, {} bad".format(len(reports), took, bad)
-        supervisor.say("health: {}{}".format(text, "; " + made.reason if bad else ""))
+    reports = [
+        _with_clock(report, slurm.clock_skew()) if report.node == nodes[0] else report for report in reports
+    ]
+    for report in reports:
+        notable = [entry for entry in report.findings if entry["level"] != OK]
+        ledger.event("health", node=report.node, ok=report.ok, findings=notable)
+        if not report.ok:
+            supervisor.say("health: node {} is bad: {}".format(report.node, report.why()))
+        for entry in notable:
+            if entry["level"] == WARN:
+                supervisor.say(
+                    "health: node {}, {}: {}".format(report.node, entry["check"], entry["evidence"])
+                )
+    requeues = sum(1 for event in ledger.events("decision") if event.get("cause") == "health")
+    may_requeue = os.environ.get("SLURM_JOB_ID") is not None
+    least_nodes = supervisor.asked.least_nodes
+    decision = decide(reports, earlier_reports, requeues, least_nodes, may_requeue)
+    reasons = {report.node: report.why() for report in reports}
+    for name in decision.exclude:
+        supervisor.exclude(name, "health: " + reasons.get(name, ""))
+    elapsed_s = time.monotonic() - began
+    if decision.action == "go":
+        bad_count = sum(1 for report in reports if not report.ok)
+        text = "{} nodes in {:.1f} s, {} bad".format(len(reports), elapsed_s, bad_count)
+        supervisor.say("health: {}{}".format(text, "; " + decision.reason if bad_count else ""))
         return None
     ledger.event(
-        "decision", action=made.action, reason=made.reason, excluded=list(made.exclude), wait_s=0.0,
-        counted=False, cause="health",
+        "decision", action=decision.action, reason=decision.reason, excluded=list(decision.exclude),
+        wait_s=0.0, counted=False, cause="health",
     )  # fmt: skip
-    supervisor.say("health: {}: {}".format(made.action, made.reason))
+    supervisor.say("health: {}: {}".format(decision.action, decision.reason))
     holder = lease.holder(supervisor.run_dir)
-    if made.action == "stop" or not supervisor.onward(holder or 0):
+    if decision.action == "stop" or not supervisor.onward(holder or 0):
         ledger.close_open()
-        ledger.begin()  # so that what the job said is found where the words of an attempt are
+        ledger.begin()  # so that the job's output is found where attempts have their logs
         ledger.event("ended", holder, exit_code=EXIT_CODE)
     return EXIT_CODE
 
 
 def _with_clock(report: Report, skew: Optional[float]) -> Report:
-    """Return the first node's health with its clock: other nodes' clocks are compared with this one's."""
+    """Return the first node's report with its clock: the clocks of other nodes are compared with this one."""
     if skew is None:
         return report
     text = "{:.0f} s {} the controller's".format(abs(skew), "ahead of" if skew > 0 else "behind")
-    found = finding("clock", WARN if abs(skew) > CLOCKS_S else OK, text)
-    return report._replace(findings=[*(one for one in report.findings if one["check"] != "clock"), found])
+    clock_finding = finding("clock", WARN if abs(skew) > CLOCKS_S else OK, text)
+    return report._replace(
+        findings=[*(entry for entry in report.findings if entry["check"] != "clock"), clock_finding]
+    )
 
 
-def _looked_at(supervisor: Any) -> HealthReport:
+def _run_preflight(supervisor: Any) -> HealthReport:
     top, nodes = supervisor.top, supervisor.nodes
-    wanted = json_of(os.path.join(top, "health.json"))
-    head = str(wanted.get("head") or nodes[0] + str(wanted.get("host_suffix") or ""))
-    more = [str(word) for word in wanted.get("srun_options") or []]
+    expected = json_of(os.path.join(top, "health.json"))
+    head = str(expected.get("head") or nodes[0] + str(expected.get("host_suffix") or ""))
+    profile_options = [str(word) for word in expected.get("srun_options") or []]
     try:
         clock = Clock(head)
     except OSError as error:
         return HealthReport({}, [], [str(error)], [])
     env = {**os.environ, network.KEY: clock.key}
-    seen = look(
-        command(top, nodes, more, head, clock.port), ended=lambda: supervisor.told is not None, env=env
+    report = look(
+        command(top, nodes, profile_options, head, clock.port),
+        ended=lambda: supervisor.told is not None,
+        env=env,
     )
     clock.close()
-    if not seen.findings and supervisor.told is None:
-        said = [word for word in seen.words if word][-1:] or ["it told nothing"]
-        supervisor.say("health: the nodes could not be looked at, training begins all the same: " + said[0])
-    return seen
+    if not report.findings and supervisor.told is None:
+        last_line = [word for word in report.words if word][-1:] or ["it told nothing"]
+        supervisor.say(
+            "health: the nodes could not be looked at, training begins all the same: " + last_line[0]
+        )
+    return report

@@ -1,7 +1,7 @@
-"""Who may write: the number in the run directory's file ``attempt``. Whoever has a lower one is over.
+"""The lease on a run: the number in the run directory's file ``attempt``. Lower attempts must stop writing.
 
-Slurm may believe a copy of a job dead and start it again while the old copy still runs. The new one takes the
-lease; the old one, its ranks included, reads it and ends.
+Slurm may consider a start of a job dead and start the job again while the old start still runs. The new
+start takes the lease; the old one, its ranks included, reads the lease and ends.
 """
 
 import os
@@ -15,7 +15,7 @@ DONE = "done"
 
 
 def take(run_dir: str, attempt: int) -> bool:
-    """Take the lease for an attempt; False if a later attempt has it."""
+    """Take the lease for an attempt; return False if a later attempt holds it."""
     if not holds(run_dir, attempt):
         return False
     put(os.path.join(run_dir, NAME), "{}\n".format(attempt))
@@ -23,34 +23,34 @@ def take(run_dir: str, attempt: int) -> bool:
 
 
 def holder(run_dir: str) -> Optional[int]:
-    """Return the attempt that may write, None where nobody took the lease yet."""
+    """Return the attempt that holds the lease, None if no attempt has taken it yet."""
     text = (text_of(os.path.join(run_dir, NAME)) or "").strip()
     return int(text) if text.isdigit() else None
 
 
 def holds(run_dir: str, attempt: int) -> bool:
-    """Tell whether no later attempt has the lease. A lease that cannot be read takes nothing from anybody."""
-    held = holder(run_dir)
-    return held is None or held <= attempt
+    """Return whether no later attempt holds the lease. An unreadable lease counts as held."""
+    current_holder = holder(run_dir)
+    return current_holder is None or current_holder <= attempt
 
 
 def stopped(run_dir: str, patience_s: float = 0.0) -> bool:
-    """Tell whether somebody wants no further start: a file ``stop`` here, or above an array's task.
+    """Return whether the run must not start again: a file ``stop`` exists here, or above an array task.
 
-    A file server that does not answer is asked again for `patience_s`; see `files.is_there`.
+    If the file server does not answer, the check is retried for `patience_s`; see `files.is_there`.
     """
-    above = os.path.dirname(os.path.dirname(run_dir.rstrip("/")))
-    task = os.path.basename(os.path.dirname(run_dir.rstrip("/"))) == "tasks"
-    folders = [run_dir, above] if task else [run_dir]
+    array_dir = os.path.dirname(os.path.dirname(run_dir.rstrip("/")))
+    is_array_task = os.path.basename(os.path.dirname(run_dir.rstrip("/"))) == "tasks"
+    folders = [run_dir, array_dir] if is_array_task else [run_dir]
     return any(is_there(os.path.join(folder, STOP), patience_s) for folder in folders)
 
 
 def finish(run_dir: str, attempt: int, patience_s: float) -> None:
-    """Leave word that training is done: Slurm starts a job anew whose end it did not hear of."""
+    """Record that training is done, because Slurm restarts a job whose end it did not notice."""
     path = os.path.join(run_dir, DONE)
     try_for(lambda: put(path, "{}\n".format(attempt)), patience_s)
 
 
 def finished(run_dir: str, patience_s: float = 0.0) -> bool:
-    """Tell whether training is done, and nobody has asked for more since (``dtslurm requeue``)."""
+    """Return whether training is done and no ``dtslurm requeue`` has cleared that since."""
     return is_there(os.path.join(run_dir, DONE), patience_s)

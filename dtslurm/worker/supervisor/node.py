@@ -1,8 +1,8 @@
-"""On each node beside the ranks: says that the node is there, and ends ranks of an attempt that is over.
+"""The agent on each node beside the ranks: writes heartbeats, and kills the ranks of an ended attempt.
 
-Every few seconds it writes ``ranks/<attempt>/beats/<node>.json``: how much CPU time each rank here has used,
-how much it has read and written, and what its main thread waits in. When another attempt has the lease it
-kills what is left of this one here.
+Every few seconds it writes ``ranks/<attempt>/beats/<node>.json``: the CPU time of each rank on this node, the
+bytes that the rank has read and written, and what its main thread waits in. When another attempt holds the
+lease, it kills the remaining processes of its own attempt on this node.
 """
 
 import json
@@ -23,66 +23,74 @@ TICK = float(os.sysconf("SC_CLK_TCK"))
 
 
 def environment_of(pid: int) -> Dict[str, str]:
-    """Return a process's environment as it was when it started, empty where it cannot be read."""
-    found = {}
-    for item in (text_of("/proc/{}/environ".format(pid)) or "").split("\0"):
-        key, equals, value = item.partition("=")
+    """Return the environment that a process was started with, empty if it cannot be read."""
+    environment = {}
+    for entry in (text_of("/proc/{}/environ".format(pid)) or "").split("\0"):
+        key, equals, value = entry.partition("=")
         if equals:
-            found[key] = value
-    return found
+            environment[key] = value
+    return environment
 
 
 def own_processes() -> List[int]:
-    """Return the ids of this user's processes."""
-    found = []
+    """Return the process ids of this user's processes."""
+    pids = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 if os.stat("/proc/" + name).st_uid == os.getuid():
-                    found.append(int(name))
+                    pids.append(int(name))
             except OSError:
                 continue
-    return found
+    return pids
 
 
 def left_here(run_dir: str, attempt: int) -> List[int]:
-    """Return the processes of an attempt's ranks on this node, asked from outside of its step."""
-    own = os.environ.get("SLURMD_NODENAME", "")
-    wanted = {"DTSLURM_RUN_DIR": run_dir, "DTSLURM_ATTEMPT": str(attempt)}
-    found = []
+    """Return the processes of an attempt's ranks on this node; for callers outside the attempt's step."""
+    own_node = os.environ.get("SLURMD_NODENAME", "")
+    required = {"DTSLURM_RUN_DIR": run_dir, "DTSLURM_ATTEMPT": str(attempt)}
+    pids = []
     for pid in own_processes():
         env = environment_of(pid)
-        same = all(env.get(key) == value for key, value in wanted.items())
-        if same and "SLURM_PROCID" in env and env.get("SLURMD_NODENAME", "") == own:
-            found.append(pid)
-    return found
+        same = all(env.get(key) == value for key, value in required.items())
+        if same and "SLURM_PROCID" in env and env.get("SLURMD_NODENAME", "") == own_node:
+            pids.append(pid)
+    return pids
 
 
 def status_of(pid: int) -> Dict[str, Any]:
-    """Return a process's state (R, S, D, T…), CPU seconds and what the kernel says it waits in."""
+    """Return a process's state (R, S, D, T…), its CPU seconds and its wait channel in the kernel."""
     text = text_of("/proc/{}/stat".format(pid)) or ""
     fields = text.rpartition(")")[2].split()
     if len(fields) < 13:
         return {}
-    waits = re.sub(r"[^\w]", "", text_of("/proc/{}/wchan".format(pid)) or "")
-    return {"state": fields[0], "cpu": (int(fields[11]) + int(fields[12])) / TICK, "waits": waits}
+    wait_channel = re.sub(r"[^\w]", "", text_of("/proc/{}/wchan".format(pid)) or "")
+    return {"state": fields[0], "cpu": (int(fields[11]) + int(fields[12])) / TICK, "waits": wait_channel}
 
 
 def bytes_of(pid: int) -> int:
-    """Return the bytes that a process has read and written, files and pipes alike; 0 if that is hidden."""
-    found = re.findall(r"^[rw]char: (\d+)$", text_of("/proc/{}/io".format(pid)) or "", re.MULTILINE)
-    return sum(map(int, found))
+    """Return the bytes that a process has read and written, files and pipes alike; 0 if not readable."""
+    counts = re.findall(r"^[rw]char: (\d+)$", text_of("/proc/{}/io".format(pid)) or "", re.MULTILINE)
+    return sum(map(int, counts))
 
 
 class Watch:
-    """The watch over one node's ranks of one attempt."""
+    """The agent of one attempt on one node.
+
+    Attributes:
+        restarted: whether the supervisor restarted it, in a step of its own that outlives the ranks.
+        place: the environment variable that identifies this node's processes. A node's index counts within a
+            step, so an agent in a step of its own needs the node's name.
+        told: number of the last snapshot of the stacks that it wrote.
+        latest: the ranks' state in the last heartbeat.
+        members: the rank of each process of this user, None for processes of other attempts.
+    """
 
     def __init__(self, *, restarted: bool = False) -> None:
-        self.restarted = restarted  # by the supervisor, in a step of its own that no rank ends
+        self.restarted = restarted
         self.run_dir = os.environ["DTSLURM_RUN_DIR"]
         self.attempt = int(os.environ["DTSLURM_ATTEMPT"])
         self.node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
-        # A node's index counts within a step, so that an agent in a step of its own needs the node's name.
         self.place = "SLURMD_NODENAME" if "SLURMD_NODENAME" in os.environ else "SLURM_NODEID"
         self.ranks = os.path.join(self.run_dir, "ranks", str(self.attempt))
         self.path = os.path.join(self.ranks, "beats", self.node + ".json")
@@ -109,24 +117,24 @@ class Watch:
         return env.get("RANK", "")
 
     def beat(self) -> None:
-        """Write one sign of life."""
+        """Write one heartbeat."""
         ranks: Dict[str, Dict[str, Any]] = {}
         ours = self.ours()
-        # Launcher single exports no RANK: in a step of one task, processes without a number are of rank 0.
-        alone = os.environ.get("SLURM_NTASKS") == "1" and not any(ours.values())
-        for pid, number in ours.items():
-            rank = "0" if alone else number
-            seen = status_of(pid)
-            if not seen or not rank.isdigit():
+        # Launcher single exports no RANK: in a step with one task, processes without a rank belong to rank 0.
+        is_single_task = os.environ.get("SLURM_NTASKS") == "1" and not any(ours.values())
+        for pid, recorded_rank in ours.items():
+            rank = "0" if is_single_task else recorded_rank
+            status = status_of(pid)
+            if not status or not rank.isdigit():
                 continue
-            one = ranks.setdefault(rank, {"cpu": 0.0, "moved": 0})
-            one["cpu"] = round(one["cpu"] + seen["cpu"], 2)
-            one["moved"] += bytes_of(pid)
-        for rank, one in ranks.items():
-            main = json_of(os.path.join(self.ranks, rank + ".json")).get("pid")
-            if isinstance(main, int):
-                seen = status_of(main)
-                one.update(pid=main, state=seen.get("state"), waits=seen.get("waits"))
+            process = ranks.setdefault(rank, {"cpu": 0.0, "moved": 0})
+            process["cpu"] = round(process["cpu"] + status["cpu"], 2)
+            process["moved"] += bytes_of(pid)
+        for rank, process in ranks.items():
+            main_pid = json_of(os.path.join(self.ranks, rank + ".json")).get("pid")
+            if isinstance(main_pid, int):
+                status = status_of(main_pid)
+                process.update(pid=main_pid, state=status.get("state"), waits=status.get("waits"))
         self.latest = ranks
         self._write("beat", ranks)
 
@@ -136,30 +144,33 @@ class Watch:
         try_put(self.path, json.dumps(record))
 
     def tell(self) -> None:
-        """Write what each rank's process does, once each time that the supervisor asks for it."""
+        """Write the stacks of each rank's process, once for each request of the supervisor."""
         folder = os.path.join(self.ranks, "stacks")
-        wanted = (text_of(os.path.join(folder, WANTED)) or "").strip()
-        if not wanted.isdigit() or int(wanted) == self.told:
+        request_number = (text_of(os.path.join(folder, WANTED)) or "").strip()
+        if not request_number.isdigit() or int(request_number) == self.told:
             return
-        self.told = int(wanted)
-        pids = {one["pid"]: int(rank) for rank, one in self.latest.items() if "pid" in one}
-        found = stacks.look(sorted(pids), limit=8.0)
-        words = ["rank {}\n{}".format(pids[pid], stacks.text({pid: one})) for pid, one in found.items()]
-        try_put(os.path.join(folder, self.node + ".txt"), "\n".join(words))
-        ranks = {str(pids[pid]): one for pid, one in found.items()}
+        self.told = int(request_number)
+        pids = {process["pid"]: int(rank) for rank, process in self.latest.items() if "pid" in process}
+        process_by_pid = stacks.look(sorted(pids), limit=8.0)
+        paragraphs = [
+            "rank {}\n{}".format(pids[pid], stacks.text({pid: process}))
+            for pid, process in process_by_pid.items()
+        ]
+        try_put(os.path.join(folder, self.node + ".txt"), "\n".join(paragraphs))
+        ranks = {str(pids[pid]): process for pid, process in process_by_pid.items()}
         try_put(
             os.path.join(folder, self.node + ".json"),
             json.dumps({"node": self.node, "number": self.told, "ranks": ranks}),
         )
 
     def _is_replaced(self) -> bool:
-        """Tell whether the ranks' first agent writes heartbeats again, or only seemed silent."""
+        """Return whether the node's first agent, which had seemed silent, writes heartbeats again."""
         record = json_of(self.path)
-        age = time.time() - float(record.get("time") or 0)  # of the same clock
+        age = time.time() - float(record.get("time") or 0)  # the record has a time of the same clock
         return record.get("kind") == "beat" and not record.get("restarted") and age < BEAT_S + 1.5
 
     def fence(self) -> None:
-        """Kill what is left here of an attempt that is over: it must write nothing more."""
+        """Kill this node's remaining processes of an ended attempt, so that they write nothing more."""
         for pid in self.ours():
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -167,8 +178,8 @@ class Watch:
                 continue
 
     def run(self) -> None:
-        """Watch until the ranks here are gone or the attempt is over."""
-        signal.signal(signal.SIGTERM, self._end)
+        """Write heartbeats until the ranks on this node have ended or the attempt is over."""
+        signal.signal(signal.SIGTERM, self._on_term)
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)  # early signals are for training code
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
@@ -186,7 +197,7 @@ class Watch:
             while time.monotonic() < end and not self.told_to_end and os.getppid() == self.parent:
                 time.sleep(0.2)
         self._write("bye", {})
-        # The ranks were told to end: see that they do, should this attempt be replaced meanwhile.
+        # The ranks received TERM; kill those that remain if a later attempt takes over meanwhile.
         end = time.monotonic() + 60.0
         while self.ours() and time.monotonic() < end:
             if not lease.holds(self.run_dir, self.attempt):
@@ -194,13 +205,13 @@ class Watch:
                 return
             time.sleep(1.0)
 
-    def _end(self, number: int, _frame: Any) -> None:
+    def _on_term(self, number: int, _frame: Any) -> None:
         del number
         self.told_to_end = True
 
 
 def main(*, restarted: bool) -> None:
-    """Watch, saying nothing: the rank's log is the training code's."""
+    """Run the agent without output, because the rank's log belongs to the training code."""
     try:
         Watch(restarted=restarted).run()
     except (OSError, KeyError, ValueError):

@@ -1,11 +1,11 @@
-"""What the batch script tells the supervisor."""
+"""Parse the options that the batch script passes to the supervisor."""
 
 import argparse
 from typing import Any, List
 
 
 def read(words: List[str]) -> Any:
-    """Return the options; durations are seconds, 0 where there is no limit or nothing was asked for."""
+    """Return the parsed options; durations are in seconds, 0 means no limit or not set."""
     parser = argparse.ArgumentParser(prog="supervisor")
     parser.add_argument(
         "--nodes", type=int, required=True, help="that an attempt needs; the others are spare"
@@ -32,6 +32,6 @@ def read(words: List[str]) -> Any:
     )
     parser.add_argument("--script", default="", help="the batch script, to queue a successor")
     parser.add_argument("--resume", action="store_true", help="go on where a killed supervisor left off")
-    asked = parser.parse_args(words)
-    asked.least_nodes = asked.least_nodes or asked.nodes
-    return asked
+    parsed = parser.parse_args(words)
+    parsed.least_nodes = parsed.least_nodes or parsed.nodes
+    return parsed

@@ -1,4 +1,4 @@
-"""Reads what the ranks of an attempt recorded of their ends."""
+"""Reads the records that the ranks of an attempt wrote at their ends."""
 
 import os
 import re
@@ -8,18 +8,21 @@ from .files import json_of, names_in
 
 
 def all_done(run_dir: str, attempt: int, world_size: int) -> bool:
-    """Tell whether all ranks of an attempt recorded an end with 0 that nobody told them to make."""
-    ends = [(one.get("exit_code"), one.get("told_to_end", False)) for one in _records(run_dir, attempt)]
+    """Return whether all ranks of an attempt ended with 0 by themselves, without TERM."""
+    ends = [
+        (record.get("exit_code"), record.get("told_to_end", False))
+        for record in _read_records(run_dir, attempt)
+    ]
     return len(ends) == world_size > 0 and all(end == (0, False) for end in ends)
 
 
 def nodes_heard(run_dir: str, attempt: int) -> Set[str]:
-    """Return the nodes that told how a rank of theirs ended: a node that is lost cannot."""
-    told = [one for one in _records(run_dir, attempt) if one.get("exit_code") is not None]
-    return {str(one.get("host")) for one in told}
+    """Return the nodes that recorded the end of a rank: a lost node cannot do so."""
+    ended = [record for record in _read_records(run_dir, attempt) if record.get("exit_code") is not None]
+    return {str(record.get("host")) for record in ended}
 
 
-def _records(run_dir: str, attempt: int) -> List[Dict[str, Any]]:
+def _read_records(run_dir: str, attempt: int) -> List[Dict[str, Any]]:
     folder = os.path.join(run_dir, "ranks", str(attempt))
     names = [name for name in names_in(folder) if re.match(r"\d+\.json$", name)]
     return [json_of(os.path.join(folder, name)) for name in names]

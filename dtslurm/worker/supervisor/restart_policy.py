@@ -1,44 +1,47 @@
-"""What follows from the cause of an end. Pure: one table, and limits against going on for ever."""
+"""The restart policy: what follows from the cause of an attempt's end.
+
+Pure functions: one table of causes, and limits against endless restarts.
+"""
 
 from typing import List, NamedTuple, Optional, Sequence
 
 from .attempts import Ended
 
-# Trying again cannot help: the code, the request or the disk must be changed first.
+# A retry cannot help: the code, the request or the disk must be changed first.
 HOPELESS = {
     "python-exception", "import-error", "nan-loss", "container", "invalid-device", "cpu-build",
     "disk-full", "file-too-large", "gpu-out-of-memory", "host-out-of-memory", "collective-mismatch",
 }  # fmt: skip
-# Another node is what helps.
+# A restart on another node helps.
 ELSEWHERE = {"node-failure", "gpu-fault", "link-down", "driver-mismatch", "bus-error"}
-# Some node is behind it, which one is known for sure only when it happens again.
+# A node causes it, but which node is certain only when it happens again.
 SUSPECTED = {"collective-timeout", "rendezvous", "hang"}
-# Nothing failed: training is to go on where it was.
+# Nothing failed: training continues where it stopped.
 GO_ON = {"checkpointed", "time-limit", "preempted"}
 OVER = {"done", "cancelled"}
-# May not happen again: what killed it is not known, or was there for a moment only.
+# May not happen again: the cause is unknown or was temporary.
 MAYBE = {"killed", "segfault", "abort", "exit-code", "unknown", "port-in-use"}
 
-# What --max-restarts counts, each by itself: a broken node uses up none of the restarts after crashes.
+# --max-restarts counts each kind separately: a broken node uses up none of the restarts after crashes.
 BUDGETS = {"elsewhere": "node faults", "suspected": "hangs and time-outs", "maybe": "crashes"}
 
-WITHOUT_PROGRESS = 3  # attempts in a row that came no further than those before
-IN_CIRCLES = 93  # exit code of a job that ends for that; NVIDIA's ft_launcher means the same by it
+WITHOUT_PROGRESS = 3  # attempts in a row without progress
+IN_CIRCLES = 93  # exit code of a job that stops for lack of progress; NVIDIA's ft_launcher uses the same
 FIRST_WAIT_S, LONGEST_WAIT_S = 10.0, 300.0
-SHORTEST_SPELL_S = 60.0  # of --total-time, less is not worth a start
+SHORTEST_SPELL_S = 60.0  # a shorter rest of --total-time is not worth a start
 
 
 class Decision(NamedTuple):
-    """What to do now.
+    """The action to take after an attempt.
 
     Attributes:
-        action: restart (in this job), shrink (that, on fewer nodes), requeue (as a new start of this job), or
-            stop.
-        exclude: nodes not to use any more.
-        counted: whether it uses up one of the restarts of a budget.
-        budget: which that is, one of `BUDGETS`; empty where the cause has none.
-        used: restarts of that budget so far, this one included; ``of`` so many that are allowed.
-        exit_code: of the job; None leaves it that of the attempt.
+        action: restart (in this job), shrink (restart on fewer nodes), requeue (as a new start of this job),
+            or stop.
+        exclude: nodes to exclude from now on.
+        counted: whether the action uses up a restart of a budget.
+        budget: that budget, a value of `BUDGETS`; empty if the cause has none.
+        used: restarts of that budget so far, this one included; ``of`` is the number allowed.
+        exit_code: exit code of the job; None keeps that of the attempt.
     """
 
     action: str
@@ -53,15 +56,15 @@ class Decision(NamedTuple):
 
 
 class RecoveryOptions(NamedTuple):
-    """What can be done.
+    """The restarts that are possible.
 
     Attributes:
         max_restarts: how many restarts are allowed after failures of each kind, see `BUDGETS`.
-        healthy: nodes of this job that may be used, the one in question included.
-        wanted: nodes that an attempt has.
-        least: nodes that will do, where the launcher can start on fewer; 0 where it cannot.
-        requeue: whether the job can get a new start of its own by requeue or by a successor.
-        total_left: seconds left of ``--total-time``; None without one.
+        healthy: nodes of this job that may be used, the node in question included.
+        wanted: number of nodes of an attempt.
+        least: the smallest sufficient number of nodes if the launcher can start on fewer; 0 if it cannot.
+        requeue: whether the job can start again by requeue or in a successor job.
+        total_left: seconds left of ``--total-time``; None without that option.
     """
 
     max_restarts: int
@@ -86,59 +89,61 @@ def kind_of(ended: Ended) -> str:
         return "suspected"
     if ended.cause in MAYBE:
         return "maybe"
-    if ended.blame in ("code", "user"):  # a cause of somebody's own signatures, or a GPU fault by the code
+    if ended.blame in ("code", "user"):  # a cause from user-defined signatures, or a GPU fault by the code
         return "hopeless"
     return "elsewhere" if ended.blame == "node" else "maybe"
 
 
 def decide(ended: Ended, history: Sequence[Ended], means: RecoveryOptions) -> Decision:
-    """Return what to do after an attempt; ``history`` has those before it, oldest first."""
+    """Return the action after an attempt; ``history`` holds the earlier attempts, oldest first."""
     kind = kind_of(ended)
     if kind == "over":
         return Decision("stop", "training is done" if ended.cause == "done" else "it was cancelled")
     if kind == "hopeless":
         return Decision("stop", _with_advice("it would only happen again", ended))
-    looping = _looping(ended, history)
-    if looping:
-        return Decision("stop", looping, exit_code=IN_CIRCLES)
+    loop_reason = _explain_loop(ended, history)
+    if loop_reason:
+        return Decision("stop", loop_reason, exit_code=IN_CIRCLES)
     if kind == "go-on":
-        return _go_on(ended, means)
+        return _continue_run(ended, means)
     budget, of = BUDGETS[kind], means.max_restarts
-    used = sum(1 for one in history if one.counted and kind_of(one) == kind)
+    used = sum(1 for earlier in history if earlier.counted and kind_of(earlier) == kind)
     if used >= of:
         text = "all {} restarts after {} are used up" if used > 1 else "the one restart after {1} is used up"
         text = text.format(used, budget) if of else "no restart is allowed"
         return Decision("stop", text, budget=budget, used=used, of=of)
-    made = _again(kind, ended, history, means)
-    return made._replace(counted=True, budget=budget, used=used + 1, of=of)
+    decision = _restart(kind, ended, history, means)
+    return decision._replace(counted=True, budget=budget, used=used + 1, of=of)
 
 
-def _again(kind: str, ended: Ended, history: Sequence[Ended], means: RecoveryOptions) -> Decision:
-    """Return how to start again after a failure: on which nodes, and when."""
+def _restart(kind: str, ended: Ended, history: Sequence[Ended], means: RecoveryOptions) -> Decision:
+    """Return how to restart after a failure: on which nodes, and when."""
     exclude = _bad_node(kind, ended, history)
-    left = [node for node in means.healthy if node not in exclude]
-    if exclude and 0 < means.least <= len(left) < means.wanted:
+    remaining = [node for node in means.healthy if node not in exclude]
+    if exclude and 0 < means.least <= len(remaining) < means.wanted:
         reason = "no node is left to take the place of {}; it goes on with {} of {} nodes".format(
-            ", ".join(exclude), len(left), means.wanted
+            ", ".join(exclude), len(remaining), means.wanted
         )
         return Decision("shrink", reason, exclude)
-    if exclude and len(left) < means.wanted:
+    if exclude and len(remaining) < means.wanted:
         if means.requeue:
             reason = "no node is left to take the place of {}".format(", ".join(exclude))
             return Decision("requeue", reason, exclude)
-        exclude = []  # nothing else to be had: once more where it was
-    return Decision("restart", _why(kind, ended, exclude), exclude, _wait(kind, ended, history))
+        exclude = []  # no other node is available: restart on the same nodes
+    return Decision(
+        "restart", _explain_restart(kind, ended, exclude), exclude, _backoff(kind, ended, history)
+    )
 
 
-def _go_on(ended: Ended, means: RecoveryOptions) -> Decision:
+def _continue_run(ended: Ended, means: RecoveryOptions) -> Decision:
     if ended.cause == "time-limit" and means.total_left is None:
         return Decision("stop", "the time limit was reached; --total-time DURATION goes on after it")
     if means.total_left is not None and means.total_left < SHORTEST_SPELL_S:
         return Decision("stop", "the total time asked for is over")
     if not means.requeue:
         return Decision("stop", "it should go on, but this site lets no job be requeued; submit it again")
-    words = {"checkpointed": "it saved and wants to go on", "preempted": "it was preempted"}
-    return Decision("requeue", words.get(ended.cause, "the time limit was reached"))
+    reasons = {"checkpointed": "it saved and wants to go on", "preempted": "it was preempted"}
+    return Decision("requeue", reasons.get(ended.cause, "the time limit was reached"))
 
 
 def _bad_node(kind: str, ended: Ended, history: Sequence[Ended]) -> List[str]:
@@ -146,40 +151,44 @@ def _bad_node(kind: str, ended: Ended, history: Sequence[Ended]) -> List[str]:
         return []
     if kind == "elsewhere":
         return [ended.node]
-    again = any(kind_of(one) == "suspected" and one.node == ended.node for one in history[-3:])
-    return [ended.node] if kind == "suspected" and again else []
+    is_repeated = any(
+        kind_of(earlier) == "suspected" and earlier.node == ended.node for earlier in history[-3:]
+    )
+    return [ended.node] if kind == "suspected" and is_repeated else []
 
 
-def _looping(ended: Ended, history: Sequence[Ended]) -> str:
-    """Return why it goes on in circles, if it does: several ends in a row that brought nothing new."""
-    row = 0
-    for one in [ended, *reversed(history)]:
-        same = (one.cause, one.rank) == (ended.cause, ended.rank)
-        if one.progressed is False or (one.progressed is None and same and kind_of(one) != "go-on"):
-            row += 1
+def _explain_loop(ended: Ended, history: Sequence[Ended]) -> str:
+    """Return the reason to stop if several attempts in a row made no progress; empty otherwise."""
+    attempts_without_progress = 0
+    for attempt in [ended, *reversed(history)]:
+        same_failure = (attempt.cause, attempt.rank) == (ended.cause, ended.rank)
+        if attempt.progressed is False or (
+            attempt.progressed is None and same_failure and kind_of(attempt) != "go-on"
+        ):
+            attempts_without_progress += 1
         else:
             break
-    if row < WITHOUT_PROGRESS:
+    if attempts_without_progress < WITHOUT_PROGRESS:
         return ""
-    return "{} attempts in a row came no further than those before".format(row)
+    return "{} attempts in a row came no further than those before".format(attempts_without_progress)
 
 
-def _wait(kind: str, ended: Ended, history: Sequence[Ended]) -> float:
-    """Return how long to wait: not at all the first time, then longer and longer while nothing is won."""
+def _backoff(kind: str, ended: Ended, history: Sequence[Ended]) -> float:
+    """Return the seconds to wait: none the first time, then exponentially more without progress."""
     if kind != "maybe":
         return 0.0
-    row = 0
-    for one in reversed(history):
-        if one.cause != ended.cause or one.progressed:
+    failures_in_row = 0
+    for earlier in reversed(history):
+        if earlier.cause != ended.cause or earlier.progressed:
             break
-        row += 1
-    return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (row - 1)) if row else 0.0
+        failures_in_row += 1
+    return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (failures_in_row - 1)) if failures_in_row else 0.0
 
 
-def _why(kind: str, ended: Ended, exclude: Sequence[str]) -> str:
+def _explain_restart(kind: str, ended: Ended, exclude: Sequence[str]) -> str:
     if exclude:
-        again = " again" if kind == "suspected" else ""
-        return "{} was at fault{}; it is left out".format(", ".join(exclude), again)
+        suffix = " again" if kind == "suspected" else ""
+        return "{} was at fault{}; it is left out".format(", ".join(exclude), suffix)
     if kind == "suspected" and ended.node:
         return "it may have been {}; if it happens again, that node is left out".format(ended.node)
     return "it may not happen again"

@@ -5,7 +5,7 @@ import os
 from typing import Mapping
 
 NAME = "secrets"
-MARKS = "secrets-read"  # a file for each array task that no longer needs them
+MARKS = "secrets-read"  # folder with a file for each array task that no longer needs them
 
 
 def delete_after_end(run_dir: str, env: Mapping[str, str]) -> None:
@@ -16,10 +16,10 @@ def delete_after_end(run_dir: str, env: Mapping[str, str]) -> None:
             run_dir = os.path.dirname(os.path.dirname(run_dir.rstrip("/")))
             if not os.path.lexists(os.path.join(run_dir, NAME)):
                 return
-            marks = os.path.join(run_dir, MARKS)
-            os.makedirs(marks, 0o700, exist_ok=True)
-            with open(os.path.join(marks, task), "w"):
+            marker_dir = os.path.join(run_dir, MARKS)
+            os.makedirs(marker_dir, 0o700, exist_ok=True)
+            with open(os.path.join(marker_dir, task), "w"):
                 pass
-            if len(os.listdir(marks)) < int(env.get("SLURM_ARRAY_TASK_COUNT") or 1 << 30):
+            if len(os.listdir(marker_dir)) < int(env.get("SLURM_ARRAY_TASK_COUNT") or 1 << 30):
                 return
         os.unlink(os.path.join(run_dir, NAME))

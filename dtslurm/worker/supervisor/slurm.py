@@ -1,6 +1,6 @@
-"""The few things asked of Slurm from inside the job, each with a limit of its own."""
+"""Slurm commands that the supervisor runs inside the job, each with a timeout."""
 
-# strptime would load it hours later, when an upgrade of Python may have removed it.
+# strptime would import this module hours later, when an upgrade of Python may have removed it.
 import _strptime  # type: ignore[import-not-found]  # noqa: F401
 import os
 import re
@@ -11,8 +11,9 @@ from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 PATIENCE_S = 20.0
 CLOCK_PATIENCE_S = 5.0
-CLOCKS_S = 5.0  # by which the controller's clock may differ
-LOST_ANSWERS = ("timed out", "Zero Bytes", "Unable to contact")  # of sbatch: there may be a job all the same
+CLOCKS_S = 5.0  # tolerance between times of the controller
+# Messages of sbatch after which the job may exist nevertheless.
+LOST_ANSWERS = ("timed out", "Zero Bytes", "Unable to contact")
 LOOK_AGAIN_S = (1.0, 5.0, 15.0, 30.0)
 BAD_STATES = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWER", "REBOOT")
 
@@ -20,11 +21,11 @@ BAD_STATES = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWER", "REBOOT")
 def call(
     argv: Sequence[str], patience: float = PATIENCE_S, environ: Optional[Mapping[str, str]] = None
 ) -> Tuple[int, str]:
-    """Return (exit code, output) of a command; code -1 where it could not be run or did not answer."""
+    """Return (exit code, output) of a command; code -1 if it could not be run or did not answer in time."""
     environ = os.environ if environ is None else environ
     environment = {key: value for key, value in environ.items() if key != "SLURM_TIME_FORMAT"}
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -32,55 +33,55 @@ def call(
             timeout=patience,
             env=environment,
             check=False,
-            preexec_fn=_deaf,
+            preexec_fn=_ignore_sigterm,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return -1, str(error)
-    return done.returncode, done.stdout.decode("utf-8", "replace").strip()
+    return completed.returncode, completed.stdout.decode("utf-8", "replace").strip()
 
 
-def _deaf() -> None:
-    """Let a question outlive the TERM that Slurm sends to everything of a job that it ends or requeues."""
+def _ignore_sigterm() -> None:
+    """Let a command survive the TERM that Slurm sends to all processes of a job that it ends or requeues."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def own_id() -> str:
-    """Return this job's id, of an array its one task's: the base id alone would mean all of them."""
+    """Return this job's id; of an array, this task's id, because the base id means all tasks."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return "{}_{}".format(array, task) if array and task else os.environ.get("SLURM_JOB_ID", "")
 
 
 def hostnames(nodelist: str) -> List[str]:
-    """Return the single names in a node list."""
+    """Return the host names in a node list."""
     code, text = call(["scontrol", "show", "hostnames", nodelist])
     return text.split() if code == 0 else [nodelist]
 
 
-# "ahead": by how much the controller's clock is ahead of this node's monotonic one; None if it does not tell.
+# "ahead": seconds by which the controller's clock is ahead of this node's monotonic clock; None if unknown.
 _clock: Dict[str, Optional[float]] = {}
 
 
 def measure_clock() -> None:
     """Compare the controller's clock with this node's, to a second.
 
-    A controller that is silent is asked again by the next call.
+    If the controller does not answer, the next call tries again.
     """
     if _clock or "DTSLURM_LOCAL_STATE" in os.environ:
         return
-    before = time.monotonic()
+    started_at = time.monotonic()
     code, text = call(["scontrol", "show", "config"], CLOCK_PATIENCE_S)
-    stamp = re.search(r"^Configuration data as of (\S+)", text, re.MULTILINE)
-    told = seconds_of(stamp.group(1)) if stamp else None
-    if told is not None:  # whole seconds, so half a second more on average
-        _clock["ahead"] = told + 0.5 - (before + time.monotonic()) / 2
+    match = re.search(r"^Configuration data as of (\S+)", text, re.MULTILINE)
+    controller_time = seconds_of(match.group(1)) if match else None
+    if controller_time is not None:  # the stamp has whole seconds: add the mean remainder of 0.5 s
+        _clock["ahead"] = controller_time + 0.5 - (started_at + time.monotonic()) / 2
     elif code == 0:
         _clock["ahead"] = None
 
 
 def now() -> float:
-    """Return the time by the controller's clock, where that was measured; else by this node's.
+    """Return the time by the controller's clock if that was measured, else by this node's.
 
-    Slurm's times are compared with this one alone: a node's clock may be wrong by minutes.
+    Times from Slurm are compared only with this time, because a node's clock may be wrong by minutes.
     """
     ahead = _clock.get("ahead")
     return time.time() if ahead is None else time.monotonic() + ahead
@@ -92,18 +93,18 @@ def clock_skew() -> Optional[float]:
 
 
 def show_job(patience: float = PATIENCE_S) -> Dict[str, str]:
-    """Return what Slurm says of this job, empty where it does not answer."""
+    """Return the fields of this job from ``scontrol show job``, empty if Slurm does not answer."""
     return _request_job(patience)[0]
 
 
 def _request_job(patience: float = PATIENCE_S) -> Tuple[Dict[str, str], str]:
-    """Return what Slurm says of this job, and the words of a failure."""
+    """Return the fields of this job from ``scontrol show job``, and the error message if that failed."""
     code, text = call(["scontrol", "show", "job", own_id()], patience)
     return (dict(re.findall(r"(?:^|\s)([A-Za-z/]+)=(\S*)", text)), "") if code == 0 else ({}, text)
 
 
 def seconds_of(stamp: str) -> Optional[float]:
-    """Return the epoch seconds of a time that scontrol shows, None for Unknown and the like."""
+    """Return the epoch seconds of a time in scontrol's format, None for Unknown and similar values."""
     try:
         return time.mktime(time.strptime(stamp, "%Y-%m-%dT%H:%M:%S"))
     except (ValueError, OverflowError):
@@ -111,15 +112,15 @@ def seconds_of(stamp: str) -> Optional[float]:
 
 
 def node_states(nodes: Sequence[str], patience: float = PATIENCE_S) -> Dict[str, str]:
-    """Return the states of nodes, empty where Slurm does not answer. One request."""
+    """Return the states of nodes, empty if Slurm does not answer. One request."""
     code, text = call(["scontrol", "show", "node", ",".join(nodes), "-o"], patience)
     return dict(re.findall(r"NodeName=(\S+).*?\bState=(\S+)", text)) if code == 0 else {}
 
 
 def limit_of(job: Mapping[str, str]) -> Optional[float]:
-    """Return when the time limit of this start of a job is reached; None where Slurm does not tell.
+    """Return when this start of a job reaches its time limit; None if Slurm does not report it.
 
-    A site may change the limit of a job that runs. Once a job ends, EndTime is when that began.
+    A site may change the limit of a running job. In a job that ends, EndTime is when the end began.
     """
     if job.get("JobState") == "RUNNING":
         return seconds_of(job.get("EndTime", ""))
@@ -132,23 +133,23 @@ def limit_of(job: Mapping[str, str]) -> Optional[float]:
 
 
 def bad_nodes(nodes: Sequence[str]) -> Dict[str, str]:
-    """Return the nodes that Slurm itself does not want to use, with their states. One request."""
+    """Return the nodes that Slurm itself would not use, with their states. One request."""
     states = node_states(nodes)
     return {name: state for name, state in states.items() if any(word in state for word in BAD_STATES)}
 
 
 def gone(state: str, busy: bool = False) -> bool:
-    """Tell whether no job can go on with a node in such a state; one that is busy may only answer late."""
-    words = set(re.findall("[A-Z_]+", state))  # POWER_DOWN, for one, means later
-    return bool(words & {"DOWN", "FAIL", "FAILING"}) or ("NOT_RESPONDING" in words and not busy)
+    """Return whether a node in this state ends its jobs; a busy node may only respond late."""
+    flags = set(re.findall("[A-Z_]+", state))  # whole words: POWER_DOWN, for example, takes effect later
+    return bool(flags & {"DOWN", "FAIL", "FAILING"}) or ("NOT_RESPONDING" in flags and not busy)
 
 
 def new_start(until: float, limit_at: Optional[float]) -> Tuple[Optional[bool], str, Dict[str, str]]:
-    """Ask until Slurm tells what becomes of this job, or time is up.
+    """Query this job until Slurm reports whether it starts again, or until the given time.
 
     Returns:
-        Whether it starts anew: True if it does already, False if it must not or Slurm does not tell, None if
-        it would when asked to; words of that; and what Slurm shows of the job.
+        Whether the job starts anew: True if Slurm has already requeued it, False if it must not or Slurm does
+        not answer, None if a requeue is possible; a message; and the job's fields from scontrol.
     """
     pause = 1.0
     while True:
@@ -166,23 +167,28 @@ def new_start(until: float, limit_at: Optional[float]) -> Tuple[Optional[bool], 
 
 
 def tell_ranks() -> bool:
-    """Send TERM to the ranks; srun takes one for a wish to kill them, but for the embedded scheduler's."""
+    """Send TERM to the ranks; return whether that succeeded.
+
+    Uses scancel, because srun kills the ranks on TERM. Sends nothing under the embedded scheduler, whose srun
+    forwards TERM.
+    """
     if "SLURM_LOCAL_STATE" in os.environ:
         return False
     return call(["scancel", "--signal=TERM", own_id()])[0] == 0
 
 
 def requeue(until: float, limit_at: Optional[float] = None) -> Tuple[bool, str]:
-    """Get a new start of this job until Slurm takes it or time is up; return whether, and words of it.
+    """Requeue this job, retrying until Slurm accepts or the given time; return whether it starts again.
 
-    Slurm gives one by itself to the job of a node that is down, and may take a request whose answer is lost:
-    a further one would end that new start. So none is made without a look at the job.
+    The second value is a message. Slurm requeues the job of a failed node by itself, and may accept a request
+    whose answer is lost: a further request would end that new start. So the job is checked before each
+    request.
     """
     pause = 1.0
     while True:
-        starts, text, job = new_start(until, limit_at)
-        if starts is not None:
-            return starts, text
+        starts_anew, text, job = new_start(until, limit_at)
+        if starts_anew is not None:
+            return starts_anew, text
         code, text = _requeue_once(disabled=job.get("Requeue") == "0")
         if code == 0:
             return True, ""
@@ -195,10 +201,10 @@ def requeue(until: float, limit_at: Optional[float] = None) -> Tuple[bool, str]:
 
 
 def _requeue_once(disabled: bool) -> Tuple[int, str]:
-    """Requeue this job; return scontrol's exit code and words.
+    """Requeue this job; return scontrol's exit code and output.
 
-    A job that was submitted with --no-requeue is allowed this one requeue: Slurm makes none by itself after
-    that either.
+    Requeueing is enabled for this one request if the job was submitted with --no-requeue: Slurm does not
+    requeue such a job by itself afterwards either.
     """
     own = "JobId=" + own_id()
     if disabled:
@@ -210,50 +216,54 @@ def _requeue_once(disabled: bool) -> Tuple[int, str]:
 
 
 def refused(text: str) -> bool:
-    """Tell whether Slurm's words are its last."""
-    last = ("disabled", "--no-requeue", "Invalid job id", "not permitted", "Access/permission")
-    return any(words in text for words in last)
+    """Return whether Slurm's message means that a retry cannot succeed."""
+    final_messages = ("disabled", "--no-requeue", "Invalid job id", "not permitted", "Access/permission")
+    return any(message in text for message in final_messages)
 
 
 def started_anew(job: Mapping[str, str]) -> bool:
-    """Tell whether what Slurm shows of this job is a later start than the one this process belongs to."""
-    own, shown = os.environ.get("SLURM_RESTART_COUNT", "0"), job.get("Restarts", "")
-    return shown.isdigit() and own.isdigit() and int(shown) > int(own)
+    """Return whether Slurm shows a later start of this job than the one this process belongs to."""
+    own_count, shown_count = os.environ.get("SLURM_RESTART_COUNT", "0"), job.get("Restarts", "")
+    return shown_count.isdigit() and own_count.isdigit() and int(shown_count) > int(own_count)
 
 
 def starts_by_itself(job: Mapping[str, str]) -> bool:
-    """Tell whether Slurm starts this job once more by itself, as its controller was killed.
+    """Return whether Slurm starts this job once more by itself, because its controller was killed.
 
-    One that forgot this start takes the job to wait still, for a start that is counted no further; one that
-    is asked for another takes it to be COMPLETING until this process is gone. A start made twice fails.
+    A controller that forgot this start considers the job still pending, for a start with the same restart
+    count; a controller that received a requeue considers it COMPLETING until this process is gone. A repeated
+    start fails.
     """
-    waits = job.get("JobState") == "PENDING" and job.get("Restarts", "").isdigit() and not started_anew(job)
-    return waits or job.get("Reason", "").lower().startswith("launch_failed")
+    is_pending_again = (
+        job.get("JobState") == "PENDING" and job.get("Restarts", "").isdigit() and not started_anew(job)
+    )
+    return is_pending_again or job.get("Reason", "").lower().startswith("launch_failed")
 
 
 def forgotten(job: Mapping[str, str]) -> bool:
-    """Tell whether a new start that Slurm had agreed to is not on its mind: its controller was killed."""
+    """Return whether Slurm lost a new start that it had accepted, because its controller was killed."""
     return job.get("JobState") == "RUNNING" and not started_anew(job)
 
 
 def preempted(job: Mapping[str, str]) -> bool:
-    """Tell whether a job of higher priority takes this one's place."""
-    state, at = job.get("JobState", ""), job.get("PreemptTime", "None")
-    return state == "PREEMPTED" or at not in ("None", "Unknown", "")
+    """Return whether a job of higher priority replaces this one."""
+    state, preempt_time = job.get("JobState", ""), job.get("PreemptTime", "None")
+    return state == "PREEMPTED" or preempt_time not in ("None", "Unknown", "")
 
 
 def cancelled(job: Mapping[str, str], limit_at: Optional[float]) -> bool:
-    """Tell whether somebody cancelled this job.
+    """Return whether a person cancelled this job.
 
-    While its processes are being ended Slurm shows COMPLETING, whatever it ends them for: then it is neither
-    a new start, nor preemption, nor the time limit, nor a lost node's job that may not be requeued.
+    While its processes are being ended Slurm shows COMPLETING for every reason. The job counts as cancelled
+    if there is no new start, no preemption, no time limit, and no lost node of a job that may not be
+    requeued.
     """
     state = job.get("JobState", "")
     if state != "COMPLETING" or started_anew(job) or preempted(job):
         return state.startswith("CANCELLED")
     if job.get("Requeue") == "0":
         states = bad_nodes([os.environ.get("SLURM_JOB_NODELIST", "")]).values()
-        if any(gone(one, busy=True) for one in states):
+        if any(gone(node_state, busy=True) for node_state in states):
             return False
     limit_at = limit_of(job) or limit_at
     ended = seconds_of(job.get("EndTime", "")) or now()
@@ -261,16 +271,16 @@ def cancelled(job: Mapping[str, str], limit_at: Optional[float]) -> bool:
 
 
 def kept_off(job: Mapping[str, str]) -> List[str]:
-    """Return what a job was told to keep off, as node lists."""
+    """Return the node lists that a job excludes."""
     text = job.get("ExcNodeList", "")
     return [] if text in ("", "(null)") else [text]
 
 
 def exclude(nodes: Sequence[str]) -> Tuple[bool, str]:
-    """Keep the next start of this job, now pending, from some nodes; see `exclusion`.
+    """Exclude nodes from the next start of this job, which is pending now; see `exclusion`.
 
     Returns:
-        Whether it is kept off those that it can do without; and a message about the others, or a failure.
+        Whether the nodes that the job can spare are excluded; and a message about the others, or a failure.
     """
     code, text = -1, ""
     for _ in range(5):
@@ -278,8 +288,8 @@ def exclude(nodes: Sequence[str]) -> Tuple[bool, str]:
         if job:
             names, text = exclusion(job, nodes)
             if names is not None:
-                argv = ["scontrol", "update", "JobId=" + own_id(), "ExcNodeList=" + ",".join(names)]
-                code, refusal = call(argv) if names or kept_off(job) else (0, "")
+                command = ["scontrol", "update", "JobId=" + own_id(), "ExcNodeList=" + ",".join(names)]
+                code, refusal = call(command) if names or kept_off(job) else (0, "")
                 if code == 0:
                     break
                 text = refusal
@@ -288,68 +298,72 @@ def exclude(nodes: Sequence[str]) -> Tuple[bool, str]:
 
 
 def exclusion(job: Mapping[str, str], nodes: Sequence[str]) -> Tuple[Optional[List[str]], str]:
-    """Return the nodes to exclude from a start of a job: its owner's, and as many of ours as it can spare.
+    """Return the nodes to exclude from a start of a job: the owner's, and the run's that it can spare.
 
     A job that no set of nodes can satisfy is pending for ever. The nodes that were excluded last go first.
 
     Args:
-        nodes: those that this run excludes, in the order in which they were found bad.
+        nodes: the nodes that this run excludes, in the order in which they were found bad.
 
     Returns:
-        None where Slurm does not list the partition's nodes; and a message, empty where there is none.
+        The nodes, None if Slurm does not list the partition's nodes; and a message, empty if there is none.
     """
-    fit = fitting_nodes(job)
-    if not fit:
+    usable = fitting_nodes(job)
+    if not usable:
         return None, "Slurm does not list the nodes of partition {}".format(job.get("Partition", ""))
-    own = [name for text in kept_off(job) for name in hostnames(text) if name not in nodes]
+    excluded = [name for node_list in kept_off(job) for name in hostnames(node_list) if name not in nodes]
     required = job.get("ReqNodeList", "(null)")
     fixed = [] if required == "(null)" else hostnames(required)
-    # Of a job that is COMPLETING, NumNodes counts only the nodes that it has not given back yet.
-    size = os.environ.get("SLURM_JOB_NUM_NODES") or job.get("NumNodes", "")
-    needed = int((re.findall(r"\d+", size) or ["1"])[0])
-    spared: List[str] = []
+    # In a COMPLETING job, NumNodes counts only the nodes that it has not released yet.
+    size_text = os.environ.get("SLURM_JOB_NUM_NODES") or job.get("NumNodes", "")
+    needed = int((re.findall(r"\d+", size_text) or ["1"])[0])
+    added: List[str] = []
     for name in reversed([name for name in nodes if name not in fixed]):
-        if name not in fit or len(fit - set(own) - set(spared) - {name}) >= needed:
-            spared.insert(0, name)
-    left = [name for name in nodes if name not in spared]
-    why = (
+        if name not in usable or len(usable - set(excluded) - set(added) - {name}) >= needed:
+            added.insert(0, name)
+    remaining = [name for name in nodes if name not in added]
+    reason = (
         "it requires {}".format(required)
-        if set(left) & set(fixed)
-        else "it needs {} of {} nodes".format(needed, len(fit - set(own)))
+        if set(remaining) & set(fixed)
+        else "it needs {} of {} nodes".format(needed, len(usable - set(excluded)))
     )
-    return own + spared, "{} stays with the job: {}".format(",".join(left), why) if left else ""
+    return excluded + added, "{} stays with the job: {}".format(
+        ",".join(remaining), reason
+    ) if remaining else ""
 
 
 def fitting_nodes(job: Mapping[str, str]) -> Set[str]:
     """Return the nodes of a job's partitions with all its features, empty if Slurm lists none."""
-    words = ["--local", "--noheader", "--Node", "--partition=" + job.get("Partition", ""), "--format=%N %f"]
-    code, text = call(["sinfo", *words])
+    options = ["--local", "--noheader", "--Node", "--partition=" + job.get("Partition", ""), "--format=%N %f"]
+    code, text = call(["sinfo", *options])
     features = job.get("Features", "(null)")
-    wanted = set(features.split("&")) if re.match(r"[\w.-]+(&[\w.-]+)*$", features) else set()
+    required_features = set(features.split("&")) if re.match(r"[\w.-]+(&[\w.-]+)*$", features) else set()
     rows = [line.split() for line in text.splitlines()] if code == 0 else []
-    return {row[0] for row in rows if row and wanted <= set("".join(row[1:]).split(","))}
+    return {row[0] for row in rows if row and required_features <= set("".join(row[1:]).split(","))}
 
 
 def successor(script: str, options: Sequence[str], comment: str) -> Tuple[Optional[str], str]:
-    """Queue the script once more; return the new job's id, or None with sbatch's words.
+    """Submit the script again; return the new job's id, or None with sbatch's output.
 
-    Where sbatch's answer is lost the job is looked for by its comment, and never asked for again.
+    If sbatch's answer is lost, the job is searched by its comment and never submitted again.
     """
-    hiding = ("SLURM_", "SBATCH_", "SQUEUE_", "DTSLURM_")
+    hidden_prefixes = ("SLURM_", "SBATCH_", "SQUEUE_", "DTSLURM_")
     environment = {
-        key: value for key, value in os.environ.items() if not key.startswith(hiding) or key == "SLURM_CONF"
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(hidden_prefixes) or key == "SLURM_CONF"
     }
     code, text = call(["sbatch", "--parsable", *options, script], 150.0, environment)
     job = text.splitlines()[-1].split(";")[0] if text else ""
     if code == 0 and job.isdigit():
         return job, ""
-    pauses = LOOK_AGAIN_S if code == -1 or any(one in text for one in LOST_ANSWERS) else ()
+    pauses = LOOK_AGAIN_S if code == -1 or any(message in text for message in LOST_ANSWERS) else ()
     for pause in pauses if comment else ():
         time.sleep(pause)
-        _, listed = call(["squeue", "--me", "--noheader", "--format=%A %k"], environ=environment)
-        rows = [line.split(None, 1) for line in listed.splitlines()]
-        own = int(os.environ.get("SLURM_JOB_ID", "0"))
-        for found, *marks in rows:
-            if marks == [comment] and found.isdigit() and int(found) > own:
-                return found, ""
+        _, listing = call(["squeue", "--me", "--noheader", "--format=%A %k"], environ=environment)
+        rows = [line.split(None, 1) for line in listing.splitlines()]
+        own_job_id = int(os.environ.get("SLURM_JOB_ID", "0"))
+        for job_id, *comments in rows:
+            if comments == [comment] and job_id.isdigit() and int(job_id) > own_job_id:
+                return job_id, ""
     return None, text

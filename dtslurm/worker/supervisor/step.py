@@ -1,4 +1,4 @@
-"""One attempt's step: starts ``step.sh``, or finds the one that a killed supervisor had started; ends it."""
+"""One attempt's step: starts ``step.sh`` or finds that of a killed supervisor, and ends it."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from .files import json_of, text_of
 from .node import environment_of
 
 KILL_AFTER_S = 8.0
-LAST_WORDS_S = 6.0  # within which the runner of step.sh ends after it
+LAST_WORDS_S = 6.0  # how long the runner of step.sh may outlive step.sh
 RUNNER_STARTS_S = 10.0
 RUNNER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "step_runner.py")
 
@@ -22,7 +22,7 @@ class RunningStep:
     """A running ``step.sh ATTEMPT NODES``.
 
     Attributes:
-        process: what runs it; None where that is a child of an earlier supervisor.
+        process: the step runner; None if it is a child of an earlier supervisor.
     """
 
     def __init__(self, run_dir: str, attempt: int, nodes: List[str], *, resume: bool = False) -> None:
@@ -35,23 +35,23 @@ class RunningStep:
             self._await_runner()
             return
         os.makedirs(self.ranks, exist_ok=True)
-        words = [sys.executable, RUNNER, run_dir, str(attempt), ",".join(nodes)]
-        self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+        command = [sys.executable, RUNNER, run_dir, str(attempt), ",".join(nodes)]
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
 
     def _await_runner(self) -> None:
-        """Wait until the runner has noted itself: it may be starting just as its supervisor was killed."""
+        """Wait until the step runner has recorded itself: it may start just as its supervisor was killed."""
         end = time.monotonic() + RUNNER_STARTS_S
-        while not self._note() and time.monotonic() < end:
+        while not self._read_record() and time.monotonic() < end:
             time.sleep(0.1)
 
     def start_agent(self, program: str, node: str, log: str) -> None:
-        """Start an agent on a node beside the ranks there, whose own one is silent."""
-        words, env = agents.step_on(program, node)
+        """Start another agent on a node beside the ranks whose own agent is silent."""
+        srun_command, env = agents.step_on(program, node)
         command = ["sh", "-c", 'echo {} && exec python3 "$0" node restarted'.format(agents.STARTED), program]
         with contextlib.suppress(OSError), open(log, "wb") as output:
             self._agents.append(
                 subprocess.Popen(
-                    [*words, *command],
+                    [*srun_command, *command],
                     env=dict(env, DTSLURM_ATTEMPT=str(self.attempt)),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -59,52 +59,52 @@ class RunningStep:
                 )
             )
 
-    def _note(self) -> Dict[str, Any]:
+    def _read_record(self) -> Dict[str, Any]:
         return json_of(os.path.join(self.ranks, "step.json"))
 
     def code(self) -> Optional[int]:
-        """Return the exit code, None while it runs; 137 of one that was killed before it could tell."""
+        """Return the exit code, None while the step runs; 137 if it was killed before it recorded a code."""
         if self.process is not None:
             code: Optional[int] = self.process.poll()
             return code if code is None or code >= 0 else 128 - code
-        runs = self._runs(self._note().get("runner")) or self._launches(self.launcher())
-        found = self._note().get("exit_code")
-        if isinstance(found, int):
-            return found
-        return None if runs else 128 + signal.SIGKILL
+        is_running = self._is_runner(self._read_record().get("runner")) or self._is_launcher(self.launcher())
+        exit_code = self._read_record().get("exit_code")
+        if isinstance(exit_code, int):
+            return exit_code
+        return None if is_running else 128 + signal.SIGKILL
 
-    def _runs(self, pid: Any) -> bool:
-        """Tell whether a process is the runner of this step, and no later one with its number."""
-        words = (text_of("/proc/{}/cmdline".format(pid)) or "").split("\0")
-        return self.run_dir in words and str(self.attempt) in words
+    def _is_runner(self, pid: Any) -> bool:
+        """Return whether a process is the runner of this step, not a later process with the same id."""
+        arguments = (text_of("/proc/{}/cmdline".format(pid)) or "").split("\0")
+        return self.run_dir in arguments and str(self.attempt) in arguments
 
-    def _launches(self, pid: Optional[int]) -> bool:
-        """Tell whether a process is the launcher of this step, which may outlive the runner of step.sh."""
+    def _is_launcher(self, pid: Optional[int]) -> bool:
+        """Return whether a process is the launcher of this step, which may outlive the runner of step.sh."""
         env = environment_of(pid) if pid is not None else {}
         return (env.get("DTSLURM_RUN_DIR"), env.get("DTSLURM_ATTEMPT")) == (self.run_dir, str(self.attempt))
 
     def came_too_early(self) -> bool:
-        """Tell of a step that has ended whether Slurm refused it, for the one before still had its memory."""
-        return self.code() != 0 and self._note().get("too_early") is True
+        """Return whether Slurm refused the ended step because the previous one still held its memory."""
+        return self.code() != 0 and self._read_record().get("too_early") is True
 
     def came_too_late(self) -> bool:
-        """Tell of a step that has ended whether Slurm refused it, for the time of its job is over."""
-        return self.code() != 0 and self._note().get("job_over") is True
+        """Return whether Slurm refused the ended step because its job was over."""
+        return self.code() != 0 and self._read_record().get("job_over") is True
 
     def launcher(self) -> Optional[int]:
-        """Return the process id of srun (or of what starts the ranks), as step.sh notes it."""
+        """Return the process id of srun or another launcher of the ranks, as recorded by step.sh."""
         text = (text_of(os.path.join(self.ranks, "launcher.pid")) or "").strip()
         return int(text) if text.isdigit() else None
 
     def signal(self, number: int) -> None:
-        """Signal the launcher; srun passes it on to every process of the step, TERM as KILL."""
-        _send(self.launcher() or self._note().get("pid") or getattr(self.process, "pid", None), number)
+        """Signal the launcher; srun forwards the signal to every process of the step, TERM as KILL."""
+        _send(self.launcher() or self._read_record().get("pid") or getattr(self.process, "pid", None), number)
 
     def end(self, patience_s: float) -> int:
-        """End the step, by force if need be, and return its exit code.
+        """End the step, by force if needed, and return its exit code.
 
-        At TERM srun has Slurm end the step of its number: once the job has started anew, the new one's. What
-        is left of this one is ended by its watchers.
+        On TERM srun asks Slurm to end the step with its number: after a restart of the job, that is a step of
+        the new start. The agents on the nodes end what remains of this step then.
         """
         if lease.holds(self.run_dir, self.attempt):
             self.signal(signal.SIGTERM)
@@ -113,15 +113,15 @@ class RunningStep:
             self.signal(signal.SIGKILL)
             self.gone_within(1.0)
         if self.code() is None:
-            _send(self._note().get("pid"), signal.SIGKILL)
+            _send(self._read_record().get("pid"), signal.SIGKILL)
             self.gone_within(LAST_WORDS_S)
         if self.code() is None:
-            _send(self._note().get("runner") or getattr(self.process, "pid", None), signal.SIGKILL)
+            _send(self._read_record().get("runner") or getattr(self.process, "pid", None), signal.SIGKILL)
             self.gone_within(1.0)
         return self.finish()
 
     def gone_within(self, patience_s: float) -> None:
-        """Wait for the step to end by itself, but no longer than that."""
+        """Wait for the step to end by itself, at most this long."""
         end = time.monotonic() + patience_s
         while self.code() is None and time.monotonic() < end:
             time.sleep(0.1)
@@ -130,7 +130,7 @@ class RunningStep:
         """Return the exit code of a step that has ended."""
         sys.stdout.flush()
         for agent in self._agents:
-            # At TERM srun ends the step of that number, of a new start too. Agents end by themselves.
+            # On TERM srun would end the step of that number, also in a new start. Agents end by themselves.
             agent.kill()
             agent.wait()
         code = self.code()
@@ -138,7 +138,7 @@ class RunningStep:
 
 
 def _send(pid: Any, number: int) -> None:
-    """Send a signal to a process that may be gone."""
+    """Send a signal to a process that may no longer exist."""
     if not isinstance(pid, int):
         return
     try:

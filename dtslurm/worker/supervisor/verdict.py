@@ -1,7 +1,7 @@
-"""The cause of an attempt's end, by the very rules of ``dtslurm diagnose``.
+"""The cause of an attempt's end, found with the rules of ``dtslurm diagnose``.
 
-The reading is ``evidence.py``, the rules are ``rules.zip`` and ``rules.json``, all laid beside this package
-when the run was submitted. The rules need Python 3.10; where no such is found, exit codes alone tell.
+``evidence.py`` reads the evidence; ``rules.zip`` and ``rules.json`` hold the rules. All were installed beside
+this package at submission. The rules need Python 3.10; without such an interpreter, exit codes alone decide.
 """
 
 import json
@@ -22,20 +22,20 @@ def verdict_on(
     """Return the verdict on an attempt that has ended; at least ``cause``.
 
     Args:
-        top: where the supervisor's own files are.
+        top: the path of the supervisor's own files.
         pythons: interpreters that may be of version 3.10 or later, best first.
     """
     rules = json_of(os.path.join(top, "rules.json"))
     try:
-        found = evidence.findings(
+        findings = evidence.findings(
             {"run_dir": run_dir, "attempt": attempt, "signatures": rules.get("signatures", [])}
         )
     except (OSError, ValueError):
         return by_code(code, None)
-    # What other attempts did, and what was decided after them, is no evidence of this one.
-    found["events"] = [one for one in found["events"] if one.get("attempt") == attempt]
+    # Events of other attempts, and decisions after them, are no evidence about this attempt.
+    findings["events"] = [event for event in findings["events"] if event.get("attempt") == attempt]
     request = {
-        "found": found,
+        "found": findings,
         "signatures": rules.get("signatures", []),
         "world_size": world_size,
         "facts": {
@@ -47,17 +47,17 @@ def verdict_on(
         },
     }
     for python in [sys.executable, *pythons]:
-        answer = _judged(python, os.path.join(top, "rules.zip"), request)
-        if answer:
-            return answer
-    return by_code(code, (found.get("first_failures") or [None])[0])
+        verdict = _apply_rules(python, os.path.join(top, "rules.zip"), request)
+        if verdict:
+            return verdict
+    return by_code(code, (findings.get("first_failures") or [None])[0])
 
 
-def _judged(python: str, program: str, request: Dict[str, Any]) -> Dict[str, Any]:
+def _apply_rules(python: str, program: str, request: Dict[str, Any]) -> Dict[str, Any]:
     if not python or not os.path.exists(program):
         return {}
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [python, "-I", program],
             input=json.dumps(request).encode(),
             stdout=subprocess.PIPE,
@@ -65,15 +65,20 @@ def _judged(python: str, program: str, request: Dict[str, Any]) -> Dict[str, Any
             timeout=PATIENCE_S,
             check=False,
         )
-        answer = json.loads(done.stdout.decode())
+        verdict = json.loads(completed.stdout.decode())
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return {}
-    return answer if isinstance(answer, dict) else {}
+    return verdict if isinstance(verdict, dict) else {}
 
 
 def by_code(code: int, first: Optional[List[int]]) -> Dict[str, Any]:
-    """Return what an exit code alone tells."""
-    rank, own = (first[0], first[1]) if first else (None, code)
-    cause = {139: "segfault", 137: "killed", 134: "abort"}.get(own, "exit-code")
-    who = "rank {}".format(rank) if rank is not None else "the step"
-    return {"cause": cause, "blame": "unknown", "rank": rank, "summary": "{} ended with {}".format(who, own)}
+    """Return the verdict that follows from an exit code alone."""
+    rank, rank_code = (first[0], first[1]) if first else (None, code)
+    cause = {139: "segfault", 137: "killed", 134: "abort"}.get(rank_code, "exit-code")
+    subject = "rank {}".format(rank) if rank is not None else "the step"
+    return {
+        "cause": cause,
+        "blame": "unknown",
+        "rank": rank,
+        "summary": "{} ended with {}".format(subject, rank_code),
+    }

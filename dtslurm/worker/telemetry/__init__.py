@@ -1,1 +1,1 @@
-"""Samples, metrics and first failures of a run, read where they lie."""
+"""Samples, metrics and first failures of a run, read on the machine that holds them."""

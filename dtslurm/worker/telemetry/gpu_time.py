@@ -1,8 +1,8 @@
-"""Sums up what runs' samples tell of their GPUs, on the machine that holds them.
+"""Sums of the GPU samples of runs, computed on the machine that holds the samples.
 
 Sent over stdin (`dtslurm.services.wiring.remote_query`). The request is ``{"runs": [DIR]}``.
-The answer has, for each of them, ``[samples of one GPU, sum of util, how many idle, samples with power, sum
-of their watts]``. Of a long file, pieces from all over it are read.
+The answer has for each run ``[samples of one GPU, sum of util, idle samples, samples with power, sum of
+the power in watts]``. Of a long file, blocks at even distances are read.
 """
 
 import glob
@@ -15,7 +15,7 @@ IDLE = 5.0  # percent
 
 
 def answer(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Return what is asked for."""
+    """Return the response to a request."""
     return {"schema": 1, "runs": [summed(run) for run in request["runs"]]}
 
 
@@ -38,33 +38,33 @@ def summed(run: str) -> List[float]:
 
 
 def number(value: Any) -> float:
-    """Return a value that is a number, -1 for what is none."""
+    """Return a numeric value as a float, -1 for anything else."""
     return float(value) if isinstance(value, (int, float)) and abs(value) < 1e9 else -1.0
 
 
 def gpus(path: str) -> Iterator[Dict[str, Any]]:
-    """Yield the GPUs on the lines of a file, or of pieces of it."""
+    """Yield the GPUs in the samples of a file, or of blocks of it."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            whole = size <= PIECES * PIECE
-            for number in range(1 if whole else PIECES):
-                start = number * (size - PIECE) // (PIECES - 1) if not whole else 0
+            read_whole = size <= PIECES * PIECE
+            for index in range(1 if read_whole else PIECES):
+                start = index * (size - PIECE) // (PIECES - 1) if not read_whole else 0
                 file.seek(start)
-                lines = file.read(size if whole else PIECE).split(b"\n")
+                lines = file.read(size if read_whole else PIECE).split(b"\n")
                 yield from found(lines[1 if start else 0 : -1])
     except OSError:
         return
 
 
 def found(lines: List[bytes]) -> Iterator[Dict[str, Any]]:
-    """Yield the GPUs on lines, leaving out what makes no sense."""
+    """Yield the GPUs in lines of samples; skip invalid lines."""
     for line in lines:
         try:
             record = json.loads(line.decode("utf-8", "replace"))
-            listed = record.get("gpus") if isinstance(record, dict) else None
+            gpu_list = record.get("gpus") if isinstance(record, dict) else None
         except (ValueError, RecursionError):
             continue
-        for gpu in listed if isinstance(listed, list) else []:
+        for gpu in gpu_list if isinstance(gpu_list, list) else []:
             if isinstance(gpu, dict):
                 yield gpu

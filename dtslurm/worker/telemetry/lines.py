@@ -1,4 +1,4 @@
-"""New whole lines of files that grow, and the JSON objects on them: part of ``pulse.py``."""
+"""New complete lines of growing files, and the JSON objects on them. Part of ``telemetry.py``."""
 
 import contextlib
 import json
@@ -7,19 +7,19 @@ import os
 import re
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-MOST = 64 << 20  # bytes of new lines that are read at once; of more, the last ones
-LINE = 1 << 20  # a line that is longer is not waited for
+MOST = 64 << 20  # bytes of new lines in one call; of more, the last ones
+LINE = 1 << 20  # bytes after which an incomplete line is skipped
 
 
 def entries(folder: str, pattern: str) -> Iterator[Tuple[str, str, int, float]]:
-    """Yield (the pattern's group, path, size, mtime) of the files of a folder whose names match."""
-    wanted = re.compile(pattern)
+    """Yield (the pattern's group, path, size, mtime) of the files in a folder with matching names."""
+    name_pattern = re.compile(pattern)
     try:
         listing = list(os.scandir(folder))
     except OSError:
         return
     for entry in listing:
-        match = wanted.match(entry.name)
+        match = name_pattern.match(entry.name)
         if match is None:
             continue
         with contextlib.suppress(OSError):
@@ -28,7 +28,7 @@ def entries(folder: str, pattern: str) -> Iterator[Tuple[str, str, int, float]]:
 
 
 def objects(lines: List[bytes]) -> Iterator[Dict[str, Any]]:
-    """Yield the JSON objects of lines, leaving out what is not one."""
+    """Yield the JSON objects on the lines; skip all other lines."""
     for line in lines:
         try:
             value = json.loads(line.decode("utf-8", "replace"))
@@ -39,17 +39,17 @@ def objects(lines: List[bytes]) -> Iterator[Dict[str, Any]]:
 
 
 def news(path: str, offset: Any, most: Optional[int]) -> Tuple[List[Dict[str, Any]], int]:
-    """Return the objects on a file's whole lines behind ``offset``, and where the next look starts.
+    """Return the objects on a file's complete lines after ``offset``, and the offset for the next call.
 
-    A file that is shorter than ``offset`` is another one, and read from its start.
+    A file that is shorter than ``offset`` was replaced, and is read from its start.
     """
-    lines, after = new_lines(path, offset, MOST)
+    lines, next_offset = new_lines(path, offset, MOST)
     records = list(objects(lines))
-    return records[-most:] if most else records, after
+    return records[-most:] if most else records, next_offset
 
 
 def new_lines(path: str, offset: Any, most: int) -> Tuple[List[bytes], int]:
-    """Return a file's whole lines behind ``offset``, the last ``most`` bytes of them, and where they end."""
+    """Return a file's complete lines after ``offset``, at most ``most`` bytes, and their end offset."""
     start = offset if isinstance(offset, int) and offset >= 0 else 0
     try:
         with open(path, "rb") as file:
@@ -62,28 +62,28 @@ def new_lines(path: str, offset: Any, most: int) -> Tuple[List[bytes], int]:
     except OSError:
         return [], 0
     lines = data.split(b"\n")
-    rest = lines.pop()
+    incomplete = lines.pop()
     if first > start and lines:
-        del lines[0]  # it is cut off
-    return lines, first + len(data) - (0 if len(rest) > LINE else len(rest))
+        del lines[0]  # the first line is truncated
+    return lines, first + len(data) - (0 if len(incomplete) > LINE else len(incomplete))
 
 
 def thinned(records: List[Dict[str, Any]], limit: int) -> List[Dict[str, Any]]:
-    """Return at most about ``limit`` records: neighbours are merged, the newer value of a key wins.
+    """Return about ``limit`` records at most: neighbours are merged, and the newer value of a key wins.
 
-    A value that is no number any more (a loss of NaN) is kept whatever comes after it in the same record.
+    A value that is not finite (a loss of NaN) is kept, whatever comes after it in the same group.
     """
     if len(records) <= limit:
         return records
-    kept = []
+    merged_records = []
     for number in range(limit):
         merged: Dict[str, Any] = {}
         for record in records[number * len(records) // limit : (number + 1) * len(records) // limit]:
             merged.update((key, value) for key, value in record.items() if not broken(merged.get(key)))
-        kept.append(merged)
-    return kept
+        merged_records.append(merged)
+    return merged_records
 
 
 def broken(value: Any) -> bool:
-    """Tell whether a value is NaN or infinite."""
+    """Return whether a value is NaN or infinite."""
     return isinstance(value, float) and not math.isfinite(value)

@@ -1,4 +1,4 @@
-"""Training metrics out of the ranks' log lines: part of ``pulse.py`` and ``trial_report.py``."""
+"""Training metrics from the ranks' log lines. Part of ``telemetry.py`` and ``trial_report.py``."""
 
 import math
 import os
@@ -8,13 +8,13 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from .lines import new_lines
 
-LOG_MOST = 8 << 20  # new bytes of a log that are looked at; of more, the last ones
-LINE_MOST = 4000  # bytes of one line that are looked at
+LOG_MOST = 8 << 20  # new bytes of a log that are read; of more, the last ones
+LINE_MOST = 4000  # bytes of one line that are read
 NUMBER = (
     r"([-+]?(?:(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|nan|NaN|inf|Infinity)"
     r"(?:[KMGTB](?![A-Za-z]))?)"
 )
-TELLING = {"step", "epoch_step", "epoch_number", "loss"}  # a line with none of these is no training record
+TELLING = {"step", "epoch_step", "epoch_number", "loss"}  # a line without any of these is no training record
 SUFFIXES = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 PREFIX = re.compile(r"^(?:\[(?:rank|default)?\d+\]:? ?|\d+: )+")
@@ -24,34 +24,39 @@ STAMP = re.compile(r"(20\d\d)-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)")
 def from_logs(
     folder: str, patterns: List[Dict[str, Any]], ranks: List[int], before: Dict[str, Any]
 ) -> Tuple[List[Dict[str, Any]], Dict[str, Any]]:
-    """Return the training records that are new in the logs, and the state for the next look.
+    """Return the new training records in the logs, and the state for the next call.
 
-    The log of rank 0 is read, or that of the last rank, on which Megatron tells its losses: the first of them
-    that has told a loss, from then on.
+    Reads the log of rank 0, or of the last rank, where Megatron reports its losses: the first of these logs
+    that has reported a loss is the only source from then on.
     """
-    known = patterns_of(patterns)
+    line_patterns = patterns_of(patterns)
     state: Dict[str, Any] = {"source": before.get("source", ""), "files": dict(before.get("files") or {})}
     names = ["rank-%d.log" % rank for rank in sorted({0, max(ranks or [0])})]
-    best: List[Dict[str, Any]] = []
+    first_records: List[Dict[str, Any]] = []
     for name in [state["source"]] if state["source"] else names:
         path = os.path.join(folder, name)
-        reading = Reading(known, state["files"].get(name) or {})
+        reading = Reading(line_patterns, state["files"].get(name) or {})
         records = reading.news(path)
         state["files"][name] = reading.state
         if reading.state.get("loss"):
             state["source"] = name
             return records, state
-        best = best or records
-    return best, state
+        first_records = first_records or records
+    return first_records, state
 
 
 def patterns_of(values: List[Dict[str, Any]]) -> "List[Pattern]":
-    """Return the patterns of a request."""
-    return [Pattern(one) for one in values]
+    """Return the compiled patterns of a request."""
+    return [Pattern(pattern_values) for pattern_values in values]
 
 
 class Pattern:
-    """One kind of line: ``words`` of which one must be in it, ``values`` that it may tell."""
+    """A kind of log line.
+
+    Attributes:
+        words: a line must contain at least one of these.
+        values: the expressions of the values that a line may contain, by key.
+    """
 
     def __init__(self, values: Dict[str, Any]) -> None:
         self.words: List[str] = values["words"]
@@ -60,25 +65,25 @@ class Pattern:
         }
 
     def read(self, line: str) -> Dict[str, float]:
-        """Return what a line tells."""
+        """Return the values in a line."""
         if not any(word in line for word in self.words):
             return {}
-        found = {}
+        values = {}
         for key, pattern in self.values.items():
             match = pattern.search(line)
             if match:
-                found[key] = number(match.group(1))
-        return found
+                values[key] = number(match.group(1))
+        return values
 
 
 def number(text: str) -> float:
-    """Return the number that a text such as ``1,234``, ``1.5K``, ``2e-4`` or ``nan`` means."""
+    """Return the value of a text such as ``1,234``, ``1.5K``, ``2e-4`` or ``nan``."""
     factor = SUFFIXES.get(text[-1], 1.0)
     return float((text if factor == 1.0 else text[:-1]).replace(",", "")) * factor
 
 
 class Reading:
-    """The lines of one log in their order: a step is told by one line, its loss perhaps by the next."""
+    """Parser of one log's lines in their order: a step may be on one line and its loss on the next."""
 
     def __init__(self, patterns: List[Pattern], state: Dict[str, Any]) -> None:
         self.patterns = patterns
@@ -86,32 +91,32 @@ class Reading:
         self.state = dict(state)
 
     def news(self, path: str) -> List[Dict[str, Any]]:
-        """Return the records on what is new in the log."""
-        first = "offset" not in self.state
+        """Return the records in the new part of the log."""
+        is_first_read = "offset" not in self.state
         lines, self.state["offset"] = new_lines(path, self.state.get("offset"), LOG_MOST)
         try:
-            written = None if first else round(os.stat(path).st_mtime, 1)
+            written_at = None if is_first_read else round(os.stat(path).st_mtime, 1)
         except OSError:
-            written = None
+            written_at = None
         records: List[Dict[str, Any]] = []
-        for whole in lines:
-            for line in whole.split(b"\r"):
+        for raw_line in lines:
+            for line in raw_line.split(b"\r"):
                 if any(word in line[:LINE_MOST] for word in self.words):
                     text = ESCAPE.sub("", line[:LINE_MOST].decode("utf-8", "replace"))
-                    self.add(records, PREFIX.sub("", text), written)
+                    self.add(records, PREFIX.sub("", text), written_at)
         return records
 
     def add(self, records: List[Dict[str, Any]], line: str, written: Optional[float]) -> None:
-        """Add what a line tells to the records: a new one, or the last one's other half."""
-        told = (pattern.read(line) for pattern in self.patterns)
-        found = next((values for values in told if TELLING & set(values)), None)
-        if found is None:
-            return  # a progress bar of something else
-        record = self.record(found)
+        """Add a line's values to the records: as a new record, or to the last record of the same step."""
+        values_by_pattern = (pattern.read(line) for pattern in self.patterns)
+        line_values = next((values for values in values_by_pattern if TELLING & set(values)), None)
+        if line_values is None:
+            return  # a progress bar of another kind of work
+        record = self.record(line_values)
         if not record:
             return
-        time_told = stamp(line)
-        record["time"] = written if time_told is None else time_told
+        logged_at = stamp(line)
+        record["time"] = written if logged_at is None else logged_at
         if record["time"] is None:
             del record["time"]
         if records and records[-1].get("step") == record.get("step"):
@@ -120,7 +125,7 @@ class Reading:
             records.append(record)
 
     def record(self, found: Dict[str, float]) -> Dict[str, Any]:
-        """Return a record with the dashboard's keys and units; {} for a line that only tells where it is."""
+        """Return a record with the dashboard's keys and units; {} for a line that only gives the position."""
         if "epoch_number" in found:
             self.state.update(epoch=found["epoch_number"] - 1, epochs=found.get("epochs"))
             return {}
@@ -142,13 +147,13 @@ class Reading:
         return record
 
     def is_another_bar(self, record: Dict[str, Any]) -> bool:
-        """Tell whether a progress bar is that of an evaluation: shorter than the one of training."""
+        """Return whether a progress bar is that of an evaluation: its total is smaller than training's."""
         total = record.get("total_steps")
         return "loss" not in record and total is not None and total < self.state.get("total_steps", 0)
 
 
 def in_seconds(found: Dict[str, float]) -> Dict[str, Any]:
-    """Return the values with the step's time in seconds, however it was told."""
+    """Return the values with the step's time converted to seconds."""
     record = dict(found)
     if "step_time_ms" in record:
         record["step_time_s"] = record.pop("step_time_ms") / 1000.0
@@ -159,11 +164,11 @@ def in_seconds(found: Dict[str, float]) -> Dict[str, Any]:
 
 
 def stamp(text: str) -> Optional[float]:
-    """Return the time that a line carries, by this machine's time zone, None where it carries none."""
-    found = STAMP.search(text)
-    if found is None:
+    """Return the time in a line, in this machine's time zone; None without a time stamp."""
+    match = STAMP.search(text)
+    if match is None:
         return None
     try:
-        return time.mktime((*map(int, found.groups()), 0, 0, -1))  # type: ignore[arg-type]
+        return time.mktime((*map(int, match.groups()), 0, 0, -1))  # type: ignore[arg-type]
     except (ValueError, OverflowError):
         return None

@@ -1,11 +1,11 @@
-"""Answers one small question about a running job, on the machine that holds its files: what is new?
+"""Returns the new events, metrics and rank states of a running job, on the machine that holds its files.
 
-Sent over stdin with its parts (`dtslurm.services.wiring.remote_query`); writes nothing there. The request::
+Sent over stdin with its modules (`dtslurm.services.wiring.remote_query`); writes no files. The request::
 
     {"run_dir": DIR, "task": "3" or null, "attempt": 0 or null for the newest, "train_limit": 2000,
-     "after": what the answer before had as "cursor", or null, "patterns": [{"words": […], "match": […]}]}
+     "after": the "cursor" of the previous answer, or null, "patterns": [{"words": […], "match": […]}]}
 
-Whatever is missing, half written or wrong in a file is left out.
+Missing, truncated or invalid content of the files is left out.
 """
 
 import contextlib
@@ -20,34 +20,34 @@ from .lines import entries, news, thinned
 from .log_metrics import from_logs
 from .nodes import samples
 
-EVENTS = 5000  # events that are sent at once; of more, the last ones
-SLACK_S = 120.0  # clocks of nodes may differ: records that are this much older are read again
+EVENTS = 5000  # events in one answer; of more, the last ones
+SLACK_S = 120.0  # nodes' clocks may differ: records that are this much older are read again
 RANK_KEYS = (
     "node_rank", "local_rank", "host", "pid", "started", "ended", "exit_code", "signal", "told_to_end"
 )  # fmt: skip
 
 
 def answer(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the state of one attempt of a run, or of one task of an array."""
+    """Return the state of one attempt of a run, or of an array task."""
     with contextlib.suppress(OSError):
         os.nice(10)
-    top = request["run_dir"]
-    tasks = numbers(os.path.join(top, "tasks"))
+    run_or_array_dir = request["run_dir"]
+    tasks = numbers(os.path.join(run_or_array_dir, "tasks"))
     task = request.get("task")
     if task is None and tasks:
         task = str(tasks[0])
-    run = top if task is None else os.path.join(top, "tasks", task)
-    attempts = numbers(os.path.join(run, "logs"))
+    run_dir = run_or_array_dir if task is None else os.path.join(run_or_array_dir, "tasks", task)
+    attempts = numbers(os.path.join(run_dir, "logs"))
     attempt = request.get("attempt")
     if attempt is None and attempts:
         attempt = attempts[-1]
-    after = request.get("after") or {}
-    same_task = after.get("task") == task
-    same = same_task and attempt is not None and after.get("attempt") == attempt
+    previous = request.get("after") or {}
+    same_task = previous.get("task") == task
+    same_attempt = same_task and attempt is not None and previous.get("attempt") == attempt
     events, events_at = news(
-        os.path.join(run, "events.jsonl"), after.get("events") if same_task else None, EVENTS
+        os.path.join(run_dir, "events.jsonl"), previous.get("events") if same_task else None, EVENTS
     )
-    found: Dict[str, Any] = {
+    state: Dict[str, Any] = {
         "schema": 1,
         "now": time.time(),
         "task": task,
@@ -65,12 +65,12 @@ def answer(request: Dict[str, Any]) -> Dict[str, Any]:
         "cursor": {"task": task, "attempt": attempt, "events": events_at},
     }
     if attempt is not None:
-        add_attempt(found, run, after if same else {}, request)
-    return found
+        add_attempt(state, run_dir, previous if same_attempt else {}, request)
+    return state
 
 
 def add_attempt(found: Dict[str, Any], run: str, after: Dict[str, Any], request: Dict[str, Any]) -> None:
-    """Add what one attempt's folders hold."""
+    """Add the contents of one attempt's folders."""
     number = str(found["attempt"])
     logs, ranks, metrics = (os.path.join(run, name, number) for name in ("logs", "ranks", "metrics"))
     found["world_size"] = world_size(logs, ranks)
@@ -83,19 +83,19 @@ def add_attempt(found: Dict[str, Any], run: str, after: Dict[str, Any], request:
             found["activity"].append(dict(record, written=mtime))
     limit = int(request.get("train_limit") or 2000)
     records, offset = news(os.path.join(metrics, "train.jsonl"), after.get("train"), None)
-    told, state = records, after.get("logs") or {}
+    train_records, log_state = records, after.get("logs") or {}
     if offset:
-        state, found["train_from"] = {}, "file"
+        log_state, found["train_from"] = {}, "file"
     elif request.get("patterns"):
-        ranks_there = [int(rank) for rank in found["ranks"]]
-        told, state = from_logs(logs, request["patterns"], ranks_there, state)
-        found["train_from"] = "logs" if state.get("source") else ""
-    found["train"] = {"records": thinned(told, limit), "offset": offset}
-    found["cursor"].update(train=offset, written=written, logs=state)
+        rank_numbers = [int(rank) for rank in found["ranks"]]
+        train_records, log_state = from_logs(logs, request["patterns"], rank_numbers, log_state)
+        found["train_from"] = "logs" if log_state.get("source") else ""
+    found["train"] = {"records": thinned(train_records, limit), "offset": offset}
+    found["cursor"].update(train=offset, written=written, logs=log_state)
 
 
 def numbers(folder: str) -> List[int]:
-    """Return the entries of a folder whose names are numbers, smallest first."""
+    """Return the numeric names in a folder, smallest first."""
     try:
         return sorted(int(name) for name in os.listdir(folder) if re.match(r"^[0-9]+$", name))
     except OSError:
@@ -103,7 +103,7 @@ def numbers(folder: str) -> List[int]:
 
 
 def json_file(path: str) -> Dict[str, Any]:
-    """Return a JSON object, empty where there is none."""
+    """Return the JSON object in a file, empty if there is none."""
     try:
         with open(path, "rb") as file:
             value = json.loads(file.read().decode("utf-8", "replace"))
@@ -113,7 +113,7 @@ def json_file(path: str) -> Dict[str, Any]:
 
 
 def world_size(logs: str, ranks: str) -> Optional[int]:
-    """Return how many ranks there are: as an elastic job's last start has it, else as the job began."""
+    """Return the number of ranks: of an elastic job's last start, else as the job began."""
     try:
         with open(os.path.join(ranks, "world_size")) as file:
             return int(file.read(32))
@@ -125,13 +125,13 @@ def world_size(logs: str, ranks: str) -> Optional[int]:
 def rank_states(
     logs: str, ranks: str, before: Optional[float]
 ) -> Tuple[Dict[str, Dict[str, Any]], Optional[float]]:
-    """Return each rank's log size, when it last spoke, and its record where that is new.
+    """Return each rank's log size, the time of its last output, and its record if that is new.
 
-    Records older than ``before``, the time of the newest that the asker has, are not read again.
+    Records older than ``before``, the time of the newest record in the previous answer, are not read again.
     """
-    found: Dict[str, Dict[str, Any]] = {}
+    states: Dict[str, Dict[str, Any]] = {}
     for rank, _, size, mtime in entries(logs, r"^rank-([0-9]+)\.log$"):
-        found[rank] = {"bytes": size, "spoke": round(mtime, 1) if size else None}
+        states[rank] = {"bytes": size, "spoke": round(mtime, 1) if size else None}
     newest = before
     for rank, path, _, mtime in entries(ranks, r"^([0-9]+)\.json$"):
         if before is not None and mtime < before - SLACK_S:
@@ -139,6 +139,6 @@ def rank_states(
         newest = mtime if newest is None else max(newest, mtime)
         record = json_file(path)
         if record:
-            state = found.setdefault(rank, {"bytes": 0, "spoke": None})
+            state = states.setdefault(rank, {"bytes": 0, "spoke": None})
             state.update((key, record[key]) for key in RANK_KEYS if key in record)
-    return found, newest
+    return states, newest

@@ -1,1 +1,1 @@
-"""Tells whether ranks that write nothing still work."""
+"""Detects whether ranks that write no output still work."""

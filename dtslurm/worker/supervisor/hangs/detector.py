@@ -1,4 +1,4 @@
-"""Finds out that training hangs: nothing is written, and nothing is computed or moves."""
+"""Detects that training hangs: no output is written, and no process computes or changes its stack."""
 
 import os
 import time
@@ -7,14 +7,14 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 from ..files import names_in
 from .signals import PICTURES, GpuActivity, StackHistory
 
-FIRST_S = 1800.0  # until training has begun, unless told otherwise
-STEPS, PAUSES = 3, 10  # it has when steps were told so often, or something was written so often
+FIRST_S = 1800.0  # limit of silence until training has begun, unless configured otherwise
+STEPS, PAUSES = 3, 10  # training has begun after so many reports of steps, or so many pauses of output
 FLOOR_S = 60.0
-FACTOR = 5.0  # a pause that long against the longest one seen so far
-BUSY_FACTOR = 3.0  # ranks that compute may yet say something
-IDLE = 0.1  # of a CPU, of each rank: one may compute while the others wait for it
-BYTES_PER_S = 1e5  # read and written by a rank: it loads or saves
-STOPPED = ("T", "t", "Z")  # the others may compute as they like
+FACTOR = 5.0  # a pause so many times the longest one so far is a hang
+BUSY_FACTOR = 3.0  # longer limit for ranks that compute, which may still write output
+IDLE = 0.1  # CPU share per rank: a single rank may compute while the others wait for it
+BYTES_PER_S = 1e5  # read and written by a rank that loads or saves
+STOPPED = ("T", "t", "Z")  # states that mean a hang even if other ranks compute
 STUCK = {"T": "stopped", "t": "held by a debugger", "D": "stuck in the kernel", "Z": "dead"}
 
 
@@ -28,22 +28,24 @@ class Hang(NamedTuple):
 
 
 def odd_one(ranks: Dict[int, Dict[str, Any]]) -> Optional[Tuple[int, str]]:
-    """Return the rank that is in another state or place than the others, and how it differs."""
-    for rank, one in sorted(ranks.items()):
-        if one.get("state") in STUCK:
-            return rank, "its process is {}".format(STUCK[one["state"]])
+    """Return the rank whose state or main thread differs from the others', and how it differs."""
+    for rank, process in sorted(ranks.items()):
+        if process.get("state") in STUCK:
+            return rank, "its process is {}".format(STUCK[process["state"]])
     groups: Dict[str, List[int]] = {}
-    for rank, one in ranks.items():
-        if place_of(one):
-            groups.setdefault(place_of(one), []).append(rank)
-    few = sorted(groups.items(), key=lambda item: len(item[1]))
-    if len(few) > 1 and len(few[0][1]) == 1 and len(few[1][1]) > 1:
-        return few[0][1][0], "it is in {}, others in {}".format(few[0][0], few[-1][0])
+    for rank, process in ranks.items():
+        if place_of(process):
+            groups.setdefault(place_of(process), []).append(rank)
+    sorted_groups = sorted(groups.items(), key=lambda item: len(item[1]))
+    if len(sorted_groups) > 1 and len(sorted_groups[0][1]) == 1 and len(sorted_groups[1][1]) > 1:
+        return sorted_groups[0][1][0], "it is in {}, others in {}".format(
+            sorted_groups[0][0], sorted_groups[-1][0]
+        )
     return None
 
 
 def place_of(one: Dict[str, Any]) -> str:
-    """Return where a rank's main thread is: its innermost functions, or what the kernel says it waits in."""
+    """Return where a rank's main thread is: its innermost functions, or the kernel's wait channel."""
     threads = one.get("threads") or [{}]
     frames = [str(frame.get("function")) for frame in (threads[0].get("frames") or [])[:2]]
     return " < ".join(frames) or str(threads[0].get("waits") or one.get("waits") or "")
@@ -55,6 +57,8 @@ class HangDetector:
     Attributes:
         longest: seconds of the longest pause so far, at first that of earlier attempts.
         idle: whether no rank computes, reads or writes, and no GPU works.
+        gpus: whether any GPU works; None if unknown.
+        used: when the ranks' usage was last read, and each rank's CPU seconds and bytes then.
     """
 
     def __init__(
@@ -74,98 +78,98 @@ class HangDetector:
         self.pauses = self.steps = 0
         self.used: Tuple[float, Dict[int, Tuple[float, float]]] = (self.since, {})
         self.idle = False
-        self.gpus: Optional[bool] = None  # whether any works
+        self.gpus: Optional[bool] = None
         self.watched_gpus = GpuActivity(metrics)
         self.pictures = StackHistory()
 
     def look(self, ranks: Dict[int, Dict[str, Any]]) -> Optional[Hang]:
-        """Look at the files' sizes, and what the ranks and GPUs do; return a hang if it is one."""
+        """Check the output files and the activity of ranks and GPUs; return a hang if there is one."""
         now = self.clock()
-        sizes = self._sizes()
+        sizes = self._read_sizes()
         if sizes != self.sizes:
-            self._heard(sizes, now)
-            self.used = (now, _used(ranks))
+            self._record_output(sizes, now)
+            self.used = (now, _read_usage(ranks))
             return None
         if now - self.used[0] >= 10.0 and ranks:
-            self._rates(_used(ranks), now)
+            self._update_activity(_read_usage(ranks), now)
         limit = self.limit()
-        silent = now - self.since
-        if silent < limit:
+        silent_s = now - self.since
+        if silent_s < limit:
             return None
-        still = self.gpus is not True and self.pictures.is_stalled(now, max(20.0, limit / 2), len(ranks))
-        stopped = any(one.get("state") in STOPPED for one in ranks.values())
-        if self.idle or still or stopped or silent >= self.busy_limit():
+        is_stalled = self.gpus is not True and self.pictures.is_stalled(now, max(20.0, limit / 2), len(ranks))
+        has_stopped_rank = any(process.get("state") in STOPPED for process in ranks.values())
+        if self.idle or is_stalled or has_stopped_rank or silent_s >= self.busy_limit():
             return self.hang(ranks, now)
         return None
 
-    def _heard(self, sizes: Dict[str, int], now: float) -> None:
+    def _record_output(self, sizes: Dict[str, int], now: float) -> None:
         if self.sizes:
             self.longest = max(self.longest, now - self.since)
             self.pauses += 1
-            metrics = self._train()
+            metrics = self._train_metrics()
             self.steps += sizes.get(metrics, 0) > self.sizes.get(metrics, 0)
         self.sizes, self.since = sizes, now
         self.idle, self.gpus, self.pictures = False, None, StackHistory()
 
-    def _rates(self, used: Dict[int, Tuple[float, float]], now: float) -> None:
-        """Tell by what each rank used since the last time whether any does something."""
-        passed = now - self.used[0]
-        before = self.used[1]
-        busy = still = False
+    def _update_activity(self, used: Dict[int, Tuple[float, float]], now: float) -> None:
+        """Update whether any rank or GPU is active, from the ranks' usage since the last reading."""
+        elapsed_s = now - self.used[0]
+        usage_before = self.used[1]
+        is_computing = is_transferring = False
         for rank, (cpu, moved) in used.items():
-            cpu_before, moved_before = before.get(rank, (cpu, moved))
-            busy = busy or (cpu - cpu_before) / passed >= IDLE
-            still = still or (moved - moved_before) / passed >= BYTES_PER_S
+            cpu_before, moved_before = usage_before.get(rank, (cpu, moved))
+            is_computing = is_computing or (cpu - cpu_before) / elapsed_s >= IDLE
+            is_transferring = is_transferring or (moved - moved_before) / elapsed_s >= BYTES_PER_S
         self.gpus = self.watched_gpus.at_work(self.since, now)
-        # Who asked for a time-out has told what silence means: idle GPUs are enough, whatever the CPUs do.
+        # With a configured timeout, idle GPUs are enough for a hang, whatever the CPUs do.
         if self.gpus is False and self.timeout_s is not None:
-            busy = False
-        self.idle = not busy and not still and self.gpus is not True
+            is_computing = False
+        self.idle = not is_computing and not is_transferring and self.gpus is not True
         self.used = (now, used)
 
     def silent(self) -> float:
-        """Return for how many seconds nothing was written."""
+        """Return the seconds since the last output."""
         return self.clock() - self.since
 
     def learned(self) -> bool:
-        """Tell whether training has begun, so that its pauses tell how long one may be."""
+        """Return whether training has begun, so that its pauses show how long a pause may be."""
         return self.steps >= STEPS or self.pauses >= PAUSES
 
     def limit(self) -> float:
-        """Return how many silent seconds are a hang: as asked for, or learned from the pauses so far."""
+        """Return how many silent seconds mean a hang: as configured, or learned from the pauses so far."""
         if self.timeout_s is not None:
             return self.timeout_s
         return max(FLOOR_S, FACTOR * self.longest) if self.learned() else FIRST_S
 
     def busy_limit(self) -> float:
-        """Return how many silent seconds are a hang though something is done all the while."""
+        """Return how many silent seconds mean a hang although ranks or GPUs are active."""
         limit = BUSY_FACTOR * self.limit()
         return limit if self.timeout_s is not None else max(limit, FIRST_S)
 
     def wants_picture(self) -> bool:
-        """Tell whether the ranks' stacks are of interest: nothing is written, and yet something is done."""
+        """Return whether the ranks' stacks are needed: there is no output, yet some activity."""
         return self.silent() >= self.limit() and not self.idle
 
     def see(self, stacks: Dict[int, Dict[str, Any]]) -> None:
-        """Take in the ranks' stacks. That a rank wrote them into its log is no sign of life."""
+        """Add the ranks' stacks. Stacks that a rank wrote into its log do not count as output."""
         self.pictures.add(stacks, self.clock())
-        self.sizes = self._sizes()
+        self.sizes = self._read_sizes()
 
-    def _train(self) -> str:
+    def _train_metrics(self) -> str:
         return os.path.join(self.metrics, "train.jsonl")
 
-    def _sizes(self) -> Dict[str, int]:
-        found = {}
+    def _read_sizes(self) -> Dict[str, int]:
+        sizes = {}
         names = [os.path.join(self.logs, name) for name in names_in(self.logs) if name.startswith("rank-")]
-        for path in [*names, self._train()]:
+        for path in [*names, self._train_metrics()]:
             try:
-                found[path] = os.stat(path).st_size
+                sizes[path] = os.stat(path).st_size
             except OSError:
                 continue
-        return found
+        return sizes
 
     def hang(self, ranks: Dict[int, Dict[str, Any]], now: float) -> Hang:
-        """Put a hang in words, by what is known of the ranks' processes."""
+        """Return a hang with its description, from the last known state of the ranks' processes."""
         text = "all ranks wrote nothing for {:.0f} s".format(now - self.since)
         if self.idle:
             text += " and computed nothing"
@@ -173,16 +177,16 @@ class HangDetector:
             text += " and stand still"
         if self.timeout_s is None and self.learned():
             text += " (the longest pause before: {:.0f} s)".format(self.longest)
-        odd = odd_one(ranks)
-        if odd is None:
+        odd_rank = odd_one(ranks)
+        if odd_rank is None:
             return Hang(self.since, None, None, text)
-        rank, why = odd
+        rank, why = odd_rank
         node = ranks[rank].get("node")
         return Hang(
             self.since, rank, node, "{}; rank {} on {} is the odd one: {}".format(text, rank, node, why)
         )
 
 
-def _used(ranks: Dict[int, Dict[str, Any]]) -> Dict[int, Tuple[float, float]]:
-    """Return what each rank has used: CPU seconds, and bytes read and written."""
-    return {rank: (one.get("cpu", 0.0), one.get("moved", 0.0)) for rank, one in ranks.items()}
+def _read_usage(ranks: Dict[int, Dict[str, Any]]) -> Dict[int, Tuple[float, float]]:
+    """Return each rank's usage so far: CPU seconds, and bytes read and written."""
+    return {rank: (process.get("cpu", 0.0), process.get("moved", 0.0)) for rank, process in ranks.items()}

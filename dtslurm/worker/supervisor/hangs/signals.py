@@ -1,4 +1,4 @@
-"""What speaks for and against a hang beside silence: GPUs that work, stacks that move."""
+"""Evidence for and against a hang besides silence: GPU activity and changing stacks."""
 
 import os
 from typing import Any, Dict, List, Optional, Tuple
@@ -6,20 +6,22 @@ from typing import Any, Dict, List, Optional, Tuple
 from ...evidence.evidence import json_lines
 from ..files import names_in
 
-FRESH_S = 150.0  # a sampler notes something at least every minute
-AT_WORK = 5.0  # % of the time
-POWER = 0.5  # of what a GPU drew while it trained: one that waits in a collective is busy and draws little
-TAIL = 1 << 17  # bytes of a node's notes that are read, from the end
-PICTURES = 3  # of the stacks, all alike
+FRESH_S = 150.0  # a sampler writes a record at least every minute
+AT_WORK = 5.0  # percent utilization above which a GPU counts as working
+POWER = 0.5  # share of a GPU's power in training: a GPU that waits in a collective is busy but draws little
+TAIL = 1 << 17  # bytes of a node's samples that are read, from the end
+PICTURES = 3  # identical snapshots of the stacks that mean a stall
 
 Record = Dict[str, Any]
 
 
 class GpuActivity:
-    """The GPUs of an attempt, as the sampler notes them in ``metrics/<attempt>/node-<n>.jsonl``.
+    """The GPUs of an attempt, as sampled in ``metrics/<attempt>/node-<n>.jsonl``.
 
     Attributes:
-        clocks: by how many seconds the wall clock of each node, whose times those are, is behind this node's.
+        clocks: seconds by which each node's wall clock, which dates its samples, is behind this node's.
+        since: when the current silence began.
+        drew: the most power in watts that each GPU drew before that.
     """
 
     def __init__(self, metrics: str) -> None:
@@ -29,51 +31,52 @@ class GpuActivity:
         self.drew: Dict[Tuple[str, int], float] = {}
 
     def at_work(self, since: float, now: float) -> Optional[bool]:
-        """Tell whether any GPU works although nothing was written since; None where nothing is known.
+        """Return whether any GPU works although no output was written since; None if unknown.
 
-        The power that it drew before tells a GPU that computes from one that only waits for others.
+        The power that a GPU drew before distinguishes a GPU that computes from one that only waits for
+        others.
         """
         names = [name for name in names_in(self.metrics) if name.startswith("node-")]
-        records = {name: self._read(name) for name in names}
+        records = {name: self._read_samples(name) for name in names}
         if since != self.since:
-            self.since, self.drew = since, _power(records, since)
-        seen: List[bool] = []
-        for name, rows in records.items():
-            last = rows[-1] if rows else {}
-            at = last.get("time")
-            if isinstance(at, (int, float)) and at > max(since + 5.0, now - FRESH_S):
-                seen += [self._works(name, gpu) for gpu in last.get("gpus") or [] if "util" in gpu]
-        return any(seen) if seen else None
+            self.since, self.drew = since, _find_peak_power(records, since)
+        activity: List[bool] = []
+        for name, samples in records.items():
+            last = samples[-1] if samples else {}
+            sampled_at = last.get("time")
+            if isinstance(sampled_at, (int, float)) and sampled_at > max(since + 5.0, now - FRESH_S):
+                activity += [self._is_working(name, gpu) for gpu in last.get("gpus") or [] if "util" in gpu]
+        return any(activity) if activity else None
 
-    def _read(self, name: str) -> List[Record]:
-        """Return a node's notes, with their times by this node's clock."""
-        rows = list(json_lines(os.path.join(self.metrics, name), TAIL))
-        for row in rows:
-            if isinstance(row.get("time"), (int, float)):
-                row["time"] += self.clocks.get(str(row.get("node")), 0.0)
-        return rows
+    def _read_samples(self, name: str) -> List[Record]:
+        """Return a node's samples, with their times converted to this node's clock."""
+        samples = list(json_lines(os.path.join(self.metrics, name), TAIL))
+        for sample in samples:
+            if isinstance(sample.get("time"), (int, float)):
+                sample["time"] += self.clocks.get(str(sample.get("node")), 0.0)
+        return samples
 
-    def _works(self, name: str, gpu: Record) -> bool:
+    def _is_working(self, name: str, gpu: Record) -> bool:
         if gpu["util"] < AT_WORK:
             return False
-        drew, draws = self.drew.get((name, gpu.get("index", 0))), gpu.get("power_w")
-        return not drew or draws is None or draws >= POWER * drew
+        peak_power, power = self.drew.get((name, gpu.get("index", 0))), gpu.get("power_w")
+        return not peak_power or power is None or power >= POWER * peak_power
 
 
-def _power(records: Dict[str, List[Record]], before: float) -> Dict[Tuple[str, int], float]:
+def _find_peak_power(records: Dict[str, List[Record]], before: float) -> Dict[Tuple[str, int], float]:
     """Return the most that each GPU drew before a moment."""
-    most: Dict[Tuple[str, int], float] = {}
-    for name, rows in records.items():
-        for row in rows:
-            for gpu in (row.get("gpus") or []) if row.get("time", before) < before else []:
+    peaks: Dict[Tuple[str, int], float] = {}
+    for name, samples in records.items():
+        for sample in samples:
+            for gpu in (sample.get("gpus") or []) if sample.get("time", before) < before else []:
                 if isinstance(gpu.get("power_w"), (int, float)):
                     key = name, gpu.get("index", 0)
-                    most[key] = max(most.get(key, 0.0), float(gpu["power_w"]))
-    return most
+                    peaks[key] = max(peaks.get(key, 0.0), float(gpu["power_w"]))
+    return peaks
 
 
 class StackHistory:
-    """The ranks' stacks at several moments: whether they move."""
+    """The ranks' stacks at several moments, to see whether they change."""
 
     def __init__(self) -> None:
         self.last: Dict[int, List[Tuple[str, Any]]] = {}
@@ -81,21 +84,21 @@ class StackHistory:
         self.began = 0.0
 
     def add(self, stacks: Dict[int, Record], now: float) -> None:
-        """Take a picture in; ``stacks`` is what `worker.stacks.look` tells, by rank."""
-        picture = {rank: main_frames(one) for rank, one in stacks.items()}
-        moved = any(one.get("moved") for one in stacks.values())
-        if picture and all(picture.values()) and picture == self.last and not moved:
+        """Add a snapshot of the stacks; ``stacks`` is the answer of `worker.stacks.look`, by rank."""
+        frames_by_rank = {rank: main_frames(process) for rank, process in stacks.items()}
+        has_moved = any(process.get("moved") for process in stacks.values())
+        if frames_by_rank and all(frames_by_rank.values()) and frames_by_rank == self.last and not has_moved:
             self.alike += 1
             return
-        self.last, self.alike, self.began = picture, 1, now
+        self.last, self.alike, self.began = frames_by_rank, 1, now
 
     def is_stalled(self, now: float, seconds: float, ranks: int) -> bool:
-        """Tell whether every rank was seen at the same place for so long, in all of several pictures."""
-        whole = len(self.last) >= ranks > 0 and all(self.last.values())
-        return whole and self.alike >= PICTURES and now - self.began >= seconds
+        """Return whether every rank stayed in the same frames for so long, in several snapshots."""
+        is_complete = len(self.last) >= ranks > 0 and all(self.last.values())
+        return is_complete and self.alike >= PICTURES and now - self.began >= seconds
 
 
 def main_frames(one: Record) -> List[Tuple[str, Any]]:
-    """Return the functions and lines that a process's main thread is in; nothing where they are not known."""
+    """Return the functions and lines of a process's main thread, empty if unknown."""
     threads = one.get("threads") or [{}]
     return [(str(frame.get("function")), frame.get("line")) for frame in threads[0].get("frames") or []]
