@@ -1,1 +1,1 @@
-"""The ``dtslurm`` command: one file per verb; each parses, calls one service and prints."""
+"""The ``dtslurm`` command: one module per subcommand, which parses options, calls one service and prints."""

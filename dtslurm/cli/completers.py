@@ -1,4 +1,4 @@
-"""What a shell is offered at the tabulator key, where it is more than names of commands and options."""
+"""Shell completion of values: names of clusters and ids of jobs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from click.shell_completion import CompletionItem
 
 
 def clusters(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Return the profiles whose name begins so."""
+    """Return the profiles whose name begins with ``begun``."""
     del context, parameter
     from dtslurm.services.wiring.clusters import known
     from dtslurm.services.wiring.context import Context
@@ -20,7 +20,7 @@ def clusters(context: click.Context, parameter: click.Parameter, begun: str) -> 
 
 
 def jobs(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Return the newest runs whose job id begins so; the scheduler is not asked."""
+    """Return the newest runs whose job id begins with ``begun``, without a query of the scheduler."""
     del context, parameter
     from dtslurm.services.runs.runs import recent
     from dtslurm.services.wiring.context import Context

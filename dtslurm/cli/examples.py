@@ -1,4 +1,4 @@
-"""Examples of each command, shown at the end of its help, in the manual and in the documentation."""
+"""Examples of each command for its help, the manual and the documentation."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
 
 
 def add_examples(command: click.Command, path: str) -> None:
-    """Append the examples of a command, and of all commands below it, to their help."""
+    """Append the examples of a command and of its subcommands to their help."""
     lines = EXAMPLES.get(path, ())
     if lines:
         command.epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
-    for name, below in getattr(command, "commands", {}).items():
-        add_examples(below, f"{path} {name}")
+    for name, subcommand in getattr(command, "commands", {}).items():
+        add_examples(subcommand, f"{path} {name}")

@@ -1,4 +1,4 @@
-"""Follow a run on the screen: lines above, one line of progress below on a terminal."""
+"""Follow a run on the screen: log lines, and on a terminal a progress line below them."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ def follow_to_end(
     on_stderr: bool = False,
     fold: bool | None = None,
 ) -> RunView:
-    """Show the run's output until it is over; return the last observation.
+    """Show the run's output until the run ends; return its last view.
 
     Args:
-        on_stderr: stdout is kept for data.
-        fold: equal lines of many ranks as one; None for where people read along.
+        on_stderr: print to stderr, because stdout is for data.
+        fold: merge equal lines of several ranks; None: only on a terminal.
     """
-    last: list[RunView] = []
+    last_view: list[RunView] = []
 
-    with parting_words(context, [record]), _screen(record, on_stderr=on_stderr, fold=fold) as screen:
+    with parting_words(context, [record]), _open_screen(record, on_stderr=on_stderr, fold=fold) as screen:
 
         def watch(view: RunView) -> None:
-            last[:] = [view]
+            last_view[:] = [view]
             screen.state(view)
 
         for items in follow(context, record, wanted, watch=watch):
             screen.show(items)
         screen.end()
-    return last[0]
+    return last_view[0]
 
 
 @contextmanager
 def parting_words(context: Context, records: Sequence[JobRecord]) -> Iterator[None]:
-    """Tell who stops following jobs, or waiting for them, that they do not stop."""
+    """Tell the user on Ctrl-C that the jobs continue."""
     try:
         yield
     except KeyboardInterrupt:
@@ -58,7 +58,7 @@ def parting_words(context: Context, records: Sequence[JobRecord]) -> Iterator[No
 
 
 @contextmanager
-def _screen(record: JobRecord, *, on_stderr: bool, fold: bool | None) -> Iterator[Screen]:
+def _open_screen(record: JobRecord, *, on_stderr: bool, fold: bool | None) -> Iterator[Screen]:
     if not on_stderr and output.is_terminal():
         with live(record, fold=fold is not False) as screen:
             yield screen
@@ -67,7 +67,7 @@ def _screen(record: JobRecord, *, on_stderr: bool, fold: bool | None) -> Iterato
 
 
 def page(*, on_stderr: bool = False, fold: bool | None = None) -> PlainScreen | TerminalScreen:
-    """Return a screen without progress: for a terminal where stdout is one, else for a pipe."""
+    """Return a screen without progress: a `TerminalScreen` on a terminal or with ``fold``, else a `PlainScreen`."""
     stream = sys.stderr if on_stderr else sys.stdout
     terminal = not on_stderr and output.is_terminal()
     if not terminal and not fold:

@@ -1,4 +1,4 @@
-"""What a person who presses Ctrl-C during a submission is shown about its jobs."""
+"""The report of a submission's jobs after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from dtslurm.services.wiring.context import Context
 
 @contextmanager
 def report_interruption(context: Context, queued: Sequence[JobRecord]) -> Iterator[None]:
-    """Print which jobs are in the queue where Ctrl-C ends a submission.
+    """Print which jobs are in the queue if Ctrl-C ends a submission.
 
     Args:
-        queued: the runs that were queued so far; the caller adds to it.
+        queued: the runs queued so far; the caller appends to it.
     """
     try:
         yield
     except KeyboardInterrupt as interrupt:
         if sys.stderr.isatty():
-            output.note("")  # the terminal shows ^C, and no line end behind it
+            output.note("")  # the terminal shows ^C without a line end
         records = list(queued)
         if isinstance(interrupt, SubmitInterrupted):
             if interrupt.record is None and (not records or str(interrupt) != NO_JOB):

@@ -1,4 +1,4 @@
-"""The ``dtslurm`` command: commands are imported when they run; errors become words and exit codes here."""
+"""The ``dtslurm`` command: imports a subcommand when it runs, and converts errors to messages and exit codes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dtslurm.interrupts import EXIT_CODE, ExitAtInterrupt
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-# name -> (module:object, one line of help): --help must not import the commands
+# name -> (module:object, help text), so that --help need not import the commands
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "submit": ("dtslurm.cli.commands.submit:submit", "Check, render and queue a training script."),
     "render": ("dtslurm.cli.commands.submit:render", "Print the sbatch script and queue nothing."),
@@ -75,20 +75,20 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported only when one of them runs."""
+    """A click group that imports a command only when the command runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of everyday use."""
+        """Return the command names in the order of everyday use."""
         del ctx
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return the command of that name."""
+        """Import and return a command."""
         del ctx
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
-        gc.disable()  # what is imported is all kept: looking through it again and again takes a tenth of it
+        gc.disable()  # imported objects stay alive, so collections waste a tenth of the time
         try:
             with ExitAtInterrupt():
                 command: click.Command = getattr(importlib.import_module(module), name)
@@ -102,26 +102,26 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands from the table."""
+        """Write the list of commands from `COMMANDS`, without importing them."""
         del ctx
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offer the commands from the table, and the options of ``dtslurm`` itself."""
+        """Return completions for the commands and for the options of ``dtslurm`` itself."""
         from click.shell_completion import CompletionItem
 
-        offered = [
+        commands = [
             CompletionItem(name, help=line)
             for name, (_, line) in COMMANDS.items()
             if name.startswith(incomplete)
         ]
-        return [*offered, *click.Command.shell_complete(self, ctx, incomplete)]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; an unknown name gets the nearest known one as a hint."""
+        """Find a command; for an unknown name, suggest the most similar one."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
             from dtslurm.suggestions import suggest_name
@@ -136,12 +136,12 @@ def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
         return
     from pathlib import Path
 
-    state = ""
+    checkout_state = ""
     if (Path(dtslurm.__file__).parents[1] / ".git").exists():
         from dtslurm.services.clusters.git_version import state_of_checkout
 
-        state = state_of_checkout()
-    click.echo(f"dtslurm {dtslurm.__version__}{state}")
+        checkout_state = state_of_checkout()
+    click.echo(f"dtslurm {dtslurm.__version__}{checkout_state}")
     ctx.exit()
 
 
@@ -154,7 +154,7 @@ def cli() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line and exit with its code."""
+    """Run the command line and exit with its exit code."""
     try:
         code = cli.main(prog_name="dtslurm", complete_var="_DTSLURM_COMPLETE", standalone_mode=False)
         sys.stdout.flush()
@@ -166,7 +166,8 @@ def main() -> NoReturn:
         error.show()
         code = error.exit_code
     except BrokenPipeError:
-        # The reader has gone (| head); the interpreter must not complain when it flushes at exit.
+        # The reader closed the pipe (| head). Redirect stdout so that the interpreter's flush at exit does
+        # not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except KeyboardInterrupt:

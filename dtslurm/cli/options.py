@@ -1,4 +1,4 @@
-"""Options that several commands share. Names and letters are sbatch's own wherever it has one."""
+"""Options shared by several commands. Names and letters are sbatch's where sbatch has the option."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
 )
 
 
-# The help of submit and render is in these sections; what is in none comes last.
+# The sections in the help of submit and render; options in no section come last.
 SECTIONS = {
     "What Slurm is asked for": (
         "cluster", "job_name", "nodes", "gpus_per_node", "ntasks_per_node", "cpus_per_task", "mem", "time",
@@ -226,8 +226,8 @@ SECTIONS = {
 
 def job_options(command: _Command) -> _Command:
     """Add the options that describe a job."""
-    for add in reversed(_JOB_OPTIONS):
-        command = add(command)
+    for add_option in reversed(_JOB_OPTIONS):
+        command = add_option(command)
     return command
 
 

@@ -1,4 +1,4 @@
-"""Options that go by another name now: the old one is still taken for a while, and says so."""
+"""Renamed options: the old name is accepted with a warning for some versions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class RetiredOption(click.Option):
-    """An old name of an option: not shown, warned of, and its value given to the new one."""
+    """An option's old name: hidden, with a warning, and its value is passed to the new option."""
 
     def __init__(self, names: Sequence[str], *, instead: str, until: str, **attributes: Any) -> None:
         super().__init__(names, **{**attributes, "hidden": True, "expose_value": False})
@@ -20,15 +20,18 @@ class RetiredOption(click.Option):
     def handle_parse_result(
         self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
     ) -> tuple[Any, list[str]]:
-        """Hand the value on; what was given on the command line comes before all that was not."""
+        """Pass the value on to the new option; options from the command line are processed before defaults."""
         assert self.name is not None  # noqa: S101 - options have names
         if self.name not in opts:
             return None, args
-        [new] = [one for one in ctx.command.params if self.instead in one.opts + one.secondary_opts]
-        assert new.name is not None  # noqa: S101
-        if new.name in opts:
+        [new_option] = [
+            param for param in ctx.command.params if self.instead in param.opts + param.secondary_opts
+        ]
+        assert new_option.name is not None  # noqa: S101
+        if new_option.name in opts:
             raise click.UsageError(f"{self.opts[0]} is the old name of {self.instead}: give one of them", ctx)
-        opts[new.name] = opts[self.name]  # type: ignore[index]  # a dictionary that click makes for this call
+        # Type: ignore[index]  # click creates this dictionary for the call.
+        opts[new_option.name] = opts[self.name]  # type: ignore[index]
         click.echo(
             f"Warning: {self.opts[0]} is now {self.instead}; the old name goes away with {self.until}.",
             err=True,
@@ -39,12 +42,12 @@ class RetiredOption(click.Option):
 def retired_option(
     old: str, *, instead: str, until: str, **attributes: Any
 ) -> Callable[[_Command], _Command]:
-    """Keep the name OLD of an option until a version.
+    """Keep accepting an option's old name until a version.
 
     Args:
         old: the name that was documented before.
-        instead: the name to use.
-        until: the first version without the old name, two minor versions on at least.
-        attributes: what tells the parser how to read it: `is_flag`, `multiple`, `nargs`.
+        instead: the new name.
+        until: the first version without the old name, at least two minor versions later.
+        attributes: click's attributes for parsing the option: `is_flag`, `multiple`, `nargs`.
     """
     return click.option(old, cls=RetiredOption, instead=instead, until=until, **attributes)

@@ -1,4 +1,4 @@
-"""Options of sbatch that dtslurm does not read, under their own names on the command line."""
+"""Options of sbatch that dtslurm does not interpret, accepted under their own names."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _FLAG_PREFIX = "sbatch_option_"
 
 
 def sbatch_flags(known: Iterable[str]) -> list[click.Option]:
-    """Return hidden options for what sbatch takes and dtslurm does not read; ``known`` has what it does."""
-    every = sorted(WITH_VALUE | WITHOUT_VALUE | WITH_OPTIONAL_VALUE)
+    """Return hidden options for all of sbatch's options except those in ``known``."""
+    all_names = sorted(WITH_VALUE | WITHOUT_VALUE | WITH_OPTIONAL_VALUE)
     return [
         click.Option(
             [f"--{name}", _FLAG_PREFIX + name.replace("-", "_")],
@@ -22,21 +22,21 @@ def sbatch_flags(known: Iterable[str]) -> list[click.Option]:
             multiple=name in WITH_VALUE,
             hidden=True,
         )
-        for name in every
+        for name in all_names
         if f"--{name}" not in known
     ]
 
 
 def take_sbatch_flags(options: dict[str, Any]) -> tuple[str, ...]:
-    """Remove the options of `sbatch_flags` from parsed ones, and return them as ``--name=value``."""
-    words = []
+    """Remove the options of `sbatch_flags` from the parsed options, and return them as ``--name=value``."""
+    flags = []
     for key in [key for key in options if key.startswith(_FLAG_PREFIX)]:
         value, name = options.pop(key), key.removeprefix(_FLAG_PREFIX).replace("_", "-")
-        words += [f"--{name}"] if value is True else [f"--{name}={one}" for one in value or ()]
-    return tuple(words)
+        flags += [f"--{name}"] if value is True else [f"--{name}={item}" for item in value or ()]
+    return tuple(flags)
 
 
 def as_one_word(word: str) -> str:
-    """Return ``--exclusive=user`` as ``--sbatch=--exclusive=user``; click has no such options."""
+    """Return ``--exclusive=user`` as ``--sbatch=--exclusive=user``: click has no options with an optional value."""
     name, equals, _ = word.partition("=")
     return f"--sbatch={word}" if equals and name[2:] in WITH_OPTIONAL_VALUE and name[:2] == "--" else word

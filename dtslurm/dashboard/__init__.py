@@ -1,1 +1,1 @@
-"""The dashboard: a Textual application over frozen snapshots. Nothing in it waits for a network."""
+"""The dashboard: a Textual application that shows immutable snapshots and never blocks on a network."""

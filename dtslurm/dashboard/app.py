@@ -1,4 +1,4 @@
-"""The application: a job list, a page for a job, and snapshots that come by message."""
+"""The Textual application of ``dtslurm top``: a job list and a page per job, updated by snapshot messages."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from dtslurm.logs.clean import safe
 from dtslurm.model.own_files import make_own_folder
 from dtslurm.services.observe.run_list import Board, JobRow
 
-_COLLECT_S = 300.0
-_LEFT_S = 1.0
+_GC_INTERVAL_S = 300.0
+_GC_AFTER_LEAVING_S = 1.0
 
 
 class Arrived(Message):
-    """A snapshot came."""
+    """A message that carries a new snapshot."""
 
     def __init__(self, value: object) -> None:
         super().__init__()
         self.value = value
 
 
-class _Ascii(LineFilter):
-    """Replaces what a terminal without UTF-8 cannot show."""
+class _AsciiFilter(LineFilter):
+    """A line filter that replaces all characters that a terminal without UTF-8 cannot show."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         del background
@@ -50,15 +50,15 @@ class _Ascii(LineFilter):
 
 
 class TopApp(App[None]):
-    """``dtslurm top``.
+    """The application ``dtslurm top``.
 
     Args:
-        source: where snapshots come from.
-        clock: seconds since the epoch.
-        read_only: nothing can be changed.
-        ascii_only: draw with ASCII.
-        job: which job's page to open at once: called with each row until it answers True.
-        clipboard: where copied text is also written.
+        source: source of the snapshots.
+        clock: returns the time in seconds since the epoch.
+        read_only: whether all actions that change something are disabled.
+        ascii_only: whether to draw with ASCII characters only.
+        job: predicate for the job whose page opens at the start; called with each row until it returns True.
+        clipboard: file to which copied text is also written.
     """
 
     TITLE = "dtslurm top"
@@ -86,17 +86,17 @@ class TopApp(App[None]):
         self.board = Board()
         self.announces = True
         self._announcer = Announcer()
-        self._job = job
-        self._copies = clipboard
-        self._ascii = [_Ascii()] if ascii_only else []
+        self._is_initial_job = job
+        self._clipboard_file = clipboard
+        self._ascii_filters = [_AsciiFilter()] if ascii_only else []
         self.wanted_theme: str | None = None
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Return Textual's own filters, and that for ASCII last."""
-        return [*super().get_line_filters(), *self._ascii]
+        """Return Textual's line filters, followed by the ASCII filter."""
+        return [*super().get_line_filters(), *self._ascii_filters]
 
     def get_css_variables(self) -> dict[str, str]:
-        """Return the theme's variables, with labels that can be read on its grounds."""
+        """Return the theme's variables with text colours that are readable on its backgrounds."""
         self.theme_variables = theme.readable_labels(super().get_css_variables())
         return self.theme_variables
 
@@ -108,7 +108,7 @@ class TopApp(App[None]):
         self.register_theme(theme.COLOUR_BLIND)
         if self.wanted_theme is not None:
             self.theme = self.wanted_theme
-        self.set_interval(_COLLECT_S, self._collect_garbage)
+        self.set_interval(_GC_INTERVAL_S, self._collect_garbage)
         self.source.start(self._arrive)
 
     def _collect_garbage(self) -> None:
@@ -134,14 +134,14 @@ class TopApp(App[None]):
             return
         if isinstance(event.value, Board):
             self.board = event.value
-            self._announce(self._announcer.read(event.value))
-            self._open_wanted(event.value)
+            self._announce_events(self._announcer.read(event.value))
+            self._open_initial_job(event.value)
         for screen in self.screen_stack:
             if isinstance(screen, View) and screen.is_mounted:
                 screen.take(event.value)
 
-    def _announce(self, events: Sequence[str]) -> None:
-        """Ring the bell for runs that ended or stalled, and name them here and in the terminal's own way."""
+    def _announce_events(self, events: Sequence[str]) -> None:
+        """Ring the bell for runs that ended or stalled, and name them here and in a terminal notification."""
         if not events or not self.announces:
             return
         text = sentence(events)
@@ -150,38 +150,42 @@ class TopApp(App[None]):
         self.write_sequence(terminal_notification(text))
 
     def write_sequence(self, sequence: str) -> None:
-        """Write an escape sequence to the terminal, if there is one."""
+        """Write an escape sequence to the terminal; do nothing in headless mode."""
         if self._driver is not None and not self.is_headless:
             self._driver.write(sequence)
 
     def action_announce(self) -> None:
-        """Stop to ring the bell for runs that end or stall, or start again."""
+        """Toggle the bell for runs that end or stall."""
         self.announces = not self.announces
-        what = "rings the bell" if self.announces else "is silent"
-        self.notify(f"dtslurm top {what} when a run ends or stalls", timeout=3)
+        behaviour = "rings the bell" if self.announces else "is silent"
+        self.notify(f"dtslurm top {behaviour} when a run ends or stalls", timeout=3)
 
-    def _open_wanted(self, board: Board) -> None:
-        wanted = next((row for row in board.rows if self._job is not None and self._job(row)), None)
-        if wanted is not None:
-            self._job = None
-            self.open_job(wanted)
+    def _open_initial_job(self, board: Board) -> None:
+        initial_row = next(
+            (row for row in board.rows if self._is_initial_job is not None and self._is_initial_job(row)),
+            None,
+        )
+        if initial_row is not None:
+            self._is_initial_job = None
+            self.open_job(initial_row)
 
     def open_job(self, row: JobRow, *, live: bool = False) -> None:
-        """Show a job's page; ``live``: with what its ranks do now."""
+        """Open a job's page; with the live diagnosis of its ranks if ``live``."""
         self.push_screen(JobScreen(row, live=live))
 
     def leave_job(self) -> None:
-        """Go back to the list."""
+        """Return to the job list."""
         if len(self.screen_stack) > 1:
             self.pop_screen()
-            self.set_timer(_LEFT_S, self._collect_garbage)  # a page has cycles, and its log may be large
+            # A closed page has reference cycles and may hold a large log.
+            self.set_timer(_GC_AFTER_LEAVING_S, self._collect_garbage)
 
     def action_help(self) -> None:
         """Show all keys."""
         self.push_screen(Help(read_only=self.read_only))
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """Offer themes, and what the screen can do."""
+        """Yield the commands of the command palette: themes and the actions of the screen."""
         for command in super().get_system_commands(screen):
             if command.title in {"Theme", "Quit", "Screenshot"}:
                 yield command
@@ -203,35 +207,35 @@ class TopApp(App[None]):
             yield SystemCommand("Command", "Copy the next command about the run", screen.action_command)
 
     def tell(self, text: str, *, bad: bool) -> None:
-        """Notify of something, in words that may be from elsewhere."""
+        """Show a notification; the text may come from outside dtslurm and is sanitized."""
         lines = map(safe, text.splitlines())
         self.notify("\n".join(lines), severity="error" if bad else "information", markup=False)
 
     def copy_out(self, text: str) -> None:
-        """Copy to the terminal's clipboard, and to a file for terminals that let nobody do so."""
+        """Copy text to the terminal's clipboard, and to a file for terminals without clipboard access."""
         if not text:
             return
         self.copy_to_clipboard(text)
-        where = ""
-        if self._copies is not None:
+        file_note = ""
+        if self._clipboard_file is not None:
             try:
-                make_own_folder(self._copies.parent)
-                self._copies.write_text(text + "\n", encoding="utf-8", errors="replace")
-                where = f", also in {self._copies}"
+                make_own_folder(self._clipboard_file.parent)
+                self._clipboard_file.write_text(text + "\n", encoding="utf-8", errors="replace")
+                file_note = f", also in {self._clipboard_file}"
             except OSError as error:
-                where = f"; {self._copies}: {error.strerror}"
-        self.notify(f"copied {len(text.splitlines())} lines{where}", markup=False)
+                file_note = f"; {self._clipboard_file}: {error.strerror}"
+        self.notify(f"copied {len(text.splitlines())} lines{file_note}", markup=False)
 
     def open_shell(self, row: JobRow, node: str) -> None:
-        """Give the terminal to a shell on a node until it is left."""
+        """Suspend the application and run a shell on a node."""
         self._lend_terminal("shell", lambda: self.source.shell(row, node))
 
     def open_log(self, row: JobRow, rank: int, attempt: int, opener: Opener) -> None:
-        """Give the terminal to a pager or an editor on a rank's log until it is left."""
+        """Suspend the application and open a rank's log in a pager or an editor."""
         self._lend_terminal(opener.what, lambda: self.source.open_log(row, rank, attempt, opener))
 
     def _lend_terminal(self, what: str, use: Callable[[], int]) -> None:
-        """Give the terminal to a program until it ends, and tell why it could not start or how it failed."""
+        """Suspend the application while a program uses the terminal; report errors and failed exit codes."""
         from textual.app import SuspendNotSupported
 
         try:

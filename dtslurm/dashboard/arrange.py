@@ -1,4 +1,4 @@
-"""Which rows of the board are shown, in which order: filter, sort, arrays folded."""
+"""Filters and sorts the rows of the board and folds job arrays."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dtslurm.model.values import dataclass
 from dtslurm.services.observe.run_list import JobRow
 
 SORTS: tuple[str, ...] = ("newest", "state", "name", "job", "cluster", "time", "progress", "size")
-_URGENT = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "PENDING", "UNKNOWN")
+_STATE_ORDER = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "PENDING", "UNKNOWN")
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """What the user wants to see.
+    """The user's filter and sort settings.
 
     Attributes:
-        words: all of them must occur in a row; one with a leading ``!`` must not.
+        words: words that must occur in a row; a word with a leading ``!`` must not occur.
         sort: one of ``SORTS``.
         expanded: tokens of arrays whose tasks are shown.
     """
@@ -30,27 +30,27 @@ class Arrangement:
 
 
 def arrange(rows: Sequence[JobRow], choice: Arrangement) -> list[JobRow]:
-    """Return the rows to show; tasks stay below their array, and a match in a task shows its array too."""
-    tops: list[JobRow] = []
+    """Return the rows to show; tasks follow their array, and a matching task also shows its array."""
+    top_rows: list[JobRow] = []
     tasks: dict[str, list[JobRow]] = {}
     for row in rows:
         if row.task is None:
-            tops.append(row)
+            top_rows.append(row)
         else:
             tasks.setdefault(row.token, []).append(row)
     words = choice.words.lower().split()
     shown = []
-    for row in sorted(tops, key=_key(choice.sort), reverse=choice.reverse):
-        below = [task for task in tasks.get(row.token, ()) if _wanted(task, words, choice)]
-        if not (_wanted(row, words, choice) or below):
+    for row in sorted(top_rows, key=_choose_sort_key(choice.sort), reverse=choice.reverse):
+        matching_tasks = [task for task in tasks.get(row.token, ()) if _matches(task, words, choice)]
+        if not (_matches(row, words, choice) or matching_tasks):
             continue
         shown.append(row)
         if row.token in choice.expanded:
-            shown += below
+            shown += matching_tasks
     return shown
 
 
-def _wanted(row: JobRow, words: Collection[str], choice: Arrangement) -> bool:
+def _matches(row: JobRow, words: Collection[str], choice: Arrangement) -> bool:
     if choice.hide_ended and row.over:
         return False
     if not words:
@@ -63,10 +63,10 @@ def _wanted(row: JobRow, words: Collection[str], choice: Arrangement) -> bool:
     )
 
 
-def _key(sort: str) -> Callable[[JobRow], Any]:
+def _choose_sort_key(sort: str) -> Callable[[JobRow], Any]:
     keys: dict[str, Callable[[JobRow], Any]] = {
         "newest": lambda row: -row.created,
-        "state": lambda row: (_state(row), -row.created),
+        "state": lambda row: (_state_sort_key(row), -row.created),
         "name": lambda row: (row.name, -row.created),
         "job": lambda row: (len(row.job_id), row.job_id),
         "cluster": lambda row: (row.cluster, -row.created),
@@ -77,7 +77,7 @@ def _key(sort: str) -> Callable[[JobRow], Any]:
     return keys.get(sort, keys["newest"])
 
 
-def _state(row: JobRow) -> tuple[int, str]:
-    if row.state in _URGENT:
-        return _URGENT.index(row.state), ""
-    return (len(_URGENT) if not row.ok else len(_URGENT) + 1), row.state
+def _state_sort_key(row: JobRow) -> tuple[int, str]:
+    if row.state in _STATE_ORDER:
+        return _STATE_ORDER.index(row.state), ""
+    return (len(_STATE_ORDER) if not row.ok else len(_STATE_ORDER) + 1), row.state

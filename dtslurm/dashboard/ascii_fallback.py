@@ -1,4 +1,4 @@
-"""The characters of the dashboard, and what stands for them where a terminal knows ASCII alone."""
+"""The special characters of the dashboard, and their replacements on ASCII-only terminals."""
 
 from __future__ import annotations
 
@@ -28,41 +28,41 @@ _SHADES = " .:-=+*#"
 
 
 def ascii_only(stream_encoding: str | None = None) -> bool:
-    """Return whether the terminal's encoding has no room for more than ASCII."""
+    """Return whether the terminal's encoding cannot represent Unicode."""
     encoding = stream_encoding or locale.getpreferredencoding(False)
     return encoding.lower().replace("-", "").replace("_", "") not in {"utf8", "utf16", "utf32", "cp65001"}
 
 
-def _plain(character: str) -> str:
+def _replace_character(character: str) -> str:
     if character in _ASCII:
         return _ASCII[character]
     code = ord(character)
-    if 0x2800 <= code <= 0x28FF:  # braille: the more dots, the darker
-        return _SHADES[min(len(_SHADES) - 1, _dots(code - 0x2800))]
-    if 0x2500 <= code <= 0x257F:  # lines of boxes
+    if 0x2800 <= code <= 0x28FF:  # braille: more dots give a darker character
+        return _SHADES[min(len(_SHADES) - 1, _count_dots(code - 0x2800))]
+    if 0x2500 <= code <= 0x257F:  # box drawing
         return "|" if "VERTICAL" in unicodedata.name(character, "") else "-"
     if 0x2580 <= code <= 0x259F:  # blocks
         return "#"
-    bare = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
+    decomposed = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
     width = 2 if unicodedata.east_asian_width(character) in {"W", "F"} else 1
-    if not bare and unicodedata.combining(character):
+    if not decomposed and unicodedata.combining(character):
         return ""
-    return (bare or "?").ljust(width, "?")[:width]
+    return (decomposed or "?").ljust(width, "?")[:width]
 
 
-def _dots(bits: int) -> int:
-    return sum(bits >> at & 1 for at in range(8))
+def _count_dots(bits: int) -> int:
+    return sum(bits >> bit & 1 for bit in range(8))
 
 
-class _Table(dict[int, str]):
+class _TranslationTable(dict[int, str]):
     def __missing__(self, code: int) -> str:
-        self[code] = made = chr(code) if code < 128 else _plain(chr(code))
-        return made
+        self[code] = replacement = chr(code) if code < 128 else _replace_character(chr(code))
+        return replacement
 
 
-_TABLE: Mapping[int, str] = _Table()
+_TRANSLATION_TABLE: Mapping[int, str] = _TranslationTable()
 
 
 def to_ascii(text: str) -> str:
-    """Return the text in ASCII, as wide as it was."""
-    return text if text.isascii() else text.translate(_TABLE)
+    """Return the text in ASCII with unchanged width."""
+    return text if text.isascii() else text.translate(_TRANSLATION_TABLE)

@@ -1,4 +1,4 @@
-"""Questions and help, in front of everything else."""
+"""Modal dialogs: confirmations and the help."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Static
 
 _READING_S = 0.2
-_MOVE = """\
+_NAVIGATION_HELP = """\
 Jobs
   Enter   open the job; an array folds and unfolds
   /       filter: words that must occur, !word must not; Esc ends it
@@ -38,12 +38,12 @@ Logs
   e E     the next, the previous line that looks like an error
   r       which ranks: 0,3-7, * for all; L loads earlier lines; End the newest
 """
-_ACT = """\
+_ACTION_HELP = """\
 Act, each after a question
   c cancel   R requeue   H hold   U release   x shell on a node
   A submit the run once more     D start a demo where there is no run
 """
-_EVERYWHERE = """\
+_COMMON_HELP = """\
 Everywhere
   y Y     copy what is shown, copy the next command: to the clipboard
           (OSC 52) and to a file
@@ -54,7 +54,7 @@ Everywhere
 
 
 class Confirm(ModalScreen[bool]):
-    """Asks before something is done; No unless the person says otherwise."""
+    """A confirmation dialog whose default answer is No."""
 
     DEFAULT_CSS = """
     Confirm { align: center middle; }
@@ -72,7 +72,7 @@ class Confirm(ModalScreen[bool]):
     def __init__(self, question: str) -> None:
         super().__init__()
         self._question = question
-        self._since = math.inf
+        self._shown_at = math.inf
 
     def compose(self) -> ComposeResult:
         with Vertical():
@@ -82,16 +82,19 @@ class Confirm(ModalScreen[bool]):
                 yield Button("Yes", id="yes", variant="warning", compact=True)
 
     def on_mount(self) -> None:
-        self._since = time.monotonic()
+        self._shown_at = time.monotonic()
         self.query_one("#no").focus()
 
     def action_answer(self, answer: bool) -> None:
-        """End with the answer; a yes that was typed before the question could be read is none."""
-        if not answer or time.monotonic() - self._since > _READING_S:
+        """Close the dialog with the answer.
+
+        A Yes within `_READING_S` seconds is ignored: the user typed it before the question could be read.
+        """
+        if not answer or time.monotonic() - self._shown_at > _READING_S:
             self.dismiss(answer)
 
     def action_other(self) -> None:
-        """Go to the other button."""
+        """Move the focus to the other button."""
         self.focus_next()
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
@@ -99,7 +102,7 @@ class Confirm(ModalScreen[bool]):
 
 
 class Help(ModalScreen[None]):
-    """All keys."""
+    """The help with all keys."""
 
     DEFAULT_CSS = """
     Help { align: center middle; }
@@ -110,12 +113,12 @@ class Help(ModalScreen[None]):
 
     def __init__(self, *, read_only: bool) -> None:
         super().__init__()
-        self._text = _MOVE + ("" if read_only else _ACT) + _EVERYWHERE
+        self._text = _NAVIGATION_HELP + ("" if read_only else _ACTION_HELP) + _COMMON_HELP
 
     def compose(self) -> ComposeResult:
         with VerticalScroll():
             yield Static(self._text, markup=False)
 
     def action_close(self) -> None:
-        """Close it."""
+        """Close the help."""
         self.dismiss(None)

@@ -315,8 +315,8 @@ class Feed:
             if not cluster.line.trouble:
                 self._read_progress(cluster)
                 self._read_gpu_utilization(cluster)
-            active = any(not row.over for row in cluster.rows)
-            cluster.wake.wait(cluster.min_poll() * (1 if active else 4))
+            has_active_jobs = any(not row.over for row in cluster.rows)
+            cluster.wake.wait(cluster.min_poll() * (1 if has_active_jobs else 4))
             cluster.wake.clear()
 
     def _read_progress(self, cluster: _Cluster) -> None:
@@ -357,7 +357,7 @@ class Feed:
         ]
         due_rows += [row for row in ended_rows if row.key not in cluster.use_asked]
         records_by_token = {record.token: record for record in cluster.records}
-        previous_uses = dict(cluster.uses)
+        previous = dict(cluster.uses)
         for row in due_rows[:_MAX_QUERIES]:
             cluster.use_asked[row.key] = now
             try:
@@ -372,7 +372,7 @@ class Feed:
                 continue
             if percentages := average_gpus(history, _UTILIZATION_COLUMNS):
                 cluster.uses[row.key] = percentages
-        if cluster.uses != previous_uses:
+        if cluster.uses != previous:
             with self._lock:
                 uses_by_cluster = [other.uses for other in self._clusters.values()]
                 self._post(

@@ -1,4 +1,4 @@
-"""One frame of the dashboard as text, for pipes and for those who look once. No terminal needed."""
+"""The dashboard as plain text, for pipes and for a single query; needs no terminal."""
 
 from __future__ import annotations
 
@@ -28,58 +28,66 @@ from dtslurm.services.wiring.context import Context
 from dtslurm.views.run_page import Page, page
 
 _PATIENCE_S = 20.0
-_MOST_PROGRESS = 8  # running jobs whose progress is asked for
+_MAX_QUERIES = 8  # running jobs of a cluster whose progress is read
 _COLUMNS = ("state", "name", "job", "cluster", "size", "time", "progress", "about")
 _TITLES = ("STATE", "NAME", "JOB", "CLUSTER", "SIZE", "TIME/LIMIT", "DONE", "ABOUT")
 
 
 def look(contexts: Callable[[], Context], cluster: str | None) -> Board:
-    """Return the board now; all clusters are asked at once, and none is waited for longer than seconds.
+    """Query all clusters in parallel, wait at most `_PATIENCE_S` seconds in total, and return the board.
 
     Raises:
         StoreError: the index of runs cannot be read.
     """
     context = contexts()
-    found = Runs(context).by_cluster()
+    records_by_cluster = Runs(context).by_cluster()
     answers: dict[ClusterKey, tuple[tuple[JobRow, ...], ClusterLine]] = {}
 
-    def ask(key: ClusterKey, records: Sequence[JobRecord]) -> None:
-        own = contexts()
-        rows, line = ClusterReader(own, key[0]).read(records)
+    def query_cluster(key: ClusterKey, records: Sequence[JobRecord]) -> None:
+        thread_context = contexts()
+        rows, line = ClusterReader(thread_context, key[0]).read(records)
         answers[key] = rows, line
-        running = [row for row in rows if row.state == "RUNNING" and row.recorded and not row.is_array][
-            :_MOST_PROGRESS
+        running_rows = [row for row in rows if row.state == "RUNNING" and row.recorded and not row.is_array][
+            :_MAX_QUERIES
         ]
-        pages = {row.key: page_of_row(own, row, None) for row in running} if not line.trouble else {}
+        pages = (
+            {row.key: page_of_row(thread_context, row, None) for row in running_rows}
+            if not line.trouble
+            else {}
+        )
         answers[key] = tuple(with_page(row, pages.get(row.key)) for row in rows), line
 
-    wanted = {key: records for key, records in found.items() if cluster is None or key[0] == cluster}
-    threads = [threading.Thread(target=ask, args=item, daemon=True) for item in wanted.items()]
+    selected_records = {
+        key: records for key, records in records_by_cluster.items() if cluster is None or key[0] == cluster
+    }
+    threads = [
+        threading.Thread(target=query_cluster, args=item, daemon=True) for item in selected_records.items()
+    ]
     for thread in threads:
         thread.start()
-    end = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _PATIENCE_S
     for thread in threads:
-        thread.join(max(0.0, end - time.monotonic()))
+        thread.join(max(0.0, deadline - time.monotonic()))
     rows: list[JobRow] = []
     lines = []
-    for key, records in wanted.items():
+    for key, records in selected_records.items():
         if key in answers:
-            told, line = answers[key]
+            cluster_rows, line = answers[key]
         else:
-            told = ClusterReader(context, key[0]).first(records)
+            cluster_rows = ClusterReader(context, key[0]).first(records)
             line = ClusterLine(name=key[0], trouble=f"no answer within {_PATIENCE_S:.0f} s")
-        rows += told
+        rows += cluster_rows
         lines.append(line)
-    rows = list({row.key: row for row in rows}.values())  # two ways to a cluster have one queue
+    rows = list({row.key: row for row in rows}.values())  # two profiles of one cluster report the same jobs
     rows.sort(key=lambda row: -row.created)
     return Board(rows=tuple(rows), clusters=tuple(lines), taken_at=context.clock())
 
 
 def page_of(context: Context, board: Board, key: str) -> Page:
-    """Return the page of a job of the board.
+    """Return the page of a job on the board.
 
     Raises:
-        JobNotFound: it is not on the board.
+        JobNotFound: the job is not on the board.
     """
     row = next((row for row in board.rows if row.key == key), None)
     if row is None:
@@ -88,15 +96,15 @@ def page_of(context: Context, board: Board, key: str) -> Page:
 
 
 def page_of_row(context: Context, row: JobRow, attempt: int | None) -> Page:
-    """Return the page of a job; what is wrong if it cannot be asked for."""
+    """Return the page of a job; an empty page with the error if its telemetry cannot be read."""
     key = row.key
     try:
         record = find(context, row.token)
-        seen = pulse(context, record, task=row.task, attempt=attempt)
+        telemetry = pulse(context, record, task=row.task, attempt=attempt)
     except DtslurmError as error:
         return Page(key=key, trouble=error.message)
     return page(
-        seen,
+        telemetry,
         key=key,
         taken_at=context.clock(),
         limit_at=row.limit_at,
@@ -109,24 +117,24 @@ def text(board: Board, shown: Page | None, key: str | None, *, width: int, now: 
     """Return the lines of the job list, or of one job's page."""
     if shown is not None:
         row = next(row for row in board.rows if row.key == key)
-        return [_cut(line, width) for line in _job(row, shown, width, now)]
+        return [_truncate(line, width) for line in _render_job(row, shown, width, now)]
     lines = [words.counts(board)]
     rows = [words.job_cells(row, now) for row in arrange(board.rows, Arrangement())]
     table = [
         dict(zip(_COLUMNS, _TITLES, strict=True)),
-        *({k: v[0] for k, v in cells.items()} for cells in rows),
+        *({column: cell[0] for column, cell in cells.items()} for cells in rows),
     ]
     if rows:
         widths = {column: max(cell_len(row[column]) for row in table) for column in _COLUMNS}
         for row_cells in table:
             parts = [set_cell_size(row_cells[column], widths[column]) for column in _COLUMNS]
             lines.append("  ".join(parts).rstrip())
-    told = [words.cluster_words(line, now) for line in board.clusters]
-    lines += [text for text, kind in told if kind != "dim"]
-    return [_cut(line, width) for line in lines]
+    cluster_pieces = [words.cluster_words(line, now) for line in board.clusters]
+    lines += [text for text, kind in cluster_pieces if kind != "dim"]
+    return [_truncate(line, width) for line in lines]
 
 
-def _job(row: JobRow, shown: Page, width: int, now: float) -> list[str]:
+def _render_job(row: JobRow, shown: Page, width: int, now: float) -> list[str]:
     row = with_page(row, shown)
     lines = [piece[0] for piece in words.header(row, shown, now)]
     lines += [piece[0] for piece in words.activity_words(row, f"dtslurm diagnose --live {row.job_id}")]
@@ -138,8 +146,8 @@ def _job(row: JobRow, shown: Page, width: int, now: float) -> list[str]:
         lines += words.forecast_words(shown.forecast, shown.now)
     for title, points in words.curves(shown, 2):
         lines += ["", title, *curve(points, min(width, 80), 4)]
-    told = words.standing_out(shown) or [(words.odd_words(shown), "")]
-    lines += ["", words.rank_counts(shown), *(text for text, _ in told)]
+    outliers = words.standing_out(shown) or [(words.odd_words(shown), "")]
+    lines += ["", words.rank_counts(shown), *(text for text, _ in outliers)]
     ranks = words.failures_first(shown.ranks)
     lines += [words.rank_words(cell) for cell in ranks[:16]]
     if len(shown.ranks) > 16:
@@ -153,5 +161,5 @@ def _job(row: JobRow, shown: Page, width: int, now: float) -> list[str]:
     return lines
 
 
-def _cut(line: str, width: int) -> str:
+def _truncate(line: str, width: int) -> str:
     return line if cell_len(line) <= width else set_cell_size(line, width - 1) + "…"

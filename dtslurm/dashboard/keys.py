@@ -1,10 +1,10 @@
-"""Keys that move in everything that scrolls, as in pagers and in vi."""
+"""Key bindings for scrolling and moving a cursor, as in pagers and in vi."""
 
 from __future__ import annotations
 
 from textual.binding import Binding, BindingType
 
-# Who takes them has actions line, page, top and, for END, bottom.
+# Users of these bindings define the actions line, page, top and, for END, bottom.
 MOVES: list[BindingType] = [
     Binding("down,j", "line(1)", show=False),
     Binding("up,k", "line(-1)", show=False),

@@ -1,4 +1,4 @@
-"""A text on a screen of its own, such as the comparison of runs."""
+"""A full-screen reader for text such as the comparison of runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Reader(ModalScreen[None]):
-    """Lines of text to read and to copy; they scroll in both directions."""
+    """A screen with text to read and copy that scrolls in both directions."""
 
     app: TopApp
 
@@ -36,18 +36,18 @@ class Reader(ModalScreen[None]):
     def __init__(self, title: str, lines: Sequence[str]) -> None:
         super().__init__()
         self._heading = title
-        self._lines = "\n".join(map(safe, lines))
+        self._body_text = "\n".join(map(safe, lines))
 
     def compose(self) -> ComposeResult:
         with ScrollableContainer() as frame:
-            yield Static(self._lines, markup=False)
+            yield Static(self._body_text, markup=False)
         frame.border_title = escape(self._heading)
         yield Footer(show_command_palette=False)
 
     def action_close(self) -> None:
-        """Close it."""
+        """Close the reader."""
         self.dismiss(None)
 
     def action_copy(self) -> None:
         """Copy the whole text."""
-        self.app.copy_out(self._lines)
+        self.app.copy_out(self._body_text)

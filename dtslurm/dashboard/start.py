@@ -1,4 +1,4 @@
-"""Starts the application at this terminal."""
+"""Starts the dashboard in the current terminal."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from dtslurm.suggestions import list_nearest, suggest_name
 if TYPE_CHECKING:
     from dtslurm.services.observe.compare import Comparison
 
-_YOUNG, _MIDDLE, _OLD = 20_000, 20, 10_000
-_TURN_S = 0.0005  # a thread that reads gives way to the one that draws ten times sooner than by default
+_GC_THRESHOLD_0, _GC_THRESHOLD_1, _GC_THRESHOLD_2 = 20_000, 20, 10_000
+_SWITCH_INTERVAL_S = 0.0005  # reading threads yield to the drawing thread ten times sooner than by default
 
 
 def run(
@@ -38,15 +38,15 @@ def run(
     say: Callable[[Diagnosis | Live], Sequence[str]],
     say_comparison: Callable[[Comparison], Sequence[str]] = lambda _: (),
 ) -> None:
-    """Show the dashboard until it is left.
+    """Run the dashboard until the user quits.
 
     Args:
-        key: of the job whose page opens at once.
-        say: makes lines of a verdict.
-        say_comparison: makes lines of a comparison of runs.
+        key: key of the job whose page opens at the start.
+        say: renders a diagnosis as lines.
+        say_comparison: renders a comparison of runs as lines.
 
     Raises:
-        RequestInvalid: there is no such theme.
+        RequestInvalid: there is no theme of this name.
     """
     check_theme(theme)
     app = TopApp(
@@ -58,25 +58,25 @@ def run(
         clipboard=state_folder() / "copied.txt",
     )
     app.wanted_theme = theme
-    sys.setswitchinterval(_TURN_S)
-    _calm_collector()
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    _tune_garbage_collector()
     app.run()
 
 
 def check_theme(theme: str | None) -> None:
-    """Raise `RequestInvalid` if there is no such theme; None is the default one."""
-    known = {*BUILTIN_THEMES, COLOUR_BLIND.name}
-    if theme is not None and theme not in known:
+    """Raise `RequestInvalid` if there is no theme of this name; None means the default theme."""
+    names = {*BUILTIN_THEMES, COLOUR_BLIND.name}
+    if theme is not None and theme not in names:
         raise RequestInvalid(
-            [f"no theme {theme!r}{suggest_name(theme, known)} (there are: {list_nearest(theme, known)})"]
+            [f"no theme {theme!r}{suggest_name(theme, names)} (there are: {list_nearest(theme, names)})"]
         )
 
 
-def _calm_collector() -> None:
-    """Keep Python's collector of cycles from stopping everything for as long as keys take notice.
+def _tune_garbage_collector() -> None:
+    """Configure Python's cyclic garbage collector so that its pauses do not delay key presses.
 
-    What was imported is never garbage and need not be walked. Old objects, the cells of ten thousand ranks
-    among them, are only walked when a page was left (`TopApp.leave_job`) and every few minutes.
+    Imported objects are never garbage and are excluded. Old objects, such as the cells of ten thousand ranks,
+    are only scanned after a page was closed (`TopApp.leave_job`) and every few minutes.
     """
     gc.freeze()
-    gc.set_threshold(_YOUNG, _MIDDLE, _OLD)
+    gc.set_threshold(_GC_THRESHOLD_0, _GC_THRESHOLD_1, _GC_THRESHOLD_2)

@@ -1,4 +1,4 @@
-"""What both screens share: snapshots come in, actions go out after a question."""
+"""The base class of the screens: shows snapshots and runs actions, with a confirmation where needed."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from dtslurm.services.observe.run_list import JobRow
 if TYPE_CHECKING:
     from dtslurm.dashboard.app import TopApp
 
-_QUESTIONS = {
+_CONFIRMATIONS = {
     "cancel": "Cancel {job}? It ends what is running.",
     "requeue": "Requeue {job}? It ends what is running and puts it back into the queue.",
     "hold": "Hold {job}? It will not start until it is released.",
     "release": "Release {job}?",
 }
-CHANGING = {"ask", "shell", "resubmit", "edit_log", "demo"}  # actions that --read-only leaves out
-_HELD = {"REQUEUE_HOLD", "SPECIAL_EXIT"}
+CHANGING = {"ask", "shell", "resubmit", "edit_log", "demo"}  # actions that --read-only disables
+_HELD_STATES = {"REQUEUE_HOLD", "SPECIAL_EXIT"}
 
 
 class View(Screen[None]):
-    """A screen over snapshots."""
+    """The base class of the screens that show snapshots."""
 
     app: TopApp
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        # Taken before any widget sees them: of keys that come together each acts where the last one led.
+        # Priority bindings: in a rapid sequence, each key acts on the screen that the previous key opened.
         Binding("c", "ask('cancel')", "cancel", priority=True),
         Binding("R", "ask('requeue')", show=False, priority=True),
         Binding("H", "ask('hold')", show=False, priority=True),
@@ -58,31 +58,31 @@ class View(Screen[None]):
     ]
 
     def take(self, value: object) -> None:
-        """Show a snapshot."""
+        """Update the screen from a snapshot."""
         raise NotImplementedError
 
     def row(self) -> JobRow | None:
-        """Return the job that actions are about."""
+        """Return the job that actions apply to; None if there is none."""
         raise NotImplementedError
 
     def node(self) -> str | None:
-        """Return the node that a shell opens on."""
+        """Return the node for a shell; None if there is none."""
         row = self.row()
         return first_node(row.nodelist) if row is not None else None
 
     def to_copy(self) -> str:
-        """Return what is copied."""
+        """Return the text for the clipboard."""
         raise NotImplementedError
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Leave out what changes something where nothing may be changed."""
+        """Disable changing actions in read-only mode, and most actions while the user types."""
         del parameters
         if isinstance(self.focused, Input) and action not in {"back", "unfilter"}:
             return False
         return not (self.app.read_only and action in CHANGING)
 
     def action_zoom(self) -> None:
-        """Show the curves on the full screen, or end that."""
+        """Toggle the full-screen view of the curves."""
         curves = self.query_one(Curves)
         if self.maximized is not None:
             self.minimize()
@@ -92,71 +92,72 @@ class View(Screen[None]):
             self.notify("there is no curve here: open a run, then its overview", severity="warning")
 
     def action_smooth(self) -> None:
-        """Smooth the curves, or show every value again."""
+        """Toggle the smoothing of the curves."""
         curves = self.query_one(Curves)
         curves.is_smooth = not curves.is_smooth
         curves.refresh()
 
     def action_logarithmic(self) -> None:
-        """Draw the curves on a logarithmic scale, or on a linear one again."""
+        """Toggle the logarithmic scale of the curves."""
         curves = self.query_one(Curves)
         curves.is_logarithmic = not curves.is_logarithmic
         curves.refresh()
 
     def action_poke(self) -> None:
-        """Ask the clusters now."""
+        """Query the clusters now."""
         self.app.source.refresh()
 
     def action_ask(self, verb: str) -> None:
-        """Do it, if the person says yes."""
+        """Cancel, requeue, hold or release the job after confirmation."""
         row = self.row()
         if row is None or self.app.read_only:
             return
-        if verb == "release" and not (row.is_array or row.pending or row.state in _HELD):
+        if verb == "release" and not (row.is_array or row.pending or row.state in _HELD_STATES):
             self.notify("there is nothing to release: the job is not held", severity="warning")
             return
-        what = f"{safe(row.name)} ({safe(row.job_id)} on {safe(row.cluster)})"
+        job_name = f"{safe(row.name)} ({safe(row.job_id)} on {safe(row.cluster)})"
 
-        def answered(yes: bool | None) -> None:
+        def act_if_confirmed(yes: bool | None) -> None:
             if yes:
                 self.app.source.act(verb, row)
 
-        self.app.push_screen(Confirm(_QUESTIONS[verb].format(job=what)), answered)
+        self.app.push_screen(Confirm(_CONFIRMATIONS[verb].format(job=job_name)), act_if_confirmed)
 
     def action_resubmit(self) -> None:
-        """Submit the run once more, if the person says yes."""
+        """Resubmit the run after confirmation."""
         row = self.row()
         if row is None or self.app.read_only:
             return
-        what = f"{safe(row.name)} ({safe(row.job_id)} on {safe(row.cluster)})"
+        job_name = f"{safe(row.name)} ({safe(row.job_id)} on {safe(row.cluster)})"
 
-        def answered(yes: bool | None) -> None:
+        def resubmit_if_confirmed(yes: bool | None) -> None:
             if yes:
                 self.app.source.resubmit(row)
 
         self.app.push_screen(
-            Confirm(f"Submit {what} once more, with the code as it is now, from the beginning?"), answered
+            Confirm(f"Submit {job_name} once more, with the code as it is now, from the beginning?"),
+            resubmit_if_confirmed,
         )
 
     def attempt(self) -> int | None:
-        """Return the attempt that was chosen, None for the newest."""
+        """Return the selected attempt; None for the newest."""
         return None
 
     def action_report(self) -> None:
-        """Write the page about the run into the current folder."""
+        """Write the report of the run into the current folder."""
         row = self.row()
         if row is not None:
             self.notify("writing the report …", timeout=2)
             self.app.source.report(row, self.attempt())
 
     def action_command(self) -> None:
-        """Copy the next command about the run."""
+        """Copy the suggested next command for the run."""
         row = self.row()
         if row is not None:
             self.app.copy_out(next_command(row))
 
     def action_shell(self) -> None:
-        """Open a shell on a node, if the person says yes."""
+        """Open a shell on a node after confirmation."""
         row, node = self.row(), self.node()
         if row is None or self.app.read_only:
             return
@@ -164,35 +165,35 @@ class View(Screen[None]):
             self.notify("a shell opens on a running job only", severity="warning")
             return
 
-        def answered(yes: bool | None) -> None:
+        def open_if_confirmed(yes: bool | None) -> None:
             if yes:
                 self.app.open_shell(row, node)
 
         self.app.push_screen(
-            Confirm(f"Open a shell on {safe(node)}, beside job {safe(row.job_id)}?"), answered
+            Confirm(f"Open a shell on {safe(node)}, beside job {safe(row.job_id)}?"), open_if_confirmed
         )
 
     def action_live(self) -> None:
-        """Look at every rank of the job, and show the verdict on its page."""
+        """Inspect every rank of the job, and show the diagnosis on the job's page."""
         row = self.row()
         if row is None:
             return
         if row.state != "RUNNING" or row.is_array:
-            what = "open the array and choose a task" if row.is_array else "the job does not run"
-            self.notify(f"there are no ranks to look at: {what}", severity="warning")
+            reason = "open the array and choose a task" if row.is_array else "the job does not run"
+            self.notify(f"there are no ranks to look at: {reason}", severity="warning")
             return
         self.look_at_ranks(row)
 
     def look_at_ranks(self, row: JobRow) -> None:
-        """Begin to look at every rank of a running job."""
+        """Start the live diagnosis of every rank of a running job."""
         raise NotImplementedError
 
     def action_copy(self) -> None:
-        """Copy what is shown."""
+        """Copy the visible text."""
         self.app.copy_out(self.to_copy())
 
     def put(self, selector: str, pieces: Sequence[Piece]) -> None:
-        """Show lines of text in a `Static`, without what would command the terminal."""
+        """Show lines of text in a `Static`, without terminal control sequences."""
         text = Text(no_wrap=True, overflow="ellipsis")
         for number, (words, kind) in enumerate(pieces):
             text.append(("\n" if number else "") + safe(words), style=theme.style(self.app, kind))
@@ -200,7 +201,7 @@ class View(Screen[None]):
 
 
 def first_node(nodelist: str) -> str | None:
-    """Return the first node of Slurm's list."""
+    """Return the first node of a Slurm node list; None if it is empty or invalid."""
     try:
         return next(iter(NodeSet(nodelist)), None)
     except NodeSetException:
@@ -208,7 +209,7 @@ def first_node(nodelist: str) -> str | None:
 
 
 def pattern_error(check: Callable[[str], object], text: str) -> str:
-    """Return what is wrong with a regular expression, empty if nothing is."""
+    """Return the error in a regular expression as text; empty if it is valid."""
     try:
         check(text)
     except re.error as error:

@@ -48,8 +48,8 @@ def state_piece(row: JobRow) -> Piece:
     """Return the state with its glyph; for a stalled job also how long it has been idle."""
     if row.stalled and row.activity is not None:
         return f"{ascii_fallback.STALLED} STALLED {duration(row.activity.quiet_s)}", "bad"
-    word = _SHORT_STATES.get(row.state, row.state)
-    return f"{ascii_fallback.STATES.get(row.state, '?')} {word}", _STATE_KINDS.get(row.state, "warn")
+    label = _SHORT_STATES.get(row.state, row.state)
+    return f"{ascii_fallback.STATES.get(row.state, '?')} {label}", _STATE_KINDS.get(row.state, "warn")
 
 
 def elapsed(row: JobRow, now: float) -> float | None:
@@ -344,10 +344,10 @@ def standing_out(page: Page) -> list[Piece]:
 
 def odd_words(page: Page, most: int = 3) -> str:
     """Return the first ``most`` outlier ranks with the reason for each, as text."""
-    odd = page.odd
-    descriptions = [f"{cell.rank} {safe(cell.odd)}" for cell in odd[:most]]
-    suffix = f" and {len(odd) - most} more" if len(odd) > most else ""
-    return f"stand out: {'; '.join(descriptions)}{suffix}" if odd else "no rank stands out"
+    outliers = page.odd
+    descriptions = [f"{cell.rank} {safe(cell.odd)}" for cell in outliers[:most]]
+    suffix = f" and {len(outliers) - most} more" if len(outliers) > most else ""
+    return f"stand out: {'; '.join(descriptions)}{suffix}" if outliers else "no rank stands out"
 
 
 def percent(value: float | None, *, of_one: bool = False) -> str:
@@ -359,24 +359,24 @@ def percent(value: float | None, *, of_one: bool = False) -> str:
 
 def node_cells(cell: NodeCell) -> dict[str, Piece]:
     """Return the cells of a row of the node list by column."""
-    stale = "dim" if cell.age > STALE_S else ""
-    hot = "bad" if (cell.temperature or 0) >= 85 else stale
-    disk = max((share for _, share in cell.disks), default=None)
+    stale_kind = "dim" if cell.age > STALE_S else ""
+    temperature_kind = "bad" if (cell.temperature or 0) >= 85 else stale_kind
+    fullest_disk = max((share for _, share in cell.disks), default=None)
     gpus = " ".join("-" if gpu.util is None else f"{gpu.util:.0f}" for gpu in cell.gpus)
     trouble = "; ".join(cell.alarms)
-    if stale:
+    if stale_kind:
         trouble = "; ".join(filter(None, (trouble, f"last sample {duration(cell.age)} ago")))
     return {
         "node": (safe(cell.name), "bold"),
-        "gpu": (percent(cell.gpu), _utilization_kind(cell.gpu) or stale),
-        "gpus": (gpus, stale),
-        "memory": (percent(cell.gpu_memory, of_one=True), stale),
-        "heat": ("-" if cell.temperature is None else f"{cell.temperature:.0f}°", hot),
-        "cpu": (percent(cell.cpu), stale),
-        "ram": (percent(cell.memory, of_one=True), "bad" if (cell.memory or 0) > 0.95 else stale),
-        "rx": ("-" if cell.receives is None else events.amount(cell.receives), stale),
-        "tx": ("-" if cell.sends is None else events.amount(cell.sends), stale),
-        "disk": (percent(disk, of_one=True), "bad" if (disk or 0) > 0.95 else stale),
+        "gpu": (percent(cell.gpu), _utilization_kind(cell.gpu) or stale_kind),
+        "gpus": (gpus, stale_kind),
+        "memory": (percent(cell.gpu_memory, of_one=True), stale_kind),
+        "heat": ("-" if cell.temperature is None else f"{cell.temperature:.0f}°", temperature_kind),
+        "cpu": (percent(cell.cpu), stale_kind),
+        "ram": (percent(cell.memory, of_one=True), "bad" if (cell.memory or 0) > 0.95 else stale_kind),
+        "rx": ("-" if cell.receives is None else events.amount(cell.receives), stale_kind),
+        "tx": ("-" if cell.sends is None else events.amount(cell.sends), stale_kind),
+        "disk": (percent(fullest_disk, of_one=True), "bad" if (fullest_disk or 0) > 0.95 else stale_kind),
         "about": (trouble, "bad" if trouble else ""),
     }
 
@@ -476,7 +476,7 @@ def curves(
 
 
 def paces(points: Sequence[TrainPoint]) -> list[tuple[float, float]]:
-    """Return (step, steps per second) pairs, computed from the times of the steps."""
+    """Return (step, steps per second) pairs from the steps' times, for runs that report no throughput."""
     times_and_steps = [
         (float(point.time), float(point.step))
         for point in points

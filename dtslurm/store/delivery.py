@@ -57,7 +57,7 @@ def deliver(  # noqa: PLR0913  the brief facts of a submission, each optional
     progress: Progress | None = None,
     known: KnownObjects | None = None,
 ) -> Completed | None:
-    """Install a run, then run ``then`` on the cluster; return the result of ``then``, None if ``then`` is empty.
+    """Install a run, then run ``then`` on the cluster; return the result of ``then``, None if it is empty.
 
     The run directory appears complete, as the last step before ``then``. If ``then`` exits with 0 and prints
     a job id as ``sbatch --parsable`` does, the run's events record the id. A remote delivery is one command:

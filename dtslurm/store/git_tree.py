@@ -96,7 +96,9 @@ class GitTree:
         return [path for path in dict.fromkeys(completed.stdout.split("\0")) if path]
 
     def ignored(self) -> list[str]:
-        """Return the ignored files, and ignored folders (without their content) as ``x/``, relative to the root.
+        """Return the ignored files, and ignored folders (without their content) as ``x/``.
+
+        The paths are relative to the root.
 
         Raises:
             GitFailed: git failed.

@@ -70,10 +70,10 @@ def is_made(path: str) -> bool:
 
 
 class RunFolders:
-    """Finds dtslurm's run directories in a tree, such as fetched ones, whose logs and weights are not code."""
+    """Finds dtslurm's run directories in a tree, such as fetched ones, whose logs and weights are no code."""
 
     def __init__(self, root: Path, inside: str) -> None:
-        """Search the tree at ``root``; never treat the folder ``inside`` or its parents as run directories."""
+        """Search the tree at ``root``; ``inside`` and its parents are never treated as run directories."""
         self._root = root
         self._runs_by_folder: dict[str, str] = {"": ""}
         while inside:

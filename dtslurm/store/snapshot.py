@@ -1,4 +1,4 @@
-"""What a job's code is at the moment of its submission: every file by the digest of its content."""
+"""A snapshot of a job's code at its submission: the digest of every file's content."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from dtslurm.store.ignore_rules import (
 from dtslurm.transport.base import Transport
 from dtslurm.transport.disk import size as bytes_in_words
 
-# 128 bits of SHA-256: 2**64 files would have to be made on purpose for two to collide, and who can put files
-# here runs code as this user anyway; it halves what a list of 10,000 files costs on the wire.
+# 128 bits of SHA-256: a collision needs 2**64 files made on purpose, and whoever can put files here already
+# runs code as this user. The short digest halves the size of a list of 10,000 files on the wire.
 DIGEST_LENGTH = 32
 LARGE = 50_000_000
-# (files, bytes) above which a snapshot is a mistake rather than code: outside git, and in a work tree.
+# (files, bytes) above which a snapshot is refused as a mistake: outside git, and in a work tree.
 LIMIT_OUTSIDE = (20_000, 2_000_000_000)
 LIMIT_IN_GIT = (500_000, 20_000_000_000)
 
@@ -41,18 +41,18 @@ _READERS = 4
 _NAMES_SHOWN = 5
 _SECRETS = "left out, they look like secrets"
 _RUNS = "left out, they are run directories (--code-include takes files of them along)"
-_KEY_INSIDE = "!"  # before the remembered digest of a file that begins as private keys do
+_PRIVATE_KEY_MARK = "!"  # prefix of the cached digest of a file that begins like a private key
 
 
 class SnapshotFile(NamedTuple):
-    """One file or symbolic link.
+    """A file or symbolic link of a snapshot.
 
     Attributes:
         path: relative to the root, with ``/``; bytes that are not UTF-8 are surrogate-escaped.
-        executable: whether its user may execute it; always false for links.
+        executable: whether its owner may execute it; always false for links.
         size: bytes; 0 for links.
         digest: first 128 bits of the content's SHA-256 in hex; empty for links.
-        target: where a link leads: relative inside the tree, absolute outside; None for files.
+        target: the target of a link: relative inside the tree, absolute outside; None for files.
     """
 
     path: str
@@ -63,22 +63,22 @@ class SnapshotFile(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The name of its content among the objects."""
+        """The name of the content in the objects folder."""
         return self.digest + "x" if self.executable else self.digest
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A tree of files as it was when it was read.
+    """A tree of files at the time when it was read.
 
     Attributes:
         root: top of the git work tree, or the folder itself outside git.
         inside: the folder relative to ``root``, empty for ``root`` itself; a job works in ``code/<inside>``.
         files: sorted by path.
-        git: None outside git.
-        runs: run directories that were left out, relative to ``root``.
-        notices: what the user should know, one line each.
-        problems: why it must not be sent, one line each; ``files`` may be incomplete then.
+        git: the git state, None outside git.
+        runs: the excluded run directories, relative to ``root``.
+        notices: messages for the user, one line each.
+        problems: reasons why the snapshot must not be sent, one line each; ``files`` may be incomplete then.
     """
 
     root: Path
@@ -91,13 +91,13 @@ class Snapshot:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
-        return sum(one.size for one in self.files)
+        """The size of all files in bytes."""
+        return sum(file.size for file in self.files)
 
     def holds(self, path: Path) -> bool:
-        """Return whether a file (absolute, or relative to the folder) is part of it."""
-        full = os.path.normpath(self.root / self.inside / path)
-        return any(os.path.join(self.root, one.path) == full for one in self.files)
+        """Return whether a file (absolute, or relative to the folder) is part of the snapshot."""
+        full_path = os.path.normpath(self.root / self.inside / path)
+        return any(os.path.join(self.root, file.path) == full_path for file in self.files)
 
 
 def take(
@@ -108,19 +108,19 @@ def take(
     exclude: Sequence[str] = (),
     hash_cache: Path,
 ) -> Snapshot:
-    """Return what ``folder``'s tree holds now.
+    """Return a snapshot of the tree of ``folder``.
 
-    In a git work tree that is all of what git tracks plus what it neither tracks nor ignores, submodules and
-    repositories cloned into it included. Outside git it is everything below the folder but what
-    `left_out.MADE_FOLDERS` and `MADE_FILES` list. Files that look like secrets are left out of both, and
-    so are run directories below the folder or beside it.
+    In a git work tree it contains the tracked files, and the untracked files that are not ignored, including
+    those of submodules and of repositories cloned into the tree. Outside git it contains all files below the
+    folder except those in `ignore_rules.MADE_FOLDERS` and `MADE_FILES`. Both exclude files that look like
+    secrets, and run directories below the folder or beside it.
 
     Args:
         transport_here: this machine, for git.
-        include: patterns as in ``.gitignore`` of files to take although they are ignored; a secret is taken
+        include: ``.gitignore`` patterns of files to include although they are ignored; a secret is included
             only if a pattern without wildcards names it.
-        exclude: patterns of files to leave out; they win.
-        hash_cache: folder for remembered digests (see `HashCache`).
+        exclude: patterns of files to exclude; they take precedence.
+        hash_cache: folder for cached digests (see `HashCache`).
     """
     folder = folder.resolve()
     notes = _Notes()
@@ -134,60 +134,64 @@ def take(
     root = tree.root if tree else folder
     inside = folder.relative_to(root).as_posix() if folder != root else ""
     runs = RunFolders(root, inside)
-    sieve = _FileSelector(include, exclude, notes, runs, in_git=tree is not None)
+    selector = _FileSelector(include, exclude, notes, runs, in_git=tree is not None)
     limit = LIMIT_IN_GIT if tree else LIMIT_OUTSIDE
     try:
-        listed = _of_git(tree, "", sieve) if tree else _below(root, sieve, notes, limit[0])
-        found, total = _look(root, listed, notes, _Repositories(tree, sieve))
-        if len(found) > limit[0] or total > limit[1]:
-            too_much = _too_much(root, found, total, tree)
-            return Snapshot(root, inside, (), notices=notes.lines(), problems=(too_much,))
-        files = _digests(root, found, HashCache(hash_cache, root), notes, sieve)
+        paths = (
+            _list_git_files(tree, "", selector)
+            if tree
+            else _list_folder_files(root, selector, notes, limit[0])
+        )
+        entries, total = _stat_files(root, paths, notes, _Repositories(tree, selector))
+        if len(entries) > limit[0] or total > limit[1]:
+            problem = _too_large_problem(root, entries, total, tree)
+            return Snapshot(root, inside, (), notices=notes.lines(), problems=(problem,))
+        files = _compute_digests(root, entries, HashCache(hash_cache, root), notes, selector)
         state = tree.state(notes.named(_SECRETS)) if tree else None
     except GitFailed as error:
         return Snapshot(root, inside, (), problems=(f"git cannot list {root}: {error}",))
     problems = notes.problems if files else [*notes.problems, f"there is nothing to take along in {root}"]
-    left = tuple(notes.named(_RUNS))
-    return Snapshot(root, inside, tuple(files), state, left, notes.lines(), tuple(problems))
+    excluded_runs = tuple(notes.named(_RUNS))
+    return Snapshot(root, inside, tuple(files), state, excluded_runs, notes.lines(), tuple(problems))
 
 
-def _too_much(root: Path, found: list[_Found], total: int, tree: GitTree | None) -> str:
+def _too_large_problem(root: Path, found: list[_TreeEntry], total: int, tree: GitTree | None) -> str:
     amount = (
         f"{bytes_in_words(total)} in {len(found)} files" if total else f"more than {len(found) - 1} files"
     )
-    by_top: dict[str, int] = {}
-    for one in found:
-        top = one.path.partition("/")[0]
-        by_top[top] = by_top.get(top, 0) + one.stamp[0]
-    largest = sorted(by_top, key=lambda top: by_top[top], reverse=True)[:3]
-    shown = ", ".join(f"{top} ({bytes_in_words(by_top[top])})" for top in largest)
-    why = "" if tree else ", which is not in git"
+    bytes_by_top: dict[str, int] = {}
+    for entry in found:
+        top = entry.path.partition("/")[0]
+        bytes_by_top[top] = bytes_by_top.get(top, 0) + entry.stamp[0]
+    largest = sorted(bytes_by_top, key=lambda top: bytes_by_top[top], reverse=True)[:3]
+    largest_text = ", ".join(f"{top} ({bytes_in_words(bytes_by_top[top])})" for top in largest)
+    not_in_git = "" if tree else ", which is not in git"
     return (
-        f"a snapshot of {root}{why}, would take along {amount}, most in {shown}: "
+        f"a snapshot of {root}{not_in_git}, would take along {amount}, most in {largest_text}: "
         "exclude what the job does not need, or switch the snapshot off"
     )
 
 
 @dataclass
 class _Notes:
-    """What the user should know, gathered by kind so that a thousand files make one line."""
+    """Messages for the user, grouped by kind so that a thousand files give one line."""
 
     problems: list[str] = field(default_factory=list)
     _lines: list[str] = field(default_factory=list)
-    _named: dict[str, list[str]] = field(default_factory=dict)
+    _paths_by_kind: dict[str, list[str]] = field(default_factory=dict)
 
     def say(self, line: str) -> None:
         self._lines.append(line)
 
     def name(self, kind: str, path: str) -> None:
-        self._named.setdefault(kind, []).append(path)
+        self._paths_by_kind.setdefault(kind, []).append(path)
 
     def named(self, kind: str) -> list[str]:
-        return self._named.get(kind, [])
+        return self._paths_by_kind.get(kind, [])
 
     def lines(self) -> tuple[str, ...]:
         grouped = []
-        for kind, paths in self._named.items():
+        for kind, paths in self._paths_by_kind.items():
             more = f" and {len(paths) - _NAMES_SHOWN} more" if len(paths) > _NAMES_SHOWN else ""
             grouped.append(f"{kind}: {', '.join(_printable(path) for path in paths[:_NAMES_SHOWN])}{more}")
         return (*self._lines, *grouped)
@@ -198,7 +202,7 @@ def _printable(path: str) -> str:
 
 
 class _FileSelector:
-    """Decides by name what is taken."""
+    """Selects the files of a snapshot by name."""
 
     def __init__(
         self,
@@ -212,72 +216,72 @@ class _FileSelector:
         self.wants_ignored = bool(include)
         self.included = matcher(include)
         self._excluded = matcher(exclude)
-        self._meant = named_outright(include)
+        self._explicit_paths = named_outright(include)
         self._notes = notes
         self._runs = runs
-        self._left_runs: set[str] = set()
+        self._excluded_runs: set[str] = set()
         self._in_git = in_git
 
     def takes(self, path: str) -> bool:
-        """Return whether a file of that name is taken; a secret or run left out is noted."""
+        """Return whether a file of that name is included; record a note for an excluded secret or run."""
         if self._excluded(path) or (not self._in_git and is_made(path) and not self.included(path)):
             return False
         if (is_secret(path) or self._runs.is_secret(path)) and not self.is_meant(path):
             self._notes.name(_SECRETS, path)
             return False
-        return self.included(path) or not self._is_left_run(path.rpartition("/")[0])
+        return self.included(path) or not self._is_excluded_run(path.rpartition("/")[0])
 
-    def _is_left_run(self, folder: str) -> bool:
+    def _is_excluded_run(self, folder: str) -> bool:
         run = self._runs.around(folder)
-        if run and run not in self._left_runs:
-            self._left_runs.add(run)
+        if run and run not in self._excluded_runs:
+            self._excluded_runs.add(run)
             self._notes.name(_RUNS, run)
         return bool(run)
 
     def is_meant(self, path: str) -> bool:
-        """Return whether the user asked for just this file."""
-        return path in self._meant
+        """Return whether the user named exactly this file."""
+        return path in self._explicit_paths
 
     def enters(self, folder: str) -> bool:
-        """Return whether anything below a folder may be taken."""
+        """Return whether files below a folder may be included."""
         name = folder.rpartition("/")[2]
         if name == ".git" or self._excluded(f"{folder}/"):
             return False
-        return self.wants_ignored or (name not in MADE_FOLDERS and not self._is_left_run(folder))
+        return self.wants_ignored or (name not in MADE_FOLDERS and not self._is_excluded_run(folder))
 
 
-def _of_git(tree: GitTree, prefix: str, sieve: _FileSelector) -> list[str]:
-    """Return the paths to take of one work tree, which lies at ``prefix`` of the snapshot."""
-    listed = tree.listing()
+def _list_git_files(tree: GitTree, prefix: str, sieve: _FileSelector) -> list[str]:
+    """Return the selected paths of one work tree, which is at ``prefix`` in the snapshot."""
+    paths = tree.listing()
     if sieve.wants_ignored:
-        listed += [one for one in tree.listing(ignored=True) if sieve.included(prefix + one)]
-    return [path for path in (prefix + one for one in listed) if sieve.takes(path)]
+        paths += [path for path in tree.listing(ignored=True) if sieve.included(prefix + path)]
+    return [path for path in (prefix + path for path in paths) if sieve.takes(path)]
 
 
 class _Repositories:
-    """Lists the repositories inside a work tree, which git names as if they were files."""
+    """Lists the repositories nested in a work tree, which git reports like files."""
 
     def __init__(self, tree: GitTree | None, sieve: _FileSelector) -> None:
         self._trees = {"": tree} if tree else {}
         self._sieve = sieve
 
     def listing(self, path: str) -> list[str]:
-        """Return the paths to take of the repository in a folder, none if it is not one."""
-        outer = next((above for above in (*_above(path), "") if above in self._trees), None)
+        """Return the selected paths of the repository in a folder; none if the folder is not a repository."""
+        outer = next((parent for parent in (*_iterate_parents(path), "") if parent in self._trees), None)
         if outer is None or path in self._trees or not self._sieve.enters(path):
             return []
         nested = self._trees[outer].nested(path[len(outer) :].lstrip("/"))
         if nested is None:
             return []
         self._trees[path] = nested
-        return _of_git(nested, f"{path}/", self._sieve)
+        return _list_git_files(nested, f"{path}/", self._sieve)
 
 
-def _below(root: Path, sieve: _FileSelector, notes: _Notes, most: int) -> list[str]:
-    """Return the paths to take of a folder outside git; links are not followed, so no loop is endless."""
-    taken: list[str] = []
+def _list_folder_files(root: Path, sieve: _FileSelector, notes: _Notes, most: int) -> list[str]:
+    """Return the selected paths of a folder outside git; links are not followed, so there are no loops."""
+    selected: list[str] = []
     folders = [""]
-    while folders and len(taken) <= most:
+    while folders and len(selected) <= most:
         folder = folders.pop()
         try:
             entries = list(os.scandir(root / folder))
@@ -290,12 +294,12 @@ def _below(root: Path, sieve: _FileSelector, notes: _Notes, most: int) -> list[s
                 if sieve.enters(path):
                     folders.append(path)
             elif sieve.takes(path):
-                taken.append(path)
-    return taken
+                selected.append(path)
+    return selected
 
 
-class _Found(NamedTuple):
-    """A file or link as it was when it was looked at."""
+class _TreeEntry(NamedTuple):
+    """The lstat result of a file or link."""
 
     path: str
     stamp: Stamp
@@ -303,94 +307,103 @@ class _Found(NamedTuple):
     target: str | None = None
 
 
-def _look(
+def _stat_files(
     root: Path, listed: Sequence[str], notes: _Notes, repositories: _Repositories
-) -> tuple[list[_Found], int]:
-    """Look at every path; what is gone, beyond a link, or neither file nor link is left out."""
-    found: dict[str, _Found] = {}
-    waiting = [path.rstrip("/") for path in reversed(listed)]
-    top = f"{root}/"
-    while waiting:
-        path = waiting.pop()
+) -> tuple[list[_TreeEntry], int]:
+    """Return the entries of all paths, and their total size in bytes.
+
+    Deleted files, files beyond a link, and special files are excluded.
+    """
+    entries: dict[str, _TreeEntry] = {}
+    pending = [path.rstrip("/") for path in reversed(listed)]
+    root_prefix = f"{root}/"
+    while pending:
+        path = pending.pop()
         try:
-            now = os.lstat(top + path)
-            if stat.S_ISREG(now.st_mode):
-                found[path] = _Found(path, stamp(now), bool(now.st_mode & stat.S_IXUSR))
-            elif stat.S_ISLNK(now.st_mode):
-                found[path] = _link(root, path, notes)
-            elif stat.S_ISDIR(now.st_mode):
-                waiting += repositories.listing(path)
+            status = os.lstat(root_prefix + path)
+            if stat.S_ISREG(status.st_mode):
+                entries[path] = _TreeEntry(path, stamp(status), bool(status.st_mode & stat.S_IXUSR))
+            elif stat.S_ISLNK(status.st_mode):
+                entries[path] = _read_link(root, path, notes)
+            elif stat.S_ISDIR(status.st_mode):
+                pending += repositories.listing(path)
             else:
                 notes.name("left out, neither files nor links", path)
         except (FileNotFoundError, NotADirectoryError):
-            continue  # deleted though tracked, or replaced
+            continue  # a tracked file that was deleted or replaced
         except OSError as error:
             notes.name(f"left out ({error.strerror})", path)
-    links = {path for path, one in found.items() if one.target is not None}
-    kept = [found[path] for path in sorted(found) if not links or links.isdisjoint(_above(path))]
+    links = {path for path, entry in entries.items() if entry.target is not None}
+    included = [
+        entries[path] for path in sorted(entries) if not links or links.isdisjoint(_iterate_parents(path))
+    ]
     total = 0
-    for path, (size, *_), _, _ in kept:
+    for path, (size, *_), _, _ in included:
         total += size
         if size > LARGE:
             notes.name("large, and taken along", f"{path} ({bytes_in_words(size)})")
-    return kept, total
+    return included, total
 
 
-def _above(path: str) -> Iterator[str]:
+def _iterate_parents(path: str) -> Iterator[str]:
     while "/" in path:
         path = path.rpartition("/")[0]
         yield path
 
 
-def _link(root: Path, path: str, notes: _Notes) -> _Found:
-    """Return a link that leads to the same place inside the snapshot, or to the real place outside."""
+def _read_link(root: Path, path: str, notes: _Notes) -> _TreeEntry:
+    """Return a link that points to the same path inside the snapshot, or to the absolute path outside."""
     target = os.readlink(f"{root}/{path}")
-    base = os.path.join(root, os.path.dirname(path))
-    full = os.path.normpath(os.path.join(base, target))
-    inner = os.path.relpath(full, root)
-    if inner == ".." or inner.startswith("../"):
-        notes.name("links that lead out of the tree, where later changes are seen", f"{path} -> {full}")
-        target = full
+    folder = os.path.join(root, os.path.dirname(path))
+    full_target = os.path.normpath(os.path.join(folder, target))
+    relative_target = os.path.relpath(full_target, root)
+    if relative_target == ".." or relative_target.startswith("../"):
+        notes.name(
+            "links that lead out of the tree, where later changes are seen", f"{path} -> {full_target}"
+        )
+        target = full_target
     elif os.path.isabs(target):
-        target = os.path.relpath(full, base)
-    return _Found(path, (0, 0, 0, 0), executable=False, target=target)
+        target = os.path.relpath(full_target, folder)
+    return _TreeEntry(path, (0, 0, 0, 0), executable=False, target=target)
 
 
-def _digests(
-    root: Path, found: Sequence[_Found], cache: HashCache, notes: _Notes, sieve: _FileSelector
+def _compute_digests(
+    root: Path, found: Sequence[_TreeEntry], cache: HashCache, notes: _Notes, sieve: _FileSelector
 ) -> list[SnapshotFile]:
-    """Return the files with their digests; only what changed is read."""
-    known = {path: cache.get(path, now) for path, now, _, target in found if target is None}
-    unknown = [one for one in found if one.target is None and known[one.path] is None]
-    fresh = {one.path: one for one in found}
-    for one, result in _read_all(root, unknown):
-        if isinstance(result, str):
-            notes.name(result, one.path)
-        elif result is not None:
-            now, digest, read_at = result
-            cache.put(one.path, now, digest, read_at)
-            known[one.path] = digest
-            fresh[one.path] = _Found(one.path, now, one.executable)
+    """Return the files with their digests; only changed files are read."""
+    digests = {path: cache.get(path, file_stamp) for path, file_stamp, _, target in found if target is None}
+    to_read = [entry for entry in found if entry.target is None and digests[entry.path] is None]
+    entries = {entry.path: entry for entry in found}
+    for entry, reading in _read_all(root, to_read):
+        if isinstance(reading, str):
+            notes.name(reading, entry.path)
+        elif reading is not None:
+            file_stamp, digest, read_at = reading
+            cache.put(entry.path, file_stamp, digest, read_at)
+            digests[entry.path] = digest
+            entries[entry.path] = _TreeEntry(entry.path, file_stamp, entry.executable)
     cache.save()
     files = []
-    for path, one in fresh.items():
-        digest = known.get(path) or ""
-        if one.target is not None:
-            files.append(SnapshotFile(path, target=one.target))
-        elif digest.startswith(_KEY_INSIDE) and not sieve.is_meant(path):
+    for path, entry in entries.items():
+        digest = digests.get(path) or ""
+        if entry.target is not None:
+            files.append(SnapshotFile(path, target=entry.target))
+        elif digest.startswith(_PRIVATE_KEY_MARK) and not sieve.is_meant(path):
             notes.name(_SECRETS, path)
         elif digest:
-            files.append(SnapshotFile(path, one.executable, one.stamp[0], digest.removeprefix(_KEY_INSIDE)))
+            files.append(
+                SnapshotFile(path, entry.executable, entry.stamp[0], digest.removeprefix(_PRIVATE_KEY_MARK))
+            )
     return files
 
 
 _Read = tuple[Stamp, str, int]
 
 
-def _read_all(root: Path, files: Sequence[_Found]) -> Iterator[tuple[_Found, _Read | str | None]]:
-    read: Callable[[_Found], _Read | str | None] = lambda one: _read(f"{root}/{one.path}")  # noqa: E731
+def _read_all(root: Path, files: Sequence[_TreeEntry]) -> Iterator[tuple[_TreeEntry, _Read | str | None]]:
+    read: Callable[[_TreeEntry], _Read | str | None] = lambda one: _read(f"{root}/{one.path}")  # noqa: E731
     if len(files) < 8:
-        yield from ((one, read(one)) for one in files)
+        yield from ((entry, read(entry)) for entry in files)
         return
     from concurrent.futures import ThreadPoolExecutor
 
@@ -399,33 +412,33 @@ def _read_all(root: Path, files: Sequence[_Found]) -> Iterator[tuple[_Found, _Re
 
 
 def _read(path: str) -> _Read | str | None:
-    """Return (stamp, digest, time of reading); what to say of it if it cannot be read, None if it is gone."""
+    """Return (stamp, digest, time of reading), None if the file is deleted, or why it cannot be read."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     except OSError as error:
         return f"left out ({error.strerror})"
-    with contextlib.closing(os.fdopen(handle, "rb", buffering=0)) as file:
+    with contextlib.closing(os.fdopen(fd, "rb", buffering=0)) as file:
         for _ in range(_TRIES):
             read_at = time.time_ns()
-            before = stamp(os.fstat(handle))
+            before = stamp(os.fstat(fd))
             file.seek(0)
             try:
                 digest = _digest(file.read, before[0])
             except OSError as error:
                 return f"left out ({error.strerror})"
-            if stamp(os.fstat(handle)) == before:
+            if stamp(os.fstat(fd)) == before:
                 return before, digest, read_at
     return "left out, they change all the time"
 
 
 def _digest(read: Callable[[int], bytes], size: int) -> str:
-    first = read(min(_CHUNK, size + 1))
-    digest = hashlib.sha256(first)
-    part = first
-    while part:
-        part = read(_CHUNK)
-        digest.update(part)
-    mark = _KEY_INSIDE if PRIVATE_KEY.match(first) else ""
-    return mark + digest.hexdigest()[:DIGEST_LENGTH]
+    first_chunk = read(min(_CHUNK, size + 1))
+    digest = hashlib.sha256(first_chunk)
+    chunk = first_chunk
+    while chunk:
+        chunk = read(_CHUNK)
+        digest.update(chunk)
+    prefix = _PRIVATE_KEY_MARK if PRIVATE_KEY.match(first_chunk) else ""
+    return prefix + digest.hexdigest()[:DIGEST_LENGTH]

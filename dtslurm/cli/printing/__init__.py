@@ -1,1 +1,1 @@
-"""What commands print: tables, verdicts, progress, JSON."""
+"""The output of commands: tables, verdicts, progress, JSON."""

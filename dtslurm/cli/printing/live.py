@@ -1,4 +1,4 @@
-"""What ``dtslurm diagnose --live`` prints."""
+"""The output of ``dtslurm diagnose --live``."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dtslurm.model.runs.live import RankLook, StackGroup
 from dtslurm.services.observe.live import Live
 
 _VERDICT = ("cause", "confidence", "summary", "rank", "local_rank", "node", "suspects", "advice")
-_PLACES = 6
-_FRAMES = 8
+_MAX_PLACES = 6
+_MAX_FRAMES = 8
 _WORDS = {
     "hang": "it hangs",
     "slow": "one keeps the others",
@@ -23,7 +23,7 @@ _WORDS = {
     "unknown": "not known",
 }
 _STYLES = {"hang": FAILED, "slow": FAILED, "none": "green", "unknown": ""}
-_WAYS = {"py-spy": "py-spy", "signal": "the programs' own dumps", "proc": "/proc alone"}
+_METHODS = {"py-spy": "py-spy", "signal": "the programs' own dumps", "proc": "/proc alone"}
 
 
 def document(found: Live) -> None:
@@ -43,80 +43,89 @@ def document(found: Live) -> None:
 
 
 def lines(found: Live, width: int = 80) -> list[str]:
-    """Return the verdict for people."""
+    """Return the lines of the verdict for the user."""
     verdict = found.verdict
     job = found.status.job_id or found.record.job_id or "?"
-    word = found.status.word
-    shown: list[str] = [
-        styled((f"job {job} ({found.record.name}): ", ""), (word, style_of_state(word)), (", live", "")),
+    state = found.status.word
+    output_lines: list[str] = [
+        styled((f"job {job} ({found.record.name}): ", ""), (state, style_of_state(state)), (", live", "")),
         "",
     ]
-    guess = "a guess: " if verdict.confidence < 0.7 else ""
-    shown += field(
-        "verdict", f"{guess}{_WORDS[verdict.cause]} ({verdict.confidence:.0%})", width, _STYLES[verdict.cause]
+    guess_prefix = "a guess: " if verdict.confidence < 0.7 else ""
+    output_lines += field(
+        "verdict",
+        f"{guess_prefix}{_WORDS[verdict.cause]} ({verdict.confidence:.0%})",
+        width,
+        _STYLES[verdict.cause],
     )
-    shown += field("", verdict.summary, width, MAIN)
+    output_lines += field("", verdict.summary, width, MAIN)
     by_rank = {look.rank: look for look in found.looks}
     if verdict.rank is not None and verdict.rank in by_rank:
-        shown += ["", *_suspect(by_rank[verdict.rank], width), ""]
-    shown += _places(verdict.places, width)
-    shown += field("last words", _spoke(found.looks, verdict.rank), width)
+        output_lines += ["", *_describe_suspect(by_rank[verdict.rank], width), ""]
+    output_lines += _describe_places(verdict.places, width)
+    output_lines += field("last words", _describe_last_output(found.looks, verdict.rank), width)
     if found.gpus is not None:
         gpus = found.gpus
         text = f"{gpus.idle} of {gpus.count} idle, mean use {gpus.util:.0f} % ({gpus.age_s:.0f} s ago)"
         if verdict.cause == "hang" and not gpus.idle:
             text += "; a GPU that waits in a collective counts as busy"
-        shown += field("GPUs", text, width)
-    ways = ", ".join(f"{count} by {_WAYS[way]}" for way, count in found.by.items())
-    shown += field("seen", f"{ways or 'no rank'}, of {len(found.looks)} ranks", width, SECONDARY)
-    for number, why in enumerate(found.missing):
-        shown += field("not seen" if number == 0 else "", why, width, SECONDARY)
+        output_lines += field("GPUs", text, width)
+    methods = ", ".join(f"{count} by {_METHODS[method]}" for method, count in found.by.items())
+    output_lines += field("seen", f"{methods or 'no rank'}, of {len(found.looks)} ranks", width, SECONDARY)
+    for number, reason in enumerate(found.missing):
+        output_lines += field("not seen" if number == 0 else "", reason, width, SECONDARY)
     if verdict.advice and verdict.cause in ("hang", "slow"):
-        shown += field("what to do", verdict.advice, width)
-    return shown
+        output_lines += field("what to do", verdict.advice, width)
+    return output_lines
 
 
-def _suspect(look: RankLook, width: int) -> list[str]:
+def _describe_suspect(look: RankLook, width: int) -> list[str]:
     local = f" (local rank {look.local_rank})" if look.local_rank is not None else ""
-    shown = [f"  rank {look.rank}{local} on {look.host or '?'}, process {look.pid}"]
+    suspect_lines = [f"  rank {look.rank}{local} on {look.host or '?'}, process {look.pid}"]
     if look.cpu >= 0.05 or look.frames:
-        shown[0] += f", {look.cpu:.1f} cores busy"
-    shown += [f"  | {at(frame)}" for frame in look.frames[:_FRAMES]]
+        suspect_lines[0] += f", {look.cpu:.1f} cores busy"
+    suspect_lines += [f"  | {at(frame)}" for frame in look.frames[:_MAX_FRAMES]]
     if not look.frames and look.waits:
-        shown.append(f"  | {look.waits}")
-    shown += [f"  | {worker}" for worker in look.workers]
-    return [safe(line)[:width] for line in shown]
+        suspect_lines.append(f"  | {look.waits}")
+    suspect_lines += [f"  | {worker}" for worker in look.workers]
+    return [safe(line)[:width] for line in suspect_lines]
 
 
-def _places(places: Sequence[StackGroup], width: int) -> list[str]:
-    shown = []
-    for number, place in enumerate(places[:_PLACES]):
-        who = f"rank {place.ranks}" if place.count == 1 else f"{place.count:,} ranks ({_cut(place.ranks)})"
-        what = f"waiting {place.what}" if place.kind == "waits" else place.what
-        shown += field("ranks" if number == 0 else "", f"{who} {what}", width)
-    if len(places) > _PLACES:
-        rest = sum(place.count for place in places[_PLACES:])
-        shown += field(
-            "", f"and {rest:,} ranks at {len(places) - _PLACES} more places (--json tells all)", width
+def _describe_places(places: Sequence[StackGroup], width: int) -> list[str]:
+    place_lines = []
+    for number, place in enumerate(places[:_MAX_PLACES]):
+        ranks_text = (
+            f"rank {place.ranks}" if place.count == 1 else f"{place.count:,} ranks ({_truncate(place.ranks)})"
         )
-    return shown
+        activity = f"waiting {place.what}" if place.kind == "waits" else place.what
+        place_lines += field("ranks" if number == 0 else "", f"{ranks_text} {activity}", width)
+    if len(places) > _MAX_PLACES:
+        remaining_ranks = sum(place.count for place in places[_MAX_PLACES:])
+        place_lines += field(
+            "",
+            f"and {remaining_ranks:,} ranks at {len(places) - _MAX_PLACES} more places (--json tells all)",
+            width,
+        )
+    return place_lines
 
 
-def _cut(ranks: str, most: int = 40) -> str:
+def _truncate(ranks: str, most: int = 40) -> str:
     return ranks if len(ranks) <= most else ranks[:most].rpartition(",")[0] + ",…"
 
 
-def _spoke(looks: Sequence[RankLook], suspect: int | None) -> str:
-    known = [look for look in looks if look.silent_s is not None]
-    if not known:
+def _describe_last_output(looks: Sequence[RankLook], suspect: int | None) -> str:
+    with_output = [look for look in looks if look.silent_s is not None]
+    if not with_output:
         return "no rank has said anything"
-    times = sorted(look.silent_s or 0.0 for look in known)
-    text = f"{output.duration(times[0])} ago"
-    if len(times) > 1:
-        text += f" (the quietest: {output.duration(times[-1])})"
-    own = next((look.silent_s for look in known if look.rank == suspect), None)
+    silent_times = sorted(look.silent_s or 0.0 for look in with_output)
+    text = f"{output.duration(silent_times[0])} ago"
+    if len(silent_times) > 1:
+        text += f" (the quietest: {output.duration(silent_times[-1])})"
+    suspect_silent_s = next((look.silent_s for look in with_output if look.rank == suspect), None)
     if suspect is not None and len(looks) > 1:
-        text += f"; rank {suspect}: " + (f"{output.duration(own)} ago" if own is not None else "none")
-    if len(known) < len(looks):
-        text += f"; {len(looks) - len(known)} never spoke"
+        text += f"; rank {suspect}: " + (
+            f"{output.duration(suspect_silent_s)} ago" if suspect_silent_s is not None else "none"
+        )
+    if len(with_output) < len(looks):
+        text += f"; {len(looks) - len(with_output)} never spoke"
     return text

@@ -1,4 +1,4 @@
-"""stdout for results, stderr for people; nothing from outside reaches the terminal as control characters."""
+"""Output: results to stdout, messages to stderr. Control characters in external text are removed."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ __all__ = [
 ]
 
 SCHEMA = 1
-_WIDEST_NAME = 24
+_MAX_NAME_WIDTH = 24
 _NUMBER = re.compile(r"[-+]?[\d.]+(?:[eE][-+]?\d+)?")
-_WHOLE = {"JOB", "STATE", "RANKS", "TIME"}
+_UNBROKEN_COLUMNS = {"JOB", "STATE", "RANKS", "TIME"}
 
 
 class StyledLine(str):
-    """A line of text that knows the styles of its parts; where no colours are shown it is the text alone.
+    """A line of text with the styles of its parts, which are ignored if colours are off.
 
     Attributes:
-        parts: each a text and its style, empty for none; together they are the line.
+        parts: (text, style) pairs whose texts form the line; an empty style is none.
     """
 
     __slots__ = ("parts",)
@@ -50,25 +50,25 @@ class StyledLine(str):
 
 
 def styled(*parts: tuple[str, str]) -> StyledLine:
-    """Return a line of parts, each a text and its style; an empty style is none."""
+    """Return a line from (text, style) pairs; an empty style is none."""
     line = StyledLine("".join(text for text, _ in parts))
     line.parts = parts
     return line
 
 
 def show_error(error: DtslurmError) -> None:
-    """Print an error to stderr: what failed, the evidence, what to do."""
+    """Print an error to stderr: the message, the evidence, the hint."""
     for line in error.lines():
         click.echo(safe(line), err=True)
 
 
 def note(text: str) -> None:
-    """Print a line for people to stderr."""
+    """Print a message for the user to stderr."""
     click.echo(safe(text), err=True)
 
 
 def say(text: str = "") -> None:
-    """Print a line of the result to stdout, with its styles where it has some and colours are shown."""
+    """Print a line of the result to stdout, with its styles if colours are on."""
     if isinstance(text, StyledLine) and has_colours():
         from rich.console import Console
         from rich.text import Text
@@ -80,14 +80,14 @@ def say(text: str = "") -> None:
 
 
 def comma_separated(rows: Sequence[Sequence[object]]) -> None:
-    """Print rows as CSV. Text that a spreadsheet would take for a formula gets an apostrophe before it."""
+    """Print rows as CSV; text that a spreadsheet would parse as a formula gets a leading apostrophe."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerows(
-        [[_harmless(value) if isinstance(value, str) else value for value in row] for row in rows]
+        [[_escape_formula(value) if isinstance(value, str) else value for value in row] for row in rows]
     )
 
 
-def _harmless(text: str) -> str:
+def _escape_formula(text: str) -> str:
     clean = safe(text)
     if not clean.startswith(("=", "+", "-", "@", "\t")) or _NUMBER.fullmatch(clean):
         return clean
@@ -102,24 +102,24 @@ def document(**values: Any) -> None:
 
 
 def queue_of(record: JobRecord) -> str:
-    """Return in words where a run was queued: a login node of one cluster may send to another."""
+    """Describe where a run was queued, because one cluster's login node may submit to another cluster."""
     if record.mirror:
         return f"{record.cluster}, over SSH"
     return f"{record.cluster}, the Slurm on this machine" if record.transport == "local" else record.cluster
 
 
 def work_dir_of(record: JobRecord) -> str:
-    """Return in words where the files are that a run writes to relative paths; empty if that is not known."""
+    """Describe the folder of the relative paths that a run writes to; empty if it is unknown."""
     if not record.work_dir:
         return ""
     if record.array:
-        own = "$DTSLURM_CHECKPOINT_DIR and $SLURM_ARRAY_TASK_ID are each task's own"
-        return f"{record.work_dir}, where relative paths of all its tasks begin; {own}"
+        per_task = "$DTSLURM_CHECKPOINT_DIR and $SLURM_ARRAY_TASK_ID are each task's own"
+        return f"{record.work_dir}, where relative paths of all its tasks begin; {per_task}"
     return f"{record.work_dir}, where relative paths of the job begin"
 
 
 def size(amount: float) -> str:
-    """Return a number of bytes in words."""
+    """Format a number of bytes with a binary unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if amount < 1024:
             return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
@@ -133,29 +133,29 @@ def is_terminal() -> bool:
 
 
 def has_colours() -> bool:
-    """Return whether stdout shows colours and its user wants them."""
+    """Return whether stdout is a terminal with colours, and NO_COLOR is not set."""
     return is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def width() -> int | None:
-    """Return the terminal's width, None where stdout is not one."""
+    """Return the terminal's width in columns, None if stdout is not a terminal."""
     return shutil.get_terminal_size().columns if is_terminal() else None
 
 
 def fold(text: str, indent: int = 0) -> str:
-    """Return a text in lines as wide as the terminal, broken behind spaces and commas.
+    """Wrap a text to the terminal's width, after spaces and commas; unchanged if stdout is not a terminal.
 
     Args:
-        indent: of all lines but the first. Where stdout is no terminal the text stays as it is.
+        indent: the indent of all lines but the first, in columns.
     """
     limit = width()
     if limit is None:
         return text
     lines = [""]
-    for piece in re.split(r"(?<=[ ,])", text):
-        if len(lines[-1]) + len(piece.rstrip()) > limit and lines[-1].strip():
+    for word in re.split(r"(?<=[ ,])", text):
+        if len(lines[-1]) + len(word.rstrip()) > limit and lines[-1].strip():
             lines.append(" " * indent)
-        lines[-1] += piece
+        lines[-1] += word
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -167,15 +167,14 @@ def table(
     row_styles: Mapping[int, str] | None = None,
     lines: bool = False,
 ) -> None:
-    """Print rows below bold column names; cells are shown as they are, never as markup.
+    """Print rows below bold column names; cells are printed literally, not as markup.
 
-    What is not a terminal gets plain lines, one for each row however long.
+    If stdout is not a terminal, each row is one plain line of any length.
 
     Args:
-        styles: of cells, by their text.
-        row_styles: of rows, by their index.
-        lines: whether a line end in a cell is one on the screen; not for texts from outside, which could pass
-            for a row of the table.
+        styles: styles of cells, by their text.
+        row_styles: styles of rows, by index.
+        lines: whether line ends in cells are kept; not for external text, which could imitate a row.
     """
     if not is_terminal():
         _plain_table([columns, *rows])
@@ -187,9 +186,9 @@ def table(
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         if column == "NAME":
-            grid.add_column(column, overflow="ellipsis", no_wrap=True, max_width=_WIDEST_NAME)
+            grid.add_column(column, overflow="ellipsis", no_wrap=True, max_width=_MAX_NAME_WIDTH)
         else:
-            grid.add_column(column, overflow="fold", no_wrap=column in _WHOLE)
+            grid.add_column(column, overflow="fold", no_wrap=column in _UNBROKEN_COLUMNS)
     for number, row in enumerate(rows):
         cells = [
             Text(_safe_lines(cell) if lines else safe(cell), style=(styles or {}).get(cell, ""))

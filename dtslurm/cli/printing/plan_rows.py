@@ -1,4 +1,4 @@
-"""Measured rows beside predictions, as a table and as JSON."""
+"""Measured rows beside the planner's predictions, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ def show(answers: Sequence[RowPrediction]) -> None:
     """Print every row, then the errors by source."""
     output.table(
         ("ROW", "MODEL", "GPUS", "LAYOUT", "TOKENS/S/GPU", "MEASURED", "ERROR", "GIB", "MEASURED", "ERROR"),
-        [_row(item) for item in answers],
+        [_row(prediction) for prediction in answers],
     )
     output.say()
     groups = by_source(answers)
     rows = []
-    for name, items in [*groups.items(), ("all", list(answers))]:
-        speed = errors(items, lambda item: item.speed_error)
-        memory = errors(items, lambda item: item.memory_error)
-        rejected, crashed, kept, succeeded = crashes(items)
+    for name, source_rows in [*groups.items(), ("all", list(answers))]:
+        speed = errors(source_rows, lambda item: item.speed_error)
+        memory = errors(source_rows, lambda item: item.memory_error)
+        rejected, crashed, accepted, succeeded = crashes(source_rows)
         rows.append(
             [
                 name,
-                str(len(items)),
-                str(sum(bool(item.reason) for item in items)),
-                *_errors(speed),
-                *_errors(memory)[:3],
+                str(len(source_rows)),
+                str(sum(bool(prediction.reason) for prediction in source_rows)),
+                *_error_cells(speed),
+                *_error_cells(memory)[:3],
                 f"{rejected}/{crashed}" if crashed else "-",
-                f"{kept}/{succeeded}" if crashed else "-",
+                f"{accepted}/{succeeded}" if crashed else "-",
             ]
         )
     output.table(
@@ -60,7 +60,7 @@ def show(answers: Sequence[RowPrediction]) -> None:
     )
 
 
-def _errors(found: Errors | None) -> list[str]:
+def _error_cells(found: Errors | None) -> list[str]:
     if found is None:
         return ["-", "-", "-", "-"]
     return [f"{found.median:.1%}", f"{found.mean:.1%}", f"{found.p90:.1%}", f"{found.bias:+.1%}"]
@@ -86,32 +86,32 @@ def _row(item: RowPrediction) -> list[str]:
 
 
 def values(answers: Sequence[RowPrediction]) -> dict[str, Any]:
-    """Return the JSON document docs/plan.md describes, without its ``schema``."""
-    return {"rows": [_values(item) for item in answers]}
+    """Return the JSON document that docs/plan.md describes, without its ``schema``."""
+    return {"rows": [_row_values(item) for item in answers]}
 
 
-def _values(item: RowPrediction) -> dict[str, Any]:
+def _row_values(item: RowPrediction) -> dict[str, Any]:
     row = item.row
-    found: dict[str, Any] = {"source": row.get("source") or "", "row_id": row.get("row_id") or ""}
+    document: dict[str, Any] = {"source": row.get("source") or "", "row_id": row.get("row_id") or ""}
     if item.estimate is None or item.case is None:
-        found["reason"] = item.reason
+        document["reason"] = item.reason
         if item.impossible:
-            nothing = ("tokens_per_s_per_gpu", "tflops_per_gpu", "memory_gib")
-            found["predicted"] = {**dict.fromkeys(nothing), "fits": False}
+            keys = ("tokens_per_s_per_gpu", "tflops_per_gpu", "memory_gib")
+            document["predicted"] = {**dict.fromkeys(keys), "fits": False}
     else:
-        found["predicted"] = {
+        document["predicted"] = {
             "tokens_per_s_per_gpu": item.estimate.tokens_per_s_per_gpu,
             "tflops_per_gpu": item.tflops,
             "memory_gib": item.memory_gib,
             "fits": item.fits,
         }
-        found["layout"] = str(item.case.layout)
-        found["framework"] = item.case.framework
-        found["assumed"] = list(item.case.assumed)
-    found["measured"] = {
+        document["layout"] = str(item.case.layout)
+        document["framework"] = item.case.framework
+        document["assumed"] = list(item.case.assumed)
+    document["measured"] = {
         "tokens_per_s_per_gpu": real(row, "tokens_per_s_per_gpu"),
         "tflops_per_gpu": real(row, "tflops_per_gpu"),
         "memory_gib": real(row, "mem_gib"),
         "status": row.get("status") or "ok",
     }
-    return found
+    return document

@@ -1,4 +1,4 @@
-"""A plan as text, bars and JSON."""
+"""A plan as text with bars, and as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dtslurm.planner.estimate import Estimate
 from dtslurm.planner.explain import term_words
 from dtslurm.services.planning.plan import Plan
 
-# One legend for both bars: memory has capital letters, time has small ones.
+# Both bars share one legend: memory terms have capital letters, time terms small letters.
 _MEMORY_MARKS = {
     "weights": "W",
     "gradients": "G",
@@ -45,7 +45,7 @@ _TIME_MARKS = {
 }
 _BEST = "bold green"
 _WIDTH, _STEP_WIDTH = 40, 72
-_OTHER_COLUMNS = 46  # of the table of layouts, with the room between them
+_OTHER_COLUMNS = 46  # width of the other columns of the layout table, with padding
 _LAYOUT = (
     "tp",
     "pp",
@@ -64,13 +64,13 @@ _LAYOUT = (
 
 
 def show(plan: Plan) -> None:
-    """Print a plan for people: what on what, the layouts, why, what to mind."""
+    """Print a plan: model and machine, the layouts, the reasons, the warnings."""
     task = plan.task
     model, machine = task.model, task.machine
     size = f"{model.params / 1e9:.3g} B parameters"
     if model.is_moe:
         size += f", {model.active_params / 1e9:.3g} B active"
-    _say_folded(
+    _print_folded(
         f"{model.name}: {size}; {machine.nodes} x {machine.gpus_per_node} {machine.gpu.name}; "
         f"sequences of {task.seq_len}, {task.gbs} a step; {task.framework}, {task.precision}",
         style=MAIN,
@@ -88,50 +88,50 @@ def show(plan: Plan) -> None:
         )
         _show_bars(plan)
     if plan.chosen:
-        _lines("", plan.unfit, SECONDARY)
+        _print_section("", plan.unfit, SECONDARY)
     else:
-        _lines("", ("nothing fits", *plan.unfit), FAILED)
-    _lines("why", plan.why)
-    _lines("otherwise", plan.others, SECONDARY)
-    _lines("mind", plan.warnings, MAIN)
-    _totals(plan)
+        _print_section("", ("nothing fits", *plan.unfit), FAILED)
+    _print_section("why", plan.why)
+    _print_section("otherwise", plan.others, SECONDARY)
+    _print_section("mind", plan.warnings, MAIN)
+    _print_totals(plan)
     if plan.curve:
-        _curve(plan)
+        _print_curve(plan)
 
 
 def _show_bars(plan: Plan) -> None:
-    """Print the memory of each layout and the step of the first, each with its scale, and one legend."""
-    room = plan.task.machine.gpu.memory_gib
+    """Print the memory bar of each layout and the time bar of the best one, with scales and one legend."""
+    gpu_memory = plan.task.machine.gpu.memory_gib
     best = plan.chosen[0]
-    widest = max(room, *(item.memory.total for item in plan.chosen))
+    widest = max(gpu_memory, *(item.memory.total for item in plan.chosen))
     output.say()
     output.say("memory of a GPU:")
     for index, item in enumerate(plan.chosen, 1):
-        output.say(f"{index} {memory_bar(item, room, widest)}")
-    _say(f"   {scale_line(widest, 'GiB', _WIDTH)}", SECONDARY)
+        output.say(f"{index} {memory_bar(item, gpu_memory, widest)}")
+    _print_styled(f"   {scale_line(widest, 'GiB', _WIDTH)}", SECONDARY)
     output.say()
     output.say("time of one step of 1:")
     output.say(f"  [{timeline(best)}]")
-    _say(f"   {scale_line(best.time.total, 's', _STEP_WIDTH)}", SECONDARY)
+    _print_styled(f"   {scale_line(best.time.total, 's', _STEP_WIDTH)}", SECONDARY)
     output.say()
-    marks = "".join(memory_bar(item, room, widest).partition("]")[0] for item in plan.chosen)
+    used_marks = "".join(memory_bar(item, gpu_memory, widest).partition("]")[0] for item in plan.chosen)
     legend = [
-        *(f"{mark} {name.replace('_', ' ')}" for name, mark in _MEMORY_MARKS.items() if mark in marks),
+        *(f"{mark} {name.replace('_', ' ')}" for name, mark in _MEMORY_MARKS.items() if mark in used_marks),
         *(f"{mark} {term_words(name)}" for name, mark in _TIME_MARKS.items() if mark in timeline(best)),
     ]
     for line in _fold_legend(legend):
-        _say(f"  {line}", SECONDARY)
+        _print_styled(f"  {line}", SECONDARY)
 
 
 def scale_line(most: float, unit: str, width: int) -> str:
-    """Return the labels under a bar of ``width`` characters: 0, a half, and the end with its unit."""
+    """Return the labels under a bar of ``width`` characters: 0, the half, and the end with its unit."""
     half, end = f"{most / 2:.3g}", f"{most:.3g} {unit}"
     line = f"{'0':<{width // 2}}{half}"
     return f"{line:<{max(width - len(end) + 2, len(line) + 1)}}{end}"
 
 
 def _fold_legend(entries: list[str]) -> list[str]:
-    """Return the legend in lines as wide as the screen; no entry is divided."""
+    """Wrap the legend to the terminal's width, without breaking entries."""
     width = output.width()
     lines = [""]
     for entry in entries:
@@ -144,12 +144,12 @@ def _fold_legend(entries: list[str]) -> list[str]:
     return lines
 
 
-def _say(text: str, style: str) -> None:
+def _print_styled(text: str, style: str) -> None:
     output.say(output.styled((text, style)))
 
 
-def _say_folded(text: str, indent: int = 0, style: str = "") -> None:
-    """Print a text folded to the screen; what stands in the columns of the indent is a label."""
+def _print_folded(text: str, indent: int = 0, style: str = "") -> None:
+    """Print a text wrapped to the terminal; its first ``indent`` columns are a label."""
     for number, line in enumerate(output.fold(text, indent).split("\n")):
         start = indent if number == 0 else 0
         output.say(output.styled((line[:start], SECONDARY), (line[start:], style)))
@@ -157,7 +157,7 @@ def _say_folded(text: str, indent: int = 0, style: str = "") -> None:
 
 def _row(index: int, item: Estimate, width: int | None) -> list[str]:
     layout = str(item.layout)
-    if width is not None:  # broken behind a comma, never within a number
+    if width is not None:  # wrap after a comma, never within a number
         layout = "\n".join(_fold_layout(layout, max(20, width - _OTHER_COLUMNS)))
     return [
         str(index),
@@ -179,17 +179,17 @@ def _fold_layout(layout: str, width: int) -> list[str]:
     return lines
 
 
-def _lines(title: str, lines: tuple[str, ...], style: str = "") -> None:
+def _print_section(title: str, lines: tuple[str, ...], style: str = "") -> None:
     if not lines or lines == ("nothing fits",):
         return
     output.say()
     for index, line in enumerate(lines):
         label = f"{title + ':' if index == 0 else '':<11}" if title else ""
-        _say_folded(label + line, len(label), style)
+        _print_folded(label + line, len(label), style)
 
 
 def memory_bar(item: Estimate, room: float, widest: float) -> str:
-    """Return memory by term as a bar; its full width stands for ``widest`` GiB."""
+    """Return a bar of the memory terms; its full width corresponds to ``widest`` GiB."""
     scale = _WIDTH / widest
     bar = ""
     filled = 0.0
@@ -200,7 +200,7 @@ def memory_bar(item: Estimate, room: float, widest: float) -> str:
 
 
 def timeline(item: Estimate) -> str:
-    """Return one step's time by term, to scale: what micro-batches do, then what is done once."""
+    """Return a bar of one step's time terms, to scale: the micro-batches first, then the rest of the step."""
     bar = ""
     filled = 0.0
     for name, mark in _TIME_MARKS.items():
@@ -209,7 +209,7 @@ def timeline(item: Estimate) -> str:
     return bar
 
 
-def _totals(plan: Plan) -> None:
+def _print_totals(plan: Plan) -> None:
     if plan.tokens is None or not plan.chosen:
         return
     total = totals(plan)
@@ -225,39 +225,39 @@ def _totals(plan: Plan) -> None:
 
 
 def totals(plan: Plan) -> dict[str, Any]:
-    """Return time, GPU-hours, energy and price of all tokens with the best layout."""
+    """Return the time, GPU-hours, energy and price of all tokens with the best layout."""
     best, machine = plan.chosen[0], plan.task.machine
-    assert plan.tokens is not None  # noqa: S101 - the callers looked
+    assert plan.tokens is not None  # noqa: S101 - checked by the callers
     seconds = plan.tokens / (best.tokens_per_s_per_gpu * best.layout.gpus)
-    hours = seconds / 3600 * best.layout.gpus
-    found: dict[str, Any] = {"tokens": plan.tokens, "seconds": seconds, "gpu_hours": hours}
+    gpu_hours = seconds / 3600 * best.layout.gpus
+    result_values: dict[str, Any] = {"tokens": plan.tokens, "seconds": seconds, "gpu_hours": gpu_hours}
     if machine.watts is not None:
-        found["energy_mwh"] = hours * machine.watts / 1e6
+        result_values["energy_mwh"] = gpu_hours * machine.watts / 1e6
     if machine.price is not None:
-        found |= {"price": hours * machine.price, "currency": machine.currency}
-    return found
+        result_values |= {"price": gpu_hours * machine.price, "currency": machine.currency}
+    return result_values
 
 
-def _curve(plan: Plan) -> None:
+def _print_curve(plan: Plan) -> None:
     output.say()
     output.say("scaling, the global batch kept:")
     speeds = [item.tokens_per_s_per_gpu * item.layout.gpus for _, item in plan.curve if item]
-    most = max(speeds, default=1.0)
+    max_speed = max(speeds, default=1.0)
     for nodes, item in plan.curve:
         if item is None:
             output.say(f"{nodes:>6} nodes  does not fit or divide")
             continue
         speed = item.tokens_per_s_per_gpu * item.layout.gpus
-        bar = "#" * max(1, round(_WIDTH * speed / most))
+        bar = "#" * max(1, round(_WIDTH * speed / max_speed))
         output.say(
             f"{nodes:>6} nodes  {bar:<{_WIDTH}} {speed:,.0f} tokens/s  {item.mfu:.0%} MFU  {item.layout}"
         )
 
 
 def values(plan: Plan) -> dict[str, Any]:
-    """Return a plan as the JSON document docs/plan.md describes, without its ``schema``."""
+    """Return a plan as the JSON document that docs/plan.md describes, without its ``schema``."""
     task = plan.task
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "model": {
             "name": task.model.name,
             "parameters": task.model.params,
@@ -286,16 +286,16 @@ def values(plan: Plan) -> dict[str, Any]:
         "assumed": list(plan.notes),
     }
     if plan.tokens is not None and plan.chosen:
-        found["totals"] = totals(plan)
+        document["totals"] = totals(plan)
     if plan.curve:
-        found["scaling"] = [
+        document["scaling"] = [
             {"nodes": nodes, "best": candidate(item) if item else None} for nodes, item in plan.curve
         ]
-    return found
+    return document
 
 
 def candidate(item: Estimate) -> dict[str, Any]:
-    """Return one layout's figures."""
+    """Return the JSON object of one layout's estimate."""
     layout = item.layout
     return {
         "layout": {

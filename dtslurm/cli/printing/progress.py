@@ -1,4 +1,4 @@
-"""Progress of transfers, on a terminal; nothing elsewhere, and nothing for what is over at once."""
+"""Progress bars of transfers on a terminal; none for a transfer that ends within half a second."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _QUICK_S = 0.5
 
 @contextmanager
 def transfer() -> Iterator[Show]:
-    """Yield what to call with (name, bytes so far, bytes in all)."""
+    """Yield a callback for (name, bytes so far, total bytes)."""
     if not sys.stderr.isatty():
         yield lambda *_: None
         return
-    shown = _Bar()
+    bar = _Bar()
     try:
-        yield shown
+        yield bar
     finally:
-        shown.close()
+        bar.close()
 
 
 class _Bar:
     def __init__(self) -> None:
-        self._begun = time.monotonic()
+        self._started_s = time.monotonic()
         self._close: Callable[[], None] | None = None
         self._update: Callable[..., None] = lambda **_: None
 
     def __call__(self, name: str, done: int, size: int) -> None:
         if self._close is None:
-            if time.monotonic() - self._begun < _QUICK_S:
+            if time.monotonic() - self._started_s < _QUICK_S:
                 return
             self._open()
         self._update(description=safe(name), completed=done, total=size)
@@ -52,6 +52,6 @@ class _Bar:
         self._update = partial(bars.update, bar)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._close is not None:
             self._close()

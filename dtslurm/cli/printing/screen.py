@@ -1,4 +1,4 @@
-"""Where lines of output go: to a pipe as they are; to a terminal folded, coloured, with progress below."""
+"""Screens for log lines: plain for a pipe; for a terminal folded, coloured, with a progress line below."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ from dtslurm.model.jobs.job import JobRecord, LogLine
 from dtslurm.services.logs.log_stream import Item, Mark, Notice, Record, Rewritten
 from dtslurm.services.runs.status import RunView
 
-# Told apart on dark and light grounds; a rank has the same one in every run.
+# Colours that are distinguishable on dark and light backgrounds; a rank has the same colour in every run.
 _COLOURS = (32, 33, 36, 35, 34, 92, 93, 96, 95, 94)
-_QUIET = 2
-_MANY = 1
-_FLOOD = (
-    100  # lines at once for which the progress steps aside: it draws some thousand lines a second at most
+_DIM_STYLE = 2
+_BOLD_STYLE = 1
+_MAX_LINES_WITH_BAR = (
+    100  # lines at once for which the progress bar is hidden: it draws some thousand lines/s at most
 )
 
 
 class Screen(Protocol):
-    """Where items and observations go."""
+    """An output for log items and status changes."""
 
     def show(self, items: Sequence[Item]) -> None:
-        """Show what came; called often, also with nothing."""
+        """Show new items; called often, also without items."""
 
     def state(self, view: RunView) -> None:
-        """Show what the scheduler says."""
+        """Show the run's state as the scheduler reports it."""
 
     def end(self) -> None:
-        """Show what is still held back."""
+        """Show the items that are still buffered."""
 
 
 def place(file: LogFile) -> str:
-    """Return what stands before a file's lines: the rank, and the array task where there are some."""
+    """Return the prefix of a file's lines: the rank, with the array task if there is one."""
     return file.source if file.task is None else f"{file.task}/{file.source}"
 
 
 class PlainScreen:
-    """Every line with its prefix to a stream; notices and changes of state to stderr."""
+    """Prints every line with its prefix to a stream; notices and state changes go to stderr."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._told = ""
+        self._last_text = ""
         self.shown = False
         self.folds = False
 
     def show(self, items: Sequence[Item]) -> None:
-        """Print lines, many at once."""
+        """Print lines in one write."""
         texts = []
         for item in items:
             if isinstance(item, LogBlock):
@@ -62,21 +62,21 @@ class PlainScreen:
                 output.note(item.text)
         if texts:
             self.shown = True
-            _write(self._stream, "".join(texts))
+            _write_to(self._stream, "".join(texts))
 
     def state(self, view: RunView) -> None:
-        """Print the state when it changes."""
+        """Print the state if it changed."""
         text = state_words(view)
-        if text != self._told:
-            self._told = text
+        if text != self._last_text:
+            self._last_text = text
             output.note(text)
 
     def end(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no lines are buffered."""
 
 
 class TerminalScreen:
-    """Lines of equal text folded, a colour for each rank, harmless whatever a log holds."""
+    """Prints lines with a colour for each rank, equal lines folded, and control characters removed."""
 
     def __init__(self, stream: TextIO, *, fold: bool, colours: bool) -> None:
         self._stream = stream
@@ -87,7 +87,7 @@ class TerminalScreen:
         self.shown = False
 
     def show(self, items: Sequence[Item]) -> None:
-        """Take lines; print those that have waited for their like."""
+        """Buffer lines, and print those that waited long enough for equal lines."""
         now = time.monotonic()
         for item in items:
             if isinstance(item, LogBlock):
@@ -105,48 +105,48 @@ class TerminalScreen:
                 self._print(self._folder.take(now, everything=True))
                 self._notice(item.text)
             else:
-                self._other(item)
-        # What was there at the start is folded over its whole length.
+                self._handle_other(item)
+        # The lines that exist at the start are folded as a whole.
         self._print(self._folder.take(now if self._caught_up else 0.0))
 
     def state(self, view: RunView) -> None:
-        """Nothing: the state is asked for elsewhere."""
+        """Do nothing: the state is not shown."""
 
     def end(self) -> None:
-        """Print what waits."""
+        """Print the buffered lines."""
         self._print(self._folder.take(0.0, everything=True))
 
     def _print(self, found: Iterable[Folded]) -> None:
-        text = "".join(self._line(item) for item in found)
+        text = "".join(self._format_line(folded) for folded in found)
         if text:
-            self._out(text)
+            self._write_text(text)
 
-    def _out(self, text: str) -> None:
-        _write(self._stream, text)
+    def _write_text(self, text: str) -> None:
+        _write_to(self._stream, text)
 
     def _notice(self, text: str) -> None:
         output.note(text)
 
-    def _other(self, item: Item) -> None:
+    def _handle_other(self, item: Item) -> None:
         pass
 
-    def _line(self, item: Folded) -> str:
+    def _format_line(self, item: Folded) -> str:
         text = safe(item.line.text, colours=self._colours)
-        return f"{self._head(item.line, item.ranks)} {text}\n"
+        return f"{self._format_prefix(item.line, item.ranks)} {text}\n"
 
-    def _head(self, line: LogLine, ranks: list[int]) -> str:
+    def _format_prefix(self, line: LogLine, ranks: list[int]) -> str:
         source = rank_set(ranks) if ranks else line.source
         head = f"[{source}]" if line.task is None else f"[{line.task}/{source}]"
         if not self._colours:
             return head
-        colour = _QUIET
+        colour = _DIM_STYLE
         if ranks:
-            colour = _COLOURS[ranks[0] % len(_COLOURS)] if len(ranks) == 1 else _MANY
+            colour = _COLOURS[ranks[0] % len(_COLOURS)] if len(ranks) == 1 else _BOLD_STYLE
         return f"\x1b[{colour}m{head}\x1b[0m"
 
 
 class LiveScreen(TerminalScreen):
-    """As a terminal, above a line of progress made of the run's metrics."""
+    """A terminal screen above a progress line from the run's metrics."""
 
     def __init__(self, record: JobRecord, progress: Any, *, fold: bool, colours: bool) -> None:
         super().__init__(sys.stdout, fold=fold, colours=colours)
@@ -154,15 +154,15 @@ class LiveScreen(TerminalScreen):
         self._bar = progress.add_task(safe(record.name), total=None, values="")
 
     def state(self, view: RunView) -> None:
-        """Show the state as the progress line's name."""
+        """Show the state as the description of the progress line."""
         self._progress.update(self._bar, description=safe(state_words(view)))
 
-    def _out(self, text: str) -> None:
+    def _write_text(self, text: str) -> None:
         from rich.text import Text
 
-        if text.count("\n") > _FLOOD:
+        if text.count("\n") > _MAX_LINES_WITH_BAR:
             self._progress.stop()
-            _write(self._stream, text)
+            _write_to(self._stream, text)
             self._progress.start()
             return
         self._progress.console.print(Text.from_ansi(text[:-1]), soft_wrap=True)
@@ -172,7 +172,7 @@ class LiveScreen(TerminalScreen):
 
         self._progress.console.print(Text(safe(text), style="dim"), soft_wrap=True)
 
-    def _other(self, item: Item) -> None:
+    def _handle_other(self, item: Item) -> None:
         if isinstance(item, Rewritten):
             self._progress.update(self._bar, values=f"[{place(item.file)}] {safe(item.text)}"[:60])
         elif isinstance(item, Record) and item.file.kind == "metrics":
@@ -184,7 +184,7 @@ class LiveScreen(TerminalScreen):
 
 @contextmanager
 def live(record: JobRecord, *, fold: bool) -> Iterator[Screen]:
-    """Give a terminal's screen with progress below."""
+    """Yield a terminal screen with a progress line below."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -205,7 +205,7 @@ def live(record: JobRecord, *, fold: bool) -> Iterator[Screen]:
 
 
 def prefixed(block: LogBlock) -> str:
-    """Return a block's lines, each with its prefix, harmless for a terminal."""
+    """Return a block's lines, each with its prefix, without control characters."""
     prefix = f"[{place(block.file)}] "
     text = block.data.decode("utf-8", "replace")
     if not is_plain(block.data, text):
@@ -214,23 +214,25 @@ def prefixed(block: LogBlock) -> str:
 
 
 def state_words(view: RunView) -> str:
-    """Return the state of a run in a line."""
+    """Describe the state of a run in one line."""
     if view.trouble and any(status.word == "UNKNOWN" for status in view.statuses):
         return f"{view.record.name}: state unknown: {view.trouble}"
     counts: dict[str, int] = {}
     for status in view.statuses:
         counts[status.word] = counts.get(status.word, 0) + 1
-    words = ", ".join(
+    states = ", ".join(
         word if len(view.statuses) == 1 else f"{count} {word}" for word, count in counts.items()
     )
     reason = view.statuses[0].reason
-    waiting = f" ({reason})" if view.statuses[0].word == "PENDING" and reason not in ("", "None") else ""
-    old = f", as last heard ({view.trouble})" if view.trouble else ""
-    return f"{view.record.name}: {words}{waiting}{old}"
+    pending_reason = (
+        f" ({reason})" if view.statuses[0].word == "PENDING" and reason not in ("", "None") else ""
+    )
+    stale_note = f", as last heard ({view.trouble})" if view.trouble else ""
+    return f"{view.record.name}: {states}{pending_reason}{stale_note}"
 
 
-def _write(stream: TextIO, text: str) -> None:
-    """Write text, also where the terminal's encoding lacks some of it."""
+def _write_to(stream: TextIO, text: str) -> None:
+    """Write text, with replacements for characters that the stream's encoding lacks."""
     try:
         stream.write(text)
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""How a run's state is put in words: rows of a table, and one run in full."""
+"""The status of runs as text: rows of a table, and all details of one run."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from dtslurm.services.runs.history import History
     from dtslurm.services.runs.run_times import Attempt, RunTimes
 
-_LABEL = 11  # columns before the values of one run
-_MOST_EVENTS = 12
-_MOST_TASKS = 10
+_LABEL = 11  # width of the labels
+_MAX_EVENTS = 12
+_MAX_TASKS = 10
 _NO_REASON = {"", "None"}
 _STATE_LABELS = {state.value.lower() for state in JobState}
 _STYLES = {
@@ -37,45 +37,45 @@ _STYLES = {
     "parent run": SECONDARY,
     "asked": SECONDARY,
 }
-_COMPLETING_TOO_LONG_S = 300.0
-_STUCK = (
+_MAX_COMPLETING_S = 300.0
+_STUCK_HINT = (
     "its nodes are not free yet: an epilog of the site's, or a process that cannot be killed; "
     "the site's support can end that"
 )
 
 
 def rows(view: RunView, now: float) -> list[list[str]]:
-    """Return one row for a run; for an array or a heterogeneous job, one for each state its parts are in.
+    """Return the table rows of a run: one row, or for an array or heterogeneous job one row per state.
 
-    What waits has one for each reason: a task that is held never starts, whatever the others wait for.
-    The columns are job, name, cluster, state, ranks, age, time, nodes, about. The age counts from submission.
+    Pending tasks have one row per reason, because a held task never starts, unlike the others. The columns
+    are job, name, cluster, state, ranks, age, time, nodes, about. The age counts from submission.
     """
-    return [_row(view, view.words_of(items), items, now) for items in _alike(view)]
+    return [_make_row(view, view.words_of(items), items, now) for items in _group_by_state_and_reason(view)]
 
 
 def groups(view: RunView) -> dict[str, list[JobStatus]]:
-    """Return a run's observations by the word for their state."""
-    found: dict[str, list[JobStatus]] = {}
+    """Group a run's job statuses by the word for their state."""
+    statuses_by_word: dict[str, list[JobStatus]] = {}
     for item in view.statuses:
-        found.setdefault(view.word_of(item), []).append(item)
-    return found
+        statuses_by_word.setdefault(view.word_of(item), []).append(item)
+    return statuses_by_word
 
 
-def _alike(view: RunView) -> list[list[JobStatus]]:
-    """Return a run's observations by the word for their state and, for those that wait, the reason."""
-    found: dict[tuple[str, str], list[JobStatus]] = {}
+def _group_by_state_and_reason(view: RunView) -> list[list[JobStatus]]:
+    """Group a run's job statuses by the word for their state and, if pending, by reason."""
+    grouped: dict[tuple[str, str], list[JobStatus]] = {}
     for word, items in groups(view).items():
         for item in items:
-            waits = item.state is JobState.PENDING and item.reason not in _NO_REASON
-            found.setdefault((word, item.reason if waits else ""), []).append(item)
-    return list(found.values())
+            is_pending = item.state is JobState.PENDING and item.reason not in _NO_REASON
+            grouped.setdefault((word, item.reason if is_pending else ""), []).append(item)
+    return list(grouped.values())
 
 
-def _row(view: RunView, word: str, items: list[JobStatus], now: float) -> list[str]:
+def _make_row(view: RunView, word: str, items: list[JobStatus], now: float) -> list[str]:
     record, first = view.record, items[0]
     times = measure_view(view, first) if len(items) == 1 else None
     return [
-        _job(view, items),
+        _job_text(view, items),
         record.name,
         record.cluster,
         word,
@@ -83,33 +83,33 @@ def _row(view: RunView, word: str, items: list[JobStatus], now: float) -> list[s
         output.duration(now - record.created_at),
         output.duration(times.duration_s(now) if times is not None else None),
         fold_nodes(first.nodelist) or "-",
-        "; ".join(filter(None, (_activity(view, first), about(view, items, now)))),
+        "; ".join(filter(None, (_describe_activity(view, first), about(view, items, now)))),
     ]
 
 
-def _activity(view: RunView, status: JobStatus) -> str:
-    """Return what the ranks do where that is unusual, and of a stalled job the command that tells more."""
+def _describe_activity(view: RunView, status: JobStatus) -> str:
+    """Describe unusual activity of the ranks; for a stalled job, add the command to examine it."""
     activity = view.activities.get(status.job_id)
     if activity is None or not activity.stalled:
         return activity.summary if activity is not None else ""
     return f"{activity.summary}: dtslurm diagnose --live {status.job_id}"
 
 
-def _job(view: RunView, items: list[JobStatus]) -> str:
+def _job_text(view: RunView, items: list[JobStatus]) -> str:
     record = view.record
     if record.job_id is None:
         return "?"
-    parts = len(view.statuses) > 1 and record.array is None
-    if record.array is None and not parts:
+    is_heterogeneous = len(view.statuses) > 1 and record.array is None
+    if record.array is None and not is_heterogeneous:
         return record.job_id
     if len(items) == 1:
         return items[0].job_id
     count = sum(tasks(item) for item in items)
-    return f"{record.job_id} ({count} {'parts' if parts else 'tasks'})"
+    return f"{record.job_id} ({count} {'parts' if is_heterogeneous else 'tasks'})"
 
 
 def tasks(status: JobStatus) -> int:
-    """Return how many array tasks an observation stands for: ``17_[0-7%2]`` is eight."""
+    """Return the number of array tasks that a status covers: 8 for ``17_[0-7%2]``."""
     from dtslurm.slurm.arrays import task_ranges
 
     _, bracket, folded = status.job_id.partition("_[")
@@ -117,57 +117,61 @@ def tasks(status: JobStatus) -> int:
 
 
 def about(view: RunView, items: Sequence[JobStatus], now: float) -> str:
-    """Say the one thing to know of observations that are in the same state."""
-    told = _about(view, items, now)
+    """Return the most important message about statuses in the same state."""
+    description = _describe_group(view, items, now)
     if view.record_problem:
-        told = "; ".join(filter(None, (told, UNREADABLE)))
+        description = "; ".join(filter(None, (description, UNREADABLE)))
     if not view.record.stages:
-        return told
+        return description
     number = list(view.record.stages).index(view.record.stage) + 1
     stage = f"stage {view.record.stage}, {number} of {len(view.record.stages)}"
-    return f"{stage}; {told}" if told else stage
+    return f"{stage}; {description}" if description else stage
 
 
-def _about(view: RunView, items: Sequence[JobStatus], now: float) -> str:
+def _describe_group(view: RunView, items: Sequence[JobStatus], now: float) -> str:
     status = items[0]
-    since = now - status.end_time if status.end_time is not None else 0.0
-    if StateFlag.COMPLETING in status.flags and since > _COMPLETING_TOO_LONG_S:
-        stuck = f": {UNNOTICED}" if status.reason == UNNOTICED else f", and {_STUCK}"
-        return f"ended {output.duration(since)} ago{stuck}"
+    ended_s_ago = now - status.end_time if status.end_time is not None else 0.0
+    if StateFlag.COMPLETING in status.flags and ended_s_ago > _MAX_COMPLETING_S:
+        cause = f": {UNNOTICED}" if status.reason == UNNOTICED else f", and {_STUCK_HINT}"
+        return f"ended {output.duration(ended_s_ago)} ago{cause}"
     if status.state is JobState.PENDING:
-        return "; ".join(filter(None, (_reason(status), _estimate(status, now))))
+        return "; ".join(filter(None, (_describe_reason(status), _describe_estimate(status, now))))
     if status.state is JobState.UNKNOWN:
         return status.reason or "no evidence"
     if status.terminal and not status.ok:
         return failure_in_words(view.run_of(status), status)
     number = attempt_number(view.run_of(status), status)
-    told = marks_of(view.record, view.run_of(status))
-    told += [f"attempt {number}"] if number else []
+    messages = marks_of(view.record, view.run_of(status))
+    messages += [f"attempt {number}"] if number else []
     if status.state is JobState.RUNNING and status.time_left is not None:
-        left = status.time_left - max(0.0, now - status.observed_at)
-        told.append(f"{output.duration(left)} left")
+        remaining_s = status.time_left - max(0.0, now - status.observed_at)
+        messages.append(f"{output.duration(remaining_s)} left")
     if status.source == "record" and not status.terminal:
-        told.append(status.reason)
-    return "; ".join(filter(None, told))
+        messages.append(status.reason)
+    return "; ".join(filter(None, messages))
 
 
-def _reason(status: JobStatus) -> str:
+def _describe_reason(status: JobStatus) -> str:
     if status.reason in _NO_REASON:
         return ""
-    said = explain(status.reason, status.job_id, status.excluded)
-    never = ", and will never start as it is" if said.will_start is False else ""
-    return f"{status.reason}: {said.text}{never}" if said.text not in status.reason else status.reason
+    explanation = explain(status.reason, status.job_id, status.excluded)
+    never_starts = ", and will never start as it is" if explanation.will_start is False else ""
+    return (
+        f"{status.reason}: {explanation.text}{never_starts}"
+        if explanation.text not in status.reason
+        else status.reason
+    )
 
 
-def _estimate(status: JobStatus, now: float) -> str:
-    """Return the scheduler's guess of the start; one in the past says nothing."""
+def _describe_estimate(status: JobStatus, now: float) -> str:
+    """Describe the scheduler's estimate of the start; empty if it is in the past."""
     if status.estimated_start is None or status.estimated_start <= now:
         return ""
     return f"may start {moment(status.estimated_start, now)} (Slurm's estimate)"
 
 
 def moment(when: float, now: float) -> str:
-    """Return a point in time as people say it: with the day only if it is not today."""
+    """Format a point in time, with the date only if it is not today."""
     local = time.localtime(when)
     same_day = local[:3] == time.localtime(now)[:3]
     return time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M", local)
@@ -184,27 +188,31 @@ def full(
     chain: Sequence[tuple[str, RunView | None]] = (),
     job: str | None = None,
 ) -> Iterator[str]:
-    """Yield the lines that tell all of a run, no wider than ``width`` as far as words can be cut.
+    """Yield the lines of a run's details, wrapped to ``width`` columns between words.
 
     Args:
-        chain: the stages that it is one of, with what each is doing.
-        job: what names it in a command, where that is not its id alone.
+        chain: the stages of which the run is one, each with its view.
+        job: the name of the run for commands, if its job id is not unique.
     """
     yield _heading(view)
-    yield from _entry("stages", " → ".join(_stage(view, name, other) for name, other in chain), width)
-    for label, text in _facts(view, told, now, job):
-        yield from _entry(label, text, width)
+    yield from _labelled_lines(
+        "stages", " → ".join(_describe_stage(view, name, other) for name, other in chain), width
+    )
+    for label, text in _iterate_facts(view, told, now, job):
+        yield from _labelled_lines(label, text, width)
 
 
 def describe_queued_job(view: RunView, now: float, width: int | None) -> Iterator[str]:
-    """Yield the lines that tell what the queue knows of a job whose run has no record that can be read."""
+    """Yield the lines about a job in the queue whose run has no readable record."""
     yield _heading(view)
-    for items in _alike(view):
+    for items in _group_by_state_and_reason(view):
         for label, text in _state(view, items, now):
-            yield from _entry(label, text, width)
-    yield from _entry("warning", f"the record of the run cannot be read: {view.record_problem}", width)
-    yield from _entry("asked", _asked(view, now), width)
-    yield from _entry("next", cancel_command(view), width)
+            yield from _labelled_lines(label, text, width)
+    yield from _labelled_lines(
+        "warning", f"the record of the run cannot be read: {view.record_problem}", width
+    )
+    yield from _labelled_lines("asked", _describe_query(view, now), width)
+    yield from _labelled_lines("next", cancel_command(view), width)
 
 
 def _heading(view: RunView) -> str:
@@ -216,69 +224,72 @@ def _heading(view: RunView) -> str:
     return output.styled((head, ""), *style_states(words))
 
 
-def _stage(view: RunView, name: str, other: RunView | None) -> str:
+def _describe_stage(view: RunView, name: str, other: RunView | None) -> str:
     if other is None:
         return f"{name} (gone)"
-    mine = " (this)" if other.record.token == view.record.token else ""
-    return f"{name} {other.record.job_id or '?'} {'/'.join(groups(other))}{mine}"
+    this_mark = " (this)" if other.record.token == view.record.token else ""
+    return f"{name} {other.record.job_id or '?'} {'/'.join(groups(other))}{this_mark}"
 
 
-def _facts(view: RunView, told: History, now: float, job: str | None) -> Iterator[tuple[str, str]]:
+def _iterate_facts(view: RunView, told: History, now: float, job: str | None) -> Iterator[tuple[str, str]]:
     record = view.record
-    for items in _alike(view):
+    for items in _group_by_state_and_reason(view):
         yield from _state(view, items, now)
-    apart = find_ranks_apart(told.events) if record.array is None else None
-    if apart is not None:
-        yield "warning" if apart.is_fault else "note", apart.text
-        yield "what to do", FIX if apart.is_fault else ""
+    split = find_ranks_apart(told.events) if record.array is None else None
+    if split is not None:
+        yield "warning" if split.is_fault else "note", split.text
+        yield "what to do", FIX if split.is_fault else ""
     if record.array is None and not view.terminal:
         yield "warning", find_stopped_supervisor(told.events)
-    changed = [attempt.number for attempt in told.attempts if attempt.script_changed]
-    yield "note", describe_changed_script(record, changed)
+    changed_attempts = [attempt.number for attempt in told.attempts if attempt.script_changed]
+    yield "note", describe_changed_script(record, changed_attempts)
     yield "ranks", f"{record.world_size} by {record.launcher}" if record.launcher else str(record.world_size)
     limit = view.time_limit
     if limit is not None:
         yield "limit", output.duration(limit)
     label = "attempts"
     for attempt in told.attempts if record.array is None else ():
-        yield label, _attempt(attempt, now)
+        yield label, _describe_attempt(attempt, now)
         label = ""
     label = "events"
     timeline = events.lines(told.events)
-    left_out = len(timeline) - _MOST_EVENTS
-    if left_out > 0:
-        yield label, f"({left_out} before these)"
+    omitted = len(timeline) - _MAX_EVENTS
+    if omitted > 0:
+        yield label, f"({omitted} before these)"
         label = ""
-    for line in timeline[-_MOST_EVENTS:]:
+    for line in timeline[-_MAX_EVENTS:]:
         yield label, f"{moment(line.time, now) if line.time is not None else '?'}  {line.text}"
         label = ""
     yield "command", record.command or record.script
     yield "run", record.folder if not record.mirror else f"{record.cluster}:{record.run_dir}"
     yield "works in", output.work_dir_of(record)
     yield "parent run", record.parent
-    yield "asked", _asked(view, now)
-    yield "next", _next(view, job or view.record.job_id or view.record.token)
+    yield "asked", _describe_query(view, now)
+    yield "next", _suggest_commands(view, job or view.record.job_id or view.record.token)
 
 
 def _state(view: RunView, items: Sequence[JobStatus], now: float) -> Iterator[tuple[str, str]]:
     """Yield what is known of the parts of a run that are in one state."""
     status = items[0]
     label = status.word.lower()
-    parts = f"{_job(view, list(items))}: " if len(view.statuses) > 1 else ""
+    parts = f"{_job_text(view, list(items))}: " if len(view.statuses) > 1 else ""
     if status.state is JobState.PENDING:
         waits = output.duration(now - status.submit_time) if status.submit_time else ""
-        yield label, parts + "; ".join(filter(None, (waits and f"for {waits}", _estimate(status, now))))
+        yield (
+            label,
+            parts + "; ".join(filter(None, (waits and f"for {waits}", _describe_estimate(status, now)))),
+        )
         if status.reason not in _NO_REASON:
             said = explain(status.reason, status.job_id.partition("_[")[0], status.excluded)
-            yield "why", _reason(status)
+            yield "why", _describe_reason(status)
             yield "what to do", said.fix
         return
     if len(items) > 1:
-        shown = ", ".join(item.job_id.rpartition("_")[2] for item in items[:_MOST_TASKS])
-        more = f" and {len(items) - _MOST_TASKS} more" if len(items) > _MOST_TASKS else ""
+        shown = ", ".join(item.job_id.rpartition("_")[2] for item in items[:_MAX_TASKS])
+        more = f" and {len(items) - _MAX_TASKS} more" if len(items) > _MAX_TASKS else ""
         yield label, f"{parts}{shown}{more}"
     else:
-        time_told = _when(measure_view(view, status), now)
+        time_told = _describe_times(measure_view(view, status), now)
         on = f"on {fold_nodes(status.nodelist)}" if status.nodelist else ""
         told = about(view, items, now)
         yield label, parts + ", ".join(filter(None, (time_told, on, told if told != label else "")))
@@ -287,7 +298,7 @@ def _state(view: RunView, items: Sequence[JobStatus], now: float) -> Iterator[tu
             yield view.word_of(status).lower() if activity.stalled else "work", activity.summary
 
 
-def _when(times: RunTimes | None, now: float) -> str:
+def _describe_times(times: RunTimes | None, now: float) -> str:
     if times is None:
         return ""
     if times.ended is not None:
@@ -295,28 +306,28 @@ def _when(times: RunTimes | None, now: float) -> str:
     return f"since {moment(times.started, now)}, for {times.describe(now)}"
 
 
-def _attempt(attempt: Attempt, now: float) -> str:
+def _describe_attempt(attempt: Attempt, now: float) -> str:
     begin = moment(attempt.started, now) if attempt.started is not None else "?"
     end = moment(attempt.ended, now) if attempt.ended is not None else ""
     when = f"{begin} - {end}" if end else f"from {begin}"
     return "  ".join(filter(None, (str(attempt.number), when, attempt.nodes, attempt.how)))
 
 
-def _asked(view: RunView, now: float) -> str:
-    told = "the scheduler was not asked: its record is final"
+def _describe_query(view: RunView, now: float) -> str:
+    description = "the scheduler was not asked: its record is final"
     if view.record.job_id is None:
-        told = (
+        description = (
             "the scheduler was not asked: there is no job"
             if view.terminal
             else "for the run's job, by its token"
         )
     if view.observed_at is not None:
-        told = f"{output.duration(now - view.observed_at)} ago"
-    return f"{told}; {view.trouble}" if view.trouble else told
+        description = f"{output.duration(now - view.observed_at)} ago"
+    return f"{description}; {view.trouble}" if view.trouble else description
 
 
-def _next(view: RunView, job: str) -> str:
-    if view.record.job_id is None:  # there is nothing to cancel, and no output
+def _suggest_commands(view: RunView, job: str) -> str:
+    if view.record.job_id is None:  # without a job there is nothing to cancel and no output
         return f"dtslurm {'resubmit' if view.terminal else 'status'} {job}"
     if view.terminal:
         verbs = [f"dtslurm logs {job}"]
@@ -328,8 +339,8 @@ def _next(view: RunView, job: str) -> str:
     return f"dtslurm logs -f {job}   dtslurm cancel {job}"
 
 
-def _entry(label: str, text: str, width: int | None) -> Iterator[str]:
-    """Yield the lines of one labelled text."""
+def _labelled_lines(label: str, text: str, width: int | None) -> Iterator[str]:
+    """Yield the lines of a text with its label."""
     if not text:
         return
     head = f"  {label}".ljust(_LABEL + 2)
@@ -339,11 +350,11 @@ def _entry(label: str, text: str, width: int | None) -> Iterator[str]:
 
         limit = max(20, width - len(head))
         lines = textwrap.wrap(text, limit, break_long_words=False, break_on_hyphens=False)
-    for number, parts in enumerate(_styled(label, lines)):
+    for number, parts in enumerate(_style_lines(label, lines)):
         yield output.styled((head if number == 0 else " " * len(head), SECONDARY), *parts)
 
 
-def _styled(label: str, lines: Sequence[str]) -> Iterator[tuple[tuple[str, str], ...]]:
+def _style_lines(label: str, lines: Sequence[str]) -> Iterator[tuple[tuple[str, str], ...]]:
     """Yield the parts of each line with their styles."""
     if label in _STATE_LABELS:
         yield from style_exception(lines)

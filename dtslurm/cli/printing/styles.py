@@ -1,7 +1,7 @@
-"""The styles of printed output, one place for all commands.
+"""The styles of printed output for all commands.
 
-Styles name the terminal's own 16 colours, which a terminal shows readably on its dark or light background. No
-meaning is in a colour alone.
+Styles use the terminal's 16 colours, which are readable on its dark or light background. No meaning depends
+on a colour alone.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _EXCEPTION = re.compile(rf"(?:^|(?<=[\s,;])){EXCEPTION_NAME}(?=:(?: |$)|$| \()")
 
 
 def style_of_state(words: str) -> str:
-    """Return the style of a state as it is shown (``STALLED 3m40s``), empty for none."""
+    """Return the style of a displayed state (``STALLED 3m40s``), empty for none."""
     return STATES.get(words.partition(" ")[0], "")
 
 
 def style_states(text: str) -> list[tuple[str, str]]:
-    """Divide a text at the names of states and return its parts with their styles."""
+    """Split a text at the names of states, and return its parts with their styles."""
     parts, end = [], 0
     for match in _STATE.finditer(text):
         if style := STATES.get(match[0]):
@@ -44,18 +44,18 @@ def style_states(text: str) -> list[tuple[str, str]]:
 
 
 def find_exception(text: str) -> int | None:
-    """Return where the name of a Python exception begins in a text, None if there is none."""
+    """Return the index of a Python exception's name in a text, None if there is none."""
     match = _EXCEPTION.search(text)
     return match.start() if match else None
 
 
 def style_exception(lines: Iterable[str]) -> Iterator[tuple[tuple[str, str], ...]]:
-    """Yield the parts of each line of a folded text: from the name of an exception on, they stand out."""
-    inside = False
+    """Yield the parts of each line of a wrapped text, highlighted from the name of an exception on."""
+    in_exception = False
     for line in lines:
-        start = 0 if inside else find_exception(line)
+        start = 0 if in_exception else find_exception(line)
         if start is None:
             yield ((line, ""),)
             continue
-        inside = True
+        in_exception = True
         yield (line[:start], ""), (line[start:], EXCEPTION)

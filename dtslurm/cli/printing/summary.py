@@ -1,4 +1,4 @@
-"""How a run ended, in a few lines: state, first failure, last metrics, where everything is."""
+"""The summary of an ended run: state, first failure, last metrics, paths."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def show_end(context: Context, view: RunView) -> None:
     """Print the summary of an ended run to stderr."""
     record = view.record
     times = measure_view(view, view.statuses[0]) if len(view.statuses) == 1 else None
-    words = {state.state.value for state in view.statuses}
-    took = f" after {times.describe(context.clock())}" if times is not None else ""
-    output.note(f"job {record.job_id} ({record.name}): {', '.join(sorted(words))}{took}")
-    places = view.run.tasks() or {"": view.run}
-    for task, place in places.items():
-        _show_failure(place, task, view)
-        _show_ranks_apart(place, task, view)
-        _show_metrics(place, task)
+    state_names = {state.state.value for state in view.statuses}
+    duration_text = f" after {times.describe(context.clock())}" if times is not None else ""
+    output.note(f"job {record.job_id} ({record.name}): {', '.join(sorted(state_names))}{duration_text}")
+    run_dirs = view.run.tasks() or {"": view.run}
+    for task, run_dir in run_dirs.items():
+        _show_failure(run_dir, task, view)
+        _show_ranks_apart(run_dir, task, view)
+        _show_metrics(run_dir, task)
     if not all(status.ok for status in view.statuses):
         output.note(f"  why            dtslurm diagnose {words_for(context, record)}")
     _show_places(context, view)
 
 
-def _there(view: RunView, path: Path) -> Path:
-    """Return where a file of the run is on the cluster; here may be a copy of it."""
+def _path_on_cluster(view: RunView, path: Path) -> Path:
+    """Return the path of a run's file on the cluster; the local path may be of a copy."""
     return Path(view.record.run_dir) / path.relative_to(view.run.path)
 
 
@@ -52,39 +52,39 @@ def _show_failure(place: RunDir, task: str, view: RunView) -> None:
         and not status.ok
         and (failure is None or failure[1] == WANTS_REQUEUE or ended_by_slurm(place, status, failure[1]))
     ):
-        why = failure_in_words(place, status)
-        if why:
-            output.note(f"  {label}{why}")
+        reason = failure_in_words(place, status)
+        if reason:
+            output.note(f"  {label}{reason}")
         return
     if failure is None:
         return
     rank, code = failure
-    where = next((f" on {item.host}" for item in place.ranks(attempts[-1]) if item.rank == rank), "")
-    output.note(f"  {label}rank {rank}{where} failed first, with exit code {code}")
+    host_text = next((f" on {item.host}" for item in place.ranks(attempts[-1]) if item.rank == rank), "")
+    output.note(f"  {label}rank {rank}{host_text} failed first, with exit code {code}")
     log = place.logs(attempts[-1]) / f"rank-{rank}.log"
     for line in _last_lines(log):
         output.note(f"  | {line}")
-    output.note(f"  its log        {_there(view, log)}")
+    output.note(f"  its log        {_path_on_cluster(view, log)}")
 
 
 def _show_ranks_apart(place: RunDir, task: str, view: RunView) -> None:
-    apart = ranks_apart(view.record, place)
-    if apart is None:
+    split = ranks_apart(view.record, place)
+    if split is None:
         return
-    output.note(f"  {f'task {task}: ' if task else ''}{apart.text}")
-    if apart.is_fault:
+    output.note(f"  {f'task {task}: ' if task else ''}{split.text}")
+    if split.is_fault:
         output.note(f"  what to do     {FIX}")
 
 
 def _status_of(task: str, view: RunView) -> JobStatus | None:
-    """Return what was seen of an array task, or of the whole run."""
+    """Return the status of an array task, or of the whole run."""
     if not task:
         return view.statuses[0]
     return next((status for status in view.statuses if status.job_id.endswith(f"_{task}")), None)
 
 
 def _last_lines(path: Path, count: int = 6) -> list[str]:
-    """Return the last lines of a log that say anything."""
+    """Return the last non-empty lines of a log."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
@@ -113,13 +113,13 @@ def _show_places(context: Context, view: RunView) -> None:
     run = view.run
     attempts = run.attempts()
     results = run.path / "checkpoints"
-    lines = [("results", results)] if _holds_files(results) else []
-    lines += [
+    paths = [("results", results)] if _holds_files(results) else []
+    paths += [
         ("script", run.script_path),
         ("rank logs", run.logs(attempts[-1]) if attempts else run.path / "logs"),
     ]
-    for label, path in lines:
-        output.note(f"  {label:<14} {_there(view, path)}")
+    for label, path in paths:
+        output.note(f"  {label:<14} {_path_on_cluster(view, path)}")
     if view.record.mirror:
         output.note(f"  bring it here  dtslurm fetch {words_for(context, view.record)}")
 

@@ -1,1 +1,1 @@
-"""Actions of the dashboard: notifications, logs in other programs, reports, submissions, the demo."""
+"""Actions of the dashboard: notifications, logs in external programs, reports, submissions, the demo."""

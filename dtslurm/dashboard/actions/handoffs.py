@@ -1,6 +1,6 @@
-"""What the dashboard hands over: a log to a pager or an editor, a report to a file, a run to the queue.
+"""Hands work to other programs: logs to a pager or an editor, reports to files, runs to the queue.
 
-What writes reports and submits runs is imported when it is used: the list of runs opens sooner without.
+Modules that write reports or submit runs are imported on first use, so that the job list opens sooner.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dtslurm.model.values import dataclass
 from dtslurm.services.wiring.context import Context
 from dtslurm.transport.interactive import run_interactive
 
-_MOST_NAMES = 1000
+_MAX_FILE_NAMES = 1000
 DEMO_MODULE = "dtslurm.dashboard.actions.demo"
 
 
@@ -27,10 +27,10 @@ class Opener:
     """A kind of program that opens a file.
 
     Attributes:
-        what: its name for people.
-        variables: the environment variables that name one, the first that is set counts.
-        fallbacks: programs where none is named, or the named one is not there.
-        remote: a shell's words that start one on a login node.
+        what: the name of this kind in messages.
+        variables: environment variables that name the program; the first variable that is set is used.
+        fallbacks: programs to try if no variable is set or its program is not installed.
+        remote: shell expression that starts the program on a login node.
     """
 
     what: str
@@ -48,15 +48,15 @@ def find_program(
     env: Mapping[str, str] = os.environ,
     which: Callable[[str], str | None] = shutil.which,
 ) -> list[str]:
-    """Return the command of the user's program of this kind, or of a fallback that is there.
+    """Return the command of the user's program of this kind, or of an installed fallback.
 
     Raises:
-        CommandNotFound: there is neither.
+        CommandNotFound: neither the user's program nor a fallback is installed.
     """
-    named = next(((name, env[name]) for name in opener.variables if env.get(name, "").strip()), None)
-    if named is not None:
+    setting = next(((name, env[name]) for name in opener.variables if env.get(name, "").strip()), None)
+    if setting is not None:
         try:
-            command = shlex.split(named[1])
+            command = shlex.split(setting[1])
         except ValueError:
             command = []
         if command and which(command[0]):
@@ -65,7 +65,7 @@ def find_program(
     if fallback is not None:
         return [fallback]
     variable = opener.variables[-1]
-    evidence = [f"${named[0]} is {named[1]!r}, which is no program here"] if named is not None else []
+    evidence = [f"${setting[0]} is {setting[1]!r}, which is no program here"] if setting is not None else []
     raise CommandNotFound(
         f"there is no {opener.what} on this machine: neither {' nor '.join(opener.fallbacks)} is installed",
         evidence=evidence,
@@ -74,18 +74,18 @@ def find_program(
 
 
 def log_path(record: JobRecord, rank: int, attempt: int, task: str | None) -> str:
-    """Return where a rank's log of an attempt is on the machine with the run's files."""
+    """Return the path of a rank's log in an attempt, on the host that stores the run directory."""
     folder = record.run_dir if task is None else f"{record.run_dir}/tasks/{task}"
     return f"{folder}/logs/{attempt}/rank-{rank}.log"
 
 
 def open_log(context: Context, record: JobRecord, path: str, opener: Opener) -> int:
-    """Open a log at this terminal where it is, and return the program's exit code.
+    """Open a log in this terminal, on the host that stores it, and return the program's exit code.
 
     Raises:
-        StoreError: there is no such file.
-        CommandNotFound: there is no such program.
-        RequestInvalid, HostUnavailable, LoginRefused: no terminal on the login node could be opened.
+        StoreError: the log does not exist.
+        CommandNotFound: no program of this kind is installed.
+        RequestInvalid, HostUnavailable, LoginRefused: a terminal on the login node cannot be opened.
     """
     transport = context.cluster_of(record).transport
     if not transport.local:
@@ -96,11 +96,11 @@ def open_log(context: Context, record: JobRecord, path: str, opener: Opener) -> 
 
 
 def write_report(context: Context, record: JobRecord, *, attempt: int | None, task: str | None) -> Path:
-    """Write the page of ``dtslurm report`` to a new file in the current folder, and return its path.
+    """Write the report of ``dtslurm report`` to a new file in the current folder and return its path.
 
     Raises:
-        RequestInvalid: there is nothing to report yet.
-        TransportError: the run's files could not be read where they are.
+        RequestInvalid: the run has nothing to report yet.
+        TransportError: the run directory cannot be read on its host.
         StoreError: the file cannot be written.
     """
     from dtslurm.services.observe.report import report
@@ -110,17 +110,17 @@ def write_report(context: Context, record: JobRecord, *, attempt: int | None, ta
         text = report_sweep(context, record)
     else:
         text = report(context, record, attempt=attempt, task=task)
-    number = record.job_id if task is None else f"{record.job_id}_{task}"
-    return write_new(context.cwd, f"{record.name}-{number}".replace("/", "-"), text)
+    job_id = record.job_id if task is None else f"{record.job_id}_{task}"
+    return write_new(context.cwd, f"{record.name}-{job_id}".replace("/", "-"), text)
 
 
 def write_new(folder: Path, stem: str, text: str) -> Path:
-    """Write ``STEM.html``, or ``STEM-2.html`` and so on where there is such a file, and return its path.
+    """Write ``STEM.html`` and return its path; if it exists, write ``STEM-2.html`` and so on.
 
     Raises:
-        StoreError: the disk refused.
+        StoreError: the file cannot be written.
     """
-    for number in range(1, _MOST_NAMES):
+    for number in range(1, _MAX_FILE_NAMES):
         path = folder / f"{stem}{'' if number == 1 else f'-{number}'}.html"
         try:
             with path.open("x", encoding="utf-8", errors="surrogateescape") as file:
@@ -130,11 +130,11 @@ def write_new(folder: Path, stem: str, text: str) -> Path:
         except OSError as error:
             raise StoreError(f"cannot write {path}: {error.strerror}") from error
         return path
-    raise StoreError(f"cannot write {folder / stem}.html: there are {_MOST_NAMES} files of that name")
+    raise StoreError(f"cannot write {folder / stem}.html: there are {_MAX_FILE_NAMES} files of that name")
 
 
 def resubmit(selector: str) -> tuple[JobRecord, Sequence[str]]:
-    """Submit a run once more as ``dtslurm resubmit`` does; return its record and notes on it.
+    """Resubmit a run as ``dtslurm resubmit`` does; return the new record and its notices.
 
     Raises:
         DtslurmError: as `dtslurm.services.submit.resubmit.again` and `dtslurm.services.submit.submit.submit`.

@@ -1,4 +1,4 @@
-"""Which runs ended or stalled while the dashboard was open."""
+"""Finds runs that ended or stalled while the dashboard was open."""
 
 from __future__ import annotations
 
@@ -8,59 +8,60 @@ from dtslurm.logs.clean import safe
 from dtslurm.model.units import duration
 from dtslurm.services.observe.run_list import Board, JobRow
 
-_MOST = 3
-_LONGEST = 200
+_MAX_EVENTS = 3
+_MAX_LENGTH = 200
 
 
 class Announcer:
-    """Finds, in one board after the other, the runs that have ended or stalled since; each event once.
+    """Finds in successive boards the runs that ended or stalled since the previous board, each event once.
 
-    A run that had ended, or stalled, when it was first seen is no event. A state that is unknown is no
-    evidence of anything.
+    A run that had already ended or stalled in its first board causes no event. An unknown state causes no
+    event.
     """
 
     def __init__(self) -> None:
-        self._alive: set[str] = set()
-        self._stalled: set[str] = set()
+        self._active_keys: set[str] = set()
+        self._stalled_keys: set[str] = set()
 
     def read(self, board: Board) -> list[str]:
-        """Return the new events in words."""
-        return [text for row in board.rows if not row.unknown for text in self._events(row)]
+        """Return the new events as text."""
+        return [text for row in board.rows if not row.unknown for text in self._find_events(row)]
 
-    def _events(self, row: JobRow) -> list[str]:
-        watched = row.key in self._alive
+    def _find_events(self, row: JobRow) -> list[str]:
+        was_active = row.key in self._active_keys
         if row.over:
-            self._alive.discard(row.key)
-            self._stalled.discard(row.key)
-            return [ended(row)] if watched and row.task is None else []
-        self._alive.add(row.key)
+            self._active_keys.discard(row.key)
+            self._stalled_keys.discard(row.key)
+            return [ended(row)] if was_active and row.task is None else []
+        self._active_keys.add(row.key)
         if not row.stalled:
-            if row.activity is not None or row.state != "RUNNING":  # no look at its ranks is no news
-                self._stalled.discard(row.key)
+            # A running job without known activity stays marked as stalled.
+            if row.activity is not None or row.state != "RUNNING":
+                self._stalled_keys.discard(row.key)
             return []
-        new = row.key not in self._stalled
-        self._stalled.add(row.key)
-        return [stalled(row)] if watched and new else []
+        is_new = row.key not in self._stalled_keys
+        self._stalled_keys.add(row.key)
+        return [stalled(row)] if was_active and is_new else []
 
 
 def ended(row: JobRow) -> str:
-    """Return how a run ended."""
+    """Return a text that says how a run ended."""
     about = f": {safe(row.about)}" if row.about and not row.ok else ""
     return f"{safe(row.name)} ({safe(row.job_id)}) {row.state.lower().replace('_', ' ')}{about}"
 
 
 def stalled(row: JobRow) -> str:
-    """Return for how long the ranks of a run have done nothing."""
-    quiet = f" for {duration(row.activity.quiet_s)}" if row.activity is not None else ""
-    return f"{safe(row.name)} ({safe(row.job_id)}) stalled: its ranks have done nothing{quiet}"
+    """Return a text that says how long the ranks of a run have been idle."""
+    idle_time = f" for {duration(row.activity.quiet_s)}" if row.activity is not None else ""
+    return f"{safe(row.name)} ({safe(row.job_id)}) stalled: its ranks have done nothing{idle_time}"
 
 
 def sentence(events: Sequence[str]) -> str:
-    """Return events as one line without anything that a terminal acts on."""
-    more = f"; and {len(events) - _MOST} more" if len(events) > _MOST else ""
-    return safe("; ".join(events[:_MOST])[:_LONGEST] + more)
+    """Return the events as one line without terminal control sequences."""
+    suffix = f"; and {len(events) - _MAX_EVENTS} more" if len(events) > _MAX_EVENTS else ""
+    return safe("; ".join(events[:_MAX_EVENTS])[:_MAX_LENGTH] + suffix)
 
 
 def terminal_notification(text: str) -> str:
-    """Return the sequence OSC 9, with which terminals show a notification of the desktop."""
+    """Return the escape sequence OSC 9, which makes terminals show a desktop notification."""
     return f"\x1b]9;dtslurm: {safe(text)}\x07"

@@ -1,1 +1,1 @@
-"""What the dashboard draws: curves, spark lines and strips over time."""
+"""The charts of the dashboard: curves, spark lines and strips over time."""

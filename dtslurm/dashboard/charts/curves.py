@@ -1,4 +1,4 @@
-"""Loss and throughput, side by side."""
+"""The widget that plots loss and throughput side by side."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dtslurm.dashboard.rows import clipped
 from dtslurm.dashboard.words import short
 
 Curve = tuple[str, list[tuple[float, float]]]
-_AXIS = 8
-_LEAST_HEIGHT = 6  # lines of a plot with steps below it
+_AXIS_WIDTH = 8
+_MIN_HEIGHT_WITH_STEPS = 6  # lines; lower plots have no line of steps
 RESTARTS = "step, ┊ restarts"
-_LEAST = 30  # columns of a plot
+_MIN_PLOT_WIDTH = 30  # columns
 
 
 class Curves(Widget):
-    """Plots that share the width."""
+    """A widget with up to four plots that share its width."""
 
     DEFAULT_CSS = """
     Curves { height: 8; }
@@ -31,23 +31,23 @@ class Curves(Widget):
     def __init__(self, id: str | None = None) -> None:  # noqa: A002 (Textual's name)
         super().__init__(id=id)
         self._curves: Sequence[Curve] = ()
-        self._marks: Sequence[float] = ()
+        self._restart_steps: Sequence[float] = ()
         self.empty = "loading …"
         self.is_smooth = False
         self.is_logarithmic = False
 
     @property
     def most(self) -> int:
-        """How many plots have room."""
-        return max(1, min(4, self.size.width // _LEAST))
+        """The number of plots that fit."""
+        return max(1, min(4, self.size.width // _MIN_PLOT_WIDTH))
 
     def show(self, curves: Sequence[Curve], marks: Sequence[float] = ()) -> None:
-        """Draw these, with a line at each of the steps ``marks``, where attempts began."""
-        self._curves, self._marks = curves, marks
+        """Draw these curves, with a vertical line at each step in ``marks``, where an attempt began."""
+        self._curves, self._restart_steps = curves, marks
         self.refresh()
 
-    def _plot(self, curve: Curve, width: int, height: int) -> list[tuple[str, str]]:
-        """Return the lines of one curve, smooth and on a logarithmic scale where a key chose that."""
+    def _plot_curve(self, curve: Curve, width: int, height: int) -> list[tuple[str, str]]:
+        """Return the lines of one plot, smoothed and on a logarithmic scale if the user selected that."""
         title, points = curve
         if self.is_smooth:
             title, points = f"{title}, smoothed", smooth(points)
@@ -55,7 +55,7 @@ class Curves(Widget):
             values = logarithms(points)
             title = f"{title}, log scale" if values else f"{title}, no positive values"
             points = values
-        return plot(title, points, width, height, logarithmic=self.is_logarithmic, marks=self._marks)
+        return plot(title, points, width, height, logarithmic=self.is_logarithmic, marks=self._restart_steps)
 
     def render(self) -> Text:
         width, height = self.size
@@ -69,8 +69,8 @@ class Curves(Widget):
                 self.empty + hint, style=theme.style(self.app, "dim"), no_wrap=True, overflow="ellipsis"
             )
         shown = self._curves[: self.most]
-        each = max(4, width // len(shown) - 1)
-        blocks = [self._plot(curve, each, height) for curve in shown]
+        plot_width = max(4, width // len(shown) - 1)
+        blocks = [self._plot_curve(curve, plot_width, height) for curve in shown]
         text = Text(no_wrap=True)
         accent, dim = theme.style(self.app, "accent"), theme.style(self.app, "dim")
         for row in range(height):
@@ -92,50 +92,57 @@ def plot(
     logarithmic: bool = False,
     marks: Sequence[float] = (),
 ) -> list[tuple[str, str]]:
-    """Return the lines of one plot as (label, dots): the title, then the curve beside its axis.
+    """Return the lines of one plot as (label, dots): the title, then the axis labels and the curve.
 
     Args:
-        logarithmic: whether the points are `logarithms`; the axis shows the values themselves.
+        logarithmic: whether the points are `logarithms`; the axis shows the original values.
         marks: steps at which a vertical line is drawn behind the curve.
     """
     lines = [(clipped(title, width), "")]
-    axis = _AXIS if width > 3 * _AXIS else 0
-    below = 1 if axis and points and height >= _LEAST_HEIGHT else 0  # the line of the steps
-    dots, low, high = scaled_curve(points, width - axis, max(0, height - 1 - below))
-    marked = {at for mark in marks if (at := _column(mark, points, width - axis)) is not None}
-    dots = [_with_marks(line, marked) for line in dots]
+    axis = _AXIS_WIDTH if width > 3 * _AXIS_WIDTH else 0
+    step_lines = 1 if axis and points and height >= _MIN_HEIGHT_WITH_STEPS else 0  # the line with the steps
+    dots, low, high = scaled_curve(points, width - axis, max(0, height - 1 - step_lines))
+    mark_columns = {
+        column for mark in marks if (column := _find_column(mark, points, width - axis)) is not None
+    }
+    dots = [_draw_marks(line, mark_columns) for line in dots]
     for row, line in enumerate(dots):
         label = ""
-        if axis and points and row in _ticks(len(dots)):
+        if axis and points and row in _tick_rows(len(dots)):
             value = high - (high - low) * row / max(1, len(dots) - 1)
             label = short(10**value if logarithmic else value)
         lines.append((f"{label:>{axis - 2}} {'┤' if label else '│'}" if axis else "", line))
-    if below:
+    if step_lines:
         lines.append(
-            (_step_axis([step for step, _ in points], axis, width, RESTARTS if marked else "step"), "")
+            (
+                _format_step_axis(
+                    [step for step, _ in points], axis, width, RESTARTS if mark_columns else "step"
+                ),
+                "",
+            )
         )
     return lines[:height]
 
 
-def _ticks(rows: int) -> set[int]:
-    """Return the rows whose value is written beside the axis."""
-    return {0, rows - 1} | ({(rows - 1) // 2} if rows >= _LEAST_HEIGHT else set())
+def _tick_rows(rows: int) -> set[int]:
+    """Return the rows with a value label at the axis."""
+    return {0, rows - 1} | ({(rows - 1) // 2} if rows >= _MIN_HEIGHT_WITH_STEPS else set())
 
 
-def _column(step: float, points: Sequence[tuple[float, float]], width: int) -> int | None:
-    """Return the column of a plot in which a step is, None where it is not within the plot."""
+def _find_column(step: float, points: Sequence[tuple[float, float]], width: int) -> int | None:
+    """Return the column of a step in a plot; None if the step is outside the plot."""
     first, last = min((x for x, _ in points), default=0.0), max((x for x, _ in points), default=0.0)
     if not first <= step <= last or first == last:
         return None
     return min(width - 1, int((step - first) / (last - first) * (2 * width - 1)) // 2)
 
 
-def _with_marks(line: str, columns: set[int]) -> str:
-    return "".join("┊" if at in columns and cell == " " else cell for at, cell in enumerate(line))
+def _draw_marks(line: str, columns: set[int]) -> str:
+    return "".join("┊" if index in columns and cell == " " else cell for index, cell in enumerate(line))
 
 
-def _step_axis(steps: Sequence[float], axis: int, width: int, word: str) -> str:
-    """Return the line below a plot: its first step, its last step, and a word between them."""
+def _format_step_axis(steps: Sequence[float], axis: int, width: int, word: str) -> str:
+    """Return the line below a plot: its first step, a word in the middle, and its last step."""
     first, last = short(min(steps)), short(max(steps))
     room = max(0, width - axis - len(first) - len(last))
     return " " * (axis - 1) + "└" + first + word.center(room)[:room] + last

@@ -1,4 +1,4 @@
-"""The pane of ranks over time: only the strips that are seen are drawn."""
+"""The pane with strips over time; draws only the visible strips."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LABEL = 14
 
 
 class StripView(ScrollView, can_focus=True):
-    """Shows `Strips`, those that stand out first."""
+    """A scrollable view of `Strips`, outliers first."""
 
     DEFAULT_CSS = "StripView { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; }"
     BINDINGS: ClassVar[list[BindingType]] = [*keys.MOVES, keys.END]
@@ -31,44 +31,44 @@ class StripView(ScrollView, can_focus=True):
 
     @property
     def room(self) -> int:
-        """How many cells a strip has."""
+        """The number of cells in a strip."""
         return max(1, self.scrollable_content_region.width - LABEL)
 
     def show(self, strips: Strips) -> None:
-        """Draw these."""
+        """Show these strips."""
         self.strips = strips
         self.virtual_size = Size(self.size.width, len(strips.rows))
         self.refresh()
 
     def render_line(self, y: int) -> Line:
         width = self.scrollable_content_region.width
-        at = y + self.scroll_offset.y
-        if at >= len(self.strips.rows):
+        index = y + self.scroll_offset.y
+        if index >= len(self.strips.rows):
             text = self.empty if not self.strips.rows and y == 0 else ""
             return Line([Segment(clipped(text, width), theme.style(self.app, "dim"))]).apply_style(
                 self.rich_style
             )
-        segments = self._segments(self.strips.rows[at])
+        segments = self._make_segments(self.strips.rows[index])
         return Line(segments).adjust_cell_length(width, Style()).apply_style(self.rich_style)
 
-    def _segments(self, strip: Strip) -> list[Segment]:
+    def _make_segments(self, strip: Strip) -> list[Segment]:
         mark = "▲ " if strip.stands_out else "  "
         kind = "bad" if strip.stands_out else "dim"
         segments = [Segment(f"{mark}{clipped(strip.label, LABEL - 3)} ", theme.style(self.app, kind))]
-        run, before = "", ""
+        pending_text, pending_kind = "", ""
         for text, kind in strip.cells:
-            if kind != before and run:
-                segments.append(Segment(run, theme.style(self.app, before)))
-                run = ""
-            run, before = run + text, kind
-        return [*segments, Segment(run, theme.style(self.app, before))]
+            if kind != pending_kind and pending_text:
+                segments.append(Segment(pending_text, theme.style(self.app, pending_kind)))
+                pending_text = ""
+            pending_text, pending_kind = pending_text + text, kind
+        return [*segments, Segment(pending_text, theme.style(self.app, pending_kind))]
 
     def action_line(self, step: int) -> None:
-        """Scroll by a line."""
+        """Scroll by ``step`` lines."""
         self.scroll_to(y=self.scroll_offset.y + step, animate=False)
 
     def action_page(self, step: int) -> None:
-        """Scroll by a screen."""
+        """Scroll by ``step`` screens."""
         self.action_line(step * max(1, self.size.height - 1))
 
     def action_top(self) -> None:
