@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dtslurm import assets
 from dtslurm.errors import RequestInvalid, StoreError
@@ -17,8 +17,10 @@ from dtslurm.model.units import pluralize
 from dtslurm.planner import constants as shipped
 from dtslurm.planner.calibrate import BOUNDS, Measurement, ratios
 from dtslurm.planner.estimate import Estimate
-from dtslurm.services.planning.plan import Plan
 from dtslurm.transport.deletion import remove
+
+if TYPE_CHECKING:
+    from dtslurm.services.planning.plan import Plan
 
 SCHEMA = 1
 WARM_UP = 3

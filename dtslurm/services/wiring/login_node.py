@@ -8,14 +8,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dtslurm.errors import CommandNotFound, DtslurmError, StoreError, TransportError
 from dtslurm.model.own_files import read_own_file
 from dtslurm.model.values import dataclass
 from dtslurm.remote.worker_program import PYTHONS
-from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.store.index import cache_folder
 from dtslurm.transport.deletion import remove
+
+if TYPE_CHECKING:
+    from dtslurm.services.wiring.context import ActiveCluster, Context
 
 _CACHE_TTL_S = 86400.0
 NO_PYTHON = "name one by login.python in the cluster's profile"
