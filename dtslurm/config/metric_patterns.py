@@ -56,7 +56,7 @@ def _read_pattern(name: str, table: Table, problems: list[Problem]) -> LinePatte
 def _find_fault(key: str, text: str) -> str:
     """Return what is wrong with one value, an empty text if nothing is."""
     if key not in VALUES:
-        return f"unknown key{suggest_name(key, list(VALUES)) or f' ({chr(44).join(VALUES)})'}"
+        return "unknown key" + (suggest_name(key, list(VALUES)) or f" ({', '.join(VALUES)})")
     if text.count(_NUMBER) != 1:
         return f"should have {_NUMBER} where the number stands, once"
     try:

@@ -219,10 +219,12 @@ def _node_facts(survey: Survey, kinds: Sequence[Kind], names: dict[str, str]) ->
     for kind in kinds:
         yield from _node_type_facts(survey, kind, names[kind.name], default)
     if len(kinds) > 1:
-        default_kinds = [kind for kind in kinds if default and _has_nodes_in(kind, default)] or list(kinds)
-        most_common = max(default_kinds, key=lambda kind: (kind.node_type.gpu_count > 0, len(kind.nodes)))
+        default_kinds = [kind for kind in kinds if default and _has_nodes_in(kind, default)]
+        most_common = max(
+            default_kinds or kinds, key=lambda kind: (kind.node_type.gpu_count > 0, len(kind.nodes))
+        )
         what = "GPU nodes" if most_common.node_type.gpus else "nodes"
-        scope = f" of partition {default}" if default_kinds[0] in kinds and default else ""
+        scope = f" of partition {default}" if default_kinds else ""
         evidence = f"most of the {what}{scope}"
         yield Fact(("default_node_type",), names[most_common.name], evidence, "guess")
 

@@ -1,1 +1,1 @@
-"""How a model fits a cluster: memory and time of a training step under every parallel layout. Pure maths."""
+"""Planner: memory and time of a model's training step on a cluster, for each parallel layout. Pure maths."""

@@ -1,4 +1,4 @@
-"""What a cluster's own runs say of the planner: factors on time and on memory, from a few measurements."""
+"""Calibration of the planner: factors on time and memory from a few measured runs of a cluster."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 from dtslurm.planner.frameworks import FRAMEWORKS
 
-BOUNDS = (0.25, 4.0)  # beyond that it is not the same thing that was measured
+BOUNDS = (0.25, 4.0)  # ratios beyond these bounds come from a measurement of something else
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One run: what was predicted with the constants as shipped, and what was measured.
+    """One run: its measured values, and the predictions with the default constants.
 
     Attributes:
-        memory_states_gib: what of the predicted memory is weights, gradients and optimizer, which are exact.
-        predicted_memory_gib, measured_memory_gib: torch's allocated peak of the fullest GPU; None if not
-            measured.
+        memory_states_gib: predicted memory of weights, gradients and optimizer states, which is exact.
+        predicted_memory_gib, measured_memory_gib: torch's peak allocated memory of the fullest GPU; None if
+            not measured.
     """
 
     job: str
@@ -38,33 +38,40 @@ class Measurement:
 def factors(
     measurements: Iterable[Measurement], gpu: str, framework: str, precision: str
 ) -> dict[str, float]:
-    """Return the constants that bring predictions onto the measurements of one GPU, framework and precision.
+    """Return the constants that fit predictions to measurements of one GPU, framework and precision.
 
-    Several measurements count alike (geometric mean). Time as a whole is scaled; of memory the activations
-    alone, for states are exact.
+    Measurements have equal weight (geometric mean). The total time is scaled. Of the memory, only the
+    activations are scaled, because the states are exact.
     """
     family = FRAMEWORKS[framework].family
-    like = [
-        item
-        for item in measurements
-        if item.gpu == gpu and FRAMEWORKS[item.framework].family == family and item.precision == precision
+    matching = [
+        measurement
+        for measurement in measurements
+        if measurement.gpu == gpu
+        and FRAMEWORKS[measurement.framework].family == family
+        and measurement.precision == precision
     ]
-    found = [ratios(item) for item in like]
-    names = dict.fromkeys(name for each in found for name in each)
-    return {name: _mean([each[name] for each in found if name in each]) for name in names}
+    matching_ratios = [ratios(measurement) for measurement in matching]
+    names = dict.fromkeys(name for run_ratios in matching_ratios for name in run_ratios)
+    return {
+        name: _bounded_mean([run_ratios[name] for run_ratios in matching_ratios if name in run_ratios])
+        for name in names
+    }
 
 
 def ratios(item: Measurement) -> dict[str, float]:
-    """Return what was measured over what was predicted, by the constant that it scales."""
-    found: dict[str, float] = {}
+    """Return the ratios of measured to predicted values, by the constant that each ratio scales."""
+    ratio_by_constant: dict[str, float] = {}
     if item.measured_step_s:
-        found["time_scale"] = item.measured_step_s / item.predicted_step_s
+        ratio_by_constant["time_scale"] = item.measured_step_s / item.predicted_step_s
     if item.measured_memory_gib:
         predicted = max(1e-9, item.predicted_memory_gib - item.memory_states_gib)
-        found["activation_scale"] = (item.measured_memory_gib - item.memory_states_gib) / predicted
-    return found
+        ratio_by_constant["activation_scale"] = (
+            item.measured_memory_gib - item.memory_states_gib
+        ) / predicted
+    return ratio_by_constant
 
 
-def _mean(ratios: list[float]) -> float:
+def _bounded_mean(ratios: list[float]) -> float:
     low, high = BOUNDS
     return math.exp(sum(math.log(min(high, max(low, ratio))) for ratio in ratios) / len(ratios))

@@ -1,8 +1,8 @@
-"""Time of the kernels of one layer on one GPU, seconds, for the tokens of one micro-batch.
+"""Time in seconds of the kernels of one layer on one GPU, for the tokens of one micro-batch.
 
-Matrix products follow the tiles a GPU works on: time grows with whole and half-filled waves of 128 x 256
-tiles over the processors, plus a start-up along the inner dimension; none is faster than its operands come
-from memory. Attention has an efficiency of its own, everything else is memory traffic.
+The time of a matrix product follows its tiles: it grows with the full and partial waves of 128 x 256 tiles
+over the GPU's processors, plus a start-up along the inner dimension, and is at least the time to load the
+operands from memory. Attention has a separate efficiency. All other kernels are memory traffic.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TILE_M, TILE_N = 128, 256
 
 
 class LayerCost(NamedTuple):
-    """Seconds of one layer's forward pass by kernel class; ``backward`` of each class in the same order."""
+    """Seconds of one layer's forward pass by kernel class, then of the backward pass in the same order."""
 
     matmul: float
     experts: float
@@ -33,28 +33,28 @@ class LayerCost(NamedTuple):
 
     @property
     def forward(self) -> float:
-        """The whole forward pass."""
+        """Seconds of the whole forward pass."""
         return self.matmul + self.experts + self.attention + self.elementwise
 
     @property
     def backward(self) -> float:
-        """The whole backward pass, without recomputation."""
+        """Seconds of the whole backward pass, without recomputation."""
         return (
             self.matmul_backward + self.experts_backward + self.attention_backward + self.elementwise_backward
         )
 
 
 class Kernels:
-    """One GPU running one framework's kernels at one precision."""
+    """Kernel times of one framework on one GPU at one precision."""
 
     def __init__(
         self, gpu: Gpu, framework: str, precision: str, constants: Constants, frozen: bool = False
     ) -> None:
-        self.learning = 0.0 if frozen else 1.0  # whether gradients of weights are computed
+        self.learning = 0.0 if frozen else 1.0  # 1 if weight gradients are computed, else 0
         self.framework = FRAMEWORKS[framework]
         self.eight_bit = precision in {"fp8", "fp4"} and gpu.fp8_tflops > 0
         of = constants.of
-        named = self.framework.variants
+        variants = self.framework.variants
         framework = self.framework.family
         bf16 = gpu.matmul_tflops * of("matmul", *gpu.variants)
         rate = bf16
@@ -75,32 +75,33 @@ class Kernels:
         self.unaligned = constants["unaligned_slowdown"]
         self.odd = constants["odd_slowdown"]
         self.gap = constants["kernel_gap_us"] * 1e-6
-        self.expert_ramp = of("expert_ramp_ffn", *named)
-        self.expert_gap = of("expert_gap_us", *named) * 1e-6
+        self.expert_ramp = of("expert_ramp_ffn", *variants)
+        self.expert_gap = of("expert_gap_us", *variants) * 1e-6
         self.traffic = of("elementwise", framework)
-        self.small = of("elementwise_floor_us", framework) * 1e-6  # of a layer's small kernels, each way
+        # seconds of a layer's small kernels, per pass
+        self.small = of("elementwise_floor_us", framework) * 1e-6
         self.attention_ramp = constants["attention_ramp_s"]
         self.scores = constants["scores_traffic"]
         self.cast = constants["fp8_cast_bytes"] if self.eight_bit else 0.0
 
     def gemm(self, m: float, n: float, k: float, *, wide: bool = False, batch: int = 1) -> float:
-        """Return the time of ``batch`` products of m x k by k x n; ``wide`` ones stay in 16 bits."""
+        """Return the time of ``batch`` products of m x k by k x n; ``wide`` products use 16 bits."""
         if m <= 0 or n <= 0 or k <= 0:
             return 0.0
         tiles = batch * math.ceil(m / TILE_M) * math.ceil(n / TILE_N)
-        filled = batch * m * n / (TILE_M * TILE_N)
-        slowed = (tiles + self.tail * self.sms) / filled * (1 + self.ramp / k)
-        if n % 8 or k % 8:  # rows that start anywhere: no tensor core reads them whole
-            slowed *= self.odd
-        elif n % 64 or k % 64:  # rows that no 128-byte line starts with
-            slowed *= self.unaligned
+        ideal_tiles = batch * m * n / (TILE_M * TILE_N)
+        slowdown = (tiles + self.tail * self.sms) / ideal_tiles * (1 + self.ramp / k)
+        if n % 8 or k % 8:  # unaligned rows: tensor cores cannot load them whole
+            slowdown *= self.odd
+        elif n % 64 or k % 64:  # rows that do not start at 128-byte lines
+            slowdown *= self.unaligned
         flops = 2.0 * batch * m * n * k
         rate = self.dense_rate if wide else self.rate
-        moved = batch * (m * k + k * n + m * n) * (2.0 if wide or not self.eight_bit else 1.4)
-        return max(flops * slowed / rate, moved / self.hbm) + self.gap
+        bytes_moved = batch * (m * k + k * n + m * n) * (2.0 if wide or not self.eight_bit else 1.4)
+        return max(flops * slowdown / rate, bytes_moved / self.hbm) + self.gap
 
     def pair(self, m: float, gemm: Gemm, tp: int) -> tuple[float, float]:
-        """Return forward and backward time of one product of the model, tensor parallel."""
+        """Return forward and backward time of one of the model's products, split by tensor parallelism."""
         n = gemm.n / tp if gemm.split == "n" else gemm.n
         k = gemm.k / tp if gemm.split == "k" else gemm.k
         if gemm.name == "router":
@@ -109,7 +110,7 @@ class Kernels:
         return self.gemm(m, n, k), self.gemm(m, k, n) + self.learning * self.gemm(n, k, m)
 
     def attend(self, stack: Stack, tokens: float, seq_len: int, layout: Layout) -> tuple[float, float]:
-        """Return forward and backward time of scores, softmax and their product with the values."""
+        """Return forward and backward time of attention: scores, softmax, and product with the values."""
         att = stack.attention
         span = float(min(seq_len, att.window or seq_len))
         width = att.heads * (att.head_dim + att.value_dim) / layout.tp
@@ -121,24 +122,24 @@ class Kernels:
             time = 2.0 * tokens * width * span * ramp * narrow / self.attention_rate + self.gap
             return time, 2.5 * time
         time = 2.0 * tokens * width * span / self.attention_rate
-        if att.head_dim % 8:  # as in gemm: no tensor core reads such rows whole
+        if att.head_dim % 8:  # as in gemm: tensor cores cannot load such rows whole
             time *= self.odd
         time += self.scores * tokens * span * att.heads / layout.tp / self.hbm
         return time, 2.0 * time
 
     def layer(self, stack: Stack, hidden: int, seq_len: int, layout: Layout) -> LayerCost:
-        """Return the cost of one layer for one micro-batch."""
+        """Return the kernel times of one layer for one micro-batch."""
         tokens = layout.mbs * seq_len / layout.cp
         tp = layout.tp
-        matmul = matmul_back = 0.0
+        matmul = matmul_backward = 0.0
         for gemm in (*stack.attention_gemms(hidden), *stack.mlp_gemms(hidden)):
-            ahead, back = self.pair(tokens, gemm, tp)
-            matmul += ahead
-            matmul_back += back
-        attention, attention_back = self.attend(stack, tokens, seq_len, layout)
+            forward, backward = self.pair(tokens, gemm, tp)
+            matmul += forward
+            matmul_backward += backward
+        attention, attention_backward = self.attend(stack, tokens, seq_len, layout)
         if stack.cross:
-            attention, attention_back = 2 * attention, 2 * attention_back
-        experts, experts_back = self.experts(stack, hidden, tokens, layout)
+            attention, attention_backward = 2 * attention, 2 * attention_backward
+        experts, experts_backward = self.experts(stack, hidden, tokens, layout)
         bytes_moved = tokens * self.elementwise_bytes(stack, hidden, layout)
         elementwise = bytes_moved * self.traffic / self.hbm + self.small
         return LayerCost(
@@ -146,62 +147,71 @@ class Kernels:
             experts,
             attention,
             elementwise,
-            matmul_back,
-            experts_back,
-            attention_back,
+            matmul_backward,
+            experts_backward,
+            attention_backward,
             2 * elementwise,
         )
 
     def experts(self, stack: Stack, hidden: int, tokens: float, layout: Layout) -> tuple[float, float]:
-        """Return forward and backward time of the routed experts' products, routing balanced."""
+        """Return forward and backward time of the routed experts' products, with balanced routing."""
         if not stack.experts:
             return 0.0, 0.0
-        local = max(1, stack.experts.count // layout.ep)
-        routed = tokens * stack.experts.top_k * layout.expert_tp / layout.tp
+        local_experts = max(1, stack.experts.count // layout.ep)
+        routed_tokens = tokens * stack.experts.top_k * layout.expert_tp / layout.tp
         ffn = stack.experts.ffn / layout.expert_tp
-        rows = routed / local
-        up = ffn * (2 if stack.gated else 1)
-        ahead = self.gemm(rows, up, hidden, batch=local) + self.gemm(rows, hidden, ffn, batch=local)
-        back = self.gemm(rows, hidden, up, batch=local) + self.gemm(rows, ffn, hidden, batch=local)
-        back += self.learning * (
-            self.gemm(up, hidden, rows, batch=local) + self.gemm(hidden, ffn, rows, batch=local)
+        expert_tokens = routed_tokens / local_experts
+        up_columns = ffn * (2 if stack.gated else 1)
+        forward = self.gemm(expert_tokens, up_columns, hidden, batch=local_experts) + self.gemm(
+            expert_tokens, hidden, ffn, batch=local_experts
         )
-        extra = local * self.expert_gap
-        grouped = 1 + self.expert_ramp / ffn  # ragged groups of narrow products run below a plain one's speed
-        return ahead * grouped + 2 * extra, back * grouped + 4 * extra
+        backward = self.gemm(expert_tokens, hidden, up_columns, batch=local_experts) + self.gemm(
+            expert_tokens, ffn, hidden, batch=local_experts
+        )
+        backward += self.learning * (
+            self.gemm(up_columns, hidden, expert_tokens, batch=local_experts)
+            + self.gemm(hidden, ffn, expert_tokens, batch=local_experts)
+        )
+        gap_time = local_experts * self.expert_gap
+        # grouped narrow products are slower than a plain product
+        grouping_factor = 1 + self.expert_ramp / ffn
+        return forward * grouping_factor + 2 * gap_time, backward * grouping_factor + 4 * gap_time
 
     def elementwise_bytes(self, stack: Stack, hidden: int, layout: Layout) -> float:
-        """Return bytes read and written per token by everything that is no matrix product, fused kernels.
+        """Return the bytes per token that fused kernels other than matrix products read and write.
 
-        Norms read and write once, residuals read two and write one, activations as they are; rotary
-        embedding touches queries and keys; routing copies every token to its experts and back. Without
-        ``--moe-permute-fusion``, off by default in Megatron-LM, copies are sorted, weighed in 32 bits and
-        added up by an operator each: 30 bytes where a fused kernel moves 12.
+        A norm reads and writes once, a residual addition reads two tensors and writes one, an activation
+        function reads its inputs and writes its output. Rotary embedding reads and writes queries and keys.
+        Routing copies each token to its experts and back. Without ``--moe-permute-fusion``, which is off by
+        default in Megatron-LM, separate operators sort the copies, weight them in 32 bits and sum them: 30
+        bytes instead of a fused kernel's 12.
         """
         att, tp = stack.attention, layout.tp
-        spread = tp if layout.sp else 1
-        total = (4.0 * stack.norms + 6.0 * 2) * hidden / spread
-        total += 4.0 * (att.heads + att.kv_heads) * att.head_dim / tp
+        sequence_shards = tp if layout.sp else 1
+        total_bytes = (4.0 * stack.norms + 6.0 * 2) * hidden / sequence_shards
+        total_bytes += 4.0 * (att.heads + att.kv_heads) * att.head_dim / tp
         width = stack.ffn if not stack.experts else stack.experts.shared_ffn
-        legs = 3 if stack.gated else 2
-        total += 2.0 * legs * width / tp
+        tensors = 3 if stack.gated else 2
+        total_bytes += 2.0 * tensors * width / tp
         if stack.experts:
-            routed = stack.experts.top_k * layout.expert_tp / tp
-            copied = 30.0 if self.framework.plain_routing else 12.0
-            total += routed * (2.0 * legs * stack.experts.ffn / layout.expert_tp + copied * hidden)
+            routed_copies = stack.experts.top_k * layout.expert_tp / tp
+            routing_bytes = 30.0 if self.framework.plain_routing else 12.0
+            total_bytes += routed_copies * (
+                2.0 * tensors * stack.experts.ffn / layout.expert_tp + routing_bytes * hidden
+            )
         if self.cast:
-            total += self.cast * (2 * hidden + att.heads * att.value_dim + width) / tp
-        return total
+            total_bytes += self.cast * (2 * hidden + att.heads * att.value_dim + width) / tp
+        return total_bytes
 
     def head(self, model: ModelShape, tokens: float, tp: int) -> tuple[float, float]:
-        """Return forward and backward time of the head and the loss."""
+        """Return forward and backward time of the output head and the loss."""
         if not model.head or not model.vocab:
             return 0.0, 0.0
-        n = model.vocab / tp
+        columns = model.vocab / tp
         if tp > 1 or self.framework.pads_vocab:
-            n = -(-model.vocab // (128 * tp)) * 128
-        loss = 8.0 * tokens * n / self.hbm
-        ahead = self.gemm(tokens, n, model.hidden, wide=True)
-        back = self.gemm(tokens, model.hidden, n, wide=True)
-        back += self.learning * self.gemm(n, model.hidden, tokens, wide=True)
-        return ahead + loss, back + loss
+            columns = -(-model.vocab // (128 * tp)) * 128
+        loss = 8.0 * tokens * columns / self.hbm
+        forward = self.gemm(tokens, columns, model.hidden, wide=True)
+        backward = self.gemm(tokens, model.hidden, columns, wide=True)
+        backward += self.learning * self.gemm(columns, model.hidden, tokens, wide=True)
+        return forward + loss, backward + loss

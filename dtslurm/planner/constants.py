@@ -1,6 +1,6 @@
-"""The measured numbers of the model: ``data/constants.json``, where each names its source or its rows.
+"""The calibrated constants of the planner: ``data/constants.json``, where each has its source or its rows.
 
-A constant may differ by framework, chip or fabric; the most specific entry counts, then the plain name.
+A constant may have variants by framework, chip or fabric. The most specific variant that exists applies.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dtslurm.planner.hardware import DATA
 
 
 class Constants:
-    """Numbers by name and variant, with a user's own calibration laid over them."""
+    """Constants by name and variant; a user's calibration can override them."""
 
     def __init__(self, values: Mapping[str, float]) -> None:
         self.values = dict(values)
@@ -22,7 +22,7 @@ class Constants:
         return self.values[name]
 
     def of(self, name: str, *variants: str) -> float:
-        """Return ``name/variant`` of the first variant that has a value of its own, else ``name``."""
+        """Return the constant ``name/variant`` of the first variant that exists, else ``name``."""
         for variant in variants:
             value = self.values.get(f"{name}/{variant}")
             if value is not None:
@@ -30,18 +30,18 @@ class Constants:
         return self.values[name]
 
     def but(self, values: Mapping[str, float]) -> Constants:
-        """Return the same numbers with some replaced."""
+        """Return a copy with some constants replaced."""
         return Constants({**self.values, **values})
 
 
 @cache
 def entries() -> dict[str, dict[str, object]]:
     """Return every constant with its value and source."""
-    found: dict[str, dict[str, object]] = json.loads((DATA / "constants.json").read_text("utf-8"))
-    return found
+    constants: dict[str, dict[str, object]] = json.loads((DATA / "constants.json").read_text("utf-8"))
+    return constants
 
 
 @cache
 def default() -> Constants:
-    """Return the constants as shipped."""
+    """Return the default constants, without a user's calibration."""
     return Constants({name: float(str(entry["value"])) for name, entry in entries().items()})

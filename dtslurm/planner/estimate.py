@@ -1,4 +1,4 @@
-"""One layout's memory, time and what follows from them."""
+"""Estimates of a layout: memory, time, throughput and MFU."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from dtslurm.planner.layout import Layout
 from dtslurm.planner.memory import MemoryUse, memory_use
 from dtslurm.planner.step import Setting, StepTime, Timer
 
-# how much of a GPU's memory a plan may fill: Megatron-LM's allocator peaks are steady, eager ones are not. Of
-# Ultra-Scale's rows fitted on, 0.94 rejects the crashed ones that 0.75 does, and keeps 98 % of those that
-# ran; torchtitan's allocator grows its segments in place (expandable_segments): JUPITER's runs filled 0.96
+# Share of a GPU's memory that a plan may fill. The allocator peaks of Megatron-LM are steady, those of eager
+# frameworks are not. Of Ultra-Scale's rows used for the fit, 0.94 rejects the same crashed rows as 0.75, and
+# keeps 98 % of the rows that ran. torchtitan's allocator grows its segments in place (expandable_segments):
+# JUPITER's runs filled 0.96.
 FILL = {"megatron": 0.94, "megatron-2021": 0.94, "nanotron": 0.94, "torchtitan": 0.94, "jax": 0.92}
 FILL_OTHERS = 0.9
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is expected of a layout.
+    """The estimate of a layout.
 
     Attributes:
         tflops_per_gpu: model FLOPs (6 N + full attention, no recomputation) over time, per GPU.
-        fits: memory stays within the share of the GPU that plans may fill.
+        fits: whether the memory is within the share of the GPU that a plan may fill.
     """
 
     layout: Layout
@@ -57,18 +58,24 @@ class Estimator:
         return memory_use(*settings, frozen=self.frozen)
 
     def estimate(self, layout: Layout, memory: MemoryUse | None = None) -> Estimate:
-        """Return everything about one layout."""
-        used = memory or self.memory(layout)
+        """Return the full estimate of a layout; ``memory`` is computed if it is not given."""
+        memory_needed = memory or self.memory(layout)
         time = self.timer.step(layout)
-        speed = layout.gbs * self.seq_len / time.total / layout.gpus
-        tflops = speed * self.flops_per_token / 1e12
+        tokens_per_s = layout.gbs * self.seq_len / time.total / layout.gpus
+        tflops = tokens_per_s * self.flops_per_token / 1e12
         return Estimate(
-            layout, used, time, speed, tflops, tflops / self.peak_tflops, used.total <= self.limit_gib
+            layout,
+            memory_needed,
+            time,
+            tokens_per_s,
+            tflops,
+            tflops / self.peak_tflops,
+            memory_needed.total <= self.limit_gib,
         )
 
     @property
     def peak_tflops(self) -> float:
-        """The data sheet's dense peak that MFU is counted against: 8-bit where matrices are 8-bit."""
+        """The data sheet's dense peak that MFU refers to: the 8-bit peak if matrix products are 8-bit."""
         gpu = self.machine.gpu
         if self.precision in {"fp8", "fp4"} and gpu.fp8_tflops:
             return gpu.fp8_tflops

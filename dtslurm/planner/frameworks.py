@@ -1,7 +1,7 @@
-"""What training frameworks keep in memory and how they run, as far as published code and rows tell.
+"""Properties of training frameworks: model states in memory and execution, from published code and rows.
 
-Model states follow each framework's own code, not one textbook table: the same ZeRO stage differs by up to
-6 bytes per parameter.
+Model states follow each framework's own code instead of a general table, because the same ZeRO stage differs
+by up to 6 bytes per parameter.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class States(NamedTuple):
-    """Bytes per parameter of one kind of state: kept by every rank, and shared over the shard group."""
+    """Bytes per parameter of one kind of state: ``kept`` on each rank, ``shared`` over the shard group."""
 
     kept: float
     shared: float
@@ -19,23 +19,23 @@ class States(NamedTuple):
 
 @dataclass(frozen=True)
 class Framework:
-    """One way to train.
+    """A training framework, or a generation or configuration of one.
 
     Attributes:
-        title: as people write it.
-        flash: attention never stores the scores.
+        title: readable name.
+        flash: attention does not store the scores.
         fused: normalisations, activations and rotary embeddings run as fused kernels.
-        overlap: gradient and weight traffic runs beside computation.
-        dropout: masks are stored, one byte each.
-        pads_vocab: the vocabulary grows to a multiple of 128 per tensor-parallel rank.
-        balanced: pipeline stages are cut by cost, so that the head makes room for itself.
-        short_moments: mixtures with latent attention keep Adam's moments in 16 bits.
+        overlap: gradient and weight traffic overlaps with computation.
+        dropout: dropout masks are stored, one byte per element.
+        pads_vocab: the vocabulary is padded to a multiple of 128 per tensor-parallel rank.
+        balanced: pipeline stages are cut by cost, so that the head's stage has fewer layers.
+        short_moments: MoE models with latent attention keep Adam's moments in 16 bits.
         once_per_node: a token for several experts of a node crosses the network once (DeepEP, HybridEP).
-        plain_routing: experts' tokens are sorted and added up by plain operators, not by a fused kernel.
-        graphs: dense layers are replayed as CUDA graphs where the host is slow (see step.py).
-        keeps_gathered: inputs that tensor parallelism gathers stay for the backward pass.
+        plain_routing: plain operators instead of a fused kernel sort and sum the experts' tokens.
+        graphs: dense layers are replayed as CUDA graphs on slow hosts (see step.py).
+        keeps_gathered: inputs that tensor parallelism gathers are kept for the backward pass.
         eager: RMSNorms and gated MLPs are sequences of PyTorch operators, and each operator keeps its input.
-        like: the framework whose constants count for this one as well.
+        like: the framework whose constants also apply to this one.
     """
 
     name: str
@@ -55,12 +55,12 @@ class Framework:
 
     @property
     def family(self) -> str:
-        """The framework whose constants count for this one."""
+        """The framework whose constants apply to this one."""
         return self.like or self.name
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """The names that constants may be given for, the most specific first."""
+        """The names under which constants are looked up, the most specific first."""
         return (self.name, self.family)
 
 
@@ -139,7 +139,7 @@ SHARDING = {
     "torchtitan-2024",
     "jax",
     "paxml",
-}  # masters are the weights; gathered copies pass by
+}  # the master weights are the weights; gathered copies are temporary
 
 
 def states(framework: str, zero: int, precision: str) -> dict[str, States]:
@@ -147,30 +147,37 @@ def states(framework: str, zero: int, precision: str) -> dict[str, States]:
 
     Sources: Megatron-LM docs/dist_optimizer and megatron/training/theoretical_memory_usage.py; DeepSpeed
     docs/memory.rst and runtime/zero; torchtitan's FSDP2 mixed precision; Rajbhandari et al. 2020
-    (arXiv:1910.02054) for the stages themselves.
+    (arXiv:1910.02054) for the ZeRO stages.
     """
     if precision == "fp32":
-        table = {"weights": 4.0, "gradients": 4.0, "master_weights": 0.0, "optimizer": 8.0}
+        bytes_by_kind = {"weights": 4.0, "gradients": 4.0, "master_weights": 0.0, "optimizer": 8.0}
     elif framework in SHARDING:
-        table = {"weights": 0.0, "gradients": 4.0, "master_weights": 4.0, "optimizer": 8.0}
-        if zero < 3:  # autocast keeps a 16-bit copy for the step beside the 32-bit weights
-            table["weights"] = 2.0
+        bytes_by_kind = {"weights": 0.0, "gradients": 4.0, "master_weights": 4.0, "optimizer": 8.0}
+        if zero < 3:  # autocast keeps a 16-bit copy of the 32-bit weights during the step
+            bytes_by_kind["weights"] = 2.0
     elif framework in DEEPSPEED:
-        table = {"weights": 2.0, "gradients": 2.0, "master_weights": 4.0, "optimizer": 8.0}
+        bytes_by_kind = {"weights": 2.0, "gradients": 2.0, "master_weights": 4.0, "optimizer": 8.0}
     else:
-        table = {"weights": 2.0, "gradients": 4.0, "master_weights": 4.0, "optimizer": 8.0}
+        bytes_by_kind = {"weights": 2.0, "gradients": 4.0, "master_weights": 4.0, "optimizer": 8.0}
     if framework in NEMO and precision != "fp32":
-        table["gradients"] = 2.0  # accumulate_allreduce_grads_in_fp32 is off in its recipes
-    shared = {0: (), 1: ("master_weights", "optimizer"), 2: ("master_weights", "optimizer", "gradients")}.get(
-        zero, ("master_weights", "optimizer", "gradients", "weights")
-    )
-    found = {key: States(0, size) if key in shared else States(size, 0) for key, size in table.items()}
+        bytes_by_kind["gradients"] = 2.0  # NeMo's recipes disable accumulate_allreduce_grads_in_fp32
+    sharded_kinds = {
+        0: (),
+        1: ("master_weights", "optimizer"),
+        2: ("master_weights", "optimizer", "gradients"),
+    }.get(zero, ("master_weights", "optimizer", "gradients", "weights"))
+    states_by_kind = {
+        key: States(0, size) if key in sharded_kinds else States(size, 0)
+        for key, size in bytes_by_kind.items()
+    }
     if framework == "megatron-deepspeed" and zero == 1 and precision == "bf16":
-        # BF16_Optimizer adds gradients up in 32 bits on every rank: bf16_optimizer.py
-        found["gradients"] = States(6, 0)
+        # BF16_Optimizer accumulates gradients in 32 bits on each rank: bf16_optimizer.py
+        states_by_kind["gradients"] = States(6, 0)
     elif framework in DEEPSPEED and zero in {1, 2}:
-        # a 32-bit copy of its own gradient shard: stage_1_and_2.py
-        found["gradients"] = States(found["gradients"].kept, found["gradients"].shared + 4)
+        # each rank keeps a 32-bit copy of its gradient shard: stage_1_and_2.py
+        states_by_kind["gradients"] = States(
+            states_by_kind["gradients"].kept, states_by_kind["gradients"].shared + 4
+        )
     if framework in SHARDING and zero == 2:
-        found["master_weights"] = States(0, 4)
-    return found
+        states_by_kind["master_weights"] = States(0, 4)
+    return states_by_kind

@@ -1,4 +1,4 @@
-"""What the model runs on: GPUs (``data/gpus.csv``, each row with its source) and how they are joined.
+"""Hardware: GPUs (``data/gpus.csv``, each row with its source) and the links between them.
 
 Units: memory GiB, bandwidth GB/s (1e9) of one direction per GPU, compute TFLOP/s.
 """
@@ -16,9 +16,9 @@ _CHIP = re.compile(
     r"GH200|G?B[23]00|MI\d{3}[AX]|[AHV]\d00|A10G?|A40|L40S|L4(?!0)|T4|RTX[ -]?A?\d{4}(?: ?Ada)?|PVC",
     re.IGNORECASE,
 )
-_SAME = {"MI250": "MI250X", "A6000": "RTX A6000", "MAX 1550": "PVC", "H100-94": "H100-94-NVL"}
-_OTHERWISE = re.compile(r"MI250(?!X)|(?<!RTX )(?<!RTX-)\bA6000|Max 1550|H100-94(?!-)", re.IGNORECASE)
-_KIN = {  # chips of one generation share what was measured on one of them
+_CHIP_BY_ALIAS = {"MI250": "MI250X", "A6000": "RTX A6000", "MAX 1550": "PVC", "H100-94": "H100-94-NVL"}
+_ALIASES = re.compile(r"MI250(?!X)|(?<!RTX )(?<!RTX-)\bA6000|Max 1550|H100-94(?!-)", re.IGNORECASE)
+_GENERATION = {  # chips of a generation use the measurements of one of them
     "A800": "A100",
     "H200": "H100",
     "GH200": "H100",
@@ -28,7 +28,7 @@ _KIN = {  # chips of one generation share what was measured on one of them
     "GB300": "B200",
     "MI325X": "MI300X",
 }
-_SMS = {  # streaming multiprocessors or compute units: how many tiles of a matrix product run at once
+_SMS = {  # streaming multiprocessors or compute units: the number of matrix product tiles that run at once
     "V100": 80, "T4": 40, "A100": 108, "A800": 108, "A10": 72, "A10G": 80, "A40": 84, "L4": 58, "L40S": 142,
     "H100": 132, "H200": 132, "H800": 132, "GH200": 132, "B200": 148, "GB200": 148, "B300": 148, "GB300": 148,
     "MI250X": 110, "MI300X": 304, "MI300A": 228, "MI325X": 304, "MI355X": 256,
@@ -40,12 +40,12 @@ class Gpu:
     """One kind of GPU.
 
     Attributes:
-        memory_gib: what a process may use.
-        bf16_tflops, fp8_tflops: dense peaks of the data sheet; fp16's where it has no bf16; 0 for none.
-        matmul_tflops: the best bf16 matrix product measured (MAMF), or 0.85 of the peak where nobody has.
-        sms: processors that tiles are spread over.
-        link_gbs: to the other GPUs of its node.
-        node_gpus, nic_gbs: a usual node, for machines described by the GPU alone.
+        memory_gib: memory that a process may use.
+        bf16_tflops, fp8_tflops: dense peaks of the data sheet; fp16 for GPUs without bf16; 0 for none.
+        matmul_tflops: the best measured bf16 matrix product (MAMF), or 0.85 of the peak if unmeasured.
+        sms: number of processors that run tiles.
+        link_gbs: bandwidth to the other GPUs of the node.
+        node_gpus, nic_gbs: values of a usual node, for machines described only by the GPU.
     """
 
     name: str
@@ -65,13 +65,13 @@ class Gpu:
 
     @property
     def grace(self) -> bool:
-        """Whether the host beside it is a Grace."""
+        """Whether the host CPU is a Grace."""
         return self.chip in {"GH200", "GB200", "GB300"}
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """The names that constants may be given for, the most specific first."""
-        return (self.name, self.chip, _KIN.get(self.chip, self.chip))
+        """The names under which constants are looked up, the most specific first."""
+        return (self.name, self.chip, _GENERATION.get(self.chip, self.chip))
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,13 @@ class Machine:
     """Nodes of one kind.
 
     Attributes:
-        domain: GPUs joined by the fast link; larger than a node in an NVL72 rack.
+        domain: number of GPUs connected by the fast link; larger than a node in an NVL72 rack.
         nic_gbs: network bandwidth per GPU.
-        fabric: the profile's word for the network, ``infiniband`` where unknown.
-        oversubscription: by how much the network above the first switch is thinner, 1 for none.
-        watts: of a GPU and its share of the node; None if unknown.
-        price: of a GPU-hour; None if unknown.
-        currency: of the price; empty if unknown.
+        fabric: the cluster profile's name of the network, ``infiniband`` if unknown.
+        oversubscription: factor by which the network above the first switch is slower, 1 for none.
+        watts: power of a GPU and its share of the node; None if unknown.
+        price: price of a GPU-hour; None if unknown.
+        currency: currency of the price; empty if unknown.
     """
 
     gpu: Gpu
@@ -102,39 +102,40 @@ class Machine:
 
     @property
     def gpus(self) -> int:
-        """All GPUs."""
+        """Number of GPUs of all nodes."""
         return self.nodes * self.gpus_per_node
 
     @property
     def meshed(self) -> bool:
-        """Whether each pair of a node's GPUs has links of its own, so that few of them use few links.
+        """Whether each pair of a node's GPUs has dedicated links, so that a few GPUs use only a few links.
 
-        So are AMD's xGMI and NVIDIA's boards of up to four GPUs, which have no switch.
+        This is true of AMD's xGMI and of NVIDIA's boards of up to four GPUs, which have no switch.
         """
         return self.gpu.nvlink and (self.gpu.vendor == "amd" or self.domain <= 4)
 
     def reach(self, inside: int) -> float:
-        """Return the share of its links that a GPU uses when ``inside`` GPUs of a domain talk.
+        """Return the share of its links that a GPU uses when ``inside`` GPUs of a domain communicate.
 
-        Eight MI300X reach 313 GB/s and two 47.7 (stas00/ml-engineering, network): one link in seven.
+        Eight MI300X reach 313 GB/s, and two reach 47.7 GB/s, one link in seven (stas00/ml-engineering,
+        network).
         """
         return (inside - 1) / (self.domain - 1) if self.meshed and 1 < inside < self.domain else 1.0
 
 
 @cache
 def gpus() -> dict[str, Gpu]:
-    """Return every known GPU by name."""
+    """Return all known GPUs by name."""
     with (DATA / "gpus.csv").open(encoding="utf-8", newline="") as stream:
-        found = [_gpu(row) for row in csv.DictReader(stream)]
-    return {gpu.name: gpu for gpu in found}
+        parsed = [_parse_gpu(row) for row in csv.DictReader(stream)]
+    return {gpu.name: gpu for gpu in parsed}
 
 
-def _gpu(row: dict[str, str]) -> Gpu:
+def _parse_gpu(row: dict[str, str]) -> Gpu:
     def number(key: str) -> float:
         return float(row[key] or 0)
 
-    found = _CHIP.search(row["gpu"])
-    chip = _plain(found[0]) if found else row["gpu"].split("-")[0]
+    match = _CHIP.search(row["gpu"])
+    chip = _normalize_chip(match[0]) if match else row["gpu"].split("-")[0]
     peak = number("bf16_dense_tflops") or number("fp16_dense_tflops")
     hbm = number("hbm_tb_s") or (2.0 if "H100" in row["gpu"] else 1.6)
     return Gpu(
@@ -155,36 +156,36 @@ def _gpu(row: dict[str, str]) -> Gpu:
     )
 
 
-def _plain(chip: str) -> str:
-    """Return a chip's name in one spelling: ``RTX 6000 ADA``, ``H100``."""
+def _normalize_chip(chip: str) -> str:
+    """Return a chip's name in a uniform spelling, such as ``RTX 6000 ADA`` or ``H100``."""
     return re.sub(r"RTX[ -]?", "RTX ", chip.upper())
 
 
 def find_gpu(text: str, memory_gib: float | None = None) -> Gpu | None:
-    """Return the GPU a name such as ``H100-80GB`` or ``A100-SXM4-40GB`` means, None if it is unknown.
+    """Return the GPU for a name such as ``H100-80GB`` or ``A100-SXM4-40GB``, None if the chip is unknown.
 
-    The chip must be known; memory and form (SXM, PCIe, NVL) choose among its variants.
+    Memory size and form factor (SXM, PCIe, NVL) select among the variants of the chip.
     """
     if text in gpus():
         return gpus()[text]
-    text = _OTHERWISE.sub(lambda match: _SAME[match[0].upper()], text.replace("_", "-"))
-    found = _CHIP.search(text)
-    if not found:
+    text = _ALIASES.sub(lambda match: _CHIP_BY_ALIAS[match[0].upper()], text.replace("_", "-"))
+    chip_match = _CHIP.search(text)
+    if not chip_match:
         return None
-    chip = _plain(found[0])
-    rest = text[found.end() :]
-    sizes = [float(size) for size in re.findall(r"(?<![\d.])(\d{2,3})(?=\s*G|-|\b)", rest)]
-    wanted = sizes[0] if sizes else memory_gib
-    same = [gpu for gpu in gpus().values() if gpu.chip == chip]
+    chip = _normalize_chip(chip_match[0])
+    after_chip = text[chip_match.end() :]
+    sizes = [float(size) for size in re.findall(r"(?<![\d.])(\d{2,3})(?=\s*G|-|\b)", after_chip)]
+    wanted_gib = sizes[0] if sizes else memory_gib
+    variants = [gpu for gpu in gpus().values() if gpu.chip == chip]
 
-    def unlikeness(gpu: Gpu) -> float:
+    def mismatch(gpu: Gpu) -> float:
         form = sum((word in text.upper()) != (word in gpu.name.upper()) for word in ("PCIE", "NVL"))
-        special = sum(word in gpu.name for word in ("custom", "MareNostrum", "500 W"))
+        special_variant = sum(word in gpu.name for word in ("custom", "MareNostrum", "500 W"))
         nominal = re.search(r"-(\d{2,3})\b", gpu.name)
         size = float(nominal[1]) if nominal else gpu.memory_gib
-        return 1000 * form + 10 * special + abs(size - (wanted or 80))
+        return 1000 * form + 10 * special_variant + abs(size - (wanted_gib or 80))
 
-    return min(same, key=unlikeness, default=None)
+    return min(variants, key=mismatch, default=None)
 
 
 def machine(
@@ -197,7 +198,7 @@ def machine(
     fabric: str = "infiniband",
     oversubscription: float = 1.0,
 ) -> Machine:
-    """Return nodes of a kind of GPU, the rest as such nodes usually are."""
+    """Return a machine with a kind of GPU; values that are not given are those of a usual node."""
     per_node = gpus_per_node or gpu.node_gpus
     domain = 72 if gpu.chip in {"GB200", "GB300"} else per_node
     return Machine(

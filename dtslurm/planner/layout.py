@@ -1,4 +1,4 @@
-"""A way to split a model over GPUs, and whether it can be at all."""
+"""Layouts: the split of a model over GPUs, and the parser of ``--layout``."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ SCHEDULES = ("1f1b", "gpipe", "zb1p", "zbv")
 
 @dataclass(frozen=True)
 class Layout:
-    """Degrees of parallelism and what goes with them.
+    """Degrees of parallelism, batch sizes and memory options of a training job.
 
     Attributes:
-        tp, pp, cp, ep, dp: tensor, pipeline, context, expert and data parallel degrees; tp·pp·cp·dp GPUs.
-            Experts are spread inside the tp·cp·dp GPUs of a stage.
-        etp: GPUs that split one expert between them where ep is more than 1; with ep=1 tp of them do.
+        tp, pp, cp, ep, dp: tensor, pipeline, context, expert and data parallel degrees. The job has
+            tp·pp·cp·dp GPUs. Experts are distributed over the tp·cp·dp GPUs of a stage.
+        etp: number of GPUs that split one expert if ep is more than 1; with ep=1 the number is tp.
         vp: virtual stages per GPU (interleaved 1F1B).
         mbs, gbs: sequences per micro-batch and data parallel rank, and per step of the whole job.
-        zero: what the data parallel ranks share: 0 nothing (DDP), 1 optimizer, 2 gradients too, 3 weights too
-            (FSDP).
-        shard: ranks that share one copy, at most dp·cp; fewer is HSDP, or ZeRO inside the node.
-        sp: activations between tensor parallel regions are split along the sequence.
-        offload: optimizer states live in host memory.
+        zero: states sharded over the data parallel ranks: 0 none (DDP), 1 optimizer, 2 also gradients, 3 also
+            weights (FSDP).
+        shard: number of ranks that share one copy, at most dp·cp; fewer means HSDP, or ZeRO inside the node.
+        sp: whether activations between tensor parallel regions are split along the sequence.
+        offload: whether optimizer states are in host memory.
     """
 
     tp: int = 1
@@ -46,40 +46,40 @@ class Layout:
 
     @property
     def gpus(self) -> int:
-        """GPUs of the whole job."""
+        """Number of GPUs of the whole job."""
         return self.tp * self.pp * self.cp * self.dp
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of one step on each data parallel rank."""
+        """Number of micro-batches per step on each data parallel rank."""
         return max(1, self.gbs // (self.mbs * self.dp))
 
     @property
     def expert_tp(self) -> int:
-        """GPUs that split one expert between them."""
+        """Number of GPUs that split one expert."""
         return self.etp if self.ep > 1 else self.tp
 
     @property
     def expert_ranks(self) -> int:
-        """GPUs that hold all experts once."""
+        """Number of GPUs that together hold each expert once."""
         return self.ep * self.expert_tp
 
     @property
     def shards(self) -> int:
-        """Ranks that share one copy of what ``zero`` shares."""
+        """Number of ranks that share one copy of the sharded states."""
         return min(self.shard, self.dp * self.cp) if self.shard else self.dp * self.cp
 
     @property
     def gathers(self) -> bool:
-        """Whether sharded weights are gathered anew for every micro-batch.
+        """Whether sharded weights are gathered again for each micro-batch.
 
-        With a pipeline they stay once gathered, until the step ends: torchtitan's default, and Llama 3's way
-        (arXiv:2407.21783, 3.3.2).
+        With a pipeline, gathered weights stay until the end of the step, as is the default in torchtitan and
+        as Llama 3 was trained (arXiv:2407.21783, 3.3.2).
         """
         return self.zero == 3 and self.pp == 1
 
     def __str__(self) -> str:
-        """Return the form ``--layout`` takes, without what is at its default."""
+        """Return the text for ``--layout``, without optional keys that have their default."""
         parts = [f"tp={self.tp}", f"pp={self.pp}", f"dp={self.dp}"]
         parts += [
             f"{key}={getattr(self, key)}" for key in ("cp", "ep", "etp", "vp") if getattr(self, key) > 1
@@ -98,8 +98,8 @@ class Layout:
         return ",".join(parts)
 
 
-_NUMBERS = ("tp", "pp", "cp", "ep", "etp", "dp", "vp", "mbs", "gbs", "shard")
-_CHOICES: dict[str, tuple[str, ...]] = {
+_COUNT_KEYS = ("tp", "pp", "cp", "ep", "etp", "dp", "vp", "mbs", "gbs", "shard")
+_CHOICES_BY_KEY: dict[str, tuple[str, ...]] = {
     "zero": ("0", "1", "2", "3"),
     "recompute": RECOMPUTE,
     "schedule": SCHEDULES,
@@ -110,7 +110,7 @@ _LARGEST = 10_000_000
 
 
 class LayoutProblem(ValueError):
-    """A layout that cannot be; ``problems`` names everything wrong with it."""
+    """An invalid layout; ``problems`` lists all errors."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
@@ -118,29 +118,29 @@ class LayoutProblem(ValueError):
 
 
 def parse_layout(text: str) -> Layout:
-    """Read ``tp=8,pp=16,dp=64,mbs=1,gbs=2048,recompute=selective,zero=1``.
+    """Parse a layout such as ``tp=8,pp=16,dp=64,mbs=1,gbs=2048,recompute=selective,zero=1``.
 
     Raises:
-        LayoutProblem: with everything that is wrong.
+        LayoutProblem: the text is invalid; the exception lists all errors.
     """
     problems: list[str] = []
     values: dict[str, object] = {}
-    for part in filter(None, (piece.strip() for piece in text.split(","))):
-        key, equals, value = part.partition("=")
+    for pair in filter(None, (pair.strip() for pair in text.split(","))):
+        key, equals, value = pair.partition("=")
         key = key.strip().lower()
         value = value.strip()
         if key in values:
             problems.append(f"{key} is given twice")
         elif not equals:
-            problems.append(f"{part!r} should read key=value, as in tp=8")
-        elif key in _NUMBERS:
-            values[key] = _whole(key, value, problems)
-        elif key in _CHOICES:
-            chosen = _choice(key, value, _CHOICES[key], problems)
-            values[key] = chosen == 1 if key in {"sp", "offload"} else chosen
+            problems.append(f"{pair!r} should read key=value, as in tp=8")
+        elif key in _COUNT_KEYS:
+            values[key] = _parse_count(key, value, problems)
+        elif key in _CHOICES_BY_KEY:
+            choice = _parse_choice(key, value, _CHOICES_BY_KEY[key], problems)
+            values[key] = choice == 1 if key in {"sp", "offload"} else choice
         else:
-            known = ", ".join((*_NUMBERS, *_CHOICES))
-            problems.append(f"{key!r} is not part of a layout; known are {known}")
+            known_keys = ", ".join((*_COUNT_KEYS, *_CHOICES_BY_KEY))
+            problems.append(f"{key!r} is not part of a layout; known are {known_keys}")
     if not values and not problems:
         problems.append("the layout is empty; write for example tp=8,pp=2,dp=4,mbs=1,gbs=256,zero=1")
     if problems:
@@ -150,14 +150,14 @@ def parse_layout(text: str) -> Layout:
     return Layout(**values)  # type: ignore[arg-type]
 
 
-def _whole(key: str, value: str, problems: list[str]) -> int:
+def _parse_count(key: str, value: str, problems: list[str]) -> int:
     if re.fullmatch(r"\d{1,8}", value) and 1 <= int(value) <= _LARGEST:
         return int(value)
     problems.append(f"{key} should be a whole number from 1 to {_LARGEST:,}, not {value!r}")
     return 1
 
 
-def _choice(key: str, value: str, known: tuple[str, ...], problems: list[str]) -> object:
+def _parse_choice(key: str, value: str, known: tuple[str, ...], problems: list[str]) -> object:
     if value not in known:
         problems.append(f"{key} should be one of {', '.join(known)}, not {value!r}")
         return known[0]

@@ -1,4 +1,4 @@
-"""Traffic of a mixture's experts: tokens to the experts they are routed to and back, seconds."""
+"""Time in seconds of expert-parallel traffic: dispatch of tokens to their experts, and back."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dtslurm.planner.models.shapes import Stack
 
 
 class Routing:
-    """How one framework moves tokens to experts on one machine.
+    """The expert-parallel traffic of one framework on one machine.
 
-    Attributes:
-        even: routing is forced to be even, or tokens above an expert's share are dropped, as in tables of
-            pure speed; else the rank with the most tokens is waited for.
+    Args:
+        even: whether routing is forced to be even, or tokens above an expert's share are dropped, as in
+            tables of performance runs. Otherwise, all ranks wait for the rank with the most tokens.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Routing:
         self.imbalance = 1.0 if even else constants["expert_imbalance"]
 
     def busiest(self, stack: Stack, layout: Layout, cost: LayerCost) -> LayerCost:
-        """Return a layer's cost on the rank that got the most tokens."""
+        """Return a layer's cost on the rank that received the most tokens."""
         if not stack.experts or layout.ep == 1:
             return cost
         return cost._replace(
@@ -40,11 +40,11 @@ class Routing:
     def exchange(
         self, stack: Stack, layout: Layout, hidden: int, seq_len: int, cost: LayerCost
     ) -> tuple[float, float]:
-        """Return exposed traffic of dispatching tokens to experts and back, forward and backward.
+        """Return the exposed time of dispatching tokens to experts and back, forward and backward.
 
-        Over nodes and with virtual stages the tuned recipes run it beside another micro-batch's layer
-        (overlap_moe_expert_parallel_comm: Megatron Bridge's DeepSeek-V3 on H100 and B200). GPUs that split
-        an expert gather the tokens of all of them and scatter what comes out (Megatron-LM's
+        Across nodes and with virtual stages, the tuned recipes overlap this traffic with a layer of another
+        micro-batch (overlap_moe_expert_parallel_comm: Megatron Bridge's DeepSeek-V3 on H100 and B200). GPUs
+        that split an expert gather each other's tokens and scatter the results (Megatron-LM's
         --expert-tensor-parallel-size).
         """
         if not stack.experts or layout.ep == 1:
@@ -53,15 +53,17 @@ class Routing:
         tokens = layout.mbs * seq_len / layout.cp / layout.tp
         nbytes = 2.0 * tokens * hidden
         top_k = stack.experts.top_k
-        tuned = self.framework.once_per_node
-        time = self.network.dispatch(nbytes, top_k, ranks, once_per_node=tuned) * self.imbalance
-        if self.framework.name == "megatron":  # its default: every rank gets all tokens and keeps its own
+        is_tuned = self.framework.once_per_node
+        time = self.network.dispatch(nbytes, top_k, ranks, once_per_node=is_tuned) * self.imbalance
+        if self.framework.name == "megatron":  # default: each rank gathers all tokens and keeps its own
             time = min(time, self.network.gather(nbytes * ranks.size, ranks))
-        both = 2 * time * (1 - self.hidden)
+        round_trip = 2 * time * (1 - self.hidden)
         if layout.etp > 1:
-            parts = group(self.machine, layout.etp, 1)
-            both += 2 * self.network.gather(nbytes * top_k * layout.etp * self.imbalance, parts)
-        if not tuned or ranks.across == 1 or layout.vp == 1:
-            return both, both
-        ahead, back = min(both, cost.forward), min(both, cost.backward)
-        return both - (1 - self.slowdown) * ahead, both - (1 - self.slowdown) * back
+            tensor_group = group(self.machine, layout.etp, 1)
+            round_trip += 2 * self.network.gather(nbytes * top_k * layout.etp * self.imbalance, tensor_group)
+        if not is_tuned or ranks.across == 1 or layout.vp == 1:
+            return round_trip, round_trip
+        hidden_forward, hidden_backward = min(round_trip, cost.forward), min(round_trip, cost.backward)
+        return round_trip - (1 - self.slowdown) * hidden_forward, round_trip - (
+            1 - self.slowdown
+        ) * hidden_backward

@@ -1,4 +1,4 @@
-"""Every layout of a model over a machine: which divide, which fit, which is fastest."""
+"""Search over the layouts of a model on a machine: enumerate, filter by memory, and rank by speed."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from dtslurm.planner.models.shapes import ModelShape
 from dtslurm.planner.step import Setting
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
-UNSPLIT = {"fsdp", "deepspeed", "jax", "paxml"}  # searched with data parallelism alone
-NEAR = 0.03  # estimates closer than this cannot be told apart; the simpler layout goes first
+UNSPLIT = {"fsdp", "deepspeed", "jax", "paxml"}  # frameworks whose search uses data parallelism only
+NEAR = 0.03  # estimates within this relative difference are equal; the simpler layout ranks first
 
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """What is to be trained, on what, how.
+    """A training task: model, machine, sequence length, batch, framework and precision.
 
     Attributes:
-        gbs: sequences per step of the whole job.
-        precision: of matrix products: ``bf16``, ``fp16``, ``fp8`` or ``fp32``.
+        gbs: global batch size, sequences per step of the whole job.
+        precision: number format of matrix products: ``bf16``, ``fp16``, ``fp8`` or ``fp32``.
     """
 
     model: ModelShape
@@ -37,7 +37,7 @@ class TrainingTask:
     precision: str
 
     def estimator(self, constants: Constants) -> Estimator:
-        """Return what estimates layouts of this task."""
+        """Return an estimator for layouts of this task."""
         return Estimator(
             Setting(self.model, self.machine, self.seq_len, self.framework, self.precision, constants)
         )
@@ -48,9 +48,9 @@ class SearchResult:
     """The outcome of a search.
 
     Attributes:
-        ranked: layouts that fit, best first.
-        tight: layouts that do not, the least memory first, with what they would need.
-        tried: how many layouts were looked at.
+        ranked: estimates of the layouts that fit, best first.
+        tight: layouts that do not fit, with the memory they need, least memory first.
+        tried: number of layouts whose memory was estimated.
     """
 
     task: TrainingTask
@@ -60,9 +60,10 @@ class SearchResult:
 
 
 def default_batch(model: ModelShape, seq_len: int, gpus: int) -> int:
-    """Return a customary global batch: half a million tokens for small models, up to 16 M for the largest.
+    """Return a usual global batch: half a million tokens for small models, up to 16 M for the largest.
 
-    GPT-3, Llama 2 and Llama 3 used such (0.5 M at 1 B, 4 M at 70 B, 16 M at 405 B).
+    GPT-3, Llama 2 and Llama 3 used similar batches (0.5 M tokens at 1 B parameters, 4 M at 70 B, 16 M at
+    405 B).
     """
     if model.generic:
         return 64 * gpus
@@ -74,11 +75,12 @@ def default_batch(model: ModelShape, seq_len: int, gpus: int) -> int:
     if gpus & (gpus - 1) == 0:
         return max(1 << (sequences.bit_length() - 1), min(gpus, 2 * sequences))
     batch: int = 1 << (sequences.bit_length() - 1)
-    return -(-batch // gpus) * gpus if batch >= gpus else batch  # 24 GPUs share what 24 divides
+    # for example, 24 GPUs need a batch that is a multiple of 24
+    return -(-batch // gpus) * gpus if batch >= gpus else batch
 
 
 def tensor_degrees(model: ModelShape, most: int) -> list[int]:
-    """Return the tensor parallel degrees that divide heads, width and MLPs, up to ``most``."""
+    """Return the tensor parallel degrees up to ``most`` that divide heads, hidden size and MLP widths."""
     if model.generic:
         return [1]
     heads = min(stack.attention.heads for stack in model.stacks)
@@ -87,43 +89,43 @@ def tensor_degrees(model: ModelShape, most: int) -> list[int]:
         for tp in divisors(heads, most)
         if model.hidden % tp == 0
         and all(
-            s.attention.heads % tp == 0
-            and (s.attention.kv_heads % tp == 0 or tp % s.attention.kv_heads == 0)
-            and (s.experts is not None or s.ffn % tp == 0)
-            for s in model.stacks
+            stack.attention.heads % tp == 0
+            and (stack.attention.kv_heads % tp == 0 or tp % stack.attention.kv_heads == 0)
+            and (stack.experts is not None or stack.ffn % tp == 0)
+            for stack in model.stacks
         )
     ]
 
 
 def layouts(task: TrainingTask) -> Iterator[list[Layout]]:
-    """Yield groups of layouts that differ in recomputation alone, the least recomputation first."""
+    """Yield groups of layouts that differ only in recomputation, least recomputation first."""
     model, gpus = task.model, task.machine.gpus
-    nodes_share = task.machine.domain
-    plain = task.framework in UNSPLIT or bool(model.generic)
-    tensor = [1] if plain else tensor_degrees(model, min(nodes_share, 16, gpus))
-    experts = _expert_degrees(model, task)
-    for tp in tensor:
+    domain = task.machine.domain
+    data_parallel_only = task.framework in UNSPLIT or bool(model.generic)
+    tensor_degrees_tried = [1] if data_parallel_only else tensor_degrees(model, min(domain, 16, gpus))
+    expert_degrees = _expert_degrees(model, task)
+    for tp in tensor_degrees_tried:
         if gpus % tp:
             continue
         for cp in _context_degrees(task, tp):
-            for pp in _pipeline_degrees(task, gpus // (tp * cp), plain=plain):
+            for pp in _pipeline_degrees(task, gpus // (tp * cp), plain=data_parallel_only):
                 dp = gpus // (tp * cp * pp)
                 for mbs in MICRO_BATCHES if not model.generic else (1, 4, 16, 64, 256):
                     if task.gbs % (mbs * dp) or (mbs > 1 and cp > 1):
                         continue
                     base = Layout(tp=tp, pp=pp, cp=cp, dp=dp, mbs=mbs, gbs=task.gbs, sp=tp > 1)
-                    yield from _variants(task, base, experts)
+                    yield from _layout_variants(task, base, expert_degrees)
 
 
-def _variants(task: TrainingTask, base: Layout, experts: list[int]) -> Iterator[list[Layout]]:
+def _layout_variants(task: TrainingTask, base: Layout, experts: list[int]) -> Iterator[list[Layout]]:
     modes = recompute_modes(task.framework)
-    for zero, shard in _sharding(task, base):
+    for zero, shard in _sharding_modes(task, base):
         for ep in experts:
             if (base.tp * base.cp * base.dp) % ep:
                 continue
-            for vp in _virtual(task.model, base):
-                made = replace(base, zero=zero, shard=shard, ep=ep, vp=vp)
-                yield [made if mode == "none" else replace(made, recompute=mode) for mode in modes]
+            for vp in _virtual_stage_counts(task.model, base):
+                variant = replace(base, zero=zero, shard=shard, ep=ep, vp=vp)
+                yield [variant if mode == "none" else replace(variant, recompute=mode) for mode in modes]
 
 
 def _expert_degrees(model: ModelShape, task: TrainingTask) -> list[int]:
@@ -146,7 +148,7 @@ def _pipeline_degrees(task: TrainingTask, most: int, *, plain: bool) -> list[int
     return [pp for pp in divisors(most, min(64, task.model.layers)) if stages_divide(task.model, pp)]
 
 
-def _virtual(model: ModelShape, base: Layout) -> list[int]:
+def _virtual_stage_counts(model: ModelShape, base: Layout) -> list[int]:
     if base.pp == 1 or base.micro_batches % base.pp:
         return [1]
     most = -(-model.layers // base.pp) + 1
@@ -154,25 +156,27 @@ def _virtual(model: ModelShape, base: Layout) -> list[int]:
     return [1, *dict.fromkeys((valid[0], valid[len(valid) // 2], valid[-1]))] if valid else [1]
 
 
-def _sharding(task: TrainingTask, base: Layout) -> list[tuple[int, int]]:
-    """Return the (zero, shard) worth trying: what the framework offers, over all ranks or those of a node."""
+def _sharding_modes(task: TrainingTask, base: Layout) -> list[tuple[int, int]]:
+    """Return the (zero, shard) pairs to try: the framework's modes, over all ranks or the ranks of a node."""
     ranks = base.dp * base.cp
     if task.framework in {"megatron", "nanotron", "megatron-2021", "megatron-deepspeed"} | NEMO:
         return [(1, 0)] if ranks > 1 else [(0, 0)]
     if ranks == 1:
         return [(0, 0)]
-    inside = max(1, task.machine.domain // base.tp)
+    ranks_per_domain = max(1, task.machine.domain // base.tp)
     hybrid = (
-        [(3, inside)] if 1 < inside < ranks and ranks % inside == 0 and task.framework != "deepspeed" else []
+        [(3, ranks_per_domain)]
+        if 1 < ranks_per_domain < ranks and ranks % ranks_per_domain == 0 and task.framework != "deepspeed"
+        else []
     )
     if task.framework == "deepspeed":
         return [(1, 0), (2, 0), (3, 0)]
-    plain = [(0, 0)] if base.tp == base.pp == base.cp == 1 else []
-    return [*plain, (3, 0), *hybrid]
+    unsharded = [(0, 0)] if base.tp == base.pp == base.cp == 1 else []
+    return [*unsharded, (3, 0), *hybrid]
 
 
 def search(task: TrainingTask, constants: Constants, *, keep: int = 200) -> SearchResult:
-    """Return every layout that fits, ranked by time, and the nearest of those that do not."""
+    """Return the best layouts that fit, ranked by time, and those closest to fitting."""
     estimator = task.estimator(constants)
     fitting: list[Estimate] = []
     tight: list[tuple[Layout, MemoryUse]] = []
@@ -183,7 +187,7 @@ def search(task: TrainingTask, constants: Constants, *, keep: int = 200) -> Sear
             memory = estimator.memory(layout)
             if memory.total <= estimator.limit_gib:
                 fitting.append(estimator.estimate(layout, memory))
-                break  # recomputing more than is needed only costs time
+                break  # more recomputation than needed only costs time
             if index == len(group) - 1:
                 tight.append((layout, memory))
     tight.sort(key=lambda item: item[1].total)
@@ -191,27 +195,28 @@ def search(task: TrainingTask, constants: Constants, *, keep: int = 200) -> Sear
 
 
 def rank(estimates: list[Estimate]) -> list[Estimate]:
-    """Return estimates fastest first; among equals the one with the least splitting, then the most room."""
-    ordered = sorted(estimates, key=lambda item: item.time.total / item.layout.gbs)
-    if not ordered:
-        return ordered
-    best = ordered[0].time.total / ordered[0].layout.gbs
-    near = [item for item in ordered if item.time.total / item.layout.gbs <= best * (1 + NEAR)]
+    """Return estimates, fastest first; near-equal ones by least splitting, then by least memory."""
+    by_speed = sorted(estimates, key=lambda item: item.time.total / item.layout.gbs)
+    if not by_speed:
+        return by_speed
+    best = by_speed[0].time.total / by_speed[0].layout.gbs
+    near = [item for item in by_speed if item.time.total / item.layout.gbs <= best * (1 + NEAR)]
     near.sort(key=lambda item: (*complexity(item.layout), item.memory.total))
-    return near + ordered[len(near) :]
+    return near + by_speed[len(near) :]
 
 
 def complexity(layout: Layout) -> tuple[int, ...]:
-    """Return how much a layout splits: pipelines are the hardest to run, then tensors, then the rest.
+    """Return a sort key for how much a layout splits: first by pipeline stages, then tensors, then the rest.
 
-    Sharding over fewer ranks goes first where memory allows: it is the traffic that scales worst.
+    Pipelines are the hardest to run. Sharding over fewer ranks ranks first if memory allows, because sharding
+    traffic scales worst.
     """
-    sharing = layout.shards if layout.zero else 1
-    return (layout.pp, layout.tp, layout.cp, layout.ep, layout.vp, sharing)
+    shard_ranks = layout.shards if layout.zero else 1
+    return (layout.pp, layout.tp, layout.cp, layout.ep, layout.vp, shard_ranks)
 
 
 def smallest_nodes(task: TrainingTask, constants: Constants, most: int) -> int | None:
-    """Return the fewest nodes (doubling) on which some layout fits, None where even ``most`` do not."""
+    """Return the smallest number of nodes (by doubling) on which a layout fits, None if above ``most``."""
     nodes = 1
     while nodes <= most:
         gpus = nodes * task.machine.gpus_per_node
@@ -226,16 +231,16 @@ def smallest_nodes(task: TrainingTask, constants: Constants, most: int) -> int |
 
 
 def single_gpu(task: TrainingTask, constants: Constants) -> Estimate | None:
-    """Return the best layout on one GPU, None where the model does not fit on one."""
-    alone = replace(task.machine, nodes=1, gpus_per_node=1, domain=1)
-    found = search(replace(task, machine=alone, framework=task.framework), constants)
-    return found.ranked[0] if found.ranked else None
+    """Return the best layout on a single GPU, None if the model does not fit on one GPU."""
+    one_gpu_machine = replace(task.machine, nodes=1, gpus_per_node=1, domain=1)
+    search_result = search(replace(task, machine=one_gpu_machine, framework=task.framework), constants)
+    return search_result.ranked[0] if search_result.ranked else None
 
 
 def scaling(task: TrainingTask, constants: Constants, nodes: list[int]) -> list[tuple[int, Estimate | None]]:
-    """Return the best layout at each number of nodes, the global batch kept (strong scaling)."""
+    """Return the best layout for each number of nodes with the same global batch (strong scaling)."""
     curve: list[tuple[int, Estimate | None]] = []
     for count in nodes:
-        found = search(replace(task, machine=replace(task.machine, nodes=count)), constants, keep=1)
-        curve.append((count, found.ranked[0] if found.ranked else None))
+        search_result = search(replace(task, machine=replace(task.machine, nodes=count)), constants, keep=1)
+        curve.append((count, search_result.ranked[0] if search_result.ranked else None))
     return curve

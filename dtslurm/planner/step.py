@@ -1,7 +1,7 @@
-"""Time of one optimizer step, term by term, seconds.
+"""Time of one optimizer step by term, in seconds.
 
-Compute comes from :mod:`compute`, traffic from :mod:`collectives`; this file knows how they are ordered: what
-hides behind what, how a pipeline fills, what happens once per micro-batch and what once per step.
+Compute times come from :mod:`compute`, traffic from :mod:`collectives`. This module models their order: the
+overlap of compute and traffic, the pipeline's fill, and the work per micro-batch and per step.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ TERMS = (
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step by term; every term is time on the critical path, so they add up."""
+    """Seconds of one step by term; each term is time on the critical path, so the terms add up."""
 
     terms: dict[str, float] = field(default_factory=dict)
 
     @property
     def total(self) -> float:
-        """The whole step."""
+        """Seconds of the whole step."""
         return sum(self.terms.values())
 
 
 class LayerTime(NamedTuple):
-    """One layer's forward and backward time with its exposed traffic, and the terms of both together."""
+    """Forward and backward seconds of a layer including exposed traffic, and the terms of both passes."""
 
     forward: float
     backward: float
@@ -62,12 +62,12 @@ class LayerTime(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """What all layouts of a search have in common.
+    """The settings that all layouts of a search share.
 
     Attributes:
-        seq_len: in tokens.
-        frozen: the weights stay as they are and small adapters beside them learn (LoRA).
-        even: tokens are routed to experts evenly (see :mod:`routing`).
+        seq_len: sequence length in tokens.
+        frozen: whether the weights are frozen and only small adapters are trained (LoRA).
+        even: whether tokens are routed to experts evenly (see :mod:`routing`).
     """
 
     model: ModelShape
@@ -81,7 +81,7 @@ class Setting:
 
 
 class Timer:
-    """Times layouts of one model on one machine; remembers layers it has seen."""
+    """Computes step times of layouts of one model on one machine, with a cache of layer times."""
 
     def __init__(self, setting: Setting) -> None:
         machine, constants = setting.machine, setting.constants
@@ -107,7 +107,7 @@ class Timer:
         self.overhead = of("step_overhead_ms", framework) * 1e-3
         self.scale = constants["time_scale"]
         self.rails = of("zero3_rails", framework)
-        self._layers: dict[tuple[object, ...], list[LayerTime]] = {}
+        self._cached_layers: dict[tuple[object, ...], list[LayerTime]] = {}
 
     def layers(self, layout: Layout) -> list[LayerTime]:
         """Return the time of each stack's layer for one micro-batch."""
@@ -116,52 +116,62 @@ class Timer:
             layout.tp, layout.cp, layout.ep, layout.etp, layout.mbs, layout.recompute, layout.sp, shards,
             layout.dp if layout.ep > 1 or shards else 0, layout.ep > 1 and layout.vp > 1,
         )  # fmt: skip
-        found = self._layers.get(key)
-        if found is None:
-            found = self._layers[key] = [self._layer(stack, layout) for stack in self.model.stacks]
-        return found
+        layer_times = self._cached_layers.get(key)
+        if layer_times is None:
+            layer_times = self._cached_layers[key] = [
+                self._layer_time(stack, layout) for stack in self.model.stacks
+            ]
+        return layer_times
 
-    def _layer(self, stack: Stack, layout: Layout) -> LayerTime:
+    def _layer_time(self, stack: Stack, layout: Layout) -> LayerTime:
         cost = self.kernels.layer(stack, self.model.hidden, self.seq_len, layout)
         cost = self.routing.busiest(stack, layout, cost)
-        tp_comm = self._tensor(stack, layout)
-        cp_ahead, cp_back = self._context(stack, layout, cost)
-        ep_comm, ep_back = self.routing.exchange(stack, layout, self.model.hidden, self.seq_len, cost)
-        again = {
+        tp_comm = self._tensor_parallel_time(stack, layout)
+        cp_forward, cp_backward = self._context_parallel_time(stack, layout, cost)
+        ep_comm, ep_backward = self.routing.exchange(stack, layout, self.model.hidden, self.seq_len, cost)
+        recompute = {
             "none": 0.0,
-            "selective": self._selective(cost),
+            "selective": self._selective_recompute_time(cost),
             "full": cost.forward,
         }[layout.recompute]
-        tp_again = tp_comm if layout.recompute == "full" else 0.0
-        ep_again = ep_comm if layout.recompute == "full" else 0.0
-        ahead = cost.forward + tp_comm + cp_ahead + ep_comm
-        back = cost.backward + again + tp_comm + tp_again + cp_back + ep_back + ep_again
-        host = self._host(stack, layout)
+        tp_recompute = tp_comm if layout.recompute == "full" else 0.0
+        ep_recompute = ep_comm if layout.recompute == "full" else 0.0
+        forward = cost.forward + tp_comm + cp_forward + ep_comm
+        backward = (
+            cost.backward + recompute + tp_comm + tp_recompute + cp_backward + ep_backward + ep_recompute
+        )
+        host_forward = self._launch_time(stack, layout)
         blend = self.blend
-        idle_ahead = (host**blend + ahead**blend) ** (1 / blend) - ahead
-        host_back = host * self.host_backward + (host if layout.recompute == "full" else 0.0)
-        idle_back = (host_back**blend + back**blend) ** (1 / blend) - back
-        fsdp_ahead, fsdp_back = self._sharded(stack, layout, ahead + idle_ahead, back + idle_back)
+        idle_forward = (host_forward**blend + forward**blend) ** (1 / blend) - forward
+        host_backward = host_forward * self.host_backward + (
+            host_forward if layout.recompute == "full" else 0.0
+        )
+        idle_backward = (host_backward**blend + backward**blend) ** (1 / blend) - backward
+        fsdp_forward, fsdp_backward = self._sharded_weight_time(
+            stack, layout, forward + idle_forward, backward + idle_backward
+        )
         terms = {
             "matmul": cost.matmul + cost.matmul_backward,
             "experts": cost.experts + cost.experts_backward,
             "attention": cost.attention + cost.attention_backward,
             "elementwise": cost.elementwise + cost.elementwise_backward,
-            "recompute": again + tp_again + ep_again,
-            "launch": idle_ahead + idle_back,
+            "recompute": recompute + tp_recompute + ep_recompute,
+            "launch": idle_forward + idle_backward,
             "tp_comm": 2 * tp_comm,
-            "cp_comm": cp_ahead + cp_back,
-            "ep_comm": ep_comm + ep_back,
-            "fsdp_comm": fsdp_ahead + fsdp_back,
+            "cp_comm": cp_forward + cp_backward,
+            "ep_comm": ep_comm + ep_backward,
+            "fsdp_comm": fsdp_forward + fsdp_backward,
         }
-        return LayerTime(ahead + idle_ahead + fsdp_ahead, back + idle_back + fsdp_back, terms)
+        return LayerTime(
+            forward + idle_forward + fsdp_forward, backward + idle_backward + fsdp_backward, terms
+        )
 
-    def _host(self, stack: Stack, layout: Layout) -> float:
-        """Return the time in which the host launches one layer's forward pass.
+    def _launch_time(self, stack: Stack, layout: Layout) -> float:
+        """Return the seconds in which the host launches the kernels of one layer's forward pass.
 
-        Launching is one thread's work, and Grace's cores are slower at it than x86 servers'
-        (arXiv:2504.11750: GH200 stays bound by its host up to four times the batch). Recipes of NVIDIA's
-        tables therefore replay CUDA graphs there, of narrow experts' mixtures all but the experts
+        One thread launches all kernels, and Grace's cores are slower at this than x86 servers' cores
+        (arXiv:2504.11750: GH200 stays bound by its host up to four times the batch). NVIDIA's recipes
+        therefore replay CUDA graphs on Grace; for models with narrow experts, the graphs exclude the experts
         (NVIDIA/NeMo, scripts/performance/recommended_model_configs: cuda_graphs is 1 for dense models and
         Mixtral on GB200, 0 for DeepSeek-V3 and on H100; Megatron-LM, docs/discussions/
         deepseek-v3-gb200-optimization).
@@ -172,212 +182,238 @@ class Timer:
         if layout.tp > 1:
             host += of("host_tp_us", framework.family)
         if not framework.flash and stack.attention.heads // layout.tp * layout.mbs % 4:
-            # Megatron-LM's fused softmax wants 4 heads at a time: fused_softmax.py
+            # Megatron-LM's fused softmax needs a multiple of 4 heads: fused_softmax.py
             host += self.constants["host_softmax_us"]
         if stack.attention.kv_rank:
             host += self.constants["host_mla_us"]
-        grace = self.machine.gpu.grace
-        graphed = self.constants["host_graphed"] if grace and framework.graphs else 1.0
-        wide = not stack.experts or stack.experts.ffn > self.model.hidden
-        if wide or framework.once_per_node:
-            host *= graphed
+        is_grace = self.machine.gpu.grace
+        graph_factor = self.constants["host_graphed"] if is_grace and framework.graphs else 1.0
+        has_wide_experts = not stack.experts or stack.experts.ffn > self.model.hidden
+        if has_wide_experts or framework.once_per_node:
+            host *= graph_factor
         if stack.experts:
-            host += of("host_moe_us", *framework.variants) * (graphed if wide else 1.0)
-        return host * 1e-6 * (self.constants["host_slowness_grace"] if grace else 1.0)
+            host += of("host_moe_us", *framework.variants) * (graph_factor if has_wide_experts else 1.0)
+        return host * 1e-6 * (self.constants["host_slowness_grace"] if is_grace else 1.0)
 
-    def _selective(self, cost: LayerCost) -> float:
-        """Return what selective recomputation runs again: attention's core where it stores the scores; in
-        torchtitan every second matrix product and all that is elementwise (its per-operator policy)."""
+    def _selective_recompute_time(self, cost: LayerCost) -> float:
+        """Return the seconds of selective recomputation.
+
+        Without flash attention, the attention core runs again; with it, half of the elementwise kernels.
+        torchtitan's per-operator policy recomputes every second matrix product and all elementwise kernels.
+        """
         if self.framework.family == "torchtitan":
             return cost.elementwise + (cost.matmul + cost.experts) / 2
         return cost.elementwise / 2 if self.framework.flash else cost.attention
 
-    def _tensor(self, stack: Stack, layout: Layout) -> float:
-        """Return exposed tensor-parallel traffic of one pass: an all-reduce, or its two halves, per block."""
+    def _tensor_parallel_time(self, stack: Stack, layout: Layout) -> float:
+        """Return the exposed tensor-parallel time of one pass: per block an all-reduce, or its two halves."""
         if layout.tp == 1:
             return 0.0
-        ranks = group(self.machine, layout.tp, 1)
+        tensor_group = group(self.machine, layout.tp, 1)
         nbytes = 2.0 * layout.mbs * self.seq_len / layout.cp * self.model.hidden
         blocks = 3 if stack.cross else 2
         if stack.experts and layout.ep > 1 and not stack.experts.shared_ffn:
             blocks -= 1
-        both = 2 * self.network.gather(nbytes, ranks) if layout.sp else self.network.reduce(nbytes, ranks)
-        hidden = self.tp_hidden if ranks.across == 1 else 0.0
-        return blocks * both * (1 - hidden)
+        block_time = (
+            2 * self.network.gather(nbytes, tensor_group)
+            if layout.sp
+            else self.network.reduce(nbytes, tensor_group)
+        )
+        hidden = self.tp_hidden if tensor_group.across == 1 else 0.0
+        return blocks * block_time * (1 - hidden)
 
-    def _context(self, stack: Stack, layout: Layout, cost: LayerCost) -> tuple[float, float]:
-        """Return what attention does not hide of passing keys and values around, forward and backward."""
+    def _context_parallel_time(self, stack: Stack, layout: Layout, cost: LayerCost) -> tuple[float, float]:
+        """Return the exposed time of exchanging keys and values between ranks, forward and backward."""
         if layout.cp == 1:
             return 0.0, 0.0
         att = stack.attention
-        ranks = group(self.machine, layout.cp, layout.tp)
+        context_group = group(self.machine, layout.cp, layout.tp)
         tokens = layout.mbs * self.seq_len / layout.cp
-        widths = att.kv_rank + att.rope_dim if att.kv_rank else att.kv_heads * (att.head_dim + att.value_dim)
-        nbytes = 2.0 * tokens * widths / (1 if att.kv_rank else layout.tp)
-        hop = self.network.send(nbytes, across=ranks.across > 1)
-        ahead = (layout.cp - 1) * hop
-        back = 2 * ahead
+        kv_width = (
+            att.kv_rank + att.rope_dim if att.kv_rank else att.kv_heads * (att.head_dim + att.value_dim)
+        )
+        nbytes = 2.0 * tokens * kv_width / (1 if att.kv_rank else layout.tp)
+        hop = self.network.send(nbytes, across=context_group.across > 1)
+        forward = (layout.cp - 1) * hop
+        backward = 2 * forward
         share = (layout.cp - 1) / layout.cp
-        return max(0.0, ahead - share * cost.attention), max(0.0, back - share * cost.attention_backward)
+        return max(0.0, forward - share * cost.attention), max(
+            0.0, backward - share * cost.attention_backward
+        )
 
-    def _sharded(self, stack: Stack, layout: Layout, ahead: float, back: float) -> tuple[float, float]:
-        """Return what fully sharded weights add to a layer: gathers before both passes, a scatter after."""
+    def _sharded_weight_time(
+        self, stack: Stack, layout: Layout, ahead: float, back: float
+    ) -> tuple[float, float]:
+        """Return the added seconds of fully sharded weights: gathers before both passes, a scatter after."""
         if not layout.gathers or layout.shards == 1:
             return 0.0, 0.0
-        ranks = group(self.machine, layout.shards, layout.tp)
+        shard_group = group(self.machine, layout.shards, layout.tp)
         weights = 2.0 * stack.dense_params(self.model.hidden) / layout.tp
-        gather = self.network.gather(weights, ranks, rails=self.rails)
+        gather = self.network.gather(weights, shard_group, rails=self.rails)
         if stack.experts:
-            split = layout.expert_ranks
-            local = 2.0 * stack.experts.count * stack.expert_params(self.model.hidden) / split
-            few = max(1, layout.shards * layout.tp // split)
-            gather += self.network.gather(local, group(self.machine, few, split))
+            expert_ranks = layout.expert_ranks
+            local = 2.0 * stack.experts.count * stack.expert_params(self.model.hidden) / expert_ranks
+            expert_shards = max(1, layout.shards * layout.tp // expert_ranks)
+            gather += self.network.gather(local, group(self.machine, expert_shards, expert_ranks))
         grad = self.constants.of("fsdp_grad_share", self.framework.family)
-        busy_ahead, busy_back = gather, gather * (1 + grad)
-        slow = self.slowdown
+        traffic_forward, traffic_backward = gather, gather * (1 + grad)
+        slowdown = self.slowdown
         return (
-            max(0.0, busy_ahead - ahead) + slow * min(busy_ahead, ahead),
-            max(0.0, busy_back - back) + slow * min(busy_back, back),
+            max(0.0, traffic_forward - ahead) + slowdown * min(traffic_forward, ahead),
+            max(0.0, traffic_backward - back) + slowdown * min(traffic_backward, back),
         )
 
     def step(self, layout: Layout) -> StepTime:
         """Return the time of one step."""
         if self.model.generic:
-            return self._generic(layout)
-        m, p = layout.micro_batches, layout.pp
+            return self._generic_step(layout)
+        micro_batches, stages = layout.micro_batches, layout.pp
         tokens = layout.mbs * self.seq_len / layout.cp
         times = self.layers(layout)
         terms = dict.fromkeys(TERMS, 0.0)
-        ahead = back = 0.0
+        forward = backward = 0.0
         for stack, time in zip(self.model.stacks, times, strict=True):
-            ahead += stack.count * time.forward
-            back += stack.count * time.backward
+            forward += stack.count * time.forward
+            backward += stack.count * time.backward
             for key, value in time.terms.items():
-                terms[key] += value * stack.count * m / p
-        head_ahead, head_back = self.kernels.head(self.model, tokens, layout.tp)
-        head = head_ahead + head_back
-        terms["head"] = head * m / p
-        layer = (ahead + back) / self.model.layers
-        self._pipeline(terms, layout, layer, head)
-        window = ((back / p + head_back / p), (ahead / p + head_ahead / p))
+                terms[key] += value * stack.count * micro_batches / stages
+        head_forward, head_backward = self.kernels.head(self.model, tokens, layout.tp)
+        head = head_forward + head_backward
+        terms["head"] = head * micro_batches / stages
+        layer = (forward + backward) / self.model.layers
+        self._add_pipeline_terms(terms, layout, layer, head)
+        window = ((backward / stages + head_backward / stages), (forward / stages + head_forward / stages))
         if not self.frozen:
-            terms["dp_comm"] = self._data(layout, window)
-            terms["optimizer"] = self._optimizer(layout)
+            terms["dp_comm"] = self._data_parallel_time(layout, window)
+            terms["optimizer"] = self._optimizer_time(layout)
         terms["overhead"] = self.overhead
         doublings = max(0, (layout.gpus // self.machine.gpus_per_node).bit_length() - 1)
         terms["jitter"] = self.jitter * doublings * sum(terms.values())
         return StepTime({name: value * self.scale for name, value in terms.items()})
 
-    def _pipeline(self, terms: dict[str, float], layout: Layout, layer: float, head: float) -> None:
-        """Fill in the bubble, unequal stages with it, and point-to-point traffic."""
-        p, m, layers = layout.pp, layout.micro_batches, self.model.layers
-        if p == 1:
+    def _add_pipeline_terms(self, terms: dict[str, float], layout: Layout, layer: float, head: float) -> None:
+        """Set the terms of the pipeline bubble, including unequal stages, and of point-to-point traffic."""
+        stages, micro_batches, layers = layout.pp, layout.micro_batches, self.model.layers
+        if stages == 1:
             return
-        average = (layers * layer + head) / p
+        average = (layers * layer + head) / stages
         if self.framework.balanced:
             slowest = min(
-                max(k * layer + head, -(-(layers - k) // (p - 1)) * layer) for k in range(layers // p + 1)
+                max(stage_layers * layer + head, -(-(layers - stage_layers) // (stages - 1)) * layer)
+                for stage_layers in range(layers // stages + 1)
             )
-        elif layers % p == 0:
-            slowest = layers / p * layer + head
-        elif (layers + 2) % p == 0:
-            slowest = max((layers + 2) / p * layer, ((layers + 2) / p - 1) * layer + head)
+        elif layers % stages == 0:
+            slowest = layers / stages * layer + head
+        elif (layers + 2) % stages == 0:
+            slowest = max((layers + 2) / stages * layer, ((layers + 2) / stages - 1) * layer + head)
         else:
-            slowest = max(-(-layers // p) * layer, layers // p * layer + head)
-        fill = max(0.0, p * average - slowest) / layout.vp  # the first micro-batch's way through the others
-        ideal = m * average
+            slowest = max(-(-layers // stages) * layer, layers // stages * layer + head)
+        # time of the first micro-batch in the other stages
+        fill = max(0.0, stages * average - slowest) / layout.vp
+        ideal = micro_batches * average
         if layout.schedule == "zb1p":
             fill /= 3  # B/3 of 1F1B's bubble, arXiv:2401.10241
         elif layout.schedule == "zbv":
             fill = 0.0
-        terms["bubble"] = m * slowest - ideal + fill
-        apart = layout.gpus // p
+        terms["bubble"] = micro_batches * slowest - ideal + fill
+        stage_gpus = layout.gpus // stages
         nbytes = (
             2.0 * layout.mbs * self.seq_len / layout.cp * self.model.hidden / (layout.tp if layout.sp else 1)
         )
-        hop = self.network.send(nbytes, across=apart >= self.machine.domain)
-        terms["pp_comm"] = hop * (2 * (p - 1) + 2 * m * layout.vp * self.pp_exposed)
+        hop = self.network.send(nbytes, across=stage_gpus >= self.machine.domain)
+        terms["pp_comm"] = hop * (2 * (stages - 1) + 2 * micro_batches * layout.vp * self.pp_exposed)
 
     def _local_params(self, layout: Layout) -> tuple[float, float]:
-        """Return dense and expert parameters of one GPU's stage."""
+        """Return the number of dense and of expert parameters on one GPU."""
         model = self.model
-        tables = model.embedding_params + model.head_params + model.positions + model.extra_params
-        ends = 1 if layout.pp == 1 else 2
-        dense = (model.layer_params - model.expert_params) / layout.pp + tables / ends
+        table_params = model.embedding_params + model.head_params + model.positions + model.extra_params
+        end_stages = 1 if layout.pp == 1 else 2
+        dense = (model.layer_params - model.expert_params) / layout.pp + table_params / end_stages
         return dense / layout.tp, model.expert_params / layout.pp / layout.expert_ranks
 
-    def _data(self, layout: Layout, window: tuple[float, float]) -> float:
-        """Return exposed gradient and weight traffic of data parallel ranks, once a step."""
+    def _data_parallel_time(self, layout: Layout, window: tuple[float, float]) -> float:
+        """Return the exposed seconds per step of gradient and weight traffic among data parallel ranks."""
         ranks = layout.dp * layout.cp
         if ranks == 1:
             return 0.0
         dense, experts = self._local_params(layout)
         shards = layout.shards
         grad = self.constants.of("grad_bytes", self.framework.family)
-        few = max(1, ranks * layout.tp // layout.expert_ranks)
-        expert_ranks = group(self.machine, few, layout.expert_ranks)
+        expert_shards = max(1, ranks * layout.tp // layout.expert_ranks)
+        expert_group = group(self.machine, expert_shards, layout.expert_ranks)
         if layout.gathers:
-            outside = Group(1, ranks // shards) if shards * layout.tp >= self.machine.domain else None
+            replica_group = Group(1, ranks // shards) if shards * layout.tp >= self.machine.domain else None
             if ranks == shards:
                 return 0.0
-            outside = outside or group(self.machine, ranks // shards, layout.tp * shards)
-            cost = self.network.reduce(grad * dense / shards, outside)
+            replica_group = replica_group or group(self.machine, ranks // shards, layout.tp * shards)
+            cost = self.network.reduce(grad * dense / shards, replica_group)
             return max(cost * 0.1, cost - self.dp_hidden * window[0])
-        inner = group(self.machine, shards, layout.tp)
-        everyone = group(self.machine, ranks, layout.tp)
+        shard_group = group(self.machine, shards, layout.tp)
+        all_ranks = group(self.machine, ranks, layout.tp)
         if layout.zero == 0:
-            down = self._calls(self.network.reduce, grad * dense, everyone)
-            down += self._calls(self.network.reduce, grad * experts, expert_ranks)
-            up = 0.0
+            gradient_time = self._bucketed_time(self.network.reduce, grad * dense, all_ranks)
+            gradient_time += self._bucketed_time(self.network.reduce, grad * experts, expert_group)
+            weight_time = 0.0
         else:
             gather = self.network.gather
-            down = self._calls(gather, grad * dense, inner) + self._calls(
-                gather, grad * experts, expert_ranks
+            gradient_time = self._bucketed_time(gather, grad * dense, shard_group) + self._bucketed_time(
+                gather, grad * experts, expert_group
             )
             if shards < ranks:
-                outside = group(self.machine, ranks // shards, layout.tp * shards)
-                down += self.network.reduce(grad * dense / shards, outside)
-            up = self._calls(gather, 2 * dense, inner) + self._calls(gather, 2 * experts, expert_ranks)
+                replica_group = group(self.machine, ranks // shards, layout.tp * shards)
+                gradient_time += self.network.reduce(grad * dense / shards, replica_group)
+            weight_time = self._bucketed_time(gather, 2 * dense, shard_group) + self._bucketed_time(
+                gather, 2 * experts, expert_group
+            )
             if layout.zero == 2:
-                down *= layout.micro_batches
+                gradient_time *= layout.micro_batches
         layers = max(1.0, self.model.layers / layout.pp)
         hidden = self.dp_hidden * (1 - 1 / layers)
         window_back = window[0] * (layout.micro_batches if layout.zero == 2 else 1)
-        exposed = down - min(down, window_back) * hidden + up - min(up, window[1]) * hidden
-        return exposed + self.slowdown * hidden * (min(down, window_back) + min(up, window[1]))
+        exposed = (
+            gradient_time
+            - min(gradient_time, window_back) * hidden
+            + weight_time
+            - min(weight_time, window[1]) * hidden
+        )
+        return exposed + self.slowdown * hidden * (
+            min(gradient_time, window_back) + min(weight_time, window[1])
+        )
 
-    def _calls(self, collective: Callable[[float, Group], float], nbytes: float, ranks: Group) -> float:
-        """Return the time of a collective cut into buckets, each of which waits for the network anew."""
+    def _bucketed_time(
+        self, collective: Callable[[float, Group], float], nbytes: float, ranks: Group
+    ) -> float:
+        """Return the time of a collective split into buckets, each with its own latency."""
         calls = max(1, round(nbytes / self.bucket))
         return calls * collective(nbytes / calls, ranks)
 
-    def _optimizer(self, layout: Layout) -> float:
-        """Return the time Adam takes: 42 bytes read and written per parameter."""
+    def _optimizer_time(self, layout: Layout) -> float:
+        """Return the time of Adam's update: 42 bytes read and written per parameter."""
         dense, experts = self._local_params(layout)
         shards = layout.shards if layout.zero else 1
-        few = max(1, shards * layout.tp // layout.expert_ranks) if layout.zero else 1
-        touched = dense / shards + experts / few
+        expert_shards = max(1, shards * layout.tp // layout.expert_ranks) if layout.zero else 1
+        updated_params = dense / shards + experts / expert_shards
         if layout.offload:
-            return touched * 42 / (self.constants["offload_gbs"] * 1e9)
-        return touched * 42 / self.kernels.hbm
+            return updated_params * 42 / (self.constants["offload_gbs"] * 1e9)
+        return updated_params * 42 / self.kernels.hbm
 
-    def _generic(self, layout: Layout) -> StepTime:
-        """Return the time of a step of a model known by its totals: compute, gradients, optimizer."""
+    def _generic_step(self, layout: Layout) -> StepTime:
+        """Return the step time of a model given only by its totals: compute, gradients and optimizer."""
         generic = self.model.generic
-        assert generic is not None  # noqa: S101 - the caller looked
+        assert generic is not None  # noqa: S101 - checked by the caller
         terms = dict.fromkeys(TERMS, 0.0)
         rate = self.kernels.dense_rate * self.constants["generic_share"]
         samples = layout.mbs * layout.micro_batches
-        ahead = generic.forward_flops * samples / rate
+        forward = generic.forward_flops * samples / rate
         traffic = 3 * generic.activation_bytes * samples / self.kernels.hbm
-        again = {"none": 0.0, "selective": 0.3, "full": 1.0}[layout.recompute] * ahead
-        terms["matmul"] = 3 * ahead
+        recompute = {"none": 0.0, "selective": 0.3, "full": 1.0}[layout.recompute] * forward
+        terms["matmul"] = 3 * forward
         terms["elementwise"] = traffic
-        terms["recompute"] = again
+        terms["recompute"] = recompute
         ranks = group(self.machine, layout.dp, 1)
         grad = self.constants.of("grad_bytes", self.framework.family)
         cost = self.network.reduce(grad * generic.params, ranks) if layout.dp > 1 else 0.0
-        terms["dp_comm"] = max(0.1 * cost, cost - self.dp_hidden * 2 * ahead / layout.micro_batches)
+        terms["dp_comm"] = max(0.1 * cost, cost - self.dp_hidden * 2 * forward / layout.micro_batches)
         shards = layout.shards if layout.zero else 1
         terms["optimizer"] = generic.params / shards * 42 / self.kernels.hbm
         terms["overhead"] = self.overhead

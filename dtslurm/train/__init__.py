@@ -1,4 +1,4 @@
-"""For training code: meet, save, go on, and leave when told to. Needs torch, and nothing else of dtslurm.
+"""Library for training code: process group, checkpoints, resumption, stop signals. Requires only torch.
 
 ::
 

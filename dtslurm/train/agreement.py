@@ -1,4 +1,4 @@
-"""What all ranks must do at the same step: leave, save, compare. Asked for rarely, and without waiting."""
+"""Agreement of all ranks on actions for the same step (stop, save, compare), rare and asynchronous."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 
 STOP, SAVE, STALE, COMPARE = 1, 2, 4, 8
-LONGEST = 1024  # steps between two questions
+LONGEST = 1024  # maximum number of steps between two agreements
 
 
 @dataclass(frozen=True)
 class AgreedAction:
-    """What some rank asked for and all do now."""
+    """The actions that some rank requested and all ranks now perform."""
 
     stop: bool = False
     save: bool = False
@@ -23,14 +23,15 @@ class AgreedAction:
 
 
 class Agreement:
-    """An all-reduce of five numbers on the CPU, begun at one step and read at the next.
+    """An all-reduce of five numbers on the CPU, started at one step and read at the next.
 
-    Every rank begins and reads at the same steps: how many steps lie between two questions is itself agreed,
-    the least that any rank proposes. So it matters not at which step a signal reaches which rank.
+    Every rank starts and reads the all-reduce at the same steps, because the ranks also agree on the number
+    of steps until the next agreement: the smallest number that any rank proposes. A signal may therefore
+    reach the ranks at different steps.
 
     Args:
-        group: a gloo group of all ranks, of its own; None in a single process.
-        every: steps between two questions; None to ask about twice a second.
+        group: a gloo group of all ranks that nothing else uses; None in a single process.
+        every: steps between two agreements; None for about two agreements per second.
     """
 
     def __init__(self, group: Any, every: int | None = None) -> None:
@@ -39,34 +40,34 @@ class Agreement:
         self._pending: tuple[Any, torch.Tensor] | None = None
 
     def due(self, step: int) -> bool:
-        """Whether `at` does more at this step than count: what it is told is then looked at."""
+        """Return whether `at` starts or reads an all-reduce at this step, and so uses its arguments."""
         return self._pending is not None or step >= self._next
 
     def at(self, step: int, wishes: int, step_time: float) -> AgreedAction:
-        """Take part at a step's end, and return what was agreed.
+        """Start or read the all-reduce at the end of a step, and return the agreed actions.
 
         Args:
-            step: counted from 1 since this process began; the same on all ranks.
-            wishes: of ``STOP | SAVE | STALE | COMPARE``, what this rank wants.
-            step_time: seconds a step takes here, as far as known; 0 if not.
+            step: steps since this process started, counted from 1; the same on all ranks.
+            wishes: the actions this rank requests, a combination of ``STOP | SAVE | STALE | COMPARE``.
+            step_time: seconds per step on this rank; 0 if unknown.
         """
-        verdict = AgreedAction()
+        action = AgreedAction()
         if self._pending is not None:
-            verdict = self._read(step, *self._pending)
+            action = self._read(step, *self._pending)
         elif step >= self._next:
             interval = self._every or (min(LONGEST, max(1, int(0.5 / step_time))) if step_time > 0 else 1)
-            asked = [*(wishes & one for one in (STOP, SAVE, STALE, COMPARE)), -interval]
-            numbers = torch.tensor(asked, dtype=torch.int64)
+            proposal = [*(wishes & flag for flag in (STOP, SAVE, STALE, COMPARE)), -interval]
+            numbers = torch.tensor(proposal, dtype=torch.int64)
             work = None
             if self._group is not None:
                 work = dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._group, async_op=True)
             self._pending = (work, numbers)
             if work is None:
-                verdict = self._read(step, work, numbers)
-        return verdict
+                action = self._read(step, work, numbers)
+        return action
 
     def close(self) -> None:
-        """Wait for what was begun, so that no rank is left alone with it."""
+        """Wait for the pending all-reduce, so that no other rank waits for this one."""
         if self._pending is not None and self._pending[0] is not None:
             self._pending[0].wait()
         self._pending = None

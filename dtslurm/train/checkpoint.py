@@ -40,22 +40,22 @@ from dtslurm.train.state import (
     templates,
 )
 
-# A process alone needs no telling that it is.
+# The warning is of no use in a single process.
 warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
 
-_DICE = "_dice"  # each rank's own random numbers, by rank
-READ_PATIENCE = 180.0  # seconds in which a checkpoint that cannot be read is tried again
-_READ_PAUSE = 2.0
-PATIENCE = 10.0  # seconds in which a file that rank 0 sees may still be unseen on another node
+_RNG_STATES = "_dice"  # the key of the states of the random number generators, by rank
+READ_PATIENCE = 180.0  # seconds during which reading an unreadable checkpoint is retried
+_READ_PAUSE = 2.0  # seconds between two of these retries
+PATIENCE = 10.0  # seconds until a file that rank 0 sees must be visible on another node
 
 
 class CheckpointFailed(StoreError):
-    """A checkpoint could not be written or read; earlier ones are as they were."""
+    """A checkpoint could not be written or read; earlier checkpoints are unchanged."""
 
 
 @dataclass(frozen=True)
 class Restored:
-    """What was restored: the step at which it was saved, and by how many ranks."""
+    """The restored checkpoint: its step, the number of ranks that saved it, and its path."""
 
     step: int
     world_size: int
@@ -63,14 +63,15 @@ class Restored:
 
 
 class Checkpointer:
-    """Saves and restores training state, all ranks together; every method is called by all of them.
+    """Saves and restores training state; all ranks must call every method together.
 
     Args:
-        folder: where checkpoints are kept, one folder each, seen by all nodes; by default
+        folder: directory that holds one folder per checkpoint, shared by all nodes; by default
             ``$DTSLURM_CHECKPOINT_DIR``, or ``checkpoints``.
-        keep: how many of the latest are kept, None for all.
-        run: the run's files, by default those the environment names; its lease is read before each commit.
-        max_failures: how many saves in the background may fail in a row before `save` raises.
+        keep: number of latest checkpoints to keep, None for all.
+        run: the run's files, by default those the environment names; the run's lease is read before each
+            commit.
+        max_failures: number of consecutive background saves that may fail before `save` raises.
     """
 
     def __init__(
@@ -87,30 +88,30 @@ class Checkpointer:
         self.keep, self.max_failures = keep, max_failures
         self.run = RunFiles.of() if run is None else run
         joined = dist.is_available() and dist.is_initialized()
-        # Gloo, and of its own: saves in the background must not get in between training's collectives.
+        # A separate gloo group, because background saves must not interleave with training's collectives.
         self._group = dist.new_group(backend="gloo") if joined else None
         self.rank: int = dist.get_rank() if joined else 0
         self.world_size: int = dist.get_world_size() if joined else 1
-        self._copy: Any = None
-        self._save: _Save | None = None
+        self._cpu_copy: Any = None
+        self._pending_save: _Save | None = None
         self._failures = 0
         self.latest: Path | None = None
-        self.metrics: Mapping[str, Any] = {}  # what training told of the step that is saved next
+        self.metrics: Mapping[str, Any] = {}  # metrics of the step that is saved next
 
     def save(self, step: int, state: State, *, wait: bool = False) -> None:
-        """Save models, optimizers and whatever else has ``state_dict()`` and ``load_state_dict()``.
+        """Save models, optimizers and other objects with ``state_dict()`` and ``load_state_dict()``.
 
-        It returns when a copy is in the CPU's memory; a thread writes it, while training goes on. A save
-        before this one is waited for. One that fails in the background is told on stderr and in
-        ``events.jsonl``, and training goes on: the checkpoints before it are as they were.
+        The method first waits for the previous save. It returns when a copy is in CPU memory; a thread writes
+        the copy while training continues. A save that fails in the background is reported on stderr and in
+        ``events.jsonl``, and training continues; earlier checkpoints are unchanged.
 
         Args:
-            step: how many steps are done.
-            state: what to save, by names of the caller's choice.
+            step: number of finished steps.
+            state: the objects to save, by names of the caller's choice.
             wait: return only when the checkpoint is complete.
 
         Raises:
-            CheckpointFailed: it, or ``max_failures`` saves in a row before it, could not be written.
+            CheckpointFailed: this save failed (with ``wait``), or the previous ``max_failures`` saves failed.
             StaleAttempt: a later attempt of this run has begun.
             RequestInvalid: an object cannot be saved.
         """
@@ -118,32 +119,38 @@ class Checkpointer:
         if self._failures >= self.max_failures:
             raise CheckpointFailed(
                 f"{self._failures} checkpoints in a row could not be written in {self.folder}",
-                evidence=[str(self._save.error)] if self._save else [],
+                evidence=[str(self._pending_save.error)] if self._pending_save else [],
                 hint="make room there, or save elsewhere: what is trained from here on would be lost",
             )
-        if self._save is None or self._save.step != step or self._save.error is not None:
-            values = {**state_dicts(state), _DICE: {str(self.rank): dice()}}
-            self._copy = staged(values, self._copy)
+        if (
+            self._pending_save is None
+            or self._pending_save.step != step
+            or self._pending_save.error is not None
+        ):
+            values = {**state_dicts(state), _RNG_STATES: {str(self.rank): dice()}}
+            self._cpu_copy = staged(values, self._cpu_copy)
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             attempt = broadcast(secrets.token_hex(4), self._group)
             writing = self.folder / f".writing-{store.name_of(step, self.run.attempt)}-{attempt}"
-            self._save = _Save(step, partial(self._write, step, writing, self._copy, dict(self.metrics)))
-            self._save.start()
+            self._pending_save = _Save(
+                step, partial(self._write, step, writing, self._cpu_copy, dict(self.metrics))
+            )
+            self._pending_save.start()
         if wait:
             self.wait(failing=True)
 
     def wait(self, *, failing: bool = False) -> None:
-        """Wait for the save that is under way, if one is.
+        """Wait for the save in progress, if there is one.
 
         Args:
-            failing: raise if it failed, rather than let it be.
+            failing: raise if the save failed, instead of ignoring the failure.
 
         Raises:
-            CheckpointFailed: it failed, on any rank.
+            CheckpointFailed: the save failed on any rank.
             StaleAttempt: a later attempt of this run has begun.
         """
-        save = self._save
+        save = self._pending_save
         if save is None:
             return
         save.join()
@@ -153,45 +160,47 @@ class Checkpointer:
             raise save.error
 
     def give_up(self, timeout: float) -> None:
-        """Give a save that is under way so many seconds more; what comes of it does not matter then."""
-        if self._save is not None:
-            self._save.join(timeout)
+        """Wait at most ``timeout`` seconds for the save in progress, and ignore its outcome."""
+        if self._pending_save is not None:
+            self._pending_save.join(timeout)
 
     @property
     def stale(self) -> bool:
-        """Whether a save found out that a later attempt has begun."""
-        return self._save is not None and isinstance(self._save.error, StaleAttempt)
+        """Whether a save detected that a later attempt has begun."""
+        return self._pending_save is not None and isinstance(self._pending_save.error, StaleAttempt)
 
     def restore(self, state: State) -> Restored | None:
-        """Restore the latest checkpoint that is whole; None if the folder has never had a checkpoint.
+        """Restore the latest intact checkpoint; return None if the folder has never had a checkpoint.
 
-        A checkpoint whose files are missing, cut or changed is reported on stderr, renamed to ``….corrupt``
-        and passed over. One that cannot be read now (a stale file handle, no permission, an input or output
-        error) is tried again for `READ_PATIENCE` seconds. Another number of ranks than it was saved by is
-        fine. Random numbers go on as they were if the number of ranks is the same.
+        A checkpoint whose files are missing, truncated or changed is reported on stderr, renamed to
+        ``….corrupt`` and skipped. Reading a checkpoint that cannot be read now (a stale file handle, no
+        permission, an input or output error) is retried for `READ_PATIENCE` seconds. The number of ranks may
+        differ from the number that saved the checkpoint. If it is the same, the random number generators
+        continue from their saved states.
 
         Raises:
-            CheckpointFailed: the latest one cannot be read, or is not of these objects, or all are damaged.
+            CheckpointFailed: the latest checkpoint cannot be read or does not match these objects, or all
+                checkpoints are damaged.
             StaleAttempt: a later attempt of this run has begun.
             RequestInvalid: an object cannot be restored.
         """
         self.claim()
-        began = time.perf_counter()
-        names = self._first(self._list_checkpoints)
+        start = time.perf_counter()
+        names = self._run_on_rank_0(self._list_checkpoints)
         for name in names:
             path = self.folder / name
-            manifest, problem = self._judged(path)
+            manifest, problem = self._read_intact_manifest(path)
             if manifest is None:
-                self._first(lambda path=path, problem=problem: self._set_aside(path, problem))
+                self._run_on_rank_0(lambda path=path, problem=problem: self._set_aside(path, problem))
                 continue
             self._load(path, manifest, state)
             self.latest = path
             if self.rank == 0:
                 size = sum(file.size for file in manifest.files)
-                took = round(time.perf_counter() - began, 3)
-                self.run.event("restored", step=manifest.step, path=str(path), seconds=took, bytes=size)
+                seconds = round(time.perf_counter() - start, 3)
+                self.run.event("restored", step=manifest.step, path=str(path), seconds=seconds, bytes=size)
             return Restored(manifest.step, manifest.world_size, path)
-        damaged, saved = self._first(self._find_lost)
+        damaged, saved = self._run_on_rank_0(self._find_lost)
         if damaged:
             raise CheckpointFailed(
                 f"no checkpoint in {self.folder} is whole",
@@ -205,8 +214,8 @@ class Checkpointer:
             )
         return None
 
-    def _first(self, act: Any) -> Any:
-        """Return what ``act`` gives on rank 0, on every rank, and raise there what it raises."""
+    def _run_on_rank_0(self, act: Any) -> Any:
+        """Run ``act`` on rank 0; return its result, or raise its error, on every rank."""
         result: Any = None
         if self.rank == 0:
             try:
@@ -214,7 +223,7 @@ class Checkpointer:
             except OSError as error:
                 result = error
             except StaleAttempt as error:
-                _say(error.message)
+                _print_error(error.message)
                 result = error
         result = broadcast(result, self._group)
         if isinstance(result, OSError):
@@ -224,69 +233,71 @@ class Checkpointer:
         return result
 
     def claim(self) -> None:
-        """Make this the attempt that writes.
+        """Take the run's lease, so that only this attempt may write.
 
         Raises:
-            StaleAttempt: a later one has begun.
+            StaleAttempt: a later attempt has begun.
         """
-        self._first(self.run.take_lease)
+        self._run_on_rank_0(self.run.take_lease)
 
     def _list_checkpoints(self) -> list[str]:
-        """Return the names of the checkpoints, latest first; try again for a while if that fails."""
-        end = time.monotonic() + READ_PATIENCE
+        """Return the names of the checkpoints, latest first; retry errors for `READ_PATIENCE` seconds."""
+        deadline = time.monotonic() + READ_PATIENCE
         while True:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 store.sweep(self.folder, self.run.attempt)
                 return [path.name for path in store.candidates(self.folder)]
             except OSError as error:
-                if time.monotonic() > end:
+                if time.monotonic() > deadline:
                     raise
-                _say(f"{self.folder} cannot be used now: {error}; trying again")
+                _print_error(f"{self.folder} cannot be used now: {error}; trying again")
                 time.sleep(_READ_PAUSE)
 
     def _find_lost(self) -> tuple[list[str], int]:
-        """Return the names of damaged checkpoints, and how many the run's events report as saved."""
+        """Return the damaged checkpoints' names, and the number of saves that the run's events report."""
         return [path.name for path in store.find_damaged(self.folder)], self.run.count_saved(self.folder)
 
-    def _judged(self, path: Path) -> tuple[Manifest | None, str]:
-        """Return a checkpoint's manifest if it is whole, else why it is damaged.
+    def _read_intact_manifest(self, path: Path) -> tuple[Manifest | None, str]:
+        """Return the manifest of an intact checkpoint, or None and the damage; retry read errors.
 
         Raises:
-            CheckpointFailed: it cannot be read, on some rank, or is of a later version.
+            CheckpointFailed: some rank cannot read the checkpoint, or a later version wrote it.
         """
-        end = time.monotonic() + READ_PATIENCE
+        deadline = time.monotonic() + READ_PATIENCE
         reported = False
         while True:
-            manifest, damage, obstacle = self._look_at(path)
-            if not obstacle:
+            manifest, damage, read_error = self._inspect_checkpoint(path)
+            if not read_error:
                 return (None, damage) if damage else (manifest, "")
-            if broadcast(time.monotonic() > end, self._group):
+            if broadcast(time.monotonic() > deadline, self._group):
                 raise CheckpointFailed(
                     f"{path} cannot be read",
-                    evidence=[obstacle],
+                    evidence=[read_error],
                     hint="start again when it can, or move it away to go on from the one before",
                 )
             if self.rank == 0 and not reported:
-                _say(f"{path} cannot be read now: {obstacle}; trying again for {READ_PATIENCE:.0f} s")
+                _print_error(
+                    f"{path} cannot be read now: {read_error}; trying again for {READ_PATIENCE:.0f} s"
+                )
                 reported = True
             time.sleep(_READ_PAUSE)
 
-    def _look_at(self, path: Path) -> tuple[Manifest | None, str, str]:
-        """Return a checkpoint's manifest, what is damaged, and what keeps it from being read."""
-        manifest, damage, obstacle = broadcast(self._read_manifest(path), self._group)
-        if isinstance(obstacle, store.LaterVersion):
+    def _inspect_checkpoint(self, path: Path) -> tuple[Manifest | None, str, str]:
+        """Return a checkpoint's manifest, its damage, and its read error; all ranks share the check."""
+        manifest, damage, read_error = broadcast(self._read_manifest(path), self._group)
+        if isinstance(read_error, store.LaterVersion):
             raise CheckpointFailed(
                 f"{path} was written by a later version of dtslurm",
-                evidence=[str(obstacle)],
+                evidence=[str(read_error)],
                 hint="install that version again, or move it away to go on from the one before",
             )
-        if manifest is not None and not obstacle:
-            share = manifest.files[self.rank :: self.world_size]
-            seen = all_gather(_look_for_damage(path, share), self._group)
-            damage = next((one for one, _ in seen if one), "")
-            obstacle = next((one for _, one in seen if one), "")
-        return manifest, damage, "" if damage else obstacle
+        if manifest is not None and not read_error:
+            own_files = manifest.files[self.rank :: self.world_size]
+            checks = all_gather(_check_files(path, own_files), self._group)
+            damage = next((message for message, _ in checks if message), "")
+            read_error = next((message for _, message in checks if message), "")
+        return manifest, damage, "" if damage else read_error
 
     def _read_manifest(self, path: Path) -> tuple[Manifest | None, str, Any]:
         if self.rank != 0:
@@ -301,140 +312,153 @@ class Checkpointer:
             return None, "", str(error)
 
     def _set_aside(self, path: Path, problem: str) -> None:
-        aside = store.set_aside(path, "corrupt")
-        _say(f"{path} is not whole: {problem}; going back to the one before (it is kept as {aside.name})")
-        self.run.event("checkpoint_corrupt", path=str(aside), problem=problem)
+        new_path = store.set_aside(path, "corrupt")
+        _print_error(
+            f"{path} is not whole: {problem}; going back to the one before (it is kept as {new_path.name})"
+        )
+        self.run.event("checkpoint_corrupt", path=str(new_path), problem=problem)
 
     def _load(self, path: Path, manifest: Manifest, state: State) -> None:
         try:
             saved = reader_of(path).read_metadata()
             values = templates(state, saved)
             if manifest.world_size == self.world_size:
-                values[_DICE] = {str(self.rank): self._dice_template(saved)}
+                values[_RNG_STATES] = {str(self.rank): self._rng_template(saved)}
             dcp.load(
                 values, storage_reader=reader_of(path), planner=planner_of(path), process_group=self._group
             )
         except (Exception, CheckpointException) as error:
             hint = "restore what was saved, by the same names, or move the checkpoint away to begin anew"
-            if isinstance(error, OSError) or any(isinstance(one, OSError) for one in _failures(error)):
-                raise CheckpointFailed(f"{path} cannot be read", evidence=[*_lines(error)]) from error
+            if isinstance(error, OSError) or any(
+                isinstance(failure, OSError) for failure in _failures(error)
+            ):
+                raise CheckpointFailed(
+                    f"{path} cannot be read", evidence=[*_exception_lines(error)]
+                ) from error
             if is_foreign(path):
                 hint = f"others can write to it, so it may hold plain values only; or: chmod -R go-w {path}"
             raise CheckpointFailed(
-                f"{path} is whole, but not of what is to be restored", evidence=[*_lines(error)], hint=hint
+                f"{path} is whole, but not of what is to be restored",
+                evidence=[*_exception_lines(error)],
+                hint=hint,
             ) from error
         load_state_dicts(state, values)
-        if _DICE in values:
-            set_dice(values[_DICE][str(self.rank)])
+        if _RNG_STATES in values:
+            set_dice(values[_RNG_STATES][str(self.rank)])
 
-    def _dice_template(self, saved: Metadata) -> dict[str, torch.Tensor]:
-        prefix = f"{_DICE}.{self.rank}."
+    def _rng_template(self, saved: Metadata) -> dict[str, torch.Tensor]:
+        prefix = f"{_RNG_STATES}.{self.rank}."
         return {
             name[len(prefix) :]: torch.empty(meta.size, dtype=torch.uint8)
             for name, meta in saved.state_dict_metadata.items()
             if name.startswith(prefix)
         }
 
-    # ---- In the thread that writes
+    # ---- In the writer thread
 
     def _write(self, step: int, writing: Path, values: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
-        """Write and commit; whatever goes wrong on any rank is raised on all of them."""
-        began = time.monotonic()
+        """Write and commit a checkpoint; raise on all ranks if any rank fails."""
+        start = time.monotonic()
         try:
             writer = dcp.FileSystemWriter(str(writing))
             dcp.save(dict(values), storage_writer=writer, process_group=self._group)
-            written = self._agreed(lambda: self._read_file_names(writing))[0]
-            files = self._agreed(lambda: self._own_files(writing, written))
-            done = self._agreed(lambda: self._commit(step, writing, files) if self.rank == 0 else None)
+            file_names = self._run_on_all_ranks(lambda: self._read_file_names(writing))[0]
+            files = self._run_on_all_ranks(lambda: self._checksum_own_files(writing, file_names))
+            paths = self._run_on_all_ranks(
+                lambda: self._commit(step, writing, files) if self.rank == 0 else None
+            )
         except StaleAttempt:
-            self._forget(writing)
+            self._remove_unfinished(writing)
             raise
         except (Exception, CheckpointException) as error:
-            failed = self._failed(step, error)
-            self._forget(writing)
-            raise failed from error
+            failure = self._record_failure(step, error)
+            self._remove_unfinished(writing)
+            raise failure from error
         self._failures = 0
-        self.latest = done[0]
+        self.latest = paths[0]
         if self.rank == 0:
-            seconds = round(time.monotonic() - began, 3)
+            seconds = round(time.monotonic() - start, 3)
             self.run.event("checkpoint", step=step, path=str(self.latest), seconds=seconds)
-            self._tidy(self.latest, step, metrics)
+            self._register_and_prune(self.latest, step, metrics)
 
-    def _tidy(self, latest: Path, step: int, metrics: Mapping[str, Any]) -> None:
-        """Register a checkpoint, and delete those that it makes superfluous."""
+    def _register_and_prune(self, latest: Path, step: int, metrics: Mapping[str, Any]) -> None:
+        """Register a checkpoint as an artifact, and delete checkpoints beyond the ``keep`` latest."""
         try:
             self.run.artifact(store.registered(latest, step), metrics)
             store.prune(self.folder, self.keep, self.run.pinned(self.folder))
         except (OSError, ValueError) as error:
-            _say(f"{latest} is written; no older one is deleted for now: {error}")
+            _print_error(f"{latest} is written; no older one is deleted for now: {error}")
 
-    def _agreed(self, act: Any) -> list[Any]:
-        """Return what ``act`` gives on each rank; raise on all of them what it raises on one."""
+    def _run_on_all_ranks(self, act: Any) -> list[Any]:
+        """Run ``act`` on each rank and return all results; raise an error of any rank on all ranks."""
         try:
-            mine = act()
-        except (Exception, StaleAttempt) as error:  # noqa: BLE001 - raised below; the other ranks wait for it
-            mine = error
-        found = all_gather(mine, self._group)
-        for one in found:
-            if isinstance(one, BaseException):
-                raise one
-        return found
+            own_result = act()
+        except (Exception, StaleAttempt) as error:  # noqa: BLE001 - raised below, after the all_gather
+            own_result = error
+        results = all_gather(own_result, self._group)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
 
     def _read_file_names(self, writing: Path) -> set[str]:
-        """Read the names of all ranks' files on rank 0; `dcp.save` of torch 2.11 does not return them."""
+        """Return the names of all ranks' files on rank 0; `dcp.save` of torch 2.11 does not return them."""
         if self.rank != 0:
             return set()
         index = reader_of(writing).read_metadata()
-        return {place.relative_path for place in index.storage_data.values()}
+        return {storage_info.relative_path for storage_info in index.storage_data.values()}
 
-    def _own_files(self, writing: Path, written: set[str]) -> list[Saved]:
-        """Return this rank's files, which must all be there: by the index, not by a look at the folder."""
-        mine = sorted(writing / name for name in written if name.startswith(f"__{self.rank}_"))
+    def _checksum_own_files(self, writing: Path, written: set[str]) -> list[Saved]:
+        """Return the checksums of this rank's files, which the index names; all of these files must exist."""
+        own_paths = sorted(writing / name for name in written if name.startswith(f"__{self.rank}_"))
         if self.rank == 0:
-            mine.append(writing / ".metadata")
+            own_paths.append(writing / ".metadata")
             store.close_to_others(writing)
-        for path in mine:
+        for path in own_paths:
             store.close_to_others(path)
-        return [store.checksum(path, sync=True) for path in mine]
+        return [store.checksum(path, sync=True) for path in own_paths]
 
     def _commit(self, step: int, writing: Path, files: list[list[Saved]]) -> Path:
         try:
             self.run.check_lease()
         except StaleAttempt as error:
-            _say(error.message)
+            _print_error(error.message)
             raise
-        every = tuple(file for share in files for file in share)
-        return store.commit(writing, Manifest(step, self.run.attempt, self.world_size, every, time.time()))
+        all_files = tuple(file for share in files for file in share)
+        return store.commit(
+            writing, Manifest(step, self.run.attempt, self.world_size, all_files, time.time())
+        )
 
-    def _forget(self, writing: Path) -> None:
+    def _remove_unfinished(self, writing: Path) -> None:
         if self.rank == 0:
             store.remove(writing)
 
-    def _failed(self, step: int, error: BaseException) -> CheckpointFailed:
-        evidence = _lines(error)
-        full = any("No space left" in line or "Disk quota" in line for line in evidence)
+    def _record_failure(self, step: int, error: BaseException) -> CheckpointFailed:
+        evidence = _exception_lines(error)
+        is_disk_full = any("No space left" in line or "Disk quota" in line for line in evidence)
         with contextlib.suppress(OSError):
-            free = shutil.disk_usage(self.folder).free
-            evidence.append(f"{free / 2**20:.1f} MiB are free in {self.folder}")
-            full = full or free < size_of(self._copy)  # torch's words of a failed write name no reason
-        good = f"the last good one is {self.latest}" if self.latest else "there is none before it"
+            free_bytes = shutil.disk_usage(self.folder).free
+            evidence.append(f"{free_bytes / 2**20:.1f} MiB are free in {self.folder}")
+            # torch's message for a failed write gives no reason
+            is_disk_full = is_disk_full or free_bytes < size_of(self._cpu_copy)
+        last_good = f"the last good one is {self.latest}" if self.latest else "there is none before it"
         self._failures += 1
-        failed = CheckpointFailed(
-            f"the checkpoint of step {step} was not written; {good}",
+        failure = CheckpointFailed(
+            f"the checkpoint of step {step} was not written; {last_good}",
             evidence=evidence,
-            hint=f"make room in {self.folder}" if full else "",
+            hint=f"make room in {self.folder}" if is_disk_full else "",
         )
         if self.rank == 0:
-            _say("\n".join(failed.lines()))
+            _print_error("\n".join(failure.lines()))
             self.run.event("checkpoint_failed", step=step, problem=" ".join(evidence)[:500])
-        return failed
+        return failure
 
 
 class _Save(threading.Thread):
-    """One save under way."""
+    """Thread that runs one save."""
 
     def __init__(self, step: int, work: Callable[[], None]) -> None:
-        # A daemon: where a rank fails, the interpreter must not wait for others that will never answer.
+        # A daemon thread: if a rank fails, the interpreter must not wait for ranks that will never respond.
         super().__init__(name="checkpoint", daemon=True)
         self.step = step
         self.error: CheckpointFailed | StaleAttempt | None = None
@@ -447,35 +471,37 @@ class _Save(threading.Thread):
             self.error = error
 
 
-def _look_for_damage(path: Path, files: Sequence[Saved]) -> tuple[str, str]:
-    """Return what is damaged of some files, and what keeps them from being read."""
+def _check_files(path: Path, files: Sequence[Saved]) -> tuple[str, str]:
+    """Return the damage of some of a checkpoint's files, and their read error; empty texts for none."""
     try:
         return store.find_damage(path, files, PATIENCE), ""
     except OSError as error:
         return "", f"{error} on {os.uname().nodename}"
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
-def _lines(error: BaseException) -> list[str]:
-    """Return an exception's own words; torch's exception for several ranks would print tracebacks."""
+def _exception_lines(error: BaseException) -> list[str]:
+    """Return an exception's message as lines, without the tracebacks of torch's CheckpointException."""
     failures = getattr(error, "failures", None)
     if isinstance(failures, dict):
-        return [f"rank {rank}: {_in_words(one[0])}" for rank, one in sorted(failures.items())][:8]
-    return [_in_words(error)]
+        return [
+            f"rank {rank}: {_format_exception(failure[0])}" for rank, failure in sorted(failures.items())
+        ][:8]
+    return [_format_exception(error)]
 
 
-def _in_words(error: BaseException) -> str:
-    """Return an exception as Python would print it, with the file that it is about."""
+def _format_exception(error: BaseException) -> str:
+    """Return an exception in the form that Python prints, with its file name."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{type(error).__name__}: {error.strerror}: {error.filename}"
     return repr(error)
 
 
 def _failures(error: BaseException) -> list[Any]:
-    """Return the exceptions of ranks that torch's exception holds."""
+    """Return the ranks' exceptions in a torch CheckpointException, or an empty list."""
     failures = getattr(error, "failures", None)
-    return [one[0] for one in failures.values()] if isinstance(failures, dict) else []
+    return [failure[0] for failure in failures.values()] if isinstance(failures, dict) else []

@@ -1,4 +1,4 @@
-"""A folder of checkpoints: each is complete or does not exist, and says by checksums that it is whole.
+"""A folder of checkpoints: each is complete or does not exist, and has checksums to verify that it is intact.
 
 ::
 
@@ -6,9 +6,9 @@
         __0_0.distcp ...   what torch.distributed.checkpoint wrote, a file per rank
         .metadata          its index
         manifest.json      step, attempt, world size; size and SHA-256 of every other file; written last
-    .writing-…/            one that is being written, or was when its job died; never read
-    .deleting-…/           one that is being removed
-    step-…-a0.corrupt/     one whose files are not what its manifest says; kept to be looked at
+    .writing-…/            an unfinished checkpoint, in progress or left by a job that died; never read
+    .deleting-…/           a checkpoint that is being removed
+    step-…-a0.corrupt/     a checkpoint whose files differ from its manifest; kept for inspection
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MANIFEST = "manifest.json"
-_NAME = re.compile(r"step-(\d+)-a(\d+)")
-_WRITING = re.compile(r"\.writing-step-\d+-a(\d+)-[0-9a-f]+")
+_CHECKPOINT_NAME = re.compile(r"step-(\d+)-a(\d+)")
+_UNFINISHED_NAME = re.compile(r"\.writing-step-\d+-a(\d+)-[0-9a-f]+")
 _CHUNK = 1 << 22
 
 
 class LaterVersion(Exception):
-    """A later version of dtslurm wrote a checkpoint."""
+    """A later version of dtslurm wrote the checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says of itself."""
+    """The manifest of a checkpoint: step, attempt, world size, and files with sizes and checksums."""
 
     step: int
     attempt: int
@@ -56,7 +56,7 @@ class Manifest:
     time: float = 0.0
 
     def text(self) -> str:
-        """Return it as JSON."""
+        """Return the manifest as JSON."""
         files = {file.name: {"bytes": file.size, "sha256": file.sha256} for file in self.files}
         values = {**vars(self), "files": files}
         return json.dumps({"schema": 1, **values}, indent=1) + "\n"
@@ -77,7 +77,9 @@ class Manifest:
                     f"{checkpoint / MANIFEST} has schema {schema}, and this version knows schema 1"
                 )
             files = values.pop("files")
-            saved = tuple(Saved(name, int(v["bytes"]), str(v["sha256"])) for name, v in files.items())
+            saved = tuple(
+                Saved(name, int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()
+            )
             return cls(files=saved, **values)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{MANIFEST} is not one: {error!r}") from error
@@ -89,14 +91,14 @@ def name_of(step: int, attempt: int) -> str:
 
 
 def candidates(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, latest step first (of one step, the latest attempt).
+    """Return the checkpoints in a folder, latest step first, and within a step the latest attempt first.
 
     Raises:
         OSError: the folder cannot be read.
     """
-    names = [(_NAME.fullmatch(name), name) for name in _folders_in(folder)]
-    found = [(int(match[1]), int(match[2]), folder / name) for match, name in names if match]
-    return [path for *_, path in sorted(found, reverse=True)]
+    names = [(_CHECKPOINT_NAME.fullmatch(name), name) for name in _folders_in(folder)]
+    checkpoints = [(int(match[1]), int(match[2]), folder / name) for match, name in names if match]
+    return [path for *_, path in sorted(checkpoints, reverse=True)]
 
 
 def find_damaged(folder: Path) -> list[Path]:
@@ -105,19 +107,21 @@ def find_damaged(folder: Path) -> list[Path]:
     Raises:
         OSError: the folder cannot be read.
     """
-    return sorted(folder / name for name in _folders_in(folder) if _NAME.match(name) and ".corrupt" in name)
+    return sorted(
+        folder / name for name in _folders_in(folder) if _CHECKPOINT_NAME.match(name) and ".corrupt" in name
+    )
 
 
 def _folders_in(folder: Path) -> list[str]:
     try:
-        with os.scandir(folder) as entries:  # Path.is_dir() would call a folder that cannot be read none
+        with os.scandir(folder) as entries:  # Path.is_dir() is False for an unreadable folder
             return [entry.name for entry in entries if entry.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
 def checksum(path: Path, *, sync: bool = False) -> Saved:
-    """Return a file's size and SHA-256; ``sync`` sees to it first that the disk has it."""
+    """Return a file's size and SHA-256; ``sync`` first flushes the file to disk."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         if sync:
@@ -129,27 +133,27 @@ def checksum(path: Path, *, sync: bool = False) -> Saved:
 
 
 def close_to_others(path: Path) -> None:
-    """Let nobody but the user write to what was written, whatever the umask: a checkpoint is a pickle."""
+    """Remove write permission for group and others, because a checkpoint contains a pickle."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o022:
-        with contextlib.suppress(OSError):  # a file system without modes must not cost the checkpoint
+        with contextlib.suppress(OSError):  # on a file system without modes, keep the checkpoint
             path.chmod(mode & ~0o022)
 
 
 def find_damage(checkpoint: Path, files: Iterable[Saved], patience: float = 0.0) -> str:
-    """Return which file of a checkpoint is missing or changed, in words; empty if none is.
+    """Return a message about the first missing or changed file of a checkpoint; empty if there is none.
 
     Args:
-        patience: seconds in which a file may still appear, as on NFS when another node wrote it.
+        patience: seconds to wait for a file to appear, needed on NFS if another node wrote the file.
 
     Raises:
-        OSError: a file cannot be read now, which says nothing about its content.
+        OSError: a file cannot be read now; its content may be intact.
     """
-    end = time.monotonic() + patience
+    deadline = time.monotonic() + patience
     for file in files:
         path = checkpoint / file.name
         try:
-            while not path.exists() and time.monotonic() < end:
+            while not path.exists() and time.monotonic() < deadline:
                 time.sleep(0.2)
             if (size := path.stat().st_size) != file.size:
                 return f"{file.name} has {size} bytes of {file.size}"
@@ -161,10 +165,10 @@ def find_damage(checkpoint: Path, files: Iterable[Saved], patience: float = 0.0)
 
 
 def commit(writing: Path, manifest: Manifest) -> Path:
-    """Make the checkpoint in ``writing`` one that counts; return its path. The last step of a save.
+    """Write the manifest and rename ``writing`` to its final name, the last step of a save; return the path.
 
     Raises:
-        OSError: a file is missing or the disk refuses; nothing has been made to count then.
+        OSError: a file is missing or a write failed; the checkpoint then does not exist.
     """
     for file in manifest.files:
         appear(writing / file.name, file.size)
@@ -175,7 +179,8 @@ def commit(writing: Path, manifest: Manifest) -> Path:
     close_to_others(writing / MANIFEST)
     sync_folder(writing)
     checkpoint = writing.parent / name_of(manifest.step, manifest.attempt)
-    replaced = set_aside(checkpoint, "replaced") if checkpoint.exists() else None  # by an earlier start
+    # a checkpoint of the same step and attempt, by an earlier start of it
+    replaced = set_aside(checkpoint, "replaced") if checkpoint.exists() else None
     writing.rename(checkpoint)
     sync_folder(checkpoint.parent)
     if replaced is not None:
@@ -184,17 +189,17 @@ def commit(writing: Path, manifest: Manifest) -> Path:
 
 
 def appear(path: Path, size: int, patience: float = 60.0) -> None:
-    """Wait until a file that another node wrote is seen here whole.
+    """Wait until a file that another node wrote is visible on this node with its full size.
 
     Raises:
-        OSError: it is not, in that time.
+        OSError: the file is not complete after ``patience`` seconds.
     """
-    end = time.monotonic() + patience
+    deadline = time.monotonic() + patience
     while True:
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_size == size:
                 return
-        if time.monotonic() > end:
+        if time.monotonic() > deadline:
             raise FileNotFoundError(
                 errno.ENOENT,
                 "another rank wrote it, but rank 0 does not see it; is the folder shared by all nodes?",
@@ -204,7 +209,7 @@ def appear(path: Path, size: int, patience: float = 60.0) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """See to it that the disk has a folder's entries."""
+    """Flush a folder's entries to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -213,26 +218,26 @@ def sync_folder(folder: Path) -> None:
 
 
 def set_aside(checkpoint: Path, word: str) -> Path:
-    """Rename a checkpoint so that it no longer counts; return its new path."""
+    """Rename a checkpoint by appending ``.word``, so that it is ignored; return the new path."""
     for number in range(1000):
-        target = checkpoint.with_name(f"{checkpoint.name}.{word}{'-' + str(number) if number else ''}")
-        if not target.exists():
+        new_path = checkpoint.with_name(f"{checkpoint.name}.{word}{'-' + str(number) if number else ''}")
+        if not new_path.exists():
             with contextlib.suppress(FileNotFoundError):
-                checkpoint.rename(target)
-            return target
+                checkpoint.rename(new_path)
+            return new_path
     raise FileExistsError(errno.EEXIST, "too many of that name", str(checkpoint))
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint: at once it no longer counts, whatever happens while its files go."""
-    doomed = path.with_name(f".deleting-{path.name.lstrip('.')}")
+    """Delete a checkpoint; rename it first, so that a partly deleted checkpoint is never read."""
+    deleting = path.with_name(f".deleting-{path.name.lstrip('.')}")
     with contextlib.suppress(OSError):
-        path.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+        path.rename(deleting)
+    shutil.rmtree(deleting, ignore_errors=True)
 
 
 def prune(folder: Path, keep: int | None, pinned: frozenset[Path] = frozenset()) -> None:
-    """Delete all but the latest checkpoints and those that are pinned; None keeps all."""
+    """Delete all checkpoints except the ``keep`` latest and the pinned ones; None keeps all."""
     if keep is not None:
         for path in candidates(folder)[keep:]:
             if path not in pinned:
@@ -240,7 +245,7 @@ def prune(folder: Path, keep: int | None, pinned: frozenset[Path] = frozenset())
 
 
 def registered(checkpoint: Path, step: int) -> dict[str, object]:
-    """Return what the register of artifacts has of a checkpoint; its SHA-256 is over those of its files."""
+    """Return a checkpoint's entry for the artifact register; its SHA-256 covers the SHA-256 of each file."""
     files = (*Manifest.read(checkpoint).files, checksum(checkpoint / MANIFEST))
     text = "".join(f"{file.sha256}  {file.name}\n" for file in sorted(files, key=lambda file: file.name))
     return {
@@ -254,9 +259,9 @@ def registered(checkpoint: Path, step: int) -> dict[str, object]:
 
 
 def sweep(folder: Path, attempt: int) -> None:
-    """Delete what earlier attempts, which may not write any more, and earlier processes left unfinished."""
+    """Delete unfinished checkpoints of this and earlier attempts, whose processes may not write any more."""
     with contextlib.suppress(FileNotFoundError):
         for path in list(folder.iterdir()):
-            found = _WRITING.fullmatch(path.name)
-            if path.name.startswith(".deleting-") or (found and int(found[1]) <= attempt):
+            match = _UNFINISHED_NAME.fullmatch(path.name)
+            if path.name.startswith(".deleting-") or (match and int(match[1]) <= attempt):
                 shutil.rmtree(path, ignore_errors=True)

@@ -1,8 +1,9 @@
-"""Reads checkpoints that others could have written: torch.distributed.checkpoint's index is a pickle.
+"""Safe reading of checkpoints that other users could have written: torch's checkpoint index is a pickle.
 
-Of one's own checkpoints everything is restored as it was saved. One that belongs to somebody else, or that
-others may write to, is read by the same reader with an unpickler that knows nothing but what an index is made
-of, and its values by ``torch.load(weights_only=True)``, which knows tensors and plain values.
+A checkpoint that only this user can write is restored with torch's own reader. If a checkpoint belongs to
+another user, or other users may write to it, the index is read with an unpickler that accepts only the
+classes of an index. The values are then read with ``torch.load(weights_only=True)``, which accepts tensors
+and plain values.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
 
 _METADATA = ".metadata"
-_OTHERS_WRITE = 0o022
-_NAMES = {
+_WRITABLE_BY_OTHERS = 0o022
+_INDEX_CLASSES = {
     "torch.distributed.checkpoint.metadata": {
         "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
         "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
@@ -36,9 +37,10 @@ _NAMES = {
 
 
 def is_foreign(checkpoint: Path) -> bool:
-    """Tell whether somebody else could have written a checkpoint, or a file of it."""
+    """Return whether another user could have written a checkpoint or one of its files."""
     return any(
-        found.st_uid not in {0, os.geteuid()} or found.st_mode & _OTHERS_WRITE for found in _stats(checkpoint)
+        status.st_uid not in {0, os.geteuid()} or status.st_mode & _WRITABLE_BY_OTHERS
+        for status in _stats(checkpoint)
     )
 
 
@@ -49,17 +51,17 @@ def _stats(checkpoint: Path) -> Iterator[os.stat_result]:
 
 
 def reader_of(checkpoint: Path) -> dcp.FileSystemReader:
-    """Return what reads a checkpoint without running what others wrote into it."""
+    """Return a storage reader that does not execute code from a foreign checkpoint's index."""
     return PlainReader(str(checkpoint)) if is_foreign(checkpoint) else dcp.FileSystemReader(str(checkpoint))
 
 
 def planner_of(checkpoint: Path) -> DefaultLoadPlanner:
-    """Return what restores the values of a checkpoint without running what others wrote into it."""
+    """Return a load planner that does not execute code from a foreign checkpoint's values."""
     return PlainPlanner() if is_foreign(checkpoint) else DefaultLoadPlanner()
 
 
 def _find_enum_member(kind: Any, name: Any) -> Any:
-    """Return a member of an enumeration, which Python 3.11.0 to 3.11.3 pickle as ``getattr(CLASS, NAME)``.
+    """Return an enumeration member, which Python 3.11.0 to 3.11.3 pickle as ``getattr(CLASS, NAME)``.
 
     Raises:
         pickle.UnpicklingError: the arguments are not an enumeration and the name of a member.
@@ -71,52 +73,53 @@ def _find_enum_member(kind: Any, name: Any) -> Any:
 
 
 class _Plain(pickle.Unpickler):
-    """Knows what an index is made of, and refuses whatever else would be called."""
+    """Unpickler that accepts only the classes of a checkpoint index."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
             return _find_enum_member
-        known = name in _NAMES.get(module, ())
+        is_allowed = name in _INDEX_CLASSES.get(module, ())
         if module == "torch":
-            known = name == "Size" or isinstance(getattr(torch, name, None), torch.dtype)
-        if not known:
+            is_allowed = name == "Size" or isinstance(getattr(torch, name, None), torch.dtype)
+        if not is_allowed:
             raise pickle.UnpicklingError(f"the index of a checkpoint holds no {module}.{name}")
         return super().find_class(module, name)
 
 
 class PlainReader(dcp.FileSystemReader):  # type: ignore[misc]
-    """Reads the index of a checkpoint without calling what stands in it."""
+    """Storage reader that reads the index of a checkpoint with `_Plain`."""
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Return the index.
 
         Raises:
-            pickle.UnpicklingError: it would call something, or name a file outside the checkpoint.
+            pickle.UnpicklingError: the index would call another function, or names a file outside the
+                checkpoint.
         """
         with Path(self.path, _METADATA).open("rb") as file:
-            found = _Plain(file).load()
-        if not isinstance(found, Metadata):
+            index = _Plain(file).load()
+        if not isinstance(index, Metadata):
             raise pickle.UnpicklingError("the index of a checkpoint is none")
-        for place in (found.storage_data or {}).values():
-            name = getattr(place, "relative_path", "/")
+        for storage_info in (index.storage_data or {}).values():
+            name = getattr(storage_info, "relative_path", "/")
             if not isinstance(name, str) or "/" in name or name in {"", ".", ".."}:
                 raise pickle.UnpicklingError(f"the index of a checkpoint names a file outside it: {name!r}")
-        if getattr(found, "storage_meta", None) is None:
-            found.storage_meta = StorageMeta()
-        found.storage_meta.load_id = getattr(self, "load_id", None)
-        return found
+        if getattr(index, "storage_meta", None) is None:
+            index.storage_meta = StorageMeta()
+        index.storage_meta.load_id = getattr(self, "load_id", None)
+        return index
 
 
 class PlainPlanner(DefaultLoadPlanner):  # type: ignore[misc]
-    """Restores tensors and plain values alone."""
+    """Load planner that restores only tensors and plain values."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Restore a value that is no tensor.
+        """Restore a value that is not a tensor.
 
         Raises:
-            pickle.UnpicklingError: it is no plain value.
+            pickle.UnpicklingError: the value is not a plain value.
         """
         plain = io.BytesIO()
-        torch.save(torch.load(value, weights_only=True), plain)  # nothing is left that calls anything
+        torch.save(torch.load(value, weights_only=True), plain)  # the copy contains no calls
         plain.seek(0)
         super().load_bytes(read_item, plain)

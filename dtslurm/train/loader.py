@@ -1,4 +1,4 @@
-"""Batches for all ranks that go on in the middle of an epoch, with however many ranks there are then."""
+"""Data loading that resumes in the middle of an epoch with any number of ranks."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from dtslurm.errors import RequestInvalid
 
 
 class ShardedBatchSampler:
-    """Batches of indices for one rank; all ranks together see every sample once an epoch.
+    """Batches of sample indices for one rank; all ranks together see every sample once per epoch.
 
-    Samples come in one endless order: epoch after epoch, each shuffled anew from the seed. A step takes
-    the next ``batch_size`` of them and deals these out, so where training stands is one number,
-    `position`, that means the same to any number of ranks. Each rank has as many batches as the others.
-    The last step of an epoch has what is left: fewer samples, or up to ``world_size - 1`` more where less
-    than one per rank would remain. Only where ranks became more in the middle of an epoch, a rest too
-    small to go round waits for the next epoch.
+    Samples form one endless sequence of epochs, each shuffled anew from the seed. A step takes the next
+    ``batch_size`` samples and distributes them over the ranks. The progress of training is therefore one
+    number, `position`, which is independent of the number of ranks. All ranks have the same number of
+    batches. The last step of an epoch takes the remaining samples: fewer than ``batch_size``, or up to
+    ``world_size - 1`` more if fewer than one sample per rank would remain. Only if the number of ranks grew
+    in the middle of an epoch, a remainder smaller than the number of ranks moves to the next epoch.
 
     Args:
-        length: samples in an epoch.
-        batch_size: samples in a step over all ranks. Shares differ by one where it does not divide.
-        rank: of this process; by default that of torch.distributed.
-        world_size: likewise.
-        shuffle: whether each epoch has an order of its own.
-        seed: what that order is made of, the same on all ranks.
-        drop_last: leave out the samples of an epoch that make no whole step.
+        length: number of samples in an epoch.
+        batch_size: number of samples in a step over all ranks. The shares of the ranks differ by one if the
+            number of ranks does not divide it.
+        rank: rank of this process; by default the rank of torch.distributed.
+        world_size: number of ranks; by default the world size of torch.distributed.
+        shuffle: whether to shuffle each epoch differently.
+        seed: seed of the shuffling, the same on all ranks.
+        drop_last: skip the samples at the end of an epoch that do not fill a step.
 
     Raises:
-        RequestInvalid: a batch is too small for the ranks, or the data for one sample each.
+        RequestInvalid: the batch or the dataset has fewer samples than ranks.
     """
 
     def __init__(
@@ -63,19 +64,19 @@ class ShardedBatchSampler:
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
         self.epoch = 0
         self.position = 0
-        self._order: tuple[int, torch.Tensor] | None = None
+        self._cached_order: tuple[int, torch.Tensor] | None = None
 
     def sizes(self) -> list[int]:
-        """Return how many samples each step takes that is left of this epoch."""
-        left = max(0, (self.epoch + 1) * self.length - self.position)
-        full, rest = divmod(left, self.batch_size)
-        sizes = [self.batch_size] * full
-        if self.drop_last or not rest:
+        """Return the number of samples of each remaining step of this epoch."""
+        remaining = max(0, (self.epoch + 1) * self.length - self.position)
+        full_steps, remainder = divmod(remaining, self.batch_size)
+        sizes = [self.batch_size] * full_steps
+        if self.drop_last or not remainder:
             return sizes
-        if rest >= self.world_size:
-            return [*sizes, rest]
+        if remainder >= self.world_size:
+            return [*sizes, remainder]
         if sizes:
-            sizes[-1] += rest
+            sizes[-1] += remainder
         return sizes
 
     def __len__(self) -> int:
@@ -85,7 +86,7 @@ class ShardedBatchSampler:
         yield from map(self.samples_at, self.positions())
 
     def positions(self) -> Iterator[range]:
-        """Yield the positions of each batch of this rank in the endless order of samples."""
+        """Yield the positions of each batch of this rank in the endless sequence of samples."""
         position = self.position
         for size in self.sizes():
             begin = position + size * self.rank // self.world_size
@@ -93,25 +94,25 @@ class ShardedBatchSampler:
             position += size
 
     def samples_at(self, positions: range) -> list[int]:
-        """Return the samples at consecutive positions of the endless order."""
-        return self._indices(positions.start, positions.stop)
+        """Return the sample indices at consecutive positions of the endless sequence."""
+        return self._sample_indices(positions.start, positions.stop)
 
     def end_epoch(self) -> None:
-        """Go on to the next epoch."""
+        """Advance to the next epoch."""
         self.epoch += 1
         if self.drop_last:
             self.position = max(self.position, self.epoch * self.length)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where training stands; the same on all ranks."""
+        """Return the progress of training in the data; the same on all ranks."""
         names = ("epoch", "position", "length", "seed", "shuffle")
         return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; the order of samples is the saved one's.
+        """Resume at a saved state, including its order of samples.
 
         Raises:
-            RequestInvalid: it is of other data.
+            RequestInvalid: the state belongs to a dataset of another length.
         """
         if state["length"] != self.length:
             raise RequestInvalid(
@@ -120,30 +121,30 @@ class ShardedBatchSampler:
             )
         for name in ("epoch", "position", "seed", "shuffle"):
             setattr(self, name, state[name])
-        self._order = None
+        self._cached_order = None
 
-    def _indices(self, begin: int, end: int) -> list[int]:
-        """Return the samples at some places of the endless order."""
-        found: list[int] = []
+    def _sample_indices(self, begin: int, end: int) -> list[int]:
+        """Return the sample indices from position ``begin`` to ``end`` of the endless sequence."""
+        indices: list[int] = []
         while begin < end:
             epoch, first = divmod(begin, self.length)
             last = min(self.length, first + end - begin)
-            found += self._order_of(epoch)[first:last].tolist()
+            indices += self._epoch_order(epoch)[first:last].tolist()
             begin += last - first
-        return found
+        return indices
 
-    def _order_of(self, epoch: int) -> torch.Tensor:
-        if self._order is None or self._order[0] != epoch:
+    def _epoch_order(self, epoch: int) -> torch.Tensor:
+        if self._cached_order is None or self._cached_order[0] != epoch:
             order = torch.arange(self.length)
             if self.shuffle:
-                dice = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % (1 << 63))
-                order = torch.randperm(self.length, generator=dice)
-            self._order = (epoch, order)
-        return self._order[1]
+                generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % (1 << 63))
+                order = torch.randperm(self.length, generator=generator)
+            self._cached_order = (epoch, order)
+        return self._cached_order[1]
 
 
 class _NumberedBatches:
-    """The batches of a sampler as pairs of position and index, for `_SeededDataset`."""
+    """The batches of a sampler as pairs of position and sample index, for `_SeededDataset`."""
 
     def __init__(self, sampler: ShardedBatchSampler) -> None:
         self.sampler = sampler
@@ -157,10 +158,11 @@ class _NumberedBatches:
 
 
 class _SeededDataset:
-    """A dataset whose random numbers depend on the seed and the sample's position alone.
+    """A dataset wrapper that makes random numbers depend only on the seed and the sample's position.
 
-    A worker process draws the numbers of every second, third, … batch. By themselves they would depend on the
-    number of workers, and on where the loop was broken off. Other attributes are those of the dataset.
+    With n workers, a worker process loads every n-th batch. Without this wrapper, its random numbers would
+    depend on the number of workers and on the step at which training was interrupted. All other attributes
+    are those of the wrapped dataset.
     """
 
     def __init__(self, dataset: Any, seed: int) -> None:
@@ -186,41 +188,41 @@ class _SeededDataset:
     def __getitems__(self, places: list[tuple[int, int]]) -> Any:
         if not hasattr(self._dataset, "__getitems__"):
             return [self[place] for place in places]
-        self._seed_numbers(places[0][0])
+        self._seed_generators(places[0][0])
         return self._dataset.__getitems__([index for _, index in places])
 
     def __getitem__(self, place: tuple[int, int]) -> Any:
         position, index = place
-        self._seed_numbers(position)
+        self._seed_generators(position)
         return self._dataset[index]
 
-    def _seed_numbers(self, position: int) -> None:
+    def _seed_generators(self, position: int) -> None:
         text = f"{self._seed} {position}".encode()
         seed = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
         random.seed(seed)
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed asks for GPUs, too, each time
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also query the GPUs each time
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(seed % (1 << 32))
 
 
 class Loader:
-    """A DataLoader that knows where in the data training stands, and can be saved and restored.
+    """A DataLoader that tracks its position in the data, and can be saved and restored.
 
-    Batches that worker processes have fetched ahead do not count as seen: a batch counts from the moment
-    the training loop gets it. Everything that `torch.utils.data.DataLoader` takes beside
-    batches and samplers is passed on (``num_workers``, ``collate_fn``, ``pin_memory`` ...).
+    A batch counts as seen when the training loop receives it; batches that worker processes have prefetched
+    do not count. All options of `torch.utils.data.DataLoader` except batch and sampler options are passed on
+    (``num_workers``, ``collate_fn``, ``pin_memory`` ...).
 
-    In worker processes, the random numbers of torch, Python and NumPy depend on the seed and on the position
-    of the sample in the order of samples alone. They are the same after a restore, and for any number of
-    workers and of ranks. Without workers, samples draw from the generators of the training process.
+    In worker processes, the random numbers of torch, Python and NumPy depend only on the seed and on the
+    position of the sample in the sequence of samples. They are the same after a restore, and for any number
+    of workers and ranks. Without workers, samples use the generators of the training process.
 
     Args:
-        dataset: a map-style dataset: it has ``len()`` and an index.
-        batch_size: samples in a step over all ranks.
+        dataset: a map-style dataset, with ``len()`` and indexing.
+        batch_size: number of samples in a step over all ranks.
         shuffle: as in `ShardedBatchSampler`, like ``seed`` and ``drop_last``.
 
     Raises:
-        RequestInvalid: as of `ShardedBatchSampler`, or the dataset has no index.
+        RequestInvalid: as in `ShardedBatchSampler`, or the dataset is an IterableDataset.
     """
 
     def __init__(
@@ -240,8 +242,8 @@ class Loader:
         self.sampler = ShardedBatchSampler(
             len(dataset), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last
         )
-        # A generator of its own: a DataLoader draws from it each time a loop begins, and one that goes on in
-        # the middle of an epoch would leave torch's own generator in another state than an undisturbed run.
+        # The loader needs a separate generator: a DataLoader draws from its generator when a loop starts. A
+        # resumed epoch would leave torch's default generator in another state than an uninterrupted run.
         options.setdefault("generator", torch.Generator().manual_seed(seed))
         batches: Any = self.sampler
         if options.get("num_workers"):
@@ -250,22 +252,22 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batch belongs to, from 0."""
+        """The epoch of the next batch, counted from 0."""
         return self.sampler.epoch
 
     def epochs(self, total: int) -> Iterator[int]:
-        """Yield the epochs that are left of so many; loop over this loader once in each."""
+        """Yield the remaining epochs of ``total``; the caller loops over this loader once in each epoch."""
         while self.epoch < total:
             epoch = self.epoch
             yield epoch
-            if self.epoch == epoch:  # or a loop that looked at no batch would go round for ever
+            if self.epoch == epoch:  # a caller that read no batch would otherwise loop forever
                 self.sampler.end_epoch()
 
     def __len__(self) -> int:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches that are left of this epoch, and go on to the next when it is over."""
+        """Yield the remaining batches of this epoch, then advance to the next epoch."""
         epoch = self.epoch
         sizes = self.sampler.sizes()
         for size, batch in zip(sizes, self._loader, strict=True):
@@ -275,13 +277,13 @@ class Loader:
             self.sampler.end_epoch()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where training stands."""
+        """Return the progress of training in the data."""
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there.
+        """Resume at a saved state.
 
         Raises:
-            RequestInvalid: it is of other data.
+            RequestInvalid: the state belongs to a dataset of another length.
         """
         self.sampler.load_state_dict(state)

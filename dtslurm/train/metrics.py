@@ -1,4 +1,4 @@
-"""Lines of ``$DTSLURM_METRICS``, written beside training rather than in its way."""
+"""Writer of ``$DTSLURM_METRICS``, in a thread of its own so that training does not wait."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dtslurm.train.run_files import append, plain
 
 
 class Metrics:
-    """Appends one JSON object per line, from a thread: a value that lies on a GPU is waited for there.
+    """Appends one JSON object per line from a thread, which waits for values that are on a GPU.
 
     Args:
-        path: the file, None to write nothing.
-        rank: whose values these are.
+        path: the metrics file, None to write nothing.
+        rank: the rank that the values belong to.
     """
 
     def __init__(self, path: Path | None, rank: int = 0) -> None:
@@ -28,7 +28,7 @@ class Metrics:
         self._thread: threading.Thread | None = None
 
     def write(self, values: dict[str, Any]) -> None:
-        """Have a line written; tensors of one element become numbers. Returns at once."""
+        """Queue a line for writing and return at once; tensors of one element become numbers."""
         if self._path is None:
             return
         if self._thread is None:
@@ -37,7 +37,7 @@ class Metrics:
         self._lines.put({"time": round(time.time(), 3), "rank": self._rank, **without_graph(values)})
 
     def close(self, timeout: float = 10.0) -> None:
-        """Wait until what was given is written, for so many seconds at most."""
+        """Wait at most ``timeout`` seconds until all queued lines are written."""
         if self._thread is not None:
             self._lines.put(None)
             self._thread.join(timeout)
@@ -45,10 +45,12 @@ class Metrics:
 
     def _run(self, path: Path) -> None:
         while (values := self._lines.get()) is not None:
-            told = {key: plain(value) for key, value in values.items()}
-            append(path, json.dumps(told, default=str, skipkeys=True) + "\n")
+            json_values = {key: plain(value) for key, value in values.items()}
+            append(path, json.dumps(json_values, default=str, skipkeys=True) + "\n")
 
 
 def without_graph(values: dict[str, Any]) -> dict[str, Any]:
-    """Return values whose tensors hold on to no graph."""
-    return {key: v.detach() if isinstance(v, torch.Tensor) else v for key, v in values.items()}
+    """Return values with their tensors detached from the autograd graph."""
+    return {
+        key: value.detach() if isinstance(value, torch.Tensor) else value for key, value in values.items()
+    }

@@ -1,7 +1,7 @@
-"""Split a nest of containers into named tensors and the rest, so that a checkpoint keeps it exactly.
+"""Split nested containers into named tensors and other values, so that a checkpoint preserves them exactly.
 
-torch.distributed.checkpoint restores into a nest that has every entry already, and turns the keys of
-dictionaries into strings. A state that grows, or whose keys are numbers, would lose entries.
+torch.distributed.checkpoint restores only into entries that already exist, and turns dictionary keys into
+strings. A state that grows, or whose keys are numbers, would lose entries.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 import torch
 
 VALUES = "_values"  # the key of everything that is not a tensor
-_TENSOR = "__dtslurm_tensor__"  # begins a tuple that stands for a tensor
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_TENSOR_MARKER = "__dtslurm_tensor__"  # first element of a tuple that represents a tensor
+_IMMUTABLE_TYPES = (bool, int, float, complex, str, bytes, type(None))
 Replace = Callable[[Any, tuple[str, ...]], Any]
 
 
 def pack(value: Any) -> dict[str, Any]:
-    """Return a flat dictionary of a value's tensors by their paths, and the rest under `VALUES`.
+    """Return a flat dictionary with a value's tensors by their paths, and the other values under `VALUES`.
 
-    The rest is a copy, so training may change the value afterwards. It is wrapped in a tuple, because
-    torch.distributed.checkpoint takes lists and dictionaries apart.
+    The other values are copies, so training may change the originals afterwards. They are wrapped in a tuple,
+    because torch.distributed.checkpoint flattens lists and dictionaries.
     """
     packed: dict[str, Any] = {VALUES: None}
 
@@ -31,22 +31,22 @@ def pack(value: Any) -> dict[str, Any]:
         if isinstance(item, torch.Tensor):
             name = _choose_name(".".join(path), packed)
             packed[name] = item
-            return _TENSOR, name, item.device.type
-        return item if isinstance(item, _PLAIN) else copy.deepcopy(item)
+            return _TENSOR_MARKER, name, item.device.type
+        return item if isinstance(item, _IMMUTABLE_TYPES) else copy.deepcopy(item)
 
     packed[VALUES] = (_rebuild(value, replace, ()),)
     return packed
 
 
 def unpack(packed: Mapping[str, Any]) -> Any:
-    """Return the value that was packed, with its tensors on a device of the kind that they came from.
+    """Return the value that was packed, with each tensor on the device type that it was packed from.
 
     Raises:
-        KeyError: one of its tensors is missing.
+        KeyError: a tensor of the value is missing.
     """
 
     def replace(item: Any, _: tuple[str, ...]) -> Any:
-        if not _is_mark(item):
+        if not _is_tensor_marker(item):
             return item
         tensor = packed[item[1]]
         has_device = item[2] == "cpu" or torch.get_device_module(item[2]).is_available()
@@ -56,25 +56,27 @@ def unpack(packed: Mapping[str, Any]) -> Any:
 
 
 def _rebuild(value: Any, replace: Replace, path: tuple[str, ...]) -> Any:
-    """Return a copy of a nest of containers in which everything else is replaced."""
+    """Return a copy of nested containers in which ``replace`` has replaced every other value."""
     if isinstance(value, dict):
-        result = copy.copy(value)  # keeps the class, such as Counter or defaultdict
+        copied = copy.copy(value)  # keeps the class, such as Counter or defaultdict
         for key, item in value.items():
-            result[key] = _rebuild(item, replace, (*path, str(key)))
-        return result
+            copied[key] = _rebuild(item, replace, (*path, str(key)))
+        return copied
     if isinstance(value, list):
         return [_rebuild(item, replace, (*path, str(number))) for number, item in enumerate(value)]
-    if isinstance(value, tuple) and not _is_mark(value):
+    if isinstance(value, tuple) and not _is_tensor_marker(value):
         items = [_rebuild(item, replace, (*path, str(number))) for number, item in enumerate(value)]
         return value._make(items) if hasattr(value, "_make") else tuple(items)
     return replace(value, path)
 
 
-def _is_mark(value: Any) -> bool:
-    return type(value) is tuple and len(value) == 3 and isinstance(value[0], str) and value[0] == _TENSOR
+def _is_tensor_marker(value: Any) -> bool:
+    return (
+        type(value) is tuple and len(value) == 3 and isinstance(value[0], str) and value[0] == _TENSOR_MARKER
+    )
 
 
 def _choose_name(name: str, taken: Mapping[str, Any]) -> str:
-    """Return a name that is not taken yet: {"a.b": …} and {"a": {"b": …}} have the same path."""
-    numbered = (f"{name}#{number}" for number in itertools.count(1))
-    return next(one for one in itertools.chain([name], numbered) if one not in taken)
+    """Return a name that is not taken yet, because {"a.b": …} and {"a": {"b": …}} have the same path."""
+    numbered_names = (f"{name}#{number}" for number in itertools.count(1))
+    return next(candidate for candidate in itertools.chain([name], numbered_names) if candidate not in taken)

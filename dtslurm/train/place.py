@@ -1,4 +1,4 @@
-"""Where a process stands among the others, read out of what its launcher left in the environment."""
+"""The rank of a process and related numbers, read from the environment variables of its launcher."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from dtslurm.errors import RequestInvalid
 
-# What launchers call a process's number, how many there are, and the same on its node; the first of a row
-# whose number is set is believed. Numbers that a row lacks are looked for in the rows below it.
+# Each row: launcher, and its variables for rank, world size, local rank and local world size. The first row
+# whose rank variable is set determines the launcher. Rows below it supply the variables that it lacks.
 _NAMES: tuple[tuple[str, str, str, str, str], ...] = (
     ("torch", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     (
@@ -35,15 +35,15 @@ _NAMES: tuple[tuple[str, str, str, str, str], ...] = (
 
 @dataclass(frozen=True)
 class RankInfo:
-    """A process's place in a job.
+    """The rank of a process in a job, and related numbers.
 
     Attributes:
-        rank: 0 to ``world_size - 1``, over all nodes.
-        local_rank: the same among the processes of its node.
-        node_rank: number of its node.
-        launcher: how its place was told: ``torch`` (torch's own variables, which torchrun, accelerate,
-            deepspeed and dtslurm's scripts set), ``mpi``, ``srun``, or ``none``.
-        master: host and port at which all meet, None for a process alone.
+        rank: global rank over all nodes, 0 to ``world_size - 1``.
+        local_rank: rank among the processes of the same node.
+        node_rank: index of the process's node.
+        launcher: kind of variables that were read: ``torch`` (torch's own variables, which torchrun,
+            accelerate, deepspeed and dtslurm's scripts set), ``mpi``, ``srun``, or ``none``.
+        master: host and port of the rendezvous of all processes, None for a single process.
     """
 
     rank: int = 0
@@ -56,26 +56,28 @@ class RankInfo:
 
 
 def find_place(environ: Mapping[str, str] | None = None) -> RankInfo:
-    """Return the place of the process that has this environment (its own, if none is given).
+    """Return the rank information in an environment, by default that of this process.
 
     Raises:
-        RequestInvalid: the variables contradict each other, or several processes cannot meet.
+        RequestInvalid: the variables contradict each other, or the address of the rendezvous is unknown.
     """
     env = os.environ if environ is None else environ
-    rows = [
-        row for row in _NAMES if row[0] != "srun" or "SLURM_STEP_ID" in env
-    ]  # the batch script is no rank
-    first = next((index for index, row in enumerate(rows) if env.get(row[1])), None)
-    if first is None:
+    # the batch script is not a rank
+    rows = [row for row in _NAMES if row[0] != "srun" or "SLURM_STEP_ID" in env]
+    first_index = next((index for index, row in enumerate(rows) if env.get(row[1])), None)
+    if first_index is None:
         return RankInfo()
-    rows = rows[first:]
-    rank, world_size = _number(env, [row[1] for row in rows], 0), _number(env, [row[2] for row in rows], 1)
-    place = RankInfo(
+    rows = rows[first_index:]
+    rank, world_size = (
+        _read_number(env, [row[1] for row in rows], 0),
+        _read_number(env, [row[2] for row in rows], 1),
+    )
+    rank_info = RankInfo(
         rank=rank,
         world_size=world_size,
-        local_rank=_number(env, [row[3] for row in rows], rank if world_size == 1 else None),
-        local_world_size=_number(env, [row[4] for row in rows], 1),
-        node_rank=_number(env, ["GROUP_RANK", "NODE_RANK", "SLURM_NODEID"], 0),
+        local_rank=_read_number(env, [row[3] for row in rows], rank if world_size == 1 else None),
+        local_world_size=_read_number(env, [row[4] for row in rows], 1),
+        node_rank=_read_number(env, ["GROUP_RANK", "NODE_RANK", "SLURM_NODEID"], 0),
         launcher=rows[0][0],
     )
     if not 0 <= rank < world_size:
@@ -83,27 +85,27 @@ def find_place(environ: Mapping[str, str] | None = None) -> RankInfo:
             [f"{rows[0][1]}={rank}, but there are {world_size} processes"],
             hint="is the script started by one launcher inside another?",
         )
-    return place if world_size == 1 else _with_master(place, env)
+    return rank_info if world_size == 1 else _add_master(rank_info, env)
 
 
-def _with_master(place: RankInfo, env: Mapping[str, str]) -> RankInfo:
+def _add_master(place: RankInfo, env: Mapping[str, str]) -> RankInfo:
     host, port = env.get("MASTER_ADDR"), env.get("MASTER_PORT")
     if not host and place.local_world_size == place.world_size:
         host = "127.0.0.1"
-    if not port and (job := env.get("SLURM_JOB_ID", "")).isdigit():
-        port = str(10000 + int(job) * 8 % 20000)
+    if not port and (job_id := env.get("SLURM_JOB_ID", "")).isdigit():
+        port = str(10000 + int(job_id) * 8 % 20000)
     if not host or not (port or "").isdigit():
-        lacks = "MASTER_ADDR" if not host else "MASTER_PORT"
+        missing_name = "MASTER_ADDR" if not host else "MASTER_PORT"
         raise RequestInvalid(
-            [f"{lacks} does not say where the {place.world_size} processes meet"],
+            [f"{missing_name} does not say where the {place.world_size} processes meet"],
             hint="start them by dtslurm submit or torchrun, or export MASTER_ADDR (the first node) and "
             "MASTER_PORT before srun or mpirun",
         )
     return RankInfo(**{**vars(place), "master": (host, int(port or 0))})
 
 
-def _number(env: Mapping[str, str], names: list[str], default: int | None) -> int:
-    """Return the first of some variables that is set; ``4(x2)`` counts as 4, as Slurm writes it."""
+def _read_number(env: Mapping[str, str], names: list[str], default: int | None) -> int:
+    """Return the integer in the first variable that is set; Slurm's ``4(x2)`` counts as 4."""
     for name in names:
         text = env.get(name, "").partition("(")[0].partition(",")[0]
         if text:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-STALE = 87  # exit code: the run belongs to another attempt; nothing was written
+STALE = 87  # exit code: the run belongs to a later attempt, and this process wrote nothing
 
 
 class StaleAttempt(SystemExit):
-    """A later attempt of this run has begun: whatever this one would write now is no longer wanted.
+    """A later attempt of this run has begun, so this attempt must not write any more.
 
-    It ends the process with exit code 87 where nothing catches it.
+    The exception ends the process with exit code 87 if it is not caught.
     """
 
     def __init__(self, message: str) -> None:
@@ -33,12 +33,12 @@ class StaleAttempt(SystemExit):
 
 @dataclass(frozen=True)
 class RunFiles:
-    """A run's folder as the job's environment names it; without a job, nothing is read or written.
+    """The files of a run that the job's environment names; outside a job, nothing is read or written.
 
     Attributes:
-        folder: ``$DTSLURM_RUN_DIR``.
-        attempt: ``$DTSLURM_ATTEMPT``, this process's own.
-        metrics: ``$DTSLURM_METRICS``.
+        folder: the run directory, ``$DTSLURM_RUN_DIR``.
+        attempt: the attempt of this process, ``$DTSLURM_ATTEMPT``.
+        metrics: the metrics file, ``$DTSLURM_METRICS``.
     """
 
     folder: Path | None = None
@@ -47,7 +47,7 @@ class RunFiles:
 
     @classmethod
     def of(cls, environ: Mapping[str, str] | None = None) -> RunFiles:
-        """Return what an environment names."""
+        """Return the run files that an environment names."""
         env = os.environ if environ is None else environ
         folder, metrics, attempt = (env.get(f"DTSLURM_{name}") for name in ("RUN_DIR", "METRICS", "ATTEMPT"))
         return cls(
@@ -57,7 +57,7 @@ class RunFiles:
         )
 
     def leased_to(self) -> int | None:
-        """Return the attempt that may write, None if nobody said."""
+        """Return the attempt that holds the lease and may write, None if there is no lease."""
         if self.folder is None:
             return None
         try:
@@ -66,20 +66,20 @@ class RunFiles:
             return None
 
     def check_lease(self) -> None:
-        """See that this attempt may still write.
+        """Check that this attempt may still write.
 
         Raises:
-            StaleAttempt: a later one has begun.
+            StaleAttempt: a later attempt has begun.
         """
         holder = self.leased_to()
         if holder is not None and holder > self.attempt:
             raise StaleAttempt(f"attempt {self.attempt} ends: the run belongs to attempt {holder} now")
 
     def take_lease(self) -> None:
-        """Say that this attempt is the one that writes, unless that is said already.
+        """Take the lease for this attempt, unless this attempt already holds it.
 
         Raises:
-            StaleAttempt: a later one has begun.
+            StaleAttempt: a later attempt has begun.
         """
         self.check_lease()
         if self.folder is None or self.leased_to() == self.attempt:
@@ -89,25 +89,28 @@ class RunFiles:
         unfinished.replace(self.folder / "attempt")
 
     def artifact(self, values: Mapping[str, object], metrics: Mapping[str, Any]) -> None:
-        """Append a line to the register of artifacts; numbers among the metrics are told with it."""
+        """Append a line with an artifact and its numeric metrics to ``artifacts.jsonl``."""
         if self.folder is None:
             return
-        told = {key: plain(value) for key, value in metrics.items()}
-        numbers = {key: value for key, value in told.items() if isinstance(value, int | float)}
-        head = {"schema": 1, "time": round(time.time(), 3), "attempt": self.attempt}
-        append(self.folder / "artifacts.jsonl", json.dumps({**head, **values, "metrics": numbers}) + "\n")
+        json_metrics = {key: plain(value) for key, value in metrics.items()}
+        numbers = {key: value for key, value in json_metrics.items() if isinstance(value, int | float)}
+        common_fields = {"schema": 1, "time": round(time.time(), 3), "attempt": self.attempt}
+        append(
+            self.folder / "artifacts.jsonl",
+            json.dumps({**common_fields, **values, "metrics": numbers}) + "\n",
+        )
 
     def pinned(self, checkpoints: Path) -> frozenset[Path]:
-        """Return the artifacts that must be kept: of this run, and of the one whose checkpoints these are.
+        """Return the pinned artifacts of this run and of the run that owns the folder ``checkpoints``.
 
         Raises:
-            OSError, ValueError: that cannot be read, so that nothing may be deleted.
+            OSError, ValueError: the pins cannot be read; the caller must not delete anything.
         """
         runs = {checkpoints.parent, self.folder or checkpoints.parent}
-        return frozenset(run / str(name) for run in runs for name in _pins(run / "pins.json"))
+        return frozenset(run / str(name) for run in runs for name in _read_pins(run / "pins.json"))
 
     def count_saved(self, checkpoints: Path) -> int:
-        """Return how many checkpoints of a folder the run's events report as saved.
+        """Return the number of checkpoints in a folder that the run's events report as saved.
 
         Raises:
             OSError: the events cannot be read.
@@ -121,7 +124,7 @@ class RunFiles:
         return sum(_reports_save(line, checkpoints) for line in lines if '"checkpoint"' in line)
 
     def event(self, name: str, **values: object) -> None:
-        """Append a line to ``events.jsonl``; a disk that refuses it does not end training."""
+        """Append a line to ``events.jsonl``; a write error does not stop training."""
         if self.folder is None:
             return
         line = json.dumps({"time": round(time.time(), 3), "event": name, "attempt": self.attempt, **values})
@@ -132,11 +135,11 @@ def _reports_save(line: str, checkpoints: Path) -> bool:
     try:
         event = json.loads(line)
         return bool(event["event"] == "checkpoint" and Path(event["path"]).parent == checkpoints)
-    except (ValueError, KeyError, TypeError):  # a line that is cut, or of another kind
+    except (ValueError, KeyError, TypeError):  # a truncated line, or a line of another kind
         return False
 
 
-def _pins(path: Path) -> list[str]:
+def _read_pins(path: Path) -> list[str]:
     try:
         return list(json.loads(path.read_bytes())["pinned"])
     except FileNotFoundError:
@@ -146,7 +149,7 @@ def _pins(path: Path) -> list[str]:
 
 
 def append(path: Path, text: str) -> bool:
-    """Append in one write, which lines of other processes cannot fall into; return whether it worked."""
+    """Append text in one write, so that lines of other processes cannot mix in; return whether it worked."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -160,7 +163,7 @@ def append(path: Path, text: str) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Return what JSON can hold; numbers that it cannot are words, so that nobody takes them for missing."""
+    """Return a JSON value; NaN and infinity become text, so that readers do not take them for missing."""
     if hasattr(value, "numel"):
         value = value.item() if value.numel() == 1 else value.tolist()
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""One object around a training loop: it meets the other ranks, saves, goes on, and leaves when told to."""
+"""The session: joins the ranks, saves and restores checkpoints, and stops training on a signal."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Imported only to be early. It holds on to the process group that it finds when loaded, and
-# DistributedDataParallel loads it: the group's threads would outlive destroy_process_group, and some day
-# crash Python on its way out.
+# This import must come before the process group exists. The module keeps a reference to the process group
+# that exists when the module is loaded, and DistributedDataParallel loads the module. The group's threads
+# would then outlive destroy_process_group and could crash Python at exit.
 import torch.distributed.nn
 
 from dtslurm.errors import RequestInvalid
@@ -31,12 +31,13 @@ from dtslurm.train.run_files import RunFiles, StaleAttempt
 from dtslurm.train.state import check, seed_dice
 from dtslurm.train.straggler import OwnTime, Slowest, Straggler
 
-GO_ON = 85  # exit code: saved, and wants to go on
-LEASE_S, COMPARE_S = 10.0, 30.0  # how often rank 0 looks at the lease, and has ranks' times compared
+GO_ON = 85  # exit code: the run saved a checkpoint and requests to continue in a new attempt
+# Seconds between rank 0's checks of the lease, and between comparisons of the ranks' step times.
+LEASE_S, COMPARE_S = 10.0, 30.0
 
 
 class Leave(SystemExit):
-    """All ranks leave together, having saved; the process ends with exit code 85."""
+    """Ends the process with exit code 85 after all ranks have saved at the same step."""
 
 
 def session(  # noqa: PLR0913 (each by its name)
@@ -54,38 +55,38 @@ def session(  # noqa: PLR0913 (each by its name)
     agree_every: int | None = None,
     log_seconds: float = 1.0,
 ) -> Session:
-    """Return a session, to be used in a ``with`` statement around training.
+    """Return a session for a ``with`` statement around training.
 
-    It works in one process as in many, whatever started them: torchrun, srun, mpirun, accelerate, deepspeed,
-    Lightning, or nothing. A process group that exists already is used and left alone.
+    A session works in a single process and in many, started by torchrun, srun, mpirun, accelerate, deepspeed,
+    Lightning or no launcher. A session uses an existing process group and does not destroy it.
 
     Args:
-        save_every: save at each multiple of so many steps.
-        save_minutes: save when so many minutes have passed since the last time; None: by steps alone.
-        keep: how many checkpoints are kept, None for all.
-        folder: where, by default ``$DTSLURM_CHECKPOINT_DIR``.
-        total_steps: for whoever reads the metrics.
-        seed: start random numbers from it, alike on all ranks until `Session.restore`, after which each has
-            its own.
-        device: by default this process's GPU, or the CPU where there is none.
-        backend: of the process group, by default NCCL for GPUs and gloo for the CPU.
-        timeout: seconds that a collective of training may take, by default torch's.
-        signals: those that mean "save and leave", without ``SIG``.
-        agree_every: steps between two questions whether a rank was told to leave, by default as many
-            as take about half a second.
-        log_seconds: least time between two lines of metrics from `Session.end_step`.
+        save_every: save at each multiple of this number of steps.
+        save_minutes: save when this many minutes have passed since the last save; None saves by steps alone.
+        keep: number of checkpoints to keep, None for all.
+        folder: checkpoint directory, by default ``$DTSLURM_CHECKPOINT_DIR``.
+        total_steps: planned number of steps, written to the metrics for programs that read them.
+        seed: seed of the random number generators, the same on all ranks until `Session.restore`; afterwards
+            each rank has its own seed.
+        device: device of the model, by default this process's GPU, or the CPU if there is no GPU.
+        backend: backend of the process group, by default NCCL for GPUs and gloo for the CPU.
+        timeout: seconds that a collective of training may take, by default torch's timeout.
+        signals: names, without ``SIG``, of the signals that mean "save and exit".
+        agree_every: steps between two agreements of the ranks on whether to stop, by default the number of
+            steps that takes about half a second.
+        log_seconds: minimum seconds between two lines of metrics from `Session.end_step`.
     """
     return Session(**locals())
 
 
 class Session:
-    """A training run as one of its processes sees it; made by `session`.
+    """A training run as seen by one of its processes; created by `session`.
 
     Attributes:
-        rank, local_rank, node_rank, world_size, local_world_size: this process's place.
-        device: where its model belongs.
-        step: how many steps are done, those of earlier attempts included.
-        checkpoints: what saves and restores.
+        rank, local_rank, node_rank, world_size, local_world_size: ranks and sizes of this process.
+        device: the device of the process's model.
+        step: number of finished steps, including those of earlier attempts.
+        checkpoints: the `Checkpointer` that saves and restores.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -95,40 +96,40 @@ class Session:
         self.step = 0
         self.run = RunFiles()
         self._state: dict[str, Any] = {}
-        self._own_group = False
-        self._heard: list[int] = []
+        self._owns_group = False
+        self._received_signals: list[int] = []
         self._handlers: dict[int, Any] = {}
 
-    # ---- begin and end
+    # ---- Enter and exit
 
     def __enter__(self) -> Session:  # noqa: PYI034 (Self is not in typing before Python 3.11)
         options = self._options
-        self._listen(options["signals"])
+        self._install_handlers(options["signals"])
         self.run = RunFiles.of()
         self.place = find_place()
         self.device = _device(options["device"], self.place)
-        self._join(options["backend"], options["timeout"])
-        control = dist.new_group(backend="gloo") if self.world_size > 1 else None
+        self._init_process_group(options["backend"], options["timeout"])
+        control_group = dist.new_group(backend="gloo") if self.world_size > 1 else None
         self.checkpoints = Checkpointer(options["folder"], keep=options["keep"], run=self.run)
         self.checkpoints.claim()
-        self._control = control
-        self._agreement = Agreement(control, options["agree_every"])
-        self._straggler, self._own_time = Straggler(control), OwnTime(self.device)
+        self._control_group = control_group
+        self._agreement = Agreement(control_group, options["agree_every"])
+        self._straggler, self._forward_timer = Straggler(control_group), OwnTime(self.device)
         self._metrics = Metrics(self.run.metrics if self.rank == 0 else None, self.rank)
         if options["seed"] is not None:
             seed_dice(options["seed"])
         now = time.perf_counter()
         self._saved_step, self._saved_at = 0, now
-        self._count, self._asked = 0, (0, now)
+        self._local_step, self._last_agreement = 0, (0, now)
         self._lease_at = self._compared_at = now
-        self._logged = (0, -float("inf"))  # step and time of the last line; the first step has one
-        self._metrics_left: dict[str, Any] | None = None
+        self._last_logged = (0, -float("inf"))  # step and time of the last line; the first step writes a line
+        self._unwritten_metrics: dict[str, Any] | None = None
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        together = kind is None or kind is Leave
+        is_orderly_exit = kind is None or kind is Leave
         try:
             if kind is None:
                 if self._state and self.step != self._saved_step:
@@ -136,28 +137,28 @@ class Session:
                 self.checkpoints.wait(failing=True)
             elif kind is not Leave and not isinstance(error, StaleAttempt):
                 self.checkpoints.give_up(30.0)
-            if together:
+            if is_orderly_exit:
                 self._agreement.close()
                 self._straggler.end()
-            if self.rank == 0 and self._metrics_left is not None:
-                self._write_metrics(time.perf_counter(), self._metrics_left, None)
+            if self.rank == 0 and self._unwritten_metrics is not None:
+                self._write_metrics(time.perf_counter(), self._unwritten_metrics, None)
             self._metrics.close()
         finally:
-            if together:
-                self._part()
+            if is_orderly_exit:
+                self._leave_process_group()
             for number, handler in self._handlers.items():
                 signal.signal(number, signal.SIG_IGN if kind is Leave else handler)
 
-    def _part(self) -> None:
-        """Leave the process group, together: a rank whose peers are gone would end by an error."""
-        if self._own_group:
-            if self._control is not None:
-                dist.barrier(self._control)
+    def _leave_process_group(self) -> None:
+        """Destroy the process group on all ranks together, because a rank whose peers are gone would fail."""
+        if self._owns_group:
+            if self._control_group is not None:
+                dist.barrier(self._control_group)
             dist.destroy_process_group()
 
-    def _listen(self, names: Sequence[str]) -> None:
+    def _install_handlers(self, names: Sequence[str]) -> None:
         if threading.current_thread() is not threading.main_thread():
-            return  # Python lets no other thread listen
+            return  # Python allows signal handlers in the main thread only
         for name in names:
             number = getattr(signal, f"SIG{name}", None)
             if number is None:
@@ -166,145 +167,150 @@ class Session:
 
     def _hear(self, number: int, frame: object) -> None:
         del frame
-        self._heard.append(number)  # no more than this: a step may be in the middle of anything
+        # The handler only records the signal, because it can interrupt a step at any point.
+        self._received_signals.append(number)
 
-    def _join(self, backend: str | None, timeout: float | None) -> None:
+    def _init_process_group(self, backend: str | None, timeout: float | None) -> None:
         if dist.is_initialized():
             place = vars(self.place)
             self.place = RankInfo(**{**place, "rank": dist.get_rank(), "world_size": dist.get_world_size()})
             return
-        words: dict[str, Any] = {"timeout": timedelta(seconds=timeout)} if timeout else {}
+        group_options: dict[str, Any] = {"timeout": timedelta(seconds=timeout)} if timeout else {}
         if self.place.world_size == 1:
-            words.update(store=dist.HashStore(), rank=0, world_size=1)
+            group_options.update(store=dist.HashStore(), rank=0, world_size=1)
         else:
             host, port = self.place.master or ("", 0)
-            meeting = {"RANK": self.rank, "WORLD_SIZE": self.world_size, "LOCAL_RANK": self.place.local_rank}
-            for name, value in {**meeting, "MASTER_ADDR": host, "MASTER_PORT": port}.items():
-                os.environ.setdefault(name, str(value))  # for torch, and for libraries that look there
+            rank_variables = {
+                "RANK": self.rank,
+                "WORLD_SIZE": self.world_size,
+                "LOCAL_RANK": self.place.local_rank,
+            }
+            for name, value in {**rank_variables, "MASTER_ADDR": host, "MASTER_PORT": port}.items():
+                # for torch, and for libraries that read these variables
+                os.environ.setdefault(name, str(value))
         gpu = self.device.type == "cuda"
-        dist.init_process_group(backend or ("cpu:gloo,cuda:nccl" if gpu else "gloo"), **words)
-        self._own_group = True
+        dist.init_process_group(backend or ("cpu:gloo,cuda:nccl" if gpu else "gloo"), **group_options)
+        self._owns_group = True
 
-    # ---- who we are
+    # ---- Rank and sizes
 
     @property
     def rank(self) -> int:
-        """This process's number, 0 to ``world_size - 1``."""
+        """Global rank of this process, 0 to ``world_size - 1``."""
         return self.place.rank
 
     @property
     def world_size(self) -> int:
-        """How many processes train."""
+        """Number of training processes."""
         return self.place.world_size
 
     @property
     def local_rank(self) -> int:
-        """This process's number on its node."""
+        """Rank of this process among the processes of its node."""
         return self.place.local_rank
 
     @property
     def node_rank(self) -> int:
-        """Number of this process's node."""
+        """Index of this process's node."""
         return self.place.node_rank
 
     @property
     def local_world_size(self) -> int:
-        """How many processes train on this node."""
+        """Number of training processes on this node."""
         return self.place.local_world_size
 
     def print(self, *words: object) -> None:
-        """Print on rank 0 alone, at once."""
+        """Print on rank 0 only, and flush."""
         if self.rank == 0:
             sys.stdout.write(" ".join(map(str, words)) + "\n")
             sys.stdout.flush()
 
-    # ---- training
+    # ---- Training
 
     def restore(self, **state: Any) -> int:
-        """Go on from the latest good checkpoint, if there is one; say what belongs to a checkpoint.
+        """Register the objects to save, and restore them from the latest valid checkpoint if there is one.
 
-        Call it when model, optimizer and all else are as they are to be trained (wrapped, sharded, on their
-        device), once, on all ranks: ``run.restore(model=model, optimizer=optimizer, loader=loader)``.
+        Call this method once, on all ranks, when the objects are ready for training (wrapped, sharded, on
+        their device): ``run.restore(model=model, optimizer=optimizer, loader=loader)``.
 
         Returns:
-            The steps that are done; 0 at the beginning.
+            The number of finished steps; 0 without a checkpoint.
 
         Raises:
-            CheckpointFailed: the checkpoint is not of these objects.
+            CheckpointFailed: the checkpoint does not match these objects.
             RequestInvalid: an object cannot be saved.
         """
-        check(state)  # also where there is no checkpoint yet: the first save would be too late
+        check(state)  # Check even without a checkpoint, so that errors appear before the first save.
         self._state = state
-        found = self.checkpoints.restore(state)
-        self.step = self._saved_step = found.step if found else 0
+        restored = self.checkpoints.restore(state)
+        self.step = self._saved_step = restored.step if restored else 0
         seed = self._options["seed"]
-        if seed is not None and (found is None or found.world_size != self.world_size):
+        if seed is not None and (restored is None or restored.world_size != self.world_size):
             seed_dice(seed + 1_000_003 * self.step + self.rank + 1)
-        if found:
-            self.print(f"goes on after step {found.step} from {found.path}")
+        if restored:
+            self.print(f"goes on after step {restored.step} from {restored.path}")
         now = time.perf_counter()
-        self._saved_at, self._asked = now, (self._count, now)
-        self._own_time.step_ended()
+        self._saved_at, self._last_agreement = now, (self._local_step, now)
+        self._forward_timer.step_ended()
         return self.step
 
     def watch(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Time this model's forward passes, so that a rank slower than the others is named; return it."""
-        self._own_time.watch(model)
+        """Time the model's forward passes so that a slow rank can be reported; return the model."""
+        self._forward_timer.watch(model)
         return model
 
     def end_step(self, **metrics: Any) -> bool:
-        """Count a step that is done; all ranks call it after each optimizer step.
+        """Count a finished step; all ranks call this method after each optimizer step.
 
-        It writes metrics, saves when it is time to, and when any rank was told to leave, saves on all and
-        ends them with exit code 85, all at the same step.
+        The method writes metrics and saves when a checkpoint is due. If any rank received a stop signal, all
+        ranks save and exit with exit code 85 at the same step.
 
         Args:
             metrics: numbers, or tensors of one element, for the line of metrics (``loss=loss``).
 
         Returns:
-            True when all ranks are to leave but nothing was given to `restore`, so that saving and leaving
-            are the caller's to do.
+            True if all ranks must stop but `restore` received no objects; the caller must then save and exit.
 
         Raises:
-            Leave: all ranks leave.
+            Leave: all ranks exit.
             StaleAttempt: a later attempt of this run has begun.
             CheckpointFailed: see `Checkpointer.save`.
         """
         self.step += 1
-        self._count += 1
-        self._own_time.step_ended()
+        self._local_step += 1
+        self._forward_timer.step_ended()
         now = time.perf_counter()
-        slowest, wishes, step_time = None, 0, 0.0
-        if self._agreement.due(self._count):
+        slowest, requested, step_time = None, 0, 0.0
+        if self._agreement.due(self._local_step):
             slowest = self._straggler.end()
-            wishes, step_time = self._wishes(now)
-        verdict = self._agreement.at(self._count, wishes, step_time)
-        self._metrics_left = metrics
+            requested, step_time = self._requested_actions(now)
+        agreed_action = self._agreement.at(self._local_step, requested, step_time)
+        self._unwritten_metrics = metrics
         self.checkpoints.metrics = without_graph(metrics)
-        if self.rank == 0 and (slowest or now - self._logged[1] >= self._options["log_seconds"]):
+        if self.rank == 0 and (slowest or now - self._last_logged[1] >= self._options["log_seconds"]):
             self._write_metrics(now, metrics, slowest)
-        if verdict.stale:
-            self._stale()
-        if verdict.stop:
-            return self._leave()
-        if verdict.compare:
-            self._straggler.begin(self._own_time.take())
-        every = self._options["save_every"]
-        if self._state and (verdict.save or (every and self.step % every == 0)):
+        if agreed_action.stale:
+            self._exit_stale()
+        if agreed_action.stop:
+            return self._save_and_exit()
+        if agreed_action.compare:
+            self._straggler.begin(self._forward_timer.take())
+        save_interval = self._options["save_every"]
+        if self._state and (agreed_action.save or (save_interval and self.step % save_interval == 0)):
             self.checkpoint()
         return False
 
     def log(self, **values: Any) -> None:
-        """Write a line of metrics now, from rank 0; ``step`` is added."""
+        """Write a line of metrics with the current ``step`` now, on rank 0."""
         self._metrics.write({"step": self.step, **values})
 
     def checkpoint(self, *, wait: bool = False) -> None:
-        """Save now what was given to `restore`; all ranks call it at the same step.
+        """Save the objects given to `restore` now; all ranks call this method at the same step.
 
-        It returns when a copy is in memory, or with ``wait`` when the checkpoint is complete.
+        The method returns when a copy is in CPU memory, or with ``wait`` when the checkpoint is complete.
 
         Raises:
-            RequestInvalid: nothing was given to `restore`.
+            RequestInvalid: `restore` received no objects.
             CheckpointFailed: see `Checkpointer.save`.
             StaleAttempt: a later attempt of this run has begun.
         """
@@ -313,35 +319,36 @@ class Session:
         self.checkpoints.save(self.step, self._state, wait=wait)
         self._saved_step, self._saved_at = self.step, time.perf_counter()
 
-    def _wishes(self, now: float) -> tuple[int, float]:
-        """Return what this rank asks of all, and how long a step takes."""
-        steps, since = self._count - self._asked[0], now - self._asked[1]
-        self._asked = (self._count, now)
-        wishes = STOP if self._heard else 0
+    def _requested_actions(self, now: float) -> tuple[int, float]:
+        """Return the actions this rank requests of all ranks, and the seconds per step."""
+        steps, elapsed = self._local_step - self._last_agreement[0], now - self._last_agreement[1]
+        self._last_agreement = (self._local_step, now)
+        requested = STOP if self._received_signals else 0
         if self.checkpoints.stale:
-            wishes |= STALE
+            requested |= STALE
         if self.rank == 0:
             minutes = self._options["save_minutes"]
             if minutes is not None and now - self._saved_at >= 60 * minutes:
-                wishes |= SAVE
+                requested |= SAVE
             if now - self._compared_at >= COMPARE_S:
-                wishes |= COMPARE
+                requested |= COMPARE
                 self._compared_at = now
             if now - self._lease_at >= LEASE_S:
                 self._lease_at = now
-                with contextlib.suppress(OSError):  # the next look may work; each save makes its own
+                # A failed check is ignored: the next one may succeed, and each save checks the lease itself.
+                with contextlib.suppress(OSError):
                     holder = self.run.leased_to()
-                    wishes |= STALE if holder is not None and holder > self.run.attempt else 0
-        return wishes, since / steps if steps else 0.0
+                    requested |= STALE if holder is not None and holder > self.run.attempt else 0
+        return requested, elapsed / steps if steps else 0.0
 
     def _write_metrics(self, now: float, metrics: dict[str, Any], slowest: Slowest | None) -> None:
-        step, at = self._logged
-        self._logged, self._metrics_left = (self.step, now), None
+        last_step, last_time = self._last_logged
+        self._last_logged, self._unwritten_metrics = (self.step, now), None
         values: dict[str, Any] = {"step": self.step}
         if self._options["total_steps"] is not None:
             values["total_steps"] = self._options["total_steps"]
-        if self.step > step and math.isfinite(at):
-            values["step_time_s"] = round((now - at) / (self.step - step), 6)
+        if self.step > last_step and math.isfinite(last_time):
+            values["step_time_s"] = round((now - last_time) / (self.step - last_step), 6)
         if self.device.type == "cuda":
             values["memory_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 3)
         if slowest is not None:
@@ -356,31 +363,29 @@ class Session:
             )
         self._metrics.write({**values, **metrics})
 
-    def _stale(self) -> None:
-        known = self.checkpoints.stale  # and said
+    def _exit_stale(self) -> None:
+        already_reported = self.checkpoints.stale  # then the save has already reported it
         message = f"attempt {self.run.attempt} ends: the run belongs to attempt {self.run.leased_to()} now"
-        if self.rank == 0 and not known:
+        if self.rank == 0 and not already_reported:
             sys.stderr.write(message + "\n")
         raise StaleAttempt(message)
 
-    def _leave(self) -> bool:
+    def _save_and_exit(self) -> bool:
         if not self._state:
             return True
         for number in self._handlers:
-            signal.signal(
-                number, signal.SIG_IGN
-            )  # a launcher ends ranks that leave a little later than the first
+            signal.signal(number, signal.SIG_IGN)  # launchers signal the ranks that exit after the first
         self.checkpoint(wait=True)
         self.print(f"told to stop: saved after step {self.step}, leaves with exit code {GO_ON}")
         raise Leave(GO_ON)
 
 
 def _device(wanted: str | torch.device | None, place: RankInfo) -> torch.device:
-    """Return this process's device, made the current one if it is a GPU."""
+    """Return this process's device, and make it the current device if it is a GPU."""
     if wanted is not None:
         device = torch.device(wanted)
     elif torch.cuda.is_available():
-        # Some sites show a process all GPUs of its node, others its own alone: the modulo serves both.
+        # Some clusters show a process all GPUs of its node, others only its own: the modulo works for both.
         device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
     else:
         device = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Data that the job brought to this node's disk: where it lies, and which files of it are this rank's."""
+"""Data that the job staged on this node's disk: its path, and the files that belong to this rank."""
 
 from __future__ import annotations
 
@@ -14,84 +14,90 @@ from dtslurm.train.place import RankInfo, find_place
 
 
 def staged(name: str, environ: Mapping[str, str] | None = None) -> Path:
-    """Return where this node has what was staged under a name.
+    """Return the local path of the data that was staged under a name.
 
     Raises:
-        RequestInvalid: nothing of that name was.
+        RequestInvalid: no data was staged under that name.
     """
     env = os.environ if environ is None else environ
-    found = env.get(f"DTSLURM_STAGED_{name.upper()}")
-    if not found:
-        known = sorted(key[15:].lower() for key in env if key.startswith("DTSLURM_STAGED_"))
+    path = env.get(f"DTSLURM_STAGED_{name.upper()}")
+    if not path:
+        names = sorted(key[15:].lower() for key in env if key.startswith("DTSLURM_STAGED_"))
         raise RequestInvalid(
-            [f"nothing was staged as {name!r} (there is: {', '.join(known) or 'nothing'})"],
+            [f"nothing was staged as {name!r} (there is: {', '.join(names) or 'nothing'})"],
             hint="submit with --stage SRC:DST:name=NAME, or stage_in in the job file",
         )
-    return Path(found)
+    return Path(path)
 
 
 def shards(
     name: str, environ: Mapping[str, str] | None = None, *, place: RankInfo | None = None
 ) -> list[Path]:
-    """Return this rank's files of what was staged, sorted; together the ranks have each file once.
+    """Return this rank's files of the staged data, sorted; each file belongs to exactly one rank.
 
-    By ``shards=rank`` the job dealt them out to ranks; by ``shards=node`` to nodes, and here the ranks of a
-    node share its files; staged whole, all ranks share all. WebDataset takes the paths as they are::
+    With ``shards=rank`` the job distributed the files to the ranks. With ``shards=node`` the job distributed
+    the files to the nodes, and this function divides a node's files among its ranks. Data that was staged
+    whole is divided among all ranks. WebDataset accepts the paths::
 
         paths = [str(path) for path in train.shards("data")]
-        wds.WebDataset(paths, shardshuffle=100, nodesplitter=None)  # they are dealt out already
+        wds.WebDataset(paths, shardshuffle=100, nodesplitter=None)  # the files are already split
 
     Raises:
-        RequestInvalid: nothing was staged by that name, a file of this rank is not there, there are too few
-            files for each rank to have one, or it cannot be read whose they are.
+        RequestInvalid: no data was staged under that name, a file of this rank is missing, there are fewer
+            files than ranks, or the assignment of files to ranks cannot be read.
     """
     env = os.environ if environ is None else environ
     folder = staged(name, env)
-    here = find_place(env) if place is None else place
-    told = _manifest(name, env)
-    if told is None:
-        whole = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else [folder]
-        mine = whole[here.rank :: here.world_size]
-    elif told["by"] == "rank":
-        if told["world_size"] != here.world_size:
+    ranks = find_place(env) if place is None else place
+    owners = _read_assignment(name, env)
+    if owners is None:
+        files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else [folder]
+        own_files = files[ranks.rank :: ranks.world_size]
+    elif owners["by"] == "rank":
+        if owners["world_size"] != ranks.world_size:
             raise RequestInvalid(
-                [f"the shards were dealt to {told['world_size']} ranks, and there are {here.world_size}"],
+                [f"the shards were dealt to {owners['world_size']} ranks, and there are {ranks.world_size}"],
                 hint="stage them by shards=node where the ranks of a node may change",
             )
-        mine = sorted(folder / one["path"] for one in told["files"] if one["rank"] == here.rank)
+        own_files = sorted(folder / entry["path"] for entry in owners["files"] if entry["rank"] == ranks.rank)
     else:
-        own = sorted(folder / one["path"] for one in told["files"] if one["node"] == here.node_rank)
-        mine = own[here.local_rank :: here.local_world_size]
-    if not mine:
+        node_files = sorted(
+            folder / entry["path"] for entry in owners["files"] if entry["node"] == ranks.node_rank
+        )
+        own_files = node_files[ranks.local_rank :: ranks.local_world_size]
+    if not own_files:
         raise RequestInvalid([f"there are too few files in {folder} for each rank to have one"])
-    if gone := [path for path in mine if not path.exists()]:
-        raise RequestInvalid([f"{gone[0]} is not there", f"{len(gone)} of this rank's {len(mine)} files"])
-    return mine
+    if missing := [path for path in own_files if not path.exists()]:
+        raise RequestInvalid(
+            [f"{missing[0]} is not there", f"{len(missing)} of this rank's {len(own_files)} files"]
+        )
+    return own_files
 
 
-def _manifest(name: str, env: Mapping[str, str]) -> dict[str, Any] | None:
-    run = env.get("DTSLURM_RUN_DIR")
-    if not run:
+def _read_assignment(name: str, env: Mapping[str, str]) -> dict[str, Any] | None:
+    run_dir = env.get("DTSLURM_RUN_DIR")
+    if not run_dir:
         return None
-    path = Path(run) / "staged" / f"{name.lower()}.shards.json"
+    path = Path(run_dir) / "staged" / f"{name.lower()}.shards.json"
     try:
-        value = json.loads(path.read_bytes())
+        assignment = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise RequestInvalid([f"{path} is damaged: {error}"]) from error
-    if not isinstance(value, dict):  # dealing all that is here out anew would leave out what other nodes have
+    if not isinstance(assignment, dict):  # dividing this node's files would omit the files of other nodes
         raise RequestInvalid([f"{path} is damaged: it does not say which files are whose"])
-    return value
+    return assignment
 
 
 def samples(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the samples of a tar shard as WebDataset lays them out.
+    """Yield the samples of a tar shard in WebDataset's layout.
 
-    Neighbouring files whose names are alike up to the first dot of the last part are one sample.
+    Consecutive files form a sample if their paths are equal up to the first dot of the file name.
 
     Yields:
-        ``__key__`` (what is alike) and the bytes of each file by the rest of its name, as ``{"jpg": ...}``.
+        ``__key__`` (the common part of the path) and the bytes of each file by its extension, for example
+            ``{"jpg": ...}``.
     """
     sample: dict[str, Any] = {}
     with tarfile.open(path) as archive:

@@ -1,4 +1,4 @@
-"""What of training objects goes into a checkpoint, and back: the same keys for any number of ranks."""
+"""The state of training objects in a checkpoint, with the same keys for any number of ranks."""
 
 from __future__ import annotations
 
@@ -29,104 +29,113 @@ State = Mapping[str, Any]
 
 
 def state_dicts(objects: State) -> dict[str, Any]:
-    """Return what a checkpoint keeps of each object: tensors by name, and of all but models the rest packed.
+    """Return the state of each object for a checkpoint: tensors by name, and other values packed.
 
-    A model's parameters have their own names, whether or not it is wrapped in DistributedDataParallel,
-    sharded by FSDP or compiled; an optimizer's state has the same names, so that either can be read by
-    another number of ranks.
+    The keys of a model are its plain parameter names, even if the model is wrapped in
+    DistributedDataParallel, sharded by FSDP or compiled. The keys of an optimizer's state use the same names.
+    Both can therefore be restored by a different number of ranks. The state of a model is not packed.
 
     Raises:
-        RequestInvalid: an object is none that can be saved.
+        RequestInvalid: an object cannot be saved.
     """
     return {name: _state_dict(name, item, objects) for name, item in objects.items()}
 
 
 def templates(objects: State, saved: Metadata) -> dict[str, Any]:
-    """Return what `load_state_dicts` takes, with tensors of the saved shapes to read into.
+    """Return the input of `load_state_dicts` with tensors of the saved shapes, into which torch reads.
 
-    Tensors of models, and tensors given as they are, are read in place. What an object's state has grown or
-    shrunk since is of no account: what was saved is what is read.
+    Tensors of models, and tensors that are objects themselves, are read in place. The templates follow the
+    saved state, so an object's current state may have more or fewer entries.
 
     Raises:
         RequestInvalid: an object cannot be restored, or the shape of a tensor differs from the saved one.
     """
     values = {}
     for name, item in objects.items():
-        own = _state_dict(name, item, objects)
+        current = _state_dict(name, item, objects)
         if isinstance(item, torch.nn.Module | torch.Tensor):
-            _check_shapes({name: own} if own is item else {f"{name}.{key}": own[key] for key in own}, saved)
-            values[name] = own
+            _check_shapes(
+                {name: current} if current is item else {f"{name}.{key}": current[key] for key in current},
+                saved,
+            )
+            values[name] = current
         else:
-            values[name] = _template(name, own, _shards(name, item, objects), saved)
+            values[name] = _template(name, current, _sharded_parameters(name, item, objects), saved)
     return values
 
 
 def _check_shapes(own: State, saved: Metadata) -> None:
-    """Refuse a tensor whose shape differs from the saved one; torch 2.4 silently reads a part of it."""
+    """Refuse a tensor whose shape differs from the saved shape, because torch 2.4 silently reads a part."""
     for key, value in own.items():
-        meta = saved.state_dict_metadata.get(key)
-        if not isinstance(value, torch.Tensor) or not isinstance(meta, TensorStorageMetadata):
+        metadata = saved.state_dict_metadata.get(key)
+        if not isinstance(value, torch.Tensor) or not isinstance(metadata, TensorStorageMetadata):
             continue
-        if value.shape != meta.size:
-            shapes = f"{tuple(value.shape)} here and {tuple(meta.size)} in the checkpoint"
+        if value.shape != metadata.size:
+            shapes = f"{tuple(value.shape)} here and {tuple(metadata.size)} in the checkpoint"
             raise RequestInvalid([f"the shape of {key} is {shapes}"])
 
 
 def _template(name: str, own: State, shards: State, saved: Metadata) -> dict[str, Any]:
-    """Return what is read of one object: a tensor for each that was saved, sharded as the object's own is."""
+    """Return the template of one object: a tensor for each saved one, sharded like the object's own."""
     keys = [key for key in saved.state_dict_metadata if key.startswith(f"{name}.")]
     tensors = {}
     for key in keys:
-        meta, short = saved.state_dict_metadata[key], key.removeprefix(f"{name}.")
-        if not isinstance(meta, TensorStorageMetadata):
+        metadata, name_in_object = saved.state_dict_metadata[key], key.removeprefix(f"{name}.")
+        if not isinstance(metadata, TensorStorageMetadata):
             continue
-        like, shard = own.get(short), shards.get(short.rpartition(".")[0])
-        if like is not None and type(like) is not torch.Tensor and like.shape == meta.size:
-            tensors[key] = like
-        elif shard is not None and shard.shape == meta.size:
-            tensors[key] = torch.empty_like(shard, dtype=meta.properties.dtype, requires_grad=False)
+        own_tensor, shard = own.get(name_in_object), shards.get(name_in_object.rpartition(".")[0])
+        if (
+            own_tensor is not None
+            and type(own_tensor) is not torch.Tensor
+            and own_tensor.shape == metadata.size
+        ):
+            tensors[key] = own_tensor
+        elif shard is not None and shard.shape == metadata.size:
+            tensors[key] = torch.empty_like(shard, dtype=metadata.properties.dtype, requires_grad=False)
         else:
-            tensors[key] = torch.empty(meta.size, dtype=meta.properties.dtype)
+            tensors[key] = torch.empty(metadata.size, dtype=metadata.properties.dtype)
     if f"{name}.{VALUES}" in keys or not keys:
         return {VALUES: (), **{key.removeprefix(f"{name}."): tensor for key, tensor in tensors.items()}}
-    nest: dict[str, Any] = {}  # of an earlier version, whose states were not packed
+    nested: dict[str, Any] = {}  # Earlier versions did not pack the states.
     for key in keys:
-        set_element(nest, saved.planner_data[key][1:], tensors.get(key, ()))
-    return nest
+        set_element(nested, saved.planner_data[key][1:], tensors.get(key, ()))
+    return nested
 
 
-def _shards(name: str, item: Any, objects: State) -> dict[str, torch.Tensor]:
-    """Return the parameters of an optimizer by the paths to their states, which are sharded as they are."""
+def _sharded_parameters(name: str, item: Any, objects: State) -> dict[str, torch.Tensor]:
+    """Return an optimizer's parameters by the paths to their states, which are sharded like them."""
     if not isinstance(item, torch.optim.Optimizer):
         return {}
-    names = _find_names(_model_of(name, item, objects))
-    return {f"state.{names[one]}": one for group in item.param_groups for one in group["params"]}
+    names = _find_names(_find_model(name, item, objects))
+    return {
+        f"state.{names[parameter]}": parameter for group in item.param_groups for parameter in group["params"]
+    }
 
 
 def check(objects: State) -> None:
-    """Find out what cannot be saved before training starts, at no cost.
+    """Check before training starts that all objects can be saved, without copying anything.
 
     Raises:
-        RequestInvalid: an object is none that can be saved.
+        RequestInvalid: an object cannot be saved.
     """
     for name, item in objects.items():
         if isinstance(item, torch.optim.Optimizer):
-            _model_of(name, item, objects)
+            _find_model(name, item, objects)
         elif not isinstance(item, torch.nn.Module | torch.Tensor):
-            _check_own(name, item)
+            _check_stateful(name, item)
 
 
 def load_state_dicts(objects: State, loaded: Mapping[str, Any]) -> None:
-    """Give every object its state back; tensors given as they are have it already.
+    """Load the state of every object; tensors that are objects themselves were already read in place.
 
     Raises:
-        RequestInvalid: an optimizer has other groups of parameters than the one that was saved.
+        RequestInvalid: an optimizer's parameter groups differ from the saved groups.
     """
     for name, item in objects.items():
         if isinstance(item, torch.nn.Module):
             set_model_state_dict(item, loaded[name])
         elif isinstance(item, torch.optim.Optimizer):
-            _load_optimizer(name, item, _model_of(name, item, objects), _unpack(loaded[name]))
+            _load_optimizer(name, item, _find_model(name, item, objects), _unpack(loaded[name]))
         elif not isinstance(item, torch.Tensor):
             item.load_state_dict(_unpack(loaded[name]))
 
@@ -135,10 +144,10 @@ def _state_dict(name: str, item: Any, objects: State) -> Any:
     if isinstance(item, torch.nn.Module):
         return get_model_state_dict(item)
     if isinstance(item, torch.optim.Optimizer):
-        return pack(_name_parameters(_model_of(name, item, objects), item))
+        return pack(_name_parameters(_find_model(name, item, objects), item))
     if isinstance(item, torch.Tensor):
         return item
-    _check_own(name, item)
+    _check_stateful(name, item)
     return pack(item.state_dict())
 
 
@@ -147,8 +156,8 @@ def _unpack(loaded: State) -> Any:
 
 
 def _find_names(model: torch.nn.Module) -> dict[torch.nn.Parameter, str]:
-    """Return the names of a model's parameters without the prefixes of wrappers such as DDP's ``module.``."""
-    return {one: min(_get_fqns(model, name)) for name, one in model.named_parameters()}
+    """Return the names of a model's parameters without prefixes of wrappers, such as DDP's ``module.``."""
+    return {parameter: min(_get_fqns(model, name)) for name, parameter in model.named_parameters()}
 
 
 def _has_flat_parameters(model: torch.nn.Module) -> bool:
@@ -156,64 +165,72 @@ def _has_flat_parameters(model: torch.nn.Module) -> bool:
 
 
 def _name_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return an optimizer's state_dict with names of parameters in place of their numbers.
+    """Return an optimizer's state_dict with parameter names instead of parameter indices.
 
-    torch's `get_optimizer_state_dict` makes a step where the optimizer has no state yet. The optimizer counts
-    that step, and it fails where a step needs a closure. FSDP's flat parameters need it.
+    torch's `get_optimizer_state_dict` performs a step if the optimizer has no state yet. The optimizer counts
+    that step, and the step fails if it needs a closure. Only FSDP's flat parameters need that function.
     """
     if _has_flat_parameters(model):
         return dict(get_optimizer_state_dict(model, optimizer))
     names = _find_names(model)
-    raw = optimizer.state_dict()
-    numbers: dict[Any, str] = {}
+    state_dict = optimizer.state_dict()
+    names_by_index: dict[Any, str] = {}
     groups = []
-    for own, group in zip(optimizer.param_groups, raw["param_groups"], strict=True):
-        named = [names[one] for one in own["params"]]
-        numbers.update(zip(group["params"], named, strict=True))
-        groups.append({**group, "params": named})
-    state = {numbers.get(number, number): value for number, value in raw["state"].items()}
-    return {**raw, "state": state, "param_groups": groups}
+    for own_group, group in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
+        group_names = [names[parameter] for parameter in own_group["params"]]
+        names_by_index.update(zip(group["params"], group_names, strict=True))
+        groups.append({**group, "params": group_names})
+    state = {names_by_index.get(index, index): value for index, value in state_dict["state"].items()}
+    return {**state_dict, "state": state, "param_groups": groups}
 
 
 def _load_optimizer(
     name: str, optimizer: torch.optim.Optimizer, model: torch.nn.Module, saved: dict[str, Any]
 ) -> None:
-    """Give an optimizer its state back.
+    """Load an optimizer's state.
 
     Raises:
-        RequestInvalid: its groups have other parameters than those that were saved.
+        RequestInvalid: the optimizer's parameter groups differ from the saved groups.
     """
     if _has_flat_parameters(model):
         set_optimizer_state_dict(model, optimizer, saved, options=StateDictOptions(strict=False))
         return
     names = _find_names(model)
-    raw = optimizer.state_dict()
-    own = [[names[one] for one in group["params"]] for group in optimizer.param_groups]
-    by_names = {frozenset(group["params"]): group for group in saved["param_groups"]}
-    if {frozenset(group) for group in own} != set(by_names) or len(own) != len(saved["param_groups"]):
+    state_dict = optimizer.state_dict()
+    own_groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
+    saved_groups = {frozenset(group["params"]): group for group in saved["param_groups"]}
+    if {frozenset(group) for group in own_groups} != set(saved_groups) or len(own_groups) != len(
+        saved["param_groups"]
+    ):
         raise RequestInvalid([f"the parameter groups of {name} differ from those in the checkpoint"])
-    numbers: dict[Any, Any] = {}
+    indices_by_name: dict[Any, Any] = {}
     groups = []
-    for named, group in zip(own, raw["param_groups"], strict=True):
-        numbers.update(zip(named, group["params"], strict=True))
-        groups.append({**by_names[frozenset(named)], "params": group["params"]})
-    state = {numbers.get(key, key): value for key, value in saved["state"].items()}
+    for group_names, group in zip(own_groups, state_dict["param_groups"], strict=True):
+        indices_by_name.update(zip(group_names, group["params"], strict=True))
+        groups.append({**saved_groups[frozenset(group_names)], "params": group["params"]})
+    state = {indices_by_name.get(key, key): value for key, value in saved["state"].items()}
     optimizer.load_state_dict({**saved, "state": state, "param_groups": groups})
-    parameters = {names[one]: one for group in optimizer.param_groups for one in group["params"]}
+    parameters = {
+        names[parameter]: parameter for group in optimizer.param_groups for parameter in group["params"]
+    }
     for key, values in saved["state"].items():
         if key in parameters:
-            _keep_types(optimizer.state[parameters[key]], values)
+            _restore_dtypes(optimizer.state[parameters[key]], values)
 
 
-def _keep_types(state: dict[str, Any], saved: Mapping[str, Any]) -> None:
-    """Undo what torch's `load_state_dict` does to tensors of another type than the parameter's."""
+def _restore_dtypes(state: dict[str, Any], saved: Mapping[str, Any]) -> None:
+    """Restore the saved dtypes, because torch's `load_state_dict` casts tensors to the parameter's dtype."""
     for key, value in saved.items():
-        own = state.get(key)
-        if isinstance(value, torch.Tensor) and isinstance(own, torch.Tensor) and own.dtype != value.dtype:
-            state[key] = value.to(own.device)
+        loaded = state.get(key)
+        if (
+            isinstance(value, torch.Tensor)
+            and isinstance(loaded, torch.Tensor)
+            and loaded.dtype != value.dtype
+        ):
+            state[key] = value.to(loaded.device)
 
 
-def _check_own(name: str, item: Any) -> None:
+def _check_stateful(name: str, item: Any) -> None:
     if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
         raise RequestInvalid(
             [f"{name} is a {type(item).__name__}, which cannot be restored in place"],
@@ -221,10 +238,12 @@ def _check_own(name: str, item: Any) -> None:
         )
 
 
-def _model_of(name: str, optimizer: torch.optim.Optimizer, objects: State) -> Any:
-    parameters = {id(one) for group in optimizer.param_groups for one in group["params"]}
+def _find_model(name: str, optimizer: torch.optim.Optimizer, objects: State) -> Any:
+    parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for item in objects.values():
-        if isinstance(item, torch.nn.Module) and parameters <= {id(one) for one in item.parameters()}:
+        if isinstance(item, torch.nn.Module) and parameters <= {
+            id(parameter) for parameter in item.parameters()
+        }:
             return item
     raise RequestInvalid(
         [f"{name} optimizes parameters of no model that is saved with it"],
@@ -233,21 +252,25 @@ def _model_of(name: str, optimizer: torch.optim.Optimizer, objects: State) -> An
 
 
 def staged(value: Any, before: Any = None) -> Any:
-    """Return a copy on the CPU that training does not change, in the memory of an earlier one if it fits."""
+    """Return a CPU copy of a value; reuse the memory of the earlier copy ``before`` if the shapes match."""
     if isinstance(value, torch.Tensor):
         value = value.detach()
-        if isinstance(before, torch.Tensor) and type(before) is type(value) and _alike(value, before):
+        if (
+            isinstance(before, torch.Tensor)
+            and type(before) is type(value)
+            and _has_same_layout(value, before)
+        ):
             return before.copy_(value, non_blocking=True)
         return value.to("cpu", copy=True)
     if isinstance(value, Mapping):
-        old = before if isinstance(before, Mapping) else {}
-        return {key: staged(item, old.get(key)) for key, item in value.items()}
+        earlier = before if isinstance(before, Mapping) else {}
+        return {key: staged(item, earlier.get(key)) for key, item in value.items()}
     if isinstance(value, tuple) and not _has_tensors(value):
-        return value  # such as what `pack` has copied already
+        return value  # for example a tuple that `pack` has already copied
     if isinstance(value, list | tuple):
-        fits = isinstance(before, list | tuple) and len(before) == len(value)
-        olds = before if fits else [None] * len(value)
-        items = [staged(item, old) for item, old in zip(value, olds, strict=True)]
+        is_reusable = isinstance(before, list | tuple) and len(before) == len(value)
+        earlier_items = before if is_reusable else [None] * len(value)
+        items = [staged(item, earlier) for item, earlier in zip(value, earlier_items, strict=True)]
         return items if isinstance(value, list) else tuple(items)
     return value
 
@@ -261,7 +284,7 @@ def _has_tensors(value: Any) -> bool:
 
 
 def size_of(value: Any) -> int:
-    """Return the bytes of all tensors in a nest of containers, of sharded ones the whole."""
+    """Return the bytes of all tensors in nested containers; a sharded tensor counts as a whole."""
     if isinstance(value, torch.Tensor):
         return int(value.numel() * value.element_size())
     if isinstance(value, Mapping):
@@ -269,24 +292,24 @@ def size_of(value: Any) -> int:
     return sum(map(size_of, value)) if isinstance(value, list | tuple) else 0
 
 
-def _alike(value: torch.Tensor, before: torch.Tensor) -> bool:
+def _has_same_layout(value: torch.Tensor, before: torch.Tensor) -> bool:
     same = value.shape == before.shape and value.dtype == before.dtype and value.stride() == before.stride()
     return bool(same and getattr(value, "placements", None) == getattr(before, "placements", None))
 
 
 def dice() -> dict[str, torch.Tensor]:
-    """Return the state of this process's random numbers: torch's, Python's, and NumPy's if it is in use."""
-    found = {"torch": torch.get_rng_state(), "python": _as_tensor(random.getstate())}
+    """Return the states of this process's random number generators: torch, Python, and NumPy if imported."""
+    states = {"torch": torch.get_rng_state(), "python": _as_tensor(random.getstate())}
     if torch.cuda.is_available():
-        found["cuda"] = torch.cuda.get_rng_state()
+        states["cuda"] = torch.cuda.get_rng_state()
     if "numpy" in sys.modules:
         kind, keys, *rest = sys.modules["numpy"].random.get_state()
-        found["numpy"] = _as_tensor([kind, keys.tolist(), *rest])
-    return found
+        states["numpy"] = _as_tensor([kind, keys.tolist(), *rest])
+    return states
 
 
 def set_dice(states: Mapping[str, torch.Tensor]) -> None:
-    """Go on with random numbers from there."""
+    """Set the states of this process's random number generators."""
     torch.set_rng_state(states["torch"])
     version, numbers, gauss = _from_tensor(states["python"])
     random.setstate((version, tuple(numbers), gauss))
@@ -297,7 +320,7 @@ def set_dice(states: Mapping[str, torch.Tensor]) -> None:
 
 
 def seed_dice(seed: int) -> None:
-    """Start random numbers anew: torch's, Python's, and NumPy's if it is in use."""
+    """Seed the random number generators of torch and Python, and of NumPy if imported."""
     random.seed(seed)
     torch.manual_seed(seed)
     if "numpy" in sys.modules:
@@ -316,14 +339,14 @@ def all_gather(value: Any, group: Any) -> list[Any]:
     """Return every rank's value, on every rank."""
     if group is None:
         return [value]
-    found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, value, group=group)
-    return found
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
 
 
 def broadcast(value: Any, group: Any) -> Any:
     """Return rank 0's value, on every rank."""
-    found = [value]
+    values = [value]
     if group is not None:
-        dist.broadcast_object_list(found, src=0, group=group)
-    return found[0]
+        dist.broadcast_object_list(values, src=0, group=group)
+    return values[0]

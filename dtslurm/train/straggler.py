@@ -1,4 +1,4 @@
-"""Which rank holds the others up: what each does on its own account before it waits for them."""
+"""Detection of the slowest rank, by the time that each rank works before it waits for the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Slowest:
-    """The slowest rank of all, and how long ranks take alone."""
+    """The slowest rank, its own seconds per step, and the median of all ranks."""
 
     rank: int
     seconds: float
@@ -23,24 +23,25 @@ class Slowest:
 class OwnTime:
     """Measures the time from the end of a step to the end of the model's forward pass.
 
-    That is fetching data and computing, without the backward pass, in which ranks wait for each other and
-    all take as long as the slowest. (Where parameters are sharded, the forward pass waits for others, too.)
+    This time covers data loading and the forward computation. It excludes the backward pass, in which ranks
+    wait for each other and all take as long as the slowest rank. (With sharded parameters, ranks also wait
+    for each other in the forward pass.)
 
-    On a GPU it is measured by events, which nobody waits for.
+    On a GPU, CUDA events measure the time without synchronization.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self._start = self._now()
+        self._start = self._record_time()
         self._end: Any = None
         self._sum, self._count = 0.0, 0
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Look at this model's forward passes from now on."""
+        """Time this model's forward passes from now on."""
         model.register_forward_hook(self._forward_ended)
 
     def step_ended(self) -> None:
-        """Note that a step is over."""
+        """Record the end of a step."""
         start, end = self._start, self._end
         if end is not None and not self._cuda:
             self._sum += end - start
@@ -48,19 +49,19 @@ class OwnTime:
         elif end is not None and end.query():
             self._sum += start.elapsed_time(end) / 1000
             self._count += 1
-        self._start, self._end = self._now(), None
+        self._start, self._end = self._record_time(), None
 
     def take(self) -> float:
-        """Return the mean since the last call, in seconds; 0 if nothing was seen."""
+        """Return the mean in seconds since the last call; 0 without a measured step."""
         mean = self._sum / self._count if self._count else 0.0
         self._sum, self._count = 0.0, 0
         return mean
 
     def _forward_ended(self, module: Any, inputs: Any, output: Any) -> None:
         del module, inputs, output
-        self._end = self._now()
+        self._end = self._record_time()
 
-    def _now(self) -> Any:
+    def _record_time(self) -> Any:
         if not self._cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -69,11 +70,11 @@ class OwnTime:
 
 
 class Straggler:
-    """Compares ranks every so many seconds; the ranks agree on when.
+    """Compares the ranks' own times (see `OwnTime`); the ranks agree on the steps at which to compare.
 
     Args:
-        group: a gloo group of all ranks, of its own; None in a single process.
-        factor: how many times the median a rank must take to be named.
+        group: a gloo group of all ranks that nothing else uses; None in a single process.
+        factor: multiple of the median from which a rank counts as slow.
     """
 
     def __init__(self, group: Any, factor: float = 1.25) -> None:
@@ -81,23 +82,27 @@ class Straggler:
         self._pending: tuple[Any, torch.Tensor, list[torch.Tensor]] | None = None
 
     def begin(self, seconds: float) -> None:
-        """Send this rank's own time to the others; they must call it, too. Returns at once."""
+        """Start to all-gather the ranks' own times in seconds, and return at once; all ranks must call it."""
         if self._group is None:
             return
         world_size = dist.get_world_size(self._group)
-        mine = torch.tensor([seconds], dtype=torch.float64)
-        every = list(torch.zeros(world_size, 1, dtype=torch.float64))
-        self._pending = (dist.all_gather(every, mine, group=self._group, async_op=True), mine, every)
+        own_time = torch.tensor([seconds], dtype=torch.float64)
+        all_times = list(torch.zeros(world_size, 1, dtype=torch.float64))
+        self._pending = (
+            dist.all_gather(all_times, own_time, group=self._group, async_op=True),
+            own_time,
+            all_times,
+        )
 
     def end(self) -> Slowest | None:
-        """Return the slowest rank if it is much slower than others; None also if nothing was begun."""
+        """Return the slowest rank if it is much slower than the median; None if not, or without a `begin`."""
         if self._pending is None:
             return None
-        work, _, every = self._pending
+        work, _, all_times = self._pending
         self._pending = None
         work.wait()
-        times = [float(one) for one in every]
-        middle, worst = median(times), max(times)
-        if middle <= 0 or worst < self._factor * middle:
+        times = [float(seconds) for seconds in all_times]
+        median_time, longest_time = median(times), max(times)
+        if median_time <= 0 or longest_time < self._factor * median_time:
             return None
-        return Slowest(times.index(worst), worst, middle)
+        return Slowest(times.index(longest_time), longest_time, median_time)

@@ -86,6 +86,17 @@ def test_nodes_of_a_partition_may_differ() -> None:
     assert any("cpu-128 can be used" in line for line in found.notices)
 
 
+def test_the_default_partition_is_named_only_if_it_has_nodes() -> None:
+    elsewhere = node("a1", "gpu:a100:4", Partitions="old") + node("h1", "gpu:h100:8", Partitions="old")
+    for nodes, evidence in (
+        (elsewhere, "most of the GPU nodes"),
+        (elsewhere + node("c1", CPUTot="128"), "most of the nodes of partition main"),
+    ):
+        found = values(of_version("22.05.8", nodes=nodes))
+        [fact] = [fact for fact in found.facts if fact.key == ("default_node_type",)]
+        assert fact.evidence == evidence
+
+
 @pytest.mark.parametrize(
     ("gres", "model", "count"),
     [

@@ -241,6 +241,7 @@ def test_patterns_of_ones_own_are_tried_first(made: Made, tmp_path: Path) -> Non
     ("text", "said"),
     [
         ("patterns: {x: {words: [a], values: {loos: '<number>'}}}", "did you mean 'loss'"),
+        ("patterns: {x: {words: [a], values: {qqqq: '<number>'}}}", "unknown key .step, total_steps, "),
         ("patterns: {x: {words: [a], values: {loss: '1'}}}", "should have <number>"),
         ("patterns: {x: {words: [a], values: {loss: '(<number>)'}}}", "no group but"),
         ("patterns: {x: {words: [a], values: {loss: '(<number>'}}}", "no regular expression"),

@@ -1,4 +1,4 @@
-"""A layout as the configuration that each framework reads."""
+"""Emitters: write a layout as the configuration of each framework."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORMS: dict[str, tuple[Emitter, Check]] = {
 
 
 def check(form: str, task: TrainingTask, layout: Layout) -> list[str]:
-    """Return why a framework cannot run a layout, empty if it can."""
+    """Return the reasons why a framework cannot run a layout, empty if it can."""
     return FORMS[form][1](task, layout)
 
 

@@ -8,25 +8,25 @@ from dtslurm.planner.search import TrainingTask
 
 
 def check(task: TrainingTask, layout: Layout) -> list[str]:
-    """Return why Accelerate's file cannot say a layout."""
-    found = only(layout, "Accelerate's file", "tp")
+    """Return the reasons why Accelerate's configuration cannot express a layout."""
+    problems = only(layout, "Accelerate's file", "tp")
     if layout.tp > 1 and layout.zero != 3:
-        found.append(f"Accelerate combines tp={layout.tp} with FSDP2 alone; zero=3 is valid")
+        problems.append(f"Accelerate combines tp={layout.tp} with FSDP2 alone; zero=3 is valid")
     if layout.zero in {1, 2} and task.framework != "deepspeed":
-        found.append(f"FSDP2 shards everything or nothing: zero={layout.zero}; zero=0 or 3 is valid")
-    return found
+        problems.append(f"FSDP2 shards everything or nothing: zero={layout.zero}; zero=0 or 3 is valid")
+    return problems
 
 
 def emit(task: TrainingTask, layout: Layout) -> str:
-    """Return the YAML."""
+    """Return the YAML configuration."""
     machine = task.machine
     precision = {"fp32": "no"}.get(task.precision, task.precision)
-    kind = "MULTI_GPU" if machine.gpus > 1 else "NO"
+    distributed_type = "MULTI_GPU" if machine.gpus > 1 else "NO"
     lines = [f"# {summary(task, layout)}", "compute_environment: LOCAL_MACHINE", "debug: false"]
-    extra: list[str] = []
+    plugin_lines: list[str] = []
     if task.framework == "deepspeed":
-        kind = "DEEPSPEED"
-        extra = [
+        distributed_type = "DEEPSPEED"
+        plugin_lines = [
             "deepspeed_config:",
             f"  gradient_accumulation_steps: {accumulation(layout)}",
             f"  zero_stage: {layout.zero}",
@@ -35,10 +35,10 @@ def emit(task: TrainingTask, layout: Layout) -> str:
             "  gradient_clipping: 1.0",
         ]
         if layout.zero == 3:
-            extra += ["  zero3_init_flag: true", "  zero3_save_16bit_model: true"]
+            plugin_lines += ["  zero3_init_flag: true", "  zero3_save_16bit_model: true"]
     elif layout.zero == 3:
-        kind = "FSDP"
-        extra = [
+        distributed_type = "FSDP"
+        plugin_lines = [
             "fsdp_config:",
             "  fsdp_version: 2",
             "  fsdp_reshard_after_forward: true",
@@ -48,14 +48,14 @@ def emit(task: TrainingTask, layout: Layout) -> str:
             "  fsdp_state_dict_type: SHARDED_STATE_DICT",
         ]
         if layout.tp > 1 or layout.shards < layout.dp:
-            extra += [
+            plugin_lines += [
                 "parallelism_config:",
                 f"  parallelism_config_dp_replicate_size: {layout.dp // layout.shards}",
                 f"  parallelism_config_dp_shard_size: {layout.shards}",
                 f"  parallelism_config_tp_size: {layout.tp}",
             ]
     lines += [
-        f"distributed_type: {kind}",
+        f"distributed_type: {distributed_type}",
         f"mixed_precision: '{precision}'",
         f"num_machines: {machine.nodes}",
         f"num_processes: {machine.gpus}",
@@ -64,6 +64,6 @@ def emit(task: TrainingTask, layout: Layout) -> str:
         "rdzv_backend: c10d" if machine.nodes > 1 else "rdzv_backend: static",
         "same_network: true",
         "use_cpu: false",
-        *extra,
+        *plugin_lines,
     ]
     return "\n".join(lines) + "\n"

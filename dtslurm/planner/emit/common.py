@@ -1,4 +1,4 @@
-"""What several emitters need."""
+"""Functions that several emitters share."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dtslurm.planner.search import TrainingTask
 
 
 def only(layout: Layout, who: str, *allowed: str) -> list[str]:
-    """Return a problem for each kind of parallelism a framework's configuration cannot say."""
-    kinds = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
+    """Return a problem for each kind of parallelism that a framework's configuration cannot express."""
+    names_by_key = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
     return [
-        f"{who} has no word for {word} parallelism: {key}={getattr(layout, key)}"
-        for key, word in kinds.items()
+        f"{who} has no word for {name} parallelism: {key}={getattr(layout, key)}"
+        for key, name in names_by_key.items()
         if key not in allowed and getattr(layout, key) > 1
     ]
 
 
 def accumulation(layout: Layout) -> int:
-    """Return micro-batches per step of one data parallel rank."""
+    """Return the gradient accumulation steps: micro-batches per step of one data parallel rank."""
     return layout.micro_batches
 
 
 def summary(task: TrainingTask, layout: Layout) -> str:
-    """Return one line that says what a configuration is for."""
+    """Return one line that describes model, machine and layout of a configuration."""
     machine = task.machine
     return (
         f"{task.model.name} on {machine.nodes} x {machine.gpus_per_node} {machine.gpu.name}, sequences of "

@@ -11,44 +11,44 @@ from dtslurm.planner.search import TrainingTask
 
 
 def check(task: TrainingTask, layout: Layout) -> list[str]:
-    """Return why DeepSpeed's JSON cannot say a layout; tensor parallelism is the model's own there."""
-    found = only(layout, "DeepSpeed's JSON", "tp")
+    """Return the reasons why DeepSpeed's JSON cannot express a layout; the model implements tp itself."""
+    problems = only(layout, "DeepSpeed's JSON", "tp")
     if task.precision == "fp8":
-        found.append("DeepSpeed's JSON has no 8-bit precision; bf16 and fp16 are valid")
-    return found
+        problems.append("DeepSpeed's JSON has no 8-bit precision; bf16 and fp16 are valid")
+    return problems
 
 
 def emit(task: TrainingTask, layout: Layout) -> str:
-    """Return the JSON."""
-    zero: dict[str, Any] = {"stage": layout.zero}
+    """Return the JSON configuration."""
+    zero_config: dict[str, Any] = {"stage": layout.zero}
     if layout.zero:
-        zero |= {"overlap_comm": True, "contiguous_gradients": True}
+        zero_config |= {"overlap_comm": True, "contiguous_gradients": True}
     if layout.zero in {1, 2}:
-        zero |= {"reduce_bucket_size": 500_000_000, "allgather_bucket_size": 500_000_000}
+        zero_config |= {"reduce_bucket_size": 500_000_000, "allgather_bucket_size": 500_000_000}
     if layout.zero == 3:
         hidden = task.model.hidden or 4096
-        zero |= {
+        zero_config |= {
             "reduce_bucket_size": hidden * hidden,
             "stage3_prefetch_bucket_size": int(0.9 * hidden * hidden),
             "stage3_param_persistence_threshold": 10 * hidden,
             "stage3_gather_16bit_weights_on_model_save": True,
         }
         if 1 < layout.shards < layout.dp:
-            zero["zero_hpz_partition_size"] = layout.shards
+            zero_config["zero_hpz_partition_size"] = layout.shards
     if layout.offload:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    values: dict[str, Any] = {
+        zero_config["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    config: dict[str, Any] = {
         "train_batch_size": layout.gbs,
         "train_micro_batch_size_per_gpu": layout.mbs,
         "gradient_accumulation_steps": accumulation(layout),
         "gradient_clipping": 1.0,
-        "zero_optimization": zero,
+        "zero_optimization": zero_config,
         "zero_allow_untested_optimizer": True,
     }
     if task.precision == "fp16":
-        values["fp16"] = {"enabled": True, "loss_scale": 0}
+        config["fp16"] = {"enabled": True, "loss_scale": 0}
     elif task.precision == "bf16":
-        values["bf16"] = {"enabled": True}
+        config["bf16"] = {"enabled": True}
     if layout.recompute != "none":
-        values["activation_checkpointing"] = {"partition_activations": layout.tp > 1}
-    return json.dumps(values, indent=2) + "\n"
+        config["activation_checkpointing"] = {"partition_activations": layout.tp > 1}
+    return json.dumps(config, indent=2) + "\n"

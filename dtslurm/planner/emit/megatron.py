@@ -9,26 +9,31 @@ from dtslurm.planner.search import TrainingTask
 
 
 def check(task: TrainingTask, layout: Layout) -> list[str]:
-    """Return why Megatron-LM cannot run a layout."""
-    found = []
+    """Return the reasons why Megatron-LM cannot run a layout."""
+    problems = []
     if not task.model.is_decoder:
-        found.append(f"Megatron-LM's GPT arguments describe decoders, which {task.model.name} is not")
+        problems.append(f"Megatron-LM's GPT arguments describe decoders, which {task.model.name} is not")
     if layout.zero in {2, 3}:
-        found.append(f"zero={layout.zero} is not its distributed optimizer; zero=0 or 1 is valid")
+        problems.append(f"zero={layout.zero} is not its distributed optimizer; zero=0 or 1 is valid")
     if task.precision == "fp32":
-        found.append("Megatron-LM is planned for at bf16, fp16 or fp8")
+        problems.append("Megatron-LM is planned for at bf16, fp16 or fp8")
     if layout.schedule != "1f1b":
-        found.append(f"schedule={layout.schedule} has no argument; 1f1b is valid")
-    return found
+        problems.append(f"schedule={layout.schedule} has no argument; 1f1b is valid")
+    return problems
 
 
 def emit(task: TrainingTask, layout: Layout) -> str:
-    """Return the arguments, one to a line, as a shell reads them from a file."""
-    lines = [f"# {summary(task, layout)}", *_parallel(layout), *_batch(task, layout), *_model(task.model)]
+    """Return the arguments, one per line, for a shell to read from a file."""
+    lines = [
+        f"# {summary(task, layout)}",
+        *_parallel_arguments(layout),
+        *_batch_arguments(task, layout),
+        *_model_arguments(task.model),
+    ]
     return "\n".join(lines) + "\n"
 
 
-def _parallel(layout: Layout) -> list[str]:
+def _parallel_arguments(layout: Layout) -> list[str]:
     lines = [f"--tensor-model-parallel-size {layout.tp}", f"--pipeline-model-parallel-size {layout.pp}"]
     if layout.cp > 1:
         lines.append(f"--context-parallel-size {layout.cp}")
@@ -50,7 +55,7 @@ def _parallel(layout: Layout) -> list[str]:
     return lines
 
 
-def _batch(task: TrainingTask, layout: Layout) -> list[str]:
+def _batch_arguments(task: TrainingTask, layout: Layout) -> list[str]:
     lines = [
         f"--micro-batch-size {layout.mbs}",
         f"--global-batch-size {layout.gbs}",
@@ -69,7 +74,7 @@ def _batch(task: TrainingTask, layout: Layout) -> list[str]:
     return lines
 
 
-def _model(model: ModelShape) -> list[str]:
+def _model_arguments(model: ModelShape) -> list[str]:
     stack = model.stacks[-1]
     att = stack.attention
     lines = [
@@ -101,10 +106,10 @@ def _model(model: ModelShape) -> list[str]:
         lines.append("--untie-embeddings-and-output-weights")
     if not stack.mlp_bias:
         lines.append("--disable-bias-linear")
-    return [*lines, *_experts(stack)]
+    return [*lines, *_expert_arguments(stack)]
 
 
-def _experts(stack: Stack) -> list[str]:
+def _expert_arguments(stack: Stack) -> list[str]:
     if not stack.experts:
         return []
     lines = [

@@ -1,4 +1,4 @@
-"""torchrun's command line, and the device mesh that FSDP2's ``fully_shard`` takes."""
+"""torchrun's command line, and the device mesh for FSDP2's ``fully_shard``."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dtslurm.planner.search import TrainingTask
 
 
 def check(task: TrainingTask, layout: Layout) -> list[str]:
-    """Return why plain FSDP2 cannot run a layout."""
+    """Return the reasons why plain FSDP2 cannot run a layout."""
     del task
-    found = only(layout, "plain FSDP2", "tp")
+    problems = only(layout, "plain FSDP2", "tp")
     if layout.zero in {1, 2} and layout.shards > 1:
-        found.append(f"FSDP2 shards everything or nothing: zero={layout.zero}; zero=0 or 3 is valid")
-    return found
+        problems.append(f"FSDP2 shards everything or nothing: zero={layout.zero}; zero=0 or 3 is valid")
+    return problems
 
 
 def mesh(layout: Layout) -> tuple[list[int], list[str]]:
-    """Return shape and names of ``init_device_mesh``; the last dimension's ranks are neighbours."""
+    """Return shape and dimension names for ``init_device_mesh``; the last dimension has adjacent ranks."""
     shape, names = [], []
     shards = layout.shards if layout.zero == 3 else 1
     if layout.dp // shards > 1 or shards == 1:
@@ -33,7 +33,7 @@ def mesh(layout: Layout) -> tuple[list[int], list[str]]:
 
 
 def batch_words(task: TrainingTask, layout: Layout) -> list[str]:
-    """Return what a training script should be told of batch and sequence, as arguments."""
+    """Return a training script's arguments for batch sizes and sequence length."""
     return [
         *("--micro-batch-size", str(layout.mbs)),
         *("--gradient-accumulation-steps", str(accumulation(layout))),
@@ -42,18 +42,18 @@ def batch_words(task: TrainingTask, layout: Layout) -> list[str]:
 
 
 def emit(task: TrainingTask, layout: Layout) -> str:
-    """Return shell lines: a comment with the mesh, torchrun's words, and what the script should be told."""
+    """Return shell lines: comments with the device mesh, and the torchrun command with script arguments."""
     shape, names = mesh(layout)
     machine = task.machine
-    dims = ", ".join(f'"{name}"' for name in names)
+    dim_names = ", ".join(f'"{name}"' for name in names)
     lines = [
         f"# {summary(task, layout)}",
-        f"# mesh = init_device_mesh('cuda', ({', '.join(map(str, shape))},), mesh_dim_names=({dims},))",
+        f"# mesh = init_device_mesh('cuda', ({', '.join(map(str, shape))},), mesh_dim_names=({dim_names},))",
     ]
     if layout.zero == 3:
-        parts = ", ".join(f'"{name}"' for name in names if name in {"replicate", "shard"})
+        shard_dims = ", ".join(f'"{name}"' for name in names if name in {"replicate", "shard"})
         policy = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
-        lines.append(f"# fully_shard(block, mesh=mesh[{parts}], mp_policy={policy})")
+        lines.append(f"# fully_shard(block, mesh=mesh[{shard_dims}], mp_policy={policy})")
     else:
         lines.append("# DistributedDataParallel(model, gradient_as_bucket_view=True)")
     if layout.recompute == "full":

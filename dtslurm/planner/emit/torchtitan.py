@@ -1,4 +1,4 @@
-"""torchtitan's configuration: a Python module from 0.3 on, TOML before.
+"""torchtitan's configuration: a Python module since 0.3, TOML in earlier versions.
 
 source: torchtitan 0.3.0, torchtitan/config/configs.py and trainer.py; 0.2.2, torchtitan/config/job_config.py.
 """
@@ -14,10 +14,10 @@ from dtslurm.planner.search import TrainingTask
 
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "zbv": "ZBVZeroBubble", "zb1p": "InterleavedZeroBubble"}
 PYTHON_SINCE = (0, 3)
-MODULE = "planned"  # of the file, and of the function in it
-_REMATERIALIZATION = {"selective": "SelectiveAC", "full": "FullAC"}
-# Whose configuration is taken, in 0.3, where there is none for the flavor itself.
-_NEAREST = {("qwen3", "8B"): "qwen3_14b"}
+MODULE = "planned"  # name of the emitted module and of its function
+_RECOMPUTE_CLASSES = {"selective": "SelectiveAC", "full": "FullAC"}
+# Base configuration, in 0.3, for flavors that have no configuration of their own.
+_BASE_CONFIGS = {("qwen3", "8B"): "qwen3_14b"}
 _FLAVORS = {
     "llama-3-8b": ("llama3", "8B"),
     "llama-3-70b": ("llama3", "70B"),
@@ -29,90 +29,96 @@ _FLAVORS = {
 
 
 def check(task: TrainingTask, layout: Layout) -> list[str]:
-    """Return why torchtitan cannot run a layout."""
-    found = []
+    """Return the reasons why torchtitan cannot run a layout."""
+    problems = []
     if not task.model.is_decoder:
-        found.append(f"torchtitan trains decoders, which {task.model.name} is not")
+        problems.append(f"torchtitan trains decoders, which {task.model.name} is not")
     if layout.zero in {1, 2}:
-        found.append(f"torchtitan shards everything or nothing: zero={layout.zero}; zero=0 or 3 is valid")
+        problems.append(f"torchtitan shards everything or nothing: zero={layout.zero}; zero=0 or 3 is valid")
     if layout.shards % layout.cp and layout.zero == 3:
-        found.append(f"shard={layout.shards} is no multiple of cp={layout.cp}")
+        problems.append(f"shard={layout.shards} is no multiple of cp={layout.cp}")
     if task.precision == "fp16":
-        found.append("torchtitan trains in bfloat16, not in fp16")
+        problems.append("torchtitan trains in bfloat16, not in fp16")
     if layout.offload:
-        found.append("torchtitan offloads parameters as well; the layout's offload=1 has no word there")
-    return found
+        problems.append("torchtitan offloads parameters as well; the layout's offload=1 has no word there")
+    return problems
 
 
 def emit_toml(task: TrainingTask, layout: Layout) -> str:
-    """Return the TOML that torchtitan 0.2 and older read."""
-    name, flavor = _flavor(task)
+    """Return the TOML configuration for torchtitan 0.2 and earlier."""
+    name, flavor = _find_flavor(task)
     recompute: dict[str, object] = {"mode": layout.recompute}
     if layout.recompute == "selective":
         recompute["selective_ac_option"] = "op"
     sections: dict[str, Mapping[str, object]] = {
         "model": {"name": name, "flavor": flavor},
-        "training": _training(task, layout),
-        "parallelism": _parallelism(task, layout),
+        "training": _training_values(task, layout),
+        "parallelism": _parallelism_values(task, layout),
         "activation_checkpoint": recompute,
         "compile": {"enable": True},
     }
-    lines = [f"# {summary(task, layout)}", "# for torchtitan before 0.3", *_unknown(task)]
+    lines = [f"# {summary(task, layout)}", "# for torchtitan before 0.3", *_flavor_comment(task)]
     for section, values in sections.items():
         lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items()), ""]
     return "\n".join(lines[:-1]) + "\n"
 
 
 def emit(task: TrainingTask, layout: Layout) -> str:
-    """Return the module that torchtitan 0.3 and later read."""
-    name, flavor = _flavor(task)
-    own = f"{name}_{flavor.lower().replace('-', '_').replace('.', '_')}"
-    based_on = _NEAREST.get((name, flavor), own if task.model.name in _FLAVORS else "llama3_8b")
-    training = _training(task, layout)
+    """Return the Python module for torchtitan 0.3 and later."""
+    name, flavor = _find_flavor(task)
+    flavor_config = f"{name}_{flavor.lower().replace('-', '_').replace('.', '_')}"
+    base_config = _BASE_CONFIGS.get(
+        (name, flavor), flavor_config if task.model.name in _FLAVORS else "llama3_8b"
+    )
+    training = _training_values(task, layout)
     if layout.pp > 1 or layout.ep > 1:
-        training["disable_cuda_graphs"] = True  # torchtitan refuses them beside these
-    recompute = _REMATERIALIZATION.get(layout.recompute)
-    other = based_on != own
+        training["disable_cuda_graphs"] = True  # torchtitan rejects CUDA graphs with these
+    recompute_class = _RECOMPUTE_CLASSES.get(layout.recompute)
+    needs_model_spec = base_config != flavor_config
     lines = [
         f"# {summary(task, layout)}",
         f"# for torchtitan 0.3 and later, as {MODULE}.py: --module {MODULE} --config {MODULE}",
-        *_unknown(task),
-        *([f"from torchtitan.distributed.activation_checkpoint import {recompute}"] if recompute else []),
-        *([f"from torchtitan.models.{name} import model_registry"] if other else []),
-        f"from torchtitan.models.{name}.config_registry import {based_on}",
+        *_flavor_comment(task),
+        *(
+            [f"from torchtitan.distributed.activation_checkpoint import {recompute_class}"]
+            if recompute_class
+            else []
+        ),
+        *([f"from torchtitan.models.{name} import model_registry"] if needs_model_spec else []),
+        f"from torchtitan.models.{name}.config_registry import {base_config}",
         "from torchtitan.trainer import Trainer",
         "",
         "",
         f"def {MODULE}() -> Trainer.Config:",
-        f"    config = {based_on}()",
-        *([f"    config.model_spec = model_registry({json.dumps(flavor)})"] if other else []),
+        f"    config = {base_config}()",
+        *([f"    config.model_spec = model_registry({json.dumps(flavor)})"] if needs_model_spec else []),
     ]
-    for section, values in (("training", training), ("parallelism", _parallelism(task, layout))):
-        lines += [f"    config.{section}.{key} = {_python(value)}" for key, value in values.items()]
+    for section, values in (("training", training), ("parallelism", _parallelism_values(task, layout))):
+        lines += [f"    config.{section}.{key} = {_python_literal(value)}" for key, value in values.items()]
     lines += [
-        f"    config.activation_checkpoint = {f'{recompute}.Config()' if recompute else None}",
+        f"    config.activation_checkpoint = {f'{recompute_class}.Config()' if recompute_class else None}",
         "    config.compile.enable = True",
         "    return config",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _python(value: object) -> str:
+def _python_literal(value: object) -> str:
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
-def _flavor(task: TrainingTask) -> tuple[str, str]:
+def _find_flavor(task: TrainingTask) -> tuple[str, str]:
     return _FLAVORS.get(task.model.name, ("llama3", task.model.name))
 
 
-def _unknown(task: TrainingTask) -> list[str]:
+def _flavor_comment(task: TrainingTask) -> list[str]:
     name = task.model.name
     return [] if name in _FLAVORS else [f"# register the flavor {name} with torchtitan first"]
 
 
-def _training(task: TrainingTask, layout: Layout) -> dict[str, object]:
+def _training_values(task: TrainingTask, layout: Layout) -> dict[str, object]:
     return {
-        # with a pipeline, torchtitan cuts the local batch into micro-batches itself
+        # with a pipeline, torchtitan splits the local batch into micro-batches itself
         "local_batch_size": layout.mbs if layout.pp == 1 else layout.gbs // layout.dp,
         "global_batch_size": layout.gbs,
         "seq_len": task.seq_len,
@@ -120,7 +126,7 @@ def _training(task: TrainingTask, layout: Layout) -> dict[str, object]:
     }
 
 
-def _parallelism(task: TrainingTask, layout: Layout) -> dict[str, object]:
+def _parallelism_values(task: TrainingTask, layout: Layout) -> dict[str, object]:
     shards = layout.shards // layout.cp if layout.zero == 3 else 1
     values: dict[str, object] = {
         "data_parallel_replicate_degree": layout.dp // shards,

@@ -1,1 +1,1 @@
-"""Measured runs as rows, and the planner's predictions beside them."""
+"""Measured runs as rows, and their comparison with the planner's predictions."""

@@ -1,4 +1,4 @@
-"""Predictions beside measured runs: what ``dtslurm plan --evaluate`` prints and the benchmark scores."""
+"""Comparison of predictions with measured runs, for ``dtslurm plan --evaluate`` and the benchmark."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from dtslurm.planner.memory import memory_use
 from dtslurm.planner.search import rank
 
 GB = 1e9 / 2**30
-USABLE = 0.97  # of the memory a process may use, the allocator never gets quite all
+USABLE = 0.97  # share of a process's GPU memory that the allocator can use
 
 
 @dataclass(frozen=True)
 class RowPrediction:
-    """One row's prediction beside what was measured; ``reason`` where there is none.
+    """The prediction for one measured row, or the ``reason`` why there is none.
 
     Attributes:
-        tflops: model FLOPs as the row's table counts them.
-        fits: all the layout holds is within the GPU's memory.
-        impossible: the layout cannot run at all, such as more stages than layers.
-        memory_gib: of the kind the row gives (allocated, reserved, or all that nvidia-smi shows).
+        tflops: model TFLOP/s per GPU, with FLOPs counted as in the row's table.
+        fits: whether the layout is expected to fit in the GPU's memory.
+        impossible: whether the layout cannot run, for example with more stages than layers.
+        memory_gib: predicted memory of the kind the row gives (allocated, reserved, or nvidia-smi's total).
     """
 
     row: Row
@@ -40,7 +40,7 @@ class RowPrediction:
 
     @property
     def speed_error(self) -> float | None:
-        """Predicted over measured tokens/s (or TFLOP/s where only those are given), less 1."""
+        """Predicted divided by measured tokens/s (TFLOP/s if the row has no tokens/s), minus 1."""
         if self.estimate is None or self.row.get("status", "ok") not in {"ok", ""}:
             return None
         measured = real(self.row, "tokens_per_s_per_gpu")
@@ -51,7 +51,7 @@ class RowPrediction:
 
     @property
     def memory_error(self) -> float | None:
-        """Predicted over measured memory, less 1."""
+        """Predicted divided by measured memory, minus 1."""
         measured = measured_memory(self.row)
         if measured is None or self.memory_gib is None or self.row.get("status", "ok") not in {"ok", ""}:
             return None
@@ -59,7 +59,7 @@ class RowPrediction:
 
 
 def measured_memory(row: Row) -> float | None:
-    """Return the measured memory of a row in GiB; tables that print GB meant 1e9 bytes."""
+    """Return the measured memory of a row in GiB; GB in a table means 1e9 bytes."""
     value = real(row, "mem_gib")
     kind = (row.get("mem_kind") or "").lower()
     return value * GB if value is not None and "gb as printed" in kind and "derived" not in kind else value
@@ -75,40 +75,43 @@ def answer(row: Row, constants: Constants) -> RowPrediction:
         return RowPrediction(row, impossible=True, reason=str(error))
     estimate = case.estimate(constants)
     kind = (row.get("mem_kind") or "").lower()
-    seen = estimate.memory
-    if case.layout.pp > 1 and "nvidia-smi" not in kind:  # frameworks print what rank 0 sees
+    predicted = estimate.memory
+    # frameworks print the memory of rank 0, on the first stage
+    if case.layout.pp > 1 and "nvidia-smi" not in kind:
         settings = (case.model, case.layout, case.seq_len, case.framework, case.precision)
-        seen = memory_use(*settings, constants, first_stage=True, frozen=case.frozen)
-    memory = seen.allocated
+        predicted = memory_use(*settings, constants, first_stage=True, frozen=case.frozen)
+    memory = predicted.allocated
     if "nvidia-smi" in kind:
-        memory = seen.total
+        memory = predicted.total
     elif "reserved" in kind:
-        memory = seen.reserved
+        memory = predicted.reserved
     tflops = estimate.tokens_per_s_per_gpu * flops_per_token(row, case) / 1e12
     return RowPrediction(row, case, estimate, tflops, memory, fits_at_all(case, estimate, constants))
 
 
 def flops_per_token(row: Row, case: MeasuredRow) -> float:
-    """Return FLOPs of a token as the row's table counts them.
+    """Return the FLOPs per token by the counting convention of the row's table.
 
-    Tables differ by up to a third: attention full or causal, recomputation counted or not, 6 N of all
-    parameters or of those in matrix products.
+    Conventions differ by up to a third: full or causal attention, recomputation counted or not, and 6 N of
+    all parameters or only of those in matrix products.
     """
     convention = (row.get("flops_convention") or "").lower()
     model, seq = case.model, case.seq_len
     if "causal" in convention:
         return model.flops_per_token(seq, causal=True, frozen=case.frozen)
-    full = model.flops_per_token(seq, frozen=case.frozen)
+    full_flops = model.flops_per_token(seq, frozen=case.frozen)
     if "6*n_all" in convention or "6*n+12" in convention or "6n" in convention:
         count = model.active_params
         if "6*n+12" in convention and case.layout.pp > 1 and model.tied:
             count += model.embedding_params
         return 6 * count + 3 * model.attention_flops(seq, causal=False)
-    recomputed = any(word in convention for word in ("recompute counted", "incl", "hw", "8*n", "sc21"))
-    if recomputed and "no recompute" not in convention and "without recompute" not in convention:
-        head = 6 * model.vocab * model.hidden if model.head else 0
-        return (full - head) * 4 / 3 + head if case.layout.recompute == "full" else full
-    return full
+    counts_recompute = any(word in convention for word in ("recompute counted", "incl", "hw", "8*n", "sc21"))
+    if counts_recompute and "no recompute" not in convention and "without recompute" not in convention:
+        head_flops = 6 * model.vocab * model.hidden if model.head else 0
+        return (
+            (full_flops - head_flops) * 4 / 3 + head_flops if case.layout.recompute == "full" else full_flops
+        )
+    return full_flops
 
 
 def evaluate(rows: Iterable[Row], constants: Constants) -> list[RowPrediction]:
@@ -129,8 +132,8 @@ class Errors:
 
 
 def errors(answers: Iterable[RowPrediction], error: Callable[[RowPrediction], float | None]) -> Errors | None:
-    """Return the errors of the rows that have one, None where none has."""
-    pairs = [(value, item) for item in answers if (value := error(item)) is not None]
+    """Return statistics of the rows' errors, None if no row has an error."""
+    pairs = [(value, prediction) for prediction in answers if (value := error(prediction)) is not None]
     if not pairs:
         return None
     pairs.sort(key=lambda pair: abs(pair[0]))
@@ -148,19 +151,19 @@ def errors(answers: Iterable[RowPrediction], error: Callable[[RowPrediction], fl
 def by_source(answers: Iterable[RowPrediction]) -> Mapping[str, list[RowPrediction]]:
     """Return the answers grouped by source."""
     groups: dict[str, list[RowPrediction]] = defaultdict(list)
-    for item in answers:
-        groups[item.row.get("source") or "-"].append(item)
+    for prediction in answers:
+        groups[prediction.row.get("source") or "-"].append(prediction)
     return groups
 
 
 def crashes(answers: Iterable[RowPrediction]) -> tuple[int, int, int, int]:
-    """Return (crashed rows rejected, crashed rows, successful rows kept, successful rows), memory alone."""
+    """Return (crashed rows rejected, crashed rows, successful rows kept, successful rows), by memory."""
     rejected = crashed = kept = succeeded = 0
-    for item in answers:
-        if item.estimate is None and not item.impossible:
+    for prediction in answers:
+        if prediction.estimate is None and not prediction.impossible:
             continue
-        fits = item.fits
-        if item.row.get("status", "ok") in {"ok", ""}:
+        fits = prediction.fits
+        if prediction.row.get("status", "ok") in {"ok", ""}:
             succeeded += 1
             kept += fits
         else:
@@ -170,22 +173,22 @@ def crashes(answers: Iterable[RowPrediction]) -> tuple[int, int, int, int]:
 
 
 def fits_at_all(case: MeasuredRow, estimate: Estimate, constants: Constants) -> bool:
-    """Tell whether a row's layout is expected to run: all it holds is within the GPU's memory.
+    """Return whether a row's layout is expected to fit in the GPU's memory.
 
-    Where the table leaves out recomputation, everything may have been recomputed.
+    If the row does not state recomputation, a fit with full recomputation also counts.
     """
-    room = USABLE * case.machine.gpu.memory_gib
-    if estimate.memory.total <= room:
+    limit = USABLE * case.machine.gpu.memory_gib
+    if estimate.memory.total <= limit:
         return True
     if not any(text.startswith("recompute not stated") for text in case.assumed):
         return False
-    made = replace(case, layout=replace(case.layout, recompute="full"))
-    return made.estimate(constants).memory.total <= room
+    recomputed = replace(case, layout=replace(case.layout, recompute="full"))
+    return recomputed.estimate(constants).memory.total <= limit
 
 
 @dataclass(frozen=True)
 class ChoiceLoss:
-    """Measured layouts of one model, GPU count and batch, and what choosing by prediction loses."""
+    """The speed lost by choosing among measured layouts of one model, GPU count and batch by prediction."""
 
     group: str
     layouts: int
@@ -195,33 +198,48 @@ class ChoiceLoss:
 
 
 def choices(answers: Iterable[RowPrediction], least: int = 3) -> list[ChoiceLoss]:
-    """Return the loss of the layout picked against the best measured one, per group of at least three."""
+    """Return the speed lost by the predicted best layout, for each group of at least ``least`` layouts."""
     groups: dict[tuple[str, ...], list[RowPrediction]] = defaultdict(list)
     keys = ("source", "model", "layers", "seq_len", "gpu", "gpus", "global_batch", "precision")
-    for item in answers:
-        if item.estimate is not None and item.speed_error is not None and item.row.get("global_batch"):
-            groups[tuple(item.row.get(key) or "" for key in keys)].append(item)
-    found = []
+    for prediction in answers:
+        if (
+            prediction.estimate is not None
+            and prediction.speed_error is not None
+            and prediction.row.get("global_batch")
+        ):
+            groups[tuple(prediction.row.get(key) or "" for key in keys)].append(prediction)
+    losses = []
     for key, items in groups.items():
-        best_of: dict[str, RowPrediction] = {}
-        for item in items:  # repeated runs of one layout count once, by their best
-            name = str(item.case.layout) if item.case else ""
-            if name not in best_of or _speed(item) > _speed(best_of[name]):
-                best_of[name] = item
-        if len(best_of) < least:
+        best_by_layout: dict[str, RowPrediction] = {}
+        for prediction in items:  # repeated runs of a layout count once, with the best speed
+            name = str(prediction.case.layout) if prediction.case else ""
+            if name not in best_by_layout or _measured_speed(prediction) > _measured_speed(
+                best_by_layout[name]
+            ):
+                best_by_layout[name] = prediction
+        if len(best_by_layout) < least:
             continue
-        entries = list(best_of.values())
-        made = {id(item.estimate): item for item in entries if item.estimate}
-        roomy = [item.estimate for item in entries if item.estimate and item.estimate.fits]
-        ranked = rank(roomy or [item.estimate for item in entries if item.estimate])  # as a plan would
-        chosen = made[id(ranked[0])]
-        best = max(entries, key=_speed)
-        loss = 1 - _speed(chosen) / _speed(best)
+        best_predictions = list(best_by_layout.values())
+        rows_by_estimate = {
+            id(prediction.estimate): prediction for prediction in best_predictions if prediction.estimate
+        }
+        fitting = [
+            prediction.estimate
+            for prediction in best_predictions
+            if prediction.estimate and prediction.estimate.fits
+        ]
+        # as a plan ranks them
+        ranked = rank(
+            fitting or [prediction.estimate for prediction in best_predictions if prediction.estimate]
+        )
+        chosen = rows_by_estimate[id(ranked[0])]
+        best = max(best_predictions, key=_measured_speed)
+        loss = 1 - _measured_speed(chosen) / _measured_speed(best)
         ids = (chosen.row.get("row_id") or "", best.row.get("row_id") or "")
-        found.append(ChoiceLoss(" ".join(filter(None, key)), len(entries), loss, *ids))
-    return found
+        losses.append(ChoiceLoss(" ".join(filter(None, key)), len(best_predictions), loss, *ids))
+    return losses
 
 
-def _speed(item: RowPrediction) -> float:
+def _measured_speed(item: RowPrediction) -> float:
     speed = real(item.row, "tokens_per_s_per_gpu")
     return speed if speed is not None else real(item.row, "tflops_per_gpu") or 0.0

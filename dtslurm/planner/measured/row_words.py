@@ -1,4 +1,4 @@
-"""What the words of a measured row mean: its precision, pipeline schedule, sharding and recomputation."""
+"""Parsers for the text columns of a measured row: precision, pipeline schedule, sharding, recomputation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dtslurm.planner.measured.guesses import Row
 
 
 def precision_of(row: Row, has_fp8: bool) -> str:
-    """Return the number format that a row was run in; FP8 counts only on GPUs that have it."""
+    """Return the number format of a row's run; FP8 is returned only for GPUs that support it."""
     text = (row.get("precision") or "").lower()
     if "fp4" in text:
         return "fp4"
@@ -22,22 +22,22 @@ def precision_of(row: Row, has_fp8: bool) -> str:
 
 
 def schedule_of(notes: str) -> str:
-    """Return the pipeline schedule that notes name."""
-    names = r"\b(zbv|zb-?1p|zb-?h[12]|zero[- ]bubble|gpipe)\b"
-    named = re.search(rf"schedule ?= ?([a-z0-9-]+)|{names}", notes)
-    word = (named[1] or named[2]) if named else ""
+    """Return the pipeline schedule that the notes name, ``1f1b`` if they name none."""
+    schedule_names = r"\b(zbv|zb-?1p|zb-?h[12]|zero[- ]bubble|gpipe)\b"
+    match = re.search(rf"schedule ?= ?([a-z0-9-]+)|{schedule_names}", notes)
+    word = (match[1] or match[2]) if match else ""
     if word.startswith("zbv"):
         return "zbv"
     return "zb1p" if word.startswith(("zb", "zero")) else "gpipe" if word == "gpipe" else "1f1b"
 
 
 def sharding_of(text: str, framework: str, ranks: int, assumed: list[str]) -> tuple[int, int]:
-    """Return the ZeRO stage and the ranks of a shard group, 0 for all of them."""
+    """Return the ZeRO stage and the number of ranks in a shard group, 0 for all ranks."""
     shard = 0
-    if found := re.search(r"(?:shard(?: group)?|within node) \(?(\d+)", text) or re.search(
+    if match := re.search(r"(?:shard(?: group)?|within node) \(?(\d+)", text) or re.search(
         r"\(shard (\d+)\)", text
     ):
-        shard = min(int(found[1]), ranks)
+        shard = min(int(match[1]), ranks)
     if "none" in text or text in {"ddp", "dp"}:
         return 0, 0
     if "grad_op" in text or "zero-2" in text or "zero2" in text:
@@ -54,17 +54,17 @@ def sharding_of(text: str, framework: str, ranks: int, assumed: list[str]) -> tu
 
 
 def says_recompute(row: Row) -> bool:
-    """Tell whether a row says what was recomputed; what its notes call taken ``from`` a setting is a guess.
+    """Return whether a row states the recomputation; a value that its notes call taken ``from`` is a guess.
 
-    vTrain's runs on one node are such: with every layer run again the measured ones of hidden size 2048
-    would be faster than the best matrix product anybody measured on that GPU.
+    vTrain's runs on one node are an example: if every layer had been recomputed, the measured runs of hidden
+    size 2048 would be faster than the best matrix product that was ever measured on that GPU.
     """
     text = (row.get("recompute") or "").strip()
     return bool(text) and not re.search(r"\brecompute (taken|read|inferred)? ?from\b", row.get("notes") or "")
 
 
 def recompute_of(row: Row) -> Recompute:
-    """Return what a row's runs computed again on the way back."""
+    """Return what a row's run recomputed in the backward pass."""
     text = (row.get("recompute") or "").lower() if says_recompute(row) else ""
     if text.startswith("full"):
         return "full"

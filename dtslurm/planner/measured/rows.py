@@ -1,7 +1,7 @@
-"""Measured rows, as tables of published runs give them, turned into what the planner can estimate.
+"""Conversion of measured rows, from tables of published runs, into settings that the planner can estimate.
 
-A row names model, GPU, degrees and batch in columns; what a table leaves out is read from the row's notes or
-taken as that kind of framework usually runs, and every such assumption is listed.
+A row has columns for model, GPU, parallel degrees and batch. Missing values are read from the row's notes or
+set to the usual values of the framework, and every assumption is listed.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from dtslurm.planner.step import Setting
 
 
 class RowImpossible(ValueError):
-    """The row's layout cannot run at all; the text says why."""
+    """The row's layout cannot run; the message gives the reason."""
 
 
 class RowUnanswerable(ValueError):
-    """The row lacks something that decides the answer; the text says what."""
+    """The row lacks a value that the estimate depends on; the message names the value."""
 
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """A row, understood."""
+    """A parsed row."""
 
     model: ModelShape
     machine: Machine
@@ -61,11 +61,11 @@ class MeasuredRow:
     even: bool = False
 
     def estimate(self, constants: Constants) -> Estimate:
-        """Return what the planner says of it."""
+        """Return the planner's estimate for the row."""
         return self.estimator(constants).estimate(self.layout)
 
     def estimator(self, constants: Constants) -> Estimator:
-        """Return what estimates other layouts of it."""
+        """Return an estimator for other layouts of the row's model and machine."""
         return Estimator(
             Setting(
                 self.model,
@@ -80,27 +80,28 @@ class MeasuredRow:
         )
 
 
-USUAL_LENGTH = 4096  # of a sequence where a table gives none
-MISSING = {"", "-", "?", "na", "n/a", "nan", "none", "null", "unknown", "auto", "0"}  # for an empty cell
+USUAL_LENGTH = 4096  # tokens of a sequence if the table gives no length
+# texts that mean an empty cell
+MISSING = {"", "-", "?", "na", "n/a", "nan", "none", "null", "unknown", "auto", "0"}
 COUNTS = (
     "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len", "gpus", "micro_batch", "global_batch",
     "tp", "pp", "cp", "ep", "vp", "dp",
 )  # fmt: skip
 
 
-def _cleaned(row: Row) -> Row:
-    """Return a row whose counts are empty where a word or 0 says that they are not given."""
-    empty = {key: "" for key in COUNTS if (row.get(key) or "").strip().lower() in MISSING}
-    return {**row, **empty}
+def _clear_missing_counts(row: Row) -> Row:
+    """Return a row with empty counts where the cell has 0 or a word for a missing value."""
+    cleared = {key: "" for key in COUNTS if (row.get(key) or "").strip().lower() in MISSING}
+    return {**row, **cleared}
 
 
 def whole(row: Row, key: str, default: int | None = None) -> int:
-    """Return a positive whole number of a row.
+    """Parse a positive whole number in a row.
 
-    Thousands may be set apart by commas or written ``8k``, which is 8192.
+    The number may have commas between thousands, or a suffix as in ``8k``, which is 8192.
 
     Raises:
-        RowUnanswerable: it is missing or no such number.
+        RowUnanswerable: the value is missing without a default, or is not a positive whole number.
     """
     text = (row.get(key) or "").strip()
     if not text:
@@ -118,7 +119,7 @@ def whole(row: Row, key: str, default: int | None = None) -> int:
 
 
 def real(row: Row, key: str) -> float | None:
-    """Return a positive number of a row, None where it is empty or none."""
+    """Parse a positive number in a row; return None if the cell is empty or not a positive number."""
     try:
         value = float(row.get(key) or "")
     except ValueError:
@@ -127,10 +128,10 @@ def real(row: Row, key: str) -> float | None:
 
 
 def read_row(row: Row) -> MeasuredRow:
-    """Return what a row describes.
+    """Parse a row, and fill in missing values by assumptions.
 
     Raises:
-        RowUnanswerable: something that decides the answer is missing or contradicts the rest.
+        RowUnanswerable: a value that the estimate depends on is missing or contradicts other values.
     """
     assumed: list[str] = []
     task = (row.get("task") or "").lower()
@@ -141,7 +142,7 @@ def read_row(row: Row) -> MeasuredRow:
         raise RowUnanswerable(f"the GPU {row.get('gpu')!r} is not known")
     notes = f"{row.get('notes') or ''} {row.get('source') or ''}".lower()
     frozen = bool(re.search(r"\b(q?lora|peft|adapters?)\b", f"{task} {notes}"))
-    row = with_degrees_of_notes(_cleaned(row))
+    row = with_degrees_of_notes(_clear_missing_counts(row))
     precision = precision_of(row, gpu.fp8_tflops > 0)
     framework = guess_framework(row, gpu.chip, precision, notes)
     seq_len = whole(row, "seq_len", USUAL_LENGTH)
@@ -150,68 +151,73 @@ def read_row(row: Row) -> MeasuredRow:
     if not row.get("seq_len"):
         seq_len = min(seq_len, model.seq_len)
         assumed.append(f"seq_len not given: {seq_len}")
-    layout = _layout(row, model, seq_len, framework, notes, assumed)
+    layout = _read_layout(row, model, seq_len, framework, notes, assumed)
     fabric = guess_fabric(row.get("fabric") or notes)
     per_node, nic = node_of(row, gpu.node_gpus, notes)
-    made = machine(
+    row_machine = machine(
         gpu,
         max(1, layout.gpus // (per_node or gpu.node_gpus)),
         gpus_per_node=per_node,
         nic_gbs=nic,
         fabric=fabric,
     )
-    even = model.is_moe and routes_evenly(framework, notes)
-    case = MeasuredRow(model, made, layout, seq_len, framework, precision, (), frozen, even)
+    routes_tokens_evenly = model.is_moe and routes_evenly(framework, notes)
+    measured = MeasuredRow(
+        model, row_machine, layout, seq_len, framework, precision, (), frozen, routes_tokens_evenly
+    )
     if model.is_moe and not (row.get("ep") or "").strip():
-        case = _settle_experts(case, assumed)
+        measured = _assume_expert_degree(measured, assumed)
     if model.is_moe:
-        case = replace(
-            case, layout=replace(case.layout, etp=expert_tensor(case.layout, model, framework, notes))
+        measured = replace(
+            measured,
+            layout=replace(measured.layout, etp=expert_tensor(measured.layout, model, framework, notes)),
         )
     if not (row.get("tp") or row.get("pp") or "").strip() and framework in SPLITTING:
-        case = _settle_degrees(case, assumed)
+        measured = _assume_degrees(measured, assumed)
     elif not (row.get("micro_batch") or "").strip():
-        case = _settle_micro_batch(case, assumed, known=says_recompute(row))
-    elif not says_recompute(row) and framework != "nanotron":  # whose benchmarks recompute nothing
-        case = _settle_recompute(case, assumed)
-    return replace(case, assumed=tuple(assumed))
+        measured = _assume_micro_batch(measured, assumed, known=says_recompute(row))
+    elif not says_recompute(row) and framework != "nanotron":  # nanotron's benchmarks recompute nothing
+        measured = _assume_recompute(measured, assumed)
+    return replace(measured, assumed=tuple(assumed))
 
 
-def _settle_degrees(case: MeasuredRow, assumed: list[str]) -> MeasuredRow:
-    """Where a table names no degrees: the fastest layout of the same batch, as if it had been tuned."""
+def _assume_degrees(case: MeasuredRow, assumed: list[str]) -> MeasuredRow:
+    """For a row without degrees, choose the fastest layout of the same batch, like a tuned run."""
     from dtslurm.planner import constants
     from dtslurm.planner.search import TrainingTask, search
 
     task = TrainingTask(
         case.model, case.machine, case.seq_len, case.layout.gbs, case.framework, case.precision
     )
-    found = search(task, constants.default(), keep=1)
-    layouts = [item.layout for item in found.ranked[:1]] or [layout for layout, _ in found.tight[:1]]
-    layout = layouts[0] if layouts else case.layout  # of a batch that nothing divides: data parallel alone
+    search_result = search(task, constants.default(), keep=1)
+    layouts = [estimate.layout for estimate in search_result.ranked[:1]] or [
+        layout for layout, _ in search_result.tight[:1]
+    ]
+    layout = layouts[0] if layouts else case.layout  # data parallelism alone, if no layout divides the batch
     assumed.append(f"degrees not stated: {layout}")
     return replace(case, layout=layout)
 
 
-def _settle_experts(case: MeasuredRow, assumed: list[str]) -> MeasuredRow:
-    """Where a table does not say how experts are spread: over as few GPUs as they fit on."""
+def _assume_expert_degree(case: MeasuredRow, assumed: list[str]) -> MeasuredRow:
+    """For a row without ``ep``, distribute the experts over the fewest GPUs on which they fit."""
     from dtslurm.planner import constants
 
-    made = case.estimator(constants.default())
+    estimator = case.estimator(constants.default())
     count = min(stack.experts.count for stack in case.model.stacks if stack.experts)
     ranks = case.layout.gpus // case.layout.pp
     for ep in (size for size in divisors(count, ranks) if ranks % size == 0):
         layout = replace(case.layout, ep=ep)
-        if made.memory(replace(layout, recompute="full")).total <= case.machine.gpu.memory_gib:
+        if estimator.memory(replace(layout, recompute="full")).total <= case.machine.gpu.memory_gib:
             assumed.append(f"ep not stated: {ep}")
             return replace(case, layout=layout)
     return case
 
 
-def _settle_micro_batch(case: MeasuredRow, assumed: list[str], *, known: bool) -> MeasuredRow:
-    """Where a table gives no micro-batch: the fastest that fits, as if it had been tuned."""
+def _assume_micro_batch(case: MeasuredRow, assumed: list[str], *, known: bool) -> MeasuredRow:
+    """For a row without a micro-batch, choose the fastest one that fits, like a tuned run."""
     from dtslurm.planner import constants
 
-    made = case.estimator(constants.default())
+    estimator = case.estimator(constants.default())
     modes = (case.layout.recompute,) if known else RECOMPUTE
     best: tuple[float, Layout] | None = None
     for mode in modes:
@@ -219,12 +225,12 @@ def _settle_micro_batch(case: MeasuredRow, assumed: list[str], *, known: bool) -
             layout = replace(case.layout, mbs=size, recompute=mode)
             if case.layout.gbs % (size * case.layout.dp) and size > 1:
                 continue
-            if made.memory(layout).total > case.machine.gpu.memory_gib and size > 1:
+            if estimator.memory(layout).total > case.machine.gpu.memory_gib and size > 1:
                 continue
-            time = made.timer.step(layout).total
+            time = estimator.timer.step(layout).total
             if best is None or time < best[0]:
                 best = (time, layout)
-        if best is not None and made.memory(best[1]).total <= UNSTATED * case.machine.gpu.memory_gib:
+        if best is not None and estimator.memory(best[1]).total <= UNSTATED * case.machine.gpu.memory_gib:
             break
     assert best is not None  # noqa: S101 - one sequence at a time is always tried
     assumed.append(f"micro-batch not stated: {best[1].mbs}")
@@ -235,31 +241,35 @@ SPLITTING = {"megatron", "megatron-2021", "megatron-deepspeed"} | NEMO
 UNSTATED = 1.25  # tables that leave out recomputation leave out gradient precision and offload as well
 
 
-def _settle_recompute(case: MeasuredRow, assumed: list[str]) -> MeasuredRow:
-    """Where a table does not say what was recomputed: nothing if that fits, else the least that does."""
+def _assume_recompute(case: MeasuredRow, assumed: list[str]) -> MeasuredRow:
+    """For a row without recomputation, choose the least recomputation that fits in memory."""
     from dtslurm.planner import constants
 
     if case.framework == "paxml":
-        # its default is SAVE_NOTHING; its 5B saves matrix products (paxml/contrib/gpu/scripts_gpu/configs.py)
+        # The default is SAVE_NOTHING; Paxml's 5B saves products (paxml/contrib/gpu/scripts_gpu/configs.py).
         mode: Recompute = "full" if case.model.params > 20e9 else "selective"
         assumed.append(f"recompute not stated: {mode}")
         return replace(case, layout=replace(case.layout, recompute=mode))
     if case.framework == "megatron" and case.layout.zero == 3 and case.machine.gpu.chip in {"GB200", "GB300"}:
-        # NVIDIA's recipes move layers to the host instead: cpu_offloading_num_layers (Megatron-Bridge, perf)
+        # NVIDIA's recipes offload layers to the host: cpu_offloading_num_layers (Megatron-Bridge, perf).
         assumed.append("recompute not stated: none, activations in host memory")
         return replace(case, layout=replace(case.layout, recompute="none"))
-    made = case.estimator(constants.default())
-    allowed = {"none": UNSTATED, "selective": 1.5 * UNSTATED, "full": float("inf")}
+    estimator = case.estimator(constants.default())
+    memory_limits = {"none": UNSTATED, "selective": 1.5 * UNSTATED, "full": float("inf")}
     for mode in RECOMPUTE:
         layout = replace(case.layout, recompute=mode)
-        if made.memory(layout).total <= allowed[mode] * case.machine.gpu.memory_gib:
+        if estimator.memory(layout).total <= memory_limits[mode] * case.machine.gpu.memory_gib:
             break
     assumed.append(f"recompute not stated: {mode}")
     return replace(case, layout=layout)
 
 
 def read_model(row: Row, seq_len: int, notes: str) -> ModelShape:
-    """Return a row's model: a preset for mixtures and rows without columns, else what the columns say."""
+    """Return a row's model: a preset for MoE models and rows without shape columns, else the columns' model.
+
+    Raises:
+        RowUnanswerable: the model is unknown and the columns do not describe it.
+    """
     name = row.get("model") or "model"
     preset = find_preset(name)
     layers = (row.get("layers") or "").strip()
@@ -274,7 +284,7 @@ def read_model(row: Row, seq_len: int, notes: str) -> ModelShape:
     hidden, heads = whole(row, "hidden"), whole(row, "heads", likely_heads(whole(row, "hidden")))
     vocab = whole(row, "vocab", 50257)
     ffn = whole(row, "ffn", 4 * hidden)
-    kv = whole(row, "kv_heads", heads)
+    kv_heads = whole(row, "kv_heads", heads)
     experts = re.search(r"moe (\d+) experts top-(\d+)", notes)
     params = real(row, "params_b")
     shapes: list[ModelShape] = []
@@ -282,10 +292,10 @@ def read_model(row: Row, seq_len: int, notes: str) -> ModelShape:
         count = whole(row, "layers", 0 if params else None) if layers else 0
         if not layers and params is None:
             raise RowUnanswerable("neither layers nor params_b is given")
-        width = hidden // heads if hidden % heads == 0 else 128
+        head_width = hidden // heads if hidden % heads == 0 else 128
         stack = Stack(
             max(1, count),
-            Attention(heads, kv, width, width),
+            Attention(heads, kv_heads, head_width, head_width),
             ffn,
             gated,
             experts=Experts(int(experts[1]), int(experts[2]), ffn) if experts else None,
@@ -299,15 +309,15 @@ def read_model(row: Row, seq_len: int, notes: str) -> ModelShape:
         ]
     if params is None:
         llama_like = ffn % (4 * hidden) != 0
-        return next(s for s in shapes if s.stacks[0].gated == llama_like)
+        return next(shape for shape in shapes if shape.stacks[0].gated == llama_like)
     return min(shapes, key=lambda shape: abs(shape.params - params * 1e9))
 
 
-def _layout(
+def _read_layout(
     row: Row, model: ModelShape, seq_len: int, framework: str, notes: str, assumed: list[str]
 ) -> Layout:
-    tp, pp, cp, dp = _degrees(row, model, framework, assumed)
-    mbs, gbs = _batch(row, model, seq_len, (pp, dp), assumed)
+    tp, pp, cp, dp = _read_degrees(row, model, framework, assumed)
+    mbs, gbs = _read_batch(row, model, seq_len, (pp, dp), assumed)
     if gbs < dp and cp > 1 and dp % gbs == 0:
         cp, dp = cp * dp // gbs, gbs
         assumed.append(f"gbs below dp: cp={cp}")
@@ -327,13 +337,20 @@ def _layout(
         zero=zero,
         shard=shard,
         recompute=recompute_of(row),
-        sp=tp > 1 and _sequence_parallel(row, framework),
+        sp=tp > 1 and _uses_sequence_parallelism(row, framework),
         schedule=schedule_of(notes),
     )
 
 
-def _degrees(row: Row, model: ModelShape, framework: str, assumed: list[str]) -> tuple[int, int, int, int]:
-    """Return the degrees tp, pp, cp and dp of a row."""
+def _read_degrees(
+    row: Row, model: ModelShape, framework: str, assumed: list[str]
+) -> tuple[int, int, int, int]:
+    """Return the degrees tp, pp, cp and dp of a row.
+
+    Raises:
+        RowImpossible: the model cannot be split into that many stages or tensor-parallel ranks.
+        RowUnanswerable: the degrees do not divide the number of GPUs.
+    """
     gpus = whole(row, "gpus")
     if not any((row.get(key) or "").strip() for key in ("tp", "pp")):
         assumed.append("tp and pp not stated: none, or the fastest that fits where the model needs them")
@@ -343,15 +360,17 @@ def _degrees(row: Row, model: ModelShape, framework: str, assumed: list[str]) ->
     if pp > model.layers or tp > 64:
         raise RowImpossible(f"pp={pp} over {model.layers} layers cannot be")
     if framework == "nanotron" and pp > 1 and cut_by_cost(model, pp) < pp:
-        used = cut_by_cost(model, pp)
-        raise RowImpossible(f"nanotron fills {used} of the {pp} stages and leaves the others without a layer")
+        filled_stages = cut_by_cost(model, pp)
+        raise RowImpossible(
+            f"nanotron fills {filled_stages} of the {pp} stages and leaves the others without a layer"
+        )
     return tp, pp, cp, gpus // (tp * pp * cp)
 
 
-def _batch(
+def _read_batch(
     row: Row, model: ModelShape, seq_len: int, degrees: tuple[int, int], assumed: list[str]
 ) -> tuple[int, int]:
-    """Return the micro-batch and the global batch of a row, for its degrees pp and dp."""
+    """Return the micro-batch and the global batch of a row for the given degrees pp and dp."""
     pp, dp = degrees
     mbs = whole(row, "micro_batch", 1)
     usual = mbs * dp * (1 if pp == 1 else 8 * pp)
@@ -365,7 +384,7 @@ def _batch(
     return mbs, gbs
 
 
-def _sequence_parallel(row: Row, framework: str) -> bool:
-    said = (row.get("recompute") or "").lower()
-    usual = framework not in {"megatron-2021", "megatron-deepspeed"}
-    return "no sp" not in said and (usual or "sp" in said.split("+"))
+def _uses_sequence_parallelism(row: Row, framework: str) -> bool:
+    recompute_text = (row.get("recompute") or "").lower()
+    is_default = framework not in {"megatron-2021", "megatron-deepspeed"}
+    return "no sp" not in recompute_text and (is_default or "sp" in recompute_text.split("+"))

@@ -1,4 +1,4 @@
-"""How encoders, encoder-decoders and vision transformers write their shapes into a ``config.json``."""
+"""Readers for the ``config.json`` of encoders, encoder-decoders and vision transformers."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from dtslurm.planner.models.shapes import Attention, ModelShape, Stack
 
 
 def bert(read: ConfigReader, name: str) -> ModelShape:
-    """Return an encoder as BERT writes it; ModernBERT has gated MLPs, rotary positions and no biases."""
+    """Read an encoder in BERT's format; ModernBERT has gated MLPs, rotary positions and no biases."""
     kind = read.choice("model_type")
-    modern = kind == "modernbert"
+    is_modernbert = kind == "modernbert"
     hidden = read.size("hidden_size", "dim")
     seq_len = read.size("max_position_embeddings", default=512)
     stack = Stack(
         read.layers("num_hidden_layers", "n_layers"),
-        attention(read, hidden, qkv_bias=not modern, out_bias=not modern, causal=False),
+        attention(read, hidden, qkv_bias=not is_modernbert, out_bias=not is_modernbert, causal=False),
         read.size("intermediate_size", "hidden_dim"),
-        gated=modern,
-        mlp_bias=not modern,
-        norm_bias=not modern,
+        gated=is_modernbert,
+        mlp_bias=not is_modernbert,
+        norm_bias=not is_modernbert,
     )
     types = read.size("type_vocab_size", default=0, least=0)
-    pooler = 0 if modern or kind == "distilbert" else hidden * hidden + hidden
+    pooler_params = 0 if is_modernbert or kind == "distilbert" else hidden * hidden + hidden
     return ModelShape(
         name,
         hidden,
@@ -31,13 +31,13 @@ def bert(read: ConfigReader, name: str) -> ModelShape:
         vocab=read.size("vocab_size"),
         seq_len=seq_len,
         tied=True,
-        positions=0 if modern else seq_len * hidden,
-        extra_params=types * hidden + pooler,
+        positions=0 if is_modernbert else seq_len * hidden,
+        extra_params=types * hidden + pooler_params,
     )
 
 
 def vit(read: ConfigReader, name: str) -> ModelShape:
-    """Return a vision transformer; its tokens are an image's patches and one for the class."""
+    """Read a vision transformer; its tokens are the patches of an image and a class token."""
     hidden = read.size("hidden_size")
     image, patch = read.size("image_size", default=224), read.size("patch_size", default=16)
     channels = read.size("num_channels", default=3)
@@ -54,23 +54,31 @@ def vit(read: ConfigReader, name: str) -> ModelShape:
     )
     labels = read.values.get("id2label")
     classes = len(labels) if isinstance(labels, Mapping) else read.size("num_labels", default=1000)
-    extra = channels * patch * patch * hidden + hidden + hidden + classes * (hidden + 1)
+    extra_params = channels * patch * patch * hidden + hidden + hidden + classes * (hidden + 1)
     return ModelShape(
-        name, hidden, (stack,), seq_len=tokens, head=False, positions=tokens * hidden, extra_params=extra
+        name,
+        hidden,
+        (stack,),
+        seq_len=tokens,
+        head=False,
+        positions=tokens * hidden,
+        extra_params=extra_params,
     )
 
 
 def t5(read: ConfigReader, name: str) -> ModelShape:
-    """Return an encoder-decoder as T5 writes it: relative positions, no biases."""
+    """Read an encoder-decoder in T5's format: relative positions, no biases."""
     hidden = read.size("d_model")
-    heads, width = read.size("num_heads"), read.size("d_kv")
+    heads, head_width = read.size("num_heads"), read.size("d_kv")
     layers = read.layers("num_layers")
     gated = read.choice("feed_forward_proj").startswith("gated")
     ffn = read.size("d_ff")
-    encoder = Stack(layers, Attention(heads, heads, width, width, causal=False), ffn, gated, encoder=True)
+    encoder = Stack(
+        layers, Attention(heads, heads, head_width, head_width, causal=False), ffn, gated, encoder=True
+    )
     decoder = Stack(
         read.layers("num_decoder_layers", default=layers),
-        Attention(heads, heads, width, width),
+        Attention(heads, heads, head_width, head_width),
         ffn,
         gated,
         norms=3,
@@ -90,10 +98,10 @@ def t5(read: ConfigReader, name: str) -> ModelShape:
 
 
 def bart(read: ConfigReader, name: str) -> ModelShape:
-    """Return an encoder-decoder as BART writes it: learned positions on both sides, biases everywhere."""
+    """Read an encoder-decoder in BART's format: learned positions on both sides, biases in all layers."""
     hidden = read.size("d_model")
     seq_len = read.size("max_position_embeddings", "max_source_positions", default=1024)
-    target = read.size("max_target_positions", default=seq_len)
+    target_len = read.size("max_target_positions", default=seq_len)
 
     def stack(side: str, *, decodes: bool) -> Stack:
         heads = attention(
@@ -123,6 +131,6 @@ def bart(read: ConfigReader, name: str) -> ModelShape:
         vocab=read.size("vocab_size"),
         seq_len=seq_len,
         tied=read.flag("tie_word_embeddings", True),
-        positions=(seq_len + target + 4) * hidden,
+        positions=(seq_len + target_len + 4) * hidden,
         final_norms=2,
     )

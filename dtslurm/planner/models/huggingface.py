@@ -1,7 +1,7 @@
 """Read a Hugging Face ``config.json`` into a :class:`~dtslurm.planner.models.shapes.ModelShape`.
 
-Transformers is not needed. Architectures are known by ``model_type``; what a file leaves out has the default
-of transformers' config class of that type. Problems come as a list, all at once.
+Transformers is not needed. ``model_type`` selects the reader of the architecture. Missing keys have the
+default of transformers' config class for that type. All problems are reported together as a list.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dtslurm.planner.models.shapes import ModelShape
 
 
 class ConfigProblem(ValueError):
-    """A config.json that cannot be used; ``problems`` names everything wrong with it."""
+    """An invalid config.json; ``problems`` lists all errors."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
@@ -76,28 +76,28 @@ _READERS: Mapping[str, Callable[[ConfigReader, str], ModelShape]] = {
 KNOWN = tuple(sorted(_READERS))
 
 
-def _known(kind: object) -> bool:
+def _is_known(kind: object) -> bool:
     return isinstance(kind, str) and kind in _READERS
 
 
 def read_config(values: object, name: str) -> ModelShape:
-    """Return the shape a parsed ``config.json`` describes.
+    """Return the model shape that a parsed ``config.json`` describes.
 
     Raises:
-        ConfigProblem: with everything that is wrong.
+        ConfigProblem: the file is invalid; the exception lists all errors.
     """
     if not isinstance(values, Mapping):
         raise ConfigProblem(["the file should hold one JSON object, as Hugging Face's config.json does"])
     kind = values.get("model_type")
-    text = values.get("text_config")
-    if not _known(kind) and isinstance(text, Mapping) and _known(text.get("model_type")):
-        return read_config(text, name)  # a multimodal model: its language model
-    if not isinstance(kind, str) or not _known(kind):
-        said = f"model_type {kind!r} is not known" if kind is not None else "model_type is missing"
+    text_config = values.get("text_config")
+    if not _is_known(kind) and isinstance(text_config, Mapping) and _is_known(text_config.get("model_type")):
+        return read_config(text_config, name)  # the language model of a multimodal model
+    if not isinstance(kind, str) or not _is_known(kind):
+        problem = f"model_type {kind!r} is not known" if kind is not None else "model_type is missing"
         raise ConfigProblem(
             [
                 (
-                    f"{said}; known are {', '.join(KNOWN)}. For another architecture give model_type "
+                    f"{problem}; known are {', '.join(KNOWN)}. For another architecture give model_type "
                     '"generic" with parameters, forward_flops and activation_bytes of one sample'
                 )
             ]

@@ -1,4 +1,4 @@
-"""Well-known models by name: ``data/models.json``, each its own ``config.json`` cut to what counts."""
+"""Well-known models by name: ``data/models.json``, with the relevant keys of each ``config.json``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dtslurm.planner.models.shapes import ModelShape
 
 @cache
 def _configs() -> dict[str, dict[str, object]]:
-    found: dict[str, dict[str, object]] = json.loads((DATA / "models.json").read_text("utf-8"))
-    return found
+    configs: dict[str, dict[str, object]] = json.loads((DATA / "models.json").read_text("utf-8"))
+    return configs
 
 
 def names() -> list[str]:
@@ -23,18 +23,18 @@ def names() -> list[str]:
 
 
 def config(name: str) -> dict[str, object]:
-    """Return a preset's ``config.json`` as it is kept."""
+    """Return a preset's shortened ``config.json``."""
     return _configs()[name]
 
 
 @cache
 def preset(name: str) -> ModelShape:
-    """Return the preset of exactly that name."""
+    """Return the preset with exactly this name."""
     return read_config(_configs()[name], name)
 
 
-def _plain(name: str) -> str:
-    """Return a name without what spellings differ in: case, owner, dashes, ``3.1`` and ``3``."""
+def _normalize_name(name: str) -> str:
+    """Normalize a model name: drop case, owner and dashes, and unify ``3.1`` and ``3``."""
     plain = name.lower().rpartition("/")[2]
     plain = re.sub(r"(meta-|-hf$|-instruct$|-base$|-v0\.\d$|-uncased$|-cased$|-chat$)", "", plain)
     plain = re.sub(r"(llama)[-_ ]?3[._]?[13](?=[^\d])", r"\g<1>3", plain)
@@ -60,9 +60,9 @@ _ALIASES = {
 
 
 def find_preset(name: str) -> ModelShape | None:
-    """Return the preset a name means, however it is spelt; None if there is none."""
-    wanted = _plain(name)
-    same = {_plain(known): known for known in _configs()}
-    same |= _ALIASES
-    found = same.get(wanted)
-    return preset(found) if found else None
+    """Return the preset for a name in any usual spelling, None if there is none."""
+    normalized = _normalize_name(name)
+    names_by_spelling = {_normalize_name(preset_name): preset_name for preset_name in _configs()}
+    names_by_spelling |= _ALIASES
+    match = names_by_spelling.get(normalized)
+    return preset(match) if match else None

@@ -1,4 +1,4 @@
-"""Numbers out of a ``config.json``, checked, and the parts that most architectures write alike."""
+"""Checked reading of values in a ``config.json``, and readers for parts that most architectures share."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from dtslurm.planner.models.shapes import Attention
 
 MOST_LAYERS, WIDEST = 100_000, 10_000_000
-LONGEST = 1_000_000_000  # of a context: Llama 4 Scout has ten million
+LONGEST = 1_000_000_000  # tokens of a context; Llama 4 Scout has ten million
 
 
 class ConfigReader:
-    """Takes numbers out of a config and collects what is wrong with them."""
+    """Reads and checks the values of a config, and collects problems instead of raising."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
@@ -20,7 +20,7 @@ class ConfigReader:
         self.spoilt: set[str] = set()
 
     def size(self, *names: str, default: int | None = None, largest: int = WIDEST, least: int = 1) -> int:
-        """Return the first of the named integers that is there, checked to lie in a sane range."""
+        """Return the first named integer that is present, checked to be from ``least`` to ``largest``."""
         for name in names:
             value = self.values.get(name)
             if value is None:
@@ -41,7 +41,7 @@ class ConfigReader:
         return default
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return a truth value."""
+        """Return a boolean."""
         value = self.values.get(name)
         if value is None:
             return default
@@ -59,11 +59,11 @@ class ConfigReader:
         return float(value)
 
     def layers(self, *names: str, default: int | None = None) -> int:
-        """Return a number of layers, by the names it goes by beside ``num_hidden_layers``."""
+        """Return the number of layers under one of the names, by default ``num_hidden_layers``."""
         return self.size(*(names or ("num_hidden_layers",)), default=default, largest=MOST_LAYERS)
 
     def choice(self, *names: str) -> str:
-        """Return the first of the named texts that is there, empty if none is."""
+        """Return the first named value that is present as text, empty if there is none."""
         return next((str(self.values[name]) for name in names if self.values.get(name) is not None), "")
 
 
@@ -77,34 +77,41 @@ def attention(
     qk_norm: bool = False,
     causal: bool = True,
 ) -> Attention:
-    """Return attention of the usual kind: heads, fewer of them for keys and values, a width of each."""
+    """Read the usual attention: heads, fewer key-value heads, and the head width."""
     count = read.size(*heads)
     kv_heads = read.size("num_key_value_heads", default=count)
     if read.values.get("head_dim") is not None:
-        width = read.size("head_dim")
+        head_width = read.size("head_dim")
     else:
         if hidden % count and "hidden_size" not in read.spoilt:
-            near = [size for size in range(1, min(hidden, 4096) + 1) if hidden % size == 0]
-            best = min(near, key=lambda size: abs(size - count))
+            hidden_divisors = [size for size in range(1, min(hidden, 4096) + 1) if hidden % size == 0]
+            nearest = min(hidden_divisors, key=lambda size: abs(size - count))
             read.problems.append(
-                f"{heads[0]} {count} does not divide hidden_size {hidden}; {best} would, or give head_dim"
+                f"{heads[0]} {count} does not divide hidden_size {hidden}; {nearest} would, or give head_dim"
             )
-        width = max(1, hidden // count)
+        head_width = max(1, hidden // count)
     if count % kv_heads:
         read.problems.append(
             f"num_key_value_heads {kv_heads} does not divide {heads[0]} {count}; valid: {_divisors(count)}"
         )
     return Attention(
-        count, kv_heads, width, width, qkv_bias=qkv_bias, out_bias=out_bias, qk_norm=qk_norm, causal=causal
+        count,
+        kv_heads,
+        head_width,
+        head_width,
+        qkv_bias=qkv_bias,
+        out_bias=out_bias,
+        qk_norm=qk_norm,
+        causal=causal,
     )
 
 
 def window(read: ConfigReader) -> int | None:
-    """Return the sliding window of the layers that have one, None where attention is always full."""
+    """Return the sliding window in tokens, None if attention is always full."""
     size = read.values.get("sliding_window") if read.values.get("use_sliding_window", True) else None
     return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
 
 
 def _divisors(number: int) -> str:
-    found = [str(count) for count in range(1, min(number, 4096) + 1) if number % count == 0]
-    return ", ".join(found if len(found) <= 12 else [*found[:11], "…"])
+    divisors = [str(count) for count in range(1, min(number, 4096) + 1) if number % count == 0]
+    return ", ".join(divisors if len(divisors) <= 12 else [*divisors[:11], "…"])

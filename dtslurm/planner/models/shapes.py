@@ -1,7 +1,7 @@
-"""What a model is made of, as far as memory and time are concerned.
+"""Model shapes: the structure of a model that determines its memory and time.
 
-A model is an embedding, a list of :class:`Stack` (equal layers) and a head. Counts are exact: they reproduce
-the number of parameters of the published checkpoints (tests/planner/test_shapes.py).
+A model is an embedding, a list of :class:`Stack` (equal layers) and a head. Parameter counts are exact: they
+match the published checkpoints (tests/planner/test_shapes.py).
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 
 class Gemm(NamedTuple):
-    """A matrix product every token takes part in: ``k`` inputs to ``n`` outputs per token.
+    """A matrix product for each token, with ``k`` inputs and ``n`` outputs per token.
 
-    ``split`` says what tensor parallelism divides: ``n`` (column parallel), ``k`` (row parallel) or nothing.
+    ``split`` is the dimension that tensor parallelism divides: ``n`` (column parallel), ``k`` (row parallel),
+    or empty for none.
     """
 
     name: str
@@ -28,12 +29,12 @@ class Attention:
     """Self attention; multi-head latent attention where ``kv_rank`` is set (DeepSeek-V2, arXiv:2405.04434).
 
     Attributes:
-        head_dim: width of a query or key head, rotary part included.
-        value_dim: width of a value head; ``head_dim`` unless latent.
-        q_rank, kv_rank, rope_dim: latent attention's compressed widths and the rotary part of a head.
-        window: sliding window in tokens, where the layer has one.
-        sinks: one learned score per head (gpt-oss).
-        causal: half of the score matrix is needed.
+        head_dim: width of a query or key head, including the rotary part.
+        value_dim: width of a value head; equal to ``head_dim`` except in latent attention.
+        q_rank, kv_rank, rope_dim: latent attention's compressed widths, and the rotary part of a head.
+        window: sliding window in tokens, None for full attention.
+        sinks: whether each head has a learned sink score (gpt-oss).
+        causal: whether only half of the score matrix is needed.
     """
 
     heads: int
@@ -51,7 +52,7 @@ class Attention:
     causal: bool = True
 
     def gemms(self, hidden: int) -> tuple[Gemm, ...]:
-        """Return the projections."""
+        """Return the projections of attention."""
         out = Gemm("proj", hidden, self.heads * self.value_dim, "k")
         if not self.kv_rank:
             width = self.heads * self.head_dim + self.kv_heads * (self.head_dim + self.value_dim)
@@ -65,7 +66,7 @@ class Attention:
         return (*down, *query, *up, out)
 
     def small_params(self, hidden: int) -> int:
-        """Return the parameters that are not matrices: biases and the norms inside attention."""
+        """Return the number of parameters outside matrices: biases, sinks and the norms inside attention."""
         count = hidden if self.out_bias else 0
         if self.qkv_bias:
             count += self.heads * self.head_dim + self.kv_heads * (self.head_dim + self.value_dim)
@@ -77,7 +78,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Experts:
-    """Experts in place of the MLP; ``ffn`` is the width of one, ``shared_ffn`` that of the shared ones."""
+    """Experts in place of the MLP; ``ffn`` is the width of an expert, ``shared_ffn`` of the shared ones."""
 
     count: int
     top_k: int
@@ -89,13 +90,13 @@ class Experts:
 
 @dataclass(frozen=True)
 class Stack:
-    """``count`` equal layers.
+    """A number of equal layers.
 
     Attributes:
         norms: normalisations per layer over the hidden width.
-        norm_bias: a normalisation has a bias beside its scale (LayerNorm).
-        cross: attention over another stack's output, of the same shape as ``attention``.
-        encoder: the layers see the source sequence (encoder-decoder models), not the target.
+        norm_bias: whether a normalisation has a bias in addition to its scale (LayerNorm).
+        cross: whether layers also attend to another stack's output, with the same shape as ``attention``.
+        encoder: whether the layers process the source sequence of an encoder-decoder model.
     """
 
     count: int
@@ -115,7 +116,7 @@ class Stack:
         return gemms * 2 if self.cross else gemms
 
     def mlp_gemms(self, hidden: int) -> tuple[Gemm, ...]:
-        """Return the dense products of one layer's MLP; of a mixture, its shared expert and router."""
+        """Return the dense products of one layer's MLP; for MoE, of its shared expert and router."""
         width = self.experts.shared_ffn if self.experts else self.ffn
         gemms: tuple[Gemm, ...] = ()
         if width:
@@ -128,7 +129,7 @@ class Stack:
         return gemms
 
     def expert_params(self, hidden: int) -> int:
-        """Return the parameters of one routed expert of one layer, 0 for a dense layer."""
+        """Return the number of parameters of one routed expert, 0 for a dense layer."""
         if not self.experts:
             return 0
         matrices = (3 if self.gated else 2) * hidden * self.experts.ffn
@@ -136,7 +137,7 @@ class Stack:
         return matrices + bias
 
     def dense_params(self, hidden: int) -> int:
-        """Return the parameters of one layer without its routed experts."""
+        """Return the number of parameters of one layer without its routed experts."""
         gemms = (*self.attention_gemms(hidden), *self.mlp_gemms(hidden))
         count = sum(gemm.n * gemm.k for gemm in gemms)
         count += self.attention.small_params(hidden) * (2 if self.cross else 1)
@@ -149,18 +150,18 @@ class Stack:
         return count
 
     def params(self, hidden: int) -> int:
-        """Return the parameters of one layer."""
+        """Return the number of parameters of one layer."""
         experts = self.experts.count * self.expert_params(hidden) if self.experts else 0
         return self.dense_params(hidden) + experts
 
 
 @dataclass(frozen=True)
 class Generic:
-    """A model known by its totals alone, such as a convolutional network.
+    """A model given only by its totals, such as a convolutional network.
 
     Attributes:
-        forward_flops: of one sample, multiply and add counted apart.
-        activation_bytes: kept for the backward pass of one sample.
+        forward_flops: FLOPs of one sample's forward pass, with multiply and add counted separately.
+        activation_bytes: bytes kept for the backward pass of one sample.
     """
 
     params: int
@@ -170,17 +171,17 @@ class Generic:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A model.
+    """The shape of a model.
 
     Attributes:
-        vocab: rows of the token embedding, 0 where there is none.
-        seq_len: the longest sequence it was made for.
-        tied: the head shares the embedding's matrix.
-        positions: parameters of learned positions.
-        extra_params: anything else outside the layers (poolers, patch embeddings, classifiers).
-        final_norms: normalisations outside the layers.
-        generic: given in place of stacks for models that are no transformers.
-        assumptions: what the description left open and how it was read.
+        vocab: number of rows of the token embedding, 0 without an embedding.
+        seq_len: maximum sequence length of the model.
+        tied: whether the head shares the embedding's matrix.
+        positions: number of parameters of learned positions.
+        extra_params: number of other parameters outside the layers (poolers, patch embeddings, classifiers).
+        final_norms: number of normalisations outside the layers.
+        generic: the totals of a model that is not a transformer, in place of stacks.
+        assumptions: assumptions about values that the description does not state.
     """
 
     name: str
@@ -198,27 +199,27 @@ class ModelShape:
 
     @cached_property
     def layers(self) -> int:
-        """Number of layers of all stacks."""
+        """Number of layers in all stacks."""
         return sum(stack.count for stack in self.stacks)
 
     @cached_property
     def embedding_params(self) -> int:
-        """Parameters of the token embedding alone."""
+        """Number of parameters of the token embedding."""
         return self.vocab * self.hidden
 
     @cached_property
     def head_params(self) -> int:
-        """Parameters of a head that is a matrix of its own."""
+        """Number of parameters of an untied head, else 0."""
         return self.embedding_params if self.head and not self.tied else 0
 
     @cached_property
     def layer_params(self) -> int:
-        """Parameters of all layers, every expert counted."""
+        """Number of parameters of all layers, including all experts."""
         return sum(stack.count * stack.params(self.hidden) for stack in self.stacks)
 
     @cached_property
     def expert_params(self) -> int:
-        """Parameters of all routed experts of all layers."""
+        """Number of parameters of the routed experts in all layers."""
         return sum(
             stack.count * stack.experts.count * stack.expert_params(self.hidden)
             for stack in self.stacks
@@ -227,7 +228,7 @@ class ModelShape:
 
     @cached_property
     def params(self) -> int:
-        """All parameters."""
+        """Number of all parameters."""
         if self.generic:
             return self.generic.params
         bias = self.stacks[0].norm_bias if self.stacks else False
@@ -237,17 +238,17 @@ class ModelShape:
 
     @cached_property
     def active_params(self) -> int:
-        """Parameters one token meets: top-k of the experts, everything else."""
-        idle = sum(
+        """Number of parameters that a token uses: top-k of the experts, and all others."""
+        unused = sum(
             stack.count * (stack.experts.count - stack.experts.top_k) * stack.expert_params(self.hidden)
             for stack in self.stacks
             if stack.experts
         )
-        return self.params - idle
+        return self.params - unused
 
     @cached_property
     def matmul_params(self) -> int:
-        """Active parameters of matrices: layers and head, not the looked-up embedding."""
+        """Number of active parameters in matrix products: layers and head, without the embedding lookup."""
         if self.generic:
             return self.generic.params
         total = self.vocab * self.hidden if self.head else 0
@@ -259,21 +260,21 @@ class ModelShape:
 
     @property
     def is_moe(self) -> bool:
-        """Whether any layer is a mixture of experts."""
+        """Whether any layer has experts."""
         return any(stack.experts for stack in self.stacks)
 
     @property
     def is_decoder(self) -> bool:
-        """Whether it is a causal language model, and nothing beside."""
+        """Whether the model is a causal, decoder-only language model."""
         return bool(self.vocab and self.stacks) and all(
             stack.attention.causal and not stack.cross for stack in self.stacks
         )
 
     def attention_flops(self, seq_len: int, *, causal: bool) -> float:
-        """Return FLOPs per token of the scores and their product with the values, forward pass.
+        """Return the forward FLOPs per token of attention scores and their product with the values.
 
-        With ``causal`` only the needed half counts, and windows count as they are; else every layer is
-        taken as full attention, the convention of PaLM (arXiv:2204.02311, appendix B).
+        With ``causal``, only the needed half of the scores counts, within the sliding window if there is one.
+        Otherwise every layer counts as full attention, the convention of PaLM (arXiv:2204.02311, appendix B).
         """
         total = 0.0
         for stack in self.stacks:
@@ -288,9 +289,9 @@ class ModelShape:
         return total
 
     def flops_per_token(self, seq_len: int, *, causal: bool = False, frozen: bool = False) -> float:
-        """Return model FLOPs of one token's forward and backward pass: 6 N_matmul + attention.
+        """Return the model FLOPs of one token's forward and backward pass: 6 N_matmul + attention.
 
-        Of ``frozen`` weights no gradients are computed, which leaves 4 N_matmul.
+        With ``frozen`` weights, no weight gradients are computed, so the count is 4 N_matmul + attention.
         """
         if self.generic:
             return 3 * self.generic.forward_flops
@@ -298,15 +299,15 @@ class ModelShape:
         return passes * self.matmul_params + 3 * self.attention_flops(seq_len, causal=causal)
 
     def with_layers(self, count: int) -> ModelShape:
-        """Return the model cut or grown to ``count`` layers, as proxies for benchmarks are."""
+        """Return the model shortened or extended to ``count`` layers, like the proxy models of benchmarks."""
         if count == self.layers or not self.stacks:
             return self
-        kept: list[Stack] = []
-        left = count
+        new_stacks: list[Stack] = []
+        remaining = count
         for index, stack in enumerate(self.stacks):
-            last = index == len(self.stacks) - 1
-            take = left if last else min(stack.count, left)
-            if take > 0:
-                kept.append(replace(stack, count=take))
-            left -= take
-        return replace(self, stacks=tuple(kept))
+            is_last = index == len(self.stacks) - 1
+            layers = remaining if is_last else min(stack.count, remaining)
+            if layers > 0:
+                new_stacks.append(replace(stack, count=layers))
+            remaining -= layers
+        return replace(self, stacks=tuple(new_stacks))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from dtslurm.errors import RequestInvalid
@@ -84,7 +83,6 @@ class Plan:
     tokens: float | None = None
     cluster: str | None = None
     node_type: str | None = None
-    frameworks: Mapping[str, str] = field(default_factory=dict)
 
 
 def make(request: PlanRequest, cwd: Path) -> Plan:
