@@ -7,7 +7,7 @@ from click.shell_completion import CompletionItem
 
 
 def clusters(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Return the profiles whose name begins with ``begun``."""
+    """Return the profiles whose name begins with the incomplete word ``begun``."""
     del context, parameter
     from dtslurm.services.wiring.clusters import known
     from dtslurm.services.wiring.context import Context

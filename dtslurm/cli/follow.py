@@ -31,7 +31,7 @@ def follow_to_end(
     """
     last_view: list[RunView] = []
 
-    with parting_words(context, [record]), _open_screen(record, on_stderr=on_stderr, fold=fold) as screen:
+    with parting_words(context, [record]), _screen(record, on_stderr=on_stderr, fold=fold) as screen:
 
         def watch(view: RunView) -> None:
             last_view[:] = [view]
@@ -58,7 +58,7 @@ def parting_words(context: Context, records: Sequence[JobRecord]) -> Iterator[No
 
 
 @contextmanager
-def _open_screen(record: JobRecord, *, on_stderr: bool, fold: bool | None) -> Iterator[Screen]:
+def _screen(record: JobRecord, *, on_stderr: bool, fold: bool | None) -> Iterator[Screen]:
     if not on_stderr and output.is_terminal():
         with live(record, fold=fold is not False) as screen:
             yield screen
@@ -67,7 +67,7 @@ def _open_screen(record: JobRecord, *, on_stderr: bool, fold: bool | None) -> It
 
 
 def page(*, on_stderr: bool = False, fold: bool | None = None) -> PlainScreen | TerminalScreen:
-    """Return a screen without progress: a `TerminalScreen` on a terminal or with ``fold``, else a `PlainScreen`."""
+    """Return a screen without progress: folded or on a terminal a `TerminalScreen`, else a `PlainScreen`."""
     stream = sys.stderr if on_stderr else sys.stdout
     terminal = not on_stderr and output.is_terminal()
     if not terminal and not fold:

@@ -1,4 +1,4 @@
-"""The ``dtslurm`` command: imports a subcommand when it runs, and converts errors to messages and exit codes."""
+"""The ``dtslurm`` command: imports subcommands when they run, turns errors into messages and exit codes."""
 
 from __future__ import annotations
 

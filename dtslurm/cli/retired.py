@@ -20,7 +20,7 @@ class RetiredOption(click.Option):
     def handle_parse_result(
         self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
     ) -> tuple[Any, list[str]]:
-        """Pass the value on to the new option; options from the command line are processed before defaults."""
+        """Pass the value on to the new option; command-line options are processed before defaults."""
         assert self.name is not None  # noqa: S101 - options have names
         if self.name not in opts:
             return None, args
@@ -30,7 +30,7 @@ class RetiredOption(click.Option):
         assert new_option.name is not None  # noqa: S101
         if new_option.name in opts:
             raise click.UsageError(f"{self.opts[0]} is the old name of {self.instead}: give one of them", ctx)
-        # Type: ignore[index]  # click creates this dictionary for the call.
+        # Click creates this dictionary for the call.
         opts[new_option.name] = opts[self.name]  # type: ignore[index]
         click.echo(
             f"Warning: {self.opts[0]} is now {self.instead}; the old name goes away with {self.until}.",

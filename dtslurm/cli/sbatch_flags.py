@@ -37,6 +37,6 @@ def take_sbatch_flags(options: dict[str, Any]) -> tuple[str, ...]:
 
 
 def as_one_word(word: str) -> str:
-    """Return ``--exclusive=user`` as ``--sbatch=--exclusive=user``: click has no options with an optional value."""
+    """Return ``--exclusive=user`` as ``--sbatch=--exclusive=user``: click has no optional values."""
     name, equals, _ = word.partition("=")
     return f"--sbatch={word}" if equals and name[2:] in WITH_OPTIONAL_VALUE and name[:2] == "--" else word

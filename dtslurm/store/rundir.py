@@ -208,11 +208,13 @@ class RunDir:
     def first_failure(self, attempt: int) -> tuple[int, int] | None:
         """Return (rank, exit code) of the rank that failed first in an attempt, None if none was recorded."""
         try:
-            words = (self.path / "ranks" / str(attempt) / "first-failure").read_text(errors="replace").split()
+            fields = (
+                (self.path / "ranks" / str(attempt) / "first-failure").read_text(errors="replace").split()
+            )
         except OSError:
             return None
-        if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal():
-            return int(words[0]), int(words[1])
+        if len(fields) == 2 and fields[0].isdecimal() and fields[1].isdecimal():
+            return int(fields[0]), int(fields[1])
         return None
 
     def first_error(self, attempt: int) -> str:

@@ -118,9 +118,9 @@ class Transport(Protocol):
     ) -> Completed:
         """Run ``argv`` with a scrubbed environment plus ``env``; return its result, whatever the exit code.
 
-        ``stdin`` may be an iterable of chunks, which are consumed as the command reads them; without
-        ``stdin`` the command's stdin is closed. A command whose connection is lost while stdin is sent sees
-        the end of its input, so use `put` for content that must arrive complete or not at all.
+        ``stdin`` may be an iterable of chunks, which are consumed as the command reads them; if it is empty,
+        the command's stdin is closed. A command whose connection is lost while stdin is sent sees the end of
+        its input, so use `put` for content that must arrive complete or not at all.
 
         Raises:
             CommandNotFound: there is no such program.

@@ -115,8 +115,8 @@ def _describe_free_space(room: Mapping[str, object]) -> str:
 def number_of(said: str) -> int:
     """Return the ``errno`` of the error message that ends a line of a program's output, 0 if none matches."""
     for line in said.splitlines():
-        for words, number in _ERRNO_BY_MESSAGE.items():
-            if line.rstrip().endswith(words):
+        for message, number in _ERRNO_BY_MESSAGE.items():
+            if line.rstrip().endswith(message):
                 return number
     return 0
 

@@ -130,12 +130,12 @@ class CarrierProcess:
     """A shell command (ProxyCommand) whose stdin and stdout carry a connection; ``socket`` is our end."""
 
     def __init__(self, command: str, env: Mapping[str, str]) -> None:
-        self.socket, theirs = socket.socketpair()
-        with theirs:
+        self.socket, peer = socket.socketpair()
+        with peer:
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", f"exec {command}"],
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
+                stdin=peer.fileno(),
+                stdout=peer.fileno(),
                 env=env,
                 start_new_session=True,
             )

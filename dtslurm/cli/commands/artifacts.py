@@ -28,28 +28,28 @@ def artifacts() -> None:
 def list_(cluster: str | None, as_json: bool, job: str) -> None:
     """List the checkpoints and results of JOB."""
     context = Context()
-    found = service.listing(context, find(context, job, cluster))
+    artifacts_of_run = service.listing(context, find(context, job, cluster))
     if as_json:
-        output.document(artifacts=found)
+        output.document(artifacts=artifacts_of_run)
         return
-    if not found:
+    if not artifacts_of_run:
         output.note("nothing is registered; dtslurm.train does so, --artifact PATTERN, or $DTSLURM_ARTIFACTS")
         return
     rows = [
         [
-            one.kind,
-            "-" if one.step is None else str(one.step),
-            "-" if one.bytes is None else output.size(one.bytes),
-            " ".join(f"{key}={_short(value)}" for key, value in one.metrics.items()) or "-",
-            " ".join(filter(None, ["pinned" if one.pinned else "", one.problem])) or "-",
-            one.path,
+            artifact.kind,
+            "-" if artifact.step is None else str(artifact.step),
+            "-" if artifact.bytes is None else output.size(artifact.bytes),
+            " ".join(f"{key}={_format_metric(value)}" for key, value in artifact.metrics.items()) or "-",
+            " ".join(filter(None, ["pinned" if artifact.pinned else "", artifact.problem])) or "-",
+            artifact.path,
         ]
-        for one in found
+        for artifact in artifacts_of_run
     ]
     output.table(("KIND", "STEP", "SIZE", "METRICS", "NOTE", "PATH"), rows)
 
 
-def _short(value: object) -> str:
+def _format_metric(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -65,22 +65,24 @@ def show(check: bool, cluster: str | None, as_json: bool, job: str, patterns: tu
 
     context = Context()
     record = find(context, job, cluster)
-    found = service.chosen(service.listing(context, record), patterns)
+    selected = service.chosen(service.listing(context, record), patterns)
     if check:
-        names = [one.path for one in found]
-        found = [one for one in service.listing(context, record, names) if one.path in names]
+        names = [artifact.path for artifact in selected]
+        selected = [
+            artifact for artifact in service.listing(context, record, names) if artifact.path in names
+        ]
     if as_json:
-        output.document(artifacts=found)
+        output.document(artifacts=selected)
         return
-    for one in found:
-        for line in document(one):
+    for artifact in selected:
+        for line in document(artifact):
             output.say(line)
 
 
 def _pin(job: str, patterns: tuple[str, ...], cluster: str | None, as_json: bool, *, keep: bool) -> None:
     context = Context()
     record = find(context, job, cluster)
-    names = [one.path for one in service.chosen(service.listing(context, record), patterns)]
+    names = [artifact.path for artifact in service.chosen(service.listing(context, record), patterns)]
     pinned = service.pin(context, record, names, keep=keep)
     if as_json:
         output.document(pinned=pinned)
@@ -125,14 +127,14 @@ def prune(
 ) -> None:
     """Delete the checkpoints of JOB but the newest or best. Pinned ones stay."""
     context = Context()
-    gone = service.prune(context, find(context, job, cluster), keep, best, largest=largest, remove=yes)
+    to_delete = service.prune(context, find(context, job, cluster), keep, best, largest=largest, remove=yes)
     if as_json:
-        output.document(deleted=yes, artifacts=gone)
+        output.document(deleted=yes, artifacts=to_delete)
         return
-    for one in gone:
-        output.say(one.path)
-    total = output.size(sum(one.bytes or 0 for one in gone))
-    if not gone:
+    for artifact in to_delete:
+        output.say(artifact.path)
+    total = output.size(sum(artifact.bytes or 0 for artifact in to_delete))
+    if not to_delete:
         output.note("there is nothing to delete")
     elif yes:
         output.note(f"deleted; {total} are free again")
@@ -160,26 +162,29 @@ def pull(target: str | None, cluster: str | None, as_json: bool, job: str, patte
 
     context = Context()
     record = find(context, job, cluster)
-    wanted = service.chosen(service.listing(context, record), patterns or ("latest",))
-    kind, rest = export.target_of(target or f"{Path(record.run_dir).name}-artifacts")
-    if kind == "hf" and len(wanted) != 1:
-        raise RequestInvalid([f"--to hf: takes one artifact, and {len(wanted)} match"])
-    folder = context.cwd / expanded(rest)
-    if kind != "folder":  # they are there already, or come into a folder of the run's name, to be kept
-        there = Path(record.run_dir)
-        folder = there if there.is_dir() else context.cwd / f"{there.name}-artifacts"
+    selected = service.chosen(service.listing(context, record), patterns or ("latest",))
+    kind, destination = export.target_of(target or f"{Path(record.run_dir).name}-artifacts")
+    if kind == "hf" and len(selected) != 1:
+        raise RequestInvalid([f"--to hf: takes one artifact, and {len(selected)} match"])
+    folder = context.cwd / expanded(destination)
+    # The files exist in the run directory, or are copied to a folder of its name, to be kept.
+    if kind != "folder":
+        run_dir = Path(record.run_dir)
+        folder = run_dir if run_dir.is_dir() else context.cwd / f"{run_dir.name}-artifacts"
     with transfer() as progress:
-        places = service.pull(
-            context, record, wanted, folder, lambda path, done, size: progress(path.name, done, size)
+        local_paths = service.pull(
+            context, record, selected, folder, lambda path, done, size: progress(path.name, done, size)
         )
-    made: list[str] = [str(path) for path in places]
+    outputs: list[str] = [str(path) for path in local_paths]
     if kind == "hf":
-        laid = export.hugging_face(record, wanted[0], places[0], context.cwd / expanded(rest))
-        made = [str(path) for path in laid]
+        layout_paths = export.hugging_face(
+            record, selected[0], local_paths[0], context.cwd / expanded(destination)
+        )
+        outputs = [str(path) for path in layout_paths]
     elif kind == "mlflow":
-        made = export.mlflow(record, wanted, places, rest, context.env)
+        outputs = export.mlflow(record, selected, local_paths, destination, context.env)
     if as_json:
-        output.document(to=target, files=made)
+        output.document(to=target, files=outputs)
         return
-    for line in made:
-        output.say(line if kind != "mlflow" else f"{rest} version {line}")
+    for line in outputs:
+        output.say(line if kind != "mlflow" else f"{destination} version {line}")

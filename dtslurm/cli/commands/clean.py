@@ -15,7 +15,7 @@ from dtslurm.services.runs.clean import clean as tidy
 from dtslurm.services.wiring.context import Context
 from dtslurm.transport.disk import size
 
-_NAMES_SHOWN = 10  # of files that are kept; of those that are deleted, all that are known
+_NAMES_SHOWN = 10  # maximum number of kept files in a message; all known deleted files are listed
 
 
 @click.command()
@@ -36,11 +36,11 @@ def clean(older_than: str, whole: bool, outputs: bool, yes: bool, cluster: str |
         age = Walltime.parse(older_than).seconds
     except ValueError as error:
         raise RequestInvalid([f"--older-than: {error}"]) from None
-    used = age_used(age)
-    if used > age:
-        asked, older_than = older_than, duration(used)
+    minimum_age = age_used(age)
+    if minimum_age > age:
+        requested, older_than = older_than, duration(minimum_age)
         output.note(
-            f"--older-than {asked}: {older_than} is used; for so long after its end a job may be requeued"
+            f"--older-than {requested}: {older_than} is used; for so long after its end a job may be requeued"
         )
     roots = tidy(Context(), older_than=age, whole=whole, outputs=outputs, remove=yes, cluster=cluster)
     if as_json:
@@ -49,7 +49,9 @@ def clean(older_than: str, whole: bool, outputs: bool, yes: bool, cluster: str |
     _show(roots, whole=whole)
     for root in roots:
         for item in root.outputs:
-            output.note(f"{root.root}/{item.folder}/code: {_describe(item, deleted=outputs, done=yes)}")
+            output.note(
+                f"{root.root}/{item.folder}/code: {_describe_outputs(item, deleted=outputs, done=yes)}"
+            )
     total = sum(root.bytes for root in roots)
     if yes:
         output.note(f"deleted; {size(total)} are free again")
@@ -82,18 +84,20 @@ def _show(roots: list[CleanRoot], *, whole: bool) -> None:
         for path in root.unfinished:
             output.note(f"{path}: left by a submission that was killed")
         for name in root.pinned:
-            kept = "kept" if whole else "files that the job wrote in code/ are kept"
-            output.note(f"{root.root}/{name}: {kept}, as results in it are pinned (dtslurm artifacts unpin)")
-        for name, by in root.needed.items():
+            kept_text = "kept" if whole else "files that the job wrote in code/ are kept"
             output.note(
-                f"{root.root}/{name}: kept, as job {by}, which stays, goes on from it or belongs to it"
+                f"{root.root}/{name}: {kept_text}, as results in it are pinned (dtslurm artifacts unpin)"
+            )
+        for name, blocker in root.needed.items():
+            output.note(
+                f"{root.root}/{name}: kept, as job {blocker}, which stays, goes on from it or belongs to it"
             )
         for line in root.trouble:
             output.note(f"{root.cluster}: {line}")
 
 
-def _describe(item: CodeOutputs, *, deleted: bool, done: bool) -> str:
-    """Return in words what a job wrote beside its code, and whether that is deleted."""
+def _describe_outputs(item: CodeOutputs, *, deleted: bool, done: bool) -> str:
+    """Describe the files that a job wrote beside its code, and whether they are deleted."""
     names = item.names if deleted else item.names[:_NAMES_SHOWN]
     more = f" and {item.files - len(names)} more" if item.files > len(names) else ""
     if deleted:

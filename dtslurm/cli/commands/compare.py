@@ -47,25 +47,31 @@ def compare(target: str | None, cluster: str | None, as_json: bool, jobs: tuple[
     if not 2 <= len(jobs) <= MOST_RUNS:
         raise click.UsageError(f"two to {MOST_RUNS} runs can be compared; {len(jobs)} named")
     context = Context()
-    found = compare_runs(context, [find(context, job, cluster) for job in jobs])
+    comparison = compare_runs(context, [find(context, job, cluster) for job in jobs])
     if as_json:
-        output.document(runs=found.runs, differences=found.differences)
+        output.document(runs=comparison.runs, differences=comparison.differences)
     elif target is not None:
         path = context.cwd / expanded(target)
         if path.is_dir():
             raise StoreError(f"cannot write {path}: it is a folder")
-        context.transport.put(_page(found, context.clock()).encode("utf-8", "surrogateescape"), str(path))
+        context.transport.put(
+            _render_page(comparison, context.clock()).encode("utf-8", "surrogateescape"), str(path)
+        )
         output.say(str(path))
     else:
-        _show(found)
+        _show(comparison)
 
 
 def _show(found: Comparison) -> None:
-    names = [_name(run) for run in found.runs]
+    names = [_run_label(run) for run in found.runs]
     output.table(["", *names], summary_rows(found.runs))
-    for section in dict.fromkeys(one.section for one in found.differences):
+    for section in dict.fromkeys(difference.section for difference in found.differences):
         output.say()
-        rows = [(one.name, *one.values) for one in found.differences if one.section == section]
+        rows = [
+            (difference.name, *difference.values)
+            for difference in found.differences
+            if difference.section == section
+        ]
         output.table([section.upper(), *names], rows)
     if not found.differences:
         output.say("\nnothing was asked differently")
@@ -77,30 +83,34 @@ def _show(found: Comparison) -> None:
         output.say("  ".join(f"{_MARKS[number]} {name}" for number, name in enumerate(names)))
     for run in found.runs:
         if run.problem:
-            output.note(f"note: the metrics of {_name(run)} could not be read: {run.problem}")
+            output.note(f"note: the metrics of {_run_label(run)} could not be read: {run.problem}")
 
 
 def lines(found: Comparison, width: int) -> list[str]:
-    """Return what the command prints as lines of text; the plot of losses is as wide as ``width``."""
-    names = [_name(run) for run in found.runs]
-    text = _table([("", *names), *summary_rows(found.runs)])
-    for section in dict.fromkeys(one.section for one in found.differences):
-        rows = [(one.name, *one.values) for one in found.differences if one.section == section]
-        text += ["", *_table([(section.upper(), *names), *rows])]
+    """Return the command's output as lines of text; the plot of losses is ``width`` columns wide."""
+    names = [_run_label(run) for run in found.runs]
+    text_lines = _format_table([("", *names), *summary_rows(found.runs)])
+    for section in dict.fromkeys(difference.section for difference in found.differences):
+        rows = [
+            (difference.name, *difference.values)
+            for difference in found.differences
+            if difference.section == section
+        ]
+        text_lines += ["", *_format_table([(section.upper(), *names), *rows])]
     if not found.differences:
-        text += ["", "nothing was asked differently"]
+        text_lines += ["", "nothing was asked differently"]
     curves = [run.curves.get("loss", ()) for run in found.runs]
     if any(curves):
-        text += ["", *overlay(curves, width - 1)]
-        text.append("  ".join(f"{_MARKS[number]} {name}" for number, name in enumerate(names)))
-    return text + [
-        f"note: the metrics of {_name(run)} could not be read: {run.problem}"
+        text_lines += ["", *overlay(curves, width - 1)]
+        text_lines.append("  ".join(f"{_MARKS[number]} {name}" for number, name in enumerate(names)))
+    return text_lines + [
+        f"note: the metrics of {_run_label(run)} could not be read: {run.problem}"
         for run in found.runs
         if run.problem
     ]
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+def _format_table(rows: Sequence[Sequence[str]]) -> list[str]:
     from rich.cells import cell_len, set_cell_size
 
     clean = [[safe(cell) for cell in row] for row in rows]
@@ -111,12 +121,12 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _name(run: ComparedRun) -> str:
+def _run_label(run: ComparedRun) -> str:
     return f"{run.record.job_id or 'no job'} {run.record.name}"
 
 
 def summary_rows(runs: Sequence[ComparedRun]) -> list[tuple[str, ...]]:
-    """Return (what, value of each run) of results, speed and cost; without what no run has."""
+    """Return (label, value of each run) rows of results, speed and cost, without rows that have no values."""
     rows = {
         "state": [run.state for run in runs],
         "cluster": [run.record.cluster for run in runs],
@@ -141,7 +151,7 @@ def _number(value: float | None) -> str:
 
 
 def overlay(curves: Sequence[Curve], width: int) -> list[str]:
-    """Return curves over each other as lines of text; of two marks at one place the later run's shows."""
+    """Return a plot of curves as lines of text; where marks coincide, the later run's is shown."""
     points = [(step, value) for curve in curves for step, value in curve]
     steps, values = [step for step, _ in points], [value for _, value in points]
     left, right, low, high = min(steps), max(steps), min(values), max(values)
@@ -160,11 +170,11 @@ def overlay(curves: Sequence[Curve], width: int) -> list[str]:
     return ["loss by step", *lines, " " * (_MARGIN - 1) + "└" + "─" * (columns - 1), " " * _MARGIN + axis]
 
 
-def _page(found: Comparison, now: float) -> str:
+def _render_page(found: Comparison, now: float) -> str:
     from dtslurm.render.page import page
     from dtslurm.services.observe.report import clock_text
 
-    names = [_name(run) for run in found.runs]
+    names = [_run_label(run) for run in found.runs]
     charts = []
     for metric in METRICS:
         curves = [dict(run.curves.get(metric, ())) for run in found.runs]

@@ -11,24 +11,29 @@ from dtslurm.services.runs.control import DONE, act
 from dtslurm.services.wiring.context import Context
 
 
-def _command(verb: str, text: str) -> click.Command:
+def _make_command(verb: str, text: str) -> click.Command:
     @click.command(verb, help=text)
     @cluster_option
     @json_option
     @click.argument("jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=completers.jobs)
     def run(cluster: str | None, as_json: bool, jobs: tuple[str, ...]) -> None:
-        acted = act(Context(), verb, jobs, cluster)
+        outcome = act(Context(), verb, jobs, cluster)
         if as_json:
-            rest = {"ended": acted.ended, "waiting": acted.waiting}
-            output.document(**{DONE[verb]: acted.done}, **{key: one for key, one in rest.items() if one})
+            optional_values = {"ended": outcome.ended, "waiting": outcome.waiting}
+            output.document(
+                **{DONE[verb]: outcome.done},
+                **{key: jobs_of_kind for key, jobs_of_kind in optional_values.items() if jobs_of_kind},
+            )
             return
-        for line in acted.lines(verb):
+        for line in outcome.lines(verb):
             output.note(line)
 
     return run
 
 
-cancel = _command("cancel", "End runs. JOB is a job id, an array task (17_3), a run name or a run directory.")
-requeue = _command("requeue", "Put running or ended runs back into the queue under the same id.")
-hold = _command("hold", "Keep pending runs from starting.")
-release = _command("release", "Let held runs start.")
+cancel = _make_command(
+    "cancel", "End runs. JOB is a job id, an array task (17_3), a run name or a run directory."
+)
+requeue = _make_command("requeue", "Put running or ended runs back into the queue under the same id.")
+hold = _make_command("hold", "Keep pending runs from starting.")
+release = _make_command("release", "Let held runs start.")

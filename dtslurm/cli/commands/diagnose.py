@@ -22,7 +22,7 @@ from dtslurm.services.runs.status import describe_state
 from dtslurm.services.runs.tasks import task_of
 from dtslurm.services.wiring.context import Context
 
-_NOBODY = "no single rank"
+_NO_RANK_TEXT = "no single rank"
 _BLAMES = {
     "code": "the code, not the nodes",
     "node": "the node, not the code",
@@ -56,115 +56,136 @@ def diagnose(attempt: int | None, live: bool, cluster: str | None, as_json: bool
     record = find(context, job, cluster)
     task = task_of(job, record)
     if live:
-        _live(context, record, task, as_json)
+        _diagnose_live(context, record, task, as_json)
         return
-    found = find_cause(context, record, attempt=attempt, task=task)
+    diagnosis = find_cause(context, record, attempt=attempt, task=task)
     if as_json:
         output.document(
-            job=found.status.job_id or record.job_id,
+            job=diagnosis.status.job_id or record.job_id,
             name=record.name,
             cluster=record.cluster,
-            attempt=found.attempt,
-            script_changed=found.script_changed,
-            verdict=found.verdict,
+            attempt=diagnosis.attempt,
+            script_changed=diagnosis.script_changed,
+            verdict=diagnosis.verdict,
         )
         return
-    for line in lines(found, width=width()):
+    for line in lines(diagnosis, width=width()):
         output.say(line)
 
 
-def _live(context: Context, record: JobRecord, task: str | None, as_json: bool) -> None:
+def _diagnose_live(context: Context, record: JobRecord, task: str | None, as_json: bool) -> None:
     from dtslurm.cli.printing import live
     from dtslurm.services.observe.live import diagnose_live
 
-    found = diagnose_live(context, record, task=task)
+    live_diagnosis = diagnose_live(context, record, task=task)
     if as_json:
-        live.document(found)
+        live.document(live_diagnosis)
         return
-    for line in live.lines(found, width=width()):
+    for line in live.lines(live_diagnosis, width=width()):
         output.say(line)
 
 
 def lines(found: Diagnosis, width: int = 80) -> list[str]:
-    """Return the verdict for people."""
+    """Return the lines of the verdict for the user."""
     verdict = found.verdict
     job = found.status.job_id or found.record.job_id or "?"
     attempt = f", attempt {found.attempt}" if len(found.attempts) > 1 else ""
-    words = describe_state(found.status, found.activity)
-    style = style_of_state(words)
-    shown: list[str] = [
-        styled((f"job {job} ({found.record.name}{attempt}): ", ""), (words, style)),
+    state_text = describe_state(found.status, found.activity)
+    style = style_of_state(state_text)
+    output_lines: list[str] = [
+        styled((f"job {job} ({found.record.name}{attempt}): ", ""), (state_text, style)),
         "",
     ]
     if verdict.cause == "stalled":
         advice = field("what to do", verdict.advice, width)
-        return [*shown[:1], *field("verdict", verdict.summary, width, MAIN), *advice, *_notes(found, width)]
+        return [
+            *output_lines[:1],
+            *field("verdict", verdict.summary, width, MAIN),
+            *advice,
+            *_notes(found, width),
+        ]
     if verdict.cause == "none":
-        more = []
+        hint_lines = []
         if found.status.state is JobState.RUNNING:
-            more = field("more", f"dtslurm diagnose --live {job} tells whether it makes progress", width)
-        return [*shown[:1], *field("verdict", verdict.summary, width, MAIN), *more, *_notes(found, width)]
-    known = verdict.rank is not None or bool(verdict.node)
-    if verdict.cause != "not-distributed":  # of which nothing has failed
-        shown += field("failed first" if known or _who(verdict) == _NOBODY else "ended", _who(verdict), width)
-    guess = "" if verdict.confidence >= 0.7 else "a guess: "
-    failed = style if found.status.terminal and not found.status.ok else FAILED
-    shown += field("cause", f"{guess}{verdict.cause} ({verdict.confidence:.0%})", width, failed)
-    shown += field("", verdict.summary, width, MAIN)
-    shown += _evidence(verdict, width)
+            hint_lines = field(
+                "more", f"dtslurm diagnose --live {job} tells whether it makes progress", width
+            )
+        return [
+            *output_lines[:1],
+            *field("verdict", verdict.summary, width, MAIN),
+            *hint_lines,
+            *_notes(found, width),
+        ]
+    has_location = verdict.rank is not None or bool(verdict.node)
+    if verdict.cause != "not-distributed":  # no rank failed in such a job
+        output_lines += field(
+            "failed first" if has_location or _describe_first_failure(verdict) == _NO_RANK_TEXT else "ended",
+            _describe_first_failure(verdict),
+            width,
+        )
+    guess_prefix = "" if verdict.confidence >= 0.7 else "a guess: "
+    cause_style = style if found.status.terminal and not found.status.ok else FAILED
+    output_lines += field(
+        "cause", f"{guess_prefix}{verdict.cause} ({verdict.confidence:.0%})", width, cause_style
+    )
+    output_lines += field("", verdict.summary, width, MAIN)
+    output_lines += _evidence(verdict, width)
     for number, item in enumerate(verdict.followed_by):
         ranks = f"{item.count} rank{'s' if item.count > 1 else ''} ({item.ranks}) " if item.count else ""
-        shown += field("then" if number == 0 else "", ranks + item.what, width, SECONDARY)
-    shown += field("to blame", _BLAMES.get(verdict.blame, verdict.blame), width)
+        output_lines += field("then" if number == 0 else "", ranks + item.what, width, SECONDARY)
+    output_lines += field("to blame", _BLAMES.get(verdict.blame, verdict.blame), width)
     if verdict.advice:
-        shown += field("what to do", verdict.advice, width)
-    shown += [styled((f"{'logs':<14}{found.logs}", SECONDARY))]
-    return shown + _notes(found, width)
+        output_lines += field("what to do", verdict.advice, width)
+    output_lines += [styled((f"{'logs':<14}{found.logs}", SECONDARY))]
+    return output_lines + _notes(found, width)
 
 
 def _notes(found: Diagnosis, width: int) -> list[str]:
-    """Return what else is to be known: that the script was edited, and that there were earlier attempts."""
-    changed = describe_changed_script(found.record, [found.attempt] if found.script_changed else [])
-    return [*(field("note", changed, width) if changed else ()), *_earlier(found, width)]
+    """Return further notes: that the script was edited, and that there were earlier attempts."""
+    script_note = describe_changed_script(found.record, [found.attempt] if found.script_changed else [])
+    return [
+        *(field("note", script_note, width) if script_note else ()),
+        *_earlier_attempts_note(found, width),
+    ]
 
 
-def _earlier(found: Diagnosis, width: int) -> list[str]:
-    before = [number for number in found.attempts if number < found.attempt]
-    if not before:
+def _earlier_attempts_note(found: Diagnosis, width: int) -> list[str]:
+    earlier_attempts = [number for number in found.attempts if number < found.attempt]
+    if not earlier_attempts:
         return []
-    text = f"there were earlier attempts; --attempt {before[-1]} tells of the last one"
+    text = f"there were earlier attempts; --attempt {earlier_attempts[-1]} tells of the last one"
     return field("before", text, width, SECONDARY)
 
 
-def _who(verdict: Verdict) -> str:
+def _describe_first_failure(verdict: Verdict) -> str:
     parts = []
     if verdict.rank is not None:
-        local = f" (local rank {verdict.local_rank})" if verdict.local_rank is not None else ""
-        parts.append(f"rank {verdict.rank}{local}")
+        local_rank_text = f" (local rank {verdict.local_rank})" if verdict.local_rank is not None else ""
+        parts.append(f"rank {verdict.rank}{local_rank_text}")
     if verdict.node:
         parts.append(f"on {verdict.node}")
     if verdict.time is not None:
-        then = time.localtime(verdict.time)
-        today = then[:3] == time.localtime()[:3]
-        parts.append(time.strftime("at %H:%M:%S" if today else "at %Y-%m-%d %H:%M:%S", then))
+        local_time = time.localtime(verdict.time)
+        today = local_time[:3] == time.localtime()[:3]
+        parts.append(time.strftime("at %H:%M:%S" if today else "at %Y-%m-%d %H:%M:%S", local_time))
     if verdict.signal is not None:
         parts.append(f"by signal {verdict.signal}")
     elif verdict.exit_code is not None:
         parts.append(f"with exit code {verdict.exit_code}")
-    return " ".join(parts) or _NOBODY
+    return " ".join(parts) or _NO_RANK_TEXT
 
 
 def _evidence(verdict: Verdict, width: int) -> list[str]:
-    shown: list[str] = []
-    before = ""
+    output_lines: list[str] = []
+    last_location = ""
     lines = [(line, line.text.strip()) for line in verdict.evidence[:6]]
     exceptions = [line for line, text in lines if find_exception(text) is not None]
     for line, text in lines:
-        place = f"{line.file}:{line.line}" if line.line is not None else line.file
-        if place and place != before:
-            shown.append(styled((f"  {place}", SECONDARY)))
-        before = place
-        style = EXCEPTION if exceptions and line is exceptions[-1] else ""  # Python prints it last
+        location = f"{line.file}:{line.line}" if line.line is not None else line.file
+        if location and location != last_location:
+            output_lines.append(styled((f"  {location}", SECONDARY)))
+        last_location = location
+        style = EXCEPTION if exceptions and line is exceptions[-1] else ""  # Python prints the exception last
         parts = folded(text, width - 4)[:4]
-        shown += [styled(("  | ", SECONDARY), (part[: 4 * width], style)) for part in parts]
-    return ["", *shown, ""] if shown else []
+        output_lines += [styled(("  | ", SECONDARY), (part[: 4 * width], style)) for part in parts]
+    return ["", *output_lines, ""] if output_lines else []

@@ -85,8 +85,8 @@ def fetch(
 
 
 def _describe(item: SkippedFiles) -> str:
-    """Return in words what was not brought, and why."""
-    shown = item.names[:_NAMES_SHOWN]
-    more = f" and {item.files - len(shown)} more" if item.files > len(shown) else ""
-    names = f": {', '.join(shown)}{more}" if shown else ""
+    """Describe the files that were not fetched, and why."""
+    shown_names = item.names[:_NAMES_SHOWN]
+    more = f" and {item.files - len(shown_names)} more" if item.files > len(shown_names) else ""
+    names = f": {', '.join(shown_names)}{more}" if shown_names else ""
     return f"left out: {item.reason}{names}"

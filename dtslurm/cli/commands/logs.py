@@ -64,45 +64,45 @@ def logs(
     record = find(context, job, cluster)
     if job is None:
         output.note(f"the newest run: job {record.job_id} ({record.name})")
-    record = _with_a_job(context, record)
-    wanted = LogFilter(
-        ranks=_ranks(ranks),
-        nodes=_nodes(node),
-        grep=_pattern(grep),
+    record = _require_job(context, record)
+    log_filter = LogFilter(
+        ranks=_parse_ranks(ranks),
+        nodes=_parse_nodes(node),
+        grep=_compile_pattern(grep),
         attempt=attempt,
         tail=tail,
         task=task_of(job, record),
-        since=_time("--since", since, context.clock()),
-        until=_time("--until", until, context.clock()),
+        since=_parse_time("--since", since, context.clock()),
+        until=_parse_time("--until", until, context.clock()),
     )
     if following:
-        _refuse_to_follow(context, record, wanted)
+        _check_follow(context, record, log_filter)
     if as_json:
-        _as_data(context, record, wanted, following=following)
+        _print_json(context, record, log_filter, following=following)
     elif following:
-        follow_to_end(context, record, wanted, fold=fold)
+        follow_to_end(context, record, log_filter, fold=fold)
     else:
-        _show(context, record, wanted, fold, node)
+        _show(context, record, log_filter, fold, node)
 
 
-def _as_data(context: Context, record: JobRecord, wanted: LogFilter, *, following: bool) -> None:
+def _print_json(context: Context, record: JobRecord, wanted: LogFilter, *, following: bool) -> None:
     if not following:
-        _refuse_attempt(record, wanted)
-    found = follow(context, record, wanted) if following else read(context, record, wanted)
+        _check_attempt(record, wanted)
+    batches = follow(context, record, wanted) if following else read(context, record, wanted)
     lines: list[LogLine] = []
-    for items in found:
+    for items in batches:
         for item in items:
             if isinstance(item, LogBlock):
                 lines += item.lines()
     if not lines and not following:
-        _refuse(_lacking(views(context, [record])[0], wanted))
+        _raise_if(_missing_parts(views(context, [record])[0], wanted))
     output.document(job_id=record.job_id, lines=lines)
 
 
 def _show(
     context: Context, record: JobRecord, wanted: LogFilter, fold: bool | None, node: str | None
 ) -> None:
-    _refuse_attempt(record, wanted)
+    _check_attempt(record, wanted)
     screen = page(fold=fold)
     for items in read(context, record, wanted, in_turn=screen.folds):
         screen.show(items)
@@ -110,13 +110,13 @@ def _show(
     if screen.shown:
         return
     view = views(context, [record])[0]
-    _refuse(_lacking(view, wanted))
+    _raise_if(_missing_parts(view, wanted))
     if not wanted.picks_lines:
-        output.note(_nothing(view, wanted, node))
+        output.note(_explain_no_output(view, wanted, node))
 
 
-def _with_a_job(context: Context, record: JobRecord) -> JobRecord:
-    """Return the record; of a submission whose answer was lost, with the job that came of it."""
+def _require_job(context: Context, record: JobRecord) -> JobRecord:
+    """Return the record, completed with the job id if the submission's answer was lost."""
     if record.job_id is not None:
         return record
     view = views(context, [record])[0]
@@ -125,72 +125,73 @@ def _with_a_job(context: Context, record: JobRecord) -> JobRecord:
     return view.record
 
 
-def _refuse(why: str) -> None:
+def _raise_if(why: str) -> None:
     if why:
         raise JobNotFound(why)
 
 
-def _refuse_attempt(record: JobRecord, wanted: LogFilter) -> None:
-    """Refuse an attempt that there is none of, before the batch script's lines, which are of all of them.
+def _check_attempt(record: JobRecord, wanted: LogFilter) -> None:
+    """Raise an error for a missing attempt before the batch script's lines, which belong to all attempts, are
+    shown.
 
-    Copies of a far run's files may be older than its attempts: there it is said afterwards.
+    Local copies of a remote run may be outdated, so for these the check is made afterwards.
     """
     if not record.mirror:
-        _refuse(_no_attempt(record, wanted))
+        _raise_if(_missing_attempt(record, wanted))
 
 
-def _refuse_to_follow(context: Context, record: JobRecord, wanted: LogFilter) -> None:
-    """Refuse ranks that will never be, and an attempt that there is none of and that cannot come any more."""
-    _refuse(_no_rank(record, wanted))
+def _check_follow(context: Context, record: JobRecord, wanted: LogFilter) -> None:
+    """Raise an error for ranks that cannot exist, and for a missing attempt of an ended run."""
+    _raise_if(_missing_rank(record, wanted))
     if wanted.attempt is not None:
         view = only(views(context, [record])[0], wanted.task)
         if view.terminal:
-            _refuse(_no_attempt(view.record, wanted))
+            _raise_if(_missing_attempt(view.record, wanted))
 
 
-def _no_attempt(record: JobRecord, wanted: LogFilter) -> str:
+def _missing_attempt(record: JobRecord, wanted: LogFilter) -> str:
     run = RunDir(Path(record.folder))
-    there = ((wanted.task and run.task(wanted.task)) or run).attempts()
-    if wanted.attempt is None or not there or wanted.attempt in there:
+    attempts = ((wanted.task and run.task(wanted.task)) or run).attempts()
+    if wanted.attempt is None or not attempts or wanted.attempt in attempts:
         return ""
-    return f"there is no attempt {wanted.attempt}, only {', '.join(map(str, there))}"
+    return f"there is no attempt {wanted.attempt}, only {', '.join(map(str, attempts))}"
 
 
-def _no_rank(record: JobRecord, wanted: LogFilter) -> str:
+def _missing_rank(record: JobRecord, wanted: LogFilter) -> str:
     size = record.world_size
     if wanted.ranks is None or any(first < size for first, _ in wanted.ranks):
         return ""
-    asked = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in wanted.ranks)
-    return f"there is no rank {asked}, only {f'0-{size - 1}' if size > 1 else '0'}"
+    requested = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in wanted.ranks)
+    return f"there is no rank {requested}, only {f'0-{size - 1}' if size > 1 else '0'}"
 
 
-def _lacking(view: RunView, wanted: LogFilter) -> str:
-    """Say which attempt or ranks were asked for that the run has not, as far as that is known."""
-    return _no_rank(view.record, wanted) or _no_attempt(view.record, wanted)
+def _missing_parts(view: RunView, wanted: LogFilter) -> str:
+    """Return an error message if the requested attempt or ranks are known not to exist, else an empty one."""
+    return _missing_rank(view.record, wanted) or _missing_attempt(view.record, wanted)
 
 
-def _nothing(view: RunView, wanted: LogFilter, node: str | None) -> str:
-    """Say why there is nothing to show."""
+def _explain_no_output(view: RunView, wanted: LogFilter, node: str | None) -> str:
+    """Explain why there is no output."""
     state = f"the job is {view.statuses[0].word}"
     if wanted.nodes is not None:
-        on = fold_nodes(view.statuses[0].nodelist)
-        return f"nothing was written on {node}; {state}{f' on {on}' if on else ''}"
+        node_text = fold_nodes(view.statuses[0].nodelist)
+        return f"nothing was written on {node}; {state}{f' on {node_text}' if node_text else ''}"
     return f"nothing written yet; {state}" if not view.terminal else f"nothing was written; {state}"
 
 
-def _ranks(text: str | None) -> tuple[tuple[int, int], ...] | None:
+def _parse_ranks(text: str | None) -> tuple[tuple[int, int], ...] | None:
     if text is None:
         return None
-    chosen = []
+    ranges = []
     for part in text.split(","):
-        found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())
-        if not found or (found[2] and int(found[2]) < int(found[1])):
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())
+        if not match or (match[2] and int(match[2]) < int(match[1])):
             raise RequestInvalid([f"--rank {text!r}: write ranks and ranges like 0,3-7"])
-        chosen.append((int(found[1]), int(found[2] or found[1])))
-    return tuple(chosen)
+        ranges.append((int(match[1]), int(match[2] or match[1])))
+    return tuple(ranges)
 
 
-def _nodes(text: str | None) -> frozenset[str] | None:
+def _parse_nodes(text: str | None) -> frozenset[str] | None:
     if text is None:
         return None
     from ClusterShell.NodeSet import NodeSet, NodeSetException
@@ -201,7 +202,7 @@ def _nodes(text: str | None) -> frozenset[str] | None:
         raise RequestInvalid([f"--node {text!r} names no nodes: {error}"]) from error
 
 
-def _time(option: str, text: str | None, now: float) -> float | None:
+def _parse_time(option: str, text: str | None, now: float) -> float | None:
     if text is None:
         return None
     try:
@@ -212,7 +213,7 @@ def _time(option: str, text: str | None, now: float) -> float | None:
         ) from error
 
 
-def _pattern(text: str | None) -> re.Pattern[str] | None:
+def _compile_pattern(text: str | None) -> re.Pattern[str] | None:
     if text is None:
         return None
     try:

@@ -63,7 +63,7 @@ def plan(
 ) -> None:
     """Split MODEL over a cluster: memory, time and why, for every layout that fits."""
     if evaluate is not None:
-        _evaluate(Path(evaluate), as_json)
+        _show_evaluation(Path(evaluate), as_json)
         return
     from dtslurm.cli.printing import plan_text
     from dtslurm.errors import RequestInvalid
@@ -76,44 +76,44 @@ def plan(
         emit = form_for_installed(emit, os.environ)
         if as_json:
             raise RequestInvalid(["--emit prints what another program reads, --json the plan; choose one"])
-    asked["price"], asked["currency"] = _price(asked["price"])
+    asked["price"], asked["currency"] = _parse_price(asked["price"])
     if calibrate is not None and not asked["layout"]:
         raise RequestInvalid(["--calibrate needs the --layout that the run had"])
-    asked["scaling"] = asked["scaling"] or plot is not None  # the picture has the curve
-    made = make(PlanRequest(**asked, emit=emit), here())
+    asked["scaling"] = asked["scaling"] or plot is not None  # the plot shows the scaling curve
+    new_plan = make(PlanRequest(**asked, emit=emit), here())
     if calibrate is not None:
-        _calibrate(made, calibrate, as_json)
+        _show_calibration(new_plan, calibrate, as_json)
         return
     if plot is not None:
         from dtslurm.services.planning.plan_output import draw
 
-        draw(made, Path(plot))
+        draw(new_plan, Path(plot))
     if emit is not None:
         from dtslurm.services.planning.plan_output import emitted
 
-        click.echo(emitted(made, emit), nl=False)
+        click.echo(emitted(new_plan, emit), nl=False)
     elif as_json:
-        output.document(**plan_text.values(made))
+        output.document(**plan_text.values(new_plan))
     else:
-        plan_text.show(made)
-    if not made.chosen or not made.chosen[0].fits:
+        plan_text.show(new_plan)
+    if not new_plan.chosen or not new_plan.chosen[0].fits:
         raise click.exceptions.Exit(2)
 
 
-def _price(text: str | None) -> tuple[float | None, str]:
-    """Return an amount and its currency, which may stand on either side of it.
+def _parse_price(text: str | None) -> tuple[float | None, str]:
+    """Return an amount and its currency, which may precede or follow the amount.
 
     Raises:
-        RequestInvalid: it is no amount.
+        RequestInvalid: the text contains no amount.
     """
     from dtslurm.errors import RequestInvalid
 
     if text is None:
         return None, ""
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"\s*(\D{0,12}?)\s*(-?[\d.]+(?:e-?\d+)?)\s*(\D{0,12}?)\s*", text, re.ASCII | re.IGNORECASE
     )
-    before, amount, after = found.groups() if found else ("", "", "")
+    before, amount, after = match.groups() if match else ("", "", "")
     try:
         return float(amount), before or after
     except ValueError:
@@ -122,7 +122,7 @@ def _price(text: str | None) -> tuple[float | None, str]:
         ) from None
 
 
-def _evaluate(path: Path, as_json: bool) -> None:
+def _show_evaluation(path: Path, as_json: bool) -> None:
     from dtslurm.cli.printing import plan_rows
     from dtslurm.services.planning.evaluate import evaluate_file
 
@@ -133,18 +133,20 @@ def _evaluate(path: Path, as_json: bool) -> None:
         plan_rows.show(answers)
 
 
-def _calibrate(made: Plan, job: str, as_json: bool) -> None:
+def _show_calibration(made: Plan, job: str, as_json: bool) -> None:
     from dtslurm.services.planning.calibrate import calibrate, capped
 
-    path, found = calibrate(made, job, here())
+    path, measurement = calibrate(made, job, here())
     if as_json:
-        output.document(file=str(path), measurement=found)
+        output.document(file=str(path), measurement=measurement)
         return
-    step, memory = found.measured_step_s, found.measured_memory_gib
+    step, memory = measurement.measured_step_s, measurement.measured_memory_gib
     if step is not None:
-        output.say(f"step: {step:.3g} s measured, {found.predicted_step_s:.3g} s predicted")
+        output.say(f"step: {step:.3g} s measured, {measurement.predicted_step_s:.3g} s predicted")
     if memory is not None:
-        output.say(f"memory: {memory:.1f} GiB measured, {found.predicted_memory_gib:.1f} GiB predicted")
-    for what, ratio, taken in capped(found):
-        output.note(f"{what}: x {ratio:.3g} is too far off for a run of this plan; it counts as x {taken:g}")
+        output.say(f"memory: {memory:.1f} GiB measured, {measurement.predicted_memory_gib:.1f} GiB predicted")
+    for quantity, ratio, applied in capped(measurement):
+        output.note(
+            f"{quantity}: x {ratio:.3g} is too far off for a run of this plan; it counts as x {applied:g}"
+        )
     output.note(f"kept in {path}; the next plan on this cluster takes it in")

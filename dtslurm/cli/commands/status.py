@@ -28,7 +28,7 @@ from dtslurm.services.wiring.context import Context
 
 _COLUMNS = ("JOB", "NAME", "CLUSTER", "STATE", "RANKS", "AGE", "TIME", "NODES", "ABOUT")
 _WATCH_S = 5.0
-_NARROW = 120  # below, a terminal gets what matters most
+_NARROW = 120  # a narrower terminal gets only the most important columns
 
 
 @click.command()
@@ -59,27 +59,29 @@ def status(
     Exits with 3 if a scheduler could not be asked: what is shown is then what was heard last.
     """
     context = Context()
-    selection = _Selection(limit, parse_states(states), _moment(since, context.clock()), sort, cluster, jobs)
+    selection = _Selection(
+        limit, parse_states(states), _parse_since(since, context.clock()), sort, cluster, jobs
+    )
     if watch:
         _watch(context, selection, as_json=as_json)
-    found = selection.find_runs(context)
+    run_views = selection.find_runs(context)
     if as_json:
-        output.document(runs=[_values(context, view, in_full=bool(jobs)) for view in found])
+        output.document(runs=[_json_values(context, view, in_full=bool(jobs)) for view in run_views])
     elif jobs:
-        _show_full(context, found)
-    elif found:
-        _show_table(found, context.clock())
+        _show_full(context, run_views)
+    elif run_views:
+        _show_table(run_views, context.clock())
     elif states or since:
         output.note("no run matches; dtslurm status without --state and --since shows all")
     else:
         output.note(f"no runs{f' on {cluster}' if cluster else ''} yet; dtslurm submit SCRIPT starts one")
-    if any(view.trouble for view in found):
+    if any(view.trouble for view in run_views):
         raise StateUnknown
 
 
 @dataclass(frozen=True)
 class _Selection:
-    """Which runs are shown, and in which order: as the command line says."""
+    """The runs to show and their order, as given on the command line."""
 
     limit: int
     states: frozenset[str]
@@ -89,26 +91,28 @@ class _Selection:
     jobs: tuple[str, ...]
 
     def find_runs(self, context: Context) -> list[RunView]:
-        """Return the runs as they are now."""
+        """Return the current views of the selected runs."""
         if self.jobs:
             return add_activity(self._find_named(context), context.clock())
         filtered = bool(self.states or self.since is not None)
         records = recent(context, sys.maxsize if filtered else self.limit, self.cluster)
-        found = add_activity(views(context, records), context.clock())
-        queued = find_queued_jobs(context, found, self.cluster)
+        run_views = add_activity(views(context, records), context.clock())
+        queued = find_queued_jobs(context, run_views, self.cluster)
         for name, trouble in queued.troubles.items():
             output.note(f"{name}: jobs whose run has no record here are not shown: {trouble}")
         if queued.hidden and not filtered:
             output.note(
                 f"older runs in the queue that are not shown: {queued.hidden}; "
-                f"dtslurm status -n {len(found) + queued.hidden} shows more"
+                f"dtslurm status -n {len(run_views) + queued.hidden} shows more"
             )
-        chosen = select_runs([*found, *queued.views], self.states, self.since, self.sort, context.clock())
+        selected = select_runs(
+            [*run_views, *queued.views], self.states, self.since, self.sort, context.clock()
+        )
         number = itertools.count(1)
-        return [view for view in chosen if view.record_problem or next(number) <= self.limit]
+        return [view for view in selected if view.record_problem or next(number) <= self.limit]
 
     def _find_named(self, context: Context) -> list[RunView]:
-        """Return the runs that are named, also those that only the queue knows."""
+        """Return the named runs, including those that are only in the queue."""
         queued: dict[str, RunView] = {}
         records: dict[str, JobRecord] = {}
         for job in self.jobs:
@@ -119,12 +123,12 @@ class _Selection:
                 if view is None:
                     raise
                 queued[job] = view
-        known = dict(zip(records, views(context, list(records.values())), strict=True))
-        found = {**queued, **known}
-        return [only(found[job], task_of(job, found[job].record)) for job in self.jobs]
+        recorded = dict(zip(records, views(context, list(records.values())), strict=True))
+        views_by_job = {**queued, **recorded}
+        return [only(views_by_job[job], task_of(job, views_by_job[job].record)) for job in self.jobs]
 
 
-def _moment(since: str | None, now: float) -> float | None:
+def _parse_since(since: str | None, now: float) -> float | None:
     if since is None:
         return None
     try:
@@ -134,10 +138,10 @@ def _moment(since: str | None, now: float) -> float | None:
 
 
 def _watch(context: Context, selection: _Selection, *, as_json: bool) -> NoReturn:
-    """Show the table again and again until Ctrl-C, which ends it with 0.
+    """Show the table repeatedly until Ctrl-C, which exits with 0.
 
     Raises:
-        RequestInvalid: there is no terminal to show it on, or JSON or single runs are asked for.
+        RequestInvalid: there is no terminal, or JSON or single runs were requested.
     """
     if as_json or selection.jobs or not output.is_terminal():
         raise RequestInvalid(
@@ -146,42 +150,42 @@ def _watch(context: Context, selection: _Selection, *, as_json: bool) -> NoRetur
         )
     try:
         while True:
-            found = selection.find_runs(context)
+            run_views = selection.find_runs(context)
             click.clear()
-            _show_table(found, context.clock())
+            _show_table(run_views, context.clock())
             context.sleep(_WATCH_S)
     except KeyboardInterrupt:
         raise click.exceptions.Exit(0) from None
 
 
 class StateUnknown(SlurmUnavailable):
-    """A scheduler could not be asked, which was told already; only the exit code is left to pass on."""
+    """A scheduler query failed; the failure was already reported, so this error only sets the exit code."""
 
     def __init__(self) -> None:
         super().__init__("a scheduler could not be asked")
 
     def lines(self) -> list[str]:
-        """Return nothing more to say."""
+        """Return no lines, because the failure was already reported."""
         return []
 
 
-def _values(context: Context, view: RunView, *, in_full: bool) -> dict[str, Any]:
-    asked = view.observed_at
+def _json_values(context: Context, view: RunView, *, in_full: bool) -> dict[str, Any]:
+    observed_at = view.observed_at
     values = {
         "record": view.record,
         "statuses": view.statuses,
         "trouble": view.trouble,
         "record_problem": view.record_problem,
-        "observed_at": asked,
-        "age_s": None if asked is None else round(max(0.0, context.clock() - asked), 1),
+        "observed_at": observed_at,
+        "age_s": None if observed_at is None else round(max(0.0, context.clock() - observed_at), 1),
         "activity": view.activities,
         "durations": duration_values(view, context.clock()),
     }
     if in_full and not view.record_problem:
         from dtslurm.services.runs.history import history
 
-        told = history(context, view)
-        values |= {"attempts": told.attempts, "events": told.events}
+        run_history = history(context, view)
+        values |= {"attempts": run_history.attempts, "events": run_history.events}
         values["durations"] = duration_values(view, context.clock())
         values["activity"] = add_activity([view], context.clock())[0].activities
     return values
@@ -191,18 +195,18 @@ def _show_full(context: Context, found: list[RunView]) -> None:
     from dtslurm.services.runs.history import history
     from dtslurm.services.runs.stage_status import chain
 
-    for number, seen in enumerate(found):
+    for number, run_view in enumerate(found):
         if number:
             output.say()
-        if seen.record_problem:
-            for line in describe_queued_job(seen, context.clock(), output.width()):
+        if run_view.record_problem:
+            for line in describe_queued_job(run_view, context.clock(), output.width()):
                 output.say(line)
             continue
-        stages = chain(context, seen.record) if seen.record.stages else []
-        job = words_for(context, seen.record)
-        told = history(context, seen)  # which brings copies of far files up to date
-        [view] = add_activity([seen], context.clock())
-        for line in full(view, told, context.clock(), output.width(), stages, job):
+        stages = chain(context, run_view.record) if run_view.record.stages else []
+        job = words_for(context, run_view.record)
+        run_history = history(context, run_view)  # this updates the local copies of remote files
+        [view] = add_activity([run_view], context.clock())
+        for line in full(view, run_history, context.clock(), output.width(), stages, job):
             output.say(line)
 
 
@@ -210,8 +214,8 @@ def _show_table(found: list[RunView], now: float) -> None:
     width = output.width()
     columns = list(range(len(_COLUMNS)))
     if width is not None and width < _NARROW:
-        several = len({view.record.cluster for view in found}) > 1
-        columns = [0, 1, *([2] if several else []), 3, 5, 6, 8]
+        several_clusters = len({view.record.cluster for view in found}) > 1
+        columns = [0, 1, *([2] if several_clusters else []), 3, 5, 6, 8]
     cells = [row for view in found for row in rows(view, now)]
     output.table(
         [_COLUMNS[column] for column in columns],
@@ -223,5 +227,5 @@ def _show_table(found: list[RunView], now: float) -> None:
             output.note(describe_unrecorded(view))
     troubles = {f"{view.record.cluster}: {view.trouble}": view for view in found if view.trouble}
     for text, view in troubles.items():
-        old = f"; last heard {output.duration(now - view.observed_at)} ago" if view.observed_at else ""
-        output.note(text + old)
+        age_text = f"; last heard {output.duration(now - view.observed_at)} ago" if view.observed_at else ""
+        output.note(text + age_text)

@@ -33,43 +33,45 @@ _stage_option = click.option("--only", "stage", metavar="NAME", help="Only this 
 
 
 class ScriptOrJobFile(click.Command):
-    """A command whose options stand before a training script, but anywhere about a job file."""
+    """A command whose options precede a training script, but may stand anywhere around a job file."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Add the options of sbatch that dtslurm does not read."""
+        """Add the options of sbatch that dtslurm does not interpret."""
         super().__init__(*args, **kwargs)
         own = {text for param in self.params for text in (*param.opts, *param.secondary_opts)}
         self.params += sbatch_flags(own)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse options up to the script, or all of them."""
+        """Parse the options before a script, or all options for a job file."""
         ctx.allow_interspersed_args = False
         if not ctx.resilient_parsing:
-            spelled = [as_one_word(word) for word in args]
-            said, _, _ = self.make_parser(ctx).parse_args(list(spelled))
-            ctx.allow_interspersed_args = is_job_file(Path(str(said.get("script") or "")))
+            normalized = [as_one_word(word) for word in args]
+            parsed, _, _ = self.make_parser(ctx).parse_args(list(normalized))
+            ctx.allow_interspersed_args = is_job_file(Path(str(parsed.get("script") or "")))
             if ctx.allow_interspersed_args:
-                own = args.index("--") if "--" in args else len(args)
+                own_count = args.index("--") if "--" in args else len(args)
             else:
-                of_script = said.get("args")  # no list where there are none
-                own = len(args) - (len(of_script) if isinstance(of_script, (list, tuple)) else 0)
-            args = [*spelled[:own], *args[own:]]
-        rest = super().parse_args(ctx, args)
+                script_args = parsed.get("args")  # not a list if the script has no arguments
+                own_count = len(args) - (len(script_args) if isinstance(script_args, (list, tuple)) else 0)
+            args = [*normalized[:own_count], *args[own_count:]]
+        remaining_args = super().parse_args(ctx, args)
         ctx.params["sbatch"] = (*(ctx.params.get("sbatch") or ()), *take_sbatch_flags(ctx.params))
-        return rest
+        return remaining_args
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options in sections, for they are many."""
-        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
-        records = {one.name: record for one in options if (record := one.get_help_record(ctx))}
+        """Write the options in sections."""
+        options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
+        help_records = {
+            option.name: help_record for option in options if (help_record := option.get_help_record(ctx))
+        }
         for title, names in SECTIONS.items():
             with formatter.section(title):
-                formatter.write_dl([records.pop(name) for name in names if name in records])
+                formatter.write_dl([help_records.pop(name) for name in names if name in help_records])
         with formatter.section("Options"):
-            formatter.write_dl(list(records.values()))
+            formatter.write_dl(list(help_records.values()))
 
 
-def _prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepared:
+def _prepare_and_notify(context: Context, request: JobRequest, *, standalone: bool) -> Prepared:
     prepared = prepare(context, request, standalone=standalone)
     for line in prepared.submission.notices:
         output.note(f"note: {line}")
@@ -107,16 +109,16 @@ def render(
             [f"{script} is a sweep: its script goes with a file of trials, which submit brings"],
             hint="dtslurm submit --dry-run prints the script",
         )
-    submission = _prepare(context, steps[0].request, standalone=True).submission
+    submission = _prepare_and_notify(context, steps[0].request, standalone=True).submission
     if target is not None:
-        _write(context, context.cwd / target, submission)
+        _write_script(context, context.cwd / target, submission)
     elif as_json:
         output.document(**_submission_values(submission))
     else:
         click.echo(submission.script.encode("utf-8", "surrogateescape"), nl=False)
 
 
-def _write(context: Context, path: Path, submission: Submission) -> None:
+def _write_script(context: Context, path: Path, submission: Submission) -> None:
     if path.is_dir():
         raise StoreError(f"cannot write {path}: it is a folder")
     context.transport.put(submission.script.encode("utf-8", "surrogateescape"), str(path), mode=0o700)
@@ -170,66 +172,67 @@ def submit(
     from dtslurm.cli.interruption import report_interruption
 
     context = Context(dry_run=dry_run)
-    began = context.clock()
+    start_time = context.clock()
     steps = steps_of(context, JobRequest(script=script, args=args, **options), assignments, stage)
     if follow and not all(step.plain for step in steps):
         raise RequestInvalid(["--follow shows one job, and these are several; --wait waits for all of them"])
-    planned = _plan(context, steps, yes=yes or dry_run)
+    planned_jobs = _plan_jobs(context, steps, yes=yes or dry_run)
     if dry_run:
-        _show([one.prepared.submission for one in planned], as_json=as_json)
+        _show_scripts([job.prepared.submission for job in planned_jobs], as_json=as_json)
         return
-    if follow or wait_for_end:  # imported before there is a job, so that Ctrl-C does not fall in between
+    # Import before a job is queued, so that Ctrl-C during the import leaves no job unreported.
+    if follow or wait_for_end:
         from dtslurm.cli.follow import follow_to_end, parting_words
         from dtslurm.services.logs.logs import LogFilter, wait
     records: list[JobRecord] = []
     with report_interruption(context, records):
-        _queue(context, planned, records)
-        if records[0].created_at < began:  # by --once
-            _say_what_differs(planned[0].prepared, records[0])
+        _queue(context, planned_jobs, records)
+        if records[0].created_at < start_time:  # by --once
+            _report_differences(planned_jobs[0].prepared, records[0])
         if as_json and not (follow or wait_for_end):
             output.document(run=records[0], runs=records)
         elif parsable or not as_json:
-            _announce(context, records, began, parsable=parsable)
+            _announce(context, records, start_time, parsable=parsable)
     if follow:
         view = follow_to_end(context, records[0], LogFilter(), on_stderr=as_json or parsable)
         _finish(context, [view], as_json)
     elif wait_for_end:
         with parting_words(context, records):
-            ended = [wait(context, record) for record in records]
-        _finish(context, ended, as_json)
+            run_views = [wait(context, record) for record in records]
+        _finish(context, run_views, as_json)
 
 
-def _plan(context: Context, steps: Sequence[JobToSubmit], *, yes: bool) -> list[Planned]:
-    """Return the jobs to queue; what there is to say of them is said."""
+def _plan_jobs(context: Context, steps: Sequence[JobToSubmit], *, yes: bool) -> list[Planned]:
+    """Return the jobs to queue, and print their notices."""
     if steps[0].plain:
         planned = [Planned(steps[0], prepare(context, steps[0].request, standalone=False))]
     else:
         from dtslurm.services.submit.stages import plan
 
-        planned = plan(context, steps, confirm=lambda text: yes or _confirmed(text))
-    for one in planned:
-        stage = f"stage {one.step.stage}: " if one.step.stage else ""
-        for line in one.prepared.submission.notices:
+        planned = plan(context, steps, confirm=lambda text: yes or _confirm(text))
+    for job in planned:
+        stage = f"stage {job.step.stage}: " if job.step.stage else ""
+        for line in job.prepared.submission.notices:
             output.note(f"note: {stage}{line}")
     return planned
 
 
-def _confirmed(question: str) -> bool:
+def _confirm(question: str) -> bool:
     return sys.stdin.isatty() and click.confirm(question, err=True)
 
 
-def _show(submissions: Sequence[Submission], *, as_json: bool) -> None:
-    """Print what would be queued."""
+def _show_scripts(submissions: Sequence[Submission], *, as_json: bool) -> None:
+    """Print the scripts that would be queued."""
     if as_json:
-        shown = [_submission_values(submission) for submission in submissions]
-        output.document(**shown[0], **({"stages": shown} if len(shown) > 1 else {}))
+        documents = [_submission_values(submission) for submission in submissions]
+        output.document(**documents[0], **({"stages": documents} if len(documents) > 1 else {}))
         return
     for submission in submissions:
         click.echo(submission.script.encode("utf-8", "surrogateescape"), nl=False)
 
 
 def _queue(context: Context, planned: Sequence[Planned], records: list[JobRecord]) -> None:
-    """Queue the jobs and add their records."""
+    """Queue the jobs and append their records to ``records``."""
     with transfer() as show:
 
         def progress(done: int, size: int) -> None:
@@ -245,13 +248,13 @@ def _queue(context: Context, planned: Sequence[Planned], records: list[JobRecord
         records += queue(context, planned, progress)
 
 
-def _say_what_differs(prepared: Prepared, record: JobRecord) -> None:
+def _report_differences(prepared: Prepared, record: JobRecord) -> None:
     from dtslurm.services.submit.idempotency import differences
 
-    if found := differences(prepared, record):
+    if differing := differences(prepared, record):
         output.note(
             f"note: job {record.job_id} has this key of --once already, and differs from what is asked now "
-            f"in {', '.join(found)}"
+            f"in {', '.join(differing)}"
         )
 
 
@@ -279,13 +282,17 @@ def _announce(context: Context, records: Sequence[JobRecord], began: float, *, p
 
 
 def _finish(context: Context, views: Sequence[RunView], as_json: bool) -> None:
-    """Say how the jobs ended and end as they did."""
+    """Report how the jobs ended.
+
+    Raises:
+        JobFailedQuietly: a job failed; it carries the highest exit code.
+    """
     from dtslurm.cli.printing.summary import show_end
 
     if as_json:
-        several = {"runs": [{"run": view.record, "statuses": view.statuses} for view in views]}
+        all_runs = {"runs": [{"run": view.record, "statuses": view.statuses} for view in views]}
         output.document(
-            run=views[0].record, statuses=views[0].statuses, **(several if len(views) > 1 else {})
+            run=views[0].record, statuses=views[0].statuses, **(all_runs if len(views) > 1 else {})
         )
     else:
         for view in views:
@@ -295,11 +302,11 @@ def _finish(context: Context, views: Sequence[RunView], as_json: bool) -> None:
 
 
 class JobFailedQuietly(JobFailed):
-    """The job's failure was told already; only its exit code is left to pass on."""
+    """A job failed; the failure was already reported, so this error only sets the exit code."""
 
     def __init__(self, code: int) -> None:
         super().__init__("the job failed", code=code)
 
     def lines(self) -> list[str]:
-        """Return nothing more to say."""
+        """Return no lines, because the failure was already reported."""
         return []

@@ -12,7 +12,7 @@ from dtslurm.model.runs.record import JobRecord
 from dtslurm.services.submit.trials import SweepView, TrialView, look
 from dtslurm.services.wiring.context import Context
 
-_SHOWN = 20  # trials of a status that need a look
+_MAX_SHOWN = 20  # maximum number of trials in the output
 _COLOURS = {"running": "green", "done": "dim", "stopped": "dim", "failed": "bold red", "never ran": "red"}
 
 
@@ -28,25 +28,28 @@ def sweep() -> None:
 def status(cluster: str | None, as_json: bool, job: str) -> None:
     """Show how many trials are in which state. Those that run or failed are listed."""
     context = Context()
-    found = look(context, job, cluster)
+    view = look(context, job, cluster)
     if as_json:
-        output.document(**_values(found), counts=found.counts())
+        output.document(**_json_values(view), counts=view.counts())
         return
-    jobs = ", ".join(record.job_id or "?" for record in found.runs)
-    counts = ", ".join(f"{count} {state}" for state, count in found.counts().items())
-    output.say(f"sweep {found.head.name} (job {jobs}) on {found.head.cluster}: {counts}")
-    shown = [trial for trial in found.trials if trial.state in {"running", "failed", "never ran"}]
-    if shown:
-        _table(found, shown[:_SHOWN])
-    if len(shown) > _SHOWN:
-        output.note(f"and {len(shown) - _SHOWN} more; dtslurm sweep results {job} has all of them")
-    best = [trial for trial in found.ranked() if trial.best is not None]
-    if best:
-        output.say(f"best so far: {best[0].name}, {found.metric} {best[0].best:g}")
-    states = found.counts().keys()
-    if states & {"failed", "never ran"} and not states & {"running", "waiting"}:  # resume wants it over
+    jobs = ", ".join(record.job_id or "?" for record in view.runs)
+    counts = ", ".join(f"{count} {state}" for state, count in view.counts().items())
+    output.say(f"sweep {view.head.name} (job {jobs}) on {view.head.cluster}: {counts}")
+    notable_trials = [trial for trial in view.trials if trial.state in {"running", "failed", "never ran"}]
+    if notable_trials:
+        _print_table(view, notable_trials[:_MAX_SHOWN])
+    if len(notable_trials) > _MAX_SHOWN:
+        output.note(
+            f"and {len(notable_trials) - _MAX_SHOWN} more; dtslurm sweep results {job} has all of them"
+        )
+    scored_trials = [trial for trial in view.ranked() if trial.best is not None]
+    if scored_trials:
+        output.say(f"best so far: {scored_trials[0].name}, {view.metric} {scored_trials[0].best:g}")
+    states = view.counts().keys()
+    # Resume requires the sweep to be over.
+    if states & {"failed", "never ran"} and not states & {"running", "waiting"}:
         output.note(f"dtslurm sweep resume {job} runs again what failed or never ran")
-    _trouble(found)
+    _report_trouble(view)
 
 
 @sweep.command()
@@ -60,15 +63,15 @@ def results(limit: int | None, as_csv: bool, cluster: str | None, as_json: bool,
     if as_csv and as_json:
         raise RequestInvalid(["--csv and --json are two forms; choose one"])
     context = Context()
-    found = look(context, job, cluster)
-    trials = found.ranked()[:limit]
+    view = look(context, job, cluster)
+    trials = view.ranked()[:limit]
     if as_json:
-        output.document(**_values(found, trials))
+        output.document(**_json_values(view, trials))
     elif as_csv:
-        output.comma_separated(_rows(found, trials))
+        output.comma_separated(_csv_rows(view, trials))
     else:
-        _table(found, trials)
-    _trouble(found)
+        _print_table(view, trials)
+    _report_trouble(view)
 
 
 @sweep.command()
@@ -103,14 +106,16 @@ def stop(cluster: str | None, as_json: bool, job: str) -> None:
     """Cancel all trials that wait or run. What is done stays, and resume goes on with the rest."""
     from dtslurm.services.submit.trials import stop as end
 
-    done = end(Context(), job, cluster)
+    cancelled_jobs = end(Context(), job, cluster)
     if as_json:
-        output.document(cancelled=done)
+        output.document(cancelled=cancelled_jobs)
     else:
-        output.note(f"cancelled: {', '.join(done)}" if done else "nothing of it waits or runs")
+        output.note(
+            f"cancelled: {', '.join(cancelled_jobs)}" if cancelled_jobs else "nothing of it waits or runs"
+        )
 
 
-def _values(found: SweepView, trials: list[TrialView] | None = None) -> dict[str, object]:
+def _json_values(found: SweepView, trials: list[TrialView] | None = None) -> dict[str, object]:
     return {
         "sweep": found.head.sweep,
         "jobs": [record.job_id for record in found.runs],
@@ -121,18 +126,18 @@ def _values(found: SweepView, trials: list[TrialView] | None = None) -> dict[str
     }
 
 
-def _columns(found: SweepView) -> list[str]:
+def _parameter_names(found: SweepView) -> list[str]:
     return list(dict.fromkeys(name for trial in found.trials for name in trial.values))
 
 
-def _table(found: SweepView, trials: list[TrialView]) -> None:
-    names = _columns(found)
+def _print_table(found: SweepView, trials: list[TrialView]) -> None:
+    names = _parameter_names(found)
     rows = [
         [
             str(trial.number),
             *(trial.values.get(name, "-") for name in names),
             trial.state,
-            *(_number(value) for value in (trial.best, trial.last, trial.step)),
+            *(_format_number(value) for value in (trial.best, trial.last, trial.step)),
             trial.job,
         ]
         for trial in trials
@@ -140,23 +145,25 @@ def _table(found: SweepView, trials: list[TrialView]) -> None:
     output.table(("TRIAL", *names, "STATE", f"BEST {found.metric}", "LAST", "STEP", "JOB"), rows, _COLOURS)
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "-" if value is None else f"{value:.6g}"
 
 
-def _rows(found: SweepView, trials: list[TrialView]) -> list[list[object]]:
-    names = _columns(found)
-    more = ("state", "best", "last", "step", "exit_code", "job", "folder")
-    rows: list[list[object]] = [["trial", "name", *names, *more]]
+def _csv_rows(found: SweepView, trials: list[TrialView]) -> list[list[object]]:
+    names = _parameter_names(found)
+    fixed_columns = ("state", "best", "last", "step", "exit_code", "job", "folder")
+    rows: list[list[object]] = [["trial", "name", *names, *fixed_columns]]
     for trial in trials:
         values = [trial.values.get(name, "") for name in names]
-        rows.append([trial.number, trial.name, *values, *(getattr(trial, key) for key in more)])
+        rows.append([trial.number, trial.name, *values, *(getattr(trial, key) for key in fixed_columns)])
     return rows
 
 
-def _trouble(found: SweepView) -> None:
+def _report_trouble(found: SweepView) -> None:
     if found.written:
-        seen = ", ".join(found.written[:_SHOWN])
-        output.note(f"no trial has written {found.metric!r}, by which they are compared; keys seen: {seen}")
+        written_keys = ", ".join(found.written[:_MAX_SHOWN])
+        output.note(
+            f"no trial has written {found.metric!r}, by which they are compared; keys seen: {written_keys}"
+        )
     if found.trouble:
         raise SlurmUnavailable(f"a scheduler could not be asked: {found.trouble}")

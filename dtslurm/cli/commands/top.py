@@ -43,18 +43,20 @@ def top(
     context = Context()
     record = find(context, job, cluster) if job else None
     if cluster is not None and record is None:
-        recent(context, 1, cluster)  # says so where there is no such cluster
+        recent(context, 1, cluster)  # raises if there is no such cluster
     key = None
     if record is not None:
         task = task_of(job, record)
         key = record.token if task is None else f"{record.token}_{task}"
-    screen = sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM") not in {None, "", "dumb"}
-    if as_json or once or not screen:
-        if theme is not None:  # one frame has no colours; a wrong name is told all the same
+    is_interactive = (
+        sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM") not in {None, "", "dumb"}
+    )
+    if as_json or once or not is_interactive:
+        if theme is not None:  # reject a wrong name although a single frame has no colours
             from dtslurm.dashboard.start import check_theme
 
             check_theme(theme)
-        _frame(context, cluster, key, as_json=as_json, ascii_only=ascii_only)
+        _print_frame(context, cluster, key, as_json=as_json, ascii_only=ascii_only)
         return
     from dtslurm.dashboard.start import run
 
@@ -65,11 +67,11 @@ def top(
         ascii_only=ascii_only,
         theme=theme,
         say=_verdict,
-        say_comparison=_comparison,
+        say_comparison=_comparison_lines,
     )
 
 
-def _comparison(found: Comparison) -> list[str]:
+def _comparison_lines(found: Comparison) -> list[str]:
     from dtslurm.cli.commands import compare
 
     return compare.lines(found, width=78)
@@ -85,24 +87,24 @@ def _verdict(found: Diagnosis | Live) -> list[str]:
     return live.lines(found, width=78)
 
 
-def _frame(
+def _print_frame(
     context: Context, cluster: str | None, key: str | None, *, as_json: bool, ascii_only: bool
 ) -> None:
     import shutil
 
     from dtslurm.dashboard import ascii_fallback, frame
 
-    board = frame.look(Context, cluster)
-    page = frame.page_of(context, board, key) if key is not None else None
+    jobs_board = frame.look(Context, cluster)
+    job_page = frame.page_of(context, jobs_board, key) if key is not None else None
     if as_json:
         output.document(
-            taken_at=board.taken_at,
-            clusters=board.clusters,
-            jobs=board.rows,
-            **({"job": page} if page else {}),
+            taken_at=jobs_board.taken_at,
+            clusters=jobs_board.clusters,
+            jobs=jobs_board.rows,
+            **({"job": job_page} if job_page else {}),
         )
         return
     width = shutil.get_terminal_size((100, 24)).columns
-    plain = ascii_only or ascii_fallback.ascii_only(sys.stdout.encoding)
-    for line in frame.text(board, page, key, width=max(20, width), now=context.clock()):
-        output.say(ascii_fallback.to_ascii(line) if plain else line)
+    use_ascii = ascii_only or ascii_fallback.ascii_only(sys.stdout.encoding)
+    for line in frame.text(jobs_board, job_page, key, width=max(20, width), now=context.clock()):
+        output.say(ascii_fallback.to_ascii(line) if use_ascii else line)

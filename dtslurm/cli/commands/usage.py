@@ -23,51 +23,56 @@ from dtslurm.services.wiring.context import Context
 @json_option
 def usage(since: str, by: str, cluster: str | None, all_users: bool, as_csv: bool, as_json: bool) -> None:
     """Show GPU-hours that stood idle, were used, held and asked for."""
-    found = find_usage(Context(), cluster=cluster, since=since, everybody=all_users)
-    listed, whole = rows(found, by), total("all", found.held, found)
-    for trouble in found.trouble:
+    usage_data = find_usage(Context(), cluster=cluster, since=since, everybody=all_users)
+    group_rows, total_row = rows(usage_data, by), total("all", usage_data.held, usage_data)
+    for trouble in usage_data.trouble:
         output.note(trouble)
     if as_json:
         output.document(
-            since=found.since, until=found.until, by=by, rows=listed, total=whole, trouble=found.trouble
+            since=usage_data.since,
+            until=usage_data.until,
+            by=by,
+            rows=group_rows,
+            total=total_row,
+            trouble=usage_data.trouble,
         )
         return
     if as_csv:
         titles = [by, *(item.name for item in fields(UsageRow) if item.name != "group")]
-        output.comma_separated([titles, *(list(asdict(row).values()) for row in listed)])
+        output.comma_separated([titles, *(list(asdict(row).values()) for row in group_rows)])
         return
-    if not found.held:
+    if not usage_data.held:
         output.note(f"accounting knows of no jobs in the time asked for (--since {since})")
         return
-    output.say(headline(whole))
-    told = [*listed, whole] if len(listed) > 1 else listed
+    output.say(headline(total_row))
+    table_rows = [*group_rows, total_row] if len(group_rows) > 1 else group_rows
     titles = [by.upper(), "JOBS", "IDLE", "USED", "HELD", "ASKED", "CPU HELD"]
-    shown = [_cells(row) for row in told]
+    table_cells = [_cells(row) for row in table_rows]
     for title, values in (
-        ("GPU KWH", [row.gpu_kwh for row in told]),
-        (f"PRICE {whole.currency}".rstrip(), [row.price for row in told]),
+        ("GPU KWH", [row.gpu_kwh for row in table_rows]),
+        (f"PRICE {total_row.currency}".rstrip(), [row.price for row in table_rows]),
     ):
         if any(value is not None for value in values):
             titles.append(title)
-            for cells, value in zip(shown, values, strict=True):
+            for cells, value in zip(table_cells, values, strict=True):
                 cells.append("-" if value is None else f"{value:,.1f}")
-    output.table(tuple(titles), shown)
+    output.table(tuple(titles), table_cells)
 
 
 def headline(whole: UsageRow) -> str:
-    """Return the one sentence that matters: how much GPU time stood idle."""
+    """Return a sentence about the GPU time that was idle."""
     if not whole.gpu_hours_held:
         return f"no GPU-hours; {whole.cpu_hours_held:,.1f} CPU-hours held"
     if not whole.gpu_hours_known:
         return f"{whole.gpu_hours_held:,.1f} GPU-hours held; no samples tell how many stood idle"
     share = whole.gpu_hours_idle / whole.gpu_hours_known
     unknown = whole.gpu_hours_held - whole.gpu_hours_known
-    rest = f"; of {unknown:,.1f} more nothing is known" if unknown > 0.05 else ""
+    unknown_text = f"; of {unknown:,.1f} more nothing is known" if unknown > 0.05 else ""
     idle = f"{whole.gpu_hours_idle:,.1f} of {whole.gpu_hours_known:,.1f} GPU-hours"
     price = ""
     if whole.price_idle is not None:
         price = f", for {whole.price_idle:,.2f} of {whole.price:,.2f} {whole.currency}".rstrip()
-    return f"{idle} stood idle ({share:.0%}){price}{rest}"
+    return f"{idle} stood idle ({share:.0%}){price}{unknown_text}"
 
 
 def _cells(row: UsageRow) -> list[str]:

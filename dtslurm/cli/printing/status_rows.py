@@ -206,7 +206,7 @@ def describe_queued_job(view: RunView, now: float, width: int | None) -> Iterato
     """Yield the lines about a job in the queue whose run has no readable record."""
     yield _heading(view)
     for items in _group_by_state_and_reason(view):
-        for label, text in _state(view, items, now):
+        for label, text in _iterate_state_facts(view, items, now):
             yield from _labelled_lines(label, text, width)
     yield from _labelled_lines(
         "warning", f"the record of the run cannot be read: {view.record_problem}", width
@@ -216,12 +216,12 @@ def describe_queued_job(view: RunView, now: float, width: int | None) -> Iterato
 
 
 def _heading(view: RunView) -> str:
-    words = ", ".join(
+    states = ", ".join(
         view.words_of(items) if len(view.statuses) == 1 else f"{sum(map(tasks, items))} {word}"
         for word, items in groups(view).items()
     )
     head = f"job {view.record.job_id or '?'}  {view.record.name}  on {view.record.cluster}: "
-    return output.styled((head, ""), *style_states(words))
+    return output.styled((head, ""), *style_states(states))
 
 
 def _describe_stage(view: RunView, name: str, other: RunView | None) -> str:
@@ -234,7 +234,7 @@ def _describe_stage(view: RunView, name: str, other: RunView | None) -> str:
 def _iterate_facts(view: RunView, told: History, now: float, job: str | None) -> Iterator[tuple[str, str]]:
     record = view.record
     for items in _group_by_state_and_reason(view):
-        yield from _state(view, items, now)
+        yield from _iterate_state_facts(view, items, now)
     split = find_ranks_apart(told.events) if record.array is None else None
     if split is not None:
         yield "warning" if split.is_fault else "note", split.text
@@ -268,8 +268,8 @@ def _iterate_facts(view: RunView, told: History, now: float, job: str | None) ->
     yield "next", _suggest_commands(view, job or view.record.job_id or view.record.token)
 
 
-def _state(view: RunView, items: Sequence[JobStatus], now: float) -> Iterator[tuple[str, str]]:
-    """Yield what is known of the parts of a run that are in one state."""
+def _iterate_state_facts(view: RunView, items: Sequence[JobStatus], now: float) -> Iterator[tuple[str, str]]:
+    """Yield (label, text) pairs about the parts of a run that are in the same state."""
     status = items[0]
     label = status.word.lower()
     parts = f"{_job_text(view, list(items))}: " if len(view.statuses) > 1 else ""
@@ -280,19 +280,22 @@ def _state(view: RunView, items: Sequence[JobStatus], now: float) -> Iterator[tu
             parts + "; ".join(filter(None, (waits and f"for {waits}", _describe_estimate(status, now)))),
         )
         if status.reason not in _NO_REASON:
-            said = explain(status.reason, status.job_id.partition("_[")[0], status.excluded)
+            explanation = explain(status.reason, status.job_id.partition("_[")[0], status.excluded)
             yield "why", _describe_reason(status)
-            yield "what to do", said.fix
+            yield "what to do", explanation.fix
         return
     if len(items) > 1:
-        shown = ", ".join(item.job_id.rpartition("_")[2] for item in items[:_MAX_TASKS])
+        job_ids = ", ".join(item.job_id.rpartition("_")[2] for item in items[:_MAX_TASKS])
         more = f" and {len(items) - _MAX_TASKS} more" if len(items) > _MAX_TASKS else ""
-        yield label, f"{parts}{shown}{more}"
+        yield label, f"{parts}{job_ids}{more}"
     else:
         time_told = _describe_times(measure_view(view, status), now)
         on = f"on {fold_nodes(status.nodelist)}" if status.nodelist else ""
-        told = about(view, items, now)
-        yield label, parts + ", ".join(filter(None, (time_told, on, told if told != label else "")))
+        description = about(view, items, now)
+        yield (
+            label,
+            parts + ", ".join(filter(None, (time_told, on, description if description != label else ""))),
+        )
         activity = view.activities.get(status.job_id)
         if activity is not None:
             yield view.word_of(status).lower() if activity.stalled else "work", activity.summary

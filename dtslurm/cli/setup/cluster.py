@@ -43,10 +43,10 @@ def list_(as_json: bool) -> None:
 
     context = Context()
     entries = known(context)
-    default, why = context.default_cluster()
+    default, default_reason = context.default_cluster()
     if as_json:
-        told = [{**asdict(entry), "path": str(entry.path)} for entry in entries]
-        output.document(clusters=told, default=default, default_because=why)
+        cluster_values = [{**asdict(entry), "path": str(entry.path)} for entry in entries]
+        output.document(clusters=cluster_values, default=default, default_because=default_reason)
         return
     rows = [
         [
@@ -58,7 +58,7 @@ def list_(as_json: bool) -> None:
         for entry in entries
     ]
     output.table(("CLUSTER", "WHAT IT IS", "PROFILE", "CHECKED"), rows)
-    output.note(f"* the default here: {why}")
+    output.note(f"* the default here: {default_reason}")
 
 
 @cluster.command()
@@ -72,20 +72,27 @@ def show(live: bool, documents: bool, as_json: bool, name: str | None) -> None:
     from dtslurm.store.codec import plain
 
     context = Context()
-    found = context.live_cluster(name) if live else context.cluster(name)
-    values = plain(found.profile)
-    told = clusters.sources(context, str(found.path)) if documents or as_json else {}
+    active_cluster = context.live_cluster(name) if live else context.cluster(name)
+    values = plain(active_cluster.profile)
+    sources_by_key = clusters.sources(context, str(active_cluster.path)) if documents or as_json else {}
     if as_json:
-        output.document(profile=values, origins=found.origins, sources=told)
+        output.document(profile=values, origins=active_cluster.origins, sources=sources_by_key)
         return
-    numbers = {document: number for number, document in enumerate(dict.fromkeys(told.values()), start=1)}
+    numbers = {
+        document: number for number, document in enumerate(dict.fromkeys(sources_by_key.values()), start=1)
+    }
     rows = [
         [
             key,
             text,
-            " ".join([found.origins.get(key, ""), *([f"[{numbers[told[key]]}]"] if key in told else [])]),
+            " ".join(
+                [
+                    active_cluster.origins.get(key, ""),
+                    *([f"[{numbers[sources_by_key[key]]}]"] if key in sources_by_key else []),
+                ]
+            ),
         ]
-        for key, text in _flat(values)
+        for key, text in _flatten(values)
     ]
     output.table(("KEY", "VALUE", "FROM"), rows)
     for document, number in numbers.items():
@@ -110,27 +117,29 @@ def nodes(ctx: click.Context, name: str | None, as_json: bool) -> None:
     from dtslurm.services.preflight import bad_nodes
 
     context = Context()
-    where = context.cluster(name)
-    found = bad_nodes.known(context, where)
+    active_cluster = context.cluster(name)
+    bad_node_list = bad_nodes.known(context, active_cluster)
     if as_json:
-        output.document(cluster=where.name, nodes=bad_nodes.values(found), trouble=found.trouble)
+        output.document(
+            cluster=active_cluster.name, nodes=bad_nodes.values(bad_node_list), trouble=bad_node_list.trouble
+        )
         return
-    if found.trouble:
-        output.note(f"note: {found.trouble}")
-    if not found.notes:
-        output.note(f"nothing is said against any node of {where.name}")
+    if bad_node_list.trouble:
+        output.note(f"note: {bad_node_list.trouble}")
+    if not bad_node_list.notes:
+        output.note(f"nothing is said against any node of {active_cluster.name}")
         return
     now = context.clock()
     rows = [
         [
-            one.node,
-            one.reason or one.evidence or "-",
-            one.job or "-",
-            f"{one.by or '?'}{', in the team' if one.node in found.shared else ''}",
-            f"{output.duration(max(0.0, now - one.when))} ago",
-            output.duration(one.expires - now),
+            bad_node.node,
+            bad_node.reason or bad_node.evidence or "-",
+            bad_node.job or "-",
+            f"{bad_node.by or '?'}{', in the team' if bad_node.node in bad_node_list.shared else ''}",
+            f"{output.duration(max(0.0, now - bad_node.when))} ago",
+            output.duration(bad_node.expires - now),
         ]
-        for one in found.notes
+        for bad_node in bad_node_list.notes
     ]
     output.table(("NODE", "WHY", "JOB", "BY", "SEEN", "HOLDS"), rows)
 
@@ -147,14 +156,16 @@ def add(ctx: click.Context, reason: str, expires: str, name: str | None, names: 
     from dtslurm.services.preflight import bad_nodes
 
     try:
-        holds = Walltime.parse(expires).seconds
+        duration_s = Walltime.parse(expires).seconds
     except ValueError as error:
         raise RequestInvalid([f"--expires: {error}"]) from None
     context = Context()
-    where = context.cluster(name or ctx.obj)
-    noted, trouble = bad_nodes.add(context, where, _expanded(names), reason, holds)
-    until = output.duration(noted[0].expires - noted[0].when)
-    output.note(f"{fold_nodes([one.node for one in noted])} of {where.name}: left out for {until}")
+    active_cluster = context.cluster(name or ctx.obj)
+    added, trouble = bad_nodes.add(context, active_cluster, _expand_node_sets(names), reason, duration_s)
+    until = output.duration(added[0].expires - added[0].when)
+    output.note(
+        f"{fold_nodes([bad_node.node for bad_node in added])} of {active_cluster.name}: left out for {until}"
+    )
     if trouble:
         output.note(f"note: only for you: {trouble}")
 
@@ -168,48 +179,48 @@ def remove(ctx: click.Context, name: str | None, names: tuple[str, ...]) -> None
     from dtslurm.services.preflight import bad_nodes
 
     context = Context()
-    where = context.cluster(name or ctx.obj)
-    wanted = _expanded(names)
-    gone, trouble = bad_nodes.remove(context, where, wanted)
-    for text in sorted(set(wanted) - set(gone)):
-        output.note(f"nothing was said against {text} of {where.name}")
-    if gone:
-        output.note(f"{', '.join(gone)} of {where.name}: nothing is said against it any more")
+    active_cluster = context.cluster(name or ctx.obj)
+    node_names = _expand_node_sets(names)
+    removed, trouble = bad_nodes.remove(context, active_cluster, node_names)
+    for text in sorted(set(node_names) - set(removed)):
+        output.note(f"nothing was said against {text} of {active_cluster.name}")
+    if removed:
+        output.note(f"{', '.join(removed)} of {active_cluster.name}: nothing is said against it any more")
     if trouble:
         output.note(f"note: only for you: {trouble}")
 
 
-def _expanded(names: tuple[str, ...]) -> list[str]:
-    """Return single names of node sets.
+def _expand_node_sets(names: tuple[str, ...]) -> list[str]:
+    """Expand node sets to names of single nodes.
 
     Raises:
-        RequestInvalid: one is no node's name.
+        RequestInvalid: a name is not a valid node name.
     """
     from ClusterShell.NodeSet import NodeSet, NodeSetException
 
     from dtslurm.model.nodes import NODE_NAME
 
-    found: list[str] = []
+    node_names: list[str] = []
     problems = []
     for text in names:
         try:
-            single = [str(one) for one in NodeSet(text)]
+            expanded = [str(node) for node in NodeSet(text)]
         except NodeSetException:
-            single = []
-        if not single or not all(NODE_NAME.fullmatch(one) for one in single):
+            expanded = []
+        if not expanded or not all(NODE_NAME.fullmatch(node) for node in expanded):
             problems.append(f"{text!r} is no node's name; write n7 or n[3-5]")
-        found += single
+        node_names += expanded
     if problems:
         raise RequestInvalid(problems)
-    return found
+    return node_names
 
 
-def _flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, text) of every value that is set."""
+def _flatten(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (dotted key, text) for every value that is set."""
     for key, value in values.items():
         path = f"{above}{key}"
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{path}.")
+            yield from _flatten(value, f"{path}.")
         elif value not in (None, "", []):
             yield path, json.dumps(value) if isinstance(value, list | bool) else str(value)
 

@@ -18,6 +18,6 @@ def completion(shell: str) -> None:
     """
     from dtslurm.cli.main import cli
 
-    found = get_completion_class(shell)
-    assert found is not None  # noqa: S101 - click has all three
-    click.echo(found(cli, {}, "dtslurm", "_DTSLURM_COMPLETE").source())
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None  # noqa: S101 - click supports all three shells
+    click.echo(completion_class(cli, {}, "dtslurm", "_DTSLURM_COMPLETE").source())

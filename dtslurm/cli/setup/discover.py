@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dtslurm.services.clusters.discover import Discovery
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_MOST_SHOWN = 20
+_MAX_SHOWN = 20
 
 
 _SMALL_JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
@@ -40,9 +40,9 @@ _SMALL_JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
 
 
 def small_job_options(command: _Command) -> _Command:
-    """Add the options of the small jobs that look at nodes."""
-    for add in reversed(_SMALL_JOB_OPTIONS):
-        command = add(command)
+    """Add the options for the small jobs that examine nodes."""
+    for add_option in reversed(_SMALL_JOB_OPTIONS):
+        command = add_option(command)
     return command
 
 
@@ -98,42 +98,48 @@ def discover(
     if host and cluster:
         raise click.UsageError("give HOST or --cluster, not both")
     context = Context()
-    there = (
+    active_cluster = (
         context.cluster(cluster, transport) if cluster else context.cluster_without_profile(host, transport)
     )
-    _must_be_slurm(there)
-    target = None if path is None else _file(path)
-    old = profile_file.existing(target) if target else None
-    extends = profile_file.extended_by(old, str(target)) if old is not None else None
-    wanted = service.DiscoverOptions(
+    _require_slurm(active_cluster)
+    target = None if path is None else _check_profile_path(path)
+    existing_text = profile_file.existing(target) if target else None
+    extends = profile_file.extended_by(existing_text, str(target)) if existing_text is not None else None
+    options = service.DiscoverOptions(
         partitions=partitions, probe=probe, account=account, qos=qos, wait_s=wait
     )
-    reached = host or (there.profile.login.host if there.remote else None)
-    found = service.discover(
-        context, there, wanted, host=reached, extends=extends, own=target, say=output.note
+    login_host = host or (active_cluster.profile.login.host if active_cluster.remote else None)
+    discovery = service.discover(
+        context, active_cluster, options, host=login_host, extends=extends, own=target, say=output.note
     )
-    for line in found.found.notices:
+    for line in discovery.found.notices:
         output.note(f"notice: {line}")
     written = False
     if target is not None:
-        written = _write(context, target, old, found, yes=yes)
+        written = _write_profile(context, target, existing_text, discovery, yes=yes)
     if as_json:
-        _document(found, target, written=written)
+        _print_json(discovery, target, written=written)
     elif target is None:
-        click.echo("\n".join(map(safe, found.text.split("\n"))), nl=False)
-        output.note(f"keep it: dtslurm cluster discover -o cluster_profiles/{found.name}.yaml")
-    if target is not None and old is not None and not written and not as_json and found.text != old:
+        click.echo("\n".join(map(safe, discovery.text.split("\n"))), nl=False)
+        output.note(f"keep it: dtslurm cluster discover -o cluster_profiles/{discovery.name}.yaml")
+    if (
+        target is not None
+        and existing_text is not None
+        and not written
+        and not as_json
+        and discovery.text != existing_text
+    ):
         output.note(f"{target} is as it was")
 
 
-def _must_be_slurm(there: ActiveCluster) -> None:
+def _require_slurm(there: ActiveCluster) -> None:
     if there.profile.scheduler == "local":
         raise click.UsageError(
             f"cluster {there.name} is this machine without Slurm; dtslurm doctor tells of it"
         )
 
 
-def _file(path: Path) -> Path:
+def _check_profile_path(path: Path) -> Path:
     if path.is_dir():
         raise click.UsageError(f"{path} is a folder; name a file, such as {path}/mycluster.yaml")
     if path.suffix not in {".yaml", ".yml"}:
@@ -142,12 +148,12 @@ def _file(path: Path) -> Path:
 
 
 def _name(path: Path) -> str:
-    """Return what --cluster takes for a profile's file."""
+    """Return the value of --cluster for a profile's file."""
     return path.stem if path.parent.name == "cluster_profiles" else str(path)
 
 
-def _write(context: Context, path: Path, old: str | None, found: Discovery, *, yes: bool) -> bool:
-    """Write the profile, or bring the one that is there up to date if the user agrees."""
+def _write_profile(context: Context, path: Path, old: str | None, found: Discovery, *, yes: bool) -> bool:
+    """Write a new profile, or update an existing one if the user agrees; return whether it was written."""
     from dtslurm.services.clusters import profile_file
 
     if old is None:
@@ -156,30 +162,30 @@ def _write(context: Context, path: Path, old: str | None, found: Discovery, *, y
             f"wrote {path}: {len(found.found.facts)} values; dtslurm cluster check {_name(path)} proves it"
         )
         return True
-    new = profile_file.amended(old, found.found, str(path))
-    for name, there, seen in new.yours[:_MOST_SHOWN]:
-        output.note(f"yours stays: {name} is {there}, found {seen}")
-    if len(new.yours) > _MOST_SHOWN:
-        output.note(f"and {len(new.yours) - _MOST_SHOWN} more values of yours stay")
-    for name in new.missed:
+    update = profile_file.amended(old, found.found, str(path))
+    for name, current_value, found_value in update.yours[:_MAX_SHOWN]:
+        output.note(f"yours stays: {name} is {current_value}, found {found_value}")
+    if len(update.yours) > _MAX_SHOWN:
+        output.note(f"and {len(update.yours) - _MAX_SHOWN} more values of yours stay")
+    for name in update.missed:
         output.note(f"cannot be put in by line, look at it yourself: {name}: {found.found.text_of(name)}")
-    if not new.changed and not new.added:
+    if not update.changed and not update.added:
         output.note(f"{path}: nothing is new")
         return False
-    _show_difference(old, new.text, path)
+    _show_difference(old, update.text, path)
     if not yes:
         if not sys.stdin.isatty():
             output.note("not written: nobody can be asked here; --yes agrees beforehand")
             return False
         if not click.confirm(f"Change {path}?", default=False, err=True):
             return False
-    profile_file.save(context, path, new.text)
-    output.note(f"changed {len(new.changed)} and added {len(new.added)} values in {path}")
+    profile_file.save(context, path, update.text)
+    output.note(f"changed {len(update.changed)} and added {len(update.added)} values in {path}")
     return True
 
 
 def _show_difference(old: str, new: str, path: Path) -> None:
-    """Show what would change, to people."""
+    """Print the difference between the old and the new profile."""
     import difflib
 
     from dtslurm.discover.page import without_memory
@@ -189,7 +195,7 @@ def _show_difference(old: str, new: str, path: Path) -> None:
         output.note(line)
 
 
-def _document(found: Discovery, path: Path | None, *, written: bool) -> None:
+def _print_json(found: Discovery, path: Path | None, *, written: bool) -> None:
     output.document(
         name=found.name,
         extends=found.extends,
@@ -252,11 +258,17 @@ def check(
     from dtslurm.services.clusters.discover import DiscoverOptions
 
     context = Context()
-    there = context.cluster(name, transport)
-    _must_be_slurm(there)
-    wanted = DiscoverOptions(partitions=partitions, probe=probe, account=account, qos=qos, wait_s=wait)
+    active_cluster = context.cluster(name, transport)
+    _require_slurm(active_cluster)
+    options = DiscoverOptions(partitions=partitions, probe=probe, account=account, qos=qos, wait_s=wait)
     proof = service.prove(
-        context, there, wanted, launchers=launchers, fabric=fabric, transport=transport, say=output.note
+        context,
+        active_cluster,
+        options,
+        launchers=launchers,
+        fabric=fabric,
+        transport=transport,
+        say=output.note,
     )
     for line in proof.notices:
         output.note(f"notice: {line}")

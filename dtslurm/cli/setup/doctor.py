@@ -23,8 +23,8 @@ def doctor(cluster: str | None, transport: str | None, as_json: bool) -> None:
     else:
         marks = {True: "ok", False: "FAIL", None: "-"}
         rows = [
-            [marks[item.ok], item.what, item.found + (f"; {item.hint}" if item.hint else "")]
-            for item in findings
+            [marks[finding.ok], finding.what, finding.found + (f"; {finding.hint}" if finding.hint else "")]
+            for finding in findings
         ]
         output.table(("", "WHAT", "FOUND"), rows, {"FAIL": "bold red", "ok": "green"})
     if failed:

@@ -1,4 +1,4 @@
-"""``dtslurm manual``: the man page, made from the command tree."""
+"""``dtslurm manual``: the man page, generated from the command tree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def manual() -> None:
 
 
 def page(command: click.Command) -> str:
-    """Return a command and all below it as a page in man's macros (groff_man(7))."""
+    """Return a command and its subcommands as a man page in groff_man(7) macros."""
     context = click.Context(command, info_name="dtslurm")
     head = [
         f'.TH DTSLURM 1 "" "dtslurm {dtslurm.__version__}" "User Commands"',
@@ -32,8 +32,8 @@ def page(command: click.Command) -> str:
         *_paragraphs(command.help),
         ".SH COMMANDS",
     ]
-    tail = [".SH EXIT STATUS", *(_text(line) for line in _EXIT.splitlines())]
-    return "\n".join([*head, *_below(command, context), *tail])
+    tail = [".SH EXIT STATUS", *(_escape_groff(line) for line in _EXIT.splitlines())]
+    return "\n".join([*head, *_subcommand_sections(command, context), *tail])
 
 
 _EXIT = """\
@@ -41,37 +41,43 @@ _EXIT = """\
 5 the disk refused. submit --wait and submit --follow end with the job's own code."""
 
 
-def _below(command: click.Command, context: click.Context) -> Iterator[str]:
-    """Yield a section of each command below, in the order of everyday use."""
+def _subcommand_sections(command: click.Command, context: click.Context) -> Iterator[str]:
+    """Yield a section for each subcommand, in the order of everyday use."""
     if not isinstance(command, click.Group):
         return
     for name in command.list_commands(context):
-        below = command.get_command(context, name)
-        if below is None or below.hidden:
+        subcommand = command.get_command(context, name)
+        if subcommand is None or subcommand.hidden:
             continue
-        inner = click.Context(below, info_name=name, parent=context)
-        usage = " ".join([inner.command_path, *below.collect_usage_pieces(inner)])
-        yield f".SS {_text(usage)}"
-        yield from _paragraphs(below.help)
-        for parameter in below.params:
-            if record := parameter.get_help_record(inner):
-                yield from (".TP", f".B {_text(record[0])}", _text(record[1] or "As sbatch's."))
-        yield from _paragraphs(below.epilog)
-        yield from _below(below, inner)
+        subcontext = click.Context(subcommand, info_name=name, parent=context)
+        usage = " ".join([subcontext.command_path, *subcommand.collect_usage_pieces(subcontext)])
+        yield f".SS {_escape_groff(usage)}"
+        yield from _paragraphs(subcommand.help)
+        for parameter in subcommand.params:
+            if record := parameter.get_help_record(subcontext):
+                yield from (
+                    ".TP",
+                    f".B {_escape_groff(record[0])}",
+                    _escape_groff(record[1] or "As sbatch's."),
+                )
+        yield from _paragraphs(subcommand.epilog)
+        yield from _subcommand_sections(subcommand, subcontext)
 
 
 def _paragraphs(text: str | None) -> Iterator[str]:
     for number, part in enumerate(inspect.cleandoc(text or "").split("\n\n")):
-        as_it_is = part.startswith("\b\n")
-        if as_it_is or number:  # a section's first paragraph begins by itself
-            yield ".nf" if as_it_is else ".PP"
-        yield from (_text(line) for line in part.replace("\b\n", "").splitlines())
-        if as_it_is:
+        is_preformatted = part.startswith("\b\n")
+        if is_preformatted or number:  # a section's first paragraph needs no macro
+            yield ".nf" if is_preformatted else ".PP"
+        yield from (_escape_groff(line) for line in part.replace("\b\n", "").splitlines())
+        if is_preformatted:
             yield ".fi"
 
 
-def _text(line: str) -> str:
-    """Return a line in which nothing is a request or an escape of groff."""
+def _escape_groff(line: str) -> str:
+    """Escape a line so that groff sees no requests and escapes in it."""
     quoted = line.replace("\\", "\\e").replace("-", "\\-")
-    quoted = "".join(one if one.isascii() else f"\\[u{ord(one):04X}]" for one in quoted)
+    quoted = "".join(
+        character if character.isascii() else f"\\[u{ord(character):04X}]" for character in quoted
+    )
     return f"\\&{quoted}" if quoted.startswith((".", "'")) else quoted

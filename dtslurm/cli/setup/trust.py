@@ -23,13 +23,15 @@ def trust(as_json: bool, paths: tuple[Path, ...]) -> None:
     from dtslurm.services.request.trust import trust_files
     from dtslurm.services.wiring.context import Context
 
-    seen = trust_files(Context(), paths)
+    trusted_files = trust_files(Context(), paths)
     if as_json:
         output.document(
-            trusted=[{"path": str(one.path), "says": one.says, "known": one.known} for one in seen]
+            trusted=[
+                {"path": str(file.path), "says": file.says, "known": file.known} for file in trusted_files
+            ]
         )
         return
-    for one in seen:
-        output.note(f"{'known' if one.known else 'trusted'}  {one.path}  ({one.says})")
-    if not seen:
+    for file in trusted_files:
+        output.note(f"{'known' if file.known else 'trusted'}  {file.path}  ({file.says})")
+    if not trusted_files:
         output.note("nothing here asks for trust")

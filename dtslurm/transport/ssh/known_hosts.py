@@ -50,10 +50,10 @@ class Line:
 def read(text: str, source: str) -> Iterator[Line]:
     """Yield the entries of a known_hosts file; skip comments and malformed lines."""
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.split()
-        marker = words.pop(0) if words and words[0].startswith("@") else ""
-        if len(words) >= 3 and not words[0].startswith("#"):
-            yield Line(f"{source}:{number}", marker, words[0], words[1], words[2])
+        fields = line.split()
+        marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
+        if len(fields) >= 3 and not fields[0].startswith("#"):
+            yield Line(f"{source}:{number}", marker, fields[0], fields[1], fields[2])
 
 
 def name_of(host: str, port: int) -> str:

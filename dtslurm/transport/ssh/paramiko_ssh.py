@@ -47,7 +47,7 @@ class ParamikoTransport(RemoteTransport):
         """The connections and carrier processes of all hops, closed in reverse order."""
         return contextlib.ExitStack()
 
-    # ---- the link
+    # ---- the connection
 
     def close(self) -> None:
         """Close the connection."""
@@ -119,17 +119,17 @@ class ParamikoTransport(RemoteTransport):
         self, target: Settings, via: paramiko.Transport | None
     ) -> socket.socket | paramiko.Channel:
         if via is not None:
-            place = (target.name, target.port)
-            return via.open_channel("direct-tcpip", place, ("127.0.0.1", 0), timeout=target.connect_s)
+            address = (target.name, target.port)
+            return via.open_channel("direct-tcpip", address, ("127.0.0.1", 0), timeout=target.connect_s)
         if target.command:
-            words = {
+            tokens = {
                 "%h": target.name,
                 "%p": str(target.port),
                 "%r": target.user,
                 "%n": target.host,
                 "%%": "%",
             }
-            carrier = CarrierProcess(_substitute_tokens(target.command, words), self._env)
+            carrier = CarrierProcess(_substitute_tokens(target.command, tokens), self._env)
             self._resources.callback(carrier.close)
             ours = carrier.socket
         else:
