@@ -102,11 +102,11 @@ def asked() -> int:
 def queued(context: Any, *options: str) -> list[Any]:
     """Submit job.yaml as the command does, in this process."""
     from dtslurm.services.request.request import JobRequest
-    from dtslurm.services.submit.job_file import steps_of
+    from dtslurm.services.submit.job_file import load_jobs
     from dtslurm.services.submit.stages import plan, queue
 
     said = JobRequest(script="job.yaml", sbatch=options)
-    return queue(context, plan(context, steps_of(context, said), confirm=lambda _: True))
+    return queue(context, plan(context, load_jobs(context, said), confirm=lambda _: True))
 
 
 def write_sweep(count: int, more: str = "") -> str:

@@ -201,7 +201,7 @@ class Job:
         self._control("release")
 
     def _control(self, verb: str) -> None:
-        control.act(self._context, verb, [self.record.job_id or self.record.token], self.cluster)
+        control.change_jobs(self._context, verb, [self.record.job_id or self.record.token], self.cluster)
 
     def _refresh_view(self) -> RunView:
         view = status.views(self._context, [self.record])[0]

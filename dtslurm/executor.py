@@ -29,7 +29,7 @@ from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.state import JobState, StateFlag
 from dtslurm.model.units import Walltime
 from dtslurm.services.runs import control
-from dtslurm.services.runs.run_evidence import told_of_its_end
+from dtslurm.services.runs.run_evidence import has_recorded_end
 from dtslurm.services.runs.runs import find
 from dtslurm.services.runs.status import views
 from dtslurm.services.submit import functions
@@ -108,7 +108,7 @@ class RunWatcher(core.InfoWatcher):
         record = self._records.get(job_id)
         if record is None or now - self._last_query < min(_CONFIRM_S * 2**confirmations, interval):
             return False
-        if not told_of_its_end(record, job_id.partition("_")[2]):
+        if not has_recorded_end(record, job_id.partition("_")[2]):
             return False
         self._confirmations[job_id] = confirmations + 1
         return True
@@ -239,7 +239,9 @@ class DtslurmJob(core.Job[core.R]):
     def _fetch_result(self) -> None:
         assert isinstance(self.watcher, RunWatcher)  # noqa: S101 - attached
         self.paths.folder.mkdir(parents=True, exist_ok=True)
-        functions.bring(self.watcher.context, self.record, self.paths.result_pickle.name, self.paths.folder)
+        functions.fetch_result(
+            self.watcher.context, self.record, self.paths.result_pickle.name, self.paths.folder
+        )
 
     def _get_logs_string(self, name: str) -> str | None:
         """Return the output of the rank over all attempts of the job, None before the first attempt."""
@@ -256,7 +258,7 @@ class DtslurmJob(core.Job[core.R]):
         """Cancel the job; with ``check``, raise the scheduler's error if it refuses."""
         assert isinstance(self.watcher, RunWatcher)  # noqa: S101 - attached
         try:
-            control.act(self.watcher.context, "cancel", [self.job_id], self.record.cluster)
+            control.change_jobs(self.watcher.context, "cancel", [self.job_id], self.record.cluster)
             self.watcher.note_cancelled(self.job_id)
         except Exception:
             if check:

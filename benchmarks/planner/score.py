@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from dtslurm.planner import constants, hardware
-from dtslurm.planner.measured.evaluate import RowPrediction, by_source, choices, crashes, errors, evaluate
+from dtslurm.planner.measured.evaluate import (
+    RowPrediction,
+    by_source,
+    crashes,
+    errors,
+    evaluate,
+    measure_choice_losses,
+)
 from dtslurm.planner.models import presets
 from dtslurm.planner.search import TrainingTask, search
 
@@ -103,7 +110,7 @@ def memory(answers: Iterable[RowPrediction]) -> dict[str, Any]:
 
 def choosing(answers: Iterable[RowPrediction]) -> dict[str, Any]:
     """Return what picking the predicted best loses against the measured best, by source."""
-    found = choices([item for item in answers if timed(item)])
+    found = measure_choice_losses([item for item in answers if timed(item)])
     by: dict[str, list[float]] = {}
     for choice in found:
         by.setdefault(choice.group.split()[0], []).append(choice.loss)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from dtslurm.launch.base import Launcher
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.jobs.destination import destination, homes_of, may_have, names_in
+from dtslurm.model.jobs.destination import destination, find_partitions_of_type, may_have, names_in
 from dtslurm.model.jobs.job import JobSpec, TaskLayout
 from dtslurm.model.jobs.sbatch import refusal, split_option
 from dtslurm.model.jobs.variables import own_variable
 from dtslurm.model.shell import job_values_in
 from dtslurm.model.units import Walltime
-from dtslurm.render.directives import MEMORY_PER, passes, says_the_same, unholdable
+from dtslurm.render.directives import MEMORY_PER, find_control_characters, passes, says_the_same
 from dtslurm.slurm.arrays import valid
 from dtslurm.suggestions import list_nearest, suggest_name
 
@@ -52,7 +52,7 @@ def job_name(name: str) -> list[str]:
         return ["--job-name is empty"]
     if len(name) > MAX_NAME:
         return [f"--job-name has {len(name)} characters; at most {MAX_NAME} are taken"]
-    problems = unholdable("--job-name", name)
+    problems = find_control_characters("--job-name", name)
     if valid(name) and not problems:  # commands would read the name as a job id
         problems = [f"the job's name {name} reads like a job's number: give it another by --job-name (-J)"]
     return problems
@@ -181,13 +181,13 @@ def sbatch_options(spec: JobSpec, layout: TaskLayout | None) -> list[str]:
             problems.append(problem if text.startswith("--") else f"--sbatch {problem}")
             continue
         name, value = split_option(text)
-        problems += unholdable(f"--{name}", value or "")
+        problems += find_control_characters(f"--{name}", value or "")
         if name in MEMORY_PER and spec.resources.mem is not None:
             problems.append(f"--mem and --{name} contradict each other; give one of them")
     return problems
 
 
-def site(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout | None) -> list[str]:
+def find_rule_conflicts(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout | None) -> list[str]:
     """Return the conflicts of a request with the cluster's rules and limits in its profile."""
     resources, slurm_rules = spec.resources, profile.slurm
     problems = []
@@ -248,7 +248,7 @@ def _node_type_problem(type_name: str | None, partition: str | None, profile: Cl
     if partition is None or may_have(partition, type_name, profile):
         return []
     node_types = {profile.slurm.partitions[name].node_type or "" for name in names_in(partition)}
-    partitions = homes_of(type_name, profile)
+    partitions = find_partitions_of_type(type_name, profile)
     hint = (
         f"; {type_name} nodes are in {', '.join(partitions)}: give -p {partitions[0]}" if partitions else ""
     )

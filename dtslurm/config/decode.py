@@ -71,7 +71,7 @@ def invalid(problems: Iterable[Problem]) -> ProfileInvalid:
     return ProfileInvalid([str(problem) for problem in unique], message=message)
 
 
-def without_taken(kind: type, table: Table) -> Table:
+def remove_null_sections(kind: type, table: Table) -> Table:
     """Return the tree of a ``kind`` without the named sections that ``null`` removes.
 
     An empty section stays, with the default values.
@@ -87,7 +87,7 @@ def _remove_null_sections(hint: Any, entry: MappingEntry) -> MappingEntry:
     if not isinstance(node, Table):
         return entry
     if is_dataclass(hint) and isinstance(hint, type):
-        return entry._replace(value=without_taken(hint, node))
+        return entry._replace(value=remove_null_sections(hint, node))
     section = without_none(get_args(hint)[1])[0] if is_mapping(hint) else None
     if not is_dataclass(section):
         return entry

@@ -54,18 +54,18 @@ def read(path: Path, source: str, *, packaged: bool = False, env: Mapping[str, s
             if not stat.S_ISREG(file_status.st_mode):
                 raise ProfileInvalid([f"{source}:1: not a regular file"])
             data = file.read(_MAX_BYTES)
-            reason = None if packaged else objection(file_status, variables)
+            reason = None if packaged else find_distrust_reason(file_status, variables)
             if reason and not trust_of(variables).pins(path, data):
                 raise ProfileInvalid(
                     [f"{source}:1: {reason}, and what it says runs in your jobs"],
-                    hint=f"look it through, then: {remedy(file_status)} {path}",
+                    hint=f"look it through, then: {suggest_trust_command(file_status)} {path}",
                 )
             return data
     except OSError as error:
         raise ProfileInvalid([f"{source}:1: cannot be read: {error.strerror or error}"]) from error
 
 
-def objection(found: os.stat_result, env: Mapping[str, str]) -> str | None:
+def find_distrust_reason(found: os.stat_result, env: Mapping[str, str]) -> str | None:
     """Return why a file is not trusted; None if only this user and root can have written it.
 
     As in git, the owner must be the user, root, or the user who became root with sudo. Group write permission
@@ -83,7 +83,7 @@ def objection(found: os.stat_result, env: Mapping[str, str]) -> str | None:
     return None
 
 
-def remedy(found: os.stat_result) -> str:
+def suggest_trust_command(found: os.stat_result) -> str:
     """Return the command that makes a file trusted after the user has reviewed it."""
     if found.st_uid not in {0, os.geteuid()}:
         return "dtslurm trust"

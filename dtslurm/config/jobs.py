@@ -106,12 +106,16 @@ def load(path: Path, given: Mapping[str, str], *, cwd: Path, home: Path | None =
     if problems or job is None:
         raise decode.invalid(problems)
     stages_by_name = {
-        name: LoadedStage(name=name, work=work, needs=needs_by_stage[name], origins=origins.of(table))
+        name: LoadedStage(
+            name=name, work=work, needs=needs_by_stage[name], origins=origins.collect_origins(table)
+        )
         for name, work, table in loaded
     }
     order = stages.ordered({name: [stage for _, stage in items] for name, items in needs_by_stage.items()})
     ordered = tuple(stages_by_name[name] for name in order)
-    return LoadedJob(job=job, path=path, stages=ordered, origins=origins.of(root), files=tuple(files_read))
+    return LoadedJob(
+        job=job, path=path, stages=ordered, origins=origins.collect_origins(root), files=tuple(files_read)
+    )
 
 
 def _label_file(path: Path, cwd: Path, home: Path | None) -> str:

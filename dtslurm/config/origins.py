@@ -5,7 +5,7 @@ from __future__ import annotations
 from dtslurm.config.tree import Table
 
 
-def of(root: Table) -> dict[str, str]:
+def collect_origins(root: Table) -> dict[str, str]:
     """Return ``file:line`` of every value by its dotted key; a list counts as one value."""
     origins: dict[str, str] = {}
     _collect(root, "", origins)

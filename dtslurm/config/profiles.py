@@ -21,7 +21,7 @@ from dtslurm.config.tree import MappingEntry, Problem, Scalar, Table
 from dtslurm.errors import ProfileInvalid, ProfileNotFound
 from dtslurm.model.access import Access
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.paths import here
+from dtslurm.model.paths import working_directory
 from dtslurm.model.values import dataclass
 from dtslurm.suggestions import suggest_name
 
@@ -179,11 +179,11 @@ _LIST_HINT = "dtslurm cluster list shows the profiles there are"
 
 
 def _build_search_path(cwd: Path | None, env: Mapping[str, str] | None) -> _SearchPath:
-    folder = here() if cwd is None else cwd
+    folder = working_directory() if cwd is None else cwd
     variables = os.environ if env is None else env
     home = Path(variables["HOME"]) if variables.get("HOME") else None
     folders = [folder / "cluster_profiles"]
-    project_files = project.looked_for(folder, env=variables)
+    project_files = project.list_search_paths(folder, env=variables)
     folders += [file.parent / "cluster_profiles" for file in project_files if os.path.lexists(file)][:1]
     if settings := files.user_folder(variables):
         folders.append(settings / "cluster_profiles")
@@ -222,8 +222,8 @@ def _load(path: Path, places: _SearchPath) -> LoadedProfile:
     name, fabric_folders = path.stem, _list_fabric_folders(path, places)
     root, fabric_problems = fabrics.apply(root, fabric_folders, places.label)
     problems += fabric_problems
-    root = decode.without_taken(ClusterProfile, root)
-    value_origins = origins.of(root)
+    root = decode.remove_null_sections(ClusterProfile, root)
+    value_origins = origins.collect_origins(root)
     if "name" not in root.entries:
         source = places.label(path)
         entries = {"name": MappingEntry(source, 1, Scalar(source, 1, name)), **root.entries}
@@ -250,7 +250,7 @@ def _is_own_or_packaged(path: Path, places: _SearchPath) -> bool:
     )
 
 
-def stood_in_for(name: str, path: Path, *, cwd: Path, env: Mapping[str, str]) -> Path | None:
+def find_replaced_profile(name: str, path: Path, *, cwd: Path, env: Mapping[str, str]) -> Path | None:
     """Return the user's own or packaged profile that a project's profile of the same name replaces."""
     search_path = _build_search_path(cwd, env)
     other_folders = tuple(folder for folder in search_path.folders if folder != path.parent)

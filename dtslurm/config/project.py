@@ -31,10 +31,10 @@ def find(cwd: Path, *, env: Mapping[str, str] | None = None) -> Path | None:
 
     Outside both, only ``cwd`` itself is searched: files of other users in shared parent folders do not apply.
     """
-    return next((path for path in looked_for(cwd, env=env) if os.path.lexists(path)), None)
+    return next((path for path in list_search_paths(cwd, env=env) if os.path.lexists(path)), None)
 
 
-def looked_for(cwd: Path, *, env: Mapping[str, str] | None = None) -> list[Path]:
+def list_search_paths(cwd: Path, *, env: Mapping[str, str] | None = None) -> list[Path]:
     """Return the paths that ``find`` checks, the nearest first, existing or not."""
     return [folder / FILE_NAME for folder in _search_folders(cwd, env)]
 
@@ -54,7 +54,7 @@ def load(cwd: Path, *, env: Mapping[str, str] | None = None) -> Project:
     data = files.read(path, source, env=env)
     root, problems = strict_yaml.parse(data, source)
     project_file = decode.decode(_ProjectFile, root, problems=problems)
-    value_origins = origins.of(root)
+    value_origins = origins.collect_origins(root)
     untrusted = tuple(
         f"{location}: {key}"
         for key, location in value_origins.items()
@@ -66,11 +66,11 @@ def load(cwd: Path, *, env: Mapping[str, str] | None = None) -> Project:
         options=project_file.defaults,
         path=path,
         origins=value_origins,
-        untrusted=() if trusted.has(path, what_needs_trust(project_file.defaults)) else untrusted,
+        untrusted=() if trusted.has(path, encode_trusted_defaults(project_file.defaults)) else untrusted,
     )
 
 
-def what_needs_trust(defaults: Defaults) -> bytes:
+def encode_trusted_defaults(defaults: Defaults) -> bytes:
     """Return the part of a project's defaults that needs the user's trust; other edits need no new trust."""
     values = {name: getattr(defaults, name) for name in _TRUSTED_ONLY}
     return json.dumps({name: value for name, value in values.items() if value}, sort_keys=True).encode()

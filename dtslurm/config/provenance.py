@@ -35,7 +35,7 @@ def read(text: str) -> list[SourceDocument]:
     return documents or [SourceDocument(f"{url}, {date}", date) for url, date in _SOURCE_URL.findall(text)]
 
 
-def of(key: str, sources: Iterable[SourceDocument]) -> tuple[SourceDocument, ...]:
+def find_sources(key: str, sources: Iterable[SourceDocument]) -> tuple[SourceDocument, ...]:
     """Return the sources of a dotted key: those with the longest matching key, else the whole file's."""
     length_and_source = [(_match_length(key, source), source) for source in sources]
     longest = max((length for length, _ in length_and_source if length is not None), default=None)
@@ -57,7 +57,7 @@ def select_origins(origins: Mapping[str, str], files: Iterable[Path]) -> dict[st
     title_by_key = {}
     for key, location in origins.items():
         name = Path(location.rpartition(":")[0]).name
-        if sources := of(key, documents_by_file.get(name, ())):
+        if sources := find_sources(key, documents_by_file.get(name, ())):
             title_by_key[key] = "; ".join(source.title for source in sources)
     return title_by_key
 

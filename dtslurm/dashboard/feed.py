@@ -34,9 +34,9 @@ from dtslurm.services.observe.run_list import (
     Runs,
     with_page,
 )
-from dtslurm.services.observe.telemetry import pulse
+from dtslurm.services.observe.telemetry import read_telemetry
 from dtslurm.services.observe.utilization_history import Percentages, UtilizationHistory, read_utilization
-from dtslurm.services.runs.control import act
+from dtslurm.services.runs.control import change_jobs
 from dtslurm.services.runs.runs import find
 from dtslurm.services.runs.shell import open_shell
 from dtslurm.services.wiring.context import Context
@@ -331,7 +331,7 @@ class Feed:
         for row in sorted(due_rows, key=lambda row: cluster.asked.get(row.key, 0.0))[:_MAX_QUERIES]:
             cluster.asked[row.key] = now
             try:
-                telemetry = pulse(context, records_by_token[row.token], task=row.task, points=200)
+                telemetry = read_telemetry(context, records_by_token[row.token], task=row.task, points=200)
             except (DtslurmError, OSError, KeyError):
                 continue
             cluster.pages[row.key] = page(
@@ -420,7 +420,7 @@ class Feed:
             row = self._rows.get(row.key, row)
             started_at = context.clock()
             try:
-                telemetry = pulse(
+                telemetry = read_telemetry(
                     context, record, attempt=attempt, task=row.task, after=telemetry, rest=_yield_to_screen
                 )
                 last_page = page(
@@ -429,7 +429,7 @@ class Feed:
                     taken_at=context.clock(),
                     before=last_page,
                     limit_at=row.limit_at,
-                    over=row.over or row.pending or is_earlier(telemetry),
+                    over=row.over or row.pending or has_newer_attempt(telemetry),
                     world_size=record.world_size,
                     rest=_yield_to_screen,
                 )
@@ -498,7 +498,7 @@ class Feed:
     ) -> None:
         context = self._make_context()
         record = find(context, row.token)
-        request, description = wanted_of(record, row, ranks, attempt, lines)
+        request, description = build_log_request(record, row, ranks, attempt, lines)
         self._post(LogState(row.key, description))
         try:
             with LogStream(context.cluster_of(record).transport, request) as stream:
@@ -557,7 +557,7 @@ class Feed:
 
     def _change_job(self, verb: str, row: JobRow) -> None:
         selector = row.token if row.task is None else row.job_id
-        changes = act(self._make_context(), verb, [selector], row.cluster)
+        changes = change_jobs(self._make_context(), verb, [selector], row.cluster)
         self._post(Notification("; ".join(changes.lines(verb))))
         self.refresh()
 
@@ -624,12 +624,12 @@ def _is_utilization_due(cluster: _Cluster, row: JobRow, now: float) -> bool:
     return now - cluster.use_asked.get(row.key, 0.0) > _UTILIZATION_S
 
 
-def is_earlier(seen: RunTelemetry) -> bool:
+def has_newer_attempt(seen: RunTelemetry) -> bool:
     """Return whether a newer attempt than the one in the telemetry has started."""
     return seen.attempt != max(seen.attempts, default=seen.attempt)
 
 
-def wanted_of(
+def build_log_request(
     record: JobRecord, row: JobRow, ranks: str, attempt: int | None = None, lines: int = LAST_LINES
 ) -> tuple[LogRequest, str]:
     """Return the log request for a run and a description of its scope.
@@ -638,7 +638,7 @@ def wanted_of(
         ValueError: ``ranks`` is not a valid list of ranks.
     """
     is_large = record.world_size > _MAX_FOLLOWED_RANKS
-    rank_ranges = ranges(ranks)
+    rank_ranges = parse_rank_ranges(ranks)
     summary = is_large and rank_ranges is None and ranks != "*"
     description = f"rank {ranks}" if rank_ranges else "all ranks"
     if summary:
@@ -659,7 +659,7 @@ def wanted_of(
     return request, description
 
 
-def ranges(text: str) -> tuple[tuple[int, int], ...] | None:
+def parse_rank_ranges(text: str) -> tuple[tuple[int, int], ...] | None:
     """Parse ranges of ranks such as ``0,3-7``; return None for all ranks.
 
     Raises:

@@ -22,7 +22,7 @@ from dtslurm.services.observe.run_list import (
     Runs,
     with_page,
 )
-from dtslurm.services.observe.telemetry import pulse
+from dtslurm.services.observe.telemetry import read_telemetry
 from dtslurm.services.runs.runs import find
 from dtslurm.services.wiring.context import Context
 from dtslurm.views.run_page import Page, page
@@ -33,7 +33,7 @@ _COLUMNS = ("state", "name", "job", "cluster", "size", "time", "progress", "abou
 _TITLES = ("STATE", "NAME", "JOB", "CLUSTER", "SIZE", "TIME/LIMIT", "DONE", "ABOUT")
 
 
-def look(contexts: Callable[[], Context], cluster: str | None) -> Board:
+def query_board(contexts: Callable[[], Context], cluster: str | None) -> Board:
     """Query all clusters in parallel, wait at most `_PATIENCE_S` seconds in total, and return the board.
 
     Raises:
@@ -100,7 +100,7 @@ def page_of_row(context: Context, row: JobRow, attempt: int | None) -> Page:
     key = row.key
     try:
         record = find(context, row.token)
-        telemetry = pulse(context, record, task=row.task, attempt=attempt)
+        telemetry = read_telemetry(context, record, task=row.task, attempt=attempt)
     except DtslurmError as error:
         return Page(key=key, trouble=error.message)
     return page(
@@ -113,7 +113,7 @@ def page_of_row(context: Context, row: JobRow, attempt: int | None) -> Page:
     )
 
 
-def text(board: Board, shown: Page | None, key: str | None, *, width: int, now: float) -> list[str]:
+def render_frame(board: Board, shown: Page | None, key: str | None, *, width: int, now: float) -> list[str]:
     """Return the lines of the job list, or of one job's page."""
     if shown is not None:
         row = next(row for row in board.rows if row.key == key)
@@ -146,7 +146,7 @@ def _render_job(row: JobRow, shown: Page, width: int, now: float) -> list[str]:
         lines += words.forecast_words(shown.forecast, shown.now)
     for title, points in words.curves(shown, 2):
         lines += ["", title, *curve(points, min(width, 80), 4)]
-    outliers = words.standing_out(shown) or [(words.odd_words(shown), "")]
+    outliers = words.outlier_pieces(shown) or [(words.odd_words(shown), "")]
     lines += ["", words.rank_counts(shown), *(text for text, _ in outliers)]
     ranks = words.failures_first(shown.ranks)
     lines += [words.rank_words(cell) for cell in ranks[:16]]

@@ -17,7 +17,7 @@ from textual.strip import Strip
 from dtslurm.dashboard import ascii_fallback, keys, theme
 from dtslurm.dashboard.cursor import Cursor
 from dtslurm.dashboard.rows import clipped
-from dtslurm.dashboard.words import RANK_KINDS, Piece, failures_first, percent
+from dtslurm.dashboard.words import RANK_KINDS, StyledText, failures_first, percent
 from dtslurm.model.units import duration
 from dtslurm.views.run_page import RankCell
 
@@ -26,7 +26,7 @@ _CARD_WIDTH = 26
 _LABEL_WIDTH = 7
 
 
-def dot(cell: RankCell, mode: str) -> Piece:
+def dot(cell: RankCell, mode: str) -> StyledText:
     """Return the shortest text for a rank in a mode of `MODES`, with its kind."""
     kind = RANK_KINDS.get(cell.state, "")
     if cell.odd:
@@ -50,7 +50,7 @@ def _utilization_kind(use: float | None) -> str:
     return "dim" if use is None else "good" if use >= 60 else "warn" if use >= 20 else "bad"
 
 
-def card(cell: RankCell) -> Piece:
+def card(cell: RankCell) -> StyledText:
     """Return a fixed-width text with the most important measurements of a rank, and its kind."""
     mark, kind = dot(cell, "state")
     status = "" if cell.silent is None else duration(cell.silent)

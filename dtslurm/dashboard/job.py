@@ -17,7 +17,14 @@ from dtslurm.dashboard.charts.curves import Curves
 from dtslurm.dashboard.charts.plot import bar
 from dtslurm.dashboard.charts.strip_view import StripView
 from dtslurm.dashboard.charts.strips import Strips, describe_strips, step_strips, utilization_strips
-from dtslurm.dashboard.feed import LAST_LINES, Diagnosed, EarlierAttempts, LogState, RunUtilization, ranges
+from dtslurm.dashboard.feed import (
+    LAST_LINES,
+    Diagnosed,
+    EarlierAttempts,
+    LogState,
+    RunUtilization,
+    parse_rank_ranges,
+)
 from dtslurm.dashboard.grid import RankGrid
 from dtslurm.dashboard.logview import LogView
 from dtslurm.dashboard.rows import Column, Rows
@@ -197,10 +204,10 @@ class JobScreen(View):
         node_ranks = [cell.node_rank for cell in page.ranks[:64] if cell.node_rank is not None]
         ranks_per_node = node_ranks.count(node_ranks[0]) if node_ranks else 8
         grid = self.query_one(RankGrid)
-        grid.empty = words.nothing_of("ranks", page, over=self._has_ended)
+        grid.empty = words.empty_pane_text("ranks", page, over=self._has_ended)
         grid.show(page.ranks, ranks_per_node)
         curves = self.query_one(Curves)
-        curves.empty = words.nothing_of("training metrics", page, over=self._has_ended)
+        curves.empty = words.empty_pane_text("training metrics", page, over=self._has_ended)
         earlier = self._earlier_attempts if self._attempt is None else {}
         curves.show(words.curves(page, 4, earlier), words.restarts(page, earlier))
         lines = words.activity_words(with_page(self._row, page), "d")
@@ -215,7 +222,7 @@ class JobScreen(View):
             lines.append((f"the loss is no number since step {page.lost_at}", "bad"))
         if page.ranks_apart is not None:
             lines.append((safe(page.ranks_apart.text), "bad" if page.ranks_apart.is_fault else "dim"))
-        lines += words.standing_out(page)
+        lines += words.outlier_pieces(page)
         self.put("#progress", lines)
         events = self.query_one("#events", VerticalScroll)
         is_at_end = events.scroll_offset.y >= events.max_scroll_y
@@ -223,7 +230,7 @@ class JobScreen(View):
         if is_at_end:
             events.scroll_end(animate=False)
         nodes = self.query_one("#nodelist", Rows)
-        nodes.empty = words.nothing_of("samples of nodes", page, over=self._has_ended)
+        nodes.empty = words.empty_pane_text("samples of nodes", page, over=self._has_ended)
         nodes.show([cell.name for cell in page.nodes])
 
     def _show_history(self) -> None:
@@ -245,7 +252,7 @@ class JobScreen(View):
         view.empty = (
             "loading …"
             if utilization is None
-            else words.nothing_of("samples", self.page, over=self._has_ended)
+            else words.empty_pane_text("samples", self.page, over=self._has_ended)
         )
         view.show(strips)
         self.put("#legend", describe_strips(strips, self.app.now()))
@@ -287,7 +294,7 @@ class JobScreen(View):
             style = theme.style(self.app, "dim")
             if is_current:
                 background = theme.ground(self.app, "primary")
-                style = Style(color=theme.on(background)) + background
+                style = Style(color=theme.choose_text_colour(background)) + background
             text.append(f" {index + 1} {name} ", style=style)
             text.apply_meta({"@click": f"screen.pane('{name}')"}, len(text) - len(name) - 4, len(text))
             text.append(" ")
@@ -311,7 +318,7 @@ class JobScreen(View):
                 "#rank", [(line, "") for line in words.wrap_text(words.rank_words(cell), self.size.width, 2)]
             )
 
-    def _node_cells(self, at: int) -> dict[str, words.Piece]:
+    def _node_cells(self, at: int) -> dict[str, words.StyledText]:
         return words.node_cells(self.page.nodes[at]) if self.page is not None else {}
 
     # ---- Panes
@@ -414,7 +421,7 @@ class JobScreen(View):
         problem = ""
         if purpose == "ranks":
             try:
-                ranges(text)
+                parse_rank_ranges(text)
             except ValueError as error:
                 problem = str(error)
             else:

@@ -178,7 +178,7 @@ class JobsScreen(View):
         demo = "" if self.app.read_only else "; D starts a demo on this machine"
         return f"no runs yet; dtslurm submit SCRIPT starts one{demo}"
 
-    def _format_cells(self, at: int) -> dict[str, words.Piece]:
+    def _format_cells(self, at: int) -> dict[str, words.StyledText]:
         row = self.shown[at]
         now = self.app.now()
         cells = words.job_cells(row, now, expanded=row.token in self.choice.expanded)
@@ -232,7 +232,7 @@ class JobsScreen(View):
         curves = self.query_one(Curves)
         curves.display = row is not None and bool(row.losses)
         if row is not None and row.losses:
-            curves.show([(f"loss {words.short(row.losses[-1][1], 4)}", list(row.losses))])
+            curves.show([(f"loss {words.format_short(row.losses[-1][1], 4)}", list(row.losses))])
 
     def row(self) -> JobRow | None:
         """Return the job under the cursor; None if the list is empty."""

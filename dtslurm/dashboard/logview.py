@@ -17,7 +17,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from dtslurm.dashboard import keys, theme
-from dtslurm.dashboard.store import ANY_LINE, ERRORS, LineStore, compiled
+from dtslurm.dashboard.store import ANY_LINE, ERRORS, LineStore, compile_pattern
 from dtslurm.logs.clean import safe
 from dtslurm.logs.exceptions import EXCEPTION_NAME
 
@@ -175,7 +175,7 @@ class LogView(ScrollView, can_focus=True):
         Raises:
             re.error: the text is not a regular expression.
         """
-        self._filter = compiled(text) if text else None
+        self._filter = compile_pattern(text) if text else None
         self.words = text
         self.following = True
         self._restart_filter()
@@ -188,7 +188,7 @@ class LogView(ScrollView, can_focus=True):
         Raises:
             re.error: the text is not a regular expression.
         """
-        self._search_pattern = compiled(text) if text else None
+        self._search_pattern = compile_pattern(text) if text else None
         self._marked = None
         self.refresh()
         if self._search_pattern is not None:

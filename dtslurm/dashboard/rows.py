@@ -18,7 +18,7 @@ from textual.strip import Strip
 
 from dtslurm.dashboard import keys, theme
 from dtslurm.dashboard.cursor import Cursor
-from dtslurm.dashboard.words import Piece
+from dtslurm.dashboard.words import StyledText
 from dtslurm.model.values import dataclass
 
 
@@ -41,7 +41,7 @@ class Column:
     right: bool = False
 
 
-def fit(columns: Sequence[Column], width: int) -> list[tuple[Column, int]]:
+def fit_columns(columns: Sequence[Column], width: int) -> list[tuple[Column, int]]:
     """Return the columns that fit into a line, with their widths."""
     shown = list(columns)
     while len(shown) > 1 and sum(column.width + 1 for column in shown) - 1 > width:
@@ -91,7 +91,7 @@ class Rows(Cursor, ScrollView, can_focus=True):
     def __init__(
         self,
         columns: Sequence[Column],
-        cells: Callable[[int], dict[str, Piece]],
+        cells: Callable[[int], dict[str, StyledText]],
         *,
         empty: str = "",
         id: str | None = None,  # noqa: A002 (Textual's name)
@@ -168,7 +168,7 @@ class Rows(Cursor, ScrollView, can_focus=True):
     def on_click(self, event: events.Click) -> None:
         if event.y == 0:
             left_edge = 0
-            for column, width in fit(self.columns, self.room):
+            for column, width in fit_columns(self.columns, self.room):
                 if left_edge <= event.x <= left_edge + width:
                     self.post_message(self.Titled(self, column.key))
                     return
@@ -197,11 +197,11 @@ class Rows(Cursor, ScrollView, can_focus=True):
         background = theme.ground(self.app, background_name) if is_selected else Style()
         cells = self._make_cells(index)
         segments = []
-        for number, (column, column_width) in enumerate(fit(self.columns, width)):
+        for number, (column, column_width) in enumerate(fit_columns(self.columns, width)):
             text, kind = cells.get(column.key, ("", ""))
             style = theme.style(self.app, kind)
             if is_selected and self.has_focus:
-                style = Style(color=theme.on(background), bold=True)
+                style = Style(color=theme.choose_text_colour(background), bold=True)
             if number:
                 segments.append(Segment(" ", background))
             segments.append(Segment(clipped(text, column_width, right=column.right), style + background))
@@ -210,7 +210,7 @@ class Rows(Cursor, ScrollView, can_focus=True):
     def _draw_header(self, width: int) -> Strip:
         style = Style(bold=True) + theme.ground(self.app, "surface")
         parts = []
-        for column, column_width in fit(self.columns, width):
+        for column, column_width in fit_columns(self.columns, width):
             mark = "▼" if self.sorted_by == column.key else ""
             parts.append(clipped(column.title + mark, column_width, right=column.right))
         return Strip([Segment(" ".join(parts), style)]).adjust_cell_length(width, style)

@@ -177,7 +177,7 @@ def _find_matching_lines(
         position = ends[index]
 
 
-def compiled(text: str) -> re.Pattern[bytes]:
+def compile_pattern(text: str) -> re.Pattern[bytes]:
     """Compile a pattern that the user typed; it is case-sensitive only if it contains capitals.
 
     Raises:

@@ -58,7 +58,7 @@ def _make_style(value: str, bold: bool, dim: bool) -> Style:
 def exception(app: App[Any]) -> Style:
     """Return the style of a traceback's last line, the most visible style of a log."""
     background = ground(app, "error")
-    return Style(color=on(background), bold=True) + background
+    return Style(color=choose_text_colour(background), bold=True) + background
 
 
 def hue(app: App[Any], source: str) -> Style:
@@ -133,7 +133,7 @@ def ground(app: App[Any], name: str) -> Style:
     return Style(bgcolor=Color.parse(str(app.theme_variables[name])).rich_color)
 
 
-def on(ground: Style) -> str:
+def choose_text_colour(ground: Style) -> str:
     """Return black or white, whichever has more contrast on the background."""
     colour = ground.bgcolor.get_truecolor() if ground.bgcolor is not None else None
     if colour is None:

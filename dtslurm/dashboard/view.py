@@ -15,7 +15,7 @@ from textual.widgets import Input, Static
 from dtslurm.dashboard import theme
 from dtslurm.dashboard.charts.curves import Curves
 from dtslurm.dashboard.dialogs import Confirm
-from dtslurm.dashboard.words import Piece, next_command
+from dtslurm.dashboard.words import StyledText, next_command
 from dtslurm.logs.clean import safe
 from dtslurm.services.observe.run_list import JobRow
 
@@ -192,7 +192,7 @@ class View(Screen[None]):
         """Copy the visible text."""
         self.app.copy_out(self.to_copy())
 
-    def put(self, selector: str, pieces: Sequence[Piece]) -> None:
+    def put(self, selector: str, pieces: Sequence[StyledText]) -> None:
         """Show lines of text in a `Static`, without terminal control sequences."""
         text = Text(no_wrap=True, overflow="ellipsis")
         for number, (words, kind) in enumerate(pieces):

@@ -24,7 +24,7 @@ from dtslurm.views import events
 from dtslurm.views.forecast import FEWEST_MOMENTS, Forecast, moments
 from dtslurm.views.run_page import NodeCell, Page, RankCell, drawable, failure_words
 
-Piece = tuple[str, str]
+StyledText = tuple[str, str]
 _STATE_KINDS = {
     "RUNNING": "good", "COMPLETING": "good", "CONFIGURING": "good", "COMPLETED": "dim", "PENDING": "accent",
     "FAILED": "bad", "OUT_OF_MEMORY": "bad", "NODE_FAIL": "bad", "BOOT_FAIL": "bad", "TIMEOUT": "warn",
@@ -44,7 +44,7 @@ STALE_S = 60.0
 _MAX_TIMESTAMP = 1e11
 
 
-def state_piece(row: JobRow) -> Piece:
+def state_piece(row: JobRow) -> StyledText:
     """Return the state with its glyph; for a stalled job also how long it has been idle."""
     if row.stalled and row.activity is not None:
         return f"{ascii_fallback.STALLED} STALLED {duration(row.activity.quiet_s)}", "bad"
@@ -74,7 +74,7 @@ def size_words(row: JobRow) -> str:
     return f"{nodes} {row.gpus}g" if row.gpus else f"{nodes} {row.ranks or '?'}r"
 
 
-def at(moment: float, now: float) -> str:
+def format_moment(moment: float, now: float) -> str:
     """Format a point in time as hours and minutes, with the day or date if it is not today."""
     if not 0 <= moment < _MAX_TIMESTAMP:  # not a plausible timestamp
         return "--:--"
@@ -84,13 +84,13 @@ def at(moment: float, now: float) -> str:
     return time.strftime("%a %H:%M" if abs(moment - now) < 6 * 86400 else "%Y-%m-%d %H:%M", local_time)
 
 
-def about_words(row: JobRow, now: float) -> Piece:
+def about_words(row: JobRow, now: float) -> StyledText:
     """Return why the job waits and its estimated start, or what its ranks do, or how it ended."""
     text = safe(row.about)
     if row.activity is not None and row.activity.summary and not row.over:
         return safe(row.activity.summary), "bad" if row.stalled else "warn"
     if row.pending and row.estimated_start and row.estimated_start > now:
-        text = "; ".join(filter(None, (text, f"estimated start {at(row.estimated_start, now)}")))
+        text = "; ".join(filter(None, (text, f"estimated start {format_moment(row.estimated_start, now)}")))
     forecast = row.forecast
     if forecast is not None and forecast.cut_at is not None and not forecast.stalled and not row.over:
         return cut_words(forecast), "warn"
@@ -99,7 +99,7 @@ def about_words(row: JobRow, now: float) -> Piece:
     return text, "bad" if row.over and not row.ok and row.state != "CANCELLED" else "dim" if row.over else ""
 
 
-def activity_words(row: JobRow, command: str) -> list[Piece]:
+def activity_words(row: JobRow, command: str) -> list[StyledText]:
     """Return the unusual activity of a job's ranks; for a stalled job with the command that inspects them."""
     if row.activity is None or not row.activity.summary:
         return []
@@ -117,7 +117,7 @@ def progress_words(row: JobRow) -> str:
     return f"{forecast.share:.0%}" if forecast.share is not None else f"{forecast.step:,.0f}"
 
 
-def progress_bar(row: JobRow, now: float) -> Piece:
+def progress_bar(row: JobRow, now: float) -> StyledText:
     """Return a progress bar with the completed share and the remaining time.
 
     The share refers to the training steps if their total is known, else to the time limit; the text names
@@ -152,7 +152,7 @@ def next_command(row: JobRow) -> str:
     return f"dtslurm logs -f {job}" if row.state == "RUNNING" else f"dtslurm status {job}"
 
 
-def facts(row: JobRow, now: float) -> list[Piece]:
+def facts(row: JobRow, now: float) -> list[StyledText]:
     """Return the lines about the selected job that stand above its loss curve."""
     state, kind = state_piece(row)
     text, about_kind = about_words(row, now)
@@ -172,7 +172,7 @@ def facts(row: JobRow, now: float) -> list[Piece]:
     return lines
 
 
-def job_cells(row: JobRow, now: float, *, expanded: bool = False) -> dict[str, Piece]:
+def job_cells(row: JobRow, now: float, *, expanded: bool = False) -> dict[str, StyledText]:
     """Return the cells of a row of the job list by column."""
     name = safe(row.name)
     if row.is_array:
@@ -192,7 +192,7 @@ def job_cells(row: JobRow, now: float, *, expanded: bool = False) -> dict[str, P
     }
 
 
-def detail(row: JobRow, now: float) -> list[Piece]:
+def detail(row: JobRow, now: float) -> list[StyledText]:
     """Return two lines about the selected job: its size and nodes, then its state and the suggested fix."""
     text, kind = about_words(row, now)
     nodes = safe(row.nodelist) or "no nodes yet"
@@ -224,7 +224,7 @@ def counts(board: Board) -> str:
     )
 
 
-def cluster_words(line: ClusterLine, now: float) -> Piece:
+def cluster_words(line: ClusterLine, now: float) -> StyledText:
     """Return the reachability of a cluster and the age of its last answer as text."""
     name = safe(line.name)
     if line.observed_at is None:
@@ -328,14 +328,14 @@ def failures_first(cells: Sequence[RankCell]) -> tuple[RankCell, ...]:
     return tuple(sorted(cells, key=lambda cell: (not cell.failed_first, cell.state != "failed")))
 
 
-def nothing_of(what: str, page: Page, *, over: bool) -> str:
+def empty_pane_text(what: str, page: Page, *, over: bool) -> str:
     """Return the text of an empty pane: an error, that nothing was recorded, or nothing so far."""
     if page.trouble:
         return f"no {what}: {safe(page.trouble)}"
     return f"no {what}" if over else f"no {what} yet"
 
 
-def standing_out(page: Page) -> list[Piece]:
+def outlier_pieces(page: Page) -> list[StyledText]:
     """Return the first failure, else the outlier ranks; empty if there are none."""
     if page.first_failure is not None:
         return [(safe(failure_words(page.first_failure, page.ranks)), "bad")]
@@ -357,7 +357,7 @@ def percent(value: float | None, *, of_one: bool = False) -> str:
     return f"{value * (100 if of_one else 1):.0f}%"
 
 
-def node_cells(cell: NodeCell) -> dict[str, Piece]:
+def node_cells(cell: NodeCell) -> dict[str, StyledText]:
     """Return the cells of a row of the node list by column."""
     stale_kind = "dim" if cell.age > STALE_S else ""
     temperature_kind = "bad" if (cell.temperature or 0) >= 85 else stale_kind
@@ -385,7 +385,7 @@ def _utilization_kind(use: float | None) -> str:
     return "" if use is None else "good" if use >= 60 else "warn" if use >= 20 else "bad"
 
 
-def header(row: JobRow, page: Page | None, now: float) -> list[Piece]:
+def header(row: JobRow, page: Page | None, now: float) -> list[StyledText]:
     """Return the two lines above a job's page."""
     state, kind = state_piece(row)
     job = f"{safe(row.name)}  {safe(row.job_id)} on {safe(row.cluster)}"
@@ -406,11 +406,11 @@ def header(row: JobRow, page: Page | None, now: float) -> list[Piece]:
     return [(f"{state}  {job}{nodes}", kind), (details, "dim")]
 
 
-def timeline(page: Page, now: float) -> list[Piece]:
+def timeline(page: Page, now: float) -> list[StyledText]:
     """Return all events of the run, oldest first."""
     pieces = [
         (
-            f"{at(event.time, now) if event.time is not None else '--:--':>5}  {safe(event.text)}",
+            f"{format_moment(event.time, now) if event.time is not None else '--:--':>5}  {safe(event.text)}",
             "bad" if event.bad else "",
         )
         for event in events.lines(page.events)
@@ -425,7 +425,7 @@ METRICS = (
 RATES = {"tokens_per_s", "tflops_per_gpu", "step_time_s"}
 
 
-def short(value: float, digits: int = 3) -> str:
+def format_short(value: float, digits: int = 3) -> str:
     """Format a number in few characters: ``0.213``, ``407.4k``, ``3e-04``."""
     unit = ""
     if 1e4 <= abs(value) < 1e15:
@@ -469,13 +469,15 @@ def curves(
             points = [(float(step), value) for step, value in join_attempts(attempts.values(), key)]
         if points:
             last_value = points[-1][1]
-            titled_curves.append((f"{title} {short(last_value, 4)}{suffix if key in RATES else ''}", points))
-    if len(titled_curves) < 2 and (pace := paces(page.points)):
-        titled_curves.append((f"steps/s {short(pace[-1][1])}{suffix}", pace))
+            titled_curves.append(
+                (f"{title} {format_short(last_value, 4)}{suffix if key in RATES else ''}", points)
+            )
+    if len(titled_curves) < 2 and (pace := steps_per_second(page.points)):
+        titled_curves.append((f"steps/s {format_short(pace[-1][1])}{suffix}", pace))
     return titled_curves[:most]
 
 
-def paces(points: Sequence[TrainPoint]) -> list[tuple[float, float]]:
+def steps_per_second(points: Sequence[TrainPoint]) -> list[tuple[float, float]]:
     """Return (step, steps per second) pairs from the steps' times, for runs that report no throughput."""
     times_and_steps = [
         (float(point.time), float(point.step))

@@ -23,7 +23,7 @@ _NO_OUTPUT_FILE_SIGNAL = 53  # the signal that Slurm reports if it cannot open t
 FROM_OUTSIDE = ("time-limit", "preempted", "cancelled")
 
 
-def outside(case: FailureContext) -> str | None:
+def find_external_cause(case: FailureContext) -> str | None:
     """Return the external cause according to Slurm's job state or Slurm's lines in the logs, or None."""
     if case.facts.state in _CAUSE_BY_STATE:
         return _CAUSE_BY_STATE[case.facts.state]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dtslurm.diagnose.findings import Findings, LogEvidence, Rank
-from dtslurm.diagnose.follow_on_errors import blamed
+from dtslurm.diagnose.follow_on_errors import assign_blame
 from dtslurm.diagnose.reasons import RankEnd, Reason, signal_of
 from dtslurm.model.runs.diagnosis import EvidenceLine, JobFacts, Verdict
 from dtslurm.model.values import dataclass
@@ -53,7 +53,7 @@ def strength(ends: Sequence[RankEnd]) -> int:
 # ---- Launchers and the batch script ----
 
 
-def first(ends: Sequence[RankEnd], case: FailureContext) -> RankEnd:
+def find_first_failure(ends: Sequence[RankEnd], case: FailureContext) -> RankEnd:
     """Return the rank that failed first among those with a reason of their own."""
     max_strength = strength(ends)
     candidates = [end for end in ends if end.reason and end.reason.strength >= max_strength - 20] or list(
@@ -84,7 +84,7 @@ def time_of(end: RankEnd) -> float | None:
     return end.rank.log.mtime
 
 
-def before(end: RankEnd, case: FailureContext) -> bool:
+def failed_before_stop(end: RankEnd, case: FailureContext) -> bool:
     """Return whether a rank failed by itself before the job was told to end."""
     stop, time = case.stop, time_of(end)
     if stop is None or end.reason is None:
@@ -100,7 +100,7 @@ def before(end: RankEnd, case: FailureContext) -> bool:
     return end.reason.strength >= CERTAIN and same_reason_count <= max(1, len(case.ends) // 4)
 
 
-def of_rank(end: RankEnd, case: FailureContext) -> Verdict:
+def judge_rank(end: RankEnd, case: FailureContext) -> Verdict:
     """Return the verdict that a rank failed first, for a reason of its own."""
     reason = end.reason
     assert reason is not None  # noqa: S101 - only ranks with reasons are chosen
@@ -126,8 +126,8 @@ def verdict_of(rank: Rank | None, reason: Reason, confidence: float, case: Failu
     )
     if rank is None:
         return verdict
-    verdict = placed(verdict, rank, verdict.confidence, reason.lines)
-    blame, remark = blamed(reason, rank, case.ends)
+    verdict = with_rank(verdict, rank, verdict.confidence, reason.lines)
+    blame, remark = assign_blame(reason, rank, case.ends)
     return replace(verdict, blame=blame, summary=verdict.summary + remark)
 
 
@@ -135,7 +135,7 @@ def _whole_seconds(time: float | None) -> int | None:
     return int(time) if time is not None else None
 
 
-def placed(verdict: Verdict, rank: Rank, confidence: float, lines: tuple[EvidenceLine, ...]) -> Verdict:
+def with_rank(verdict: Verdict, rank: Rank, confidence: float, lines: tuple[EvidenceLine, ...]) -> Verdict:
     """Return the verdict with the rank that it is about."""
     return replace(
         verdict, rank=rank.rank, local_rank=rank.local_rank, node=rank.host or None, confidence=confidence,

@@ -30,7 +30,7 @@ _SLURM_PREFIXES = ("slurmstepd:", "srun:")
 _FILE_ERRORS = ("FileNotFoundError", "PermissionError", "NotADirectoryError", "OSError", "IsADirectoryError")
 
 
-def blamed(reason: Reason, rank: Rank, ends: Sequence[RankEnd]) -> tuple[str, str]:
+def assign_blame(reason: Reason, rank: Rank, ends: Sequence[RankEnd]) -> tuple[str, str]:
     """Return who is to blame, and a remark for the summary, from where else the same failure occurred."""
     if reason.cause not in _NODE_CAUSES:
         return reason.blame, ""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dtslurm.diagnose.follow_on_errors import folded
-from dtslurm.diagnose.places import at, kind_of, own_frame, places, rendezvous, words
+from dtslurm.diagnose.places import format_frame, kind_of, own_frame, places, rendezvous, words
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.runs.live import LiveVerdict, RankLook
 
@@ -235,7 +235,7 @@ def _judge_all_waiting(waiting: Sequence[RankLook]) -> LiveVerdict:
     )
     verdict = _make_verdict("hang", 0.7, odd, summary)
     frame = own_frame(outlier)
-    reference = f" (see {at(frame)})" if frame is not None else ""
+    reference = f" (see {format_frame(frame)})" if frame is not None else ""
     return replace(
         verdict, advice=f"all ranks of a group must call the same collectives in the same order{reference}"
     )

@@ -6,19 +6,26 @@ from dataclasses import replace
 
 from dtslurm.diagnose import missing_rank
 from dtslurm.diagnose.external_causes import node_failure
-from dtslurm.diagnose.failure_context import FailureContext, first, of_rank, placed, sample, verdict_of
+from dtslurm.diagnose.failure_context import (
+    FailureContext,
+    find_first_failure,
+    judge_rank,
+    sample,
+    verdict_of,
+    with_rank,
+)
 from dtslurm.diagnose.reasons import RankEnd, signal_of
 from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
 
 
-def from_others(case: FailureContext) -> Verdict | None:
+def judge_peer_failures(case: FailureContext) -> Verdict | None:
     """Return the verdict on ranks that waited for or lost other ranks, or None if no rank reports that."""
     timeouts, lost, weak = case.of_kind("timeout"), case.of_kind("lost-peer"), case.of_kind("weak")
     if not timeouts and not lost:
         return None
     ended_early = _find_ended_before_timeout(weak, timeouts, case) if timeouts else weak
     if ended_early:
-        return of_rank(first_weak(ended_early, case), case)
+        return judge_rank(first_weak(ended_early, case), case)
     node = _find_vanished_node(case)
     if node is not None:
         return node_failure(case, 0.65, sample(timeouts + lost))
@@ -63,7 +70,7 @@ def first_weak(ends: list[RankEnd], case: FailureContext) -> RankEnd:
             and end.rank.ended > first_end
         )
     ]
-    return first(signalled or ends, case)
+    return find_first_failure(signalled or ends, case)
 
 
 def _find_vanished_node(case: FailureContext) -> str | None:
@@ -109,22 +116,24 @@ def _judge_lost_connection(lost: list[RankEnd], case: FailureContext) -> Verdict
     strongest = max((end.reason for end in lost if end.reason), key=lambda one: one.strength)
     silent, exited = case.of_kind("silent"), case.of_kind("fine")
     if strongest.cause == "link-down":
-        return replace(verdict_of(first(lost, case).rank, strongest, 0.65, case), evidence=sample(lost))
+        return replace(
+            verdict_of(find_first_failure(lost, case).rank, strongest, 0.65, case), evidence=sample(lost)
+        )
     if len(silent) == 1 and case.facts.over:
         summary = "it was ended without a trace while others lost their connection to it"
         verdict = Verdict(
             cause="killed", summary=summary, advice="look at that node's memory and at its kernel's log"
         )
-        return placed(verdict, silent[0].rank, 0.5, sample(lost))
+        return with_rank(verdict, silent[0].rank, 0.5, sample(lost))
     if exited and len(exited) < len(case.ends) / 2:
         rank = min(exited, key=lambda end: end.rank.ended or 0).rank
         code = rank.exit_code
         summary = f"rank {rank.rank} ended with exit code {code} while others still exchanged data with it"
         advice = "all ranks must take the same number of steps; see Join of torch.distributed"
         verdict = Verdict(cause="collective-timeout", summary=summary, blame="code", advice=advice)
-        return placed(verdict, rank, 0.7, sample(lost))
+        return with_rank(verdict, rank, 0.7, sample(lost))
     ended = case.of_kind("ended")
-    rank = (first(ended, case) if len(ended) == 1 else first(lost, case)).rank
+    rank = (find_first_failure(ended, case) if len(ended) == 1 else find_first_failure(lost, case)).rank
     return replace(
         verdict_of(rank, strongest, 0.35, case),
         summary="ranks lost the connection to each other, and no rank says why",

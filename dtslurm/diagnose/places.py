@@ -99,7 +99,7 @@ def short(path: str) -> str:
     return match[1] if match else "/".join(path.split("/")[-2:])
 
 
-def at(frame: StackFrame) -> str:
+def format_frame(frame: StackFrame) -> str:
     """Return a frame in words: ``load (data/loader.py:88)``."""
     place = f"{short(frame.file)}:{frame.line or '?'}"
     return place if frame.function == "<module>" else f"{frame.function} ({place})"
@@ -140,9 +140,11 @@ def words(look: RankLook, kind: str) -> str:
         )
     innermost = look.frames[0]
     user_frame = own_frame(look)
-    description = f"{_VERBS[kind]} {at(innermost)}"
+    description = f"{_VERBS[kind]} {format_frame(innermost)}"
     if user_frame is not None and user_frame is not innermost:
-        description += f", called {'at' if user_frame.function == '<module>' else 'by'} {at(user_frame)}"
+        description += (
+            f", called {'at' if user_frame.function == '<module>' else 'by'} {format_frame(user_frame)}"
+        )
     return f"{description}: {_strip_numbers(look.waits)}" if look.waits and kind == "blocked" else description
 
 

@@ -15,26 +15,26 @@ from dataclasses import replace
 from dtslurm.diagnose.external_causes import (
     FROM_OUTSIDE,
     by_scheduler,
+    find_external_cause,
     node_failure,
     not_launched,
-    outside,
     state_line,
     with_host_memory,
 )
 from dtslurm.diagnose.failure_context import (
     CERTAIN,
     FailureContext,
-    before,
-    first,
-    of_rank,
-    placed,
+    failed_before_stop,
+    find_first_failure,
+    judge_rank,
     strength,
     verdict_of,
+    with_rank,
 )
 from dtslurm.diagnose.findings import Findings, LogEvidence, node_of
 from dtslurm.diagnose.follow_on_errors import aftermath, folded
 from dtslurm.diagnose.gpu_request import with_gpu_request
-from dtslurm.diagnose.peer_failures import first_weak, from_others
+from dtslurm.diagnose.peer_failures import first_weak, judge_peer_failures
 from dtslurm.diagnose.ranks_apart import FIX, find_ranks_apart
 from dtslurm.diagnose.reasons import EXCEPTION, Classifier, Reason, signal_of
 from dtslurm.diagnose.recorded import checkpointed, seen_by_supervisor, told_by_supervisor
@@ -83,26 +83,26 @@ def _decide(case: FailureContext) -> Verdict:
     if killed_verdict is not None:
         return killed_verdict
     own_failures = case.of_kind("cause")
-    external_cause = outside(case)
+    external_cause = find_external_cause(case)
     if external_cause == "node-failure":
         own_failures = [end for end in own_failures if end.reason and end.reason.strength > 83]
     elif external_cause in FROM_OUTSIDE:
-        own_failures = [end for end in own_failures if before(end, case)]
+        own_failures = [end for end in own_failures if failed_before_stop(end, case)]
     launcher_cause = launchers_word(case)
     if own_failures and (
         launcher_cause is None or launcher_cause[1].strength < CERTAIN or strength(own_failures) >= EXCEPTION
     ):
-        end = first(own_failures, case)
+        end = find_first_failure(own_failures, case)
         if end.reason and end.reason.cause == "node-failure":  # a line of Slurm in the log of a healthy rank
             return node_failure(case, 0.9, end.reason.lines)
-        return of_rank(end, case)
+        return judge_rank(end, case)
     if external_cause:
         return by_scheduler(external_cause, case)
     if launcher_cause is not None:
         return of_launcher(*launcher_cause, case)
     return (
         seen_by_supervisor(case)
-        or from_others(case)
+        or judge_peer_failures(case)
         or _judge_weak(case)
         or told_by_supervisor(case)
         or checkpointed(case)
@@ -137,7 +137,7 @@ def of_launcher(log: LogEvidence, reason: Reason, case: FailureContext) -> Verdi
 
 def _judge_weak(case: FailureContext) -> Verdict | None:
     weak = case.of_kind("weak")
-    return of_rank(first_weak(weak, case), case) if weak else None
+    return judge_rank(first_weak(weak, case), case) if weak else None
 
 
 def _judge_without_cause(case: FailureContext) -> Verdict:
@@ -151,7 +151,7 @@ def _judge_without_cause(case: FailureContext) -> Verdict:
     if ended and facts.state in ("FAILED", "UNKNOWN"):
         verdict = Verdict(cause="killed", summary="its processes were told to end, and nothing says by whom",
                           advice="ask the site's support for the job's record")  # fmt: skip
-        return placed(verdict, first(ended, case).rank, 0.4, state_line(case))
+        return with_rank(verdict, find_first_failure(ended, case).rank, 0.4, state_line(case))
     weak_cause = next((reason for _, reason in case.others if reason.role == "cause"), None)
     if weak_cause is not None:
         return verdict_of(None, weak_cause, 0.4, case)

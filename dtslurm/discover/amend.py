@@ -45,7 +45,7 @@ def amend(old: str, found: DiscoveredCluster, source: str) -> Amended:
     Raises:
         ProfileInvalid: the file cannot be parsed.
     """
-    recorded_marks = page.remembered(old)
+    recorded_marks = page.read_memory(old)
     body = page.without_memory(old)
     values = dict(leaves(_parse_profile(body, source)))
     changed, added, yours, missed = [], [], [], []

@@ -17,7 +17,7 @@ _LOW_NOFILE = 4096
 _SLOW_IMPORT_S = 30
 
 
-def found(name: str, seen: Seen, kind_of_gpus: int = 0) -> DiscoveredCluster:
+def facts_from_probe(name: str, seen: Seen, kind_of_gpus: int = 0) -> DiscoveredCluster:
     """Return the facts about a node type and about the cluster from one probe.
 
     Args:

@@ -37,7 +37,9 @@ _RUNTIMES = {
 _SCRATCH_VARIABLES = ("SCRATCH", "PSCRATCH", "WORK", "FASTSCRATCH")
 
 
-def found(survey: Survey, kinds: Sequence[Kind], parent: ClusterProfile | None = None) -> DiscoveredCluster:
+def facts_from_survey(
+    survey: Survey, kinds: Sequence[Kind], parent: ClusterProfile | None = None
+) -> DiscoveredCluster:
     """Return the facts in the survey.
 
     Args:

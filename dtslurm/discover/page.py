@@ -168,7 +168,7 @@ def encoded(name: str) -> str:
     )
 
 
-def remembered(text: str) -> dict[str, str]:
+def read_memory(text: str) -> dict[str, str]:
     """Return the recorded checksums by (encoded) key."""
     marks = {}
     for line in text.splitlines():

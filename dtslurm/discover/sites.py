@@ -11,7 +11,7 @@ from dtslurm.model.cluster import ClusterProfile
 NO_SITES = {"local", "slurm"}
 
 
-def known_as(
+def find_matching_profiles(
     profiles: Mapping[str, ClusterProfile], cluster: str, hosts: Iterable[str], nodes: Iterable[str] = ()
 ) -> list[tuple[str, str]]:
     """Return (profile name, matched evidence) for the profiles that match this cluster.

@@ -71,7 +71,7 @@ class Decoder:
             del self._data[: position + len(wire.MAGIC)]
             self._begun = True
         elif len(self._data) > _LONGEST_BANNER:
-            raise nonsense("a megabyte of text before its greeting", self.banner())
+            raise protocol_error("a megabyte of text before its greeting", self.banner())
         return self._begun
 
     def _decode_frames(self) -> Iterator[Frame]:
@@ -81,14 +81,14 @@ class Decoder:
             while len(buffer) - position >= header.size:
                 length, kind, stream = header.unpack_from(buffer, position)
                 if length > wire.LARGEST:
-                    raise nonsense(f"a frame of {length} bytes")
+                    raise protocol_error(f"a frame of {length} bytes")
                 end = position + header.size + length
                 if len(buffer) < end:
                     break
                 payload = bytes(buffer[position + header.size : end])
                 position = end
                 if kind == wire.PACKED and self._packed:
-                    raise nonsense("compressed frames within compressed frames")
+                    raise protocol_error("compressed frames within compressed frames")
                 if kind == wire.PACKED:
                     yield from _unpack(payload)
                 else:
@@ -101,7 +101,7 @@ def _unpack(payload: bytes) -> Iterator[Frame]:
     decoder = Decoder(begun=True, packed=True)
     yield from decoder.feed(answers.unpack(payload, SENDER, limit=_LONGEST_UNPACKED))
     if decoder.has_rest:
-        raise nonsense("compressed frames of which the last is cut off")
+        raise protocol_error("compressed frames of which the last is cut off")
 
 
 def request(values: Mapping[str, object]) -> bytes:
@@ -122,7 +122,7 @@ def focus(ranks: list[list[int]] | None, lines: int | None) -> bytes:
     return wire.frame(wire.FOCUS, 0, json.dumps({"ranks": ranks, "lines": lines}).encode())
 
 
-def nonsense(what: str, evidence: list[str] | None = None) -> InvalidAnswer:
+def protocol_error(what: str, evidence: list[str] | None = None) -> InvalidAnswer:
     """Return the error for a remote log follower that violates the protocol."""
     return answers.invalid(
         SENDER,

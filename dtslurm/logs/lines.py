@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Any
 
-from dtslurm.logs.frames import SENDER, nonsense
+from dtslurm.logs.frames import SENDER, protocol_error
 from dtslurm.model.jobs.job import LogLine
 from dtslurm.model.values import dataclass
 from dtslurm.remote import answers
@@ -40,10 +40,10 @@ class LogFile:
         """
         kind, task = values.get("kind"), values.get("task")
         if kind not in ("batch", "node", "rank", "events", "metrics"):
-            raise nonsense(f"a file of an unknown kind: {values}"[:200])
+            raise protocol_error(f"a file of an unknown kind: {values}"[:200])
         number, attempt = (answers.read_whole(values, key, SENDER) for key in ("number", "attempt"))
         if not (task is None or (isinstance(task, str) and _TASK.fullmatch(task))):
-            raise nonsense(f"a file of no task: {values}"[:200])
+            raise protocol_error(f"a file of no task: {values}"[:200])
         return cls(kind, number, attempt, task)
 
     @property
@@ -109,7 +109,9 @@ class Assembler:
             TransportError: the bytes do not start at ``self.offset``.
         """
         if offset != self.offset:
-            raise nonsense(f"bytes from {offset} of {self.name} where those from {self.offset} come next")
+            raise protocol_error(
+                f"bytes from {offset} of {self.name} where those from {self.offset} come next"
+            )
         self.offset += len(data)
         self.checked = (self.checked + data)[-CHECKED:] if len(data) < CHECKED else data[-CHECKED:]
         end = data.rfind(b"\n") + 1

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Any
 
-from dtslurm.logs.frames import Frame, nonsense
+from dtslurm.logs.frames import Frame, protocol_error
 from dtslurm.model.values import dataclass
 from dtslurm.worker.logtail import frames as wire
 from dtslurm.worker.logtail.files import within
@@ -97,7 +97,7 @@ class ShellTail:
         """
         self._answer_size += len(data)
         if self._answer_size > _LARGEST_ANSWER:
-            raise nonsense(f"an answer of more than {_LARGEST_ANSWER >> 20} MiB")
+            raise protocol_error(f"an answer of more than {_LARGEST_ANSWER >> 20} MiB")
         self._parts.append(data)
         if b"\n" not in data:
             return
@@ -108,7 +108,7 @@ class ShellTail:
                 self._answer_lines.append(line)
                 continue
             if not self._pending:
-                raise nonsense("an answer that nobody asked for")
+                raise protocol_error("an answer that nobody asked for")
             answer, self._answer_lines, self._answer_size = self._answer_lines, [], 0
             command, file = self._pending.popleft()
             if file is None:
@@ -145,7 +145,7 @@ class ShellTail:
         try:
             data = bytes.fromhex(b" ".join(answer).decode("ascii"))
         except ValueError as error:
-            raise nonsense("bytes that are none") from error
+            raise protocol_error("bytes that are none") from error
         if file.check:
             overlap, crc = file.check
             matches, file.check = zlib.crc32(data[:overlap]) == crc, None
@@ -266,7 +266,7 @@ def _is_count(number: str) -> bool:
 def _parse_count(answer: list[bytes]) -> int:
     number = answer[0].decode("ascii", "replace").strip() if answer else ""
     if not _is_count(number):
-        raise nonsense("a size that is none")
+        raise protocol_error("a size that is none")
     return int(number)
 
 

@@ -100,7 +100,7 @@ def current(notes: Sequence[NodeNote], now: float) -> list[NodeNote]:
     return [newest[name] for name in sorted(newest)]
 
 
-def fitting(
+def choose_exclusions(
     notes: Sequence[NodeNote], listed: Sequence[ListedNode], needed: int
 ) -> tuple[list[NodeNote], list[NodeNote]]:
     """Return (notes on nodes to exclude, notes on nodes that a job of ``needed`` nodes cannot do without).

@@ -20,7 +20,7 @@ def expanded(text: str | os.PathLike[str], home: str = "") -> Path:
     return Path(os.path.expanduser(written))  # noqa: PTH111 (Path.expanduser raises for unknown users)
 
 
-def here() -> Path:
+def working_directory() -> Path:
     """Return the user's working directory.
 
     Raises:

@@ -18,7 +18,7 @@ def _join(numbers: list[int]) -> str:
     return ", ".join(texts if len(texts) <= 10 else [*texts[:9], "…"])
 
 
-def problems_of(model: ModelShape, layout: Layout, gpus: int | None, seq_len: int) -> list[str]:
+def find_layout_problems(model: ModelShape, layout: Layout, gpus: int | None, seq_len: int) -> list[str]:
     """Return all problems that make a layout impossible for a model, each with valid values."""
     problems = _check_counts(layout, gpus)
     if model.generic:

@@ -26,7 +26,7 @@ def quoted(value: str) -> str:
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def unholdable(flag: str, value: str) -> list[str]:
+def find_control_characters(flag: str, value: str) -> list[str]:
     """Return a problem if ``value`` contains a control character, which a directive cannot contain."""
     if match := _CONTROL_CHARACTER.search(value):
         return [f"{flag} holds a control character ({match[0]!r}), which Slurm cannot take"]
@@ -66,7 +66,11 @@ class Directives:
         Raises:
             RequestInvalid: a value contains a control character.
         """
-        problems = [p for name, value in self._options.items() for p in unholdable(f"--{name}", value or "")]
+        problems = [
+            p
+            for name, value in self._options.items()
+            for p in find_control_characters(f"--{name}", value or "")
+        ]
         if problems:
             raise RequestInvalid(problems)
         return "\n".join(

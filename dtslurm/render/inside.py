@@ -13,7 +13,7 @@ from dtslurm.render.staging import staged_mounts
 _ALWAYS_SET = ("MASTER_ADDR", "MASTER_PORT", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER")
 
 
-class Inside:
+class ContainerParts:
     """The parts that a container adds to a script; all are empty without a container."""
 
     def __init__(self, runtime: Runtime | None, entry: ContainerOptions | None) -> None:

@@ -17,10 +17,10 @@ from dtslurm.model.shell import Sh, filled_in, join, with_job_values
 from dtslurm.model.values import dataclass
 from dtslurm.render.directives import Directives, build, cpus_per_task
 from dtslurm.render.engine import Engine, Templates, engine_of
-from dtslurm.render.inside import Inside, container_entry
+from dtslurm.render.inside import ContainerParts, container_entry
 from dtslurm.render.output_paths import fill_in_pattern
 from dtslurm.render.staging import staging_values
-from dtslurm.render.text import behind_head, check, comment_text, heredoc_end, wrap
+from dtslurm.render.text import check, comment_text, heredoc_end, insert_after_comments, wrap
 
 _RESTARTS = 3  # if restarts are requested without a number
 _BASE = "base.sbatch.j2"
@@ -91,7 +91,7 @@ def render(
     container_options = container_entry(
         spec, profile, layout, environment["variables"], launcher.step_variables
     )
-    container = Inside(runtime, container_options)
+    container = ContainerParts(runtime, container_options)
     for name, value in container.directives().items():
         directives.set(name, value)
     srun = _step_words(spec, profile, layout, launcher, directives, shrinks=shrinks)
@@ -401,7 +401,7 @@ def _output_copies(spec: JobSpec) -> dict[str, Sh]:
 
 
 def _fabric_check_values(
-    spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, directives: Directives, inside: Inside
+    spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, directives: Directives, inside: ContainerParts
 ) -> dict[str, str]:
     """Return the template values of the network check, which runs one srun task per rank."""
     fabric = profile.fabric if layout.nodes > 1 else None
@@ -446,7 +446,7 @@ def _task_files(
         local_rank = Sh("OMPI_COMM_WORLD_LOCAL_RANK" if mpirun else "SLURM_LOCALID")
         event = _independence_event(spec, layout, launcher)
         task_head += engine.render("sampler.sh.j2", {**context, "local_rank": local_rank, "apart": Sh(event)})
-    files.append(("task.sh", behind_head(task, task_head)))
+    files.append(("task.sh", insert_after_comments(task, task_head)))
     if spec.supervised:
         files.append(("step.sh", engine.render("attempt/step.sh.j2", context)))
     return [

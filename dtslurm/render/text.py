@@ -33,7 +33,7 @@ def check(script: str, template: str) -> None:
         )
 
 
-def depending(script: str, expression: str) -> str:
+def insert_dependency(script: str, expression: str) -> str:
     """Add a ``--dependency`` expression to an sbatch script, joined with its existing dependency.
 
     ``--kill-on-invalid-dep`` lets Slurm cancel the job if the dependency can no longer be met.
@@ -59,7 +59,7 @@ def depending(script: str, expression: str) -> str:
     )
 
 
-def behind_head(script: str, lines: str) -> str:
+def insert_after_comments(script: str, lines: str) -> str:
     """Insert ``lines`` into a script after its leading comments."""
     script_lines = script.splitlines(keepends=True)
     insert_at = next(

@@ -130,7 +130,7 @@ class LocalScheduler:
             request = local_request.read_request(submission.script, machine)
         except Refused as error:
             return list(error.problems)
-        problems = local_request.misfits(request, machine)
+        problems = local_request.find_excess_requests(request, machine)
         return problems + queue.unknown_dependencies(self._state, request["dependency"])
 
     def notices(self, submission: Submission) -> list[str]:
@@ -158,7 +158,7 @@ class LocalScheduler:
             ) from error
         try:
             request = local_request.read_request(script, machine)
-            problems = local_request.misfits(request, machine)
+            problems = local_request.find_excess_requests(request, machine)
             if problems:
                 raise Refused(problems)  # noqa: TRY301
             request["comment"] = submission.comment

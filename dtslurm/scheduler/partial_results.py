@@ -11,7 +11,7 @@ from dtslurm.slurm.parse_errors import by_job
 from dtslurm.transport.base import Completed
 
 
-def partly(job_ids: Sequence[str], answer: Completed) -> PartialResult:
+def parse_partial_result(job_ids: Sequence[str], answer: Completed) -> PartialResult:
     """Return the jobs for which the change was made, those already pending, and the refusals.
 
     Raises:

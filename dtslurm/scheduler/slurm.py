@@ -22,7 +22,7 @@ from dtslurm.model.runs.record import OUR_MARK
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.scheduler.base import SUBMIT_TIMEOUT_S, Look, PartialResult, Runner
 from dtslurm.scheduler.job_table import JobTable, in_order, unlisted
-from dtslurm.scheduler.partial_results import partly
+from dtslurm.scheduler.partial_results import parse_partial_result
 from dtslurm.scheduler.site_answers import AnswerCache, SiteAnswers
 from dtslurm.scheduler.slurm_client import SlurmClient, failure
 from dtslurm.slurm import commands, parse
@@ -406,7 +406,7 @@ class SlurmScheduler:
     def requeue(self, job_ids: Sequence[str], look: Look | None = None) -> PartialResult | None:
         """Requeue jobs; see `Scheduler.requeue`."""
         answer = self._change(commands.requeue, job_ids, look, take_refusals=True)
-        return None if answer is None or answer.ok else partly(job_ids, answer)
+        return None if answer is None or answer.ok else parse_partial_result(job_ids, answer)
 
     def signal(self, job_ids: Sequence[str], name: str) -> None:
         """Send a signal to the tasks of running jobs; see `Scheduler.signal`."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 EARLY_S = 60  # Slurm may send the --signal up to this many seconds early, according to sbatch's manual
 
 
-class Truth(NamedTuple):
+class EndingBehaviour(NamedTuple):
     """One aspect of how the cluster ends jobs.
 
     Attributes:
@@ -23,9 +23,9 @@ class Truth(NamedTuple):
     hint: str
 
 
-def truths(
+def describe_endings(
     config: Mapping[str, str], graces: Mapping[str, int], longest_save: float | None = None
-) -> list[Truth]:
+) -> list[EndingBehaviour]:
     """Return how the cluster handles preemption, the early signal, the end of a job and a requeue.
 
     Args:
@@ -43,10 +43,10 @@ def truths(
     ]
 
 
-def _describe_preemption(config: Mapping[str, str], graces: Mapping[str, int]) -> Truth:
+def _describe_preemption(config: Mapping[str, str], graces: Mapping[str, int]) -> EndingBehaviour:
     mode, preempt_type = config.get("PreemptMode", ""), config.get("PreemptType", "").rpartition("/")[2]
     if preempt_type in ("", "none"):
-        return Truth("preemption", "none", "")
+        return EndingBehaviour("preemption", "none", "")
     grace = ", ".join(f"{seconds} s in {name}" for name, seconds in sorted(graces.items()))
     grace = grace or ("by QOS" if preempt_type == "qos" else "none")
     user_signal = "send_user_signal" in config.get("PreemptParameters", "")
@@ -55,21 +55,23 @@ def _describe_preemption(config: Mapping[str, str], graces: Mapping[str, int]) -
     version = re.match(r"(\d+)\.(\d+)", config.get("SLURM_VERSION", ""))
     if version and (int(version[1]), int(version[2])) < (24, 5):
         hint += ", which this Slurm does not where a job ends in its grace"
-    return Truth("preemption", f"PreemptMode={mode} by {preempt_type}, grace: {grace}", hint)
+    return EndingBehaviour("preemption", f"PreemptMode={mode} by {preempt_type}, grace: {grace}", hint)
 
 
-def _describe_early_signal(config: Mapping[str, str], longest_save: float | None) -> Truth:
+def _describe_early_signal(config: Mapping[str, str], longest_save: float | None) -> EndingBehaviour:
     over_time_limit = config.get("OverTimeLimit", "0")
     timing = f"comes up to {EARLY_S} s before the asked time"
     timing += "" if over_time_limit.startswith("0") else f", OverTimeLimit={over_time_limit}"
     if longest_save is None:
-        return Truth("early signal", timing, f"--signal-before: the seconds that a save takes, and {EARLY_S}")
+        return EndingBehaviour(
+            "early signal", timing, f"--signal-before: the seconds that a save takes, and {EARLY_S}"
+        )
     signal_before_s = round(longest_save + 0.5) + EARLY_S
     hint = f"--signal-before {signal_before_s}: the longest save of your last runs took {longest_save:.1f} s"
-    return Truth("early signal", timing, hint)
+    return EndingBehaviour("early signal", timing, hint)
 
 
-def _describe_job_end(config: Mapping[str, str], longest_save: float | None) -> Truth:
+def _describe_job_end(config: Mapping[str, str], longest_save: float | None) -> EndingBehaviour:
     match = re.match(r"\d+", config.get("KillWait", ""))
     kill_wait_s = int(match[0]) if match else 30
     hint = "a save that takes longer after TERM is lost; --signal-before tells training earlier"
@@ -77,12 +79,12 @@ def _describe_job_end(config: Mapping[str, str], longest_save: float | None) -> 
         hint = (
             f"your longest save takes {longest_save:.0f} s: it is lost if it begins at TERM; --signal-before"
         )
-    return Truth("end of a job", f"KillWait={kill_wait_s} s from TERM to KILL", hint)
+    return EndingBehaviour("end of a job", f"KillWait={kill_wait_s} s from TERM to KILL", hint)
 
 
-def _describe_requeue(config: Mapping[str, str]) -> Truth:
+def _describe_requeue(config: Mapping[str, str]) -> EndingBehaviour:
     if config.get("JobRequeue") == "0":
-        return Truth(
+        return EndingBehaviour(
             "requeue", "JobRequeue=0: only jobs that ask for it", "sbatch --requeue, or slurm.go_on_by"
         )
     requeue_delay = re.search(r"\brequeue_delay=(\d+)", config.get("SchedulerParameters", ""))
@@ -95,4 +97,4 @@ def _describe_requeue(config: Mapping[str, str]) -> Truth:
         else 120
     )
     hint = "slurm: {start_now: yes} in the profile shortens that" if seconds > EARLY_S else ""
-    return Truth("requeue", f"a requeued job waits {seconds + 1} s", hint)
+    return EndingBehaviour("requeue", f"a requeued job waits {seconds + 1} s", hint)

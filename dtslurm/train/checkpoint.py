@@ -24,18 +24,18 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.train import folder as store
-from dtslurm.train.folder import Manifest, Saved
+from dtslurm.train.folder import CheckpointFile, Manifest
 from dtslurm.train.foreign import is_foreign, planner_of, reader_of
 from dtslurm.train.run_files import RunFiles, StaleAttempt
 from dtslurm.train.state import (
     State,
     all_gather,
     broadcast,
-    dice,
+    copy_to_cpu,
+    get_rng_states,
     load_state_dicts,
-    set_dice,
+    set_rng_states,
     size_of,
-    staged,
     state_dicts,
     templates,
 )
@@ -127,8 +127,8 @@ class Checkpointer:
             or self._pending_save.step != step
             or self._pending_save.error is not None
         ):
-            values = {**state_dicts(state), _RNG_STATES: {str(self.rank): dice()}}
-            self._cpu_copy = staged(values, self._cpu_copy)
+            values = {**state_dicts(state), _RNG_STATES: {str(self.rank): get_rng_states()}}
+            self._cpu_copy = copy_to_cpu(values, self._cpu_copy)
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             attempt = broadcast(secrets.token_hex(4), self._group)
@@ -247,7 +247,7 @@ class Checkpointer:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 store.sweep(self.folder, self.run.attempt)
-                return [path.name for path in store.candidates(self.folder)]
+                return [path.name for path in store.list_checkpoints(self.folder)]
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise
@@ -344,7 +344,7 @@ class Checkpointer:
             ) from error
         load_state_dicts(state, values)
         if _RNG_STATES in values:
-            set_dice(values[_RNG_STATES][str(self.rank)])
+            set_rng_states(values[_RNG_STATES][str(self.rank)])
 
     def _rng_template(self, saved: Metadata) -> dict[str, torch.Tensor]:
         prefix = f"{_RNG_STATES}.{self.rank}."
@@ -384,7 +384,7 @@ class Checkpointer:
     def _register_and_prune(self, latest: Path, step: int, metrics: Mapping[str, Any]) -> None:
         """Register a checkpoint as an artifact, and delete checkpoints beyond the ``keep`` latest."""
         try:
-            self.run.artifact(store.registered(latest, step), metrics)
+            self.run.artifact(store.describe_artifact(latest, step), metrics)
             store.prune(self.folder, self.keep, self.run.pinned(self.folder))
         except (OSError, ValueError) as error:
             _print_error(f"{latest} is written; no older one is deleted for now: {error}")
@@ -408,7 +408,7 @@ class Checkpointer:
         index = reader_of(writing).read_metadata()
         return {storage_info.relative_path for storage_info in index.storage_data.values()}
 
-    def _checksum_own_files(self, writing: Path, written: set[str]) -> list[Saved]:
+    def _checksum_own_files(self, writing: Path, written: set[str]) -> list[CheckpointFile]:
         """Return the checksums of this rank's files, which the index names; all of these files must exist."""
         own_paths = sorted(writing / name for name in written if name.startswith(f"__{self.rank}_"))
         if self.rank == 0:
@@ -418,7 +418,7 @@ class Checkpointer:
             store.close_to_others(path)
         return [store.checksum(path, sync=True) for path in own_paths]
 
-    def _commit(self, step: int, writing: Path, files: list[list[Saved]]) -> Path:
+    def _commit(self, step: int, writing: Path, files: list[list[CheckpointFile]]) -> Path:
         try:
             self.run.check_lease()
         except StaleAttempt as error:
@@ -471,7 +471,7 @@ class _Save(threading.Thread):
             self.error = error
 
 
-def _check_files(path: Path, files: Sequence[Saved]) -> tuple[str, str]:
+def _check_files(path: Path, files: Sequence[CheckpointFile]) -> tuple[str, str]:
     """Return the damage of some of a checkpoint's files, and their read error; empty texts for none."""
     try:
         return store.find_damage(path, files, PATIENCE), ""

@@ -37,7 +37,7 @@ class LaterVersion(Exception):
 
 
 @dataclass(frozen=True)
-class Saved:
+class CheckpointFile:
     """One file of a checkpoint."""
 
     name: str
@@ -52,7 +52,7 @@ class Manifest:
     step: int
     attempt: int
     world_size: int
-    files: tuple[Saved, ...]
+    files: tuple[CheckpointFile, ...]
     time: float = 0.0
 
     def text(self) -> str:
@@ -78,7 +78,8 @@ class Manifest:
                 )
             files = values.pop("files")
             saved = tuple(
-                Saved(name, int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()
+                CheckpointFile(name, int(entry["bytes"]), str(entry["sha256"]))
+                for name, entry in files.items()
             )
             return cls(files=saved, **values)
         except (KeyError, TypeError, AttributeError) as error:
@@ -90,7 +91,7 @@ def name_of(step: int, attempt: int) -> str:
     return f"step-{step:08}-a{attempt}"
 
 
-def candidates(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, latest step first, and within a step the latest attempt first.
 
     Raises:
@@ -120,7 +121,7 @@ def _folders_in(folder: Path) -> list[str]:
         return []
 
 
-def checksum(path: Path, *, sync: bool = False) -> Saved:
+def checksum(path: Path, *, sync: bool = False) -> CheckpointFile:
     """Return a file's size and SHA-256; ``sync`` first flushes the file to disk."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
@@ -129,7 +130,7 @@ def checksum(path: Path, *, sync: bool = False) -> Saved:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
             size += len(chunk)
-    return Saved(path.name, size, digest.hexdigest())
+    return CheckpointFile(path.name, size, digest.hexdigest())
 
 
 def close_to_others(path: Path) -> None:
@@ -140,7 +141,7 @@ def close_to_others(path: Path) -> None:
             path.chmod(mode & ~0o022)
 
 
-def find_damage(checkpoint: Path, files: Iterable[Saved], patience: float = 0.0) -> str:
+def find_damage(checkpoint: Path, files: Iterable[CheckpointFile], patience: float = 0.0) -> str:
     """Return a message about the first missing or changed file of a checkpoint; empty if there is none.
 
     Args:
@@ -171,7 +172,7 @@ def commit(writing: Path, manifest: Manifest) -> Path:
         OSError: a file is missing or a write failed; the checkpoint then does not exist.
     """
     for file in manifest.files:
-        appear(writing / file.name, file.size)
+        wait_for_file(writing / file.name, file.size)
     with (writing / MANIFEST).open("x", encoding="utf-8") as out:
         out.write(manifest.text())
         out.flush()
@@ -188,7 +189,7 @@ def commit(writing: Path, manifest: Manifest) -> Path:
     return checkpoint
 
 
-def appear(path: Path, size: int, patience: float = 60.0) -> None:
+def wait_for_file(path: Path, size: int, patience: float = 60.0) -> None:
     """Wait until a file that another node wrote is visible on this node with its full size.
 
     Raises:
@@ -239,12 +240,12 @@ def remove(path: Path) -> None:
 def prune(folder: Path, keep: int | None, pinned: frozenset[Path] = frozenset()) -> None:
     """Delete all checkpoints except the ``keep`` latest and the pinned ones; None keeps all."""
     if keep is not None:
-        for path in candidates(folder)[keep:]:
+        for path in list_checkpoints(folder)[keep:]:
             if path not in pinned:
                 remove(path)
 
 
-def registered(checkpoint: Path, step: int) -> dict[str, object]:
+def describe_artifact(checkpoint: Path, step: int) -> dict[str, object]:
     """Return a checkpoint's entry for the artifact register; its SHA-256 covers the SHA-256 of each file."""
     files = (*Manifest.read(checkpoint).files, checksum(checkpoint / MANIFEST))
     text = "".join(f"{file.sha256}  {file.name}\n" for file in sorted(files, key=lambda file: file.name))

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dtslurm.train.run_files import append, plain
+from dtslurm.train.run_files import append, to_json_value
 
 
 class Metrics:
@@ -45,7 +45,7 @@ class Metrics:
 
     def _run(self, path: Path) -> None:
         while (values := self._lines.get()) is not None:
-            json_values = {key: plain(value) for key, value in values.items()}
+            json_values = {key: to_json_value(value) for key, value in values.items()}
             append(path, json.dumps(json_values, default=str, skipkeys=True) + "\n")
 
 

@@ -92,7 +92,7 @@ class RunFiles:
         """Append a line with an artifact and its numeric metrics to ``artifacts.jsonl``."""
         if self.folder is None:
             return
-        json_metrics = {key: plain(value) for key, value in metrics.items()}
+        json_metrics = {key: to_json_value(value) for key, value in metrics.items()}
         numbers = {key: value for key, value in json_metrics.items() if isinstance(value, int | float)}
         common_fields = {"schema": 1, "time": round(time.time(), 3), "attempt": self.attempt}
         append(
@@ -162,7 +162,7 @@ def append(path: Path, text: str) -> bool:
     return True
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Return a JSON value; NaN and infinity become text, so that readers do not take them for missing."""
     if hasattr(value, "numel"):
         value = value.item() if value.numel() == 1 else value.tolist()

@@ -28,8 +28,8 @@ from dtslurm.train.checkpoint import Checkpointer
 from dtslurm.train.metrics import Metrics, without_graph
 from dtslurm.train.place import RankInfo, find_place
 from dtslurm.train.run_files import RunFiles, StaleAttempt
-from dtslurm.train.state import check, seed_dice
-from dtslurm.train.straggler import OwnTime, Slowest, Straggler
+from dtslurm.train.state import check_objects, seed_generators
+from dtslurm.train.straggler import ForwardTimer, Slowest, Straggler
 
 GO_ON = 85  # exit code: the run saved a checkpoint and requests to continue in a new attempt
 # Seconds between rank 0's checks of the lease, and between comparisons of the ranks' step times.
@@ -114,10 +114,10 @@ class Session:
         self.checkpoints.claim()
         self._control_group = control_group
         self._agreement = Agreement(control_group, options["agree_every"])
-        self._straggler, self._forward_timer = Straggler(control_group), OwnTime(self.device)
+        self._straggler, self._forward_timer = Straggler(control_group), ForwardTimer(self.device)
         self._metrics = Metrics(self.run.metrics if self.rank == 0 else None, self.rank)
         if options["seed"] is not None:
-            seed_dice(options["seed"])
+            seed_generators(options["seed"])
         now = time.perf_counter()
         self._saved_step, self._saved_at = 0, now
         self._local_step, self._last_agreement = 0, (0, now)
@@ -240,13 +240,13 @@ class Session:
             CheckpointFailed: the checkpoint does not match these objects.
             RequestInvalid: an object cannot be saved.
         """
-        check(state)  # Check even without a checkpoint, so that errors appear before the first save.
+        check_objects(state)  # Check even without a checkpoint, so that errors appear before the first save.
         self._state = state
         restored = self.checkpoints.restore(state)
         self.step = self._saved_step = restored.step if restored else 0
         seed = self._options["seed"]
         if seed is not None and (restored is None or restored.world_size != self.world_size):
-            seed_dice(seed + 1_000_003 * self.step + self.rank + 1)
+            seed_generators(seed + 1_000_003 * self.step + self.rank + 1)
         if restored:
             self.print(f"goes on after step {restored.step} from {restored.path}")
         now = time.perf_counter()

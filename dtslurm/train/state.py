@@ -112,7 +112,7 @@ def _sharded_parameters(name: str, item: Any, objects: State) -> dict[str, torch
     }
 
 
-def check(objects: State) -> None:
+def check_objects(objects: State) -> None:
     """Check before training starts that all objects can be saved, without copying anything.
 
     Raises:
@@ -251,7 +251,7 @@ def _find_model(name: str, optimizer: torch.optim.Optimizer, objects: State) -> 
     )
 
 
-def staged(value: Any, before: Any = None) -> Any:
+def copy_to_cpu(value: Any, before: Any = None) -> Any:
     """Return a CPU copy of a value; reuse the memory of the earlier copy ``before`` if the shapes match."""
     if isinstance(value, torch.Tensor):
         value = value.detach()
@@ -264,13 +264,13 @@ def staged(value: Any, before: Any = None) -> Any:
         return value.to("cpu", copy=True)
     if isinstance(value, Mapping):
         earlier = before if isinstance(before, Mapping) else {}
-        return {key: staged(item, earlier.get(key)) for key, item in value.items()}
+        return {key: copy_to_cpu(item, earlier.get(key)) for key, item in value.items()}
     if isinstance(value, tuple) and not _has_tensors(value):
         return value  # for example a tuple that `pack` has already copied
     if isinstance(value, list | tuple):
         is_reusable = isinstance(before, list | tuple) and len(before) == len(value)
         earlier_items = before if is_reusable else [None] * len(value)
-        items = [staged(item, earlier) for item, earlier in zip(value, earlier_items, strict=True)]
+        items = [copy_to_cpu(item, earlier) for item, earlier in zip(value, earlier_items, strict=True)]
         return items if isinstance(value, list) else tuple(items)
     return value
 
@@ -297,7 +297,7 @@ def _has_same_layout(value: torch.Tensor, before: torch.Tensor) -> bool:
     return bool(same and getattr(value, "placements", None) == getattr(before, "placements", None))
 
 
-def dice() -> dict[str, torch.Tensor]:
+def get_rng_states() -> dict[str, torch.Tensor]:
     """Return the states of this process's random number generators: torch, Python, and NumPy if imported."""
     states = {"torch": torch.get_rng_state(), "python": _as_tensor(random.getstate())}
     if torch.cuda.is_available():
@@ -308,7 +308,7 @@ def dice() -> dict[str, torch.Tensor]:
     return states
 
 
-def set_dice(states: Mapping[str, torch.Tensor]) -> None:
+def set_rng_states(states: Mapping[str, torch.Tensor]) -> None:
     """Set the states of this process's random number generators."""
     torch.set_rng_state(states["torch"])
     version, numbers, gauss = _from_tensor(states["python"])
@@ -319,7 +319,7 @@ def set_dice(states: Mapping[str, torch.Tensor]) -> None:
         sys.modules["numpy"].random.set_state(tuple(_from_tensor(states["numpy"])))
 
 
-def seed_dice(seed: int) -> None:
+def seed_generators(seed: int) -> None:
     """Seed the random number generators of torch and Python, and of NumPy if imported."""
     random.seed(seed)
     torch.manual_seed(seed)

@@ -20,7 +20,7 @@ class Slowest:
     median: float
 
 
-class OwnTime:
+class ForwardTimer:
     """Measures the time from the end of a step to the end of the model's forward pass.
 
     This time covers data loading and the forward computation. It excludes the backward pass, in which ranks
@@ -70,7 +70,7 @@ class OwnTime:
 
 
 class Straggler:
-    """Compares the ranks' own times (see `OwnTime`); the ranks agree on the steps at which to compare.
+    """Compares the ranks' own times (see `ForwardTimer`); the ranks agree on the steps at which to compare.
 
     Args:
         group: a gloo group of all ranks that nothing else uses; None in a single process.

@@ -32,7 +32,7 @@ class EventLine:
     bad: bool = False
 
 
-def condensed(events: Iterable[Event]) -> list[Event]:
+def drop_outdated_staging(events: Iterable[Event]) -> list[Event]:
     """Return the events, with only the newest staging event of each node and source."""
     events_by_key: dict[object, Event] = {}
     for number, event in enumerate(events):
@@ -48,7 +48,7 @@ def lines(events: Iterable[Event]) -> list[EventLine]:
     """Return the timeline, oldest first; equal events of several nodes are merged into one line."""
     timeline: list[EventLine] = []
     open_groups: dict[str, tuple[int, list[Event]]] = {}
-    for event in condensed(events):
+    for event in drop_outdated_staging(events):
         group = _group_key(event)
         if group in open_groups:
             index, members = open_groups[group]

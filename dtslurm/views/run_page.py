@@ -23,7 +23,7 @@ from dtslurm.model.runs.telemetry import (
     TrainPoint,
 )
 from dtslurm.model.values import dataclass
-from dtslurm.views.events import condensed
+from dtslurm.views.events import drop_outdated_staging
 from dtslurm.views.forecast import Forecast, forecast
 from dtslurm.views.telemetry import activity_of
 
@@ -225,12 +225,12 @@ def page(
         now=pulse.now,
         taken_at=taken_at,
         world_size=size,
-        ranks=cells(pulse, size, nodes, over=over or not is_newest, rest=rest),
+        ranks=build_rank_cells(pulse, size, nodes, over=over or not is_newest, rest=rest),
         first_failure=pulse.first_failure,
         nodes=nodes,
         points=points,
         points_from=pulse.train_from or (before.points_from if before is not None and same_attempt else ""),
-        events=tuple(condensed((*old_events, *pulse.events))[-MOST_EVENTS:]),
+        events=tuple(drop_outdated_staging((*old_events, *pulse.events))[-MOST_EVENTS:]),
         forecast=end_forecast,
         activity=activity,
     )
@@ -267,7 +267,7 @@ def gpu_memory(gpu: GpuSample) -> float | None:
     return gpu.memory_used / gpu.memory_total
 
 
-def cells(
+def build_rank_cells(
     pulse: RunTelemetry, world_size: int, nodes: Sequence[NodeCell], *, over: bool, rest: Rest | None = None
 ) -> tuple[RankCell, ...]:
     """Return a cell for each rank.

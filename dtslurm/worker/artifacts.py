@@ -23,7 +23,7 @@ BUDGET_S = 60.0  # time for checksums at the end of a job; the remaining ones ar
 CLOCKS_S = 60.0  # maximum clock difference between a node and its file server
 
 
-class Late(Exception):
+class DeadlinePassed(Exception):
     """The deadline passed before the checksum was complete."""
 
 
@@ -61,7 +61,7 @@ def relative(run_dir: str, path: str) -> str:
     return os.path.relpath(full, run_dir) if inside else full
 
 
-def known(run_dir: str) -> Dict[str, Dict[str, Any]]:
+def read_entries(run_dir: str) -> Dict[str, Dict[str, Any]]:
     """Return the merged entry of each artifact, keyed by path, in the order of their first lines."""
     entries: Dict[str, Dict[str, Any]] = {}
     for record in lines(run_dir):
@@ -140,7 +140,7 @@ def digest_of(path: str, end: float = math.inf) -> str:
     with open(path, "rb", buffering=0) as file:
         for chunk in iter(lambda: file.read(CHUNK), b""):
             if time.monotonic() > end:
-                raise Late
+                raise DeadlinePassed
             digest.update(chunk)
     return digest.hexdigest()
 
@@ -150,7 +150,7 @@ def collect(run_dir: str, patterns: List[str]) -> None:
     deadline = time.monotonic() + BUDGET_S
     attempt_text = os.environ.get("DTSLURM_ATTEMPT", "")
     attempt = int(attempt_text) if attempt_text.isdigit() else 0
-    registered = known(run_dir)
+    registered = read_entries(run_dir)
     matching_paths = []
     for pattern in patterns:
         base = glob.escape(run_dir) if not pattern.startswith("/") else ""
@@ -184,7 +184,7 @@ def _measure_before_deadline(path: str, end: float) -> Dict[str, Any]:
     """Return what `measure` returns, without a checksum if there is not enough time for it."""
     try:
         return measure(path, time.monotonic() < end, end)
-    except Late:
+    except DeadlinePassed:
         return measure(path, False)
 
 
@@ -217,7 +217,7 @@ def listing(run_dir: str, checksums: List[str]) -> List[Dict[str, Any]]:
     """
     pinned_paths = set(pins(run_dir))
     rows = []
-    for path, entry in known(run_dir).items():
+    for path, entry in read_entries(run_dir).items():
         full = os.path.join(run_dir, path)
         row = dict(entry, path=path, there=os.path.exists(full), pinned=path in pinned_paths)
         if row["there"]:
@@ -243,7 +243,9 @@ def pin(run_dir: str, paths: List[str], keep: bool) -> List[str]:
     return sorted(pinned_paths)
 
 
-def outdated(rows: List[Dict[str, Any]], keep: int, best: str, largest: bool) -> List[Dict[str, Any]]:
+def removable_checkpoints(
+    rows: List[Dict[str, Any]], keep: int, best: str, largest: bool
+) -> List[Dict[str, Any]]:
     """Return the checkpoints that may be removed: not pinned, not among the newest, not among the best.
 
     Args:
@@ -273,9 +275,11 @@ def _finite_or_none(value: Any) -> Optional[float]:
 
 
 def prune(run_dir: str, keep: int, best: str, largest: bool, remove: bool) -> List[Dict[str, Any]]:
-    """Return the run directory's checkpoints that `outdated` selects; delete them if ``remove`` is set."""
+    """Return the checkpoints that `removable_checkpoints` selects; delete them if ``remove`` is set."""
     removable = [
-        row for row in outdated(listing(run_dir, []), keep, best, largest) if not row["path"].startswith("/")
+        row
+        for row in removable_checkpoints(listing(run_dir, []), keep, best, largest)
+        if not row["path"].startswith("/")
     ]
     for row in removable if remove else []:
         path = os.path.join(run_dir, row["path"])

@@ -27,7 +27,7 @@ try:
     from .sampler_group import GroupWatch
     from .sampler_nvidia import NvidiaSmi, Nvml
     from .sampler_ranks import Ranks
-    from .sampler_values import HIP, Record, contents, counter, known, numbers, processes
+    from .sampler_values import HIP, Record, contents, counter, drop_none, numbers, processes
 except ImportError:  # beside this file, in a run directory
     from sampler_amd import (  # type: ignore[import-not-found,no-redef]
         Amdgpu,
@@ -45,7 +45,7 @@ except ImportError:  # beside this file, in a run directory
         Record,
         contents,
         counter,
-        known,
+        drop_none,
         numbers,
         processes,
     )
@@ -80,7 +80,7 @@ def nics() -> Dict[str, Record]:
         ]
         errors = [value for value in error_counts if value is not None]
         values = {"rx_bytes": received, "tx_bytes": sent, "errors": sum(errors) if errors else None}
-        counters[device if number == "1" else device + "/" + number] = known(values)
+        counters[device if number == "1" else device + "/" + number] = drop_none(values)
     for path in sorted(glob.glob("/sys/class/net/*")):
         name = os.path.basename(path)
         if VIRTUAL.match(name) or contents(os.path.join(path, "operstate")) == "down":
@@ -176,7 +176,7 @@ class JobResources:
         reclaimable = re.search("^%s ([0-9]+)$" % key, contents(os.path.join(folder, "memory.stat")), re.M)
         limit = counter(os.path.join(folder, "memory.max" if is_v2 else "memory.limit_in_bytes"))
         limit = limit if limit is not None and limit < HUGE else None
-        return known(
+        return drop_none(
             {
                 "cgroup_memory": max(0, used - int(reclaimable.group(1) if reclaimable else 0)),
                 "cgroup_limit": limit,
@@ -204,7 +204,7 @@ class JobResources:
         is_own, cpu_by_process = {}, {}
         for pid, stat in processes():
             key = (pid, stat[19])  # a pid may be reused: the start time distinguishes the processes
-            is_own[key] = self.own[key] if key in self.own else is_of(pid, self.job)
+            is_own[key] = self.own[key] if key in self.own else belongs_to_job(pid, self.job)
             if is_own[key]:
                 cpu_by_process[key] = (int(stat[11]) + int(stat[12])) / self.ticks
                 self.total += max(0.0, cpu_by_process[key] - self.spent.get(key, 0.0))
@@ -212,7 +212,7 @@ class JobResources:
         return self.total
 
 
-def is_of(pid: int, job: str) -> bool:
+def belongs_to_job(pid: int, job: str) -> bool:
     """Return whether a process was started by a job."""
     try:
         with open("/proc/%d/environ" % pid, "rb") as file:
@@ -238,13 +238,13 @@ def gpu_reader(env: Mapping[str, str], asked: int) -> Any:
     return None
 
 
-def started(pid: int) -> str:
+def process_start_time(pid: int) -> str:
     """Return a process's start time, which detects a reused pid; "" if the process has exited."""
     fields = contents("/proc/%d/stat" % pid).rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else ""
 
 
-def spent() -> float:
+def measure_own_cpu() -> float:
     """Return the CPU seconds used by this process and its exited children."""
     times = os.times()
     return time.process_time() + times[2] + times[3]
@@ -280,7 +280,7 @@ def run(pid: int, asked: int, env: Mapping[str, str], apart: str = "") -> None:
     Args:
         apart: the event to record if the ranks train without a process group; empty disables this check.
     """
-    parent = started(pid)
+    parent = process_start_time(pid)
     folder = os.path.join(env["DTSLURM_RUN_DIR"], "metrics", env.get("DTSLURM_ATTEMPT", "0"))
     rank = int(env.get("SLURM_NODEID", "0"))
     path = os.path.join(folder, "node-%d.jsonl" % rank)
@@ -290,8 +290,8 @@ def run(pid: int, asked: int, env: Mapping[str, str], apart: str = "") -> None:
     local_paths = dict.fromkeys(["/tmp", env.get("TMPDIR") or "/tmp", "/dev/shm"])
     shared_disks: Dict[str, Record] = {}
     shared_disks_read_at = 0.0
-    while parent and started(pid) == parent:
-        cpu_before = spent()
+    while parent and process_start_time(pid) == parent:
+        cpu_before = measure_own_cpu()
         # statvfs on a shared file system is expensive.
         if time.monotonic() - shared_disks_read_at >= 60 or not shared_disks:
             shared_disks, shared_disks_read_at = disks([env["DTSLURM_RUN_DIR"]]), time.monotonic()
@@ -307,15 +307,15 @@ def run(pid: int, asked: int, env: Mapping[str, str], apart: str = "") -> None:
             record["load"] = round(os.getloadavg()[0], 2)
         if gpus is not None:
             with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-                record.update(known({"gpus": gpus.sample() or None}))
+                record.update(drop_none({"gpus": gpus.sample() or None}))
         with contextlib.suppress(OSError, ValueError):
             ranks.note(time.time(), record.get("gpus") or [])
         size = append(path, record)
         if size is None and not os.path.isdir(folder):
             return
-        pause_s = pause(spent() - cpu_before, size or 0)
+        pause_s = pause(measure_own_cpu() - cpu_before, size or 0)
         next_sample_at = time.monotonic() + pause_s
-        while parent and started(pid) == parent and time.monotonic() < next_sample_at:
+        while parent and process_start_time(pid) == parent and time.monotonic() < next_sample_at:
             watch_group(group)
             time.sleep(min(1.0, max(0.0, next_sample_at - time.monotonic())))
     watch_group(group)  # evaluate the logs of runs that are shorter than one pause

@@ -8,16 +8,16 @@ import subprocess
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 try:
-    from .sampler_values import HIP, Record, chosen, contents, counter, decimal, known
+    from .sampler_values import HIP, Record, contents, counter, decimal, drop_none, select_job_gpus
 except ImportError:  # beside this file, in a run directory
     from sampler_values import (  # type: ignore[import-not-found,no-redef]
         HIP,
         Record,
-        chosen,
         contents,
         counter,
         decimal,
-        known,
+        drop_none,
+        select_job_gpus,
     )
 
 MIB = 1 << 20
@@ -33,13 +33,13 @@ class Amdgpu:
         for path in sorted(map(os.path.dirname, cards), key=os.path.realpath):
             uuid = contents(os.path.join(path, "unique_id"))
             gpus.append({"index": len(gpus), "uuid": "GPU-" + uuid if uuid else "", "path": path})
-        self.gpus = chosen(gpus, as_cuda(env), asked)
+        self.gpus = select_job_gpus(gpus, as_cuda(env), asked)
         if not self.gpus:
             raise OSError("no GPU of AMD's is this job's")
 
     def sample(self) -> List[Record]:
         """Return the current values of each GPU."""
-        return [known(self.one(gpu)) for gpu in self.gpus]
+        return [drop_none(self.one(gpu)) for gpu in self.gpus]
 
     @staticmethod
     def one(gpu: Record) -> Record:
@@ -67,7 +67,7 @@ class Amdgpu:
 def as_cuda(env: Mapping[str, str]) -> Dict[str, str]:
     """Return the environment with AMD's variable of visible GPUs copied to CUDA_VISIBLE_DEVICES."""
     visible = next((env[name] for name in HIP if env.get(name)), None)
-    return dict(env, **known({"CUDA_VISIBLE_DEVICES": visible}))
+    return dict(env, **drop_none({"CUDA_VISIBLE_DEVICES": visible}))
 
 
 class Program:
@@ -104,7 +104,7 @@ class Program:
         gpus = self.read(self.output(self.WORDS))
         for gpu in gpus:
             gpu["uuid"] = gpu.get("uuid") or self.uuids.get(gpu["index"], "")
-        return chosen(gpus, as_cuda(self.env), self.asked)
+        return select_job_gpus(gpus, as_cuda(self.env), self.asked)
 
     @staticmethod
     def read(output: bytes) -> List[Record]:
@@ -158,7 +158,7 @@ class AmdSmi(Program):
                 "ecc_corrected": int(corrected) if corrected is not None else None,
                 "ecc_uncorrected": int(uncorrected) if uncorrected is not None else None,
             }
-            gpus.append(known(gpu))
+            gpus.append(drop_none(gpu))
         return gpus
 
 
@@ -209,5 +209,5 @@ class RocmSmi(Program):
                 "power_w": value(values, "package power"),
                 "temperature_c": value(values, "temperature", "junction"),
             }
-            gpus.append(known(gpu))
+            gpus.append(drop_none(gpu))
         return gpus

@@ -9,14 +9,14 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
 try:
-    from .sampler_values import Record, chosen, decimal, known, mig_devices
+    from .sampler_values import Record, decimal, drop_none, mig_devices, select_job_gpus
 except ImportError:  # beside this file, in a run directory
     from sampler_values import (  # type: ignore[import-not-found,no-redef]
         Record,
-        chosen,
         decimal,
-        known,
+        drop_none,
         mig_devices,
+        select_job_gpus,
     )
 
 MIB = 1 << 20
@@ -86,7 +86,7 @@ class Nvml:
         if not self.call("nvmlInit_v2"):
             raise OSError("the driver does not answer")
         self.refused: Set[Any] = set()
-        self.gpus = chosen(self.found(), env, asked)
+        self.gpus = select_job_gpus(self.found(), env, asked)
         for gpu in mig_devices(env):
             handle = ctypes.c_void_p()
             if self.call("nvmlDeviceGetHandleByUUID", gpu["uuid"].encode(), ctypes.byref(handle)):
@@ -152,7 +152,7 @@ class Nvml:
             gpu_xids = self.xids.setdefault(event.device or 0, [])
             gpu_xids.append(event.data)
             del gpu_xids[:-MOST_XIDS]
-        return [known(self.one(gpu)) for gpu in self.gpus]
+        return [drop_none(self.one(gpu)) for gpu in self.gpus]
 
     def one(self, gpu: Record) -> Record:
         """Return the current values of one GPU; unknown values are None."""
@@ -248,7 +248,7 @@ class NvidiaSmi:
                 if gpu is not None:
                     self.seen[gpu["index"]] = (time.monotonic(), gpu)
         fresh = [gpu for read_at, gpu in self.seen.values() if time.monotonic() - read_at < 30]
-        return chosen(sorted(fresh, key=lambda gpu: int(gpu["index"])), self.env, self.asked)
+        return select_job_gpus(sorted(fresh, key=lambda gpu: int(gpu["index"])), self.env, self.asked)
 
     @classmethod
     def row(cls, line: str) -> Optional[Record]:
@@ -260,7 +260,7 @@ class NvidiaSmi:
         used_mib, total_mib = decimal(values["memory.used"]), decimal(values["memory.total"])
         reasons = values["clocks_throttle_reasons.active"]
         corrected, uncorrected = cells[-2:]
-        return known(
+        return drop_none(
             {
                 "index": int(cells[0]),
                 "uuid": values["uuid"],

@@ -52,7 +52,7 @@ def decimal(text: str) -> Optional[float]:
     return float(text) if re.match(r"^-?\d+(\.\d+)?$", text) else None
 
 
-def known(values: Record) -> Record:
+def drop_none(values: Record) -> Record:
     """Return a record without the entries that are None."""
     return {key: value for key, value in values.items() if value is not None}
 
@@ -67,7 +67,7 @@ def numbers(text: str) -> List[int]:
     return values
 
 
-def chosen(found: List[Record], env: Mapping[str, str], asked: int) -> List[Record]:
+def select_job_gpus(found: List[Record], env: Mapping[str, str], asked: int) -> List[Record]:
     """Return the GPUs of ``found`` (all visible GPUs) that belong to this job.
 
     If Slurm hides the devices of other jobs, these are all visible GPUs; otherwise the Slurm variables

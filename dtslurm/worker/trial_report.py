@@ -7,7 +7,7 @@ import re
 from typing import Any, Dict, Iterator, List, Optional
 
 from .telemetry.failure import first_failure, last_exception, tail_lines
-from .telemetry.log_metrics import Reading, from_logs, patterns_of
+from .telemetry.log_metrics import LogParser, from_logs, patterns_of
 
 _RANK_LOG = re.compile(r"rank-([0-9]+)\.log$")
 
@@ -59,7 +59,7 @@ def _log_records(task: str, place: Optional[int], patterns: List[Dict[str, Any]]
     for attempt in _list_numbers(os.path.join(task, "logs")):
         logs = os.path.join(task, "logs", str(attempt))
         if place is not None:
-            reading = Reading(patterns_of(patterns), {})
+            reading = LogParser(patterns_of(patterns), {})
             yield from reading.news(os.path.join(logs, "rank-{}.log".format(place)))
         else:
             matches = (_RANK_LOG.match(name) for name in os.listdir(logs))

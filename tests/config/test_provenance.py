@@ -27,7 +27,7 @@ title: X
     ],
 )
 def test_the_nearest_source_tells(key: str, title: str) -> None:
-    assert [source.title for source in provenance.of(key, provenance.read(TEXT))] == [title]
+    assert [source.title for source in provenance.find_sources(key, provenance.read(TEXT))] == [title]
 
 
 def test_what_is_built_on_keeps_its_own_sources_and_a_user_s_own_values_have_none(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_labels_have_contrast_on_every_ground(theme: str) -> None:
             chosen = look.ground(app, "primary")
             assert chosen.bgcolor is not None
             below = Color(*chosen.bgcolor.get_truecolor())
-            found["chosen row"] = look.contrast(Color.parse(look.on(chosen)), below)
+            found["chosen row"] = look.contrast(Color.parse(look.choose_text_colour(chosen)), below)
             return found
 
     low = {name: round(value, 2) for name, value in asyncio.run(measure()).items() if value < 4.5}

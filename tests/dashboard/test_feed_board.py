@@ -97,7 +97,7 @@ def test_a_job_whose_progress_cannot_be_had_is_shown_without(
             raise TransportError("the folder cannot be read")
         return pulse_of(1)
 
-    monkeypatch.setattr(feed_module, "pulse", unreadable)
+    monkeypatch.setattr(feed_module, "read_telemetry", unreadable)
     desk.run(1)
     desk.run(2, job="8")
     desk.say("7", JobState.RUNNING, start_time=int(NOW))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dtslurm.dashboard import feed as feed_module
-from dtslurm.dashboard.feed import Diagnosed, LogState, ranges, wanted_of
+from dtslurm.dashboard.feed import Diagnosed, LogState, build_log_request, parse_rank_ranges
 from dtslurm.dashboard.store import LineStore
 from dtslurm.errors import SlurmUnavailable
 from dtslurm.logs.lines import LogBlock, LogFile
@@ -205,7 +205,7 @@ def test_of_hundreds_of_ranks_only_alarms_unless_more_is_wanted(
     record = JobRecord(
         token="t", cluster="local", name="n", run_dir="/r", phase="submitted", created_at=0, world_size=300
     )
-    wanted, told = wanted_of(record, row_of(record), ranks)
+    wanted, told = build_log_request(record, row_of(record), ranks)
     assert (wanted.summary, told, wanted.lines) == (summary, words, most)
     assert wanted.ranks == (((0, 0), (3, 7)) if ranks == "0,3-7" else None)
     assert wanted.kinds == ({"rank"} if wanted.ranks else {"batch", "node", "rank"})
@@ -214,12 +214,12 @@ def test_of_hundreds_of_ranks_only_alarms_unless_more_is_wanted(
 @pytest.mark.parametrize("text", ["x", "0,", "3-", "-3", "3-x", "7-3", "0,7-3", "1.5", "²", "12345678901"])
 def test_what_names_no_ranks_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=f"'{text}' names no ranks: write 0,3-7, or "):
-        ranges(text)
+        parse_rank_ranges(text)
 
 
 def test_ranks_are_named_by_numbers_and_ranges() -> None:
-    assert ranges("0, 3-7 ,9-9") == ((0, 0), (3, 7), (9, 9))
-    assert ranges(" ") is ranges("*") is None
+    assert parse_rank_ranges("0, 3-7 ,9-9") == ((0, 0), (3, 7), (9, 9))
+    assert parse_rank_ranges(" ") is parse_rank_ranges("*") is None
 
 
 def test_the_verdict_is_said_in_the_words_of_who_asked(desk: Desk) -> None:

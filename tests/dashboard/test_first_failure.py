@@ -44,7 +44,7 @@ def test_ranks_that_were_told_to_end_are_terminated_and_do_not_stand_out() -> No
     made = failed_page()
     assert [cell.state for cell in made.ranks] == ["terminated"] * 3 + ["failed"]
     assert [cell.rank for cell in made.odd] == [3]
-    assert words.standing_out(made) == [(SENTENCE, "bad")]
+    assert words.outlier_pieces(made) == [(SENTENCE, "bad")]
 
 
 def test_a_failure_without_an_exception_is_told_by_its_exit_code() -> None:
@@ -54,7 +54,7 @@ def test_a_failure_without_an_exception_is_told_by_its_exit_code() -> None:
 
 def test_one_frame_has_the_first_failure_before_all_other_ranks() -> None:
     job = failed_job()
-    lines = frame.text(Board(rows=(job,)), failed_page(), job.key, width=100, now=NOW)
+    lines = frame.render_frame(Board(rows=(job,)), failed_page(), job.key, width=100, now=NOW)
     assert SENTENCE in lines
     ranks = [line for line in lines if line.startswith("rank ")]
     assert ranks[0].startswith("rank 3: failed")

@@ -83,8 +83,8 @@ def test_lines_that_were_read_together_tell_the_pace_only_from_reading_to_readin
     assert early is not None
     assert early.pace is None
     drawn = tuple(TrainPoint(step=int(step), time=time) for time, step in points)
-    assert [value for _, value in words.paces(drawn)] == pytest.approx([pace] * 3)
-    assert words.paces(drawn[: 2 * pace * every]) == []
+    assert [value for _, value in words.steps_per_second(drawn)] == pytest.approx([pace] * 3)
+    assert words.steps_per_second(drawn[: 2 * pace * every]) == []
 
 
 def test_what_is_no_number_is_left_out() -> None:

@@ -23,7 +23,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
 
 
 def drawn(found: Board, width: int = 200) -> list[str]:
-    return frame.text(found, None, None, width=width, now=NOW)
+    return frame.render_frame(found, None, None, width=width, now=NOW)
 
 
 def test_the_list_has_a_line_for_each_job_and_for_each_cluster_that_is_in_trouble() -> None:
@@ -53,7 +53,7 @@ def test_lines_are_cut_to_the_width_by_what_a_terminal_shows_of_them() -> None:
 def paged(size: int, **values: object) -> str:
     job = row(1, ranks=size)
     shown = replace(page_of(size, job.key), **values)  # type: ignore[arg-type]
-    return "\n".join(frame.text(Board(rows=(job,)), shown, job.key, width=100, now=NOW))
+    return "\n".join(frame.render_frame(Board(rows=(job,)), shown, job.key, width=100, now=NOW))
 
 
 def test_a_stalled_job_says_so_on_its_page_and_names_the_command_that_tells_more() -> None:
@@ -112,14 +112,14 @@ def test_one_look_asks_every_cluster_and_running_jobs_how_far_they_are(desk: Des
     desk.say("7", JobState.RUNNING, start_time=int(NOW) - 60)
     files.start(1)
     files.lines("train.jsonl", {"step": 5, "time": NOW, "total_steps": 10})
-    found = frame.look(desk.context, None)
+    found = frame.query_board(desk.context, None)
     assert [(one.job_id, one.state) for one in found.rows] == [("8", "UNKNOWN"), ("7", "RUNNING")]
     forecast = found.rows[1].forecast
     assert forecast is not None
     assert (forecast.step, forecast.total) == (5, 10)
     troubled = [line.name for line in found.clusters if line.trouble]
     assert troubled == ["gone"]
-    assert [one.job_id for one in frame.look(desk.context, "local").rows] == ["7"]
+    assert [one.job_id for one in frame.query_board(desk.context, "local").rows] == ["7"]
 
 
 def test_a_cluster_that_does_not_answer_in_time_is_not_waited_for(
@@ -134,7 +134,7 @@ def test_a_cluster_that_does_not_answer_in_time_is_not_waited_for(
     monkeypatch.setattr(desk, "_query", late)
     monkeypatch.setattr(frame, "_PATIENCE_S", 0.0)
     desk.run(1)
-    found = frame.look(desk.context, None)
+    found = frame.query_board(desk.context, None)
     answer.set()
     for thread in threading.enumerate():
         if thread.name.endswith("(ask)"):
@@ -148,7 +148,7 @@ def test_a_page_is_of_a_job_on_the_board(desk: Desk) -> None:
     desk.say("7", JobState.RUNNING, start_time=int(NOW) - 60)
     files.start(2)
     files.rank(0)
-    found = frame.look(desk.context, None)
+    found = frame.query_board(desk.context, None)
     shown = frame.page_of(desk.context(), found, record.token)
     assert [cell.state for cell in shown.ranks] == ["running", "waiting"]
     with pytest.raises(JobNotFound, match="no job 'other' on the board"):

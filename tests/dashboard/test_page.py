@@ -186,5 +186,5 @@ def test_numbers_are_short_enough_for_an_axis() -> None:
         1e6: "1M",
         1e99: "1e+99",
     }
-    assert {value: words.short(value) for value in known} == known
-    assert all(len(words.short(-(1.2345678 * 10.0**power))) <= 9 for power in range(-99, 99))
+    assert {value: words.format_short(value) for value in known} == known
+    assert all(len(words.format_short(-(1.2345678 * 10.0**power))) <= 9 for power in range(-99, 99))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtslurm.dashboard import ascii_fallback
-from dtslurm.dashboard.store import CHUNK, ERRORS, LineStore, compiled
+from dtslurm.dashboard.store import CHUNK, ERRORS, LineStore, compile_pattern
 
 
 def filled(lines: int, **values: Any) -> LineStore:
@@ -51,7 +51,7 @@ def test_of_a_line_that_was_rewritten_the_last_state_is_kept_and_a_long_one_is_c
 
 
 def matches(store: LineStore, text: str, begin: int = 0) -> list[int]:
-    return [number for found in store.matches(compiled(text), begin) for number in found]
+    return [number for found in store.matches(compile_pattern(text), begin) for number in found]
 
 
 def test_matches_are_of_whole_lines_and_of_no_more_than_one() -> None:
@@ -62,12 +62,12 @@ def test_matches_are_of_whole_lines_and_of_no_more_than_one() -> None:
     assert matches(store, "BETA") == [4]
     assert matches(store, "beta", 2) == [2, 4]
     with pytest.raises(re.error):
-        compiled("(")
+        compile_pattern("(")
 
 
 def test_search_goes_both_ways_over_many_chunks() -> None:
     store = filled(3 * CHUNK)
-    pattern = compiled(r"^line (5|5000|9999)$")
+    pattern = compile_pattern(r"^line (5|5000|9999)$")
     assert [number for found in store.matches(pattern, 0) for number in found] == [5, 5000, 9999]
     assert store.backwards(pattern, store.total) == 9999
     assert store.backwards(pattern, 9999) == 5000

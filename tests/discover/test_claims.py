@@ -68,9 +68,9 @@ def judged(profile: ClusterProfile, seen: dict[str, Any] | None = None, nodes: s
     groups = kinds(told.nodes)
     names = from_slurm.names_of(groups, profile)
     looked = {"gpu-a100x4": SEEN if seen is None else seen}
-    found = from_slurm.found(told, groups, profile)
+    found = from_slurm.facts_from_survey(told, groups, profile)
     for name, one in looked.items():
-        found += from_probe.found(name, one)
+        found += from_probe.facts_from_probe(name, one)
     evidence = claims.Evidence(survey=told, kinds=groups, names=names, found=found, seen=looked)
     return {row.what: row.verdict for row in claims.judge(profile, evidence)}
 

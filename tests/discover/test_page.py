@@ -190,7 +190,7 @@ SITES = {
 def test_sites_are_known_by_their_names(
     cluster: str, hosts: list[str], nodes: list[str], known: list[str]
 ) -> None:
-    assert [name for name, _ in sites.known_as(SITES, cluster, hosts, nodes)] == known
+    assert [name for name, _ in sites.find_matching_profiles(SITES, cluster, hosts, nodes)] == known
 
 
 @pytest.mark.parametrize(

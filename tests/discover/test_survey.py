@@ -18,14 +18,14 @@ from tests.slurm.recorded import VERSIONS
 
 def values(output: str, parent: ClusterProfile | None = None) -> DiscoveredCluster:
     told = survey.read(output)
-    return from_slurm.found(told, kinds(told.nodes), parent)
+    return from_slurm.facts_from_survey(told, kinds(told.nodes), parent)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_version_is_described(version: str) -> None:
     told = survey.read(of_version(version))
     assert (told.cluster, told.version, told.host) == ("lab", version, "login1.lab.example.org")
-    found = from_slurm.found(told, kinds(told.nodes))
+    found = from_slurm.facts_from_survey(told, kinds(told.nodes))
     known = {fact.name: fact.value for fact in found.facts}
     assert known["slurm.version"] == version
     assert known["slurm.partition"] == "main"
@@ -161,7 +161,7 @@ WORDS = st.sampled_from(
 @given(st.lists(WORDS | st.text(max_size=8), max_size=40).map("".join))
 def test_no_answer_breaks_the_reader(output: str) -> None:
     told = survey.read(output)
-    found = from_slurm.found(told, kinds(told.nodes))
+    found = from_slurm.facts_from_survey(told, kinds(told.nodes))
     assert all(fact.evidence for fact in found.facts)
 
 

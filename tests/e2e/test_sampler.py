@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.services.observe.telemetry import pulse
+from dtslurm.services.observe.telemetry import read_telemetry
 from dtslurm.services.wiring.context import Context
 from dtslurm.store.rundir import RunDir, json_lines
 from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli
@@ -64,7 +64,7 @@ def test_every_node_is_noted_and_the_job_does_not_feel_it(cli: Cli, launcher: st
         assert "cpu_percent" in last
     if cli.cluster == "slurm":
         assert notes(run, 0)[0]["node"] != notes(run, 1)[0]["node"]
-    seen = pulse(Context(cwd=cli.folder), run.load())
+    seen = read_telemetry(Context(cwd=cli.folder), run.load())
     assert [(item.node_rank, item.gpus) for item in seen.nodes] == [(0, ()), (1, ())]
     assert [rank.exit_code for rank in seen.ranks.values()] == [0, 0, 0, 0]
     cli.wait_until(lambda: not running(run))
@@ -97,7 +97,7 @@ def test_each_task_of_an_array_has_notes_of_its_own(cli: Cli) -> None:
     assert {item["state"] for item in cli.wait_for_end(job, 120)["statuses"]} == {"COMPLETED"}
     tasks = cli.run_dir(job).tasks()
     assert [len(notes(task, 0)) >= 2 for task in tasks.values()] == [True, True]
-    seen = pulse(Context(cwd=cli.folder), cli.run_dir(job).load(), task="1")
+    seen = read_telemetry(Context(cwd=cli.folder), cli.run_dir(job).load(), task="1")
     assert (seen.task, seen.tasks, len(seen.nodes)) == ("1", ("0", "1"), 1)
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtslurm.launch.detection.detect import Detection, detect, other_sizes, resumes_from_checkpoints
+from dtslurm.launch.detection.detect import Detection, detect, find_size_conflicts, resumes_from_checkpoints
 from dtslurm.launch.detection.evidence import imported_files
 
 BUILT_IN = ("single", "srun", "torchrun")
@@ -350,7 +350,7 @@ def test_a_python_program_that_is_a_launcher_is_no_script_to_launch() -> None:
     ],
 )
 def test_other_sizes_than_the_jobs_are_told(source: str, args: tuple[str, ...], said: list[str]) -> None:
-    told = other_sizes(source, "/w/train.py", args, nodes=2, ranks_per_node=4, siblings={})
+    told = find_size_conflicts(source, "/w/train.py", args, nodes=2, ranks_per_node=4, siblings={})
     assert len(told) == len(said)
     assert all(words in line for words, line in zip(said, told, strict=True)), told
 

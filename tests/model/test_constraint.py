@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtslurm.model.jobs.constraint import joined
+from dtslurm.model.jobs.constraint import join_constraints
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from dtslurm.model.jobs.constraint import joined
     ],
 )
 def test_what_is_given_is_asked_for_altogether(given: tuple[str | None, ...], text: str | None) -> None:
-    assert joined(*given) == (text, [])
+    assert join_constraints(*given) == (text, [])
 
 
 @pytest.mark.parametrize(
@@ -42,4 +42,4 @@ def test_what_is_given_is_asked_for_altogether(given: tuple[str | None, ...], te
 def test_what_cannot_be_joined_leaves_the_others_out(
     given: tuple[str | None, ...], text: str, left_out: list[str]
 ) -> None:
-    assert joined(*given) == (text, left_out)
+    assert join_constraints(*given) == (text, left_out)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dtslurm.model import nodes
-from dtslurm.model.nodes import ListedNode, NodeNote, current, fitting, line, read
+from dtslurm.model.nodes import ListedNode, NodeNote, choose_exclusions, current, line, read
 from dtslurm.slurm import parse
 from dtslurm.worker.lib.node_blocklist import exchange
 
@@ -90,7 +90,7 @@ def test_no_more_is_left_out_than_the_job_can_do_without(
     needed: int, down: tuple[str, ...], out: list[str], kept: list[str]
 ) -> None:
     said = [note("n1", 500), note("n2", 50), note("gone")]
-    found = fitting(said, listed("n1", "n2", "n3", "n4", down=down), needed)
+    found = choose_exclusions(said, listed("n1", "n2", "n3", "n4", down=down), needed)
     assert tuple([one.node for one in part] for part in found) == (out, kept)
 
 

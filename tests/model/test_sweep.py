@@ -151,7 +151,7 @@ def test_trials_of_the_same_name_are_refused() -> None:
 def test_stages_stand_after_those_that_they_need() -> None:
     needs = {"evaluate": ["train"], "train": ["prepare"], "prepare": [], "other": []}
     assert stages.ordered(needs) == ["prepare", "train", "evaluate", "other"]
-    assert stages.before("evaluate", needs) == {"train", "prepare"}
+    assert stages.find_ancestors("evaluate", needs) == {"train", "prepare"}
     with pytest.raises(ValueError, match=r"^(a → b → a|b → a → b)$"):
         stages.ordered({"a": ["b"], "b": ["a"], "c": []})
     assert stages.folder_variable("pre-train") == "DTSLURM_STAGE_PRE_TRAIN_DIR"

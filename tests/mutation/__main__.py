@@ -29,7 +29,7 @@ ROOMS = ("slurm", "render", "worker")
 # A room's own tests (what ShellCheck says of golden scripts follows from their text); those of worker/ are
 # the files that speak of the module, or of what imports it.
 SENT = {  # these are not imported here: they run where the files are, or as a program of its own
-    "keeper": "tests/scheduler/test_local_control.py",
+    "job_execution": "tests/scheduler/test_local_control.py",
     "scontrol": "tests/scheduler/test_local_control.py",
     "send": "tests/store/test_copies.py",
     "answer": "tests/services/test_usage_samples.py",

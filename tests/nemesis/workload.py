@@ -20,7 +20,7 @@ from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.runs import clean
-from dtslurm.services.runs.control import act
+from dtslurm.services.runs.control import change_jobs
 from dtslurm.services.runs.runs import find, recent
 from dtslurm.services.runs.status import views
 from dtslurm.services.submit.prepare import prepare
@@ -144,7 +144,7 @@ class Workload:
     def _in_process(self, one: Act) -> None:
         since = time.time()
         try:
-            act(self.context(), one.verb, [one.run])
+            change_jobs(self.context(), one.verb, [one.run])
             result, words = "ok", ""
         except JobNotFound:  # a cancel has left word in the run's folder before
             result, words = "unknown" if one.verb == "cancel" else "refused", "not known"
@@ -277,7 +277,7 @@ class Workload:
         for name in ("n1", "n2", "n3"):  # a drained node is the site's to bring back
             self.site.lab.run(["scontrol", "update", f"nodename={name}", "state=resume"], check=False)
         try:
-            act(self.context(), verb, [record.name])
+            change_jobs(self.context(), verb, [record.name])
         except DtslurmError as error:
             self.errors.append(f"{verb} {record.name}: {error.message}")
 

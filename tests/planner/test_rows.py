@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from benchmarks.planner import score
 from dtslurm.planner import constants
 from dtslurm.planner.divide import cut_by_cost
-from dtslurm.planner.measured.evaluate import answer, choices, crashes, evaluate, measured_memory
+from dtslurm.planner.measured.evaluate import (
+    crashes,
+    evaluate,
+    measure_choice_losses,
+    measured_memory,
+    predict_row,
+)
 from dtslurm.planner.measured.guesses import guess_fabric, likely_heads, node_of
 from dtslurm.planner.measured.rows import RowImpossible, RowUnanswerable, read_row
 from dtslurm.planner.models import presets
@@ -87,7 +93,7 @@ def test_more_stages_than_layers_cannot_be() -> None:
     row = {**ROW, "pp": "64", "cp": "1", "gpus": "64", "dp": "1"}
     with pytest.raises(RowImpossible):
         read_row(row)
-    assert not answer(row, SHIPPED).fits
+    assert not predict_row(row, SHIPPED).fits
 
 
 def test_what_a_row_leaves_open_is_assumed_aloud() -> None:
@@ -100,7 +106,7 @@ def test_what_a_row_leaves_open_is_assumed_aloud() -> None:
     [("NVIDIA full-attn model FLOPs", 1.0), ("NVIDIA model FLOPs, causal attention", 0.89)],
 )
 def test_flops_are_counted_as_the_table_does(convention: str, ratio: float) -> None:
-    found = answer({**ROW, "flops_convention": convention}, SHIPPED)
+    found = predict_row({**ROW, "flops_convention": convention}, SHIPPED)
     assert found.tflops is not None
     assert found.estimate is not None
     assert found.tflops / found.estimate.tflops_per_gpu == pytest.approx(ratio, abs=0.03)
@@ -119,7 +125,7 @@ def test_choosing_wrongly_costs_what_was_measured() -> None:
         {**ROW, "row_id": "b", "tp": "2", "cp": "1", "dp": "4", "tokens_per_s_per_gpu": "10000"},
         {**ROW, "row_id": "c", "tp": "8", "cp": "1", "dp": "1", "tokens_per_s_per_gpu": "4000"},
     ]
-    [choice] = choices(evaluate(group, SHIPPED))
+    [choice] = measure_choice_losses(evaluate(group, SHIPPED))
     assert choice.best == "b"
     assert choice.loss == pytest.approx({"a": 0.2, "b": 0.0, "c": 0.6}[choice.chosen])
 
@@ -166,13 +172,13 @@ CELLS = st.sampled_from(
 
 @given(changed=st.dictionaries(st.sampled_from(sorted(ROW)), CELLS, max_size=5))
 def test_any_row_is_answered_or_says_why(changed: dict[str, str]) -> None:
-    found = answer({**ROW, **changed}, SHIPPED)
+    found = predict_row({**ROW, **changed}, SHIPPED)
     assert found.estimate is not None or found.reason
 
 
 @given(changed=st.dictionaries(st.sampled_from(sorted(ROW)), CELLS, max_size=5))
 def test_any_row_of_a_mixture_is_answered_or_says_why(changed: dict[str, str]) -> None:
-    found = answer({**ROW, "model": "qwen3-30b-a3b", "layers": "48", **changed}, SHIPPED)
+    found = predict_row({**ROW, "model": "qwen3-30b-a3b", "layers": "48", **changed}, SHIPPED)
     assert found.estimate is not None or found.reason
 
 
@@ -211,7 +217,7 @@ def test_degrees_that_only_the_notes_name_count() -> None:
 def test_experts_of_a_row_that_does_not_spread_them_go_where_they_fit() -> None:
     row = {"model": "deepseek-v3", "gpu": "H100-80GB", "gpus": "2048", "seq_len": "4096", "tp": "1",
            "pp": "16", "micro_batch": "1", "global_batch": "15360", "precision": "fp8"}  # fmt: skip
-    found = answer(row, SHIPPED)
+    found = predict_row(row, SHIPPED)
     assert found.case is not None
     assert found.case.layout.ep > 1
     assert any(text.startswith("ep not stated") for text in found.case.assumed)
@@ -358,7 +364,7 @@ def test_degrees_nobody_gives_are_answered_even_where_nothing_fits() -> None:
     row = {**ROW, "model": "gpt3-175b", "params_b": "175", "layers": "96", "hidden": "12288", "heads": "96",
            "kv_heads": "96", "ffn": "49152", "cp": "", "tp": "", "pp": "", "dp": "",
            "zero_or_fsdp": ""}  # fmt: skip
-    found = answer(row, SHIPPED)
+    found = predict_row(row, SHIPPED)
     assert found.estimate is not None
     assert not found.fits
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtslurm.planner import explain, search
-from dtslurm.planner.divide import problems_of
+from dtslurm.planner.divide import find_layout_problems
 from dtslurm.planner.layout import Layout, LayoutProblem, parse_layout
 from dtslurm.planner.models import presets
 from tests.planner.conftest import SHIPPED, task
@@ -28,7 +28,7 @@ def test_every_layout_tried_is_a_valid_one(model: str, count: int, gbs: int, fra
     assert groups
     for group in groups[:400]:
         for layout in group:
-            assert problems_of(asked.model, layout, asked.machine.gpus, asked.seq_len) == []
+            assert find_layout_problems(asked.model, layout, asked.machine.gpus, asked.seq_len) == []
 
 
 def test_what_is_ranked_fits_and_is_in_order() -> None:
@@ -114,7 +114,7 @@ numbers = st.integers(1, 40)
 def test_every_degree_that_does_not_divide_is_named(**degrees: int) -> None:
     layout = Layout(**degrees)  # type: ignore[arg-type]
     model = presets.preset("mixtral-8x7b")  # 32 layers, 32 heads, 8 key-value heads, 8 experts
-    said = "\n".join(problems_of(model, layout, 64, 4096))
+    said = "\n".join(find_layout_problems(model, layout, 64, 4096))
     assert (f"{layout.gpus} GPUs, but there are 64" in said) == (layout.gpus != 64)
     assert ("gbs=" in said and "multiple" in said) == bool(layout.gbs % (layout.mbs * layout.dp))
     assert ("attention heads" in said) == bool(32 % layout.tp)
@@ -143,7 +143,9 @@ def test_a_customary_batch_divides_over_the_gpus(count: int) -> None:
 )
 def test_expert_tensor_parallelism_has_to_divide(text: str, said: str) -> None:
     layout = parse_layout(text)
-    assert any(said in problem for problem in problems_of(presets.preset("mixtral-8x7b"), layout, 16, 4096))
+    assert any(
+        said in problem for problem in find_layout_problems(presets.preset("mixtral-8x7b"), layout, 16, 4096)
+    )
     fine = parse_layout("tp=4,ep=4,etp=4,dp=4,mbs=1,gbs=8,zero=1")
     assert parse_layout(str(fine)) == fine
-    assert not problems_of(presets.preset("mixtral-8x7b"), fine, 16, 4096)
+    assert not find_layout_problems(presets.preset("mixtral-8x7b"), fine, 16, 4096)

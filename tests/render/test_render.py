@@ -23,7 +23,7 @@ from dtslurm.model.shell import Sh, join
 from dtslurm.render.directives import quoted
 from dtslurm.render.engine import Engine
 from dtslurm.render.script import training_command
-from dtslurm.render.text import depending
+from dtslurm.render.text import insert_dependency
 from tests.render.conftest import Render, load_profile
 
 
@@ -257,7 +257,7 @@ def test_n2_a_cancelled_job_that_slurm_starts_again_trains_no_more(
 
 def test_what_a_script_waits_for_already_it_waits_for_still() -> None:
     script = "#!/bin/sh\n#SBATCH --dependency=afterok:1\n#SBATCH -N 2\n# words\n\ntrain\n#SBATCH --no\n"
-    head, _, rest = depending(script, "afterany:7").partition("# words\n")
+    head, _, rest = insert_dependency(script, "afterany:7").partition("# words\n")
     assert head.splitlines() == [
         "#!/bin/sh",
         "#SBATCH -N 2",

@@ -6,7 +6,7 @@ import pytest
 
 from dtslurm.errors import SlurmError
 from dtslurm.scheduler.base import PartialResult
-from dtslurm.scheduler.partial_results import partly
+from dtslurm.scheduler.partial_results import parse_partial_result
 from dtslurm.transport.base import Completed
 
 WAITS = "Job is pending execution"
@@ -31,7 +31,7 @@ def answer(*lines: str) -> Completed:
     ],
 )
 def test_what_was_done_is_told_apart(asked: list[str], lines: list[str], found: PartialResult) -> None:
-    assert partly(asked, answer(*lines)) == found
+    assert parse_partial_result(asked, answer(*lines)) == found
 
 
 @pytest.mark.parametrize(
@@ -46,4 +46,4 @@ def test_what_was_done_is_told_apart(asked: list[str], lines: list[str], found: 
 )
 def test_what_did_nothing_is_refused(asked: list[str], lines: list[str]) -> None:
     with pytest.raises(SlurmError, match="scontrol requeue"):
-        partly(asked, answer(*lines))
+        parse_partial_result(asked, answer(*lines))

@@ -433,7 +433,7 @@ def test_where_files_of_a_run_are_is_never_taken_from_the_cluster(
 def test_what_was_asked_is_never_taken_from_the_cluster(submitted_once: tuple[Context, Prepared]) -> None:
     """Else `resubmit` would run a line of theirs here, and `fetch --mirror` upload to their server."""
     from dtslurm.services.request.experiment_trackers import _server
-    from dtslurm.services.submit.resubmit import asked_for
+    from dtslurm.services.submit.resubmit import restore_request
 
     context, prepared = submitted_once
     told = record_of(
@@ -447,7 +447,7 @@ def test_what_was_asked_is_never_taken_from_the_cluster(submitted_once: tuple[Co
     cluster: Any = SimpleNamespace(remote=True, name="far", transport=Telling(""))
     record, _ = idempotency._copied(context, replace(prepared, cluster=cluster), record)
     with pytest.raises(RequestInvalid, match="does not tell what was asked for"):
-        asked_for(record)
+        restore_request(record)
     assert _server(record) == {}
 
 
@@ -631,8 +631,8 @@ def test_artifacts_that_are_malformed_give_one_clear_error(
 ) -> None:
     from dtslurm.services.results import artifacts
 
-    monkeypatch.setattr(artifacts, "far_side", lambda *_: (LocalTransport(), "python3"))
-    monkeypatch.setattr(artifacts, "ask", lambda *_, **__: answer)
+    monkeypatch.setattr(artifacts, "find_transport_and_python", lambda *_: (LocalTransport(), "python3"))
+    monkeypatch.setattr(artifacts, "query_worker", lambda *_, **__: answer)
     record: Any = type("Record", (), {"run_dir": "/far/run"})
     with pytest.raises(TransportError):
         artifacts.listing(None, record)  # type: ignore[arg-type]

@@ -148,7 +148,7 @@ def test_whose_a_file_is(
     monkeypatch.setattr(os, "geteuid", lambda: user)
     monkeypatch.setattr(grp, "getgrgid", group)
     monkeypatch.setattr(pwd, "getpwuid", lambda number: SimpleNamespace(pw_name="me"))
-    why = files.objection(found, env)
+    why = files.find_distrust_reason(found, env)
     assert (why is None) == (told is None)
     assert (told or "") in (why or "")
 

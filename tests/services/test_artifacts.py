@@ -67,7 +67,7 @@ def test_the_end_of_a_job_completes_the_register(run: Path, record: JobRecord) -
     (run / "export" / "x.onnx").write_text("x")
     for _ in range(2):  # a second end registers nothing twice
         register.collect(str(run), ["export/*.onnx"])
-    entry = register.known(str(run))["model.safetensors"]
+    entry = register.read_entries(str(run))["model.safetensors"]
     assert entry["sha256"] == register.measure(str(run / "model.safetensors"), checksum=True)["sha256"]
     assert entry["metrics"]["f1"] == 0.25
     lines = [one for one in register.lines(str(run)) if one["path"] == "export/x.onnx"]
@@ -99,7 +99,7 @@ def test_checksums_at_the_end_take_no_longer_than_they_may(
     monkeypatch.setattr(register, "CHUNK", 10)
     (run / "large.bin").write_bytes(bytes(1000))
     register.collect(str(run), ["large.bin"])
-    entry = register.known(str(run))["large.bin"]
+    entry = register.read_entries(str(run))["large.bin"]
     assert (entry["bytes"], entry.get("sha256")) == (1000, None)
 
 
@@ -115,14 +115,14 @@ def test_what_is_not_as_it_was_is_told(run: Path, record: JobRecord) -> None:
 
 def test_a_pattern_without_a_match_is_wrong(record: JobRecord) -> None:
     found = artifacts.listing(Context(), record)
-    assert names(artifacts.chosen(found, ["latest"])) == ["step-4"]
-    assert names(artifacts.chosen(found, ["checkpoints/step-[12]", "latest"])) == [
+    assert names(artifacts.select_artifacts(found, ["latest"])) == ["step-4"]
+    assert names(artifacts.select_artifacts(found, ["checkpoints/step-[12]", "latest"])) == [
         "step-1",
         "step-2",
         "step-4",
     ]
     with pytest.raises(RequestInvalid, match="no artifact matches 'nothing'"):
-        artifacts.chosen(found, ["nothing"])
+        artifacts.select_artifacts(found, ["nothing"])
 
 
 def test_prune_keeps_the_newest_the_best_and_what_is_pinned(run: Path, record: JobRecord) -> None:
@@ -163,7 +163,7 @@ def test_a_prune_that_was_cut_off_is_gone_on_with(run: Path, record: JobRecord) 
 
 def test_pull_compares_checksums(run: Path, record: JobRecord, tmp_path: Path) -> None:
     context = Context(cwd=tmp_path)
-    found = artifacts.chosen(artifacts.listing(context, record), ["latest"])
+    found = artifacts.select_artifacts(artifacts.listing(context, record), ["latest"])
     [place] = artifacts.pull(context, record, found, tmp_path / "here")
     assert (place / "weights.bin").read_bytes() == bytes([4]) * 100
     (run / "checkpoints/step-4/weights.bin").write_bytes(b"y" * 100)
@@ -172,7 +172,7 @@ def test_pull_compares_checksums(run: Path, record: JobRecord, tmp_path: Path) -
 
 
 def test_a_hugging_face_folder(run: Path, record: JobRecord, tmp_path: Path) -> None:
-    found = artifacts.chosen(artifacts.listing(Context(), record), ["model.safetensors"])
+    found = artifacts.select_artifacts(artifacts.listing(Context(), record), ["model.safetensors"])
     target = tmp_path / "hub"
     laid = export.hugging_face(record, found[0], run / "model.safetensors", target)
     assert [path.name for path in laid] == [".gitattributes", "README.md", "model.safetensors"]

@@ -166,7 +166,7 @@ def test_signals() -> None:
 def test_a_signal_that_comes_too_early(lead: int, refused: int, told: int) -> None:
     spec = JobSpec(name="x", script="x.py", work_dir="/w", launcher="srun", signal_before=lead)
     limit = Walltime(600)
-    assert len(job_checks.site(spec, ClusterProfile(name="x"), layout_of(1, limit))) == refused
+    assert len(job_checks.find_rule_conflicts(spec, ClusterProfile(name="x"), layout_of(1, limit))) == refused
     assert len(job_checks.lead_notices(None, lead, limit)) == told
 
 

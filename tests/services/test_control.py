@@ -65,7 +65,7 @@ def act(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, queue: Queue
     monkeypatch.setattr(control, "find", lambda *_: record)
     if tmp_path.exists():
         (tmp_path / "tasks" / "2").mkdir(parents=True, exist_ok=True)
-    return control.act(Context(cwd=tmp_path), verb, [job])
+    return control.change_jobs(Context(cwd=tmp_path), verb, [job])
 
 
 @pytest.mark.parametrize("verb", VERBS)

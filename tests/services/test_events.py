@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtslurm.views.events import condensed, line, lines
+from dtslurm.views.events import drop_outdated_staging, line, lines
 
 SAID: list[tuple[dict[str, Any], str, bool]] = [
     (
@@ -186,7 +186,7 @@ def test_of_many_nodes_that_copy_there_is_one_line() -> None:
         ),
     ]
     told.append(staging("n1", True, size=2 << 30, time=99))
-    assert len(condensed(told)) == 3
+    assert len(drop_outdated_staging(told)) == 3
     first, second = lines(told)
     assert first.text == "job 7 started on n[1-2]"
     assert (second.time, second.text) == (

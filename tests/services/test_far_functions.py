@@ -17,7 +17,7 @@ from dtslurm.model.cluster import ClusterProfile, EnvironmentSetup
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.submit import functions
-from dtslurm.services.submit.functions import _MUST_MATCH, bring, log_of
+from dtslurm.services.submit.functions import _MUST_MATCH, fetch_result, log_of
 from dtslurm.services.wiring.context import Context
 from dtslurm.transport.base import Completed
 
@@ -99,12 +99,12 @@ def test_a_result_that_is_not_there_yet_is_no_error(
         raise error
 
     monkeypatch.setattr(functions, "fetch", fetch)
-    assert bring(Context(), record(Path("/r")), "0.result", Path("/here")) is False
+    assert fetch_result(Context(), record(Path("/r")), "0.result", Path("/here")) is False
 
 
 def test_a_result_that_came_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(functions, "fetch", lambda *_: SimpleNamespace(files=(Path("x"),)))
-    assert bring(Context(), record(Path("/r")), "0.result", Path("/here")) is True
+    assert fetch_result(Context(), record(Path("/r")), "0.result", Path("/here")) is True
 
 
 def test_all_attempts_of_a_rank_are_one_log(tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ from dtslurm.services.runs import run_evidence
 from dtslurm.services.runs.history import History, history
 from dtslurm.services.runs.run_evidence import (
     apply_events,
-    failure_in_words,
-    own_evidence,
-    places,
-    told_of_its_end,
+    describe_failure,
+    event_folders,
+    has_recorded_end,
+    status_from_run_files,
 )
 from dtslurm.services.runs.status import RunView
 from dtslurm.services.wiring.context import Context
@@ -114,17 +114,17 @@ def test_the_local_scheduler_has_no_accounts(record: JobRecord, tmp_path: Path) 
 
 def test_a_submission_whose_answer_was_lost(record: JobRecord) -> None:
     unknown = replace(record, job_id=None, phase="unknown", created_at=NOW)
-    [lost] = own_evidence(unknown, NOW)
+    [lost] = status_from_run_files(unknown, NOW)
     until = time.strftime("%H:%M:%S", time.localtime(NOW + 60))
     assert lost.state is JobState.UNKNOWN
     assert lost.reason.endswith(f"whether there is a job is not known yet: looked for again until {until}")
-    [late] = own_evidence(unknown, NOW + 90)
+    [late] = status_from_run_files(unknown, NOW + 90)
     assert late.reason.endswith("looked for again once the scheduler answers")
-    [never] = own_evidence(replace(record, phase="withdrawn"), NOW)
+    [never] = status_from_run_files(replace(record, phase="withdrawn"), NOW)
     assert (never.state, never.source) == (JobState.CANCELLED, "record")
     assert "submitting again is safe" in never.reason
-    assert failure_in_words(RunDir(Path(record.run_dir)), never) == never.reason  # Slurm said nothing
-    assert places(replace(record, job_id=None)) == {}
+    assert describe_failure(RunDir(Path(record.run_dir)), never) == never.reason  # Slurm said nothing
+    assert event_folders(replace(record, job_id=None)) == {}
 
 
 @pytest.mark.parametrize(
@@ -141,24 +141,24 @@ def test_only_its_own_last_word_is_an_end(
     record: JobRecord, tmp_path: Path, events: list[dict[str, Any]], state: JobState, code: int | None
 ) -> None:
     tell(tmp_path, *events)
-    [found] = own_evidence(record, NOW)
+    [found] = status_from_run_files(record, NOW)
     assert (found.state, found.exit_code) == (state, code)
-    assert told_of_its_end(record) is (state is not JobState.UNKNOWN)
+    assert has_recorded_end(record) is (state is not JobState.UNKNOWN)
     assert ("left no record of its end" in found.reason) is (state is JobState.UNKNOWN)
 
 
 def test_tasks_of_which_there_is_no_trace_are_unknown(record: JobRecord, tmp_path: Path) -> None:
     array = replace(record, array="0-2")
     tell(tmp_path / "tasks" / "1", end(2, 0, 0))
-    known, rest = own_evidence(array, NOW)
+    known, rest = status_from_run_files(array, NOW)
     assert (known.job_id, known.state) == ("17_1", JobState.COMPLETED)
     assert (rest.state, rest.reason) == (JobState.UNKNOWN, "no trace of the other tasks of 0-2")
-    assert told_of_its_end(array, "1")
-    assert not told_of_its_end(array, "2")
+    assert has_recorded_end(array, "1")
+    assert not has_recorded_end(array, "2")
     for task in ("0", "2"):
         tell(tmp_path / "tasks" / task, end(2, 0, 0))
-    assert [one.job_id for one in own_evidence(array, NOW)] == ["17_0", "17_1", "17_2"]
-    assert list(places(array)) == ["17_0", "17_1", "17_2"]
+    assert [one.job_id for one in status_from_run_files(array, NOW)] == ["17_0", "17_1", "17_2"]
+    assert list(event_folders(array)) == ["17_0", "17_1", "17_2"]
 
 
 def test_an_array_of_very_many_tasks_is_not_read(
@@ -167,7 +167,7 @@ def test_an_array_of_very_many_tasks_is_not_read(
     monkeypatch.setattr(run_evidence, "_MANY_TASKS", 1)
     for task in ("0", "1"):
         tell(tmp_path / "tasks" / task, end(2, 0, 0))
-    assert places(replace(record, array="0-1")) == {}
+    assert event_folders(replace(record, array="0-1")) == {}
 
 
 def test_a_run_that_says_it_has_started_waits_no_more(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_f66_an_end_told_before_the_requeue_by_a_clock_that_is_ahead_is_no_news(
 )
 def test_why_a_job_failed_in_a_few_words(tmp_path: Path, values: dict[str, Any], words: str) -> None:
     failed = JobStatus(**{"job_id": "17", "state": JobState.FAILED, **values})
-    said = failure_in_words(RunDir(tmp_path), failed)
+    said = describe_failure(RunDir(tmp_path), failed)
     assert words in said
     assert bool(said) is bool(words)
 

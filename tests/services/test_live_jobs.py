@@ -61,7 +61,7 @@ def looked(
     cluster = SimpleNamespace(profile=SimpleNamespace(scheduler="slurm"), transport=SimpleNamespace(run=run))
     monkeypatch.setattr(Context, "cluster_of", lambda *_: cluster)
     monkeypatch.setattr(live, "views", lambda _, records: [RunView(records[0], statuses or (RUNNING,))])
-    monkeypatch.setattr(live, "pulse", lambda *_, **__: seen)
+    monkeypatch.setattr(live, "read_telemetry", lambda *_, **__: seen)
     return steps
 
 
@@ -192,7 +192,7 @@ def test_a_job_that_ended_meanwhile_is_read_once_more(
 ) -> None:
     looked(monkeypatch, now(a_rank()), answer=told(capsys, "n1", {0: {"by": "none", "threads": []}}))
     answers = iter([now(a_rank()), now(a_rank(ended=99, exit_code=0))])
-    monkeypatch.setattr(live, "pulse", lambda *_, **__: next(answers))
+    monkeypatch.setattr(live, "read_telemetry", lambda *_, **__: next(answers))
     [look] = live.diagnose_live(Context(), RECORD).looks
     assert (look.by, look.ended) == ("none", False)
     assert next(answers, None) is None

@@ -17,7 +17,7 @@ from dtslurm.model.nodes import ListedNode
 from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
 from dtslurm.scheduler.slurm import SlurmScheduler
 from dtslurm.services.preflight import bad_nodes
-from dtslurm.services.preflight.bad_nodes import NodeExclusion, left_out
+from dtslurm.services.preflight.bad_nodes import NodeExclusion, choose_exclusion
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.transport.local import LocalTransport
@@ -93,7 +93,7 @@ def excluded(node: str, reason: str = "health: gpus: 7 of 8 GPUs answer", ago: f
 
 
 def names(context: Context, cluster: ActiveCluster) -> list[str]:
-    return [one.node for one in bad_nodes.known(context, cluster).notes]
+    return [one.node for one in bad_nodes.read_notes(context, cluster).notes]
 
 
 def asked(
@@ -104,7 +104,7 @@ def asked(
     layout = TaskLayout(
         nodes=nodes, ranks_per_node=1, gpus_per_node=0, cpus_per_rank=None, mem=None, time=None
     )
-    return left_out(context, cluster, request, Resources(**more), layout)
+    return choose_exclusion(context, cluster, request, Resources(**more), layout)
 
 
 # ---- Learning ----
@@ -115,8 +115,8 @@ def test_what_a_run_left_out_is_learned_once(
 ) -> None:
     run = record(tmp_path, excluded("n2"), {"event": "node_excluded", "node": "n3"}, excluded("n4; x"))
     for _ in range(3):
-        bad_nodes.learn(context, run)
-    [found] = bad_nodes.known(context, cluster).notes
+        bad_nodes.store_run_notes(context, run)
+    [found] = bad_nodes.read_notes(context, cluster).notes
     assert (found.node, found.job, found.reason) == ("n2", "17", "health: gpus: 7 of 8 GPUs answer")
     assert found.expires == NOW - 60 + 3 * DAY
     assert len((tmp_path / "team.jsonl").read_text().splitlines()) == 1
@@ -125,14 +125,14 @@ def test_what_a_run_left_out_is_learned_once(
 def test_what_was_removed_by_hand_is_not_learned_again(
     context: Context, cluster: ActiveCluster, tmp_path: Path
 ) -> None:
-    bad_nodes.learn(context, record(tmp_path, excluded("n2")))
+    bad_nodes.store_run_notes(context, record(tmp_path, excluded("n2")))
     assert bad_nodes.remove(context, cluster, ["n2", "n9"]) == (["n2"], "")
-    bad_nodes.learn(context, record(tmp_path, excluded("n2")))
+    bad_nodes.store_run_notes(context, record(tmp_path, excluded("n2")))
     assert names(context, cluster) == []
 
 
 def test_old_news_is_no_news(context: Context, cluster: ActiveCluster, tmp_path: Path) -> None:
-    bad_nodes.learn(context, record(tmp_path, excluded("n2", ago=4 * DAY)))
+    bad_nodes.store_run_notes(context, record(tmp_path, excluded("n2", ago=4 * DAY)))
     assert not (tmp_path / "team.jsonl").exists()
 
 
@@ -155,20 +155,20 @@ def test_a_sure_verdict_that_a_node_is_bad_for_any_job_is_learned(
     line = EvidenceLine(rank=3, file="rank-3.log", line=7, text="NVRM: Xid 79")
     verdict = Verdict(cause=cause, summary="GPU 3 fell off the bus", node="n3", blame=blame,
                       confidence=confidence, evidence=(line,))  # fmt: skip
-    bad_nodes.learn(context, record(tmp_path), verdict)
-    bad_nodes.learn(context, record(tmp_path), verdict)
+    bad_nodes.store_run_notes(context, record(tmp_path), verdict)
+    bad_nodes.store_run_notes(context, record(tmp_path), verdict)
     assert names(context, cluster) == expected
     if expected:
-        assert bad_nodes.known(context, cluster).notes[0].evidence == "NVRM: Xid 79"
+        assert bad_nodes.read_notes(context, cluster).notes[0].evidence == "NVRM: Xid 79"
 
 
 def test_nothing_is_learned_of_this_machines_emulated_nodes(context: Context, tmp_path: Path) -> None:
-    bad_nodes.learn(context, record(tmp_path, excluded("local2"), cluster="local"))
+    bad_nodes.store_run_notes(context, record(tmp_path, excluded("local2"), cluster="local"))
     assert names(context, context.cluster("local")) == []
 
 
 def test_a_run_whose_profile_is_gone_is_no_trouble(context: Context, tmp_path: Path) -> None:
-    bad_nodes.learn(context, record(tmp_path, excluded("n2"), cluster="gone"))
+    bad_nodes.store_run_notes(context, record(tmp_path, excluded("n2"), cluster="gone"))
 
 
 # ---- The team ----
@@ -177,13 +177,13 @@ def test_a_run_whose_profile_is_gone_is_no_trouble(context: Context, tmp_path: P
 def test_a_team_shares_what_it_knows(context: Context, cluster: ActiveCluster, tmp_path: Path) -> None:
     second = other(context, tmp_path)
     bad_nodes.add(context, cluster, ["n1", "n2"], "PSU\x1b[31m fails", 7 * DAY)
-    found = bad_nodes.known(second, cluster)
+    found = bad_nodes.read_notes(second, cluster)
     assert [one.node for one in found.notes] == ["n1", "n2"]
     assert found.shared == {"n1", "n2"}
     assert found.notes[0].reason.isprintable()
     bad_nodes.remove(second, cluster, ["n1"])
     assert names(context, cluster) == ["n2"]
-    assert [one["shared"] for one in bad_nodes.values(bad_nodes.known(context, cluster))] == [True]
+    assert [one["shared"] for one in bad_nodes.values(bad_nodes.read_notes(context, cluster))] == [True]
 
 
 def test_a_teams_file_that_cannot_be_used_is_told_and_no_more(
@@ -197,7 +197,7 @@ def test_a_teams_file_that_cannot_be_used_is_told_and_no_more(
     assert "team.jsonl failed" in found.notices[0]
     paths = replace(cluster.profile.paths, node_memory="$NOT_SET/nodes")
     unset = cluster.with_profile(replace(cluster.profile, paths=paths))
-    assert "no absolute path" in bad_nodes.known(context, unset).trouble
+    assert "no absolute path" in bad_nodes.read_notes(context, unset).trouble
 
 
 # ---- Leaving out ----
@@ -212,7 +212,7 @@ def test_without_notes_slurm_is_not_asked(
 
 
 def test_bad_nodes_are_left_out_and_named(context: Context, cluster: ActiveCluster, tmp_path: Path) -> None:
-    bad_nodes.learn(context, record(tmp_path, excluded("n2", "Xid 79")))
+    bad_nodes.store_run_notes(context, record(tmp_path, excluded("n2", "Xid 79")))
     bad_nodes.add(context, cluster, ["n3", "elsewhere"], "slow", 7 * DAY)
     found = asked(context, cluster)
     assert found.exclude == "n[2-3]"
@@ -288,7 +288,7 @@ def test_run_roots_of_earlier_runs_and_of_the_request_count_too(
     noted(tmp_path / "two", "n3")
     assert names(context, cluster) == ["n2"]
     request = JobRequest(script="train.py", run_root=str(tmp_path / "two"))
-    found = bad_nodes.known(context, cluster, request)
+    found = bad_nodes.read_notes(context, cluster, request)
     assert [one.node for one in found.notes] == ["n2", "n3"]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus
-from dtslurm.services.runs.run_evidence import NOT_STARTED_AGAIN, failure_in_words, reconcile_with_records
+from dtslurm.services.runs.run_evidence import NOT_STARTED_AGAIN, describe_failure, reconcile_with_records
 from dtslurm.store.rundir import RunDir
 
 ENDED = JobStatus(job_id="7", state=JobState.FAILED, exit_code=1, nodes=4, nodelist="n1", end_time=120)
@@ -69,7 +69,7 @@ def test_a_new_start_that_slurm_could_not_make_is_told(record: JobRecord) -> Non
     again = reconcile_with_records(record, replace(ENDED, nodes=1, restarts=1))
     assert (again.state, again.exit_code, again.reason) == (JobState.FAILED, 1, NOT_STARTED_AGAIN)
     run = RunDir(Path(record.run_dir))
-    assert failure_in_words(run, again) == NOT_STARTED_AGAIN
+    assert describe_failure(run, again) == NOT_STARTED_AGAIN
     for others in (replace(ENDED, nodes=1), replace(ENDED, nodes=1, restarts=1, state=JobState.CANCELLED)):
         assert reconcile_with_records(record, others) == others
     tell(record, {"event": "started", "attempt": 0}, {"event": "started", "attempt": 1})
@@ -91,7 +91,7 @@ def test_ranks_that_slurm_ended_did_not_fail(tmp_path: Path, state: JobState, co
     ranks.mkdir(parents=True)
     (ranks / "first-failure").write_text(f"2 {code}\n")
     (tmp_path / "logs" / "0").mkdir(parents=True)
-    assert failure_in_words(RunDir(tmp_path), replace(ENDED, state=state, exit_code=code)) == told
+    assert describe_failure(RunDir(tmp_path), replace(ENDED, state=state, exit_code=code)) == told
 
 
 @pytest.mark.parametrize(
@@ -109,4 +109,4 @@ def test_the_exception_of_the_first_failed_rank_is_shown(tmp_path: Path, error: 
     (ranks / "first-failure-error").write_text(error)
     (tmp_path / "logs" / "0").mkdir(parents=True)
     status = replace(ENDED, state=JobState.FAILED, exit_code=1)
-    assert failure_in_words(RunDir(tmp_path), status) == words
+    assert describe_failure(RunDir(tmp_path), status) == words

@@ -44,7 +44,7 @@ def test_a_check_that_is_interrupted_ends_its_job(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         verify_profile, "views", lambda *_: [SimpleNamespace(terminal=False, statuses=[status])]
     )
-    monkeypatch.setattr(control, "act", lambda *words: cancelled.append(words[1:]))
+    monkeypatch.setattr(control, "change_jobs", lambda *words: cancelled.append(words[1:]))
 
     def interrupted(_: float) -> None:
         raise KeyboardInterrupt
@@ -69,8 +69,8 @@ def test_stages_that_are_interrupted_leave_none_queued(
         return answer
 
     monkeypatch.setattr(stages, "submit", submit)
-    monkeypatch.setattr(stages, "behind", lambda prepared, _: prepared)
-    monkeypatch.setattr(control, "act", lambda *words: cancelled.append(words[1:]))
+    monkeypatch.setattr(stages, "add_dependency", lambda prepared, _: prepared)
+    monkeypatch.setattr(control, "change_jobs", lambda *words: cancelled.append(words[1:]))
     planned: Any = [
         SimpleNamespace(step=SimpleNamespace(stage=name, needs=()), sweeping=None, prepared=None)
         for name in ("one", "two")

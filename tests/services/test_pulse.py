@@ -14,7 +14,7 @@ import pytest
 from dtslurm.errors import RequestInvalid, TransportError
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.telemetry import FirstFailure
-from dtslurm.services.observe.telemetry import pulse
+from dtslurm.services.observe.telemetry import read_telemetry
 from dtslurm.services.wiring.context import Context
 from tests.e2e.conftest import far_profile
 from tests.sshd.fixtures import Login
@@ -75,7 +75,7 @@ def test_ranks_logs_and_records_make_one_picture(made: Made) -> None:
     made.rank(0)
     made.rank(1, log=b"", ended=1010, exit_code=1)
     os.utime(made.file("logs", "rank-0.log"), (time.time() - 90,) * 2)
-    seen = pulse(Context(), record_of(made))
+    seen = read_telemetry(Context(), record_of(made))
     assert (seen.attempt, seen.attempts, seen.world_size, set(seen.ranks)) == (0, (0,), 3, {0, 1})
     first, second = seen.ranks[0], seen.ranks[1]
     assert (first.bytes, first.host, first.pid, first.running) == (6, "n1", 100, True)
@@ -90,7 +90,7 @@ def test_a_second_look_tells_only_what_is_new(made: Made) -> None:
     made.rank(0)
     made.events({"time": 1, "event": "started", "attempt": 0})
     made.lines("train.jsonl", {"step": 1, "loss": 2.5, "mine": "x"}, {"step": 2, "loss": 2.25})
-    first = pulse(Context(), record_of(made))
+    first = read_telemetry(Context(), record_of(made))
     assert [(item.step, item.loss) for item in first.train] == [(1, 2.5), (2, 2.25)]
     assert first.train[0].other == {"mine": "x"}
     assert [event["event"] for event in first.events] == ["started"]
@@ -98,12 +98,12 @@ def test_a_second_look_tells_only_what_is_new(made: Made) -> None:
     made.lines("train.jsonl", {"step": 3})
     with made.file("metrics", "train.jsonl").open("a") as file:
         file.write('{"step": 4, "lo')
-    second = pulse(Context(), record_of(made), after=first)
+    second = read_telemetry(Context(), record_of(made), after=first)
     assert ([item.step for item in second.train], second.events) == ([3], ())
     with made.file("metrics", "train.jsonl").open("a") as file:
         file.write('ss": 1.0}\n')
     made.events({"time": 2, "event": "ended", "attempt": 0, "exit_code": 0})
-    third = pulse(Context(), record_of(made), after=second)
+    third = read_telemetry(Context(), record_of(made), after=second)
     assert [(item.step, item.loss) for item in third.train] == [(4, 1.0)]
     assert [event["event"] for event in third.events] == ["ended"]
 
@@ -114,12 +114,12 @@ def test_records_that_are_not_read_again_are_kept(made: Made) -> None:
     made.rank(1)
     old = time.time() - 1000
     os.utime(made.file("ranks", "0.json"), (old, old))
-    first = pulse(Context(), record_of(made))
+    first = read_telemetry(Context(), record_of(made))
     made.file("ranks", "0.json").write_text("never looked at again")
     os.utime(made.file("ranks", "0.json"), (old, old))
     made.file("logs", "rank-0.log").write_bytes(b"more\nand more\n")
     made.rank(1, ended=2000, exit_code=0)
-    second = pulse(Context(), record_of(made), after=first)
+    second = read_telemetry(Context(), record_of(made), after=first)
     assert (second.ranks[0].pid, second.ranks[0].bytes) == (100, 14)
     assert second.ranks[1].exit_code == 0
 
@@ -128,15 +128,15 @@ def test_a_new_attempt_starts_afresh(made: Made) -> None:
     made.start(1)
     made.rank(0)
     made.lines("train.jsonl", {"step": 1}, {"step": 2})
-    first = pulse(Context(), record_of(made))
+    first = read_telemetry(Context(), record_of(made))
     made.attempt = 1
     made.start(1)
     made.file("logs", "rank-0.log").write_bytes(b"")
     made.lines("train.jsonl", {"step": 2})
-    second = pulse(Context(), record_of(made), after=first)
+    second = read_telemetry(Context(), record_of(made), after=first)
     assert (second.attempt, second.attempts, [item.step for item in second.train]) == (1, (0, 1), [2])
     assert second.ranks[0].pid is None
-    assert len(pulse(Context(), record_of(made), attempt=0).train) == 2
+    assert len(read_telemetry(Context(), record_of(made), attempt=0).train) == 2
 
 
 SAMPLE: dict[str, Any] = {
@@ -165,7 +165,7 @@ def test_the_newest_sample_of_each_node_and_its_rates(made: Made, padding: int) 
     made.start(16)
     for rank in (0, 1, 10):
         samples(made, rank, 200, padding=padding)
-    seen = pulse(Context(), record_of(made))
+    seen = read_telemetry(Context(), record_of(made))
     assert [item.node_rank for item in seen.nodes] == [0, 1, 10]
     assert seen.nodes[0].time == 1e9 + 199 * 5
     gpu = seen.nodes[0].gpus[0]
@@ -178,7 +178,7 @@ def test_the_newest_sample_of_each_node_and_its_rates(made: Made, padding: int) 
 def test_one_sample_alone_has_no_rate(made: Made) -> None:
     made.start(1)
     samples(made, 0, 1)
-    seen = pulse(Context(), record_of(made))
+    seen = read_telemetry(Context(), record_of(made))
     assert (len(seen.nodes), seen.nodes_before, seen.rates(0)) == (1, (), {})
 
 
@@ -186,9 +186,9 @@ def test_counters_and_clocks_that_go_back_have_no_rate(made: Made) -> None:
     made.start(1)
     nics = [{"a": {"rx_bytes": 9, "tx_bytes": 9}}, {"a": {"rx_bytes": 1, "tx_bytes": 10}}]
     made.lines("node-0.jsonl", *({**SAMPLE, "time": 100 + 60 * k, "nics": nics[k]} for k in (0, 1)))
-    assert pulse(Context(), record_of(made)).rates(0) == {}
+    assert read_telemetry(Context(), record_of(made)).rates(0) == {}
     made.lines("node-0.jsonl", {**SAMPLE, "time": 50, "nics": {"a": {"rx_bytes": 100, "tx_bytes": 100}}})
-    seen = pulse(Context(), record_of(made))
+    seen = read_telemetry(Context(), record_of(made))
     assert (seen.nodes[0].time, seen.rates(0)) == (50, {})
 
 
@@ -213,7 +213,7 @@ def test_spoilt_files_harm_nothing(made: Made) -> None:
         '{"loss": "nan", "step": 1e400}',
     )  # fmt: skip
     (made.folder / "events.jsonl").write_bytes(b'\xff{"event": 1}\n{"event": "ended"}\n{"ev')
-    seen = pulse(Context(), record_of(made))
+    seen = read_telemetry(Context(), record_of(made))
     assert (seen.world_size, set(seen.ranks)) == (None, {0, 1})
     assert (seen.ranks[1].started, seen.ranks[1].pid, seen.ranks[1].host) == (None, None, "")
     assert [(item.node_rank, item.nics) for item in seen.nodes] == [(0, {}), (0, {})]
@@ -230,20 +230,20 @@ def test_spoilt_files_harm_nothing(made: Made) -> None:
 
 
 def test_what_is_not_there_is_absent(made: Made) -> None:
-    seen = pulse(Context(), record_of(made))
+    seen = read_telemetry(Context(), record_of(made))
     assert (seen.attempt, seen.ranks, seen.nodes, seen.train) == (None, {}, (), ())
     with pytest.raises(RequestInvalid, match="7 has no attempt 3: it has not started yet"):
-        pulse(Context(), record_of(made), attempt=3)
-    gone = pulse(Context(), record_of(made, run_dir=str(made.folder / "gone")))
+        read_telemetry(Context(), record_of(made), attempt=3)
+    gone = read_telemetry(Context(), record_of(made, run_dir=str(made.folder / "gone")))
     assert gone.attempt is None
 
 
 def test_a_file_that_was_replaced_is_read_from_its_start(made: Made) -> None:
     made.start(1)
     made.lines("train.jsonl", *({"step": step} for step in range(100)))
-    first = pulse(Context(), record_of(made))
+    first = read_telemetry(Context(), record_of(made))
     made.file("metrics", "train.jsonl").write_text('{"step": 1000}\n')
-    assert [item.step for item in pulse(Context(), record_of(made), after=first).train] == [1000]
+    assert [item.step for item in read_telemetry(Context(), record_of(made), after=first).train] == [1000]
 
 
 def test_many_records_are_thinned_and_a_lost_loss_stays(made: Made) -> None:
@@ -251,7 +251,7 @@ def test_many_records_are_thinned_and_a_lost_loss_stays(made: Made) -> None:
     values = [{"step": step, "loss": math.nan if step == 777 else 1.0} for step in range(10_000)]
     values[4321] = {"step": 4321, "eval_loss": 3.0}
     made.lines("train.jsonl", *values)
-    seen = pulse(Context(), record_of(made), points=100)
+    seen = read_telemetry(Context(), record_of(made), points=100)
     assert len(seen.train) == 100
     assert [item.step for item in seen.train][::33] == [99, 3399, 6699, 9999]
     assert sum(item.loss is not None and math.isnan(item.loss) for item in seen.train) == 1
@@ -262,10 +262,10 @@ def test_ten_thousand_ranks_take_one_answer(made: Made) -> None:
     made.start(10_000)
     for rank in range(10_000):
         made.rank(rank)
-    first = pulse(Context(), record_of(made))
+    first = read_telemetry(Context(), record_of(made))
     assert len(first.ranks) == 10_000
     assert {first.ranks[rank].node_rank for rank in (0, 9_999)} == {0, 1249}
-    assert pulse(Context(), record_of(made), after=first).ranks == first.ranks
+    assert read_telemetry(Context(), record_of(made), after=first).ranks == first.ranks
 
 
 def test_tasks_of_an_array_are_told_apart(made: Made) -> None:
@@ -274,18 +274,18 @@ def test_tasks_of_an_array_are_told_apart(made: Made) -> None:
         one.start(1)
         one.rank(0, pid=int(task))
     record = record_of(made, array="3-12")
-    assert pulse(Context(), record).ranks[0].pid == 3
-    seen = pulse(Context(), record, task="12")
+    assert read_telemetry(Context(), record).ranks[0].pid == 3
+    seen = read_telemetry(Context(), record, task="12")
     assert (seen.ranks[0].pid, seen.task, seen.tasks) == (12, "12", ("3", "12"))
     for task, said in (("4", "task 4 of 7 has not started"), ("../..", "no number"), ("٣", "no number")):
         with pytest.raises(RequestInvalid, match=said):
-            pulse(Context(), record, task=task)
+            read_telemetry(Context(), record, task=task)
 
 
 def test_a_machine_that_cannot_answer_is_an_error(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(TransportError, match="could not be read"):
-        pulse(Context(), record_of(made))
+        read_telemetry(Context(), record_of(made))
 
 
 @pytest.mark.slurm
@@ -302,9 +302,9 @@ def test_the_same_over_ssh(
     made.lines("train.jsonl", {"step": 1, "loss": math.nan})
     record = record_of(made, cluster="far", mirror=str(tmp_path / "mirror"))
     context = Context(cwd=tmp_path)
-    seen = pulse(context, record)
+    seen = read_telemetry(context, record)
     assert (seen.ranks[0].host, seen.rates(0), seen.train[0].step) == ("n1", {"mlx5_0": (1000.0, 2000.0)}, 1)
-    assert pulse(context, record, after=seen).train == ()
+    assert read_telemetry(context, record, after=seen).train == ()
 
 
 TRACEBACK = b"""[rank2]: Traceback (most recent call last):
@@ -323,9 +323,9 @@ def fail(made: Made, rank: int = 2, **record: Any) -> None:
 
 def test_the_first_failure_has_its_exception_and_the_line_of_the_users_code(made: Made) -> None:
     fail(made)
-    assert pulse(Context(), record_of(made)).first_failure is None
+    assert read_telemetry(Context(), record_of(made)).first_failure is None
     made.file("ranks", "first-failure").write_text("2 1\n")
-    seen = pulse(Context(), record_of(made))
+    seen = read_telemetry(Context(), record_of(made))
     assert seen.first_failure == FirstFailure(
         rank=2, exit_code=1, error="KeyError: 'label'", file="/w/fail.py", line=6
     )
@@ -337,7 +337,7 @@ def test_between_restarts_the_earliest_failure_is_the_first(made: Made) -> None:
     made.file("ranks", "0.failure").write_text("1000000000000000200 0 143\n")
     made.file("ranks", "2.failure").write_text("1000000000000000100 2 1\n")
     made.file("ranks", "3.failure").write_text("half writ")
-    found = pulse(Context(), record_of(made)).first_failure
+    found = read_telemetry(Context(), record_of(made)).first_failure
     assert found is not None
     assert found.rank == 2
 
@@ -346,16 +346,16 @@ def test_between_restarts_the_earliest_failure_is_the_first(made: Made) -> None:
 def test_what_is_no_failure_is_not_told_as_the_first(made: Made, words: str) -> None:
     fail(made)
     made.file("ranks", "first-failure").write_text(words)
-    assert pulse(Context(), record_of(made)).first_failure is None
+    assert read_telemetry(Context(), record_of(made)).first_failure is None
 
 
 def test_a_rank_that_was_told_to_end_did_not_fail_first(made: Made) -> None:
     fail(made, told_to_end=True)
     made.file("ranks", "first-failure").write_text("2 143")
-    assert pulse(Context(), record_of(made)).first_failure is None
+    assert read_telemetry(Context(), record_of(made)).first_failure is None
 
 
 def test_a_first_failure_without_an_exception_has_its_exit_code(made: Made) -> None:
     fail(made)
     made.file("ranks", "first-failure").write_text("3 9")
-    assert pulse(Context(), record_of(made)).first_failure == FirstFailure(rank=3, exit_code=9)
+    assert read_telemetry(Context(), record_of(made)).first_failure == FirstFailure(rank=3, exit_code=9)

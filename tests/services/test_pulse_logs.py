@@ -13,7 +13,7 @@ import pytest
 from dtslurm.config import metric_patterns
 from dtslurm.errors import ProfileInvalid
 from dtslurm.model.runs.telemetry import RunTelemetry, TrainPoint
-from dtslurm.services.observe.telemetry import pulse
+from dtslurm.services.observe.telemetry import read_telemetry
 from dtslurm.services.wiring.context import Context
 from tests.services.test_pulse import Made, record_of
 
@@ -139,7 +139,7 @@ def made(tmp_path: Path) -> Made:
 
 
 def look(made: Made, after: RunTelemetry | None = None, cwd: Path | None = None) -> RunTelemetry:
-    return pulse(Context(cwd=cwd or made.folder), record_of(made), after=after)
+    return read_telemetry(Context(cwd=cwd or made.folder), record_of(made), after=after)
 
 
 def told(point: TrainPoint) -> dict[str, Any]:

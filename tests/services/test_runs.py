@@ -10,7 +10,7 @@ import pytest
 
 from dtslurm.errors import JobNotFound, RequestInvalid
 from dtslurm.model.runs.record import JobRecord
-from dtslurm.services.runs.runs import find, recent, words_for
+from dtslurm.services.runs.runs import find, recent, selector_arguments
 from dtslurm.services.wiring.context import Context
 from dtslurm.store import codec
 from dtslurm.store.rundir import RunDir
@@ -72,7 +72,7 @@ def test_a_command_that_is_offered_names_one_run(context: Context) -> None:
     other = make(context, 3, "big", "8")
     with pytest.raises(RequestInvalid, match="several clusters: big, local"):
         find(context, "7")
-    assert words_for(context, here) == "7 --cluster local"
-    assert words_for(context, there) == "7 --cluster big"
-    assert words_for(context, other) == "8"
-    assert words_for(context, replace(other, job_id=None)) == "3"
+    assert selector_arguments(context, here) == "7 --cluster local"
+    assert selector_arguments(context, there) == "7 --cluster big"
+    assert selector_arguments(context, other) == "8"
+    assert selector_arguments(context, replace(other, job_id=None)) == "3"

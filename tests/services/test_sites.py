@@ -17,7 +17,13 @@ from dtslurm.errors import CommandNotFound, RequestInvalid, TransportError
 from dtslurm.model.jobs.job import JobSpec
 from dtslurm.services.preflight import preflight
 from dtslurm.services.wiring.context import Context
-from dtslurm.services.wiring.login_node import cache_path, far_python, forget, site_of, variables_in
+from dtslurm.services.wiring.login_node import (
+    cache_path,
+    find_remote_python,
+    forget,
+    query_login_node,
+    variables_in,
+)
 from dtslurm.services.wiring.submission_worker import submission_worker_of
 from dtslurm.transport.base import Completed
 from dtslurm.transport.local import LocalTransport
@@ -53,22 +59,22 @@ def cluster(login: Login) -> Any:
 
 def test_a_login_node_is_asked_once_a_day(context: Context) -> None:
     login = Login(TOLD, TOLD.replace("ada", "eve"), TOLD)
-    first = site_of(context, cluster(login), ["SCRATCH"])
+    first = query_login_node(context, cluster(login), ["SCRATCH"])
     assert (first.home, first.uid, first.python) == ("/home/ada", 1000, "python3")
     assert first.env == {"SCRATCH": "/scratch/ada", "HOME": "/home/ada", "USER": "ada"}
-    assert site_of(context, cluster(login)) == first
+    assert query_login_node(context, cluster(login)) == first
     assert login.asked == 1
     context.clock = lambda: 1000.0 + 86_400
-    assert site_of(context, cluster(login)).user == "eve"
+    assert query_login_node(context, cluster(login)).user == "eve"
     forget(context, cluster(login))
     forget(context, cluster(login))  # nothing is left, which is no error
-    assert site_of(context, cluster(login)).user == "ada"
+    assert query_login_node(context, cluster(login)).user == "ada"
 
 
 def test_another_variable_is_asked_for(context: Context) -> None:
     login = Login(TOLD, TOLD + "variable=WORK=/project/ada\nvariable=UNSET=\n")
-    site_of(context, cluster(login))
-    found = site_of(context, cluster(login), ["WORK"])
+    query_login_node(context, cluster(login))
+    found = query_login_node(context, cluster(login), ["WORK"])
     assert (found.variables, login.asked) == ({"SCRATCH": "/scratch/ada", "WORK": "/project/ada"}, 2)
 
 
@@ -90,7 +96,7 @@ def test_a_host_with_one_python_of_any_usual_name_can_be_used(
             return super().run(["/bin/sh", *argv[1:]], env={"PATH": str(programs)}, **options)
 
     here: Any = Here()
-    assert far_python(context, cluster(here))
+    assert find_remote_python(context, cluster(here))
 
 
 @pytest.mark.parametrize("kept", ["", "[]", '{"host": 1}', '{"nonsense": 1}'])
@@ -99,29 +105,29 @@ def test_what_is_damaged_is_asked_anew(context: Context, kept: str) -> None:
     path = cache_path(context, cluster(login))
     path.parent.mkdir(parents=True)
     path.write_text(kept)
-    assert site_of(context, cluster(login)).host == "login1"
+    assert query_login_node(context, cluster(login)).host == "login1"
     assert json.loads(path.read_text())["home"] == "/home/ada"
 
 
 @pytest.mark.parametrize("answer", ["", "home=\n", "home=relative\n"])
 def test_a_login_node_without_a_home_makes_no_sense(context: Context, answer: str) -> None:
     with pytest.raises(TransportError, match="login1 does not tell where its home folder is") as caught:
-        site_of(context, cluster(Login(answer)))
+        query_login_node(context, cluster(Login(answer)))
     assert "bash: no such file" in caught.value.evidence
 
 
 def test_a_user_without_a_number(context: Context) -> None:
-    assert site_of(context, cluster(Login(TOLD.replace("uid=1000", "uid=?")))).uid is None
+    assert query_login_node(context, cluster(Login(TOLD.replace("uid=1000", "uid=?")))).uid is None
 
 
 def test_a_login_node_without_python_is_asked_again_and_takes_no_runs(context: Context) -> None:
     login = Login(*[TOLD.replace("python=python3\n", "")] * 3, TOLD)
-    assert site_of(context, cluster(login)).python == ""
-    for ask in (far_python, submission_worker_of):
+    assert query_login_node(context, cluster(login)).python == ""
+    for ask in (find_remote_python, submission_worker_of):
         with pytest.raises(CommandNotFound, match="no Python of version") as caught:
             ask(context, cluster(login))
         assert caught.value.hint == "name one by login.python in the cluster's profile"
-    assert far_python(context, cluster(login)) == "python3"  # one was put there
+    assert find_remote_python(context, cluster(login)) == "python3"  # one was put there
     assert login.asked == 4
 
 

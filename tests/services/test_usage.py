@@ -18,7 +18,7 @@ from dtslurm.errors import RequestInvalid, TransportError
 from dtslurm.model.cluster import ClusterProfile, Gpus, NodeType
 from dtslurm.model.runs.usage import GpuTime, JobUse
 from dtslurm.services.observe import usage as service
-from dtslurm.services.observe.usage import GROUPS, Held, Usage, _period, price, rows, total
+from dtslurm.services.observe.usage import GROUPS, AccountedJob, Usage, _period, price, rows, total
 from dtslurm.services.wiring.context import Context
 from dtslurm.slurm import accounting
 from dtslurm.slurm.fields import FIELD_END
@@ -87,7 +87,7 @@ def held(
     price: float | None = None,
     currency: str = "",
     **values: Any,
-) -> Held:
+) -> AccountedJob:
     known = {
         "job_id": "1",
         "start": NOW - 2 * HOUR,
@@ -97,10 +97,10 @@ def held(
         "limit_s": 7200,
     }
     use = JobUse(**{**known, "cpus": 8, "account": "x", "user": "me", "name": "n", **values})
-    return Held(cluster, use, told, price, currency)
+    return AccountedJob(cluster, use, told, price, currency)
 
 
-def found(*items: Held, since: float = NOW - 30 * 86400) -> Usage:
+def found(*items: AccountedJob, since: float = NOW - 30 * 86400) -> Usage:
     return Usage(since, NOW, items)
 
 

@@ -38,7 +38,7 @@ def test_samples_are_of_ones_own_runs_with_gpus(monkeypatch: pytest.MonkeyPatch)
         asked.append((program, request["runs"]))
         return {"runs": [[10, 500.0, 4, 10, 3000.0], [0, 0.0, 0, 0, 0.0], [4, 400.0, 0, 0, 0.0]]}
 
-    monkeypatch.setattr(service, "ask", ask)
+    monkeypatch.setattr(service, "query_worker", ask)
     mine = [record("1"), record("2"), record("3"), record("4"), record("5"), record("6", job_id=None)]
     uses = [
         use("1", comment=mine[0].comment), use("2_7"), use("3"), use("4", gpus=0),
@@ -109,6 +109,6 @@ def test_what_is_gone_there_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_a_login_node_without_python_cannot_send(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     far = SimpleNamespace(remote=True, transport=SimpleNamespace(host="login1"))
     monkeypatch.setattr(Context, "cluster_of", lambda *_: far)
-    monkeypatch.setattr(login_node, "site_of", lambda *_: SimpleNamespace(python=""))
+    monkeypatch.setattr(login_node, "query_login_node", lambda *_: SimpleNamespace(python=""))
     with pytest.raises(CommandNotFound, match="there is no Python of version"):
         fetching.fetch(Context(), record("1"), [], tmp_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.slurm import parse_scontrol
-from dtslurm.slurm.endings import Truth, truths
+from dtslurm.slurm.endings import EndingBehaviour, describe_endings
 
 DATA = Path(__file__).parent / "data"
 VERSIONS = sorted(path.parent.name for path in DATA.glob("*/config.txt"))
@@ -21,8 +21,10 @@ SITE = {
 }
 
 
-def of(what: str, *, graces: dict[str, int] | None = None, save: float | None = None, **more: str) -> Truth:
-    return next(one for one in truths({**SITE, **more}, graces or {}, save) if one.what == what)
+def of(
+    what: str, *, graces: dict[str, int] | None = None, save: float | None = None, **more: str
+) -> EndingBehaviour:
+    return next(one for one in describe_endings({**SITE, **more}, graces or {}, save) if one.what == what)
 
 
 def test_f25_f27_it_is_told_who_hears_of_a_preemption_and_who_requeues() -> None:
@@ -35,7 +37,9 @@ def test_f25_f27_it_is_told_who_hears_of_a_preemption_and_who_requeues() -> None
     assert of("preemption", PreemptType="preempt/qos").found.endswith("grace: by QOS")
     assert of("preemption").found.endswith("grace: none")
     for none in ("preempt/none", "(null)", ""):
-        assert of("preemption", PreemptType=none.replace("(null)", "")) == Truth("preemption", "none", "")
+        assert of("preemption", PreemptType=none.replace("(null)", "")) == EndingBehaviour(
+            "preemption", "none", ""
+        )
 
 
 def test_f29_the_early_signal_needs_the_time_of_a_save_and_a_minute() -> None:
@@ -53,7 +57,7 @@ def test_f39_a_save_longer_than_slurm_waits_is_told_to_be_lost() -> None:
 
 def test_f23_f38_it_is_told_how_long_a_requeued_job_waits_and_where_it_is_forbidden() -> None:
     assert of("requeue").found == "a requeued job waits 121 s"
-    assert of("requeue", AuthInfo="socket=/run/munge,cred_expire=5") == Truth(
+    assert of("requeue", AuthInfo="socket=/run/munge,cred_expire=5") == EndingBehaviour(
         "requeue", "a requeued job waits 6 s", ""
     )
     delayed = of("requeue", SchedulerParameters="bf_continue,requeue_delay=300", AuthInfo="cred_expire=5")
@@ -65,11 +69,11 @@ def test_f23_f38_it_is_told_how_long_a_requeued_job_waits_and_where_it_is_forbid
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_version_tells_all_of_it(version: str) -> None:
     config = parse_scontrol.config((DATA / version / "config.txt").read_text())
-    found = {one.what: one.found for one in truths(config, {})}
+    found = {one.what: one.found for one in describe_endings(config, {})}
     assert found["preemption"] == "none"
     assert found["end of a job"] == "KillWait=5 s from TERM to KILL"
     assert found["requeue"] == "a requeued job waits 6 s"
-    assert truths({}, {}) == []
+    assert describe_endings({}, {}) == []
 
 
 def test_the_grace_of_a_partition_is_read_where_there_is_any() -> None:

@@ -198,7 +198,7 @@ def unreadable(out: str, *, victim: int, times: int, patience: float = 60.0, **m
     checkpoint_module.READ_PATIENCE, checkpoint_module._READ_PAUSE = patience, 0.1
     left, checksum = [times], store.checksum
 
-    def read(path: Path, *, sync: bool = False) -> store.Saved:
+    def read(path: Path, *, sync: bool = False) -> store.CheckpointFile:
         if not sync and left[0] and int(os.environ["RANK"]) == victim:
             left[0] -= 1
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
@@ -229,7 +229,7 @@ def overlapping(out: str, **more: Any) -> None:
     released, checksum = threading.Event(), store.checksum
     waited = [False]
 
-    def patient(path: Path, *, sync: bool = False) -> store.Saved:
+    def patient(path: Path, *, sync: bool = False) -> store.CheckpointFile:
         if not waited[0]:
             waited[0] = released.wait(60)
         return checksum(path, sync=sync)

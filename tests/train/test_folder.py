@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from dtslurm.train import folder as store
-from dtslurm.train.folder import Manifest, Saved
+from dtslurm.train.folder import CheckpointFile, Manifest
 
 
 def written(folder: Path, step: int, text: str = "weights", attempt: int = 0) -> Path:
@@ -77,13 +77,13 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged(
 
 
 def test_the_latest_step_is_first_and_of_one_step_the_latest_attempt(tmp_path: Path) -> None:
-    assert store.candidates(tmp_path / "not there") == []
+    assert store.list_checkpoints(tmp_path / "not there") == []
     for name in ("step-00000009-a0", "step-00000010-a0", "step-00000010-a11", "step-00000010-a2"):
         (tmp_path / name).mkdir()
     for name in ("step-00000099-a0.corrupt", ".writing-step-00000099-a0-00", "other"):
         (tmp_path / name).mkdir()
     (tmp_path / "step-00000100-a0").touch()  # no folder
-    found = [path.name for path in store.candidates(tmp_path)]
+    found = [path.name for path in store.list_checkpoints(tmp_path)]
     assert found == ["step-00000010-a11", "step-00000010-a2", "step-00000010-a0", "step-00000009-a0"]
 
 
@@ -120,7 +120,7 @@ def test_a_file_of_another_node_may_appear_late(tmp_path: Path, monkeypatch: pyt
     assert len(waits) == 2
     (path / "__0_0.distcp").write_text("wei")
     waits.clear()
-    store.appear(path / "__0_0.distcp", 7)
+    store.wait_for_file(path / "__0_0.distcp", 7)
     assert len(waits) == 2
 
 
@@ -128,7 +128,7 @@ def test_a_file_that_another_rank_wrote_and_none_sees_ends_the_save(tmp_path: Pa
     writing = tmp_path / ".writing-step-00000001-a0-00"
     writing.mkdir()
     with pytest.raises(FileNotFoundError, match="is the folder shared by all nodes"):
-        store.appear(writing / "__1_0.distcp", 7, patience=-1)
+        store.wait_for_file(writing / "__1_0.distcp", 7, patience=-1)
     assert names(tmp_path) == [writing.name]
 
 
@@ -145,7 +145,7 @@ def test_what_is_set_aside_takes_no_other_ones_name(tmp_path: Path) -> None:
     found = [store.set_aside(written(tmp_path, 3, text), "corrupt").name for text in texts]
     assert found == [f"step-00000003-a0.corrupt{more}" for more in ("", "-1", "-2")]
     assert (tmp_path / found[1] / "__0_0.distcp").read_text() == "two"
-    assert store.candidates(tmp_path) == []
+    assert store.list_checkpoints(tmp_path) == []
     gone = tmp_path / "step-00000009-a0"
     assert store.set_aside(gone, "corrupt").name == f"{gone.name}.corrupt"  # another process was first
 
@@ -175,17 +175,17 @@ def test_only_what_no_later_attempt_can_still_be_writing_is_swept(tmp_path: Path
 
 def test_the_register_has_size_and_a_sum_that_changes_with_any_file(tmp_path: Path) -> None:
     path = written(tmp_path, 3)
-    told = store.registered(path, 3)
+    told = store.describe_artifact(path, 3)
     size = (path / "manifest.json").stat().st_size
     assert (told["path"], told["kind"], told["step"]) == (str(path), "checkpoint", 3)
     assert (told["files"], told["bytes"]) == (2, 7 + size)
     shutil.rmtree(path)
-    other = store.registered(written(tmp_path, 3, "Weights"), 3)
+    other = store.describe_artifact(written(tmp_path, 3, "Weights"), 3)
     assert other["sha256"] != told["sha256"]
 
 
 def test_a_manifest_names_each_file_with_its_sum(tmp_path: Path) -> None:
-    text = Manifest(1, 0, 2, (Saved("a", 1, "00"), Saved("b", 2, "01"))).text()
+    text = Manifest(1, 0, 2, (CheckpointFile("a", 1, "00"), CheckpointFile("b", 2, "01"))).text()
     values = json.loads(text)
     assert values["schema"] == 1
     assert values["files"] == {"a": {"bytes": 1, "sha256": "00"}, "b": {"bytes": 2, "sha256": "01"}}

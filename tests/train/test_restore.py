@@ -191,7 +191,7 @@ def test_a_folder_that_cannot_be_listed_is_not_called_empty(
 
     monkeypatch.setattr(os, "scandir", fail)
     with pytest.raises(PermissionError):
-        store.candidates(tmp_path)
+        store.list_checkpoints(tmp_path)
     monkeypatch.setattr(checkpoint_module, "READ_PATIENCE", 0.0)
     monkeypatch.setattr(checkpoint_module, "_READ_PAUSE", 0.0)
     with pytest.raises(train.CheckpointFailed, match="cannot be used"):

@@ -17,15 +17,15 @@ from torch import nn
 
 from dtslurm.errors import RequestInvalid
 from dtslurm.train import state as objects
-from dtslurm.train.straggler import OwnTime, Straggler
+from dtslurm.train.straggler import ForwardTimer, Straggler
 
 
 @pytest.fixture(autouse=True)
 def same_dice() -> Iterator[None]:
     """Leave random numbers as they were."""
-    before = objects.dice()
+    before = objects.get_rng_states()
     yield
-    objects.set_dice(before)
+    objects.set_rng_states(before)
 
 
 class Counter:
@@ -84,18 +84,18 @@ def test_what_cannot_be_saved_is_named(given: dict[str, Any], words: str) -> Non
     with pytest.raises(RequestInvalid, match=words):
         objects.state_dicts(given)
     with pytest.raises(RequestInvalid, match=words):
-        objects.check(given)
+        objects.check_objects(given)
 
 
 def test_a_copy_does_not_change_with_training_and_its_memory_is_used_again() -> None:
     weights = torch.ones(3, requires_grad=True)
     values = {"net": {"w": weights}, "groups": [{"lr": 0.1}, torch.ones(2)], "step": 3}
-    first = objects.staged(values)
+    first = objects.copy_to_cpu(values)
     with torch.no_grad():
         weights.mul_(5)
     assert torch.equal(first["net"]["w"], torch.ones(3))
     assert not first["net"]["w"].requires_grad
-    second = objects.staged(values, first)
+    second = objects.copy_to_cpu(values, first)
     assert second["net"]["w"] is first["net"]["w"]
     assert torch.equal(second["net"]["w"], torch.full((3,), 5.0))
     assert second["groups"][1] is first["groups"][1]
@@ -113,16 +113,16 @@ def test_a_copy_does_not_change_with_training_and_its_memory_is_used_again() -> 
     ids=["other shape", "other kind", "no tensor", "nothing"],
 )
 def test_memory_that_does_not_fit_is_not_used(before: Any) -> None:
-    copy = objects.staged(torch.ones(3), before)
+    copy = objects.copy_to_cpu(torch.ones(3), before)
     assert copy is not before
     assert torch.equal(copy, torch.ones(3))
 
 
 def test_lists_of_another_length_are_copied_anew() -> None:
-    old = objects.staged([torch.zeros(2)])
-    new = objects.staged([torch.ones(2), torch.ones(2)], old)
+    old = objects.copy_to_cpu([torch.zeros(2)])
+    new = objects.copy_to_cpu([torch.ones(2), torch.ones(2)], old)
     assert new[0] is not old[0]
-    assert objects.staged({"a": torch.ones(2)}, [1])["a"].sum() == 2
+    assert objects.copy_to_cpu({"a": torch.ones(2)}, [1])["a"].sum() == 2
 
 
 def test_the_size_is_that_of_all_tensors_and_of_nothing_else() -> None:
@@ -135,31 +135,31 @@ def thrown() -> tuple[float, float, float]:
 
 
 def test_dice_go_on_from_where_they_were_saved() -> None:
-    saved = objects.dice()
+    saved = objects.get_rng_states()
     first = thrown()
     assert thrown() != first
-    objects.set_dice(saved)
+    objects.set_rng_states(saved)
     assert thrown() == first
 
 
 def test_a_seed_starts_all_dice_anew() -> None:
-    objects.seed_dice(2**40 + 3)  # more than NumPy takes
+    objects.seed_generators(2**40 + 3)  # more than NumPy takes
     first = thrown()
-    objects.seed_dice(2**40 + 3)
+    objects.seed_generators(2**40 + 3)
     assert thrown() == first
-    objects.seed_dice(4)
+    objects.seed_generators(4)
     assert thrown() != first
 
 
 def test_where_numpy_is_not_in_use_it_has_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_it = objects.dice()
+    with_it = objects.get_rng_states()
     monkeypatch.delitem(sys.modules, "numpy")
-    without = objects.dice()
+    without = objects.get_rng_states()
     assert set(with_it) - set(without) == {"numpy"}
-    objects.seed_dice(3)
+    objects.seed_generators(3)
     first = (float(torch.rand(1)), random.random())
-    objects.set_dice(with_it)
-    objects.seed_dice(3)
+    objects.set_rng_states(with_it)
+    objects.seed_generators(3)
     assert (float(torch.rand(1)), random.random()) == first
     assert "numpy" not in sys.modules
 
@@ -196,7 +196,7 @@ def test_on_a_gpu_own_time_counts_what_is_done_and_waits_for_nothing(monkeypatch
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(Event, "now", 0.0)
     monkeypatch.setattr(Event, "reached", 0.0)
-    net, own = nn.Linear(2, 1), OwnTime(torch.device("cuda"))
+    net, own = nn.Linear(2, 1), ForwardTimer(torch.device("cuda"))
     own.watch(net)
     for begin, computed, done in ((10.0, 2.0, True), (20.0, 7.0, False), (30.0, 4.0, True)):
         Event.now = begin
@@ -210,6 +210,6 @@ def test_on_a_gpu_own_time_counts_what_is_done_and_waits_for_nothing(monkeypatch
 
 
 def test_a_step_without_a_forward_pass_has_no_own_time() -> None:
-    own = OwnTime(torch.device("cpu"))
+    own = ForwardTimer(torch.device("cpu"))
     own.step_ended()
     assert own.take() == 0.0

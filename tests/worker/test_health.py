@@ -10,7 +10,7 @@ import pytest
 
 from dtslurm.worker.preflight.findings import finding
 from dtslurm.worker.supervisor import health
-from dtslurm.worker.supervisor.health import HealthReport, Report, decide, judged
+from dtslurm.worker.supervisor.health import HealthReport, Report, decide, judge_nodes
 
 
 def report(node: str, *bad: str) -> Report:
@@ -69,23 +69,25 @@ def test_a_missing_module_is_missing_everywhere() -> None:
 
 def test_a_node_without_a_last_word_in_time_is_bad_unless_none_has_any() -> None:
     fine = [finding("disk", "ok", "yes")]
-    reports = judged(["n1", "n2", "n3"], HealthReport({"n1": fine, "n2": fine}, ["n1"], [], [True]))
+    reports = judge_nodes(["n1", "n2", "n3"], HealthReport({"n1": fine, "n2": fine}, ["n1"], [], [True]))
     assert [one.ok for one in reports] == [True, False, False]
     assert reports[2].why() == "answer: did not answer"
-    assert judged(["n1", "n2"], HealthReport({}, [], ["srun: error: Unable to create step"], [True])) == []
+    assert (
+        judge_nodes(["n1", "n2"], HealthReport({}, [], ["srun: error: Unable to create step"], [True])) == []
+    )
 
 
 def test_where_srun_gave_up_the_node_that_it_names_is_bad() -> None:
     words = ["srun: error: Task launch for StepId=17.0 failed on node n2: Communication connection failure"]
-    reports = judged(["n1", "n2", "n3"], HealthReport({"n1": []}, [], words, []))
+    reports = judge_nodes(["n1", "n2", "n3"], HealthReport({"n1": []}, [], words, []))
     assert [one.ok for one in reports] == [True, False, True]
     assert "Communication connection failure" in reports[1].why()
-    assert [one.ok for one in judged(["n2"], HealthReport({}, [], words, []))] == [False]
+    assert [one.ok for one in judge_nodes(["n2"], HealthReport({}, [], words, []))] == [False]
 
 
 def test_unknown_and_warnings_keep_nobody_from_training() -> None:
     found = [finding("gpus", "unknown", "?"), finding("clock", "warn", "9 s")]
-    [one] = judged(["n1"], HealthReport({"n1": found}, ["n1"], [], []))
+    [one] = judge_nodes(["n1"], HealthReport({"n1": found}, ["n1"], [], []))
     assert one.ok
 
 

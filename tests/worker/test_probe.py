@@ -132,7 +132,7 @@ def test_infiniband_beside_an_ethernet_port_and_one_that_is_down(node: Path) -> 
         "limits": {"memlock": 65536},
     }
     assert [one["name"] for one in probe.hcas(str(node))] == ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_10"]
-    found = from_probe.found("gpu", seen)
+    found = from_probe.facts_from_probe("gpu", seen)
     assert found.value("fabric", "kind") == "infiniband"
     assert found.value("fabric", "hcas") == ("mlx5_0", "mlx5_10")
     assert found.value("fabric", "rate_gbps") == 400
@@ -215,7 +215,7 @@ def test_it_runs_as_it_travels(a100s: Path) -> None:
     seen = json.loads(done.stdout.removeprefix(probe.MARK))
     assert [gpu["name"] for gpu in seen["gpus"]] == ["NVIDIA A100-SXM4-40GB"] * 4
     assert seen["disks"][0]["path"] == "/tmp"
-    found = from_probe.found("gpu", seen, 8)
+    found = from_probe.facts_from_probe("gpu", seen, 8)
     assert found.value("node_types", "gpu", "gpus", "model") == "A100-SXM4-40GB"
     assert any("Slurm says 8 GPUs for gpu, the job saw 4" in line for line in found.notices)
 
@@ -229,4 +229,4 @@ def test_an_answer_of_another_shape_is_no_harm() -> None:
         {"links": None, "limits": None},
     )
     for seen in answers:
-        assert from_probe.found("gpu", seen).notices is not None
+        assert from_probe.facts_from_probe("gpu", seen).notices is not None

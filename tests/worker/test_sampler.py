@@ -24,7 +24,7 @@ from dtslurm.worker import sampler
 from dtslurm.worker.sampler import gpu_reader
 from dtslurm.worker.sampler_amd import Amdgpu
 from dtslurm.worker.sampler_nvidia import NvidiaSmi, Nvml
-from dtslurm.worker.sampler_values import chosen, counter, numbers
+from dtslurm.worker.sampler_values import counter, numbers, select_job_gpus
 
 DATA = Path(__file__).with_name("data")
 CC = shutil.which("cc")
@@ -159,7 +159,7 @@ SEEN = [{"index": number, "minor": number, "uuid": f"GPU-{number}a"} for number 
     ],
 )
 def test_only_the_jobs_own_gpus_are_looked_at(env: dict[str, str], mine: list[int]) -> None:
-    assert [gpu["index"] for gpu in chosen(SEEN, env, 4)] == mine
+    assert [gpu["index"] for gpu in select_job_gpus(SEEN, env, 4)] == mine
 
 
 def test_numbers_of_a_list() -> None:

@@ -193,4 +193,4 @@ def test_processes_that_vanish_meanwhile_are_passed_over(monkeypatch: pytest.Mon
     found = dict(processes())
     assert os.getpid() in found
     assert not {999999999, 999999998} & set(found)
-    assert not sampler.is_of(999999999, "17")
+    assert not sampler.belongs_to_job(999999999, "17")

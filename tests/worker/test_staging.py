@@ -349,7 +349,7 @@ def test_results_come_whole_and_only_what_is_new(run: Path, tmp_path: Path) -> N
     assert results.bring_back(item, final=False)["bytes"] == 3
     assert json.loads((run / "out/node-0.json").read_text())["final"] is False
     artifacts.register_results(str(run), str(run / "out"))
-    assert artifacts.known(str(run)) == {}  # it is not all yet
+    assert artifacts.read_entries(str(run)) == {}  # it is not all yet
     before = (run / "out/node-0/sub/a.txt").stat().st_ino
     (local / "b.txt").write_text("four")
     assert results.bring_back(item, final=True)["bytes"] == 4
@@ -357,7 +357,7 @@ def test_results_come_whole_and_only_what_is_new(run: Path, tmp_path: Path) -> N
     told = json.loads((run / "out/node-0.json").read_text())
     assert (told["final"], told["complete"], sorted(told["files"])) == (True, True, ["b.txt", "sub/a.txt"])
     artifacts.register_results(str(run), str(run / "out"))
-    entry = artifacts.known(str(run))["out/node-0"]
+    entry = artifacts.read_entries(str(run))["out/node-0"]
     assert (entry["bytes"], entry["files"]) == (7, 2)
     assert entry["sha256"] == artifacts.measure(str(run / "out/node-0"), checksum=True)["sha256"]
     assert not list((run / "out").rglob("*dtslurm-part"))

@@ -39,7 +39,7 @@ def test_results_of_all_nodes_come_back_and_are_registered(
     assert cluster.ask("out", "--from=$DISK/out:results") == 0
     assert [(made / f"node-{number}/result.txt").read_text() for number in range(2)] == ["of 0", "of 1"]
     assert f"brought 8 B from 2 of 2 nodes to {made}" in capsys.readouterr().out
-    assert sorted(artifacts.known(str(cluster.run))) == ["results/node-0", "results/node-1"]
+    assert sorted(artifacts.read_entries(str(cluster.run))) == ["results/node-0", "results/node-1"]
 
 
 def test_a_node_without_results_is_counted_and_none_with_any_is_told(
@@ -69,7 +69,7 @@ def test_results_that_still_change_at_the_end_are_told_and_others_come(
     assert cluster.ask("out", "--from=$DISK/out:results") == staging_main.FAILED
     out = capsys.readouterr().out
     assert f"staging failed: n2: {cluster.disk(1)}/out changed while it was copied: result.txt" in out
-    assert list(artifacts.known(str(cluster.run))) == ["results/node-0"]
+    assert list(artifacts.read_entries(str(cluster.run))) == ["results/node-0"]
     assert not (made / "node-1/result.txt").exists()  # half a result is none
 
 
@@ -119,4 +119,4 @@ def test_at_the_early_signal_results_come_while_ranks_still_run(
 def test_what_matches_is_registered(cluster: Cluster) -> None:
     (cluster.run / "model.bin").write_bytes(b"model")
     assert cluster.ask("artifacts", "*.bin") == 0
-    assert artifacts.known(str(cluster.run))["model.bin"]["bytes"] == 5
+    assert artifacts.read_entries(str(cluster.run))["model.bin"]["bytes"] == 5

@@ -13,15 +13,15 @@ import pytest
 
 from dtslurm.worker.supervisor import lease, node
 from dtslurm.worker.supervisor.agents import Agents
-from dtslurm.worker.supervisor.attempts import Ended, Ledger
-from dtslurm.worker.supervisor.heartbeats import Beats
+from dtslurm.worker.supervisor.attempts import AttemptEnd, Ledger
+from dtslurm.worker.supervisor.heartbeats import Heartbeats
 from dtslurm.worker.supervisor.restart_policy import Decision, RecoveryOptions, decide
 
 NODES = ("n1", "n2", "n3")
 
 
-def ended(cause: str, number: int = 0, **more: Any) -> Ended:
-    return Ended(attempt=number, exit_code=1, cause=cause, **more)
+def ended(cause: str, number: int = 0, **more: Any) -> AttemptEnd:
+    return AttemptEnd(attempt=number, exit_code=1, cause=cause, **more)
 
 
 def means(**more: Any) -> RecoveryOptions:
@@ -29,7 +29,7 @@ def means(**more: Any) -> RecoveryOptions:
     return RecoveryOptions(**values)
 
 
-def made(end: Ended, history: tuple[Ended, ...] = (), **more: Any) -> Decision:
+def made(end: AttemptEnd, history: tuple[AttemptEnd, ...] = (), **more: Any) -> Decision:
     return decide(end, history, means(**more))
 
 
@@ -97,7 +97,7 @@ def test_a_suspect_is_left_out_when_it_happens_again() -> None:
     assert list(made(ended("hang", 1, node="n1", progressed=True), (first,)).exclude) == []
 
 
-def counted(*causes: str, blame: str = "unknown") -> tuple[Ended, ...]:
+def counted(*causes: str, blame: str = "unknown") -> tuple[AttemptEnd, ...]:
     return tuple(
         ended(cause, number, blame=blame, counted=True, progressed=True)
         for number, cause in enumerate(causes)
@@ -258,7 +258,7 @@ def beat(ranks: Path, node: str, kind: str, count: int) -> None:
 
 def test_f41_a_node_is_lost_when_its_signs_of_life_stop_without_a_last_word(tmp_path: Path) -> None:
     clock = Clock()
-    beats = Beats(str(tmp_path), 15.0, clock)
+    beats = Heartbeats(str(tmp_path), 15.0, clock)
     for count in range(8):
         beat(tmp_path, "n1", "beat", count)
         beat(tmp_path, "n2", "beat", min(count, 2))
@@ -273,7 +273,7 @@ def test_f41_a_node_is_lost_when_its_signs_of_life_stop_without_a_last_word(tmp_
 def silence(tmp_path: Path, silent: set[str], seconds: int, stall_at: int = -1) -> str | None:
     """Return the node that is lost when some give no more signs for so long, read every second."""
     clock = Clock()
-    beats = Beats(str(tmp_path), 10.0, clock)
+    beats = Heartbeats(str(tmp_path), 10.0, clock)
     agents = Agents(beats, lambda _name: None)
     for second in range(seconds):
         for name in ("n1", "n2", "n3"):
@@ -290,7 +290,7 @@ def silence(tmp_path: Path, silent: set[str], seconds: int, stall_at: int = -1) 
 
 def test_f87_a_node_that_starts_an_agent_is_not_lost_however_late_its_first_sign_is(tmp_path: Path) -> None:
     clock = Clock()
-    beats = Beats(str(tmp_path), 10.0, clock)
+    beats = Heartbeats(str(tmp_path), 10.0, clock)
     started: list[tuple[str, float]] = []
     agents = Agents(beats, lambda name: started.append((name, clock.now - 1000)))
     back: list[str] = []
@@ -315,7 +315,7 @@ def test_f87_a_node_that_starts_an_agent_is_not_lost_however_late_its_first_sign
 
 def test_f87_the_silence_of_a_rack_starts_few_agents_at_once(tmp_path: Path) -> None:
     clock = Clock()
-    beats = Beats(str(tmp_path), 10.0, clock)
+    beats = Heartbeats(str(tmp_path), 10.0, clock)
     started: list[str] = []
     agents = Agents(beats, started.append)
     for second in range(30):
@@ -349,10 +349,10 @@ def test_ranks_that_are_left_on_the_own_node_are_seen(monkeypatch: pytest.Monkey
         for name, more in (("n1", {}), ("n2", {}), ("n1", {"DTSLURM_ATTEMPT": "2"}))
     ]
     try:
-        assert node.left_here("/run/of/this/test", 3) == [running[0].pid]
+        assert node.find_rank_processes("/run/of/this/test", 3) == [running[0].pid]
         running[0].kill()
         running[0].wait()
-        assert node.left_here("/run/of/this/test", 3) == []
+        assert node.find_rank_processes("/run/of/this/test", 3) == []
     finally:
         for one in running:
             one.kill()

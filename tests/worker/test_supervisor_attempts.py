@@ -15,8 +15,8 @@ import pytest
 from dtslurm.model import nodes
 from dtslurm.worker.lib.node_blocklist import HOLDS_S, read_supervisor_notes, supervisor_file
 from dtslurm.worker.supervisor import attempt_monitor, bad_nodes, lease, main, node, slurm, verdict
-from dtslurm.worker.supervisor.attempts import Ended
-from dtslurm.worker.supervisor.heartbeats import Beats
+from dtslurm.worker.supervisor.attempts import AttemptEnd
+from dtslurm.worker.supervisor.heartbeats import Heartbeats
 from dtslurm.worker.supervisor.main import Supervisor
 from tests.worker.conftest import asked
 from tests.worker.test_supervisor_races import ASKED, ENDING, RUNNING, Clock, stamp
@@ -35,7 +35,7 @@ def begin(site: Path, step: str, *words: str) -> Supervisor:
 
 def attempt(
     keeper: Supervisor, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[float], object]
-) -> Ended | None:
+) -> AttemptEnd | None:
     """Run the attempt; its time passes as the watch over it sleeps, and meanwhile something happens."""
     now = Clock(meanwhile)
     monkeypatch.setattr(attempt_monitor, "time", now)
@@ -169,7 +169,7 @@ def test_f30_who_is_told_to_end_by_slurm_may_save(site: Path, monkeypatch: pytes
 def cause(keeper: Supervisor, monkeypatch: pytest.MonkeyPatch, found: str, code: int = 1) -> dict[str, Any]:
     monkeypatch.setattr(verdict, "verdict_on", lambda *_: {"cause": found})
     (Path(keeper.run_dir) / "ranks/0").mkdir(parents=True, exist_ok=True)
-    return keeper._cause(0, code, Beats(f"{keeper.run_dir}/ranks/0"), keeper.nodes)
+    return keeper._cause(0, code, Heartbeats(f"{keeper.run_dir}/ranks/0"), keeper.nodes)
 
 
 def test_f43_a_node_that_is_down_explains_what_nothing_else_does(
@@ -208,7 +208,7 @@ def ended_by_force(
     """Return how long the nodes are waited for."""
     now = Clock(meanwhile)
     monkeypatch.setattr(main, "time", now)
-    beats = Beats(f"{keeper.run_dir}/ranks/0", clock=now.monotonic)
+    beats = Heartbeats(f"{keeper.run_dir}/ranks/0", clock=now.monotonic)
     keeper._farewells(beats, 0)
     return now.now
 
@@ -277,7 +277,9 @@ def test_f43_a_bad_node_is_noted_and_the_run_goes_on_without_it(
 ) -> None:
     keeper = begin(site, "")
     (site / "job.json").write_text('{"schema": 1, "cluster": "ours"}')
-    end = Ended(0, 1, "node-failure", blame="node", node="n2", summary="node n2 is DOWN", progressed=True)
+    end = AttemptEnd(
+        0, 1, "node-failure", blame="node", node="n2", summary="node n2 is DOWN", progressed=True
+    )
     assert keeper.judged(end, []).action == "requeue"
     [told] = keeper.ledger.events("node_excluded")
     assert (told["node"], told["reason"]) == ("n2", "node n2 is DOWN")

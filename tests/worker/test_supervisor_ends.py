@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from dtslurm.worker.supervisor import files, lease, slurm
-from dtslurm.worker.supervisor.heartbeats import Beats
+from dtslurm.worker.supervisor.heartbeats import Heartbeats
 from dtslurm.worker.supervisor.main import Supervisor
 
 ASKED = ["--nodes=2", "--world-size=2"]
@@ -214,6 +214,6 @@ def test_n9_who_is_told_to_end_does_not_wait_for_room(site: Path, monkeypatch: p
     lease.take(str(site), 0)
     keeper = Supervisor(ASKED)
     keeper._told_to_end(15, None)
-    ended = keeper._ended(0, 143, {"cause": "preempted"}, Beats(str(site)), ["n1", "n2"])
+    ended = keeper._ended(0, 143, {"cause": "preempted"}, Heartbeats(str(site)), ["n1", "n2"])
     assert ended is not None
     assert ended.cause == "preempted"

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from dtslurm.worker.supervisor.hangs.detector import FIRST_S, HangDetector, odd_one
-from dtslurm.worker.supervisor.heartbeats import Beats
-from dtslurm.worker.supervisor.node import Watch, bytes_of
+from dtslurm.worker.supervisor.hangs.detector import FIRST_S, HangDetector, find_differing_rank
+from dtslurm.worker.supervisor.heartbeats import Heartbeats
+from dtslurm.worker.supervisor.node import NodeAgent, bytes_of
 
 
 class Site:
@@ -140,7 +140,7 @@ def test_f66_gpus_that_work_speak_against_a_hang_whatever_their_nodes_clock(
     site: Site, tmp_path: Path, behind: float
 ) -> None:
     site.behind = behind
-    beats = Beats(str(tmp_path / "ranks"))
+    beats = Heartbeats(str(tmp_path / "ranks"))
     (tmp_path / "ranks/beats").mkdir(parents=True)
     sign = {"kind": "beat", "node": "n0", "time": time.time() - behind}
     (tmp_path / "ranks/beats/n0.json").write_text(json.dumps(sign))
@@ -224,7 +224,7 @@ def test_stacks_are_told_again_each_time_they_are_asked_for(
     try:
         (tmp_path / "ranks/0/beats").mkdir(parents=True)
         (tmp_path / "ranks/0/3.json").write_text(json.dumps({"pid": rank.pid}))
-        watch, beats = Watch(), Beats(str(tmp_path / "ranks/0"))
+        watch, beats = NodeAgent(), Heartbeats(str(tmp_path / "ranks/0"))
         end = time.monotonic() + 60
         while not beats.ranks() and time.monotonic() < end:
             watch.beat()
@@ -296,12 +296,12 @@ def test_f45_ranks_that_compute_have_long_where_nobody_asked_for_a_time(site: Si
 
 def test_the_odd_rank_is_the_one_that_waits_elsewhere() -> None:
     same = {"state": "S", "waits": "do_poll"}
-    assert odd_one({0: same, 1: same, 2: {"state": "S", "waits": "hrtimer_nanosleep"}}) == (
+    assert find_differing_rank({0: same, 1: same, 2: {"state": "S", "waits": "hrtimer_nanosleep"}}) == (
         2,
         "it is in hrtimer_nanosleep, others in do_poll",
     )
-    stopped = odd_one({0: same, 1: {"state": "T", "waits": "do_signal_stop"}})
+    stopped = find_differing_rank({0: same, 1: {"state": "T", "waits": "do_signal_stop"}})
     assert stopped is not None
     assert stopped[0] == 1
-    assert odd_one({0: same, 1: same}) is None
-    assert odd_one({0: same, 1: {"state": "R", "waits": "0"}}) is None
+    assert find_differing_rank({0: same, 1: same}) is None
+    assert find_differing_rank({0: same, 1: {"state": "R", "waits": "0"}}) is None

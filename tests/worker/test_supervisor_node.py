@@ -75,7 +75,7 @@ def test_a_sign_of_life_tells_each_ranks_processes(ranks: Ranks) -> None:
     ranks.start(None)  # a launcher's own
     (ranks.folder / "ranks/0/3.json").write_text(json.dumps({"pid": second}))
     (ranks.folder / "ranks/0/0.json").write_text(json.dumps({"pid": "?"}))
-    watch = node.Watch()
+    watch = node.NodeAgent()
     watch.beat()
     told = ranks.told()
     assert (told["kind"], told["node"], sorted(told["ranks"])) == ("beat", "n1", ["0", "3"])
@@ -88,10 +88,10 @@ def test_a_sign_of_life_tells_each_ranks_processes(ranks: Ranks) -> None:
 def test_a_rank_that_is_alone_need_not_know_its_number(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = ranks.start(None)
     (ranks.folder / "ranks/0/0.json").write_text(json.dumps({"pid": alone}))
-    node.Watch().beat()
+    node.NodeAgent().beat()
     assert ranks.told()["ranks"] == {}  # a task of several: an agent of torchrun
     monkeypatch.setenv("SLURM_NTASKS", "1")
-    watch = node.Watch()
+    watch = node.NodeAgent()
     watch.beat()
     assert [(rank, one["pid"]) for rank, one in ranks.told()["ranks"].items()] == [("0", alone)]
     ranks.start(3)  # which that agent has started
@@ -101,7 +101,7 @@ def test_a_rank_that_is_alone_need_not_know_its_number(ranks: Ranks, monkeypatch
 
 def test_a_process_that_is_gone_is_told_no_more(ranks: Ranks) -> None:
     ranks.start(0)
-    watch = node.Watch()
+    watch = node.NodeAgent()
     watch.beat()
     assert sorted(ranks.told()["ranks"]) == ["0"]
     ranks.started[0].kill()
@@ -113,13 +113,13 @@ def test_a_process_that_is_gone_is_told_no_more(ranks: Ranks) -> None:
 
 
 def test_what_cannot_be_written_stops_no_watch(ranks: Ranks) -> None:
-    watch = node.Watch()
+    watch = node.NodeAgent()
     watch.path = str(ranks.folder / "none/n1.json")
     watch.beat()
     assert not (ranks.folder / "none").exists()
 
 
-def run(watch: node.Watch, monkeypatch: pytest.MonkeyPatch, meanwhile: Any) -> Clock:
+def run(watch: node.NodeAgent, monkeypatch: pytest.MonkeyPatch, meanwhile: Any) -> Clock:
     """Let the watch run; its time passes as it sleeps, and meanwhile something happens."""
     now = Clock(meanwhile)
     monkeypatch.setattr(node, "time", now)
@@ -133,7 +133,7 @@ def test_f40_ranks_of_an_attempt_that_is_over_are_killed_at_once(
     for rank in (0, 1):
         ranks.start(rank)
     other = ranks.start(0, attempt=1)
-    run(node.Watch(), monkeypatch, lambda now: lease.take(str(ranks.folder), 1) if now > 4 else None)
+    run(node.NodeAgent(), monkeypatch, lambda now: lease.take(str(ranks.folder), 1) if now > 4 else None)
     assert [ranks.started[rank].wait(60) for rank in (0, 1)] == [-signal.SIGKILL] * 2
     assert ranks.alive() == [other]
     assert ranks.told()["kind"] == "beat"  # no farewell: it did not end in order
@@ -143,7 +143,7 @@ def test_it_gives_a_sign_every_few_seconds_and_says_goodbye(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks.start(0)
-    watch = node.Watch()
+    watch = node.NodeAgent()
     told: list[str] = []
 
     def meanwhile(now: float) -> None:
@@ -165,7 +165,7 @@ def test_f40_ranks_that_do_not_end_are_killed_when_the_attempt_is_replaced(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks.start(0)
-    watch = node.Watch()
+    watch = node.NodeAgent()
     watch.told_to_end = True
 
     def meanwhile(now: float) -> None:
@@ -179,14 +179,14 @@ def test_f40_ranks_that_do_not_end_are_killed_when_the_attempt_is_replaced(
 
 def test_ranks_that_take_long_to_end_are_left_to_slurm(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks.start(0)
-    watch = node.Watch()
+    watch = node.NodeAgent()
     watch.told_to_end = True
     assert run(watch, monkeypatch, lambda _now: None).now >= 60
     assert len(ranks.alive()) == 1
 
 
 def test_it_ends_with_the_process_that_started_it(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = node.Watch()
+    watch = node.NodeAgent()
     watch.parent = -1
     assert run(watch, monkeypatch, lambda _now: None).now == 0.0
     assert ranks.told()["kind"] == "bye"
@@ -206,7 +206,7 @@ def test_f87_an_agent_in_a_step_of_its_own_ends_with_the_ranks(
             ranks.started[0].kill()
             ranks.started[0].wait()
 
-    assert run(node.Watch(restarted=True), monkeypatch, meanwhile).now < 10
+    assert run(node.NodeAgent(restarted=True), monkeypatch, meanwhile).now < 10
     assert (sorted(told[0]["ranks"]), told[0]["restarted"]) == (["1"], True)
     assert ranks.told()["kind"] == "bye"
     assert rank not in ranks.alive()
@@ -217,7 +217,7 @@ def test_f87_an_agent_that_was_only_late_is_not_replaced(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch, age: float, ends: bool
 ) -> None:
     ranks.start(0)
-    watch = node.Watch(restarted=True)
+    watch = node.NodeAgent(restarted=True)
     now = Clock(lambda at: watch.__setattr__("told_to_end", at > 4))
     first = {"kind": "beat", "node": "n1", "time": now.time() - age, "ranks": {}}
     (ranks.folder / "ranks/0/beats/n1.json").write_text(json.dumps(first))
@@ -239,7 +239,7 @@ def test_processes_that_are_left_are_found_from_outside_of_the_step(ranks: Ranks
     mine = ranks.start(0)
     ranks.start(None)
     ranks.start(1, attempt=3)
-    assert node.left_here(str(ranks.folder), 0) == [mine]
+    assert node.find_rank_processes(str(ranks.folder), 0) == [mine]
 
 
 def test_a_process_that_vanishes_while_it_is_looked_at_is_passed_over(

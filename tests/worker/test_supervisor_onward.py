@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dtslurm.worker.supervisor import agents, lease, main, options, requeue, slurm
-from dtslurm.worker.supervisor.attempts import Ended
+from dtslurm.worker.supervisor.attempts import AttemptEnd
 from dtslurm.worker.supervisor.main import STALE, Supervisor
 from tests.worker.conftest import asked
 
@@ -19,7 +19,7 @@ NODE = "NodeName={} CoresPerSocket=8 State={} ThreadsPerCore=1 Reason={}\n"
 
 
 def test_f23_a_requeued_job_starts_without_the_bad_nodes_and_at_once_where_asked(site: Path) -> None:
-    done, _ = requeue.onward(options.read([*ASKED, "--start-now"]), str(site), ["n2", "n5"], None)
+    done, _ = requeue.continue_job(options.read([*ASKED, "--start-now"]), str(site), ["n2", "n5"], None)
     assert done
     assert asked(site) == [
         "requeue 17",
@@ -31,14 +31,14 @@ def test_f23_a_requeued_job_starts_without_the_bad_nodes_and_at_once_where_asked
 def test_f23_it_is_said_how_long_slurm_holds_a_requeued_job_back(site: Path) -> None:
     at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 121))
     (site / "state").write_text(f"JobId=17 JobState=PENDING Reason=BeginTime EligibleTime={at}\n")
-    done, words = requeue.onward(options.read(ASKED), str(site), [], None)
+    done, words = requeue.continue_job(options.read(ASKED), str(site), [], None)
     assert done
     assert re.search(r"holds it back for 1[12]\d s; .*: scontrol update JobId=17 StartTime=now$", words)
 
 
 def test_f28_a_requeue_is_asked_for_until_it_is_taken(site: Path) -> None:
     (site / "refusals").write_text("Socket timed out on send/recv operation\n" * 3)
-    assert requeue.onward(options.read(ASKED), str(site), [], None)[0]
+    assert requeue.continue_job(options.read(ASKED), str(site), [], None)[0]
     assert asked(site) == ["requeue 17"] * 4
 
 
@@ -47,19 +47,21 @@ def test_f40_a_new_start_that_slurm_gave_by_itself_is_not_ended_by_a_requeue(
 ) -> None:
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     (site / "state").write_text("JobId=17 JobState=RUNNING Requeue=1 Restarts=2 BatchFlag=2\n")
-    assert requeue.onward(options.read(ASKED), str(site), [], None) == (
+    assert requeue.continue_job(options.read(ASKED), str(site), [], None) == (
         "requeue",
         "Slurm had queued it again",
     )
     assert asked(site) == []
     (site / "state").write_text("JobId=17 JobState=RUNNING Requeue=1 Restarts=1 BatchFlag=2\n")
-    assert requeue.onward(options.read(ASKED), str(site), [], None) == ("requeue", "")
+    assert requeue.continue_job(options.read(ASKED), str(site), [], None) == ("requeue", "")
     assert asked(site) == ["requeue 17"]
 
 
 def test_f34_a_job_that_was_cancelled_is_not_brought_back(site: Path) -> None:
     (site / "state").write_text("JobId=17 JobState=CANCELLED\n")
-    done, words = requeue.onward(options.read([*ASKED, "--script=/run/script.sbatch"]), str(site), [], None)
+    done, words = requeue.continue_job(
+        options.read([*ASKED, "--script=/run/script.sbatch"]), str(site), [], None
+    )
     assert not done
     assert "cancelled" in words
     assert not any(line.startswith("requeue") for line in asked(site))
@@ -67,7 +69,7 @@ def test_f34_a_job_that_was_cancelled_is_not_brought_back(site: Path) -> None:
 
 def test_f38_a_job_that_slurm_must_not_requeue_by_itself_is_allowed_the_one_requeue(site: Path) -> None:
     (site / "state").write_text("JobId=17 JobState=RUNNING Requeue=0 Restarts=0 BatchFlag=1\n")
-    assert requeue.onward(options.read(ASKED), str(site), [], None) == ("requeue", "")
+    assert requeue.continue_job(options.read(ASKED), str(site), [], None) == ("requeue", "")
     assert asked(site) == ["update JobId=17 Requeue=1", "requeue 17", "update JobId=17 Requeue=0"]
 
 
@@ -75,7 +77,7 @@ def test_f35_a_task_of_an_array_is_requeued_alone(site: Path, monkeypatch: pytes
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "15")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
     assert slurm.own_id() == "15_3"
-    assert requeue.onward(options.read(ASKED), str(site), [], None)[0]
+    assert requeue.continue_job(options.read(ASKED), str(site), [], None)[0]
     assert asked(site) == ["requeue 15_3"]
 
 
@@ -83,7 +85,7 @@ def test_f35_a_task_of_an_array_gets_no_successor(site: Path, monkeypatch: pytes
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "15")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
     words = [*ASKED, "--script=/run/script.sbatch", "--go-on-by=afterany"]
-    done, why = requeue.onward(options.read(words), str(site), [], None)
+    done, why = requeue.continue_job(options.read(words), str(site), [], None)
     assert not done
     assert "array" in why  # the script once more would be the whole array
 
@@ -91,7 +93,7 @@ def test_f35_a_task_of_an_array_gets_no_successor(site: Path, monkeypatch: pytes
 def test_f38_a_successor_takes_over_the_claim_and_the_mark(site: Path) -> None:
     (site / "refusals").write_text("Requested operation is presently disabled for job 17\n")
     (site / "claim").symlink_to("job-17")
-    done, words = requeue.onward(
+    done, words = requeue.continue_job(
         options.read([*ASKED, "--script=/run/script.sbatch"]), str(site), ["n2"], None
     )
     assert (done, words) == ("afterany", "job 18 goes on when this one has ended")
@@ -151,7 +153,7 @@ def test_f33_a_run_that_goes_in_circles_ends_with_93_and_tells_its_budget(
 ) -> None:
     keeper = Supervisor(ASKED)
 
-    def attempt(number: int, _nodes: object) -> Ended:
+    def attempt(number: int, _nodes: object) -> AttemptEnd:
         values: dict[str, Any] = {"exit_code": 1, "cause": "hang", "rank": number, "progressed": False}
         keeper.ledger.event("attempt_ended", number, **values)
         return keeper.ledger.history()[-1]
@@ -170,7 +172,7 @@ def test_f33_where_restarts_are_used_up_the_ranks_own_code_stays(
 ) -> None:
     keeper = Supervisor([*ASKED, "--max-restarts=1"])
 
-    def attempt(number: int, _nodes: object) -> Ended:
+    def attempt(number: int, _nodes: object) -> AttemptEnd:
         keeper.ledger.event("attempt_ended", number, exit_code=7, cause="exit-code", progressed=True)
         return keeper.ledger.history()[-1]
 
@@ -211,11 +213,11 @@ def test_f41_a_node_that_slurm_reaches_no_more_ends_the_silence_of_its_peers(sit
 
 def test_a_new_start_keeps_off_what_the_job_kept_off_before(site: Path) -> None:
     (site / "state").write_text("JobId=17 JobState=RUNNING ExcNodeList=n[8-9] Comment=dtslurm:abc:def\n")
-    requeue.onward(options.read(ASKED), str(site), ["n2"], None)
+    requeue.continue_job(options.read(ASKED), str(site), ["n2"], None)
     assert asked(site) == ["requeue 17", "update JobId=17 ExcNodeList=n[8-9],n2"]
     (site / "state").write_text("JobId=17 JobState=RUNNING ExcNodeList=(null) Comment=dtslurm:abc:def\n")
     words = [*ASKED, "--go-on-by=afterany", "--script=/run/script.sbatch"]
-    requeue.onward(options.read(words), str(site), ["n2"], None)
+    requeue.continue_job(options.read(words), str(site), ["n2"], None)
     assert "--exclude=n2 /run/script.sbatch" in asked(site)[-1]
 
 
@@ -238,7 +240,7 @@ def test_f32b_a_start_is_kept_off_no_more_nodes_than_it_can_do_without(
     (site / "state").write_text(f"JobId=17 JobState=RUNNING Partition=main {job}\n")
     rows = [f"n{number} {'a100,fast' if number < 3 else 'fast'}\n" for number in range(1, 10)]
     (site / "nodes").write_text("".join(rows))
-    done, words = requeue.onward(options.read(ASKED), str(site), bad, None)
+    done, words = requeue.continue_job(options.read(ASKED), str(site), bad, None)
     assert done
     assert asked(site)[1:] == ([f"update JobId=17 ExcNodeList={excluded}"] if excluded else [])
     assert words.startswith(f"{stays} stays with the job: it ") if stays else not words
@@ -246,7 +248,7 @@ def test_f32b_a_start_is_kept_off_no_more_nodes_than_it_can_do_without(
 
 def test_f32b_nothing_is_excluded_where_slurm_does_not_list_the_nodes(site: Path) -> None:
     (site / "nodes").unlink()
-    _, words = requeue.onward(options.read(ASKED), str(site), ["n2"], None)
+    _, words = requeue.continue_job(options.read(ASKED), str(site), ["n2"], None)
     assert asked(site) == ["requeue 17"]
     assert "it may get n2 again: Slurm does not list the nodes" in words
 

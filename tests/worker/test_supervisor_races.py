@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dtslurm.worker.supervisor import lease, main, options, requeue, slurm, step
-from dtslurm.worker.supervisor.attempts import Ended
-from dtslurm.worker.supervisor.heartbeats import Beats
+from dtslurm.worker.supervisor.attempts import AttemptEnd
+from dtslurm.worker.supervisor.heartbeats import Heartbeats
 from dtslurm.worker.supervisor.main import ASK_AGAIN_S, STALE, Supervisor
 from tests.worker.conftest import asked
 
@@ -54,7 +54,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, happens: Callable[[float], object]) -
 @pytest.mark.parametrize("words", [ASKED, CHAINED])
 def test_f34_a_job_that_is_being_cancelled_gets_no_new_start(site: Path, words: list[str]) -> None:
     (site / "state").write_text(ENDING + f"EndTime={stamp(0)}\n")
-    by, why = requeue.onward(options.read(words), str(site), [], time.time() + 3600)
+    by, why = requeue.continue_job(options.read(words), str(site), [], time.time() + 3600)
     assert by == ""
     assert "cancelled" in why
     assert asked(site) == []
@@ -85,11 +85,11 @@ def test_f34_a_cancelled_job_is_told_from_others_that_slurm_ends(
 def test_f38_a_job_that_ends_with_a_lost_node_and_may_not_be_requeued_was_not_cancelled(site: Path) -> None:
     ending = ENDING.replace("Restarts=0", "Requeue=0 Restarts=0")
     (site / "state").write_text(ending + "NodeName=n2 State=MIXED ThreadsPerCore=1\n")
-    assert requeue.onward(options.read(CHAINED), str(site), [], None)[0] == ""
+    assert requeue.continue_job(options.read(CHAINED), str(site), [], None)[0] == ""
     (site / "state").write_text(ending + "NodeName=n2 State=DOWN+NOT_RESPONDING ThreadsPerCore=1\n")
-    assert requeue.onward(options.read(CHAINED), str(site), [], None)[0] == "afterany"
+    assert requeue.continue_job(options.read(CHAINED), str(site), [], None)[0] == "afterany"
     (site / "state").write_text((site / "state").read_text().replace("Requeue=0", "Requeue=1"))
-    assert requeue.onward(options.read(CHAINED), str(site), [], None)[0] == ""
+    assert requeue.continue_job(options.read(CHAINED), str(site), [], None)[0] == ""
 
 
 # ---- Answers that are lost ----
@@ -98,7 +98,7 @@ def test_f38_a_job_that_ends_with_a_lost_node_and_may_not_be_requeued_was_not_ca
 def test_f28_a_requeue_whose_answer_was_lost_is_asked_for_once(site: Path) -> None:
     (site / "state").write_text(RUNNING)
     (site / "refusals").write_text(LOST + "Job is pending execution for job 17\n")
-    by, words = requeue.onward(options.read(ASKED), str(site), ["n2"], None)
+    by, words = requeue.continue_job(options.read(ASKED), str(site), ["n2"], None)
     assert (by, words) == ("requeue", "Slurm had queued it again")
     assert asked(site) == ["requeue 17"] * 2 + ["update JobId=17 ExcNodeList=n[8-9],n2"]
 
@@ -106,7 +106,7 @@ def test_f28_a_requeue_whose_answer_was_lost_is_asked_for_once(site: Path) -> No
 def test_f28_nothing_is_asked_for_while_slurm_does_not_tell_how_the_job_is(site: Path) -> None:
     (site / "state").write_text(RUNNING.replace("Restarts=0", "Restarts=1"))
     (site / "silence").write_text(LOST * 3)  # it has started anew meanwhile
-    assert requeue.onward(options.read(ASKED), str(site), [], None)[0] == "requeue"
+    assert requeue.continue_job(options.read(ASKED), str(site), [], None)[0] == "requeue"
     assert asked(site) == []
 
 
@@ -147,19 +147,19 @@ def test_f1_a_successor_whose_answer_is_lost_is_found_and_takes_over(site: Path)
     (site / "lost").write_text("sbatch: error: Batch job submission failed: " + LOST)
     (site / "queue").write_text("12 dtslurm:abc:def\n17 dtslurm:abc:def\n19 other\n20 (null)\n21\n")
     (site / "claim").symlink_to("job-17")
-    by, words = requeue.onward(options.read(CHAINED), str(site), [], None)
+    by, words = requeue.continue_job(options.read(CHAINED), str(site), [], None)
     assert (by, (site / "claim").readlink()) == ("", Path("job-17"))
     assert "timed out" in words
     with (site / "queue").open("a") as file:
         file.write("18 dtslurm:abc:def\n")
-    by, _ = requeue.onward(options.read(CHAINED), str(site), [], None)
+    by, _ = requeue.continue_job(options.read(CHAINED), str(site), [], None)
     assert (by, (site / "claim").readlink()) == ("afterany", Path("job-18"))
     assert len(asked(site)) == 2  # one request each
 
 
 def test_f40_a_job_that_slurm_starts_anew_by_itself_gets_no_successor_too(site: Path) -> None:
     (site / "state").write_text(RUNNING.replace("Restarts=0", "Restarts=1"))
-    assert requeue.onward(options.read(CHAINED), str(site), [], None)[0] == "requeue"
+    assert requeue.continue_job(options.read(CHAINED), str(site), [], None)[0] == "requeue"
     assert asked(site) == []
 
 
@@ -180,7 +180,7 @@ def test_f38_a_copy_with_a_successor_leaves_the_nodes_at_once(
 def after_a_crash(keeper: Supervisor, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None]) -> int:
     """Let a first attempt crash twice; do something in the pause, and return the job's exit code."""
 
-    def attempt(number: int, _nodes: object) -> Ended:
+    def attempt(number: int, _nodes: object) -> AttemptEnd:
         assert number < 2, "an attempt was made that must not be"
         keeper.ledger.event("attempt", number)
         keeper.ledger.event("attempt_ended", number, exit_code=1, cause="exit-code", progressed=True)
@@ -363,7 +363,7 @@ def test_f43_a_node_that_told_how_its_rank_ended_did_not_go_away(site: Path) -> 
         ("n2", "beat"),
     ):  # Slurm may end the second one's watcher with its ranks
         (ranks / f"beats/{name}.json").write_text(json.dumps({"kind": kind, "node": name}))
-    beats = Beats(str(ranks))
+    beats = Heartbeats(str(ranks))
     assert keeper._cause(0, 137, beats, keeper.nodes)["cause"] == "node-failure"
     keeper.lost.clear()
     (ranks / "1.json").write_text(json.dumps({"rank": 1, "host": "n2", "exit_code": 137, "signal": 9}))
@@ -376,7 +376,7 @@ def test_f43_a_node_whose_ranks_are_ended_by_force_did_not_go_away(site: Path) -
     keeper.nodes = ["n1", "n2", "n3"]
     (site / "ranks/0/beats").mkdir(parents=True)
     now = [100.0]
-    beats = Beats(str(site / "ranks/0"), clock=lambda: now[0])
+    beats = Heartbeats(str(site / "ranks/0"), clock=lambda: now[0])
 
     def sign(name: str, kind: str) -> None:
         values = {"kind": kind, "node": name, "time": now[0]}

@@ -15,7 +15,7 @@ import pytest
 from dtslurm.worker.supervisor import attempt_monitor, heartbeats, lease, node
 from dtslurm.worker.supervisor.attempts import Ledger
 from dtslurm.worker.supervisor.hangs.detector import HangDetector
-from dtslurm.worker.supervisor.heartbeats import Beats
+from dtslurm.worker.supervisor.heartbeats import Heartbeats
 from tests.worker.test_supervisor_hangs import stacks
 
 
@@ -71,8 +71,8 @@ class Site:
             longest_pause=0.0, in_doubt=False, cut_off=self.cut_off, silent=self.silent, top="",
             ledger=Ledger(str(self.folder)),
         )  # fmt: skip
-        found = attempt_monitor.Watching(keeper, self, 0, keeper.nodes)  # type: ignore[arg-type]
-        found.beats = found.agents.beats = Beats(self.ranks, clock=clock.monotonic)
+        found = attempt_monitor.AttemptMonitor(keeper, self, 0, keeper.nodes)  # type: ignore[arg-type]
+        found.beats = found.agents.beats = Heartbeats(self.ranks, clock=clock.monotonic)
         found.quiet = HangDetector(self.logs, self.logs, found.quiet.timeout_s, clock.time)
         return found
 

@@ -65,7 +65,7 @@ def show(check: bool, cluster: str | None, as_json: bool, job: str, patterns: tu
 
     context = Context()
     record = find(context, job, cluster)
-    selected = service.chosen(service.listing(context, record), patterns)
+    selected = service.select_artifacts(service.listing(context, record), patterns)
     if check:
         names = [artifact.path for artifact in selected]
         selected = [
@@ -82,7 +82,9 @@ def show(check: bool, cluster: str | None, as_json: bool, job: str, patterns: tu
 def _pin(job: str, patterns: tuple[str, ...], cluster: str | None, as_json: bool, *, keep: bool) -> None:
     context = Context()
     record = find(context, job, cluster)
-    names = [artifact.path for artifact in service.chosen(service.listing(context, record), patterns)]
+    names = [
+        artifact.path for artifact in service.select_artifacts(service.listing(context, record), patterns)
+    ]
     pinned = service.pin(context, record, names, keep=keep)
     if as_json:
         output.document(pinned=pinned)
@@ -162,7 +164,7 @@ def pull(target: str | None, cluster: str | None, as_json: bool, job: str, patte
 
     context = Context()
     record = find(context, job, cluster)
-    selected = service.chosen(service.listing(context, record), patterns or ("latest",))
+    selected = service.select_artifacts(service.listing(context, record), patterns or ("latest",))
     kind, destination = export.target_of(target or f"{Path(record.run_dir).name}-artifacts")
     if kind == "hf" and len(selected) != 1:
         raise RequestInvalid([f"--to hf: takes one artifact, and {len(selected)} match"])

@@ -7,7 +7,7 @@ import click
 from dtslurm.cli import completers
 from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.cli.printing import output
-from dtslurm.services.runs.control import DONE, act
+from dtslurm.services.runs.control import DONE, change_jobs
 from dtslurm.services.wiring.context import Context
 
 
@@ -17,7 +17,7 @@ def _make_command(verb: str, text: str) -> click.Command:
     @json_option
     @click.argument("jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=completers.jobs)
     def run(cluster: str | None, as_json: bool, jobs: tuple[str, ...]) -> None:
-        outcome = act(Context(), verb, jobs, cluster)
+        outcome = change_jobs(Context(), verb, jobs, cluster)
         if as_json:
             optional_values = {"ended": outcome.ended, "waiting": outcome.waiting}
             output.document(

@@ -19,7 +19,7 @@ from dtslurm.model.node_sets import fold_nodes
 from dtslurm.services.logs.logs import LogFilter, follow, read
 from dtslurm.services.runs.runs import find
 from dtslurm.services.runs.status import RunView, views
-from dtslurm.services.runs.tasks import only, task_of
+from dtslurm.services.runs.tasks import select_task_view, task_of
 from dtslurm.services.wiring.context import Context
 from dtslurm.store.rundir import RunDir
 
@@ -144,7 +144,7 @@ def _check_follow(context: Context, record: JobRecord, wanted: LogFilter) -> Non
     """Raise an error for ranks that cannot exist, and for a missing attempt of an ended run."""
     _raise_if(_missing_rank(record, wanted))
     if wanted.attempt is not None:
-        view = only(views(context, [record])[0], wanted.task)
+        view = select_task_view(views(context, [record])[0], wanted.task)
         if view.terminal:
             _raise_if(_missing_attempt(view.record, wanted))
 

@@ -11,7 +11,7 @@ import click
 
 from dtslurm.cli.options import json_option
 from dtslurm.cli.printing import output
-from dtslurm.model.paths import here
+from dtslurm.model.paths import working_directory
 
 if TYPE_CHECKING:
     from dtslurm.services.planning.plan import Plan
@@ -80,7 +80,7 @@ def plan(
     if calibrate is not None and not asked["layout"]:
         raise RequestInvalid(["--calibrate needs the --layout that the run had"])
     asked["scaling"] = asked["scaling"] or plot is not None  # the plot shows the scaling curve
-    new_plan = make(PlanRequest(**asked, emit=emit), here())
+    new_plan = make(PlanRequest(**asked, emit=emit), working_directory())
     if calibrate is not None:
         _show_calibration(new_plan, calibrate, as_json)
         return
@@ -136,7 +136,7 @@ def _show_evaluation(path: Path, as_json: bool) -> None:
 def _show_calibration(made: Plan, job: str, as_json: bool) -> None:
     from dtslurm.services.planning.calibrate import calibrate, capped
 
-    path, measurement = calibrate(made, job, here())
+    path, measurement = calibrate(made, job, working_directory())
     if as_json:
         output.document(file=str(path), measurement=measurement)
         return

@@ -30,10 +30,10 @@ def resubmit(from_checkpoint: bool, parsable: bool, cluster: str | None, as_json
     JOB is a job id, an array task (17_3), a run name or a run directory. The new run remembers the old one.
     """
     from dtslurm.cli.interruption import report_interruption
-    from dtslurm.services.submit.resubmit import again
+    from dtslurm.services.submit.resubmit import prepare_resubmission
     from dtslurm.services.submit.submit import submit
 
-    context, prepared = again(job, from_checkpoint=from_checkpoint, cluster=cluster)
+    context, prepared = prepare_resubmission(job, from_checkpoint=from_checkpoint, cluster=cluster)
     for line in prepared.submission.notices:
         output.note(f"note: {line}")
     records: list[JobRecord] = []

@@ -20,10 +20,10 @@ from dtslurm.model.values import dataclass
 from dtslurm.services.observe.activity import add_activity
 from dtslurm.services.runs.queued_jobs import describe_unrecorded, find_queued_job, find_queued_jobs
 from dtslurm.services.runs.run_times import duration_values
-from dtslurm.services.runs.runs import find, recent, words_for
+from dtslurm.services.runs.runs import find, recent, selector_arguments
 from dtslurm.services.runs.select_runs import SORTS, parse_states, select_runs
 from dtslurm.services.runs.status import RunView, views
-from dtslurm.services.runs.tasks import only, task_of
+from dtslurm.services.runs.tasks import select_task_view, task_of
 from dtslurm.services.wiring.context import Context
 
 _COLUMNS = ("JOB", "NAME", "CLUSTER", "STATE", "RANKS", "AGE", "TIME", "NODES", "ABOUT")
@@ -125,7 +125,9 @@ class _Selection:
                 queued[job] = view
         recorded = dict(zip(records, views(context, list(records.values())), strict=True))
         views_by_job = {**queued, **recorded}
-        return [only(views_by_job[job], task_of(job, views_by_job[job].record)) for job in self.jobs]
+        return [
+            select_task_view(views_by_job[job], task_of(job, views_by_job[job].record)) for job in self.jobs
+        ]
 
 
 def _parse_since(since: str | None, now: float) -> float | None:
@@ -193,7 +195,7 @@ def _json_values(context: Context, view: RunView, *, in_full: bool) -> dict[str,
 
 def _show_full(context: Context, found: list[RunView]) -> None:
     from dtslurm.services.runs.history import history
-    from dtslurm.services.runs.stage_status import chain
+    from dtslurm.services.runs.stage_status import view_stages
 
     for number, run_view in enumerate(found):
         if number:
@@ -202,8 +204,8 @@ def _show_full(context: Context, found: list[RunView]) -> None:
             for line in describe_queued_job(run_view, context.clock(), output.width()):
                 output.say(line)
             continue
-        stages = chain(context, run_view.record) if run_view.record.stages else []
-        job = words_for(context, run_view.record)
+        stages = view_stages(context, run_view.record) if run_view.record.stages else []
+        job = selector_arguments(context, run_view.record)
         run_history = history(context, run_view)  # this updates the local copies of remote files
         [view] = add_activity([run_view], context.clock())
         for line in full(view, run_history, context.clock(), output.width(), stages, job):

@@ -16,8 +16,8 @@ from dtslurm.cli.sbatch_flags import as_one_word, sbatch_flags, take_sbatch_flag
 from dtslurm.errors import JobFailed, RequestInvalid, StoreError
 from dtslurm.model.jobs.job import JobRecord, Submission
 from dtslurm.services.request.request import JobRequest
-from dtslurm.services.runs.runs import words_for, words_for_all
-from dtslurm.services.submit.job_file import JobToSubmit, Planned, is_job_file, steps_of
+from dtslurm.services.runs.runs import selector_arguments, words_for_all
+from dtslurm.services.submit.job_file import JobToSubmit, Planned, is_job_file, load_jobs
 from dtslurm.services.submit.prepare import Prepared, prepare
 from dtslurm.services.wiring.context import Context
 
@@ -100,7 +100,7 @@ def render(
     The script runs with plain sbatch; each job of it makes its own run directory.
     """
     context = Context(dry_run=True)
-    steps = steps_of(context, JobRequest(script=script, args=args, **options), assignments, stage)
+    steps = load_jobs(context, JobRequest(script=script, args=args, **options), assignments, stage)
     if len(steps) > 1:
         names = ", ".join(step.stage for step in steps)
         raise RequestInvalid([f"{script} has several stages; --only says which to render: {names}"])
@@ -173,7 +173,7 @@ def submit(
 
     context = Context(dry_run=dry_run)
     start_time = context.clock()
-    steps = steps_of(context, JobRequest(script=script, args=args, **options), assignments, stage)
+    steps = load_jobs(context, JobRequest(script=script, args=args, **options), assignments, stage)
     if follow and not all(step.plain for step in steps):
         raise RequestInvalid(["--follow shows one job, and these are several; --wait waits for all of them"])
     planned_jobs = _plan_jobs(context, steps, yes=yes or dry_run)
@@ -274,11 +274,11 @@ def _announce(context: Context, records: Sequence[JobRecord], began: float, *, p
         output.note(f"  run directory  {record.run_dir}")
         output.note(f"  works in       {output.work_dir_of(record)}")
     if records[-1].sweep:
-        output.note(f"  its trials     dtslurm sweep status {words_for(context, records[-1])}")
+        output.note(f"  its trials     dtslurm sweep status {selector_arguments(context, records[-1])}")
     elif len(records) > 1:
         output.note(f"  all of them    dtslurm status {words_for_all(context, records)}")
     else:
-        output.note(f"  follow it      dtslurm logs -f {words_for(context, records[0])}")
+        output.note(f"  follow it      dtslurm logs -f {selector_arguments(context, records[0])}")
 
 
 def _finish(context: Context, views: Sequence[RunView], as_json: bool) -> None:

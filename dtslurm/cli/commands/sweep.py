@@ -9,7 +9,7 @@ from dtslurm.cli.printing import output
 from dtslurm.cli.printing.progress import transfer
 from dtslurm.errors import RequestInvalid, SlurmUnavailable
 from dtslurm.model.runs.record import JobRecord
-from dtslurm.services.submit.trials import SweepView, TrialView, look
+from dtslurm.services.submit.trials import SweepView, TrialView, load_sweep
 from dtslurm.services.wiring.context import Context
 
 _MAX_SHOWN = 20  # maximum number of trials in the output
@@ -28,7 +28,7 @@ def sweep() -> None:
 def status(cluster: str | None, as_json: bool, job: str) -> None:
     """Show how many trials are in which state. Those that run or failed are listed."""
     context = Context()
-    view = look(context, job, cluster)
+    view = load_sweep(context, job, cluster)
     if as_json:
         output.document(**_json_values(view), counts=view.counts())
         return
@@ -63,7 +63,7 @@ def results(limit: int | None, as_csv: bool, cluster: str | None, as_json: bool,
     if as_csv and as_json:
         raise RequestInvalid(["--csv and --json are two forms; choose one"])
     context = Context()
-    view = look(context, job, cluster)
+    view = load_sweep(context, job, cluster)
     trials = view.ranked()[:limit]
     if as_json:
         output.document(**_json_values(view, trials))

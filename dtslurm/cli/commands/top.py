@@ -94,7 +94,7 @@ def _print_frame(
 
     from dtslurm.dashboard import ascii_fallback, frame
 
-    jobs_board = frame.look(Context, cluster)
+    jobs_board = frame.query_board(Context, cluster)
     job_page = frame.page_of(context, jobs_board, key) if key is not None else None
     if as_json:
         output.document(
@@ -106,5 +106,5 @@ def _print_frame(
         return
     width = shutil.get_terminal_size((100, 24)).columns
     use_ascii = ascii_only or ascii_fallback.ascii_only(sys.stdout.encoding)
-    for line in frame.text(jobs_board, job_page, key, width=max(20, width), now=context.clock()):
+    for line in frame.render_frame(jobs_board, job_page, key, width=max(20, width), now=context.clock()):
         output.say(ascii_fallback.to_ascii(line) if use_ascii else line)

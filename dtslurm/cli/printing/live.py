@@ -8,7 +8,7 @@ from dtslurm.cli.printing import output
 from dtslurm.cli.printing.output import styled
 from dtslurm.cli.printing.styles import FAILED, MAIN, SECONDARY, style_of_state
 from dtslurm.cli.printing.verdict import field
-from dtslurm.diagnose.places import at
+from dtslurm.diagnose.places import format_frame
 from dtslurm.logs.clean import safe
 from dtslurm.model.runs.live import RankLook, StackGroup
 from dtslurm.services.observe.live import Live
@@ -84,7 +84,7 @@ def _describe_suspect(look: RankLook, width: int) -> list[str]:
     suspect_lines = [f"  rank {look.rank}{local} on {look.host or '?'}, process {look.pid}"]
     if look.cpu >= 0.05 or look.frames:
         suspect_lines[0] += f", {look.cpu:.1f} cores busy"
-    suspect_lines += [f"  | {at(frame)}" for frame in look.frames[:_MAX_FRAMES]]
+    suspect_lines += [f"  | {format_frame(frame)}" for frame in look.frames[:_MAX_FRAMES]]
     if not look.frames and look.waits:
         suspect_lines.append(f"  | {look.waits}")
     suspect_lines += [f"  | {worker}" for worker in look.workers]

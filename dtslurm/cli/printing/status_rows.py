@@ -14,7 +14,7 @@ from dtslurm.model.node_sets import fold_nodes
 from dtslurm.model.runs.state import JobState, JobStatus, StateFlag
 from dtslurm.services.runs.changed_script import describe_changed_script
 from dtslurm.services.runs.queued_jobs import UNREADABLE, cancel_command
-from dtslurm.services.runs.run_evidence import UNNOTICED, attempt_number, failure_in_words, marks_of
+from dtslurm.services.runs.run_evidence import UNNOTICED, attempt_number, describe_failure, list_warnings
 from dtslurm.services.runs.run_times import measure_view
 from dtslurm.services.runs.status import STALLED, RunView
 from dtslurm.slurm.pending import explain
@@ -139,9 +139,9 @@ def _describe_group(view: RunView, items: Sequence[JobStatus], now: float) -> st
     if status.state is JobState.UNKNOWN:
         return status.reason or "no evidence"
     if status.terminal and not status.ok:
-        return failure_in_words(view.run_of(status), status)
+        return describe_failure(view.run_of(status), status)
     number = attempt_number(view.run_of(status), status)
-    messages = marks_of(view.record, view.run_of(status))
+    messages = list_warnings(view.record, view.run_of(status))
     messages += [f"attempt {number}"] if number else []
     if status.state is JobState.RUNNING and status.time_left is not None:
         remaining_s = status.time_left - max(0.0, now - status.observed_at)

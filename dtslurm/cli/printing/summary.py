@@ -8,9 +8,9 @@ from dtslurm.cli.printing import output
 from dtslurm.diagnose.ranks_apart import FIX
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.runs.state import JobStatus
-from dtslurm.services.runs.run_evidence import ended_by_slurm, failure_in_words, ranks_apart
+from dtslurm.services.runs.run_evidence import describe_failure, ended_by_slurm, ranks_apart
 from dtslurm.services.runs.run_times import measure_view
-from dtslurm.services.runs.runs import words_for
+from dtslurm.services.runs.runs import selector_arguments
 from dtslurm.services.runs.status import RunView
 from dtslurm.services.wiring.context import Context
 from dtslurm.store.rundir import RunDir
@@ -32,7 +32,7 @@ def show_end(context: Context, view: RunView) -> None:
         _show_ranks_apart(run_dir, task, view)
         _show_metrics(run_dir, task)
     if not all(status.ok for status in view.statuses):
-        output.note(f"  why            dtslurm diagnose {words_for(context, record)}")
+        output.note(f"  why            dtslurm diagnose {selector_arguments(context, record)}")
     _show_places(context, view)
 
 
@@ -52,7 +52,7 @@ def _show_failure(place: RunDir, task: str, view: RunView) -> None:
         and not status.ok
         and (failure is None or failure[1] == WANTS_REQUEUE or ended_by_slurm(place, status, failure[1]))
     ):
-        reason = failure_in_words(place, status)
+        reason = describe_failure(place, status)
         if reason:
             output.note(f"  {label}{reason}")
         return
@@ -121,7 +121,7 @@ def _show_places(context: Context, view: RunView) -> None:
     for label, path in paths:
         output.note(f"  {label:<14} {_path_on_cluster(view, path)}")
     if view.record.mirror:
-        output.note(f"  bring it here  dtslurm fetch {words_for(context, view.record)}")
+        output.note(f"  bring it here  dtslurm fetch {selector_arguments(context, view.record)}")
 
 
 def _holds_files(folder: Path) -> bool:

@@ -118,7 +118,7 @@ def nodes(ctx: click.Context, name: str | None, as_json: bool) -> None:
 
     context = Context()
     active_cluster = context.cluster(name)
-    bad_node_list = bad_nodes.known(context, active_cluster)
+    bad_node_list = bad_nodes.read_notes(context, active_cluster)
     if as_json:
         output.document(
             cluster=active_cluster.name, nodes=bad_nodes.values(bad_node_list), trouble=bad_node_list.trouble

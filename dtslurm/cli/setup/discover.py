@@ -261,7 +261,7 @@ def check(
     active_cluster = context.cluster(name, transport)
     _require_slurm(active_cluster)
     options = DiscoverOptions(partitions=partitions, probe=probe, account=account, qos=qos, wait_s=wait)
-    proof = service.prove(
+    proof = service.verify_profile(
         context,
         active_cluster,
         options,

@@ -137,12 +137,12 @@ def resubmit(selector: str) -> tuple[JobRecord, Sequence[str]]:
     """Resubmit a run as ``dtslurm resubmit`` does; return the new record and its notices.
 
     Raises:
-        DtslurmError: as `dtslurm.services.submit.resubmit.again` and `dtslurm.services.submit.submit.submit`.
+        DtslurmError: as `prepare_resubmission` and `submit` of the services.
     """
-    from dtslurm.services.submit.resubmit import again
+    from dtslurm.services.submit.resubmit import prepare_resubmission
     from dtslurm.services.submit.submit import submit
 
-    context, prepared = again(selector, from_checkpoint=False)
+    context, prepared = prepare_resubmission(selector, from_checkpoint=False)
     return submit(context, prepared), prepared.submission.notices
 
 

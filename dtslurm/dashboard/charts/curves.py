@@ -10,7 +10,7 @@ from textual.widget import Widget
 from dtslurm.dashboard import theme
 from dtslurm.dashboard.charts.plot import logarithms, scaled_curve, smooth
 from dtslurm.dashboard.rows import clipped
-from dtslurm.dashboard.words import short
+from dtslurm.dashboard.words import format_short
 
 Curve = tuple[str, list[tuple[float, float]]]
 _AXIS_WIDTH = 8
@@ -110,7 +110,7 @@ def plot(
         label = ""
         if axis and points and row in _tick_rows(len(dots)):
             value = high - (high - low) * row / max(1, len(dots) - 1)
-            label = short(10**value if logarithmic else value)
+            label = format_short(10**value if logarithmic else value)
         lines.append((f"{label:>{axis - 2}} {'┤' if label else '│'}" if axis else "", line))
     if step_lines:
         lines.append(
@@ -143,6 +143,6 @@ def _draw_marks(line: str, columns: set[int]) -> str:
 
 def _format_step_axis(steps: Sequence[float], axis: int, width: int, word: str) -> str:
     """Return the line below a plot: its first step, a word in the middle, and its last step."""
-    first, last = short(min(steps)), short(max(steps))
+    first, last = format_short(min(steps)), format_short(max(steps))
     room = max(0, width - axis - len(first) - len(last))
     return " " * (axis - 1) + "└" + first + word.center(room)[:room] + last

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from dtslurm.dashboard.words import Piece, at
+from dtslurm.dashboard.words import StyledText, format_moment
 from dtslurm.model.runs.telemetry import TrainPoint
 from dtslurm.model.units import pluralize
 from dtslurm.model.values import dataclass
@@ -27,7 +27,7 @@ class Strip:
     """One rank, GPU or node: its label, a cell for each time interval, and whether it is an outlier."""
 
     label: str
-    cells: tuple[Piece, ...]
+    cells: tuple[StyledText, ...]
     stands_out: bool = False
 
 
@@ -127,12 +127,12 @@ def utilization_strips(history: UtilizationHistory, width: int) -> Strips:
     return _limit_strips(legend, history.begin, history.end, rows)
 
 
-def describe_strips(strips: Strips, now: float) -> list[Piece]:
+def describe_strips(strips: Strips, now: float) -> list[StyledText]:
     """Return the two lines below the strips: their time span with the number of outliers, and the legend."""
     if not strips.rows:
         return []
     begin, end = (time.strftime("%H:%M:%S", time.localtime(moment)) for moment in (strips.begin, strips.end))
-    day = "" if abs(now - strips.begin) < 86400 else f" (began {at(strips.begin, now)})"
+    day = "" if abs(now - strips.begin) < 86400 else f" (began {format_moment(strips.begin, now)})"
     outliers = sum(strip.stands_out for strip in strips.rows)
     summary = (
         f"▲ {pluralize(outliers, 'row')} {'stands' if outliers == 1 else 'stand'} out"
@@ -204,7 +204,7 @@ def _column_medians(rows: Sequence[Percentages]) -> Percentages:
     return tuple(statistics.median(samples) if (samples := finite(column)) else None for column in columns)
 
 
-def _step_cell(ratio: float | None) -> Piece:
+def _step_cell(ratio: float | None) -> StyledText:
     if ratio is None:
         return " ", ""
     if ratio >= VERY_SLOW:
@@ -212,7 +212,7 @@ def _step_cell(ratio: float | None) -> Piece:
     return ("▅", "warn") if ratio >= SLOW else ("▂", "good")
 
 
-def _utilization_cell(value: float | None, middle: float | None) -> Piece:
+def _utilization_cell(value: float | None, middle: float | None) -> StyledText:
     if value is None:
         return " ", ""
     deficit = 0.0 if middle is None else middle - value

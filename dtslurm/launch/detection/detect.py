@@ -31,7 +31,7 @@ from dtslurm.launch.detection.evidence import (
     configuration,
     imported_files,
     own_launcher,
-    parsed,
+    parse_source,
     read,
 )
 from dtslurm.model.values import dataclass
@@ -206,7 +206,7 @@ def detect(  # noqa: PLR0913 - keyword arguments describe the script and the req
             else f"{name} is not Python{default[1]}",
             (*warnings,),
         )
-    tree, syntax_error = parsed(source)
+    tree, syntax_error = parse_source(source)
     if tree is None:
         return Detection(
             launcher or default[0], f"{name} cannot be read as Python ({syntax_error}){default[1]}"
@@ -229,7 +229,7 @@ def detect(  # noqa: PLR0913 - keyword arguments describe the script and the req
     return _detect_for_script(case, known, single_is_possible, launcher)
 
 
-def other_sizes(
+def find_size_conflicts(
     source: str,
     script: str,
     args: Sequence[str],
@@ -239,7 +239,7 @@ def other_sizes(
     siblings: Mapping[str, str],
 ) -> tuple[str, ...]:
     """Return warnings where a script's Lightning Trainer has other sizes than the job. Never raises."""
-    tree, _ = parsed(source)
+    tree, _ = parse_source(source)
     if tree is None:
         return ()
     name = PurePosixPath(script).name or script
@@ -251,7 +251,7 @@ def resumes_from_checkpoints(source: str, script: str, siblings: Mapping[str, st
     """Return whether a script restores its newest checkpoint with ``dtslurm.train``. Never raises."""
     if not any("dtslurm" in text for text in (source, *siblings.values())):
         return False
-    tree, _ = parsed(source)
+    tree, _ = parse_source(source)
     if tree is None:
         return False
     evidence = _collect_evidence(tree, source, script, siblings)
@@ -266,7 +266,7 @@ def _collect_evidence(
     local_modules = {path.removesuffix(".py") for path in siblings if "/" not in path}
     read(tree, name, evidence, local_modules)
     for path in imported_files(source):
-        imported_tree = parsed(siblings[path])[0] if path in siblings else None
+        imported_tree = parse_source(siblings[path])[0] if path in siblings else None
         if imported_tree is not None:
             read(imported_tree, path, evidence, local_modules)
     return evidence

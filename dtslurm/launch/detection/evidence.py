@@ -69,7 +69,7 @@ class ScriptEvidence:
 
 def imported_files(source: str) -> tuple[str, ...]:
     """Return the possible paths of the modules that a script imports, relative to the script's folder."""
-    tree, _ = parsed(source)
+    tree, _ = parse_source(source)
     modules: dict[str, None] = {}
     for node, guards in _walk_with_conditions(tree) if tree else ():
         if "TYPE_CHECKING" in guards:
@@ -85,7 +85,7 @@ def imported_files(source: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(path + ending for path in paths for ending in (".py", "/__init__.py")))
 
 
-def parsed(source: str) -> tuple[ast.Module | None, str]:
+def parse_source(source: str) -> tuple[ast.Module | None, str]:
     """Return the syntax tree and an empty text, or None and the syntax error."""
     try:
         with warnings.catch_warnings():

@@ -13,7 +13,7 @@ _SET_SYNTAX = re.compile(r"[][*,]")
 _OUTSIDE_PARENTHESES = r"(?![^()]*\))"  # a position outside parentheses
 
 
-def joined(*given: str | None) -> tuple[str | None, list[str]]:
+def join_constraints(*given: str | None) -> tuple[str | None, list[str]]:
     """Return one constraint that requires all given ones, and the constraints that it cannot include.
 
     If they cannot be combined, the last one takes precedence.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from dtslurm.model.cluster import ClusterProfile, NodeType, Partition
-from dtslurm.model.jobs.constraint import joined
+from dtslurm.model.jobs.constraint import join_constraints
 from dtslurm.model.jobs.options import Placement
 from dtslurm.model.units import Walltime
 from dtslurm.model.values import dataclass
@@ -44,7 +44,7 @@ def destination(asked: Placement, profile: ClusterProfile) -> Destination:
     type_name = asked.node_type or _find_common_type(partition, profile)
     node = profile.node_types.get(type_name) if type_name else None
     limits = _merge_limits(names_in(partition), profile)
-    constraint, left_out = joined(
+    constraint, left_out = join_constraints(
         profile.slurm.constraint, node.constraint if node else None, asked.constraint
     )
     return Destination(
@@ -63,7 +63,7 @@ def names_in(partitions: str | None) -> list[str]:
     return [name for name in (partitions or "").split(",") if name]
 
 
-def homes_of(type_name: str, profile: ClusterProfile) -> list[str]:
+def find_partitions_of_type(type_name: str, profile: ClusterProfile) -> list[str]:
     """Return the partitions that have nodes of a type according to the profile, the type's own first."""
     node = profile.node_types.get(type_name)
     own_partitions = names_in(node.partition) if node else []
@@ -75,7 +75,7 @@ def homes_of(type_name: str, profile: ClusterProfile) -> list[str]:
 
 def may_have(partitions: str, type_name: str, profile: ClusterProfile) -> bool:
     """Return whether a partition has nodes of a type, or the profile does not say which nodes it has."""
-    homes, partitions_in_profile = homes_of(type_name, profile), profile.slurm.partitions
+    homes, partitions_in_profile = find_partitions_of_type(type_name, profile), profile.slurm.partitions
     return any(
         name in homes or partitions_in_profile.get(name, Partition()).node_type is None
         for name in names_in(partitions)
@@ -99,7 +99,7 @@ def _choose_partition(asked: Placement, profile: ClusterProfile) -> str | None:
 
 
 def _choose_partition_for_type(type_name: str, usual: str | None, profile: ClusterProfile) -> str | None:
-    node, homes = profile.node_types.get(type_name), homes_of(type_name, profile)
+    node, homes = profile.node_types.get(type_name), find_partitions_of_type(type_name, profile)
     if not set(names_in(usual)).isdisjoint(homes):
         return usual
     if node and node.partition:

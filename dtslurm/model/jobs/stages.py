@@ -40,11 +40,11 @@ def ordered(needs: Mapping[str, Sequence[str]]) -> list[str]:
     return order
 
 
-def before(name: str, needs: Mapping[str, Sequence[str]]) -> set[str]:
+def find_ancestors(name: str, needs: Mapping[str, Sequence[str]]) -> set[str]:
     """Return all stages that a stage depends on, directly or indirectly; ``needs`` must have no cycle."""
     earlier = set(needs[name])
     for stage in needs[name]:
-        earlier |= before(stage, needs)
+        earlier |= find_ancestors(stage, needs)
     return earlier
 
 

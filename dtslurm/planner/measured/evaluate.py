@@ -65,7 +65,7 @@ def measured_memory(row: Row) -> float | None:
     return value * GB if value is not None and "gb as printed" in kind and "derived" not in kind else value
 
 
-def answer(row: Row, constants: Constants) -> RowPrediction:
+def predict_row(row: Row, constants: Constants) -> RowPrediction:
     """Return the prediction for one row."""
     try:
         case = read_row(row)
@@ -116,7 +116,7 @@ def flops_per_token(row: Row, case: MeasuredRow) -> float:
 
 def evaluate(rows: Iterable[Row], constants: Constants) -> list[RowPrediction]:
     """Return the prediction for every row."""
-    return [answer(row, constants) for row in rows]
+    return [predict_row(row, constants) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class ChoiceLoss:
     best: str
 
 
-def choices(answers: Iterable[RowPrediction], least: int = 3) -> list[ChoiceLoss]:
+def measure_choice_losses(answers: Iterable[RowPrediction], least: int = 3) -> list[ChoiceLoss]:
     """Return the speed lost by the predicted best layout, for each group of at least ``least`` layouts."""
     groups: dict[tuple[str, ...], list[RowPrediction]] = defaultdict(list)
     keys = ("source", "model", "layers", "seq_len", "gpu", "gpus", "global_batch", "precision")

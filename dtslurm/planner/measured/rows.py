@@ -95,7 +95,7 @@ def _clear_missing_counts(row: Row) -> Row:
     return {**row, **cleared}
 
 
-def whole(row: Row, key: str, default: int | None = None) -> int:
+def parse_count(row: Row, key: str, default: int | None = None) -> int:
     """Parse a positive whole number in a row.
 
     The number may have commas between thousands, or a suffix as in ``8k``, which is 8192.
@@ -145,7 +145,7 @@ def read_row(row: Row) -> MeasuredRow:
     row = with_degrees_of_notes(_clear_missing_counts(row))
     precision = precision_of(row, gpu.fp8_tflops > 0)
     framework = guess_framework(row, gpu.chip, precision, notes)
-    seq_len = whole(row, "seq_len", USUAL_LENGTH)
+    seq_len = parse_count(row, "seq_len", USUAL_LENGTH)
     model = read_model(row, seq_len, notes)
     assumed += model.assumptions
     if not row.get("seq_len"):
@@ -274,22 +274,25 @@ def read_model(row: Row, seq_len: int, notes: str) -> ModelShape:
     preset = find_preset(name)
     layers = (row.get("layers") or "").strip()
     if preset is not None and (preset.is_moe or not layers or not row.get("hidden")):
-        return preset.with_layers(whole(row, "layers")) if layers else preset
+        return preset.with_layers(parse_count(row, "layers")) if layers else preset
     if not (row.get("hidden") or "").strip():
-        given = whole(row, "layers") if layers else None
-        guess = guessed_model(name, real(row, "params_b"), given, whole(row, "vocab", 50304), seq_len)
-        if guess is None or whole(row, "ep", 1) > 1:
+        given = parse_count(row, "layers") if layers else None
+        guess = guessed_model(name, real(row, "params_b"), given, parse_count(row, "vocab", 50304), seq_len)
+        if guess is None or parse_count(row, "ep", 1) > 1:
             raise RowUnanswerable(f"the model {name!r} is not known, and hidden is not given")
         return guess
-    hidden, heads = whole(row, "hidden"), whole(row, "heads", likely_heads(whole(row, "hidden")))
-    vocab = whole(row, "vocab", 50257)
-    ffn = whole(row, "ffn", 4 * hidden)
-    kv_heads = whole(row, "kv_heads", heads)
+    hidden, heads = (
+        parse_count(row, "hidden"),
+        parse_count(row, "heads", likely_heads(parse_count(row, "hidden"))),
+    )
+    vocab = parse_count(row, "vocab", 50257)
+    ffn = parse_count(row, "ffn", 4 * hidden)
+    kv_heads = parse_count(row, "kv_heads", heads)
     experts = re.search(r"moe (\d+) experts top-(\d+)", notes)
     params = real(row, "params_b")
     shapes: list[ModelShape] = []
     for gated in (True, False):
-        count = whole(row, "layers", 0 if params else None) if layers else 0
+        count = parse_count(row, "layers", 0 if params else None) if layers else 0
         if not layers and params is None:
             raise RowUnanswerable("neither layers nor params_b is given")
         head_width = hidden // heads if hidden % heads == 0 else 128
@@ -329,9 +332,9 @@ def _read_layout(
         tp=tp,
         pp=pp,
         cp=cp,
-        ep=max(1, whole(row, "ep", 1)),
+        ep=max(1, parse_count(row, "ep", 1)),
         dp=dp,
-        vp=whole(row, "vp", 1) if pp > 1 else 1,
+        vp=parse_count(row, "vp", 1) if pp > 1 else 1,
         mbs=mbs,
         gbs=gbs,
         zero=zero,
@@ -351,10 +354,10 @@ def _read_degrees(
         RowImpossible: the model cannot be split into that many stages or tensor-parallel ranks.
         RowUnanswerable: the degrees do not divide the number of GPUs.
     """
-    gpus = whole(row, "gpus")
+    gpus = parse_count(row, "gpus")
     if not any((row.get(key) or "").strip() for key in ("tp", "pp")):
         assumed.append("tp and pp not stated: none, or the fastest that fits where the model needs them")
-    tp, pp, cp = whole(row, "tp", 1), whole(row, "pp", 1), whole(row, "cp", 1)
+    tp, pp, cp = parse_count(row, "tp", 1), parse_count(row, "pp", 1), parse_count(row, "cp", 1)
     if gpus % (tp * pp * cp):
         raise RowUnanswerable(f"tp·pp·cp = {tp * pp * cp} does not divide {gpus} GPUs")
     if pp > model.layers or tp > 64:
@@ -372,13 +375,13 @@ def _read_batch(
 ) -> tuple[int, int]:
     """Return the micro-batch and the global batch of a row for the given degrees pp and dp."""
     pp, dp = degrees
-    mbs = whole(row, "micro_batch", 1)
+    mbs = parse_count(row, "micro_batch", 1)
     usual = mbs * dp * (1 if pp == 1 else 8 * pp)
     if not (row.get("micro_batch") or "").strip() and not model.generic:
         from dtslurm.planner.search import default_batch
 
-        usual = max(usual, default_batch(model, seq_len, whole(row, "gpus")) // dp * dp)
-    gbs = whole(row, "global_batch", usual)
+        usual = max(usual, default_batch(model, seq_len, parse_count(row, "gpus")) // dp * dp)
+    gbs = parse_count(row, "global_batch", usual)
     if not row.get("global_batch"):
         assumed.append(f"global_batch not given: {gbs}")
     return mbs, gbs

@@ -76,7 +76,7 @@ class DiscoverOptions:
     wait_s: float = 120.0
 
 
-def look(cluster: ActiveCluster) -> Survey:
+def survey_cluster(cluster: ActiveCluster) -> Survey:
     """Return the login node's answers: one command, at most 5 requests to slurmctld.
 
     Raises:
@@ -127,9 +127,9 @@ def discover(
         say: receives progress messages.
 
     Raises:
-        RequestInvalid, SlurmUnavailable, TransportError: see `look`; or there is no such partition.
+        RequestInvalid, SlurmUnavailable, TransportError: see `survey_cluster`; or there is no such partition.
     """
-    survey = look(cluster)
+    survey = survey_cluster(cluster)
     partition_names = {partition.name for partition in survey.partitions} | {
         name for node in survey.nodes for name in node.partitions
     }
@@ -144,7 +144,7 @@ def discover(
     parent = _load_parent(context, parent_name, own) if parent_name else None
     groups = kinds(survey.nodes)
     names = from_slurm.names_of(groups, parent)
-    discovered = from_slurm.found(survey, groups, parent)
+    discovered = from_slurm.facts_from_survey(survey, groups, parent)
     probes: tuple[Probe, ...] = ()
     if wanted.probe:
         targets, notices = targets_of(groups, names, wanted, parent or cluster.profile, survey)
@@ -171,7 +171,7 @@ def _match_known_sites(context: Context, survey: Survey, hosts: Sequence[str]) -
     for path in sorted(profiles.packaged().glob("*.yaml")):
         profiles_by_name[path.stem] = profiles.load(str(path), cwd=context.cwd, env=context.env).profile
     sample_nodes = [group[len(group) // 2].name for group in (survey.nodes[:1], survey.nodes[-1:]) if group]
-    return sites.known_as(profiles_by_name, survey.cluster, hosts, sample_nodes)
+    return sites.find_matching_profiles(profiles_by_name, survey.cluster, hosts, sample_nodes)
 
 
 def _load_parent(context: Context, name: str, own: Path | None) -> ClusterProfile:
@@ -328,7 +328,7 @@ def seen_by(
         if outcome.problem:
             discovered += DiscoveredCluster(notices=(f"no probe of {outcome.name}: {outcome.problem}",))
             continue
-        facts = from_probe.found(outcome.name, outcome.seen, gpu_counts.get(outcome.name, 0))
+        facts = from_probe.facts_from_probe(outcome.name, outcome.seen, gpu_counts.get(outcome.name, 0))
         if pyxis:
             facts = replace(facts, facts=tuple(fact for fact in facts.facts if fact.key[0] != "container"))
         discovered = facts + discovered  # the first probe has the most GPUs: its cluster-wide facts win

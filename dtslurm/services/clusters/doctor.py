@@ -15,9 +15,9 @@ from dtslurm.scheduler.slurm_client import failure
 from dtslurm.services.preflight.preflight import IN_AN_OPEN_FOLDER, ROOT_LOOK
 from dtslurm.services.request.run_paths import run_root
 from dtslurm.services.wiring.context import IF_IT_IS_ITS_OWN, ActiveCluster, Context
-from dtslurm.services.wiring.login_node import NO_PYTHON, forget, site_of
+from dtslurm.services.wiring.login_node import NO_PYTHON, forget, query_login_node
 from dtslurm.slurm import commands, parse_scontrol
-from dtslurm.slurm.endings import truths
+from dtslurm.slurm.endings import describe_endings
 from dtslurm.slurm.vulnerabilities import holes
 from dtslurm.store.index import default_path, explain_unwritable
 from dtslurm.store.rundir import RunDir
@@ -82,7 +82,7 @@ def _check_login_node(context: Context, cluster: ActiveCluster) -> Iterator[Find
     reason = "as the profile says" if login.transport != "auto" else choose(None, context.env)[1]
     try:
         forget(context, cluster)
-        login_node = site_of(context, cluster)
+        login_node = query_login_node(context, cluster)
         before = context.clock()
         link.run(["true"])
         seconds = context.clock() - before
@@ -174,7 +174,7 @@ def _describe_job_ends(context: Context, cluster: ActiveCluster, config: str) ->
     """Yield how Slurm ends and restarts jobs on this cluster, as far as its configuration shows."""
     partitions = cluster.transport.run(commands.show_partitions())
     graces = parse_scontrol.graces(partitions.stdout if partitions.ok else "")
-    for truth in truths(parse_scontrol.config(config), graces, _longest_checkpoint_s(context)):
+    for truth in describe_endings(parse_scontrol.config(config), graces, _longest_checkpoint_s(context)):
         yield Finding(truth.what, truth.found, hint=truth.hint)
 
 

@@ -20,7 +20,7 @@ from dtslurm.model.values import dataclass
 from dtslurm.remote import answers
 from dtslurm.scheduler.base import NodeLister
 from dtslurm.scheduler.slurm_profile import complete
-from dtslurm.services.clusters.discover import DiscoverOptions, look, python_of, seen_by, targets_of
+from dtslurm.services.clusters.discover import DiscoverOptions, python_of, seen_by, survey_cluster, targets_of
 from dtslurm.services.clusters.probing import Probe, probe
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.runs import control
@@ -50,7 +50,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proof:
+class Verification:
     """The outcome of the verification.
 
     Attributes:
@@ -71,7 +71,7 @@ class Proof:
         return not any(row.verdict == "differs" and row.fails for row in self.rows)
 
 
-def prove(
+def verify_profile(
     context: Context,
     cluster: ActiveCluster,
     wanted: DiscoverOptions,
@@ -80,7 +80,7 @@ def prove(
     fabric: bool = True,
     transport: str | None = None,
     say: Say = lambda _: None,
-) -> Proof:
+) -> Verification:
     """Compare a profile's claims with the cluster.
 
     Args:
@@ -97,13 +97,13 @@ def prove(
     """
     for name in launchers:
         registry.load(name)
-    survey = look(cluster)
+    survey = survey_cluster(cluster)
     profile = cluster.profile
     groups = kinds(survey.nodes)
     names = from_slurm.names_of(groups, profile)
     probes: tuple[Probe, ...] = ()
     notices: list[str] = []
-    discovered = from_slurm.found(survey, groups, profile)
+    discovered = from_slurm.facts_from_survey(survey, groups, profile)
     if wanted.probe:
         targets, skipped = targets_of(groups, names, wanted, profile, survey)
         python = python_of(context, cluster, None)
@@ -130,7 +130,7 @@ def prove(
     if fabric and wanted.probe:
         rows.append(_measure_fabric(context, live_cluster, wanted, probes, transport, say))
     notices += [line for line in discovered.notices if line not in notices]
-    return Proof(name=cluster.name, rows=tuple(rows), notices=tuple(notices), probes=probes)
+    return Verification(name=cluster.name, rows=tuple(rows), notices=tuple(notices), probes=probes)
 
 
 # ---- Dry-run submissions ----
@@ -384,7 +384,7 @@ def _ended(context: Context, record: JobRecord, wait_s: float) -> str:
         return _wait_for_end(context, record, wait_s)
     except BaseException:  # after an interrupt nothing would read the measurement
         with contextlib.suppress(DtslurmError):
-            control.act(context, "cancel", [record.token], record.cluster)
+            control.change_jobs(context, "cancel", [record.token], record.cluster)
         raise
 
 
@@ -399,12 +399,12 @@ def _wait_for_end(context: Context, record: JobRecord, wait_s: float) -> str:
             started_at = now
         if now - (started_at or submitted_at) > (300 if started_at else wait_s):
             reason = view.statuses[0].reason or view.statuses[0].word
-            control.act(context, "cancel", [record.token], record.cluster)
+            control.change_jobs(context, "cancel", [record.token], record.cluster)
             return f"job {record.job_id} did not {'end' if started_at else 'start'} in time ({reason})"
         context.sleep(_POLL_S)
 
 
-def lines(proof: Proof) -> Iterator[tuple[str, str, str, str]]:
+def lines(proof: Verification) -> Iterator[tuple[str, str, str, str]]:
     """Yield (verdict, subject, claim, finding), contradicted claims first."""
     order = {"differs": 0, "unknown": 1, "ok": 2}
     for row in sorted(proof.rows, key=lambda row: order[row.verdict]):

@@ -342,7 +342,9 @@ class LogStream:
         offset = answers.read_whole(values, "offset", frames.SENDER)
         inode = answers.read_whole(values, "inode", frames.SENDER, most=_LARGEST_INODE)
         if len(name) > _LONGEST_NAME or (name not in self._files and len(self._files) >= _MOST_FILES):
-            raise frames.nonsense(f"more than {_MOST_FILES:,} files, or a longer name than log files have")
+            raise frames.protocol_error(
+                f"more than {_MOST_FILES:,} files, or a longer name than log files have"
+            )
         assembler = self._files.setdefault(name, Assembler(file, name))
         link.streams[frame.stream] = assembler
         assembler.inode = inode
@@ -359,13 +361,13 @@ class LogStream:
     def _handle_data(self, link: Link, frame: Frame) -> Iterator[Item]:
         assembler = link.streams.get(frame.stream)
         if assembler is None or len(frame.payload) < wire.OFFSET.size:
-            raise frames.nonsense("bytes of a file that it never named")
+            raise frames.protocol_error("bytes of a file that it never named")
         link.owe(len(frame.payload) - wire.OFFSET.size)
         self._unfinished -= len(assembler.rest)
         block = assembler.feed(wire.OFFSET.unpack_from(frame.payload)[0], frame.payload[wire.OFFSET.size :])
         self._unfinished += len(assembler.rest)
         if self._unfinished > _MOST_UNFINISHED:
-            raise frames.nonsense(f"more than {_MOST_UNFINISHED >> 20} MiB of lines without an end")
+            raise frames.protocol_error(f"more than {_MOST_UNFINISHED >> 20} MiB of lines without an end")
         if assembler.rest:
             link.grown[frame.stream] = assembler
         if block is not None:
@@ -393,7 +395,7 @@ def _handle_summary(link: Link, frame: Frame) -> Iterator[Item]:
     )
     for stream, summary in rows:
         if stream not in link.streams:
-            raise frames.nonsense("a summary of a file that it never named")
+            raise frames.protocol_error("a summary of a file that it never named")
         yield OutputSummary(link.streams[stream].file, *summary)
 
 

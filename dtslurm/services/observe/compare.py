@@ -14,7 +14,7 @@ from dtslurm.model.runs.telemetry import TrainPoint
 from dtslurm.model.values import dataclass
 from dtslurm.services.observe.curves import Curve, join_attempts, points_of_attempts
 from dtslurm.services.observe.gpu_hours import count_gpu_hours, count_gpus, price_gpu_hours
-from dtslurm.services.observe.telemetry import pulse
+from dtslurm.services.observe.telemetry import read_telemetry
 from dtslurm.services.request.secrets import hide_secrets
 from dtslurm.services.runs.history import history
 from dtslurm.services.runs.run_times import measure_run
@@ -201,7 +201,7 @@ def _summarize_run(context: Context, view: RunView) -> ComparedRun:
 def _read_points(context: Context, record: JobRecord) -> tuple[Sequence[Sequence[TrainPoint]], str]:
     """Return the training records of all attempts of a run, and the error if they could not be read."""
     try:
-        newest = pulse(context, record, points=_POINTS)
+        newest = read_telemetry(context, record, points=_POINTS)
         return list(points_of_attempts(context, record, newest, most=_POINTS).values()), ""
     except DtslurmError as error:
         return [], error.message

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.telemetry import RunTelemetry, TrainPoint
-from dtslurm.services.observe.telemetry import pulse
+from dtslurm.services.observe.telemetry import read_telemetry
 from dtslurm.services.wiring.context import Context
 from dtslurm.views.run_page import drawable
 
@@ -28,7 +28,7 @@ def points_of_attempts(
     if newest.attempt is None:
         return {}
     earlier: dict[int, Sequence[TrainPoint]] = {
-        number: pulse(context, record, attempt=number, task=newest.task, points=most).train
+        number: read_telemetry(context, record, attempt=number, task=newest.task, points=most).train
         for number in sorted(newest.attempts)
         if number < newest.attempt
     }

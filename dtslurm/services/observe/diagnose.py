@@ -18,13 +18,13 @@ from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.values import dataclass
 from dtslurm.remote.answers import interpret
 from dtslurm.services.observe.activity import add_activity
-from dtslurm.services.preflight.bad_nodes import learn
+from dtslurm.services.preflight.bad_nodes import store_run_notes
 from dtslurm.services.request.ignored_files import explain_missing_file
 from dtslurm.services.runs.changed_script import is_changed, submitted_hash
 from dtslurm.services.runs.status import RunView, views
 from dtslurm.services.runs.sync import refresh
 from dtslurm.services.wiring.context import Context
-from dtslurm.services.wiring.remote_query import ask, far_side
+from dtslurm.services.wiring.remote_query import find_transport_and_python, query_worker
 from dtslurm.store.rundir import RunDir
 from dtslurm.transport.base import Transport
 
@@ -82,11 +82,11 @@ def diagnose(
     else:
         remote_dir = Path(record.run_dir)
         batch = remote_dir / "logs" / ("batch.log" if task is None else f"batch-{task}.log")
-        transport, python = far_side(context, record)
+        transport, python = find_transport_and_python(context, record)
         run_dir = remote_dir / folder.path.relative_to(view.run.path)
         evidence = gather(transport, python, run_dir, attempt_number, batch, signatures, record.world_size)
     verdict = explain_missing_file(record, judge(facts, evidence, signatures))
-    learn(context, view.record, verdict)
+    store_run_notes(context, view.record, verdict)
     return Diagnosis(
         record=view.record,
         status=status,
@@ -127,7 +127,7 @@ def gather(
         "extra": [str(batch)],
         "signatures": [{"words": signature.words, "match": signature.match} for signature in signatures],
     }
-    answer = ask(transport, python, "evidence.evidence", request, timeout=_LIMIT_S, parts=EVIDENCE)
+    answer = query_worker(transport, python, "evidence.evidence", request, timeout=_LIMIT_S, parts=EVIDENCE)
     names = [signature.name for signature in signatures]
     return interpret(answer, lambda found: findings.read(found, names, world_size), "evidence.py")
 

@@ -30,7 +30,7 @@ from dtslurm.services.observe.report_header import (
     time_tile,
     training_tiles,
 )
-from dtslurm.services.observe.telemetry import pulse
+from dtslurm.services.observe.telemetry import read_telemetry
 from dtslurm.services.observe.utilization_history import read_utilization, summarize_utilization
 from dtslurm.services.request.secrets import hide_secrets
 from dtslurm.services.runs.history import History, history
@@ -39,7 +39,7 @@ from dtslurm.services.runs.status import RunView, describe_state, views
 from dtslurm.services.wiring.context import Context
 from dtslurm.store.rundir import RunDir
 from dtslurm.views import events
-from dtslurm.views.run_page import cells, failure_words
+from dtslurm.views.run_page import build_rank_cells, failure_words
 from dtslurm.views.telemetry import activity_of
 
 _POINTS = 4000
@@ -68,13 +68,15 @@ def report(
     """
     [view] = views(context, [record])
     task = first_failed_task(view) if task is None else task
-    telemetry = pulse(context, view.record, attempt=attempt, task=task, points=_POINTS)
+    telemetry = read_telemetry(context, view.record, attempt=attempt, task=task, points=_POINTS)
     if telemetry.attempt is None:
         raise RequestInvalid([f"{record.name} has not started: there is nothing to report yet"])
     utilization = read_utilization(context, view.record, attempt=telemetry.attempt, task=telemetry.task)
     run_history = history(context, view)
     times = _measure_times(view, telemetry.task, run_history)
-    ranks = cells(telemetry, telemetry.world_size or view.record.world_size, (), over=view.terminal)
+    ranks = build_rank_cells(
+        telemetry, telemetry.world_size or view.record.world_size, (), over=view.terminal
+    )
     is_active = all(is_running(status) for status in _select_statuses(view, telemetry.task))
     activity = activity_of(telemetry, view.record.world_size) if is_active else None
     points = _points_to_plot(context, view.record, telemetry, attempt)

@@ -18,7 +18,7 @@ from dtslurm.model.values import dataclass
 from dtslurm.services.observe.activity import add_activity
 from dtslurm.services.runs.monitor import Freshness
 from dtslurm.services.runs.queued_jobs import UNREADABLE, describe_unrecorded, find_queued_jobs
-from dtslurm.services.runs.run_evidence import attempt_number, failure_in_words, marks_of
+from dtslurm.services.runs.run_evidence import attempt_number, describe_failure, list_warnings
 from dtslurm.services.runs.run_times import measure_view
 from dtslurm.services.runs.status import RunView, views
 from dtslurm.services.wiring.context import Context
@@ -406,6 +406,6 @@ def _describe_state(view: RunView, status: JobStatus, attempt: int) -> tuple[str
     if status.state is JobState.UNKNOWN:
         return status.reason or "no evidence of its state", "", False
     if status.terminal and not status.ok:
-        return failure_in_words(view.run_of(status), status), "", False
-    notes = marks_of(view.record, view.run_of(status))
+        return describe_failure(view.run_of(status), status), "", False
+    notes = list_warnings(view.record, view.run_of(status))
     return "; ".join([*notes, *([f"attempt {attempt}"] if attempt else [])]), "", False

@@ -13,7 +13,7 @@ from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.telemetry import RunTelemetry
 from dtslurm.remote.answers import interpret
 from dtslurm.services.wiring.context import Context
-from dtslurm.services.wiring.remote_query import ask, far_side
+from dtslurm.services.wiring.remote_query import find_transport_and_python, query_worker
 from dtslurm.views import telemetry
 
 _LIMIT_S = 60.0
@@ -21,7 +21,7 @@ PARTS = ("telemetry.failure", "telemetry.lines", "telemetry.nodes", "telemetry.l
 _POINTS = 2000  # training records per answer; if there are more, neighbours are merged
 
 
-def pulse(
+def read_telemetry(
     context: Context,
     record: JobRecord,
     *,
@@ -47,7 +47,7 @@ def pulse(
     """
     if task is not None and not (task.isascii() and task.isdecimal()):
         raise RequestInvalid([f"{task!r} is no number of an array task"])
-    transport, python = far_side(context, record)
+    transport, python = find_transport_and_python(context, record)
     request = {
         "run_dir": record.run_dir,
         "attempt": attempt,
@@ -56,7 +56,7 @@ def pulse(
         "train_limit": max(1, points),
         "patterns": log_patterns(context),
     }
-    answer = ask(transport, python, "telemetry.telemetry", request, timeout=_LIMIT_S, parts=PARTS)
+    answer = query_worker(transport, python, "telemetry.telemetry", request, timeout=_LIMIT_S, parts=PARTS)
     current = interpret(answer, lambda answer: telemetry.read(answer, after, rest), "telemetry.py")
     name = record.job_id or record.name
     if task is not None and str(int(task)) not in current.tasks:

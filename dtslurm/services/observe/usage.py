@@ -14,7 +14,7 @@ from dtslurm.model.values import dataclass
 from dtslurm.remote.answers import interpret
 from dtslurm.services.runs.runs import recent
 from dtslurm.services.wiring.context import ActiveCluster, Context
-from dtslurm.services.wiring.remote_query import ask, far_side
+from dtslurm.services.wiring.remote_query import find_transport_and_python, query_worker
 from dtslurm.slurm import accounting
 from dtslurm.transport.base import QUERY_ENVIRONMENT
 
@@ -25,7 +25,7 @@ _UNITS = {"h": "hours", "d": "days", "w": "weeks"}  # units as sacct spells them
 
 
 @dataclass(frozen=True)
-class Held:
+class AccountedJob:
     """One accounted start of a job on a cluster, with its sampled GPU use and GPU-hour price if known."""
 
     cluster: str
@@ -41,7 +41,7 @@ class Usage:
 
     since: float
     until: float
-    held: tuple[Held, ...]
+    held: tuple[AccountedJob, ...]
     trouble: tuple[str, ...] = ()
 
 
@@ -61,7 +61,7 @@ def usage(
     now = context.clock()
     start, sacct_start = _period(since, now)
     records = recent(context, _MOST_RUNS, cluster)
-    held: list[Held] = []
+    held: list[AccountedJob] = []
     trouble: list[str] = []
     for active in _clusters(context, records, cluster):
         if active.profile.scheduler != "slurm":
@@ -84,7 +84,7 @@ def usage(
         for use in uses:
             gpu_time = samples.get(use.job_id.partition("_")[0])
             hourly = price(active.profile, use.gpu_type)
-            held.append(Held(active.name, use, gpu_time, *(hourly or (None, ""))))
+            held.append(AccountedJob(active.name, use, gpu_time, *(hourly or (None, ""))))
     return Usage(start, now, tuple(held), tuple(trouble))
 
 
@@ -128,9 +128,9 @@ def _samples(context: Context, records: Sequence[JobRecord], uses: Sequence[JobU
     ]
     if not own_records:
         return {}
-    transport, python = far_side(context, own_records[0])
+    transport, python = find_transport_and_python(context, own_records[0])
     request = {"runs": [record.run_dir for record in own_records]}
-    answer = ask(transport, python, "telemetry.gpu_time", request, timeout=_LIMIT_S)
+    answer = query_worker(transport, python, "telemetry.gpu_time", request, timeout=_LIMIT_S)
     times = interpret(
         answer, lambda answer: [_parse_gpu_time(*counts) for counts in answer["runs"]], "gpu_time.py"
     )
@@ -177,14 +177,14 @@ def rows(found: Usage, by: str) -> list[UsageRow]:
     Args:
         by: one of ``GROUPS``.
     """
-    keys: Mapping[str, Callable[[Held], str]] = {
+    keys: Mapping[str, Callable[[AccountedJob], str]] = {
         "account": lambda item: item.use.account or "(none)",
         "user": lambda item: item.use.user or "(unknown)",
         "name": lambda item: item.use.name,
         "cluster": lambda item: item.cluster,
         "week": lambda item: _iso_week(max(item.use.start or item.use.submit or 0, found.since)),
     }
-    groups: dict[str, list[Held]] = {}
+    groups: dict[str, list[AccountedJob]] = {}
     for item in found.held:
         groups.setdefault(keys[by](item), []).append(item)
     totals = [total(name, items, found) for name, items in groups.items()]
@@ -195,7 +195,7 @@ def rows(found: Usage, by: str) -> list[UsageRow]:
     )
 
 
-def total(name: str, items: Iterable[Held], found: Usage) -> UsageRow:
+def total(name: str, items: Iterable[AccountedJob], found: Usage) -> UsageRow:
     """Return the sums over the accounted jobs of one group."""
     requested_h = held_h = sampled_h = used_h = idle_h = energy_kwh = cpu_h = cost = idle_cost = 0.0
     has_power, is_priced = False, True

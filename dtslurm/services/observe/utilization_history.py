@@ -10,7 +10,7 @@ from dtslurm.logs.clean import safe
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.values import dataclass
 from dtslurm.services.wiring.context import Context
-from dtslurm.services.wiring.remote_query import ask, far_side
+from dtslurm.services.wiring.remote_query import find_transport_and_python, query_worker
 from dtslurm.views.run_page import drawable, finite
 
 COLUMNS = 96
@@ -74,11 +74,11 @@ def read_utilization(
     Raises:
         TransportError: the samples could not be read on their machine.
     """
-    transport, python = far_side(context, record)
+    transport, python = find_transport_and_python(context, record)
     folder = record.run_dir if task is None else f"{record.run_dir}/tasks/{task}"
     request = {"run_dir": folder, "attempt": attempt, "columns": columns}
     return parse_utilization(
-        ask(transport, python, "telemetry.utilization_history", request, timeout=_LIMIT_S)
+        query_worker(transport, python, "telemetry.utilization_history", request, timeout=_LIMIT_S)
     )
 
 

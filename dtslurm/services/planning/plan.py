@@ -14,7 +14,7 @@ from dtslurm.model.values import dataclass
 from dtslurm.planner import constants as shipped
 from dtslurm.planner import explain, hardware
 from dtslurm.planner.constants import Constants
-from dtslurm.planner.divide import problems_of
+from dtslurm.planner.divide import find_layout_problems
 from dtslurm.planner.estimate import Estimate
 from dtslurm.planner.frameworks import FRAMEWORKS
 from dtslurm.planner.hardware import Machine
@@ -151,7 +151,7 @@ def _plan_layout(
     cluster: str | None,
 ) -> Plan:
     layout = replace(layout, sp=layout.sp and layout.tp > 1)
-    problems = problems_of(task.model, layout, task.machine.gpus, task.seq_len)
+    problems = find_layout_problems(task.model, layout, task.machine.gpus, task.seq_len)
     if problems:
         raise RequestInvalid(problems)
     task = replace(task, gbs=layout.gbs)

@@ -28,7 +28,7 @@ LOOK = f"""
 """
 
 
-def kept(context: Context, cluster: ActiveCluster) -> str | None:
+def read_cached_limits(context: Context, cluster: ActiveCluster) -> str | None:
     """Return accounting's answer for the user, cached for at most a day; None if it must be queried."""
     try:
         document = json.loads(read_own_file(_cache_path(context, cluster)))
@@ -60,7 +60,7 @@ def problems(context: Context, cluster: ActiveCluster, submission: Submission, s
             queried again first.
     """
     refusals = _find_refusals(submission, said)
-    if refusals and kept(context, cluster) is not None:
+    if refusals and read_cached_limits(context, cluster) is not None:
         answer = cluster.transport.run(["sh", "-c", LOOK], timeout=30)
         refusals = _find_refusals(submission, keep_limits(context, cluster, answer.stdout))
     return refusals

@@ -23,8 +23,8 @@ from dtslurm.model.values import dataclass
 from dtslurm.scheduler.base import NodeLister
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.wiring.context import ActiveCluster, Context
-from dtslurm.services.wiring.login_node import site_of, variables_in
-from dtslurm.services.wiring.remote_query import ask
+from dtslurm.services.wiring.login_node import query_login_node, variables_in
+from dtslurm.services.wiring.remote_query import query_worker
 from dtslurm.store.index import state_folder
 from dtslurm.store.rundir import RunDir
 from dtslurm.worker.lib.node_blocklist import HOLDS_S, exchange, read_supervisor_notes
@@ -42,7 +42,7 @@ _QUERY_LIMIT_S = 30.0
 
 
 @dataclass(frozen=True)
-class Known:
+class NodeNotes:
     """The notes on a cluster's nodes.
 
     Attributes:
@@ -64,7 +64,7 @@ class NodeExclusion:
     notices: tuple[str, ...] = ()
 
 
-def known(context: Context, cluster: ActiveCluster, request: JobRequest | None = None) -> Known:
+def read_notes(context: Context, cluster: ActiveCluster, request: JobRequest | None = None) -> NodeNotes:
     """Return the current notes on a cluster's nodes.
 
     Args:
@@ -85,7 +85,7 @@ def known(context: Context, cluster: ActiveCluster, request: JobRequest | None =
     except DtslurmError as error:
         shared_notes, trouble = [], error.message
     shared_names = {note.node for note in nodes.current(shared_notes, now)}
-    return Known(tuple(nodes.current([*own_notes, *shared_notes], now)), frozenset(shared_names), trouble)
+    return NodeNotes(tuple(nodes.current([*own_notes, *shared_notes], now)), frozenset(shared_names), trouble)
 
 
 def note(context: Context, cluster: ActiveCluster, notes: Sequence[NodeNote]) -> str:
@@ -135,9 +135,9 @@ def _query_supervisor_notes(
             roots |= dict.fromkeys(str(row.folder.parent) for row in rows)
         return read_supervisor_notes(list(roots))
     with contextlib.suppress(DtslurmError):
-        python = site_of(context, cluster).python or "python3"
+        python = query_login_node(context, cluster).python or "python3"
         query = {"run_roots": list(roots)}
-        answer = ask(cluster.transport, python, "lib.node_blocklist", query, timeout=_QUERY_LIMIT_S)
+        answer = query_worker(cluster.transport, python, "lib.node_blocklist", query, timeout=_QUERY_LIMIT_S)
         return [str(text) for text in answer.get("lines", [])]
     return []
 
@@ -155,7 +155,7 @@ def _exchange_shared(context: Context, cluster: ActiveCluster, lines: Sequence[s
     env: Mapping[str, str] = context.env
     python = sys.executable
     if cluster.remote:
-        login_node = site_of(context, cluster, variables_in(text))
+        login_node = query_login_node(context, cluster, variables_in(text))
         env, python = login_node.env, login_node.python or "python3"
     path = Template(re.sub(r"^~(?=/)", lambda _: env.get("HOME", "~"), text)).safe_substitute(env)
     if "$" in path or not path.startswith("/"):
@@ -166,7 +166,7 @@ def _exchange_shared(context: Context, cluster: ActiveCluster, lines: Sequence[s
         except OSError as error:
             raise StoreError(f"the team's node memory {path} failed: {error.strerror}") from error
     request = {"path": path, "lines": list(lines), "mode": 0o664}
-    answer = ask(cluster.transport, python, "lib.node_blocklist", request, timeout=_QUERY_LIMIT_S)
+    answer = query_worker(cluster.transport, python, "lib.node_blocklist", request, timeout=_QUERY_LIMIT_S)
     if answer.get("problem"):
         raise StoreError(f"the team's node memory {path} failed: {answer['problem']}")
     return [str(entry) for entry in answer.get("lines", [])]
@@ -196,7 +196,7 @@ def add(
 
 def remove(context: Context, cluster: ActiveCluster, names: Sequence[str]) -> tuple[list[str], str]:
     """Remove the notes on nodes; return the nodes that had notes, and the error text of `note`."""
-    noted_names = {entry.node for entry in known(context, cluster).notes}
+    noted_names = {entry.node for entry in read_notes(context, cluster).notes}
     removed = [name for name in names if name in noted_names]
     now, user = context.clock(), context.env.get("USER", "")
     notes = [
@@ -209,7 +209,7 @@ def remove(context: Context, cluster: ActiveCluster, names: Sequence[str]) -> tu
 # ---- Notes from runs ----
 
 
-def learn(context: Context, record: JobRecord, verdict: Verdict | None = None) -> None:
+def store_run_notes(context: Context, record: JobRecord, verdict: Verdict | None = None) -> None:
     """Store the nodes that a run or its diagnosis found bad; suppress errors, as the list is optional."""
     with contextlib.suppress(DtslurmError, OSError):
         candidates = list(_iter_run_notes(record))
@@ -292,12 +292,12 @@ def exclude_bad_nodes(
     """
     if layout is None:
         return resources
-    exclusion = left_out(context, cluster, request, resources, layout)
+    exclusion = choose_exclusion(context, cluster, request, resources, layout)
     remarks += exclusion.notices
     return replace(resources, exclude=exclusion.exclude)
 
 
-def left_out(
+def choose_exclusion(
     context: Context, cluster: ActiveCluster, request: JobRequest, resources: Resources, layout: TaskLayout
 ) -> NodeExclusion:
     """Return the bad nodes to exclude from a job, as far as enough other nodes remain.
@@ -309,7 +309,7 @@ def left_out(
     can_list_nodes = isinstance(cluster.scheduler, NodeLister)
     if request.node_memory is False or request.no_check or not can_list_nodes:
         return NodeExclusion(user_exclude)
-    known_nodes = known(context, cluster, request)
+    known_nodes = read_notes(context, cluster, request)
     notices = [known_nodes.trouble] if known_nodes.trouble else []
     notes_by_node = {entry.node: entry for entry in known_nodes.notes}
     for name in sorted(_expand_hostlist(user_exclude)):
@@ -328,7 +328,7 @@ def left_out(
         listed = [node for node in _list_eligible_nodes(cluster, resources) if node.name not in user_excluded]
     except DtslurmError as error:
         return NodeExclusion(user_exclude, (*notices, f"no node is left out: {error.message}"))
-    dropped, needed = nodes.fitting(
+    dropped, needed = nodes.choose_exclusions(
         list(notes_by_node.values()), listed, layout.nodes + (request.spare_nodes or 0)
     )
     if needed:
@@ -383,7 +383,7 @@ def _truncate(text: str, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def values(found: Known) -> list[dict[str, Any]]:
+def values(found: NodeNotes) -> list[dict[str, Any]]:
     """Return the notes as JSON values, each with whether the team's file has the note, too."""
     from dtslurm.store.codec import plain
 

@@ -78,7 +78,7 @@ def preflight(context: Context, cluster: ActiveCluster, submission: Submission) 
     path_tests = [*_needed(submission.spec, cluster), *unpulled(submission, cluster)]
     pairs = [word for letter, path, _ in path_tests for word in (letter, path)]
     is_slurm = cluster.profile.scheduler == "slurm"
-    limits = associations.kept(context, cluster) if is_slurm else None
+    limits = associations.read_cached_limits(context, cluster) if is_slurm else None
     script = _CHECK_SCRIPT + ("" if context.dry_run else interpreter.look(submission.spec, cluster))
     script += associations.LOOK if is_slurm and limits is None else ""
     script += quota.LOOK if cluster.remote else ""  # on this machine the write itself fails, a moment later

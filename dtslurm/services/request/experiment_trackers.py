@@ -76,7 +76,7 @@ def problems(request: JobRequest) -> list[str]:
     return errors
 
 
-def tracked(
+def add_tracker_variables(
     request: JobRequest, spec: JobSpec, cluster: ActiveCluster, git: GitState | None, token: str
 ) -> JobSpec:
     """Return the job with its trackers' variables added; variables that the user sets take precedence.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtslurm.errors import StoreError
-from dtslurm.launch.detection.evidence import parsed
+from dtslurm.launch.detection.evidence import parse_source
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.services.request.request import JobRequest
 from dtslurm.store.rundir import RunDir
@@ -65,7 +65,7 @@ def _find_words(script: Path, args: Sequence[str]) -> set[str]:
             text = file.read(1 << 20).decode("utf-8", "replace")
     except OSError:
         return words
-    tree, _ = parsed(text) if script.suffix == ".py" else (None, "")
+    tree, _ = parse_source(text) if script.suffix == ".py" else (None, "")
     if tree is None:
         return words | set(_WORD.findall(text))
     constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))

@@ -50,7 +50,7 @@ def cautions(context: Context, request: JobRequest, layout: TaskLayout, launcher
     try:
         source, siblings, script_name = _read_source(context, request)
         return list(
-            detect.other_sizes(
+            detect.find_size_conflicts(
                 source,
                 script_name,
                 request.args,

@@ -18,7 +18,7 @@ from dtslurm.render.engine import Templates
 from dtslurm.render.script import RunPlace
 from dtslurm.services.request.request import COMMAND_LINE, JobRequest
 from dtslurm.services.wiring.context import ActiveCluster, Context
-from dtslurm.services.wiring.login_node import site_of, variables_in
+from dtslurm.services.wiring.login_node import query_login_node, variables_in
 from dtslurm.store.blob_cache import BlobCache
 from dtslurm.store.index import cache_folder
 
@@ -47,7 +47,7 @@ def templates_of(context: Context, request: JobRequest) -> Templates:
     )
 
 
-def place(
+def choose_run_place(
     context: Context, cluster: ActiveCluster, request: JobRequest, name: str, *, standalone: bool
 ) -> RunPlace:
     """Return the run directory: a new folder, or for plain sbatch a folder named after the job id.
@@ -102,7 +102,7 @@ def run_root(context: Context, cluster: ActiveCluster, request: JobRequest | Non
         )
     if not cluster.remote:
         return str(context.cwd / _expand_variables(text, context.env, "here")).rstrip("/")
-    node = site_of(context, cluster, variables_in(text))
+    node = query_login_node(context, cluster, variables_in(text))
     return f"{Path(node.home) / _expand_variables(text, node.env, f'on {node.host}')}".rstrip("/")
 
 

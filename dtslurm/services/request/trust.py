@@ -73,7 +73,9 @@ def stands_in(context: Context, cluster: ActiveCluster | None) -> list[str]:
     """Return a notice if a project's profile takes precedence over another of the same name."""
     if cluster is None or not cluster.known.foreign:
         return []
-    hidden_profile = profiles.stood_in_for(cluster.name, cluster.path, cwd=context.cwd, env=context.env)
+    hidden_profile = profiles.find_replaced_profile(
+        cluster.name, cluster.path, cwd=context.cwd, env=context.env
+    )
     return [f"{cluster.path} is used in place of {hidden_profile}"] if hidden_profile else []
 
 
@@ -102,7 +104,7 @@ def trust_files(context: Context, asked: Sequence[Path]) -> list[ProjectFile]:
                     or settings
                 )
                 was_trusted = was_trusted and not loaded.untrusted
-                trusted.add(path, project.what_needs_trust(loaded.options))
+                trusted.add(path, project.encode_trusted_defaults(loaded.options))
         except OSError as error:
             message = f"what you trust cannot be kept: {error.strerror or error}"
             raise StoreError(message, hint="set XDG_STATE_HOME to a folder that you may write to") from error

@@ -14,7 +14,7 @@ from dtslurm.model.values import dataclass
 from dtslurm.remote.answers import interpret, is_plain_path
 from dtslurm.services.results.fetch import fetch
 from dtslurm.services.wiring.context import Context
-from dtslurm.services.wiring.remote_query import ask, far_side
+from dtslurm.services.wiring.remote_query import find_transport_and_python, query_worker
 from dtslurm.worker import artifacts as register
 
 _Result = TypeVar("_Result")
@@ -63,7 +63,7 @@ def listing(context: Context, record: JobRecord, check: Sequence[str] = ()) -> l
     return _query_artifacts(context, record, _artifact_parser("artifacts"), op="list", checksums=list(check))
 
 
-def chosen(found: Sequence[Artifact], patterns: Sequence[str]) -> list[Artifact]:
+def select_artifacts(found: Sequence[Artifact], patterns: Sequence[str]) -> list[Artifact]:
     """Return the artifacts that match any pattern; the pattern ``latest`` means the newest checkpoint.
 
     Raises:
@@ -200,8 +200,10 @@ def _text_or_none(value: Any) -> str | None:
 def _query_artifacts(
     context: Context, record: JobRecord, read: Callable[[Mapping[str, Any]], _Result], **request: Any
 ) -> _Result:
-    transport, python = far_side(context, record)
-    answer = ask(transport, python, "artifacts", {"run_dir": record.run_dir, **request}, timeout=_TIMEOUT_S)
+    transport, python = find_transport_and_python(context, record)
+    answer = query_worker(
+        transport, python, "artifacts", {"run_dir": record.run_dir, **request}, timeout=_TIMEOUT_S
+    )
     if "refused" in answer:
         raise RequestInvalid([str(answer["refused"])])
     return interpret(answer, read, transport.host)

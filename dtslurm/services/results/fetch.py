@@ -12,7 +12,7 @@ from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.units import pluralize
 from dtslurm.model.values import dataclass
 from dtslurm.services.wiring.context import Context
-from dtslurm.services.wiring.login_node import far_python
+from dtslurm.services.wiring.login_node import find_remote_python
 from dtslurm.store import pull
 from dtslurm.store.pull import Copied, PullSpec, copy
 from dtslurm.store.rundir import RunDir
@@ -207,5 +207,5 @@ def _copy(
     context: Context, record: JobRecord, wanted: PullSpec, progress: Callable[[Path, int, int], None]
 ) -> Copied:
     cluster = context.cluster_of(record)
-    python = far_python(context, cluster) if cluster.remote else sys.executable
+    python = find_remote_python(context, cluster) if cluster.remote else sys.executable
     return copy(cluster.transport, [wanted], python=python, digests=True, progress=progress)

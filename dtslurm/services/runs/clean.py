@@ -19,7 +19,7 @@ from dtslurm.services.runs.references import find_direct_references, find_transi
 from dtslurm.services.runs.runs import every
 from dtslurm.services.runs.status import RunView, views
 from dtslurm.services.wiring.context import ActiveCluster, Context
-from dtslurm.services.wiring.login_node import site_of
+from dtslurm.services.wiring.login_node import query_login_node
 from dtslurm.store.wire_format import objects_folder
 from dtslurm.worker.delivery import reclaim
 from dtslurm.worker.lib.disk import WorkerError
@@ -264,7 +264,7 @@ def _reclaim(context: Context, cluster: ActiveCluster, request: dict[str, Any]) 
             raise RequestInvalid([str(outcome.value)]) from None
     payload = zlib.compress(json.dumps(request).encode("ascii"))
     parts = [struct.pack(">I", len(payload)), payload]
-    python = site_of(context, cluster).python or "python3"
+    python = query_login_node(context, cluster).python or "python3"
     answer = ask_worker(
         cluster.transport,
         ("lib.disk", "delivery.objects", "delivery.code_files", "delivery.reclaim"),

@@ -47,7 +47,7 @@ SECRETS_DELETED = "# The supervisor deletes the secrets at the end of the run." 
 DONE = {"cancel": "cancelled", "requeue": "requeued", "hold": "held", "release": "released"}
 
 
-class Acted(NamedTuple):
+class JobChanges(NamedTuple):
     """The job ids that were changed, the ended ones with their state, and those that were already pending."""
 
     done: list[str]
@@ -65,7 +65,9 @@ class Acted(NamedTuple):
         ]
 
 
-def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | None = None) -> Acted:
+def change_jobs(
+    context: Context, verb: str, selectors: Sequence[str], cluster: str | None = None
+) -> JobChanges:
     """Cancel, requeue, hold or release every selected run or array task.
 
     All selectors are resolved before any job is changed. A run that is known to have ended is cancelled too,
@@ -87,7 +89,7 @@ def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | No
         if verb == "requeue":
             _refuse_without_secrets(target, record)
         pairs_by_route[record.route].append((target, record))
-    acted = Acted([], {}, [])
+    acted = JobChanges([], {}, [])
     for pairs in pairs_by_route.values():
         active_cluster = context.cluster_of(pairs[0][1])
         with invalidating_cache(context, active_cluster):

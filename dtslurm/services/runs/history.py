@@ -13,7 +13,7 @@ from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.state import JobStatus
 from dtslurm.model.values import dataclass
 from dtslurm.scheduler.base import SharedScheduler
-from dtslurm.services.preflight.bad_nodes import learn
+from dtslurm.services.preflight.bad_nodes import store_run_notes
 from dtslurm.services.runs.changed_script import is_changed, submitted_hash
 from dtslurm.services.runs.run_times import Attempt, attempts_of
 from dtslurm.services.runs.status import RunView
@@ -36,7 +36,7 @@ def history(context: Context, view: RunView) -> History:
     record = view.record
     with suppress(DtslurmError):  # the local copies still have the older events
         refresh(context, [record])
-    learn(context, record)
+    store_run_notes(context, record)
     run = RunDir(Path(record.folder))
     events = queued_first(run.events())
     attempts = attempts_of(events)

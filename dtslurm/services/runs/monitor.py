@@ -23,7 +23,7 @@ from dtslurm.model.runs.queue import QueueMemory
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.values import dataclass
 from dtslurm.scheduler.base import QueueLister, SharedScheduler
-from dtslurm.services.wiring.context import ActiveCluster, Context, slurm_place
+from dtslurm.services.wiring.context import ActiveCluster, Context, identify_slurm
 from dtslurm.store.index import cache_folder
 from dtslurm.store.queue_cache import QueueCache, SharedQueue
 
@@ -126,7 +126,7 @@ def _read_newest(context: Context, cache: QueueCache) -> SharedQueue:
 
 def cache_of(context: Context, cluster: ActiveCluster) -> QueueCache:
     """Return this user's queue cache for one Slurm installation."""
-    installation = slurm_place(context.env, cluster.transport, cluster.access, cluster.path)
+    installation = identify_slurm(context.env, cluster.transport, cluster.access, cluster.path)
     digest = hashlib.sha256(installation.encode("utf-8", "surrogateescape")).hexdigest()
     name = re.sub(r"[^\w.-]", "-", cluster.name)[:60]
     return QueueCache(cache_folder(context.env) / "queues", f"{name}-{digest[:12]}")

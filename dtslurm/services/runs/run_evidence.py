@@ -33,7 +33,7 @@ def apply_events(status: JobStatus, run: RunDir | None) -> JobStatus:
     An ``ended`` event older than the observation counts too if it belongs to the start that Slurm still shows
     as running: the controller was down when the script ended, or the node's Slurm daemon is gone.
     """
-    event, time = last_word(run) if run is not None else (None, 0)
+    event, time = last_start_or_end(run) if run is not None else (None, 0)
     if event is None or status.terminal:
         return status
     is_end = event.get("event") == "ended"
@@ -63,7 +63,7 @@ def apply_events(status: JobStatus, run: RunDir | None) -> JobStatus:
     return status
 
 
-def places(record: JobRecord) -> dict[str, RunDir]:
+def event_folders(record: JobRecord) -> dict[str, RunDir]:
     """Return the folders of a run's event files by job id: the run directory, or one folder per array task.
 
     Empty for an array with so many tasks that reading their files takes longer than querying the scheduler.
@@ -79,13 +79,13 @@ def places(record: JobRecord) -> dict[str, RunDir]:
     return {f"{record.job_id}_{task}": task_run for task, task_run in tasks.items()}
 
 
-def told_of_its_end(record: JobRecord, task: str = "") -> bool:
+def has_recorded_end(record: JobRecord, task: str = "") -> bool:
     """Return whether a run or one array task recorded its end; the scheduler is not queried."""
     folder = Path(record.folder)
-    return end_of(RunDir(folder / "tasks" / task if task else folder)) is not None
+    return find_recorded_end(RunDir(folder / "tasks" / task if task else folder)) is not None
 
 
-def own_evidence(record: JobRecord, now: float) -> tuple[JobStatus, ...]:
+def status_from_run_files(record: JobRecord, now: float) -> tuple[JobStatus, ...]:
     """Return the status from the run's files for a job that the scheduler does not know; one per array task.
 
     Only an ``ended`` event that the script wrote after its last ``started`` event counts as an end.
@@ -131,7 +131,7 @@ def _status_from_events(run: RunDir, record: JobRecord, job_id: str, now: float)
         reason="the scheduler does not know this job (any more), and it left no record of its end",
         observed_at=now,
     )
-    end = end_of(run)
+    end = find_recorded_end(run)
     if end is None:
         return base
     code, time = end
@@ -139,7 +139,7 @@ def _status_from_events(run: RunDir, record: JobRecord, job_id: str, now: float)
     return replace(base, state=state, exit_code=code, reason="", end_time=time, source="record")
 
 
-def last_word(run: RunDir) -> tuple[dict[str, Any] | None, int]:
+def last_start_or_end(run: RunDir) -> tuple[dict[str, Any] | None, int]:
     """Return the last ``started`` or ``ended`` event and its time; (None, 0) if there is none."""
     events = [event for event in run.events() if event.get("event") in {"started", "ended"}]
     time = events[-1].get("time") if events else None
@@ -155,7 +155,7 @@ def _cap_time(time: int, run: RunDir) -> int:
     return changed if changed < time <= changed + LARGEST_SKEW_S else time
 
 
-def end_of(run: RunDir) -> tuple[int, int | None] | None:
+def find_recorded_end(run: RunDir) -> tuple[int, int | None] | None:
     """Return (exit code, time) of the ``ended`` event; None if there is none after the last ``started``."""
     events = [event for event in run.events() if event.get("event") in {"started", "ended"}]
     if not events or events[-1]["event"] != "ended" or not isinstance(events[-1].get("exit_code"), int):
@@ -176,7 +176,7 @@ def reconcile_with_records(record: JobRecord, status: JobStatus) -> JobStatus:
     run = RunDir(Path(record.folder))
     if record.array is not None:
         run = run.task(status.job_id.rpartition("_")[2]) or run
-    end = end_of(run) if has_wrong_code else None
+    end = find_recorded_end(run) if has_wrong_code else None
     started = [event for event in run.events() if event.get("event") == "started"]
     if has_wrong_nodes and started and isinstance(started[-1].get("nodes"), str):
         status = replace(status, nodelist=started[-1]["nodes"])
@@ -243,14 +243,14 @@ def ranks_apart(record: JobRecord, run: RunDir) -> RanksApart | None:
     return find_ranks_apart(run.events()) if record.world_size > 1 else None
 
 
-def marks_of(record: JobRecord, run: RunDir) -> list[str]:
+def list_warnings(record: JobRecord, run: RunDir) -> list[str]:
     """Return a running job's warnings for the run list: ranks not distributed, supervisor stopped."""
     apart = ranks_apart(record, run)
     marks = [NOT_DISTRIBUTED] if apart is not None and apart.is_fault else []
     return [*marks, *([SUPERVISOR_STOPPED] if find_stopped_supervisor(run.events()) else [])]
 
 
-def failure_in_words(run: RunDir, status: JobStatus) -> str:
+def describe_failure(run: RunDir, status: JobStatus) -> str:
     """Describe in a few words how a failed job ended."""
     attempts = run.attempts()
     failure = run.first_failure(attempts[-1]) if attempts else None

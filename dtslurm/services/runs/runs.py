@@ -52,7 +52,7 @@ def find(context: Context, selector: str | None, cluster: str | None = None) -> 
     return runs[0]
 
 
-def words_for(context: Context, record: JobRecord) -> str:
+def selector_arguments(context: Context, record: JobRecord) -> str:
     """Return the arguments that select a run: its job id, and --cluster if several clusters have that id."""
     job = record.job_id or record.token
     try:
@@ -64,7 +64,7 @@ def words_for(context: Context, record: JobRecord) -> str:
 
 def words_for_all(context: Context, records: Iterable[JobRecord]) -> str:
     """Return the arguments that select several runs of one cluster."""
-    names = [words_for(context, record) for record in records]
+    names = [selector_arguments(context, record) for record in records]
     cluster_option = next((name[name.index(" ") :] for name in names if " " in name), "")
     return " ".join(name.split()[0] for name in names) + cluster_option
 

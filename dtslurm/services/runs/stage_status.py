@@ -9,7 +9,7 @@ from dtslurm.services.runs.status import RunView, views
 from dtslurm.services.wiring.context import Context
 
 
-def chain(context: Context, record: JobRecord) -> list[tuple[str, RunView | None]]:
+def view_stages(context: Context, record: JobRecord) -> list[tuple[str, RunView | None]]:
     """Return the names and views of the stages of a run's job file, dependencies first.
 
     The view is None if the run of a stage is gone. The list is empty for a run without stages.

@@ -19,10 +19,10 @@ from dtslurm.services.runs.monitor import Freshness, QueueSnapshot, observe
 from dtslurm.services.runs.records import save, settle
 from dtslurm.services.runs.run_evidence import (
     apply_events,
-    last_word,
-    own_evidence,
-    places,
+    event_folders,
+    last_start_or_end,
     reconcile_with_records,
+    status_from_run_files,
 )
 from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.store.rundir import RunDir
@@ -174,7 +174,7 @@ def _newest_event_time(record: JobRecord, now: float) -> float:
     """Return the time of the last start or end event of a run, rounded up; 0 if there is none."""
     if record.final:
         return 0.0
-    events = [last_word(run) for run in places(record).values()]
+    events = [last_start_or_end(run) for run in event_folders(record).values()]
     return max((time + 1.0 for _, time in events if time <= now + 2), default=0.0)  # clocks may differ by 2 s
 
 
@@ -194,7 +194,7 @@ def _has_more_to_say(record: JobRecord, heard: QueueSnapshot) -> bool:
     statuses = heard.jobs.get(record.job_id or "", [])
     if statuses and not any(status.state.ended or status.state is JobState.UNKNOWN for status in statuses):
         return False
-    folders = places(record)
+    folders = event_folders(record)
     return not (
         statuses
         and record.final
@@ -204,7 +204,7 @@ def _has_more_to_say(record: JobRecord, heard: QueueSnapshot) -> bool:
 
 def _has_end_event(run: RunDir | None, status: JobStatus) -> bool:
     """Return whether a copy contains the ``ended`` event of the end that the scheduler reports."""
-    event, time = last_word(run) if run is not None else (None, 0)
+    event, time = last_start_or_end(run) if run is not None else (None, 0)
     return event is not None and event.get("event") == "ended" and time >= (status.start_time or time + 1)
 
 
@@ -213,7 +213,7 @@ def _view(context: Context, record: JobRecord, heard: QueueSnapshot) -> RunView:
     reconciled = tuple(
         reconcile_with_records(record, status) for status in listed if belongs_to_run(record, status)
     )
-    statuses = reconciled or record.final or own_evidence(record, context.clock())
+    statuses = reconciled or record.final or status_from_run_files(record, context.clock())
     if listed and not reconciled:
         statuses = _explain_unknown(statuses, describe_reused_id(record))
     if heard.trouble and record.job_id:
@@ -221,9 +221,11 @@ def _view(context: Context, record: JobRecord, heard: QueueSnapshot) -> RunView:
     view = RunView(record, statuses, heard.trouble, heard.observed_at)
     if reconciled and view.terminal and _without_times(statuses) != _without_times(record.final):
         view = replace(view, record=_save_final(context, record, statuses))
-        from dtslurm.services.preflight.bad_nodes import learn  # imported late: most calls find no new end
+        from dtslurm.services.preflight.bad_nodes import (
+            store_run_notes,
+        )  # imported late: most calls find no new end
 
-        learn(context, view.record)
+        store_run_notes(context, view.record)
     elif reconciled and not view.terminal:
         view = replace(view, statuses=_apply_newer_events(record, reconciled))
     return view
@@ -241,7 +243,7 @@ def _explain_unknown(statuses: Sequence[JobStatus], reason: str) -> tuple[JobSta
 
 def _apply_newer_events(record: JobRecord, told: tuple[JobStatus, ...]) -> tuple[JobStatus, ...]:
     """Return statuses updated from newer events in the run directory: a start, or an unconfirmed end."""
-    folders = places(record)
+    folders = event_folders(record)
     return tuple(apply_events(status, folders.get(status.job_id)) for status in told)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.services.wiring.context import Context
-from dtslurm.services.wiring.login_node import far_python
+from dtslurm.services.wiring.login_node import find_remote_python
 from dtslurm.store.pull import PullSpec, copy
 from dtslurm.store.rundir import RunDir
 
@@ -45,4 +45,4 @@ def refresh(context: Context, records: Sequence[JobRecord], *, logs: bool = Fals
             )
             for record in cluster_records
         ]
-        copy(cluster.transport, specs, python=far_python(context, cluster))
+        copy(cluster.transport, specs, python=find_remote_python(context, cluster))

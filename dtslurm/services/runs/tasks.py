@@ -34,7 +34,7 @@ def task_of(selector: str | None, record: JobRecord) -> str | None:
     return str(int(task))
 
 
-def only(view: RunView, task: str | None) -> RunView:
+def select_task_view(view: RunView, task: str | None) -> RunView:
     """Return the view of one array task; the unchanged view if ``task`` is None."""
     if task is None:
         return view

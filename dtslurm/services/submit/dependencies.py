@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtslurm.render.text import depending
+from dtslurm.render.text import insert_dependency
 from dtslurm.services.submit.prepare import Prepared
 
 
-def behind(prepared: Prepared, after: str) -> Prepared:
+def add_dependency(prepared: Prepared, after: str) -> Prepared:
     """Return the job with a dependency; Slurm cancels the job if a required dependency fails.
 
     Args:
@@ -17,5 +17,5 @@ def behind(prepared: Prepared, after: str) -> Prepared:
     if not after:
         return prepared
     submission = prepared.submission
-    script = depending(submission.script, after)
+    script = insert_dependency(submission.script, after)
     return replace(prepared, submission=replace(submission, script=script))

@@ -221,7 +221,7 @@ def _find_version_differences(there: Mapping[str, str], host: str) -> list[str]:
     return problems
 
 
-def bring(context: Context, record: JobRecord, name: str, folder: Path) -> bool:
+def fetch_result(context: Context, record: JobRecord, name: str, folder: Path) -> bool:
     """Copy one result file from a remote run directory; return whether the file existed."""
     functions_record = replace(record, run_dir=f"{record.run_dir}/{FOLDER}")
     try:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from dtslurm.config.jobs import LoadedJob, LoadedStage
     from dtslurm.model.jobs.sweep import Sweep
     from dtslurm.services.submit.prepare import Prepared
-    from dtslurm.services.submit.sweep import Sweeping
+    from dtslurm.services.submit.sweep import PlannedSweep
 
-__all__ = ["JobToSubmit", "Planned", "is_job_file", "steps_of"]
+__all__ = ["JobToSubmit", "Planned", "is_job_file", "load_jobs"]
 
 _NON_OPTION_KEYS = {"variables", "script", "stages", "sweep", "needs"}
 
@@ -58,10 +58,10 @@ class Planned:
 
     step: JobToSubmit
     prepared: Prepared
-    sweeping: Sweeping | None = None
+    sweeping: PlannedSweep | None = None
 
 
-def steps_of(
+def load_jobs(
     context: Context, said: JobRequest, assignments: Sequence[str] = (), stage: str | None = None
 ) -> list[JobToSubmit]:
     """Return the jobs that a command line submits: its script, or the jobs of its job file.

@@ -27,7 +27,7 @@ from dtslurm.services.request.code_snapshot import Code, code_of, git_state, scr
 from dtslurm.services.request.environment import Environment, environment
 from dtslurm.services.request.launcher_detection import cautions, suggested
 from dtslurm.services.request.request import JobRequest
-from dtslurm.services.request.run_paths import place, templates_of
+from dtslurm.services.request.run_paths import choose_run_place, templates_of
 from dtslurm.services.request.secrets import holds_password, looks_secret, name_problems, secrets_of
 from dtslurm.services.request.spec import (
     hang_timeout,
@@ -113,7 +113,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     problems += env.problems
     if cluster is None:
         raise RequestInvalid(problems)
-    run_place = place(context, cluster, request, name_of(request), standalone=standalone)
+    run_place = choose_run_place(context, cluster, request, name_of(request), standalone=standalone)
     if is_remote and not standalone and not problems:
         _start_submission_worker(context, cluster, request)
     code = code_of(context, cluster, request, run_place, problems, early_notices) if not standalone else None
@@ -132,7 +132,9 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     resources = exclude_bad_nodes(context, cluster, request, resources, valid_layout, early_notices)
     spec = spec_of(context, cluster, request, resources, launcher, code, env.folder)
     git = git_state(context, cluster, code, spec.work_dir) if not standalone else None
-    spec = experiment_trackers.tracked(request, spec, cluster, git, "" if standalone else run_place.token)
+    spec = experiment_trackers.add_tracker_variables(
+        request, spec, cluster, git, "" if standalone else run_place.token
+    )
     launcher = launcher.chosen(spec) if launcher is not None else None
     problems += staging.problems(request, spec, profile)
     problems += _find_conflicts(spec, profile, layout.layout, launcher, so_far=problems)
@@ -200,7 +202,10 @@ def _find_conflicts(
 
     The launcher checks the whole job only if no other problem was found.
     """
-    conflicts = [*job_checks.sbatch_options(spec, layout), *job_checks.site(spec, profile, layout)]
+    conflicts = [
+        *job_checks.sbatch_options(spec, layout),
+        *job_checks.find_rule_conflicts(spec, profile, layout),
+    ]
     if launcher is not None:
         conflicts += launcher.check_options(spec)
         if layout is not None:

@@ -12,9 +12,9 @@ from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.jobs.trials import Trials
 from dtslurm.model.runs.state import JobState
 from dtslurm.services.request.request import INTERNAL, JobRequest
-from dtslurm.services.runs.runs import every, find, words_for
+from dtslurm.services.runs.runs import every, find, selector_arguments
 from dtslurm.services.runs.status import views
-from dtslurm.services.runs.tasks import only, task_of
+from dtslurm.services.runs.tasks import select_task_view, task_of
 from dtslurm.services.submit.prepare import Prepared, prepare
 from dtslurm.services.wiring.context import Context
 from dtslurm.slurm.arrays import task_ranges
@@ -23,7 +23,7 @@ from dtslurm.store.rundir import RunDir
 CHECKPOINTS = "DTSLURM_CHECKPOINT_DIR"
 
 
-def again(
+def prepare_resubmission(
     selector: str,
     *,
     from_checkpoint: bool,
@@ -49,7 +49,7 @@ def again(
     if record.sweep:
         raise RequestInvalid([f"{selector} is a sweep; dtslurm sweep resume runs what failed of it"])
     task = task_of(selector, record)
-    context, request = asked_for(record, make)
+    context, request = restore_request(record, make)
     if cluster is not None and cluster != record.cluster:
         if from_checkpoint:
             raise RequestInvalid(
@@ -81,7 +81,7 @@ def _find_preferably_on(context: Context, selector: str, cluster: str | None) ->
         return find(context, selector)
 
 
-def asked_for(record: JobRecord, make: Callable[..., Context] = Context) -> tuple[Context, JobRequest]:
+def restore_request(record: JobRecord, make: Callable[..., Context] = Context) -> tuple[Context, JobRequest]:
     """Return the original request of a run, and a context in the folder in which it was submitted.
 
     The request names the run's own cluster, because the default cluster may have changed.
@@ -138,7 +138,7 @@ def _refuse_active_writers(context: Context, record: JobRecord, task: str | None
     other_records = [other for other in every(context, record.cluster) if other.token != record.token]
     writers = [record, *(other for other in other_records if _writes_to(other, folder))]
     run_view, *other_views = views(context, writers)
-    for view in (only(run_view, task), *other_views):
+    for view in (select_task_view(run_view, task), *other_views):
         if view.terminal:
             continue
         job = view.record.job_id or view.record.name
@@ -151,7 +151,7 @@ def _refuse_active_writers(context: Context, record: JobRecord, task: str | None
             )
         raise RequestInvalid(
             [f"{job} is {status.word}, and writes its checkpoints to {folder}"],
-            hint=f"cancel it first: dtslurm cancel {words_for(context, view.record)}",
+            hint=f"cancel it first: dtslurm cancel {selector_arguments(context, view.record)}",
         )
 
 

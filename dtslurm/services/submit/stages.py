@@ -9,7 +9,7 @@ from dtslurm.errors import DtslurmError, RequestInvalid, SubmitInterrupted
 from dtslurm.model.jobs import stages
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.services.runs import control
-from dtslurm.services.submit.dependencies import behind
+from dtslurm.services.submit.dependencies import add_dependency
 from dtslurm.services.submit.job_file import JobToSubmit, Planned
 from dtslurm.services.submit.prepare import prepare
 from dtslurm.services.submit.submit import NO_JOB, Progress, submit
@@ -32,7 +32,7 @@ def plan(context: Context, steps: Sequence[JobToSubmit], *, confirm: Callable[[s
     needs = {step.stage: [name for _, name in step.needs] for step in steps}
     folders: dict[str, str] = {}
     for step in steps:
-        earlier_stages = sorted(stages.before(step.stage, needs)) if not problems else []
+        earlier_stages = sorted(stages.find_ancestors(step.stage, needs)) if not problems else []
         folder_variables = tuple(f"{stages.folder_variable(name)}={folders[name]}" for name in earlier_stages)
         request = replace(step.request, env=(*folder_variables, *step.request.env))
         try:
@@ -83,7 +83,7 @@ def queue(
                 records = submit_sweep(context, sweeping, after, queued, progress)
                 save_members(context, records[0], records)
             else:
-                records = [submit(context, behind(planned_job.prepared, after), progress)]
+                records = [submit(context, add_dependency(planned_job.prepared, after), progress)]
                 queued += records
             jobs_by_stage[planned_job.step.stage] = [record.job_id or "" for record in records]
     except DtslurmError as error:
@@ -108,7 +108,7 @@ def _cancel_interrupted(
         return interrupt if isinstance(interrupt, SubmitInterrupted) else SubmitInterrupted(NO_JOB)
     names = ", ".join(job_ids)
     try:
-        control.act(context, "cancel", [record.token for record in records])
+        control.change_jobs(context, "cancel", [record.token for record in records])
     except (DtslurmError, KeyboardInterrupt) as error:
         reason = error.message if isinstance(error, DtslurmError) else "Ctrl-C was pressed again"
         return SubmitInterrupted(
@@ -129,7 +129,7 @@ def _cancel_queued(context: Context, queued: Sequence[JobRecord]) -> str:
     if not job_ids:
         return ""
     try:
-        control.act(context, "cancel", [record.token for record in queued if record.job_id])
+        control.change_jobs(context, "cancel", [record.token for record in queued if record.job_id])
     except DtslurmError as error:
         return f"{', '.join(job_ids)} were queued before, and could not be cancelled: {error.message}"
     return f"{', '.join(job_ids)} were queued before it and are cancelled again: nothing of this runs"

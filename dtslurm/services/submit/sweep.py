@@ -15,7 +15,7 @@ from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.jobs.sweep import MEMBERS, SETTINGS, TRIALS, Sweep
 from dtslurm.model.values import dataclass
 from dtslurm.services.request.request import JobRequest
-from dtslurm.services.submit.dependencies import behind
+from dtslurm.services.submit.dependencies import add_dependency
 from dtslurm.services.submit.prepare import Prepared, prepare
 from dtslurm.services.submit.submit import Progress, submit
 from dtslurm.services.wiring.context import Context
@@ -44,7 +44,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Sweeping:
+class PlannedSweep:
     """A planned sweep, whose first array is checked and rendered.
 
     Attributes:
@@ -93,7 +93,7 @@ def _trial_name(sweep: Sweep, number: int, values: Mapping[str, str]) -> str:
 
 def plan_sweep(
     context: Context, request: JobRequest, sweep: Sweep, *, confirm: Callable[[str], bool]
-) -> Sweeping:
+) -> PlannedSweep:
     """Check a sweep and render its first array without queueing it.
 
     Args:
@@ -130,7 +130,7 @@ def _check_trials(sweep: Sweep) -> Iterator[Trial]:
 
 def arrays(
     context: Context, request: JobRequest, settings: Mapping[str, Any], trials: Iterator[Trial]
-) -> Sweeping:
+) -> PlannedSweep:
     """Divide trials into arrays of the size that the cluster accepts; check and render the first array.
 
     Raises:
@@ -141,7 +141,9 @@ def arrays(
     first_trials = list(islice(trials, size))
     if not first_trials:
         raise RequestInvalid(["when and unless of the sweep leave no point"])
-    return Sweeping(_prepare_array(context, request, settings, first_trials), request, settings, trials, size)
+    return PlannedSweep(
+        _prepare_array(context, request, settings, first_trials), request, settings, trials, size
+    )
 
 
 def _trials_per_task(request: JobRequest, sweep: Sweep) -> tuple[int, list[str]]:
@@ -209,7 +211,7 @@ def _prepare_array(
 
 def submit_sweep(
     context: Context,
-    sweeping: Sweeping,
+    sweeping: PlannedSweep,
     after: str,
     queued: list[JobRecord],
     progress: Progress = lambda *_: None,
@@ -225,7 +227,7 @@ def submit_sweep(
         dependency = after
         if records and settings["max_parallel"]:
             dependency = f"{after},afterany:{records[-1].job_id}".lstrip(",")
-        record = submit(context, behind(prepared, dependency), progress)
+        record = submit(context, add_dependency(prepared, dependency), progress)
         records.append(record)
         queued.append(record)
         next_trials = list(islice(sweeping.rest, sweeping.size))

@@ -13,7 +13,7 @@ from dtslurm.services.observe.report import clock_text, request_of, script_of
 from dtslurm.services.observe.report_header import Headline, Tile, time_tile
 from dtslurm.services.runs.run_times import RunTimes, join_parts, measure_view
 from dtslurm.services.runs.status import views
-from dtslurm.services.submit.trials import DONE, FAILED, NEVER, STOPPED, SweepView, TrialView, look
+from dtslurm.services.submit.trials import DONE, FAILED, NEVER, STOPPED, SweepView, TrialView, load_sweep
 from dtslurm.services.wiring.context import Context
 
 _POINTS = 500  # points of the metric per trial
@@ -27,7 +27,7 @@ def report_sweep(context: Context, record: JobRecord) -> str:
     Raises:
         TransportError: the trials' files could not be read on the cluster.
     """
-    sweep = look(context, record.token, record.cluster, points=_POINTS)
+    sweep = load_sweep(context, record.token, record.cluster, points=_POINTS)
     ranked = sweep.ranked()
     trials_with_curves = [trial for trial in ranked if len(trial.points) > 1]
     names = list(dict.fromkeys(name for trial in sweep.trials for name in trial.values))

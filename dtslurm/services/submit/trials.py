@@ -19,11 +19,11 @@ from dtslurm.services.observe.telemetry import log_patterns
 from dtslurm.services.runs import control
 from dtslurm.services.runs.runs import find
 from dtslurm.services.runs.status import RunView, views
-from dtslurm.services.submit.resubmit import asked_for
+from dtslurm.services.submit.resubmit import restore_request
 from dtslurm.services.submit.submit import Progress
 from dtslurm.services.submit.sweep import Trial, arrays, save_members, submit_sweep
 from dtslurm.services.wiring.context import Context
-from dtslurm.services.wiring.remote_query import ask, far_side
+from dtslurm.services.wiring.remote_query import find_transport_and_python, query_worker
 from dtslurm.slurm.arrays import task_ranges
 from dtslurm.store.lock import try_lock
 from dtslurm.store.rundir import RunDir, json_lines
@@ -112,7 +112,7 @@ class SweepView:
         return {state: states.count(state) for state in order if state in states}
 
 
-def look(context: Context, selector: str, cluster: str | None = None, *, points: int = 0) -> SweepView:
+def load_sweep(context: Context, selector: str, cluster: str | None = None, *, points: int = 0) -> SweepView:
     """Read the sweep that a run belongs to, with at most ``points`` points of each trial's metric.
 
     Raises:
@@ -124,7 +124,7 @@ def look(context: Context, selector: str, cluster: str | None = None, *, points:
     head, runs = _load_members(context, find(context, selector, cluster))
     settings = json.loads((Path(head.folder) / SETTINGS).read_bytes())
     run_views = views(context, runs)
-    transport, python = far_side(context, head)
+    transport, python = find_transport_and_python(context, head)
     request = {
         "runs": [record.run_dir for record in runs],
         "per_task": settings["per_task"],
@@ -133,7 +133,9 @@ def look(context: Context, selector: str, cluster: str | None = None, *, points:
         "patterns": log_patterns(context),
         "points": points,
     }
-    answer = ask(transport, python, "trial_report", request, timeout=_TIMEOUT_S, parts=_WORKER_MODULES)
+    answer = query_worker(
+        transport, python, "trial_report", request, timeout=_TIMEOUT_S, parts=_WORKER_MODULES
+    )
     trials, keys = interpret(
         answer,
         lambda answer: _build_trials(run_views, answer["runs"], settings["per_task"]),
@@ -305,7 +307,7 @@ def resume(
 def _resume(
     context: Context, selector: str, cluster: str | None, progress: Progress, records: list[JobRecord]
 ) -> list[JobRecord]:
-    sweep = look(context, selector, cluster)
+    sweep = load_sweep(context, selector, cluster)
     waiting = [trial for trial in sweep.trials if trial.state in {WAITING, RUNNING}]
     if waiting:
         raise RequestInvalid(
@@ -318,7 +320,7 @@ def _resume(
     trials = [
         Trial(trial.number, trial.name, trial.values, _checkpoint_folder(trial)) for trial in unfinished
     ]
-    run_context, request = asked_for(sweep.head)
+    run_context, request = restore_request(sweep.head)
     sweeping = arrays(run_context, request, sweep.settings, iter(trials))
     try:
         submit_sweep(run_context, sweeping, "", records, progress)
@@ -342,4 +344,4 @@ def stop(context: Context, selector: str, cluster: str | None = None) -> list[st
         view.record for view in views(context, runs) if not view.terminal and view.record.job_id
     ]
     tokens = [record.token for record in active_records]
-    return control.act(context, "cancel", tokens, head.cluster).done if tokens else []
+    return control.change_jobs(context, "cancel", tokens, head.cluster).done if tokens else []

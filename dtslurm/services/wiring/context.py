@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dtslurm import assets
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.model.access import Access
-from dtslurm.model.paths import expanded, here
+from dtslurm.model.paths import expanded, working_directory
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.shell import quote
 from dtslurm.model.values import dataclass
@@ -104,7 +104,7 @@ class ActiveCluster:
         return not self.transport.local
 
 
-def slurm_place(env: Mapping[str, str], link: Transport, access: Access, path: Path) -> str:
+def identify_slurm(env: Mapping[str, str], link: Transport, access: Access, path: Path) -> str:
     """Return a text that identifies one Slurm installation, as this user sees it."""
     parts = [link.host]
     if link.local:
@@ -142,7 +142,7 @@ class Context:
         passed: submissions that passed the preflight in this process: when, and with which notices.
     """
 
-    cwd: Path = field(default_factory=here)
+    cwd: Path = field(default_factory=working_directory)
     env: Mapping[str, str] = field(default_factory=_environment)
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
@@ -359,14 +359,14 @@ class Context:
             clock=self.clock,
             uid=None if link.local else lambda: self._remote_uid(self._clusters[key]),
             keeper=BlobCache(cache_folder(self.env) / "slurm"),
-            place=slurm_place(self.env, link, access, path),
+            place=identify_slurm(self.env, link, access, path),
         )
 
     def _remote_uid(self, cluster: ActiveCluster) -> int | None:
         """Return the user's numeric id on a cluster, which is cached for a day."""
-        from dtslurm.services.wiring.login_node import site_of
+        from dtslurm.services.wiring.login_node import query_login_node
 
-        return site_of(self, cluster).uid
+        return query_login_node(self, cluster).uid
 
     def _require_slurm(self, access: Access) -> None:
         if access.scheduler == "local" or shutil.which("sbatch", path=self.env.get("PATH")):

@@ -69,7 +69,7 @@ class LoginNode:
         return {**self.variables, "HOME": self.home, "USER": self.user}
 
 
-def site_of(context: Context, cluster: ActiveCluster, names: Sequence[str] = ()) -> LoginNode:
+def query_login_node(context: Context, cluster: ActiveCluster, names: Sequence[str] = ()) -> LoginNode:
     """Return the cluster's login node, from the cache or by a command on the login node.
 
     Args:
@@ -103,14 +103,14 @@ def site_of(context: Context, cluster: ActiveCluster, names: Sequence[str] = ())
     return login_node
 
 
-def far_python(context: Context, cluster: ActiveCluster) -> str:
+def find_remote_python(context: Context, cluster: ActiveCluster) -> str:
     """Return the Python that runs dtslurm's worker programs on a login node.
 
     Raises:
         CommandNotFound: there is none of version 3.6 or later.
-        TransportError: see `site_of`.
+        TransportError: see `query_login_node`.
     """
-    python = site_of(context, cluster).python
+    python = query_login_node(context, cluster).python
     if not python:
         raise CommandNotFound(
             f"there is no Python of version 3.6 or later on {cluster.transport.host}", hint=NO_PYTHON
@@ -119,7 +119,7 @@ def far_python(context: Context, cluster: ActiveCluster) -> str:
 
 
 def forget(context: Context, cluster: ActiveCluster) -> None:
-    """Delete the cached properties of the login node, so that the next `site_of` reads them again."""
+    """Delete the cached properties of the login node; the next `query_login_node` reads them again."""
     with contextlib.suppress(OSError):
         remove(cache_path(context, cluster), within=cache_folder(context.env))
 

@@ -15,11 +15,11 @@ from dtslurm.model.jobs.job import JobRecord
 from dtslurm.remote import answers
 from dtslurm.remote.worker_program import inline_program
 from dtslurm.services.wiring.context import Context
-from dtslurm.services.wiring.login_node import site_of
+from dtslurm.services.wiring.login_node import query_login_node
 from dtslurm.transport.base import Transport
 
 
-def far_side(context: Context, record: JobRecord) -> tuple[Transport, str]:
+def find_transport_and_python(context: Context, record: JobRecord) -> tuple[Transport, str]:
     """Return the transport to the machine with the run's files, and the Python to use there.
 
     Raises:
@@ -29,10 +29,10 @@ def far_side(context: Context, record: JobRecord) -> tuple[Transport, str]:
     if not record.mirror:
         return context.transport, sys.executable
     cluster = context.cluster_of(record)
-    return cluster.transport, site_of(context, cluster).python or "python3"
+    return cluster.transport, query_login_node(context, cluster).python or "python3"
 
 
-def ask(
+def query_worker(
     transport: Transport,
     python: str,
     program: str,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dtslurm.remote.remote_worker import RemoteWorker
 from dtslurm.services.wiring.context import ActiveCluster, Context
-from dtslurm.services.wiring.login_node import far_python
+from dtslurm.services.wiring.login_node import find_remote_python
 from dtslurm.store.delivery import MODULES
 
 
@@ -16,6 +16,6 @@ def submission_worker_of(context: Context, cluster: ActiveCluster) -> RemoteWork
         TransportError: the login node cannot be reached to find its Python.
     """
     if cluster.transport not in context.workers:
-        python = far_python(context, cluster)
+        python = find_remote_python(context, cluster)
         context.workers[cluster.transport] = RemoteWorker(cluster.transport, MODULES, python)
     return context.workers[cluster.transport]

@@ -137,18 +137,18 @@ def small_file(build: bytes, run_dir: bytes, name: str, mode: int, content: str)
 
 def materialize(request: Dict[str, Any], objects: Objects, code: bytes) -> None:
     """Create ``code/`` with links to the objects, or with copies if the file system rejects links."""
-    layer = lay_all(request, objects, code)
+    layer = build_code_folder(request, objects, code)
     if layer.missing:
         lack_of_room(objects, layer.missing)
         raise WorkerError("missing", sorted(layer.missing))
 
 
-def lay_all(request: Dict[str, Any], objects: Objects, code: bytes) -> "Layer":
+def build_code_folder(request: Dict[str, Any], objects: Objects, code: bytes) -> "CodeFolderWriter":
     """Create a code folder from the available objects."""
     tree: List[Entry] = request["tree"]
     final = os.path.join(raw(request["run_dir"]), b"code")
     make_code_folders([entry[0] for entry in tree] + [request["inside"] + "/."], code, final)
-    layer = Layer(objects, code, final)
+    layer = CodeFolderWriter(objects, code, final)
     started_at = time.monotonic()
     for entry in tree[:TRIAL]:
         layer.lay(entry)
@@ -162,7 +162,7 @@ def lay_all(request: Dict[str, Any], objects: Objects, code: bytes) -> "Layer":
     return layer
 
 
-class Layer:
+class CodeFolderWriter:
     """A writer of the files and links of a code folder.
 
     Attributes:

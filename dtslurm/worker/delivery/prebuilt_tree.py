@@ -18,7 +18,7 @@ import zlib
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ..lib.disk import WorkerError, create, make_folders, raw, remove_tree, write_all
-from .install_run import Entry, Layer, folders_of, lay_all
+from .install_run import CodeFolderWriter, Entry, build_code_folder, folders_of
 from .objects import Objects, lack_of_room
 
 LEAST = 2000  # files and links; smaller trees are built from scratch as fast
@@ -111,7 +111,7 @@ def revise(
         for folder in sorted(new_folders - old_folders):
             os.mkdir(os.path.join(code, raw(folder)), 0o700)
     make_folders(os.path.join(code, raw(request["inside"])).rstrip(b"/"))
-    layer = Layer(objects, code, os.path.join(raw(request["run_dir"]), b"code"))
+    layer = CodeFolderWriter(objects, code, os.path.join(raw(request["run_dir"]), b"code"))
     for entry in changed:
         layer.lay(entry)
     objects.write_seals()
@@ -130,7 +130,7 @@ def make_spare(request: Dict[str, Any]) -> None:
     staging = os.path.join(root, ".dtslurm-{}-{}".format(os.geteuid(), os.urandom(6).hex()).encode())
     os.mkdir(staging, 0o700)
     try:
-        layer = lay_all(request, objects, os.path.join(staging, b"tree"))
+        layer = build_code_folder(request, objects, os.path.join(staging, b"tree"))
         if layer.missing or not layer.linking:
             return
         fd = create(os.path.join(staging, b"list"))

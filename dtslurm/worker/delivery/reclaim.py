@@ -79,7 +79,7 @@ def unreferenced(
             yield path, status
 
 
-def checked(request: Dict[str, Any]) -> Tuple[bytes, bytes, List[bytes]]:
+def validate_request(request: Dict[str, Any]) -> Tuple[bytes, bytes, List[bytes]]:
     """Return the run root, the objects folder and the run directories of a request.
 
     Raises:
@@ -344,7 +344,7 @@ class ReclaimPlan:
 def reclaim(request: Dict[str, Any]) -> Dict[str, Any]:
     """Measure, and remove if requested."""
     now = time.time()
-    root, objects, runs = checked(request)
+    root, objects, runs = validate_request(request)
     plan = ReclaimPlan(runs, request)
     unfinished, spares = stale(root, now), old_spares(objects, now)
     links: Dict[Inode, int] = {}

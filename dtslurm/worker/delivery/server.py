@@ -128,7 +128,7 @@ class InputStream:
             yield decompressor.flush()
 
 
-def take_in(stream: InputStream, objects: Objects, trouble: Optional[WorkerError]) -> None:
+def store_objects(stream: InputStream, objects: Objects, trouble: Optional[WorkerError]) -> None:
     """Store all received objects, to the end of the input: the sender does not read an answer before."""
     try:
         while True:
@@ -165,7 +165,7 @@ def receive(stream: InputStream, request: Dict[str, Any]) -> Dict[str, Any]:
             objects.prepare()
     except WorkerError as outcome:
         trouble = outcome
-    take_in(stream, objects, trouble)
+    store_objects(stream, objects, trouble)
     if command_missing:
         return {"absent": request["then"][0]}
     place(request, objects, lambda staging, code: take_spare(request, objects, staging, code))

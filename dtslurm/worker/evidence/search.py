@@ -23,7 +23,7 @@ NUMBERS = b"0123456789.,:-+"
 LINE_ENDS = bytes.maketrans(b"\r", b"\n")
 
 
-class Unlike(Exception):
+class TooManyLineKinds(Exception):
     """Raised for a log with too many kinds of lines."""
 
 
@@ -48,7 +48,7 @@ class Search:
         for path in paths:
             try:
                 lines_by_path[path] = self.of_file(path)
-            except Unlike:
+            except TooManyLineKinds:
                 unlike_paths.append(path)
             except OSError:
                 lines_by_path[path] = []
@@ -113,7 +113,7 @@ class Search:
         if len(text) > len(data) // UNLIKE + 1000:
             self.unlike += 1
             if patience is not None and self.unlike > patience:
-                raise Unlike
+                raise TooManyLineKinds
         possible_words = [word for word, bare in self.bare if bare in text]
         if not possible_words and len(self.harmless) < KNOWN:
             self.harmless |= kinds

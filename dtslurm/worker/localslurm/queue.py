@@ -236,7 +236,7 @@ def _start_keeper(state: State, record: Record) -> bool:
         record.update(state="RUNNING", reason="None", start_time=time.time(), end_time=None)
         record.update(exit_code=None, signal_number=None, completing=False, keeper=0)
         state.save(record)
-        argv = [*program("keeper", state.root), str(job), str(lock.fileno())]
+        argv = [*program("job_execution", state.root), str(job), str(lock.fileno())]
         env = dict(record["login"])
         try:
             # The keeper inherits the lock: from now on the lock is held exactly as long as the keeper lives.
@@ -364,7 +364,7 @@ def requeue(state: State, record: Record) -> None:
 
 def wake_later(state: State, record: Record) -> None:
     """Start a process that runs the scheduler again when a job's delay is over."""
-    argv = [*program("keeper", state.root), "wake"]
+    argv = [*program("job_execution", state.root), "wake"]
     process.spawn_keeper(argv, state.root, dict(record["login"]), state.job_dir(record["id"], "keeper.log"))
 
 

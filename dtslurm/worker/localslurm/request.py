@@ -141,7 +141,7 @@ def emulated_gpus(request: Request, machine: Machine) -> bool:
     return bool(request["gpus"]) and not machine["gpus"]
 
 
-def misfits(request: Request, machine: Machine) -> List[str]:
+def find_excess_requests(request: Request, machine: Machine) -> List[str]:
     """Return one line for each requested resource that exceeds this machine's resources."""
     problems = []
     if request["nodes"] > MAX_NODES:

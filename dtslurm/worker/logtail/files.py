@@ -125,7 +125,7 @@ class GrowingFile:
         self.inode, self.offset = status.st_ino, 0
         reason = "new"
         if known is not None:
-            is_resumable = resumes(fd, status.st_size, known)
+            is_resumable = can_resume(fd, status.st_size, known)
             self.offset, reason = (known[1], "resumed") if is_resumable else (0, "replaced")
         elif self.lines is not None:
             self.offset = start_of_last(fd, status.st_size, self.lines)
@@ -152,7 +152,7 @@ class GrowingFile:
         self.tail = data[-TAIL:] if len(data) >= TAIL else (self.tail + data)[-TAIL:]
 
 
-def resumes(fd: int, size: int, known: Position) -> bool:
+def can_resume(fd: int, size: int, known: Position) -> bool:
     """Return whether a file still has the content that the reader has read."""
     _, offset, checked_size, crc = known
     return (
@@ -204,7 +204,7 @@ def open_regular(path: str) -> int:
     return fd
 
 
-def moved(path: str, inode: int) -> Optional[str]:
+def find_renamed(path: str, inode: int) -> Optional[str]:
     """Return the current path of the file with this inode, if it was renamed within its folder."""
     folder, original_name = os.path.split(path)
     for _ in range(2):  # a file that is renamed during the listing may be missed

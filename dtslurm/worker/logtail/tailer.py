@@ -14,7 +14,7 @@ import time
 from typing import Any, Dict, List
 
 from . import frames as wire
-from .files import BLOCK, Finder, GrowingFile, Ranges, Request, moved, open_regular, resumes, within
+from .files import BLOCK, Finder, GrowingFile, Ranges, Request, can_resume, find_renamed, open_regular, within
 from .frames import MAGIC, OFFSET, VERSION, ClientDisconnected, Pipe, write_all
 from .summary import Summary
 
@@ -285,7 +285,7 @@ class Tailer:
         try:
             fd = open_regular(log.path)
         except FileNotFoundError:
-            old_path = moved(log.path, log.inode) if log.inode else None
+            old_path = find_renamed(log.path, log.inode) if log.inode else None
             log.lost = old_path is None  # until the name appears again
             if old_path is None:
                 return -1
@@ -303,9 +303,9 @@ class Tailer:
         """Choose the starting offset and send FILE; return a descriptor of the file to start with."""
         position = self.request.positions.pop(log.name, None)
         if position is not None and os.fstat(fd).st_ino != position[0]:
-            old_path = moved(log.path, position[0])
+            old_path = find_renamed(log.path, position[0])
             old_fd = open_regular(old_path) if old_path else -1
-            if old_fd >= 0 and resumes(old_fd, os.fstat(old_fd).st_size, position):
+            if old_fd >= 0 and can_resume(old_fd, os.fstat(old_fd).st_size, position):
                 fd, old_fd = old_fd, fd
                 log.replaced = True
             if old_fd >= 0:
@@ -316,7 +316,7 @@ class Tailer:
 
     def find_old(self, log: GrowingFile, fd: int) -> int:
         """Return the renamed file that was being read, or the new file if the old one is gone."""
-        old_path = moved(log.path, log.inode)
+        old_path = find_renamed(log.path, log.inode)
         if old_path is None:
             log.restart(os.fstat(fd).st_ino)
             self.pipe.send(wire.FILE, log.stream, log.describe("replaced"))

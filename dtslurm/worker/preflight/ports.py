@@ -13,7 +13,7 @@ SLACK = 0.95  # the kernel reports rounded rates
 Port = Dict[str, Any]
 
 
-def seen(sysfs: str) -> List[Port]:
+def list_ports(sysfs: str) -> List[Port]:
     """Return every port, with its state and its rate in Gb/s."""
     all_ports = []
     for path in sorted(glob.glob(os.path.join(glob.escape(sysfs), "class/infiniband/*/ports/*"))):
@@ -42,7 +42,7 @@ def ports(wanted: Mapping[str, Any], sysfs: str = "/sys") -> List[Finding]:
     """
     names = [re.sub(r"^[=^]|:1$", "", str(name)) for name in wanted.get("hcas") or []]
     count = wanted.get("nic_count") if wanted.get("rdma") else None
-    all_ports = seen(sysfs)
+    all_ports = list_ports(sysfs)
     if not all_ports and not names:
         return [finding("hca", UNKNOWN, "no adapter can be seen")] if count else []
     fault = BAD if int(wanted.get("nodes") or 1) > 1 else WARN

@@ -10,7 +10,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from .files import json_of, text_of
-from .heartbeats import Beats
+from .heartbeats import Heartbeats
 
 KEPT = ("SLURM_CONF", "SLURM_JOB_ID")  # variables of the batch script that the steps keep
 
@@ -28,7 +28,7 @@ class Agents:
         start: starts an agent on a node.
     """
 
-    def __init__(self, beats: Beats, start: Callable[[str], Any]) -> None:
+    def __init__(self, beats: Heartbeats, start: Callable[[str], Any]) -> None:
         self.beats, self.start = beats, start
         self.started: Dict[str, float] = {}
 

@@ -8,7 +8,7 @@ from . import lease, slurm
 from .agents import Agents
 from .files import text_of
 from .hangs.detector import Hang, HangDetector
-from .heartbeats import Beats
+from .heartbeats import Heartbeats
 from .step import RunningStep
 
 WANTS_REQUEUE = 85
@@ -21,7 +21,7 @@ STACKS_S = 15.0  # for the nodes to write their ranks' stacks
 LIMIT_MARGIN_S = 30.0  # the step is ended so long before the job's time limit, to leave time for the requeue
 
 
-class Watching:
+class AttemptMonitor:
     """Monitors one attempt while it runs.
 
     Attributes:
@@ -37,7 +37,7 @@ class Watching:
     def __init__(self, supervisor: Any, step: RunningStep, number: int, nodes: List[str]) -> None:
         self.supervisor, self.step, self.number, self.nodes = supervisor, step, number, nodes
         run_dir = supervisor.run_dir
-        self.beats = Beats(step.ranks)
+        self.beats = Heartbeats(step.ranks)
         self.agents = Agents(
             self.beats, lambda name: step.start_agent(supervisor.top, name, self.beats.log_of(name))
         )

@@ -12,7 +12,7 @@ from .files import json_of, names_in, try_for, try_put
 _CHECKPOINTS = "checkpoints.json"
 
 
-class Ended(NamedTuple):
+class AttemptEnd(NamedTuple):
     """The end of one attempt.
 
     Attributes:
@@ -79,13 +79,13 @@ class Ledger:
         """Return all events with this name, in order."""
         return [record for record in json_lines(self.events_path) if record.get("event") == name]
 
-    def history(self) -> List[Ended]:
+    def history(self) -> List[AttemptEnd]:
         """Return the ends of all attempts so far, oldest first."""
         counted_attempts = {
             decision.get("attempt") for decision in self.events("decision") if decision.get("counted")
         }
         return [
-            Ended(
+            AttemptEnd(
                 attempt=int(event.get("attempt", 0)),
                 exit_code=int(event.get("exit_code") or 0),
                 cause=str(event.get("cause", "unknown")),

@@ -158,7 +158,7 @@ def _parse_line(text: bytes, seen: HealthReport) -> None:
 # ---- Judging the findings: pure functions ----
 
 
-def judged(nodes: Sequence[str], seen: HealthReport) -> List[Report]:
+def judge_nodes(nodes: Sequence[str], seen: HealthReport) -> List[Report]:
     """Return the health of each node; nothing if no node answered at all, because nothing is known then.
 
     A node that did not complete its checks in time is bad. If srun ended the step early, as it does when it
@@ -250,7 +250,7 @@ def before_training(supervisor: Any) -> Optional[int]:
     ledger, nodes = supervisor.ledger, supervisor.nodes
     earlier_reports = of_events(ledger.events("health"))
     began = time.monotonic()
-    reports = judged(nodes, _run_preflight(supervisor))
+    reports = judge_nodes(nodes, _run_preflight(supervisor))
     if not reports or supervisor.told is not None:
         return None
     reports = [

@@ -11,7 +11,7 @@ WANTED = "wanted"  # file with the number of the requested snapshot of the ranks
 STALL_S = 8.0  # checks are a few seconds apart; a longer interval means that the reader was stalled
 
 
-class Beats:
+class Heartbeats:
     """The heartbeats of an attempt's nodes.
 
     A node is silent when its heartbeats stop without a farewell; `Agents` decides whether it is lost. A node

@@ -22,10 +22,10 @@ from . import (
     slurm,
     verdict,
 )
-from .attempt_monitor import LIMIT_MARGIN_S, WANTS_REQUEUE, Watching
-from .attempts import Ended, Ledger
+from .attempt_monitor import LIMIT_MARGIN_S, WANTS_REQUEUE, AttemptMonitor
+from .attempts import AttemptEnd, Ledger
 from .files import retry
-from .heartbeats import Beats
+from .heartbeats import Heartbeats
 from .step import KILL_AFTER_S, RunningStep
 
 STALE = 87  # exit code when a later start of this job has taken the lease
@@ -160,11 +160,11 @@ class Supervisor:
             return self._act_on_end(history[-1], history[:-1])
         self.say("attempt {} is resumed".format(number))
         step = RunningStep(self.run_dir, number, nodes, resume=True)
-        monitor = Watching(self, step, number, nodes)
+        monitor = AttemptMonitor(self, step, number, nodes)
         ended = self._end_step(step, monitor, monitor.until_the_end())
         return STALE if ended is None else self._act_on_end(ended, history)
 
-    def _act_on_end(self, ended: Ended, history: List[Ended]) -> Optional[int]:
+    def _act_on_end(self, ended: AttemptEnd, history: List[AttemptEnd]) -> Optional[int]:
         """Act on the end of an attempt; return the job's exit code, None to run another attempt."""
         decision = self.judged(ended, history)
         if decision.action in ("restart", "shrink"):
@@ -193,7 +193,7 @@ class Supervisor:
         bad = set(self.ledger.excluded()) | set(self.lost)
         return [name for name in self.nodes if name not in bad]
 
-    def attempt(self, number: int, nodes: List[str]) -> Optional[Ended]:
+    def attempt(self, number: int, nodes: List[str]) -> Optional[AttemptEnd]:
         """Run one attempt and return its end, None if another start of the job has taken over."""
         world_size = self._world_size(nodes)
         start: Dict[str, Any] = {"job_id": slurm.own_id(), "slurm_time": round(slurm.now(), 3), **self.start}
@@ -203,7 +203,7 @@ class Supervisor:
             self.say("attempt {} begins on {}".format(number, ",".join(nodes)))
         for pause in PAUSES_S:
             step = RunningStep(self.run_dir, number, nodes)
-            monitor = Watching(self, step, number, nodes)
+            monitor = AttemptMonitor(self, step, number, nodes)
             why = monitor.until_the_end()
             if why or not pause or self.told is not None or not step.came_too_early():
                 break
@@ -211,7 +211,7 @@ class Supervisor:
             time.sleep(pause)
         return self._end_step(step, monitor, why)
 
-    def _end_step(self, step: RunningStep, seen: Watching, why: Dict[str, Any]) -> Optional[Ended]:
+    def _end_step(self, step: RunningStep, seen: AttemptMonitor, why: Dict[str, Any]) -> Optional[AttemptEnd]:
         """End a step that must not continue, and return the end of its attempt.
 
         Returns None if another start of the job has taken over.
@@ -240,7 +240,7 @@ class Supervisor:
         size: int = self.asked.world_size // self.asked.nodes * len(nodes)
         return size
 
-    def _farewells(self, beats: Beats, number: int) -> None:
+    def _farewells(self, beats: Heartbeats, number: int) -> None:
         """Give the nodes that still respond a moment to end their ranks, so that the GPUs are free.
 
         Slurm ends a node's agent together with its ranks, mostly before the agent can write its farewell;
@@ -250,7 +250,7 @@ class Supervisor:
         while time.monotonic() < began + FAREWELL_S:
             beats.look()
             remaining = [name for name in beats.still_there() if name not in self.lost]
-            if beats.own in remaining and not node.left_here(self.run_dir, number):
+            if beats.own in remaining and not node.find_rank_processes(self.run_dir, number):
                 remaining.remove(beats.own)
             late = time.monotonic() > began + node.BEAT_S + 0.5
             if not remaining or (late and all(beats.seen[name] < began + 0.5 for name in remaining)):
@@ -258,8 +258,8 @@ class Supervisor:
             time.sleep(0.2)
 
     def _ended(
-        self, number: int, code: int, why: Dict[str, Any], beats: Beats, nodes: List[str]
-    ) -> Optional[Ended]:
+        self, number: int, code: int, why: Dict[str, Any], beats: Heartbeats, nodes: List[str]
+    ) -> Optional[AttemptEnd]:
         """Find the cause of an attempt's end and record it; None if another start of the job took over."""
         findings = dict(why)
         ordered_to_end = self.told is not None or why.get("cause") == "time-limit"
@@ -270,7 +270,7 @@ class Supervisor:
             findings = {"cause": "done", "blame": "unknown", "summary": "every rank ended with 0"}
         elif not findings.get("cause"):
             findings = self._cause(number, code, beats, nodes)
-        ended = Ended(
+        ended = AttemptEnd(
             attempt=number,
             exit_code=code,
             cause=str(findings.get("cause") or "unknown"),
@@ -306,7 +306,7 @@ class Supervisor:
 
     def _has_lost_node(self) -> bool:
         """Return whether Slurm considers a node of this job lost; Slurm then requeues the job itself."""
-        return any(slurm.gone(state) for state in slurm.bad_nodes(self.nodes).values())
+        return any(slurm.is_lost(state) for state in slurm.bad_nodes(self.nodes).values())
 
     def _finish_for_lost_start(self) -> bool:
         """Record that training is done if an earlier start could not record it; return whether it is done.
@@ -324,7 +324,7 @@ class Supervisor:
         lease.finish(self.run_dir, number, FULL_S)
         return True
 
-    def _cause(self, number: int, code: int, beats: Beats, nodes: List[str]) -> Dict[str, Any]:
+    def _cause(self, number: int, code: int, beats: Heartbeats, nodes: List[str]) -> Dict[str, Any]:
         """Return the cause of an attempt's end that the supervisor did not bring about."""
         external_cause = self.from_outside(code)
         if external_cause:
@@ -339,7 +339,7 @@ class Supervisor:
         uncertain = findings.get("cause") in restart_policy.MAYBE | restart_policy.SUSPECTED | {"cancelled"}
         for name, state in sorted(slurm.bad_nodes(self.nodes).items()):
             self.lost += [name] if name not in self.lost else []
-            if uncertain and name in nodes and slurm.gone(state):
+            if uncertain and name in nodes and slurm.is_lost(state):
                 text = "node {} is {}".format(name, state)
                 findings.update(cause="node-failure", blame="node", node=name, summary=text)
         nodes_with_records = ranks.nodes_heard(self.run_dir, number)
@@ -369,7 +369,7 @@ class Supervisor:
         bad_states = slurm.bad_nodes(nodes)
         self.in_doubt = any("NOT_RESPONDING" in state for state in bad_states.values())
         for name, state in sorted(bad_states.items()):
-            if slurm.gone(state, busy=not idle):
+            if slurm.is_lost(state, busy=not idle):
                 self.lost += [name] if name not in self.lost else []
                 text = "node {} is {}".format(name, state)
                 return {"cause": "node-failure", "blame": "node", "node": name, "summary": text}
@@ -388,7 +388,7 @@ class Supervisor:
         text = text.format(name, seconds, states.get(name, "nothing of it"), ": " + words if words else "")
         return {"cause": "node-failure", "blame": "node", "node": name, "summary": text}
 
-    def _nodes_without_farewell(self, beats: Beats) -> List[str]:
+    def _nodes_without_farewell(self, beats: Heartbeats) -> List[str]:
         """Return the nodes that wrote no farewell after their ranks ended, after a moment to do so."""
         for _ in range(12):
             beats.look()
@@ -428,7 +428,7 @@ class Supervisor:
 
     # ---- decisions after an attempt ----
 
-    def judged(self, ended: Ended, history: List[Ended]) -> restart_policy.Decision:
+    def judged(self, ended: AttemptEnd, history: List[AttemptEnd]) -> restart_policy.Decision:
         """Decide what follows the end of an attempt, record the decision and print it."""
         total_time = self.asked.total_time
         recovery_options = restart_policy.RecoveryOptions(
@@ -480,7 +480,7 @@ class Supervisor:
                 return {}
             time.sleep(0.2)
 
-    def _may_requeue(self, ended: Ended) -> bool:
+    def _may_requeue(self, ended: AttemptEnd) -> bool:
         """Return whether the run is not stopped and this start of the job still holds the lease."""
         return not lease.stopped(self.run_dir, SERVER_S) and lease.holds(self.run_dir, ended.attempt)
 
@@ -488,7 +488,7 @@ class Supervisor:
         """Arrange a new start of the job; return whether it gets one."""
         while True:
             asked_at, excluded = time.monotonic(), self.ledger.excluded()
-            method, message = requeue.onward(self.asked, self.run_dir, excluded, self.limit_at)
+            method, message = requeue.continue_job(self.asked, self.run_dir, excluded, self.limit_at)
             continues = bool(method)
             self.ledger.event(
                 "onward", attempt, by=method or self.asked.go_on_by, done=continues, words=message

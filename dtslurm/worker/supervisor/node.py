@@ -45,7 +45,7 @@ def own_processes() -> List[int]:
     return pids
 
 
-def left_here(run_dir: str, attempt: int) -> List[int]:
+def find_rank_processes(run_dir: str, attempt: int) -> List[int]:
     """Return the processes of an attempt's ranks on this node; for callers outside the attempt's step."""
     own_node = os.environ.get("SLURMD_NODENAME", "")
     required = {"DTSLURM_RUN_DIR": run_dir, "DTSLURM_ATTEMPT": str(attempt)}
@@ -74,7 +74,7 @@ def bytes_of(pid: int) -> int:
     return sum(map(int, counts))
 
 
-class Watch:
+class NodeAgent:
     """The agent of one attempt on one node.
 
     Attributes:
@@ -213,6 +213,6 @@ class Watch:
 def main(*, restarted: bool) -> None:
     """Run the agent without output, because the rank's log belongs to the training code."""
     try:
-        Watch(restarted=restarted).run()
+        NodeAgent(restarted=restarted).run()
     except (OSError, KeyError, ValueError):
         sys.exit(1)

@@ -9,7 +9,9 @@ PATIENCE_S = 300.0  # how long to retry while the controller does not answer
 SOON_S = 15  # Slurm ignores a StartTime that passes before the last process of this start ends
 
 
-def onward(asked: Any, run_dir: str, excluded: Sequence[str], limit_at: Optional[float]) -> Tuple[str, str]:
+def continue_job(
+    asked: Any, run_dir: str, excluded: Sequence[str], limit_at: Optional[float]
+) -> Tuple[str, str]:
     """Arrange a new start of the job without the excluded nodes.
 
     Returns:

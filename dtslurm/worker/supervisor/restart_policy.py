@@ -5,7 +5,7 @@ Pure functions: one table of causes, and limits against endless restarts.
 
 from typing import List, NamedTuple, Optional, Sequence
 
-from .attempts import Ended
+from .attempts import AttemptEnd
 
 # A retry cannot help: the code, the request or the disk must be changed first.
 HOPELESS = {
@@ -75,7 +75,7 @@ class RecoveryOptions(NamedTuple):
     least: int = 0
 
 
-def kind_of(ended: Ended) -> str:
+def kind_of(ended: AttemptEnd) -> str:
     """Return the row of the table: over, go-on, hopeless, elsewhere, suspected or maybe."""
     if ended.cause in OVER:
         return "over"
@@ -94,7 +94,7 @@ def kind_of(ended: Ended) -> str:
     return "elsewhere" if ended.blame == "node" else "maybe"
 
 
-def decide(ended: Ended, history: Sequence[Ended], means: RecoveryOptions) -> Decision:
+def decide(ended: AttemptEnd, history: Sequence[AttemptEnd], means: RecoveryOptions) -> Decision:
     """Return the action after an attempt; ``history`` holds the earlier attempts, oldest first."""
     kind = kind_of(ended)
     if kind == "over":
@@ -116,7 +116,7 @@ def decide(ended: Ended, history: Sequence[Ended], means: RecoveryOptions) -> De
     return decision._replace(counted=True, budget=budget, used=used + 1, of=of)
 
 
-def _restart(kind: str, ended: Ended, history: Sequence[Ended], means: RecoveryOptions) -> Decision:
+def _restart(kind: str, ended: AttemptEnd, history: Sequence[AttemptEnd], means: RecoveryOptions) -> Decision:
     """Return how to restart after a failure: on which nodes, and when."""
     exclude = _bad_node(kind, ended, history)
     remaining = [node for node in means.healthy if node not in exclude]
@@ -135,7 +135,7 @@ def _restart(kind: str, ended: Ended, history: Sequence[Ended], means: RecoveryO
     )
 
 
-def _continue_run(ended: Ended, means: RecoveryOptions) -> Decision:
+def _continue_run(ended: AttemptEnd, means: RecoveryOptions) -> Decision:
     if ended.cause == "time-limit" and means.total_left is None:
         return Decision("stop", "the time limit was reached; --total-time DURATION goes on after it")
     if means.total_left is not None and means.total_left < SHORTEST_SPELL_S:
@@ -146,7 +146,7 @@ def _continue_run(ended: Ended, means: RecoveryOptions) -> Decision:
     return Decision("requeue", reasons.get(ended.cause, "the time limit was reached"))
 
 
-def _bad_node(kind: str, ended: Ended, history: Sequence[Ended]) -> List[str]:
+def _bad_node(kind: str, ended: AttemptEnd, history: Sequence[AttemptEnd]) -> List[str]:
     if not ended.node:
         return []
     if kind == "elsewhere":
@@ -157,7 +157,7 @@ def _bad_node(kind: str, ended: Ended, history: Sequence[Ended]) -> List[str]:
     return [ended.node] if kind == "suspected" and is_repeated else []
 
 
-def _explain_loop(ended: Ended, history: Sequence[Ended]) -> str:
+def _explain_loop(ended: AttemptEnd, history: Sequence[AttemptEnd]) -> str:
     """Return the reason to stop if several attempts in a row made no progress; empty otherwise."""
     attempts_without_progress = 0
     for attempt in [ended, *reversed(history)]:
@@ -173,7 +173,7 @@ def _explain_loop(ended: Ended, history: Sequence[Ended]) -> str:
     return "{} attempts in a row came no further than those before".format(attempts_without_progress)
 
 
-def _backoff(kind: str, ended: Ended, history: Sequence[Ended]) -> float:
+def _backoff(kind: str, ended: AttemptEnd, history: Sequence[AttemptEnd]) -> float:
     """Return the seconds to wait: none the first time, then exponentially more without progress."""
     if kind != "maybe":
         return 0.0
@@ -185,7 +185,7 @@ def _backoff(kind: str, ended: Ended, history: Sequence[Ended]) -> float:
     return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (failures_in_row - 1)) if failures_in_row else 0.0
 
 
-def _explain_restart(kind: str, ended: Ended, exclude: Sequence[str]) -> str:
+def _explain_restart(kind: str, ended: AttemptEnd, exclude: Sequence[str]) -> str:
     if exclude:
         suffix = " again" if kind == "suspected" else ""
         return "{} was at fault{}; it is left out".format(", ".join(exclude), suffix)
@@ -194,5 +194,5 @@ def _explain_restart(kind: str, ended: Ended, exclude: Sequence[str]) -> str:
     return "it may not happen again"
 
 
-def _with_advice(text: str, ended: Ended) -> str:
+def _with_advice(text: str, ended: AttemptEnd) -> str:
     return "{}: {}".format(text, ended.advice) if ended.advice else text

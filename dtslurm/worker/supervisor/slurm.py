@@ -138,7 +138,7 @@ def bad_nodes(nodes: Sequence[str]) -> Dict[str, str]:
     return {name: state for name, state in states.items() if any(word in state for word in BAD_STATES)}
 
 
-def gone(state: str, busy: bool = False) -> bool:
+def is_lost(state: str, busy: bool = False) -> bool:
     """Return whether a node in this state ends its jobs; a busy node may only respond late."""
     flags = set(re.findall("[A-Z_]+", state))  # whole words: POWER_DOWN, for example, takes effect later
     return bool(flags & {"DOWN", "FAIL", "FAILING"}) or ("NOT_RESPONDING" in flags and not busy)
@@ -263,14 +263,14 @@ def cancelled(job: Mapping[str, str], limit_at: Optional[float]) -> bool:
         return state.startswith("CANCELLED")
     if job.get("Requeue") == "0":
         states = bad_nodes([os.environ.get("SLURM_JOB_NODELIST", "")]).values()
-        if any(gone(node_state, busy=True) for node_state in states):
+        if any(is_lost(node_state, busy=True) for node_state in states):
             return False
     limit_at = limit_of(job) or limit_at
     ended = seconds_of(job.get("EndTime", "")) or now()
     return limit_at is None or ended < limit_at - CLOCKS_S
 
 
-def kept_off(job: Mapping[str, str]) -> List[str]:
+def excluded_node_lists(job: Mapping[str, str]) -> List[str]:
     """Return the node lists that a job excludes."""
     text = job.get("ExcNodeList", "")
     return [] if text in ("", "(null)") else [text]
@@ -289,7 +289,7 @@ def exclude(nodes: Sequence[str]) -> Tuple[bool, str]:
             names, text = exclusion(job, nodes)
             if names is not None:
                 command = ["scontrol", "update", "JobId=" + own_id(), "ExcNodeList=" + ",".join(names)]
-                code, refusal = call(command) if names or kept_off(job) else (0, "")
+                code, refusal = call(command) if names or excluded_node_lists(job) else (0, "")
                 if code == 0:
                     break
                 text = refusal
@@ -311,7 +311,9 @@ def exclusion(job: Mapping[str, str], nodes: Sequence[str]) -> Tuple[Optional[Li
     usable = fitting_nodes(job)
     if not usable:
         return None, "Slurm does not list the nodes of partition {}".format(job.get("Partition", ""))
-    excluded = [name for node_list in kept_off(job) for name in hostnames(node_list) if name not in nodes]
+    excluded = [
+        name for node_list in excluded_node_lists(job) for name in hostnames(node_list) if name not in nodes
+    ]
     required = job.get("ReqNodeList", "(null)")
     fixed = [] if required == "(null)" else hostnames(required)
     # In a COMPLETING job, NumNodes counts only the nodes that it has not released yet.

@@ -52,12 +52,12 @@ def gpus(path: str) -> Iterator[Dict[str, Any]]:
                 start = index * (size - PIECE) // (PIECES - 1) if not read_whole else 0
                 file.seek(start)
                 lines = file.read(size if read_whole else PIECE).split(b"\n")
-                yield from found(lines[1 if start else 0 : -1])
+                yield from parse_gpus(lines[1 if start else 0 : -1])
     except OSError:
         return
 
 
-def found(lines: List[bytes]) -> Iterator[Dict[str, Any]]:
+def parse_gpus(lines: List[bytes]) -> Iterator[Dict[str, Any]]:
     """Yield the GPUs in lines of samples; skip invalid lines."""
     for line in lines:
         try:

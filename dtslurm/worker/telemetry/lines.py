@@ -38,7 +38,7 @@ def objects(lines: List[bytes]) -> Iterator[Dict[str, Any]]:
             yield value
 
 
-def news(path: str, offset: Any, most: Optional[int]) -> Tuple[List[Dict[str, Any]], int]:
+def read_new_objects(path: str, offset: Any, most: Optional[int]) -> Tuple[List[Dict[str, Any]], int]:
     """Return the objects on a file's complete lines after ``offset``, and the offset for the next call.
 
     A file that is shorter than ``offset`` was replaced, and is read from its start.

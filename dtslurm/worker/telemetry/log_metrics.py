@@ -35,7 +35,7 @@ def from_logs(
     first_records: List[Dict[str, Any]] = []
     for name in [state["source"]] if state["source"] else names:
         path = os.path.join(folder, name)
-        reading = Reading(line_patterns, state["files"].get(name) or {})
+        reading = LogParser(line_patterns, state["files"].get(name) or {})
         records = reading.news(path)
         state["files"][name] = reading.state
         if reading.state.get("loss"):
@@ -82,7 +82,7 @@ def number(text: str) -> float:
     return float((text if factor == 1.0 else text[:-1]).replace(",", "")) * factor
 
 
-class Reading:
+class LogParser:
     """Parser of one log's lines in their order: a step may be on one line and its loss on the next."""
 
     def __init__(self, patterns: List[Pattern], state: Dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from .failure import first_failure
-from .lines import entries, news, thinned
+from .lines import entries, read_new_objects, thinned
 from .log_metrics import from_logs
 from .nodes import samples
 
@@ -44,7 +44,7 @@ def answer(request: Dict[str, Any]) -> Dict[str, Any]:
     previous = request.get("after") or {}
     same_task = previous.get("task") == task
     same_attempt = same_task and attempt is not None and previous.get("attempt") == attempt
-    events, events_at = news(
+    events, events_at = read_new_objects(
         os.path.join(run_dir, "events.jsonl"), previous.get("events") if same_task else None, EVENTS
     )
     state: Dict[str, Any] = {
@@ -82,7 +82,7 @@ def add_attempt(found: Dict[str, Any], run: str, after: Dict[str, Any], request:
         if record:
             found["activity"].append(dict(record, written=mtime))
     limit = int(request.get("train_limit") or 2000)
-    records, offset = news(os.path.join(metrics, "train.jsonl"), after.get("train"), None)
+    records, offset = read_new_objects(os.path.join(metrics, "train.jsonl"), after.get("train"), None)
     train_records, log_state = records, after.get("logs") or {}
     if offset:
         log_state, found["train_from"] = {}, "file"

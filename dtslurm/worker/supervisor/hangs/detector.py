@@ -27,7 +27,7 @@ class Hang(NamedTuple):
     summary: str
 
 
-def odd_one(ranks: Dict[int, Dict[str, Any]]) -> Optional[Tuple[int, str]]:
+def find_differing_rank(ranks: Dict[int, Dict[str, Any]]) -> Optional[Tuple[int, str]]:
     """Return the rank whose state or main thread differs from the others', and how it differs."""
     for rank, process in sorted(ranks.items()):
         if process.get("state") in STUCK:
@@ -177,7 +177,7 @@ class HangDetector:
             text += " and stand still"
         if self.timeout_s is None and self.learned():
             text += " (the longest pause before: {:.0f} s)".format(self.longest)
-        odd_rank = odd_one(ranks)
+        odd_rank = find_differing_rank(ranks)
         if odd_rank is None:
             return Hang(self.since, None, None, text)
         rank, why = odd_rank

@@ -1,0 +1,147 @@
+"""Limits on the structure of the package: files per folder, names, parameters, import cycles."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import grimp
+import pytest
+
+import dtslurm
+
+PACKAGE = Path(dtslurm.__file__).parent
+MOST_FILES = 20  # of Python in one folder
+MOST_PARAMETERS = 6
+# Classes, functions and modules whose name says nothing without the code around it.
+VAGUE = {
+    *(
+        "case",
+        "found",
+        "heard",
+        "keeper",
+        "kept",
+        "made",
+        "need",
+        "outcome",
+        "partly",
+        "piece",
+        "place",
+        "seen",
+    ),
+    *("step", "told", "wanted"),
+}
+# Functions with more parameters, each of which may be given by its name alone.
+MANY_PARAMETERS = {
+    *(
+        "_activation_bytes_by_stage",
+        "_deliver_locally",
+        "_exchange",
+        "attention",
+        "build",
+        "deliver",
+        "detect",
+        "discover",
+    ),
+    *(
+        "gather",
+        "machine",
+        "memory_use",
+        "page",
+        "verify_profile",
+        "read_telemetry",
+        "render",
+        "run",
+        "session",
+        "spec_of",
+    ),
+}
+
+
+def sources() -> Iterator[tuple[Path, ast.Module]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield path.relative_to(PACKAGE), ast.parse(path.read_text("utf-8"))
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def count_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    names = [
+        item.arg for item in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
+    ]
+    return len([name for name in names if name not in {"self", "cls"}])
+
+
+def test_no_folder_holds_more_python_files_than_can_be_surveyed() -> None:
+    folders = [PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir())]
+    counts = {str(path.relative_to(PACKAGE)): len(list(path.glob("*.py"))) for path in folders}
+    assert {name: count for name, count in counts.items() if count > MOST_FILES} == {}
+
+
+def test_a_class_name_stands_for_one_class() -> None:
+    places = defaultdict(list)
+    for path, tree in sources():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(str(path))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_no_class_and_no_module_has_a_vague_name() -> None:
+    names = set()
+    for path, tree in sources():
+        names.add(path.stem)
+        names |= {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    vague = {name for name in names if name.lstrip("_").lower() in VAGUE}
+    assert vague <= {"step", "place"}  # modules: a step of Slurm, and where a process stands
+
+
+def test_functions_take_few_parameters() -> None:
+    many = {
+        function.name
+        for path, tree in sources()
+        if path.parts[0] != "cli"
+        for function in functions(tree)
+        if count_parameters(function) > MOST_PARAMETERS and function.name != "__init__"
+    }
+    assert many <= MANY_PARAMETERS
+
+
+@pytest.fixture(scope="module")
+def imports() -> grimp.ImportGraph:
+    return grimp.build_graph("dtslurm", exclude_type_checking_imports=True, cache_dir=None)
+
+
+def test_no_module_imports_itself_through_others(imports: grimp.ImportGraph) -> None:
+    cycles = {
+        module
+        for module in imports.modules
+        if any(imports.chain_exists(importer=other, imported=module)
+               for other in imports.find_modules_directly_imported_by(module))
+    }  # fmt: skip
+    assert cycles == set()
+
+
+def test_programs_that_are_copied_import_the_same_names_beside_themselves() -> None:
+    """Type checkers see only the first of the two imports."""
+    for path in (PACKAGE / "worker").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Try):
+                handlers = [statement for handler in node.handlers for statement in handler.body]
+                packaged, beside = imported_names(node.body), imported_names(handlers)
+                assert not beside or packaged == beside, path
+
+
+def imported_names(statements: list[ast.stmt]) -> set[str]:
+    return {
+        name.name
+        for statement in statements
+        if isinstance(statement, ast.ImportFrom)
+        for name in statement.names
+    }
