@@ -40,6 +40,6 @@ def test_what_is_not_listed_is_what_nothing_listed_stands_for(gone: list[str], l
 
 def test_asking_for_many_jobs_looks_at_each_job_once() -> None:
     table = JobTable(jobs([str(number) for number in range(1000)]))
-    with mock.patch.object(job_table, "stands_for", side_effect=matches_job_id) as looked:
+    with mock.patch.object(job_table, "matches_job_id", side_effect=matches_job_id) as looked:
         assert all(table.covering(str(number)) for number in range(1000))
     assert looked.call_count == 1000
