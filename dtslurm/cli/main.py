@@ -21,56 +21,59 @@ if TYPE_CHECKING:
 # name -> (module:object, help text), so that --help need not import the commands
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "submit": ("dtslurm.cli.commands.submit:submit", "Check, render and queue a training script."),
-    "render": ("dtslurm.cli.commands.submit:render", "Print the sbatch script and queue nothing."),
-    "status": ("dtslurm.cli.commands.status:status", "Show your runs and what each is doing."),
-    "logs": ("dtslurm.cli.commands.logs:logs", "Show the output of all ranks, or of chosen ones."),
+    "render": ("dtslurm.cli.commands.submit:render", "Print the sbatch script without queueing it."),
+    "status": ("dtslurm.cli.commands.status:status", "Show your runs and their states."),
+    "logs": ("dtslurm.cli.commands.logs:logs", "Show the output of all ranks or of selected ranks."),
     "top": (
         "dtslurm.cli.commands.top:top",
-        "Watch all your runs: jobs, ranks, nodes, curves and logs, live.",
+        "Open the live dashboard of all your runs.",
     ),
     "diagnose": (
         "dtslurm.cli.commands.diagnose:diagnose",
-        "Say which rank failed first, why, and what to do.",
+        "Find the first rank that failed, its cause, and a fix.",
     ),
-    "report": ("dtslurm.cli.commands.report:report", "Write one page about a run, for a browser."),
+    "report": ("dtslurm.cli.commands.report:report", "Write an HTML report about a run."),
     "compare": (
         "dtslurm.cli.commands.compare:compare",
-        "Show runs beside each other: results, speed, differences.",
+        "Compare runs: results, speed, differences.",
     ),
-    "fetch": ("dtslurm.cli.commands.fetch:fetch", "Bring logs, checkpoints and results of a run here."),
+    "fetch": ("dtslurm.cli.commands.fetch:fetch", "Download logs, checkpoints and results of a run."),
     "artifacts": (
         "dtslurm.cli.commands.artifacts:artifacts",
-        "Show, keep and bring here checkpoints and results.",
+        "List, pin and download checkpoints and results.",
     ),
-    "cancel": ("dtslurm.cli.commands.control:cancel", "End runs."),
-    "requeue": ("dtslurm.cli.commands.control:requeue", "Put runs back into the queue under the same id."),
+    "cancel": ("dtslurm.cli.commands.control:cancel", "Cancel runs."),
+    "requeue": ("dtslurm.cli.commands.control:requeue", "Requeue runs under the same job id."),
     "resubmit": (
         "dtslurm.cli.commands.resubmit:resubmit",
-        "Submit a run once more, or go on from its checkpoints.",
+        "Submit a run again, also from its checkpoints.",
     ),
     "sweep": (
         "dtslurm.cli.commands.sweep:sweep",
-        "Show a sweep's trials and results; run again what failed.",
+        "Show a sweep's trials and results; rerun failed trials.",
     ),
-    "hold": ("dtslurm.cli.commands.control:hold", "Keep pending runs from starting."),
-    "release": ("dtslurm.cli.commands.control:release", "Let held runs start."),
+    "hold": ("dtslurm.cli.commands.control:hold", "Hold pending runs."),
+    "release": ("dtslurm.cli.commands.control:release", "Release held runs."),
     "plan": (
         "dtslurm.cli.commands.plan:plan",
-        "Split a model over a cluster: layouts, memory, time and why.",
+        "Plan how to split a model over a cluster.",
     ),
     "usage": (
         "dtslurm.cli.commands.usage:usage",
-        "Show GPU-hours that stood idle, were used, held and asked for.",
+        "Show GPU-hours requested, allocated, used and idle.",
     ),
     "clean": (
         "dtslurm.cli.commands.clean:clean",
-        "Delete the code of ended runs, or all of them; shows first.",
+        "Delete the code of ended runs, or whole runs.",
     ),
     "cluster": ("dtslurm.cli.setup.cluster:cluster", "List, show, discover and check cluster profiles."),
-    "trust": ("dtslurm.cli.setup.trust:trust", "Let a project's files name hosts, secrets and setup lines."),
-    "completion": ("dtslurm.cli.setup.completion:completion", "Print the completion for bash, zsh or fish."),
+    "trust": ("dtslurm.cli.setup.trust:trust", "Trust a project's hosts, secrets and setup lines."),
+    "completion": (
+        "dtslurm.cli.setup.completion:completion",
+        "Print the shell completion for bash, zsh or fish.",
+    ),
     "manual": ("dtslurm.cli.setup.manual:manual", "Print the manual page."),
-    "doctor": ("dtslurm.cli.setup.doctor:doctor", "Say what works here and what does not."),
+    "doctor": ("dtslurm.cli.setup.doctor:doctor", "Check this machine and the cluster in use."),
 }
 
 
@@ -150,7 +153,7 @@ def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version."
 )
 def cli() -> None:
-    """From a training script to a correct run on any Slurm cluster, and what every rank is doing."""
+    """Launch training scripts on any Slurm cluster, and show what every rank is doing."""
 
 
 def main() -> NoReturn:

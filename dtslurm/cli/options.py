@@ -12,7 +12,9 @@ from dtslurm.cli import completers
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 transport_option = click.option(
-    "--transport", type=click.Choice(["local", "openssh", "paramiko"]), help="How to get there."
+    "--transport",
+    type=click.Choice(["local", "openssh", "paramiko"]),
+    help="Set how dtslurm reaches the cluster.",
 )
 
 _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
@@ -20,25 +22,27 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "--cluster",
         metavar="NAME",
         shell_complete=completers.clusters,
-        help="Cluster profile. [default: see dtslurm doctor]",
+        help="Use this profile. [default: see dtslurm doctor]",
     ),
-    click.option("-J", "--job-name", metavar="NAME", help="[default: the script's name]"),
-    click.option("-N", "--nodes", type=int, metavar="N", help="[default: 1]"),
+    click.option("-J", "--job-name", metavar="NAME", help="Name the job. [default: the script's name]"),
+    click.option("-N", "--nodes", type=int, metavar="N", help="Set the number of nodes. [default: 1]"),
     click.option(
         "--gpus-per-node",
         type=int,
         metavar="N",
-        help="GPUs on a node. [default: all where --node-type or the profile names the node type, else none]",
+        help="Set GPUs per node. [default: all if --node-type or the profile names the node type, else none]",
     ),
     click.option(
         "--ntasks-per-node",
         type=int,
         metavar="N",
-        help="Ranks on a node, whatever the launcher. [default: one per GPU, else 1]",
+        help="Set ranks per node, for every launcher. [default: one per GPU, else 1]",
     ),
-    click.option("-c", "--cpus-per-task", type=int, metavar="N", help="CPUs of each rank."),
-    click.option("--mem", metavar="SIZE", help="Memory per node, such as 480G."),
-    click.option("-t", "--time", metavar="TIME", help="Time limit: minutes, HH:MM:SS, D-HH:MM:SS or 2h30m."),
+    click.option("-c", "--cpus-per-task", type=int, metavar="N", help="Set CPUs per rank."),
+    click.option("--mem", metavar="SIZE", help="Set memory per node, such as 480G."),
+    click.option(
+        "-t", "--time", metavar="TIME", help="Set the time limit: minutes, HH:MM:SS, D-HH:MM:SS or 2h30m."
+    ),
     click.option("-p", "--partition", metavar="NAME"),
     click.option("-A", "--account", metavar="NAME"),
     click.option("-q", "--qos", metavar="NAME"),
@@ -46,176 +50,185 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("-x", "--exclude", metavar="NODES"),
     click.option("-w", "--nodelist", metavar="NODES"),
     click.option("--reservation", metavar="NAME"),
-    click.option("-a", "--array", metavar="INDICES", help="Such as 0-9 or 0-99%10."),
+    click.option("-a", "--array", metavar="INDICES", help="Submit a job array, such as 0-9 or 0-99%10."),
     click.option(
-        "-o", "--output", metavar="PATTERN", help="Write the batch script's output there too: logs/%x-%j.out."
+        "-o",
+        "--output",
+        metavar="PATTERN",
+        help="Write the batch script's output also to a file: logs/%x-%j.out.",
     ),
-    click.option("-e", "--error", metavar="PATTERN", help="The same for its standard error."),
-    click.option("-d", "--dependency", metavar="EXPR", help="Such as afterok:1234."),
-    click.option("--node-type", metavar="NAME", help="One of the profile's node types."),
+    click.option("-e", "--error", metavar="PATTERN", help="Write the batch script's stderr also to a file."),
+    click.option("-d", "--dependency", metavar="EXPR", help="Set a dependency, such as afterok:1234."),
+    click.option("--node-type", metavar="NAME", help="Select one of the profile's node types."),
     click.option(
         "-l",
         "--launcher",
         metavar="NAME",
-        help="A launcher, or auto: what the script asks for. [default: torchrun, or single for one rank]",
+        help="Set the launcher; auto detects it from the script. [default: torchrun, or single for one rank]",
     ),
     click.option(
         "--launcher-option",
         "launcher_options",
         multiple=True,
         metavar="NAME[=VALUE]",
-        help="An option of the launcher. One that dtslurm does not read is passed on.",
+        help="Set a launcher option. Options that dtslurm does not read go to the launcher.",
     ),
     click.option("--container", metavar="IMAGE", help="Run every rank in this image: a file or a reference."),
     click.option("--container-mount", "container_mounts", multiple=True, metavar="SRC[:DST[:ro]]"),
     click.option(
-        "--env", multiple=True, metavar="NAME[=VALUE]", help="Set in the job; the bare name copies yours."
+        "--env", multiple=True, metavar="NAME[=VALUE]", help="Set a job variable; NAME alone copies yours."
     ),
-    click.option("--setup", multiple=True, metavar="CMD", help="Shell line to run before training."),
+    click.option("--setup", multiple=True, metavar="CMD", help="Run this shell line before training."),
     click.option(
-        "--teardown", multiple=True, metavar="CMD", help="Shell line to run when the job ends, failed or not."
+        "--teardown",
+        multiple=True,
+        metavar="CMD",
+        help="Run this shell line when the job ends, failed or not.",
     ),
     click.option(
-        "--signal", metavar="NAME", help="Early signal, also as sbatch's B:USR1@300. [default: USR2]"
+        "--signal", metavar="NAME", help="Set the early signal, also as sbatch's B:USR1@300. [default: USR2]"
     ),
     click.option(
         "--signal-before",
         type=int,
         metavar="SECONDS",
-        help="Send the early signal that long before the limit.",
+        help="Send the early signal this many seconds before the time limit.",
     ),
     click.option(
         "--max-restarts",
         type=click.IntRange(min=0),
         metavar="N",
-        help="Start again after failures that need not come again: crashes, hangs and node faults, "
-        "N times each. [default: never]",
+        help="Restart after transient failures: crashes, hangs and node faults, N times each. "
+        "[default: never]",
     ),
     click.option(
         "--spare-nodes",
         type=click.IntRange(min=0),
         metavar="K",
-        help="Ask for K nodes more, to take the place of lost ones within the job.",
+        help="Request K spare nodes that replace lost nodes within the job.",
     ),
     click.option(
         "--hang-timeout",
         metavar="TIME",
-        help="Start again when no rank says or does anything for so long; auto learns how long.",
+        help="Restart if no rank writes output or is active for this long; auto learns the time.",
     ),
     click.option(
         "--total-time",
         metavar="TIME",
-        help="Go on over time limits until training took so long, such as 7-00:00:00.",
+        help="Requeue at time limits until training has run this long in total, such as 7-00:00:00.",
     ),
     click.option(
         "--requeue/--no-requeue",
         default=None,
-        help="Let Slurm queue the job again, as after a node failure. [default: if the run can go on]",
+        help="Let Slurm requeue the job, as after a node failure. [default: if the run can continue]",
     ),
     click.option(
         "--fabric-check/--no-fabric-check",
         default=None,
-        help="Measure the network between all ranks first; end with 86 where it is bad.",
+        help="Measure the network between all ranks before training; exit with 86 if it is bad.",
     ),
     click.option(
         "--health-check/--no-health-check",
         default=None,
-        help="Look at every node first, and leave out bad ones. [default: with restarts]",
+        help="Check every node before training and exclude bad nodes. [default: with restarts]",
     ),
     click.option(
         "--node-memory/--no-node-memory",
         default=None,
-        help="Leave out nodes known to be bad: dtslurm cluster nodes. [default: node-memory]",
+        help="Exclude nodes on the bad-node list (dtslurm cluster nodes). [default: node-memory]",
     ),
     click.option(
         "--sample/--no-sample",
         default=None,
-        help="Note each node's GPUs, network, CPU and memory while it runs. [default: sample]",
+        help="Sample each node's GPUs, network, CPU and memory during the run. [default: sample]",
     ),
     click.option(
         "--stage",
         "stage_in",
         multiple=True,
         metavar="SRC[:DST[:OPTION,...]]",
-        help="Bring this to each node's local disk first; options are shards=, method= and name=.",
+        help="Copy SRC to each node's local disk before training; options: shards=, method=, name=.",
     ),
     click.option(
         "--stage-out",
         multiple=True,
         metavar="SRC[:DST]",
-        help="Bring this back from local disks, on the early signal and at the end.",
+        help="Copy SRC back from local disks on the early signal and at the end of the job.",
     ),
     click.option(
         "--artifact",
         "artifacts",
         multiple=True,
         metavar="PATTERN",
-        help="Register these files of the run directory as its results.",
+        help="Register these files of the run directory as results.",
     ),
     click.option(
         "--sbatch",
         multiple=True,
         metavar="--OPTION",
-        help="Pass an option on to sbatch. sbatch's own names work too: --exclusive, --comment TEXT.",
+        help="Pass an option to sbatch. sbatch's own names work too: --exclusive, --comment TEXT.",
     ),
-    click.option("--template", metavar="FILE", help="A base template of your own."),
+    click.option("--template", metavar="FILE", help="Use your own base template."),
     click.option(
-        "--python", metavar="FILE", help="Interpreter. [default: the active environment's, or uv's]"
+        "--python", metavar="FILE", help="Set the interpreter. [default: the active environment's, or uv's]"
     ),
-    click.option("-D", "--chdir", metavar="DIR", help="Folder on the cluster to run in, as it is then."),
+    click.option("-D", "--chdir", metavar="DIR", help="Run in this cluster folder as it is at run time."),
     click.option(
         "--snapshot/--no-snapshot",
         default=None,
-        help="Run from a copy of the code as it is now, not in this folder. [default: over SSH]",
+        help="Run from a snapshot of the code as it is now, not in this folder. [default: over SSH]",
     ),
     click.option(
-        "--code-include", multiple=True, metavar="PATTERN", help="Copy these too, as in .gitignore."
+        "--code-include",
+        multiple=True,
+        metavar="PATTERN",
+        help="Copy these files too; patterns as in .gitignore.",
     ),
-    click.option("--code-exclude", multiple=True, metavar="PATTERN", help="Do not copy these."),
+    click.option("--code-exclude", multiple=True, metavar="PATTERN", help="Do not copy these files."),
     click.option(
         "--secret",
         "secrets",
         multiple=True,
         metavar="NAME",
-        help="Give the job this variable by a file that only you can read, never in the script.",
+        help="Pass this variable to the job in a file that only you can read, never in the script.",
     ),
     click.option(
         "--tracker",
         multiple=True,
         metavar="NAME",
-        help="Tell wandb, mlflow, tensorboard or aim what the run is, by variables of theirs.",
+        help="Set the variables of wandb, mlflow, tensorboard or aim that describe the run.",
     ),
     click.option(
         "--tracking",
         multiple=True,
         metavar="KEY=VALUE",
-        help="What they are told: project, group, tags, uri, mode.",
+        help="Set the trackers' project, group, tags, uri or mode.",
     ),
     transport_option,
     click.option(
         "--once",
         metavar="KEY",
-        help="Queue at most one job under this key: whoever asks again gets the first one's id.",
+        help="Queue at most one job per idempotency key; later submissions return the first job's id.",
     ),
-    click.option("--no-check", is_flag=True, default=None, help="Ask the cluster nothing before queueing."),
-    click.option("--run-root", metavar="DIR", help="Where run directories go. [default: the profile's]"),
-    click.option("-m", "--module", is_flag=True, help="SCRIPT is a module name, as in python -m."),
+    click.option("--no-check", is_flag=True, default=None, help="Queue without querying the cluster first."),
+    click.option("--run-root", metavar="DIR", help="Store all runs in DIR. [default: the profile's]"),
+    click.option("-m", "--module", is_flag=True, help="Run SCRIPT as a module, as python -m does."),
 )
 
 
 # The sections in the help of submit and render; options in no section come last.
 SECTIONS = {
-    "What Slurm is asked for": (
+    "Slurm options": (
         "cluster", "job_name", "nodes", "gpus_per_node", "ntasks_per_node", "cpus_per_task", "mem", "time",
         "partition", "account", "qos", "constraint", "exclude", "nodelist", "reservation", "array",
         "dependency", "output", "error", "node_type", "sbatch",
     ),
-    "How ranks start": (
+    "Launcher and environment": (
         "launcher", "launcher_options", "container", "container_mounts", "env", "secrets", "setup",
         "teardown", "python", "module", "template",
     ),
     "Code and folders": ("chdir", "snapshot", "code_include", "code_exclude", "run_root"),
-    "Going on after failures": (
+    "Restarts, signals and node checks": (
         "max_restarts", "spare_nodes", "hang_timeout", "total_time", "requeue", "signal", "signal_before",
         "health_check", "fabric_check", "node_memory",
     ),
@@ -231,8 +244,8 @@ def job_options(command: _Command) -> _Command:
     return command
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 cluster_option = click.option(
-    "--cluster", metavar="NAME", shell_complete=completers.clusters, help="Only runs on this cluster."
+    "--cluster", metavar="NAME", shell_complete=completers.clusters, help="Select only runs on this cluster."
 )
 job_argument = click.argument("job", required=False, metavar="[JOB]", shell_complete=completers.jobs)

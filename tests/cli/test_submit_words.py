@@ -50,7 +50,7 @@ def test_a_job_without_time_on_this_machine_has_no_limit(invoke: Run, folder: Pa
 
 def test_the_default_of_gpus_is_told(invoke: Run) -> None:
     said = " ".join(invoke("submit", "--help").stdout.split())
-    assert "[default: all where --node-type or the profile names the node type, else none]" in said
+    assert "[default: all if --node-type or the profile names the node type, else none]" in said
 
 
 def test_following_shows_the_output_and_ends_with_the_jobs_code(invoke: Run, folder: Path) -> None:

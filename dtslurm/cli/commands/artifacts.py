@@ -18,7 +18,7 @@ from dtslurm.services.wiring.context import Context
 
 @click.group()
 def artifacts() -> None:
-    """Show, keep and bring here what runs made: checkpoints and results."""
+    """List, pin and download checkpoints and results of runs."""
 
 
 @artifacts.command("list")
@@ -54,13 +54,13 @@ def _format_metric(value: object) -> str:
 
 
 @artifacts.command()
-@click.option("--check", is_flag=True, help="Read it whole, and compare its checksum.")
+@click.option("--check", is_flag=True, help="Read each artifact completely and compare its checksum.")
 @cluster_option
 @json_option
 @click.argument("job")
 @click.argument("patterns", nargs=-1, required=True, metavar="PATH...")
 def show(check: bool, cluster: str | None, as_json: bool, job: str, patterns: tuple[str, ...]) -> None:
-    """Show what is known of some results of JOB. PATH may be a pattern, or latest."""
+    """Show details of results of JOB. PATH may be a pattern, or latest."""
     from dtslurm.services.results.export import document
 
     context = Context()
@@ -98,7 +98,7 @@ def _pin(job: str, patterns: tuple[str, ...], cluster: str | None, as_json: bool
 @click.argument("job")
 @click.argument("patterns", nargs=-1, required=True, metavar="PATH...")
 def pin(cluster: str | None, as_json: bool, job: str, patterns: tuple[str, ...]) -> None:
-    """Keep some results of JOB. Neither training, prune nor clean deletes them."""
+    """Pin results of JOB. Neither training, prune nor clean deletes them."""
     _pin(job, patterns, cluster, as_json, keep=True)
 
 
@@ -108,26 +108,26 @@ def pin(cluster: str | None, as_json: bool, job: str, patterns: tuple[str, ...])
 @click.argument("job")
 @click.argument("patterns", nargs=-1, required=True, metavar="PATH...")
 def unpin(cluster: str | None, as_json: bool, job: str, patterns: tuple[str, ...]) -> None:
-    """Let pinned results of JOB go."""
+    """Unpin results of JOB."""
     _pin(job, patterns, cluster, as_json, keep=False)
 
 
 @artifacts.command()
 @click.option(
-    "--keep", metavar="N", type=click.IntRange(min=1), default=1, help="How many checkpoints. [default: 1]"
+    "--keep", metavar="N", type=click.IntRange(min=1), default=1, help="Keep N checkpoints. [default: 1]"
 )
 @click.option(
     "--best", metavar="METRIC", help="Keep the best by this metric, smallest first, and the newest."
 )
-@click.option("--largest", is_flag=True, help="More of the metric is better.")
-@click.option("--yes", is_flag=True, help="Delete; without it, only say what would be.")
+@click.option("--largest", is_flag=True, help="Treat larger values of the metric as better.")
+@click.option("--yes", is_flag=True, help="Delete. Without --yes, only list what would be deleted.")
 @cluster_option
 @json_option
 @click.argument("job")
 def prune(
     keep: int, best: str | None, largest: bool, yes: bool, cluster: str | None, as_json: bool, job: str
 ) -> None:
-    """Delete the checkpoints of JOB but the newest or best. Pinned ones stay."""
+    """Delete checkpoints of JOB except the newest or best. Pinned ones stay."""
     context = Context()
     to_delete = service.prune(context, find(context, job, cluster), keep, best, largest=largest, remove=yes)
     if as_json:
@@ -149,16 +149,16 @@ def prune(
     "--to",
     "target",
     metavar="DIR|hf:DIR|mlflow:NAME",
-    help="A folder, a Hugging Face layout, MLflow's registry.",
+    help="Write a folder, a Hugging Face layout or a version in MLflow's registry.",
 )
 @cluster_option
 @json_option
 @click.argument("job")
 @click.argument("patterns", nargs=-1, metavar="[PATH]...")
 def pull(target: str | None, cluster: str | None, as_json: bool, job: str, patterns: tuple[str, ...]) -> None:
-    """Bring results of JOB here, held against their checksums.
+    """Download results of JOB and verify their checksums.
 
-    Where no PATH is given, it is the newest checkpoint.
+    Without PATH, the newest checkpoint is downloaded.
     """
     from dtslurm.services.results import export
 

@@ -19,18 +19,23 @@ _NAMES_SHOWN = 10  # maximum number of kept files in a message; all known delete
 
 
 @click.command()
-@click.option("--older-than", default="30d", metavar="TIME", help="Since the run's end. [default: 30d]")
-@click.option("--runs", "whole", is_flag=True, help="Whole run directories: logs and results as well.")
-@click.option("--outputs", is_flag=True, help="Also files that the jobs wrote beside their code.")
-@click.option("--yes", is_flag=True, help="Delete; without it, only say what would be.")
+@click.option(
+    "--older-than",
+    default="30d",
+    metavar="TIME",
+    help="Select runs that ended more than TIME ago. [default: 30d]",
+)
+@click.option("--runs", "whole", is_flag=True, help="Delete whole run directories, with logs and results.")
+@click.option("--outputs", is_flag=True, help="Delete also files that the jobs wrote beside their code.")
+@click.option("--yes", is_flag=True, help="Delete. Without --yes, only list what would be deleted.")
 @cluster_option
 @json_option
 def clean(older_than: str, whole: bool, outputs: bool, yes: bool, cluster: str | None, as_json: bool) -> None:
-    """Delete the code and secrets of ended runs, and file contents that no run uses any more.
+    """Delete the code and secrets of ended runs, and stored file contents that no run uses.
 
-    Runs that wait, run or whose end is unknown are never touched, nor are, by --runs, those that a run which
-    stays goes on from or belongs to. Files in the code folder that the job wrote or changed are named and
-    kept; --outputs deletes them as well. Without --yes nothing is deleted.
+    Pending and running runs, and runs whose end is unknown, are never changed. --runs keeps runs that a
+    remaining run continues from or belongs to. Files that the job wrote or changed in the code folder are
+    listed and kept; --outputs deletes them too. Without --yes, nothing is deleted.
     """
     try:
         age = Walltime.parse(older_than).seconds

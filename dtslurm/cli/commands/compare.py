@@ -40,7 +40,7 @@ _LABELS = {
 @json_option
 @click.argument("jobs", metavar="JOB...", nargs=-1, required=True, shell_complete=job_offers)
 def compare(target: str | None, cluster: str | None, as_json: bool, jobs: tuple[str, ...]) -> None:
-    """Show runs beside each other: results, speed, cost, curves, and what was asked differently.
+    """Compare runs: results, speed, cost, curves, and differences in their requests.
 
     Configuration, layout, environment and code are shown where they differ. Curves join a run's attempts.
     """

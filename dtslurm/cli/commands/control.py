@@ -32,8 +32,8 @@ def _make_command(verb: str, text: str) -> click.Command:
 
 
 cancel = _make_command(
-    "cancel", "End runs. JOB is a job id, an array task (17_3), a run name or a run directory."
+    "cancel", "Cancel runs. JOB is a job id, an array task (17_3), a run name or a run directory."
 )
-requeue = _make_command("requeue", "Put running or ended runs back into the queue under the same id.")
-hold = _make_command("hold", "Keep pending runs from starting.")
-release = _make_command("release", "Let held runs start.")
+requeue = _make_command("requeue", "Requeue running or ended runs under the same job id.")
+hold = _make_command("hold", "Hold pending runs.")
+release = _make_command("release", "Release held runs.")

@@ -34,21 +34,24 @@ _BLAMES = {
 
 @click.command()
 @click.option(
-    "--attempt", type=click.IntRange(min=0), metavar="K", help="Only this attempt. [default: the latest]"
+    "--attempt",
+    type=click.IntRange(min=0),
+    metavar="K",
+    help="Diagnose only this attempt. [default: the latest]",
 )
 @click.option(
     "--live",
     is_flag=True,
-    help="Of a job that runs: does it make progress, which rank keeps the others, where is each.",
+    help="Check a running job: its progress, the rank that blocks the others, and where each rank is.",
 )
 @cluster_option
 @json_option
 @job_argument
 def diagnose(attempt: int | None, live: bool, cluster: str | None, as_json: bool, job: str | None) -> None:
-    """Say which rank of JOB (or of the newest run) failed first, on which node, why, and what to do.
+    """Find the rank of JOB (or of the newest run) that failed first, its node, the cause, and a fix.
 
-    With --live the job's nodes are looked at by one short step beside it: each rank's stack (by py-spy where
-    there is one), what the kernel says it waits for, its last words. Nothing in the job is changed.
+    With --live, one short step on the job's nodes examines each rank: its stack (with py-spy if installed),
+    what it waits for according to the kernel, its last output. Nothing in the job is changed.
     """
     if live and attempt is not None:
         raise click.UsageError("--live looks at what runs now; --attempt is of the past")

@@ -21,9 +21,9 @@ _NAMES_SHOWN = 10
 
 @click.command()
 @click.option(
-    "-o", "--output", "target", metavar="DIR", help="Where to. [default: a folder of the run's name]"
+    "-o", "--output", "target", metavar="DIR", help="Download to DIR. [default: a folder of the run's name]"
 )
-@click.option("--sync", "upload", is_flag=True, help="Upload what W&B kept offline; needs wandb here.")
+@click.option("--sync", "upload", is_flag=True, help="Upload offline W&B data; needs wandb on this machine.")
 @cluster_option
 @json_option
 @click.argument("job", shell_complete=completers.jobs)
@@ -36,12 +36,11 @@ def fetch(
     job: str,
     patterns: tuple[str, ...],
 ) -> None:
-    """Bring logs, checkpoints and results of JOB here; only what is new travels.
+    """Download logs, checkpoints and results of JOB; only new data is copied.
 
-    PATTERN is of paths in the run directory, such as 'checkpoints/*'; without one, all but the code as it was
-    submitted: files that the job wrote beside it come. Of an array's task (17_3) it is of paths in the folder
-    of this task.
-    The values of --secret stay where the job runs.
+    PATTERN matches paths in the run directory, such as 'checkpoints/*'. Without PATTERN, all files except the
+    submitted code are copied, also those that the job wrote beside the code. For an array task (17_3),
+    PATTERN matches paths in the folder of the task. The values of --secret are never copied.
     """
     context = Context()
     record = find(context, job, cluster)

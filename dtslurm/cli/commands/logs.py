@@ -25,22 +25,24 @@ from dtslurm.store.rundir import RunDir
 
 
 @click.command()
-@click.option("-f", "--follow", "following", is_flag=True, help="Go on until the run is over.")
-@click.option("--rank", "ranks", metavar="SET", help="Only these ranks, such as 0,3-7.")
-@click.option("--node", metavar="HOSTS", help="Only ranks that ran on these nodes, such as gpu[01-04].")
-@click.option("--grep", metavar="REGEX", help="Only lines that match.")
+@click.option("-f", "--follow", "following", is_flag=True, help="Follow the output until the run ends.")
+@click.option("--rank", "ranks", metavar="SET", help="Show only these ranks, such as 0,3-7.")
+@click.option("--node", metavar="HOSTS", help="Show only ranks of these nodes, such as gpu[01-04].")
+@click.option("--grep", metavar="REGEX", help="Show only lines that match.")
 @click.option(
-    "--attempt", type=click.IntRange(min=0), metavar="K", help="Only this attempt. [default: the latest]"
+    "--attempt", type=click.IntRange(min=0), metavar="K", help="Show only this attempt. [default: the latest]"
 )
 @click.option(
-    "-n", "--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each rank."
+    "-n", "--tail", type=click.IntRange(min=0), metavar="N", help="Show only the last N lines of each rank."
 )
-@click.option("--since", metavar="TIME", help="Only lines from then on, where they tell a time: 10m, 14:05.")
-@click.option("--until", metavar="TIME", help="Only lines up to then, where they tell a time.")
+@click.option(
+    "--since", metavar="TIME", help="Show only lines from TIME on, if lines have timestamps: 10m, 14:05."
+)
+@click.option("--until", metavar="TIME", help="Show only lines up to TIME, if lines have timestamps.")
 @click.option(
     "--fold/--no-fold",
     default=None,
-    help="Equal lines of many ranks as one, or not. [default: on a terminal]",
+    help="Fold equal lines of several ranks into one line. [default: on a terminal]",
 )
 @cluster_option
 @json_option
@@ -59,7 +61,7 @@ def logs(
     as_json: bool,
     job: str | None,
 ) -> None:
-    """Show the output of JOB (or the newest run): the batch script, each node's launcher, every rank."""
+    """Show the output of JOB (or of the newest run): batch script, launcher of each node, ranks."""
     context = Context()
     record = find(context, job, cluster)
     if job is None:

@@ -19,38 +19,46 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("model", required=False)
-@click.option("--model-config", metavar="FILE", help="A Hugging Face config.json in place of MODEL.")
+@click.option("--model-config", metavar="FILE", help="Read a Hugging Face config.json instead of MODEL.")
 @click.option(
     "--cluster", metavar="NAME", help="Plan for this cluster's nodes. [default: see dtslurm doctor]"
 )
-@click.option("--node-type", metavar="NAME", help="One of the profile's node types.")
-@click.option("--gpu", metavar="NAME", help="Plan for nodes of this GPU, such as H100-80GB, with no profile.")
-@click.option("-N", "--nodes", type=int, metavar="N", help="[default: 1]")
-@click.option("--gpus-per-node", type=int, metavar="N", help="[default: as the profile or such nodes have]")
-@click.option("-s", "--seq-len", type=int, metavar="TOKENS", help="[default: the model's, at most 4096]")
-@click.option("--gbs", type=int, metavar="N", help="Sequences per step of the whole job.")
-@click.option("--framework", metavar="NAME", help="megatron, nemo, torchtitan, fsdp or deepspeed.")
-@click.option("--precision", metavar="NAME", default="bf16", help="bf16, fp16, fp8 or fp32. [default: bf16]")
-@click.option("--layout", metavar="tp=8,pp=2,…", help="Estimate this layout alone.")
-@click.option("--tokens", type=float, metavar="N", help="Also time, GPU-hours and cost for so many tokens.")
-@click.option("--price", metavar="AMOUNT", help="Of a GPU-hour, with or without its currency: 2.5EUR.")
-@click.option("--watts", type=float, metavar="W", help="Drawn by a GPU and its share of the node.")
-@click.option("--scaling", is_flag=True, help="Also the best layout at 1, 2, 4, … nodes.")
+@click.option("--node-type", metavar="NAME", help="Select one of the profile's node types.")
+@click.option(
+    "--gpu", metavar="NAME", help="Plan for nodes with this GPU, such as H100-80GB, without a profile."
+)
+@click.option("-N", "--nodes", type=int, metavar="N", help="Set the number of nodes. [default: 1]")
+@click.option(
+    "--gpus-per-node", type=int, metavar="N", help="Set GPUs per node. [default: the profile's or --gpu's]"
+)
+@click.option(
+    "-s", "--seq-len", type=int, metavar="TOKENS", help="Set the length. [default: the model's, at most 4096]"
+)
+@click.option("--gbs", type=int, metavar="N", help="Set the global batch size, in sequences per step.")
+@click.option("--framework", metavar="NAME", help="Use megatron, nemo, torchtitan, fsdp or deepspeed.")
+@click.option(
+    "--precision", metavar="NAME", default="bf16", help="Use bf16, fp16, fp8 or fp32. [default: bf16]"
+)
+@click.option("--layout", metavar="tp=8,pp=2,…", help="Estimate only this layout.")
+@click.option("--tokens", type=float, metavar="N", help="Estimate also time, GPU-hours and cost of N tokens.")
+@click.option("--price", metavar="AMOUNT", help="Set the GPU-hour price, currency optional: 2.5EUR.")
+@click.option("--watts", type=float, metavar="W", help="Set the power of a GPU and its share of the node.")
+@click.option("--scaling", is_flag=True, help="Show also the best layout at 1, 2, 4, … nodes.")
 @click.option(
     "--top",
     metavar="N",
     type=click.IntRange(1, 100),
     default=5,
-    help="How many layouts to show. [default: 5]",
+    help="Show N layouts. [default: 5]",
 )
 @click.option(
     "--emit",
     metavar="FORM",
-    help="The best layout as torchrun, deepspeed, megatron, torchtitan or accelerate read it, or as job: "
-    "a file for dtslurm submit. torchtitan is as installed; torchtitan-0.2 is its TOML.",
+    help="Print the best layout for torchrun, deepspeed, megatron, torchtitan or accelerate, or as job: a "
+    "file for dtslurm submit. torchtitan means the installed version; torchtitan-0.2 is its TOML.",
 )
 @click.option("--plot", metavar="FILE.svg", help="Draw memory, the step and the scaling curve.")
-@click.option("--calibrate", metavar="JOB", help="Learn from what this run of --layout measured.")
+@click.option("--calibrate", metavar="JOB", help="Calibrate with this run's measurements of --layout.")
 @click.option("--evaluate", metavar="ROWS.csv", help="Predict measured runs and show the errors.")
 @json_option
 def plan(
@@ -61,7 +69,7 @@ def plan(
     plot: str | None,
     **asked: Any,
 ) -> None:
-    """Split MODEL over a cluster: memory, time and why, for every layout that fits."""
+    """Show each layout of MODEL that fits a cluster: memory, time and reasons."""
     if evaluate is not None:
         _show_evaluation(Path(evaluate), as_json)
         return

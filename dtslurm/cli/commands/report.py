@@ -16,15 +16,15 @@ from dtslurm.services.wiring.context import Context
 
 
 @click.command()
-@click.option("-o", "--output", "target", metavar="FILE", help="[default: NAME-JOB.html here]")
-@click.option("--attempt", type=int, metavar="K", help="[default: the latest]")
+@click.option("-o", "--output", "target", metavar="FILE", help="Write to FILE. [default: ./NAME-JOB.html]")
+@click.option("--attempt", type=int, metavar="K", help="Report on this attempt. [default: the latest]")
 @cluster_option
 @job_argument
 def report(target: str | None, attempt: int | None, cluster: str | None, job: str | None) -> None:
-    """Write one page about JOB (or the newest run) that a browser shows without any network.
+    """Write an HTML report about JOB (or the newest run) that needs no network to view.
 
-    Summary, curves, use of GPUs over time, ranks, attempts, why it failed, and its exact script. Of a sweep,
-    a table of its trials, their curves together, and why trials failed.
+    It has a summary, curves, GPU utilization over time, ranks, attempts, the cause of failure, and the exact
+    script. For a sweep, it has a table of trials, their curves, and the causes of failed trials.
     """
     context = Context()
     record = find(context, job, cluster)

@@ -12,22 +12,20 @@ from dtslurm.model.runs.record import JobRecord
 
 
 @click.command(context_settings={"ignore_unknown_options": False})
-@click.option(
-    "--from-checkpoint", is_flag=True, help="Go on from the checkpoints of that run, and add to them."
-)
-@click.option("--parsable", is_flag=True, help="Print the job id alone.")
+@click.option("--from-checkpoint", is_flag=True, help="Resume from the checkpoints of JOB, and add to them.")
+@click.option("--parsable", is_flag=True, help="Print only the job id.")
 @click.option(
     "--cluster",
     metavar="NAME",
     shell_complete=completers.clusters,
-    help="Submit to this cluster. By default, to the run's own.",
+    help="Submit to this cluster. [default: the run's own]",
 )
 @json_option
 @click.argument("job", metavar="JOB", shell_complete=completers.jobs)
 def resubmit(from_checkpoint: bool, parsable: bool, cluster: str | None, as_json: bool, job: str) -> None:
-    """Submit JOB once more as it was asked for, with the code as it is now.
+    """Submit JOB again with its original request and the current code.
 
-    JOB is a job id, an array task (17_3), a run name or a run directory. The new run remembers the old one.
+    JOB is a job id, an array task (17_3), a run name or a run directory. The new run records the old run.
     """
     from dtslurm.cli.interruption import report_interruption
     from dtslurm.services.submit.resubmit import prepare_resubmission

@@ -33,12 +33,19 @@ _NARROW = 120  # a narrower terminal gets only the most important columns
 
 @click.command()
 @click.option(
-    "-n", "--limit", metavar="N", type=click.IntRange(min=1), default=20, help="How many runs. [default: 20]"
+    "-n",
+    "--limit",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=20,
+    help="Show at most N runs. [default: 20]",
 )
-@click.option("--state", "states", default="", metavar="STATE,...", help="Only runs in these states.")
-@click.option("--since", metavar="TIME", help="Only runs not over before: 12h, 2d, 8w or 2026-01-31.")
-@click.option("--sort", type=click.Choice(SORTS), default="age", help="Order of the runs. [default: age]")
-@click.option("--watch", is_flag=True, help="Show the list again every few seconds, until Ctrl-C.")
+@click.option("--state", "states", default="", metavar="STATE,...", help="Show only runs in these states.")
+@click.option(
+    "--since", metavar="TIME", help="Show only runs that had not ended by then: 12h, 2d, 8w or 2026-01-31."
+)
+@click.option("--sort", type=click.Choice(SORTS), default="age", help="Sort the runs. [default: age]")
+@click.option("--watch", is_flag=True, help="Print the list again every few seconds, until Ctrl-C.")
 @cluster_option
 @json_option
 @click.argument("jobs", nargs=-1, metavar="[JOB]...", shell_complete=completers.jobs)
@@ -52,11 +59,11 @@ def status(
     as_json: bool,
     jobs: tuple[str, ...],
 ) -> None:
-    """Show your newest runs, or all of the runs named by JOB: job id, array task (17_3), run name, token or
-    run directory.
+    """Show your newest runs, or all runs named by JOB: job id, array task (17_3), run name, token or run
+    directory.
 
-    An answer of the scheduler serves every window of yours for a few seconds; --json tells when it was asked.
-    Exits with 3 if a scheduler could not be asked: what is shown is then what was heard last.
+    All your terminals share the scheduler's answer for a few seconds; --json has the time of the answer.
+    Exits with 3 if a scheduler did not answer: the output then shows the last known states.
     """
     context = Context()
     selection = _Selection(

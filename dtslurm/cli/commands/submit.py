@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from dtslurm.services.runs.status import RunView
 
 _set_option = click.option(
-    "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A variable of the job file."
+    "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Set a variable of the job file."
 )
 
 
-_stage_option = click.option("--only", "stage", metavar="NAME", help="Only this stage of the job file.")
+_stage_option = click.option("--only", "stage", metavar="NAME", help="Use only this stage of the job file.")
 
 
 class ScriptOrJobFile(click.Command):
@@ -82,7 +82,7 @@ def _prepare_and_notify(context: Context, request: JobRequest, *, standalone: bo
 @job_options
 @_set_option
 @_stage_option
-@click.option("--write", "target", metavar="FILE", help="Write the script there instead of to stdout.")
+@click.option("--write", "target", metavar="FILE", help="Write the script to FILE instead of stdout.")
 @json_option
 @click.argument("script", metavar="SCRIPT|JOB.yaml")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -95,9 +95,9 @@ def render(
     args: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Print the sbatch script for SCRIPT and queue nothing.
+    """Print the sbatch script for SCRIPT without queueing it.
 
-    The script runs with plain sbatch; each job of it makes its own run directory.
+    Plain sbatch can run the script; each of its jobs creates a run directory.
     """
     context = Context(dry_run=True)
     steps = load_jobs(context, JobRequest(script=script, args=args, **options), assignments, stage)
@@ -141,13 +141,11 @@ def _submission_values(submission: Submission) -> dict[str, Any]:
 @job_options
 @_set_option
 @_stage_option
-@click.option("-y", "--yes", is_flag=True, help="Queue also a sweep of very many trials without asking.")
-@click.option("--dry-run", is_flag=True, help="Print exactly what would be queued, and queue nothing.")
-@click.option("--parsable", is_flag=True, help="Print the job id alone.")
-@click.option("--wait", "wait_for_end", is_flag=True, help="Wait, and exit with the job's own code.")
-@click.option(
-    "-f", "--follow", is_flag=True, help="Show the output until the end, and exit with the job's code."
-)
+@click.option("-y", "--yes", is_flag=True, help="Queue a sweep of very many trials without confirmation.")
+@click.option("--dry-run", is_flag=True, help="Print exactly what would be queued, without queueing it.")
+@click.option("--parsable", is_flag=True, help="Print only the job id.")
+@click.option("--wait", "wait_for_end", is_flag=True, help="Wait until the job ends; exit with its code.")
+@click.option("-f", "--follow", is_flag=True, help="Show the output until the job ends; exit with its code.")
 @json_option
 @click.argument("script", metavar="SCRIPT|JOB.yaml")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -164,10 +162,10 @@ def submit(
     args: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Check, render and queue SCRIPT with its ARGS, or what a job file describes.
+    """Check, render and queue SCRIPT with its ARGS, or the jobs of a job file.
 
-    Options come before SCRIPT; everything after it belongs to the script. After JOB.yaml they may follow,
-    and hold over the file; what comes after -- belongs to its script.
+    Put options before SCRIPT; everything after SCRIPT is passed to the script. Options after JOB.yaml
+    override the job file; arguments after -- are passed to its script.
     """
     from dtslurm.cli.interruption import report_interruption
 

@@ -18,7 +18,7 @@ _COLOURS = {"running": "green", "done": "dim", "stopped": "dim", "failed": "bold
 
 @click.group()
 def sweep() -> None:
-    """Look after the sweeps that `dtslurm submit JOB.yaml` queues: JOB is any of a sweep's jobs."""
+    """Manage the sweeps that `dtslurm submit JOB.yaml` queues. JOB is any job of a sweep."""
 
 
 @sweep.command()
@@ -26,7 +26,7 @@ def sweep() -> None:
 @json_option
 @click.argument("job")
 def status(cluster: str | None, as_json: bool, job: str) -> None:
-    """Show how many trials are in which state. Those that run or failed are listed."""
+    """Count the trials in each state. Running and failed trials are listed."""
     context = Context()
     view = load_sweep(context, job, cluster)
     if as_json:
@@ -53,13 +53,13 @@ def status(cluster: str | None, as_json: bool, job: str) -> None:
 
 
 @sweep.command()
-@click.option("-n", "--limit", metavar="N", type=click.IntRange(min=1), help="Only the best N.")
-@click.option("--csv", "as_csv", is_flag=True, help="As CSV on stdout.")
+@click.option("-n", "--limit", metavar="N", type=click.IntRange(min=1), help="Show only the best N trials.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV on stdout.")
 @cluster_option
 @json_option
 @click.argument("job")
 def results(limit: int | None, as_csv: bool, cluster: str | None, as_json: bool, job: str) -> None:
-    """Show all trials, the best first. Each has its values, and what its metric came to."""
+    """Show all trials, the best first, with values and metric."""
     if as_csv and as_json:
         raise RequestInvalid(["--csv and --json are two forms; choose one"])
     context = Context()
@@ -79,7 +79,7 @@ def results(limit: int | None, as_csv: bool, cluster: str | None, as_json: bool,
 @json_option
 @click.argument("job")
 def resume(cluster: str | None, as_json: bool, job: str) -> None:
-    """Queue again the trials that failed or never ran. Each goes on from its own checkpoints."""
+    """Rerun the trials that failed or never ran. Each resumes from its own checkpoints."""
     from dtslurm.cli.interruption import report_interruption
     from dtslurm.services.submit.trials import resume as again
 
@@ -103,7 +103,7 @@ def resume(cluster: str | None, as_json: bool, job: str) -> None:
 @json_option
 @click.argument("job")
 def stop(cluster: str | None, as_json: bool, job: str) -> None:
-    """Cancel all trials that wait or run. What is done stays, and resume goes on with the rest."""
+    """Cancel all pending and running trials. Finished trials stay; resume runs the rest."""
     from dtslurm.services.submit.trials import stop as end
 
     cancelled_jobs = end(Context(), job, cluster)

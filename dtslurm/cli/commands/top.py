@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--once", is_flag=True, help="Print one frame as text and end. [default: without a terminal]")
-@click.option("--read-only", is_flag=True, help="Change nothing: no cancel, requeue, resubmit, hold, shell.")
+@click.option("--once", is_flag=True, help="Print one frame as text and exit. [default: without a terminal]")
 @click.option(
-    "--ascii", "ascii_only", is_flag=True, help="Draw with ASCII. [default: where UTF-8 is not to be had]"
+    "--read-only", is_flag=True, help="Disable all changes: cancel, requeue, resubmit, hold, shell."
 )
-@click.option("--theme", metavar="NAME", help="Such as textual-dark, textual-light, colour-blind, nord.")
+@click.option(
+    "--ascii", "ascii_only", is_flag=True, help="Draw with ASCII. [default: if UTF-8 is not available]"
+)
+@click.option("--theme", metavar="NAME", help="Use theme textual-dark, textual-light, colour-blind, nord, …")
 @cluster_option
 @json_option
 @job_argument
@@ -39,7 +41,7 @@ def top(
     as_json: bool,
     job: str | None,
 ) -> None:
-    """Watch all your runs on all clusters, or open JOB at once; ? tells the keys."""
+    """Show your runs on all clusters live, or open JOB directly; ? lists the keys."""
     context = Context()
     record = find(context, job, cluster) if job else None
     if cluster is not None and record is None:

@@ -16,13 +16,15 @@ from dtslurm.services.wiring.context import Context
 
 @click.command()
 @click.option("--since", default="30d", metavar="TIME", help="12h, 30d, 8w or 2026-01-31. [default: 30d]")
-@click.option("--by", type=click.Choice(GROUPS), default="account", help="[default: account]")
-@click.option("--cluster", metavar="NAME", help="Only this cluster.")
-@click.option("-a", "--all-users", is_flag=True, help="Everybody's jobs, as far as the site shows them.")
-@click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values on stdout.")
+@click.option("--by", type=click.Choice(GROUPS), default="account", help="Group the rows. [default: account]")
+@click.option("--cluster", metavar="NAME", help="Show only this cluster.")
+@click.option(
+    "-a", "--all-users", is_flag=True, help="Include the jobs of all users that the cluster shows you."
+)
+@click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values on stdout.")
 @json_option
 def usage(since: str, by: str, cluster: str | None, all_users: bool, as_csv: bool, as_json: bool) -> None:
-    """Show GPU-hours that stood idle, were used, held and asked for."""
+    """Show GPU-hours requested, allocated, used and idle."""
     usage_data = find_usage(Context(), cluster=cluster, since=since, everybody=all_users)
     group_rows, total_row = rows(usage_data, by), total("all", usage_data.held, usage_data)
     for trouble in usage_data.trouble:

@@ -22,13 +22,13 @@ _cluster_option = click.option(
     "name",
     metavar="NAME",
     shell_complete=completers.clusters,
-    help="Cluster profile. [default: as of submit]",
+    help="Use this profile. [default: as for submit]",
 )
 
 
 @click.group()
 def cluster() -> None:
-    """List, show, discover and prove cluster profiles, and tell of bad nodes."""
+    """List, show, discover and check cluster profiles; edit the bad-node list."""
 
 
 cluster.add_command(discover)
@@ -38,7 +38,7 @@ cluster.add_command(check)
 @cluster.command("list")
 @json_option
 def list_(as_json: bool) -> None:
-    """List the profiles that can be named by --cluster."""
+    """List the profiles that --cluster accepts."""
     from dtslurm.services.wiring.clusters import known, label
 
     context = Context()
@@ -62,12 +62,12 @@ def list_(as_json: bool) -> None:
 
 
 @cluster.command()
-@click.option("--live", is_flag=True, help="Completed by what the cluster's scheduler says.")
-@click.option("--sources", "documents", is_flag=True, help="The document that each value is from, too.")
+@click.option("--live", is_flag=True, help="Add values that the cluster's scheduler reports.")
+@click.option("--sources", "documents", is_flag=True, help="Show also the document that each value is from.")
 @json_option
 @click.argument("name", required=False)
 def show(live: bool, documents: bool, as_json: bool, name: str | None) -> None:
-    """Show a profile's values and where each came from."""
+    """Show the values of a profile and the source of each value."""
     from dtslurm.services.wiring import clusters
     from dtslurm.store.codec import plain
 
@@ -104,12 +104,11 @@ def show(live: bool, documents: bool, as_json: bool, name: str | None) -> None:
 @json_option
 @click.pass_context
 def nodes(ctx: click.Context, name: str | None, as_json: bool) -> None:
-    """List nodes that are known to be bad; or add and remove some.
+    """List the nodes of the bad-node list; or add and remove nodes.
 
-    `dtslurm submit` leaves them out.
+    `dtslurm submit` excludes these nodes.
 
-    They come from what runs found, from the verdicts of dtslurm diagnose, and by hand. Each is forgotten
-    after some days.
+    Runs, dtslurm diagnose and users add nodes to the list. Each entry expires after some days.
     """
     ctx.obj = name
     if ctx.invoked_subcommand is not None:
@@ -145,13 +144,15 @@ def nodes(ctx: click.Context, name: str | None, as_json: bool) -> None:
 
 
 @nodes.command()
-@click.option("--reason", required=True, metavar="WORDS", help="What is wrong with it.")
-@click.option("--expires", default="7d", metavar="TIME", help="Forget it after so long. [default: 7d]")
+@click.option("--reason", required=True, metavar="WORDS", help="State what is wrong with the nodes.")
+@click.option(
+    "--expires", default="7d", metavar="TIME", help="Remove the nodes after this time. [default: 7d]"
+)
 @_cluster_option
 @click.argument("names", nargs=-1, required=True, metavar="NODE...")
 @click.pass_context
 def add(ctx: click.Context, reason: str, expires: str, name: str | None, names: tuple[str, ...]) -> None:
-    """Note that nodes (n7, n[3-5]) are bad. `dtslurm submit` leaves them out."""
+    """Add nodes (n7, n[3-5]) to the bad-node list. `dtslurm submit` excludes them."""
     from dtslurm.model.units import Walltime
     from dtslurm.services.preflight import bad_nodes
 
@@ -175,7 +176,7 @@ def add(ctx: click.Context, reason: str, expires: str, name: str | None, names: 
 @click.argument("names", nargs=-1, required=True, metavar="NODE...")
 @click.pass_context
 def remove(ctx: click.Context, name: str | None, names: tuple[str, ...]) -> None:
-    """Forget what is said against nodes (n7, or n[3-5])."""
+    """Remove nodes (n7, or n[3-5]) from the bad-node list."""
     from dtslurm.services.preflight import bad_nodes
 
     context = Context()

@@ -9,11 +9,11 @@ from click.shell_completion import get_completion_class
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what lets SHELL complete commands, options, clusters and runs.
+    """Print the SHELL completion of commands, options, clusters and runs.
 
     \b
     bash  dtslurm completion bash > ~/.local/share/bash-completion/completions/dtslurm
-    zsh   dtslurm completion zsh > FOLDER/_dtslurm, FOLDER being in your $fpath
+    zsh   dtslurm completion zsh > FOLDER/_dtslurm, where FOLDER is in your $fpath
     fish  dtslurm completion fish > ~/.config/fish/completions/dtslurm.fish
     """
     from dtslurm.cli.main import cli

@@ -23,18 +23,16 @@ _MAX_SHOWN = 20
 
 
 _SMALL_JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
-    click.option(
-        "--probe/--no-probe", default=True, help="Whether to look at nodes from inside, by small jobs."
-    ),
-    click.option("-A", "--account", metavar="NAME", help="The account that these jobs are charged to."),
-    click.option("-q", "--qos", metavar="NAME", help="The QOS of these jobs."),
+    click.option("--probe/--no-probe", default=True, help="Examine nodes with small jobs."),
+    click.option("-A", "--account", metavar="NAME", help="Charge these small jobs to this account."),
+    click.option("-q", "--qos", metavar="NAME", help="Set the QOS of these jobs."),
     click.option(
         "--wait",
         default=120.0,
         show_default=True,
         type=click.FloatRange(0, 86400),
         metavar="SECONDS",
-        help="How long these jobs may wait for their start.",
+        help="Wait this long for these jobs to start.",
     ),
 )
 
@@ -52,7 +50,7 @@ def small_job_options(command: _Command) -> _Command:
     "--cluster",
     metavar="NAME",
     shell_complete=completers.clusters,
-    help="Reach it as this profile says, in place of HOST.",
+    help="Use this profile's connection instead of HOST.",
 )
 @click.option(
     "-o",
@@ -68,7 +66,7 @@ def small_job_options(command: _Command) -> _Command:
     "partitions",
     metavar="NAME",
     multiple=True,
-    help="Look at nodes of this partition; may be repeated.",
+    help="Examine nodes of this partition; repeatable.",
 )
 @small_job_options
 @click.option("-y", "--yes", is_flag=True, help="Change an existing file without asking.")
@@ -87,10 +85,10 @@ def discover(
     transport: str | None,
     as_json: bool,
 ) -> None:
-    """Write a profile of the Slurm here, or behind the login node HOST.
+    """Write a profile of the local Slurm, or of the login node HOST.
 
-    Every value has its evidence beside it. Without -o the profile goes to stdout. Where the file is there
-    already, what you edited stays, the difference is shown, and nothing is written before you agree.
+    Each value has its evidence in a comment. Without -o, the profile is printed to stdout. If the file
+    exists, your edits are kept, the difference is shown, and nothing is written until you agree.
     """
     from dtslurm.services.clusters import discover as service
     from dtslurm.services.clusters import profile_file
@@ -223,7 +221,7 @@ def _print_json(found: Discovery, path: Path | None, *, written: bool) -> None:
     "partitions",
     metavar="NAME",
     multiple=True,
-    help="Look at this partition only; may be repeated.",
+    help="Check only this partition; repeatable.",
 )
 @click.option(
     "-l",
@@ -231,10 +229,10 @@ def _print_json(found: Discovery, path: Path | None, *, written: bool) -> None:
     "launchers",
     metavar="NAME",
     multiple=True,
-    help="Submit jobs of this launcher dry. [default: all]",
+    help="Dry-run jobs of this launcher. [default: all]",
 )
 @small_job_options
-@click.option("--fabric/--no-fabric", default=True, help="Whether to measure the network between two nodes.")
+@click.option("--fabric/--no-fabric", default=True, help="Measure the network between two nodes.")
 @transport_option
 @json_option
 def check(
@@ -249,10 +247,10 @@ def check(
     transport: str | None,
     as_json: bool,
 ) -> None:
-    """Prove a profile against its cluster. Exits with 1 if a claim is wrong.
+    """Check a profile against its cluster. Exits with 1 if a value is wrong.
 
-    Claims are held against what Slurm says and what small jobs see on the nodes; a job of every launcher is
-    submitted dry in every partition; one job measures the network between two nodes.
+    The values are compared with Slurm's and with those that small jobs measure on the nodes; a job of every
+    launcher is dry-run in every partition; one job measures the network between two nodes.
     """
     from dtslurm.services.clusters import verify_profile as service
     from dtslurm.services.clusters.discover import DiscoverOptions

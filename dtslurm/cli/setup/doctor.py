@@ -11,11 +11,11 @@ from dtslurm.services.wiring.context import Context
 
 
 @click.command()
-@click.option("--cluster", metavar="NAME", help="The cluster to look at. [default: the default one]")
+@click.option("--cluster", metavar="NAME", help="Check this cluster. [default: as for submit]")
 @transport_option
 @json_option
 def doctor(cluster: str | None, transport: str | None, as_json: bool) -> None:
-    """Say what works here and what does not; exits with 1 if something needed is missing."""
+    """Check this machine and the cluster in use. Exits with 1 if a requirement is missing."""
     findings = examine(Context(), cluster, transport)
     failed = any(finding.ok is False for finding in findings)
     if as_json:

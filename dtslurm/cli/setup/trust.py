@@ -14,11 +14,11 @@ from dtslurm.cli.printing import output
 @json_option
 @click.argument("paths", nargs=-1, metavar="[FILE]...", type=click.Path(path_type=Path))
 def trust(as_json: bool, paths: tuple[Path, ...]) -> None:
-    """Trust files of this project as they are now.
+    """Trust files of this project in their current state.
 
-    A project's files can name hosts that you would log in to, secrets of yours, shell lines and templates of
-    scripts. They count once you have looked through them and trusted them, and again after each edit. Without
-    a FILE all those of the project here are trusted.
+    A project's files can name hosts to log in to, secrets of yours, shell lines and script templates. dtslurm
+    uses these files only after you have reviewed and trusted them, and again after each edit. Without FILE,
+    all such files of the current project are trusted.
     """
     from dtslurm.services.request.trust import trust_files
     from dtslurm.services.wiring.context import Context
