@@ -186,7 +186,7 @@ def test_f2_it_ends_with_the_client(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from tests.remote.test_far_worker import *\n"
         "far, folder = FarSide(), Path(sys.argv[1])\n"
-        "worker = FarWorker(far, MODULES, PYTHON)\n"
+        "worker = RemoteWorker(far, MODULES, PYTHON)\n"
         "for name in 'ab':\n"
         "    deliver(far, parcel(folder, name), worker=worker)\n"
         "print(processes()[0], flush=True)\n"

@@ -27,7 +27,7 @@ import pathlib, time
 from dtslurm.scheduler.local import LocalScheduler
 from dtslurm.services.wiring.context import Context
 from dtslurm.services.submit.prepare import prepare
-from dtslurm.services.submit import submit
+from dtslurm.services.submit.submit import submit
 from tests.services.test_once import REQUEST
 
 real = LocalScheduler.submit
