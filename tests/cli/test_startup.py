@@ -117,8 +117,8 @@ def test_a_look_at_jobs_behind_ssh_makes_no_profile_and_nothing_that_only_submit
     assert {"dtslurm.scheduler.slurm", "dtslurm.transport.ssh.openssh"} <= loaded
     models = {name.rpartition(".")[2] for name in loaded if name.startswith("dtslurm.model.")}
     assert models == {
-        "access", "activity", "exit_codes", "node_sets", "own_files", "paths", "queue", "record", "runs", "shell",
-        "state", "units", "values",
+        "access", "activity", "exit_codes", "node_sets", "own_files", "paths", "queue", "record", "runs",
+        "shell", "state", "units", "values",
     }  # fmt: skip
     assert loaded & (HEAVY | {"rich", "yaml", "logging", "tempfile"}) == set()
     assert {name for name in loaded if name.startswith(("dtslurm.config", "dtslurm.launch"))} == set()
