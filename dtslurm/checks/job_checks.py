@@ -153,7 +153,7 @@ def signals(name: str, before: int | None) -> list[str]:
     if name in {"KILL", "STOP"}:
         problems.append(f"--signal {name}: training cannot hear it; use one like USR1 or USR2")
     elif name not in _SIGNALS:
-        problems.append(f"--signal {name!r} is none of {', '.join(_SIGNALS)}")
+        problems.append(f"--signal {name!r} is not one of {', '.join(_SIGNALS)}")
     if before is not None and not 1 <= before <= _MAX_SIGNAL_LEAD:
         problems.append(f"--signal-before takes 1 to {_MAX_SIGNAL_LEAD} seconds, not {before}")
     return problems

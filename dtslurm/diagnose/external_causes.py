@@ -60,8 +60,8 @@ def by_scheduler(cause: str, case: FailureContext) -> Verdict:
     elif cause == "preempted":
         summary, blame = "a job of higher priority took the nodes", "site"
         advice = (
-            "dtslurm resubmit JOB --from-checkpoint goes on from what was saved, and so does Slurm by itself "
-            "where a run is submitted with --max-restarts or --requeue; or use a QOS that is not preempted"
+            "dtslurm resubmit JOB --from-checkpoint continues from the last checkpoint; Slurm requeues a run "
+            "that was submitted with --max-restarts or --requeue; or use a QOS that is not preempted"
         )
     else:
         canceller = facts.cancelled_by or ("dtslurm cancel" if _was_cancelled(case) else "")

@@ -36,7 +36,7 @@ class FailureContext:
 
     @property
     def stop(self) -> float | None:
-        """The time at which the job was told to end from outside, or None."""
+        """When a user or Slurm signalled the job to end, in seconds since the epoch; None if neither did."""
         request_times = [
             event["time"] for event in self.findings.events if event.get("event") in ("signalled", "cancel")
         ]
@@ -85,7 +85,7 @@ def time_of(end: RankEnd) -> float | None:
 
 
 def failed_before_stop(end: RankEnd, case: FailureContext) -> bool:
-    """Return whether a rank failed by itself before the job was told to end."""
+    """Return whether a rank failed before a user or Slurm signalled the job to end."""
     stop, time = case.stop, time_of(end)
     if stop is None or end.reason is None:
         return True

@@ -92,6 +92,6 @@ def checkpointed(case: FailureContext) -> Verdict | None:
             for rank in checkpointed_ranks[:1]
             for text in rank.log.tail[-3:]
         ),
-        advice="dtslurm resubmit JOB --from-checkpoint goes on from what was saved; "
-        "submitted with --max-restarts, a run does so by itself",
+        advice="dtslurm resubmit JOB --from-checkpoint continues from the last checkpoint; "
+        "a run submitted with --max-restarts does so automatically",
     )

@@ -459,5 +459,5 @@ def test_clean_says_which_run_another_one_needs(invoke: Run, runs: Runs) -> None
     alive = ended("8", JobState.UNKNOWN, end_time=None)
     runs.add("onward", "8", alive, parent=old.run_dir)
     said = invoke("clean", "--runs", "--yes", code=0).stderr
-    assert f"{old.run_dir}: kept, as job 8, which stays, goes on from it or belongs to it" in said
+    assert f"{old.run_dir}: kept, because job 8 continues from it or belongs to it and is kept" in said
     assert (Path(old.run_dir) / "checkpoints" / "a.pt").exists()

@@ -64,7 +64,7 @@ def test_what_becomes_a_directive(words: tuple[str, ...], directive: str, invoke
         (("--export=ALL",), "--env and --setup add to it"),
         (("--parsable",), "dtslurm reads sbatch's answer itself"),
         (("--signal", "USR1@300", "--signal-before", "60"), "contradict each other"),
-        (("--signal", "R:USR1@300"), "is none of HUP"),
+        (("--signal", "R:USR1@300"), "is not one of HUP"),
         (("--gres=mps:50", "--gpus-per-node", "1"), "a part of one: give one"),
     ],
 )

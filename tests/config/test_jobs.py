@@ -198,7 +198,7 @@ def test_what_a_sweep_goes_over_is_left_for_its_trials(tmp_path: Path) -> None:
         ("script: a.py\nargs: ['${lr}']\nsweep: {grid: {lr: []}}\n", "lr has no values"),
         (
             "script: a.py\nargs: ['${a}']\nsweep: {random: {a: 'unif(0, 1)'}, samples: 2}\n",
-            "is none of uniform",
+            "is not one of uniform",
         ),
         ("script: a.py\nargs: ['${a}']\nsweep: {grid: {a: [1]}, when: 'b > 0'}\n", "'b' is not swept over"),
         (

@@ -32,14 +32,14 @@ folder = Path(os.environ["DTSLURM_CHECKPOINT_DIR"])
 hear = module.Session._hear
 
 
-def heard(session: Any, number: int, frame: Any) -> None:
+def record_signal(session: Any, number: int, frame: Any) -> None:
     mark = run_dir / f"fault-{signal.Signals(number).name}"
     if not mark.exists():
         mark.write_text(str(time.time()))
     hear(session, number, frame)
 
 
-module.Session._hear = heard
+module.Session._hear = record_signal
 
 
 def fault(kind: str, step: int, rank: int) -> float:

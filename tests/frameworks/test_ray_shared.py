@@ -99,7 +99,7 @@ def test_a_node_that_needs_longer_than_ray_itself_waits(cli: Cli) -> None:
     raylet = find_raylet(run)
     assert raylet is not None
     os.kill(raylet, signal.SIGSTOP)
-    time.sleep(75)  # Ray gives its node 30 and a driver 60
+    time.sleep(75)  # longer than Ray waits by itself: 30 s for its node, 60 s in a driver
     os.kill(raylet, signal.SIGCONT)
     status = cli.wait_for_end(job, limit=300)["statuses"][0]
     assert status["state"] == "COMPLETED", output(cli, job)

@@ -108,7 +108,7 @@ def test_a_condition_that_cannot_be_worked_out_is_told_with_the_point() -> None:
         ("randint(1.5, 2)", "whole numbers"),
         ("normal(0, 0)", "above 0"),
         ("choice(a,,b)", "between commas"),
-        ("gauss(0, 1)", "none of"),
+        ("gauss(0, 1)", "not one of"),
         ("uniform(0, inf)", "finite"),
         ("uniform(nan, 1)", "finite"),
     ],

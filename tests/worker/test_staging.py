@@ -86,7 +86,7 @@ def test_what_is_left_out_is_filled_in() -> None:
         ("/data:/local/../x", "folder of its own"),
         ("/data:${TMPDIR}", "folder of its own"),
         ("/data:/x:shards=gpu", "node, rank"),
-        ("/data:/x:fast", "none of"),
+        ("/data:/x:fast", "not one of"),
         ("/data:/x:name=1", "a name"),
         ("/d.tar:/x:shards=node,method=unpack", "no shards"),
     ],

@@ -95,7 +95,8 @@ def _show(roots: list[CleanRoot], *, whole: bool) -> None:
             )
         for name, blocker in root.needed.items():
             output.note(
-                f"{root.root}/{name}: kept, as job {blocker}, which stays, goes on from it or belongs to it"
+                f"{root.root}/{name}: kept, because job {blocker} continues from it "
+                "or belongs to it and is kept"
             )
         for line in root.trouble:
             output.note(f"{root.cluster}: {line}")

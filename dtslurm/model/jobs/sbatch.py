@@ -60,7 +60,7 @@ _UNSUPPORTED = {
     "wait": "sbatch would not return; dtslurm submit --wait waits for the run",
     "wrap": "the script is dtslurm's; --setup runs lines before training",
 }
-_TASK_EXIT_IS_HANDLED = "dtslurm says itself what becomes of the other ranks when one ends"
+_TASK_EXIT_IS_HANDLED = "dtslurm decides whether the other ranks end when one rank ends"
 _STEP_NODES_ARE_SET = "its steps run on all of a job's nodes, or on those that dtslurm chooses"
 _STARTS_NOTHING = "with it srun starts nothing"
 # The same for srun: options that the script's own steps set, which a profile's option would override.

@@ -14,7 +14,7 @@ def need(text: str) -> tuple[str, str]:
     """Return (kind of dependency, stage) for an item of ``needs``: ``NAME`` or ``KIND:NAME``.
 
     Raises:
-        ValueError: the kind is none of `KINDS`.
+        ValueError: the kind is not in `KINDS`.
     """
     kind, colon, name = text.rpartition(":")
     if colon and kind not in KINDS:

@@ -56,7 +56,7 @@ class Distribution:
         """
         match = _CALL.fullmatch(text)
         if not match or match[1] not in _ARGUMENT_COUNTS:
-            raise ValueError(f"{text!r} is none of {', '.join(f'{kind}(…)' for kind in _ARGUMENT_COUNTS)}")
+            raise ValueError(f"{text!r} is not one of {', '.join(f'{kind}(…)' for kind in _ARGUMENT_COUNTS)}")
         kind, arguments = match[1], tuple(word.strip() for word in match[2].split(","))
         if kind == "choice":
             if not all(arguments):

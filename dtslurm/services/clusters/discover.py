@@ -44,7 +44,7 @@ class Discovery:
         kinds: the groups of equal nodes.
         names: the node type's name, by the name of the group.
         found: the discovered values.
-        probes: the outcomes of the probe jobs.
+        probes: the results of the probe jobs.
         text: the profile's text.
     """
 

@@ -57,7 +57,7 @@ class Verification:
         name: the cluster's name.
         rows: the verdict on each claim of the profile.
         notices: messages to the user.
-        probes: the outcomes of the probe jobs.
+        probes: the results of the probe jobs.
     """
 
     name: str

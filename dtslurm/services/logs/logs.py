@@ -177,10 +177,10 @@ def follow(
             items = stream.read(_POLL_S)
             for item in items:
                 if isinstance(item, Record) and item.file.kind == "events":
-                    watcher.heard(str(item.values.get("event")))
+                    watcher.confirm_event(str(item.values.get("event")))
                 elif is_pending and isinstance(item, LogBlock):
                     is_pending = False
-                    watcher.heard("started")  # a job that writes output runs
+                    watcher.confirm_event("started")  # a job that writes output runs
             if items:
                 quiet_since = context.clock()
             yield [passed for item in items for passed in (*attempt_notices(item), *log_filter(item))]
@@ -235,7 +235,7 @@ def wait(context: Context, record: JobRecord, watch: Callable[[RunView], None] =
                 listening, items = False, []  # the events only show the end earlier than the scheduler
             for item in items:
                 if isinstance(item, Record):
-                    watcher.heard(str(item.values.get("event")))
+                    watcher.confirm_event(str(item.values.get("event")))
             for view in watcher.news():
                 watch(view)
                 if view.terminal:

@@ -52,7 +52,7 @@ class Watcher:
             views, self._news = self._news, []
         return views
 
-    def heard(self, event: str) -> None:
+    def confirm_event(self, event: str) -> None:
         """Schedule a query of the scheduler that confirms an event from the run directory."""
         if event in _CONFIRMED_EVENTS:
             with self._lock:

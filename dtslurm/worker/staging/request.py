@@ -89,7 +89,7 @@ def _parse_options(words: str) -> Dict[str, str]:
     for word in filter(None, words.split(",")):
         key, equals, value = word.partition("=")
         if key not in values_by_option or not equals:
-            raise ValueError("{!r} is none of method=…, shards=… and name=…".format(word))
+            raise ValueError("{!r} is not one of method=…, shards=… and name=…".format(word))
         if values_by_option[key] and value not in values_by_option[key]:
             raise ValueError("{} is one of {}, not {!r}".format(key, ", ".join(values_by_option[key]), value))
         options[key] = value
