@@ -25,6 +25,7 @@ from dtslurm.transport.deletion import remove
 from dtslurm.transport.disk import store_error
 from dtslurm.transport.process import PopenChannel
 from dtslurm.transport.streams import ChannelStream
+from dtslurm.worker.lib.disk import sync_folder
 
 _STDERR_TAIL_BYTES = 1 << 16
 
@@ -161,14 +162,4 @@ def _write_atomically(data: bytes, target: Path, mode: int) -> None:
         with contextlib.suppress(OSError):
             remove(temp, within=target.parent)
         raise
-    _sync_folder(target.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    # Some network file systems cannot fsync a folder; the file itself is already on disk.
-    with contextlib.suppress(OSError):
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+    sync_folder(os.fsencode(target.parent))
