@@ -159,7 +159,7 @@ def test_signals() -> None:
     assert len(job_checks.signals("usr 2", 0)) == 2
     assert job_checks.signals("USR1", 65536)
     assert "cannot hear it" in job_checks.signals("KILL", 60)[0]
-    assert "none of HUP" in job_checks.signals("FOO", 60)[0]
+    assert "not one of HUP" in job_checks.signals("FOO", 60)[0]
 
 
 @pytest.mark.parametrize(("lead", "refused", "told"), [(600, 1, 1), (599, 0, 1), (300, 0, 0)])
