@@ -7,12 +7,9 @@ from dtslurm.interrupts import ExitAtInterrupt
 
 def main() -> None:
     """Import the modules that every command needs, then run the command."""
+    gc.set_threshold(100_000)  # imported objects stay alive: scanning them takes a tenth of the start time
     with ExitAtInterrupt():
-        gc.disable()  # imported objects stay alive: scanning them takes a tenth of the import time
         from dtslurm.cli.main import main as run
-
-    gc.freeze()
-    gc.enable()
     run()
 
 

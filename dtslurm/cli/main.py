@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import sys
@@ -91,17 +90,12 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
-        gc.disable()  # imported objects stay alive, so collections waste a tenth of the time
-        try:
-            with ExitAtInterrupt():
-                command: click.Command = getattr(importlib.import_module(module), name)
-                if not command.epilog:
-                    from dtslurm.cli.examples import add_examples
+        with ExitAtInterrupt():
+            command: click.Command = getattr(importlib.import_module(module), name)
+            if not command.epilog:
+                from dtslurm.cli.examples import add_examples
 
-                    add_examples(command, cmd_name)
-        finally:
-            gc.freeze()
-            gc.enable()
+                add_examples(command, cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
