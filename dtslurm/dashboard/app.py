@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rich.segment import Segment
-from textual.app import App, SystemCommand
+from textual.app import App, SuspendNotSupported, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.color import Color
 from textual.filter import LineFilter
@@ -236,8 +236,6 @@ class TopApp(App[None]):
 
     def _lend_terminal(self, what: str, use: Callable[[], int]) -> None:
         """Suspend the application while a program uses the terminal; report errors and failed exit codes."""
-        from textual.app import SuspendNotSupported
-
         try:
             with self.suspend():
                 code = use()

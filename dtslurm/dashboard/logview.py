@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from array import array
+from bisect import bisect_left
 from typing import ClassVar
 
 from rich.cells import cell_len, set_cell_size
@@ -100,8 +101,6 @@ class LogView(ScrollView, can_focus=True):
     def _row_of_line(self, number: int) -> int:
         if self._filter is None:
             return number - self.store.first
-        from bisect import bisect_left
-
         return bisect_left(self._matching_numbers, number)
 
     def _tick(self) -> None:
@@ -149,8 +148,6 @@ class LogView(ScrollView, can_focus=True):
     def _filter_new_lines(self, pattern: re.Pattern[bytes]) -> None:
         """Apply the filter to new lines, for at most `_FILTER_SLICE_S` seconds."""
         if self._matching_numbers and self._matching_numbers[0] < self.store.first:
-            from bisect import bisect_left
-
             del self._matching_numbers[: bisect_left(self._matching_numbers, self.store.first)]
         deadline = time.monotonic() + _FILTER_SLICE_S
         total = self.store.total

@@ -11,6 +11,7 @@ import click
 
 from dtslurm.cli.options import json_option
 from dtslurm.cli.printing import output
+from dtslurm.errors import RequestInvalid
 from dtslurm.model.paths import working_directory
 
 if TYPE_CHECKING:
@@ -74,7 +75,6 @@ def plan(
         _show_evaluation(Path(evaluate), as_json)
         return
     from dtslurm.cli.printing import plan_text
-    from dtslurm.errors import RequestInvalid
     from dtslurm.services.planning.plan import PlanRequest, make
 
     if emit is not None:
@@ -114,8 +114,6 @@ def _parse_price(text: str | None) -> tuple[float | None, str]:
     Raises:
         RequestInvalid: the text contains no amount.
     """
-    from dtslurm.errors import RequestInvalid
-
     if text is None:
         return None, ""
     match = re.fullmatch(

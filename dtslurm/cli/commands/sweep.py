@@ -10,6 +10,8 @@ from dtslurm.cli.printing.progress import transfer
 from dtslurm.errors import RequestInvalid, SlurmUnavailable
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.services.submit.trials import SweepView, TrialView, load_sweep
+from dtslurm.services.submit.trials import resume as resume_trials
+from dtslurm.services.submit.trials import stop as stop_trials
 from dtslurm.services.wiring.context import Context
 
 _MAX_SHOWN = 20  # maximum number of trials in the output
@@ -81,13 +83,14 @@ def results(limit: int | None, as_csv: bool, cluster: str | None, as_json: bool,
 def resume(cluster: str | None, as_json: bool, job: str) -> None:
     """Rerun the trials that failed or never ran. Each resumes from its own checkpoints."""
     from dtslurm.cli.interruption import report_interruption
-    from dtslurm.services.submit.trials import resume as again
 
     context = Context()
     records: list[JobRecord] = []
     with report_interruption(context, records):
         with transfer() as show:
-            again(context, job, cluster, lambda done, size: show("sending the code", done, size), records)
+            resume_trials(
+                context, job, cluster, lambda done, size: show("sending the code", done, size), records
+            )
         if as_json:
             output.document(runs=records)
         elif not records:
@@ -104,9 +107,7 @@ def resume(cluster: str | None, as_json: bool, job: str) -> None:
 @click.argument("job")
 def stop(cluster: str | None, as_json: bool, job: str) -> None:
     """Cancel all pending and running trials. Finished trials stay; resume runs the rest."""
-    from dtslurm.services.submit.trials import stop as end
-
-    cancelled_jobs = end(Context(), job, cluster)
+    cancelled_jobs = stop_trials(Context(), job, cluster)
     if as_json:
         output.document(cancelled=cancelled_jobs)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
@@ -92,8 +93,6 @@ def _verdict(found: Diagnosis | Live) -> list[str]:
 def _print_frame(
     context: Context, cluster: str | None, key: str | None, *, as_json: bool, ascii_only: bool
 ) -> None:
-    import shutil
-
     from dtslurm.dashboard import ascii_fallback, frame
 
     jobs_board = frame.query_board(Context, cluster)

@@ -17,6 +17,7 @@ from dtslurm.services.runs.queued_jobs import UNREADABLE, cancel_command
 from dtslurm.services.runs.run_evidence import UNNOTICED, attempt_number, describe_failure, list_warnings
 from dtslurm.services.runs.run_times import measure_view
 from dtslurm.services.runs.status import STALLED, RunView
+from dtslurm.slurm.arrays import task_ranges
 from dtslurm.slurm.pending import explain
 from dtslurm.views import events
 
@@ -110,8 +111,6 @@ def _job_text(view: RunView, items: list[JobStatus]) -> str:
 
 def tasks(status: JobStatus) -> int:
     """Return the number of array tasks that a status covers: 8 for ``17_[0-7%2]``."""
-    from dtslurm.slurm.arrays import task_ranges
-
     _, bracket, folded = status.job_id.partition("_[")
     return max(1, sum(map(len, task_ranges(folded)))) if bracket else 1
 

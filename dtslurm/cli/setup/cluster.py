@@ -15,7 +15,9 @@ from dtslurm.cli.printing import output
 from dtslurm.cli.setup.discover import check, discover
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.node_sets import fold_nodes
+from dtslurm.model.units import Walltime
 from dtslurm.services.wiring.context import Context
+from dtslurm.store.codec import plain
 
 _cluster_option = click.option(
     "--cluster",
@@ -69,7 +71,6 @@ def list_(as_json: bool) -> None:
 def show(live: bool, documents: bool, as_json: bool, name: str | None) -> None:
     """Show the values of a profile and the source of each value."""
     from dtslurm.services.wiring import clusters
-    from dtslurm.store.codec import plain
 
     context = Context()
     active_cluster = context.live_cluster(name) if live else context.cluster(name)
@@ -153,7 +154,6 @@ def nodes(ctx: click.Context, name: str | None, as_json: bool) -> None:
 @click.pass_context
 def add(ctx: click.Context, reason: str, expires: str, name: str | None, names: tuple[str, ...]) -> None:
     """Add nodes (n7, n[3-5]) to the bad-node list. `dtslurm submit` excludes them."""
-    from dtslurm.model.units import Walltime
     from dtslurm.services.preflight import bad_nodes
 
     try:

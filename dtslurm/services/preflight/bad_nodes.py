@@ -25,6 +25,7 @@ from dtslurm.services.request.request import JobRequest
 from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.services.wiring.login_node import query_login_node, variables_in
 from dtslurm.services.wiring.remote_query import query_worker
+from dtslurm.store.codec import plain
 from dtslurm.store.index import state_folder
 from dtslurm.store.rundir import RunDir
 from dtslurm.worker.lib.node_blocklist import HOLDS_S, exchange, read_supervisor_notes
@@ -385,6 +386,4 @@ def _truncate(text: str, most: int = 60) -> str:
 
 def values(found: NodeNotes) -> list[dict[str, Any]]:
     """Return the notes as JSON values, each with whether the team's file has the note, too."""
-    from dtslurm.store.codec import plain
-
     return [{**plain(entry), "shared": entry.node in found.shared} for entry in found.notes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,8 +28,6 @@ Ask = Callable[[str, bool], str]
 
 def ask_at_terminal(question: str, seen: bool) -> str:
     """Prompt the user at the terminal; echo the answer only if ``seen``."""
-    import getpass
-
     if not seen:
         return getpass.getpass(question)
     with Path("/dev/tty").open("r+b", buffering=0) as terminal:
