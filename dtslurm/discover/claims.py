@@ -9,7 +9,6 @@ from typing import Any, Literal
 from dtslurm.discover import from_probe
 from dtslurm.discover.facts import DiscoveredCluster, listed
 from dtslurm.discover.kinds import Kind
-from dtslurm.discover.sites import plain
 from dtslurm.model.cluster import ClusterProfile, NodeType
 from dtslurm.model.values import dataclass
 from dtslurm.slurm.survey import Survey
@@ -258,10 +257,16 @@ def _compare_size(what: str, claim: NodeType, live: NodeType) -> Iterator[Row]:
         yield _make_row(f"{what}, memory", claim.memory, live.memory, holds)
 
 
-def _is_same_model(claim: str, found: str) -> bool:
-    """Return whether two names mean the same GPU: ``A100-SXM4-40GB`` and ``NVIDIA A100-SXM4-40GB``."""
-    words = [word for word in re.split(r"[^a-z0-9]+", claim.lower()) if word]
-    return bool(words) and words[0] in plain(found) and bool(found)
+def _is_same_model(claim: str, live_model: str) -> bool:
+    """Return whether two names mean the same GPU: ``A100-SXM4-40GB`` and ``NVIDIA A100-PCIE-40GB``.
+
+    The first word of the claim with a digit decides, since form factor and memory have spellings of their own.
+    """
+    words, live_words = (re.findall(r"[a-z0-9]+", name.lower()) for name in (claim, live_model))
+    model = next((word for word in words if re.search(r"\d", word)), words[0] if words else None)
+    ends = range(len(live_words) + 1)
+    # A live name may separate what the claim joins: "RTX 2080 Ti" for RTX2080Ti.
+    return any(model == "".join(live_words[start:end]) for end in ends for start in range(end))
 
 
 def _is_similar(one: int, other: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,6 +74,32 @@ def judged(profile: ClusterProfile, seen: dict[str, Any] | None = None, nodes: s
         found += from_probe.facts_from_probe(name, one)
     evidence = claims.Evidence(survey=told, kinds=groups, names=names, found=found, seen=looked)
     return {row.what: row.verdict for row in claims.judge(profile, evidence)}
+
+
+@pytest.mark.parametrize(
+    ("claimed", "live", "holds"),
+    [
+        ("A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB", True),
+        ("MI250X-GCD", "AMD Instinct MI250X", True),
+        ("Max-1550", "Intel(R) Data Center GPU Max 1550", True),
+        ("RTX2080Ti", "NVIDIA GeForce RTX 2080 Ti", True),
+        ("RTX 6000", "NVIDIA RTX A6000", False),
+        ("L4", "NVIDIA L40S", False),
+        ("H20", "NVIDIA H200", False),
+        ("A10", "NVIDIA A100-SXM4-80GB", False),
+        ("H200-SXM-141GB", "NVIDIA GH200 480GB", False),
+    ],
+)
+def test_a_gpu_model_is_compared_by_whole_words(claimed: str, live: str, holds: bool) -> None:
+    profile = replace(
+        GOOD,
+        node_types={
+            name: replace(node_type, gpus=Gpus(model=claimed, count=4))
+            for name, node_type in GOOD.node_types.items()
+        },
+    )
+    verdict = judged(profile, {**SEEN, "gpus": [{**GPU, "name": live}] * 4})["node type gpu-a100x4, GPU"]
+    assert verdict == ("ok" if holds else "differs")
 
 
 def test_a_true_profile_holds() -> None:

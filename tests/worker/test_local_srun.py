@@ -147,6 +147,7 @@ def test_killed_srun_takes_its_tasks_along(cluster: LocalCluster) -> None:
         ("-n 2 --ntasks-per-node=1", ["0 0 local1 2", "1 0 local2 2"]),
         ("-N1 -n2", ["0 0 local1 2", "1 1 local1 2"]),
         ("-N1 -n1 -w local2", ["0 0 local2 1"]),
+        ("-N2 -n2 -w local2,local2", ["0 0 local1 2", "1 0 local2 2"]),
         ("-N1 -n1 -x local1", ["0 0 local2 1"]),
         ("-Q -n1", ["0 0 local1 1"]),
     ],

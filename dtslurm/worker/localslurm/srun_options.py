@@ -138,14 +138,14 @@ def _node_indices(text: str, record: Record) -> List[int]:
 
 def _choose_nodes(options: Dict[str, Any], record: Record, wanted: int) -> List[int]:
     excluded = _node_indices(options["exclude"], record) if options.get("exclude") else []
-    required = _node_indices(options["nodelist"], record) if options.get("nodelist") else []
+    required = sorted(set(_node_indices(options["nodelist"], record))) if options.get("nodelist") else []
     free = [index for index in range(record["nodes"]) if index not in excluded]
     if len(free) < wanted:
         raise Refused(["Only allocated {} nodes asked for {}".format(len(free), wanted)])
     if any(index in excluded for index in required):
         raise Refused(["A node is both required and excluded"])
     not_required = [index for index in free if index not in required]
-    return sorted((required + not_required)[: max(wanted, len(set(required)))])
+    return sorted((required + not_required)[: max(wanted, len(required))])
 
 
 class _Counts(NamedTuple):
