@@ -260,7 +260,7 @@ def _compare_size(what: str, claim: NodeType, live: NodeType) -> Iterator[Row]:
 def _is_same_model(claim: str, live_model: str) -> bool:
     """Return whether two names mean the same GPU: ``A100-SXM4-40GB`` and ``NVIDIA A100-PCIE-40GB``.
 
-    The first word of the claim with a digit decides, since form factor and memory have spellings of their own.
+    The first word of the claim with a digit decides: form factor and memory have several spellings.
     """
     words, live_words = (re.findall(r"[a-z0-9]+", name.lower()) for name in (claim, live_model))
     model = next((word for word in words if re.search(r"\d", word)), words[0] if words else None)
