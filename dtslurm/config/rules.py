@@ -21,7 +21,7 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "SlurmCustoms.requeue_exit_codes": (1, 255),
     "NodeType.threads_per_core": (1, 8),
     "Placement.gpus_per_node": (0, math.inf),
-    "JobOptions.max_restarts": (0, math.inf),
+    "JobSettings.max_restarts": (0, math.inf),
     "JobOptions.spare_nodes": (0, math.inf),
     "Sweep.seed": (0, math.inf),
 }
@@ -38,8 +38,8 @@ _PATTERNS = {
 _MULTILINE_FIELDS = {
     "EnvironmentSetup.setup",
     "EnvironmentSetup.teardown",
-    "JobOptions.setup",
-    "JobOptions.teardown",
+    "JobSettings.setup",
+    "JobSettings.teardown",
     "Defaults.env",
     "Variable.value",
     "Variable.why",

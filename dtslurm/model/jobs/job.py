@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from hashlib import sha256
 
-from dtslurm.model.jobs.options import Placement
+from dtslurm.model.jobs.options import JobSettings, Placement
 from dtslurm.model.jobs.trials import Trials
 from dtslurm.model.runs.record import JobRecord, mark
 from dtslurm.model.units import Memory, Walltime
@@ -24,7 +24,7 @@ class Resources(Placement):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobSpec:
+class JobSpec(JobSettings):
     """A training job as its user describes it.
 
     Attributes:
@@ -33,30 +33,18 @@ class JobSpec:
         python: interpreter for ``.py`` scripts and modules.
         activate: the folder of a virtual or conda environment to activate in the job, if any.
         env: variables to set in the job, in order.
-        array: sbatch's ``--array`` expression.
-        output, error: destination of a copy of the batch script's output, in sbatch's filename patterns.
-        signal_before: seconds before the time limit at which training code gets ``signal``.
-        max_restarts: maximum number of restarts after crashes, after hangs and after node faults, each
-            counted separately; None leaves it to the other options.
         spare_nodes: additional nodes of the allocation, to replace lost nodes.
         hang_timeout: seconds without output that count as a hang; 0 learns the value, a negative value turns
             hang detection off.
         total_time: seconds of training in total, over several time limits.
-        requeue: whether Slurm may requeue the job; None allows it if the run can resume from its checkpoints.
         resumes: whether the training script's text shows that it loads its checkpoint when it starts.
         container: the image in which every rank runs, if any: a file or a reference.
-        container_mounts: further mounts, as ``SRC[:DST[:ro]]``.
         fabric_check: measure the network between all ranks before training, and do not train on a bad one.
-        health_check: check the nodes before training, and exclude bad ones; None does so if another option
-            needs the supervisor.
         sample: record each node's telemetry in ``metrics/`` while the job runs.
         stage_in: data that each node copies to its local disk first, as ``SRC:DST:OPTION,...`` with a name.
         stage_out: data that is copied back on the early signal and at the end, in the same form.
-        artifacts: patterns of the files to register as results at the end.
         sbatch_options: options passed on to sbatch without interpretation, as ``--option=value``.
-        secrets: names of variables whose values are in a file of the run directory.
         launcher_options: options of the launcher, None for an option without a value.
-        template: the user's own base template instead of ``base.sbatch.j2``.
         trials: set if the array's tasks are trials of a sweep.
         separate_streams: also write stdout and stderr of each rank to separate files.
     """
@@ -71,32 +59,18 @@ class JobSpec:
     resources: Resources = field(default_factory=Resources)
     launcher: str
     launcher_options: Mapping[str, str | None] = field(default_factory=dict)
-    array: str | None = None
-    dependency: str | None = None
     env: tuple[tuple[str, str], ...] = ()
-    setup: tuple[str, ...] = ()
-    teardown: tuple[str, ...] = ()
-    output: str | None = None
-    error: str | None = None
     signal: str = "USR2"
-    signal_before: int | None = None
-    max_restarts: int | None = None
     spare_nodes: int = 0
     hang_timeout: int | None = None
     total_time: int | None = None
-    requeue: bool | None = None
     resumes: bool = False
     container: str | None = None
-    container_mounts: tuple[str, ...] = ()
     fabric_check: bool = False
-    health_check: bool | None = None
     sample: bool = True
     stage_in: tuple[str, ...] = ()
     stage_out: tuple[str, ...] = ()
-    artifacts: tuple[str, ...] = ()
     sbatch_options: tuple[str, ...] = ()
-    secrets: tuple[str, ...] = ()
-    template: str | None = None
     trials: Trials | None = None
     separate_streams: bool = False
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from dtslurm.launch.base import Launcher
 from dtslurm.model.jobs.job import JobSpec, Resources
-from dtslurm.model.jobs.options import Placement
+from dtslurm.model.jobs.options import JobSettings, Placement
 from dtslurm.model.jobs.sbatch import shares_gpu, split_signal
 from dtslurm.model.paths import expanded
 from dtslurm.model.units import Memory, Walltime
@@ -90,6 +90,7 @@ def spec_of(
         activate: the folder of the environment to activate on the cluster; None without one.
     """
     return JobSpec(
+        **{item.name: getattr(request, item.name) for item in fields(JobSettings)},
         name=name_of(request),
         script=f"./{request.script}" if request.script.startswith("-") else request.script,
         args=request.args,
@@ -102,32 +103,18 @@ def spec_of(
         resources=resources,
         launcher=launcher.name if launcher else "",
         launcher_options=launcher_options_of(request),
-        array=request.array,
-        dependency=request.dependency,
         env=tuple(variables_of(context, request)),
-        setup=request.setup,
-        teardown=request.teardown,
-        output=request.output,
-        error=request.error,
         signal=request.signal or (launcher.early_signal if launcher else "USR2"),
-        signal_before=request.signal_before,
-        max_restarts=request.max_restarts,
         spare_nodes=request.spare_nodes or 0,
         hang_timeout=hang_timeout(request.hang_timeout, []),
         total_time=total_time(request.total_time, []),
-        requeue=request.requeue,
         resumes=resumes_from_checkpoints(context, request),
         container=_absolute_image(context, request.container),
-        container_mounts=request.container_mounts,
         fabric_check=bool(request.fabric_check),
-        health_check=request.health_check,
         sample=cluster.profile.sample if request.sample is None else request.sample,
         stage_in=staging.texts(request.stage_in, staging.disk_of(request, cluster.profile)),
         stage_out=staging.texts(request.stage_out, out=True),
-        artifacts=request.artifacts,
         sbatch_options=request.sbatch,
-        secrets=request.secrets,
-        template=request.template,
         trials=request.trials,
         separate_streams=request.separate_streams,
     )
