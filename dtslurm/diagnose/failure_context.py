@@ -10,6 +10,7 @@ from dtslurm.diagnose.follow_on_errors import assign_blame
 from dtslurm.diagnose.reasons import RankEnd, Reason, signal_of
 from dtslurm.model.runs.diagnosis import EvidenceLine, JobFacts, Verdict
 from dtslurm.model.values import dataclass
+from dtslurm.worker.lib.json_records import finite_number
 
 SKEW_S = 10.0  # the clocks of two nodes, each up to five seconds off
 _ONE_CLOCK_S = 2.0
@@ -38,11 +39,13 @@ class FailureContext:
     def stop(self) -> float | None:
         """When a user or Slurm signalled the job to end, in seconds since the epoch; None if neither did."""
         request_times = [
-            event["time"] for event in self.findings.events if event.get("event") in ("signalled", "cancel")
+            event.get("time")
+            for event in self.findings.events
+            if event.get("event") in ("signalled", "cancel")
         ]
-        times = [float(time) for time in (self.facts.end, *request_times) if isinstance(time, (int, float))]
+        times = map(finite_number, (self.facts.end, *request_times))
         start = self.facts.start or 0
-        return min((time for time in times if time >= start), default=None)
+        return min((time for time in times if time is not None and time >= start), default=None)
 
 
 def strength(ends: Sequence[RankEnd]) -> int:

@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from dtslurm.model.values import dataclass
+from dtslurm.worker.lib.json_records import finite_number, whole_number
 
 _LOG_NAME = re.compile(r"(rank|node)-(\d+)\.log")
 _ROUNDING_S = 1.5  # times in records are whole seconds
@@ -188,7 +189,7 @@ def read(document: Mapping[str, Any], names: list[str], world_size: int) -> Find
             Dump(item["rank"], item["file"], item["groups"]) for item in _only_dicts(document.get("dumps"))
         ),
         exact=exact,
-        free=_int_or_none(document.get("free")),
+        free=whole_number(document.get("free")),
     )
 
 
@@ -228,23 +229,19 @@ def _build_rank(rank: int, record: dict[str, Any] | None, log: LogEvidence | Non
     error = record.get("error") or {}
     return Rank(
         rank=rank,
-        local_rank=_int_or_none(record.get("local_rank")),
-        node_rank=_int_or_none(record.get("node_rank")),
+        local_rank=whole_number(record.get("local_rank")),
+        node_rank=whole_number(record.get("node_rank")),
         host=str(record.get("host", "")),
-        started=_int_or_none(record.get("started")),
-        ended=ended if isinstance(ended, (int, float)) else None,
-        exit_code=_int_or_none(record.get("exit_code")),
-        signal=_int_or_none(record.get("signal")),
+        started=whole_number(record.get("started")),
+        ended=finite_number(ended),
+        exit_code=whole_number(record.get("exit_code")),
+        signal=whole_number(record.get("signal")),
         recorded=True,
         told_to_end=record.get("told_to_end") is True,
         error=str(error.get("message", "")),
         error_frame=_parse_frame(error.get("frame")),
         log=log,
     )
-
-
-def _int_or_none(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _parse_log(item: dict[str, Any], names: list[str]) -> LogEvidence:

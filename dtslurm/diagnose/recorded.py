@@ -8,6 +8,7 @@ from typing import Any
 from dtslurm.diagnose.failure_context import FailureContext
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
+from dtslurm.worker.lib.json_records import finite_number, whole_number
 
 # Causes that the supervisor observes while they happen; the ranks' records only show that they were ended.
 _OBSERVED_CAUSES = {"hang", "node-failure"}
@@ -45,11 +46,10 @@ def _find_end_event(case: FailureContext) -> Mapping[str, Any]:
 
 
 def _verdict_from_event(event: Mapping[str, Any], case: FailureContext) -> Verdict:
-    rank, node, time = event.get("rank"), event.get("node"), event.get("time")
+    rank, node = whole_number(event.get("rank")), event.get("node")
+    time = finite_number(event.get("time"))
     summary, cause = str(event.get("summary") or ""), str(event["cause"])
-    rank_evidence = (
-        case.findings.ranks[rank] if isinstance(rank, int) and 0 <= rank < len(case.ends) else None
-    )
+    rank_evidence = case.findings.ranks[rank] if rank is not None and 0 <= rank < len(case.ends) else None
     lines = [EvidenceLine(rank=None, file="events.jsonl", line=None, text=f"{cause}: {summary}")]
     if rank_evidence is not None:
         lines += [
@@ -62,7 +62,7 @@ def _verdict_from_event(event: Mapping[str, Any], case: FailureContext) -> Verdi
         rank=rank_evidence.rank if rank_evidence else None,
         local_rank=rank_evidence.local_rank if rank_evidence else None,
         node=str(node) if node else (rank_evidence.host or None) if rank_evidence else None,
-        time=int(time) if isinstance(time, (int, float)) else None,
+        time=None if time is None else int(time),
         confidence=0.85 if rank_evidence or cause not in _OBSERVED_CAUSES or node else 0.75,
         blame=str(event.get("blame") or "unknown"),
         evidence=tuple(lines),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from dtslurm.model.values import dataclass
+from dtslurm.worker.lib.json_records import finite_number, parse_object
 
 NODE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 LONGEST_S = 90 * 86400.0  # the longest validity of a note, since nodes get repaired
@@ -59,23 +59,18 @@ def read(lines: Iterable[str], now: float) -> list[NodeNote]:
 
 
 def _parse_note(text: str, now: float) -> NodeNote | None:
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError):
+    values = parse_object(text)
+    if not NODE_NAME.fullmatch(str(values.get("node", ""))):
         return None
-    if not isinstance(values, dict) or not NODE_NAME.fullmatch(str(values.get("node", ""))):
-        return None
-    when, expires = values.get("when"), values.get("expires")
-    if not isinstance(when, int | float) or not isinstance(expires, int | float):
-        return None
-    if not math.isfinite(when) or not math.isfinite(expires) or when > now + _MAX_CLOCK_SKEW_S:
+    when, expires = finite_number(values.get("when")), finite_number(values.get("expires"))
+    if when is None or expires is None or when > now + _MAX_CLOCK_SKEW_S:
         return None
     texts = {key: plain(values.get(key)) for key in ("cluster", "reason", "evidence", "job", "by")}
     return NodeNote(
         node=values["node"],
         **texts,
-        when=float(when),
-        expires=min(float(expires), when + LONGEST_S),
+        when=when,
+        expires=min(expires, when + LONGEST_S),
         removed=values.get("removed") is True,
     )
 

@@ -31,8 +31,8 @@ __all__ = ["MODULES", "Delivery", "Progress", "deliver"]
 
 # The modules of `dtslurm.worker` that receive a delivery.
 MODULES = (
-    "lib.disk", "delivery.objects", "delivery.code_files", "delivery.install_run", "delivery.prebuilt_tree",
-    "delivery.server",
+    "lib.disk", "lib.json_records", "delivery.objects", "delivery.code_files", "delivery.install_run",
+    "delivery.prebuilt_tree", "delivery.server",
 )  # fmt: skip
 
 # Up to this many bytes are sent at once. For more, the worker is first asked which contents are missing,

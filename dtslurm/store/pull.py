@@ -127,7 +127,9 @@ def copy(
             resumes.
         StoreError: a local file cannot be written.
     """
-    program = worker_source("lib.disk", "delivery.objects", "delivery.code_files", "delivery.send")
+    program = worker_source(
+        "lib.disk", "lib.json_records", "delivery.objects", "delivery.code_files", "delivery.send"
+    )
     requests = [_make_request(spec) for spec in wanted]
     stdin = program + json.dumps({"runs": requests, "digests": digests}).encode("ascii") + b"\n"
     receiver = _Receiver(wanted, [request["have"] for request in requests], progress)

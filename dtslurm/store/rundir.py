@@ -233,10 +233,10 @@ class RunDir:
 def json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects of a JSON-lines file; skip invalid lines."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        lines = path.read_bytes().split(b"\n")  # only a newline ends a line, no other separator of Unicode
     except OSError:
         return
-    for line in text.splitlines():
+    for line in lines:
         with contextlib.suppress(TransportError):
             yield answers.parse_object(line, path.name)
 

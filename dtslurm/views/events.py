@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.node_sets import fold_nodes
 from dtslurm.model.units import duration
 from dtslurm.model.values import dataclass
+from dtslurm.worker.lib.json_records import finite_number
 
 Event = Mapping[str, Any]
 _LONGEST = 300  # characters that are shown of a value
@@ -68,7 +68,7 @@ def line(event: Event) -> EventLine:
     name = _to_text(event.get("event"))
     describe_event = _DESCRIPTIONS.get(name)
     text = describe_event(event) if describe_event is not None else name
-    return EventLine(_finite_number(event.get("time")), text, _is_bad(name, event))
+    return EventLine(finite_number(event.get("time")), text, _is_bad(name, event))
 
 
 def _is_bad(name: str, event: Event) -> bool:
@@ -99,7 +99,7 @@ def _group_key(event: Event) -> str:
 
 def _merge_members(members: Sequence[Event]) -> EventLine:
     latest = max(
-        (time for time in (_finite_number(member.get("time")) for member in members) if time is not None),
+        (time for time in (finite_number(member.get("time")) for member in members) if time is not None),
         default=None,
     )
     if members[0].get("event") == "staging":
@@ -109,11 +109,11 @@ def _merge_members(members: Sequence[Event]) -> EventLine:
 
 
 def _describe_staging(members: Sequence[Event]) -> str:
-    copied_bytes = sum(_finite_number(member.get("bytes")) or 0.0 for member in members)
-    totals = [_finite_number(member.get("total")) or 0.0 for member in members]
+    copied_bytes = sum(finite_number(member.get("bytes")) or 0.0 for member in members)
+    totals = [finite_number(member.get("total")) or 0.0 for member in members]
     # Nodes without a staging event yet: they wait, or are slow.
     nodes_without_event = max(
-        0, max(int(_finite_number(member.get("nodes")) or 0) for member in members) - len(members)
+        0, max(int(finite_number(member.get("nodes")) or 0) for member in members) - len(members)
     )
     nodes, total_bytes = len(members) + nodes_without_event, sum(totals) + nodes_without_event * max(totals)
     finished = sum(member.get("done") is True for member in members)
@@ -127,7 +127,7 @@ def _describe_staging(members: Sequence[Event]) -> str:
 
 
 def _describe_staged(event: Event) -> str:
-    size, duration_s = _finite_number(event.get("bytes")), _finite_number(event.get("seconds"))
+    size, duration_s = finite_number(event.get("bytes")), finite_number(event.get("seconds"))
     copied = f", {amount(size)} copied" if size else ""
     return f"the data is where it is wanted{copied}" + (f" in {duration(duration_s)}" if duration_s else "")
 
@@ -157,7 +157,7 @@ _ACTION_TEXTS = {
 
 def _describe_decision(event: Event) -> str:
     action = _to_text(event.get("action"))
-    wait_s = _finite_number(event.get("wait_s"))
+    wait_s = finite_number(event.get("wait_s"))
     parts = [_ACTION_TEXTS.get(action, action)]
     if wait_s:
         parts.append(f"in {duration(wait_s)}")
@@ -286,12 +286,6 @@ def _node_set_text(value: object) -> str:
 
 def _text_or_empty(value: object) -> str:
     return "" if value in (None, "") else _to_text(value)
-
-
-def _finite_number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if abs(value) < 1e100 and math.isfinite(value) else None
 
 
 def amount(size: float) -> str:

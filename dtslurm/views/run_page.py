@@ -26,6 +26,7 @@ from dtslurm.model.values import dataclass
 from dtslurm.views.events import drop_outdated_staging
 from dtslurm.views.forecast import Forecast, forecast
 from dtslurm.views.telemetry import activity_of
+from dtslurm.worker.lib.json_records import finite_number
 
 MOST_POINTS = 4000
 MOST_EVENTS = 2000
@@ -249,15 +250,13 @@ def failure_words(failure: FirstFailure, ranks: Sequence[RankCell]) -> str:
 
 
 def drawable(value: object) -> bool:
-    """Return whether a value is a finite number small enough (below 1e100) that sums do not overflow."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return math.isfinite(value) and abs(value) < 1e100
+    """Return whether a value is a finite number small enough that sums do not overflow."""
+    return finite_number(value) is not None
 
 
 def finite(values: Iterable[float | None]) -> list[float]:
     """Return the values that are drawable numbers."""
-    return [float(value) for value in values if value is not None and drawable(value)]
+    return [number for number in map(finite_number, values) if number is not None]
 
 
 def gpu_memory(gpu: GpuSample) -> float | None:

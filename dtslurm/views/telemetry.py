@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -22,6 +21,7 @@ from dtslurm.model.runs.telemetry import (
     TrainPoint,
 )
 from dtslurm.model.units import LARGEST_SKEW_S
+from dtslurm.worker.lib.json_records import finite_number, number
 
 _JsonObject = Mapping[str, Any]
 _LARGEST = 2**63
@@ -48,7 +48,7 @@ def read(answer: _JsonObject, before: RunTelemetry | None = None, rest: Rest | N
     train = _list_of_mappings(_mapping_or_empty(answer.get("train")).get("records"))
     world_size = _int_or_none(answer.get("world_size"))
     return RunTelemetry(
-        now=_finite_or_none(answer.get("now")) or 0.0,
+        now=finite_number(answer.get("now")) or 0.0,
         attempt=_int_or_none(answer.get("attempt")),
         attempts=tuple(attempt for attempt in answer.get("attempts", ()) if isinstance(attempt, int)),
         task=answer.get("task"),
@@ -67,7 +67,7 @@ def read(answer: _JsonObject, before: RunTelemetry | None = None, rest: Rest | N
 
 
 def _parse_rank(rank: int, values: _JsonObject, known: RankTelemetry | None) -> RankTelemetry:
-    size, spoke = _int_or_none(values.get("bytes")) or 0, _finite_or_none(values.get("spoke"))
+    size, spoke = _int_or_none(values.get("bytes")) or 0, finite_number(values.get("spoke"))
     if "pid" not in values and known is not None:
         is_unchanged = (size, spoke) == (known.bytes, known.spoke)
         return known if is_unchanged else replace(known, bytes=size, spoke=spoke)
@@ -107,10 +107,10 @@ def node(values: _JsonObject) -> NodeSample:
     return NodeSample(
         node=_text_or_empty(values.get("node")),
         node_rank=_int_or_none(values.get("node_rank")) or 0,
-        time=_finite_or_none(values.get("time")) or 0.0,
+        time=finite_number(values.get("time")) or 0.0,
         gpus=tuple(map(_parse_gpu, _list_of_mappings(values.get("gpus")))),
-        cpu_percent=_finite_or_none(values.get("cpu_percent")),
-        load=_finite_or_none(values.get("load")),
+        cpu_percent=finite_number(values.get("cpu_percent")),
+        load=finite_number(values.get("load")),
         memory_used=_int_or_none(values.get("memory_used")),
         memory_total=_int_or_none(values.get("memory_total")),
         cgroup_memory=_int_or_none(values.get("cgroup_memory")),
@@ -133,15 +133,15 @@ def node_activity(values: _JsonObject) -> NodeActivity:
     which all times are corrected.
     """
     sampled_at, written_at = (
-        _finite_or_none(values.get("time")) or 0.0,
-        _finite_or_none(values.get("written")) or 0.0,
+        finite_number(values.get("time")) or 0.0,
+        finite_number(values.get("written")) or 0.0,
     )
     clock_offset = (
         written_at - sampled_at if _MIN_SKEW_S < abs(written_at - sampled_at) <= LARGEST_SKEW_S else 0.0
     )
     kinds = ("output", "cpu", "children", "io", "gpu")
     times = {
-        kind: time + clock_offset if (time := _finite_or_none(values.get(kind))) else 0.0 for kind in kinds
+        kind: time + clock_offset if (time := finite_number(values.get(kind))) else 0.0 for kind in kinds
     }
     return NodeActivity(
         time=sampled_at + clock_offset,
@@ -149,7 +149,7 @@ def node_activity(values: _JsonObject) -> NodeActivity:
         seen=_parse_rank_list(values.get("seen")),
         world_size=_int_or_none(values.get("world_size")),
         learned=values.get("learned") is True,
-        longest_s=_finite_or_none(values.get("longest")) or 0.0,
+        longest_s=finite_number(values.get("longest")) or 0.0,
         waits={
             int(rank): (_text_or_empty(wait[0]), safe(_text_or_empty(wait[1]))[:32])
             for rank, wait in _mapping_or_empty(values.get("waits")).items()
@@ -169,13 +169,13 @@ def _parse_gpu(values: _JsonObject) -> GpuSample:
         index=_int_or_none(values.get("index")) or 0,
         uuid=_text_or_empty(values.get("uuid")),
         name=_text_or_empty(values.get("name")),
-        util=_finite_or_none(values.get("util")),
-        sm_activity=_finite_or_none(values.get("sm_activity")),
+        util=finite_number(values.get("util")),
+        sm_activity=finite_number(values.get("sm_activity")),
         memory_used=_int_or_none(values.get("memory_used")),
         memory_total=_int_or_none(values.get("memory_total")),
-        power_w=_finite_or_none(values.get("power_w")),
-        temperature_c=_finite_or_none(values.get("temperature_c")),
-        sm_mhz=_finite_or_none(values.get("sm_mhz")),
+        power_w=finite_number(values.get("power_w")),
+        temperature_c=finite_number(values.get("temperature_c")),
+        sm_mhz=finite_number(values.get("sm_mhz")),
         throttle=tuple(item for item in _list_or_empty(values.get("throttle")) if isinstance(item, str)),
         ecc_corrected=_int_or_none(values.get("ecc_corrected")),
         ecc_uncorrected=_int_or_none(values.get("ecc_uncorrected")),
@@ -193,7 +193,7 @@ def _parse_nic(values: _JsonObject) -> NicCounters:
 
 def point(values: _JsonObject, world_size: int | None = None) -> TrainPoint:
     """Return one record of training metrics; ``tokens_per_s_per_gpu`` is multiplied by ``world_size``."""
-    tokens_per_gpu = _finite_or_none(values.get("tokens_per_s_per_gpu"))
+    tokens_per_gpu = finite_number(values.get("tokens_per_s_per_gpu"))
     if tokens_per_gpu is not None and world_size and "tokens_per_s" not in values:
         values = {**values, "tokens_per_s": tokens_per_gpu * world_size}
     metrics: dict[str, Any] = {}
@@ -202,7 +202,7 @@ def point(values: _JsonObject, world_size: int | None = None) -> TrainPoint:
             _int_or_none(values.get(key)) if key in _INTEGER_METRICS else _number_or_none(values.get(key))
         )
     for key in ("time", "epoch"):
-        metrics[key] = _finite_or_none(metrics[key])
+        metrics[key] = finite_number(metrics[key])
     other = {key: value for key, value in values.items() if value is not None and metrics.get(key) is None}
     return TrainPoint(**metrics, other=other)
 
@@ -211,23 +211,13 @@ def _number_or_none(value: Any) -> float | None:
     """Return a number, including NaN and infinity, which some programs write as JSON strings."""
     if isinstance(value, str) and value.lower().lstrip("+-") in {"nan", "inf", "infinity"}:
         return float(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return math.copysign(math.inf, value)
-
-
-def _finite_or_none(value: Any) -> float | None:
-    number = None if isinstance(value, str) else _number_or_none(value)
-    return number if number is not None and math.isfinite(number) else None
+    return number(value)
 
 
 def _int_or_none(value: Any) -> int | None:
-    """Return an integer that fits in 64 bits, None for any other value."""
-    number = _finite_or_none(value)
-    return int(value) if number is not None and abs(number) < _LARGEST else None
+    """Return an integer that fits in 64 bits, truncated from a fraction; None for any other value."""
+    decoded = finite_number(value)
+    return int(value) if decoded is not None and abs(decoded) < _LARGEST else None
 
 
 def _text_or_empty(value: Any) -> str:

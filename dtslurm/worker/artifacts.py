@@ -14,7 +14,9 @@ import math
 import os
 import shutil
 import time
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Tuple
+
+from .lib.json_records import finite_number, read_lines, write_atomically
 
 FILE = "artifacts.jsonl"
 PINS = "pins.json"
@@ -40,18 +42,9 @@ def add(run_dir: str, **values: Any) -> None:
 
 def lines(run_dir: str) -> Iterator[Dict[str, Any]]:
     """Yield the lines of the register that are JSON objects with a path."""
-    try:
-        with open(os.path.join(run_dir, FILE), "rb") as file:
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return
-    for line in text.split("\n"):  # not splitlines(): a path may contain other Unicode line separators
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict) and isinstance(value.get("path"), str) and value["path"]:
-            yield value
+    for record in read_lines(os.path.join(run_dir, FILE)):
+        if isinstance(record.get("path"), str) and record["path"]:
+            yield record
 
 
 def relative(run_dir: str, path: str) -> str:
@@ -177,7 +170,7 @@ def is_registered(path: str, entry: Dict[str, Any], attempt: int) -> bool:
     if entry.get("kind", "output") != "output" or entry.get("attempt") == attempt:
         return True  # other kinds are written once and registered by their writer
     last_modified = max([status.st_mtime for _, status in files_of(path)] or [0.0])
-    return last_modified < (_finite_or_none(entry.get("time")) or 0.0) - CLOCKS_S
+    return last_modified < (finite_number(entry.get("time")) or 0.0) - CLOCKS_S
 
 
 def _measure_before_deadline(path: str, end: float) -> Dict[str, Any]:
@@ -235,11 +228,8 @@ def pin(run_dir: str, paths: List[str], keep: bool) -> List[str]:
     """Pin artifacts (``keep``) or unpin them; return all paths pinned afterwards."""
     pinned_paths = set(pins(run_dir))
     pinned_paths = pinned_paths | set(paths) if keep else pinned_paths - set(paths)
-    draft = os.path.join(run_dir, ".{}.{}".format(PINS, os.getpid()))
-    with open(draft, "w") as file:
-        json.dump({"schema": 1, "pinned": sorted(pinned_paths)}, file)
-        file.write("\n")
-    os.replace(draft, os.path.join(run_dir, PINS))
+    text = json.dumps({"schema": 1, "pinned": sorted(pinned_paths)})
+    write_atomically(os.path.join(run_dir, PINS), text + "\n")
     return sorted(pinned_paths)
 
 
@@ -257,7 +247,7 @@ def removable_checkpoints(
     newest = sorted(checkpoints, key=_recency_key, reverse=True)
     retained = newest[:keep]
     if best:
-        scored = [row for row in checkpoints if _finite_or_none(row["metrics"].get(best)) is not None]
+        scored = [row for row in checkpoints if finite_number(row["metrics"].get(best)) is not None]
         scored.sort(key=lambda one: one["metrics"][best], reverse=largest)
         retained = scored[:keep] + newest[:1]
     retained_paths = {row["path"] for row in retained}
@@ -265,13 +255,8 @@ def removable_checkpoints(
 
 
 def _recency_key(row: Dict[str, Any]) -> Tuple[float, float]:
-    step, time_s = _finite_or_none(row.get("step")), _finite_or_none(row.get("time"))
+    step, time_s = finite_number(row.get("step")), finite_number(row.get("time"))
     return (-1.0 if step is None else step, time_s or 0.0)
-
-
-def _finite_or_none(value: Any) -> Optional[float]:
-    """Return a finite number as a float, None for any other value: NaN cannot be compared."""
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def prune(run_dir: str, keep: int, best: str, largest: bool, remove: bool) -> List[Dict[str, Any]]:

@@ -22,9 +22,19 @@ import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 try:
-    from .sampler_values import Record, contents, processes
+    from .lib.json_records import whole_number, write_atomically
+    from .sampler_values import Record, contents, json_object, processes
 except ImportError:  # beside this file, in a run directory
-    from sampler_values import Record, contents, processes  # type: ignore[import-not-found,no-redef]
+    from json_records import (  # type: ignore[import-not-found,no-redef]
+        whole_number,
+        write_atomically,
+    )
+    from sampler_values import (  # type: ignore[import-not-found,no-redef]
+        Record,
+        contents,
+        json_object,
+        processes,
+    )
 
 STEPS, PAUSES = 3, 10  # training has begun after this many recorded steps, or after this many outputs
 BUSY = 0.1  # CPUs
@@ -125,13 +135,11 @@ class Ranks:
         for rank in ranks:
             if self.mains.get(rank) not in processes_now:
                 self.mains.pop(rank, None)
-                text = contents(os.path.join(self.run_dir, "ranks", self.attempt, "%d.json" % rank))
-                with contextlib.suppress(ValueError, AttributeError, TypeError):
-                    record = json.loads(text)
-                    pid = int(record["pid"])
-                    if pid in table and record.get("host") == self.node and record.get("ended") is None:
-                        self.mains[rank] = pid, table[pid][19]
-                        self.seen.add(rank)
+                record = json_object(os.path.join(self.run_dir, "ranks", self.attempt, "%d.json" % rank))
+                pid = whole_number(record.get("pid"))
+                if pid in table and record.get("host") == self.node and record.get("ended") is None:
+                    self.mains[rank] = pid, table[pid][19]
+                    self.seen.add(rank)
         return {rank: main for rank, main in self.mains.items() if main in processes_now and rank in ranks}
 
     def rank_of(self, pid: int) -> Optional[str]:
@@ -240,11 +248,8 @@ class Ranks:
 
     def write(self, record: Record) -> None:
         """Replace the file atomically."""
-        temporary = "%s.%d" % (self.path, os.getpid())
         with contextlib.suppress(OSError):
-            with open(temporary, "w") as file:
-                file.write(json.dumps(record, separators=(",", ":")))
-            os.rename(temporary, self.path)
+            write_atomically(self.path, json.dumps(record, separators=(",", ":")), sync=False)
 
 
 def family(main: int, table: Dict[int, List[str]], below: Dict[int, List[int]]) -> Family:

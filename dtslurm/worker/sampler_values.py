@@ -1,10 +1,14 @@
 """Helpers of the ``sampler`` modules: readers of small files, and the selection of the job's GPUs."""
 
 import contextlib
-import json
 import os
 import re
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+
+try:
+    from .lib.json_records import parse_object
+except ImportError:  # beside this file, in a run directory
+    from json_records import parse_object  # type: ignore[import-not-found,no-redef]
 
 HIP = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 Record = Dict[str, Any]
@@ -21,11 +25,7 @@ def contents(path: str) -> str:
 
 def json_object(path: str) -> Record:
     """Return the JSON object in a small file, or an empty dictionary if there is none."""
-    try:
-        value = json.loads(contents(path))
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+    return parse_object(contents(path))
 
 
 def processes() -> Iterator[Tuple[int, List[str]]]:

@@ -11,8 +11,10 @@ import sys
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 try:
+    from .lib.json_records import write_atomically
     from .trial_text import substitute
 except ImportError:  # beside this file, in a run directory
+    from json_records import write_atomically  # type: ignore[import-not-found,no-redef]
     from trial_text import substitute  # type: ignore[import-not-found,no-redef]
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -36,11 +38,7 @@ class RunningTrial(NamedTuple):
 
     def keep(self, name: str, value: Any) -> None:
         """Write a small JSON file into the trial's folder, atomically."""
-        path = os.path.join(self.folder, name)
-        draft = "{}.{}".format(path, os.getpid())
-        with open(draft, "w", encoding="utf-8") as file:
-            json.dump(value, file)
-        os.replace(draft, path)
+        write_atomically(os.path.join(self.folder, name), json.dumps(value))
 
 
 def main(argv: List[str]) -> int:

@@ -6,7 +6,6 @@ al., 2020).
 """
 
 import contextlib
-import json
 import math
 import os
 import signal
@@ -15,6 +14,15 @@ import sys
 import time
 from types import FrameType
 from typing import Any, Callable, Dict, Iterator, List, Optional
+
+try:
+    from .lib.json_records import finite_number, number, parse_lines
+except ImportError:  # beside this file, in a run directory
+    from json_records import (  # type: ignore[import-not-found,no-redef]
+        finite_number,
+        number,
+        parse_lines,
+    )
 
 _POLL_S = 0.5
 _GRACE_S = 30.0
@@ -35,16 +43,12 @@ class Rungs:
 
     def stops(self, record: Dict[str, Any]) -> Optional[Dict[str, Any]]:
         """Process a line of the metrics file; return why the trial must stop, None if it continues."""
-        step, value = record.get(self._asha["step"]), record.get(self._metric)
-        if (
-            not isinstance(step, (int, float))
-            or not isinstance(value, (int, float))
-            or not math.isfinite(step)
-        ):
+        step, value = finite_number(record.get(self._asha["step"])), number(record.get(self._metric))
+        if step is None or value is None:
             return None
         while step >= self._asha["min_steps"] * self._asha["eta"] ** self._next:
             rung, self._next = self._next, self._next + 1
-            better_trials, count = self._record_rank(rung, float(value))
+            better_trials, count = self._record_rank(rung, value)
             if better_trials >= max(1, count // self._asha["eta"]):
                 return {
                     "rung": rung,
@@ -84,12 +88,8 @@ def _new_records(path: str, state: Dict[str, int]) -> Iterator[Dict[str, Any]]:
         return
     complete_lines = chunk[: chunk.rfind(b"\n") + 1]
     state["offset"] += len(complete_lines)
-    for line in complete_lines.splitlines():
-        try:
-            record = json.loads(line.decode("utf-8", "replace"))
-        except ValueError:
-            continue
-        if isinstance(record, dict) and record.get("rank") in (None, 0):
+    for record in parse_lines(complete_lines.splitlines()):
+        if record.get("rank") in (None, 0):
             yield record
 
 
@@ -117,8 +117,8 @@ class _Watch:
             return
         for record in _new_records(self._trial.metrics, self._state):
             self.keys.update(dict.fromkeys(record))
-            value = record.get(self._metric)
-            self.last = float(value) if isinstance(value, (int, float)) else self.last
+            value = number(record.get(self._metric))
+            self.last = self.last if value is None else value
             stop_reason = self._rungs.stops(record) if self._rungs else None
             if stop_reason and not ended:
                 self._trial.keep(STOPPED, dict(stop_reason, time=time.time()))

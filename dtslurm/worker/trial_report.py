@@ -1,34 +1,14 @@
 """Report the state of a sweep's trials from their files; runs on the host that stores them."""
 
-import json
-import math
 import os
 import re
 from typing import Any, Dict, Iterator, List, Optional
 
+from .lib.json_records import finite_number, read_lines, read_object
 from .telemetry.failure import first_failure, last_exception, tail_lines
 from .telemetry.log_metrics import LogParser, from_logs, patterns_of
 
 _RANK_LOG = re.compile(r"rank-([0-9]+)\.log$")
-
-
-def _read_json_lines(path: str) -> Iterator[Dict[str, Any]]:
-    try:
-        with open(path, "rb") as file:
-            lines = file.read().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            value = json.loads(line.decode("utf-8", "replace"))
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            yield value
-
-
-def _read_first_object(path: str) -> Dict[str, Any]:
-    return next(_read_json_lines(path), {})
 
 
 def _list_numbers(folder: str) -> List[int]:
@@ -38,20 +18,10 @@ def _list_numbers(folder: str) -> List[int]:
         return []
 
 
-def _finite_or_none(value: Any) -> Optional[float]:
-    """Return a finite number, None for any other value: JSON has no infinity, a usable metric neither."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        return value if math.isfinite(value) else None
-    except OverflowError:  # an integer too large for a float
-        return None
-
-
 def _metric_records(folder: str) -> Iterator[Dict[str, Any]]:
     """Yield the records that a trial wrote to its metrics files."""
     for attempt in _list_numbers(os.path.join(folder, "metrics")):
-        yield from _read_json_lines(os.path.join(folder, "metrics", str(attempt), "train.jsonl"))
+        yield from read_lines(os.path.join(folder, "metrics", str(attempt), "train.jsonl"))
 
 
 def _log_records(task: str, place: Optional[int], patterns: List[Dict[str, Any]]) -> Iterator[Dict[str, Any]]:
@@ -74,10 +44,8 @@ def _summarize_metric(records: Iterator[Dict[str, Any]], request: Dict[str, Any]
     better = max if request["mode"] == "max" else min
     for record in records:
         keys.update(dict.fromkeys(record))
-        value, record_step = (
-            _finite_or_none(record.get(request["metric"])),
-            _finite_or_none(record.get("step")),
-        )
+        value, step = finite_number(record.get(request["metric"])), record.get("step")
+        record_step = step if finite_number(step) is not None else None  # a whole number stays whole
         newest_step = newest_step if record_step is None else record_step
         if value is not None:
             last_value, best_value = value, value if best_value is None else better(best_value, value)
@@ -107,14 +75,14 @@ def _read_results(trial: str, task: str, place: Optional[int], request: Dict[str
 def _read_times(task: str, place: Optional[int]) -> Dict[str, Any]:
     """Return when a trial started and ended, and its exit code; None for unknown values."""
     times = {"started": None, "ended": None, "exit_code": None}  # type: Dict[str, Any]
-    for event in _read_json_lines(os.path.join(task, "events.jsonl")):
+    for event in read_lines(os.path.join(task, "events.jsonl")):
         if event.get("event") == "started":
             times = {"started": event.get("time"), "ended": None, "exit_code": None}
         elif event.get("event") == "ended":
             times.update(ended=event.get("time"), exit_code=event.get("exit_code"))
     if place is not None:
         for attempt in _list_numbers(os.path.join(task, "ranks"))[-1:]:
-            rank = _read_first_object(os.path.join(task, "ranks", str(attempt), "{}.json".format(place)))
+            rank = read_object(os.path.join(task, "ranks", str(attempt), "{}.json".format(place)))
             times = {key: rank.get(key, times[key]) for key in times}
     return times
 
@@ -146,8 +114,8 @@ def _read_trials(run: str, request: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
                 index=task * request["per_task"] + index_in_task,
                 task=task,
                 folder=trial,
-                values=_read_first_object(os.path.join(trial, "trial.json")).get("values"),
-                stopped=_read_first_object(os.path.join(trial, "stopped.json")).get("step"),
+                values=read_object(os.path.join(trial, "trial.json")).get("values"),
+                stopped=read_object(os.path.join(trial, "stopped.json")).get("step"),
                 **times,
             )
 

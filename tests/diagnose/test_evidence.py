@@ -18,6 +18,7 @@ import pytest
 from dtslurm import assets
 from dtslurm.remote.worker_program import inline_program
 from dtslurm.services.observe.diagnose import EVIDENCE
+from dtslurm.services.wiring.remote_query import SHARED
 from dtslurm.worker.evidence import evidence, flight, search
 from dtslurm.worker.evidence import hits as evidence_hits
 from dtslurm.worker.evidence import lines as evidence_lines
@@ -222,7 +223,7 @@ def test_it_answers_over_stdin_in_one_marked_line(tmp_path: Path) -> None:
     (tmp_path / "logs" / "0").mkdir(parents=True)
     request = {"run_dir": str(tmp_path), "attempt": 0, "signatures": []}
     call = f"sys.modules['far.lib.answer'].tell('mark:', module.answer({request!r}))"
-    program = inline_program(["lib.answer", *EVIDENCE, "evidence.evidence"], call)
+    program = inline_program([*SHARED, *EVIDENCE, "evidence.evidence"], call)
     done = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True, check=True)
     [line] = [line for line in done.stdout.splitlines() if line.startswith("mark:")]
     document = json.loads(zlib.decompress(base64.b64decode(line[len("mark:") :])))
@@ -231,7 +232,7 @@ def test_it_answers_over_stdin_in_one_marked_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*EVIDENCE, "evidence.evidence", "lib.answer", "stacks.readers", "stacks.stacks", "stacks.live"]
+    "name", [*EVIDENCE, "evidence.evidence", *SHARED, "stacks.readers", "stacks.stacks", "stacks.live"]
 )
 def test_the_program_is_python_3_6(name: str) -> None:
     ast.parse(assets.worker(name.replace(".", "/") + ".py").read_text(), feature_version=(3, 6))

@@ -328,8 +328,10 @@ def test_it_ends_with_the_process_it_was_started_for(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_gone_ends_it(tmp_path: Path) -> None:
+    for name in SAMPLER:
+        shutil.copy(assets.worker(name), tmp_path)
     env = {**os.environ, "DTSLURM_RUN_DIR": str(tmp_path / "gone"), "DTSLURM_ATTEMPT": "0"}
-    argv = [sys.executable, "-BES", str(assets.worker("sampler.py")), str(os.getpid()), "0"]
+    argv = [sys.executable, "-BES", str(tmp_path / "sampler.py"), str(os.getpid()), "0"]
     assert subprocess.run(argv, env=env, timeout=600, check=False).returncode == 0
 
 

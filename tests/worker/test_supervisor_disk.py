@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dtslurm.worker.lib.json_records import write_atomically
 from dtslurm.worker.supervisor import files, lease, main
 from dtslurm.worker.supervisor.main import Supervisor
 
@@ -55,7 +56,7 @@ def test_f89_a_run_starts_where_the_file_server_does_not_tell_in_time(
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOSPC])
 def test_f89_an_attempt_waits_for_its_lease(site: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     (site / "step.sh").write_text(f"echo >>{site}/starts\n")
-    monkeypatch.setattr(lease, "put", fail_first(files.put, "attempt", 2, number))
+    monkeypatch.setattr(lease, "write_atomically", fail_first(write_atomically, "attempt", 2, number))
     assert Supervisor(ASKED).run() == 0
     assert (site / "starts").read_text() == "\n"
     assert (site / "attempt").read_text() == "0\n"

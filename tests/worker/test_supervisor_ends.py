@@ -187,7 +187,7 @@ def test_n9_the_end_of_training_is_not_lost_because_the_disk_is_full_for_a_momen
         Path(path).write_text(text)
 
     lease.take(str(site), 0)
-    monkeypatch.setattr(lease, "put", put)
+    monkeypatch.setattr(lease, "write_atomically", put)
     events.rename(site / "kept")
     events.symlink_to("/dev/full")
     Timer(1.0, (site / "kept").replace, [events]).start()

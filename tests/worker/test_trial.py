@@ -31,8 +31,8 @@ SETTINGS = {
 def make(folder: Path, **settings: Any) -> Path:
     run = folder / "run"
     run.mkdir(exist_ok=True)
-    for name in ("trial.py", "trial_text.py", "trial_asha.py"):
-        shutil.copy(assets.worker(name), run / name)
+    for name in ("lib/json_records.py", "trial.py", "trial_text.py", "trial_asha.py"):
+        shutil.copy(assets.worker(name), run)
     (run / "sweep.json").write_text(json.dumps({**SETTINGS, "sweep": str(run), **settings}))
     trials = [{"number": n, "name": f"lr={n}", "values": {"lr": str(n)}, "checkpoints": ""} for n in range(3)]
     (run / "trials.jsonl").write_text("".join(json.dumps(one) + "\n" for one in trials))

@@ -20,7 +20,7 @@ from dtslurm.slurm import commands
 from dtslurm.slurm.parse import submitted_id
 from dtslurm.slurm.parse_errors import words
 
-PARTS = ("sampler_values", "probe.gpus", "probe.probe")
+PARTS = ("lib.json_records", "sampler_values", "probe.gpus", "probe.probe")
 _MARK = "dtslurm-probe:"
 _END = "dtslurm-probe-end:"
 _POLL_S = 15.0  # how long one command waits for the output files; reading them sends no request to Slurm

@@ -22,7 +22,7 @@ _SILENCE_S = 45.0  # the worker program sends a ping every ten seconds
 _GREETING_S = 60.0
 _SHELL_POLL_S = 1.0
 
-_MODULES = ("logtail.frames", "logtail.files", "logtail.summary", "logtail.tailer")
+_MODULES = ("lib.json_records", "logtail.frames", "logtail.files", "logtail.summary", "logtail.tailer")
 
 
 class NoPython(TransportError):

@@ -26,6 +26,7 @@ from dtslurm.slurm.pending import explain
 from dtslurm.store.rundir import RunDir
 from dtslurm.views.forecast import Forecast
 from dtslurm.views.run_page import Page
+from dtslurm.worker.lib.json_records import whole_number
 
 ClusterKey = tuple[str, str, str]
 _MAX_CLOCK_SKEW_S = 5  # allowed difference between Slurm's clock and the node's
@@ -344,9 +345,9 @@ def _make_row(view: RunView, status: JobStatus, layout: Mapping[str, Any], task:
     record = view.record
     attempt = attempt_number(view.run_of(status), status)
     about, fix, never = _describe(view, status, attempt)
-    nodes = status.nodes or _int_or_none(layout.get("nodes"))
+    nodes = status.nodes or whole_number(layout.get("nodes"))
     times = measure_view(view, status)
-    gpus = _int_or_none(layout.get("gpus_per_node"))
+    gpus = whole_number(layout.get("gpus_per_node"))
     return JobRow(
         key=record.token if task is None else f"{record.token}_{task}",
         token=record.token,
@@ -381,10 +382,6 @@ def _make_row(view: RunView, status: JobStatus, layout: Mapping[str, Any], task:
         activity=view.activities.get(status.job_id),
         observed_at=status.observed_at,
     )
-
-
-def _int_or_none(value: object) -> int | None:
-    return value if isinstance(value, int) else None
 
 
 def _describe(view: RunView, status: JobStatus, attempt: int) -> tuple[str, str, bool]:

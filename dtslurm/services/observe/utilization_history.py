@@ -11,7 +11,8 @@ from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.values import dataclass
 from dtslurm.services.wiring.context import Context
 from dtslurm.services.wiring.remote_query import find_transport_and_python, query_worker
-from dtslurm.views.run_page import drawable, finite
+from dtslurm.views.run_page import finite
+from dtslurm.worker.lib.json_records import finite_number
 
 COLUMNS = 96
 _LIMIT_S = 120.0
@@ -86,8 +87,8 @@ def parse_utilization(answer: Mapping[str, Any]) -> UtilizationHistory:
     """Parse the history in a worker program's answer; values of a wrong type become None or are skipped."""
     rows = answer.get("rows")
     return UtilizationHistory(
-        _number(answer.get("from")) or 0.0,
-        _number(answer.get("to")) or 0.0,
+        finite_number(answer.get("from")) or 0.0,
+        finite_number(answer.get("to")) or 0.0,
         tuple(_parse_row(row) for row in rows if isinstance(row, dict)) if isinstance(rows, list) else (),
     )
 
@@ -97,14 +98,10 @@ def _parse_row(row: Mapping[str, Any]) -> UtilizationRow:
     return UtilizationRow(
         safe(f"{row.get('node', '')} {unit}"),
         unit.startswith("gpu"),
-        tuple(map(_number, values)) if isinstance(values, list) else (),
-        _number(row.get("memory")),
-        _number(row.get("power_w")),
+        tuple(map(finite_number, values)) if isinstance(values, list) else (),
+        finite_number(row.get("memory")),
+        finite_number(row.get("power_w")),
     )
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and drawable(value) else None
 
 
 def summarize_utilization(history: UtilizationHistory) -> list[tuple[str, str]]:

@@ -197,7 +197,7 @@ def files(spec: JobSpec) -> dict[str, bytes]:
     worker = assets.worker("staging").parent
     supervisor = [worker / "supervisor" / name for name in ("__init__.py", "slurm.py")]
     paths = [worker / "__init__.py", worker / "artifacts.py", *supervisor]
-    paths += sorted((worker / "staging").glob("*.py"))
+    paths += [path for name in ("lib", "staging") for path in sorted((worker / name).glob("*.py"))]
     contents = {f"{FOLDER}/worker/{path.relative_to(worker)}": path.read_bytes() for path in paths}
     contents[f"{FOLDER}/__main__.py"] = _MAIN_PROGRAM.encode()
     return contents

@@ -16,6 +16,7 @@ from dtslurm.services.results.fetch import fetch
 from dtslurm.services.wiring.context import Context
 from dtslurm.services.wiring.remote_query import find_transport_and_python, query_worker
 from dtslurm.worker import artifacts as register
+from dtslurm.worker.lib.json_records import finite_number, whole_number
 
 _Result = TypeVar("_Result")
 _TIMEOUT_S = 3600.0  # the checksum of a large checkpoint takes long
@@ -160,7 +161,7 @@ def _artifact_parser(key: str) -> Callable[[Mapping[str, Any]], list[Artifact]]:
 def _parse_artifact(row: Mapping[str, Any]) -> Artifact:
     exists = bool(row.get("there"))
     registered, current = _text_or_none(row.get("sha256")), _text_or_none(row.get("now_sha256"))
-    size = _whole_or_none(row.get("bytes"))
+    size = whole_number(row.get("bytes"))
     problem = "" if exists else "it is gone"
     if exists and size is not None and row.get("now_bytes") not in {None, size}:
         problem = f"it has {row['now_bytes']} bytes now, not {size}"
@@ -170,12 +171,12 @@ def _parse_artifact(row: Mapping[str, Any]) -> Artifact:
     return Artifact(
         path=_parse_path(row["path"]),
         kind=str(row.get("kind") or "output"),
-        bytes=_whole_or_none(row.get("now_bytes", size)) if exists else size,
-        files=_whole_or_none(row.get("files")),
+        bytes=whole_number(row.get("now_bytes", size)) if exists else size,
+        files=whole_number(row.get("files")),
         sha256=registered or current,
-        step=_whole_or_none(step),
-        time=float(time) if isinstance(time, int | float) else None,
-        attempt=_whole_or_none(attempt),
+        step=whole_number(step),
+        time=finite_number(time),
+        attempt=whole_number(attempt),
         there=exists,
         pinned=bool(row.get("pinned")),
         problem=problem,
@@ -187,10 +188,6 @@ def _parse_path(value: Any) -> str:
     if not isinstance(value, str) or "\0" in value:
         raise TypeError(f"{value!r} is not a path")
     return value
-
-
-def _whole_or_none(value: Any) -> int | None:
-    return value if type(value) is int else None
 
 
 def _text_or_none(value: Any) -> str | None:

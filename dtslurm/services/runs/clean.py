@@ -267,7 +267,7 @@ def _reclaim(context: Context, cluster: ActiveCluster, request: dict[str, Any]) 
     python = query_login_node(context, cluster).python or "python3"
     answer = ask_worker(
         cluster.transport,
-        ("lib.disk", "delivery.objects", "delivery.code_files", "delivery.reclaim"),
+        ("lib.disk", "lib.json_records", "delivery.objects", "delivery.code_files", "delivery.reclaim"),
         parts,
         python=python,
         timeout=_TIMEOUT_S,

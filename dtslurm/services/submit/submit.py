@@ -42,6 +42,7 @@ from dtslurm.transport.base import Completed
 Progress = Callable[[int, int], None]
 NO_JOB = "interrupted: no job was submitted"
 SAMPLER = (
+    "lib/json_records.py",
     "sampler.py",
     "sampler_values.py",
     "sampler_ranks.py",
@@ -199,7 +200,7 @@ def _build_delivery(context: Context, prepared: Prepared, record: JobRecord) -> 
         "logs/batch.log": b"",
     }
     if submission.spec.sample:
-        files |= {name: assets.worker(name).read_bytes() for name in SAMPLER}
+        files |= {Path(name).name: assets.worker(name).read_bytes() for name in SAMPLER}
     if prepared.git and prepared.git.diff:
         files["code.diff"] = prepared.git.diff
     if prepared.secrets:

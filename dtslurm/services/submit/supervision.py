@@ -42,13 +42,8 @@ def files(context: Context) -> dict[str, bytes]:
         ProfileInvalid: a log signature file is invalid.
     """
     worker = assets.worker("supervisor").parent
-    paths = [
-        worker / "__init__.py",
-        worker / "lib" / "__init__.py",
-        worker / "lib" / "node_blocklist.py",
-        *sorted(worker.glob("sampler_*.py")),
-    ]
-    for package in ("evidence", "preflight", "stacks", "supervisor"):
+    paths = [worker / "__init__.py", *sorted(worker.glob("sampler_*.py"))]
+    for package in ("evidence", "lib", "preflight", "stacks", "supervisor"):
         paths += sorted((worker / package).rglob("*.py"))
     contents = {f"{FOLDER}/worker/{path.relative_to(worker)}": path.read_bytes() for path in paths}
     signatures = known.load(context.cwd, context.env)
@@ -93,7 +88,8 @@ def _build_rules_zip(package: Path) -> bytes:
     """Return the rules of `dtslurm diagnose` as a zip program that reads values and prints a diagnosis."""
     names = ("__init__.py", "exit_codes.py", "values.py", "runs/__init__.py", "runs/diagnosis.py")
     model = [package / "model" / name for name in names]
-    paths = [package / "__init__.py", *model, *sorted((package / "diagnose").glob("*.py"))]
+    worker = [package / "worker" / name for name in ("__init__.py", "lib/__init__.py", "lib/json_records.py")]
+    paths = [package / "__init__.py", *model, *worker, *sorted((package / "diagnose").glob("*.py"))]
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(zipfile.ZipInfo("__main__.py", _ZIP_TIME), _DIAGNOSE_MAIN)

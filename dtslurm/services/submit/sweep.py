@@ -22,7 +22,7 @@ from dtslurm.services.wiring.context import Context
 from dtslurm.store import codec
 from dtslurm.worker.trial_text import substitute
 
-_PROGRAMS = ("trial.py", "trial_text.py", "trial_asha.py", "trial_optuna.py")
+_PROGRAMS = ("lib/json_records.py", "trial.py", "trial_text.py", "trial_asha.py", "trial_optuna.py")
 _CONFIRM_ABOVE = 10_000  # trials
 _DEFAULT_ARRAY_SIZE = 1001  # tasks per array if the cluster's MaxArraySize is unknown: Slurm's default
 _MAX_NAME_LENGTH = 120  # characters of a trial's name
@@ -203,7 +203,7 @@ def _prepare_array(
     head = settings["sweep"] or prepared.submission.run_dir
     gpus = prepared.submission.layout.gpus_per_node
     lines = "".join(json.dumps(vars(trial)) + "\n" for trial in trials)
-    payload = {name: assets.worker(name).read_bytes() for name in _PROGRAMS}
+    payload = {Path(name).name: assets.worker(name).read_bytes() for name in _PROGRAMS}
     payload[SETTINGS] = codec.encode({**settings, "sweep": head, "gpus": gpus})
     payload[TRIALS] = lines.encode("utf-8", "surrogateescape")
     return replace(prepared, payload=payload, sweep=head)

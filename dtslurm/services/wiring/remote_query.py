@@ -18,6 +18,8 @@ from dtslurm.services.wiring.context import Context
 from dtslurm.services.wiring.login_node import query_login_node
 from dtslurm.transport.base import Transport
 
+SHARED = ("lib.answer", "lib.json_records", "lib.locks")  # modules that are sent with every program
+
 
 def find_transport_and_python(context: Context, record: JobRecord) -> tuple[Transport, str]:
     """Return the transport to the machine with the run's files, and the Python to use there.
@@ -51,7 +53,7 @@ def query_worker(
         program: a module below `dtslurm.worker`, like ``telemetry.gpu_time``.
         request: the argument of ``answer``.
         timeout: seconds.
-        parts: the modules that the program imports, each after those that it imports itself.
+        parts: the modules that the program imports besides `SHARED`, each after those that it imports itself.
 
     Raises:
         TransportError: there was no answer; the evidence is what Python printed to stderr.
@@ -59,7 +61,7 @@ def query_worker(
     marker = f"dtslurm-{program.rpartition('.')[2]}:"
     call = f"module.answer(json.loads({json.dumps(request)!r}))"
     source = inline_program(
-        ["lib.answer", *parts, program], f"sys.modules['far.lib.answer'].tell({marker!r}, {call})"
+        [*SHARED, *parts, program], f"sys.modules['far.lib.answer'].tell({marker!r}, {call})"
     )
     finished = transport.run([python, "-I", "-S", "-"], stdin=source.encode(), timeout=timeout)
     return _unpacked(marker, finished.stdout, finished.stderr)

@@ -27,6 +27,7 @@ from ..lib.disk import (
     text,
     write_all,
 )
+from ..lib.json_records import read_object
 
 STAMP = 1000000000  # 2001-09-09: older than any build product (make), valid in zip (from 1980 on)
 DIGEST_LENGTH = 32  # hex digits of SHA-256: 128 bits
@@ -104,11 +105,7 @@ class Objects:
 
     def _read_seal(self, key: str) -> Optional[int]:
         if self._seals is None:
-            self._seals = {}
-            with contextlib.suppress(OSError, ValueError):
-                with open(os.path.join(self.folder, SEALS), "rb") as file:
-                    value = json.loads(file.read().decode("ascii"))
-                self._seals = value if isinstance(value, dict) else {}
+            self._seals = read_object(os.path.join(self.folder, SEALS))
         return self._new_seals.get(key, self._seals.get(key))
 
     def write_seals(self) -> None:

@@ -27,6 +27,7 @@ import zlib
 from typing import Any, Dict, Iterable, Iterator, List, Sequence, Tuple
 
 from ..lib.disk import WorkerError, raw, remove_tree, text
+from ..lib.json_records import finite_number, parse_object
 from .code_files import CodeFile, CodeFiles
 from .objects import SEALS, choose_objects_folder
 
@@ -252,9 +253,9 @@ def last_start(events: Iterable[bytes]) -> float:
     latest = 0.0
     for line in events:
         if b'"started"' in line:
-            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-                event = json.loads(line.decode("utf-8", "replace"))
-                latest = max(latest, float(event["time"])) if event["event"] == "started" else latest
+            event = parse_object(line)
+            if event.get("event") == "started":
+                latest = max(latest, finite_number(event.get("time")) or 0.0)
     return latest
 
 

@@ -5,12 +5,12 @@ Sent over stdin with its modules (`dtslurm.services.wiring.remote_query`); insta
 
 import contextlib
 import glob
-import json
 import os
 import re
 import time
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
+from ..lib.json_records import read_lines, read_object
 from .flight import flight_dumps
 from .hits import LogSignature, scan
 from .lines import SHOWN
@@ -35,8 +35,8 @@ def findings(request: Dict[str, Any]) -> Dict[str, Any]:
     return {
         "schema": 1,
         "now": time.time(),
-        "manifest": json_file(os.path.join(logs, "manifest.json")),
-        "events": list(json_lines(os.path.join(run, "events.jsonl"))),
+        "manifest": read_object(os.path.join(logs, "manifest.json")),
+        "events": list(read_lines(os.path.join(run, "events.jsonl"))),
         "records": records,
         "first_failures": firsts,
         "files": scan(files, signatures),
@@ -54,34 +54,6 @@ def free_bytes(folder: str) -> Optional[int]:
     return status.f_bavail * status.f_frsize
 
 
-def json_file(path: str) -> Dict[str, Any]:
-    """Return the JSON object in a file, empty if there is none."""
-    try:
-        with open(path, "rb") as file:
-            value = json.loads(file.read().decode("utf-8", "replace"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def json_lines(path: str, tail: Optional[int] = None) -> Iterator[Dict[str, Any]]:
-    """Yield the objects of a JSON-lines file (of its last ``tail`` bytes); skip all other lines."""
-    try:
-        with open(path, "rb") as file:
-            if tail is not None:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - tail))
-            lines = file.read().decode("utf-8", "replace").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            yield value
-
-
 def rank_records(folder: str) -> Tuple[List[Dict[str, Any]], List[List[int]]]:
     """Return the ranks' records with their modification times, and the recorded first failures."""
     records, first_failures = [], []
@@ -92,14 +64,14 @@ def rank_records(folder: str) -> Tuple[List[Dict[str, Any]], List[List[int]]]:
     for name in names:
         path = os.path.join(folder, name)
         if re.match(r"^\d+\.json$", name):
-            record = json_file(path)
+            record = read_object(path)
             if not record:
                 continue
             try:
                 record["written"] = os.stat(path).st_mtime
             except OSError:  # deleted since the folder was listed
                 continue
-            error = json_file(path[:-5] + ".error.json").get("message")
+            error = read_object(path[:-5] + ".error.json").get("message")
             if error:
                 record["error"] = error_record(error)
             records.append(record)

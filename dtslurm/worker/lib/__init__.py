@@ -1,1 +1,1 @@
-"""Code shared by the worker programs: files and their errors, answers, the bad-node list."""
+"""Code shared by the worker programs: JSON records, locks, file errors, answers, the bad-node list."""

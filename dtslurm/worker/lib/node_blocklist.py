@@ -5,13 +5,14 @@ machine, it is sent over stdin with a call of :func:`answer` appended. The reque
 ``{"path": …, "lines": […], "mode": 0o600}``, or ``{"run_roots": […]}`` for the notes of supervisors.
 """
 
+import contextlib
 import errno
-import fcntl
 import json
 import os
 import stat
-import time
 from typing import Any, Dict, List, Sequence
+
+from .locks import acquire_lock
 
 MOST = 1 << 20  # bytes that are read from the end of a file
 PATIENCE_S = 5.0
@@ -83,8 +84,12 @@ def exchange(path: str, lines: Sequence[str], mode: int = 0o600, own: bool = Fal
 
 
 def _append_lines(descriptor: int, lines: Sequence[str], mode: int) -> None:
-    """Append lines with a single write; a line that a crash truncated stays alone on its line."""
-    _try_lock(descriptor)
+    """Append lines with a single write; a line that a crash truncated stays alone on its line.
+
+    A single append is atomic also without the lock, for which the file system may have no support.
+    """
+    with contextlib.suppress(OSError):
+        acquire_lock(descriptor, PATIENCE_S)
     size = os.fstat(descriptor).st_size
     if not size and os.fstat(descriptor).st_uid == os.geteuid():
         os.fchmod(descriptor, mode)  # despite the umask: a team's file is for the team
@@ -93,22 +98,6 @@ def _append_lines(descriptor: int, lines: Sequence[str], mode: int) -> None:
         descriptor, (b"" if ends_with_newline else b"\n") + "".join(line + "\n" for line in lines).encode()
     )
     os.fsync(descriptor)
-
-
-def _try_lock(descriptor: int) -> None:
-    """Wait some seconds for the lock; without it, a single append is still atomic."""
-    end = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > end:
-                return
-            time.sleep(0.05)
-        except OSError:  # this file system has no locks
-            return
-        else:
-            return
 
 
 def _read_lines(descriptor: int) -> List[str]:

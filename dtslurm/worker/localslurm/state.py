@@ -13,11 +13,12 @@ Every file is written under a temporary name in the same folder and then renamed
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
-import time
 from typing import IO, Any, Dict, Iterator, List, Optional
+
+from ..lib.json_records import read_object, write_atomically
+from ..lib.locks import acquire_lock
 
 Record = Dict[str, Any]
 
@@ -29,20 +30,8 @@ class LockTimeout(OSError):
 
 
 def write_file(path: str, text: str, mode: int = 0o600) -> None:
-    """Write a file atomically."""
-    temporary_path = "{}.{}.new".format(path, os.getpid())
-    fd = os.open(temporary_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary_path, mode)
-        os.replace(temporary_path, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary_path)
-        raise
+    """Write a file atomically; only this user can read it."""
+    write_atomically(path, text, mode)
 
 
 def read_file(path: str) -> str:
@@ -51,21 +40,18 @@ def read_file(path: str) -> str:
         return file.read()
 
 
-def try_lock(path: str) -> Optional[IO[str]]:
-    """Acquire an exclusive lock; return None if another process holds it.
+def try_lock(path: str, patience_s: float = 0.0) -> Optional[IO[str]]:
+    """Acquire an exclusive lock; return None if another process still holds it after ``patience_s``.
 
     Closing the file releases the lock.
     """
-    file = open(path, "a")  # noqa: SIM115 - the caller keeps the file open as long as it needs the lock
-    os.chmod(path, 0o600)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(open(path, "a"))
+        os.chmod(path, 0o600)
+        if not acquire_lock(file, patience_s):
             return None
-        raise
-    return file
+        stack.pop_all()  # the caller keeps the file open as long as it needs the lock
+        return file
 
 
 def is_locked(path: str) -> bool:
@@ -75,14 +61,8 @@ def is_locked(path: str) -> bool:
     except OSError:
         return False
     with file:
-        try:
-            # Use a shared lock, so that two concurrent checks do not mistake each other for the owner.
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                return True
-            raise
-    return False
+        # A shared lock, so that two concurrent checks do not mistake each other for the owner.
+        return not acquire_lock(file, 0.0, shared=True)
 
 
 class State(object):
@@ -114,13 +94,9 @@ class State(object):
             LockTimeout: another process held the lock for too long.
         """
         self.prepare()
-        deadline = time.monotonic() + LOCK_PATIENCE
-        lock = try_lock(self.path("lock"))
-        while lock is None:
-            if time.monotonic() > deadline:
-                raise LockTimeout(errno.EWOULDBLOCK, "the lock is held by another process", self.path("lock"))
-            time.sleep(0.005)
-            lock = try_lock(self.path("lock"))
+        lock = try_lock(self.path("lock"), LOCK_PATIENCE)
+        if lock is None:
+            raise LockTimeout(errno.EWOULDBLOCK, "the lock is held by another process", self.path("lock"))
         with lock:
             yield
 
@@ -135,11 +111,7 @@ class State(object):
 
     def load(self, job: int) -> Optional[Record]:
         """Return a job's record, None if the job does not exist."""
-        try:
-            record: Record = json.loads(read_file(self.job_dir(job, "job.json")))
-        except (OSError, ValueError):
-            return None
-        return record
+        return read_object(self.job_dir(job, "job.json")) or None
 
     def save(self, record: Record) -> None:
         """Write a job's record. The caller must hold the lock."""

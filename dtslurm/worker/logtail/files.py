@@ -9,6 +9,8 @@ import time
 import zlib
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
+from ..lib.json_records import read_object
+
 TAIL = 32  # bytes before the offset that are read again each time, to detect a rewritten file
 CHECKED = 256  # bytes before the offset (at most) whose CRC-32 a reader sends to resume
 BLOCK = 65536
@@ -410,10 +412,9 @@ class Finder:
             return True
         path = os.path.join(place.folder, "ranks", str(attempt), str(rank) + ".json")
         if path not in self.hosts:
-            try:
-                with open(path, "rb") as file:
-                    self.hosts[path] = str(json.loads(file.read().decode("utf-8", "replace"))["host"])
-            except (OSError, ValueError, KeyError, TypeError):
+            host = read_object(path).get("host")
+            if host is None:
                 return False
+            self.hosts[path] = str(host)
         host = self.hosts[path]
         return host in self.request.nodes or host.partition(".")[0] in self.request.nodes

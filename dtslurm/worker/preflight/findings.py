@@ -3,6 +3,8 @@
 import json
 from typing import Any, Dict, Mapping
 
+from ..lib import json_records
+
 OK, WARN, BAD, UNKNOWN = "ok", "warn", "bad", "unknown"
 MARK = "dtslurm-health: "  # prefix of this program's lines, because a site's prolog may print others
 LONGEST = 400
@@ -24,13 +26,7 @@ def line(values: Mapping[str, Any]) -> bytes:
 def parse_object(text: bytes) -> Dict[str, Any]:
     """Return the values in such a line, empty for any other line."""
     prefix = MARK.encode()
-    if not text.startswith(prefix):
-        return {}
-    try:
-        values = json.loads(text[len(prefix) :].decode("utf-8", "replace"))
-    except ValueError:
-        return {}
-    return values if isinstance(values, dict) else {}
+    return json_records.parse_object(text[len(prefix) :]) if text.startswith(prefix) else {}
 
 
 def listed(names: Any, most: int = 4) -> str:

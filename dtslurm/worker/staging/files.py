@@ -7,8 +7,9 @@ import os
 import stat
 import threading
 import time
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
+from ..lib.json_records import write_atomically
 from ..supervisor import slurm
 
 CHUNK = 1 << 22
@@ -36,23 +37,8 @@ class Failed(Exception):
 
 
 def put(path: str, value: Any) -> None:
-    """Write JSON atomically: under a temporary name, then renamed."""
-    draft = "{}.{}".format(path, os.getpid())
-    with open(draft, "w") as file:
-        json.dump(value, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
-
-
-def load(path: str) -> Dict[str, Any]:
-    """Return the JSON object in a file, empty if there is none."""
-    try:
-        with open(path) as file:
-            value = json.load(file)
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+    """Write JSON atomically."""
+    write_atomically(path, json.dumps(value))
 
 
 def event(name: str, **values: Any) -> None:

@@ -21,8 +21,9 @@ import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..artifacts import digest_of
+from ..lib.json_records import read_object
 from . import copying, node, results
-from .files import Failed, Listed, clock, event, human, load, put, remaining, total, tree
+from .files import Failed, Listed, clock, event, human, put, remaining, total, tree
 from .request import Item, choose, parse, shard
 
 FAILED = 88  # exit code: data could not be staged, or results could not be copied back
@@ -299,7 +300,7 @@ def ask(srun: List[str], verb: str, folder: str, nodes: int) -> List[Dict[str, A
         while not os.path.exists(path) and time.monotonic() < deadline:
             os.listdir(folder)
             time.sleep(0.1)
-        answer = load(path)
+        answer = read_object(path)
         if answer:
             answers.append(answer)
         else:
@@ -328,7 +329,7 @@ def _node_names(folder: str) -> Dict[int, str]:
     name_by_rank = {}
     for entry in os.listdir(folder):
         if entry.startswith("look-") and entry.endswith(".json"):
-            survey = load(os.path.join(folder, entry))
+            survey = read_object(os.path.join(folder, entry))
             name_by_rank[int(survey.get("node_rank", -1))] = str(survey.get("node"))
     return name_by_rank
 
@@ -366,7 +367,7 @@ def _own_files(files: Sequence[Any], shares: Optional[List[List[int]]]) -> List[
 
 
 def _survey_node(folder: str) -> Dict[str, Any]:
-    source_rows = load(os.path.join(folder, "sources.json"))["sources"]
+    source_rows = read_object(os.path.join(folder, "sources.json"))["sources"]
     items = []
     for text, method, files, shares in source_rows:
         item, own_files = parse(text), _own_files(files, shares)
@@ -375,7 +376,7 @@ def _survey_node(folder: str) -> Dict[str, Any]:
 
 
 def _copy_items(folder: str, answer: Dict[str, Any]) -> None:
-    plan = load(os.path.join(folder, "plan.json"))
+    plan = read_object(os.path.join(folder, "plan.json"))
     for source in plan["sources"]:
         if node.rank() not in source["lacking"]:
             continue

@@ -10,7 +10,6 @@
 
 import contextlib
 import errno
-import fcntl
 import os
 import shutil
 import socket
@@ -19,6 +18,8 @@ import time
 from typing import Any, Dict, List, Sequence, Tuple
 
 from ..artifacts import digest_of
+from ..lib.json_records import read_object
+from ..lib.locks import acquire_lock
 from . import copying
 from .files import (
     Failed,
@@ -32,7 +33,6 @@ from .files import (
     is_closed,
     is_own,
     is_shared,
-    load,
     on_disk,
     put,
     total,
@@ -70,7 +70,7 @@ class ItemPaths:
 
     def whole(self, files: Sequence[Listed]) -> bool:
         """Return whether the copy exists, is complete, and matches the current state of the files."""
-        manifest = load(self.manifest)
+        manifest = read_object(self.manifest)
         if manifest.get("fingerprint") != fingerprint(files) or not os.path.lexists(self.to):
             return False
         try:
@@ -229,7 +229,7 @@ def bring(
         raise Failed(THEIRS.format(item_paths.theirs()))
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(item_paths.lock, flags, 0o600), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another job or task on this node may be copying the same item
+        acquire_lock(lock)  # another job or task on this node may be copying the same item
         if item_paths.whole(files):
             progress.add(progress.total)
             progress.tell(True)
@@ -237,7 +237,7 @@ def bring(
                 "to": item_paths.to,
                 "kept": True,
                 "bytes": 0,
-                "sha256": load(item_paths.manifest).get("sha256", ""),
+                "sha256": read_object(item_paths.manifest).get("sha256", ""),
             }
         if item_paths.foreign():
             raise Failed("{} is there already and was not staged".format(item_paths.to))

@@ -9,7 +9,6 @@ A pass copies only new files, so the next pass continues an interrupted one.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
@@ -18,8 +17,10 @@ import sys
 import time
 from typing import Any, Callable, Dict, Iterator, List, Sequence
 
+from ..lib.json_records import read_object
+from ..lib.locks import acquire_lock
 from . import copying
-from .files import CHUNK, Failed, Listed, at, event, human, load, put, tree
+from .files import CHUNK, Failed, Listed, at, event, human, put, tree
 from .node import name, rank
 from .request import Item, expand
 
@@ -57,13 +58,13 @@ def alone(target: str) -> Iterator[None]:
     lock = os.path.join(os.path.dirname(target), ".{}.lock".format(os.path.basename(target)))
     with open(lock, "a") as file:
         with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
+            acquire_lock(file)
         yield
 
 
 def _copy_new_results(source: str, target: str, files: Sequence[Listed], final: bool) -> Dict[str, Any]:
     record, attempt = target + ".json", os.environ.get("DTSLURM_ATTEMPT")
-    previous_record = load(record)
+    previous_record = read_object(record)
     previous_files = previous_record.get("files", {})
     if previous_record.get("final") and previous_record.get("attempt") == attempt and not final:
         # The final pass has already run.
@@ -170,7 +171,7 @@ def on_node(folder: str, answer: Dict[str, Any], final: bool) -> None:
     """Copy this node's results of the items that `gather` wrote."""
     from .request import parse
 
-    for text in load(os.path.join(folder, "items.json"))["items"]:
+    for text in read_object(os.path.join(folder, "items.json"))["items"]:
         item = parse(text, out=True)
         answer["items"][item.name] = bring_back(item, final)
 

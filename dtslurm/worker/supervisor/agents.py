@@ -9,7 +9,8 @@ import subprocess
 import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from .files import json_of, text_of
+from ..lib.json_records import read_object
+from .files import text_of
 from .heartbeats import Heartbeats
 
 KEPT = ("SLURM_CONF", "SLURM_JOB_ID")  # variables of the batch script that the steps keep
@@ -81,7 +82,7 @@ def step_on(top: str, node: str) -> Tuple[List[str], Dict[str, str]]:
     }
     srun_command = ["srun", "--nodes=1", "--ntasks=1", "--nodelist=" + node, "--overlap", "--mpi=none"]
     srun_command += ["--mem=0", "--gres=none", "--cpu-bind=none"]
-    profile_options = json_of(os.path.join(top, "health.json")).get("srun_options") or []
+    profile_options = read_object(os.path.join(top, "health.json")).get("srun_options") or []
     return [*srun_command, *map(str, profile_options)], env
 
 

@@ -6,8 +6,8 @@ import os
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from ..evidence.evidence import json_lines
-from .files import json_of, names_in, try_for, try_put
+from ..lib.json_records import read_lines, read_object, whole_number
+from .files import names_in, try_for, try_put
 
 _CHECKPOINTS = "checkpoints.json"
 
@@ -77,7 +77,7 @@ class Ledger:
 
     def events(self, name: str) -> List[Dict[str, Any]]:
         """Return all events with this name, in order."""
-        return [record for record in json_lines(self.events_path) if record.get("event") == name]
+        return [record for record in read_lines(self.events_path) if record.get("event") == name]
 
     def history(self) -> List[AttemptEnd]:
         """Return the ends of all attempts so far, oldest first."""
@@ -113,7 +113,7 @@ class Ledger:
     def left_open(self) -> Tuple[Optional[int], int]:
         """Return the last attempt if it has no recorded end and no later requeue, and its world size."""
         number, world_size = None, 0
-        for event in json_lines(self.events_path):
+        for event in read_lines(self.events_path):
             if event.get("event") == "attempt" and isinstance(event.get("attempt"), int):
                 number, world_size = event["attempt"], int(event.get("world_size") or 0)
             elif event.get("event") in {"attempt_ended", "requeue"}:
@@ -143,8 +143,8 @@ class Ledger:
     def step_of(self, attempt: int) -> Optional[int]:
         """Return the highest training step that an attempt reported."""
         path = os.path.join(self.run_dir, "metrics", str(attempt), "train.jsonl")
-        steps = [record["step"] for record in json_lines(path) if isinstance(record.get("step"), int)]
-        return max(steps) if steps else None
+        steps = (whole_number(record.get("step")) for record in read_lines(path))
+        return max((step for step in steps if step is not None), default=None)
 
     def note_checkpoints(self, attempt: int) -> None:
         """Record the contents of the checkpoint folder as an attempt begins, for `progressed`."""
@@ -166,7 +166,7 @@ class Ledger:
         if step is not None:
             earlier_steps = [self.step_of(number) for number in range(attempt)]
             return step > max([earlier for earlier in earlier_steps if earlier is not None] or [-1])
-        initial = json_of(os.path.join(self.run_dir, "ranks", str(attempt), _CHECKPOINTS)).get("changed")
+        initial = read_object(os.path.join(self.run_dir, "ranks", str(attempt), _CHECKPOINTS)).get("changed")
         checkpoints = self._list_checkpoints()
         if not isinstance(initial, dict) or not checkpoints:
             return None

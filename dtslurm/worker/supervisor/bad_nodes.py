@@ -2,8 +2,8 @@
 
 import os
 
+from ..lib.json_records import read_object
 from ..lib.node_blocklist import exchange, note_line, supervisor_file
-from .files import json_of
 
 
 def note(run_dir: str, node: str, reason: str, when: float) -> None:
@@ -16,7 +16,7 @@ def note(run_dir: str, node: str, reason: str, when: float) -> None:
     whole_run_dir = run_dir
     if os.environ.get("SLURM_ARRAY_TASK_ID") and os.path.basename(os.path.dirname(run_dir)) == "tasks":
         whole_run_dir = os.path.dirname(os.path.dirname(run_dir))
-    cluster = json_of(os.path.join(whole_run_dir, "job.json")).get("cluster")
+    cluster = read_object(os.path.join(whole_run_dir, "job.json")).get("cluster")
     if not isinstance(cluster, str) or not cluster:  # node names are ambiguous without the cluster's name
         return
     job_id = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID", "")

@@ -1,11 +1,12 @@
-"""Small files on a shared file system: written atomically, and read without errors if they are missing."""
+"""Files on a shared file system: read without errors if missing, and written again while the disk fails."""
 
 import contextlib
 import errno
-import json
 import os
 import time
-from typing import Any, Callable, Dict, List, Optional, TypeVar
+from typing import Callable, List, Optional, TypeVar
+
+from ..lib.json_records import write_atomically
 
 # Errors of a full disk and of an unresponsive file server: both may be temporary.
 PASSING = (errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EIO, errno.ETIMEDOUT)
@@ -22,20 +23,10 @@ def text_of(path: str) -> Optional[str]:
         return None
 
 
-def put(path: str, text: str) -> None:
-    """Write a file atomically: under a temporary name, then renamed."""
-    draft = "{}.{}".format(path, os.getpid())
-    with open(draft, "w") as file:
-        file.write(text)
-    os.replace(draft, path)
-
-
 def try_put(path: str, text: str) -> None:
-    """Write a file atomically; ignore errors."""
-    try:
-        put(path, text)
-    except OSError:
-        return
+    """Write a file atomically, without a flush to the disk; ignore errors."""
+    with contextlib.suppress(OSError):
+        write_atomically(path, text, sync=False)
 
 
 def retry(act: Callable[[], _Result], patience_s: float) -> _Result:
@@ -74,15 +65,6 @@ def is_there(path: str, patience_s: float = 0.0) -> bool:
         return retry(check_path, patience_s)
     except OSError:
         return False
-
-
-def json_of(path: str) -> Dict[str, Any]:
-    """Return the JSON object in a file, empty if there is none."""
-    try:
-        value = json.loads(text_of(path) or "")
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def names_in(folder: str) -> List[str]:

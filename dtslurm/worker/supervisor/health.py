@@ -9,10 +9,10 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
+from ..lib.json_records import read_object
 from ..preflight import network
 from ..preflight.findings import BAD, OK, UNKNOWN, WARN, Finding, finding, parse_object
 from . import lease, slurm
-from .files import json_of
 from .restart_policy import Decision
 
 EXIT_CODE = 86  # the same code as that of a failed fabric check
@@ -305,7 +305,7 @@ def _with_clock(report: Report, skew: Optional[float]) -> Report:
 
 def _run_preflight(supervisor: Any) -> HealthReport:
     top, nodes = supervisor.top, supervisor.nodes
-    expected = json_of(os.path.join(top, "health.json"))
+    expected = read_object(os.path.join(top, "health.json"))
     head = str(expected.get("head") or nodes[0] + str(expected.get("host_suffix") or ""))
     profile_options = [str(word) for word in expected.get("srun_options") or []]
     try:

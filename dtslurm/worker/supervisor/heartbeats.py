@@ -4,7 +4,8 @@ import os
 import time
 from typing import Any, Callable, Dict, List, Set, Tuple
 
-from .files import json_of, names_in, try_put
+from ..lib.json_records import finite_number, read_object
+from .files import names_in, try_put
 
 SILENT_S = 10.0  # with the intervals between heartbeats and between checks, 15 s at most
 WANTED = "wanted"  # file with the number of the requested snapshot of the ranks' stacks
@@ -52,7 +53,7 @@ class Heartbeats:
         for name in names_in(self.folder):
             if not name.endswith(".json"):
                 continue
-            record = json_of(os.path.join(self.folder, name))
+            record = read_object(os.path.join(self.folder, name))
             node = record.get("node")
             if not node:
                 continue
@@ -63,8 +64,9 @@ class Heartbeats:
 
     def _compare_clock(self, node: str, told: Any) -> None:
         """Record how far a node's clock is behind; the heartbeat with the least delay is the most exact."""
-        if isinstance(told, (int, float)):
-            behind = time.time() - told
+        heartbeat_time = finite_number(told)
+        if heartbeat_time is not None:
+            behind = time.time() - heartbeat_time
             self.clocks[node] = min(behind, self.clocks.get(node, behind))
 
     def silent(self, seconds: float) -> List[str]:
@@ -108,7 +110,7 @@ class Heartbeats:
         """Return the stacks that the nodes have written, by rank and with its node; and whether all have."""
         process_by_rank, is_complete = {}, True
         for node in self.still_there():
-            record = json_of(os.path.join(self._stacks_dir(), node + ".json"))
+            record = read_object(os.path.join(self._stacks_dir(), node + ".json"))
             if record.get("number") != self.asked:
                 is_complete = False
                 continue

@@ -7,7 +7,8 @@ start takes the lease; the old one, its ranks included, reads the lease and ends
 import os
 from typing import Optional
 
-from .files import is_there, put, text_of, try_for
+from ..lib.json_records import write_atomically
+from .files import is_there, text_of, try_for
 
 NAME = "attempt"
 STOP = "stop"
@@ -18,7 +19,7 @@ def take(run_dir: str, attempt: int) -> bool:
     """Take the lease for an attempt; return False if a later attempt holds it."""
     if not holds(run_dir, attempt):
         return False
-    put(os.path.join(run_dir, NAME), "{}\n".format(attempt))
+    write_atomically(os.path.join(run_dir, NAME), "{}\n".format(attempt))
     return True
 
 
@@ -48,7 +49,7 @@ def stopped(run_dir: str, patience_s: float = 0.0) -> bool:
 def finish(run_dir: str, attempt: int, patience_s: float) -> None:
     """Record that training is done, because Slurm restarts a job whose end it did not notice."""
     path = os.path.join(run_dir, DONE)
-    try_for(lambda: put(path, "{}\n".format(attempt)), patience_s)
+    try_for(lambda: write_atomically(path, "{}\n".format(attempt)), patience_s)
 
 
 def finished(run_dir: str, patience_s: float = 0.0) -> bool:

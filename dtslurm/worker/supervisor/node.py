@@ -13,9 +13,10 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
+from ..lib.json_records import read_object
 from ..stacks import stacks
 from . import lease
-from .files import json_of, text_of, try_put
+from .files import text_of, try_put
 from .heartbeats import WANTED
 
 BEAT_S = 3.0
@@ -131,7 +132,7 @@ class NodeAgent:
             process["cpu"] = round(process["cpu"] + status["cpu"], 2)
             process["moved"] += bytes_of(pid)
         for rank, process in ranks.items():
-            main_pid = json_of(os.path.join(self.ranks, rank + ".json")).get("pid")
+            main_pid = read_object(os.path.join(self.ranks, rank + ".json")).get("pid")
             if isinstance(main_pid, int):
                 status = status_of(main_pid)
                 process.update(pid=main_pid, state=status.get("state"), waits=status.get("waits"))
@@ -165,7 +166,7 @@ class NodeAgent:
 
     def _is_replaced(self) -> bool:
         """Return whether the node's first agent, which had seemed silent, writes heartbeats again."""
-        record = json_of(self.path)
+        record = read_object(self.path)
         age = time.time() - float(record.get("time") or 0)  # the record has a time of the same clock
         return record.get("kind") == "beat" and not record.get("restarted") and age < BEAT_S + 1.5
 

@@ -4,7 +4,8 @@ import os
 import re
 from typing import Any, Dict, List, Set
 
-from .files import json_of, names_in
+from ..lib.json_records import read_object
+from .files import names_in
 
 
 def all_done(run_dir: str, attempt: int, world_size: int) -> bool:
@@ -25,4 +26,4 @@ def nodes_heard(run_dir: str, attempt: int) -> Set[str]:
 def _read_records(run_dir: str, attempt: int) -> List[Dict[str, Any]]:
     folder = os.path.join(run_dir, "ranks", str(attempt))
     names = [name for name in names_in(folder) if re.match(r"\d+\.json$", name)]
-    return [json_of(os.path.join(folder, name)) for name in names]
+    return [read_object(os.path.join(folder, name)) for name in names]

@@ -8,8 +8,9 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
+from ..lib.json_records import read_object
 from . import agents, lease
-from .files import json_of, text_of
+from .files import text_of
 from .node import environment_of
 
 KILL_AFTER_S = 8.0
@@ -60,7 +61,7 @@ class RunningStep:
             )
 
     def _read_record(self) -> Dict[str, Any]:
-        return json_of(os.path.join(self.ranks, "step.json"))
+        return read_object(os.path.join(self.ranks, "step.json"))
 
     def code(self) -> Optional[int]:
         """Return the exit code, None while the step runs; 137 if it was killed before it recorded a code."""

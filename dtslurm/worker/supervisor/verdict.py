@@ -11,7 +11,7 @@ import sys
 from typing import Any, Dict, List, Optional
 
 from ..evidence import evidence
-from .files import json_of
+from ..lib.json_records import read_object
 
 PATIENCE_S = 60.0
 
@@ -25,7 +25,7 @@ def verdict_on(
         top: the path of the supervisor's own files.
         pythons: interpreters that may be of version 3.10 or later, best first.
     """
-    rules = json_of(os.path.join(top, "rules.json"))
+    rules = read_object(os.path.join(top, "rules.json"))
     try:
         findings = evidence.findings(
             {"run_dir": run_dir, "attempt": attempt, "signatures": rules.get("signatures", [])}

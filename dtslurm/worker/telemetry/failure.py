@@ -1,9 +1,10 @@
 """The first rank of an attempt that failed, with its exception and source line. Part of ``telemetry.py``."""
 
-import json
 import os
 import re
 from typing import Any, Dict, List, Optional
+
+from ..lib.json_records import read_object
 
 TAIL = 65536  # bytes at the end of a log that are searched for the last exception
 LONGEST = 300  # characters of an exception
@@ -24,12 +25,9 @@ def first_failure(logs: str, ranks: str) -> Optional[Dict[str, Any]]:
     if len(fields) != 2 or not all(word.isdigit() for word in fields) or int(fields[1]) in {0, WANTS_REQUEUE}:
         return None
     rank, code = map(int, fields)
-    try:
-        with open(os.path.join(ranks, "{}.json".format(rank)), "rb") as file:
-            if json.loads(file.read().decode("utf-8", "replace")).get("told_to_end"):
-                return None
-    except (OSError, ValueError, AttributeError):
-        pass  # without its record, the exit code is all that is known
+    # Without the rank's record, the exit code is all that is known.
+    if read_object(os.path.join(ranks, "{}.json".format(rank))).get("told_to_end"):
+        return None
     failure: Dict[str, Any] = {"rank": rank, "exit_code": code, "error": "", "file": "", "line": None}
     failure.update(last_exception(tail_lines(os.path.join(logs, "rank-{}.log".format(rank)))))
     return failure

@@ -6,9 +6,10 @@ the power in watts]``. Of a long file, blocks at even distances are read.
 """
 
 import glob
-import json
 import os
 from typing import Any, Dict, Iterator, List
+
+from ..lib.json_records import finite_number, parse_lines
 
 PIECES, PIECE = 16, 64 << 10
 IDLE = 5.0  # percent
@@ -26,20 +27,15 @@ def summed(run: str) -> List[float]:
         pattern = os.path.join(glob.escape(run) + top[len(run) :], "metrics", "*", "node-*.jsonl")
         for path in sorted(glob.glob(pattern)):
             for gpu in gpus(path):
-                util, power = number(gpu.get("util")), number(gpu.get("power_w"))
-                if 0 <= util <= 100:
+                util, power = finite_number(gpu.get("util")), finite_number(gpu.get("power_w"))
+                if util is not None and 0 <= util <= 100:
                     sums[0] += 1
                     sums[1] += util
                     sums[2] += util < IDLE
-                    if 0 <= power < 1e5:
+                    if power is not None and 0 <= power < 1e5:
                         sums[3] += 1
                         sums[4] += power
     return sums
-
-
-def number(value: Any) -> float:
-    """Return a numeric value as a float, -1 for anything else."""
-    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e9 else -1.0
 
 
 def gpus(path: str) -> Iterator[Dict[str, Any]]:
@@ -59,12 +55,8 @@ def gpus(path: str) -> Iterator[Dict[str, Any]]:
 
 def parse_gpus(lines: List[bytes]) -> Iterator[Dict[str, Any]]:
     """Yield the GPUs in lines of samples; skip invalid lines."""
-    for line in lines:
-        try:
-            record = json.loads(line.decode("utf-8", "replace"))
-            gpu_list = record.get("gpus") if isinstance(record, dict) else None
-        except (ValueError, RecursionError):
-            continue
+    for record in parse_lines(lines):
+        gpu_list = record.get("gpus")
         for gpu in gpu_list if isinstance(gpu_list, list) else []:
             if isinstance(gpu, dict):
                 yield gpu

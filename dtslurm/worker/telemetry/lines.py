@@ -1,11 +1,12 @@
 """New complete lines of growing files, and the JSON objects on them. Part of ``telemetry.py``."""
 
 import contextlib
-import json
 import math
 import os
 import re
 from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+from ..lib.json_records import parse_lines
 
 MOST = 64 << 20  # bytes of new lines in one call; of more, the last ones
 LINE = 1 << 20  # bytes after which an incomplete line is skipped
@@ -27,24 +28,13 @@ def entries(folder: str, pattern: str) -> Iterator[Tuple[str, str, int, float]]:
             yield str(int(match.group(1))), entry.path, status.st_size, status.st_mtime
 
 
-def objects(lines: List[bytes]) -> Iterator[Dict[str, Any]]:
-    """Yield the JSON objects on the lines; skip all other lines."""
-    for line in lines:
-        try:
-            value = json.loads(line.decode("utf-8", "replace"))
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict):
-            yield value
-
-
 def read_new_objects(path: str, offset: Any, most: Optional[int]) -> Tuple[List[Dict[str, Any]], int]:
     """Return the objects on a file's complete lines after ``offset``, and the offset for the next call.
 
     A file that is shorter than ``offset`` was replaced, and is read from its start.
     """
     lines, next_offset = new_lines(path, offset, MOST)
-    records = list(objects(lines))
+    records = list(parse_lines(lines))
     return records[-most:] if most else records, next_offset
 
 

@@ -3,7 +3,8 @@
 import contextlib
 from typing import Any, Dict, List, Tuple
 
-from .lines import entries, objects
+from ..lib.json_records import finite_number, parse_lines
+from .lines import entries
 
 RECORD = 8192  # bytes at the end of a node's samples that are read first
 RECORD_MOST = 1 << 20
@@ -57,10 +58,9 @@ def newest_of(file: Any, size: int) -> Tuple[Dict[str, Any], Dict[str, Any]]:
 def whole_records(data: bytes, from_start: bool) -> List[Dict[str, Any]]:
     """Return the objects on the complete lines of a part of a file."""
     lines = data.split(b"\n")[0 if from_start else 1 : -1]
-    return list(objects(lines))
+    return list(parse_lines(lines))
 
 
 def time_of(record: Dict[str, Any]) -> float:
     """Return a record's time, 0 if it has none."""
-    value = record.get("time")
-    return float(value) if isinstance(value, (int, float)) else 0.0
+    return finite_number(record.get("time")) or 0.0

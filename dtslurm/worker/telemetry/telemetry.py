@@ -9,12 +9,12 @@ Missing, truncated or invalid content of the files is left out.
 """
 
 import contextlib
-import json
 import os
 import re
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
+from ..lib.json_records import read_object, whole_number
 from .failure import first_failure
 from .lines import entries, read_new_objects, thinned
 from .log_metrics import from_logs
@@ -78,7 +78,7 @@ def add_attempt(found: Dict[str, Any], run: str, after: Dict[str, Any], request:
     found["first_failure"] = first_failure(logs, ranks)
     found["nodes"], found["nodes_before"] = samples(metrics)
     for _, path, _, mtime in entries(metrics, r"^activity-([0-9]+)\.json$"):
-        record = json_file(path)
+        record = read_object(path)
         if record:
             found["activity"].append(dict(record, written=mtime))
     limit = int(request.get("train_limit") or 2000)
@@ -102,24 +102,13 @@ def numbers(folder: str) -> List[int]:
         return []
 
 
-def json_file(path: str) -> Dict[str, Any]:
-    """Return the JSON object in a file, empty if there is none."""
-    try:
-        with open(path, "rb") as file:
-            value = json.loads(file.read().decode("utf-8", "replace"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def world_size(logs: str, ranks: str) -> Optional[int]:
     """Return the number of ranks: of an elastic job's last start, else as the job began."""
     try:
         with open(os.path.join(ranks, "world_size")) as file:
             return int(file.read(32))
     except (OSError, ValueError):
-        value = json_file(os.path.join(logs, "manifest.json")).get("world_size")
-        return value if isinstance(value, int) else None
+        return whole_number(read_object(os.path.join(logs, "manifest.json")).get("world_size"))
 
 
 def rank_states(
@@ -137,7 +126,7 @@ def rank_states(
         if before is not None and mtime < before - SLACK_S:
             continue
         newest = mtime if newest is None else max(newest, mtime)
-        record = json_file(path)
+        record = read_object(path)
         if record:
             state = states.setdefault(rank, {"bytes": 0, "spoke": None})
             state.update((key, record[key]) for key in RANK_KEYS if key in record)

@@ -8,10 +8,11 @@ GPU's peak share of used memory (``memory``, 0 to 1), and its mean power in watt
 """
 
 import glob
-import json
 import os
 import re
 from typing import Any, Dict, Iterator, List
+
+from ..lib.json_records import finite_number, parse_lines
 
 PIECE = 16 << 10
 
@@ -44,25 +45,18 @@ def records(path: str, count: int) -> Iterator[Dict[str, Any]]:
                 start = 0 if read_whole else index * max(0, size - PIECE) // max(1, count - 1)
                 file.seek(start)
                 lines = file.read(size if read_whole else PIECE).split(b"\n")
-                valid_records = [record for record in map(record_of, lines[1 if start else 0 :]) if record]
+                samples = parse_lines(lines[1 if start else 0 :])
+                valid_records = [record for record in samples if 0 < number(record.get("time")) < 1e11]
                 for record in valid_records if read_whole else valid_records[:1]:
                     yield record
     except OSError:
         return
 
 
-def record_of(line: bytes) -> Dict[str, Any]:
-    """Return the record on a line, empty for an invalid line."""
-    try:
-        value = json.loads(line.decode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) and 0 < number(value.get("time")) < 1e11 else {}
-
-
 def number(value: Any) -> float:
-    """Return a numeric value as a float, -1 for anything else."""
-    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e15 else -1.0
+    """Return a finite number as a float, -1 for anything else."""
+    decoded = finite_number(value)
+    return -1.0 if decoded is None else decoded
 
 
 def rows_of(node: List[Dict[str, Any]], begin: float, end: float, columns: int) -> Iterator[Dict[str, Any]]:

@@ -3,7 +3,7 @@
 import os
 from typing import Any, Dict, List, Optional, Tuple
 
-from ...evidence.evidence import json_lines
+from ...lib.json_records import finite_number, read_lines, whole_number
 from ..files import names_in
 
 FRESH_S = 150.0  # a sampler writes a record at least every minute
@@ -43,23 +43,26 @@ class GpuActivity:
         activity: List[bool] = []
         for name, samples in records.items():
             last = samples[-1] if samples else {}
-            sampled_at = last.get("time")
-            if isinstance(sampled_at, (int, float)) and sampled_at > max(since + 5.0, now - FRESH_S):
-                activity += [self._is_working(name, gpu) for gpu in last.get("gpus") or [] if "util" in gpu]
+            sampled_at = finite_number(last.get("time"))
+            if sampled_at is not None and sampled_at > max(since + 5.0, now - FRESH_S):
+                usages = [self._is_working(name, gpu) for gpu in _list_gpus(last)]
+                activity += [usage for usage in usages if usage is not None]
         return any(activity) if activity else None
 
     def _read_samples(self, name: str) -> List[Record]:
         """Return a node's samples, with their times converted to this node's clock."""
-        samples = list(json_lines(os.path.join(self.metrics, name), TAIL))
+        samples = list(read_lines(os.path.join(self.metrics, name), TAIL))
         for sample in samples:
-            if isinstance(sample.get("time"), (int, float)):
-                sample["time"] += self.clocks.get(str(sample.get("node")), 0.0)
+            sampled_at = finite_number(sample.get("time"))
+            if sampled_at is not None:
+                sample["time"] = sampled_at + self.clocks.get(str(sample.get("node")), 0.0)
         return samples
 
-    def _is_working(self, name: str, gpu: Record) -> bool:
-        if gpu["util"] < AT_WORK:
-            return False
-        peak_power, power = self.drew.get((name, gpu.get("index", 0))), gpu.get("power_w")
+    def _is_working(self, name: str, gpu: Record) -> Optional[bool]:
+        usage = finite_number(gpu.get("util"))
+        if usage is None or usage < AT_WORK:
+            return None if usage is None else False
+        peak_power, power = self.drew.get((name, _index_of(gpu))), finite_number(gpu.get("power_w"))
         return not peak_power or power is None or power >= POWER * peak_power
 
 
@@ -68,11 +71,20 @@ def _find_peak_power(records: Dict[str, List[Record]], before: float) -> Dict[Tu
     peaks: Dict[Tuple[str, int], float] = {}
     for name, samples in records.items():
         for sample in samples:
-            for gpu in (sample.get("gpus") or []) if sample.get("time", before) < before else []:
-                if isinstance(gpu.get("power_w"), (int, float)):
-                    key = name, gpu.get("index", 0)
-                    peaks[key] = max(peaks.get(key, 0.0), float(gpu["power_w"]))
+            sampled_at = finite_number(sample.get("time"))
+            for gpu in _list_gpus(sample) if sampled_at is not None and sampled_at < before else []:
+                key, power = (name, _index_of(gpu)), finite_number(gpu.get("power_w"))
+                peaks[key] = max(peaks.get(key, 0.0), power or 0.0)
     return peaks
+
+
+def _list_gpus(sample: Record) -> List[Record]:
+    gpus = sample.get("gpus")
+    return [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
+
+
+def _index_of(gpu: Record) -> int:
+    return whole_number(gpu.get("index")) or 0
 
 
 class StackHistory:
