@@ -99,7 +99,7 @@ class Launcher:
         has_gpu = layout.gpus_per_node or shares_gpu(spec.sbatch_options)
         if not self.starts_accelerate or has_gpu or layout.world_size == 1:
             return {}
-        why = "or Accelerate trains each rank alone where it finds no GPU"
+        why = "otherwise Accelerate trains each rank separately if it finds no GPU"
         return {"ACCELERATE_USE_CPU": Variable(value="true", why=why)}
 
     def mpi(self, spec: JobSpec) -> str | None:

@@ -51,7 +51,7 @@ class Megatron(Torchrun):
         common = super().variables(spec, layout)
         if not layout.gpus_per_node:
             return common
-        why = "one queue keeps the order in which Megatron overlaps communication with computing"
+        why = "a single queue keeps the order in which Megatron overlaps communication and computation"
         return {**common, "CUDA_DEVICE_MAX_CONNECTIONS": Variable(value="1", why=why)}
 
 

@@ -119,7 +119,7 @@ class Torchrun(Launcher):
         common = super().variables(spec, layout)
         if self.option(spec, "max_restarts") == "0":
             return common
-        why = "or restarted ranks look for their peers where those were before"
+        why = "otherwise restarted ranks connect to the previous addresses of their peers"
         return {**common, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": Variable(value="1", why=why)}
 
     def command(self, spec: JobSpec, layout: TaskLayout, rank_command: Sequence[str]) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ class TorchTitan(Torchrun):
         if not layout.gpus_per_node:
             return common
         allocator_setting = Variable(
-            value="expandable_segments:True", why="less memory lost to fragmentation"
+            value="expandable_segments:True", why="reduces the memory that is lost to fragmentation"
         )
         return {**common, "PYTORCH_ALLOC_CONF": allocator_setting}
 

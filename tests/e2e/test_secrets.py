@@ -89,7 +89,7 @@ def test_a_rendered_script_asks_for_its_secrets(cli: Cli) -> None:
     words = ("--secret", "WANDB_API_KEY", "--secret", "HF_TOKEN")
     done = cli("render", "--cluster", "local", "-t", "5", *words, cli.script("pass"))
     way = "submit with: sbatch --export=WANDB_API_KEY,HF_TOKEN"
-    assert f': "${{WANDB_API_KEY:?export it, then {way}}}"' in done.stdout
-    assert f': "${{HF_TOKEN:?export it, then {way}}}"' in done.stdout
+    assert f': "${{WANDB_API_KEY:?export this variable, then {way}}}"' in done.stdout
+    assert f': "${{HF_TOKEN:?export this variable, then {way}}}"' in done.stdout
     assert "secrets are not in the script: export them, and submit with sbatch --export=" in done.stderr
     assert os.environ.get("WANDB_API_KEY", "c4n4ry") not in done.stdout

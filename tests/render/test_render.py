@@ -247,7 +247,7 @@ def test_n2_a_cancelled_job_that_slurm_starts_again_trains_no_more(
     assert (ended.returncode, ended.stdout.splitlines()) == (
         1,
         [
-            "this run was cancelled, or its files were cleaned away; dtslurm resubmit submits it again",
+            "this run was cancelled, or its files were removed. To run it again, use dtslurm resubmit.",
             "scancel 7_3",
             "sleep 15",
         ],
