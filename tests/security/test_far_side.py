@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +22,6 @@ import pytest
 
 import dtslurm
 from dtslurm.errors import JobNotFound, LoginRefused, RequestInvalid, StoreError, TransportError
-from dtslurm.logs.shell_tail import ShellTail
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.services.logs.log_stream import LogRequest as WantedLogs
 from dtslurm.services.logs.log_stream import LogStream
@@ -749,14 +747,6 @@ def test_an_event_that_is_malformed_is_passed_over(line: str) -> None:
     stream = LogStream(Hostile(wire.MAGIC + sent), WantedLogs("/far/run"), python="python3")
     [record] = stream.read(0.1)
     assert record.values == {"event": "x"}  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("answer", [b"x" * (1 << 16), b"x\n" * 1000])
-def test_a_shell_that_talks_without_end_is_given_up(answer: bytes) -> None:
-    tail = ShellTail({"follow": True, "run": "/far/run"})
-    tail.look()
-    with pytest.raises(TransportError, match="more than"):
-        deque(chain.from_iterable(tail.feed(answer) for _ in range(100_000)), maxlen=0)
 
 
 # ---- The end of a command ----

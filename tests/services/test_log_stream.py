@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import _GeneratorContextManager as Generated
+from pathlib import Path
 
 import pytest
 
+from dtslurm.errors import CommandNotFound, StoreError
 from dtslurm.logs.lines import LogBlock
-from dtslurm.services.logs.log_stream import Mark, OutputSummary
+from dtslurm.services.logs.log_stream import LogRequest, LogStream, Mark, OutputSummary
+from dtslurm.transport.base import Stream
+from dtslurm.transport.local import LocalTransport
 from tests.services.log_reading import Reader, Run, following, told_records
 
 
@@ -163,3 +170,36 @@ def test_summaries_until_a_rank_is_looked_at(run: Run) -> None:
         reader.wait_until(lambda: b"last line" in reader.text(1))
         assert reader.text(1) == b"ValueError: no\nlast line\n"
         assert reader.text(2) == b""
+
+
+def test_a_missing_run_directory_raises_an_error(tmp_path: Path) -> None:
+    request = LogRequest(str(tmp_path / "no"))
+    with (
+        LogStream(LocalTransport(), request) as stream,
+        pytest.raises(StoreError, match="there is no folder"),
+    ):
+        Reader(stream).until_mark(Mark.END)
+
+
+class WithoutPython(LocalTransport):
+    """A host on whose PATH there is a shell and nothing else."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        folder.mkdir()
+        (folder / "sh").symlink_to("/bin/sh")
+
+    def stream(self, argv: Sequence[str], *, stdin: bytes = b"") -> Generated[Stream, None, None]:
+        words = [word for word in argv if word != sys.executable]
+        return super().stream(["env", f"PATH={self.folder}", *words], stdin=stdin)
+
+
+def test_a_host_without_python_raises_an_error_that_names_the_setting(run: Run, tmp_path: Path) -> None:
+    transport = WithoutPython(tmp_path / "bin")
+    with (
+        LogStream(transport, LogRequest(str(run.path))) as stream,
+        pytest.raises(CommandNotFound, match="no Python of version") as caught,
+    ):
+        Reader(stream).until_mark(Mark.END)
+    assert "login.python" in caught.value.hint

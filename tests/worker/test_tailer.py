@@ -37,17 +37,6 @@ def test_it_needs_only_the_standard_library(name: str) -> None:
         assert all(item.partition(".")[0] in sys.stdlib_module_names for item in names), names
 
 
-def test_the_shell_program_is_clean() -> None:
-    program = str(Path(sys.executable).with_name("shellcheck"))
-    found = subprocess.run(
-        [program, "-s", "sh", str(assets.worker("logtail/tailer.sh"))],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 0, found.stdout
-
-
 @pytest.mark.parametrize(
     "text", [b"", b"\n", b"a", b"a\n", b"a\nb", b"a\nb\n", b"\n\n\n", b"x" * 70_000 + b"\nb\nc"]
 )

@@ -14,10 +14,9 @@ from dtslurm.errors import StoreError, TransportError
 from dtslurm.logs import frames
 from dtslurm.logs.frames import Frame
 from dtslurm.logs.lines import Assembler, LogBlock, LogFile
-from dtslurm.logs.shell_tail import MOST_FILES
 from dtslurm.model.values import dataclass
 from dtslurm.remote import answers
-from dtslurm.services.logs.log_link import WINDOW, Link, NoPython, PythonLink, ShellLink
+from dtslurm.services.logs.log_link import WINDOW, Link
 from dtslurm.transport.base import Transport
 from dtslurm.worker.logtail import frames as wire
 
@@ -161,7 +160,6 @@ class LogStream:
         self._focus: bytes = b""
         self.utc_offset = time.localtime().tm_gmtoff
         self.skipped = False
-        self._has_python = True
         self._tries = 0
         self._short_lives = 0
         self._next_try_at = 0.0
@@ -186,6 +184,7 @@ class LogStream:
         """Return the received items, after waiting up to ``timeout`` seconds for data.
 
         Raises:
+            CommandNotFound: the host has no Python that can run the worker program.
             TransportError: the first connection failed, or the link breaks again and again.
             StoreError: the run directory does not exist.
         """
@@ -195,14 +194,6 @@ class LogStream:
         try:
             if self._link is not None or self._connect(timeout):
                 items.extend(self._read_items(timeout))
-        except NoPython as error:
-            if not self._has_python:
-                raise
-            self.close()
-            self._has_python = False
-            items.append(
-                Notice(f"{error.message}: a shell looks every second, at {MOST_FILES} log files at most")
-            )
         except TransportError as error:
             items += self._handle_loss(error)
         return items
@@ -231,10 +222,7 @@ class LogStream:
         if now < self._next_try_at:
             self._sleep(min(timeout, self._next_try_at - now))
             return False
-        if self._has_python:
-            self._link = PythonLink(self._transport, self._make_request(), self._clock, self._python)
-        else:
-            self._link = ShellLink(self._transport, self._make_request(), self._clock)
+        self._link = Link(self._transport, self._make_request(), self._clock, self._python)
         if self._focus:
             self._send(self._focus)
         return True
