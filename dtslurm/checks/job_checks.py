@@ -51,10 +51,10 @@ def job_name(name: str) -> list[str]:
     if not name.strip():
         return ["--job-name is empty"]
     if len(name) > MAX_NAME:
-        return [f"--job-name has {len(name)} characters; at most {MAX_NAME} are taken"]
+        return [f"--job-name has {len(name)} characters; the maximum is {MAX_NAME}"]
     problems = find_control_characters("--job-name", name)
     if valid(name) and not problems:  # commands would read the name as a job id
-        problems = [f"the job's name {name} reads like a job's number: give it another by --job-name (-J)"]
+        problems = [f"the job name {name!r} looks like a job id: set another name with --job-name (-J)"]
     return problems
 
 
@@ -96,7 +96,9 @@ def array_indices(expression: str) -> list[int]:
     """
     body, _, limit = expression.partition("%")
     if "%" in expression and not (limit.isdecimal() and int(limit) > 0):
-        raise ValueError(f"--array {expression}: after % comes how many tasks may run at once")
+        raise ValueError(
+            f"--array {expression}: the text after % must be the maximum number of running tasks"
+        )
     indices: list[int] = []
     for part in body.split(","):
         if not _ARRAY_RANGE.fullmatch(part):
@@ -121,7 +123,7 @@ def array(expression: str | None, limit: int | None) -> list[str]:
     if len(set(indices)) != len(indices):
         problems.append(f"--array {expression}: an index appears twice")
     if limit and max(indices) >= limit:
-        problems.append(f"--array {expression}: this Slurm takes indices below {limit} (MaxArraySize)")
+        problems.append(f"--array {expression}: this Slurm accepts indices below {limit} (MaxArraySize)")
     return problems
 
 
@@ -129,8 +131,8 @@ def job_values(request_args: Sequence[str], array: str | None) -> list[str]:
     """Return the arguments that use a variable of array tasks, although the job is not an array."""
     names = dict.fromkeys(name for text in request_args for name in job_values_in(text))
     return [
-        f"${name} in the script's arguments has a value in a job array only: give --array (-a), "
-        f"or write $${name} for the text itself"
+        f"${name} in the script's arguments has a value only in a job array: give --array (-a), or "
+        f"write $${name} for the literal text"
         for name in names
         if name.startswith("SLURM_ARRAY") and array is None
     ]
@@ -151,11 +153,13 @@ def signals(name: str, before: int | None) -> list[str]:
     """Return the problems of the early signal: its name, and its lead time ``before`` in seconds."""
     problems = []
     if name in {"KILL", "STOP"}:
-        problems.append(f"--signal {name}: training cannot hear it; use one like USR1 or USR2")
+        problems.append(
+            f"--signal {name}: training code cannot handle this signal; use a signal such as USR1 or USR2"
+        )
     elif name not in _SIGNALS:
         problems.append(f"--signal {name!r} is not one of {', '.join(_SIGNALS)}")
     if before is not None and not 1 <= before <= _MAX_SIGNAL_LEAD:
-        problems.append(f"--signal-before takes 1 to {_MAX_SIGNAL_LEAD} seconds, not {before}")
+        problems.append(f"--signal-before must be 1 to {_MAX_SIGNAL_LEAD} seconds, not {before}")
     return problems
 
 
@@ -166,7 +170,10 @@ def lead_notices(signal: str | None, lead: int | None, limit: Walltime | None) -
     if limit is not None and lead * 2 > limit.seconds:
         elapsed = limit.seconds - lead
         return [
-            f"--signal-before {lead} of --time {limit}: training is told to save after {elapsed} s already"
+            (
+                f"--signal-before {lead} of --time {limit}: the early signal would come {elapsed} s "
+                "after the start of the job"
+            )
         ]
     return []
 
@@ -183,7 +190,7 @@ def sbatch_options(spec: JobSpec, layout: TaskLayout | None) -> list[str]:
         name, value = split_option(text)
         problems += find_control_characters(f"--{name}", value or "")
         if name in MEMORY_PER and spec.resources.mem is not None:
-            problems.append(f"--mem and --{name} contradict each other; give one of them")
+            problems.append(f"--mem and --{name} contradict each other; give only one of these options")
     return problems
 
 
@@ -192,18 +199,18 @@ def find_rule_conflicts(spec: JobSpec, profile: ClusterProfile, layout: TaskLayo
     resources, slurm_rules = spec.resources, profile.slurm
     problems = []
     if slurm_rules.account_required and not (resources.account or slurm_rules.account):
-        problems.append(f"cluster {profile.name} wants an account: give --account (-A)")
+        problems.append(f"cluster {profile.name} requires an account: give --account (-A)")
     if slurm_rules.mem == "forbidden" and resources.mem is not None:
-        problems.append(f"cluster {profile.name} does not take --mem")
+        problems.append(f"cluster {profile.name} does not accept --mem")
     if slurm_rules.mem == "required" and layout and layout.mem is None and not passes(spec, *MEMORY_PER):
-        problems.append(f"cluster {profile.name} wants --mem")
+        problems.append(f"cluster {profile.name} requires --mem")
     if slurm_rules.requeue == "forbidden" and spec.requeue:
         problems.append(
-            f"--requeue: cluster {profile.name} lets no job be requeued (slurm.requeue of its profile); "
-            "with --max-restarts or --total-time a run goes on by a new job"
+            f"--requeue: cluster {profile.name} does not allow requeues (slurm.requeue of its "
+            "profile); with --max-restarts or --total-time a run continues in a new job"
         )
     if slurm_rules.requeue == "required" and spec.requeue is False:
-        problems.append(f"cluster {profile.name} does not take --no-requeue (slurm.requeue of its profile)")
+        problems.append(f"cluster {profile.name} does not accept --no-requeue (slurm.requeue of its profile)")
     resolved = destination(resources, profile)
     partition, limits = resolved.partition, resolved.limits
     if partition == (resources.partition or slurm_rules.partition) and slurm_rules.partitions:
@@ -216,9 +223,10 @@ def find_rule_conflicts(spec: JobSpec, profile: ClusterProfile, layout: TaskLayo
     lead = spec.signal_before
     if lead is not None and layout and layout.time is not None and lead >= layout.time.seconds:
         message = (
-            f"--signal-before {lead}: the signal would come as the job starts, which ends after {layout.time}"
+            f"--signal-before {lead}: the signal would come at the start of the job, because the "
+            f"time limit is {layout.time}"
         )
-        problems.append(f"{message}; give a longer --time, or fewer seconds")
+        problems.append(f"{message}; set a longer --time, or fewer seconds")
     max_nodes = limits.max_nodes or slurm_rules.max_nodes
     if max_nodes is not None and layout and layout.nodes + spec.spare_nodes > max_nodes:
         scope = f"partition {partition}" if limits.max_nodes else f"cluster {profile.name}"
@@ -232,12 +240,16 @@ def constraint_notices(spec: JobSpec, profile: ClusterProfile) -> list[str]:
     requested, resolved = spec.resources.constraint, destination(spec.resources, profile)
     if resolved.left_out:
         others = " and ".join(resolved.left_out)
-        return [f"--constraint {resolved.constraint}: it cannot be joined with {others}, which is left out"]
+        return [f"--constraint {resolved.constraint}: it cannot be combined with {others}, which is omitted"]
     if requested is None or requested == resolved.constraint:
         return []
-    owner = f"{resolved.type_name} nodes or the cluster want" if resolved.type_name else "the cluster wants"
+    owner = (
+        (f"{resolved.type_name} nodes or the cluster require")
+        if resolved.type_name
+        else ("the cluster requires")
+    )
     return [
-        f"--constraint {resolved.constraint}: {requested} and what {owner} (--node-type chooses other nodes)"
+        f"--constraint {resolved.constraint}: {requested} and what {owner} (--node-type selects other nodes)"
     ]
 
 
@@ -250,7 +262,9 @@ def _node_type_problem(type_name: str | None, partition: str | None, profile: Cl
     node_types = {profile.slurm.partitions[name].node_type or "" for name in names_in(partition)}
     partitions = find_partitions_of_type(type_name, profile)
     hint = (
-        f"; {type_name} nodes are in {', '.join(partitions)}: give -p {partitions[0]}" if partitions else ""
+        (f"; {type_name} nodes are in partition {', '.join(partitions)}: give -p {partitions[0]}")
+        if partitions
+        else ""
     )
     return [
         f"--node-type {type_name}: partition {partition} has {' and '.join(sorted(node_types))} nodes{hint}"
@@ -260,8 +274,9 @@ def _node_type_problem(type_name: str | None, partition: str | None, profile: Cl
 def _unknown_partition_problem(partition: str, profile: ClusterProfile) -> str:
     partitions = profile.slurm.partitions
     return (
-        f"--partition {partition!r}: cluster {profile.name} has none of that name"
-        f"{suggest_name(partition, partitions)} (there are: {list_nearest(partition, partitions)})"
+        f"--partition {partition!r}: cluster {profile.name} has no such "
+        f"partition{suggest_name(partition, partitions)} (there are: "
+        f"{list_nearest(partition, partitions)})"
     )
 
 

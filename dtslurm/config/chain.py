@@ -55,7 +55,7 @@ def _resolve_extends(
     )
     if isinstance(target, Path) and target in visited:
         cycle = [*visited[visited.index(target) :], target]
-        target = f"goes in a circle: {' → '.join(map(label, cycle))}"
+        target = f"is circular: {' → '.join(map(label, cycle))}"
     if isinstance(target, str):
         problems.append(Problem(entry.source, entry.line, "extends", target))
         return None

@@ -43,9 +43,7 @@ def apply(root: Table, folders: Iterable[Path], label: Callable[[Path], str]) ->
     path = paths.get(name_entry.value.text)
     if path is None:
         name = name_entry.value.text
-        message = (
-            f"there is no fabric {name!r}{suggest_name(name, paths)} (known: {list_nearest(name, paths)})"
-        )
+        message = f"unknown fabric {name!r}{suggest_name(name, paths)} (known: {list_nearest(name, paths)})"
         return root, [Problem(name_entry.source, name_entry.line, "fabric.environment_from", message)]
     shared, problems = _read_fabric(path, label)
     assert isinstance(fabric.value, Table)  # noqa: S101 - it has a key

@@ -57,8 +57,8 @@ def read(path: Path, source: str, *, packaged: bool = False, env: Mapping[str, s
             reason = None if packaged else find_distrust_reason(file_status, variables)
             if reason and not trust_of(variables).pins(path, data):
                 raise ProfileInvalid(
-                    [f"{source}:1: {reason}, and what it says runs in your jobs"],
-                    hint=f"look it through, then: {suggest_trust_command(file_status)} {path}",
+                    [f"{source}:1: {reason}, and its content runs in your jobs"],
+                    hint=f"review the file, then run: {suggest_trust_command(file_status)} {path}",
                 )
             return data
     except OSError as error:
@@ -77,9 +77,9 @@ def find_distrust_reason(found: os.stat_result, env: Mapping[str, str]) -> str |
     if found.st_uid not in trusted_uids:
         return f"this file belongs to {_user_name(found.st_uid)}"
     if found.st_mode & stat.S_IWOTH:
-        return "every user here may write to this file"
+        return "every user can write to this file"
     if found.st_mode & stat.S_IWGRP and not _is_private_group(found.st_gid, found.st_uid):
-        return f"every member of the group {_group_name(found.st_gid)} may write to this file"
+        return f"every member of the group {_group_name(found.st_gid)} can write to this file"
     return None
 
 
@@ -106,7 +106,7 @@ def _user_name(number: int) -> str:
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:
-        return f"the user with number {number}"
+        return f"the user with uid {number}"
 
 
 def _group_name(number: int) -> str:

@@ -127,7 +127,7 @@ def _load_chain(path: Path, label: Callable[[Path], str]) -> tuple[Table, list[P
 
     def find(name: str, current: Path) -> Path | str:
         target = Path(os.path.normpath(current.parent / expanded(name)))
-        return target if target.is_file() else f"there is no file {label(target)}"
+        return target if target.is_file() else f"file {label(target)} does not exist"
 
     trees, problems, visited = chain.follow(
         path,
@@ -152,7 +152,7 @@ def _build_stage_tables(root: Table, problems: list[Problem]) -> dict[str, Table
         problems.append(Problem(entry.source, entry.line, "stages", "should be a mapping of names to jobs"))
         return {}
     if (sweep := root.entries.get("sweep")) is not None:
-        problems.append(Problem(sweep.source, sweep.line, "sweep", "belongs into the stage that it is of"))
+        problems.append(Problem(sweep.source, sweep.line, "sweep", "belongs in a stage"))
     shared = _remove_keys(root, set(root.entries) - _SHARED_KEYS)
     table_by_stage: dict[str, Table] = {}
     name_by_variable: dict[str, str] = {}
@@ -160,11 +160,15 @@ def _build_stage_tables(root: Table, problems: list[Problem]) -> dict[str, Table
         key = f"stages.{name}"
         first_name = name_by_variable.setdefault(stages.folder_variable(name), name)
         if not stages.NAME.fullmatch(name):
-            problems.append(Problem(stage.source, stage.line, key, "a name is of letters, digits, _ and -"))
+            problems.append(
+                Problem(
+                    stage.source, stage.line, key, "a stage name may contain only letters, digits, _ and -"
+                )
+            )
         elif not isinstance(stage.value, Table):
-            problems.append(Problem(stage.source, stage.line, key, "should be a mapping, as a job file is"))
+            problems.append(Problem(stage.source, stage.line, key, "should be a mapping, like a job file"))
         elif first_name != name:
-            problems.append(Problem(stage.source, stage.line, key, f"is too much like {first_name!r}"))
+            problems.append(Problem(stage.source, stage.line, key, f"is too similar to {first_name!r}"))
         else:
             table_by_stage[name] = chain.merge(shared, stage.value)._replace(line=stage.line)
     return table_by_stage
@@ -187,7 +191,7 @@ def _resolve_needs(
                 problems.append(Problem(needs_entry.source, needs_entry.line, key, str(error)))
                 continue
             if stage not in names:
-                message = f"there is no stage {stage!r}{suggest_name(stage, names)}"
+                message = f"unknown stage {stage!r}{suggest_name(stage, names)}"
                 problems.append(Problem(needs_entry.source, needs_entry.line, key, message))
                 continue
             stage_needs.append((kind, stage))
@@ -219,12 +223,12 @@ def _find_work_problems(name: str, table: Table, work: Work | None) -> Iterator[
             location.source, location.line, ".".join(filter(None, (f"{prefix}sweep", key))), message
         )
     if work.array is not None:
-        yield Problem(entry.source, entry.line, f"{prefix}sweep", "is a job array; it does not go with array")
+        yield Problem(entry.source, entry.line, f"{prefix}sweep", "makes a job array; remove array")
     text_of_options = " ".join((*work.args, *(value or "" for value in work.env.values())))
     mentioned = set(_find_mentions(text_of_options))
     for variable in dict.fromkeys(work.sweep.variables()):
         if variable not in mentioned:
-            message = f"changes nothing: write ${{{variable}}} in args or env"
+            message = f"has no effect: use ${{{variable}}} in args or env"
             yield Problem(entry.source, entry.line, f"{prefix}sweep: {variable}", message)
 
 
@@ -244,7 +248,7 @@ def _check_overrides(
     problems = []
     for name in given:
         if name in swept:
-            problems.append(f"--set {name}: the sweep of {path.name} goes over it")
+            problems.append(f"--set {name}: the sweep of {path.name} sets this variable")
         elif name not in values:
             variable_names = ", ".join(values) or "none"
             suggestion = suggest_name(name, list(values))
@@ -268,7 +272,12 @@ def _resolve_variables(root: Table, given: Mapping[str, str]) -> tuple[dict[str,
         key = f"variables.{name}"
         if not _VARIABLE_NAME.fullmatch(name):
             problems.append(
-                Problem(variable.source, variable.line, key, "a name is of letters, digits and _")
+                Problem(
+                    variable.source,
+                    variable.line,
+                    key,
+                    "a variable name may contain only letters, digits and _",
+                )
             )
         elif not isinstance(variable.value, Scalar):
             problems.append(Problem(variable.source, variable.line, key, "should be a single value"))
@@ -278,7 +287,7 @@ def _resolve_variables(root: Table, given: Mapping[str, str]) -> tuple[dict[str,
     for name, text in texts.items():
         if cyclic := [word for word in _find_mentions(text) if word in texts]:
             variable = entry.value.entries[name]
-            message = f"goes in a circle by ${{{cyclic[0]}}}"
+            message = f"refers to itself through ${{{cyclic[0]}}}"
             problems.append(Problem(variable.source, variable.line, f"variables.{name}", message))
     return texts, problems
 
@@ -328,15 +337,13 @@ class _Substitution:
             if name not in self._swept_variables:
                 self._report_unknown(node, key, name)
             elif not is_per_trial:
-                message = f"${{{name}}} is what the sweep goes over, and can stand in args and env only"
+                message = f"${{{name}}} is a variable of the sweep, and is allowed only in args and env"
                 self._problems.append(Problem(node.source, node.line, key, message))
         return node._replace(text=text if is_per_trial else text.replace("$${", "${"))
 
     def _report_unknown(self, node: Scalar, key: str, name: str) -> None:
         suggestion = suggest_name(name, [*self._values, *self._swept_variables])
-        escape_hint = (
-            f"; $${{{name}}} stands for ${{{name}}} as it is, for a shell to read in setup or teardown"
-        )
+        escape_hint = f"; $${{{name}}} gives the literal text ${{{name}}}, for the shell in setup or teardown"
         message = f"no variable {name!r}{suggestion or escape_hint}"
         self._problems.append(Problem(node.source, node.line, key, message))
 

@@ -49,7 +49,7 @@ def _read_entries(
     problems += syntax_problems
     for key, entry in root.entries.items():
         if key != section or not isinstance(entry.value, Table):
-            problems.append(Problem(source, entry.line, key, f"only a mapping {section!r} belongs here"))
+            problems.append(Problem(source, entry.line, key, f"only a mapping {section!r} is allowed here"))
             continue
         for name, named_entry in entry.value.entries.items():
             if isinstance(named_entry.value, Scalar) and named_entry.value.text is None:
@@ -87,7 +87,7 @@ def text_of(table: Table, name: str, key: str, problems: list[Problem]) -> str |
     if entry is None:
         return None
     if not isinstance(entry.value, Scalar):
-        problems.append(Problem(entry.source, entry.line, f"{name}.{key}", "should be one text"))
+        problems.append(Problem(entry.source, entry.line, f"{name}.{key}", "should be a single string"))
         return None
     return entry.value.text
 
@@ -99,6 +99,6 @@ def texts_of(table: Table, name: str, key: str, problems: list[Problem]) -> tupl
         return ()
     items = entry.value.items if isinstance(entry.value, Items) else (entry.value,)
     if not all(isinstance(item, Scalar) for item in items):
-        problems.append(Problem(entry.source, entry.line, f"{name}.{key}", "should be a list of texts"))
+        problems.append(Problem(entry.source, entry.line, f"{name}.{key}", "should be a list of strings"))
         return ()
     return tuple(item.text or "" for item in items if isinstance(item, Scalar))

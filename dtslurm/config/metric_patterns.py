@@ -39,7 +39,7 @@ def _read_pattern(name: str, table: Table, problems: list[Problem]) -> LinePatte
     empty_entry = MappingEntry(table.source, table.line, Scalar(table.source, table.line, None))
     values = table.entries.get("values", empty_entry)
     if not words or not all(words):
-        problems.append(Problem(table.source, table.line, f"{name}.words", "should be a list of texts"))
+        problems.append(Problem(table.source, table.line, f"{name}.words", "should be a list of strings"))
     if not isinstance(values.value, Table):
         problems.append(Problem(values.source, values.line, f"{name}.values", "should be a mapping"))
         return None
@@ -58,9 +58,13 @@ def _find_fault(key: str, text: str) -> str:
     if key not in VALUES:
         return "unknown key" + (suggest_name(key, list(VALUES)) or f" ({', '.join(VALUES)})")
     if text.count(_NUMBER) != 1:
-        return f"should have {_NUMBER} where the number stands, once"
+        return f"should contain {_NUMBER} exactly once, at the position of the number"
     try:
         pattern = re.compile(text.replace(_NUMBER, "([0-9]+)"))
     except re.error as error:
-        return f"{rules.quoted(text)} is no regular expression: {error}"
-    return "should have no group but <number>; (?:…) groups without one" if pattern.groups != 1 else ""
+        return f"{rules.quoted(text)} is not a regular expression: {error}"
+    return (
+        ("should have no group except <number>; (?:…) groups without capturing")
+        if pattern.groups != 1
+        else ""
+    )

@@ -113,7 +113,7 @@ def find(name: str, *, cwd: Path | None = None, env: Mapping[str, str] | None = 
     if _is_path(name):
         path = _resolve_path(name, search_path.cwd, search_path.home)
         if not os.path.lexists(path):
-            raise ProfileNotFound([f"there is no file {name}"], hint=_LIST_HINT)
+            raise ProfileNotFound([f"file {name} does not exist"], hint=_LIST_HINT)
         return path
     found_path = search_path.find(name, search_path.folders)
     if found_path is None:
@@ -175,7 +175,7 @@ def _find_own_check(loaded: LoadedProfile, path: Path) -> str | None:
     return loaded.profile.checked if Path(file_name).name == path.name else None
 
 
-_LIST_HINT = "dtslurm cluster list shows the profiles there are"
+_LIST_HINT = "dtslurm cluster list shows all profiles"
 
 
 def _build_search_path(cwd: Path | None, env: Mapping[str, str] | None) -> _SearchPath:
@@ -296,7 +296,7 @@ def _remove_name(tree: Table) -> Table:
 def _check_file_name(entry: MappingEntry | None, stem: str, problems: list[Problem]) -> None:
     if entry is None or not isinstance(entry.value, Scalar) or entry.value.text in {None, stem}:
         return
-    message = f"should be {stem!r} as the file is called; --cluster goes by that"
+    message = f"should be {stem!r}, the name of the file, which --cluster uses"
     problems.append(Problem(entry.source, entry.line, "name", message))
 
 
@@ -304,12 +304,12 @@ def _resolve_extends(name: str, current: Path, places: _SearchPath) -> Path | st
     """Return the file that ``extends: NAME`` in another file means, or why there is none."""
     if _is_path(name):
         path = _resolve_path(name, current.parent, places.home)
-        return path if os.path.lexists(path) else f"there is no file {name}"
+        return path if os.path.lexists(path) else f"file {name} does not exist"
     folders = places.from_here(current)
     match = places.find(name, folders[1:] if name == current.stem else folders)
     if match is not None:
         return match
     if name == current.stem:
-        return "a profile cannot extend itself; there is no other of that name further on"
+        return "a profile cannot extend itself, and there is no later profile of this name in the search path"
     known_names = sorted(_list_names(places._replace(folders=folders)))
     return f"no cluster profile {name!r}{suggest_name(name, known_names)}"

@@ -56,7 +56,7 @@ def number_problem(name: str, text: str, *, whole: bool) -> str | None:
     """
     if whole and not _WHOLE_NUMBER.fullmatch(text):
         is_integer = re.fullmatch(r"[+-]?[0-9]+", text)
-        return "is too large a number" if is_integer else f"should be a whole number, not {quoted(text)}"
+        return "is too large" if is_integer else f"should be a whole number, not {quoted(text)}"
     try:
         number = float(text)
     except ValueError:
@@ -74,7 +74,7 @@ def number_problem(name: str, text: str, *, whole: bool) -> str | None:
 def text_problem(name: str, text: str) -> str | None:
     """Return what is wrong with the text of a field, None if nothing is."""
     if "\0" in text:
-        return "holds a NUL character"
+        return "contains a NUL character"
     if len(text.splitlines()) > 1 and name not in _MULTILINE_FIELDS:
         return "should be one line"
     if name in _PATTERNS and not _PATTERNS[name][0].fullmatch(text):
@@ -91,11 +91,11 @@ def text_problem(name: str, text: str) -> str | None:
 def key_problem(name: str, key: str) -> str | None:
     """Return what is wrong with a key that the file's author chose, None if nothing is."""
     if name in _VARIABLE_FIELDS and not _VARIABLE_NAME.fullmatch(key):
-        return "is no name for a variable; letters, digits and _ only"
+        return "is not a variable name; use only letters, digits and _"
     if name in _VARIABLE_FIELDS and (why := own_variable(key)):
         return why
     if not key.isprintable():
-        return "holds a character that cannot be printed"
+        return "contains a character that cannot be printed"
     return None
 
 
@@ -145,7 +145,9 @@ def _find_unknown_names(
     for name in (names_in(text) or [text]) if several else [text]:
         if name not in known_names:
             suggestion = suggest_name(name, known_names)
-            message = f"there is no {what} {name!r}{suggestion} ({', '.join(known_names) or 'none is given'})"
+            message = (
+                f"there is no {what} {name!r}{suggestion} ({', '.join(known_names) or 'none is defined'})"
+            )
             yield Problem(entry.source, entry.line, above + key, message)
 
 
@@ -182,7 +184,7 @@ def _find_rank_cpu_mismatch(node: Table, above: str) -> Iterator[Problem]:
     if entry is None or count is None or not isinstance(entry.value, Items):
         return
     if count[1].isdecimal() and len(entry.value.items) != int(count[1]):
-        message = f"has CPUs for {len(entry.value.items)} ranks, and a node has {count[1]} GPUs"
+        message = f"has CPUs for {len(entry.value.items)} ranks, but a node has {count[1]} GPUs"
         yield Problem(entry.source, entry.line, f"{above}rank_cpus", message)
 
 
@@ -217,7 +219,7 @@ def _find_missing_gpu_keys(slurm: Table | None, nodes: Mapping[str, Table]) -> I
         missing_keys = [f"node_types.{name}.gpus.slurm_type" for name in nodes]
     if missing_keys:
         alternative = "none" if form == "constraint" else form.removesuffix("-typed")
-        message = f"{form} needs {' and '.join(missing_keys)}; write that, or {alternative}"
+        message = f"{form} needs {' and '.join(missing_keys)}; add it, or {alternative}"
         yield Problem(entry.source, entry.line, "slurm.gpu_request", message)
 
 

@@ -67,7 +67,7 @@ def _find_faults(
 ) -> Iterator[tuple[str, str]]:
     """Yield (key, what is wrong) for the values of a signature."""
     if not _CAUSE_SLUG.fullmatch(texts["cause"] or ""):
-        yield "cause", "should be small letters, digits and '-', as in disk-full"
+        yield "cause", "should be lower-case letters, digits and '-', as in disk-full"
     if texts["role"] and texts["role"] not in ROLES:
         yield "role", f"should be one of {', '.join(ROLES)}"
     if texts["blame"] and texts["blame"] not in BLAMES:
@@ -76,11 +76,11 @@ def _find_faults(
         yield "strength", f"should be a whole number from 0 to 100, not {rules.quoted(strength)}"
     for key in ("words", "match"):
         if not lists[key] or not all(lists[key]):
-            yield key, "should be a list of at least one text"
+            yield key, "should be a list of at least one string"
     if any("\n" in word for word in lists["words"]):
-        yield "words", "should each be part of one line"
+        yield "words", "should each match within one line"
     for pattern in lists["match"]:
         try:
             re.compile(pattern)
         except re.error as error:
-            yield "match", f"{rules.quoted(pattern)} is no regular expression: {error}"
+            yield "match", f"{rules.quoted(pattern)} is not a regular expression: {error}"

@@ -22,22 +22,25 @@ _LOADER: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _PLAIN_MESSAGES = (
     ("exceeded maximum nesting depth", f"nested more than {MAX_DEPTH} deep"),  # libyaml 0.2.6
-    ("did not find expected key", "the indentation does not fit the lines above, or a quote ends too early"),
+    (
+        "did not find expected key",
+        ("the indentation does not match the lines above, or a quote ends too early"),
+    ),
     (
         "did not find expected '-' indicator",
-        "the indentation does not fit the list above, or a '- ' is missing",
+        "the indentation does not match the list above, or a '- ' is missing",
     ),
-    ("expected <block end>", "the indentation does not fit the lines above, or a quote ends too early"),
-    ("mapping values are not allowed", "a second ': ' in one line; put quotes round the text, or indent it"),
+    ("expected <block end>", "the indentation does not match the lines above, or a quote ends too early"),
+    ("mapping values are not allowed", "a second ': ' in one line; put quotes around the text, or indent it"),
     ("could not find expected ':'", "a ':' is missing after the key"),
     ("did not find expected ',' or", "a ',' or the closing bracket is missing"),
     ("expected ',' or", "a ',' or the closing bracket is missing"),
     ("found unexpected end of stream", "the quote that opens here is never closed"),
     ("unexpected document separator", "the quote that opens here is never closed"),
-    ("expected the node content", "a value is missing, or there is a ',' or ':' too many"),
-    ("did not find expected node content", "a value is missing, or there is a ',' or ':' too many"),
-    ("found a tab character", "a tab; YAML wants spaces"),
-    ("unknown escape", "an unknown \\ escape; use single quotes round text with backslashes"),
+    ("expected the node content", "a value is missing, or there is an extra ',' or ':'"),
+    ("did not find expected node content", "a value is missing, or there is an extra ',' or ':'"),
+    ("found a tab character", "a tab; YAML needs spaces"),
+    ("unknown escape", "an unknown \\ escape; use single quotes around text with backslashes"),
 )
 
 
@@ -63,7 +66,7 @@ def parse(data: bytes, source: str) -> tuple[Table, list[Problem]]:
     if isinstance(root, Scalar) and root.text is None:
         root = Table(source, root.line)
     if not isinstance(root, Table):
-        message = "the file should hold keys and values, as in 'key: value'"
+        message = "the file should contain keys and values, as in 'key: value'"
         raise _make_error(Problem(source, root.line, "", message))
     return root, builder.problems
 
@@ -74,7 +77,9 @@ def _make_error(problem: Problem) -> ProfileInvalid:
 
 def _decode_text(data: bytes, source: str) -> str:
     if len(data) > MAX_BYTES:
-        raise _make_error(Problem(source, 1, "", "larger than 1 MB; this is no such file"))
+        raise _make_error(
+            Problem(source, 1, "", "larger than 1 MB, which is too large for a configuration file")
+        )
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -83,7 +88,7 @@ def _decode_text(data: bytes, source: str) -> str:
     match = _UNPRINTABLE.search(text)
     if match:
         line = text.count("\n", 0, match.start()) + 1
-        message = f"a character that may not stand in YAML: {match[0]!r}"
+        message = f"a character that YAML does not allow: {match[0]!r}"
         raise _make_error(Problem(source, line, "", message))
     return text
 
@@ -105,7 +110,7 @@ def _describe_syntax_error(error: yaml.YAMLError, source: str, text: str) -> Pro
     if "cannot start any token" in parser_message:
         rest = lines[line][mark.column :] if mark is not None else ""
         if "\t" in rest[:1] or lines[line].lstrip(" ").startswith("\t"):
-            message = "a tab; YAML wants spaces"
+            message = "a tab; YAML needs spaces"
         else:
             message = f"text that starts with {rest[:1] or 'this character'!r} needs quotes"
     return Problem(source, line + 1, "", " ".join(message.split()))
@@ -131,19 +136,27 @@ class _TreeBuilder:
         if not isinstance(event, yaml.StreamEndEvent):
             line = event.start_mark.line + 1
             raise _make_error(
-                Problem(self.source, line, "", "a second document; only one is allowed in a file")
+                Problem(self.source, line, "", "a second document; a file may contain only one document")
             )
         return root
 
     def _build_node(self, event: Any, depth: int, path: str) -> Node:
         line = event.start_mark.line + 1
         if isinstance(event, yaml.AliasEvent):
-            self._report(line, path, f"aliases are not taken; as text, put '*{event.anchor}' in quotes")
+            self._report(
+                line, path, f"aliases are not allowed; if this is text, put '*{event.anchor}' in quotes"
+            )
             return Scalar(self.source, line, "*")
         if event.anchor is not None:
-            self._report(line, path, f"anchors are not taken; as text, put '&{event.anchor}' in quotes")
+            self._report(
+                line, path, f"anchors are not allowed; if this is text, put '&{event.anchor}' in quotes"
+            )
         if event.tag is not None:
-            self._report(line, path, "tags are not taken; as text, put what starts with '!' in quotes")
+            self._report(
+                line,
+                path,
+                "tags are not allowed; if this is text, put the text that starts with '!' in quotes",
+            )
         if isinstance(event, yaml.ScalarEvent):
             is_plain = event.style is None or not event.style.strip("\0")
             if is_plain and event.value in _NULLS:

@@ -18,7 +18,7 @@ from dtslurm.model.own_files import make_own_folder
 from dtslurm.model.values import dataclass
 
 FOLDERS = "DTSLURM_TRUSTED_FOLDERS"
-HINT = "look it through, then: dtslurm trust"
+HINT = "review the file, then run: dtslurm trust"
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Trust:
             OSError: the entry cannot be written, or the user has no home folder.
         """
         if self.entries is None:
-            raise FileNotFoundError("there is neither HOME nor XDG_STATE_HOME")
+            raise FileNotFoundError("neither HOME nor XDG_STATE_HOME is set")
         make_own_folder(self.entries)
         real = Path(os.path.realpath(path))
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW

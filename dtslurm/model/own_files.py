@@ -67,6 +67,6 @@ def read_own_file(path: Path) -> bytes:
 
 def _check_status(found: os.stat_result, path: Path) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "this is no regular file", str(path))
+        raise OSError(errno.EINVAL, "this is not a regular file", str(path))
     if found.st_uid != os.geteuid() or found.st_mode & _OTHERS_WRITE:
-        raise PermissionError(errno.EPERM, "others can write to this file", str(path))
+        raise PermissionError(errno.EPERM, "other users can write to this file", str(path))

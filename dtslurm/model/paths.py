@@ -29,6 +29,6 @@ def working_directory() -> Path:
     try:
         return Path.cwd()
     except OSError as error:
-        why = f"the folder you are in cannot be used: {error.strerror}"
-        hint = "go to another one by cd; cd . finds one that was made anew"
+        why = f"the current directory cannot be used: {error.strerror}"
+        hint = "change to another directory with cd; if it was deleted and created again, run cd ."
         raise RequestInvalid([why], hint=hint) from error

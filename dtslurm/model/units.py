@@ -1,4 +1,4 @@
-"""Time limits and memory sizes in Slurm's notations, durations, and counts in words."""
+"""Time limits and memory sizes in Slurm's notations, durations, and counts and bytes in words."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Walltime:
             days, hours, minutes, secs = (int(value or 0) for value in unit_match.groups())
             seconds = days * 86400 + hours * 3600 + minutes * 60 + secs
         if seconds <= 0:
-            raise ValueError(f"{text!r} is no time at all; it must be more than 0")
+            raise ValueError(f"{text!r} is a duration of 0; it must be more than 0")
         return cls(seconds)
 
     @classmethod
@@ -121,6 +121,15 @@ def duration(seconds: float | None) -> str:
     if hours:
         return f"{hours}h{minutes:02}m"
     return f"{minutes}m{secs:02}s" if minutes else f"{secs}s"
+
+
+def format_bytes(amount: float) -> str:
+    """Return a number of bytes with a binary unit: ``512 B``, ``31.0 MiB``, ``1.5 TiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
 
 
 def moment_before(text: str, now: float) -> float:

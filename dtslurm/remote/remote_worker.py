@@ -62,7 +62,7 @@ def _no_python_error(transport: Transport, python: str, evidence: Sequence[str])
     return CommandNotFound(
         f"there is no {python} on {transport.name}",
         evidence=evidence,
-        hint="Python 3.6 or later is needed there; login.python in the profile names it",
+        hint="the login node needs Python 3.6 or later; set its path with login.python in the profile",
     )
 
 

@@ -29,7 +29,7 @@ def quoted(value: str) -> str:
 def find_control_characters(flag: str, value: str) -> list[str]:
     """Return a problem if ``value`` contains a control character, which a directive cannot contain."""
     if match := _CONTROL_CHARACTER.search(value):
-        return [f"{flag} holds a control character ({match[0]!r}), which Slurm cannot take"]
+        return [f"{flag} contains a control character ({match[0]!r}), which Slurm does not accept"]
     return []
 
 

@@ -77,7 +77,7 @@ _EXCESSIVE_FORMAT_WIDTH = re.compile(r"\d{5}|:[^{}]*\{")
 def _limited_format(text: str, *args: object, **values: object) -> str:
     """Format a text like jinja's ``format`` filter, but reject excessive widths."""
     if _EXCESSIVE_WIDTH.search(text):
-        raise RenderError(f"a template fills in {text[:60]!r}")
+        raise RenderError(f"a template formats {text[:60]!r}")
     return text % (values or args)
 
 
@@ -89,7 +89,7 @@ def _limit_width(name: str, layout: Callable[..., str]) -> Callable[..., str]:
         if any(
             isinstance(argument, int) and abs(argument) > WIDEST for argument in (*args, *options.values())
         ):
-            raise RenderError(f"a template asks for a width of more than {WIDEST} by {name}")
+            raise RenderError(f"a template requests a width of more than {WIDEST} with {name}")
         return layout(*args, **options)
 
     return limited_filter
@@ -105,7 +105,7 @@ def _count_step() -> None:
         RenderError: the template exceeds `MOST_STEPS`.
     """
     if next(_step_counter.get()) > MOST_STEPS:
-        raise RenderError(f"a template makes more than {MOST_STEPS} loop iterations and calls")
+        raise RenderError(f"a template needs more than {MOST_STEPS} loop iterations and calls")
 
 
 def _count_iterations(items: Iterable[object]) -> Iterator[object]:
@@ -140,13 +140,13 @@ class _LimitedSandbox(ImmutableSandboxedEnvironment):
         """Return the sandbox's ``format`` method, but reject excessive widths."""
         wrapped = super().wrap_str_format(value)
         if wrapped is not None and _EXCESSIVE_FORMAT_WIDTH.search(value.__self__):
-            raise RenderError(f"a template fills in {value.__self__[:60]!r}")
+            raise RenderError(f"a template formats {value.__self__[:60]!r}")
         return wrapped
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Compute a product, power or formatted text, but reject excessive sizes."""
         if operator == "%" and isinstance(left, str) and _EXCESSIVE_WIDTH.search(left):
-            raise RenderError(f"a template fills in {left[:60]!r}")
+            raise RenderError(f"a template formats {left[:60]!r}")
         if operator == "**" and not (abs(left) < 1 << 16 and abs(right) < 64):
             raise RenderError(f"a template computes {left} ** {right}")
         for sequence, count in ((left, right), (right, left)):

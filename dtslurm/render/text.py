@@ -19,14 +19,16 @@ def check(script: str, template: str) -> None:
         RenderError: sbatch would reject the script, which can happen with a template of the user.
     """
     if not script.startswith("#!"):
-        raise RenderError(f"template {template}: the script does not begin with #!, as in #!/bin/bash")
+        raise RenderError(
+            f"template {template}: the script does not begin with an interpreter line such as #!/bin/bash"
+        )
     if "\r\n" in script:
         raise RenderError(
-            "the script would hold a DOS line break (CR LF), which sbatch refuses",
-            hint="it comes of an argument, a variable or a --setup line; write it with LF alone",
+            "the script would contain a DOS line break (CR LF), which sbatch refuses",
+            hint="find it in an argument, a variable or a --setup line; use LF only",
         )
     if "\0" in script:
-        raise RenderError(f"template {template}: there is a NUL in the script")
+        raise RenderError(f"template {template}: the script contains a NUL character")
     if len(script) > _MAX_SCRIPT_SIZE:
         raise RenderError(
             f"the script is larger than {_MAX_SCRIPT_SIZE // 1_000_000} MB, which sbatch refuses"

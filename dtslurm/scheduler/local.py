@@ -32,7 +32,7 @@ from dtslurm.worker.localslurm.values import job_id
 NODE_TYPE = "this-machine"
 KILL_WAIT = 30.0
 REQUEUE_DELAY = 1.0
-ELSEWHERE = "this job runs on host {}; only there can its state be told"
+ELSEWHERE = "this job runs on host {}; its state is known only on that host"
 
 Record = dict[str, Any]
 
@@ -329,7 +329,7 @@ class LocalScheduler:
                         refused += error.problems
         self._start_ready_jobs()
         if missing:
-            raise JobNotFound(f"the embedded scheduler knows no job {', '.join(missing)}", evidence=refused)
+            raise JobNotFound(f"the embedded scheduler has no job {', '.join(missing)}", evidence=refused)
         if refused:
             raise SlurmError("the embedded scheduler refused", evidence=refused)
 
@@ -348,7 +348,7 @@ class LocalScheduler:
             raise SlurmUnavailable(
                 f"the embedded scheduler's state folder {state.root} cannot be used",
                 evidence=[str(error)],
-                hint="set DTSLURM_LOCAL_STATE to a folder on a local disk that you may write to",
+                hint="set DTSLURM_LOCAL_STATE to a folder on a local disk that you can write to",
             ) from error
 
 

@@ -157,8 +157,8 @@ class SlurmScheduler:
         requested = mpi_types(submission.script)
         offered = parse.mpi_types(self._query_cluster(commands.mpi_types())) if requested else []
         return [
-            f"srun --mpi={name}: this Slurm offers {', '.join(offered)} (srun --mpi=list); "
-            "choose one of them by --launcher-option mpi=, or in the profile by slurm.mpi"
+            f"srun --mpi={name}: this Slurm offers {', '.join(offered)} (srun --mpi=list); choose "
+            "one of them with --launcher-option mpi=, or with slurm.mpi in the profile"
             for name in sorted(requested.difference(offered))
             if offered
         ]
@@ -213,15 +213,15 @@ class SlurmScheduler:
         """
         try:
             job_id = self.find(comment)
-            lookup_result = "it is not in the queue now, but may still appear there"
+            lookup_result = "the job is not in the queue now, but it may still appear"
         except DtslurmError as error:
-            job_id, lookup_result = None, f"looking it up failed: {error.message}"
+            job_id, lookup_result = None, f"the search for the job failed: {error.message}"
         if job_id is not None:
             return job_id
         raise SubmitUnknown(
-            "sbatch's answer was lost: there may be a job, or not",
+            "the answer of sbatch was lost, and it is not known whether Slurm created a job",
             evidence=[*evidence, lookup_result],
-            hint="dtslurm status finds out; once it has, submitting again is safe",
+            hint="dtslurm status searches for the job; when it has found out, you can submit again",
         )
 
     def find(self, comment: str) -> str | None:
@@ -399,7 +399,7 @@ class SlurmScheduler:
         unknown = [job_id for job_id, jobs in listed.items() if not jobs]
         if unknown:
             raise JobNotFound(
-                f"Slurm lists no job {', '.join(unknown)} of yours: it is over, or never was",
+                f"Slurm lists no job {', '.join(unknown)} of yours: it has ended, or never existed",
                 evidence=[f"cancelled: {', '.join(running)}"] if running else (),
             )
 

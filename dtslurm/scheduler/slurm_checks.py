@@ -34,10 +34,13 @@ def check(
     if not names:
         return [
             *problems,
-            f"no partition is asked for and Slurm has no default; there are: {_join_names(by_name)}",
+            (
+                "no partition is requested, and Slurm has no default partition; the partitions are: "
+                f"{_join_names(by_name)}"
+            ),
         ]
     unknown = [name for name in names if name not in by_name]
-    problems += [f"there is no partition {name!r}{_suggest_partition(name, by_name)}" for name in unknown]
+    problems += [f"partition {name!r} does not exist{_suggest_partition(name, by_name)}" for name in unknown]
     if unknown:
         return problems
     nodes = _parse_min_nodes(requested.get("nodes", ""), submission.layout.nodes)
@@ -57,7 +60,7 @@ def partition_problems(
     """Return the reasons why one partition cannot accept the request."""
     name, problems = f"partition {partition.name!r}", []
     if partition.state in {"INACTIVE", "DRAIN"}:
-        problems.append(f"{name} takes no jobs: its state is {partition.state}")
+        problems.append(f"{name} accepts no jobs: its state is {partition.state}")
     if partition.max_nodes is not None and nodes > partition.max_nodes:
         problems.append(
             f"{nodes} nodes are more than {name} allows: at most {partition.max_nodes} (MaxNodes)"
@@ -78,9 +81,9 @@ def _check_permission(
         return []
     lower = value.lower()  # Slurm stores these names in lower case
     if allowed and lower not in {name.lower() for name in allowed}:
-        return [f"{what} {value!r} may not use {where}; allowed: {', '.join(allowed)}"]
+        return [f"{what} {value!r} is not allowed in {where}; allowed: {', '.join(allowed)}"]
     if not allowed and lower in {name.lower() for name in denied}:
-        return [f"{what} {value!r} may not use {where}"]
+        return [f"{what} {value!r} is not allowed in {where}"]
     return []
 
 
@@ -118,15 +121,15 @@ def _check_limits(submission: Submission, one: Association) -> list[str]:
     name, problems = f"account {one.account!r}", []
     qos = requested.get("qos") or submission.spec.resources.qos or ""
     if qos and one.qos and qos.lower() not in {allowed.lower() for allowed in one.qos}:
-        problems.append(f"QOS {qos!r} is not yours under {name}; yours: {', '.join(one.qos)}")
+        problems.append(f"you cannot use QOS {qos!r} with {name}; your QOS: {', '.join(one.qos)}")
     limit = _parse_time(requested.get("time", "")) or layout.time
     if limit is not None and one.max_wall is not None and limit > one.max_wall:
         problems.append(f"a time limit of {limit} is more than {name} allows: {one.max_wall} (MaxWall)")
     if one.max_submit == 0 or one.max_jobs == 0:
-        problems.append(f"{name} takes no jobs of yours now (MaxJobs or MaxSubmit is 0)")
+        problems.append(f"{name} accepts no jobs of yours now (MaxJobs or MaxSubmit is 0)")
     tasks = sum(len(tasks) for tasks in task_ranges(requested.get("array") or submission.spec.array or ""))
     if one.max_submit and tasks > one.max_submit:
-        problems.append(f"{tasks} array tasks are more than {name} may queue: {one.max_submit} (MaxSubmit)")
+        problems.append(f"{tasks} array tasks are more than {name} allows: {one.max_submit} (MaxSubmit)")
     nodes = _parse_min_nodes(requested.get("nodes", ""), layout.nodes)
     requested_tres = {"node": nodes, "gres/gpu": nodes * (layout.gpus_per_node or 0)}
     for limits, label in ((one.max_tres, "MaxTRES"), (one.group_tres, "GrpTRES")):
@@ -142,7 +145,7 @@ def _check_array_size(expression: str, config: Mapping[str, str]) -> list[str]:
     size = config.get("MaxArraySize", "")
     highest = max((tasks[-1] for tasks in task_ranges(expression) if tasks), default=0)
     if size.isdecimal() and highest >= int(size):
-        return [f"array index {highest} is too high: this Slurm takes indices up to {int(size) - 1}"]
+        return [f"array index {highest} is too high: this Slurm accepts indices up to {int(size) - 1}"]
     return []
 
 
@@ -159,7 +162,7 @@ def _parse_time(value: str) -> Walltime | None:
 
 
 def _suggest_partition(name: str, known: Mapping[str, PartitionInfo]) -> str:
-    return suggest_name(name, known) or f"; there are: {list_nearest(name, known)}"
+    return suggest_name(name, known) or f"; the partitions are: {list_nearest(name, known)}"
 
 
 def _join_names(known: Mapping[str, PartitionInfo]) -> str:

@@ -18,12 +18,16 @@ _SACCT_BATCH_SIZE = 200  # job ids in one call of sacct
 _MAX_SHOW_JOB_CALLS = 4  # for more jobs than this, one request reads the whole job table
 
 _HINTS = {
-    Trouble.NOT_SENT: "the controller is down or out of reach (see scontrol ping): try again in some minutes",
+    Trouble.NOT_SENT: (
+        "the controller is down or cannot be reached (see scontrol ping): try again in some minutes"
+    ),
     Trouble.LOST: "the controller is too busy to answer: try again in some minutes",
-    Trouble.AUTH: "munge does not work there (not running, or a wrong clock): tell the site",
-    Trouble.SETUP: "set SLURM_CONF to the cluster's slurm.conf, go where squeue works, "
-    "or give the profile a login.host for SSH",
-    Trouble.BUSY: "Slurm limits requests: try again in some minutes",
+    Trouble.AUTH: (
+        "munge does not work on that host (not running, or a wrong clock): inform the cluster's support"
+    ),
+    Trouble.SETUP: "set SLURM_CONF to the cluster's slurm.conf, log in to a host where squeue works, or set "
+    "login.host in the profile to use SSH",
+    Trouble.BUSY: "Slurm limits the rate of requests: try again in some minutes",
 }
 
 
@@ -141,9 +145,9 @@ class SlurmClient:
             answer = self.transport.run(argv, timeout=QUERY_TIMEOUT_S)
         except CommandTimeout as error:
             raise SlurmUnavailable(
-                f"{argv[0]} did not answer within {QUERY_TIMEOUT_S:g} s; it may have been done all the same",
+                f"{argv[0]} did not answer within {QUERY_TIMEOUT_S:g} s; the change may have been made",
                 evidence=error.evidence,
-                hint="look with dtslurm status before trying again",
+                hint="check with dtslurm status before you try again",
             ) from error
         # scancel exits with 0 even if it prints "error:" (22.05).
         if (answer.ok and "error:" not in answer.stderr) or (take_refusals and not answer.ok):
@@ -216,7 +220,9 @@ def failure(answer: Completed) -> SlurmError:
         return SlurmUnavailable(f"{program}: {kind.value}", evidence=evidence, hint=_HINTS[kind])
     if kind is Trouble.NO_JOB:
         return JobNotFound(f"{program}: {kind.value}", evidence=evidence)
-    return SlurmError(f"{program}: Slurm refused", evidence=evidence, hint=hint_for(answer.stderr))
+    return SlurmError(
+        f"{program}: Slurm refused the request", evidence=evidence, hint=hint_for(answer.stderr)
+    )
 
 
 def _command_host(output: str) -> CommandHost:
@@ -232,7 +238,7 @@ def _command_host(output: str) -> CommandHost:
     if missing:
         return CommandHost(
             uid,
-            f"no {', '.join(missing)} on PATH there",
+            f"not on PATH: {', '.join(missing)}",
             "log in to a machine of the cluster, or put Slurm's commands on PATH (module load slurm)",
             programs=False,
         )

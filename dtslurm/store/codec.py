@@ -57,7 +57,9 @@ def decode(data: bytes, path: str) -> dict[str, Any]:
         is_newer = isinstance(schema, int) and schema > SCHEMA
         raise StoreError(
             f"{path} has schema {schema!r}; this dtslurm reads schema {SCHEMA}",
-            hint="a later version wrote it; install that version or a newer one" if is_newer else "",
+            hint=("a later version of dtslurm wrote this file; install that version or a newer one")
+            if is_newer
+            else "",
         )
     return document
 
@@ -74,7 +76,7 @@ def record_from(document: Mapping[str, Any], path: str) -> JobRecord:
         values["final"] = tuple(status_from(item) for item in values.get("final") or ())
         return JobRecord(**values)
     except (TypeError, AttributeError) as error:
-        raise StoreError(f"{path} lacks what a run's record needs: {error}") from error
+        raise StoreError(f"{path} is not a complete record of a run: {error}") from error
 
 
 def status_from(document: Mapping[str, Any]) -> JobStatus:

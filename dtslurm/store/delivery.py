@@ -98,9 +98,9 @@ def deliver(  # noqa: PLR0913  the brief facts of a submission, each optional
             return completed
         missing_keys = [key for key in answer["missing"] if key in contents]
     raise StoreError(
-        f"{parcel.objects} loses the files that are sent there",
+        f"files that were sent to {parcel.objects} are missing there",
         evidence=[f"still missing after {_MAX_ROUNDS} rounds: {len(missing_keys)} files"],
-        hint="does something clean that folder up, or change its files?",
+        hint="check whether a clean-up program deletes or changes files of that folder",
     )
 
 
@@ -142,7 +142,7 @@ def _parse_answer(answer: Mapping[str, Any], then: Sequence[str]) -> Completed |
         raise _failure(answer)
     done = answer["done"]
     if "absent" in done:
-        raise CommandNotFound(f"there is no program {done['absent']} on the cluster; nothing was queued")
+        raise CommandNotFound(f"the cluster has no program {done['absent']}; no job was queued")
     if not done:
         return None
     if done["late"]:
@@ -154,21 +154,21 @@ def _parse_answer(answer: Mapping[str, Any], then: Sequence[str]) -> Completed |
 def _failure(answer: Mapping[str, Any]) -> DtslurmError:
     if "exists" in answer:
         return RunExists(
-            f"there is a run in {answer['exists']} already",
-            hint="nothing of it was touched, nothing was queued",
+            f"run directory {answer['exists']} already exists",
+            hint="it was not changed, and no job was queued",
         )
     if "disk" in answer:
         failure = answer["disk"]
         error = OSError(failure["errno"], os.strerror(failure["errno"] or 0), failure["path"])
         return store_error(error, failure["path"], failure["verb"], failure.get("room"))
     if "cut" in answer:
-        return TransportError(f"{answer['cut']}; nothing was placed")
+        return TransportError(f"{answer['cut']}; no run directory was created")
     if "refused" in answer:
-        return RequestInvalid([f"the run cannot be placed: {answer['refused']}"])
+        return RequestInvalid([f"cannot create the run directory: {answer['refused']}"])
     if "unsafe" in answer:
-        return RequestInvalid([answer["unsafe"]], hint="name another place by --run-root")
+        return RequestInvalid([answer["unsafe"]], hint="set another run root with --run-root")
     return TransportError(
-        "the far side gave an answer that this version does not know", evidence=[str(answer)]
+        "the worker program sent an answer that this version of dtslurm does not know", evidence=[str(answer)]
     )
 
 
@@ -183,7 +183,7 @@ def _deliver_locally(
 ) -> Completed | None:
     """Install a run on this machine with the worker's code, in this process."""
     if then and shutil.which(then[0], path=(env or os.environ).get("PATH")) is None:
-        raise CommandNotFound(f"there is no program {then[0]} on this machine; nothing was queued")
+        raise CommandNotFound(f"this machine has no program {then[0]}; no job was queued")
     try:
         _install_locally(parcel, request(parcel, then, timeout, event), progress)
     except WorkerError as worker_error:

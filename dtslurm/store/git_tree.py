@@ -194,5 +194,5 @@ def _run_git(transport: Transport, folder: Path, *words: str) -> Completed:
     except TransportError as error:
         raise GitFailed(error.message) from error
     if completed.code == 127:  # `env` exits with 127 if it cannot find the program
-        raise GitMissing("git is not installed here")
+        raise GitMissing("git is not installed on this machine")
     return completed

@@ -105,11 +105,14 @@ class Index:
                     self._path.chmod(0o600)
                 yield connection
         except (sqlite3.Error, OSError) as error:
-            hint = "set XDG_STATE_HOME to a folder that you may write to"
+            hint = "set XDG_STATE_HOME to a folder that you can write to"
             if explain_unwritable(self._path):
-                hint = f"free some space there, or {hint}"
+                hint = f"free space in its file system, or {hint}"
             elif self._path.is_file():
-                hint = "run directories hold the truth; delete it to have it made anew from $DTSLURM_RUN_ROOT"
+                hint = (
+                    "the run directories contain all data; delete the index, and dtslurm builds it again "
+                    "from $DTSLURM_RUN_ROOT"
+                )
             raise StoreError(f"the index of runs {self._path} failed: {error}", hint=hint) from error
 
     def put(self, record: JobRecord) -> None:

@@ -31,7 +31,7 @@ _MAX_FILES = 500_000
 _MAX_NAMES_BYTES = 1 << 26
 _MAX_SHOWN = 100
 _EXIT_WAIT_S = 2.0
-_SENDER = "the program that sends files of a run"
+_SENDER = "the remote file sender"
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,9 @@ def copy(
             for head, data in _read_frames(iter(stream)):
                 receiver.take(head, data)
         except OSError as error:
-            raise StoreError(f"cannot keep a copy: {error.strerror}", evidence=[str(error)]) from error
+            raise StoreError(
+                f"cannot write the local copy: {error.strerror}", evidence=[str(error)]
+            ) from error
         _await_exit(stream)
     return receiver.result
 
@@ -193,7 +195,7 @@ def _read_frames(chunks: Iterator[bytes]) -> Iterator[tuple[dict[str, Any], byte
     def receive() -> None:
         chunk = next(chunks, None)
         if chunk is None:
-            raise TransportError("the far side stopped in the middle of what it sent")
+            raise TransportError("the connection ended in the middle of the transfer")
         buffer.extend(chunk)
 
     while True:
@@ -201,7 +203,7 @@ def _read_frames(chunks: Iterator[bytes]) -> Iterator[tuple[dict[str, Any], byte
         while (end := buffer.find(b"\n", searched)) < 0:
             searched = len(buffer)
             if searched > _MAX_HEAD:
-                raise answers.invalid(_SENDER, f"a frame's head of more than {_MAX_HEAD >> 20} MiB")
+                raise answers.invalid(_SENDER, f"a frame header of more than {_MAX_HEAD >> 20} MiB")
             receive()
         head = answers.parse_object(bytes(buffer[:end]), _SENDER)
         del buffer[: end + 1]
@@ -251,7 +253,7 @@ class _Receiver:
             self._handle_unreadable(run, head)
         elif "left" in head:
             if run in self.result.left:
-                raise answers.invalid(_SENDER, "twice what it left out of a run")
+                raise answers.invalid(_SENDER, "the list of skipped files twice")
             self.result.left[run] = answers.interpret(head["left"], _parse_unsent, _SENDER)
         else:
             path = answers.read_path(head, "path", _SENDER)
@@ -273,7 +275,7 @@ class _Receiver:
 
     def _handle_digest(self, file: tuple[int, str], place: Path, sha256: str) -> None:
         if file != self._file:
-            raise answers.invalid(_SENDER, "the checksum of a file that it has not sent", repr(file[1]))
+            raise answers.invalid(_SENDER, "the checksum of a file that it did not send", repr(file[1]))
         self._file = None
         self.result.seen += 1
         if _digest(place) != sha256:
@@ -309,7 +311,7 @@ class _Receiver:
             raise answers.invalid(
                 _SENDER,
                 f"more than {_MAX_FILES:,} files, or {_MAX_NAMES_BYTES >> 20} MiB of names",
-                hint="bring a part of the files, by a pattern such as 'checkpoints/*'",
+                hint="download a part of the files with a pattern such as 'checkpoints/*'",
             )
         self._files_started.add(file)
 
@@ -337,7 +339,7 @@ def _copy_path(target: Path, name: str) -> Path:
     folder = path.parent
     while folder not in {target, target.parent}:
         if folder.is_symlink():
-            raise TransportError("a link stands where a folder of copies should be", evidence=[str(folder)])
+            raise TransportError("a folder of the local copy is a symbolic link", evidence=[str(folder)])
         folder = folder.parent
     return path
 
@@ -349,7 +351,7 @@ def _write_piece(path: Path, data: bytes, offset: int, size: int, mtime_ns: int)
     fd = os.open(path, flags, 0o600)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(errno.EEXIST, "something that is not a file is there", str(path))
+            raise OSError(errno.EEXIST, "the path exists and is not a file", str(path))
         os.lseek(fd, offset, os.SEEK_SET)
         view = memoryview(data)
         while view:

@@ -196,7 +196,7 @@ def _read_own_file(path: Path) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise OSError(f"{path} is not ours")
+            raise OSError(f"{path} belongs to another user")
         return file.read(_MAX_BYTES)
 
 

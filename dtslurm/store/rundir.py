@@ -99,8 +99,8 @@ class RunDir:
             with contextlib.suppress(OSError):
                 remove(temp_dir, within=self.path.parent)
             if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
-                raise RunExists(f"there is a run in {self.path} already") from None
-            raise StoreError(f"cannot make {self.path}: {error.strerror}", evidence=[str(error)]) from error
+                raise RunExists(f"run directory {self.path} already exists") from None
+            raise StoreError(f"cannot create {self.path}: {error.strerror}", evidence=[str(error)]) from error
 
     @contextlib.contextmanager
     def under_way(self) -> Iterator[None]:

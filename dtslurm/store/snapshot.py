@@ -12,6 +12,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import NamedTuple
 
+from dtslurm.model.units import format_bytes
 from dtslurm.model.values import dataclass
 from dtslurm.store.git_tree import GitFailed, GitMissing, GitState, GitTree
 from dtslurm.store.hash_cache import HashCache, Stamp, stamp
@@ -25,7 +26,6 @@ from dtslurm.store.ignore_rules import (
     named_outright,
 )
 from dtslurm.transport.base import Transport
-from dtslurm.transport.disk import size as bytes_in_words
 
 # 128 bits of SHA-256: a collision needs 2**64 files made on purpose, and whoever can put files here already
 # runs code as this user. The short digest halves the size of a list of 10,000 files on the wire.
@@ -39,8 +39,8 @@ _CHUNK = 1 << 20
 _TRIES = 3
 _READERS = 4
 _NAMES_SHOWN = 5
-_SECRETS = "left out, they look like secrets"
-_RUNS = "left out, they are run directories (--code-include takes files of them along)"
+_SECRETS = "skipped, because they look like secrets"
+_RUNS = "skipped, because they are run directories (--code-include adds files of them)"
 _PRIVATE_KEY_MARK = "!"  # prefix of the cached digest of a file that begins like a private key
 
 
@@ -128,7 +128,9 @@ def take(
         tree = GitTree.around(transport_here, folder)
     except GitMissing:
         tree = None
-        notes.say("git is not installed here: what it ignores is part of the snapshot")
+        notes.say(
+            "git is not installed on this machine: the snapshot includes the files that git would ignore"
+        )
     except GitFailed as error:
         return Snapshot(folder, "", (), problems=(f"git cannot list {folder}: {error}",))
     root = tree.root if tree else folder
@@ -150,25 +152,23 @@ def take(
         state = tree.state(notes.named(_SECRETS)) if tree else None
     except GitFailed as error:
         return Snapshot(root, inside, (), problems=(f"git cannot list {root}: {error}",))
-    problems = notes.problems if files else [*notes.problems, f"there is nothing to take along in {root}"]
+    problems = notes.problems if files else [*notes.problems, f"{root} contains no files for the snapshot"]
     excluded_runs = tuple(notes.named(_RUNS))
     return Snapshot(root, inside, tuple(files), state, excluded_runs, notes.lines(), tuple(problems))
 
 
 def _too_large_problem(root: Path, found: list[_TreeEntry], total: int, tree: GitTree | None) -> str:
-    amount = (
-        f"{bytes_in_words(total)} in {len(found)} files" if total else f"more than {len(found) - 1} files"
-    )
+    amount = f"{format_bytes(total)} in {len(found)} files" if total else f"more than {len(found) - 1} files"
     bytes_by_top: dict[str, int] = {}
     for entry in found:
         top = entry.path.partition("/")[0]
         bytes_by_top[top] = bytes_by_top.get(top, 0) + entry.stamp[0]
     largest = sorted(bytes_by_top, key=lambda top: bytes_by_top[top], reverse=True)[:3]
-    largest_text = ", ".join(f"{top} ({bytes_in_words(bytes_by_top[top])})" for top in largest)
+    largest_text = ", ".join(f"{top} ({format_bytes(bytes_by_top[top])})" for top in largest)
     not_in_git = "" if tree else ", which is not in git"
     return (
-        f"a snapshot of {root}{not_in_git}, would take along {amount}, most in {largest_text}: "
-        "exclude what the job does not need, or switch the snapshot off"
+        f"a snapshot of {root}{not_in_git}, would contain {amount}, most of it in {largest_text}: "
+        "exclude files that the job does not need, or switch the snapshot off"
     )
 
 
@@ -286,7 +286,7 @@ def _list_folder_files(root: Path, sieve: _FileSelector, notes: _Notes, most: in
         try:
             entries = list(os.scandir(root / folder))
         except OSError:
-            notes.name("left out, they cannot be read", folder or ".")
+            notes.name("skipped, because they cannot be read", folder or ".")
             continue
         for entry in entries:
             path = f"{folder}/{entry.name}" if folder else entry.name
@@ -328,11 +328,11 @@ def _stat_files(
             elif stat.S_ISDIR(status.st_mode):
                 pending += repositories.listing(path)
             else:
-                notes.name("left out, neither files nor links", path)
+                notes.name("skipped, because they are neither files nor links", path)
         except (FileNotFoundError, NotADirectoryError):
             continue  # a tracked file that was deleted or replaced
         except OSError as error:
-            notes.name(f"left out ({error.strerror})", path)
+            notes.name(f"skipped ({error.strerror})", path)
     links = {path for path, entry in entries.items() if entry.target is not None}
     included = [
         entries[path] for path in sorted(entries) if not links or links.isdisjoint(_iterate_parents(path))
@@ -341,7 +341,7 @@ def _stat_files(
     for path, (size, *_), _, _ in included:
         total += size
         if size > LARGE:
-            notes.name("large, and taken along", f"{path} ({bytes_in_words(size)})")
+            notes.name("large, and included", f"{path} ({format_bytes(size)})")
     return included, total
 
 
@@ -358,9 +358,7 @@ def _read_link(root: Path, path: str, notes: _Notes) -> _TreeEntry:
     full_target = os.path.normpath(os.path.join(folder, target))
     relative_target = os.path.relpath(full_target, root)
     if relative_target == ".." or relative_target.startswith("../"):
-        notes.name(
-            "links that lead out of the tree, where later changes are seen", f"{path} -> {full_target}"
-        )
+        notes.name("links to targets outside the tree, which are not frozen", f"{path} -> {full_target}")
         target = full_target
     elif os.path.isabs(target):
         target = os.path.relpath(full_target, folder)
@@ -418,7 +416,7 @@ def _read(path: str) -> _Read | str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        return f"left out ({error.strerror})"
+        return f"skipped ({error.strerror})"
     with contextlib.closing(os.fdopen(fd, "rb", buffering=0)) as file:
         for _ in range(_TRIES):
             read_at = time.time_ns()
@@ -427,10 +425,10 @@ def _read(path: str) -> _Read | str | None:
             try:
                 digest = _digest(file.read, before[0])
             except OSError as error:
-                return f"left out ({error.strerror})"
+                return f"skipped ({error.strerror})"
             if stamp(os.fstat(fd)) == before:
                 return before, digest, read_at
-    return "left out, they change all the time"
+    return "skipped, because they change continuously"
 
 
 def _digest(read: Callable[[int], bytes], size: int) -> str:

@@ -136,7 +136,7 @@ def content(root: Path, one: SnapshotFile) -> Iterator[bytes]:
                 size += len(chunk)
                 yield chunk
     except FileNotFoundError:
-        raise _changed_error(path, "is gone") from None
+        raise _changed_error(path, "was deleted") from None
     except OSError as error:
         raise store_error(error, path, "read") from error
     if size != one.size or digest.hexdigest()[:DIGEST_LENGTH] != one.digest:
@@ -145,6 +145,6 @@ def content(root: Path, one: SnapshotFile) -> Iterator[bytes]:
 
 def _changed_error(path: Path, how: str) -> StoreError:
     return StoreError(
-        f"{path} {how} while the run was being submitted; nothing was queued",
-        hint="submit again; if something writes it all the time, exclude it from the snapshot",
+        f"{path} {how} while the run was being submitted; no job was queued",
+        hint="submit again; if a program writes this file continuously, exclude the file from the snapshot",
     )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dtslurm.errors import StoreError
+from dtslurm.model.units import format_bytes
 from dtslurm.model.values import dataclass
 from dtslurm.worker.lib import disk as worker_disk
 
@@ -59,7 +60,9 @@ class Room:
 
     def __str__(self) -> str:
         files = f", {self.files_free} of {self.files} files" if self.files else ""
-        return f"file system {self.mount}: {size(self.free)} of {size(self.total)} free{files}"
+        return (
+            f"file system {self.mount}: {format_bytes(self.free)} of {format_bytes(self.total)} free{files}"
+        )
 
 
 def refusal(number: int, said: str, path: str, verb: str, *, room: str, where: str = "") -> StoreError:
@@ -139,12 +142,3 @@ def room_of(blocks: str, inodes: str) -> str:
     except (IndexError, ValueError):  # not every file system counts inodes
         pass
     return str(space)
-
-
-def size(amount: float) -> str:
-    """Format a number of bytes with a binary unit: ``512 B``, ``31 MiB``, ``1.5 TiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"

@@ -41,7 +41,7 @@ def test_the_table_tells_sizes_metrics_and_what_is_wrong(invoke: Run, made: JobR
     found = rows(shown)
     assert found["checkpoints/step-1"][:6] == ["checkpoint", "1", "2.0", "KiB", "-", "pinned"]
     assert found["out.txt"][:6] == ["output", "-", "5", "B", "loss=0.1235", "epoch=3"]
-    assert found["gone.bin"] == ["output", "-", "-", "-", "it", "is", "gone", "gone.bin"]
+    assert found["gone.bin"] == ["output", "-", "-", "-", "it", "no", "longer", "exists", "gone.bin"]
 
 
 def test_as_data_it_is_a_list(invoke: Run, made: JobRecord) -> None:
@@ -68,7 +68,7 @@ def test_a_check_reads_files_whole(invoke: Run, made: JobRecord) -> None:
     asked = ("artifacts", "show", "train", "checkpoints/step-2")
     assert "problem" not in invoke(*asked, code=0).stdout
     checked = invoke(*asked, "--check", code=0).stdout
-    assert "  problem  its SHA-256 is another now" in checked
+    assert "  problem  its SHA-256 has changed" in checked
     assert "step-1" not in checked
 
 
@@ -118,7 +118,7 @@ def test_a_repository_for_hugging_face_is_of_one_artifact(invoke: Run, made: Job
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("train", "gone.bin"), "gone.bin: it is gone"),
+        (("train", "gone.bin"), "gone.bin: it no longer exists"),
         (("train", "nothing"), "no artifact matches 'nothing'"),
         (("train", "--to", "hf:"), "--to hf:: write hf:FOLDER"),
         (("train", "--to", "mlflow:"), "--to mlflow:: write mlflow:NAME"),

@@ -32,9 +32,9 @@ def nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["trian.py"], "no such script: trian.py; did you mean 'train.py'?"),
-        (["nowhere/train.py"], "there is no folder"),
-        (["~nobody-here/train.py"], "there is no folder"),
+        (["trian.py"], "script trian.py does not exist; did you mean 'train.py'?"),
+        (["nowhere/train.py"], "does not exist (folder "),
+        (["~nobody-here/train.py"], "does not exist (folder "),
         (["."], ". is a folder, not a script"),
         (["data.txt"], "neither a .py file nor executable; chmod +x it"),
         (["-l", "torchrum", "train.py"], "unknown launcher 'torchrum'; did you mean 'torchrun'?"),
@@ -44,30 +44,30 @@ def nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         (["--mem", "900T", "train.py"], "--mem 900T"),
         (["--mem", "much", "train.py"], "'much' is not a memory size"),
         (["-t", "25:99:1:2", "train.py"], "'25:99:1:2' is not a duration"),
-        (["-t", "0", "train.py"], "no time at all"),
-        (["-J", "a\nb", "train.py"], "--job-name holds a control character"),
+        (["-t", "0", "train.py"], "is a duration of 0"),
+        (["-J", "a\nb", "train.py"], "--job-name contains a control character"),
         (["-J", "", "train.py"], "--job-name is empty"),
-        (["-J", "107", "train.py"], "name 107 reads like a job's number"),
-        (["-J", "x" * 300, "train.py"], "at most 200"),
+        (["-J", "107", "train.py"], "name '107' looks like a job id"),
+        (["-J", "x" * 300, "train.py"], "the maximum is 200"),
         (["--env", "1A=x", "train.py"], "'1A' is not a variable name"),
-        (["--env", "SLURM_JOB_ID=3", "train.py"], "--env SLURM_JOB_ID is how Slurm tells a job"),
+        (["--env", "SLURM_JOB_ID=3", "train.py"], "--env SLURM_JOB_ID is set by Slurm"),
         (["-l", "srun", "--env", "MASTER_PORT=1", "train.py"], "--env MASTER_PORT is set for launcher srun"),
-        (["job.yaml"], "job.yaml:2: env.DTSLURM_RUN_DIR: is set by the job's own script"),
+        (["job.yaml"], "job.yaml:2: env.DTSLURM_RUN_DIR: is set by the job script"),
         (["-a", "3-1", "train.py"], "ends before it starts"),
         (["-d", "after ok", "train.py"], "--dependency"),
         (["--signal-before", "0", "train.py"], "1 to 65535"),
         (["--hang-timeout", "soon", "train.py"], "--hang-timeout: 'soon' is not a duration"),
         (["--total-time", "-1", "train.py"], "--total-time: '-1' is not a duration"),
         (["--max-restarts", "-1", "train.py"], "not in the range x>=0"),
-        (["--sbatch", "-N2", "train.py"], "not a long sbatch option"),
+        (["--sbatch", "-N2", "train.py"], "not a long option of sbatch"),
         (["--launcher-option", "rdzv=1", "-l", "torchrun", "train.py"], "take it for --rdzv_backend"),
-        (["--template", "none.j2", "train.py"], "no such template"),
+        (["--template", "none.j2", "train.py"], "template none.j2 does not exist"),
         (["-N2", "-l", "single", "train.py"], "launcher single runs on one node"),
         (["--node-type", "dgx", "train.py"], "no such type"),
         (["--nonsense", "train.py"], "No such option"),
-        (["--env", "NOWHERE", "train.py"], "--env NOWHERE: there is no such variable here"),
-        ([""], "no script: its name is empty"),
-        (["empty.yaml"], "empty.yaml is no job file"),
+        (["--env", "NOWHERE", "train.py"], "--env NOWHERE: your environment has no such variable"),
+        ([""], "the name of the script is empty"),
+        (["empty.yaml"], "empty.yaml is not a job file"),
         ([], "Missing argument 'SCRIPT|JOB.yaml'"),
     ],
 )
@@ -177,13 +177,15 @@ def test_a_run_root_with_a_variable_that_is_not_set(run: Run) -> None:
 
 @pytest.mark.parametrize("root", ["runs-%j", "a\nb"])
 def test_a_run_root_that_slurm_would_change(run: Run, root: str) -> None:
-    assert "Slurm does not keep" in run(*SUBMIT, "--run-root", root, "train.py", code=2).stderr
+    assert (
+        ", which Slurm changes in file names" in run(*SUBMIT, "--run-root", root, "train.py", code=2).stderr
+    )
 
 
 @pytest.mark.parametrize("verb", ["logs", "status", "cancel", "diagnose", "report"])
 def test_a_home_that_there_is_not(run: Run, verb: str) -> None:
     name = "~nobody-here/runs/train-1"
-    assert f"no run '{name}' is known here" in run(verb, name, code=3).stderr
+    assert f"no run '{name}' is known on this machine" in run(verb, name, code=3).stderr
 
 
 def test_an_unknown_job(run: Run) -> None:

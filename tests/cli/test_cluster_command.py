@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.cli.printing import output
+from dtslurm.model.units import format_bytes
 from tests.cli.conftest import Run
 from tests.cli.made_runs import Runs
 from tests.cli.slurm_programs import Programs
@@ -153,7 +153,7 @@ def test_a_run_root_that_cannot_be_told_is_said(invoke: Run, monkeypatch: pytest
     ],
 )
 def test_sizes(amount: float, words: str) -> None:
-    assert output.size(amount) == words
+    assert format_bytes(amount) == words
 
 
 def test_doctor_looks_at_the_run_root_as_submit_does(
@@ -162,7 +162,7 @@ def test_doctor_looks_at_the_run_root_as_submit_does(
     (tmp_path / "file").touch()
     monkeypatch.setenv("DTSLURM_RUN_ROOT", str(tmp_path / "file" / "runs"))
     done = invoke("doctor", "--cluster", "local", code=1)
-    assert f"{tmp_path}/file/runs cannot be written to: {tmp_path}/file; name another" in done.stdout
+    assert f"{tmp_path}/file/runs is not writable: {tmp_path}/file; set another" in done.stdout
     monkeypatch.setenv("DTSLURM_RUN_ROOT", "/proc/runs")
     [told] = [
         line for line in invoke("doctor", "--cluster", "local").stdout.splitlines() if "/proc/runs" in line

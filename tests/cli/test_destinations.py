@@ -77,7 +77,7 @@ def test_the_usual_partition_stays_where_it_has_the_nodes_asked_for(invoke: Run,
 
 def test_a_partition_of_other_nodes_than_those_asked_for_is_refused(invoke: Run, two: Path) -> None:
     told = refused(invoke, "-p", "cpu", "--node-type", "g")
-    assert "--node-type g: partition cpu has c nodes; g nodes are in gpu: give -p gpu" in told
+    assert "--node-type g: partition cpu has c nodes; g nodes are in partition gpu: give -p gpu" in told
 
 
 def test_a_partition_whose_nodes_are_not_told_takes_any_type(invoke: Run, two: Path) -> None:
@@ -149,7 +149,7 @@ default_node_type: c
         (
             ("-p", "main,shrt"),
             None,
-            "--partition 'shrt': cluster two has none of that name; did you mean 'short'?",
+            "--partition 'shrt': cluster two has no such partition; did you mean 'short'?",
         ),
     ],
 )
@@ -204,13 +204,13 @@ def test_a_partitions_qos_goes_before_the_clusters(
         ((), "gpu&hbm80g", ""),
         (
             ("-C", "nvme"), "gpu&hbm80g&nvme",
-            "--constraint gpu&hbm80g&nvme: nvme and what gpu-80g nodes or the cluster want",
+            "--constraint gpu&hbm80g&nvme: nvme and what gpu-80g nodes or the cluster require",
         ),
         (("-C", "gpu&hbm80g"), "gpu&hbm80g", ""),
         (("-C", "a|b"), "gpu&hbm80g&(a|b)", "--constraint gpu&hbm80g&(a|b): a|b and what"),
         (
             ("-C", "[a|b]"), "[a|b]",
-            "--constraint [a|b]: it cannot be joined with gpu and gpu&hbm80g, which is left out",
+            "--constraint [a|b]: it cannot be combined with gpu and gpu&hbm80g, which is omitted",
         ),
     ],
 )  # fmt: skip

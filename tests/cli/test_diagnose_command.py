@@ -37,9 +37,9 @@ def test_the_verdict_is_on_the_newest_attempt(invoke: Run, runs: Runs) -> None:
     ("words", "told"),
     [
         (("--attempt", "5", "train"), "job 7 has no attempt 5, only 0, 1"),
-        (("--attempt", "0", "fresh"), "job 8 has no attempt 0: it has not started yet"),
+        (("--attempt", "0", "fresh"), "job 8 has no attempt 0: the run has not started"),
         (("--attempt", "0", "--live", "train"), "--live looks at what runs now; --attempt is of the past"),
-        (("--live", "train"), "7 does not run: it is FAILED"),
+        (("--live", "train"), "7 is not running: its state is FAILED"),
         (("9_5",), "task 5 of 9 has not started"),
     ],
 )
@@ -103,7 +103,7 @@ def test_a_live_verdict_is_words_or_data(invoke: Run, runs: Runs, monkeypatch: p
     verdict = LiveVerdict(cause="none", summary="It goes on.", confidence=0.9)
     found = Live(
         record=record, status=ended("7", JobState.RUNNING), attempt=2, task=None, verdict=verdict, looks=(),
-        gpus=None, by={}, missing=("no rank has a record of its process",),
+        gpus=None, by={}, missing=("no rank has recorded its process id",),
     )  # fmt: skip
     monkeypatch.setattr(live_service, "diagnose_live", lambda *_, **__: found)
     shown = invoke("diagnose", "--live", "train", code=0).stdout
@@ -111,4 +111,4 @@ def test_a_live_verdict_is_words_or_data(invoke: Run, runs: Runs, monkeypatch: p
     assert "it makes progress (90%)" in shown
     told = json.loads(invoke("diagnose", "--live", "--json", "train", code=0).stdout)
     assert (told["live"], told["attempt"], told["verdict"]["cause"]) == (True, 2, "none")
-    assert told["missing"] == ["no rank has a record of its process"]
+    assert told["missing"] == ["no rank has recorded its process id"]

@@ -117,14 +117,14 @@ def test_a_slurm_that_says_nothing_is_no_cluster(invoke: Run, slurm: Programs) -
     for command in ("scontrol show config", "scontrol -o show partition", "scontrol -o show node"):
         slurm.say(command, "slurm_load error: Unable to contact slurm controller\n", code=1)
     done = invoke(*DISCOVER, code=3)
-    assert "told nothing of its nodes and partitions" in done.stderr
+    assert "reported no nodes, no partitions and no configuration" in done.stderr
     assert "Unable to contact slurm controller" in done.stderr
 
 
 def test_refused_probes_are_told_and_the_profile_is_made_all_the_same(invoke: Run, slurm: Programs) -> None:
     slurm.say("sbatch --parsable", "sbatch: error: Invalid account\n", code=1)
     done = invoke("cluster", "discover", "--account", "mine", "--qos", "high", code=0)
-    assert "notice: no probe of gpu-a100x8: " in done.stderr
+    assert "notice: the probe of gpu-a100x8 failed: " in done.stderr
     assert "node_types:" in done.stdout
 
 
@@ -172,7 +172,7 @@ NO_NODES = "allocation failure: Requested node configuration is not available"
 @pytest.mark.parametrize(
     ("listed", "verdict", "found"),
     [
-        ("n1|main*|idle|(null)\n", "differs", f"{NO_NODES}, with all of its nodes up"),
+        ("n1|main*|idle|(null)\n", "differs", f"{NO_NODES}, although all of its nodes are up"),
         ("n1|main*|idle|(null)\nn2|main*|drain|(null)\n", "unknown", NO_NODES),
         ("n1|main*|idle*|(null)\n", "unknown", NO_NODES),
         ("", "unknown", NO_NODES),

@@ -70,8 +70,8 @@ def test_a_project_holds_below_the_file(folder: Path, job: Path, run: Run) -> No
         (("job.yaml", "--set", "lrr=1"), "did you mean 'lr'"),
         (("job.yaml", "--set", "lr"), "write NAME=VALUE"),
         (("job.yaml", "--nodess", "3"), "No such option '--nodess'"),
-        (("--set", "lr=1", "train.py"), "goes with a job file"),
-        (("absent.yaml",), "no such script: absent.yaml"),
+        (("--set", "lr=1", "train.py"), "needs a job file"),
+        (("absent.yaml",), "script absent.yaml does not exist"),
     ],
 )
 def test_a_wrong_request_is_told(run: Run, words: tuple[str, ...], told: str) -> None:

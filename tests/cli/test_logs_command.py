@@ -210,6 +210,6 @@ def test_a_run_that_no_job_came_of_has_no_output(invoke: Run, runs: Runs) -> Non
     runs.change(record, job_id=None, phase="withdrawn", final=())
     for words in ([], ["-f"]):
         done = invoke("logs", *words, "lost", code=3)
-        assert "has no output: sbatch's answer was lost and no job came of it" in done.stderr
+        assert "has no output: the answer of sbatch was lost, and Slurm created no job" in done.stderr
     runs.change(record, job_id=None, phase="unknown", final=(), created_at=time.time())
-    assert "whether there is a job is not known yet" in invoke("logs", "lost", code=3).stderr
+    assert "it is not known whether Slurm created a job" in invoke("logs", "lost", code=3).stderr

@@ -67,13 +67,13 @@ def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
         done = subprocess.run(["bash", "-c", script], cwd=gone, capture_output=True, text=True, check=False)
         assert done.returncode == 2
         told, hint = done.stderr.splitlines()
-        assert told == "error: the folder you are in cannot be used: No such file or directory"
+        assert told == "error: the current directory cannot be used: No such file or directory"
         assert hint.startswith("hint: ")
 
 
 def test_the_newest_run_is_meant_where_no_job_is_named(run: Run, folder: Path) -> None:
     told = run("logs", code=3).stderr
-    assert "no run is known here yet" in told
+    assert "this machine has no run yet" in told
     for word in ("older", "newer"):
         (folder / f"{word}.py").write_text(f"print('the {word} one')\n")
         run("submit", "--cluster", "local", "-l", "single", "--wait", "-t", "2", f"{word}.py", code=0)

@@ -94,7 +94,7 @@ def test_a_layout_that_does_not_fit_is_still_estimated(run: Run) -> None:
     [
         ((), "name a model"),
         (("llama-3-9b",), "did you mean 'llama-3-8b'"),
-        (("llama-3-8b", "--gpu", "Voodoo2"), "the GPU 'Voodoo2' is not known; known are"),
+        (("llama-3-8b", "--gpu", "Voodoo2"), "unknown GPU 'Voodoo2'; known GPUs:"),
         (("llama-3-8b", "-N", "0"), "--nodes should be 1 to 100,000, not 0"),
         (("llama-3-8b", "-N", "-3"), "--nodes should be 1 to 100,000, not -3"),
         (("llama-3-8b", "-N", "99999999"), "--nodes should be 1 to 100,000"),
@@ -156,7 +156,7 @@ def test_more_than_the_profile_has(run: Run, folder: Path) -> None:
     (profiles / "small.yaml").write_text("extends: h100x8-ib\nslurm:\n  max_nodes: 4\n")
     words = ("plan", "llama-3-8b", "--cluster", "small", "-N", "5", "--gpus-per-node", "16")
     done = run(*words, code=2)
-    assert "--nodes 5: small gives a job at most 4; valid: 1 to 4" in done.stderr
+    assert "--nodes 5: small allows a job at most 4; valid: 1 to 4" in done.stderr
     assert "--gpus-per-node 16: a node of small has 8 GPUs; valid: 1 to 8" in done.stderr
 
 
@@ -167,11 +167,11 @@ def test_a_cluster_without_gpus_says_so(run: Run) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "config.json:1: is no JSON"),
+        ("{", "config.json:1: is not JSON"),
         ("[]", "one JSON object"),
         ('{"model_type": "rwkv9"}', "'rwkv9' is not known; known are bart, bert"),
         ('{"model_type": "llama", "hidden_size": -1}', "hidden_size should be 1 to"),
-        ("\udcff", "is no text"),
+        ("\udcff", "is not a text file"),
         ("[" * 100000, "config.json"),
     ],
 )
@@ -237,7 +237,7 @@ def test_measured_rows_are_predicted(run: Run, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("", "names no column gpu, gpus"), ("a,b\n1,2\n", "names no column"), (None, "no such file")],
+    [("", "does not name column gpu, gpus"), ("a,b\n1,2\n", "does not name column"), (None, "no such file")],
 )
 def test_a_table_that_cannot_be_used(run: Run, folder: Path, content: str | None, said: str) -> None:
     if content is not None:

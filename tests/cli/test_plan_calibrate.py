@@ -55,7 +55,7 @@ def test_the_next_plan_is_what_was_measured(run: Run, folder: Path) -> None:
     again, kept = step_and_memory(run)
     assert again == pytest.approx(1.3 * step)
     assert kept != pytest.approx(activations)
-    assert "as runs of this cluster measured" in run(*PLAN, *LAYOUT).stderr
+    assert "calibrated with runs of this cluster" in run(*PLAN, *LAYOUT).stderr
     [item] = json.loads(run(*PLAN, *LAYOUT, "--json").stdout)["candidates"]
     terms = item["memory_gib"]["terms"]
     allocated = item["memory_gib"]["total"] - terms["fragmentation"] - terms["context"]
@@ -92,7 +92,7 @@ def test_what_cannot_calibrate_says_why(run: Run, folder: Path) -> None:
 def test_a_run_of_another_size_does_not_count(run: Run, folder: Path) -> None:
     job = a_run(folder, [{"step_time_s": 1.0}], world_size=16)
     stderr = run(*PLAN, *LAYOUT, "--calibrate", job, code=2).stderr
-    assert "run train had 16 ranks, and --layout is of 8 GPUs" in stderr
+    assert "run train had 16 ranks, but --layout is for 8 GPUs" in stderr
     assert not list((folder / "cluster_profiles").glob("*.json"))
 
 
@@ -112,4 +112,4 @@ def test_a_run_of_another_cluster_does_not_count(run: Run, folder: Path) -> None
 def test_a_spoilt_file_is_told(run: Run, folder: Path, text: str) -> None:
     (folder / "cluster_profiles" / "small.plan.json").write_text(text)
     done = run(*PLAN, *LAYOUT, code=2)
-    assert "small.plan.json: is no calibration" in done.stderr
+    assert "small.plan.json: is not a calibration file" in done.stderr

@@ -111,8 +111,11 @@ def test_a_node_type_that_there_is_not_is_named(invoke: Run) -> None:
 
 def test_where_nothing_fits_there_is_nothing_to_emit_or_draw(invoke: Run, folder: Path) -> None:
     large = ("plan", "llama-3-405b", "--gpu", "H100-80GB", "-N", "1", "--gbs", "64")
-    assert "nothing fits, so there is nothing to emit" in invoke(*large, "--emit", "torchrun", code=2).stderr
-    assert "nothing fits, so there is nothing to draw" in invoke(*large, "--plot", "p.svg", code=2).stderr
+    assert (
+        "no layout fits, so there is no configuration to print"
+        in invoke(*large, "--emit", "torchrun", code=2).stderr
+    )
+    assert "no layout fits, so there is no plan to draw" in invoke(*large, "--plot", "p.svg", code=2).stderr
     assert not (folder / "p.svg").exists()
 
 
@@ -175,17 +178,17 @@ def test_a_run_that_measured_only_its_steps_tells_of_those(invoke: Run, folder: 
         (
             "a: {cpus: 4}",
             (),
-            "cluster site does not say which GPUs to plan for; name a GPU, as in --gpu H100-80GB",
+            "the profile of site does not determine the GPUs to plan for; name a GPU, as in --gpu H100-80GB",
         ),
         (
             "a: {gpus: {model: A100, count: 8}}\n  b: {gpus: {model: H100, count: 4}}",
             (),
-            "cluster site does not say which GPUs to plan for; --node-type takes a, b",
+            "the profile of site does not determine the GPUs to plan for; --node-type accepts a, b",
         ),
         (
             "a: {gpus: {model: Voodoo2, count: 8}}",
             (),
-            "the profile's GPU 'Voodoo2' is not known; name one by --gpu",
+            "unknown GPU 'Voodoo2' in the profile; name a known GPU with --gpu",
         ),
         (
             "a: {gpus: {model: A100, count: 8}}",
@@ -195,7 +198,7 @@ def test_a_run_that_measured_only_its_steps_tells_of_those(invoke: Run, folder: 
         (
             "a: {gpus: {model: A100, count: 8}}",
             ("-N", "17"),
-            "--nodes 17: site gives a job at most 16; valid: 1 to 16",
+            "--nodes 17: site allows a job at most 16; valid: 1 to 16",
         ),
     ],
 )

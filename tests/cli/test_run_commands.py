@@ -18,7 +18,7 @@ from tests.cli.made_runs import ENDED, Runs, ended, rank
 LOG = {"logs/0/rank-0.log": "hello\n", "checkpoints/a.pt": "x" * 3000}
 CODE = {"train.py": "pass\n"}
 SNAPSHOT = (
-    " of the snapshot in code/, unchanged since the submission; the pattern 'code/*' brings all of code/"
+    " of the snapshot in code/, unchanged since the submission; the pattern 'code/*' downloads all of code/"
 )
 
 
@@ -44,7 +44,7 @@ def test_c24_the_values_of_secrets_are_not_fetched(invoke: Run, runs: Runs, fold
     invoke("fetch", "train", code=0)
     invoke("fetch", "train", "*", "secrets*", "sec*", "code", code=0)
     refused = invoke("fetch", "train", "secrets", code=2)
-    assert "holds the values of --secret, which stay where the job runs" in refused.stderr
+    assert "holds the values of --secret, which stay on the cluster" in refused.stderr
     got = folder / "train-7"
     assert not (got / "secrets").exists()
     assert (got / "secrets.md").exists()
@@ -74,9 +74,9 @@ def test_files_that_the_job_wrote_beside_its_code_are_fetched(invoke: Run, runs:
     assert shown[0].startswith("5 files, ")
     assert shown[1:] == [
         f"left out: 2 files{SNAPSHOT}",
-        "left out: 1 file of byte code in code/, which Python makes again",
-        "left out: links, pipes and sockets (1), as only regular files are brought: code/out/last.pt",
-        "left out: the values of --secret, which stay where the job runs: secrets",
+        "left out: 1 file of byte code in code/, which Python creates again",
+        "left out: links, pipes and sockets (1), because only regular files are downloaded: code/out/last.pt",
+        "left out: the values of --secret, which stay on the cluster: secrets",
     ]
     assert "left out: 2 files of the snapshot" in invoke("fetch", "train", code=0).stderr  # nothing is new
     told = json.loads(invoke("fetch", "--json", "-o", "other", "train", "*.pt", code=0).stdout)
@@ -97,7 +97,7 @@ def test_what_was_kept_offline_is_uploaded_and_the_rest_is_said(
     runs.add("train", "7", files=offline)
     runs.add("bare", "8", files={"logs/0/rank-0.log": "x"})
     absent = invoke("fetch", "--sync", "train", code=2)
-    assert "there is no wandb here" in absent.stderr
+    assert "wandb is not installed on this machine" in absent.stderr
     program.write_text('#!/bin/sh\necho "$*" >>"$0.asked"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
@@ -153,7 +153,7 @@ def test_a_report_is_a_page_in_a_file(invoke: Run, runs: Runs, folder: Path) -> 
 
 def test_there_is_nothing_to_report_of_what_never_started(invoke: Run, runs: Runs) -> None:
     runs.add("train", "7", ended("7", JobState.CANCELLED, start_time=None))
-    assert "train has not started: there is nothing to report yet" in invoke("report", code=2).stderr
+    assert "train has not started, so it has nothing to report" in invoke("report", code=2).stderr
 
 
 # ---- One task of an array ----
@@ -192,7 +192,10 @@ def test_files_that_tasks_wrote_beside_their_code_are_told_of(
     with_outputs(runs, many)
     shown = invoke("fetch", "7_2", code=0).stderr
     assert shown.splitlines()[1:] == [
-        "left out: 2 files that the tasks wrote in code/, which they share; dtslurm fetch 7 brings them"
+        (
+            "left out: 2 files that the array tasks wrote to code/, which they share; dtslurm fetch 7 "
+            "downloads them"
+        )
     ]
     assert "left out" not in invoke("fetch", "7_2", "logs/*", code=0).stderr
 
@@ -210,9 +213,9 @@ def test_a_task_that_there_is_none_of_is_refused(
     invoke: Run, runs: Runs, many: JobRecord, words: tuple[str, ...]
 ) -> None:
     assert many.array == "1-2"
-    assert invoke(*words, "7_9", code=3).stderr == "error: there is no task 9 of job 7, only 1-2\n"
+    assert invoke(*words, "7_9", code=3).stderr == "error: job 7 has no task 9, only 1-2\n"
     runs.add("one", "8")
-    assert invoke(*words, "8_1", code=3).stderr == "error: there is no task 1 of job 8: it is no array\n"
+    assert invoke(*words, "8_1", code=3).stderr == "error: job 8 has no task 1: it is not a job array\n"
 
 
 # ---- Again ----
@@ -239,8 +242,8 @@ def test_a_run_is_submitted_once_more_as_it_was_asked_for(invoke: Run, tmp_path:
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({}, "7: its record does not tell what was asked for"),
-        ({"sweep": "/runs/tune-1"}, "train is a sweep; dtslurm sweep resume runs what failed of it"),
+        ({}, "7: the record does not contain the request"),
+        ({"sweep": "/runs/tune-1"}, "train is a sweep; dtslurm sweep resume runs its failed trials again"),
     ],
 )
 def test_what_cannot_be_asked_for_again_is_told(
@@ -315,14 +318,17 @@ def test_a_task_of_an_array_is_submitted_once_more_alone(invoke: Run, runs: Runs
 
 def test_a_folder_that_is_gone_cannot_be_submitted_from(invoke: Run, runs: Runs, tmp_path: Path) -> None:
     known_request(runs, tmp_path / "gone")
-    assert f"7 was submitted in {tmp_path / 'gone'}, which is gone" in invoke("resubmit", "7", code=2).stderr
+    assert (
+        f"7 was submitted from {tmp_path / 'gone'}, which does not exist any more"
+        in invoke("resubmit", "7", code=2).stderr
+    )
 
 
 def test_tasks_of_an_array_have_checkpoints_of_their_own(invoke: Run, runs: Runs, folder: Path) -> None:
     known_request(runs, folder)
     done = invoke("resubmit", "--from-checkpoint", "7", code=2)
-    assert "the tasks of an array have checkpoints of their own" in done.stderr
-    assert "resubmit them one by one, such as 7_0" in done.stderr
+    assert "each task of a job array has its own checkpoints" in done.stderr
+    assert "resubmit single tasks, such as 7_0" in done.stderr
 
 
 def test_no_second_training_begins_on_the_checkpoints_of_one_that_is_not_over(
@@ -334,9 +340,9 @@ def test_no_second_training_begins_on_the_checkpoints_of_one_that_is_not_over(
     try:
         done = invoke("resubmit", "--from-checkpoint", job, code=2)
         assert re.search(
-            rf"{job} is (PENDING|RUNNING|CONFIGURING), and writes its checkpoints to ", done.stderr
+            rf"{job} is (PENDING|RUNNING|CONFIGURING), and it writes its checkpoints to ", done.stderr
         )
-        assert f"cancel it first: dtslurm cancel {job}" in done.stderr
+        assert f"cancel the job first: dtslurm cancel {job}" in done.stderr
         again = invoke("resubmit", "--parsable", job, code=0).stdout.strip()  # from the beginning
     finally:
         invoke("cancel", *filter(None, (job, again)), code=0)
@@ -354,9 +360,10 @@ def test_a_chain_of_runs_has_one_end_that_trains(invoke: Run, runs: Runs, folder
     for job in ("7", "8"):
         done = invoke("resubmit", "--from-checkpoint", job, code=2)
         assert re.search(
-            r"whether 8 is over is not known \(.+\), and it writes its checkpoints to ", done.stderr
+            r"it is not known whether 8 has ended \(.+\), and this job writes its checkpoints to ",
+            done.stderr,
         )
-        assert f"submit anew with --env {env[0]}" in done.stderr
+        assert f"submit a new run with --env {env[0]}" in done.stderr
     runs.add("train", "9", alive, parent=first.run_dir)  # a repetition has checkpoints of its own
     known(runs.change(onward, final=(ended("8"),)), **{**for_it, "request": {**asked, "env": env}})
     job = invoke("resubmit", "--from-checkpoint", "--parsable", "7", code=0).stdout.strip()
@@ -369,7 +376,7 @@ def test_a_chain_of_runs_has_one_end_that_trains(invoke: Run, runs: Runs, folder
 def test_what_had_ended_before_is_told_as_that(invoke: Run) -> None:
     asked = ("submit", "--cluster", "local", "-t", "5", "--parsable", "--wait", "train.py")
     job = invoke(*asked, code=0).stdout.strip()
-    assert invoke("cancel", job, code=0).stderr == f"{job} had ended before: COMPLETED\n"
+    assert invoke("cancel", job, code=0).stderr == f"{job} had already ended: COMPLETED\n"
     told = json.loads(invoke("cancel", "--json", job, code=0).stdout)
     assert (told["cancelled"], told["ended"]) == ([], {job: "COMPLETED"})
 
@@ -378,7 +385,7 @@ def test_a_run_without_a_job_cannot_be_changed(invoke: Run, runs: Runs) -> None:
     record = runs.add("train", "7")
     runs.change(record, job_id=None, phase="unknown", final=())
     done = invoke("hold", "train", code=2)
-    assert "train: it is not known whether this run has a job; see dtslurm status" in done.stderr
+    assert "train: the job of this run is not known yet; see dtslurm status" in done.stderr
 
 
 # ---- Gone and moved ----
@@ -392,14 +399,18 @@ def test_a_run_whose_directory_is_gone_is_told_from_one_never_known(
     Path(record.run_dir).rename(tmp_path / "elsewhere")
     for name in ("62", "lost"):
         said = invoke(verb, name, code=3).stderr
-        assert f"error: {name} is known here, but its run directory {record.run_dir} is gone\n" in said
+        assert (
+            f"error: run {name} is known on this machine, but its run directory {record.run_dir} "
+            "does not exist\n"
+        ) in said
         assert "scancel 62 on big ends its job if it still runs" in said
     here_too = runs.add("own", "63", cluster="local")
     (Path(here_too.run_dir) / "job.json").unlink()
     said = invoke(verb, "63", code=3).stderr
     assert (
-        f"63 is known here, but the record in its run directory, {here_too.run_dir}/job.json, is gone" in said
-    )
+        "63 is known on this machine, but the record in its run directory, "
+        f"{here_too.run_dir}/job.json, does not exist"
+    ) in said
     assert "dtslurm cancel 63 --cluster local ends its job if it still runs" in said
 
 
@@ -418,7 +429,7 @@ def test_a_moved_run_directory_is_told_before_anything_is_done(
     old.rename(new)
     said = invoke(verb, str(new), code=3).stderr
     assert f"error: {new} was moved: job 7 has its run directory in {old}\n" in said
-    assert f"ln -s {new} {old} lets both be found" in said
+    assert f"ln -s {new} {old} makes both paths valid" in said
     assert not (new / "events.jsonl").exists()
     old.symlink_to(new)
     assert "train" in invoke("status", str(new), code=0).stdout

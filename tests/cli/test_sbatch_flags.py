@@ -59,13 +59,13 @@ def test_what_becomes_a_directive(words: tuple[str, ...], directive: str, invoke
     [
         (("--ntasks", "3"), "use --ntasks-per-node"),
         (("--gpus-per-task=2",), "use --gpus-per-node"),
-        (("--clusters=b",), "--cluster names the profile of the other cluster"),
+        (("--clusters=b",), "select the profile of the other cluster with --cluster"),
         (("--wrap", "hostname"), "--setup runs lines before training"),
-        (("--export=ALL",), "--env and --setup add to it"),
+        (("--export=ALL",), "--env and --setup extend it"),
         (("--parsable",), "dtslurm reads sbatch's answer itself"),
         (("--signal", "USR1@300", "--signal-before", "60"), "contradict each other"),
         (("--signal", "R:USR1@300"), "is not one of HUP"),
-        (("--gres=mps:50", "--gpus-per-node", "1"), "a part of one: give one"),
+        (("--gres=mps:50", "--gpus-per-node", "1"), "a part of a GPU: give only one of these options"),
     ],
 )
 def test_what_dtslurm_decides_is_refused(words: tuple[str, ...], told: str, invoke: Run) -> None:

@@ -65,14 +65,14 @@ def test_a_job_that_fits_is_rendered(invoke: Run) -> None:
     [
         (
             ("render", "--cluster", "site", "-t", "60", "train.py"),
-            "cluster site wants an account: give --account (-A)",
+            "cluster site requires an account: give --account (-A)",
         ),
-        ((*RENDER, "--mem", "10G", "train.py"), "cluster site does not take --mem"),
+        ((*RENDER, "--mem", "10G", "train.py"), "cluster site does not accept --mem"),
         (
             (*RENDER, "-p", "gqu", "train.py"),
-            "--partition 'gqu': cluster site has none of that name; did you mean 'gpu'? (there are:",
+            "--partition 'gqu': cluster site has no such partition; did you mean 'gpu'? (there are:",
         ),
-        ((*RENDER, "-p", "zebra", "train.py"), "cluster site has none of that name (there are: gpu, long"),
+        ((*RENDER, "-p", "zebra", "train.py"), "cluster site has no such partition (there are: gpu, long"),
         ((*RENDER, "-t", "180", "train.py"), "--time 03:00:00: partition gpu allows at most 02:00:00"),
         (
             (*RENDER, "-p", "long", "-t", "2-00:00:00", "train.py"),
@@ -85,22 +85,22 @@ def test_a_job_that_fits_is_rendered(invoke: Run) -> None:
         ),
         ((*RENDER, "-N", "17", "-p", "long", "train.py"), "--nodes 17: cluster site allows at most 16"),
         ((*RENDER, "--container-mount", "/data", "train.py"), "--container-mount needs --container IMAGE"),
-        ((*SUBMIT, "--container", "/no/image.sif", "train.py"), "no such image: /no/image.sif"),
+        ((*SUBMIT, "--container", "/no/image.sif", "train.py"), "the image does not exist: /no/image.sif"),
         (
             (*SUBMIT, "--container", "docker://x", "--container-mount", "/no/data", "train.py"),
-            "--container-mount /no/data: there is no /no/data",
+            "--container-mount /no/data: /no/data does not exist",
         ),
         (
             (*SUBMIT, "--container", "docker://x", "train.py"),
-            "container runtime apptainer: there is no apptainer on PATH",
+            "container runtime apptainer: apptainer is not on PATH",
         ),
         ((*RENDER, "--tracking", "project", "train.py"), "--tracking 'project': write key=value"),
         ((*RENDER, "--sbatch", "exclusive", "train.py"), "--sbatch"),
-        ((*RENDER, "trian.py"), "no such script: trian.py; did you mean 'train.py'?"),
-        ((*RENDER, "nowhere/train.py"), "(there is no folder "),
+        ((*RENDER, "trian.py"), "script trian.py does not exist; did you mean 'train.py'?"),
+        ((*RENDER, "nowhere/train.py"), "does not exist (folder "),
         (
             (*RENDER, "--fabric-check", "-N", "1", "--gpus-per-node", "1", "train.py"),
-            "--fabric-check measures between ranks, and this job has one",
+            "--fabric-check measures the network between ranks, and this job has only one rank",
         ),
     ],
 )
@@ -112,15 +112,15 @@ def test_what_the_site_does_not_take(invoke: Run, words: tuple[str, ...], told: 
 
 def test_memory_that_must_be_asked_for(invoke: Run, site: Path) -> None:
     written(site, PROFILE.replace("mem: forbidden", "mem: required").replace("memory: 512G, ", ""))
-    assert "cluster site wants --mem" in invoke(*RENDER, "train.py", code=2).stderr
+    assert "cluster site requires --mem" in invoke(*RENDER, "train.py", code=2).stderr
     assert "#SBATCH --mem=10G" in invoke(*RENDER, "--mem", "10G", "train.py", code=0).stdout
 
 
 @pytest.mark.parametrize(
     ("runtime", "told"),
     [
-        ("none", "--container: the profile of site names no container runtime"),
-        ("pyxis", "container runtime pyxis: srun here has no --container-image"),
+        ("none", "--container: the profile of site has no container runtime"),
+        ("pyxis", "container runtime pyxis: srun has no option --container-image"),
     ],
 )
 def test_a_site_without_containers(invoke: Run, slurm: Programs, site: Path, runtime: str, told: str) -> None:
@@ -150,14 +150,20 @@ def test_a_module_may_bring_the_runtime(invoke: Run, site: Path) -> None:
         ),
         (
             ("--max-restarts", "2"),
-            "restarts need the supervisor that submit brings; by plain sbatch it is one attempt",
+            (
+                "restarts need the supervisor, which only dtslurm submit installs; with plain sbatch the "
+                "job is a single attempt"
+            ),
         ),
-        (("--artifact", "*.pt"), "artifacts are registered by what submit brings, not by plain sbatch"),
-        (("--stage-out", "/tmp/out:out"), "--signal-before N does so before the limit too"),
+        (
+            ("--artifact", "*.pt"),
+            "artifacts are registered only in jobs of dtslurm submit, not with plain sbatch",
+        ),
+        (("--stage-out", "/tmp/out:out"), "with --signal-before N also before the time limit"),
         (("-N", "2", "--fabric-check"), "the profile has no fabric.expected_busbw_gbs"),
         (
             ("-N", "2", "--fabric-check", "-l", "mpi"),
-            "--fabric-check measures with torch: ",
+            "--fabric-check needs torch: ",
         ),
     ],
 )
@@ -225,7 +231,7 @@ def test_the_slurm_of_another_cluster_takes_no_job(
         assert "if this machine's Slurm is site's: name its ClusterName in the profile's" in done.stderr
         assert not any(line.startswith("sbatch") for line in slurm.asked)
         assert "to site.invalid" in doctor
-        assert "nothing tells that this machine's Slurm is its own" in doctor
+        assert "this machine's Slurm was not recognised as the cluster's Slurm" in doctor
 
 
 def test_what_sbatch_refuses_leaves_no_run(invoke: Run, slurm: Programs, tmp_path: Path) -> None:
@@ -241,7 +247,7 @@ def test_a_secret_is_no_variable_of_the_site(
     monkeypatch.setenv("HF_HOME", "hush")
     written(site, PROFILE + "environment: {variables: {HF_HOME: {value: /scratch}}}\n")
     refused = invoke(*SUBMIT, "--secret", "HF_HOME", "train.py", code=2).stderr
-    assert "environment.variables of the cluster's profile sets HF_HOME too" in refused
+    assert "environment.variables of the cluster's profile also sets HF_HOME" in refused
 
 
 def test_secrets_are_not_in_sbatchs_environment(
@@ -259,8 +265,8 @@ def test_secrets_are_not_in_sbatchs_environment(
 def test_a_cluster_that_forbids_requeueing_refuses_to_allow_it(invoke: Run, site: Path) -> None:
     written(site, PROFILE.replace("mem: forbidden", "requeue: forbidden"))
     refused = invoke(*RENDER, "--requeue", "train.py", code=2).stderr
-    assert "--requeue: cluster site lets no job be requeued (slurm.requeue of its profile)" in refused
+    assert "--requeue: cluster site does not allow requeues (slurm.requeue of its profile)" in refused
     assert "#SBATCH --no-requeue" in invoke(*RENDER, "train.py", code=0).stdout
     written(site, PROFILE.replace("mem: forbidden", "requeue: required"))
     refused = invoke(*RENDER, "--no-requeue", "train.py", code=2).stderr
-    assert "cluster site does not take --no-requeue" in refused
+    assert "cluster site does not accept --no-requeue" in refused

@@ -296,12 +296,12 @@ def test_f42_a_job_whose_daemon_is_gone_is_told_by_its_own_record(tmp_path: Path
         assert (rows(view(seen), NOW)[0][3], seen.terminal, seen.exit_code) == (state, False, code)
         (told,) = abouts(view(seen))
         assert told.startswith("ended 10m00s ago: ")
-        assert "cancel it to free the nodes" in told
+        assert "cancel the job to free the nodes" in told
     soon = apply_events(
         replace(running, observed_at=NOW - 550), run
     )  # the controller was away, and asks its nodes
     assert (soon.state, soon.terminal) == (JobState.FAILED, False)
-    assert soon.reason == "its script has ended, which the scheduler has not confirmed yet"
+    assert soon.reason == "the batch script has ended; the scheduler has not confirmed the end yet"
     assert (
         apply_events(replace(running, start_time=int(NOW) - 60), run).state is JobState.RUNNING
     )  # started anew
@@ -367,7 +367,7 @@ def test_runs_are_chosen_by_state_and_time_and_sorted(invoke: Run, runs: Runs) -
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--state", "faild"), "--state FAILD: no such state; did you mean 'FAILED'?"),
+        (("--state", "faild"), "--state FAILD: unknown state; did you mean 'FAILED'?"),
         (("--since", "soon"), "--since 'soon': write 12h, 2d, 8w or 2026-01-31"),
         (("--watch", "--json"), "--watch shows the list of runs on a terminal"),
         (("--watch",), "--watch shows the list of runs on a terminal"),
@@ -397,7 +397,7 @@ def test_watch_shows_the_list_until_it_is_interrupted(
 # ---- Jobs whose record cannot be read ----
 
 LOST = "its run directory {} does not exist: it was moved or deleted"
-LATER = "{}/job.json has schema 2; this dtslurm reads schema 1 (a later version wrote it; "
+LATER = "{}/job.json has schema 2; this dtslurm reads schema 1 (a later version of dtslurm wrote this file; "
 
 
 @pytest.fixture
@@ -485,7 +485,10 @@ def test_a_job_that_only_the_queue_knows_is_shown_and_cancelled(
     Path(old.run_dir).rename(tmp_path / "away")
     invoke("cancel", "12", "--cluster", "slurm", code=0)
     assert "scancel 12" in slurm.asked
-    assert "no run '4712' is known here" in invoke("cancel", "4712", "--cluster", "slurm", code=3).stderr
+    assert (
+        "no run '4712' is known on this machine"
+        in invoke("cancel", "4712", "--cluster", "slurm", code=3).stderr
+    )
 
 
 def test_a_deleted_run_that_the_queue_does_not_list_makes_no_more_questions(
@@ -509,5 +512,8 @@ def test_a_job_whose_record_is_lost_is_shown_while_slurm_does_not_answer(
     assert LOST.format(record.run_dir) in shown.stderr
     for verb in ("cancel", "status"):
         refused = invoke(verb, "7", code=3).stderr
-        assert "the record of 7 cannot be read, and slurm could not be asked for its job" in refused
+        assert (
+            "the record of 7 cannot be read, and the scheduler of slurm could not be queried for its job"
+            in refused
+        )
         assert LOST.format(record.run_dir) in refused

@@ -127,7 +127,7 @@ def test_very_many_trials_are_queued_only_if_the_person_agrees(
     done = invoke("submit", "job.yaml", code=code)
     assert len(asked) == 1
     assert "The sweep has 11,000 points. Queue them all?" in asked[0] + done.stderr
-    assert ("nothing was queued" in done.stderr) is (code == 2)
+    assert ("no job was queued" in done.stderr) is (code == 2)
 
 
 def test_a_script_is_written_for_its_owner_alone(invoke: Run, folder: Path) -> None:
@@ -283,10 +283,10 @@ def test_the_manual_is_the_same_tree(invoke: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--secret", "KEY=hush"), "--secret takes a name alone"),
+        (("--secret", "KEY=hush"), "--secret accepts only a name"),
         (("--secret", "A B;$(id)"), "--secret 'A B;$(id)' is not a variable name"),
-        (("--secret", "KEY", "--env", "KEY"), "--secret KEY: --env sets KEY too"),
-        (("--secret", "KEY", "--env", "KEY=hush"), "--secret KEY: --env sets KEY too"),
+        (("--secret", "KEY", "--env", "KEY"), "--secret KEY: --env also sets KEY"),
+        (("--secret", "KEY", "--env", "KEY=hush"), "--secret KEY: --env also sets KEY"),
         (("--once", ""), "--once has an empty key"),
         (("--once", " \t"), "--once has an empty key"),
     ],
@@ -308,7 +308,7 @@ def test_a_job_file_is_refused_the_same(invoke: Run, folder: Path, monkeypatch: 
     )
     done = invoke("submit", "job.yaml", code=2)
     assert "--once has an empty key" in done.stderr
-    assert "--secret KEY: --env sets KEY too" in done.stderr
+    assert "--secret KEY: --env also sets KEY" in done.stderr
 
 
 def test_a_secret_holds_over_what_a_tracker_is_told(invoke: Run) -> None:

@@ -44,7 +44,7 @@ def test_a_time_limit_is_no_failure_of_a_rank(tmp_path: Path, capsys: pytest.Cap
 def test_a_rank_that_saved_did_not_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fail(tmp_path, 85)
     said = told(tmp_path, capsys, ("17", JobState.FAILED))
-    assert "\n  rank 2 saved and ended with 85, to go on in another start\n" in said
+    assert "\n  rank 2 saved a checkpoint and ended with 85, which requests a requeue\n" in said
     assert "failed first" not in said
 
 

@@ -175,7 +175,10 @@ def test_a_sweep_cut_off_while_it_was_queued_is_its_first_run(invoke: Run, tuned
 def test_a_run_of_a_sweep_that_is_gone_is_told(invoke: Run, tuned: JobRecord) -> None:
     gone = str(Path(tuned.run_dir).with_name("tune-41"))
     (Path(tuned.run_dir) / MEMBERS).write_text(json.dumps({"runs": [tuned.run_dir, gone]}))
-    assert f"{gone}, a run of this sweep, is gone" in invoke("sweep", "status", "tune", code=3).stderr
+    assert (
+        f"{gone}, a run directory of this sweep, does not exist any more"
+        in invoke("sweep", "status", "tune", code=3).stderr
+    )
 
 
 def test_what_a_later_run_resumed_counts(invoke: Run, runs: Runs, tuned: JobRecord) -> None:
@@ -196,7 +199,7 @@ def test_trials_still_to_run_are_not_resumed(invoke: Run, runs: Runs, tuned: Job
     alive = (*(ended(f"40_{task}") for task in range(4)), ended("40_4", JobState.UNKNOWN))
     runs.change(tuned, final=alive)
     done = invoke("sweep", "resume", "tune", code=2)
-    assert "tune: 1 trial still to run" in done.stderr
+    assert "tune: 1 trial pending or running" in done.stderr
     assert "dtslurm sweep stop tune ends them" in done.stderr
 
 
@@ -232,7 +235,7 @@ def test_a_trial_that_was_stopped_early_and_requeued_waits(invoke: Run, runs: Ru
 def test_a_sweep_is_resumed_by_one_process_at_a_time(invoke: Run, tuned: JobRecord) -> None:
     with try_lock(Path(tuned.run_dir) / "resuming.lock"):
         done = invoke("sweep", "resume", "tune", code=2)
-    assert "tune: another dtslurm is resuming this sweep just now; nothing was queued" in done.stderr
+    assert "tune: another dtslurm process is resuming this sweep; no job was queued" in done.stderr
     assert "another dtslurm" not in invoke("sweep", "resume", "tune", code=2).stderr
 
 
@@ -240,17 +243,15 @@ def test_a_trial_that_failed_cannot_be_resumed_where_nobody_knows_what_was_asked
     invoke: Run, tuned: JobRecord
 ) -> None:
     del tuned
-    assert (
-        "40: its record does not tell what was asked for" in invoke("sweep", "resume", "tune", code=2).stderr
-    )
+    assert "40: the record does not contain the request" in invoke("sweep", "resume", "tune", code=2).stderr
 
 
 @pytest.mark.parametrize(
     ("job", "told"),
     [
-        ("ntasks_per_node: 2", "trials that share a node are one process each: leave ntasks_per_node out"),
+        ("ntasks_per_node: 2", "trials that share a node run one process each: remove ntasks_per_node"),
         ("launcher: torchrun", "trials that share a node are started by srun, not by torchrun"),
-        ("nodes: 2", "trials that share a node have one node: nodes must be 1"),
+        ("nodes: 2", "trials that share a node run on one node: set nodes to 1"),
     ],
 )
 def test_trials_that_share_a_node_leave_little_to_say(invoke: Run, folder: Path, job: str, told: str) -> None:

@@ -50,8 +50,8 @@ def test_a_row_tells_the_stage_the_attempt_and_the_time_that_is_left() -> None:
     staged = view(state(time_left=600, restarts=2), stage="train", stages=stages)
     assert rows(staged, NOW)[0][-1] == "stage train, 2 of 2; attempt 2; 10m00s left"
     assert rows(view(state(), stage="train", stages=stages), NOW)[0][-1] == "stage train, 2 of 2"
-    recorded = view(state(source="record", reason="its script has ended"))
-    assert rows(recorded, NOW)[0][-1] == "its script has ended"
+    recorded = view(state(source="record", reason="the batch script has ended"))
+    assert rows(recorded, NOW)[0][-1] == "the batch script has ended"
     assert rows(view(state(word=JobState.UNKNOWN)), NOW)[0][-1] == "no evidence"
 
 
@@ -121,9 +121,9 @@ def test_stages_are_told_with_what_each_is_doing() -> None:
 
 
 def test_a_run_whose_job_is_not_known_has_no_number() -> None:
-    unknown = view(state("", JobState.UNKNOWN, reason="sbatch's answer was lost"), job_id=None)
+    unknown = view(state("", JobState.UNKNOWN, reason="the answer of sbatch was lost"), job_id=None)
     assert told(unknown)[0] == "job ?  llama  on hpc: UNKNOWN"
-    assert "sbatch's answer was lost" in "\n".join(told(unknown))
+    assert "the answer of sbatch was lost" in "\n".join(told(unknown))
     assert field(told(unknown), "next") == "dtslurm status t"
     assert "its record is final" not in "\n".join(told(unknown))
     never = view(state("", JobState.CANCELLED, source="record"), job_id=None, phase="withdrawn", asked=None)

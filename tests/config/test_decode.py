@@ -12,7 +12,7 @@ from dtslurm.model.cluster import ClusterProfile, Fabric, NodeType, Variable
 from dtslurm.model.units import Memory, Walltime
 from tests.config.conftest import Place
 
-UNSEEN_GPUS = "would go unseen by dtslurm; write slurm.gpu_request, and the node type's gpus"
+UNSEEN_GPUS = "would bypass dtslurm; write slurm.gpu_request, and the node type's gpus"
 OPTION = "should be an option such as --exclusive or --name=value"
 TEN_MISTAKES = """\
 title: ten mistakes
@@ -50,7 +50,7 @@ def test_ten_mistakes_are_told_at_once_with_their_lines(place: Place) -> None:
         13: "node_types.big.sockets: should be more than 0, not 0",
         14: "node_types.big.memory: 'lots' is not a memory size; write for example 64G, 512000M or 1.5T",
         15: "fabric.kind: is missing",
-        17: "fabric.environment.NCCL-NET: is no name for a variable; letters, digits and _ only",
+        17: "fabric.environment.NCCL-NET: is not a variable name; use only letters, digits and _",
     }
     assert place.problems("x") == [f"cluster_profiles/x.yaml:{line}: {text}" for line, text in told.items()]
 
@@ -89,7 +89,7 @@ def test_the_message_counts_the_problems(place: Place) -> None:
         ("environment: {variables: {A: [1]}}", "1: environment.variables.A: should be a mapping, not a list"),
         ("environment: {variables: {A: }}", "1: environment.variables.A.value: is missing"),
         ("environment: {variables: [A=1]}", "1: environment.variables: should be a mapping, not a list"),
-        ("default_node_type: big", "1: default_node_type: there is no node type 'big' (none is given)"),
+        ("default_node_type: big", "1: default_node_type: there is no node type 'big' (none is defined)"),
         (
             "slurm: {default_time: 2h, max_time: 1h}",
             "1: slurm.default_time: 2h is more than max_time, which is 1h",
@@ -116,11 +116,11 @@ def test_the_message_counts_the_problems(place: Place) -> None:
         ),
         (
             'slurm: {extra_options: ["-N 3"]}',
-            "1: slurm.extra_options[0]: '-N 3' is not a long sbatch option; write --name or --name=value",
+            "1: slurm.extra_options[0]: '-N 3' is not a long option of sbatch; write --name or --name=value",
         ),
         (
             "slurm: {extra_options: [--time=60]}",
-            "1: slurm.extra_options[0]: '--time=60' would go unseen by dtslurm; write slurm.default_time",
+            "1: slurm.extra_options[0]: '--time=60' would bypass dtslurm; write slurm.default_time",
         ),
         (
             "slurm: {extra_options: ['--gres=nvme:1,gpu:2']}",
@@ -128,15 +128,15 @@ def test_the_message_counts_the_problems(place: Place) -> None:
         ),
         (
             "slurm: {gpu_request: gres-typed}\nnode_types: {a: {gpus: {model: A100, count: 4}}, cpu: }",
-            "1: slurm.gpu_request: gres-typed needs node_types.a.gpus.slurm_type; write that, or gres",
+            "1: slurm.gpu_request: gres-typed needs node_types.a.gpus.slurm_type; add it, or gres",
         ),
         (
             "slurm: {gpu_request: constraint}\nnode_types: {a: {gpus: {model: A100, count: 4}}, cpu: }",
-            "1: slurm.gpu_request: constraint needs node_types.a.constraint; write that, or none",
+            "1: slurm.gpu_request: constraint needs node_types.a.constraint; add it, or none",
         ),
         (
             "slurm: {gpu_request: constraint}",
-            "1: slurm.gpu_request: constraint needs slurm.constraint; write that, or none",
+            "1: slurm.gpu_request: constraint needs slurm.constraint; add it, or none",
         ),
     ],
 )
@@ -192,24 +192,24 @@ def test_f80_yaml_1_1_traps_are_none(place: Place) -> None:
 @pytest.mark.parametrize(
     ("option", "told"),
     [
-        ("--ntasks=1", "would change what the script is built on; use --ntasks-per-node"),
-        ("-n1", "would change what the script is built on; use --ntasks-per-node"),
-        ("-N=1", "would change what the script is built on; use -N/--nodes"),
-        ("--cpus=2", "would change what the script is built on; use -c/--cpus-per-task"),
-        ("-c2", "would change what the script is built on; use -c/--cpus-per-task"),
-        ("--output=/tmp/x.log", "cannot be passed on: a job's output goes into its run directory"),
-        ("-o/tmp/x.log", "cannot be passed on: a job's output goes into its run directory"),
-        ("--error=/tmp/x.log", "cannot be passed on: a job's output goes into its run directory"),
-        ("--export=NONE", "cannot be passed on: the script brings its own environment"),
-        ("--kill-on-bad-exit=0", "cannot be passed on: dtslurm decides whether the other ranks end"),
-        ("-K0", "cannot be passed on: dtslurm decides whether the other ranks end"),
-        ("--wait=60", "cannot be passed on: dtslurm decides whether the other ranks end"),
-        ("-wn1", "cannot be passed on: its steps run on all of a job's nodes"),
-        ("--relative=1", "cannot be passed on: its steps run on all of a job's nodes"),
-        ("--mpi=pmix", "would go unseen by dtslurm; write slurm.mpi"),
-        ("--gpu-bind=none", "would go unseen by dtslurm; write slurm.gpu_bind"),
-        ("--cpu-bind=cores", "would go unseen by dtslurm; write slurm.cpu_bind"),
-        ("-mblock", "would go unseen by dtslurm; write slurm.distribution"),
+        ("--ntasks=1", "would contradict the generated script; use --ntasks-per-node"),
+        ("-n1", "would contradict the generated script; use --ntasks-per-node"),
+        ("-N=1", "would contradict the generated script; use -N/--nodes"),
+        ("--cpus=2", "would contradict the generated script; use -c/--cpus-per-task"),
+        ("-c2", "would contradict the generated script; use -c/--cpus-per-task"),
+        ("--output=/tmp/x.log", "cannot be passed to Slurm: dtslurm reads the job's output"),
+        ("-o/tmp/x.log", "cannot be passed to Slurm: dtslurm reads the job's output"),
+        ("--error=/tmp/x.log", "cannot be passed to Slurm: dtslurm reads the job's output"),
+        ("--export=NONE", "cannot be passed to Slurm: the script sets its own environment"),
+        ("--kill-on-bad-exit=0", "cannot be passed to Slurm: dtslurm decides whether the other ranks end"),
+        ("-K0", "cannot be passed to Slurm: dtslurm decides whether the other ranks end"),
+        ("--wait=60", "cannot be passed to Slurm: dtslurm decides whether the other ranks end"),
+        ("-wn1", "cannot be passed to Slurm: dtslurm selects the nodes of each step"),
+        ("--relative=1", "cannot be passed to Slurm: dtslurm selects the nodes of each step"),
+        ("--mpi=pmix", "would bypass dtslurm; write slurm.mpi"),
+        ("--gpu-bind=none", "would bypass dtslurm; write slurm.gpu_bind"),
+        ("--cpu-bind=cores", "would bypass dtslurm; write slurm.cpu_bind"),
+        ("-mblock", "would bypass dtslurm; write slurm.distribution"),
     ],
 )
 def test_what_the_script_says_to_srun_is_not_replaced(place: Place, option: str, told: str) -> None:
@@ -280,7 +280,7 @@ def test_random_profiles_only_ever_raise_profile_invalid(entries: dict[str, str]
         ("node_types: {a: {rank_cpus: [0-6;, 7]}}", "node_types.a.rank_cpus[0]: should be CPUs such as 0-6"),
         (
             "node_types: {a: {gpus: {model: X, count: 4}, rank_cpus: [0-6, 7-13]}}",
-            "node_types.a.rank_cpus: has CPUs for 2 ranks, and a node has 4 GPUs",
+            "node_types.a.rank_cpus: has CPUs for 2 ranks, but a node has 4 GPUs",
         ),
         ("checked: yesterday", "checked: should be 'on a live cluster DATE' or 'documentation DATE'"),
     ],

@@ -81,14 +81,14 @@ def test_every_problem_is_told_with_its_place(tmp_path: Path) -> None:
         ["job.yaml:5", "time"],
     ]
     assert "did you mean 'nodes'" in found[0]
-    assert "$${LR} stands for ${LR} as it is, for a shell to read in setup or teardown" in found[1]
+    assert "$${LR} gives the literal text ${LR}, for the shell in setup or teardown" in found[1]
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("extends: nope.yaml\n", "there is no file nope.yaml"),
-        ("extends: job.yaml\n", "goes in a circle: job.yaml → job.yaml"),
+        ("extends: nope.yaml\n", "file nope.yaml does not exist"),
+        ("extends: job.yaml\n", "is circular: job.yaml → job.yaml"),
         ("extends: [a]\n", "should be the path of one job file"),
         ("script: a.py\nvariables: [lr]\n", "should be a mapping"),
         ("script: a.py\nvariables: {lr: [1]}\n", "should be a single value"),
@@ -170,7 +170,7 @@ def test_what_a_sweep_goes_over_is_left_for_its_trials(tmp_path: Path) -> None:
     assert train.env == {"SEED": "${seed}", "SIZE": "7b"}
     assert train.sweep is not None
     assert (train.sweep.name, train.sweep.variables()) == ("lr${lr}-${seed}", ["lr", "seed"])
-    with pytest.raises(RequestInvalid, match="goes over it"):
+    with pytest.raises(RequestInvalid, match="sets this variable"):
         load(tmp_path / "job.yaml", lr="3")
 
 
@@ -184,28 +184,34 @@ def test_what_a_sweep_goes_over_is_left_for_its_trials(tmp_path: Path) -> None:
         ("stages: {a: {script: a.py, needs: [a]}}\n", "wait for each other: a → a"),
         (
             "stages:\n  train: {script: a.py}\n  b: {script: b.py, needs: [tarin]}\n",
-            "job.yaml:3: stages.b.needs: there is no stage 'tarin'; did you mean 'train'?",
+            "job.yaml:3: stages.b.needs: unknown stage 'tarin'; did you mean 'train'?",
         ),
         ("stages: {a: {script: a.py, needs: ['on:a']}}\n", "afterok:NAME"),
         ("stages: {a: {nodes: 1}}\n", "job.yaml:1: stages.a.script: is missing"),
         ("stages: {a: {script: a.py, nodess: 1}}\n", "did you mean 'nodes'?"),
-        ("stages: {a: [1]}\n", "should be a mapping, as a job file is"),
+        ("stages: {a: [1]}\n", "should be a mapping, like a job file"),
         ("stages: []\n", "should be a mapping of names to jobs"),
-        ("stages: {'a b': {script: a.py}}\n", "a name is of letters"),
-        ("stages: {a-b: {script: a.py}, a_b: {script: a.py}}\n", "is too much like 'a-b'"),
-        ("sweep: {grid: {a: [1]}}\nstages: {a: {script: a.py}}\n", "belongs into the stage that it is of"),
-        ("script: a.py\nsweep: {grid: {lr: [1]}}\n", "write ${lr} in args or env"),
+        ("stages: {'a b': {script: a.py}}\n", "a stage name may contain only letters"),
+        ("stages: {a-b: {script: a.py}, a_b: {script: a.py}}\n", "is too similar to 'a-b'"),
+        ("sweep: {grid: {a: [1]}}\nstages: {a: {script: a.py}}\n", "belongs in a stage"),
+        ("script: a.py\nsweep: {grid: {lr: [1]}}\n", "use ${lr} in args or env"),
         ("script: a.py\nargs: ['${lr}']\nsweep: {grid: {lr: []}}\n", "lr has no values"),
         (
             "script: a.py\nargs: ['${a}']\nsweep: {random: {a: 'unif(0, 1)'}, samples: 2}\n",
             "is not one of uniform",
         ),
-        ("script: a.py\nargs: ['${a}']\nsweep: {grid: {a: [1]}, when: 'b > 0'}\n", "'b' is not swept over"),
+        (
+            ("script: a.py\nargs: ['${a}']\nsweep: {grid: {a: [1]}, when: 'b > 0'}\n"),
+            "'b' is not a variable of the sweep",
+        ),
         (
             "script: a.py\nargs: ['${a}']\nnodes: ${a}\nsweep: {grid: {a: [1]}}\n",
-            "can stand in args and env only",
+            "is allowed only in args and env",
         ),
-        ("script: a.py\nargs: ['${a}']\narray: 0-3\nsweep: {grid: {a: [1]}}\n", "does not go with array"),
+        (
+            ("script: a.py\nargs: ['${a}']\narray: 0-3\nsweep: {grid: {a: [1]}}\n"),
+            "makes a job array; remove array",
+        ),
         (
             "script: a.py\nargs: ['${a}']\nsweep: {grid: {a: [1]}, asha: {eta: 1}}\n",
             "eta should be at least 2",

@@ -36,7 +36,7 @@ def test_by_path(place: Place) -> None:
     for name in ("other/mine.yaml", "./other/mine.yaml", str(path)):
         assert place.load(name).path == path
         assert place.load(name).profile.name == "mine"
-    with pytest.raises(ProfileNotFound, match=r"there is no file other/yours.yaml"):
+    with pytest.raises(ProfileNotFound, match=r"file other/yours.yaml does not exist"):
         place.load("other/yours.yaml")
 
 
@@ -52,7 +52,7 @@ def test_an_unknown_name_is_told_with_the_one_that_is_like_it(place: Place, give
 def test_a_name_is_the_files_name(place: Place) -> None:
     place.project("x", "name: y\n")
     assert place.problems("x") == [
-        "cluster_profiles/x.yaml:1: name: should be 'x' as the file is called; --cluster goes by that"
+        "cluster_profiles/x.yaml:1: name: should be 'x', the name of the file, which --cluster uses"
     ]
 
 
@@ -102,8 +102,11 @@ def test_what_still_names_a_section_that_was_taken_away_is_told(place: Place) ->
     folder = "cluster_profiles"
     assert place.problems("x") == [
         f"{folder}/base.yaml:1: slurm.partition: there is no partition in slurm.partitions 'gpu' (short)",
-        f"{folder}/base.yaml:1: slurm.partitions.short.node_type: there is no node type 'a4' (none is given)",
-        f"{folder}/base.yaml:3: default_node_type: there is no node type 'a8' (none is given)",
+        (
+            f"{folder}/base.yaml:1: slurm.partitions.short.node_type: there is no node type 'a4' (none "
+            "is defined)"
+        ),
+        f"{folder}/base.yaml:3: default_node_type: there is no node type 'a8' (none is defined)",
     ]
 
 
@@ -184,17 +187,20 @@ def test_packaged_profiles_do_not_extend_what_lies_before_them(place: Place) -> 
 @pytest.mark.parametrize(
     ("files", "problem"),
     [
-        ({"a": "extends: b", "b": "\nextends: a"}, "b.yaml:2: extends: goes in a circle: {a} → {b} → {a}"),
+        ({"a": "extends: b", "b": "\nextends: a"}, "b.yaml:2: extends: is circular: {a} → {b} → {a}"),
         (
             {"a": "extends: a"},
-            "a.yaml:1: extends: a profile cannot extend itself; there is no other of that name further on",
+            (
+                "a.yaml:1: extends: a profile cannot extend itself, and there is no later profile of "
+                "this name in the search path"
+            ),
         ),
         (
             {"a": "extends: perlmuter"},
             "a.yaml:1: extends: no cluster profile 'perlmuter'; did you mean 'perlmutter'?",
         ),
-        ({"a": "extends: ./b.yaml"}, "a.yaml:1: extends: there is no file ./b.yaml"),
-        ({"a": "extends: ./a.yaml"}, "a.yaml:1: extends: goes in a circle: {a} → {a}"),
+        ({"a": "extends: ./b.yaml"}, "a.yaml:1: extends: file ./b.yaml does not exist"),
+        ({"a": "extends: ./a.yaml"}, "a.yaml:1: extends: is circular: {a} → {a}"),
         ({"a": "extends: [b]"}, "a.yaml:1: extends: should be the name of one profile"),
         (
             {"a": "extends: b", "b": "\nslurm: {qoss: x}"},
@@ -214,9 +220,7 @@ def test_c27_files_that_others_may_write_are_refused(place: Place) -> None:
     path.chmod(0o646)
     with pytest.raises(ProfileInvalid) as caught:
         place.load("x")
-    assert caught.value.problems[0].startswith(
-        "cluster_profiles/x.yaml:1: every user here may write to this file"
-    )
+    assert caught.value.problems[0].startswith("cluster_profiles/x.yaml:1: every user can write to this file")
     assert caught.value.hint.endswith(f"chmod o-w {path}")
 
 

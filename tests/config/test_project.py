@@ -114,7 +114,7 @@ def test_every_fault_is_told_at_once(place: Place) -> None:
         "dtslurm.yaml:1: clusters: unknown key; did you mean 'cluster'?",
         "dtslurm.yaml:3: defaults.nodes: should be more than 0, not 0",
         "dtslurm.yaml:4: defaults.tim: unknown key; did you mean 'time'?",
-        "dtslurm.yaml:5: defaults.env.A-B: is no name for a variable; letters, digits and _ only",
+        "dtslurm.yaml:5: defaults.env.A-B: is not a variable name; use only letters, digits and _",
         f"dtslurm.yaml:6: defaults.sbatch[0]: {wanted}, not 'exclusive'",
     )
 
@@ -127,5 +127,5 @@ def test_an_option_at_top_level_is_sent_to_defaults(place: Place) -> None:
 
 def test_c27_a_file_that_others_may_write_is_refused(place: Place) -> None:
     write(place.cwd).chmod(0o666)
-    with pytest.raises(ProfileInvalid, match="every user here may write"):
+    with pytest.raises(ProfileInvalid, match="every user can write"):
         project.load(place.cwd, env=place.env)

@@ -182,7 +182,7 @@ def test_an_act_on_a_run_that_is_gone_is_told_to_be_in_vain(desk: Desk) -> None:
     desk.feed().act("cancel", row_of(record, token="another"))
     told = desk.next(Notification)
     assert told.bad
-    assert "no run 'another' is known here" in told.text
+    assert "no run 'another' is known on this machine" in told.text
     assert desk.asked == []
     over()
 

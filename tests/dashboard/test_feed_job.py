@@ -73,7 +73,7 @@ def test_what_cannot_be_read_any_more_is_said_below_the_last_picture(desk: Desk)
     for kind in ("logs", "ranks"):
         shutil.rmtree(files.folder / kind)
     told = desk.next(Page, lambda page: bool(page.trouble))
-    assert told.trouble == "job 7 has no attempt 0: it has not started yet"
+    assert told.trouble == "job 7 has no attempt 0: the run has not started"
     assert (told.ranks, told.taken_at) == (good.ranks, good.taken_at)
     feed.stop()
 
@@ -164,7 +164,7 @@ def test_of_many_ranks_alarms_and_words_about_the_stream_stand_among_the_lines(
 ) -> None:
     rank, events = LogFile("rank", 3), LogFile("events")
     items = (
-        Notice("link lost\n(reset); again in 1 s"),
+        Notice("connection lost\n(reset); reconnecting in 1 s"),
         LogBlock(LogFile("node", 1), b"srun: hello\n"),
         LogBlock(events, b'{"event": "started"}\n'),
         OutputSummary(rank, 100, 7, "step 7", "RuntimeError:\nno"),
@@ -178,14 +178,14 @@ def test_of_many_ranks_alarms_and_words_about_the_stream_stand_among_the_lines(
     desk.feed().follow(row_of(record), store)
     over()
     assert lines(store) == [
-        ("*", "link lost (reset); again in 1 s"),
+        ("*", "connection lost (reset); reconnecting in 1 s"),
         ("node1", "srun: hello"),
         ("3", "RuntimeError: no"),
     ]
     told = [desk.next(LogState).words for _ in range(4)]
     assert told == [
         "all ranks",
-        "link lost\n(reset); again in 1 s",
+        "connection lost\n(reset); reconnecting in 1 s",
         "all ranks",
         "the disk is gone; press r to try again",
     ]
@@ -248,7 +248,7 @@ def test_of_a_job_that_does_not_run_that_is_said(desk: Desk) -> None:
     desk.feed().live(row_of(record))
     found = desk.next(Diagnosed)
     assert found.live
-    assert "7 does not run: it is PENDING" in "\n".join(found.lines)
+    assert "7 is not running: its state is PENDING" in "\n".join(found.lines)
 
 
 def test_a_verdict_that_cannot_be_had_says_why(desk: Desk) -> None:

@@ -154,4 +154,4 @@ def test_a_page_is_of_a_job_on_the_board(desk: Desk) -> None:
     with pytest.raises(JobNotFound, match="no job 'other' on the board"):
         frame.page_of(desk.context(), found, "other")
     gone = replace(found.rows[0], token="gone")
-    assert "no run 'gone' is known here" in frame.page_of_row(desk.context(), gone, None).trouble
+    assert "no run 'gone' is known on this machine" in frame.page_of_row(desk.context(), gone, None).trouble

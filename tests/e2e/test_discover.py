@@ -231,7 +231,7 @@ def test_a_site_known_by_its_name_is_built_on(thousand: ManyNodes, tmp_path: Pat
     document = json.loads(cli("cluster", "discover", "--no-probe", "--json").stdout)
     assert (document["name"], document["extends"]) == ("snellius", "snellius")
     assert "extends: snellius\n" in document["profile"]
-    assert "Known as snellius by ClusterName snellius" in document["profile"]
+    assert "Recognised as snellius by ClusterName snellius" in document["profile"]
     found = {fact["key"]: fact for fact in document["facts"]}
     assert "(profile snellius: " in found["slurm.partition"]["evidence"]
     path = tmp_path / "cluster_profiles" / "snellius.yaml"

@@ -110,7 +110,7 @@ def test_f3_a_request_served_after_it_was_given_up_does_no_work(lab: SlurmLab, p
     assert settled(context, record.token).phase == "withdrawn"
     (view,) = views(context, [find(context, record.token)])
     assert view.terminal
-    assert "submitting again is safe" in view.statuses[0].reason
+    assert "you can submit again" in view.statuses[0].reason
 
     script = RunDir(Path(record.run_dir)).script_path
     late = lab.run(
@@ -218,4 +218,4 @@ def test_f6_what_carries_another_token_is_not_this_run(lab: SlurmLab, project: P
     )  # fmt: skip
     (view,) = views(Context(cwd=project), [stolen])
     assert view.statuses[0].state is JobState.UNKNOWN
-    assert "another one now" in view.statuses[0].reason
+    assert "not this run's job any more" in view.statuses[0].reason

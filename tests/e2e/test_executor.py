@@ -277,7 +277,7 @@ def test_a_job_is_made_again_of_its_folder_and_id(cli: Cli) -> None:
     assert again["state"] in {"RUNNING", "COMPLETED"}  # the result is there before the job is over
     assert "adding 20 3" in again["out"]
     stderr = run(cli, 'dtslurm.executor.DtslurmJob("logs/%j", "987654").result()', code=1)["stderr"]
-    assert "no run '987654' is known here" in stderr
+    assert "no run '987654' is known on this machine" in stderr
 
 
 @WITHOUT_SSH
@@ -428,7 +428,7 @@ def test_another_python_there_is_told_before_anything_is_queued(cli: Cli, tmp_pa
     other.chmod(0o755)
     stderr = run(cli, f"executor(dtslurm_python={str(other)!r}).submit(add, 1, 2)", code=1)["stderr"]
     assert "3.7.9" in stderr
-    assert "has no submitit; pip install submitit==" in stderr
+    assert "has no submitit; run pip install submitit==" in stderr
     assert "cloudpickle is" in stderr
 
 

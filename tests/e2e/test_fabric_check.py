@@ -49,4 +49,4 @@ def test_training_does_not_start_on_a_bad_one(cli: Cli) -> None:
 @WITHOUT_SSH
 def test_a_single_rank_has_nothing_to_measure(cli: Cli) -> None:
     told = cli("render", "--cluster", cli.cluster, "--fabric-check", cli.script("pass"), code=2).stderr
-    assert "--fabric-check measures between ranks, and this job has one" in told
+    assert "--fabric-check measures the network between ranks, and this job has only one rank" in told

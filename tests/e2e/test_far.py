@@ -40,9 +40,9 @@ def test_data_that_git_ignores_is_named_before_the_job_and_after_its_failure(far
     (far.folder / ".gitignore").write_text("data/\n")
     far.script("print('read', open('data/train.csv').read())")
     done = far("submit", "--cluster", "far", "-t", "10", "--parsable", "--wait", "train.py", code=1)
-    assert "note: git ignores data/train.csv, which train.py or its arguments mention" in done.stderr
+    assert "note: git ignores data/train.csv, which train.py or its arguments name" in done.stderr
     verdict = json.loads(far("diagnose", "--json", done.stdout.strip()).stdout)["verdict"]
-    assert f"{far.folder / 'data/train.csv'} was left out of the job's copy of the code" in verdict["summary"]
+    assert f"{far.folder / 'data/train.csv'} was not copied with the code" in verdict["summary"]
     assert (verdict["blame"], "--code-include data/train.csv" in verdict["advice"]) == ("user", True)
     again = far.submit("--code-include", "data/train.csv", "train.py")
     assert far.wait_for_end(again)["statuses"][0]["state"] == "COMPLETED"
@@ -102,9 +102,9 @@ def test_doctor_explains_the_link(far: Cli) -> None:
         item["what"]: item
         for item in json.loads(far("doctor", "--cluster", "far", "--json").stdout)["findings"]
     }
-    assert findings["link"]["found"].startswith("openssh to login (as the profile says), ")
+    assert findings["link"]["found"].startswith("openssh to login (from the profile), ")
     assert "home " in findings["login node"]["found"]
-    assert findings["python there"]["ok"]
+    assert findings["remote python"]["ok"]
     assert findings["version"]["found"].startswith("slurm")
     assert findings["sbatch"]["ok"]
 
@@ -124,8 +124,8 @@ def test_f14_problems_there_are_told_before_anything_is_sent(far: Cli, tmp_path:
     far.script("pass")
     words = ("submit", "--cluster", "far", "-t", "5")
     done = far(*words, "--python", "/no/python", "--chdir", "/no/folder", "train.py", code=2)
-    assert "there is no interpreter /no/python on login" in done.stderr
-    assert "there is no folder /no/folder on login" in done.stderr
+    assert "the interpreter /no/python does not exist on login" in done.stderr
+    assert "the working directory /no/folder does not exist on login" in done.stderr
     assert "did you mean 'main'" in far(*words, "-p", "mian", "train.py", code=2).stderr
     assert runs(tmp_path) == []
 

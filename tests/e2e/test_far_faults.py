@@ -59,9 +59,7 @@ def test_a_login_node_without_sbatch(far: Cli, tmp_path: Path, without_slurm: st
     profile = tmp_path / "config/dtslurm/cluster_profiles/far.yaml"
     whole = "slurm: {partitions: {main: {}}, partition: main}\nnode_types: {any: {cpus: 8}}\n"
     profile.write_text(profile.read_text() + whole)  # nothing need be asked before sbatch is called
-    assert "there is no program sbatch on the cluster; nothing was queued" in submit(
-        far, "--no-check", code=4
-    )
+    assert "there is no program sbatch on the cluster; no job was queued" in submit(far, "--no-check", code=4)
     nothing_is_left(far, tmp_path, tmp_path / "runs")
 
 
@@ -88,7 +86,7 @@ def test_a_read_only_home_over_there(far: Cli, tmp_path: Path, sshd_login: Login
     with small_disk(tmp_path / "home", "size=1m") as home:
         subprocess.run(["mount", "-o", "remount,ro", str(home)], check=True)
         far_profile(tmp_path, sshd_login.host, root=home / "runs")
-        assert f"the run root cannot be written to: {home}" in submit(far, code=2)
+        assert f"the run root is not writable: {home}" in submit(far, code=2)
         assert "read-only" in submit(far, "--no-check", code=5)
         nothing_is_left(far, tmp_path, home / "runs")
 
@@ -132,7 +130,7 @@ def test_links_in_circles_sockets_and_devices_in_the_tree(far: Cli, tmp_path: Pa
         done = far("submit", "--cluster", "far", "-t", "5", "--parsable", "train.py")
     job = done.stdout.strip()
     far.started.append(job)
-    assert "left out, neither files nor links: " in done.stderr
+    assert "skipped, because they are neither files nor links: " in done.stderr
     assert far.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
     code = Path(far.status(job)["record"]["run_dir"]) / "code"
     assert {path.name for path in code.iterdir()} == {"train.py", "circle", "above"}
@@ -178,7 +176,7 @@ def test_f57_a_login_node_that_restarts_interrupts_no_following(
         try:
             cli.wait_until(lambda: "step 5\n" in out.read_text())
             server.down()
-            cli.wait_until(lambda: told.read_text().count("link lost") > 1)
+            cli.wait_until(lambda: told.read_text().count("connection lost") > 1)
             lab.up(server)
             size = out.stat().st_size
             cli.wait_until(lambda: out.stat().st_size > size + 200)

@@ -83,7 +83,7 @@ def test_a_spare_node_takes_the_place_of_a_bad_one_which_the_next_job_does_witho
     assert (known["node"], known["job"], known["reason"]) == ("n1", job, "health: hca: mlx5_0 is DOWN")
     again = cli("submit", "--dry-run", *words, "-t", "5", "train.py")
     assert "#SBATCH --exclude=n1\n" in again.stdout
-    assert "note: 1 node left out: n1 (health: hca: mlx5_0 is DOWN on " in again.stderr
+    assert "note: 1 bad node excluded: n1 (health: hca: mlx5_0 is DOWN on " in again.stderr
     assert (
         "--exclude"
         not in cli("submit", "--dry-run", "--no-node-memory", *words, "-t", "5", "train.py").stdout

@@ -157,5 +157,5 @@ def test_a_node_is_looked_at_when_the_first_one_is_done(cli: Cli) -> None:
 def test_a_job_that_does_not_run_is_told_so(cli: Cli) -> None:
     job = cli.submit(cli.script("print(1)"))
     cli.wait_for_end(job)
-    assert "does not run: it is COMPLETED" in cli("diagnose", "--live", job, code=2).stderr
+    assert "is not running: its state is COMPLETED" in cli("diagnose", "--live", job, code=2).stderr
     assert "--attempt" in cli("diagnose", "--live", "--attempt", "0", job, code=2).stderr

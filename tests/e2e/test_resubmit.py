@@ -61,4 +61,4 @@ def test_a_run_without_a_request_says_so(cli: Cli) -> None:
     path = cli.run_dir(job).path / "job.json"
     document = json.loads(path.read_text())
     path.write_text(json.dumps({key: value for key, value in document.items() if key != "request"}))
-    assert "does not tell what was asked for" in cli("resubmit", job, code=2).stderr
+    assert "does not contain the request" in cli("resubmit", job, code=2).stderr

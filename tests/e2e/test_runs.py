@@ -328,7 +328,7 @@ def test_cancel(cli: Cli) -> None:
     cli.wait_until(lambda: "up" in cli("logs", job).stdout)
     assert f"cancelled: {job}" in cli("cancel", job).stderr
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "CANCELLED"
-    assert cli("cancel", job).stderr == f"{job} had ended before: CANCELLED\n"
+    assert cli("cancel", job).stderr == f"{job} had already ended: CANCELLED\n"
     assert json.loads(cli("cancel", "--json", job).stdout)["ended"] == {job: "CANCELLED"}
 
     waiting = cli.submit("--sbatch", "--hold", "train.py") if cli.cluster == "slurm" else None
@@ -352,7 +352,7 @@ def test_a_job_whose_record_a_later_version_wrote_is_shown_and_cancelled_by_its_
 
     [run] = shown()
     assert [one["state"] for one in run["statuses"]] == ["RUNNING"]
-    assert "a later version wrote it" in run["record_problem"]
+    assert "a later version of dtslurm wrote this file" in run["record_problem"]
     table = cli("status", "--cluster", cli.cluster)
     assert f"job {job}: the record of the run cannot be read: " in table.stderr
     cli("cancel", job)
@@ -441,8 +441,8 @@ def test_a_run_that_cannot_go_on_is_not_requeued_and_its_user_learns_why(cli: Cl
     cli.wait_until(lambda: cli.state(job) == "RUNNING")
     for _ in ("running", "over"):
         refused = cli("requeue", job, code=3).stderr
-        assert f"  {job}: submitted with --no-requeue, the default for a run that would not go on" in refused
-        assert f"dtslurm cancel {job} ends it if it still runs, and dtslurm resubmit {job}" in refused
+        assert f"  {job}: submitted with --no-requeue, the default for a run that cannot continue" in refused
+        assert f"dtslurm cancel {job} ends the job if it still runs, and dtslurm resubmit {job}" in refused
         cli("cancel", job)
         cli.wait_for_end(job)
 

@@ -72,8 +72,11 @@ def test_what_is_wrong_with_a_secret_is_told_without_its_value(cli: Cli) -> None
         code=2,
     )
     assert "c4n4ry" not in done.stderr
-    assert "--secret takes a name alone" in done.stderr
-    assert "--secret NO_SUCH_KEY: no such variable here" in done.stderr
+    assert "--secret accepts only a name" in done.stderr
+    assert (
+        "--secret NO_SUCH_KEY: neither your environment nor the keyring has a value of this name"
+        in done.stderr
+    )
     assert "'1x' is not a variable name" in done.stderr
 
 
@@ -91,5 +94,8 @@ def test_a_rendered_script_asks_for_its_secrets(cli: Cli) -> None:
     way = "submit with: sbatch --export=WANDB_API_KEY,HF_TOKEN"
     assert f': "${{WANDB_API_KEY:?export this variable, then {way}}}"' in done.stdout
     assert f': "${{HF_TOKEN:?export this variable, then {way}}}"' in done.stdout
-    assert "secrets are not in the script: export them, and submit with sbatch --export=" in done.stderr
+    assert (
+        "secrets are not in the script: export these variables, and submit with sbatch --export="
+        in done.stderr
+    )
     assert os.environ.get("WANDB_API_KEY", "c4n4ry") not in done.stdout

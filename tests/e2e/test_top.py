@@ -178,7 +178,7 @@ def test_a_cluster_over_ssh_whose_link_is_lost_and_comes_back(
         kept = terminal.wait_until("last seen", "of 100,000")
         assert f"{job} on far" in kept
         terminal.press("4")
-        terminal.wait_until("link lost", "rank 1 step")
+        terminal.wait_until("connection lost", "rank 1 step")
         terminal.press("q")
         terminal.wait_until(job, "RUNNING")
         terminal.press("F5")

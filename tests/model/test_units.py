@@ -31,7 +31,7 @@ def test_time_limits_are_read_as_slurm_reads_them(text: str, seconds: int) -> No
     "text", ["", "x", "0", "0:00", "-5", "1:2:3:4", "1-", "2h30", "h", "1.5h", "30 minutes", "٣"]
 )
 def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"not a duration|no time at all"):
+    with pytest.raises(ValueError, match=r"not a duration|a duration of 0"):
         Walltime.parse(text)
 
 

@@ -117,7 +117,7 @@ def test_a_template_of_the_users_own_extends_a_block(render_job: Render, tmp_pat
 @pytest.mark.parametrize(
     ("template", "argument", "said"),
     [
-        ("echo hello\n", "", "does not begin with #!"),
+        ("echo hello\n", "", "does not begin with an interpreter line"),
         ("#!/bin/bash\necho {{ training }}\n", "a\r\nb", "DOS line break"),
         ("#!/bin/bash\n{% for _ in range(99) %}{{ 'x' * 60_000 }}{% endfor %}\n", "", "larger than 4 MB"),
     ],
@@ -179,7 +179,7 @@ def test_a_disk_asked_for_beside_the_gpus_leaves_them(render_job: Render) -> Non
 
 @pytest.mark.parametrize("text", ["-N2", "exclusive", "--Upper=1", "--"])
 def test_only_long_options_are_passed_on(text: str) -> None:
-    with pytest.raises(ValueError, match="long sbatch option"):
+    with pytest.raises(ValueError, match="long option of sbatch"):
         split_option(text)
 
 

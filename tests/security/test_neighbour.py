@@ -122,7 +122,7 @@ def test_a_planted_python_of_a_login_node_is_not_used(tmp_path: Path) -> None:
     assert login_node._read(path) is None
 
 
-OPEN = "every user there may swap the files of runs: "
+OPEN = "every user could replace the files of your runs: "
 
 
 def submit(tmp_path: Path, root: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -143,7 +143,7 @@ def test_a_run_root_that_everybody_can_rename_is_refused(tmp_path: Path, inside:
     done = submit(tmp_path, root)
     assert done.returncode == 2
     assert f"{OPEN}{shared}" in done.stderr
-    assert "hint: name another place by --run-root" in done.stderr
+    assert "hint: set another run root with --run-root" in done.stderr
     assert not [*root.rglob("job.json")]
     assert f"{OPEN}{shared}" in submit(tmp_path, root, "doctor", "--cluster", "local").stdout
     shared.chmod(0o1777)
@@ -165,7 +165,7 @@ def test_a_run_root_of_another_user_is_refused(tmp_path: Path, monkeypatch: pyte
     assert swappable(os.fsencode(root)) == ""
     give_away(root, monkeypatch)
     assert swappable(os.fsencode(root)) == (
-        f"{root} belongs to another user, who may swap the files of your runs"
+        f"{root} belongs to another user, who could replace the files of your runs"
     )
     if os.geteuid() == 0:
         assert "belongs to another user" in submit(tmp_path, root).stderr

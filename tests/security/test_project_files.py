@@ -99,16 +99,16 @@ def test_what_others_can_write_decides_nothing(
     path = write(project, name, FILES[name])
     if how == "another user's" and os.geteuid():  # only root can give a file away
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-        with pytest.raises(ProfileInvalid, match=r"belongs to .*, and what it says runs in your jobs"):
+        with pytest.raises(ProfileInvalid, match=r"belongs to .*, and its content runs in your jobs"):
             files.read(path, path.name)
         return
     give_away(path, how)
     done = run(*WORDS[name], code=2)
-    assert "what it says runs in your jobs" in done.stderr
+    assert "its content runs in your jobs" in done.stderr
     assert path.name in done.stderr
-    assert "hint: look it through, then: " in done.stderr
+    assert "hint: review the file, then run: " in done.stderr
 
-    command = done.stderr.partition("then: ")[2].strip()  # the hint works
+    command = done.stderr.partition("then run: ")[2].strip()  # the hint works
     if command.startswith("chmod"):
         subprocess.run(command, shell=True, check=True, cwd=project)
     else:
@@ -162,8 +162,8 @@ def test_what_a_project_asks_for_must_be_trusted_once(
     write(project, "other.sbatch.j2", "{% extends 'base.sbatch.j2' %}\n")
     words = ("submit", "--wait", "--cluster", "local", "-l", "single", "-t", "1", "train.py")
     done = run(*words, code=2, GITHUB_TOKEN="gold", AWS_SECRET_ACCESS_KEY="gold")
-    assert f"you have not trusted this: dtslurm.yaml:3: defaults.{what}" in done.stderr
-    assert "hint: look it through, then: dtslurm trust" in done.stderr
+    assert f"you have not trusted this setting: dtslurm.yaml:3: defaults.{what}" in done.stderr
+    assert "hint: review the file, then run: dtslurm trust" in done.stderr
     assert not proof.exists()
     assert json.loads(run("status", "--json", code=0).stdout)["runs"] == []
 
@@ -185,7 +185,7 @@ def test_what_a_project_asks_for_must_be_trusted_once(
     path.write_text(
         path.read_text() + "  setup: [touch more]\n" if what != "setup" else "defaults: {setup: [x]}\n"
     )
-    assert "you have not trusted this" in run(*words, code=2).stderr
+    assert "you have not trusted this setting" in run(*words, code=2).stderr
 
 
 def test_a_projects_profile_must_be_trusted_and_says_what_it_stands_in_for(
@@ -250,9 +250,9 @@ def test_a_job_file_that_takes_what_is_the_users_must_be_trusted(
     path = project / where
     path.write_text(f"{path.read_text()}{ask}\n")
     done = run("submit", "--parsable", "job.yaml", code=2, GITHUB_TOKEN="gold")
-    assert "you have not trusted job.yaml, which asks for " in done.stderr
+    assert "you have not trusted job.yaml, which sets " in done.stderr
     assert "GITHUB_TOKEN" in done.stderr
-    told = run(*done.stderr.partition("then: dtslurm ")[2].split(), code=0)
+    told = run(*done.stderr.partition("then run: dtslurm ")[2].split(), code=0)
     assert f"trusted  {project / 'job.yaml'}  (job file)" in told.stderr
     run("submit", "--parsable", "job.yaml", code=0, GITHUB_TOKEN="gold")
 

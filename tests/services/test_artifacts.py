@@ -110,7 +110,13 @@ def test_what_is_not_as_it_was_is_told(run: Path, record: JobRecord) -> None:
     (run / "checkpoints/step-1").rmdir()
     paths = [f"checkpoints/step-{step}" for step in (1, 2, 3, 4)]
     told = [one.problem for one in artifacts.listing(Context(), record, check=paths)]
-    assert told == ["it is gone", "its SHA-256 is another now", "it has 1 bytes now, not 100", "", ""]
+    assert told == [
+        "it no longer exists",
+        "its SHA-256 has changed",
+        "its size is 1 bytes now, not 100",
+        "",
+        "",
+    ]
 
 
 def test_a_pattern_without_a_match_is_wrong(record: JobRecord) -> None:

@@ -61,7 +61,7 @@ def test_a_module_is_read(folder: Path) -> None:
 def test_a_module_that_is_elsewhere_is_left_to_the_default(folder: Path) -> None:
     submission = prepared(folder, "", script="no.such", module=True, ntasks_per_node=2).submission
     assert submission.spec.launcher == "torchrun"
-    assert "the script tells nothing" in submission.notices[0]
+    assert "the script cannot be examined" in submission.notices[0]
 
 
 def test_several_ranks_of_a_script_that_spawns_them(folder: Path) -> None:
@@ -129,9 +129,9 @@ def test_detection_that_fails_fails_nothing(
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"script": "none.py"}, "no such script: none.py"),
+        ({"script": "none.py"}, "script none.py does not exist"),
         ({"script": "sub"}, "sub is a folder, not a script"),
-        ({"script": "odd.yaml"}, "odd.yaml is no job file: none of its lines begins with script:"),
+        ({"script": "odd.yaml"}, "odd.yaml is not a job file: no line begins with script:"),
         ({"nodes": 0}, "--nodes must be at least 1"),
     ],
 )

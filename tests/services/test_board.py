@@ -81,7 +81,7 @@ def test_a_run_has_the_size_that_was_asked_for_until_it_has_one(tmp_path: Path) 
         (status(state=JobState.PENDING, reason="PartitionTimeLimit"), "time", "", True),
         (status(state=JobState.PENDING), "", "", False),
         (status(state=JobState.UNKNOWN, reason="asking"), "asking", "", False),
-        (status(state=JobState.UNKNOWN), "no evidence of its state", "", False),
+        (status(state=JobState.UNKNOWN), "state unknown: no evidence", "", False),
         (status(state=JobState.FAILED, exit_code=7), "exit code 7", "", False),
         (status(state=JobState.COMPLETED), "", "", False),
     ],
@@ -184,7 +184,7 @@ def test_where_a_cluster_does_not_answer_the_last_rows_stay(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = record(tmp_path)
-    unknown = (status(state=JobState.UNKNOWN, reason="the scheduler could not be asked"),)
+    unknown = (status(state=JobState.UNKNOWN, reason="the scheduler could not be queried"),)
     answers(
         monkeypatch, RunView(run, (status(),), observed_at=NOW - 9), RunView(run, unknown, "no route"),
         SlurmUnavailable("no controller"),

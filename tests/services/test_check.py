@@ -71,7 +71,7 @@ def test_any_other_name_is_taken(name: str) -> None:
 @pytest.mark.parametrize("name", ["107", "107_2", "107_[1-4]"])
 def test_a_name_that_reads_like_a_jobs_number_is_refused(name: str) -> None:
     assert job_checks.job_name(name) == [
-        f"the job's name {name} reads like a job's number: give it another by --job-name (-J)"
+        f"the job name {name!r} looks like a job id: set another name with --job-name (-J)"
     ]
 
 
@@ -105,7 +105,7 @@ def test_variable_names() -> None:
 def test_what_a_job_is_built_on_is_not_set_by_anybody_else(name: str) -> None:
     [problem] = job_checks.variables([(name, "3")])
     assert problem.startswith(f"--env {name} is ")
-    assert problem.endswith("leave it out")
+    assert problem.endswith("remove it")
 
 
 def test_what_srun_reads_may_be_set() -> None:
@@ -158,7 +158,7 @@ def test_signals() -> None:
     assert job_checks.signals("USR2", 60) == []
     assert len(job_checks.signals("usr 2", 0)) == 2
     assert job_checks.signals("USR1", 65536)
-    assert "cannot hear it" in job_checks.signals("KILL", 60)[0]
+    assert "cannot handle this signal" in job_checks.signals("KILL", 60)[0]
     assert "not one of HUP" in job_checks.signals("FOO", 60)[0]
 
 
@@ -200,13 +200,13 @@ def job_with(*options: str, resources: Resources | None = None) -> JobSpec:
         ("--gres=gpu", "use --gpus-per-node"),
         ("--gpus-per-socket=2", "use --gpus-per-node"),
         ("--tres-per-node=gres/gpu:2", "use --gpus-per-node"),
-        ("--test-only", "queues nothing"),
+        ("--test-only", "would queue no job"),
         ("--wrap=hostname", "script"),
         ("--wait", "would not return"),
         ("--parsable", "answer"),
         ("--output=x.log", "run directory"),
         ("--export=ALL", "--env"),
-        ("-N3", "not a long sbatch option"),
+        ("-N3", "not a long option of sbatch"),
     ],
 )
 def test_what_a_script_is_built_on_is_not_passed_on(option: str, told: str) -> None:
@@ -244,12 +244,12 @@ def test_counts_that_agree_with_the_layout_are_no_problem(option: str, same: boo
 def test_memory_is_asked_for_once() -> None:
     spec = job_with("--mem-per-cpu=4G", resources=Resources(mem=Memory(1024)))
     [problem] = job_checks.sbatch_options(spec, None)
-    assert problem == "--mem and --mem-per-cpu contradict each other; give one of them"
+    assert problem == "--mem and --mem-per-cpu contradict each other; give only one of these options"
 
 
 def test_a_value_of_an_arrays_task_wants_an_array() -> None:
     [problem] = job_checks.job_values(["--seed=$SLURM_ARRAY_TASK_ID", "$SLURM_JOB_ID"], None)
     assert problem.startswith(
-        "$SLURM_ARRAY_TASK_ID in the script's arguments has a value in a job array only"
+        "$SLURM_ARRAY_TASK_ID in the script's arguments has a value only in a job array"
     )
     assert job_checks.job_values(["--seed=${SLURM_ARRAY_TASK_ID}"], "0-3") == []

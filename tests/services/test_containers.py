@@ -37,12 +37,12 @@ def install_apptainer(context: Context) -> None:
 
 
 def test_a_cluster_without_a_runtime(context: Context) -> None:
-    with pytest.raises(RequestInvalid, match="names no container runtime"):
+    with pytest.raises(RequestInvalid, match="has no container runtime"):
         script(context, cluster="local", container="ubuntu")
 
 
 def test_a_runtime_that_is_not_installed(context: Context) -> None:
-    with pytest.raises(RequestInvalid, match="there is no apptainer on PATH"):
+    with pytest.raises(RequestInvalid, match="apptainer is not on PATH"):
         script(context, container="ubuntu")
 
 
@@ -51,7 +51,7 @@ def test_everything_missing_is_told_at_once(context: Context) -> None:
         script(context, container="./none.sif", container_mounts=("/nowhere", "relative"))
     assert [text.split(":")[0] for text in caught.value.problems] == [
         "--container-mount 'relative'",
-        "no such image",
+        "the image does not exist",
         "--container-mount /nowhere",
         "container runtime apptainer",
     ]

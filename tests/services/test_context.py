@@ -57,7 +57,7 @@ def test_a_login_node_of_another_cluster_does_not_take_its_jobs(login: Login) ->
     for name in ("narval", "mine"):
         assert context.cluster(name).transport.name == "openssh"
         assert context.cluster(name).way == "openssh"
-        assert "nothing tells" in context.cluster(name).reached_by
+        assert "not recognised" in context.cluster(name).reached_by
     assert context.cluster("narval", "local").transport.local
     assert context.cluster("slurm").transport.local
 
@@ -159,6 +159,6 @@ def test_no_ssh_to_a_cluster_without_a_login_host(login: Login, cluster: str) ->
     with pytest.raises(RequestInvalid) as caught:
         context.cluster(cluster, "openssh")
     assert list(caught.value.problems) == [
-        f"cluster {cluster} cannot be reached by openssh: its profile names no login.host"
+        f"cluster {cluster} cannot be reached with transport openssh: its profile has no login.host"
     ]
     assert context.cluster(cluster, "local").transport.local

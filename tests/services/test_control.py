@@ -74,7 +74,9 @@ def test_another_job_of_that_number_is_left_alone(
 ) -> None:
     queue = Queue(FOREIGN)
     (tmp_path / "done").touch()
-    with pytest.raises(JobNotFound, match=r"job 51 is another one now.*nothing was changed") as caught:
+    with pytest.raises(
+        JobNotFound, match=r"job 51 is not this run's job any more.*nothing was changed"
+    ) as caught:
         act(tmp_path, monkeypatch, verb, queue)
     assert "dtslurm:ff00:cd34" in caught.value.evidence[0]
     assert "dtslurm:ab12:cd34" in caught.value.evidence[-1]
@@ -125,9 +127,9 @@ def test_what_is_requeued_may_start_again(
 @pytest.mark.parametrize(
     ("job", "removed", "said"),
     [
-        ("51", "code", "removed its code or secrets"),
-        ("51_2", "code", "removed its code or secrets"),
-        ("51", "all", "is gone"),
+        ("51", "code", "deleted its code or secrets"),
+        ("51_2", "code", "deleted its code or secrets"),
+        ("51", "all", "does not exist"),
     ],
 )
 def test_a_run_whose_files_were_removed_is_not_requeued(
@@ -173,7 +175,7 @@ def test_what_waits_already_is_told_where_the_rest_is_requeued(
 ) -> None:
     queue = Queue(OURS, partly=PartialResult(("51",), waiting=("51_2-3",)))
     acted = act(tmp_path, monkeypatch, "requeue", queue)
-    assert acted.lines("requeue") == ["requeued: 51", "already waiting: 51_2-3"]
+    assert acted.lines("requeue") == ["requeued: 51", "already pending: 51_2-3"]
     assert noted(tmp_path) == ["requeue"]
 
 
@@ -182,9 +184,11 @@ def test_what_was_done_is_noted_where_a_part_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: tuple[str], events: list[str]
 ) -> None:
     queue = Queue(OURS, partly=PartialResult(done, ("51_3",), ("51_2: disabled",)))
-    with pytest.raises(SlurmError, match="requeue: Slurm refused a part of it; the rest is done") as caught:
+    with pytest.raises(
+        SlurmError, match="requeue: Slurm refused some of the jobs; the others were changed"
+    ) as caught:
         act(tmp_path, monkeypatch, "requeue", queue)
-    assert caught.value.evidence == ("51_2: disabled", "already waiting: 51_3", f"requeued: {done[0]}")
+    assert caught.value.evidence == ("51_2: disabled", "already pending: 51_3", f"requeued: {done[0]}")
     assert noted(tmp_path) == events
 
 

@@ -113,11 +113,11 @@ def test_what_is_not_probed_is_told() -> None:
     groups = [kind(name, "IDLE", gpus=1) for name in "abcd"] + [kind("e", "IDLE", gpus=1, partitions=("x",))]
     found, notices = chosen(groups)
     assert list(found) == ["a", "b", "c"]
-    assert notices == ["not probed: d, e; --partition chooses where to look"]
+    assert notices == ["not probed: d, e; select other partitions with --partition"]
     found, notices = chosen(groups, DiscoverOptions(partitions=("x",)))
     assert (list(found), notices) == (["e"], [])
     found, notices = chosen([kind("z", "DOWN", gpus=1)])
-    assert (found, notices) == ({}, ["not probed: z, of which no node can be used now"])
+    assert (found, notices) == ({}, ["not probed: z, because none of its nodes can be used now"])
 
 
 # ---- What is news ----
@@ -163,7 +163,7 @@ def test_what_a_probe_saw_and_why_one_saw_nothing() -> None:
     group = kind("g", "IDLE", gpus=1)
     probes = [Probe(name="g", problem="it never started"), Probe(name="g", seen={"schema": 1})]
     found = seen_by(probes, [group], {"g": "g"}, pyxis=True)
-    assert "no probe of g: it never started" in found.notices
+    assert "the probe of g failed: it never started" in found.notices
     assert not any(fact.key[0] == "container" for fact in found.facts)
 
 
@@ -181,9 +181,12 @@ def test_the_files_head_names_what_fits(tmp_path: Path) -> None:
     context = Context(cwd=tmp_path, clock=lambda: 0.0)
     one = service._comments(context, Survey(), "login1", [("site", "its name")], "site")
     assert one[0] == "Written by dtslurm cluster discover login1 on 1970-01-01, Slurm ?."
-    assert one[-1] == "Known as site by its name: what that profile says already is not repeated here."
+    assert one[-1] == "Recognised as site by its name: values of that profile are not repeated here."
     many = service._comments(context, Survey(), None, [("a", "x"), ("b", "y")], None)
-    assert many[-1] == "Known profiles that may fit: a, b; write 'extends: NAME' with the right one."
+    assert (
+        many[-1]
+        == "Known profiles that may match: a, b; write 'extends: NAME' with the name of the right profile."
+    )
     assert len(service._comments(context, Survey(), None, [], None)) == 3
     assert service._head(Survey(), context).facts[0].value == "A cluster"
 

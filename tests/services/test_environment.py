@@ -81,9 +81,7 @@ def test_the_projects_environment_may_lie_elsewhere(project: Path) -> None:
 
 
 def test_a_project_that_was_never_synced_is_told_so(project: Path) -> None:
-    with pytest.raises(
-        RequestInvalid, match=r"has no environment .*\.venv yet: run uv sync, or give --python"
-    ):
+    with pytest.raises(RequestInvalid, match=r"has no environment .*\.venv: run uv sync, or give --python"):
         submission(project / "src")
     (project / "src" / "cluster_profiles").mkdir()
     text = "extends: local\nenvironment:\n  setup: [module load pytorch]\n"
@@ -92,7 +90,9 @@ def test_a_project_that_was_never_synced_is_told_so(project: Path) -> None:
 
 
 def test_a_command_line_is_no_interpreter(project: Path) -> None:
-    with pytest.raises(RequestInvalid, match=r"'uv run python' is a command line.* \.venv is used"):
+    with pytest.raises(
+        RequestInvalid, match=r"'uv run python' is a command line.* uses the project's \.venv"
+    ):
         submission(project / "src", python="uv run python")
 
 

@@ -103,14 +103,14 @@ def test_each_artifact_becomes_a_version(registry: Registry, tmp_path: Path) -> 
 
 def test_a_refusal_is_told_and_the_run_there_ends_as_failed(registry: Registry, tmp_path: Path) -> None:
     registry.refuse["log_artifacts"] = Refused("no space")
-    with pytest.raises(RequestInvalid, match="mlflow refused: no space"):
+    with pytest.raises(RequestInvalid, match="mlflow failed: no space"):
         export.mlflow(RECORD, [artifact("a")], [tmp_path], "llm", {})
     assert registry.done[-1] == ("set_terminated", "r1", "FAILED")
 
 
 def test_a_registry_that_takes_nothing_is_left_alone(registry: Registry, tmp_path: Path) -> None:
     registry.refuse["create_registered_model"] = Refused("read only")
-    with pytest.raises(RequestInvalid, match="mlflow refused: read only"):
+    with pytest.raises(RequestInvalid, match="mlflow failed: read only"):
         export.mlflow(RECORD, [artifact("a")], [tmp_path], "llm", {})
     assert registry.done == []
 

@@ -59,15 +59,15 @@ def test_the_interpreter_of_a_function() -> None:
 def test_a_python_that_cannot_read_our_pickles_is_told() -> None:
     [name, *_] = _MUST_MATCH
     for values, told in (
-        ({"python": "2.7.18"}, "and 2.7.18 on login1; pickled code needs the same"),
-        ({name: ""}, f"login1 has no {name}; pip install {name}=="),
-        ({name: "999.1"}, f"{name} is {metadata.version(name)} here and 999.1 on login1"),
+        ({"python": "2.7.18"}, "and 2.7.18 on login1; pickled functions need the same version"),
+        ({name: ""}, f"login1 has no {name}; run pip install {name}=="),
+        ({name: "999.1"}, f"{name} is {metadata.version(name)} on this machine and 999.1 on login1"),
     ):
         with pytest.raises(RequestInvalid) as caught:
             python_of(cluster(tells(**values)))
         [problem] = caught.value.problems
         assert told in problem
-        assert "the interpreter there is python3" in caught.value.hint
+        assert "the interpreter on the cluster is python3" in caught.value.hint
 
 
 @pytest.mark.parametrize("answer", ["", "not json\n"])

@@ -35,7 +35,7 @@ def test_options_become_what_the_command_line_gives() -> None:
 @pytest.mark.parametrize(
     ("options", "problems"),
     [
-        ({"nodse": 2}, ["there is no option 'nodse'; did you mean 'nodes'?"]),
+        ({"nodse": 2}, ["unknown option 'nodse'; did you mean 'nodes'?"]),
         ({"nodes": "two"}, ["nodes should be a whole number, not 'two'"]),
         ({"nodes": 1.5}, ["nodes should be a whole number, not 1.5"]),
         ({"snapshot": "no"}, ["snapshot should be True or False, not 'no'"]),
@@ -158,5 +158,5 @@ class Absent:
 def test_a_job_file_is_for_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.yaml").write_text("script: train.py\n")
-    with pytest.raises(RequestInvalid, match="is a job file: dtslurm submit takes it"):
+    with pytest.raises(RequestInvalid, match="is a job file: submit it with dtslurm submit"):
         dtslurm.submit("job.yaml", cluster="local")

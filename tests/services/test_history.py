@@ -62,7 +62,7 @@ def told(record: JobRecord, status: JobStatus = RUNNING) -> History:
 def test_an_attempt_without_a_word_was_taken_away(record: JobRecord, tmp_path: Path) -> None:
     tell(tmp_path, start(100, 0), start(300, 1, ["n1", "n2"]), {"event": "odd", "attempt": "x", "time": 1})
     first, last = told(record).attempts
-    assert (first.how, last.how) == ("no word of its end: preempted, requeued, or a node was lost", "goes on")
+    assert (first.how, last.how) == ("no recorded end: preempted, requeued, or a node was lost", "running")
     assert last.nodes == "n[1-2]"
 
 
@@ -100,13 +100,13 @@ def test_accounting_tells_of_an_attempt_that_left_no_word(
     first, second, third = told(record).attempts
     assert (first.how, first.ended) == ("Slurm: PREEMPTED at 95", 200)
     assert second.how.startswith("exit code 85")
-    assert third.how == "goes on"
+    assert third.how == "running"
 
 
 def test_the_local_scheduler_has_no_accounts(record: JobRecord, tmp_path: Path) -> None:
     tell(tmp_path, start(100, 0), start(300, 1))
-    assert told(record).attempts[0].how.startswith("no word of its end")
-    assert told(replace(record, job_id=None)).attempts[0].how.startswith("no word of its end")
+    assert told(record).attempts[0].how.startswith("no recorded end")
+    assert told(replace(record, job_id=None)).attempts[0].how.startswith("no recorded end")
 
 
 # ---- Where the scheduler knows nothing ----
@@ -117,12 +117,14 @@ def test_a_submission_whose_answer_was_lost(record: JobRecord) -> None:
     [lost] = status_from_run_files(unknown, NOW)
     until = time.strftime("%H:%M:%S", time.localtime(NOW + 60))
     assert lost.state is JobState.UNKNOWN
-    assert lost.reason.endswith(f"whether there is a job is not known yet: looked for again until {until}")
+    assert lost.reason.endswith(
+        f"it is not known whether Slurm created a job; dtslurm searches for the job until {until}"
+    )
     [late] = status_from_run_files(unknown, NOW + 90)
-    assert late.reason.endswith("looked for again once the scheduler answers")
+    assert late.reason.endswith("dtslurm searches for the job when the scheduler answers")
     [never] = status_from_run_files(replace(record, phase="withdrawn"), NOW)
     assert (never.state, never.source) == (JobState.CANCELLED, "record")
-    assert "submitting again is safe" in never.reason
+    assert "you can submit again" in never.reason
     assert describe_failure(RunDir(Path(record.run_dir)), never) == never.reason  # Slurm said nothing
     assert event_folders(replace(record, job_id=None)) == {}
 
@@ -144,7 +146,7 @@ def test_only_its_own_last_word_is_an_end(
     [found] = status_from_run_files(record, NOW)
     assert (found.state, found.exit_code) == (state, code)
     assert has_recorded_end(record) is (state is not JobState.UNKNOWN)
-    assert ("left no record of its end" in found.reason) is (state is JobState.UNKNOWN)
+    assert ("has no record of its end" in found.reason) is (state is JobState.UNKNOWN)
 
 
 def test_tasks_of_which_there_is_no_trace_are_unknown(record: JobRecord, tmp_path: Path) -> None:
@@ -152,7 +154,7 @@ def test_tasks_of_which_there_is_no_trace_are_unknown(record: JobRecord, tmp_pat
     tell(tmp_path / "tasks" / "1", end(2, 0, 0))
     known, rest = status_from_run_files(array, NOW)
     assert (known.job_id, known.state) == ("17_1", JobState.COMPLETED)
-    assert (rest.state, rest.reason) == (JobState.UNKNOWN, "no trace of the other tasks of 0-2")
+    assert (rest.state, rest.reason) == (JobState.UNKNOWN, "no record of the other tasks of 0-2")
     assert has_recorded_end(array, "1")
     assert not has_recorded_end(array, "2")
     for task in ("0", "2"):

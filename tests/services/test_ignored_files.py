@@ -57,8 +57,8 @@ def test_ignored_files_that_a_script_mentions_are_named(
     tree: Path, source: str, args: tuple[str, ...], named: str
 ) -> None:
     [told] = notices(tree, source, args=args)
-    assert told.startswith(f"git ignores {named}, which train.py or its arguments mention: the job")
-    assert f"--code-include {named} sends it with the code" in told
+    assert told.startswith(f"git ignores {named}, which train.py or its arguments name: the job")
+    assert f"--code-include {named} copies them with the code" in told
     assert notices(tree, source, args=args, include=[named]) == []
 
 
@@ -113,6 +113,6 @@ def test_a_missing_file_that_stayed_behind_is_no_fault_of_the_code(
         assert found == verdict
         return
     assert found.blame == "user"
-    assert f"{tree / named} was left out of the job's copy of the code" in found.summary
+    assert f"{tree / named} was not copied with the code" in found.summary
     assert f"--code-include {named}" in found.advice
     assert "--stage" in found.advice

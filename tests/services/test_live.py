@@ -47,7 +47,7 @@ def test_a_node_that_does_not_answer_is_named_with_sruns_words(capsys: pytest.Ca
     done = Completed((), 0, "\n".join(lines), stderr)
     found, missing = live._read(done, {"n1": [[0, 1]], "n2": [[1, 1]]})
     assert list(found) == [0]
-    assert missing == ["n2 could not be looked at: srun: error: n2: task 1: Killed"]
+    assert missing == ["could not examine the ranks of n2: srun: error: n2: task 1: Killed"]
 
 
 def test_why_there_are_no_stacks_is_told_once() -> None:

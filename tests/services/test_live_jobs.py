@@ -110,16 +110,16 @@ def test_a_rank_that_was_not_looked_at_is_what_its_record_says(monkeypatch: pyte
     assert [(look.by, look.ended, look.exit_code) for look in found.looks] == [
         ("", False, None), ("", True, 3), ("", False, None),
     ]  # fmt: skip
-    assert found.missing == ("n1 could not be looked at: srun: error: n1: Killed",)
+    assert found.missing == ("could not examine the ranks of n1: srun: error: n1: Killed",)
 
 
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (CommandTimeout("timed out"), "the step that looks at the nodes did not end within 60 s"),
+        (CommandTimeout("timed out"), "the srun step that examines the ranks did not end within 60 s"),
         (CommandNotFound("there is no srun here"), "no stacks: there is no srun here"),
-        (f"{NO_PYTHON}\n", "there is no Python 3.6 or later on the node"),
-        ("dtslurm-live:n1:0:1:AAAA\n", "n1 could not be looked at"),
+        (f"{NO_PYTHON}\n", "the node has no Python 3.6 or later"),
+        ("dtslurm-live:n1:0:1:AAAA\n", "could not examine the ranks of n1"),
     ],
 )
 def test_why_nothing_was_seen(monkeypatch: pytest.MonkeyPatch, answer: Any, said: str) -> None:
@@ -141,28 +141,36 @@ def test_the_nodes_are_looked_at_whose_ranks_still_work(monkeypatch: pytest.Monk
 def test_many_silent_nodes_are_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
     looked(monkeypatch, now(*(a_rank(number, host=f"n{number}") for number in range(7))))
     [why] = live.diagnose_live(Context(), RECORD).missing
-    assert why.startswith("n0, n1, n2, n3, n4 and 2 more could not be looked at")
+    assert why.startswith("could not examine the ranks of n0, n1, n2, n3, n4 and 2 more")
 
 
 def test_where_no_process_is_known_no_step_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = looked(monkeypatch, now(a_rank(pid=None)))
-    assert live.diagnose_live(Context(), RECORD).missing == ("no rank has a record of its process",)
+    assert live.diagnose_live(Context(), RECORD).missing == ("no rank has recorded its process id",)
     assert steps == []
 
 
 def test_very_many_ranks_do_not_fit_into_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "_LONGEST", 10)
     steps = looked(monkeypatch, now(a_rank(0), a_rank(1)))
-    assert live.diagnose_live(Context(), RECORD).missing == ("2 ranks are too many to look at with one step",)
+    assert live.diagnose_live(Context(), RECORD).missing == ("2 ranks are too many for one srun step",)
     assert steps == []
 
 
 @pytest.mark.parametrize(
     ("seen", "status", "told"),
     [
-        (now(a_rank()), JobStatus(job_id="17", state=JobState.PENDING), "17 does not run: it is PENDING"),
-        (now(a_rank()), JobStatus(job_id="", state=JobState.UNKNOWN), "llama does not run: it is UNKNOWN"),
-        (RunTelemetry(now=100.0), RUNNING, "17 has not started any rank yet"),
+        (
+            now(a_rank()),
+            JobStatus(job_id="17", state=JobState.PENDING),
+            "17 is not running: its state is PENDING",
+        ),
+        (
+            now(a_rank()),
+            JobStatus(job_id="", state=JobState.UNKNOWN),
+            "llama is not running: its state is UNKNOWN",
+        ),
+        (RunTelemetry(now=100.0), RUNNING, "17 has not started any rank"),
     ],
 )
 def test_what_cannot_be_looked_at(

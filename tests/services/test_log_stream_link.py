@@ -94,7 +94,7 @@ def test_f57_a_far_side_without_a_sign_of_life_is_left_for_a_new_one(
         far_side().suspend()
         run.write(0, b"two\n")
         monkeypatch.setattr(log_link, "_SILENCE_S", 0.5)
-        reader.wait_until(lambda: any("no sign of life" in text for text in reader.notices()))
+        reader.wait_until(lambda: any("no data arrived" in text for text in reader.notices()))
         monkeypatch.undo()
         reader.wait_until(lambda: reader.text(0) == b"one\ntwo\n")
 
@@ -168,7 +168,7 @@ def test_f57_nothing_is_lost_torn_or_doubled_when_links_break(
                     reader.stream._link.close()  # type: ignore[union-attr]
                     kills += 1
         reader.drained()
-    assert sum("link lost" in text for text in reader.notices()) <= kills  # none of its own accord
+    assert sum("connection lost" in text for text in reader.notices()) <= kills  # none of its own accord
     writers.check(reader)
 
 
@@ -184,7 +184,7 @@ def test_a_resumed_stream_goes_on_with_the_attempts_it_began_with(run: Run) -> N
         assert [reader.text(0, attempt) for attempt in range(4)] == [
             b"", b"", b"attempt 2\nmore\n", b"a\nb\nc\n",
         ]  # fmt: skip
-        assert sum("link lost" in text for text in reader.notices()) == 1
+        assert sum("connection lost" in text for text in reader.notices()) == 1
 
 
 def test_f72_a_cut_file_is_noticed_on_the_way_back(run: Run) -> None:

@@ -42,7 +42,7 @@ def test_f57_nothing_is_lost_torn_or_doubled_when_ssh_is_cut(
                     login.cut()
                     cuts += 1
         reader.drained()
-    assert any("link lost" in text for text in reader.notices())
+    assert any("connection lost" in text for text in reader.notices())
     writers.check(reader)
 
 

@@ -82,7 +82,9 @@ def test_a_job_that_nobody_knows_is_not_waited_for(
     answer(monkeypatch, lambda: (JobState.UNKNOWN, ""))
     items = followed(record)
     assert texts(items) == ["all there is"]
-    assert any(isinstance(item, Notice) and "nobody knows this job" in item.text for item in items)
+    assert any(
+        isinstance(item, Notice) and "the scheduler no longer knows this job" in item.text for item in items
+    )
 
 
 def test_a_scheduler_that_does_not_answer_is_waited_for(

@@ -191,13 +191,13 @@ def test_a_teams_file_that_cannot_be_used_is_told_and_no_more(
 ) -> None:
     (tmp_path / "team.jsonl").mkdir()
     notes, trouble = bad_nodes.add(context, cluster, ["n1"], "by hand", DAY)
-    assert (notes[0].node, "team.jsonl failed: Is a directory" in trouble) == ("n1", True)
+    assert (notes[0].node, "team.jsonl: Is a directory" in trouble) == ("n1", True)
     found = asked(context, cluster)
     assert found.exclude == "n1"
-    assert "team.jsonl failed" in found.notices[0]
+    assert "cannot use the team's bad-node list" in found.notices[0]
     paths = replace(cluster.profile.paths, node_memory="$NOT_SET/nodes")
     unset = cluster.with_profile(replace(cluster.profile, paths=paths))
-    assert "no absolute path" in bad_nodes.read_notes(context, unset).trouble
+    assert "is not absolute on the login node" in bad_nodes.read_notes(context, unset).trouble
 
 
 # ---- Leaving out ----
@@ -217,7 +217,7 @@ def test_bad_nodes_are_left_out_and_named(context: Context, cluster: ActiveClust
     found = asked(context, cluster)
     assert found.exclude == "n[2-3]"
     assert found.notices == (
-        f"2 nodes left out: n2 (Xid 79 on {THEN}), n3 (slow on {THEN}); --no-node-memory takes them",
+        f"2 bad nodes excluded: n2 (Xid 79 on {THEN}), n3 (slow on {THEN}); --no-node-memory keeps bad nodes",
     )
     assert asked(context, cluster, exclude="n4").exclude == "n4,n[2-3]"
     assert asked(context, cluster, exclude="n[1-2]").exclude == "n[1-2],n3"
@@ -229,7 +229,7 @@ def test_who_names_a_node_gets_it(context: Context, cluster: ActiveCluster) -> N
     bad_nodes.add(context, cluster, ["n1", "n2"], "slow", 7 * DAY)
     found = asked(context, cluster, nodelist="n[2-3]")
     assert found.exclude == "n1"
-    assert found.notices[0] == f"asked for by --nodelist, though known to be bad: n2 (slow on {THEN})"
+    assert found.notices[0] == f"--nodelist requests nodes of the bad-node list: n2 (slow on {THEN})"
 
 
 def test_a_job_is_not_kept_from_running(context: Context, cluster: ActiveCluster) -> None:
@@ -237,7 +237,9 @@ def test_a_job_is_not_kept_from_running(context: Context, cluster: ActiveCluster
     assert asked(context, cluster, nodes=2).exclude == "n[1-2]"
     found = asked(context, cluster, nodes=3, spare=1)
     assert found.exclude is None
-    assert found.notices[0].startswith("known to be bad, but without them the job could not run: n1 (slow")
+    assert found.notices[0].startswith(
+        "nodes of the bad-node list are not excluded, because the job could not run without them: n1 (slow"
+    )
     assert asked(context, cluster, nodes=2, exclude="n[3-4]").exclude == "n[3-4]"  # nor by both together
     assert asked(context, cluster, nodes=2, exclude="n4").exclude == "n4,n1"
     assert asked(context, cluster, constraint="cpu").exclude is None  # none of these nodes is meant
@@ -251,7 +253,7 @@ def test_a_slurm_that_does_not_answer_leaves_nothing_out(
 
     bad_nodes.add(context, cluster, ["n1"], "slow", 7 * DAY)
     monkeypatch.setattr(SlurmScheduler, "nodes", silent)
-    assert asked(context, cluster) == NodeExclusion(None, ("no node is left out: sinfo did not answer",))
+    assert asked(context, cluster) == NodeExclusion(None, ("no bad node is excluded: sinfo did not answer",))
 
 
 # ---- From supervisors ----
@@ -274,7 +276,9 @@ def test_what_a_supervisor_noted_counts_before_anybody_looks_at_its_run(
     noted(tmp_path / "root", "n4", ago=4 * DAY)
     found = asked(context, cluster)
     assert found.exclude == "n2"
-    assert found.notices == (f"1 node left out: n2 (node is DOWN on {THEN}); --no-node-memory takes them",)
+    assert found.notices == (
+        f"1 bad node excluded: n2 (node is DOWN on {THEN}); --no-node-memory keeps bad nodes",
+    )
     assert bad_nodes.remove(context, cluster, ["n2"]) == (["n2"], "")
     assert asked(context, cluster) == NodeExclusion(None)
 

@@ -32,8 +32,8 @@ def test_everything_missing_is_told_at_once(context: Context) -> None:
     with pytest.raises(RequestInvalid) as caught:
         made(context, "local", python="/no/python", chdir="/no/folder")
     assert list(caught.value.problems) == [
-        "there is no folder /no/folder here to run in",
-        "there is no interpreter /no/python here",
+        "the working directory /no/folder does not exist here",
+        "the interpreter /no/python does not exist here",
     ]
     assert "--no-check" in caught.value.hint
     asked = {"python": "/no/python", "chdir": "/no/folder", "no_check": True}
@@ -57,7 +57,7 @@ def test_nothing_is_asked_without_checks(context: Context) -> None:
 
 def test_an_environment_that_is_gone(context: Context) -> None:
     context.env = {**context.env, "VIRTUAL_ENV": "/no/venv"}
-    with pytest.raises(RequestInvalid, match="no environment /no/venv"):
+    with pytest.raises(RequestInvalid, match="the environment /no/venv does not exist"):
         made(context, "local")
 
 

@@ -94,7 +94,7 @@ def test_jobs_that_do_not_start_in_time_are_cancelled(monkeypatch: pytest.Monkey
 
 def test_a_scheduler_that_is_silent_tells_nothing_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site(QUEUED, {}, states=SlurmUnavailable("no controller"))
-    assert [one.problem for one in probed(monkeypatch, site)] == ["no answer came in time"] * 2
+    assert [one.problem for one in probed(monkeypatch, site)] == ["the probe did not answer in time"] * 2
 
 
 def test_jobs_that_ended_without_an_answer_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,9 +107,9 @@ def test_jobs_that_ended_without_an_answer_are_not_waited_for(monkeypatch: pytes
     ("text", "problem"),
     [
         (f"no Python\nat all\n{probing._END}1\n", "no Python; at all"),
-        (f"{probing._END}1\n", "the probe ended without a word"),
-        (f"{probing._MARK}[1]\n{probing._END}0\n", "the probe ended without a word"),
-        (f"{probing._MARK}{{cut\n{probing._END}0\n", "the probe ended without a word"),
+        (f"{probing._END}1\n", "the probe ended without output"),
+        (f"{probing._MARK}[1]\n{probing._END}0\n", "the probe ended without output"),
+        (f"{probing._MARK}{{cut\n{probing._END}0\n", "the probe ended without output"),
         ("slurmstepd: error: killed\n", "slurmstepd: error: killed"),
     ],
 )

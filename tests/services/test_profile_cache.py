@@ -91,7 +91,7 @@ def test_what_others_may_write_to_by_now_is_refused_though_it_is_remembered(
     path = write(cwd, "extends: slurm\n")
     profile_cache.load("mine", cwd=cwd, env=env)
     path.chmod(0o666)
-    with pytest.raises(ProfileInvalid, match="every user here may write"):
+    with pytest.raises(ProfileInvalid, match="every user can write"):
         profile_cache.load("mine", cwd=cwd, env=env)
 
 

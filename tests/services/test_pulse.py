@@ -232,7 +232,7 @@ def test_spoilt_files_harm_nothing(made: Made) -> None:
 def test_what_is_not_there_is_absent(made: Made) -> None:
     seen = read_telemetry(Context(), record_of(made))
     assert (seen.attempt, seen.ranks, seen.nodes, seen.train) == (None, {}, (), ())
-    with pytest.raises(RequestInvalid, match="7 has no attempt 3: it has not started yet"):
+    with pytest.raises(RequestInvalid, match="7 has no attempt 3: the run has not started"):
         read_telemetry(Context(), record_of(made), attempt=3)
     gone = read_telemetry(Context(), record_of(made, run_dir=str(made.folder / "gone")))
     assert gone.attempt is None
@@ -277,7 +277,11 @@ def test_tasks_of_an_array_are_told_apart(made: Made) -> None:
     assert read_telemetry(Context(), record).ranks[0].pid == 3
     seen = read_telemetry(Context(), record, task="12")
     assert (seen.ranks[0].pid, seen.task, seen.tasks) == (12, "12", ("3", "12"))
-    for task, said in (("4", "task 4 of 7 has not started"), ("../..", "no number"), ("٣", "no number")):
+    for task, said in (
+        ("4", "task 4 of 7 has not started"),
+        ("../..", "not the index"),
+        ("٣", "not the index"),
+    ):
         with pytest.raises(RequestInvalid, match=said):
             read_telemetry(Context(), record, task=task)
 

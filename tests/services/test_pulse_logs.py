@@ -242,9 +242,9 @@ def test_patterns_of_ones_own_are_tried_first(made: Made, tmp_path: Path) -> Non
     [
         ("patterns: {x: {words: [a], values: {loos: '<number>'}}}", "did you mean 'loss'"),
         ("patterns: {x: {words: [a], values: {qqqq: '<number>'}}}", "unknown key .step, total_steps, "),
-        ("patterns: {x: {words: [a], values: {loss: '1'}}}", "should have <number>"),
-        ("patterns: {x: {words: [a], values: {loss: '(<number>)'}}}", "no group but"),
-        ("patterns: {x: {words: [a], values: {loss: '(<number>'}}}", "no regular expression"),
+        ("patterns: {x: {words: [a], values: {loss: '1'}}}", "should contain"),
+        ("patterns: {x: {words: [a], values: {loss: '(<number>)'}}}", "no group except"),
+        ("patterns: {x: {words: [a], values: {loss: '(<number>'}}}", "not a regular expression"),
         ("patterns: {x: {values: {}}}", "words: should be a list"),
         ("patterns: {x: {words: [a]}}", "values: should be a mapping"),
         ("pattern: {}", "only a mapping 'patterns'"),

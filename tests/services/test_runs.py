@@ -57,7 +57,7 @@ def test_a_lost_index_is_made_anew_from_the_users_own_home(context: Context) -> 
 @pytest.mark.parametrize("word", ["train_typo", "train_2", "1_2", "101_typo", "101_", "101_2x", "101_2_3"])
 def test_only_the_task_of_a_job_is_found_by_what_stands_before_it(context: Context, word: str) -> None:
     make(context, 1, "mine", "101")  # its token is 1, its name train
-    with pytest.raises(JobNotFound, match=f"no run '{word}' is known here"):
+    with pytest.raises(JobNotFound, match=f"no run '{word}' is known on this machine"):
         find(context, word)
 
 

@@ -35,13 +35,13 @@ def test_the_environment_is_asked_before_the_keyring(monkeypatch: pytest.MonkeyP
 def test_what_is_wrong_is_told_without_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     keyring(monkeypatch, {})
     problems: list[str] = []
-    absent = "--secret {name}: no such variable here, and nothing of that name in the keyring "
+    absent = "--secret {name}: neither your environment nor the keyring has a value of this name "
     absent += "(keyring set dtslurm {name})"
     env = {"NUL": "a\0hush", "EMPTY": ""}
     assert secrets_of(Context(env=env), ["TOKEN=hush", "A-B", "NOWHERE", "NUL", "EMPTY"], problems) == {}
     assert problems == [
         absent.format(name="NOWHERE"),
-        "--secret NUL: its value holds a NUL byte",
+        "--secret NUL: the value contains a NUL byte",
         absent.format(name="EMPTY"),
     ]
     assert "hush" not in "".join(problems)
@@ -52,13 +52,13 @@ def test_what_is_wrong_with_a_name_is_told_without_a_value() -> None:
     assert name_problems(
         ["FINE", "TOKEN=hush", "A-B", "A B;$(id)", "", "A\n", "TOKEN", "SLURM_PROCID"], shown
     ) == [
-        "--secret takes a name alone: put the value into a variable of that name first",
+        "--secret accepts only a name: put the value into an environment variable of that name first",
         "--secret 'A-B' is not a variable name",
         "--secret 'A B;$(id)' is not a variable name",
         "--secret '' is not a variable name",
         "--secret 'A\\n' is not a variable name",
-        "--secret TOKEN: --env sets TOKEN too, with a value that is in the script; leave one of them out",
-        "--secret SLURM_PROCID is how Slurm tells a job and its ranks what they have; leave it out",
+        "--secret TOKEN: --env also sets TOKEN, and writes its value into the script; remove one of them",
+        "--secret SLURM_PROCID is set by Slurm, and the ranks read it; remove it",
     ]
 
 

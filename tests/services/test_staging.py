@@ -67,30 +67,30 @@ def test_what_cannot_fit_is_said_before_queueing(context: Context, tmp_path: Pat
     request = asked(context, "2M", stage_in=(f"{tmp_path}/data",))
     prepared = prepare(context, request, standalone=False)
     [told] = staging.sizes(prepared.cluster, prepared.submission.spec)
-    assert "3 MiB do not fit on $TMPDIR, which has 2 MiB" in told
+    assert "3.0 MiB do not fit on $TMPDIR, which has 2.0 MiB" in told
 
 
 def test_a_source_that_is_not_there(context: Context, tmp_path: Path) -> None:
     prepared = prepare(context, asked(context, stage_in=(f"{tmp_path}/dta",)), standalone=False)
     [told] = staging.sizes(prepared.cluster, prepared.submission.spec)
-    assert f"there is no {tmp_path}/dta on lab" in told
+    assert f"{tmp_path}/dta does not exist on lab" in told
 
 
 def test_all_that_is_wrong_is_said_at_once(context: Context, tmp_path: Path) -> None:
     texts = (f"{tmp_path}/data:x", f"{tmp_path}/data:/a/d", "/b/data:/b/d", "/c:/d:shards=gpu")
     told = refused(context, asked(context, stage_in=texts, stage_out=("results",)))
     assert told.count("--stage ") == 3
-    assert "is called data too" in told
+    assert "also has the name data" in told
     assert "--stage-out results" in told
 
 
 @pytest.mark.parametrize(
     ("texts", "told"),
     [
-        (("/s1:$TMPDIR/same", "/s2:${TMPDIR}/same"), "$TMPDIR/same, where /s1 goes"),
-        (("/s1:/tmp/same", "/s2:/tmp//same/."), "/tmp/same, where /s1 goes"),
-        (("/s1:/tmp/a", "/s2:/tmp/a/b"), "/tmp/a, where /s1 goes"),
-        (("/s1:/tmp/a/b", "/s2:/tmp/a"), "/tmp/a/b, where /s1 goes"),
+        (("/s1:$TMPDIR/same", "/s2:${TMPDIR}/same"), "$TMPDIR/same, the destination of /s1"),
+        (("/s1:/tmp/same", "/s2:/tmp//same/."), "/tmp/same, the destination of /s1"),
+        (("/s1:/tmp/a", "/s2:/tmp/a/b"), "/tmp/a, the destination of /s1"),
+        (("/s1:/tmp/a/b", "/s2:/tmp/a"), "/tmp/a/b, the destination of /s1"),
         (("/src:/src/x",), "/src/x and the source /src"),
         (("/src/x:/src",), "/src and the source /src/x"),
         (("/src:/src/:name=again",), "/src/src and the source /src"),
@@ -106,7 +106,7 @@ def test_places_that_are_one_or_lie_in_one_another_are_refused(
 
 def test_results_are_not_brought_to_one_place(context: Context) -> None:
     told = refused(context, asked(context, stage_out=("$TMPDIR/a:out", "$TMPDIR/b:out")))
-    assert "--stage-out $TMPDIR/b:out: $TMPDIR/a is brought to out too" in told
+    assert "--stage-out $TMPDIR/b:out: $TMPDIR/a is also copied to out" in told
 
 
 def test_places_beside_one_another_are_taken(context: Context, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_folder_is_no_archive(context: Context, tmp_path: Path) -> None:
     request = asked(context, stage_in=(f"{tmp_path}/data::method=unpack", f"{tmp_path}/data/x.bin"))
     prepared = prepare(context, request, standalone=False)
     [told] = staging.sizes(prepared.cluster, prepared.submission.spec)
-    assert told.endswith("it is a folder on lab; method=unpack is for one archive")
+    assert told.endswith("data is a folder on lab; method=unpack needs an archive file")
 
 
 def test_plain_sbatch_copies_by_shell(context: Context, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_what_is_unknown_is_told() -> None:
     assert "did you mean 'project'" in found
     assert "online and offline" in found
     assert (
-        "name one by --tracker"
+        "name the tracker with --tracker"
         in experiment_trackers.problems(JobRequest(script="", tracking=("tags=a",)))[0]
     )
 
@@ -131,7 +131,7 @@ def test_what_was_kept_offline_is_uploaded(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "run" / "mlruns").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     record = recorded(tmp_path / "run", ("WANDB_BASE_URL", "https://own"), ("WANDB_PROJECT", "a"))
-    with pytest.raises(RequestInvalid, match="there is no wandb here"):
+    with pytest.raises(RequestInvalid, match="wandb is not installed on this machine"):
         experiment_trackers.sync(Context(), record, tmp_path / "run")
     program(tmp_path, f'echo "$@" to "$WANDB_BASE_URL" $WANDB_PROJECT >>{tmp_path}/said')
     synced = experiment_trackers.sync(Context(), record, tmp_path / "run")

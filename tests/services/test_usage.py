@@ -71,14 +71,14 @@ def test_what_accounting_told_stays_where_samples_cannot_be_read(monkeypatch: py
     )
 
     def lost(*_: object) -> None:
-        raise TransportError("the run's files could not be read where they are")
+        raise TransportError("the files of the run could not be read on the login node")
 
     monkeypatch.setattr(service, "recent", lambda *_: [])
     monkeypatch.setattr(service, "_clusters", lambda *_: [cluster])
     monkeypatch.setattr(service, "_samples", lost)
     seen = service.usage(Context(clock=lambda: NOW))
     assert [item.use.job_id for item in seen.held] == ["17"]
-    assert seen.trouble == ("a: the run's files could not be read where they are",)
+    assert seen.trouble == ("a: the files of the run could not be read on the login node",)
 
 
 def held(

@@ -218,7 +218,7 @@ def test_a_file_changed_after_the_snapshot_stops_the_submission(
         send(transport, parcel(tmp_path, taken))
     assert "submit again" in caught.value.hint
     (tree / "lib" / "deep" / "b.py").unlink()
-    with pytest.raises(StoreError, match="is gone"):
+    with pytest.raises(StoreError, match="was deleted"):
         send(transport, parcel(tmp_path, taken))
     assert runs(tmp_path) == []
     send(transport, parcel(tmp_path, snap(tree)))

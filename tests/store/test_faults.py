@@ -107,7 +107,7 @@ def test_f16_a_quota_exceeded_far_away_is_told_with_its_numbers(tmp_path: Path) 
     room = {"mount": "/far", "free": 2048, "total": 1 << 40, "files_free": 3, "files": 9}
     error = _failure({"disk": {**said, "room": room}})
     assert error.message == "quota exceeded: cannot write /far/run/job.json"
-    assert "file system /far: 2 KiB of 1.0 TiB free, 3 of 9 files" in error.evidence
+    assert "file system /far: 2.0 KiB of 1.0 TiB free, 3 of 9 files" in error.evidence
 
 
 def test_f16_a_read_only_home_is_told(tmp_path: Path, tree: Path, transport: Transport) -> None:

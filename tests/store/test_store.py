@@ -64,7 +64,7 @@ def test_f76_what_is_newer_or_broken_is_told(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="not JSON"):
         run.load()
     run.record_path.write_text('{"schema": 1}')
-    with pytest.raises(StoreError, match="lacks"):
+    with pytest.raises(StoreError, match="is not a complete record"):
         run.load()
 
 
@@ -141,11 +141,11 @@ def test_f76_a_broken_index_is_told_and_not_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "runs.sqlite").write_bytes(b"not a database" * 100)
     with pytest.raises(StoreError, match="not a database") as caught:
         Index(tmp_path / "runs.sqlite").run_dirs()
-    assert "made anew" in caught.value.hint
+    assert "builds it again" in caught.value.hint
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"Not a directory|File exists") as caught:
         Index(tmp_path / "file" / "runs.sqlite").run_dirs()
-    assert caught.value.hint == "set XDG_STATE_HOME to a folder that you may write to"
+    assert caught.value.hint == "set XDG_STATE_HOME to a folder that you can write to"
 
 
 def test_many_writers_at_once(tmp_path: Path) -> None:

@@ -232,8 +232,8 @@ def test_a_quota_over_there(said: str) -> None:
 def test_the_room_that_df_tells() -> None:
     blocks = "Filesystem 1024-blocks Used Available Capacity Mounted on\nnas:/x 2048 1024 1024 50% /my home"
     inodes = "Filesystem Inodes IUsed IFree IUse% Mounted on\nnas:/x 100 10 90 10% /my home"
-    assert disk.room_of(blocks, inodes) == "file system /my home: 1 MiB of 2 MiB free, 90 of 100 files"
-    assert disk.room_of(blocks, "") == "file system /my home: 1 MiB of 2 MiB free"
+    assert disk.room_of(blocks, inodes) == "file system /my home: 1.0 MiB of 2.0 MiB free, 90 of 100 files"
+    assert disk.room_of(blocks, "") == "file system /my home: 1.0 MiB of 2.0 MiB free"
     assert disk.room_of("", "") == "its file system cannot be examined"
 
 

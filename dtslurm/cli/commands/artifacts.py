@@ -11,6 +11,7 @@ from dtslurm.cli.printing import output
 from dtslurm.cli.printing.progress import transfer
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.paths import expanded
+from dtslurm.model.units import format_bytes
 from dtslurm.services.results import artifacts as service
 from dtslurm.services.runs.runs import find
 from dtslurm.services.wiring.context import Context
@@ -39,7 +40,7 @@ def list_(cluster: str | None, as_json: bool, job: str) -> None:
         [
             artifact.kind,
             "-" if artifact.step is None else str(artifact.step),
-            "-" if artifact.bytes is None else output.size(artifact.bytes),
+            "-" if artifact.bytes is None else format_bytes(artifact.bytes),
             " ".join(f"{key}={_format_metric(value)}" for key, value in artifact.metrics.items()) or "-",
             " ".join(filter(None, ["pinned" if artifact.pinned else "", artifact.problem])) or "-",
             artifact.path,
@@ -135,7 +136,7 @@ def prune(
         return
     for artifact in to_delete:
         output.say(artifact.path)
-    total = output.size(sum(artifact.bytes or 0 for artifact in to_delete))
+    total = format_bytes(sum(artifact.bytes or 0 for artifact in to_delete))
     if not to_delete:
         output.note("there is nothing to delete")
     elif yes:

@@ -9,11 +9,10 @@ import click
 from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.cli.printing import output
 from dtslurm.errors import RequestInvalid
-from dtslurm.model.units import Walltime, duration, pluralize
+from dtslurm.model.units import Walltime, duration, format_bytes, pluralize
 from dtslurm.services.runs.clean import CleanRoot, CodeOutputs, age_used
 from dtslurm.services.runs.clean import clean as tidy
 from dtslurm.services.wiring.context import Context
-from dtslurm.transport.disk import size
 
 _NAMES_SHOWN = 10  # maximum number of kept files in a message; all known deleted files are listed
 
@@ -59,9 +58,9 @@ def clean(older_than: str, whole: bool, outputs: bool, yes: bool, cluster: str |
             )
     total = sum(root.bytes for root in roots)
     if yes:
-        output.note(f"deleted; {size(total)} are free again")
+        output.note(f"deleted; {format_bytes(total)} are free again")
     elif any(root.runs or root.objects or root.unfinished for root in roots):
-        output.note(f"{size(total)} would be free again; nothing was deleted: --yes does that")
+        output.note(f"{format_bytes(total)} would be free again; nothing was deleted: --yes does that")
     else:
         output.note(f"there is nothing to delete of runs that ended more than {older_than} ago")
 
@@ -73,7 +72,7 @@ def _show(roots: list[CleanRoot], *, whole: bool) -> None:
             run.name,
             root.cluster,
             datetime.fromtimestamp(run.ended).strftime("%Y-%m-%d"),
-            size(run.bytes),
+            format_bytes(run.bytes),
             f"{root.root}/{run.folder}" + ("" if whole else "/code"),
         ]
         for root in roots
@@ -84,7 +83,8 @@ def _show(roots: list[CleanRoot], *, whole: bool) -> None:
     for root in roots:
         if root.objects:
             output.note(
-                f"{root.root}: {root.objects} file contents, {size(root.objects_bytes)}, that no run uses"
+                f"{root.root}: {root.objects} file contents, {format_bytes(root.objects_bytes)}, "
+                "that no run uses"
             )
         for path in root.unfinished:
             output.note(f"{path}: left by a submission that was killed")
@@ -110,5 +110,5 @@ def _describe_outputs(item: CodeOutputs, *, deleted: bool, done: bool) -> str:
         action, hint = "deleted" if done else "would delete", ""
     else:
         action, hint = "kept", " (--outputs deletes them)"
-    amount = f"{pluralize(item.files, 'file')}, {size(item.bytes)}, that the job wrote there"
+    amount = f"{pluralize(item.files, 'file')}, {format_bytes(item.bytes)}, that the job wrote there"
     return f"{action} {amount}{hint}: {', '.join(names)}{more}"

@@ -9,7 +9,7 @@ from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.cli.printing import output
 from dtslurm.cli.printing.progress import transfer
 from dtslurm.model.paths import expanded
-from dtslurm.model.units import pluralize
+from dtslurm.model.units import format_bytes, pluralize
 from dtslurm.services.results.fetch import SkippedFiles
 from dtslurm.services.results.fetch import fetch as bring
 from dtslurm.services.runs.runs import find
@@ -72,7 +72,7 @@ def fetch(
         output.note(f"nothing is new; all of it is in {fetched.folder}")
     else:
         output.note(
-            f"{pluralize(len(fetched.files), 'file')}, {output.size(fetched.bytes)}, in {fetched.folder}"
+            f"{pluralize(len(fetched.files), 'file')}, {format_bytes(fetched.bytes)}, in {fetched.folder}"
         )
     for item in fetched.left_out:
         output.note(_describe(item))

@@ -171,7 +171,7 @@ class StateUnknown(SlurmUnavailable):
     """A scheduler query failed; the failure was already reported, so this error only sets the exit code."""
 
     def __init__(self) -> None:
-        super().__init__("a scheduler could not be asked")
+        super().__init__("a scheduler could not be queried")
 
     def lines(self) -> list[str]:
         """Return no lines, because the failure was already reported."""

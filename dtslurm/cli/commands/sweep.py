@@ -167,4 +167,4 @@ def _report_trouble(found: SweepView) -> None:
             f"no trial has written {found.metric!r}, by which they are compared; keys seen: {written_keys}"
         )
     if found.trouble:
-        raise SlurmUnavailable(f"a scheduler could not be asked: {found.trouble}")
+        raise SlurmUnavailable(f"a scheduler could not be queried: {found.trouble}")

@@ -28,7 +28,6 @@ __all__ = [
     "note",
     "say",
     "show_error",
-    "size",
     "table",
 ]
 
@@ -116,15 +115,6 @@ def work_dir_of(record: JobRecord) -> str:
         per_task = "$DTSLURM_CHECKPOINT_DIR and $SLURM_ARRAY_TASK_ID are each task's own"
         return f"{record.work_dir}, where relative paths of all its tasks begin; {per_task}"
     return f"{record.work_dir}, where relative paths of the job begin"
-
-
-def size(amount: float) -> str:
-    """Format a number of bytes with a binary unit."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"
 
 
 def is_terminal() -> bool:

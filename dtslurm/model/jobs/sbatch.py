@@ -46,23 +46,23 @@ _PROFILE_KEY = {
     "time": "slurm.default_time",
 }
 _UNSUPPORTED = {
-    "clusters": "dtslurm would not find the job; --cluster names the profile of the other cluster",
-    "error": "a job's output goes into its run directory, where dtslurm reads it; -e/--error adds a copy",
-    "export": "the script brings its own environment; --env and --setup add to it",
-    "export-file": "the script brings its own environment; --env and --setup add to it",
-    "help": "with it sbatch queues nothing",
-    "input": "what training reads is given to its ranks, not to the script",
-    "output": "a job's output goes into its run directory, where dtslurm reads it; -o/--output adds a copy",
+    "clusters": "dtslurm would not find the job; select the profile of the other cluster with --cluster",
+    "error": "dtslurm reads the job's output from the run directory; -e/--error adds a copy",
+    "export": "the script sets its own environment; --env and --setup extend it",
+    "export-file": "the script sets its own environment; --env and --setup extend it",
+    "help": "sbatch would queue no job",
+    "input": "the standard input would go to the script, not to the ranks",
+    "output": "dtslurm reads the job's output from the run directory; -o/--output adds a copy",
     "parsable": "dtslurm reads sbatch's answer itself",
-    "test-only": "with it sbatch queues nothing; dtslurm render shows the script",
-    "usage": "with it sbatch queues nothing",
-    "version": "with it sbatch queues nothing",
+    "test-only": "sbatch would queue no job; dtslurm render shows the script",
+    "usage": "sbatch would queue no job",
+    "version": "sbatch would queue no job",
     "wait": "sbatch would not return; dtslurm submit --wait waits for the run",
-    "wrap": "the script is dtslurm's; --setup runs lines before training",
+    "wrap": "dtslurm writes the script; --setup runs lines before training",
 }
 _TASK_EXIT_IS_HANDLED = "dtslurm decides whether the other ranks end when one rank ends"
-_STEP_NODES_ARE_SET = "its steps run on all of a job's nodes, or on those that dtslurm chooses"
-_STARTS_NOTHING = "with it srun starts nothing"
+_STEP_NODES_ARE_SET = "dtslurm selects the nodes of each step"
+_STARTS_NOTHING = "srun would start nothing"
 # The same for srun: options that the script's own steps set, which a profile's option would override.
 _SRUN_PROFILE_KEY = {
     "cpu-bind": "slurm.cpu_bind",
@@ -77,7 +77,7 @@ _SRUN_DTSLURM_OPTION = {
         *("ntasks", "ntasks-per-gpu", "ntasks-per-node", "tasks-per-node"),
     )
 }
-_OUTPUT_IS_LOGGED = "a job's output goes into its run directory, where dtslurm reads it"
+_OUTPUT_IS_LOGGED = "dtslurm reads the job's output from the run directory"
 _SRUN_UNSUPPORTED = {
     "error": _OUTPUT_IS_LOGGED,
     "export": _UNSUPPORTED["export"],
@@ -123,7 +123,7 @@ def split_option(text: str) -> tuple[str, str | None]:
     """
     match = re.fullmatch(r"--([a-z][a-z0-9_-]*)(?:=(.*))?", text, flags=re.DOTALL)
     if not match:
-        raise ValueError(f"{text!r} is not a long sbatch option; write --name or --name=value")
+        raise ValueError(f"{text!r} is not a long option of sbatch; write --name or --name=value")
     return match[1], match[2]
 
 
@@ -182,10 +182,10 @@ def _explain_refusal(
     text: str, name: str, keys: Mapping[str, str], asked_by: Mapping[str, str], breaks: Mapping[str, str]
 ) -> str | None:
     if name in keys:
-        return f"{text!r} would go unseen by dtslurm; write {keys[name]}"
+        return f"{text!r} would bypass dtslurm; write {keys[name]}"
     if name in asked_by:
-        return f"{text!r} would change what the script is built on; use {asked_by[name]}"
-    return f"{text!r} cannot be passed on: {breaks[name]}" if name in breaks else None
+        return f"{text!r} would contradict the generated script; use {asked_by[name]}"
+    return f"{text!r} cannot be passed to Slurm: {breaks[name]}" if name in breaks else None
 
 
 def _classify_option(name: str, value: str | None) -> str:

@@ -60,10 +60,10 @@ class Distribution:
         kind, arguments = match[1], tuple(word.strip() for word in match[2].split(","))
         if kind == "choice":
             if not all(arguments):
-                raise ValueError(f"{text!r}: each choice is a word, between commas")
+                raise ValueError(f"{text!r}: write the choices as words, separated by commas")
             return cls(kind, arguments)
         if len(arguments) != _ARGUMENT_COUNTS[kind]:
-            raise ValueError(f"{text!r}: {kind} takes two numbers")
+            raise ValueError(f"{text!r}: {kind} needs two numbers")
         try:
             low, high = (int(word) if kind == "randint" else float(word) for word in arguments)
         except ValueError:
@@ -71,9 +71,11 @@ class Distribution:
         if not (math.isfinite(low) and math.isfinite(high)):
             raise ValueError(f"{text!r}: {kind} takes two finite numbers")
         if kind != "normal" and low >= high:
-            raise ValueError(f"{text!r}: the first number must be below the second")
+            raise ValueError(f"{text!r}: the first number must be less than the second")
         if (kind == "loguniform" and low <= 0) or (kind == "normal" and high <= 0):
-            raise ValueError(f"{text!r}: the {'first' if kind == 'loguniform' else 'second'} must be above 0")
+            raise ValueError(
+                f"{text!r}: the {'first' if kind == 'loguniform' else 'second'} must be greater than 0"
+            )
         return cls(kind, arguments)
 
     def __str__(self) -> str:
@@ -114,7 +116,7 @@ class Condition:
         try:
             tree = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            raise ValueError(f"{text!r} is no expression such as lr < 1e-3 and seed == 0") from None
+            raise ValueError(f"{text!r} is not an expression such as lr < 1e-3 and seed == 0") from None
         for node in ast.walk(tree):
             allowed = (ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Name, ast.Constant)
             structural = (
@@ -131,7 +133,7 @@ class Condition:
             )
             if not is_allowed:
                 raise ValueError(
-                    f"{text!r}: only comparisons, + - * / // %, and, or, not and in are taken in a condition"
+                    f"{text!r}: a condition may contain only comparisons, + - * / // %, and, or, not and in"
                 )
         return cls(text)
 
@@ -159,7 +161,7 @@ class Condition:
             )
         except (TypeError, ArithmeticError, KeyError, MemoryError) as error:
             values_text = ", ".join(f"{name}={text}" for name, text in point.items())
-            raise ValueError(f"{self.text!r} cannot be worked out for {values_text}: {error}") from None
+            raise ValueError(f"{self.text!r} cannot be evaluated for {values_text}: {error}") from None
 
 
 def _parse_value(text: str) -> float | int | bool | str:
@@ -189,11 +191,11 @@ def _evaluate(node: ast.expr, values: Mapping[str, Any]) -> Any:
     if isinstance(node, ast.BinOp):
         left, right = _evaluate(node.left, values), _evaluate(node.right, values)
         if isinstance(left, str) or isinstance(right, str):
-            raise TypeError("texts can only be compared")
+            raise TypeError("strings can only be compared")
         return _OPERATORS[type(node.op)](left, right)
     if isinstance(node, ast.Compare):
         return _evaluate_comparison(node, values)
-    raise TypeError(f"{type(node).__name__} is not taken in a condition")
+    raise TypeError(f"{type(node).__name__} is not allowed in a condition")
 
 
 def _evaluate_comparison(node: ast.Compare, values: Mapping[str, Any]) -> bool:
@@ -333,15 +335,15 @@ class Sweep:
     def problems(self) -> list[tuple[str, str]]:
         """Return the inconsistencies of the sweep, as (key, what is wrong)."""
         names = self.variables()
-        problems = [(name, "is swept over twice") for name in dict.fromkeys(names) if names.count(name) > 1]
+        problems = [(name, "is in the sweep twice") for name in dict.fromkeys(names) if names.count(name) > 1]
         if not names:
-            problems.append(("", "goes over nothing; give grid, points, zipped or random"))
+            problems.append(("", "has no values; give grid, points, zipped or random"))
         if bool(self.random) != (self.samples is not None):
-            problems.append(("samples", "goes with random; say by it how many values are drawn"))
+            problems.append(("samples", "belongs with random; it sets how many values are drawn"))
         if self.optuna and not self.random:
-            problems.append(("optuna", "chooses what random describes; there is none"))
+            problems.append(("optuna", "needs random, which defines the values to choose from"))
         if self.trials_per_node is not None and self.trials_per_gpu is not None:
-            problems.append(("trials_per_gpu", "does not go with trials_per_node"))
+            problems.append(("trials_per_gpu", "cannot be combined with trials_per_node"))
         if self.asha and self.asha.eta < 2:
             problems.append(("asha", "eta should be at least 2"))
         return [*problems, *self._find_list_problems(), *self._find_condition_problems()]
@@ -352,7 +354,7 @@ class Sweep:
                 yield "grid", f"{name} has no values"
         if len({len(values) for values in self.zipped.values()}) > 1:
             lengths = ", ".join(f"{name} has {len(values)}" for name, values in self.zipped.items())
-            yield "zipped", f"its lists should be equally long ({lengths})"
+            yield "zipped", f"its lists should have the same length ({lengths})"
         elif self.zipped and not all(self.zipped.values()):
             yield "zipped", "has no values"
         for number, point in enumerate(self.points):
@@ -366,6 +368,6 @@ class Sweep:
         for key, condition in (("when", self.when), ("unless", self.unless)):
             for name in sorted((condition.names if condition else set()) - set(_TRUTH_VALUES)):
                 if name not in names:
-                    yield key, f"{name!r} is not swept over"
+                    yield key, f"{name!r} is not a variable of the sweep"
                 elif name in drawn:
                     yield key, f"{name!r} is chosen by Optuna when the trial starts"

@@ -36,11 +36,12 @@ def own_variable(name: str, launcher: str = "", sets: Collection[str] = ()) -> s
         sets: the variables that the launcher, or the script on its behalf, sets.
     """
     if name in _SCRIPT_VARIABLES:
-        return "is set by the job's own script, which is built on it; leave it out"
+        return "is set by the job script, which depends on it; remove it"
     if _SLURM_VARIABLE.fullmatch(name):
-        return "is how Slurm tells a job and its ranks what they have; leave it out"
+        return "is set by Slurm, and the ranks read it; remove it"
     if name in sets:
         return (
-            f"is set for launcher {launcher}, over any other value; leave it out{_ALTERNATIVE.get(name, '')}"
+            f"is set for launcher {launcher}, which overrides any other value; remove "
+            f"it{_ALTERNATIVE.get(name, '')}"
         )
     return None

@@ -92,15 +92,16 @@ def survey_cluster(cluster: ActiveCluster) -> Survey:
     host = cluster.transport.host
     if "scontrol" in survey.missing and "sinfo" in survey.missing:
         raise RequestInvalid(
-            [f"there is no Slurm on {host}: neither scontrol nor sinfo is on PATH"],
-            hint="login shells alone may set PATH, unlike ssh's commands; PBS, LSF and AGE are not Slurm",
+            [f"{host} has no Slurm: neither scontrol nor sinfo is on PATH"],
+            hint="check that PATH is also set for non-login shells, in which ssh runs commands; dtslurm "
+            "does not support PBS, LSF and AGE",
         )
     if not survey.nodes and not survey.partitions and not survey.config:
         errors = [f"{name}: {words}" for name, words in survey.silent.items()]
         raise SlurmUnavailable(
-            f"Slurm on {host} told nothing of its nodes and partitions",
+            f"Slurm on {host} reported no nodes, no partitions and no configuration",
             evidence=errors or answer.stderr.splitlines()[-5:],
-            hint="see whether sinfo works there",
+            hint=f"check that sinfo works on {host}",
         )
     return survey
 
@@ -241,11 +242,11 @@ def targets_of(
     notices = []
     if len(selected) > _MAX_PROBES:
         skipped = listed(names[kind.name] for kind in selected[_MAX_PROBES:])
-        notices.append(f"not probed: {skipped}; --partition chooses where to look")
+        notices.append(f"not probed: {skipped}; select other partitions with --partition")
     targets = []
     for kind in selected[:_MAX_PROBES]:
         if not kind.usable:
-            notices.append(f"not probed: {names[kind.name]}, of which no node can be used now")
+            notices.append(f"not probed: {names[kind.name]}, because none of its nodes can be used now")
             continue
         partition = _choose_partition(kind, wanted, profile, survey)
         targets.append(_make_target(kind, names[kind.name], partition, wanted, profile))
@@ -326,7 +327,9 @@ def seen_by(
     gpu_counts = {names[kind.name]: kind.node_type.gpu_count for kind in groups}
     for outcome in probes:
         if outcome.problem:
-            discovered += DiscoveredCluster(notices=(f"no probe of {outcome.name}: {outcome.problem}",))
+            discovered += DiscoveredCluster(
+                notices=(f"the probe of {outcome.name} failed: {outcome.problem}",)
+            )
             continue
         facts = from_probe.facts_from_probe(outcome.name, outcome.seen, gpu_counts.get(outcome.name, 0))
         if pyxis:
@@ -351,10 +354,14 @@ def _head(survey: Survey, context: Context) -> DiscoveredCluster:
 
 def _login(host: str, survey: Survey, parent: ClusterProfile | None) -> DiscoveredCluster:
     facts = (
-        [] if parent and parent.login.host == host else [Fact(("login", "host"), host, "as you reached it")]
+        []
+        if parent and parent.login.host == host
+        else [Fact(("login", "host"), host, "the host in the command")]
     )
     if survey.python and survey.python != "python3":
-        facts.append(Fact(("login", "python"), survey.python, "there is no good python3 on the login node"))
+        facts.append(
+            Fact(("login", "python"), survey.python, "python3 on the login node is missing or too old")
+        )
     return DiscoveredCluster(tuple(facts))
 
 
@@ -368,16 +375,22 @@ def _comments(
     command = f"dtslurm cluster discover{f' {host}' if host else ''}"
     lines = [
         f"Written by {command} on {_today(context)}, Slurm {survey.version or '?'}.",
-        "Each value has what told it and how sure that is. Edit what you know better: discover keeps your",
-        "edits when it looks again. dtslurm cluster check proves the profile.",
+        (
+            "Each value has its evidence and the certainty of this evidence. Correct any value: discover "
+            "keeps your"
+        ),
+        "edits when it runs again. dtslurm cluster check verifies the profile.",
     ]
     if extends and fitting:
         lines.append(
-            f"Known as {extends} by {fitting[0][1]}: what that profile says already is not repeated here."
+            f"Recognised as {extends} by {fitting[0][1]}: values of that profile are not repeated here."
         )
     elif len(fitting) > 1:
         site_names = listed(name for name, _ in fitting)
-        lines.append(f"Known profiles that may fit: {site_names}; write 'extends: NAME' with the right one.")
+        lines.append(
+            f"Known profiles that may match: {site_names}; write 'extends: NAME' with the name of the "
+            "right profile."
+        )
     return lines
 
 

@@ -51,7 +51,7 @@ def examine(context: Context, cluster_name: str | None, transport: str | None = 
         return [*findings, Finding("cluster", error.message, ok=False, hint=error.hint)]
     findings.append(Finding("cluster", f"{cluster.name} ({cluster.chosen_by})", ok=True))
     if cluster.access.host and not cluster.remote:
-        reason = cluster.reached_by or "as asked for"
+        reason = cluster.reached_by or "as requested"
         findings.append(Finding("reached by", f"the Slurm on this machine ({reason})", ok=True))
     if cluster.remote:
         link_findings = list(_check_login_node(context, cluster))
@@ -69,8 +69,8 @@ def _check_index(context: Context) -> Finding:
     except StoreError as error:
         return Finding("index of runs", error.message, ok=False, hint=error.hint)
     if error_text := explain_unwritable(default_path(context.env)):
-        hint = "free some space there, or set XDG_STATE_HOME to a folder that you may write to"
-        return Finding("index of runs", f"it cannot be written: {error_text}", ok=False, hint=hint)
+        hint = "free space in its file system, or set XDG_STATE_HOME to a folder that you can write to"
+        return Finding("index of runs", f"the index cannot be written: {error_text}", ok=False, hint=hint)
     return Finding("index of runs", pluralize(count, "run"), ok=True)
 
 
@@ -78,8 +78,12 @@ def _check_login_node(context: Context, cluster: ActiveCluster) -> Iterator[Find
     """Yield how the login node is reached, its latency, and its user, home and Python."""
     link, login = cluster.transport, cluster.profile.login
     if cluster.reached_by:
-        yield Finding("reached by", f"SSH: {cluster.reached_by}", hint=f"if it is, {IF_IT_IS_ITS_OWN}")
-    reason = "as the profile says" if login.transport != "auto" else choose(None, context.env)[1]
+        yield Finding(
+            "reached by",
+            f"SSH: {cluster.reached_by}",
+            hint=f"if this machine's Slurm is the cluster's, {IF_IT_IS_ITS_OWN}",
+        )
+    reason = "from the profile" if login.transport != "auto" else choose(None, context.env)[1]
     try:
         forget(context, cluster)
         login_node = query_login_node(context, cluster)
@@ -98,8 +102,8 @@ def _check_login_node(context: Context, cluster: ActiveCluster) -> Iterator[Find
     yield Finding("SSH", software(link.name))
     yield Finding("login node", f"{login_node.user} on {login_node.host}, home {login_node.home}")
     yield Finding(
-        "python there",
-        login_node.python or "none of version 3.6 or later",
+        "remote python",
+        login_node.python or "no Python 3.6 or later",
         ok=bool(login_node.python),
         hint="" if login_node.python else NO_PYTHON,
     )
@@ -109,7 +113,9 @@ def _check_version(line: str) -> Finding:
     """Return Slurm's version and its known vulnerabilities, which the site may have patched on its own."""
     vulnerabilities = holes(line)
     hint = (
-        f"known holes, unless your site mended them: {'; '.join(vulnerabilities)}" if vulnerabilities else ""
+        (f"known vulnerabilities, unless your site patched them: {'; '.join(vulnerabilities)}")
+        if vulnerabilities
+        else ""
     )
     return Finding("version", line, hint=hint)
 
@@ -124,13 +130,13 @@ def _check_run_root(context: Context, cluster: ActiveCluster) -> Iterator[Findin
     fields = dict(line.partition("=")[::2] for line in answer.stdout.splitlines())
     problem = ""
     if "unwritable" in fields:
-        problem = f"{root} cannot be written to: {fields['unwritable']}"
+        problem = f"{root} is not writable: {fields['unwritable']}"
     elif "foreign" in fields:
-        problem = f"{root} belongs to another user, who may swap the files of your runs"
+        problem = f"{root} belongs to another user, who could replace the files of your runs"
     elif "open" in fields:
         problem = IN_AN_OPEN_FOLDER.format(fields["open"])
     if problem:
-        hint = "name another by paths.run_root in the profile, or --run-root"
+        hint = "set another run root with paths.run_root in the profile, or with --run-root"
         yield Finding("run root", problem, ok=False, hint=hint)
         return
     free_bytes = int(fields["free"]) * 1024 if fields.get("free", "").isdecimal() else None

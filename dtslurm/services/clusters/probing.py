@@ -131,7 +131,7 @@ def probe(
     sbatch_output = _split_sections(answer.stdout)
     jobs = {name: submitted_id(sbatch_output.get(name, "")) for name in scripts}
     refused = {
-        name: "; ".join(words(sbatch_output.get(name, "") or answer.stderr)) or "sbatch said nothing"
+        name: "; ".join(words(sbatch_output.get(name, "") or answer.stderr)) or "sbatch printed nothing"
         for name, job in jobs.items()
         if job is None
     }
@@ -245,5 +245,5 @@ def _describe_problem(text: str, seen: Mapping[str, Any], state: str) -> str:
         return ""
     output_lines = [line for line in text.splitlines() if line.strip() and not line.startswith((_MARK, _END))]
     if _END in text or output_lines:
-        return "; ".join(output_lines[-3:]) or "the probe ended without a word"
-    return state or "no answer came in time"
+        return "; ".join(output_lines[-3:]) or "the probe ended without output"
+    return state or "the probe did not answer in time"

@@ -250,8 +250,8 @@ def _judge_answer(where: str, launchers: Sequence[str], answer: _Answer, *, neve
     """
     if answer.ok:
         return claims.dry_run(where, launchers, "", refused=False)
-    reason = "; ".join(words(answer.said)[-2:]).removeprefix("sbatch: ") or "sbatch said nothing"
-    reason += ", with all of its nodes up" if never else ""
+    reason = "; ".join(words(answer.said)[-2:]).removeprefix("sbatch: ") or "sbatch printed nothing"
+    reason += ", although all of its nodes are up" if never else ""
     return claims.dry_run(where, launchers, reason, True if never or cannot_run(answer.said) else None)
 
 
@@ -344,10 +344,13 @@ def _measure_fabric(
     expected = cluster.profile.fabric.expected_busbw_gbs if cluster.profile.fabric else None
     torch_facts = [outcome.seen.get("torch") or {} for outcome in probes if outcome.seen]
     if not torch_facts:
-        return claims.bandwidth(expected, None, "no node was looked at")
+        return claims.bandwidth(expected, None, "no node was examined")
     if not any(facts.get("version") for facts in torch_facts):
         return claims.bandwidth(
-            expected, None, f"needs torch, which {torch_facts[0].get('python', 'python3')} lacks there"
+            expected,
+            None,
+            f"the check needs torch, and {torch_facts[0].get('python', 'python3')} on the nodes does "
+            "not have it",
         )
     partition = next(iter(wanted.partitions), None)
     request = replace(
@@ -369,7 +372,9 @@ def _measure_fabric(
         return claims.bandwidth(expected, float(measurement["busbw_gbs"]), str(measurement["problem"] or ""))
     except (DtslurmError, ValueError, LookupError, TypeError):
         return claims.bandwidth(
-            expected, None, f"it measured nothing: dtslurm diagnose {record.job_id} tells why"
+            expected,
+            None,
+            f"the job wrote no measurement; find the cause with dtslurm diagnose {record.job_id}",
         )
 
 

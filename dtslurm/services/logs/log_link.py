@@ -81,7 +81,7 @@ class Link:
                 raise CommandNotFound(
                     f"there is no Python of version 3.6 or later on {self._host}", hint=NAME_A_PYTHON
                 )
-            raise TransportError("the far side of log following ended", evidence=banner)
+            raise TransportError("the remote log follower ended", evidence=banner)
         for frame in self._decoder.feed(data):
             if frame.kind == wire.PING:
                 self.send(wire.frame(wire.PONG, 0, frame.payload))
@@ -110,7 +110,7 @@ class Link:
         elif not self._stream.ended and now - self._last_received_at > (
             _SILENCE_S if self.greeted else _GREETING_S
         ):
-            raise TransportError(f"no sign of life for {now - self._last_received_at:.0f} s")
+            raise TransportError(f"no data arrived for {now - self._last_received_at:.0f} s")
         return data
 
 

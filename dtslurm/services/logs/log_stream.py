@@ -121,8 +121,8 @@ class Rewritten:
 class Mark(enum.Enum):
     """A point in the stream."""
 
-    CAUGHT_UP = "everything that was there at the start has come"
-    END = "everything has come"
+    CAUGHT_UP = "all output that existed at the start has arrived"
+    END = "all output has arrived"
 
 
 Item = LogBlock | Notice | Record | OutputSummary | Rewritten | Mark
@@ -272,7 +272,7 @@ class LogStream:
         pause = min(_LONGEST_PAUSE_S, 2.0 ** (self._tries - 1)) * random.uniform(0.5, 1.0)  # noqa: S311
         self._next_try_at = self._clock() + pause
         cause = ": ".join([error.message, *error.evidence[-1:]])
-        return [Notice(f"link lost ({cause}); again in {pause:.0f} s, nothing is lost")]
+        return [Notice(f"connection lost ({cause}); reconnecting in {pause:.0f} s, no output is lost")]
 
     # ---- Received frames ----
 
@@ -331,7 +331,7 @@ class LogStream:
         inode = answers.read_whole(values, "inode", frames.SENDER, most=_LARGEST_INODE)
         if len(name) > _LONGEST_NAME or (name not in self._files and len(self._files) >= _MOST_FILES):
             raise frames.protocol_error(
-                f"more than {_MOST_FILES:,} files, or a longer name than log files have"
+                f"more than {_MOST_FILES:,} files, or a name that is too long for a log file"
             )
         assembler = self._files.setdefault(name, Assembler(file, name))
         link.streams[frame.stream] = assembler
@@ -344,18 +344,18 @@ class LogStream:
             yield from _split_records(rest)
         assembler.offset, assembler.checked = offset, b""
         if reason in {"truncated", "replaced"}:
-            yield Notice(f"{name} was {reason}; from its beginning again")
+            yield Notice(f"{name} was {reason}; its output is shown again from the beginning")
 
     def _handle_data(self, link: Link, frame: Frame) -> Iterator[Item]:
         assembler = link.streams.get(frame.stream)
         if assembler is None or len(frame.payload) < wire.OFFSET.size:
-            raise frames.protocol_error("bytes of a file that it never named")
+            raise frames.protocol_error("data for a file that it did not announce")
         link.owe(len(frame.payload) - wire.OFFSET.size)
         self._unfinished -= len(assembler.rest)
         block = assembler.feed(wire.OFFSET.unpack_from(frame.payload)[0], frame.payload[wire.OFFSET.size :])
         self._unfinished += len(assembler.rest)
         if self._unfinished > _MOST_UNFINISHED:
-            raise frames.protocol_error(f"more than {_MOST_UNFINISHED >> 20} MiB of lines without an end")
+            raise frames.protocol_error(f"more than {_MOST_UNFINISHED >> 20} MiB of lines without a line end")
         if assembler.rest:
             link.grown[frame.stream] = assembler
         if block is not None:
@@ -383,7 +383,7 @@ def _handle_summary(link: Link, frame: Frame) -> Iterator[Item]:
     )
     for stream, summary in rows:
         if stream not in link.streams:
-            raise frames.protocol_error("a summary of a file that it never named")
+            raise frames.protocol_error("a summary of a file that it did not announce")
         yield OutputSummary(link.streams[stream].file, *summary)
 
 

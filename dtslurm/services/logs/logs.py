@@ -20,7 +20,9 @@ from dtslurm.services.runs.watch import Watcher
 from dtslurm.services.wiring.context import ActiveCluster, Context
 
 _POLL_S = 0.25
-_STOPPED_FOLLOWING = "nobody knows this job any more, and it writes nothing: not waiting for its end"
+_STOPPED_FOLLOWING = (
+    "the scheduler no longer knows this job, and the job writes no output: dtslurm stops following it"
+)
 _UNKNOWN_S = 60.0  # stop following a job that the scheduler does not know after this time without output
 
 

@@ -72,7 +72,7 @@ def diagnose(
     status, folder, task = _choose_task(view, task)
     attempts = tuple(folder.attempts())
     if attempt is not None and attempt not in attempts:
-        available = f", only {', '.join(map(str, attempts))}" if attempts else ": it has not started yet"
+        available = f", only {', '.join(map(str, attempts))}" if attempts else ": the run has not started"
         raise RequestInvalid([f"job {record.job_id or record.name} has no attempt {attempt}{available}"])
     attempt_number = max(attempts, default=0) if attempt is None else attempt
     accounting = context.cluster_of(record).access.scheduler != "local"

@@ -83,15 +83,16 @@ def diagnose_live(context: Context, record: JobRecord, *, task: str | None = Non
     name = status.job_id or record.name
     if status.state is not JobState.RUNNING:
         raise RequestInvalid(
-            [f"{name} does not run: it is {status.state.value}"],
-            hint="dtslurm status tells why it waits; dtslurm diagnose without --live, why it ended",
+            [f"job {name} is not running: its state is {status.state.value}"],
+            hint="dtslurm status shows why a job is pending; dtslurm diagnose without --live shows why it "
+            "ended",
         )
     if task is None and record.array is not None:
         task = status.job_id.rpartition("_")[2]
     telemetry = read_telemetry(context, record, task=task)
     if telemetry.attempt is None:
         raise RequestInvalid(
-            [f"{name} has not started any rank yet"], hint="dtslurm logs shows what its setup says"
+            [f"job {name} has not started any rank"], hint="dtslurm logs shows the output of its setup"
         )
     attempt = telemetry.attempt
     run_dir = record.run_dir if task is None else f"{record.run_dir}/tasks/{task}"
@@ -104,7 +105,7 @@ def diagnose_live(context: Context, record: JobRecord, *, task: str | None = Non
             tuple(_combine_rank(telemetry, rank, found.get(rank)) for rank in telemetry.ranks),
             _reasons(found),
         ),
-        "the program that looks at ranks",
+        "the program that examines ranks",
     )
     ranks_by_method: dict[str, int] = defaultdict(int)
     for look in looks:
@@ -145,13 +146,13 @@ def _observe_ranks(
         if rank.running and rank.pid is not None:
             by_node[rank.host].append([rank.rank, rank.pid])
     if not by_node:
-        return {}, ["no rank has a record of its process"]
+        return {}, ["no rank has recorded its process id"]
     cluster = context.cluster_of(record)
     is_local = cluster.profile.scheduler == "local"
     request = {"run_dir": run_dir, "limit": _NODE_LIMIT_S, "ranks": by_node, "by_node": not is_local}
     argument = base64.b64encode(zlib.compress(json.dumps(request).encode(), 9)).decode()
     if len(argument) > _LONGEST:
-        return {}, [f"{len(now.ranks):,} ranks are too many to look at with one step"]
+        return {}, [f"{len(now.ranks):,} ranks are too many for one srun step"]
     program = inline_program(_PARTS, "module.main()")
     pythons = [sys.executable] if is_local else []
     argv = run_with_any_python("dtslurm-live", program, argument, pythons)
@@ -160,7 +161,7 @@ def _observe_ranks(
     try:
         completed = cluster.transport.run(argv, timeout=_LIMIT_S)
     except CommandTimeout:
-        return {}, [f"the step that looks at the nodes did not end within {_LIMIT_S:.0f} s"]
+        return {}, [f"the srun step that examines the ranks did not end within {_LIMIT_S:.0f} s"]
     except CommandNotFound as error:
         return {}, [f"no stacks: {error.message}"]
     return _read(completed, by_node)
@@ -188,9 +189,11 @@ def _read(done: Completed, by_node: Mapping[str, Sequence[Sequence[int]]]) -> tu
         return observations, []
     errors = [line for line in done.stderr.splitlines() if line.strip() and _NO_BINDING not in line][-3:]
     if NO_PYTHON in done.stdout:
-        errors.append("there is no Python 3.6 or later on the node")
+        errors.append("the node has no Python 3.6 or later")
     nodes = ", ".join(silent[:5]) + (f" and {len(silent) - 5} more" if len(silent) > 5 else "")
-    return observations, [f"{nodes} could not be looked at" + (f": {'; '.join(errors)}" if errors else "")]
+    return observations, [
+        (f"could not examine the ranks of {nodes}") + (f": {'; '.join(errors)}" if errors else "")
+    ]
 
 
 def _parse_ranks(answer: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:

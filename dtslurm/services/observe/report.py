@@ -70,7 +70,7 @@ def report(
     task = first_failed_task(view) if task is None else task
     telemetry = read_telemetry(context, view.record, attempt=attempt, task=task, points=_POINTS)
     if telemetry.attempt is None:
-        raise RequestInvalid([f"{record.name} has not started: there is nothing to report yet"])
+        raise RequestInvalid([f"run {record.name} has not started, so it has nothing to report"])
     utilization = read_utilization(context, view.record, attempt=telemetry.attempt, task=telemetry.task)
     run_history = history(context, view)
     times = _measure_times(view, telemetry.task, run_history)

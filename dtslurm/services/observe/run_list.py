@@ -401,7 +401,7 @@ def _describe_state(view: RunView, status: JobStatus, attempt: int) -> tuple[str
             explanation.will_start is False,
         )
     if status.state is JobState.UNKNOWN:
-        return status.reason or "no evidence of its state", "", False
+        return status.reason or "state unknown: no evidence", "", False
     if status.terminal and not status.ok:
         return describe_failure(view.run_of(status), status), "", False
     notes = list_warnings(view.record, view.run_of(status))

@@ -46,7 +46,7 @@ def read_telemetry(
         ProfileInvalid: a file of metric patterns is invalid.
     """
     if task is not None and not (task.isascii() and task.isdecimal()):
-        raise RequestInvalid([f"{task!r} is no number of an array task"])
+        raise RequestInvalid([f"{task!r} is not the index of an array task"])
     transport, python = find_transport_and_python(context, record)
     request = {
         "run_dir": record.run_dir,
@@ -63,7 +63,7 @@ def read_telemetry(
         raise RequestInvalid([f"task {task} of {name} has not started"])
     if attempt is not None and attempt not in current.attempts:
         available = ", ".join(map(str, current.attempts))
-        reason = f", only {available}" if available else ": it has not started yet"
+        reason = f", only {available}" if available else ": the run has not started"
         raise RequestInvalid([f"job {name} has no attempt {attempt}{reason}"])
     return current
 

@@ -71,7 +71,7 @@ def usage(
                 accounting.command(sacct_start, everybody=everybody), timeout=_LIMIT_S, env=QUERY_ENVIRONMENT
             )
             if not answer.ok:
-                raise SlurmError("sacct: Slurm refused", evidence=answer.stderr.splitlines()[:3])
+                raise SlurmError("sacct: Slurm rejected the query", evidence=answer.stderr.splitlines()[:3])
         except DtslurmError as error:
             trouble.append(_describe_error(active, error))
             continue
@@ -97,7 +97,7 @@ def _period(since: str, now: float) -> tuple[float, str]:
     try:
         began = moment_before(since, now)
     except (ValueError, OverflowError):
-        raise RequestInvalid([f"--since {since!r}: write 12h, 30d, 8w or 2026-01-31"]) from None
+        raise RequestInvalid([f"--since {since!r} is not a time: write 12h, 30d, 8w or 2026-01-31"]) from None
     unit = _UNITS.get(since[-1])
     return began, f"now-{since[:-1]}{unit}" if unit else since
 

@@ -59,8 +59,8 @@ def read(path: Path) -> list[Measurement]:
     except OSError as error:
         raise RequestInvalid([f"{path}: {(error.strerror or 'cannot be read').lower()}"]) from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        problem = f"{path}: is no calibration of plan: {error}"
-        raise RequestInvalid([problem], hint="remove it, and calibrate anew by plan --calibrate") from None
+        problem = f"{path}: is not a calibration file of dtslurm plan: {error}"
+        raise RequestInvalid([problem], hint="delete it, and calibrate again with plan --calibrate") from None
 
 
 def _parse_measurement(item: Any) -> Measurement:
@@ -76,7 +76,7 @@ def _parse_measurement(item: Any) -> Measurement:
         ):
             raise ValueError(f"{name} should be a positive number, not {value!r}")
     if not isinstance(measurement.framework, str) or measurement.framework not in _known_frameworks():
-        raise ValueError(f"framework {measurement.framework!r} is not known")
+        raise ValueError(f"unknown framework {measurement.framework!r}")
     return measurement
 
 
@@ -139,8 +139,13 @@ def calibrate(plan: Plan, job: str, cwd: Path) -> tuple[Path, Measurement]:
     gpus = layout.tp * layout.pp * layout.cp * layout.dp
     if record.world_size != gpus and not _starts_one_process(record.launcher):
         raise RequestInvalid(
-            [f"run {record.name} had {pluralize(record.world_size, 'rank')}, and --layout is of {gpus} GPUs"],
-            hint="give the --nodes and the --layout that the run had",
+            [
+                (
+                    f"run {record.name} had {pluralize(record.world_size, 'rank')}, but --layout is for "
+                    f"{gpus} GPUs"
+                )
+            ],
+            hint="give the --nodes and the --layout of the run",
         )
     step_s, memory_gib = measured(Path(record.run_dir))
     if step_s is None and memory_gib is None:

@@ -28,12 +28,12 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     except OSError as error:
         raise RequestInvalid([f"{path}: {(error.strerror or 'cannot be read').lower()}"]) from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise RequestInvalid([f"{path}: is no CSV text: {error}"]) from None
+        raise RequestInvalid([f"{path}: is not CSV text: {error}"]) from None
     missing_columns = [name for name in NEEDED if name not in columns]
     if missing_columns:
         raise RequestInvalid(
-            [f"{path}: the first line names no column {', '.join(missing_columns)}"],
-            hint="docs/plan.md lists the columns of measured rows",
+            [f"{path}: the first line does not name column {', '.join(missing_columns)}"],
+            hint="docs/plan.md lists the columns of a file of measurements",
         )
     return rows
 

@@ -106,13 +106,11 @@ def make(request: PlanRequest, cwd: Path) -> Plan:
     precision = request.precision
     if precision == "bf16" and not machine.gpu.has_bf16:
         precision = "fp16"
-        notes.append(f"{machine.gpu.name} has no bf16: planned for fp16")
+        notes.append(f"{machine.gpu.name} does not support bf16: planned for fp16")
     seq_len = request.seq_len or (1 if model.generic else min(model.seq_len, 4096))
     gbs = request.gbs or (layout.gbs if layout else default_batch(model, seq_len, machine.gpus))
     if request.gbs is None and layout is None:
-        notes.append(
-            f"global batch {gbs} sequences ({gbs * seq_len:,} tokens), a customary size; --gbs sets it"
-        )
+        notes.append(f"global batch {gbs} sequences ({gbs * seq_len:,} tokens), a common size; --gbs sets it")
     framework = request.framework or _choose_framework(request, model)
     constants = shipped.default()
     if profile is not None:
@@ -159,7 +157,9 @@ def _plan_layout(
     unfit: tuple[str, ...] = ()
     if not estimate.fits:
         limit_gib = task.estimator(constants).limit_gib
-        unfit = (f"it needs {estimate.memory.total:.1f} GiB, and a plan may fill {limit_gib:.1f} GiB",)
+        unfit = (
+            f"it needs {estimate.memory.total:.1f} GiB of GPU memory, and a plan may use {limit_gib:.1f} GiB",
+        )
     return Plan(
         task,
         (estimate,),
@@ -247,9 +247,9 @@ def _read_config(path: Path, given: str, problems: list[str]) -> ModelShape | No
     except OSError as error:
         problems.append(f"{given}: {(error.strerror or 'cannot be read').lower()}")
     except UnicodeDecodeError:
-        problems.append(f"{given}: is no text; a config.json is expected")
+        problems.append(f"{given}: is not a text file; a config.json is expected")
     except json.JSONDecodeError as error:
-        problems.append(f"{given}:{error.lineno}: is no JSON: {error.msg.lower()}")
+        problems.append(f"{given}:{error.lineno}: is not JSON: {error.msg.lower()}")
     except RecursionError:
         problems.append(f"{given}: is nested too deeply")
     except ConfigProblem as error:
@@ -265,15 +265,15 @@ def read_machine(
     if request.gpu is not None:
         gpu = hardware.find_gpu(request.gpu)
         if gpu is None:
-            problems.append(f"the GPU {request.gpu!r} is not known; known are {', '.join(hardware.gpus())}")
+            problems.append(f"unknown GPU {request.gpu!r}; known GPUs: {', '.join(hardware.gpus())}")
             return None, None
         per_node = request.gpus_per_node
         if nodes < 1 or (per_node is not None and not 1 <= per_node <= 128):
             return None, None  # _check_numbers reports these
         machine = hardware.machine(gpu, nodes, gpus_per_node=per_node)
         notes.append(
-            f"{gpu.name}: {gpu.memory_gib:g} GiB, {machine.gpus_per_node} to a node, {gpu.nic_gbs:g} GB/s of "
-            "network each, as such nodes usually are"
+            f"{gpu.name}: {gpu.memory_gib:g} GiB, {machine.gpus_per_node} per node, {gpu.nic_gbs:g} "
+            "GB/s of network each, as is usual for such nodes"
         )
         return _with_costs(machine, request), None
     return _machine_from_profile(cwd, request, nodes, problems)
@@ -300,14 +300,16 @@ def _machine_from_profile(
     if node is None or node.gpus is None:
         gpu_types = [name for name, node_type in profile.node_types.items() if node_type.gpus]
         hint = (
-            f"--node-type takes {', '.join(gpu_types)}" if gpu_types else "name a GPU, as in --gpu H100-80GB"
+            (f"--node-type accepts {', '.join(gpu_types)}")
+            if gpu_types
+            else "name a GPU, as in --gpu H100-80GB"
         )
-        problems.append(f"cluster {profile.name} does not say which GPUs to plan for; {hint}")
+        problems.append(f"the profile of {profile.name} does not determine the GPUs to plan for; {hint}")
         return None, cluster.path
     memory = node.gpus.memory.gib if node.gpus.memory else None
     gpu = hardware.find_gpu(node.gpus.model, memory)
     if gpu is None:
-        problems.append(f"the profile's GPU {node.gpus.model!r} is not known; name one by --gpu")
+        problems.append(f"unknown GPU {node.gpus.model!r} in the profile; name a known GPU with --gpu")
         return None, cluster.path
     if memory and not 0.7 < memory / gpu.memory_gib < 1.4:
         gpu = replace(gpu, memory_gib=memory * 0.985)
@@ -320,7 +322,7 @@ def _machine_from_profile(
     max_nodes = profile.slurm.max_nodes
     if max_nodes is not None and nodes > max_nodes:
         problems.append(
-            f"--nodes {nodes}: {profile.name} gives a job at most {max_nodes}; valid: 1 to {max_nodes}"
+            f"--nodes {nodes}: {profile.name} allows a job at most {max_nodes}; valid: 1 to {max_nodes}"
         )
     if nodes < 1 or per_node < 1:
         return None, cluster.path
@@ -402,5 +404,7 @@ def _calibrate_constants(
     factors = calibrate.factors(read(path), machine.gpu.name, *how)
     for name, quantity in SCALED.items():
         if name in factors:
-            notes.append(f"{quantity} as runs of this cluster measured: x {factors[name]:.2f} ({path.name})")
+            notes.append(
+                f"{quantity} calibrated with runs of this cluster: x {factors[name]:.2f} ({path.name})"
+            )
     return shipped.default().but(factors)

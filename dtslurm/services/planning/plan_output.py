@@ -45,7 +45,7 @@ def emitted(plan: Plan, form: str) -> str:
         RequestInvalid: no layout fits, or the framework cannot run it.
     """
     if not plan.chosen or not plan.chosen[0].fits:
-        raise RequestInvalid(["nothing fits, so there is nothing to emit", *plan.unfit])
+        raise RequestInvalid(["no layout fits, so there is no configuration to print", *plan.unfit])
     layout = plan.chosen[0].layout
     if problems := emitters.check(form, plan.task, layout):
         raise RequestInvalid([f"--emit {form}: {problem}" for problem in problems])
@@ -67,7 +67,7 @@ def draw(plan: Plan, path: Path) -> None:
         StoreError: the file cannot be written.
     """
     if not plan.chosen:
-        raise RequestInvalid(["nothing fits, so there is nothing to draw", *plan.unfit])
+        raise RequestInvalid(["no layout fits, so there is no plan to draw", *plan.unfit])
     text = svg.picture(plan.task, plan.chosen, plan.curve)
     try:
         path.write_text(text, "utf-8")

@@ -160,16 +160,16 @@ def _exchange_shared(context: Context, cluster: ActiveCluster, lines: Sequence[s
         env, python = login_node.env, login_node.python or "python3"
     path = Template(re.sub(r"^~(?=/)", lambda _: env.get("HOME", "~"), text)).safe_substitute(env)
     if "$" in path or not path.startswith("/"):
-        raise StoreError(f"the team's node memory {text!r} is no absolute path there")
+        raise StoreError(f"the path of the team's bad-node list is not absolute on the login node: {text!r}")
     if not cluster.remote:
         try:
             return exchange(path, lines, 0o664)
         except OSError as error:
-            raise StoreError(f"the team's node memory {path} failed: {error.strerror}") from error
+            raise StoreError(f"cannot use the team's bad-node list {path}: {error.strerror}") from error
     request = {"path": path, "lines": list(lines), "mode": 0o664}
     answer = query_worker(cluster.transport, python, "lib.node_blocklist", request, timeout=_QUERY_LIMIT_S)
     if answer.get("problem"):
-        raise StoreError(f"the team's node memory {path} failed: {answer['problem']}")
+        raise StoreError(f"cannot use the team's bad-node list {path}: {answer['problem']}")
     return [str(entry) for entry in answer.get("lines", [])]
 
 
@@ -321,23 +321,27 @@ def choose_exclusion(
         if name in notes_by_node
     ]
     if requested:
-        notices.append(f"asked for by --nodelist, though known to be bad: {_describe_notes(requested)}")
+        notices.append(f"--nodelist requests nodes of the bad-node list: {_describe_notes(requested)}")
     if not notes_by_node:
         return NodeExclusion(user_exclude, tuple(notices))
     try:
         user_excluded = _expand_hostlist(user_exclude)
         listed = [node for node in _list_eligible_nodes(cluster, resources) if node.name not in user_excluded]
     except DtslurmError as error:
-        return NodeExclusion(user_exclude, (*notices, f"no node is left out: {error.message}"))
+        return NodeExclusion(user_exclude, (*notices, f"no bad node is excluded: {error.message}"))
     dropped, needed = nodes.choose_exclusions(
         list(notes_by_node.values()), listed, layout.nodes + (request.spare_nodes or 0)
     )
     if needed:
-        notices.append(f"known to be bad, but without them the job could not run: {_describe_notes(needed)}")
+        notices.append(
+            "nodes of the bad-node list are not excluded, because the job could not run without them: "
+            f"{_describe_notes(needed)}"
+        )
     if not dropped:
         return NodeExclusion(user_exclude, tuple(notices))
     notices.append(
-        f"{pluralize(len(dropped), 'node')} left out: {_describe_notes(dropped)}; --no-node-memory takes them"
+        f"{pluralize(len(dropped), 'bad node')} excluded: {_describe_notes(dropped)}; "
+        "--no-node-memory keeps bad nodes"
     )
     hostlist = _fold_hostlist([entry.node for entry in dropped])
     return NodeExclusion(f"{user_exclude},{hostlist}" if user_exclude else hostlist, tuple(notices))

@@ -43,8 +43,8 @@ def runtime_for(
         return None
     if profile.container.runtime == "none":
         problems.append(
-            f"--container: the profile of {profile.name} names no container runtime; "
-            "set container.runtime there (pyxis, apptainer, ...)"
+            f"--container: the profile of {profile.name} has no container runtime; set "
+            "container.runtime in it (pyxis, apptainer, ...)"
         )
         return None
     try:
@@ -86,11 +86,11 @@ def _check_files(entry: ContainerOptions, spec: JobSpec) -> list[str]:
     """Return problems with the image file and the user's mount sources if they do not exist."""
     errors = []
     if entry.is_file and not expanded(entry.image).exists():
-        errors.append(f"no such image: {entry.image}")
+        errors.append(f"the image does not exist: {entry.image}")
     for mount in spec.container_mounts:
         source = mount.partition(":")[0]
         if source.startswith("/") and not os.path.lexists(source):
-            errors.append(f"--container-mount {mount}: there is no {source}")
+            errors.append(f"--container-mount {mount}: {source} does not exist")
     return errors
 
 
@@ -102,8 +102,8 @@ def _check_program(context: Context, runtime: Runtime, profile: ClusterProfile) 
         return []
     if shutil.which(runtime.program, path=context.env.get("PATH")):
         return []
-    hint = "if a module brings it, list that in the profile's environment.modules"
-    return [f"container runtime {runtime.name}: there is no {runtime.program} on PATH here; {hint}"]
+    hint = "if a module provides it, list the module in the profile's environment.modules"
+    return [f"container runtime {runtime.name}: {runtime.program} is not on PATH; {hint}"]
 
 
 def _check_pyxis(context: Context) -> list[str]:
@@ -113,4 +113,4 @@ def _check_pyxis(context: Context) -> list[str]:
         return []  # another check reports a missing srun
     if "--container-image" in srun_help:
         return []
-    return ["container runtime pyxis: srun here has no --container-image, so the plugin is not installed"]
+    return ["container runtime pyxis: srun has no option --container-image, so the plugin is not installed"]

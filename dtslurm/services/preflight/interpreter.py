@@ -45,8 +45,9 @@ def problems(spec: JobSpec, found: str) -> Iterator[str]:
     if found:
         module = _launcher_module(spec)
         yield (
-            f"{found} has no module {module}, which launcher {spec.launcher} needs: install it there, "
-            "activate the environment that has it before submitting, or name its interpreter by --python"
+            f"{found} has no module {module}, which launcher {spec.launcher} needs: install the "
+            "module for this interpreter, activate an environment that has it before you submit, or "
+            "name another interpreter with --python"
         )
 
 

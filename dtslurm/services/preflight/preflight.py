@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from dtslurm.errors import CommandNotFound
 from dtslurm.model.jobs.job import JobSpec, Submission
+from dtslurm.model.units import format_bytes
 from dtslurm.scheduler.slurm_client import failure
 from dtslurm.services.preflight import associations, interpreter, quota
 from dtslurm.services.preflight.containers import unpulled
@@ -37,7 +38,7 @@ while [ -n "$place" ]; do
 done
 """
 IN_AN_OPEN_FOLDER = (
-    "every user there may swap the files of runs: {} is writable by all, without the sticky bit"
+    "every user could replace the files of your runs: {} is writable by all users and has no sticky bit"
 )
 # Arguments: the run directory, then pairs: the letter of a ``test`` option and a path.
 _CHECK_SCRIPT = f"""\
@@ -95,7 +96,7 @@ def preflight(context: Context, cluster: ActiveCluster, submission: Submission) 
             problems += [text for letter, path, text in path_tests if (letter + path) == value]
         elif key == "unwritable" and cluster.remote:
             is_writable = False
-            refusals.append(f"the run root cannot be written to: {value}")
+            refusals.append(f"the run root is not writable: {value}")
         elif key == "open" and cluster.remote:
             refusals.append(IN_AN_OPEN_FOLDER.format(value))
         else:
@@ -121,30 +122,30 @@ def _needed(spec: JobSpec, cluster: ActiveCluster) -> Iterator[tuple[str, str, s
     """Yield (test, path, problem if the test fails) for each path that must exist when the job starts."""
     where = f"on {cluster.transport.host}" if cluster.remote else "here"
     if "/code/" not in f"{spec.work_dir}/":
-        yield "d", spec.work_dir, f"there is no folder {spec.work_dir} {where} to run in"
+        yield "d", spec.work_dir, f"the working directory {spec.work_dir} does not exist {where}"
         if cluster.remote and not spec.module and spec.script:
             script = str(PurePosixPath(spec.work_dir) / spec.script)
-            yield "f", script, f"there is no script {script} {where}"
+            yield "f", script, f"the script {script} does not exist {where}"
     if spec.activate and not spec.container:
-        yield "d", spec.activate, f"there is no environment {spec.activate} {where}"
+        yield "d", spec.activate, f"the environment {spec.activate} does not exist {where}"
     if spec.python.startswith("/") and not spec.container:
-        yield "x", spec.python, f"there is no interpreter {spec.python} {where}"
+        yield "x", spec.python, f"the interpreter {spec.python} does not exist {where}"
     if not cluster.remote:
         return  # the image and its mounts were checked already
     if spec.container and spec.container.startswith("/"):
-        yield "e", spec.container, f"no such image {where}: {spec.container}"
+        yield "e", spec.container, f"the image does not exist {where}: {spec.container}"
     for mount in spec.container_mounts if spec.container else ():
         source = mount.partition(":")[0]
         if source.startswith("/"):
-            yield "e", source, f"--container-mount {mount}: there is no {source} {where}"
+            yield "e", source, f"--container-mount {mount}: {source} does not exist {where}"
 
 
 def _space(found: dict[str, str], run_dir: str) -> Iterator[str]:
     free, files = found.get("free", ""), found.get("files", "")
     if free.isdecimal() and int(free) < _MIN_FREE_KIB:
-        yield f"the file system of {run_dir} is full: {int(free)} KiB are free"
+        yield f"the file system of {run_dir} is full: {format_bytes(int(free) * 1024)} are free"
     if files.isdecimal() and 0 < int(files) < 100:
-        yield f"the file system of {run_dir} takes only {files} more files"
+        yield f"the file system of {run_dir} has room for only {files} more files"
 
 
 def _clock(there: str, before: float, after: float) -> Iterator[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from dtslurm.model.units import format_bytes
 from dtslurm.model.values import dataclass
-from dtslurm.transport.disk import size
 
 LEAST_KIB, LEAST_FILES = 10 * 1024, 100
 _MARK = "quota="
@@ -66,13 +66,13 @@ def problems(output: str) -> Iterator[str]:
 
 def notices(output: str) -> Iterator[str]:
     """Yield which soft limits are exceeded: writes fail after the grace time."""
-    consequence = "after the time of grace nothing can be written there"
+    consequence = "after the grace period you cannot write to it"
     for entry in quotas(output):
         if entry.soft and entry.used > entry.soft:
-            yield f"more than your quota of {_format_kib(entry.soft)} is used on {entry.place}: {consequence}"
+            yield f"you use more than your quota of {_format_kib(entry.soft)} on {entry.place}: {consequence}"
         if entry.files_soft and entry.files > entry.files_soft:
-            yield f"more than your quota of {entry.files_soft} files is used on {entry.place}: {consequence}"
+            yield f"you have more than your quota of {entry.files_soft} files on {entry.place}: {consequence}"
 
 
 def _format_kib(amount: int) -> str:
-    return size(amount * 1024)
+    return format_bytes(amount * 1024)

@@ -62,7 +62,7 @@ def _unsynced_environment(project: Path, venv: Path, profile: ClusterProfile | N
     if profile is not None and (profile.environment.modules or profile.environment.setup):
         return Environment()  # modules or setup lines may provide a Python
     return Environment(
-        problems=(f"{project / 'uv.lock'} has no environment {venv} yet: run uv sync, or give --python",)
+        problems=(f"{project / 'uv.lock'} has no environment {venv}: run uv sync, or give --python",)
     )
 
 
@@ -70,5 +70,9 @@ def _command_line_problems(context: Context, python: str) -> tuple[str, ...]:
     words = python.split()
     if len(words) < 2 or (context.cwd / expanded(python)).exists():
         return ()
-    hint = "leave it out, and the project's .venv is used" if words[0] == "uv" else "--setup may prepare it"
+    hint = (
+        ("without --python, the job uses the project's .venv")
+        if words[0] == "uv"
+        else "--setup may prepare it"
+    )
     return (f"--python {python!r} is a command line, not an interpreter: {hint}",)

@@ -60,19 +60,25 @@ def problems(request: JobRequest) -> list[str]:
     """Return the problems with ``--tracker`` and ``--tracking``."""
     options = pairs(request.tracking)
     errors = [
-        f"--tracker {name}: there are {', '.join(TRACKERS)}{suggest_name(name, list(TRACKERS))}"
+        (
+            f"--tracker {name}: unknown tracker; known trackers: "
+            f"{', '.join(TRACKERS)}{suggest_name(name, list(TRACKERS))}"
+        )
         for name in request.tracker
         if name not in TRACKERS
     ]
     errors += [
-        f"--tracking {key}: there are {', '.join(OPTIONS)}{suggest_name(key, list(OPTIONS))}"
+        (
+            f"--tracking {key}: unknown option; known options: "
+            f"{', '.join(OPTIONS)}{suggest_name(key, list(OPTIONS))}"
+        )
         for key in options
         if key not in OPTIONS
     ]
     if options.get("mode", _MODES[0]) not in _MODES:
-        errors.append(f"--tracking mode={options['mode']}: there are {' and '.join(_MODES)}")
+        errors.append(f"--tracking mode={options['mode']}: unknown mode; known modes: {' and '.join(_MODES)}")
     if options and not request.tracker:
-        errors.append("--tracking says what a tracker is told; name one by --tracker")
+        errors.append("--tracking sets options of a tracker; name the tracker with --tracker")
     return errors
 
 
@@ -247,7 +253,7 @@ def sync(context: Context, record: JobRecord, folder: Path) -> Synced:
             )
         except CommandNotFound:
             raise RequestInvalid(
-                ["W&B runs are to be uploaded, and there is no wandb here"],
+                ["cannot upload the W&B runs: wandb is not installed on this machine"],
                 hint=f"pip install wandb; then dtslurm fetch {record.job_id} --sync, or wandb sync {run}",
             ) from None
         if not finished.ok:
@@ -256,7 +262,7 @@ def sync(context: Context, record: JobRecord, folder: Path) -> Synced:
                 f"wandb sync {run} failed", evidence=last_lines, hint="wandb login sets the key"
             )
     commands = [
-        f"MLflow cannot upload a folder of its own: {_MLFLOW_UI} {path}"
+        f"MLflow cannot upload its folder; show it with {_MLFLOW_UI} {path}"
         for path in sorted(folder.glob("**/mlruns"))
     ]
     commands += [f"tensorboard --logdir {path}" for path in sorted(folder.glob("**/tensorboard"))]

@@ -25,7 +25,9 @@ _MOST_LISTED = 3
 _LONGEST = 1000  # characters of a path
 _WORD = re.compile(r"[^\s=:,;'\"()\[\]{}]+")
 _MISSING_FILE = re.compile(r"FileNotFoundError|No such file or directory")
-_LARGE_DATA_HINT = "copy large data to the cluster once, and give its path there to the script or to --stage"
+_LARGE_DATA_HINT = (
+    "copy large data to the cluster once, and give its path on the cluster to the script or to --stage"
+)
 _QUOTED = re.compile(r"'([^']+)'|\"([^\"]+)\"")
 
 
@@ -52,9 +54,9 @@ def mention_notices(
         return []
     more = f" and {len(missing) - _MOST_LISTED} more" if len(missing) > _MOST_LISTED else ""
     options = " ".join(f"--code-include {shlex.quote(path)}" for path in missing[:_MOST_LISTED])
-    subject = f"{', '.join(missing[:_MOST_LISTED])}{more}, which {script.name} or its arguments mention"
-    effect = "the job's copy of the code on the cluster lacks that"
-    return [f"git ignores {subject}: {effect}; {options} sends it with the code; {_LARGE_DATA_HINT}"]
+    subject = f"{', '.join(missing[:_MOST_LISTED])}{more}, which {script.name} or its arguments name"
+    effect = "the job's copy of the code on the cluster does not contain these files"
+    return [f"git ignores {subject}: {effect}; {options} copies them with the code; {_LARGE_DATA_HINT}"]
 
 
 def _find_words(script: Path, args: Sequence[str]) -> set[str]:
@@ -116,8 +118,8 @@ def explain_missing_file(record: JobRecord, verdict: Verdict) -> Verdict:
             return replace(
                 verdict,
                 blame="user",
-                summary=f"{verdict.summary}; {local_path} was left out of the job's copy of the code",
-                advice=f"submit it again with --code-include {shlex.quote(path)}; {_LARGE_DATA_HINT}",
+                summary=f"{verdict.summary}; {local_path} was not copied with the code",
+                advice=f"submit the run again with --code-include {shlex.quote(path)}; {_LARGE_DATA_HINT}",
             )
     return verdict
 

@@ -38,7 +38,7 @@ def suggested(
         launcher = registry.load(detection.launcher)
     except Exception as error:  # noqa: BLE001 - failed advice must not fail the job
         return registry.load(fallback), [
-            f"launcher {fallback}: the script tells nothing ({error})"
+            f"launcher {fallback}: the script cannot be examined ({error})"
         ] if auto else []
     return launcher, [*([f"launcher {launcher.name}: {detection.why}"] if auto else []), *detection.warnings]
 
@@ -79,7 +79,7 @@ def _read_source(context: Context, request: JobRequest) -> tuple[str, dict[str, 
         path = context.cwd / request.script.replace(".", "/") / "__main__.py"
         path = path if path.is_file() else path.parent.with_suffix(".py")
     if not path.is_file():
-        raise StoreError(f"no file {path}")
+        raise StoreError(f"file {path} does not exist")
     source = _read_text(path)
     imported = [name for name in imported_files(source) if (path.parent / name).is_file()]
     return source, {name: _read_text(path.parent / name) for name in imported}, path.name

@@ -98,7 +98,7 @@ def run_root(context: Context, cluster: ActiveCluster, request: JobRequest | Non
     forbidden = re.search(r"[%\x00-\x1f\x7f]", text)
     if forbidden:
         raise RequestInvalid(
-            [f"the run root {text!r} holds {forbidden[0]!r}, which Slurm does not keep in file names"]
+            [f"the run root {text!r} contains {forbidden[0]!r}, which Slurm changes in file names"]
         )
     if not cluster.remote:
         return str(context.cwd / _expand_variables(text, context.env, "here")).rstrip("/")

@@ -32,15 +32,17 @@ def name_problems(names: Sequence[str], shown: Mapping[str, str]) -> list[str]:
     problems = []
     for name in names:
         if "=" in name:
-            problems.append("--secret takes a name alone: put the value into a variable of that name first")
+            problems.append(
+                "--secret accepts only a name: put the value into an environment variable of that name first"
+            )
         elif not _NAME.fullmatch(name):
             problems.append(f"--secret {name!r} is not a variable name")
         elif why := own_variable(name):
             problems.append(f"--secret {name} {why}")
         elif name in shown:
             problems.append(
-                f"--secret {name}: {shown[name]} sets {name} too, with a value that is in the script; "
-                "leave one of them out"
+                f"--secret {name}: {shown[name]} also sets {name}, and writes its value into the "
+                "script; remove one of them"
             )
     return problems
 
@@ -58,11 +60,11 @@ def secrets_of(context: Context, names: Sequence[str], problems: list[str]) -> d
         value = context.env.get(name) or _read_keyring(name)
         if not value:
             problems.append(
-                f"--secret {name}: no such variable here, and nothing of that name in the keyring "
+                f"--secret {name}: neither your environment nor the keyring has a value of this name "
                 f"(keyring set {KEYRING_SERVICE} {name})"
             )
         elif "\0" in value:
-            problems.append(f"--secret {name}: its value holds a NUL byte")
+            problems.append(f"--secret {name}: the value contains a NUL byte")
         else:
             values[name] = value
     return values

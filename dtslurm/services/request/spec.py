@@ -34,7 +34,7 @@ def unset_variables(context: Context, request: JobRequest) -> list[str]:
     """Return the problems with bare names in ``--env`` that the user's environment does not set."""
     bare_names = [text for text in request.env if text and "=" not in text]
     return [
-        f"--env {name}: there is no such variable here; write {name}=VALUE"
+        f"--env {name}: your environment has no such variable; write {name}=VALUE"
         for name in bare_names
         if name not in context.env
     ]
@@ -60,7 +60,10 @@ def resources_of(request: JobRequest, problems: list[str]) -> Resources:
     placement = {item.name: getattr(request, item.name) for item in fields(Placement)}
     if shares_gpu(request.sbatch):
         if request.gpus_per_node:
-            problems.append("--gpus-per-node asks for whole GPUs, and --gres for a part of one: give one")
+            problems.append(
+                "--gpus-per-node requests whole GPUs, and --gres requests a part of a GPU: give only one "
+                "of these options"
+            )
         placement["gpus_per_node"] = 0
     return Resources(
         **placement,

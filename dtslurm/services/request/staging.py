@@ -13,10 +13,10 @@ from dtslurm.model.jobs.destination import destination
 from dtslurm.model.jobs.job import JobSpec
 from dtslurm.model.jobs.options import Placement
 from dtslurm.model.jobs.sbatch import split_option
+from dtslurm.model.units import format_bytes
 from dtslurm.render.staging import items
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.wiring.context import ActiveCluster
-from dtslurm.transport.disk import size
 from dtslurm.worker.staging.request import Item, parse
 
 FOLDER = "staging"
@@ -78,12 +78,14 @@ def problems(request: JobRequest, spec: JobSpec, profile: ClusterProfile) -> lis
                 continue
             if item.name in sources_by_name:
                 errors.append(
-                    f"{option} {text}: {sources_by_name[item.name]} is called {item.name} too; add :name=..."
+                    f"{option} {text}: {sources_by_name[item.name]} also has the name {item.name}; "
+                    "add :name=..."
                 )
             sources_by_name[item.name] = item.source
             if spec.container and "$" in (item.source if out else item.to):
                 errors.append(
-                    f"{option} {text}: a container must have the place mounted; name it without variables"
+                    f"{option} {text}: the destination must be mounted in the container; write its "
+                    "path without variables"
                 )
             clash = _describe_result_clash(item, earlier) if out else _describe_clash(item, earlier)
             errors += [f"{option} {text}: {clash}"] if clash else []
@@ -95,17 +97,25 @@ def _describe_clash(item: Item, earlier: Sequence[Item]) -> str:
     """Return why an item's destination overlaps another destination or a source; empty if it does not."""
     for other in earlier:
         if _overlap(item.to, other.to):
-            return f"its place and {other.to}, where {other.source} goes, are one or lie in one another"
+            return (
+                f"its destination and {other.to}, the destination of {other.source}, are the same "
+                "folder, or one contains the other"
+            )
     pairs = [(item, item), *((item, other) for other in earlier), *((other, item) for other in earlier)]
     for dest, origin in pairs:
         if _overlap(dest.to, origin.source):
-            return f"{dest.to} and the source {origin.source} are one or lie in one another; stage elsewhere"
+            return (
+                f"{dest.to} and the source {origin.source} are the same folder, or one contains the "
+                "other; choose another destination"
+            )
     return ""
 
 
 def _describe_result_clash(item: Item, earlier: Sequence[Item]) -> str:
     sources = [other.source for other in earlier if _normalized(other.to) == _normalized(item.to)]
-    return f"{sources[0]} is brought to {item.to} too; give each a place of its own" if sources else ""
+    return (
+        (f"{sources[0]} is also copied to {item.to}; give each source its own destination") if sources else ""
+    )
 
 
 def _overlap(one: str, other: str) -> bool:
@@ -121,15 +131,21 @@ def notices(spec: JobSpec, profile: ClusterProfile, *, submitted: bool) -> Itera
     """Yield warnings about the data to stage."""
     disk = disk_of(spec.resources, profile)
     if disk and disk.flag and _uses_disk(spec, disk) and not _requests_flag(spec, profile, disk.flag):
-        yield f"the nodes' disk at {disk.path} is there only with {disk.flag}; give it, or by --sbatch"
+        yield (
+            f"the nodes have the local disk {disk.path} only with {disk.flag}; give this option, "
+            "directly or with --sbatch"
+        )
     if spec.stage_in and not submitted:
-        yield "by plain sbatch the data is copied by cp, without checks of room; submit checks"
+        yield "with plain sbatch, cp copies the data without checking free space; dtslurm submit checks it"
         if any(item.shards for item in items(spec)):
-            yield "by plain sbatch every node gets all shards"
+            yield "with plain sbatch, every node gets all shards"
     if spec.stage_out and spec.signal_before is None:
-        yield "--stage-out brings results back at the end; --signal-before N does so before the limit too"
+        yield (
+            "--stage-out copies results back at the end of the job; with --signal-before N also before "
+            "the time limit"
+        )
     if spec.artifacts and not submitted:
-        yield "artifacts are registered by what submit brings, not by plain sbatch"
+        yield "artifacts are registered only in jobs of dtslurm submit, not with plain sbatch"
 
 
 def _uses_disk(spec: JobSpec, disk: LocalDisk) -> bool:
@@ -168,10 +184,11 @@ def sizes(cluster: ActiveCluster, spec: JobSpec) -> list[str]:
     for line in answer.stdout.splitlines():
         status, _, source = line.partition("=")
         if status == "missing":
-            errors.append(f"--stage {source}: there is no {source} on {cluster.name}")
+            errors.append(f"--stage {source}: {source} does not exist on {cluster.name}")
         elif status == "folder" and source in archives:
             errors.append(
-                f"--stage {source}: it is a folder on {cluster.name}; method=unpack is for one archive"
+                f"--stage {source}: {source} is a folder on {cluster.name}; method=unpack needs an "
+                "archive file"
             )
         elif status.isdecimal():
             bytes_by_source[source] = int(status) * 1024
@@ -184,8 +201,8 @@ def sizes(cluster: ActiveCluster, spec: JobSpec) -> list[str]:
     if total > room:
         names = ", ".join(item.source for item in unsharded)
         errors.append(
-            f"--stage {names}: {size(total)} do not fit on {disk.path}, "
-            f"which has {size(room)} by the profile of {cluster.profile.name}"
+            f"--stage {names}: {format_bytes(total)} do not fit on {disk.path}, which has "
+            f"{format_bytes(room)} according to the profile of {cluster.profile.name}"
         )
     return errors
 

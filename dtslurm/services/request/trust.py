@@ -43,8 +43,10 @@ def untrusted(context: Context) -> list[str]:
     if not settings:
         return []
     if context.dry_run:
-        return [f"before you submit this: dtslurm trust, for {'; '.join(settings)}"]
-    raise RequestInvalid([f"you have not trusted this: {setting}" for setting in settings], hint=trust.HINT)
+        return [f"run dtslurm trust before you submit this, because of {'; '.join(settings)}"]
+    raise RequestInvalid(
+        [(f"you have not trusted this setting: {setting}") for setting in settings], hint=trust.HINT
+    )
 
 
 def require_trust(context: Context, job: LoadedJob) -> None:
@@ -65,7 +67,7 @@ def require_trust(context: Context, job: LoadedJob) -> None:
     trusted = trust.trust_of(context.env)
     untrusted_files = [str(path) for path in job.files if not trusted.has(path, files.read(path, str(path)))]
     if untrusted_files:
-        problem = f"you have not trusted {job.path.name}, which asks for {', '.join(dict.fromkeys(settings))}"
+        problem = f"you have not trusted {job.path.name}, which sets {', '.join(dict.fromkeys(settings))}"
         raise RequestInvalid([problem], hint=f"{trust.HINT} {' '.join(map(quote, untrusted_files))}")
 
 
@@ -106,8 +108,8 @@ def trust_files(context: Context, asked: Sequence[Path]) -> list[ProjectFile]:
                 was_trusted = was_trusted and not loaded.untrusted
                 trusted.add(path, project.encode_trusted_defaults(loaded.options))
         except OSError as error:
-            message = f"what you trust cannot be kept: {error.strerror or error}"
-            raise StoreError(message, hint="set XDG_STATE_HOME to a folder that you may write to") from error
+            message = f"cannot write the list of trusted files: {error.strerror or error}"
+            raise StoreError(message, hint="set XDG_STATE_HOME to a folder that you can write to") from error
         trusted_files.append(ProjectFile(path, settings, was_trusted))
     return trusted_files
 

@@ -86,7 +86,7 @@ def select_artifacts(found: Sequence[Artifact], patterns: Sequence[str]) -> list
         artifacts_by_path.update((artifact.path, artifact) for artifact in matches)
     if problems:
         known_paths = ", ".join(artifact.path for artifact in found[:8]) or "none"
-        raise RequestInvalid(problems, hint=f"there are: {known_paths}")
+        raise RequestInvalid(problems, hint=f"the artifacts are: {known_paths}")
     return list(artifacts_by_path.values())
 
 
@@ -124,10 +124,15 @@ def pull(
         StoreError: an artifact differs from its registration.
     """
     problems = [
-        f"{artifact.path}: {artifact.problem or 'it is gone'}" for artifact in wanted if not artifact.there
+        (f"{artifact.path}: {artifact.problem or 'it no longer exists'}")
+        for artifact in wanted
+        if not artifact.there
     ]
     problems += [
-        f"{artifact.path}: it is outside the run directory, from which files are brought"
+        (
+            f"{artifact.path}: it is outside the run directory, and only files of the run directory are "
+            "downloaded"
+        )
         for artifact in wanted
         if not is_plain_path(artifact.path)
     ]
@@ -140,15 +145,17 @@ def pull(
         path = target / artifact.path
         if not path.exists():
             raise StoreError(
-                f"{path} was not brought: hidden files do not come into a folder that held files before",
-                hint="name a new folder by -o",
+                f"{path} was not downloaded: hidden files are not written to a folder that already "
+                "contained files",
+                hint="name a new folder with -o",
             )
         if artifact.sha256:
             sha256 = register.measure(str(path), checksum=True)["sha256"]
             if sha256 != artifact.sha256:
                 raise StoreError(
-                    f"{path} is not what was registered: its SHA-256 differs",
-                    hint="did something write to it since? dtslurm artifacts show --check looks there",
+                    f"{path} is not the registered file: its SHA-256 differs",
+                    hint="find out what changed the file after it was registered; dtslurm artifacts show "
+                    "--check compares the checksum on the cluster",
                 )
         paths.append(path)
     return paths
@@ -162,11 +169,11 @@ def _parse_artifact(row: Mapping[str, Any]) -> Artifact:
     exists = bool(row.get("there"))
     registered, current = _text_or_none(row.get("sha256")), _text_or_none(row.get("now_sha256"))
     size = whole_number(row.get("bytes"))
-    problem = "" if exists else "it is gone"
+    problem = "" if exists else "it no longer exists"
     if exists and size is not None and row.get("now_bytes") not in {None, size}:
-        problem = f"it has {row['now_bytes']} bytes now, not {size}"
+        problem = f"its size is {row['now_bytes']} bytes now, not {size}"
     elif exists and registered and current and registered != current:
-        problem = "its SHA-256 is another now"
+        problem = "its SHA-256 has changed"
     step, attempt, time = row.get("step"), row.get("attempt"), row.get("time")
     return Artifact(
         path=_parse_path(row["path"]),

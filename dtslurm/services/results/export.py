@@ -40,7 +40,7 @@ def hugging_face(record: JobRecord, artifact: Artifact, place: Path, folder: Pat
         RequestInvalid: the folder exists and is not empty.
     """
     if folder.exists() and any(folder.iterdir()):
-        raise RequestInvalid([f"{folder} is there and not empty"], hint="name a folder that is new")
+        raise RequestInvalid([f"folder {folder} exists and is not empty"], hint="name a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     if place.is_dir():
         shutil.copytree(place, folder, dirs_exist_ok=True)
@@ -89,7 +89,7 @@ def mlflow(
     try:
         mlflow_module: Any = importlib.import_module("mlflow")
     except ImportError:
-        raise RequestInvalid(["mlflow is not installed here"], hint="pip install mlflow") from None
+        raise RequestInvalid(["mlflow is not installed on this machine"], hint="pip install mlflow") from None
     if uri := settings.get("MLFLOW_TRACKING_URI"):
         mlflow_module.set_tracking_uri(uri)
     client = mlflow_module.MlflowClient()
@@ -113,7 +113,7 @@ def mlflow(
         if run_id is not None:
             with contextlib.suppress(mlflow_error):
                 client.set_terminated(run_id, "FAILED")
-        raise RequestInvalid([f"mlflow refused: {error}"]) from None
+        raise RequestInvalid([f"mlflow failed: {error}"]) from None
     return versions
 
 

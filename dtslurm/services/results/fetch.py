@@ -80,10 +80,15 @@ def fetch(
     """
     folder = target or context.cwd / Path(record.run_dir).name
     if folder.resolve() == Path(record.run_dir):
-        raise RequestInvalid([f"the run is in {folder} already"])
+        raise RequestInvalid([f"the run directory is already at {folder}"])
     if any(pattern.strip("/") == RunDir.SECRETS for pattern in patterns):
         raise RequestInvalid(
-            ["secrets is not fetched: it holds the values of --secret, which stay where the job runs"]
+            [
+                (
+                    "the folder secrets is not downloaded: it holds the values of --secret, which stay on "
+                    "the cluster"
+                )
+            ]
         )
     run_patterns = _run_patterns(task, patterns)
     spec = PullSpec(
@@ -105,21 +110,24 @@ def fetch(
     if retried.wrong:
         names = ", ".join(str(path) for path in retried.wrong)
         raise StoreError(
-            f"{names}: what arrived is not what is there", hint="is the run still writing it? try again later"
+            f"the downloaded copy differs from the file on the cluster: {names}",
+            hint="the run may still be writing them; try again later",
         )
     if record.run_dir in copied.gone:
-        raise JobNotFound(f"the run directory {record.run_dir} is gone: {copied.gone[record.run_dir]}")
+        raise JobNotFound(
+            f"the run directory {record.run_dir} does not exist any more: {copied.gone[record.run_dir]}"
+        )
     if copied.gone:
         raise StoreError(
-            "some files cannot be read there",
+            "some files cannot be read on the cluster",
             evidence=[f"{path}: {why}" for path, why in copied.gone.items()],
         )
     unsent = copied.left.get(0, pull.UnsentFiles())
     record_files = _write_record(context, record, spec, folder)
     if not (copied.seen or unsent.hidden or record_files is not None):
         raise JobNotFound(
-            f"nothing in {record.run_dir} matches {' '.join(run_patterns) or '*'}",
-            hint="patterns are of paths below the run directory, such as 'checkpoints/*'",
+            f"no file in {record.run_dir} matches {' '.join(run_patterns) or '*'}",
+            hint="write patterns for paths below the run directory, such as 'checkpoints/*'",
         )
     left_out = _describe_unsent(unsent, record, shared=task is not None and not patterns)
     files = tuple(dict.fromkeys([*copied.files, *retried.files, *(record_files or ())]))
@@ -151,29 +159,30 @@ def _describe_unsent(left: pull.UnsentFiles, record: JobRecord, *, shared: bool)
     """Describe the files left out; ``shared`` includes files that array tasks wrote in ``code/``."""
     if left.snapshot:
         reason = (
-            f"{pluralize(left.snapshot, 'file')} of the snapshot in code/, unchanged since the submission; "
-            "the pattern 'code/*' brings all of code/"
+            f"{pluralize(left.snapshot, 'file')} of the snapshot in code/, unchanged since the "
+            "submission; the pattern 'code/*' downloads all of code/"
         )
         yield SkippedFiles("snapshot", left.snapshot, reason)
     if left.byte_code:
-        reason = f"{pluralize(left.byte_code, 'file')} of byte code in code/, which Python makes again"
+        reason = f"{pluralize(left.byte_code, 'file')} of byte code in code/, which Python creates again"
         yield SkippedFiles("byte_code", left.byte_code, reason)
     if left.not_files:
-        reason = f"links, pipes and sockets ({left.not_files}), as only regular files are brought"
+        reason = f"links, pipes and sockets ({left.not_files}), because only regular files are downloaded"
         yield SkippedFiles("not_files", left.not_files, reason, left.names)
     if RunDir.SECRETS in left.skipped:
-        reason = "the values of --secret, which stay where the job runs"
+        reason = "the values of --secret, which stay on the cluster"
         yield SkippedFiles("secrets", 1, reason, (RunDir.SECRETS,))
     if left.hidden:
         reason = (
-            f"{pluralize(left.hidden, 'hidden file')}: none comes into a folder that held other files "
-            "before, nor ever a .git, whose configuration runs commands; without -o the others come"
+            f"{pluralize(left.hidden, 'hidden file')}: they are not written to a folder that already "
+            "contained other files; without -o they are downloaded, except .git, whose configuration "
+            "can run commands"
         )
         yield SkippedFiles("hidden", left.hidden, reason, left.hidden_names)
     if shared and left.outputs:
         reason = (
-            f"{pluralize(left.outputs, 'file')} that the tasks wrote in code/, which they share; "
-            f"dtslurm fetch {record.job_id} brings them"
+            f"{pluralize(left.outputs, 'file')} that the array tasks wrote to code/, which they "
+            f"share; dtslurm fetch {record.job_id} downloads them"
         )
         yield SkippedFiles("shared", left.outputs, reason)
 

@@ -27,9 +27,7 @@ from dtslurm.worker.lib.disk import WorkerError
 # A requeue can revive an ended job until Slurm purges the job (MinJobAge, 300 s by default).
 LEAST_AGE_S = 300.0
 _TIMEOUT_S = 600.0
-_REVIVED = (
-    "it was requeued or started again meanwhile, and nothing of it was removed; dtslurm status tells more"
-)
+_REVIVED = "the run was requeued or started again in the meantime, so nothing was deleted; see dtslurm status"
 
 
 @dataclass(frozen=True)
@@ -242,7 +240,7 @@ def _clean_root(
             **{folder: keep.who(removable[referrer]) for folder, referrer in report["needed"].items()},
         },
         (
-            *(f"could not be removed: {path}" for path in report["trouble"]),
+            *(f"could not delete {path}" for path in report["trouble"]),
             *(f"{by_folder[folder].record.job_id}: {_REVIVED}" for folder in report["revived"]),
         ),
     )

@@ -39,8 +39,8 @@ if [ "$(cat -- "$1/stop" 2>/dev/null)" = "$3" ]; then exit 3; fi
 rm -f -- "$1/stop" "$2/stop" "$2/done" "$2"/tasks/*/done "$2"/tasks/*/stop
 """
 _REFUSALS = {
-    3: "`dtslurm clean` removed its code or secrets, so that it cannot start again",
-    4: "its run directory {} is gone, so that it cannot start again",
+    3: "the run cannot start again, because `dtslurm clean` deleted its code or secrets",
+    4: "the run cannot start again, because its run directory {} does not exist",
 }
 NO_REQUEUE = "#SBATCH --no-requeue"
 SECRETS_DELETED = "# The supervisor deletes the secrets at the end of the run."  # a line of the job script
@@ -57,10 +57,10 @@ class JobChanges(NamedTuple):
     def lines(self, verb: str) -> list[str]:
         """Return one line of text for each kind of outcome."""
         done_lines = [f"{DONE[verb]}: {', '.join(self.done)}"] if self.done else []
-        waiting_lines = [f"already waiting: {', '.join(self.waiting)}"] if self.waiting else []
+        waiting_lines = [f"already pending: {', '.join(self.waiting)}"] if self.waiting else []
         return [
             *done_lines,
-            *(f"{job_id} had ended before: {state}" for job_id, state in self.ended.items()),
+            *(f"{job_id} had already ended: {state}" for job_id, state in self.ended.items()),
             *waiting_lines,
         ]
 
@@ -82,9 +82,7 @@ def change_jobs(
     for selector in selectors:
         record = _find_record(context, verb, selector, cluster)
         if record.job_id is None:
-            raise RequestInvalid(
-                [f"{selector}: it is not known whether this run has a job; see dtslurm status"]
-            )
+            raise RequestInvalid([f"{selector}: the job of this run is not known yet; see dtslurm status"])
         target = selector if array_of_task(selector) == record.job_id else record.job_id
         if verb == "requeue":
             _refuse_without_secrets(target, record)
@@ -148,9 +146,9 @@ def _raise_refusals(verb: str, partly: PartialResult, pairs: Sequence[tuple[str,
         SlurmError: Slurm refused some of the jobs.
     """
     if partly.refused:
-        waiting = [f"already waiting: {', '.join(partly.waiting)}"] if partly.waiting else []
+        waiting = [f"already pending: {', '.join(partly.waiting)}"] if partly.waiting else []
         error = SlurmError(
-            f"{verb}: Slurm refused a part of it; the rest is done",
+            f"{verb}: Slurm refused some of the jobs; the others were changed",
             evidence=[*partly.refused, *waiting, f"{DONE[verb]}: {', '.join(partly.done)}"],
         )
         if verb == "requeue":
@@ -186,7 +184,7 @@ def _change_on_cluster(
     except JobNotFound as error:
         if verb == "requeue" and not error.hint:
             resubmit = _resubmit_command(pairs)
-            error.hint = f"Slurm forgets jobs some minutes after their end; {resubmit} queues it anew"
+            error.hint = f"Slurm forgets jobs some minutes after their end; {resubmit} submits the run again"
         raise
     except SlurmError as error:
         if verb == "requeue":
@@ -199,12 +197,12 @@ def _explain_no_requeue(error: SlurmError, pairs: Sequence[tuple[str, JobRecord]
     names = [target for target, record in pairs if _forbids_requeue(record)]
     if not names:
         return
-    why = "the default for a run that would not go on from its checkpoints"
+    why = "the default for a run that cannot continue from checkpoints"
     error.evidence = (*error.evidence, f"{', '.join(names)}: submitted with --no-requeue, {why}")
     job = pairs[0][0] if len(pairs) == 1 else "JOB"
     error.hint = (
-        f"dtslurm cancel {job} ends it if it still runs, and {_resubmit_command(pairs)} submits it again; "
-        "only runs that are submitted with --requeue can be requeued"
+        f"dtslurm cancel {job} ends the job if it still runs, and {_resubmit_command(pairs)} submits "
+        "the run again; only runs that are submitted with --requeue can be requeued"
     )
 
 
@@ -240,7 +238,7 @@ def _refuse_foreign_jobs(
             raise JobNotFound(
                 f"{describe_reused_id(record)}; nothing was changed on {record.cluster}",
                 evidence=[*map(describe_job, statuses[:3]), f"the run is {record.name}, {record.comment}"],
-                hint=f"dtslurm status {record.job_id} tells what is known of the run",
+                hint=f"dtslurm status {record.job_id} shows the state of the run",
             )
 
 
@@ -287,7 +285,7 @@ def _allow_start(context: Context, target: str, record: JobRecord, folder: str) 
     if code in _REFUSALS:
         raise RequestInvalid(
             [f"{target}: {_REFUSALS[code].format(record.run_dir)}"],
-            hint=f"{_resubmit_command([(target, record)])} submits it again, with its code",
+            hint=f"{_resubmit_command([(target, record)])} submits the run again, with its code",
         )
 
 

@@ -98,10 +98,10 @@ def _describe_ends(attempts: Sequence[Attempt], view: RunView) -> list[Attempt]:
     for attempt in attempts:
         how = attempt.how
         if not how and attempt is not attempts[-1]:
-            how = "no word of its end: preempted, requeued, or a node was lost"
+            how = "no recorded end: preempted, requeued, or a node was lost"
         elif not how:
             status = view.statuses[0]
-            how = "goes on" if not status.terminal else exit_words(status.exit_code, status.signal)
+            how = "running" if not status.terminal else exit_words(status.exit_code, status.signal)
             how = how or status.word
         described.append(replace(attempt, how=how))
     return described

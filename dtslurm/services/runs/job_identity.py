@@ -29,7 +29,10 @@ def belongs_to_run(record: JobRecord, status: JobStatus) -> bool:
 
 def describe_reused_id(record: JobRecord) -> str:
     """Return the message for a run whose job id belongs to another job now."""
-    return f"job {record.job_id} is another one now: the controller lost this run's and reused its number"
+    return (
+        f"job {record.job_id} is not this run's job any more: the controller lost the run's job and "
+        "reused its number"
+    )
 
 
 def describe_job(status: JobStatus) -> str:

@@ -223,7 +223,9 @@ def _make_snapshot(
     scheduler: SharedScheduler, shared: SharedQueue, generation: str, job_ids: Sequence[str]
 ) -> QueueSnapshot:
     if shared.generation != generation or not shared.memory.asked_at:
-        return QueueSnapshot(trouble=shared.trouble or "it was not asked since jobs were changed")
+        return QueueSnapshot(
+            trouble=shared.trouble or ("the scheduler was not queried since jobs were changed")
+        )
     restored = _with_memory(scheduler, shared.memory)
     return QueueSnapshot(
         restored.recall(job_ids), shared.memory.asked_at, shared.trouble, _list_own_jobs(restored)

@@ -146,7 +146,8 @@ def find_queued_job(context: Context, selector: str, cluster: str | None = None)
         rows_by_token = {row.token: row for row in rows if row.cluster == active.name}
         if snapshot.trouble and rows_by_token:
             raise SlurmUnavailable(
-                f"the record of {selector} cannot be read, and {active.name} could not be asked for its job",
+                f"the record of {selector} cannot be read, and the scheduler of {active.name} could "
+                "not be queried for its job",
                 evidence=[explain_unreadable(rows[0]), snapshot.trouble],
             )
         for token, statuses in _group_by_token(snapshot.own_jobs).items():
@@ -261,6 +262,6 @@ def _make_view(
         array="" if any("_" in status.job_id for status in statuses) else None,
     )
     if not statuses:
-        reason = "the scheduler could not be asked"
+        reason = "the scheduler could not be queried"
         statuses = [JobStatus(job_id=job_id or "", state=JobState.UNKNOWN, name=record.name, reason=reason)]
     return RunView(record, tuple(statuses), heard.trouble, heard.observed_at, record_problem=problem)

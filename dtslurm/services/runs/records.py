@@ -153,7 +153,9 @@ def forget(context: Context, cluster: ActiveCluster, record: JobRecord, *, place
     """Remove a run that was never queued; its remote run directory only if ``placed``."""
     root, name = str(PurePosixPath(record.run_dir).parent), PurePosixPath(record.run_dir).name
     if not is_run_name(name):
-        raise StoreError(f"{record.run_dir} is not named like a run of dtslurm: it is not removed")
+        raise StoreError(
+            f"{record.run_dir} does not have the name of a run directory, so dtslurm does not delete it"
+        )
     with contextlib.suppress(OSError):
         remove(Path(record.folder), within=mirrors(context) if cluster.remote else Path(root))
     if cluster.remote and placed:

@@ -19,12 +19,10 @@ from dtslurm.store.rundir import RunDir
 _MANY_TASKS = 256
 _END_REPORTED_S = 120.0  # Slurm reports the end of a script by then, unless the node's Slurm daemon is gone
 UNNOTICED = (
-    "its script has ended, and Slurm does not notice: what kept the job on its first node was killed; "
-    "cancel it to free the nodes"
+    "the batch script has ended, but Slurm still shows the job as running: the process that held the "
+    "job on its first node was killed; cancel the job to free the nodes"
 )
-NOT_STARTED_AGAIN = (
-    "Slurm queued it once more and could not start it: its script did not get as far as to record that start"
-)
+NOT_STARTED_AGAIN = "Slurm requeued the job and could not start it: the batch script recorded no new start"
 
 
 def apply_events(status: JobStatus, run: RunDir | None) -> JobStatus:
@@ -57,7 +55,7 @@ def apply_events(status: JobStatus, run: RunDir | None) -> JobStatus:
             flags=frozenset({StateFlag.COMPLETING}),
             reason=UNNOTICED
             if is_unnoticed
-            else "its script has ended, which the scheduler has not confirmed yet",
+            else "the batch script has ended; the scheduler has not confirmed the end yet",
         )
         return replace(ended_status, exit_code=code, end_time=time, time_left=None, source="record")
     return status
@@ -91,7 +89,7 @@ def status_from_run_files(record: JobRecord, now: float) -> tuple[JobStatus, ...
     Only an ``ended`` event that the script wrote after its last ``started`` event counts as an end.
     """
     if record.phase == "withdrawn":
-        reason = "sbatch's answer was lost and no job came of it; submitting again is safe"
+        reason = "the answer of sbatch was lost, and Slurm created no job; you can submit again"
         withdrawn = JobStatus(job_id="", state=JobState.CANCELLED, reason=reason, name=record.name)
         return (replace(withdrawn, source="record", observed_at=now),)
     if record.job_id is None:
@@ -112,15 +110,18 @@ def status_from_run_files(record: JobRecord, now: float) -> tuple[JobStatus, ...
 
     if len(tasks) < len(array_indices(record.array)):
         other_tasks = _status_from_events(run, record, f"{record.job_id}_[]", now)
-        statuses = (*statuses, replace(other_tasks, reason=f"no trace of the other tasks of {record.array}"))
+        statuses = (*statuses, replace(other_tasks, reason=f"no record of the other tasks of {record.array}"))
     return statuses
 
 
 def _describe_lookup(record: JobRecord, now: float) -> str:
     """Describe until when dtslurm looks for the job of a submission whose answer from sbatch was lost."""
     until = looked_for_until(record)
-    when = strftime("until %H:%M:%S", localtime(until)) if now < until else "once the scheduler answers"
-    return f"sbatch's answer was lost; whether there is a job is not known yet: looked for again {when}"
+    when = strftime("until %H:%M:%S", localtime(until)) if now < until else "when the scheduler answers"
+    return (
+        "the answer of sbatch was lost, and it is not known whether Slurm created a job; dtslurm "
+        f"searches for the job {when}"
+    )
 
 
 def _status_from_events(run: RunDir, record: JobRecord, job_id: str, now: float) -> JobStatus:
@@ -128,7 +129,8 @@ def _status_from_events(run: RunDir, record: JobRecord, job_id: str, now: float)
         job_id=job_id,
         state=JobState.UNKNOWN,
         name=record.name,
-        reason="the scheduler does not know this job (any more), and it left no record of its end",
+        reason="the scheduler does not know this job (any more), and the run directory has no record of its "
+        "end",
         observed_at=now,
     )
     end = find_recorded_end(run)
@@ -213,7 +215,7 @@ def _lists_too_few_nodes(status: JobStatus) -> bool:
 
 _REASONS_BY_STATE = {
     JobState.TIMEOUT: "the time limit was reached",
-    JobState.DEADLINE: "its deadline was reached",
+    JobState.DEADLINE: "the deadline was reached",
     JobState.CANCELLED: "cancelled",
     JobState.PREEMPTED: "preempted",
 }
@@ -259,7 +261,7 @@ def describe_failure(run: RunDir, status: JobStatus) -> str:
     if failure:
         rank, code = failure
         if code == WANTS_REQUEUE:
-            return f"rank {rank} saved and ended with {code}, to go on in another start"
+            return f"rank {rank} saved a checkpoint and ended with {code}, which requests a requeue"
         error = run.first_error(attempts[-1])
         description = f"{error} (rank {rank})" if error else f"rank {rank} failed first, exit code {code}"
         return ended_by_slurm(run, status, code) or description

@@ -41,13 +41,14 @@ def find(context: Context, selector: str | None, cluster: str | None = None) -> 
         _refuse_unreadable(context, selector, run_dirs[0])
     if not runs:
         raise JobNotFound(
-            f"no run {selector!r} is known here",
-            hint="dtslurm status lists the known runs; a run directory's path works too",
+            f"no run {selector!r} is known on this machine",
+            hint="dtslurm status lists the known runs; you can also give the path of a run directory",
         )
     clusters = sorted({record.cluster for record in runs})
     if len(clusters) > 1:
         raise RequestInvalid(
-            [f"{selector} is a run on several clusters: {', '.join(clusters)}"], hint="say which by --cluster"
+            [f"{selector} is a run on several clusters: {', '.join(clusters)}"],
+            hint="select a cluster with --cluster",
         )
     return runs[0]
 
@@ -88,7 +89,7 @@ def _find_newest(context: Context, cluster: str | None) -> JobRecord:
     runs = recent(context, 1, cluster)
     if not runs:
         where = f" on {cluster}" if cluster else ""
-        raise JobNotFound(f"no run{where} is known here yet", hint="dtslurm submit makes one")
+        raise JobNotFound(f"this machine has no run{where} yet", hint="dtslurm submit starts a run")
     return runs[0]
 
 
@@ -130,14 +131,14 @@ def _check_folder(context: Context, path: Path, record: JobRecord) -> JobRecord:
     """
     home = Path(record.folder)
     if record.mirror and mirrors(context).resolve() not in home.resolve().parents:
-        raise JobNotFound(f"{path} is no run of this machine: its record names {home} as the place of copies")
+        raise JobNotFound(f"{path} is not a run of this machine: its record names {home} as the local copy")
     if _exists(home) and path.samefile(home):
         return record
     if _exists(home):
-        raise JobNotFound(f"{path} is a copy of the run in {home}", hint=f"name the run by {home}")
+        raise JobNotFound(f"{path} is a copy of the run in {home}", hint=f"give {home} as the run")
     raise JobNotFound(
         f"{path} was moved: job {record.job_id or '?'} has its run directory in {home}",
-        hint=f"ln -s {shlex.quote(str(path.absolute()))} {shlex.quote(str(home))} lets both be found",
+        hint=f"ln -s {shlex.quote(str(path.absolute()))} {shlex.quote(str(home))} makes both paths valid",
     )
 
 
@@ -167,7 +168,7 @@ def _refuse_unreadable(context: Context, selector: str, path: Path) -> None:
     )
     cluster, job_id = context.index.job_in(path)
     raise JobNotFound(
-        f"{selector} is known here, but {missing} is gone",
+        f"run {selector} is known on this machine, but {missing} does not exist",
         hint=_describe_cancel_command(context, cluster, job_id) if job_id else "",
     )
 

@@ -30,7 +30,7 @@ def parse_states(text: str) -> frozenset[str]:
     if unknown:
         name = unknown[0]
         raise RequestInvalid(
-            [f"--state {name}: no such state{suggest_name(name, _STATES)} ({list_nearest(name, _STATES)})"]
+            [f"--state {name}: unknown state{suggest_name(name, _STATES)} ({list_nearest(name, _STATES)})"]
         )
     return frozenset(names)
 

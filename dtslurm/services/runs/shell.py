@@ -21,7 +21,7 @@ def shell_words(context: Context, record: JobRecord, node: str, job_id: str | No
     """
     job = job_id or record.job_id
     if job is None:
-        raise RequestInvalid([f"{record.name} has no job"])
+        raise RequestInvalid([f"run {record.name} has no job"])
     if context.cluster_of(record).profile.scheduler == "local":
         return [os.environ.get("SHELL") or "/bin/sh"]  # every emulated node is this machine
     return commands.shell(job, node)

@@ -217,7 +217,7 @@ def _view(context: Context, record: JobRecord, heard: QueueSnapshot) -> RunView:
     if listed and not reconciled:
         statuses = _explain_unknown(statuses, describe_reused_id(record))
     if heard.trouble and record.job_id:
-        statuses = _explain_unknown(statuses, "the scheduler could not be asked")
+        statuses = _explain_unknown(statuses, "the scheduler could not be queried")
     view = RunView(record, statuses, heard.trouble, heard.observed_at)
     if reconciled and view.terminal and _without_times(statuses) != _without_times(record.final):
         view = replace(view, record=_save_final(context, record, statuses))

@@ -28,9 +28,9 @@ def task_of(selector: str | None, record: JobRecord) -> str | None:
     if task is None:
         return None
     if record.array is None:
-        raise JobNotFound(f"there is no task {task} of job {record.job_id}: it is no array")
+        raise JobNotFound(f"job {record.job_id} has no task {task}: it is not a job array")
     if not any(int(task) in tasks for tasks in task_ranges(record.array)):
-        raise JobNotFound(f"there is no task {task} of job {record.job_id}, only {record.array}")
+        raise JobNotFound(f"job {record.job_id} has no task {task}, only {record.array}")
     return str(int(task))
 
 
@@ -40,5 +40,5 @@ def select_task_view(view: RunView, task: str | None) -> RunView:
         return view
     job_id = f"{view.record.job_id}_{task}"
     statuses = JobTable(view.statuses).belonging(job_id)
-    unknown = JobStatus(job_id=job_id, state=JobState.UNKNOWN, reason="nothing is known of this task")
+    unknown = JobStatus(job_id=job_id, state=JobState.UNKNOWN, reason="there is no record of this task")
     return replace(view, statuses=tuple(statuses) or (unknown,))

@@ -66,7 +66,7 @@ def request_of(options: Mapping[str, Any]) -> JobRequest:
     names = option_names()
     if unknown := [name for name in options if name not in names]:
         raise RequestInvalid(
-            [f"there is no option {name!r}{suggest_name(name, sorted(names))}" for name in unknown]
+            [f"unknown option {name!r}{suggest_name(name, sorted(names))}" for name in unknown]
         )
     types = {option.name: str(option.type) for option in fields(JobRequest)}
     values: dict[str, Any] = {}
@@ -197,10 +197,13 @@ def _python(context: Context, cluster: ActiveCluster, request: JobRequest) -> st
     except (IndexError, TransportError):
         raise RequestInvalid(
             [f"{python} on {cluster.transport.host} does not run: {output.stderr.strip()[-500:]}"],
-            hint="name the project's interpreter there by python=, or by environment.python in the profile",
+            hint="name the project's interpreter on the cluster with python=, or with environment.python "
+            "in the profile",
         ) from None
     if problems:
-        raise RequestInvalid(problems, hint=f"the interpreter there is {python}; python= names another")
+        raise RequestInvalid(
+            problems, hint=f"the interpreter on the cluster is {python}; python= selects another"
+        )
     return python
 
 
@@ -210,14 +213,15 @@ def _find_version_differences(there: Mapping[str, str], host: str) -> list[str]:
     problems = []
     if there["python"].split(".")[:2] != local_python.split(".")[:2]:
         problems.append(
-            f"Python is {local_python} here and {there['python']} on {host}; pickled code needs the same"
+            f"Python is {local_python} on this machine and {there['python']} on {host}; pickled "
+            "functions need the same version"
         )
     for name in _MUST_MATCH:
         local_version = metadata.version(name)
         if not there.get(name):
-            problems.append(f"{host} has no {name}; pip install {name}=={local_version} there")
+            problems.append(f"{host} has no {name}; run pip install {name}=={local_version} on {host}")
         elif there[name].split(".")[0] != local_version.split(".")[0]:
-            problems.append(f"{name} is {local_version} here and {there[name]} on {host}")
+            problems.append(f"{name} is {local_version} on this machine and {there[name]} on {host}")
     return problems
 
 

@@ -73,9 +73,9 @@ def find_existing_run(context: Context, prepared: Prepared) -> JobRecord | None:
             return _adopt(context, prepared, record)
         context.sleep(_POLL_INTERVAL_S)
     raise SubmitUnknown(
-        "a submission under the same key is under way, and has no job yet",
+        "another submission with the same idempotency key is in progress, and it has no job yet",
         evidence=[f"its run directory is {submission.run_dir}"],
-        hint="dtslurm status finds out what became of it",
+        hint="see the result with dtslurm status",
     )
 
 
@@ -155,7 +155,7 @@ def _known(context: Context, prepared: Prepared) -> JobRecord | None:
     if not job_id or record.job_id:
         return record
     if not _JOB_ID.fullmatch(str(job_id)):
-        raise answers.invalid(cluster.transport.host, "a number of a job that is none", repr(job_id)[:100])
+        raise answers.invalid(cluster.transport.host, "a job id that is not valid", repr(job_id)[:100])
     return replace(record, phase="submitted", job_id=str(job_id))
 
 
@@ -173,7 +173,7 @@ def _build_first_record(context: Context, prepared: Prepared, values: Mapping[st
     invalid_keys = [key for key, value in fields.items() if not _FIELD_CHECKS[key](value)]
     if invalid_keys:
         raise answers.invalid(
-            host, f"a record with a wrong {invalid_keys[0]}", repr(fields[invalid_keys[0]])[:200]
+            host, f"a record with an invalid value of {invalid_keys[0]}", repr(fields[invalid_keys[0]])[:200]
         )
     record = replace(planned, phase="submitted" if fields.get("job_id") else "planned", **fields)
     if record.token != planned.token and context.index.find(record.token):
@@ -231,7 +231,7 @@ def _move_aside(context: Context, cluster: ActiveCluster, record: JobRecord) -> 
     script = '[ ! -e "$1" ] || mv -- "$1" "$1.withdrawn-$(date +%s)"'
     output = cluster.transport.run(["sh", "-c", script, "sh", record.run_dir])
     if not output.ok:
-        raise StoreError(f"cannot move {record.run_dir} aside", evidence=output.stderr.splitlines())
+        raise StoreError(f"cannot rename {record.run_dir}", evidence=output.stderr.splitlines())
     if record.mirror:
         _remove_mirror(context, Path(record.mirror))
 

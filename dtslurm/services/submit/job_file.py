@@ -81,7 +81,7 @@ def load_jobs(
     if not is_job_file(path):
         job_file_options = [("--set", bool(assignments)), ("--only", stage is not None)]
         if problems := [
-            f"{flag} goes with a job file, which {said.script} is not"
+            f"{flag} needs a job file, and {said.script} is not a job file"
             for flag, is_set in job_file_options
             if is_set
         ]:
@@ -105,9 +105,16 @@ def load_jobs(
             )
     several = len(steps) > 1 or any(step.sweep for step in steps)
     if several and any(step.request.once is not None for step in steps):
-        raise RequestInvalid(["--once makes one job of many requests; here are several jobs"])
+        raise RequestInvalid(["--once is for a single job, and this job file has several jobs"])
     if len(steps) > 1 and said.args:
-        raise RequestInvalid(["arguments after -- belong to one script; --only NAME says to which"])
+        raise RequestInvalid(
+            [
+                (
+                    "arguments after -- need a single stage, and the job file has several; select one with "
+                    "--only NAME"
+                )
+            ]
+        )
     return steps
 
 

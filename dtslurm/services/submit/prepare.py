@@ -213,7 +213,7 @@ def _find_conflicts(
         if layout is not None and not conflicts and not so_far:
             conflicts += launcher.check(spec, layout)
     if spec.fabric_check and layout is not None and layout.world_size == 1:
-        conflicts.append("--fabric-check measures between ranks, and this job has one")
+        conflicts.append("--fabric-check measures the network between ranks, and this job has only one rank")
     return conflicts
 
 
@@ -287,11 +287,11 @@ def _check_script(context: Context, request: JobRequest, configs: tuple[str, ...
     """Return the reasons why the training script cannot run."""
     script_path, script_name = context.cwd / request.script, request.script
     if not script_name:
-        return ["no script: its name is empty"]
+        return ["the name of the script is empty"]
     if request.module or script_name in request.payload:
         return []
     if not script_path.exists():
-        return [f"no such script: {script_name}{_suggest_script(script_path)}"]
+        return [f"script {script_name} does not exist{_suggest_script(script_path)}"]
     if not script_path.is_file():
         return [
             f"{script_name} is a folder, not a script"
@@ -310,8 +310,11 @@ def _check_script(context: Context, request: JobRequest, configs: tuple[str, ...
 def _explain_yaml_file(path: Path, written: str) -> str:
     """Explain why a YAML file is no training script; only Python callers pass a job file here."""
     if is_job_file(path):
-        return f"{written} is a job file: dtslurm submit takes it; from Python name its script and options"
-    return f"{written} is no job file: none of its lines begins with script:, extends: or stages:"
+        return (
+            f"{written} is a job file: submit it with dtslurm submit, or give its script and options in "
+            "Python"
+        )
+    return f"{written} is not a job file: no line begins with script:, extends: or stages:"
 
 
 def _with_script_in_job(
@@ -331,8 +334,8 @@ def _with_script_in_job(
     path = context.cwd.resolve() / expanded(script)
     if not code.snapshot.problems and path.is_file() and not code.snapshot.holds(path):
         problems.append(
-            f"{script} does not travel with the code below {code.snapshot.root}; go to its folder, "
-            "name it by --code-include, or give --chdir and a path on the cluster"
+            f"{script} is not copied with the code of {code.snapshot.root}; change to its folder, "
+            "include it with --code-include, or give --chdir and a path on the cluster"
         )
     if script.startswith("/"):
         return replace(request, script=os.path.relpath(path, context.cwd.resolve()))
@@ -343,7 +346,7 @@ def _suggest_script(path: Path) -> str:
     try:
         names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
     except OSError:
-        return f" (there is no folder {path.parent})"
+        return f" (folder {path.parent} does not exist)"
     return suggest_name(path.name, names)
 
 
@@ -364,14 +367,14 @@ def _check_options(
     ]
     if request.once is not None and not request.once.strip():
         problems.append(
-            "--once has an empty key (is a variable unset?): each request would make a job; give it a key"
+            "--once has an empty key (is a variable unset?), and each request would create a job; give a key"
         )
     hang_timeout(request.hang_timeout, problems)
     total_time(request.total_time, problems)
     problems += [f"--tracking {text!r}: write key=value" for text in request.tracking if "=" not in text]
     problems += experiment_trackers.problems(request)
     if request.template is not None and not (context.cwd / request.template).is_file():
-        problems.append(f"no such template: {request.template}")
+        problems.append(f"template {request.template} does not exist")
     return problems
 
 
@@ -405,17 +408,22 @@ def _collect_notices(
     ]
     if spec.secrets and not submitted and profile.slurm.export != "forbidden":
         names = ",".join(spec.secrets)
-        notices.append(f"secrets are not in the script: export them, and submit with sbatch --export={names}")
+        notices.append(
+            f"secrets are not in the script: export these variables, and submit with sbatch --export={names}"
+        )
     if spec.supervised and not submitted:
-        notices.append("restarts need the supervisor that submit brings; by plain sbatch it is one attempt")
+        notices.append(
+            "restarts need the supervisor, which only dtslurm submit installs; with plain sbatch the job "
+            "is a single attempt"
+        )
     notices += job_checks.constraint_notices(spec, profile)
     notices += staging.notices(spec, profile, submitted=submitted)
     if spec.template:
-        notices.append(f"template {spec.template} is used; a template runs as you")
+        notices.append(f"template {spec.template} is used; its commands run with your rights")
     if spec.fabric_check and spec.launcher in _WITHOUT_TORCH:
-        notices.append(f"--fabric-check measures with torch: {spec.python} must have it on the nodes")
+        notices.append(f"--fabric-check needs torch: {spec.python} must have it on the nodes")
     if spec.fabric_check and not (profile.fabric and profile.fabric.expected_busbw_gbs):
         notices.append(
-            "--fabric-check only tells the bandwidth: the profile has no fabric.expected_busbw_gbs"
+            "--fabric-check only reports the bandwidth, because the profile has no fabric.expected_busbw_gbs"
         )
     return notices

@@ -47,7 +47,7 @@ def prepare_resubmission(
     lookup_context = make()
     record = _find_preferably_on(lookup_context, selector, cluster)
     if record.sweep:
-        raise RequestInvalid([f"{selector} is a sweep; dtslurm sweep resume runs what failed of it"])
+        raise RequestInvalid([f"{selector} is a sweep; dtslurm sweep resume runs its failed trials again"])
     task = task_of(selector, record)
     context, request = restore_request(record, make)
     if cluster is not None and cluster != record.cluster:
@@ -62,8 +62,8 @@ def prepare_resubmission(
     if from_checkpoint:
         if record.array is not None and task is None:
             raise RequestInvalid(
-                ["the tasks of an array have checkpoints of their own"],
-                hint=f"resubmit them one by one, such as {record.job_id}_{_first_task(record.array)}",
+                ["each task of a job array has its own checkpoints"],
+                hint=f"resubmit single tasks, such as {record.job_id}_{_first_task(record.array)}",
             )
         checkpoints = _checkpoint_folder(record, request.env, task)
         _refuse_active_writers(lookup_context, record, task, checkpoints)
@@ -94,11 +94,16 @@ def restore_request(record: JobRecord, make: Callable[..., Context] = Context) -
     name = record.job_id or record.name
     if not isinstance(request_values, dict) or not isinstance(folder, str):
         raise RequestInvalid(
-            [f"{name}: its record does not tell what was asked for; it is of a function, or too old"],
-            hint="submit it once more by hand",
+            [
+                (
+                    f"{name}: the record does not contain the request; the run is a Python function, or its "
+                    "record is too old"
+                )
+            ],
+            hint="submit the run again with dtslurm submit",
         )
     if not Path(folder).is_dir():
-        raise RequestInvalid([f"{name} was submitted in {folder}, which is gone"])
+        raise RequestInvalid([f"{name} was submitted from {folder}, which does not exist any more"])
     request = _build_request(request_values)
     if request_values.get("trials"):
         trials = request_values["trials"]
@@ -146,12 +151,18 @@ def _refuse_active_writers(context: Context, record: JobRecord, task: str | None
         if status.state is JobState.UNKNOWN:
             reason = view.trouble or status.reason or "there is no evidence"
             raise RequestInvalid(
-                [f"whether {job} is over is not known ({reason}), and it writes its checkpoints to {folder}"],
-                hint=f"once you know that it is over, submit anew with --env {CHECKPOINTS}={folder}",
+                [
+                    (
+                        f"it is not known whether {job} has ended ({reason}), and this job writes its "
+                        f"checkpoints to {folder}"
+                    )
+                ],
+                hint="when you know that the job has ended, submit a new run with --env "
+                f"{CHECKPOINTS}={folder}",
             )
         raise RequestInvalid(
-            [f"{job} is {status.word}, and writes its checkpoints to {folder}"],
-            hint=f"cancel it first: dtslurm cancel {selector_arguments(context, view.record)}",
+            [f"{job} is {status.word}, and it writes its checkpoints to {folder}"],
+            hint=f"cancel the job first: dtslurm cancel {selector_arguments(context, view.record)}",
         )
 
 

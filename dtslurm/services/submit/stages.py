@@ -132,4 +132,4 @@ def _cancel_queued(context: Context, queued: Sequence[JobRecord]) -> str:
         control.change_jobs(context, "cancel", [record.token for record in queued if record.job_id])
     except DtslurmError as error:
         return f"{', '.join(job_ids)} were queued before, and could not be cancelled: {error.message}"
-    return f"{', '.join(job_ids)} were queued before it and are cancelled again: nothing of this runs"
+    return f"{', '.join(job_ids)} were queued before and are cancelled again, so no stage runs"

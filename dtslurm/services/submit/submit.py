@@ -176,7 +176,7 @@ def _queue(
             known=KnownObjects.of(hash_cache(context), cluster.name, parcel.objects),
         )
         if completed is None:
-            raise TransportError("the run directory was put in place, but nothing was queued")
+            raise TransportError("the run directory was created, but no job was queued")
         return completed
 
     with kept.under_way():

@@ -73,7 +73,8 @@ def trials_of(sweep: Sweep) -> Iterator[Trial]:
             if name in names:
                 raise RequestInvalid(
                     [f"trials {names[name]} and {number} of the sweep have the same name: {name}"],
-                    hint="sweep.name must mention what tells them apart; a value is in a list only once",
+                    hint="use in sweep.name a variable that differs between these trials, and list each "
+                    "value only once",
                 )
             names[name] = number
             yield Trial(number, name, values)
@@ -105,8 +106,8 @@ def plan_sweep(
     count = sweep.size()
     if count > _CONFIRM_ABOVE and not confirm(f"The sweep has {count:,} points. Queue them all?"):
         raise RequestInvalid(
-            [f"the sweep has {count:,} points; nothing was queued"],
-            hint="--yes queues them all; random: with samples: draws some of them",
+            [f"the sweep has {count:,} points, and no job was queued"],
+            hint="--yes queues all points; random: with samples: draws a part of them",
         )
     per_task, problems = _trials_per_task(request, sweep)
     if problems:
@@ -140,7 +141,7 @@ def arrays(
     size = (cluster.profile.slurm.max_array_size or _DEFAULT_ARRAY_SIZE) * settings["per_task"]
     first_trials = list(islice(trials, size))
     if not first_trials:
-        raise RequestInvalid(["when and unless of the sweep leave no point"])
+        raise RequestInvalid(["when and unless of the sweep exclude every point"])
     return PlannedSweep(
         _prepare_array(context, request, settings, first_trials), request, settings, trials, size
     )
@@ -152,13 +153,13 @@ def _trials_per_task(request: JobRequest, sweep: Sweep) -> tuple[int, list[str]]
         return 1, []
     problems = []
     if request.nodes not in {None, 1}:
-        problems.append("trials that share a node have one node: nodes must be 1")
+        problems.append("trials that share a node run on one node: set nodes to 1")
     if request.ntasks_per_node is not None:
-        problems.append("trials that share a node are one process each: leave ntasks_per_node out")
+        problems.append("trials that share a node run one process each: remove ntasks_per_node")
     if request.launcher not in {None, "srun", "single"}:
         problems.append(f"trials that share a node are started by srun, not by {request.launcher}")
     if sweep.trials_per_gpu is not None and not request.gpus_per_node:
-        problems.append("trials_per_gpu: say by gpus_per_node how many GPUs an array task has")
+        problems.append("trials_per_gpu needs gpus_per_node, the number of GPUs of an array task")
     count = sweep.trials_per_node or (sweep.trials_per_gpu or 1) * (request.gpus_per_node or 1)
     return count, problems
 

@@ -72,7 +72,7 @@ def _build_summary(found: SweepView) -> list[tuple[str, str]]:
 
 
 def _failure_row(trial: TrialView) -> dict[str, str]:
-    return {"name": safe(trial.name), "cause": safe(trial.cause) or "no record of its end", "job": trial.job}
+    return {"name": safe(trial.name), "cause": safe(trial.cause) or "end not recorded", "job": trial.job}
 
 
 def _trial_row(trial: TrialView, names: Sequence[str]) -> dict[str, object]:

@@ -170,7 +170,7 @@ def _build_trials(
 def _load_members(context: Context, record: JobRecord) -> tuple[JobRecord, list[JobRecord]]:
     """Return the first run of a sweep, and all runs of the sweep in the order of submission."""
     if not record.sweep:
-        raise RequestInvalid([f"job {record.job_id or record.name} is no sweep; dtslurm status shows it"])
+        raise RequestInvalid([f"job {record.job_id or record.name} is not a sweep; dtslurm status shows it"])
     head = (
         record if record.run_dir == record.sweep else find(context, Path(record.sweep).name, record.cluster)
     )
@@ -184,7 +184,7 @@ def _load_members(context: Context, record: JobRecord) -> tuple[JobRecord, list[
         try:
             records.append(RunDir(Path(folder)).load())
         except StoreError:
-            raise JobNotFound(f"{folder}, a run of this sweep, is gone") from None
+            raise JobNotFound(f"{folder}, a run directory of this sweep, does not exist any more") from None
     return head, records
 
 
@@ -298,8 +298,8 @@ def resume(
     with try_lock(Path(head.folder) / _RESUME_LOCK) as has_lock:
         if not has_lock:
             raise RequestInvalid(
-                [f"{selector}: another dtslurm is resuming this sweep just now; nothing was queued"],
-                hint=f"dtslurm sweep status {selector} shows what it has queued, once it is done",
+                [f"{selector}: another dtslurm process is resuming this sweep; no job was queued"],
+                hint=f"dtslurm sweep status {selector} shows the new jobs when that process has ended",
             )
         return _resume(context, selector, cluster, progress, [] if records is None else records)
 
@@ -311,7 +311,7 @@ def _resume(
     waiting = [trial for trial in sweep.trials if trial.state in {WAITING, RUNNING}]
     if waiting:
         raise RequestInvalid(
-            [f"{selector}: {pluralize(len(waiting), 'trial')} still to run"],
+            [f"{selector}: {pluralize(len(waiting), 'trial')} pending or running"],
             hint=f"dtslurm sweep status {selector} shows them; dtslurm sweep stop {selector} ends them",
         )
     unfinished = [trial for trial in sweep.trials if trial.state in {FAILED, NEVER}]

@@ -202,7 +202,7 @@ class Context:
         if sbatch is None:
             return "local", "no Slurm on this machine"
         if not is_configured(sbatch, self.env):
-            return "local", f"{sbatch} is there, but no slurm.conf"
+            return "local", f"{sbatch} exists, but there is no slurm.conf"
         return "slurm", "the Slurm on this machine"
 
     def cluster(self, name: str | None = None, transport: str | None = None) -> ActiveCluster:
@@ -249,7 +249,8 @@ class Context:
         if untrusted:
             raise RequestInvalid(
                 [f"you have not trusted this profile: {name}" for name in untrusted],
-                hint=f"it says where your jobs and logins go; {trust.HINT} {' '.join(map(quote, untrusted))}",
+                hint=f"a profile determines the destination of your jobs and logins; {trust.HINT} "
+                f"{' '.join(map(quote, untrusted))}",
             )
 
     def cluster_without_profile(self, host: str | None, transport: str | None = None) -> ActiveCluster:
@@ -272,7 +273,7 @@ class Context:
                 from dtslurm.transport.connect import connect
 
                 link = connect(host, transport=transport, env=self.env, prompt=self.prompt)
-            chosen_by = "as asked" if host else "the Slurm on this machine"
+            chosen_by = "as requested" if host else "the Slurm on this machine"
             scheduler = self._make_scheduler(profile.access, link, key, Path())
             loaded = LoadedProfile(profile=profile, path=Path())
             self._clusters[key] = ActiveCluster(loaded, scheduler, link, chosen_by)
@@ -296,8 +297,10 @@ class Context:
         if transport == "local" or (transport == "auto" and (is_local or not access.host)):
             return self.transport, ""
         if is_local or not access.host:
-            reason = "its scheduler is local" if access.host else "its profile names no login.host"
-            raise RequestInvalid([f"cluster {access.name} cannot be reached by {transport}: {reason}"])
+            reason = "its scheduler is local" if access.host else "its profile has no login.host"
+            raise RequestInvalid(
+                [(f"cluster {access.name} cannot be reached with transport {transport}: {reason}")]
+            )
         from dtslurm.transport.connect import connect, real_name
 
         is_ambiguous = transport == "auto" and self._has_slurm()
@@ -313,7 +316,7 @@ class Context:
         return (
             (self.transport, reason)
             if reason
-            else (link, "nothing tells that this machine's Slurm is its own")
+            else (link, "this machine's Slurm was not recognised as the cluster's Slurm")
         )
 
     def _has_slurm(self) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dtslurm.services.wiring.context import ActiveCluster, Context
 
 _CACHE_TTL_S = 86400.0
-NO_PYTHON = "name one by login.python in the cluster's profile"
+NO_PYTHON = "set login.python in the cluster's profile"
 
 # A login shell sets the site's variables ($SCRATCH, $WORK). The newline before each key separates it from
 # anything that the shell's start-up files print.
@@ -95,7 +95,7 @@ def query_login_node(context: Context, cluster: ActiveCluster, names: Sequence[s
     login_node = _parse_login_node(answer.stdout, context.clock())
     if login_node is None:
         raise TransportError(
-            f"{cluster.transport.host} does not tell where its home folder is",
+            f"cannot find the home folder on {cluster.transport.host}",
             evidence=[*answer.stdout.splitlines()[-5:], *answer.stderr.splitlines()[-5:]],
         )
     with contextlib.suppress(StoreError):  # the next call asks the login node again
@@ -112,9 +112,7 @@ def find_remote_python(context: Context, cluster: ActiveCluster) -> str:
     """
     python = query_login_node(context, cluster).python
     if not python:
-        raise CommandNotFound(
-            f"there is no Python of version 3.6 or later on {cluster.transport.host}", hint=NO_PYTHON
-        )
+        raise CommandNotFound(f"{cluster.transport.host} has no Python 3.6 or later", hint=NO_PYTHON)
     return python
 
 

@@ -75,7 +75,7 @@ def _unpacked(mark: str, stdout: str, stderr: str) -> dict[str, Any]:
             data = base64.b64decode(line[len(mark) :], validate=True)
             return answers.parse_object(answers.unpack(data, sender), sender)
     raise TransportError(
-        "the run's files could not be read where they are",
+        "the files of the run could not be read on the login node",
         evidence=stderr.splitlines()[-5:],
-        hint="Python 3.6 or later is needed there; login.python in the profile names one",
+        hint="the login node needs Python 3.6 or later; set its path with login.python in the profile",
     )

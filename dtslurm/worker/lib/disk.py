@@ -81,12 +81,13 @@ def swappable(folder: bytes) -> str:
     """
     path = os.path.realpath(folder)
     if os.stat(path).st_uid not in (0, os.geteuid()):
-        return "{} belongs to another user, who may swap the files of your runs".format(text(path))
+        return "{} belongs to another user, who could replace the files of your runs".format(text(path))
     while True:
         mode = os.stat(path).st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             message = (
-                "every user there may swap the files of runs: {} is writable by all, without the sticky bit"
+                "every user could replace the files of your runs: {} is writable by all users and "
+                "has no sticky bit"
             )
             return message.format(text(path))
         if path == os.path.dirname(path):
