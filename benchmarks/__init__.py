@@ -1,1 +1,1 @@
-"""Figures beside the peers', as ratios of one run on one machine."""
+"""Benchmarks of dtslurm and of similar tools, compared by ratios within a run on the same machine."""

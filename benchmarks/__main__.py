@@ -1,7 +1,8 @@
-"""``python -m benchmarks [NAME]...`` runs benchmarks, all unless named, and writes down what they printed.
+"""``python -m benchmarks [NAME]...`` runs the named benchmarks, or all of them, and stores their output.
 
-Each runs in a process of its own; one that fails is written down as failed. The results go to
-`docs/benchmarks.json`, of which docs/benchmarks.md is made; those that were not run stay as they were.
+Each benchmark runs in a separate process; a benchmark that fails is stored as failed. The results are written
+to `docs/benchmarks.json`, from which docs/benchmarks.md is generated. Results of other benchmarks are not
+changed.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from benchmarks import page
-from benchmarks.figures import HANDED
+from benchmarks.charts import CHARTS_FILE
 from benchmarks.page import RESULTS, ROOT
 from dtslurm.services.clusters.git_version import state_of_checkout
 from tests.lab.software import SlurmUnavailable, find
 
-# In the order of the page; what each is about is the first line of its module.
+# In the order of the page, which takes the description of each benchmark from the docstring of its module.
 NAMES = (
     "startup",
     "install",
@@ -46,84 +47,86 @@ NAMES = (
     "scale",
     "planner",
 )
-LONGEST_S = 3600
+TIMEOUT_S = 3600
 
 
 def main() -> int:
-    """Run the benchmarks named; return 1 if one failed."""
+    """Run the named benchmarks; return 1 if a benchmark failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
     names = parser.parse_args().names or list(NAMES)
     if unknown := sorted(set(names) - set(NAMES)):
-        parser.error(f"no benchmark {', '.join(unknown)}; there are: {', '.join(NAMES)}")
+        parser.error(f"unknown benchmark: {', '.join(unknown)}. Use names from this list: {', '.join(NAMES)}")
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    commit = state_of_checkout().strip(" ()").removeprefix("commit ")  # before the results change it
+    commit = (
+        state_of_checkout().strip(" ()").removeprefix("commit ")
+    )  # before the results modify the checkout
     for name in names:
         print(f"\n== {name}", flush=True)
-        results[name] = {**measured(name), "commit": commit}
+        results[name] = {**run_benchmark(name), "commit": commit}
         print(results[name]["output"])
-        results = {one: results[one] for one in sorted(results, key=_place)}
+        results = {key: results[key] for key in sorted(results, key=_position)}
         RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
-    page.write()
+    page.write_page()
     return int(any(not results[name]["ok"] for name in names))
 
 
-def _place(name: str) -> int:
+def _position(name: str) -> int:
     return NAMES.index(name) if name in NAMES else len(NAMES)
 
 
-def measured(name: str) -> dict[str, object]:
-    """Run one benchmark; return what it printed, on which machine and when."""
-    began, load = time.monotonic(), os.getloadavg()[0]
-    handed = Path(tempfile.mkdtemp(prefix="dtslurm-benchmark-"), "charts.json")
+def run_benchmark(name: str) -> dict[str, object]:
+    """Run a benchmark; return its output and charts, the machine, the date, the load and the duration."""
+    start, load = time.monotonic(), os.getloadavg()[0]
+    charts_file = Path(tempfile.mkdtemp(prefix="dtslurm-benchmark-"), "charts.json")
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", f"benchmarks.{name}"],
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=LONGEST_S,
-            env={**os.environ, HANDED: str(handed)},
+            timeout=TIMEOUT_S,
+            env={**os.environ, CHARTS_FILE: str(charts_file)},
             check=False,
         )
-        ok, output = done.returncode == 0, done.stdout
+        ok, output = process.returncode == 0, process.stdout
         if not ok:
-            output += f"failed with exit code {done.returncode}\n{done.stderr[-2000:]}"
+            output += f"failed with exit code {process.returncode}\n{process.stderr[-2000:]}"
     except subprocess.TimeoutExpired:
-        ok, output = False, f"not over after {LONGEST_S} s\n"
-    charts = json.loads(handed.read_text()) if handed.exists() else []
-    shutil.rmtree(handed.parent)
+        ok, output = False, f"stopped after {TIMEOUT_S} s\n"
+    charts = json.loads(charts_file.read_text()) if charts_file.exists() else []
+    shutil.rmtree(charts_file.parent)
     return {
         "ok": ok,
         "output": output.replace(str(ROOT), "."),
         "charts": charts,
-        "seconds": round(time.monotonic() - began),
+        "seconds": round(time.monotonic() - start),
         "load": round(load, 1),
         "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
-        "machine": machine(),
+        "machine": describe_machine(),
     }
 
 
-def machine() -> str:
-    """Return the machine in words."""
+def describe_machine() -> str:
+    """Return the CPUs, the memory, and the versions of the system, Python and Slurm."""
     cpus = [
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines()
         if line.startswith("model name")
     ]
-    pages = Path("/proc/meminfo").read_text().split()[1]
+    memory_kib = Path("/proc/meminfo").read_text().split()[1]
     system = platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
-    words = (
+    parts = (
         f"{len(cpus)} x {cpus[0] if cpus else platform.machine()}",
-        f"{int(pages) >> 20} GiB",
+        f"{int(memory_kib) >> 20} GiB",
         f"{system}, Linux {platform.release()}",
         f"Python {platform.python_version()}",
     )
-    return ", ".join([*words, slurm()])
+    return ", ".join([*parts, slurm_version()])
 
 
-def slurm() -> str:
-    """Return which Slurm the benchmarks bring up."""
+def slurm_version() -> str:
+    """Return the version of the Slurm that the benchmarks start."""
     try:
         return f"Slurm {find().version()}"
     except SlurmUnavailable:

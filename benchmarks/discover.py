@@ -1,7 +1,10 @@
-"""What describing a cluster of 1,000 nodes of five kinds costs: seconds, and requests by Slurm's own count.
+"""The cost of describing a cluster of 1,000 nodes of five types: seconds, and requests to the controller.
 
-``python -m benchmarks.discover`` brings up a Slurm of its own; its nodes but one are in slurm.conf alone.
-Beside it: the listings of Slurm's own that people write profiles from.
+The benchmark starts a Slurm with 1,000 nodes, of which all but one exist only in slurm.conf. It measures
+`dtslurm cluster discover` without and with a probe job, beside the listing commands of Slurm from which a
+profile can be written by hand. The requests are counted by Slurm itself (`sdiag`).
+
+Run it with ``python -m benchmarks.discover``.
 """
 
 from __future__ import annotations
@@ -20,15 +23,35 @@ ROUNDS = 5
 DTSLURM = [sys.executable, "-m", "dtslurm", "cluster", "discover"]
 
 
-def measure(lab: ManyNodes, argv: Sequence[str], env: dict[str, str], rounds: int) -> tuple[float, float]:
-    """Return the median of seconds, and the requests of one run."""
-    took = []
-    before = sum(lab.asked().values())
+def time_command(
+    lab: ManyNodes, argv: Sequence[str], env: dict[str, str], rounds: int
+) -> tuple[float, float]:
+    """Return the median seconds and the mean number of requests of a command."""
+    times = []
+    requests_before = sum(lab.asked().values())
     for _ in range(rounds):
-        begin = time.monotonic()
+        start = time.monotonic()
         subprocess.run(list(argv), env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        took.append(time.monotonic() - begin)
-    return statistics.median(took), (sum(lab.asked().values()) - before) / rounds
+        times.append(time.monotonic() - start)
+    return statistics.median(times), (sum(lab.asked().values()) - requests_before) / rounds
+
+
+def measure(lab: ManyNodes, folder: Path) -> list[tuple[str, float, float]]:
+    """Return (name, seconds, requests) of each command."""
+    folder.mkdir()
+    variables = {"DTSLURM_RUN_ROOT": str(folder / "runs"), "PYTHONPATH": str(Path(__file__).parents[1])}
+    variables |= {f"XDG_{kind}_HOME": str(folder / kind) for kind in ("STATE", "CACHE", "CONFIG")}
+    env = {**lab.environ(), **variables}
+    listings = [
+        "sh",
+        "-c",
+        "sinfo -N -o '%N %P %c %m %G %f'; scontrol show node; scontrol show partition",
+    ]
+    return [
+        ("dtslurm cluster discover --no-probe", *time_command(lab, [*DTSLURM, "--no-probe"], env, ROUNDS)),
+        ("dtslurm cluster discover, one probe job", *time_command(lab, [*DTSLURM, "-p", "short"], env, 2)),
+        ("sinfo -N, scontrol show node, partition", *time_command(lab, listings, env, ROUNDS)),
+    ]
 
 
 def main() -> None:
@@ -36,28 +59,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="dtslurm-lab-", dir="/tmp") as name:
         lab = ManyNodes(Path(name))
         with lab:
-            rows = measured(lab, Path(name) / "user")
-    print(f"{'1,000 nodes of five kinds':42} {'s':>6} {'requests'}")
-    for what, seconds, requests in rows:
-        print(f"  {what:40} {seconds:6.2f} {requests:6.1f}")
-
-
-def measured(lab: ManyNodes, folder: Path) -> list[tuple[str, float, float]]:
-    """Return (what, seconds, requests) of each way."""
-    folder.mkdir()
-    own = {"DTSLURM_RUN_ROOT": str(folder / "runs"), "PYTHONPATH": str(Path(__file__).parents[1])}
-    own |= {f"XDG_{kind}_HOME": str(folder / kind) for kind in ("STATE", "CACHE", "CONFIG")}
-    env = {**lab.environ(), **own}
-    listings = [
-        "sh",
-        "-c",
-        "sinfo -N -o '%N %P %c %m %G %f'; scontrol show node; scontrol show partition",
-    ]
-    return [
-        ("dtslurm cluster discover --no-probe", *measure(lab, [*DTSLURM, "--no-probe"], env, ROUNDS)),
-        ("dtslurm cluster discover, one probe job", *measure(lab, [*DTSLURM, "-p", "short"], env, 2)),
-        ("sinfo -N, scontrol show node, partition", *measure(lab, listings, env, ROUNDS)),
-    ]
+            rows = measure(lab, Path(name) / "user")
+    print(f"{'1,000 nodes of five types':42} {'s':>6} {'requests'}")
+    for command, seconds, requests in rows:
+        print(f"  {command:40} {seconds:6.2f} {requests:6.1f}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,17 @@
-"""How fast, how late and how cheaply the logs of many ranks come, beside ``tail`` on the same files.
+"""The throughput, latency and CPU cost of following the logs of many ranks, beside ``tail`` on the files.
 
-``python -m benchmarks.logs [--local | --ssh HOST] [--files N]...`` prints tables, over an SSH server of its
-own unless told otherwise; ``--ssh`` takes a name that ssh knows, whose disk is this one's (loopback).
-Each line carries its rank, a number and a checksum; what is lost, torn or doubled is counted and shown, for
-peers too. On a machine that does other things, too, the seconds of CPU that 100 MB cost tell more than MB/s.
+The benchmark writes one log file for each rank and follows all files over an SSH server on this machine. It
+prints three tables:
+
+- the throughput, and the CPU time on the local side, for 200 MB in all files: dtslurm's merged stream, the
+  same stream printed as by `dtslurm logs`, one ``tail`` over all files, and one ``tail`` for each file. Each
+  line contains its rank, a number and a checksum; the column faults counts lines that are lost, torn,
+  duplicated or out of order. On a busy machine the CPU time is more reliable than the throughput.
+- the latency from the write of a line to its arrival.
+- the CPU time and the memory of the log tailer, the process that reads the files, while they do not grow.
+
+Run it with ``python -m benchmarks.logs [--local | --ssh HOST] [--files N]...``. HOST must be a name for this
+machine that ssh knows.
 """
 
 from __future__ import annotations
@@ -36,12 +44,12 @@ from tests.sshd.servers import ssh_lab
 
 TOTAL = 200_000_000
 ROUNDS = 3
-MOST_TAILS = 1000  # processes
+MAX_TAILS = 1000  # processes
 
 
 @contextmanager
 def run_folder(files: int) -> Iterator[tuple[Path, list[Path]]]:
-    """Give an empty run of so many ranks on this machine's own disk."""
+    """Yield an empty run directory on the local disk, and the log files of this many ranks."""
     with tempfile.TemporaryDirectory(prefix="dtslurm-bench-") as name:
         run = Path(name)
         logs = run / "logs" / "0"
@@ -59,31 +67,31 @@ def line(rank: int, number: int) -> bytes:
 
 
 def fill(paths: Sequence[Path], total: int) -> int:
-    """Write so many bytes in all; return how many lines each has."""
+    """Write this many bytes in total; return the number of lines of each file."""
     each = total // len(paths) // 100
     for rank, path in enumerate(paths):
         path.write_bytes(b"".join(line(rank, number) for number in range(each)))
     return each
 
 
-def faults(lines: Iterator[bytes], files: int, each: int) -> int:
-    """Count lines that are torn, doubled, out of order or missing."""
-    wrong = 0
+def count_faults(lines: Iterator[bytes], files: int, each: int) -> int:
+    """Return the number of lines that are torn, duplicated, out of order or missing."""
+    count = 0
     expected = [0] * files
     for text in lines:
         body, _, crc = text.rpartition(b" ")
         words = body.split(b" ", 2)
         if f"{zlib.crc32(body):08x}".encode() != crc:
-            wrong += 1
+            count += 1
             continue
         rank, number = int(words[0]), int(words[1])
-        wrong += number != expected[rank]
+        count += number != expected[rank]
         expected[rank] = number + 1
-    return wrong + sum(each - got for got in expected)
+    return count + sum(each - lines_read for lines_read in expected)
 
 
-def prefix_of(ssh: str | None) -> list[str]:
-    """Return the words that start a peer on the same machine."""
+def ssh_prefix(ssh: str | None) -> list[str]:
+    """Return the arguments that precede the command of a peer."""
     return [] if ssh is None else ["ssh", *_ssh_options(), ssh, "--"]
 
 
@@ -92,11 +100,11 @@ def _ssh_options() -> list[str]:
     return ["-o", "BatchMode=yes", *(["-F", config] if config else [])]
 
 
-# ---- Throughput: what is there when one begins to follow, and arrives while one does ----
+# ---- Throughput: files that are complete when the follower starts ----
 
 
 def read_all(transport: Transport, run: Path, total: int, use: Callable[[LogBlock], object]) -> float:
-    """Return the seconds in which everything came through ``use``."""
+    """Pass all bytes of the logs to ``use``; return the seconds that this takes."""
     begin = time.perf_counter()
     got = 0
     with LogStream(transport, LogRequest(str(run))) as stream:
@@ -108,8 +116,8 @@ def read_all(transport: Transport, run: Path, total: int, use: Callable[[LogBloc
     return time.perf_counter() - begin
 
 
-def peer_all(argv: Sequence[str], files: int, total: int) -> tuple[float, int | None]:
-    """Return seconds and faults of one ``tail`` over all files."""
+def read_all_with_peer(argv: Sequence[str], files: int, total: int) -> tuple[float, int | None]:
+    """Return the seconds and the faults of a command that prints all files."""
     begin = time.perf_counter()
     with subprocess.Popen(list(argv), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
@@ -119,57 +127,57 @@ def peer_all(argv: Sequence[str], files: int, total: int) -> tuple[float, int | 
             got += len(chunk)
         seconds = time.perf_counter() - begin
         process.terminate()
-    return seconds, faults(iter(b"".join(chunks).splitlines()), files, total // files // 100)
+    return seconds, count_faults(iter(b"".join(chunks).splitlines()), files, total // files // 100)
 
 
-def throughput(transport: Transport, ssh: str | None, files: int) -> list[dict[str, Any]]:
-    """Return MB/s of each way, best of some rounds that take turns."""
+def measure_throughput(transport: Transport, ssh: str | None, files: int) -> list[dict[str, Any]]:
+    """Return the throughput of each method, the best of several alternating rounds."""
     rows: dict[str, dict[str, Any]] = {}
 
     def note(name: str, work: Callable[[], tuple[float, int | None]]) -> None:
-        fresh = {"what": name, "files": files, "MB/s": 0.0, "CPU s for 100 MB": 1e9, "faults": None}
-        row = rows.setdefault(name, fresh)
+        empty = {"method": name, "files": files, "MB/s": 0.0, "CPU s for 100 MB": 1e9, "faults": None}
+        row = rows.setdefault(name, empty)
         before = cpu_seconds()
-        seconds, wrong = work()
+        seconds, faults = work()
         cost = (cpu_seconds() - before) / total * 1e8
         row["MB/s"] = max(row["MB/s"], round(total / seconds / 1e6, 1))
         row["CPU s for 100 MB"] = min(row["CPU s for 100 MB"], round(cost, 2))
-        if wrong is not None:
-            row["faults"] = wrong
+        if faults is not None:
+            row["faults"] = faults
 
     with run_folder(files) as (run, paths):
         each = fill(paths, TOTAL)
         total = each * files * 100
         list_file = run / "names"
         list_file.write_bytes(b"\0".join(os.fsencode(path) for path in paths))
-        start = prefix_of(ssh)
+        start = ssh_prefix(ssh)
         one = [*start, *_shell(f"xargs -s 1900000 -0 -a {list_file} -n {files} tail -qF -n +1", ssh)]
         many = [*start, *_shell(f"xargs -0 -a {list_file} -n 1 -P {files} tail -F -n +1", ssh)]
         with Path(os.devnull).open("w") as sink:
             blocks: list[LogBlock] = []
             read_all(transport, run, total, blocks.append)
-            wrong = faults((text for block in blocks for text in block.data.splitlines()), files, each)
+            faults = count_faults((text for block in blocks for text in block.data.splitlines()), files, each)
             blocks.clear()
             for _ in range(ROUNDS):
-                note("dtslurm, merged", lambda: (read_all(transport, run, total, nothing), wrong))
+                note("dtslurm, merged", lambda: (read_all(transport, run, total, discard), faults))
                 note("dtslurm, printed", lambda: (read_all(transport, run, total, printer(sink)), None))
-                note("tail -qF (ranks not told apart)", lambda: peer_all(one, files, total))
-                if files <= MOST_TAILS:
-                    note("N x tail -F", lambda: peer_all(many, files, total))
+                note("tail -qF (lines without rank)", lambda: read_all_with_peer(one, files, total))
+                if files <= MAX_TAILS:
+                    note("N x tail -F", lambda: read_all_with_peer(many, files, total))
     return list(rows.values())
 
 
-def nothing(block: LogBlock) -> None:
-    """Do nothing with lines."""
+def discard(block: LogBlock) -> None:
+    """Discard lines."""
 
 
 def printer(sink: TextIO) -> Callable[[LogBlock], object]:
-    """Return what `dtslurm logs` does with lines where its output is a pipe."""
+    """Return a function that prints lines as `dtslurm logs` does if its output is a pipe."""
     return lambda block: sink.write(prefixed(block))
 
 
 def cpu_seconds() -> float:
-    """Return the time that this process and its ended children have used (over SSH: those on this side)."""
+    """Return the CPU seconds of this process and its ended children, which over SSH are the local ones."""
     uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(use.ru_utime + use.ru_stime for use in uses)
 
@@ -182,7 +190,7 @@ def _shell(script: str, ssh: str | None) -> list[str]:
 
 
 def stamped_writer(paths: Sequence[Path], stop: threading.Event, period: float) -> None:
-    """Have every file get a line with its time once in ``period`` seconds, spread over it."""
+    """Write a line with the current time to every file once in ``period`` seconds, at regular intervals."""
     files = [path.open("ab", buffering=0) for path in paths]
     begin, count = time.monotonic(), 0
     while not stop.is_set():
@@ -196,20 +204,22 @@ def stamped_writer(paths: Sequence[Path], stop: threading.Event, period: float) 
         file.close()
 
 
-def delays(lines: Iterator[bytes]) -> list[float]:
-    """Return how old each line is now, in milliseconds."""
+def ages_in_ms(lines: Iterator[bytes]) -> list[float]:
+    """Return the age of each line in milliseconds."""
     now = time.monotonic_ns()
     return [(now - int(text[3:])) / 1e6 for text in lines if text.startswith(b"at ")]
 
 
-def latency(transport: Transport, ssh: str | None, files: int, seconds: float = 15.0) -> list[dict[str, Any]]:
-    """Return p50 and p99 in milliseconds, with every file written once in two seconds."""
+def measure_latency(
+    transport: Transport, ssh: str | None, files: int, seconds: float = 15.0
+) -> list[dict[str, Any]]:
+    """Return p50 and p99 in milliseconds while a line is written to every file once in two seconds."""
     rows = []
     for name in ("dtslurm", "tail -qF"):
         with run_folder(files) as (run, paths):
             stop = threading.Event()
             writer = threading.Thread(target=stamped_writer, args=[paths, stop, 2.0])
-            found: list[float] = []
+            ages: list[float] = []
             end = time.monotonic() + seconds
             try:
                 if name == "dtslurm":
@@ -220,30 +230,30 @@ def latency(transport: Transport, ssh: str | None, files: int, seconds: float = 
                         while time.monotonic() < end:
                             for item in stream.read(0.1):
                                 if isinstance(item, LogBlock):
-                                    found += delays(iter(item.data.splitlines()))
+                                    ages += ages_in_ms(iter(item.data.splitlines()))
                 else:
                     (run / "names").write_bytes(b"\0".join(os.fsencode(path) for path in paths))
                     script = f"xargs -s 1900000 -0 -a {run / 'names'} -n {files} tail -qF -n 0"
-                    argv = [*prefix_of(ssh), *_shell(script, ssh)]
+                    argv = [*ssh_prefix(ssh), *_shell(script, ssh)]
                     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
                         assert process.stdout is not None
                         os.set_blocking(process.stdout.fileno(), False)
                         time.sleep(1.0)
                         writer.start()
                         while time.monotonic() < end:
-                            found += delays(iter((process.stdout.read() or b"").splitlines()))
+                            ages += ages_in_ms(iter((process.stdout.read() or b"").splitlines()))
                             time.sleep(0.005)
                         process.kill()
             finally:
                 stop.set()
                 if writer.is_alive():
                     writer.join()
-        cuts = statistics.quantiles(found, n=100)
+        cuts = statistics.quantiles(ages, n=100)
         rows.append(
             {
-                "what": name,
+                "method": name,
                 "files": files,
-                "lines": len(found),
+                "lines": len(ages),
                 "p50 ms": round(cuts[49]),
                 "p99 ms": round(cuts[98]),
             }
@@ -254,38 +264,40 @@ def latency(transport: Transport, ssh: str | None, files: int, seconds: float = 
 # ---- Idle: files that do not grow ----
 
 
-def idle(files: int, seconds: float = 20.0) -> dict[str, Any]:
-    """Return what the far side costs while nothing happens: percent of a core, MB of memory."""
+def measure_idle_tailer(files: int, seconds: float = 20.0) -> dict[str, Any]:
+    """Return the CPU time and the memory of the log tailer while the files do not grow."""
     with run_folder(files) as (run, paths):
         for path in paths:
             path.write_bytes(b"one line\n")
         with LogStream(connect(None), LogRequest(str(run))) as stream:
             while Mark.CAUGHT_UP not in stream.read(1.0):
                 pass
-            (far,) = [
-                one
-                for one in psutil.Process().children(recursive=True)
-                if "main()" in " ".join(one.cmdline())
+            (tailer,) = [
+                process
+                for process in psutil.Process().children(recursive=True)
+                if "main()" in " ".join(process.cmdline())
             ]
-            calm = time.monotonic() + 8.0  # the files count as active for a while after they were found
-            while time.monotonic() < calm:
+            settled = (
+                time.monotonic() + 8.0
+            )  # the tailer checks files more often for a while after it opens them
+            while time.monotonic() < settled:
                 stream.read(0.5)
-            before, begin = sum(far.cpu_times()[:2]), time.monotonic()
+            before, begin = sum(tailer.cpu_times()[:2]), time.monotonic()
             while time.monotonic() < begin + seconds:
                 stream.read(0.5)
-            used = sum(far.cpu_times()[:2]) - before
-            memory = far.memory_info().rss / 1e6
+            used = sum(tailer.cpu_times()[:2]) - before
+            memory = tailer.memory_info().rss / 1e6
             percent = 100 * used / (time.monotonic() - begin)
     return {
-        "what": "far side, idle",
+        "process": "log tailer, idle",
         "files": files,
         "% of a core": round(percent, 2),
         "MB": round(memory, 1),
     }
 
 
-def table(rows: Sequence[dict[str, Any]]) -> None:
-    """Print rows of equal keys."""
+def print_table(rows: Sequence[dict[str, Any]]) -> None:
+    """Print rows with the same keys as a table."""
     keys = list(rows[0])
     cells = [keys, *([str(row[key]) if row[key] is not None else "-" for key in keys] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(keys))]
@@ -297,41 +309,41 @@ def table(rows: Sequence[dict[str, Any]]) -> None:
 def main() -> None:
     """Print the tables, or JSON with ``--json``."""
     parser = argparse.ArgumentParser(description=__doc__)
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--ssh", metavar="HOST")
-    where.add_argument("--local", action="store_true", help="without SSH")
+    target = parser.add_mutually_exclusive_group()
+    target.add_argument("--ssh", metavar="HOST")
+    target.add_argument("--local", action="store_true", help="without SSH")
     parser.add_argument("--files", type=int, action="append")
     parser.add_argument("--only", choices=["throughput", "latency", "idle"])
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
     if shutil.which("tail") is None:
-        sys.exit("tail is needed as a peer")
+        sys.exit("tail is not installed, but the benchmark compares with it. Install GNU coreutils.")
     sizes = chosen.files or [1000, 10_000]
     if chosen.local or chosen.ssh:
-        results = measured(chosen.ssh, sizes, chosen.only)
+        results = measure(chosen.ssh, sizes, chosen.only)
     else:
         with ssh_lab() as lab:
             lab.server("login", env={"HOME": str(lab.home("login"))})
             os.environ.update(lab.environ())
-            results = measured("login", sizes, chosen.only)
+            results = measure("login", sizes, chosen.only)
     if chosen.json:
         print(json.dumps({"schema": 1, "logs": results}, indent=1))
         return
     for rows in results.values():
-        table(rows)
+        print_table(rows)
 
 
-def measured(ssh: str | None, sizes: Sequence[int], only: str | None) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of each table."""
+def measure(ssh: str | None, sizes: Sequence[int], only: str | None) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of each table by its name."""
     results: dict[str, list[dict[str, Any]]] = {}
     transport = connect(ssh)
     for files in sizes:
         if only in {None, "throughput"}:
-            results.setdefault("throughput", []).extend(throughput(transport, ssh, files))
+            results.setdefault("throughput", []).extend(measure_throughput(transport, ssh, files))
         if only in {None, "latency"} and files <= 1000:
-            results.setdefault("latency", []).extend(latency(transport, ssh, files))
+            results.setdefault("latency", []).extend(measure_latency(transport, ssh, files))
         if only in {None, "idle"}:
-            results.setdefault("idle", []).append(idle(files))
+            results.setdefault("idle", []).append(measure_idle_tailer(files))
     transport.close()
     return results
 

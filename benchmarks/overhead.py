@@ -1,8 +1,12 @@
-"""What our script and supervisor cost a job, beside a script of two lines that one writes by hand.
+"""The overhead of dtslurm's batch script and supervisor in a job, beside a hand-written script of two lines.
 
-``python -m benchmarks.overhead`` queues the same training on a Slurm of its own in turns: by a bare script,
-by `dtslurm submit`, and with the supervisor in the job (`--max-restarts`). It tells the time from the call of
-sbatch to the first step, and that of a step of plain computing.
+The benchmark submits the same training script with three methods: as a bare batch script, by `dtslurm
+submit`, and by `dtslurm submit` with the supervisor in the job (`--max-restarts`). Every method starts the
+ranks with `srun`. The first chart shows the time from the call of sbatch to the first training step, the
+second chart the time of a step that only computes. The three jobs of a round run one after the other, in an
+order that changes from round to round.
+
+Run it with ``python -m benchmarks.overhead``.
 """
 
 from __future__ import annotations
@@ -17,11 +21,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.figures import chart, show
+from benchmarks.charts import compare_rounds, print_charts
 from tests.lab.cluster import SlurmLab
 
 ROUNDS = 7
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
+BARE = "bare script"
 TRAIN = """\
 import json, os, sys, time
 first, steps = time.time(), []
@@ -33,53 +38,53 @@ with open(sys.argv[1] + "~", "w") as file:
     json.dump([first, steps], file)
 os.rename(sys.argv[1] + "~", sys.argv[1])
 """
-BARE = """\
+BARE_SCRIPT = """\
 #!/bin/bash
 #SBATCH --nodes=1 --ntasks-per-node=1 --time=5
 srun {python} train.py "$1"
 """
-STAND_IN = """\
+SBATCH_WRAPPER = """\
 #!/bin/sh
 date +%s.%N >{folder}/called
 exec {sbatch} "$@"
 """
 
 
-def ways(lab: SlurmLab, folder: Path) -> dict[str, Callable[[Path], object]]:
-    """Return the ways to queue a training that tells its times in a file."""
+def submission_methods(lab: SlurmLab, folder: Path) -> dict[str, Callable[[Path], object]]:
+    """Return functions that submit a training job, which writes its times to the file of the argument."""
     (folder / "train.py").write_text(TRAIN)
-    (folder / "bare.sh").write_text(BARE.format(python=sys.executable))
-    programs = folder / "counted"
+    (folder / "bare.sh").write_text(BARE_SCRIPT.format(python=sys.executable))
+    programs = folder / "wrappers"
     programs.mkdir()
-    (programs / "sbatch").write_text(STAND_IN.format(folder=folder, sbatch=lab.program("sbatch")))
+    (programs / "sbatch").write_text(SBATCH_WRAPPER.format(folder=folder, sbatch=lab.program("sbatch")))
     (programs / "sbatch").chmod(0o755)
-    own = {"DTSLURM_RUN_ROOT": str(folder / "runs"), "PYTHONPATH": str(Path(__file__).parents[1])}
-    own |= {f"XDG_{kind}_HOME": str(folder / kind) for kind in ("STATE", "CACHE", "CONFIG")}
-    env = {**lab.environ(), **own}
+    variables = {"DTSLURM_RUN_ROOT": str(folder / "runs"), "PYTHONPATH": str(Path(__file__).parents[1])}
+    variables |= {f"XDG_{kind}_HOME": str(folder / kind) for kind in ("STATE", "CACHE", "CONFIG")}
+    env = {**lab.environ(), **variables}
     env["PATH"] = f"{programs}:{env['PATH']}"
 
     def run(*argv: str) -> None:
         subprocess.run(argv, env=env, cwd=folder, check=True, capture_output=True)
 
-    ours = (sys.executable, "-m", "dtslurm", "submit", "-l", "srun", "-t", "5", "--no-snapshot")
+    submit = (sys.executable, "-m", "dtslurm", "submit", "-l", "srun", "-t", "5", "--no-snapshot")
     return {
-        "bare script": lambda told: run("sbatch", "bare.sh", str(told)),
-        "dtslurm": lambda told: run(*ours, "--python", sys.executable, "train.py", str(told)),
-        "dtslurm, supervised": lambda told: run(
-            *ours, "--max-restarts", "3", "--python", sys.executable, "train.py", str(told)
+        BARE: lambda times_file: run("sbatch", "bare.sh", str(times_file)),
+        "dtslurm": lambda times_file: run(*submit, "--python", sys.executable, "train.py", str(times_file)),
+        "dtslurm, supervised": lambda times_file: run(
+            *submit, "--max-restarts", "3", "--python", sys.executable, "train.py", str(times_file)
         ),
     }
 
 
-def once(folder: Path, queue: Callable[[Path], object], told: Path) -> tuple[float, float]:
-    """Queue a training and wait for it; return seconds to its first step, and the milliseconds of a step."""
-    queue(told)
-    end = time.monotonic() + PATIENCE_S
-    while not told.exists():
+def time_job(folder: Path, submit: Callable[[Path], object], times_file: Path) -> tuple[float, float]:
+    """Submit a job and wait for it; return the seconds to its first step and the milliseconds of a step."""
+    submit(times_file)
+    end = time.monotonic() + TIMEOUT_S
+    while not times_file.exists():
         if time.monotonic() > end:
-            raise TimeoutError("it did not train")
+            raise TimeoutError(f"the job did not end within {TIMEOUT_S:.0f} s")
         time.sleep(0.1)
-    first, steps = json.loads(told.read_text())
+    first, steps = json.loads(times_file.read_text())
     return first - float((folder / "called").read_text()), statistics.median(steps) * 1000
 
 
@@ -88,28 +93,32 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="dtslurm-lab-", dir="/tmp") as name, SlurmLab(Path(name)) as lab:
         folder = Path(name) / "user"
         folder.mkdir()
-        queues = ways(lab, folder)
-        begins: dict[str, list[float]] = {way: [] for way in queues}
-        steps: dict[str, list[float]] = {way: [] for way in queues}
+        methods = submission_methods(lab, folder)
+        start_times: dict[str, list[float]] = {method: [] for method in methods}
+        step_times: dict[str, list[float]] = {method: [] for method in methods}
         failed: dict[str, str] = {}
-        for number in range(ROUNDS + 1):  # the first round warms up
-            for way, queue in queues.items():
+        for number in range(ROUNDS + 1):  # the first round warms up the page cache
+            # A job that follows a job of another kind may start later or earlier, so the order changes.
+            rotation = number % len(methods)
+            names = [*methods][rotation:] + [*methods][:rotation]
+            for method in names:
+                times_file = folder / f"{method}-{number}".replace(" ", "-")
                 try:
-                    begin, step = once(folder, queue, folder / f"{way}-{number}".replace(" ", "-"))
+                    start_time, step_time = time_job(folder, methods[method], times_file)
                 except (TimeoutError, subprocess.CalledProcessError) as error:
-                    failed[way] = str(error)
+                    failed[method] = str(error)
                     continue
                 if number:
-                    begins[way].append(begin)
-                    steps[way].append(step)
+                    start_times[method].append(start_time)
+                    step_times[method].append(step_time)
                 lab.wait_idle()
-    show(
+    print_charts(
         [
-            chart("From sbatch to the first step", "s", "bare script", begins, failed),
-            chart("A step of computing", "ms", "bare script", steps, failed),
+            compare_rounds("From sbatch to the first training step", "s", BARE, start_times, failed),
+            compare_rounds("A training step that only computes", "ms", BARE, step_times, failed),
         ]
     )
-    print(f"load when it ended: {os.getloadavg()[0]:.1f}")
+    print(f"load average at the end: {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What `benchmarks.recovery` trains: steps of 50 ms that all ranks make together, saved every ten steps.
+"""The training script of `benchmarks.recovery`: synchronized steps of 50 ms, a checkpoint every ten.
 
-No library is loaded, so that what is measured is the way back and not the start of the training code. It runs
-under every launcher: where it stands, it reads from the environment.
+It imports no library, so that the benchmark measures the recovery and not the start of the training code. It
+reads its rank and the world size from the environment, so that it runs under every launcher.
 """
 
 import json
@@ -14,20 +14,20 @@ from pathlib import Path
 STEPS, EVERY, FAULT_AT = 400, 10, 30
 
 
-def number(*names: str) -> int:
-    """Return the first of these variables that is set, as a number."""
+def read_number(*names: str) -> int:
+    """Return the value of the first of these variables that is a number."""
     return next(int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit())
 
 
-def put(path: Path, text: str) -> None:
-    """Write a file whole."""
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file through a rename, so that readers never see a part of it."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(text)
     draft.rename(path)
 
 
-def mark_of(path: Path) -> tuple[int, float]:
-    """Return where a rank is, and when it said so."""
+def read_progress(path: Path) -> tuple[int, float]:
+    """Return the step of a rank and the time at which it was written."""
     try:
         step, when = path.read_text().split()
     except OSError:
@@ -35,58 +35,58 @@ def mark_of(path: Path) -> tuple[int, float]:
     return int(step), float(when)
 
 
-def main(fault: str, place: str) -> None:
-    """Train; once, at a step, rank 1 is killed, or waits for the loss of its node."""
-    folder = Path(place)
-    rank, world = number("RANK", "SLURM_PROCID"), number("WORLD_SIZE", "SLURM_NTASKS")
-    began = time.time()
-    put(folder / f"node-{rank}", os.environ["SLURMD_NODENAME"])
+def main(fault: str, directory: str) -> None:
+    """Train; at one step, rank 1 kills itself once, or waits for the loss of its node."""
+    folder = Path(directory)
+    rank, world = read_number("RANK", "SLURM_PROCID"), read_number("WORLD_SIZE", "SLURM_NTASKS")
+    started = time.time()
+    write_atomically(folder / f"node-{rank}", os.environ["SLURMD_NODENAME"])
     saved = folder / "saved"
     step = int(saved.read_text()) if saved.exists() else 0
     while step < STEPS:
         if rank == 1 and step == FAULT_AT and fault != "none" and not (folder / "fault").exists():
-            put(folder / "fault", str(time.time()))
+            write_atomically(folder / "fault", str(time.time()))
             if fault == "rank killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(600)
         time.sleep(0.05)
-        while True:  # marks are made anew all the time: those of an earlier start do not count
-            put(folder / f"at-{rank}", f"{step} {time.time()}")
-            marks = [mark_of(folder / f"at-{other}") for other in range(world)]
-            if all(at >= step and when >= began for at, when in marks):
+        while True:  # write again each time, because files of an earlier start do not count
+            write_atomically(folder / f"at-{rank}", f"{step} {time.time()}")
+            progress = [read_progress(folder / f"at-{other}") for other in range(world)]
+            if all(at >= step and when >= started for at, when in progress):
                 break
             time.sleep(0.01)
         step += 1
         if rank == 0:
             with (folder / "steps.jsonl").open("a") as file:
-                file.write(json.dumps({"time": time.time(), "start": began, "step": step}) + "\n")
+                file.write(json.dumps({"time": time.time(), "start": started, "step": step}) + "\n")
             if step % EVERY == 0:
-                put(saved, str(step))
+                write_atomically(saved, str(step))
 
 
-def compute(place: str, seconds: float) -> None:
-    """Compute without pause, and note how much time each step took, by the CPU and by the wall.
+def compute(directory: str, seconds: float) -> None:
+    """Compute without pause, and write the CPU time and the wall-clock time of each step.
 
-    What others take of the core is theirs to tell; what they cost by caches and shared cores is in it.
+    The CPU time does not include other processes on the core, but includes their effect on shared caches.
     """
-    with (Path(place) / "costs.jsonl").open("a") as file:
+    with (Path(directory) / "costs.jsonl").open("a") as file:
         end = time.time() + seconds
         while time.time() < end:
-            begin, moment = time.process_time(), time.perf_counter()
+            cpu_start, wall_start = time.process_time(), time.perf_counter()
             sum(i * i for i in range(100_000))
-            took, passed = time.process_time() - begin, time.perf_counter() - moment
-            file.write(f"[{time.time()}, {took}, {passed}]\n")
+            cpu, wall = time.process_time() - cpu_start, time.perf_counter() - wall_start
+            file.write(f"[{time.time()}, {cpu}, {wall}]\n")
             file.flush()
 
 
-def steps(place: str, count: int) -> None:
-    """Compute so many steps, after some to become warm, and note the wall time that they took together."""
+def steps(directory: str, count: int) -> None:
+    """Compute this many steps after a warm-up, and write the wall-clock time that they take in total."""
     for _ in range(100):
         sum(i * i for i in range(100_000))
-    began = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(count):
         sum(i * i for i in range(100_000))
-    put(Path(place) / "took", str(time.perf_counter() - began))
+    write_atomically(Path(directory) / "took", str(time.perf_counter() - start))
 
 
 if __name__ == "__main__":

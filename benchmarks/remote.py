@@ -1,11 +1,15 @@
-"""What a cluster behind SSH costs: a status and a hundred submissions, beside bare ``ssh``.
+"""The time of `dtslurm status` and of 100 submissions on a cluster behind SSH, beside bare ``ssh`` commands.
 
-A real Slurm and a real sshd on this machine, so that the round trip itself is as good as nothing: what is
-left is handshakes, processes and disks. The runs that a status shows have just ended, or are held; Slurm is
-asked each time, and once more for a status that shares the answer. ``ssh X sbatch`` is measured as most users
-have it, with a login for each command, and over an open ControlMaster. Submissions are measured within one
-process, as sweeps and programs make them, and as one ``dtslurm submit`` after another. All take turns, so
-that a busy moment hits them alike. ``python -m benchmarks.remote``; ``--json`` for programs.
+The benchmark starts a Slurm and an SSH server on this machine, so that the time contains handshakes,
+processes and disk access, but no network latency. All commands run alternately.
+
+- Status: the runs of the list have just ended or are held. Before each `dtslurm status`, the cached answer of
+  Slurm is made invalid; the command that follows within 3 s uses the new one.
+- Submissions: dtslurm submits in one process, as sweeps and programs do, and with one `dtslurm submit` after
+  the other. ``ssh X sbatch`` opens a new connection for each command, as it does for most users, or uses an
+  open ControlMaster.
+
+Run it with ``python -m benchmarks.remote [--json]``.
 """
 
 from __future__ import annotations
@@ -30,8 +34,8 @@ from tests.lab.cluster import SlurmLab
 from tests.lab.software import find_or_unpack
 from tests.sshd.servers import SshLab, ssh_lab
 
-STATUS_ROUNDS, SUBMISSIONS, PROCESSES = 20, 100, 20
-OURS = Path(__file__).resolve().parents[1] / "dtslurm"
+STATUS_ROUNDS, SUBMISSIONS, NEW_PROCESSES = 20, 100, 20
+PACKAGE = Path(__file__).resolve().parents[1] / "dtslurm"
 PROFILE = """\
 extends: slurm
 login: {{host: login, transport: openssh}}
@@ -39,47 +43,47 @@ slurm: {{partitions: {{main: {{}}}}, partition: main}}
 node_types: {{any: {{cpus: 8}}}}
 paths: {{run_root: {root}}}
 """
-BARE, WARM = "ssh X sbatch, a login each", "ssh X sbatch, ControlMaster"
-CALL, COMMAND = "dtslurm, one process", "dtslurm submit, a process each"
-TRUE, STATUS = "ssh X true, ControlMaster", "dtslurm status"
-SHARED = "dtslurm status, within 3 s of another"
+SSH_SBATCH, MASTER_SBATCH = "ssh X sbatch, new connection", "ssh X sbatch, ControlMaster"
+IN_PROCESS, COMMAND = "dtslurm, one process", "dtslurm submit, new process"
+SSH_TRUE, SSH_SQUEUE = "ssh X true, ControlMaster", "ssh X squeue --me, ControlMaster"
+STATUS, CACHED_STATUS = "dtslurm status", "dtslurm status, cached queue"
 
 
-class Clock:
-    """Takes times by name."""
+class Stopwatch:
+    """The milliseconds of pieces of work, by name."""
 
     def __init__(self) -> None:
-        self.taken: dict[str, list[float]] = {}
+        self.times: dict[str, list[float]] = {}
 
-    def turn(self, name: str, work: Callable[[], object]) -> None:
-        """Do a piece of work and note its milliseconds."""
-        begin = time.perf_counter()
+    def measure(self, name: str, work: Callable[[], object]) -> None:
+        """Call ``work`` and add its milliseconds."""
+        start = time.perf_counter()
         work()
-        self.taken.setdefault(name, []).append((time.perf_counter() - begin) * 1000)
+        self.times.setdefault(name, []).append((time.perf_counter() - start) * 1000)
 
 
-def prepare_place(root: Path, ssh: SshLab) -> None:
-    """Make a project and a profile, and bytecode as an installed package has it."""
+def create_project(root: Path, ssh: SshLab) -> None:
+    """Create a project and a cluster profile, and compile dtslurm as an installation does."""
     project = root / "project"
     profiles = root / "config" / "dtslurm" / "cluster_profiles"
     project.mkdir()
     profiles.mkdir(parents=True)
     (project / "train.py").write_text("print('hello')\n")
-    (profiles / "far.yaml").write_text(PROFILE.format(root=root / "runs"))
+    (profiles / "remote.yaml").write_text(PROFILE.format(root=root / "runs"))
     os.environ.update(
         {**ssh.env, **{f"XDG_{name.upper()}_HOME": str(root / name) for name in ("config", "state", "cache")}}
     )
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(root / "bytecode")
-    compileall.compile_dir(OURS, quiet=1)
+    compileall.compile_dir(PACKAGE, quiet=1)
     os.chdir(project)
 
 
-def measure(root: Path, ssh: SshLab) -> Clock:
-    """Return the times."""
-    prepare_place(root, ssh)
-    alone = ["ssh", "-F", str(ssh.config), "-o", "ControlPath=none", "login"]
-    shared = ["ssh", "-F", str(ssh.config), "-o", f"ControlPath={ssh.root}/bare"]
+def measure(root: Path, ssh: SshLab) -> Stopwatch:
+    """Return the times of all commands."""
+    create_project(root, ssh)
+    ssh_new = ["ssh", "-F", str(ssh.config), "-o", "ControlPath=none", "login"]
+    ssh_master = ["ssh", "-F", str(ssh.config), "-o", f"ControlPath={ssh.root}/bare"]
     dtslurm = [str(Path(sys.executable).with_name("dtslurm"))]
 
     def run(*argv: str) -> Callable[[], object]:
@@ -87,39 +91,39 @@ def measure(root: Path, ssh: SshLab) -> Clock:
             argv, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
 
-    run(*shared, "-o", "ControlMaster=yes", "-N", "-f", "login")()
+    run(*ssh_master, "-o", "ControlMaster=yes", "-N", "-f", "login")()
     context = Context()
-    request = JobRequest(script="train.py", cluster="far", time="5", no_check=True, sbatch=("--hold",))
+    request = JobRequest(script="train.py", cluster="remote", time="5", no_check=True, sbatch=("--hold",))
 
-    def call() -> None:
+    def submit_in_process() -> None:
         submit(context, prepare(context, request, standalone=False))
 
     script = root / "bare.sh"
     script.write_text("#!/bin/sh\n#SBATCH --hold --output=/dev/null\ntrue\n")
     command = run(
-        *dtslurm, "submit", "--cluster", "far", "-t", "5", "--no-check", "--sbatch=--hold", "train.py"
+        *dtslurm, "submit", "--cluster", "remote", "-t", "5", "--no-check", "--sbatch=--hold", "train.py"
     )
-    status = run(*dtslurm, "status", "--cluster", "far")
-    call()  # logs in, and learns about the site
+    status = run(*dtslurm, "status", "--cluster", "remote")
+    submit_in_process()  # opens the connection, and queries the cluster
     command()
-    run(*dtslurm, "submit", "--cluster", "far", "-t", "5", "--no-check", "--wait", "train.py")()
-    time.sleep(2.5)  # what was just written is not remembered yet
+    run(*dtslurm, "submit", "--cluster", "remote", "-t", "5", "--no-check", "--wait", "train.py")()
+    time.sleep(2.5)  # dtslurm caches only files that are older than two seconds
     status()
-    cache, clock = cache_of(context, context.cluster("far")), Clock()
+    queue_cache, stopwatch = cache_of(context, context.cluster("remote")), Stopwatch()
     for number in range(SUBMISSIONS):
-        clock.turn(WARM, run(*shared, "login", "sbatch", str(script)))
-        clock.turn(CALL, call)
-        if number % (SUBMISSIONS // PROCESSES) == 0:
-            clock.turn(BARE, run(*alone, "sbatch", str(script)))
-            clock.turn(COMMAND, command)
+        stopwatch.measure(MASTER_SBATCH, run(*ssh_master, "login", "sbatch", str(script)))
+        stopwatch.measure(IN_PROCESS, submit_in_process)
+        if number % (SUBMISSIONS // NEW_PROCESSES) == 0:
+            stopwatch.measure(SSH_SBATCH, run(*ssh_new, "sbatch", str(script)))
+            stopwatch.measure(COMMAND, command)
     for _ in range(STATUS_ROUNDS):
-        clock.turn(TRUE, run(*shared, "login", "true"))
-        clock.turn("ssh X squeue --me, ControlMaster", run(*shared, "login", "squeue", "--me"))
-        cache.change()  # as after a while: Slurm is asked anew
-        clock.turn(STATUS, status)
-        clock.turn(SHARED, status)
-    run(*shared, "-O", "exit", "login")()
-    return clock
+        stopwatch.measure(SSH_TRUE, run(*ssh_master, "login", "true"))
+        stopwatch.measure(SSH_SQUEUE, run(*ssh_master, "login", "squeue", "--me"))
+        queue_cache.change()  # so that the next status queries Slurm
+        stopwatch.measure(STATUS, status)
+        stopwatch.measure(CACHED_STATUS, status)
+    run(*ssh_master, "-O", "exit", "login")()
+    return stopwatch
 
 
 def main() -> None:
@@ -130,26 +134,31 @@ def main() -> None:
         SlurmLab(Path(name) / "lab", nodes=1, accounting=False, software=software) as lab,
         ssh_lab() as ssh,
     ):
-        path = f"{sys.base_prefix}/bin:{lab.env['PATH']}"  # no manager's shim: another 0.1 s
+        path = (
+            f"{sys.base_prefix}/bin:{lab.env['PATH']}"  # a shim of a Python version manager would add 0.1 s
+        )
         ssh.server("login", env={**lab.env, "PATH": path, "HOME": str(ssh.home("login"))})
-        taken = measure(Path(name), ssh).taken
-    found = {name: round(statistics.median(times), 1) for name, times in taken.items()}
-    mean = {name: statistics.fmean(times) for name, times in taken.items()}
+        times = measure(Path(name), ssh).times
+    medians = {command: round(statistics.median(values), 1) for command, values in times.items()}
+    means = {command: statistics.fmean(values) for command, values in times.items()}
     ratios = {
-        f"{ours}, of {theirs}": round(mean[ours] / mean[theirs], 2)
-        for ours in (CALL, COMMAND)
-        for theirs in (BARE, WARM)
+        f"{command} / {reference}": round(means[command] / means[reference], 2)
+        for command in (IN_PROCESS, COMMAND)
+        for reference in (SSH_SBATCH, MASTER_SBATCH)
     }
-    more = round(found[STATUS] - found[TRUE], 1)
+    difference = round(medians[STATUS] - medians[SSH_TRUE], 1)
     if "--json" in sys.argv:
-        told = {"medians_ms": found, "submission_ratios": ratios, "status_more_ms": more}
-        print(json.dumps({"schema": 1, "remote": told}, indent=1))
+        results = {"medians_ms": medians, "submission_ratios": ratios, "status_more_ms": difference}
+        print(json.dumps({"schema": 1, "remote": results}, indent=1))
         return
-    for what, value in found.items():
-        print(f"  {what:40} {value:8.1f} ms")
-    print(f"a status takes {more:.0f} ms more than ssh true; submissions in a row, by their mean:")
-    for what, ratio in ratios.items():
-        print(f"  {what:60} {ratio:5.2f} x")
+    print("medians")
+    for command, milliseconds in medians.items():
+        print(f"  {command:40} {milliseconds:8.1f} ms")
+    print(
+        f"dtslurm status takes {difference:.0f} ms more than ssh X true; ratios of the means of submissions"
+    )
+    for label, ratio in ratios.items():
+        print(f"  {label:60} {ratio:5.2f} x")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,13 @@
-"""What waiting for a job costs the scheduler: calls of Slurm's programs and requests a minute, beside peers.
+"""The load that waiting for a job puts on the scheduler: Slurm commands and controller requests per minute.
 
-``python -m benchmarks.requests [--seconds N]`` brings up a Slurm of its own, and has each way wait for a job:
-one window and five of dtslurm's, submitit's `result()`, torchx's `wait()`, and a plain loop as dashboards
-have it. Calls are counted by stand-ins before Slurm's programs, requests to the controller by `sdiag`.
-What asks the accounting daemon (`sacct`) is in the calls alone.
+The benchmark starts a Slurm and waits for a running job with each of these methods: one and five processes of
+`dtslurm logs -f`, a loop around `dtslurm status`, submitit's `result()`, torchx's `wait()`, and a loop around
+`squeue --me`, as many dashboards use it. Wrappers around the Slurm commands count the calls, and `sdiag`
+counts the requests to the controller. Requests to the accounting daemon (`sacct`) are counted only as calls.
+The first 15 seconds of each method are not counted, because every method queries the state of a new job more
+often.
+
+Run it with ``python -m benchmarks.requests [--seconds N]``.
 """
 
 from __future__ import annotations
@@ -18,16 +22,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from benchmarks.figures import Bar, Chart, show
+from benchmarks.charts import Bar, Chart, print_charts
 from benchmarks.peers import PeerMissing, environment
 from tests.lab.cluster import SlurmLab
 
-QUESTIONS = r"JOB_USER_INFO|JOB_INFO\w*|PARTITION_INFO|NODE_INFO\w*|FED_INFO"
-COUNT = re.compile(rf"REQUEST_(?:{QUESTIONS})\s.*?count:(\d+)")
+QUERIES = r"JOB_USER_INFO|JOB_INFO\w*|PARTITION_INFO|NODE_INFO\w*|FED_INFO"
+COUNT = re.compile(rf"REQUEST_(?:{QUERIES})\s.*?count:(\d+)")
 PROGRAMS = ("squeue", "sacct", "scontrol", "sinfo", "sbatch")
 DTSLURM = [sys.executable, "-m", "dtslurm"]
 NULL = subprocess.DEVNULL
-BEGINNING_S = 15.0  # every way asks more often while a job is young
+WARM_UP_S = 15.0
 SUBMITIT = """
 import submitit, time
 executor = submitit.SlurmExecutor("submitit")
@@ -42,67 +46,69 @@ with get_runner() as runner:
 """
 
 
-def asked(lab: SlurmLab) -> int:
-    """Return how many questions the controller has had."""
-    told = lab.run(["sdiag"]).stdout.partition("by message type")[2].partition("by user")[0]
-    return sum(int(number) for number in COUNT.findall(told))
+def count_queries(lab: SlurmLab) -> int:
+    """Return the number of queries that the controller has received so far."""
+    report = lab.run(["sdiag"]).stdout.partition("by message type")[2].partition("by user")[0]
+    return sum(int(number) for number in COUNT.findall(report))
 
 
 @contextmanager
-def stand_ins(lab: SlurmLab, folder: Path) -> Iterator[tuple[Path, Path]]:
-    """Put programs that note each call before Slurm's; yield their folder and the file of notes."""
-    programs, notes = folder / "counted", folder / "calls"
+def wrap_commands(lab: SlurmLab, folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Write wrappers that record each call of a Slurm command; yield their folder and the file of calls."""
+    programs, calls = folder / "wrappers", folder / "calls"
     programs.mkdir()
     for name in PROGRAMS:
         path = programs / name
-        path.write_text(f'#!/bin/sh\necho {name} >>{notes}\nexec {lab.program(name)} "$@"\n')
+        path.write_text(f'#!/bin/sh\necho {name} >>{calls}\nexec {lab.program(name)} "$@"\n')
         path.chmod(0o755)
-    notes.touch()
-    yield programs, notes
+    calls.touch()
+    yield programs, calls
 
 
-class Watch:
-    """Counts what ways of waiting ask, one after the other."""
+class LoadMeter:
+    """Measures the calls and requests of methods that wait for a job, one method after the other."""
 
-    def __init__(self, lab: SlurmLab, folder: Path, env: dict[str, str], notes: Path, seconds: float) -> None:
-        self.lab, self.folder, self.env, self.notes, self.seconds = lab, folder, env, notes, seconds
+    def __init__(
+        self, lab: SlurmLab, folder: Path, env: dict[str, str], calls_file: Path, seconds: float
+    ) -> None:
+        self.lab, self.folder, self.env, self.calls_file, self.seconds = lab, folder, env, calls_file, seconds
         self.calls: list[Bar] = []
         self.requests: list[Bar] = []
 
-    def minute(self, name: str, argv: Sequence[str], windows: int = 1) -> None:
-        """Have so many windows run; note their calls and the controller's requests in a minute."""
+    def measure(self, name: str, argv: Sequence[str], processes: int = 1) -> None:
+        """Run a number of processes of a method, and add bars with its calls and requests per minute."""
         with ExitStack() as stack:
-            log = stack.enter_context((self.folder / "said").open("w+"))
+            log = stack.enter_context((self.folder / "stderr").open("w+"))
             running = []
-            for _ in range(windows):
+            for _ in range(processes):
                 process = subprocess.Popen(
                     list(argv), env=self.env, cwd=self.folder, stdin=NULL, stdout=NULL, stderr=log
                 )
                 stack.callback(process.wait)
                 stack.callback(process.kill)
                 running.append(process)
-            time.sleep(BEGINNING_S)
-            calls, requests, begin = len(self._notes()), asked(self.lab), time.monotonic()
+            time.sleep(WARM_UP_S)
+            calls, requests, start = len(self._calls()), count_queries(self.lab), time.monotonic()
             time.sleep(self.seconds)
-            minutes = (time.monotonic() - begin) / 60
-            ended = [process.poll() for process in running]
-            if any(code is not None for code in ended):
+            minutes = (time.monotonic() - start) / 60
+            exit_codes = [process.poll() for process in running]
+            if any(code is not None for code in exit_codes):
                 log.seek(0)
-                said = (log.read().strip().splitlines() or [f"ended with {ended}"])[-1][:200]
-                return self.missing(name, said)
-            called = (len(self._notes()) - calls) / minutes
-            told = (asked(self.lab) - requests) / minutes
-        self.calls.append(Bar(name, called, called, called))
-        self.requests.append(Bar(name, told, told, told))
+                lines = log.read().strip().splitlines() or [f"ended with {exit_codes}"]
+                return self.add_failure(name, lines[-1][:200])
+            calls_per_minute = (len(self._calls()) - calls) / minutes
+            requests_per_minute = (count_queries(self.lab) - requests) / minutes
+        self.calls.append(Bar(name, calls_per_minute, calls_per_minute, calls_per_minute))
+        self.requests.append(Bar(name, requests_per_minute, requests_per_minute, requests_per_minute))
         return None
 
-    def missing(self, name: str, why: str) -> None:
-        """Note that a way does not work."""
+    def add_failure(self, name: str, reason: str) -> None:
+        """Add bars for a method that failed."""
         for bars in (self.calls, self.requests):
-            bars.append(Bar(name, None, note=why))
+            bars.append(Bar(name, None, note=reason))
 
-    def _notes(self) -> list[str]:
-        return self.notes.read_text().split()
+    def _calls(self) -> list[str]:
+        return self.calls_file.read_text().split()
 
 
 def main() -> None:
@@ -113,40 +119,40 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory(prefix="dtslurm-lab-", dir="/tmp") as name,
         SlurmLab(Path(name), accounting=True) as lab,
-        stand_ins(lab, Path(name)) as (programs, notes),
+        wrap_commands(lab, Path(name)) as (programs, calls_file),
     ):
         folder = Path(name) / "user"
         folder.mkdir()
-        own = {"DTSLURM_RUN_ROOT": str(folder / "runs"), "PYTHONPATH": str(Path(__file__).parents[1])}
-        own |= {f"XDG_{kind}_HOME": str(folder / kind) for kind in ("STATE", "CACHE", "CONFIG")}
-        env = {**lab.environ(), **own}
+        variables = {"DTSLURM_RUN_ROOT": str(folder / "runs"), "PYTHONPATH": str(Path(__file__).parents[1])}
+        variables |= {f"XDG_{kind}_HOME": str(folder / kind) for kind in ("STATE", "CACHE", "CONFIG")}
+        env = {**lab.environ(), **variables}
         env["PATH"] = f"{programs}:{env['PATH']}"
         (folder / "train.py").write_text("import time; time.sleep(3600)\n")
         submit = [*DTSLURM, "submit", "--parsable", "-t", "60", "train.py"]
-        done = subprocess.run(submit, env=env, capture_output=True, text=True, check=True, cwd=folder)
-        job = done.stdout.strip()
+        submission = subprocess.run(submit, env=env, capture_output=True, text=True, check=True, cwd=folder)
+        job_id = submission.stdout.strip()
         while "RUNNING" not in lab.run(["squeue", "-h", "-o", "%T"]).stdout:
             time.sleep(0.2)
-        watch = Watch(lab, folder, env, notes, seconds)
-        follow = [*DTSLURM, "logs", "-f", job]
-        looks = f"while {' '.join(DTSLURM)} status >/dev/null; do sleep 2; done"
-        watch.minute("dtslurm logs -f, 1 window", follow)
-        watch.minute("dtslurm logs -f, 5 windows", follow, 5)
-        watch.minute("dtslurm status every 2 s", ["sh", "-c", looks])
-        for tool, way, text in (
+        meter = LoadMeter(lab, folder, env, calls_file, seconds)
+        follow = [*DTSLURM, "logs", "-f", job_id]
+        status_loop = f"while {' '.join(DTSLURM)} status >/dev/null; do sleep 2; done"
+        meter.measure("dtslurm logs -f, 1 process", follow)
+        meter.measure("dtslurm logs -f, 5 processes", follow, 5)
+        meter.measure("dtslurm status every 2 s", ["sh", "-c", status_loop])
+        for tool, method, text in (
             ("submitit", "submitit result()", SUBMITIT),
             ("torchx", "torchx wait()", TORCHX),
         ):
             try:
-                watch.minute(way, [str(environment(tool) / "bin" / "python"), "-c", text])
+                meter.measure(method, [str(environment(tool) / "bin" / "python"), "-c", text])
             except PeerMissing as error:
-                watch.missing(way, str(error))
-        watch.minute("squeue --me every 2 s", ["sh", "-c", "while squeue --me >/dev/null; do sleep 2; done"])
+                meter.add_failure(method, str(error))
+        meter.measure("squeue --me every 2 s", ["sh", "-c", "while squeue --me >/dev/null; do sleep 2; done"])
         lab.run(["scancel", "--user", lab.run(["id", "-un"]).stdout.strip()])
-    show(
+    print_charts(
         [
-            Chart("Calls of Slurm's programs", "a minute", "", tuple(watch.calls)),
-            Chart("Requests to the controller", "a minute", "", tuple(watch.requests)),
+            Chart("Calls of Slurm commands", "per minute", "", tuple(meter.calls)),
+            Chart("Requests to the controller", "per minute", "", tuple(meter.requests)),
         ]
     )
 

@@ -1,14 +1,17 @@
-"""How soon the result of a function, and the end of a cancelled one, is seen, beside submitit's executor.
+"""The time until the result or the cancellation of a function is visible, beside submitit's executor.
 
-A real Slurm on this machine, which should be idle; dtslurm and submitit in turns, after one job of each:
+The benchmark starts a Slurm on this machine, which should be idle. The executors of dtslurm and submitit run
+alternately, after one job of each that is not counted. The charts show the time
 
-- from ``submit()`` to ``result()`` of one job and of ``map_array`` of 16, and the requests to the controller
-  and to accounting meanwhile;
-- one ``submit()``, without submitit's pause of 0.2 s between two;
+- from ``submit()`` to ``result()`` of one job, and from ``map_array()`` to the results of 16 functions, with
+  the requests to the controller and to accounting during this time;
+- of one ``submit()``, without the pause of 0.2 s that submitit makes between two submissions;
 - from ``cancel()`` of a running and of a pending job until ``done()`` returns True;
-- without either: the start of the last of 16 bare jobs under ``--export=NONE``, as dtslurm's scripts have it,
-  and ``--export=ALL``. With NONE Slurm reads the user's environment by ``su`` on the node, and pauses for a
-  second if ``su`` has not ended yet.
+- from sbatch to the start of the last of 16 bare jobs, with ``--export=NONE``, which dtslurm's scripts use,
+  and with ``--export=ALL``. With NONE, Slurm reads the user's environment with ``su`` on the node, and waits
+  for another second if ``su`` has not ended.
+
+Run it with ``python -m benchmarks.results``.
 """
 
 from __future__ import annotations
@@ -20,13 +23,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import Bar, Chart, chart, middle, show
-from benchmarks.submission import asked, executors, idle, run_slurm
+from benchmarks.charts import Bar, Chart, compare_rounds, median_and_quartiles, print_charts
+from benchmarks.submission import count_requests, executor_factories, start_slurm, wait_until_queue_is_empty
 
 ROUNDS, CANCELS = 9, 3
-ARRAY = 16
+ARRAY_SIZE = 16
+REFERENCE = "submitit"
 POLL_S = 0.05
-_AFTERWARDS_S = 2.0  # for what a job asks after its result
+SETTLE_S = 2.0  # a method may send more requests after the result
 Rounds = dict[str, list[float]]
 
 
@@ -35,57 +39,57 @@ def run_one(executor: Any) -> None:
     assert executor.submit(abs, -1).result() == 1
 
 
-def run_sixteen(executor: Any) -> None:
-    """Submit 16 functions as one array and wait for all results."""
-    assert [job.result() for job in executor.map_array(abs, range(ARRAY))] == list(range(ARRAY))
+def run_array(executor: Any) -> None:
+    """Submit ``ARRAY_SIZE`` functions as one array and wait for all results."""
+    assert [job.result() for job in executor.map_array(abs, range(ARRAY_SIZE))] == list(range(ARRAY_SIZE))
 
 
 def time_results(
-    by_name: dict[str, Any], work: Callable[[Any], None], calls: Callable[[], dict[str, int]]
+    executors: dict[str, Any], work: Callable[[Any], None], count_calls: Callable[[], dict[str, int]]
 ) -> tuple[Rounds, Rounds]:
     """Return the seconds of each round, and the requests to the controller and to accounting."""
-    seconds: Rounds = {name: [] for name in by_name}
-    requests: Rounds = {name: [] for name in by_name}
+    seconds: Rounds = {name: [] for name in executors}
+    requests: Rounds = {name: [] for name in executors}
     for number in range(ROUNDS):
-        for name in sorted(by_name, reverse=bool(number % 2)):
-            calls()
-            before, begin = asked(), time.perf_counter()
-            work(by_name[name])
-            seconds[name].append(time.perf_counter() - begin)
-            time.sleep(_AFTERWARDS_S)
-            requests[name].append(asked() - before + calls()["sacct"])
-            idle()
+        for name in sorted(executors, reverse=bool(number % 2)):
+            count_calls()
+            requests_before, start = count_requests(), time.perf_counter()
+            work(executors[name])
+            seconds[name].append(time.perf_counter() - start)
+            time.sleep(SETTLE_S)
+            requests[name].append(count_requests() - requests_before + count_calls()["sacct"])
+            wait_until_queue_is_empty()
     return seconds, requests
 
 
-def time_submit(by_name: dict[str, Any]) -> Rounds:
-    """Return the seconds of single submissions, in turns."""
-    seconds: Rounds = {name: [] for name in by_name}
+def time_submit(executors: dict[str, Any]) -> Rounds:
+    """Return the seconds of single submissions; the executors submit alternately."""
+    seconds: Rounds = {name: [] for name in executors}
     for _ in range(ROUNDS * 2):
-        for name, executor in by_name.items():
+        for name, executor in executors.items():
             time.sleep(0.3)  # longer than submitit's pause
-            begin = time.perf_counter()
+            start = time.perf_counter()
             executor.submit(abs, 1)
-            seconds[name].append(time.perf_counter() - begin)
-    idle()
+            seconds[name].append(time.perf_counter() - start)
+    wait_until_queue_is_empty()
     return seconds
 
 
-def time_cancel(by_name: dict[str, Any], state: str) -> Rounds:
-    """Return the seconds from cancelling a job in this state until it is seen as done."""
-    seconds: Rounds = {name: [] for name in by_name}
+def time_cancel(executors: dict[str, Any], state: str) -> Rounds:
+    """Return the seconds from the cancellation of a job in this state until ``done()`` is true."""
+    seconds: Rounds = {name: [] for name in executors}
     for _ in range(CANCELS):
-        for name, executor in by_name.items():
+        for name, executor in executors.items():
             job = executor.submit(time.sleep, 200)
-            while state not in squeue("%T"):
+            while state not in list_queue("%T"):
                 time.sleep(POLL_S)
-            time.sleep(2.0)  # the function has begun
-            begin = time.perf_counter()
+            time.sleep(2.0)  # until the function has started
+            start = time.perf_counter()
             job.cancel()
             while not job.done():
                 time.sleep(POLL_S)
-            seconds[name].append(time.perf_counter() - begin)
-            idle()
+            seconds[name].append(time.perf_counter() - start)
+            wait_until_queue_is_empty()
     return seconds
 
 
@@ -96,62 +100,66 @@ def time_bare_arrays() -> Rounds:
     script.write_text("#!/bin/bash\ndate +%s.%N >started-$SLURM_ARRAY_TASK_ID\n")
     for _ in range(ROUNDS):
         for option, values in seconds.items():
-            begin = time.time()
-            words = ["sbatch", "--wait", option, f"--array=0-{ARRAY - 1}", "--output=/dev/null", str(script)]
-            subprocess.run(words, check=True, capture_output=True)
-            paths = [Path(f"started-{number}") for number in range(ARRAY)]
-            values.append(max(float(path.read_text()) for path in paths) - begin)
+            start = time.time()
+            argv = [
+                "sbatch",
+                "--wait",
+                option,
+                f"--array=0-{ARRAY_SIZE - 1}",
+                "--output=/dev/null",
+                str(script),
+            ]
+            subprocess.run(argv, check=True, capture_output=True)
+            paths = [Path(f"started-{number}") for number in range(ARRAY_SIZE)]
+            values.append(max(float(path.read_text()) for path in paths) - start)
             for path in paths:
                 path.unlink()
     return seconds
 
 
-def squeue(form: str) -> str:
-    """Return what squeue says of all jobs, in a format of its own."""
-    return subprocess.run(["squeue", "-h", "-o", form], check=True, capture_output=True, text=True).stdout
+def list_queue(columns: str) -> str:
+    """Return the output of squeue for all jobs, in a format of squeue's option ``-o``."""
+    return subprocess.run(["squeue", "-h", "-o", columns], check=True, capture_output=True, text=True).stdout
 
 
 def set_partition(state: str) -> None:
-    """Set whether jobs start."""
+    """Set the state of the partition: up, or down to keep jobs pending."""
     subprocess.run(["scontrol", "update", "partition=main", f"state={state}"], check=True)
 
 
-def compare(title: str, unit: str, kind: str, rounds: Rounds) -> Chart:
-    """Return a chart with ratios to submitit; its bars carry the kind, as names are unique on the page."""
-    return chart(
-        title, unit, f"{kind}: submitit", {f"{kind}: {name}": values for name, values in rounds.items()}
-    )
-
-
-def measure(calls: Callable[[], dict[str, int]]) -> list[Chart]:
-    """Measure everything on the Slurm that is up."""
-    by_name = {name: make(name) for name, make in executors().items()}
-    for executor in by_name.values():
+def measure(count_calls: Callable[[], dict[str, int]]) -> list[Chart]:
+    """Measure on the Slurm that is running."""
+    executors = {name: create(name) for name, create in executor_factories().items()}
+    for executor in executors.values():
         run_one(executor)
-    idle()
+    wait_until_queue_is_empty()
     charts, bars = [], []
-    for kind, work in (("one job", run_one), (f"array of {ARRAY}", run_sixteen)):
-        seconds, requests = time_results(by_name, work, calls)
-        charts.append(compare(f"From submit() to the last result, {kind}", "s", kind, seconds))
-        bars += [Bar(f"{kind}, requests: {name}", *middle(values)) for name, values in requests.items()]
-    charts.append(Chart("Requests to the controller and to accounting", "of each round", "", tuple(bars)))
-    charts.append(compare("One submit()", "s", "submit()", time_submit(by_name)))
-    running = time_cancel(by_name, "RUNNING")
-    charts.append(compare("From cancel() of a running job until it is seen", "s", "running", running))
+    for kind, title, work in (
+        ("one job", "From submit() to the result of one job", run_one),
+        ("array", f"From map_array() to the results of {ARRAY_SIZE} functions", run_array),
+    ):
+        seconds, requests = time_results(executors, work, count_calls)
+        charts.append(compare_rounds(title, "s", REFERENCE, seconds))
+        bars += [Bar(f"{name}, {kind}", *median_and_quartiles(values)) for name, values in requests.items()]
+    charts.append(Chart("Requests to the controller and to accounting", "per round", "", tuple(bars)))
+    charts.append(compare_rounds("One submit()", "s", REFERENCE, time_submit(executors)))
+    title = "From cancel() of a running job until done() is true"
+    charts.append(compare_rounds(title, "s", REFERENCE, time_cancel(executors, "RUNNING")))
     set_partition("down")
-    pending = time_cancel(by_name, "PENDING")
+    pending = time_cancel(executors, "PENDING")
     set_partition("up")
-    charts.append(compare("From cancel() of a pending job until it is seen", "s", "pending", pending))
-    title = f"From sbatch to the start of the last of {ARRAY} bare jobs"
-    charts.append(chart(title, "s", "--export=ALL", time_bare_arrays()))
+    title = "From cancel() of a pending job until done() is true"
+    charts.append(compare_rounds(title, "s", REFERENCE, pending))
+    title = f"From sbatch to the start of the last of {ARRAY_SIZE} bare jobs"
+    charts.append(compare_rounds(title, "s", "--export=ALL", time_bare_arrays()))
     return charts
 
 
 def main() -> None:
-    """Bring up a Slurm, measure in it, and print."""
-    logging.disable(logging.WARNING)  # submitit warns of each cancelled job
-    with run_slurm() as calls:
-        show(measure(calls))
+    """Start a Slurm, measure in it, and print."""
+    logging.disable(logging.WARNING)  # submitit prints a warning for each cancelled job
+    with start_slurm() as count_calls:
+        print_charts(measure(count_calls))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,12 @@
-"""What a node's sampler costs, beside a loop of psutil's that reads the same; and a look at 10,000 ranks.
+"""The cost of the telemetry sampler of a node, and of reading the telemetry of 10,000 ranks.
 
-``python -m benchmarks.sampler`` runs both for a minute each. Where there is a C compiler, the sampler looks
-at eight GPUs of a library that answers at once: our own share of the cost is seen, not the driver's.
+- ``sampler``: the CPU time and the memory of the sampler during one minute, beside a loop that reads the same
+  values with psutil. If a C compiler is installed, the sampler also reads eight GPUs through a mock of NVML
+  that answers immediately, so that the cost of the sampler is measured and not the cost of the driver.
+- ``telemetry``: the seconds and the bytes of the first and of the next query of a run with 10,000 ranks on
+  1,250 nodes.
+
+Run it with ``python -m benchmarks.sampler``.
 """
 
 from __future__ import annotations
@@ -22,16 +27,12 @@ from dtslurm.worker.telemetry import telemetry
 
 SECONDS, RANKS, NODES = 60.0, 10_000, 1_250
 PEER = """\
-import json, os, time, psutil
-while True:
-    found = {"cpu": psutil.cpu_percent(), "memory": psutil.virtual_memory()._asdict()}
-    found["load"] = os.getloadavg()
-    found["nics"] = {name: one._asdict() for name, one in psutil.net_io_counters(pernic=True).items()}
-    found["disks"] = [psutil.disk_usage(path)._asdict() for path in ("/tmp", "/dev/shm", os.getcwd())]
-    found["processes"] = [one.info for one in psutil.process_iter(["pid", "cpu_times", "memory_info"])]
-    with open("peer.jsonl", "a") as file:
-        file.write(json.dumps(found) + chr(10))
-    time.sleep(5)
+import json, os, time, psutil while True: sample = {"cpu": psutil.cpu_percent(), "memory":
+psutil.virtual_memory()._asdict()} sample["load"] = os.getloadavg() sample["nics"] = {name: counters._asdict()
+for name, counters in psutil.net_io_counters(pernic=True).items()} sample["disks"] =
+[psutil.disk_usage(path)._asdict() for path in ("/tmp", "/dev/shm", os.getcwd())] sample["processes"] =
+[process.info for process in psutil.process_iter(["pid", "cpu_times", "memory_info"])] with open("peer.jsonl",
+"a") as file: file.write(json.dumps(sample) + chr(10)) time.sleep(5)
 """
 
 
@@ -41,22 +42,22 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def cost(argv: list[str], env: dict[str, str], folder: Path) -> dict[str, float]:
-    """Return the share of a core that a program takes once it runs, in percent, its start, and its memory."""
+def measure_cost(argv: list[str], env: dict[str, str], folder: Path) -> dict[str, float]:
+    """Return the CPU time of a program in percent of a core, the CPU seconds of its start, and its memory."""
     with subprocess.Popen(argv, env={**os.environ, **env}, cwd=folder) as running:
-        time.sleep(2.5)  # its start, and the first look
-        start, begin = cpu_s(running.pid), time.monotonic()
+        time.sleep(2.5)  # until the program has started and written its first sample
+        start_cpu_s, start = cpu_s(running.pid), time.monotonic()
         time.sleep(SECONDS)
-        used, took = cpu_s(running.pid) - start, time.monotonic() - begin
+        used, seconds = cpu_s(running.pid) - start_cpu_s, time.monotonic() - start
         status = Path(f"/proc/{running.pid}/status").read_text()
         running.kill()
     rss = int(status.partition("VmRSS:")[2].split()[0])
-    share = round(100 * used / took, 3)
-    return {"core_percent": share, "start_cpu_s": start, "rss_mib": round(rss / 1024, 1)}
+    percent = round(100 * used / seconds, 3)
+    return {"core_percent": percent, "start_cpu_s": start_cpu_s, "rss_mib": round(rss / 1024, 1)}
 
 
-def sampler(folder: Path) -> dict[str, object]:
-    """Return the cost of the sampler and of its peer."""
+def compare_samplers(folder: Path) -> dict[str, object]:
+    """Return the cost of the sampler and of the loop with psutil."""
     for name in SAMPLER:
         shutil.copy(assets.worker(name), folder)
     (folder / "metrics" / "0").mkdir(parents=True)
@@ -65,27 +66,27 @@ def sampler(folder: Path) -> dict[str, object]:
     if compiler:
         library = folder / "libnvidia-ml.so"
         source = Path(__file__).parents[1] / "tests" / "worker" / "data" / "nvml.c"
-        words = [compiler, "-shared", "-fPIC", "-DNEW_NAMES", "-o", str(library), str(source)]
-        subprocess.run(words, check=True)
+        command = [compiler, "-shared", "-fPIC", "-DNEW_NAMES", "-o", str(library), str(source)]
+        subprocess.run(command, check=True)
         env |= {"DTSLURM_NVML": str(library), "FAKE_GPUS": "8"}
     argv = [sys.executable, "-BES", str(folder / "sampler.py"), str(os.getpid()), "8"]
-    ours = cost(argv, env, folder)
-    notes = (folder / "metrics" / "0" / "node-0.jsonl").read_bytes().splitlines()
-    theirs = cost([sys.executable, "-c", PEER], {}, folder)
-    ratio = ours["core_percent"] / theirs["core_percent"] if theirs["core_percent"] else None
+    own = measure_cost(argv, env, folder)
+    samples = (folder / "metrics" / "0" / "node-0.jsonl").read_bytes().splitlines()
+    peer = measure_cost([sys.executable, "-c", PEER], {}, folder)
+    ratio = own["core_percent"] / peer["core_percent"] if peer["core_percent"] else None
     return {
-        "sampler": ours,
-        "psutil": theirs,
+        "sampler": own,
+        "psutil": peer,
         "ratio": round(ratio, 2) if ratio is not None else None,
-        "gpus": len(json.loads(notes[-1]).get("gpus", [])),
-        "notes": len(notes),
-        "bytes_per_note": len(notes[-1]),
+        "gpus": len(json.loads(samples[-1]).get("gpus", [])),
+        "samples": len(samples),
+        "bytes_per_sample": len(samples[-1]),
         "load_average": os.getloadavg()[0],
     }
 
 
-def look(folder: Path) -> dict[str, object]:
-    """Return the seconds and bytes of a first and of a further look at a large job."""
+def measure_queries(folder: Path) -> dict[str, object]:
+    """Return the seconds and bytes of a first and of a next query of the telemetry of a large run."""
     for name in ("logs", "ranks", "metrics"):
         (folder / name / "0").mkdir(parents=True)
     record = {
@@ -116,16 +117,16 @@ def look(folder: Path) -> dict[str, object]:
             for number in range(40)
         ]
         (folder / "metrics" / "0" / f"node-{node}.jsonl").write_text("\n".join(lines) + "\n")
-    found: dict[str, object] = {"ranks": RANKS, "nodes": NODES}
-    after = None
+    results: dict[str, object] = {"ranks": RANKS, "nodes": NODES}
+    cursor = None
     for name in ("first", "next"):
-        begin, cpu = time.perf_counter(), time.process_time()
-        told = telemetry.answer({"run_dir": str(folder), "after": after})
-        found[f"{name}_look_s"] = round(time.perf_counter() - begin, 2)
-        found[f"{name}_look_cpu_s"] = round(time.process_time() - cpu, 2)
-        found[f"{name}_kilobytes"] = len(zlib.compress(json.dumps(told).encode(), 1)) // 1000
-        after = told["cursor"]
-    return found
+        start, cpu_start = time.perf_counter(), time.process_time()
+        answer = telemetry.answer({"run_dir": str(folder), "after": cursor})
+        results[f"{name}_query_s"] = round(time.perf_counter() - start, 2)
+        results[f"{name}_query_cpu_s"] = round(time.process_time() - cpu_start, 2)
+        results[f"{name}_kilobytes"] = len(zlib.compress(json.dumps(answer).encode(), 1)) // 1000
+        cursor = answer["cursor"]
+    return results
 
 
 def main() -> None:
@@ -133,7 +134,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "cost").mkdir()
-        print(json.dumps({"sampler": sampler(folder / "cost"), "pulse": look(folder / "look")}, indent=2))
+        print(
+            json.dumps(
+                {
+                    "sampler": compare_samplers(folder / "cost"),
+                    "telemetry": measure_queries(folder / "queries"),
+                },
+                indent=2,
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""What sending 10,000 files (500 MB) to a cluster costs, the first time and after one line was changed.
+"""The time and the bytes to send a code tree of 10,000 files (500 MB) to a cluster, beside ``rsync -a``.
 
-``python -m benchmarks.snapshot`` prints the table. Beside it ``rsync -a`` of the same tree (Debian's package
-``rsync``): alone, which overwrites the earlier copy, and with ``--link-dest``, which keeps it as we do. All
-go to a real sshd on this machine over a login that is kept; nobody pays a network. What a submission leaves
-to do for the next one (`prebuilt_tree`) is waited for, and told, but not counted.
+The benchmark sends the tree once, and then again after each change of one line. ``rsync -a`` overwrites the
+earlier copy; ``rsync -a --link-dest`` keeps it, as dtslurm does. All methods use an open connection to an SSH
+server on this machine, so that the time contains no network latency, and run alternately. After a submission,
+dtslurm prepares the code folder of the next one (the prebuilt tree) at low priority; this time is printed,
+but not counted.
+
+Run it with ``python -m benchmarks.snapshot [--json]``. It needs rsync.
 """
 
 from __future__ import annotations
@@ -33,54 +36,54 @@ from dtslurm.transport.remote import RemoteTransport
 from tests.sshd.servers import ssh_lab
 
 FILES, SIZE, ROUNDS = 10_000, 50_000, 7
-MOST_REST = 60.0
+PREBUILT_TIMEOUT_S = 60.0
 
 
 def make_tree(folder: Path) -> None:
-    """Write a committed work tree: half of each file is text, half does not pack."""
-    chance = random.Random(1)
+    """Write a Git work tree; half of each file is text, half cannot be compressed."""
+    generator = random.Random(1)
     text = b"".join(b"value_%d = compute(%d)\n" % (number, number % 97) for number in range(SIZE // 25))
     for number in range(FILES):
-        place = folder / f"package{number % 100}" / f"module{number % 7}"
-        place.mkdir(parents=True, exist_ok=True)
+        package = folder / f"package{number % 100}" / f"module{number % 7}"
+        package.mkdir(parents=True, exist_ok=True)
         half = SIZE // 2
-        (place / f"file{number}.py").write_bytes(chance.randbytes(half) + text[:half])
+        (package / f"file{number}.py").write_bytes(generator.randbytes(half) + text[:half])
     subprocess.run(["git", "init", "-q", folder], check=True)
 
 
-class Counted:
-    """A transport that counts what commands are given on stdin."""
+class CountingTransport:
+    """A transport that counts the bytes that it sends to the stdin of remote commands."""
 
     def __init__(self, transport: RemoteTransport) -> None:
         self._transport, self.sent = transport, 0
         self.local, self.host, self.name = False, transport.host, transport.name
 
     def run(self, argv: Sequence[str], *, stdin: Iterable[bytes] = (), **more: Any) -> Completed:
-        """Run a command there."""
-        return self._transport.run(argv, stdin=self._counted(stdin), **more)
+        """Run a remote command."""
+        return self._transport.run(argv, stdin=self._count(stdin), **more)
 
     @contextmanager
     def stream(self, argv: Sequence[str], *, stdin: bytes = b"") -> Iterator[Stream]:
-        """Run a command, whose input may go on."""
+        """Run a remote command whose stdin stays open."""
         self.sent += len(stdin)
         with self._transport.stream(argv, stdin=stdin) as stream:
-            yield cast("Stream", CountedStream(stream, self))
+            yield cast("Stream", CountingStream(stream, self))
 
     def logged_in(self) -> bool:
-        """Return whether there is a login."""
+        """Return whether a connection is open."""
         return self._transport.logged_in()
 
-    def _counted(self, stdin: Iterable[bytes]) -> Iterator[bytes]:
+    def _count(self, stdin: Iterable[bytes]) -> Iterator[bytes]:
         for part in stdin:
             self.sent += len(part)
             yield part
 
 
-class CountedStream:
-    """A stream that counts what it is sent."""
+class CountingStream:
+    """A stream that counts the bytes that it sends."""
 
-    def __init__(self, stream: Stream, counted: Counted) -> None:
-        self._stream, self._counted = stream, counted
+    def __init__(self, stream: Stream, counter: CountingTransport) -> None:
+        self._stream, self._counter = stream, counter
         self.read, self.close_stdin = stream.read, stream.close_stdin
 
     @property
@@ -90,12 +93,12 @@ class CountedStream:
 
     def send(self, data: bytes) -> None:
         """Write to the command's stdin."""
-        self._counted.sent += len(data)
+        self._counter.sent += len(data)
         self._stream.send(data)
 
 
-class Ours:
-    """Sends snapshots of one tree to one far side."""
+class DtslurmSubmission:
+    """Sends snapshots of a tree to a login node, as `dtslurm submit` does."""
 
     def __init__(self, tree: Path, work: Path, transport: RemoteTransport) -> None:
         self.tree, self.work, self.transport = tree, work, transport
@@ -103,68 +106,69 @@ class Ours:
         self.known = KnownObjects(work / "known")
 
     def __call__(self) -> int:
-        """Submit once: snapshot, transfer, placing; return the bytes sent."""
+        """Take a snapshot, transfer and install it; return the bytes sent."""
         self.count += 1
-        far = cast("Transport", Counted(self.transport))
+        counter = CountingTransport(self.transport)
+        transport = cast("Transport", counter)
         python = str(Path(sys.executable).resolve())
-        worker = RemoteWorker(far, MODULES, python)
-        worker.begin()  # as `dtslurm submit` does
+        worker = RemoteWorker(transport, MODULES, python)
+        worker.begin()  # before the snapshot, as `dtslurm submit` does
         snapshot = take(LocalTransport(), self.tree, hash_cache=self.work / "cache")
-        parcel = Delivery(
+        delivery = Delivery(
             str(self.work / f"runs/{self.count}"), str(self.work / "runs/.objects"), {}, snapshot
         )
-        deliver(far, parcel, worker=worker, known=self.known, timeout=600)
+        deliver(transport, delivery, worker=worker, known=self.known, timeout=600)
         worker.close()
-        return cast("Counted", far).sent
+        return counter.sent
 
-    def rest(self) -> float:
-        """Wait for what is done after the answer; return its seconds."""
-        begin = time.perf_counter()
+    def wait_for_prebuilt_tree(self) -> float:
+        """Wait until the prebuilt tree of the next submission is complete; return the seconds."""
+        start = time.perf_counter()
         while not list((self.work / "runs/.objects/spare").glob("*/list")):
-            if time.perf_counter() - begin > MOST_REST:
-                sys.exit("the far side makes no tree ahead")
+            if time.perf_counter() - start > PREBUILT_TIMEOUT_S:
+                sys.exit(f"no prebuilt tree within {PREBUILT_TIMEOUT_S:.0f} s")
             time.sleep(0.01)
-        return time.perf_counter() - begin
+        return time.perf_counter() - start
 
 
 class Rsync:
-    """Copies the tree with rsync, over the last copy or into a new one that links to it."""
+    """Copies a tree with rsync: over the last copy, or into a new copy with hard links to the last one."""
 
-    def __init__(self, tree: Path, work: Path, ssh: str, *, linking: bool) -> None:
-        self.tree, self.work, self.ssh, self.linking = tree, work, ssh, linking
+    def __init__(self, tree: Path, work: Path, ssh: str, *, keep_copies: bool) -> None:
+        self.tree, self.work, self.ssh, self.keep_copies = tree, work, ssh, keep_copies
         self.count = 0
 
     def __call__(self) -> int:
         """Copy once; return the bytes sent."""
-        words = ["rsync", "-a", "--stats", "--exclude=.git", "-e", self.ssh]
+        argv = ["rsync", "-a", "--stats", "--exclude=.git", "-e", self.ssh]
         target = self.work / "copy"
-        if self.linking:
+        if self.keep_copies:
             if self.count:
-                words.append(f"--link-dest={self.work / f'copy{self.count}'}")
+                argv.append(f"--link-dest={self.work / f'copy{self.count}'}")
             self.count += 1
             target = self.work / f"copy{self.count}"
-        done = subprocess.run(
-            [*words, f"{self.tree}/", f"login:{target}/"], check=True, capture_output=True, text=True
+        process = subprocess.run(
+            [*argv, f"{self.tree}/", f"login:{target}/"], check=True, capture_output=True, text=True
         )
-        found = re.search(r"Total bytes sent: ([\d,.]+)", done.stdout)
-        return int(re.sub(r"\D", "", found[1])) if found else 0
+        match = re.search(r"Total bytes sent: ([\d,.]+)", process.stdout)
+        return int(re.sub(r"\D", "", match[1])) if match else 0
 
 
-def change(tree: Path, number: int) -> None:
+def change_one_line(tree: Path, number: int) -> None:
     """Change one line of one file."""
     path = tree / "package3" / f"module{3 % 7}" / "file3.py"
     path.write_bytes(path.read_bytes() + b"changed = %d\n" % number)
 
 
-def timed(act: Callable[[], int]) -> tuple[float, int]:
+def time_transfer(transfer: Callable[[], int]) -> tuple[float, int]:
     """Return seconds and bytes sent."""
-    begin = time.perf_counter()
-    sent = act()
-    return time.perf_counter() - begin, sent
+    start = time.perf_counter()
+    sent = transfer()
+    return time.perf_counter() - start, sent
 
 
 def measure() -> dict[str, dict[str, float]]:
-    """Return for each way the seconds and bytes of the first and, as medians, of the later times."""
+    """Return the seconds and bytes of the first transfer, and the medians of the later ones, by method."""
     with tempfile.TemporaryDirectory() as name, ssh_lab() as lab:
         work = Path(name)
         tree = work / "tree"
@@ -173,37 +177,37 @@ def measure() -> dict[str, dict[str, float]]:
         ssh = f"ssh -F {lab.config} -o ControlPath={lab.root}/bare"
         master = [*ssh.split(), "-o", "ControlMaster=yes", "-N", "-f", "login"]
         subprocess.run(master, check=True, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        link = connect("login", transport="openssh", env=lab.environ())
-        assert isinstance(link, RemoteTransport)
-        link.run(["true"])
-        ours = Ours(tree, work / "a", link)
-        ways: dict[str, Callable[[], int]] = {
-            "dtslurm": ours,
-            "rsync -a": Rsync(tree, work / "b", ssh, linking=False),
-            "rsync -a --link-dest": Rsync(tree, work / "c", ssh, linking=True),
+        transport = connect("login", transport="openssh", env=lab.environ())
+        assert isinstance(transport, RemoteTransport)
+        transport.run(["true"])
+        dtslurm = DtslurmSubmission(tree, work / "a", transport)
+        methods: dict[str, Callable[[], int]] = {
+            "dtslurm": dtslurm,
+            "rsync -a": Rsync(tree, work / "b", ssh, keep_copies=False),
+            "rsync -a --link-dest": Rsync(tree, work / "c", ssh, keep_copies=True),
         }
         for folder in "abc":
             (work / folder).mkdir()
-        first = {way: timed(act) for way, act in ways.items()}
-        ours.rest()
-        timed(ours)  # files are remembered once they are older than their clock's step
-        later: dict[str, list[tuple[float, int]]] = {way: [] for way in ways}
-        rests: list[float] = []
-        for number in range(ROUNDS):  # interleaved: a busy moment hits all alike
-            change(tree, number)
-            for way, act in ways.items():
-                rests.append(ours.rest())
-                later[way].append(timed(act))
+        first = {method: time_transfer(transfer) for method, transfer in methods.items()}
+        dtslurm.wait_for_prebuilt_tree()
+        time_transfer(dtslurm)  # the hash of a file is cached once the file is old enough
+        later: dict[str, list[tuple[float, int]]] = {method: [] for method in methods}
+        waits: list[float] = []
+        for number in range(ROUNDS):
+            change_one_line(tree, number)
+            for method, transfer in methods.items():
+                waits.append(dtslurm.wait_for_prebuilt_tree())
+                later[method].append(time_transfer(transfer))
         subprocess.run([*ssh.split(), "-O", "exit", "login"], check=True, capture_output=True)
     base_first = first["rsync -a"][0]
     base_again = statistics.median(seconds for seconds, _ in later["rsync -a"])
-    results = {"made ahead": {"s": round(max(rests), 2)}}
-    for way, times in later.items():
+    results = {"prebuilt tree": {"s": round(max(waits), 2)}}
+    for method, times in later.items():
         again = statistics.median(seconds for seconds, _ in times)
-        results[way] = {
-            "first_s": round(first[way][0], 2),
-            "first_bytes": first[way][1],
-            "first_ratio": round(first[way][0] / base_first, 2),
+        results[method] = {
+            "first_s": round(first[method][0], 2),
+            "first_bytes": first[method][1],
+            "first_ratio": round(first[method][0] / base_first, 2),
             "again_s": round(again, 2),
             "again_bytes": max(sent for _, sent in times),
             "again_ratio": round(again / base_again, 2),
@@ -214,19 +218,21 @@ def measure() -> dict[str, dict[str, float]]:
 def main() -> None:
     """Print the table, or JSON with ``--json``."""
     if shutil.which("rsync") is None:
-        sys.exit("rsync is needed: apt-get install rsync")
+        sys.exit(
+            "rsync is not installed, but the benchmark compares with it. Install it: apt-get install rsync"
+        )
     results = measure()
     if "--json" in sys.argv:
         print(json.dumps({"schema": 1, "snapshot": results}, indent=1))
         return
-    print(f"{'':<22}{'first s':>9}{'x rsync':>9}{'sent':>13}{'again s':>9}{'x rsync':>9}{'sent':>13}")
-    ahead = results.pop("made ahead")["s"]
-    for way, one in results.items():
+    print(f"{'method':<22}{'first, s':>9}{'ratio':>9}{'bytes':>13}{'again, s':>9}{'ratio':>9}{'bytes':>13}")
+    prebuilt_s = results.pop("prebuilt tree")["s"]
+    for method, row in results.items():
         print(
-            f"{way:<22}{one['first_s']:>9}{one['first_ratio']:>9}{one['first_bytes']:>13,}"
-            f"{one['again_s']:>9}{one['again_ratio']:>9}{one['again_bytes']:>13,}"
+            f"{method:<22}{row['first_s']:>9}{row['first_ratio']:>9}{row['first_bytes']:>13,}"
+            f"{row['again_s']:>9}{row['again_ratio']:>9}{row['again_bytes']:>13,}"
         )
-    print(f"after its answer a submission goes on for up to {ahead} s, at low priority, for the next one")
+    print(f"after each submission, dtslurm prepares the next one for up to {prebuilt_s} s at low priority")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
-"""What one remote command costs over each transport, beside plain ``ssh HOST true`` on an open ControlMaster.
+"""The time of one remote command with each transport, beside ``ssh HOST true`` over an open ControlMaster.
 
-The three take turns on one login node (an sshd of our own on loopback), so that the machine's load is shared.
-Ratios of medians; the round trip itself is as good as nothing here.
+The commands run alternately on one login node, which is an SSH server on the loopback interface, so that the
+latency of a network is not included. `openssh` is the transport that starts the system's ssh, `paramiko` the
+one in Python. The ratios are ratios of medians.
+
+Run it with ``python -m benchmarks.ssh``.
 """
 
 from __future__ import annotations
@@ -15,17 +18,18 @@ from dtslurm.transport.connect import connect
 from tests.sshd.servers import ssh_lab
 
 ROUNDS = 40
+BARE = "ssh login true"
 
 
-def median_times(works: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Return each work's median seconds; they take turns."""
-    taken: dict[str, list[float]] = {name: [] for name in works}
+def median_times(commands: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Return the median seconds of each command; the commands run alternately."""
+    times: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(rounds):
-        for name, work in works.items():
+        for name, command in commands.items():
             start = time.perf_counter()
-            work()
-            taken[name].append(time.perf_counter() - start)
-    return {name: statistics.median(times) for name, times in taken.items()}
+            command()
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
 def main() -> None:
@@ -37,22 +41,20 @@ def main() -> None:
         subprocess.run([*bare, *master], check=True, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         openssh = connect("login", transport="openssh", env=lab.environ())
         paramiko = connect("login", transport="paramiko", env=lab.environ())
-        works: dict[str, Callable[[], object]] = {
-            "ssh login true": lambda: subprocess.run(
-                [*bare, "login", "true"], check=True, capture_output=True
-            ),
+        commands: dict[str, Callable[[], object]] = {
+            BARE: lambda: subprocess.run([*bare, "login", "true"], check=True, capture_output=True),
             "openssh": lambda: openssh.run(["true"]),
             "paramiko": lambda: paramiko.run(["true"]),
         }
-        median_times(works, 3)  # logs in
-        found = median_times(works, ROUNDS)
+        median_times(commands, 3)  # opens the connections
+        medians = median_times(commands, ROUNDS)
         paramiko.close()
         subprocess.run([*bare, "-O", "exit", "login"], check=True, capture_output=True)
-    base = found["ssh login true"]
-    print(f"one remote command, median of {ROUNDS}")
-    for name, seconds in found.items():
-        more = (seconds - base) * 1000
-        print(f"  {name:16} {seconds * 1000:7.1f} ms  {seconds / base:5.2f} x  {more:+7.1f} ms")
+    reference = medians[BARE]
+    print(f"one remote command, median of {ROUNDS}; ratio and difference to {BARE}")
+    for name, seconds in medians.items():
+        difference = (seconds - reference) * 1000
+        print(f"  {name:16} {seconds * 1000:7.1f} ms  {seconds / reference:5.2f} x  {difference:+7.1f} ms")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Many small files to four nodes: by `--stage`, and by tar and sbcast as written by hand.
+"""The time to copy 20,000 files (2 GB) to the local disks of four nodes, beside a script with tar and sbcast.
 
-``python -m benchmarks.staging [MB] [FILES]`` (2000 and 20000) brings a Slurm of four nodes up on this
-machine, each with a folder of its own as local disk, and runs both ways in turn as jobs. All nodes share this
-machine's disk and processors, so the ratio tells, not the seconds. Both end with all files on all nodes; ours
-has compared checksums too.
+The benchmark starts a Slurm with four nodes on this machine, each with a separate folder as its local disk.
+It runs a job with `--stage` and a job with a hand-written script alternately; both copy all files to all
+nodes, and dtslurm also compares checksums. All nodes share the disk and the CPUs of this machine, so only the
+ratio is meaningful. With 1 GB or more, each method runs once, else three times.
+
+Run it with ``python -m benchmarks.staging [MB] [FILES]``.
 """
 
 from __future__ import annotations
@@ -39,58 +41,56 @@ TRAIN = "import os; print(os.environ['DTSLURM_STAGED_DATA'])\n"
 
 
 def fill(folder: Path, megabytes: int, count: int) -> None:
-    """Write files that do not compress, a hundred to a folder."""
-    dice = random.Random(0)
-    block = dice.randbytes(1 << 20)
+    """Write files that cannot be compressed, a hundred in each folder."""
+    generator = random.Random(0)
+    block = generator.randbytes(1 << 20)
     size = megabytes * 1_000_000 // count
     for number in range(count):
-        place = folder / f"{number // 100:04}"
-        place.mkdir(parents=True, exist_ok=True)
-        first = dice.randrange(len(block) - size) if size < len(block) else 0
-        (place / f"{number:06}.jpg").write_bytes((block * (1 + size // len(block)))[first : first + size])
+        subfolder = folder / f"{number // 100:04}"
+        subfolder.mkdir(parents=True, exist_ok=True)
+        first = generator.randrange(len(block) - size) if size < len(block) else 0
+        (subfolder / f"{number:06}.jpg").write_bytes((block * (1 + size // len(block)))[first : first + size])
 
 
-def empty(lab: SlurmLab, count: int) -> None:
-    """Remove what a round left on the nodes' disks, having seen that it is all there."""
+def clear_disks(lab: SlurmLab, count: int) -> None:
+    """Check that all files are on the disks of all nodes, and remove them."""
     for disk in sorted((lab.root / "disks").iterdir()):
-        there = sum(len(names) for _, _, names in os.walk(disk / "data"))
-        assert there == count, f"{disk}: {there} files"
+        copied = sum(len(names) for _, _, names in os.walk(disk / "data"))
+        assert copied == count, f"{disk}: {copied} files"
         for path in disk.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     subprocess.run(["sync"], check=True)
 
 
-def by_hand(lab: SlurmLab, source: Path) -> float:
-    """Return the seconds that the hand-written way takes."""
+def stage_by_hand(lab: SlurmLab, source: Path) -> float:
+    """Return the seconds that the hand-written script takes."""
     script = lab.root / "hand.sh"
     script.write_text(BY_HAND.format(source=source, root=lab.root, local=lab.root / "local"))
-    took = lab.root / "hand.ns"
-    took.unlink(missing_ok=True)
+    duration = lab.root / "hand.ns"
+    duration.unlink(missing_ok=True)
     lab.run(["sbatch", script])
-    lab.wait_for("the job", lambda: took.exists() and took.read_text().endswith("\n"), 600)
-    return int(took.read_text()) / 1e9
+    lab.wait_for("the job", lambda: duration.exists() and duration.read_text().endswith("\n"), 600)
+    return int(duration.read_text()) / 1e9
 
 
-def ours(lab: SlurmLab, source: Path, folder: Path) -> float:
-    """Return the seconds that `--stage` takes, from the script's call to its last word."""
+def stage_with_dtslurm(lab: SlurmLab, source: Path, folder: Path) -> float:
+    """Return the seconds that `--stage` takes in the job, as its event says."""
     (folder / "train.py").write_text(TRAIN)
     env = lab.environ({"DTSLURM_RUN_ROOT": str(folder / "runs"), "XDG_STATE_HOME": str(folder / "state")})
-    words = ["submit", "--cluster", "slurm", "-N", "4", "-l", "srun", "-t", "30", "--wait", "--json"]
-    words += ["--stage", f"{source}:{lab.root / 'local' / 'data'}", "train.py"]
-    done = subprocess.run(
-        [sys.executable, "-m", "dtslurm", *words],
+    arguments = ["submit", "--cluster", "slurm", "-N", "4", "-l", "srun", "-t", "30", "--wait", "--json"]
+    arguments += ["--stage", f"{source}:{lab.root / 'local' / 'data'}", "train.py"]
+    process = subprocess.run(
+        [sys.executable, "-m", "dtslurm", *arguments],
         cwd=folder,
         env=env,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    run = Path(json.loads(done.stdout)["run"]["run_dir"])
-    began = [
-        e for e in map(json.loads, (run / "events.jsonl").read_text().splitlines()) if e["event"] == "staged"
-    ]
-    return float(began[0]["seconds"])
+    assert process.returncode == 0, process.stderr
+    run = Path(json.loads(process.stdout)["run"]["run_dir"])
+    events = map(json.loads, (run / "events.jsonl").read_text().splitlines())
+    return next(float(event["seconds"]) for event in events if event["event"] == "staged")
 
 
 def main() -> None:
@@ -104,10 +104,10 @@ def main() -> None:
         times: dict[str, list[float]] = {"by hand": [], "--stage": []}
         with SlurmLab(root, gpus=0, disks=disks) as lab:
             for _ in range(ROUNDS if megabytes < 1000 else 1):
-                times["by hand"].append(by_hand(lab, folder / "data"))
-                empty(lab, count)
-                times["--stage"].append(ours(lab, folder / "data", folder))
-                empty(lab, count)
+                times["by hand"].append(stage_by_hand(lab, folder / "data"))
+                clear_disks(lab, count)
+                times["--stage"].append(stage_with_dtslurm(lab, folder / "data", folder))
+                clear_disks(lab, count)
         for name, seconds in times.items():
             print(f"{name:8} {statistics.median(seconds):6.1f} s  ({', '.join(f'{s:.1f}' for s in seconds)})")
         ratio = statistics.median(times["by hand"]) / statistics.median(times["--stage"])
@@ -118,6 +118,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    began = time.monotonic()
+    start = time.monotonic()
     main()
-    print(f"took {time.monotonic() - began:.0f} s")
+    print(f"total {time.monotonic() - start:.0f} s")

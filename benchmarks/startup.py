@@ -1,27 +1,31 @@
-"""How long command lines and imports take, beside a bare interpreter and the tools next door.
+"""The start time of commands and imports, beside a bare Python interpreter and other tools.
 
-``python -m benchmarks.startup``. Each tool has an environment of its own (benchmarks/peers), and all take
-turns, so that a busy moment hits all alike. What fails is shown as failed.
+Each command runs in a new process, and each tool in a separate environment (`benchmarks/peers`). The commands
+run alternately in rounds; the first round is not counted. A command that fails is shown as failed with its
+error message. `dtslurm --help` is also compared with `cscope --help`, the help text of clusterscope.
+
+Run it with ``python -m benchmarks.startup [--rounds N]``.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.figures import chart, show
+from benchmarks.charts import compare_rounds, print_charts
 from benchmarks.peers import PeerMissing, environment
 
 ROUNDS = 15
-BARE, OURS = "python -c pass", "dtslurm --help"
-Commands = dict[str, tuple[str, list[str]]]  # name -> (environment, argv in its bin folder)
+PYTHON, DTSLURM, CSCOPE = "python -c pass", "dtslurm --help", "cscope --help"
+Commands = dict[str, tuple[str, list[str]]]  # name -> (environment, argv with a program of its bin directory)
 HELP: Commands = {
-    BARE: ("dtslurm", ["python", "-c", "pass"]),
-    OURS: ("dtslurm", ["dtslurm", "--help"]),
-    "cscope --help": ("clusterscope", ["cscope", "--help"]),
+    PYTHON: ("dtslurm", ["python", "-c", "pass"]),
+    DTSLURM: ("dtslurm", ["dtslurm", "--help"]),
+    CSCOPE: ("clusterscope", ["cscope", "--help"]),
     "simple_slurm --help": ("simple-slurm", ["simple_slurm", "--help"]),
     "torchx --help": ("torchx", ["torchx", "--help"]),
     "nemorun --help": ("nemo-run", ["nemorun", "--help"]),
@@ -47,33 +51,33 @@ IMPORTS: Commands = {
 }
 
 
-def measure(commands: Commands, rounds: int) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Return each command's milliseconds by round, and why those failed that did."""
-    taken: dict[str, list[float]] = {name: [] for name in commands}
+def time_commands(commands: Commands, rounds: int) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Return the milliseconds of each command by round, and the error messages of failed commands."""
+    times: dict[str, list[float]] = {name: [] for name in commands}
     failed: dict[str, str] = {}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as home:
+        folder = Path(home)
         (folder / "train.py").write_text("print('hello')\n")
-        env = {"PATH": "/usr/bin:/bin", "HOME": name, "XDG_STATE_HOME": name}
-        for number in range(rounds + 1):  # the first round warms up
-            for key, (peer, argv) in commands.items():
-                if key in failed:
+        env = {"PATH": "/usr/bin:/bin", "HOME": home, "XDG_STATE_HOME": home}
+        for number in range(rounds + 1):  # the first round warms up the page cache
+            for name, (peer, argv) in commands.items():
+                if name in failed:
                     continue
                 try:
                     program = environment(peer) / "bin" / argv[0]
                 except PeerMissing as error:
-                    failed[key] = f"does not install: {error}"
+                    failed[name] = f"cannot be installed: {error}"
                     continue
-                begin = time.perf_counter()
-                done = subprocess.run(
+                start = time.perf_counter()
+                process = subprocess.run(
                     [program, *argv[1:]], cwd=folder, env=env, capture_output=True, text=True, check=False
                 )
-                if done.returncode:
-                    said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-                    failed[key], taken[key] = said, []
+                if process.returncode:
+                    lines = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
+                    failed[name], times[name] = lines[-1], []
                 elif number:
-                    taken[key].append((time.perf_counter() - begin) * 1000)
-    return taken, failed
+                    times[name].append((time.perf_counter() - start) * 1000)
+    return times, failed
 
 
 def main() -> None:
@@ -81,19 +85,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     rounds = parser.parse_args().rounds
-    taken, failed = measure(HELP, rounds)
-    imported, broken = measure(IMPORTS, rounds)
-    show(
+    times, failed = time_commands(HELP, rounds)
+    import_times, failed_imports = time_commands(IMPORTS, rounds)
+    print_charts(
         [
-            chart("Start of a command", "ms", BARE, taken, failed),
-            chart("Import", "ms", "import dtslurm.api", imported, broken),
+            compare_rounds("Time of a command", "ms", PYTHON, times, failed),
+            compare_rounds("Time of an import", "ms", "import dtslurm.api", import_times, failed_imports),
         ]
     )
-    if taken["cscope --help"]:
-        show_ratio = sorted(
-            one / other for one, other in zip(taken[OURS], taken["cscope --help"], strict=True)
-        )
-        print(f"dtslurm --help over cscope --help: {show_ratio[len(show_ratio) // 2]:.2f}")
+    if times[CSCOPE]:
+        pairs = zip(times[DTSLURM], times[CSCOPE], strict=True)
+        ratio = statistics.median_high(dtslurm / cscope for dtslurm, cscope in pairs)
+        print(f"{DTSLURM}, ratio to {CSCOPE}: {ratio:.2f}")
 
 
 if __name__ == "__main__":

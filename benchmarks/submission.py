@@ -1,15 +1,18 @@
-"""What submitting many jobs costs, beside a bare ``sbatch --array`` and submitit's own Slurm executor.
+"""The cost of submitting many jobs, beside a bare ``sbatch --array`` and submitit's Slurm executor.
 
-A real Slurm on this machine. Each thing in turns with its peer, so that a busy moment hits both:
+The benchmark starts a Slurm on this machine. Each part runs dtslurm and its peer alternately:
 
-- ``trials``: 1,000 trials of a sweep, and ``sbatch --array=0-999`` of the same script: seconds, and what the
-  controller is asked;
-- ``ended``: trials of a sweep from the call until the last has done its work, and an array written by hand;
-- ``functions``: ``map_array`` of 100 functions until all results are there, and the calls of squeue and sacct
-  until then;
-- ``singles``: 100 single submissions by `dtslurm.Executor` and by submitit's, which pauses between them.
+- ``trials``: 1,000 trials of a sweep, and ``sbatch --array=0-999`` of the same script. It shows the seconds
+  and the requests to the controller, for the first and the second submission of a process and for the
+  command. The jobs are held, so that none of them runs during the measurement.
+- ``completion``: the time from the command until the last of 100 trials has finished, and the same for an
+  array script written by hand.
+- ``functions``: ``map_array`` of 100 functions until all results are available, and the calls of squeue and
+  sacct.
+- ``singles``: 100 single submissions with `dtslurm.Executor` and with submitit, which pauses between two
+  submissions, while the partition is down.
 
-``python -m benchmarks.submission [NAME]...``; ``--json`` for programs.
+Run it with ``python -m benchmarks.submission [PART]... [--json]``.
 """
 
 from __future__ import annotations
@@ -32,8 +35,8 @@ from typing import Any
 from tests.lab.cluster import SlurmLab
 
 ROUNDS = 3
-TRIALS, ENDED, FUNCTIONS, SINGLES, BLOCK = 1000, 100, 100, 100, 20
-COUNTED = ("sbatch", "squeue", "sacct")
+TRIALS, SHORT_TRIALS, FUNCTIONS, SINGLES, BLOCK = 1000, 100, 100, 100, 20
+COUNTED_COMMANDS = ("sbatch", "squeue", "sacct")
 JOB = """\
 cluster: slurm
 script: train.py
@@ -54,190 +57,191 @@ import sys
 print("trained with", sys.argv[1])
 open(f"done/{sys.argv[1]}", "x").close()
 """
-# What others than users' commands ask: nodes, the controller's own parts, and the question itself.
-NOT_ASKED = re.compile(r"MESSAGE_|REQUEST_(STATS_INFO|COMPLETE|STEP_COMPLETE|PERSIST|FED)|ACCOUNTING")
+# Requests of nodes and of the controller itself, and those of sdiag, which counts them.
+NOT_FROM_USERS = re.compile(r"MESSAGE_|REQUEST_(STATS_INFO|COMPLETE|STEP_COMPLETE|PERSIST|FED)|ACCOUNTING")
 
 
 @contextmanager
-def counting(folder: Path) -> Iterator[Callable[[], dict[str, int]]]:
-    """Put programs before Slurm's own that note each call; yield what tells how often each was called."""
+def count_commands(folder: Path) -> Iterator[Callable[[], dict[str, int]]]:
+    """Put wrappers of Slurm commands on the PATH; yield a function that returns and resets their calls."""
     folder.mkdir()
-    for name in COUNTED:
-        real = shutil.which(name)
+    for name in COUNTED_COMMANDS:
+        program = shutil.which(name)
         (folder / name).write_text(
             f'#!/bin/sh\ntest=$1\n[ "$1" = --test-only ] || test=\necho {name} $test >>{folder}/calls\n'
-            f'exec {real} "$@"\n'
+            f'exec {program} "$@"\n'
         )
         (folder / name).chmod(0o755)
-    before = os.environ["PATH"]
-    os.environ["PATH"] = f"{folder}:{before}"
+    path_before = os.environ["PATH"]
+    os.environ["PATH"] = f"{folder}:{path_before}"
 
-    def calls() -> dict[str, int]:
+    def count_calls() -> dict[str, int]:
         path = folder / "calls"
-        told = path.read_text().split() if path.exists() else []
+        words = path.read_text().split() if path.exists() else []
         path.unlink(missing_ok=True)
-        return {name: told.count(name) for name in COUNTED} | {"tested": told.count("--test-only")}
+        return {name: words.count(name) for name in COUNTED_COMMANDS} | {"tested": words.count("--test-only")}
 
     try:
-        yield calls
+        yield count_calls
     finally:
-        os.environ["PATH"] = before
+        os.environ["PATH"] = path_before
 
 
-def ran(*argv: str) -> float:
-    """Return how many seconds a command takes."""
-    begin = time.perf_counter()
+def time_command(*argv: str) -> float:
+    """Return the seconds that a command takes."""
+    start = time.perf_counter()
     subprocess.run(argv, check=True, capture_output=True)
-    return time.perf_counter() - begin
+    return time.perf_counter() - start
 
 
-def asked() -> int:
-    """Return how many requests of users the controller has served so far."""
-    told = subprocess.run(["sdiag"], check=True, capture_output=True, text=True).stdout
-    kinds = told.partition("statistics by message type")[2].partition("statistics by user")[0]
-    found = re.findall(r"^\s+(\w+)\s+\(\s*\d+\)\s+count:(\d+)", kinds, re.MULTILINE)
-    return sum(int(count) for kind, count in found if not NOT_ASKED.match(kind))
+def count_requests() -> int:
+    """Return the number of requests of users that the controller has served so far."""
+    report = subprocess.run(["sdiag"], check=True, capture_output=True, text=True).stdout
+    by_type = report.partition("statistics by message type")[2].partition("statistics by user")[0]
+    matches = re.findall(r"^\s+(\w+)\s+\(\s*\d+\)\s+count:(\d+)", by_type, re.MULTILINE)
+    return sum(int(count) for kind, count in matches if not NOT_FROM_USERS.match(kind))
 
 
-def queued(context: Any, *options: str) -> list[Any]:
-    """Submit job.yaml as the command does, in this process."""
+def submit_job_file(context: Any, *options: str) -> list[Any]:
+    """Submit job.yaml as `dtslurm submit` does, in this process; return the records of the runs."""
     from dtslurm.services.request.request import JobRequest
     from dtslurm.services.submit.job_file import load_jobs
     from dtslurm.services.submit.stages import plan, queue
 
-    said = JobRequest(script="job.yaml", sbatch=options)
-    return queue(context, plan(context, load_jobs(context, said), confirm=lambda _: True))
+    request = JobRequest(script="job.yaml", sbatch=options)
+    return queue(context, plan(context, load_jobs(context, request), confirm=lambda _: True))
 
 
-def write_sweep(count: int, more: str = "") -> str:
-    """Write a sweep of so many trials, and return their values."""
+def write_sweep(count: int, options: str = "") -> str:
+    """Write a job file with a sweep of this many trials, and return the values of the trials."""
     values = range(count)
-    Path("job.yaml").write_text(JOB % (json.dumps(sys.executable), ", ".join(map(str, values)), more))
+    Path("job.yaml").write_text(JOB % (json.dumps(sys.executable), ", ".join(map(str, values)), options))
     Path("job.yaml").chmod(0o644)
     return " ".join(map(str, values))
 
 
-def trials(calls: Callable[[], dict[str, int]]) -> dict[str, Any]:
-    """Submit a sweep, and the same script as a bare array; held, so that nothing runs meanwhile."""
+def measure_trials(count_calls: Callable[[], dict[str, int]]) -> dict[str, Any]:
+    """Submit a sweep, and the same script as a bare array; the jobs are held, so that none runs meanwhile."""
     from dtslurm.services.wiring.context import Context
 
     write_sweep(TRIALS, ", max_parallel: 1")
-    found: dict[str, list[float]] = {name: [] for name in ("ours", "again", "command", "bare")}
+    seconds: dict[str, list[float]] = {name: [] for name in ("first", "second", "command", "bare")}
     requests: dict[str, int] = {}
-    made: dict[str, int] = {}
+    sbatch_calls: dict[str, int] = {}
     script = ""
     for _ in range(ROUNDS):
         context = Context()
-        for name in ("ours", "again"):
-            calls()
-            before, begin = asked(), time.perf_counter()
-            [record] = queued(context, "--hold")
-            found[name].append(time.perf_counter() - begin)
-            requests[name], made[name] = asked() - before, calls()["sbatch"]
+        for name in ("first", "second"):
+            count_calls()
+            requests_before, start = count_requests(), time.perf_counter()
+            [record] = submit_job_file(context, "--hold")
+            seconds[name].append(time.perf_counter() - start)
+            requests[name], sbatch_calls[name] = count_requests() - requests_before, count_calls()["sbatch"]
             script = f"{record.run_dir}/script.sbatch"
-        before = asked()
-        found["bare"].append(ran("sbatch", "--parsable", "--hold", f"--array=0-{TRIALS - 1}%1", script))
-        requests["bare"] = asked() - before
+        requests_before = count_requests()
+        array = f"--array=0-{TRIALS - 1}%1"
+        seconds["bare"].append(time_command("sbatch", "--parsable", "--hold", array, script))
+        requests["bare"] = count_requests() - requests_before
         command = [sys.executable, "-m", "dtslurm", "submit", "job.yaml", "--sbatch=--hold"]
-        calls()
-        found["command"].append(ran(*command))
-        told = calls()
-        made["queueing"] = told["sbatch"] - told["tested"]
+        count_calls()
+        seconds["command"].append(time_command(*command))
+        calls = count_calls()
+        sbatch_calls["queueing"] = calls["sbatch"] - calls["tested"]
         subprocess.run(["scancel", "--user", str(os.getuid())], check=True)
-    return {"seconds": found, "requests": requests, "sbatch": made}
+    return {"seconds": seconds, "requests": requests, "sbatch": sbatch_calls}
 
 
-def ended() -> dict[str, list[float]]:
-    """Run a sweep, and an array written by hand that does the same, until the last trial did its work."""
-    values = write_sweep(ENDED)
-    Path("array.sh").write_text(ARRAY % (ENDED - 1, values, sys.executable))
+def measure_completion() -> dict[str, list[float]]:
+    """Return the seconds until the last trial has finished, for a sweep and for an array written by hand."""
+    values = write_sweep(SHORT_TRIALS)
+    Path("array.sh").write_text(ARRAY % (SHORT_TRIALS - 1, values, sys.executable))
     Path("train.py").write_text(TRAIN)
-    found: dict[str, list[float]] = {"dtslurm": [], "array": []}
+    seconds: dict[str, list[float]] = {"dtslurm": [], "array": []}
     for _ in range(ROUNDS - 1):
         for name, command in (
             ("array", ("sbatch", "array.sh")),
             ("dtslurm", (sys.executable, "-m", "dtslurm", "submit", "job.yaml")),
         ):
             Path("done").mkdir()
-            begin = time.perf_counter()
-            ran(*command)
-            while len(list(Path("done").iterdir())) < ENDED:
+            start = time.perf_counter()
+            time_command(*command)
+            while len(list(Path("done").iterdir())) < SHORT_TRIALS:
                 time.sleep(0.05)
-            found[name].append(time.perf_counter() - begin)
+            seconds[name].append(time.perf_counter() - start)
             shutil.rmtree("done")
-            idle()
-    return found
+            wait_until_queue_is_empty()
+    return seconds
 
 
-def idle() -> None:
-    """Wait until no job is left in the queue."""
+def wait_until_queue_is_empty() -> None:
+    """Wait until squeue lists no job."""
     while subprocess.run(["squeue", "--noheader"], check=True, capture_output=True).stdout:
         time.sleep(0.5)
 
 
-def executors() -> dict[str, Callable[[str], Any]]:
-    """Return what makes an executor in a folder, by name."""
+def executor_factories() -> dict[str, Callable[[str], Any]]:
+    """Return functions that create an executor in a folder, by the name of the tool."""
     import submitit
 
     import dtslurm
 
-    logging.getLogger("submitit").setLevel(logging.WARNING)  # it sets its own when it is imported
+    logging.getLogger("submitit").setLevel(logging.WARNING)  # the import of submitit sets another level
 
-    def ours(folder: str) -> Any:
-        made = dtslurm.Executor(folder, profile="slurm")
-        made.update_parameters(time=5, python=sys.executable)
-        return made
+    def create_dtslurm(folder: str) -> Any:
+        executor = dtslurm.Executor(folder, profile="slurm")
+        executor.update_parameters(time=5, python=sys.executable)
+        return executor
 
-    def theirs(folder: str) -> Any:
-        made = submitit.SlurmExecutor(folder)
-        made.update_parameters(time=5)
-        return made
+    def create_submitit(folder: str) -> Any:
+        executor = submitit.SlurmExecutor(folder)
+        executor.update_parameters(time=5)
+        return executor
 
-    return {"dtslurm": ours, "submitit": theirs}
+    return {"dtslurm": create_dtslurm, "submitit": create_submitit}
 
 
-def functions(calls: Callable[[], dict[str, int]]) -> dict[str, list[dict[str, Any]]]:
-    """Run functions as one array until the last result is here."""
-    found: dict[str, list[dict[str, Any]]] = {}
+def measure_functions(count_calls: Callable[[], dict[str, int]]) -> dict[str, list[dict[str, Any]]]:
+    """Run functions as one array until the last result is available."""
+    rounds: dict[str, list[dict[str, Any]]] = {}
     for number in range(ROUNDS - 1):
-        for name, make in executors().items():
-            executor = make(f"map-{name}-{number}")
-            calls()
-            begin = time.perf_counter()
+        for name, create in executor_factories().items():
+            executor = create(f"map-{name}-{number}")
+            count_calls()
+            start = time.perf_counter()
             jobs = executor.map_array(abs, range(FUNCTIONS))
-            submitted = time.perf_counter() - begin
+            submitted = time.perf_counter() - start
             assert [job.result() for job in jobs] == list(range(FUNCTIONS))
-            wall = time.perf_counter() - begin
-            found.setdefault(name, []).append({"wall_s": wall, "queued_s": submitted, **calls()})
-            idle()
-    return found
+            wall = time.perf_counter() - start
+            rounds.setdefault(name, []).append({"wall_s": wall, "queued_s": submitted, **count_calls()})
+            wait_until_queue_is_empty()
+    return rounds
 
 
-def singles() -> dict[str, list[float]]:
-    """Submit one function after the other, in blocks by turns; return seconds of one for each block.
+def measure_singles() -> dict[str, list[float]]:
+    """Submit functions one by one, in alternating blocks; return the seconds of a submission for each block.
 
-    submitit sleeps 0.2 s between submissions; what it takes without that is told as well.
+    submitit sleeps 0.2 s between submissions; it is also measured without this pause.
     """
-    made = executors()
-    makers = {"dtslurm": made["dtslurm"], "submitit": made["submitit"], "unpaused": made["submitit"]}
-    found: dict[str, list[float]] = {name: [] for name in makers}
-    ready = {name: make(f"single-{name}") for name, make in makers.items()}
-    setattr(ready["unpaused"], "_throttle", lambda: None)  # noqa: B010 - its own name for the pause
+    factories = executor_factories()
+    factories["unpaused"] = factories["submitit"]
+    executors = {name: create(f"single-{name}") for name, create in factories.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in executors}
+    setattr(executors["unpaused"], "_throttle", lambda: None)  # noqa: B010 - submitit's function that pauses
     subprocess.run(["scontrol", "update", "partition=main", "state=down"], check=False, capture_output=True)
-    for start in range(0, SINGLES, BLOCK):
-        for name, executor in ready.items():
-            begin = time.perf_counter()
-            for number in range(start, start + BLOCK):
+    for first in range(0, SINGLES, BLOCK):
+        for name, executor in executors.items():
+            start = time.perf_counter()
+            for number in range(first, first + BLOCK):
                 executor.submit(abs, number)
-            found[name].append((time.perf_counter() - begin) / BLOCK)
+            seconds[name].append((time.perf_counter() - start) / BLOCK)
     subprocess.run(["scancel", "--user", str(os.getuid())], check=True)
     subprocess.run(["scontrol", "update", "partition=main", "state=up"], check=False, capture_output=True)
-    return found
+    return seconds
 
 
 @contextmanager
-def run_slurm() -> Iterator[Callable[[], dict[str, int]]]:
-    """Bring up a Slurm, and work in a user's folder beside it; yield what counts the calls, as `counting`."""
+def start_slurm() -> Iterator[Callable[[], dict[str, int]]]:
+    """Start a Slurm, and change to a user's folder beside it; yield the function of `count_commands`."""
     with (
         tempfile.TemporaryDirectory(prefix="dtslurm-lab-", dir="/tmp") as name,
         SlurmLab(Path(name), accounting=True) as lab,
@@ -248,80 +252,82 @@ def run_slurm() -> Iterator[Callable[[], dict[str, int]]]:
         os.environ.update({f"XDG_{kind}_HOME": str(folder / kind) for kind in ("STATE", "CACHE", "CONFIG")})
         os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
         os.chdir(folder)
-        with counting(folder / "bin") as calls:
-            yield calls
+        with count_commands(folder / "bin") as count_calls:
+            yield count_calls
 
 
 def measure(names: Sequence[str]) -> dict[str, Any]:
-    """Bring up a Slurm and measure in it."""
-    with run_slurm() as calls:
+    """Start a Slurm and measure the named parts in it, or all parts."""
+    with start_slurm() as count_calls:
         Path("train.py").write_text("print(1)\n")
         parts: dict[str, Callable[[], Any]] = {
-            "trials": lambda: trials(calls),
-            "singles": singles,
-            "functions": lambda: functions(calls),
-            "ended": ended,
+            "trials": lambda: measure_trials(count_calls),
+            "singles": measure_singles,
+            "functions": lambda: measure_functions(count_calls),
+            "completion": measure_completion,
         }
         return {part: work() for part, work in parts.items() if not names or part in names}
 
 
-def spread(values: Sequence[float]) -> str:
-    """Return the median and the range."""
+def describe_spread(values: Sequence[float]) -> str:
+    """Return the median and the range in words."""
     return f"{statistics.median(values):.3f} s ({min(values):.3f} to {max(values):.3f})"
 
 
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
-    """Return how the medians compare."""
-    return f"{statistics.median(ours) / statistics.median(theirs):.2f} x"
+def describe_ratio(values: Sequence[float], reference: Sequence[float]) -> str:
+    """Return the ratio of the medians in words."""
+    return f"{statistics.median(values) / statistics.median(reference):.2f} x"
 
 
 def main() -> None:
     """Measure and print."""
-    found = measure([word for word in sys.argv[1:] if not word.startswith("-")])
+    results = measure([word for word in sys.argv[1:] if not word.startswith("-")])
     if "--json" in sys.argv[1:]:
-        print(json.dumps(found))
+        print(json.dumps(results))
         return
-    if "trials" in found:
-        show_trials(found["trials"])
-    if "singles" in found:
-        one = found["singles"]
-        print(
-            f"one submission, of {SINGLES}: {spread(one['dtslurm'])}; submitit {spread(one['submitit'])}:",
-            end=" ",
-        )
-        print(ratio(one["dtslurm"], one["submitit"]))
-        print(f"  without its pause {spread(one['unpaused'])}: {ratio(one['dtslurm'], one['unpaused'])}")
-    if "functions" in found:
-        show_functions(found["functions"])
-    if "ended" in found:
-        ran = found["ended"]
-        print(f"{ENDED} trials until the last has done its work: {spread(ran['dtslurm'])}")
-        print(f"  an array by hand {spread(ran['array'])}: {ratio(ran['dtslurm'], ran['array'])}")
+    if "trials" in results:
+        print_trials(results["trials"])
+    if "singles" in results:
+        print_singles(results["singles"])
+    if "functions" in results:
+        print_functions(results["functions"])
+    if "completion" in results:
+        seconds = results["completion"]
+        print(f"{SHORT_TRIALS} trials until the last has finished: {describe_spread(seconds['dtslurm'])}")
+        ratio = describe_ratio(seconds["dtslurm"], seconds["array"])
+        print(f"  array script written by hand {describe_spread(seconds['array'])}: {ratio}")
 
 
-def show_trials(found: dict[str, Any]) -> None:
-    """Print what 1,000 trials cost."""
-    seconds, requests = found["seconds"], found["requests"]
-    print(f"{TRIALS} trials: {found['sbatch']['queueing']} array queued by one sbatch")
-    for name, words in (
-        ("ours", "first of a process"),
-        ("again", "the same again"),
-        ("command", "as a command"),
+def print_trials(results: dict[str, Any]) -> None:
+    """Print the cost of a sweep of 1,000 trials."""
+    seconds, requests = results["seconds"], results["requests"]
+    print(f"{TRIALS} trials: {results['sbatch']['queueing']} array queued by one sbatch")
+    for name, label in (
+        ("first", "first submission of a process"),
+        ("second", "second submission of a process"),
+        ("command", "dtslurm submit"),
     ):
-        print(f"  {words} {spread(seconds[name])}: {ratio(seconds[name], seconds['bare'])}", end="")
+        ratio = describe_ratio(seconds[name], seconds["bare"])
+        print(f"  {label} {describe_spread(seconds[name])}: {ratio}", end="")
         print(f", {requests[name]} requests to the controller" if name in requests else "")
-    print(f"  bare sbatch --array {spread(seconds['bare'])}, {requests['bare']} requests")
+    print(f"  bare sbatch --array {describe_spread(seconds['bare'])}, {requests['bare']} requests")
 
 
-def show_functions(found: dict[str, list[dict[str, Any]]]) -> None:
-    """Print what a map of functions costs."""
-    wall = {name: [one["wall_s"] for one in rounds] for name, rounds in found.items()}
-    asks = {name: max(one["squeue"] + one["sacct"] for one in rounds) for name, rounds in found.items()}
-    print(
-        f"map_array of {FUNCTIONS}: {spread(wall['dtslurm'])}; submitit {spread(wall['submitit'])}:", end=" "
-    )
-    print(ratio(wall["dtslurm"], wall["submitit"]))
-    print(f"  squeue and sacct calls: at most {asks['dtslurm']}; submitit {asks['submitit']}")
+def print_singles(seconds: dict[str, list[float]]) -> None:
+    """Print the cost of one submission."""
+    own, submitit, unpaused = seconds["dtslurm"], seconds["submitit"], seconds["unpaused"]
+    spreads = f"{describe_spread(own)}; submitit {describe_spread(submitit)}"
+    print(f"one submission, of {SINGLES}: {spreads}: {describe_ratio(own, submitit)}")
+    print(f"  submitit without its pause {describe_spread(unpaused)}: {describe_ratio(own, unpaused)}")
+
+
+def print_functions(rounds: dict[str, list[dict[str, Any]]]) -> None:
+    """Print the cost of `map_array`."""
+    wall = {name: [one["wall_s"] for one in results] for name, results in rounds.items()}
+    calls = {name: max(one["squeue"] + one["sacct"] for one in results) for name, results in rounds.items()}
+    spreads = f"{describe_spread(wall['dtslurm'])}; submitit {describe_spread(wall['submitit'])}"
+    print(f"map_array of {FUNCTIONS}: {spreads}: {describe_ratio(wall['dtslurm'], wall['submitit'])}")
+    print(f"  squeue and sacct calls: at most {calls['dtslurm']}; submitit {calls['submitit']}")
 
 
 if __name__ == "__main__":

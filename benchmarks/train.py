@@ -1,7 +1,12 @@
-"""What a session costs a training loop, and how long a checkpoint holds it up, beside torch.save.
+"""The overhead of `dtslurm.train.session` in a training loop, and the time of checkpoints, beside torch.save.
 
-``python -m benchmarks.train [--json]`` prints tables. Loops with and without a session take turns in the same
-processes, two ranks with DistributedDataParallel on gloo and one alone; a ratio of 1 means no cost.
+- Steps: loops with and without a session run alternately in the same processes, on the CPU, with one rank and
+  with two ranks that use DistributedDataParallel with gloo. A ratio of 1 means no overhead.
+- `end_step`: the time of one call.
+- Checkpoints of 256 MiB: the time for which training waits, and the time until the checkpoint is complete on
+  disk.
+
+Run it with ``python -m benchmarks.train [--json]``.
 """
 
 from __future__ import annotations
@@ -19,27 +24,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.logs import table
+from benchmarks.logs import print_table
 
 STEPS, ROUNDS = 50, 9
 WIDTHS = (128, 384)  # about 1 and 5 ms a step on one core
-SAVED_MIB = 256
+CHECKPOINT_MIB = 256
 
 
-def loop(net: Any, inputs: Any, optimizer: Any, end: Callable[[Any], object]) -> float:
+def time_loop(net: Any, inputs: Any, optimizer: Any, end: Callable[[Any], object]) -> float:
     """Return the seconds of one step."""
-    begin = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(STEPS):
         loss = net(inputs).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         end(loss)
-    return (time.perf_counter() - begin) / STEPS
+    return (time.perf_counter() - start) / STEPS
 
 
-def steps(run: Any, width: int) -> dict[str, Any]:
-    """Return the median ratio of a step with `end_step` to one without, pair by pair."""
+def compare_steps(run: Any, width: int) -> dict[str, Any]:
+    """Return the times of a step with and without `end_step`, and the median of the ratios of all pairs."""
     import torch
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
@@ -48,74 +53,76 @@ def steps(run: Any, width: int) -> dict[str, Any]:
     net = run.watch(DistributedDataParallel(nn.Sequential(*layers)))
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
     inputs = torch.randn(64, width)
-    loop(net, inputs, optimizer, lambda loss: None)  # warm
+    time_loop(net, inputs, optimizer, lambda loss: None)  # warms up
     bare: list[float] = []
-    ours: list[float] = []
+    with_session: list[float] = []
     for number in range(ROUNDS):
-        both = [(bare, lambda loss: None), (ours, lambda loss: run.end_step(loss=loss))]
+        both = [(bare, lambda loss: None), (with_session, lambda loss: run.end_step(loss=loss))]
         for times, end in both if number % 2 else reversed(both):
-            times.append(loop(net, inputs, optimizer, end))
-    ratio = statistics.median(with_it / without for with_it, without in zip(ours, bare, strict=True))
+            times.append(time_loop(net, inputs, optimizer, end))
+    ratio = statistics.median(session / plain for session, plain in zip(with_session, bare, strict=True))
     return {
         "ranks": run.world_size,
         "bare step ms": round(1000 * statistics.median(bare), 3),
-        "with session ms": round(1000 * statistics.median(ours), 3),
+        "with session ms": round(1000 * statistics.median(with_session), 3),
         "ratio": round(ratio, 3),
     }
 
 
-def call_cost(run: Any) -> float:
-    """Return the microseconds of one `end_step` beside nothing."""
+def time_end_step(run: Any) -> float:
+    """Return the microseconds of one call of `end_step`."""
     count = 20_000
-    begin = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(count):
         run.end_step(loss=1.0)
-    return (time.perf_counter() - begin) / count * 1e6
+    return (time.perf_counter() - start) / count * 1e6
 
 
-def saves(run: Any, folder: Path) -> list[dict[str, Any]]:
-    """Return how long training waits for a checkpoint."""
+def time_checkpoints(run: Any, folder: Path) -> list[dict[str, Any]]:
+    """Return the milliseconds for which training waits, and until the checkpoint is on disk."""
     import torch
 
-    tensors = {f"layer{i}": torch.randn(SAVED_MIB << 14) for i in range(16)}  # of 4-byte numbers
+    tensors = {f"layer{i}": torch.randn(CHECKPOINT_MIB << 14) for i in range(16)}  # float32
     rows = []
 
-    def note(what: str, save: Callable[[int], object], after: Callable[[], object]) -> None:
-        waited, whole = [], []
+    def measure(method: str, save: Callable[[int], object], wait: Callable[[], object]) -> None:
+        blocked_s, total_s = [], []
         for number in range(4):
-            begin = time.perf_counter()
+            start = time.perf_counter()
             save(number)
-            waited.append(time.perf_counter() - begin)
-            after()
-            whole.append(time.perf_counter() - begin)
+            blocked_s.append(time.perf_counter() - start)
+            wait()
+            total_s.append(time.perf_counter() - start)
         rows.append(
             {
-                "what": what,
-                "MiB": SAVED_MIB,
-                "training waits ms": round(1000 * statistics.median(waited[1:])),
-                "on disk after ms": round(1000 * statistics.median(whole[1:])),
+                "method": method,
+                "MiB": CHECKPOINT_MIB,
+                "training waits ms": round(1000 * statistics.median(blocked_s[1:])),
+                "on disk after ms": round(1000 * statistics.median(total_s[1:])),
             }
         )
 
-    def plain(number: int) -> None:
+    def save_plain(number: int) -> None:
         torch.save(tensors, folder / "plain.pt")
 
-    def synced(number: int) -> None:
+    def save_synced(number: int) -> None:
         with (folder / "synced.pt").open("wb") as file:
             torch.save(tensors, file)
             file.flush()
             os.fsync(file.fileno())
 
-    keeper = run.checkpoints
-    note("torch.save", plain, lambda: None)
-    note("torch.save and fsync", synced, lambda: None)
-    note("checkpoint()", lambda number: keeper.save(number + 1, tensors), keeper.wait)
-    note("checkpoint(wait=True)", lambda number: keeper.save(number + 9, tensors, wait=True), lambda: None)
+    checkpoints = run.checkpoints
+    measure("torch.save", save_plain, lambda: None)
+    measure("torch.save and fsync", save_synced, lambda: None)
+    measure("checkpoint()", lambda number: checkpoints.save(number + 1, tensors), checkpoints.wait)
+    measure(
+        "checkpoint(wait=True)", lambda number: checkpoints.save(number + 9, tensors, wait=True), lambda: None
+    )
     return rows
 
 
-def rank(folder: Path) -> None:
-    """Measure as one of the ranks; rank 0 prints."""
+def run_rank(folder: Path) -> None:
+    """Measure in one rank; rank 0 prints the results."""
     import torch
 
     from dtslurm import train
@@ -123,40 +130,40 @@ def rank(folder: Path) -> None:
     torch.set_num_threads(1)
     results: dict[str, Any] = {}
     with train.session(save_minutes=None, folder=folder / "checkpoints", keep=1) as run:
-        results["steps"] = [steps(run, width) for width in WIDTHS]
-        results["end_step us"] = round(call_cost(run), 2)
+        results["steps"] = [compare_steps(run, width) for width in WIDTHS]
+        results["end_step us"] = round(time_end_step(run), 2)
         if run.world_size == 1:
-            results["saves"] = saves(run, folder)
+            results["checkpoints"] = time_checkpoints(run, folder)
         if run.rank == 0:
             sys.stdout.write(json.dumps(results) + "\n")
 
 
-def ranks(world: int) -> dict[str, Any]:
-    """Return what so many ranks measure."""
+def run_ranks(world_size: int) -> dict[str, Any]:
+    """Start this many ranks and return the results of rank 0."""
     with tempfile.TemporaryDirectory(prefix="dtslurm-bench-") as name, socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
         probe.close()
         env = {
             **os.environ,
-            **meet,
-            "WORLD_SIZE": str(world),
+            **rendezvous,
+            "WORLD_SIZE": str(world_size),
             "DTSLURM_RUN_DIR": name,
             "OMP_NUM_THREADS": "1",
         }
         env |= {"DTSLURM_METRICS": f"{name}/train.jsonl"}
         argv = [sys.executable, "-m", "benchmarks.train", "--rank", name]
-        started = [
+        processes = [
             subprocess.Popen(
                 argv,
                 env={**env, "RANK": str(number), "LOCAL_RANK": str(number)},
                 stdout=subprocess.PIPE if number == 0 else None,
                 text=True,
             )
-            for number in range(world)
+            for number in range(world_size)
         ]
-        out = started[0].communicate()[0]
-        if any(one.wait() for one in started):
+        out = processes[0].communicate()[0]
+        if any(process.wait() for process in processes):
             sys.exit("a rank failed")
         results: dict[str, Any] = json.loads(out.splitlines()[-1])
         return results
@@ -167,17 +174,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
-    if chosen.rank is not None:
-        rank(chosen.rank)
+    arguments = parser.parse_args()
+    if arguments.rank is not None:
+        run_rank(arguments.rank)
         return
-    results = [ranks(1), ranks(2)]
-    if chosen.json:
+    results = [run_ranks(1), run_ranks(2)]
+    if arguments.json:
         sys.stdout.write(json.dumps({"schema": 1, "train": results}, indent=1) + "\n")
         return
-    table([row for one in results for row in one["steps"]])
-    table([{"ranks": number, "end_step us": one["end_step us"]} for number, one in enumerate(results, 1)])
-    table(results[0]["saves"])
+    print_table([row for result in results for row in result["steps"]])
+    print_table(
+        [{"ranks": ranks, "end_step us": result["end_step us"]} for ranks, result in enumerate(results, 1)]
+    )
+    print_table(results[0]["checkpoints"])
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ WORDS = {"array": "list", "object": "mapping", "string": "text", "boolean": "yes
 def on_pre_build(config: MkDocsConfig) -> None:
     """Bring the page of benchmarks up to date; it lies among those by hand, for readers of the source."""
     del config
-    benchmarks.write()
+    benchmarks.write_page()
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -1,4 +1,4 @@
-"""The page of benchmarks says what was asked, what was reached, and what failed."""
+"""The page of the benchmarks: targets, measured values, missed targets and failed benchmarks."""
 
 from __future__ import annotations
 
@@ -8,81 +8,130 @@ from typing import Any
 
 import pytest
 
-from benchmarks import asked, page
+from benchmarks import page, targets
 from benchmarks.__main__ import NAMES
-from benchmarks.figures import chart, middle
+from benchmarks.charts import Bar, Chart, compare_rounds, format_charts, median_and_quartiles
 from benchmarks.peers import NAMES as PEERS
 from benchmarks.peers import version
 
+ROWS = [row for rows in targets.load_targets().values() for row in rows]
 
-def test_every_figure_says_what_is_asked_and_where_it_is_read() -> None:
-    for figure in (one for below in asked.figures().values() for one in below):
-        if "seen" in figure:
-            continue
-        assert figure["from"] in NAMES, figure
-        assert ("most" in figure) != ("least" in figure), figure
-        assert ("bar" in figure) != ("find" in figure), figure
-        assert re.compile(figure.get("find", "()")).groups == 1, figure
+
+@pytest.mark.parametrize("row", ROWS, ids=[row["figure"] for row in ROWS])
+def test_a_target_has_a_limit_and_a_source(row: dict[str, Any]) -> None:
+    if "measured" in row:
+        assert isinstance(row["met"], bool)
+        assert row["target"]
+        return
+    assert row["from"] in NAMES
+    assert ("most" in row) != ("least" in row)
+    assert ("bar" in row) != ("find" in row)
+    assert re.compile(row.get("find", "()")).groups == 1
+
+
+def test_a_target_is_found_in_the_results_and_explained_if_it_is_missed() -> None:
+    results = page.load_results()
+    for row in ROWS:
+        measurement = targets.compare_with_target(row, results)
+        assert measurement.met is not None, measurement
+        assert measurement.met or measurement.reason, measurement
 
 
 def result(output: str = "", **more: Any) -> dict[str, Any]:
-    told = {"seconds": 1, "date": "2026-01-02", "commit": "abc", "machine": "2 x X"}
-    return {"ok": True, "output": output, "charts": [], **told, **more}
+    conditions = {"seconds": 1, "date": "2026-01-02", "commit": "abc", "machine": "2 x X"}
+    return {"ok": True, "output": output, "charts": [], **conditions, **more}
 
 
 PRINTED = "first: 1,250 ms\nsecond: 90 ms\n"
 
 
 @pytest.mark.parametrize(
-    ("figure", "reached", "enough"),
+    ("row", "measured", "met"),
     [
         ({"most": 1300, "find": r": ([\d,]+) ms"}, "1,250 ms", True),  # the worst counts
         ({"most": 1000, "find": r": ([\d,]+) ms"}, "1,250 ms", False),
         ({"least": 100, "find": r": ([\d,]+) ms"}, "90 ms", False),
         ({"least": 80, "find": r"^second: (\d+)"}, "90 ms", True),
-        ({"most": 80, "find": r"third: (\d+)"}, "not among what its benchmark told (`top`)", None),
+        ({"most": 80, "find": r"third: (\d+)"}, "not in the output of the benchmark (`top`)", None),
         ({"most": 3, "bar": "slow", "take": "ratio"}, "4 ms", False),
         ({"most": 9, "bar": "slow"}, "8 ms", True),
-        ({"most": 9, "bar": "broken"}, "not among what its benchmark told (`top`)", None),
+        ({"most": 9, "bar": "slow", "chart": "T"}, "8 ms", True),
+        ({"most": 9, "bar": "slow", "chart": "U"}, "not in the output of the benchmark (`top`)", None),
+        ({"most": 9, "bar": "broken"}, "not in the output of the benchmark (`top`)", None),
         ({"most": 9, "bar": "slow", "from": "logs"}, "not measured yet (`logs`)", None),
-        ({"asked": "none", "seen": "none, by hand"}, "none, by hand", None),
+        ({"target": "none", "measured": "none, by hand", "met": False}, "none, by hand", False),
     ],
 )
-def test_what_was_reached(figure: dict[str, Any], reached: str, enough: bool | None) -> None:
-    found = chart("T", "ms", "quick", {"quick": [2.0, 2.0], "slow": [8.0, 8.0], "broken": []})
-    known = {"top": result(PRINTED, charts=[asdict(found)])}
-    row = asked.reached({"figure": "it", "unit": "ms", "from": "top", **figure}, known)
-    assert (row.reached, row.enough) == (reached, enough)
+def test_a_value_is_compared_with_its_target(row: dict[str, Any], measured: str, met: bool | None) -> None:
+    chart = compare_rounds("T", "ms", "quick", {"quick": [2.0, 2.0], "slow": [8.0, 8.0], "broken": []})
+    results = {"top": result(PRINTED, charts=[asdict(chart)])}
+    row = {"figure": "time", "unit": "ms", "from": "top", **row}
+    measurement = targets.compare_with_target(row, results)
+    assert (measurement.measured, measurement.met) == (measured, met)
 
 
-def test_what_failed_is_shown_as_failed() -> None:
-    found = chart("T", "ms", "quick", {"quick": [1.0, 2.0, 4.0], "broken": []}, {"broken": "no | module"})
-    known = {"top": result("failed with exit code 1", ok=False, charts=[asdict(found)])}
-    text = page.page(known)
-    assert "| broken | failed: no   module |" in text
-    assert "| quick | 2.00 | 1.50 to 3.00 | 1.00 x |" in text
-    assert "its benchmark failed (`top`)" in text
-    [(name, drawn)] = page.pictures(known).items()
+def test_a_failed_command_and_a_failed_benchmark_are_shown() -> None:
+    chart = compare_rounds(
+        "T", "ms", "quick", {"quick": [1.0, 2.0, 4.0], "broken": []}, {"broken": "no | module"}
+    )
+    results = {"top": result("failed with exit code 1", ok=False, charts=[asdict(chart)])}
+    text = page.render_page(results)
+    assert "| broken | failed: no   module |  |  |  |" in text
+    assert "| quick | 2.00 | 1.50 to 3.00 | 1.00 x |  |" in text
+    assert "the benchmark failed (`top`)" in text
+    [(name, svg)] = page.draw_charts(results).items()
     assert f"({name})" in text
-    assert "broken (failed)" in drawn
-    assert "<script" not in drawn
+    assert "broken (failed)" in svg
+    assert "<script" not in svg
+    assert svg == page.draw_charts(results)[name]  # the file is under version control and must not change
+
+
+def test_the_page_lists_missed_targets_with_their_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        {"figure": "fast", "most": 2000, "unit": "ms", "from": "top", "find": r"first: ([\d,]+)"},
+        {
+            "figure": "slow",
+            "most": 9,
+            "unit": "ms",
+            "from": "top",
+            "find": r"first: ([\d,]+)",
+            "reason": "a | b",
+        },
+    ]
+    monkeypatch.setattr(page, "load_targets", lambda: {"Times": rows})
+    text = page.render_page({"top": result(PRINTED)})
+    assert "1 of 2 targets are met." in text
+    assert "| fast | ≤ 2,000 ms | 1,250 ms | yes |" in text
+    missed = text.partition("## Where dtslurm falls short")[2]
+    assert "| slow | ≤ 9 ms | 1,250 ms | a &#124; b |" in missed
+    assert "| fast |" not in missed
+
+
+def test_ratios_are_computed_within_a_round() -> None:
+    chart = compare_rounds("T", "s", "bare", {"bare": [1.0, 10.0, 100.0], "dtslurm": [2.0, 20.0, 200.0]})
+    bar = chart.bars[1]
+    assert (bar.value, bar.ratio, bar.ratio_low, bar.ratio_high) == (20.0, 2.0, 2.0, 2.0)
+    assert median_and_quartiles([3.0]) == (3.0, 3.0, 3.0)
+
+
+def test_the_page_shows_only_output_that_no_chart_shows() -> None:
+    chart = Chart("Size", "MB", "small", (Bar("small", 2.0, 2.0, 2.0, 1.0, 1.0, 1.0, note="3 packages"),))
+    printed = format_charts([chart])
+    text = page.render_page({"top": result(printed + "more: 5\n", charts=[asdict(chart)])})
+    assert "| small (3 packages) | 2.00 | 1.00 x |" in text
+    assert "```text\nmore: 5\n```" in text
     assert (
-        drawn == page.pictures(known)[name]
-    )  # the same every time, as files under version control should be
+        "```text"
+        not in page.render_page({"top": result(printed, charts=[asdict(chart)])}).partition("### top")[2]
+    )
 
 
-def test_ratios_are_taken_round_by_round() -> None:
-    found = chart("T", "s", "bare", {"bare": [1.0, 10.0, 100.0], "ours": [2.0, 20.0, 200.0]})
-    ours = found.bars[1]
-    assert (ours.value, ours.ratio, ours.ratio_low, ours.ratio_high) == (20.0, 2.0, 2.0, 2.0)
-    assert middle([3.0]) == (3.0, 3.0, 3.0)
-
-
-def test_the_page_of_what_was_last_measured_can_be_made() -> None:
-    found = page.results()
-    text = page.page(found)
-    for name in found:
-        assert f"\n### {name}\n" in text
+def test_the_page_describes_every_benchmark() -> None:
+    results = page.load_results()
+    text = page.render_page(results)
+    for name in results:
+        assert f"\n### {name}\n\n{page.describe_benchmark(name)}" in text
+        assert page.describe_benchmark(name)
 
 
 @pytest.mark.parametrize("name", PEERS)

@@ -1,7 +1,7 @@
-"""The tools that dtslurm is measured beside, each in an environment of its own, pinned in NAME.txt.
+"""The tools that dtslurm is compared with, each in a separate environment with the versions of NAME.txt.
 
-`uv pip compile --universal --python-version 3.10` makes such a file. Of nemo-run, leptonai is held below
-0.40: it does not start with what pip takes by itself.
+`uv pip compile --universal --python-version 3.10` generates these files. leptonai, which nemo-run needs, is
+pinned below 0.40, because nemo-run does not start with later versions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# dtslurm itself is installed from this checkout, as a user would have it
+# dtslurm is installed from this checkout, as users install it
 NAMES = ("dtslurm", "simple-slurm", "submitit", "clusterscope", "torchx", "nemo-run")
 
 
@@ -23,38 +23,38 @@ class PeerMissing(Exception):
 
 @cache
 def environment(name: str) -> Path:
-    """Return the folder of a peer's environment, made on first use and again when its pins changed.
+    """Return the folder of a tool's environment, which is created again if its versions have changed.
 
     Raises:
-        PeerMissing: it does not install; the message is the installer's last line.
+        PeerMissing: The tool cannot be installed. The message is the last line of the installer's output.
     """
     folder = ROOT / ".cache" / "peers" / name
     pins = "" if name == "dtslurm" else (Path(__file__).parent / f"{name}.txt").read_text()
-    known = folder / "pins.txt"
-    if name != "dtslurm" and known.exists() and known.read_text() == pins:
+    installed_pins = folder / "pins.txt"
+    if name != "dtslurm" and installed_pins.exists() and installed_pins.read_text() == pins:
         return folder
     from uv import find_uv_bin
 
     uv = find_uv_bin()
-    what: Sequence[str] = (
+    packages: Sequence[str] = (
         [str(ROOT)] if name == "dtslurm" else ["-r", str(Path(__file__).parent / f"{name}.txt")]
     )
-    _installing([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)])
-    # Compiled as pip does, so that no peer pays for it in its first start.
+    _run_installer([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)])
+    # Bytecode is compiled, as by pip, so that the first start of a tool is not slower.
     install = [uv, "pip", "install", "--quiet", "--compile-bytecode", "--link-mode", "copy"]
-    _installing([*install, "--python", str(folder / "bin" / "python"), *what])
-    known.write_text(pins)
+    _run_installer([*install, "--python", str(folder / "bin" / "python"), *packages])
+    installed_pins.write_text(pins)
     return folder
 
 
-def _installing(argv: Sequence[str]) -> None:
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise PeerMissing((done.stderr.strip().splitlines() or ["exit code"])[-1])
+def _run_installer(argv: Sequence[str]) -> None:
+    process = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise PeerMissing((process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1])
 
 
 def version(name: str) -> str:
-    """Return the version that is pinned."""
+    """Return the pinned version of a tool."""
     if name == "dtslurm":
         import dtslurm
 
@@ -63,4 +63,4 @@ def version(name: str) -> str:
         package, _, rest = line.partition("==")
         if package.replace("_", "-") == name:
             return rest.partition(" ")[0]
-    raise PeerMissing(f"{name}.txt does not pin it")
+    raise PeerMissing(f"{name}.txt does not contain a version of {name}")
