@@ -1,4 +1,4 @@
-"""Pages of the site that are made from the program itself: commands, schemas and causes of failure."""
+"""The generated documentation pages: commands, schemas, causes of failure, faults and dependencies."""
 
 from __future__ import annotations
 
@@ -23,45 +23,45 @@ from tests.gpu import page as gpu
 from tests.release.dependencies import components, licence
 
 Schema = Mapping[str, Any]
-FAULTS = """# Faults that the suite makes
+FAULTS = """# Faults that the tests inject
 
-What goes wrong on clusters, and the tests that make it go wrong. Their names carry the number:
-`pytest -k f40` runs those of F40.
+This page lists faults of clusters and the tests that inject them. The name of a test contains the number of
+its fault: `pytest -k f40` runs the tests of F40.
 """
 DEPENDENCIES = """# Dependencies
 
-What `pip install dtslurm` brings, with versions as they were when the list was made, and licences. The same
-as CycloneDX is `docs/sbom.cdx.json` in the source. Extras (`dtslurm[torch]`, `[submitit]`, `[optuna]`) bring
-more.
+These packages are installed by `pip install dtslurm`. The versions are those at the time when the list was
+generated. The source has the same list in CycloneDX format in `docs/sbom.cdx.json`. Extras (`dtslurm[torch]`,
+`[submitit]`, `[optuna]`) install more packages.
 """
 CAUSES = """# Causes of failure
 
-What `dtslurm diagnose JOB` names, what helps, and how it looks in a log.
-Signatures of your own go into `~/.config/dtslurm/signatures.yaml`.
+This page lists the causes that `dtslurm diagnose JOB` reports, with advice and example log lines. You can add
+signatures in `~/.config/dtslurm/signatures.yaml`.
 """
 WORDS = {"array": "list", "object": "mapping", "string": "text", "boolean": "yes/no"}
 
 
 def on_pre_build(config: MkDocsConfig) -> None:
-    """Bring the page of benchmarks up to date; it lies among those by hand, for readers of the source."""
+    """Update the page of the benchmarks, which is kept in the source so that it can be read there."""
     del config
     benchmarks.write_page()
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the made pages to those that are written by hand."""
+    """Add the generated pages to the files of the site."""
     pages = {
         "reference/commands.md": commands(),
         "reference/profile.md": schema_page(
             "Cluster profiles",
-            "A profile is a YAML file. Write only what the site says; what is unknown is left out.\n"
-            "`dtslurm cluster schema` prints this as JSON Schema, for editors.",
+            "A cluster profile is a YAML file. Write the keys that you know, and omit the others.\n"
+            "`dtslurm cluster schema` prints the JSON Schema of profiles for editors.",
             profile_schema(),
         ),
         "reference/job.md": schema_page(
             "Job files",
-            "`dtslurm submit JOB.yaml` takes every option of `submit` by its long name, and what follows.\n"
-            "`dtslurm cluster schema job` prints this as JSON Schema, for editors.",
+            "The job file of `dtslurm submit JOB.yaml` can contain each option of `submit` by its long name, "
+            "and these keys.\n`dtslurm cluster schema job` prints the JSON Schema of job files for editors.",
             job_schema(),
         ),
         "reference/causes.md": causes(),
@@ -76,33 +76,34 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def commands() -> str:
-    """Return the page of all commands and their options, read from the command tree."""
+    """Return the page of all commands and their options."""
     return "\n".join(_command(cli, click.Context(cli, info_name="dtslurm")))
 
 
 def _command(command: click.Command, context: click.Context) -> Iterator[str]:
-    """Yield the lines about a command, and about the commands below it."""
+    """Yield the lines of a command and of its subcommands."""
     yield f"\n{'#' * (1 + context.command_path.count(' '))} {context.command_path}\n"
     yield inspect.cleandoc(command.help or "").replace("\b\n", "").replace("<", "&lt;") + "\n"
     if command.epilog:
         yield "```bash\n" + "\n".join(line.strip() for line in command.epilog.splitlines()[2:]) + "\n```\n"
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
-            if below := command.get_command(context, name):
-                yield from _command(below, click.Context(below, info_name=name, parent=context))
+            if subcommand := command.get_command(context, name):
+                child = click.Context(subcommand, info_name=name, parent=context)
+                yield from _command(subcommand, child)
         return
     yield f"```text\n{context.command_path} {' '.join(command.collect_usage_pieces(context))}\n```\n"
-    yield "| option | |\n|---|---|"
+    yield "| option | description |\n|---|---|"
     for parameter in command.params:
         if record := parameter.get_help_record(context):
             yield f"| `{record[0]}` | {_cell(record[1])} |"
 
 
 def faults_page() -> str:
-    """Return the page of faults and the tests that make them."""
+    """Return the page of faults and the tests that inject them."""
     parts = [FAULTS]
-    for chapter, rows in faults().items():
-        parts += [f"\n## {chapter}\n", "| | fault | made by |\n|---|---|---|"]
+    for section, rows in faults().items():
+        parts += [f"\n## {section}\n", "| number | fault | injected by |\n|---|---|---|"]
         for row in rows:
             tests = "<br>".join(f"`{test.removeprefix('tests/')}`" for test in row.tests) or row.why
             parts.append(f"| {row.number} | {row.words} | {tests} |")
@@ -110,16 +111,19 @@ def faults_page() -> str:
 
 
 def dependencies_page() -> str:
-    """Return the page of packages that are installed along, and their licences."""
+    """Return the page of the packages that dtslurm depends on, with their licences."""
     rows = [
-        f"| {one['name']} | {one['version']} | {licence(one)} | {_cell(one.get('description', ''))} |"
-        for _, one in sorted(components().items())
+        f"| {package['name']} | {package['version']} | {licence(package)} "
+        f"| {_cell(package.get('description', ''))} |"
+        for _, package in sorted(components().items())
     ]
-    return "\n".join([DEPENDENCIES, "| package | version | licence | |\n|---|---|---|---|", *rows])
+    return "\n".join(
+        [DEPENDENCIES, "| package | version | licence | description |\n|---|---|---|---|", *rows]
+    )
 
 
 def schema_page(title: str, introduction: str, schema: Schema) -> str:
-    """Return a page with the keys of a schema, one table for each kind of mapping in it."""
+    """Return a page with a table of keys for each kind of mapping in a schema."""
     parts = [f"# {title}\n\n{introduction}\n", _keys(schema["properties"])]
     for name, part in sorted(schema.get("$defs", {}).items()):
         if "properties" in part:
@@ -129,51 +133,55 @@ def schema_page(title: str, introduction: str, schema: Schema) -> str:
 
 
 def _keys(properties: Mapping[str, Schema]) -> str:
-    rows = ["| key | takes | meaning |", "|---|---|---|"]
+    rows = ["| key | type | description |", "|---|---|---|"]
     for key, value in properties.items():
-        meaning = _cell(str(value.get("description", "")))
-        rows.append(f"| `{key}` | {', '.join(dict.fromkeys(_takes(value)))} | {meaning} |")
+        description = _cell(str(value.get("description", "")))
+        rows.append(f"| `{key}` | {', '.join(dict.fromkeys(_types(value)))} | {description} |")
     return "\n".join(rows) + "\n"
 
 
 def _cell(text: str) -> str:
-    """Return text as it may stand in a table's cell."""
+    """Return text that is escaped for a table cell."""
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _takes(value: Schema) -> Iterator[str]:
-    """Yield the kinds of values a key takes, in words."""
-    for one in value.get("anyOf", ()):
-        yield from _takes(one)
+def _types(value: Schema) -> Iterator[str]:
+    """Yield the types of values of a key, in words."""
+    for alternative in value.get("anyOf", ()):
+        yield from _types(alternative)
     if "$ref" in value:
         name = value["$ref"].rpartition("/")[2]
         yield f"[{name}](#{name.lower()})"
     if "enum" in value:
-        yield " or ".join(f"`{one}`" for one in value["enum"])
+        yield " or ".join(f"`{choice}`" for choice in value["enum"])
     kinds = value.get("type", ())
     kinds = [kinds] if isinstance(kinds, str) else kinds
-    for kind in ["string"] if {"string", "number"} <= set(kinds) else kinds:  # any scalar is read as text
+    for kind in ["string"] if {"string", "number"} <= set(kinds) else kinds:  # any scalar is accepted as text
         inner = value.get("items" if kind == "array" else "additionalProperties")
-        of = f" of {', '.join(dict.fromkeys(_takes(inner)))}" if isinstance(inner, Mapping) and inner else ""
+        of = f" of {', '.join(dict.fromkeys(_types(inner)))}" if isinstance(inner, Mapping) and inner else ""
         if kind != "null":
             yield WORDS.get(kind, kind) + of
 
 
 def causes() -> str:
-    """Return the page of the causes that ``dtslurm diagnose`` names, read from its signatures."""
-    found: dict[str, list[signatures.Signature]] = defaultdict(list)
-    for one in signatures.load(Path("/"), {}):
-        if one.role == "cause" and one.cause:
-            found[one.cause].append(one)
+    """Return the page of the causes that ``dtslurm diagnose`` reports, read from its signatures."""
+    by_cause: dict[str, list[signatures.Signature]] = defaultdict(list)
+    for signature in signatures.load(Path("/"), {}):
+        if signature.role == "cause" and signature.cause:
+            by_cause[signature.cause].append(signature)
     parts = [CAUSES]
-    for cause, group in sorted(found.items()):
+    for cause, group in sorted(by_cause.items()):
         parts.append(f"\n## {cause}\n")
-        parts += [f"\n- {_plain(advice)}" for advice in dict.fromkeys(one.advice for one in group) if advice]
-        shown = [example for one in group for example in one.examples[:1]]
-        parts.append("\n\n```text\n" + "\n".join(shown) + "\n```\n")
+        parts += [
+            f"\n- {_plain(advice)}"
+            for advice in dict.fromkeys(signature.advice for signature in group)
+            if advice
+        ]
+        examples = [example for signature in group for example in signature.examples[:1]]
+        parts.append("\n\n```text\n" + "\n".join(examples) + "\n```\n")
     return "".join(parts)
 
 
 def _plain(advice: str) -> str:
-    """Return advice without the parts that depend on the line found."""
+    """Return advice without the parts that depend on the log line."""
     return re.sub(r"\[\[.*?\]\]", "", advice).replace("<", "&lt;")

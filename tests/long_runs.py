@@ -1,4 +1,4 @@
-"""The site's page of the long runs: nemesis, soak, fuzz."""
+"""The documentation page of the long runs: nemesis, soak and fuzz."""
 
 from __future__ import annotations
 
@@ -12,117 +12,132 @@ from tests import robustness
 Result = Mapping[str, Any]
 HEAD = """# Long runs
 
-What `make nemesis`, `make soak` and `make fuzz` saw when they last ran. A short form
-of each is part of `make test`.
+This page shows the last results of `make nemesis`, `make soak` and `make fuzz`. `make test` runs a short form
+of each.
 """
 NEMESIS = """
 ## Nemesis
 
-Each schedule is made of a seed: two to four runs, some with a supervisor, some submitted by two clients
-under one key; clients that cancel, requeue, clean, follow logs and look at the state all the time; and one
-to three faults, on a real Slurm of three nodes. When all is mended and every run is over, a checker goes
-through the history of everything that clients were told and training code did. Nothing may be
+Nemesis runs fault schedules on a real Slurm of three nodes. A seed determines each schedule: two to four
+runs, some with a supervisor and some submitted by two clients with the same idempotency key; clients that
+cancel, requeue, clean, follow logs and query the state continuously; and one to three faults. When the faults
+are removed and all runs have ended, a checker compares the history of the clients' answers with the history
+of the training processes. The kinds of violations are
 
-- lost: accepted, and nobody can tell what became of it;
-- doubled: two jobs of one run at work, an attempt's number used twice, a run done twice;
-- revived: at work again after it was cancelled;
-- told falsely: an end that training code denies, an end that is none, another exit code;
-- stale: committed by an attempt after a later one has begun.
+- lost: a run was accepted, but its final state is unknown;
+- doubled: two jobs of a run train at the same time, an attempt number is used twice, or training is done
+  twice;
+- revived: a run trains again after it was cancelled;
+- false verdict: a reported end did not happen, or has another state or exit code than the training process;
+- stale commit: an attempt commits a result after a later attempt has started.
 
-`make nemesis NEMESIS_ARGS='--seed 7'` lives a schedule again: what happens is the same, how it
-interleaves is not.
+`make nemesis NEMESIS_ARGS='--seed 7'` repeats a schedule. The events are the same, but their interleaving
+can differ.
 
-UNKNOWN, with its reason, is a true answer: a controller that is killed right after its answer may forget
-the job. Slow networks (N5) and SSH (N10) are not among the faults here: `tests/e2e/test_far_faults.py`
-and `tests/e2e/test_fault_matrix.py` make them.
+UNKNOWN with a reason is a correct answer, because a controller that is killed immediately after its answer
+can lose the job. Slow networks (N5) and SSH (N10) are not among these faults; `tests/e2e/test_far_faults.py`
+and `tests/e2e/test_fault_matrix.py` test them.
 """
 NEMESES = {
     "N1": "controller stopped",
-    "N2": "controller killed, started again",
-    "N3": "slurmd killed, started again beside its jobs",
-    "N4": "node off the network",
+    "N2": "controller killed and restarted",
+    "N3": "slurmd killed, and restarted while its jobs run",
+    "N4": "node disconnected from the network",
     "N6": "munge stopped or killed",
-    "N7": "a job's slurmstepd killed",
+    "N7": "slurmstepd of a job killed",
     "N8": "a rank stopped or killed",
-    "N9": "disk of the runs full",
-    "N11": "sbatch, squeue, scontrol or scancel slow, dead, babbling or silent",
-    "N12": "a client's clock 400 s behind or 100 s ahead",
-    "N13": "preempted",
-    "N14": "prolog fails",
+    "N9": "disk of the run directories full",
+    "N11": "sbatch, squeue, scontrol or scancel slow, failing, or with unexpected or no output",
+    "N12": "clock of a client 400 s behind or 100 s ahead",
+    "N13": "job preempted",
+    "N14": "prolog failed",
     "N15": "a client killed or interrupted",
-    "N16": "a hostile name in the queue",
+    "N16": "job with a malicious name in the queue",
     "N17": "a supervisor stopped or killed",
-    "N18": "the supervisor's agent on a node stopped or killed",
-    "N19": "the file server of the runs gives jobs stale handles or errors, or is a second late each time",
-    "N20": "the clock of jobs' processes 50 s behind or 100 s ahead",
+    "N18": "agent of a supervisor on a node stopped or killed",
+    "N19": "file server of the runs returns stale handles or errors, or delays each request by a second",
+    "N20": "clock of the processes of jobs 50 s behind or 100 s ahead",
 }
 SOAK = """
 ## Soak
 
-Compressed life on a cluster, at its login node and over SSH: in each round runs are submitted, followed,
-cancelled, requeued and looked at; old ones are cleaned away. One process stays for all rounds.
+The soak test compresses months of use into an hour, on a login node and over SSH. In each round it submits,
+follows, cancels, requeues and queries runs, and removes old ones. One client process runs for all rounds.
 """
+RESOURCES = {
+    "memory_mib": "memory of the client, MiB",
+    "files": "open files of the client",
+    "threads": "threads of the client",
+    "children": "child processes of the client",
+    "connections": "SSH connections at the server",
+    "far": "processes of the user on the login node",
+    "dashboard_mib": "memory of the dashboard, MiB",
+    "state": "files in state and cache directories",
+}
 FUZZ = """
 ## Fuzz
 
-Parsers under atheris, guided by coverage. What reached something new is kept, and tried by the suite.
+The parsers are fuzzed with atheris, guided by coverage. Inputs that reached new edges are kept, and every run
+of the test suite repeats them.
 
 | parser | seconds | inputs tried | edges reached | inputs kept |
 |---|---|---|---|---|"""
 
 
 def page() -> str:
-    """Return what the long runs saw, and what was mended for it."""
+    """Return the results of the long runs, and the problems that they revealed, in Markdown."""
     parts = [HEAD]
     results = robustness.read()
-    for name, words in (("nemesis", _nemesis), ("soak", _soak), ("fuzz", _fuzz)):
+    for name, render in (("nemesis", _nemesis), ("soak", _soak), ("fuzz", _fuzz)):
         if result := results.get(name):
-            where = f"{result['machine']}; {result['date']}, commit {result['commit']}, {result['seconds']} s"
-            parts += [*words(result), f"\n*{where}*\n"]
-    parts += ["\n## Found and mended\n", "| by | found | now |\n|---|---|---|"]
-    found = yaml.safe_load((robustness.ROOT / "docs" / "robustness.yaml").read_text())
-    parts += [f"| {one['by']} | {one['found']} | {one['mended']} |" for one in found]
+            conditions = f"{result['machine']}; {result['date']}, commit {result['commit']}"
+            parts += [*render(result), f"\nMeasured on {conditions}, duration {result['seconds']} s.\n"]
+    parts += ["\n## Problems and fixes\n", "| revealed by | problem | fix |\n|---|---|---|"]
+    rows = yaml.safe_load((robustness.ROOT / "docs" / "robustness.yaml").read_text())
+    parts += [f"| {row['by']} | {row['problem']} | {row['fix']} |" for row in rows]
     return "\n".join(parts)
 
 
 def _nemesis(result: Result) -> Iterator[str]:
     ends = ", ".join(f"{count} {state}" for state, count in result["ends"].items())
-    wrong, failed = result["violations"], result["errors"]
+    violations, errors = result["violations"], result["errors"]
     yield NEMESIS
-    seeds, by_hand = result["seeds"], result["by_hand"]
-    yield f"{len(seeds)} schedules, seeds {ranges(seeds)}: {result['runs']} runs ({ends}),"
-    yield f"{result['attempts']} attempts, {result['looks']} looks. Jobs whose end Slurm did not see,"
-    yield f"ended by hand: {by_hand}. **{len(wrong)} violations**, {len(failed)} errors of clients.\n"
-    yield from (f"- seed {seed}: {kind}: {run}: `{words}`" for seed, kind, run, words in wrong)
-    if wrong or failed:
-        yield "\nThe code has changed since they were lived. What became of each seed is told below."
+    seeds = result["seeds"]
+    yield f"{len(seeds)} schedules, seeds {format_ranges(seeds)}: {result['runs']} runs ({ends}),"
+    yield f"{result['attempts']} attempts, {result['looks']} queries of the state. The test itself ended"
+    yield f"{result['by_hand']} jobs whose end Slurm did not notice. **{len(violations)} violations**,"
+    yield f"{len(errors)} errors of clients.\n"
+    yield from (f"- seed {seed}: {kind}: {run}: `{message}`" for seed, kind, run, message in violations)
+    if violations or errors:
+        yield "\nThe code has changed since these runs. The table below lists the fixes by seed."
     yield "\n| | fault | schedules |\n|---|---|---|"
-    for kind, words in NEMESES.items():
-        yield f"| {kind} | {words} | {result['faults'].get(kind, 0)} |"
+    for kind, fault in NEMESES.items():
+        yield f"| {kind} | {fault} | {result['faults'].get(kind, 0)} |"
 
 
-def ranges(numbers: Sequence[int]) -> str:
-    """Return numbers as in ``1-3, 7``."""
-    found: list[list[int]] = []
+def format_ranges(numbers: Sequence[int]) -> str:
+    """Return numbers as text, such as ``1-3, 7``."""
+    intervals: list[list[int]] = []
     for number in sorted(numbers):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
+        if intervals and number == intervals[-1][1] + 1:
+            intervals[-1][1] = number
         else:
-            found.append([number, number])
-    return ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in found)
+            intervals.append([number, number])
+    return ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in intervals)
 
 
 def _soak(result: Result) -> Iterator[str]:
     yield SOAK
     done = ", ".join(f"{count} × {name}" for name, count in result["done"].items())
-    yield f"{result['rounds']} rounds: {done}. Found: {'; '.join(result['found']) or 'nothing'}.\n"
-    yield "| held, median of | the second quarter | the last quarter |\n|---|---|---|"
+    yield f"{result['rounds']} rounds: {done}. Problems: {'; '.join(result['found']) or 'none'}.\n"
+    yield "| resource, median | in the second quarter | in the last quarter |\n|---|---|---|"
     for name, (before, after) in result["held"].items():
-        yield f"| {name.replace('_', ' ')} | {before:g} | {after:g} |"
+        yield f"| {RESOURCES.get(name, name)} | {before:g} | {after:g} |"
 
 
 def _fuzz(result: Result) -> Iterator[str]:
     yield FUZZ
-    for name, one in result["targets"].items():
-        failed = ", one fails" if one["failed"] else ""
-        yield f"| {name} | {one['seconds']} | {one['tried']:,} | {one['edges']} | {one['kept']}{failed} |"
+    for name, target in result["targets"].items():
+        failed = ", one input fails" if target["failed"] else ""
+        counts = f"{target['seconds']} | {target['tried']:,} | {target['edges']} | {target['kept']}{failed}"
+        yield f"| {name} | {counts} |"

@@ -1,4 +1,4 @@
-"""The page of long runs tells what was recorded."""
+"""The page of the long runs shows the recorded results."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import pytest
 
 from tests import long_runs, robustness
 from tests.nemesis.schedule import FAULTS
+from tests.soak.leaks import Sample
 
 
-def test_numbers_as_ranges() -> None:
-    assert long_runs.ranges([5, 1, 2, 3, 9, 8]) == "1-3, 5, 8-9"
+def test_numbers_are_formatted_as_ranges() -> None:
+    assert long_runs.format_ranges([5, 1, 2, 3, 9, 8]) == "1-3, 5, 8-9"
 
 
-def test_every_fault_has_words() -> None:
+def test_every_fault_and_every_resource_has_a_description() -> None:
     assert set(long_runs.NEMESES) == set(FAULTS)
+    assert set(long_runs.RESOURCES) == set(Sample.__dataclass_fields__)
 
 
-def test_what_was_recorded_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_results_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(robustness, "RESULTS", tmp_path / "results.json")
     assert "schedules, seeds" not in long_runs.page()
     result = {
@@ -33,6 +35,6 @@ def test_what_was_recorded_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "2 schedules, seeds 1-2: 3 runs (2 COMPLETED, 1 UNKNOWN)" in page
     assert "**1 violations**" in page
     assert "- seed 2: lost: s2-r0: `it is gone`" in page
-    assert "| N2 | controller killed, started again | 2 |" in page
-    assert "7 rounds: 21 × submit. Found: nothing." in page
-    assert "| files | 8 | 9 |" in page
+    assert "| N2 | controller killed and restarted | 2 |" in page
+    assert "7 rounds: 21 × submit. Problems: none." in page
+    assert "| open files of the client | 8 | 9 |" in page
