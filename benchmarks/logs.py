@@ -105,7 +105,7 @@ def _ssh_options() -> list[str]:
 
 def read_all(transport: Transport, run: Path, total: int, use: Callable[[LogBlock], object]) -> float:
     """Pass all bytes of the logs to ``use``; return the seconds that this takes."""
-    begin = time.perf_counter()
+    start = time.perf_counter()
     got = 0
     with LogStream(transport, LogRequest(str(run))) as stream:
         while got < total:
@@ -113,19 +113,19 @@ def read_all(transport: Transport, run: Path, total: int, use: Callable[[LogBloc
                 if isinstance(item, LogBlock):
                     got += len(item.data)
                     use(item)
-    return time.perf_counter() - begin
+    return time.perf_counter() - start
 
 
 def read_all_with_peer(argv: Sequence[str], files: int, total: int) -> tuple[float, int | None]:
     """Return the seconds and the faults of a command that prints all files."""
-    begin = time.perf_counter()
+    start = time.perf_counter()
     with subprocess.Popen(list(argv), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         chunks, got = [], 0
         while got < total and (chunk := process.stdout.read1(1 << 20)):  # type: ignore[attr-defined]
             chunks.append(chunk)
             got += len(chunk)
-        seconds = time.perf_counter() - begin
+        seconds = time.perf_counter() - start
         process.terminate()
     return seconds, count_faults(iter(b"".join(chunks).splitlines()), files, total // files // 100)
 
@@ -150,9 +150,9 @@ def measure_throughput(transport: Transport, ssh: str | None, files: int) -> lis
         total = each * files * 100
         list_file = run / "names"
         list_file.write_bytes(b"\0".join(os.fsencode(path) for path in paths))
-        start = ssh_prefix(ssh)
-        one = [*start, *_shell(f"xargs -s 1900000 -0 -a {list_file} -n {files} tail -qF -n +1", ssh)]
-        many = [*start, *_shell(f"xargs -0 -a {list_file} -n 1 -P {files} tail -F -n +1", ssh)]
+        prefix = ssh_prefix(ssh)
+        one_tail = [*prefix, *_shell(f"xargs -s 1900000 -0 -a {list_file} -n {files} tail -qF -n +1", ssh)]
+        many_tails = [*prefix, *_shell(f"xargs -0 -a {list_file} -n 1 -P {files} tail -F -n +1", ssh)]
         with Path(os.devnull).open("w") as sink:
             blocks: list[LogBlock] = []
             read_all(transport, run, total, blocks.append)
@@ -161,9 +161,9 @@ def measure_throughput(transport: Transport, ssh: str | None, files: int) -> lis
             for _ in range(ROUNDS):
                 note("dtslurm, merged", lambda: (read_all(transport, run, total, discard), faults))
                 note("dtslurm, printed", lambda: (read_all(transport, run, total, printer(sink)), None))
-                note("tail -qF (lines without rank)", lambda: read_all_with_peer(one, files, total))
+                note("tail -qF (lines without rank)", lambda: read_all_with_peer(one_tail, files, total))
                 if files <= MAX_TAILS:
-                    note("N x tail -F", lambda: read_all_with_peer(many, files, total))
+                    note("N x tail -F", lambda: read_all_with_peer(many_tails, files, total))
     return list(rows.values())
 
 
@@ -192,12 +192,12 @@ def _shell(script: str, ssh: str | None) -> list[str]:
 def stamped_writer(paths: Sequence[Path], stop: threading.Event, period: float) -> None:
     """Write a line with the current time to every file once in ``period`` seconds, at regular intervals."""
     files = [path.open("ab", buffering=0) for path in paths]
-    begin, count = time.monotonic(), 0
+    start, count = time.monotonic(), 0
     while not stop.is_set():
         file = files[count % len(files)]
         file.write(b"at %d\n" % time.monotonic_ns())
         count += 1
-        ahead = begin + count * period / len(files) - time.monotonic()
+        ahead = start + count * period / len(files) - time.monotonic()
         if ahead > 0.002:
             time.sleep(ahead)
     for file in files:
@@ -264,30 +264,28 @@ def measure_latency(
 # ---- Idle: files that do not grow ----
 
 
-def measure_idle_tailer(files: int, seconds: float = 20.0) -> dict[str, Any]:
-    """Return the CPU time and the memory of the log tailer while the files do not grow."""
+def measure_idle_tailer(files: int, seconds: float = 20.0, settle_s: float = 8.0) -> dict[str, Any]:
+    """Return the CPU time and the memory of the log tailer while the files do not grow.
+
+    The tailer checks files more often for a while after it opens them; ``settle_s`` excludes this time.
+    """
     with run_folder(files) as (run, paths):
         for path in paths:
             path.write_bytes(b"one line\n")
         with LogStream(connect(None), LogRequest(str(run))) as stream:
             while Mark.CAUGHT_UP not in stream.read(1.0):
                 pass
-            (tailer,) = [
-                process
-                for process in psutil.Process().children(recursive=True)
-                if "main()" in " ".join(process.cmdline())
-            ]
-            settled = (
-                time.monotonic() + 8.0
-            )  # the tailer checks files more often for a while after it opens them
+            # The local transport starts the tailer as `python -I -S -c PROGRAM`.
+            (tailer,) = (child for child in psutil.Process().children() if "-S" in child.cmdline())
+            settled = time.monotonic() + settle_s
             while time.monotonic() < settled:
                 stream.read(0.5)
-            before, begin = sum(tailer.cpu_times()[:2]), time.monotonic()
-            while time.monotonic() < begin + seconds:
+            before, start = sum(tailer.cpu_times()[:2]), time.monotonic()
+            while time.monotonic() < start + seconds:
                 stream.read(0.5)
             used = sum(tailer.cpu_times()[:2]) - before
             memory = tailer.memory_info().rss / 1e6
-            percent = 100 * used / (time.monotonic() - begin)
+            percent = 100 * used / (time.monotonic() - start)
     return {
         "process": "log tailer, idle",
         "files": files,

@@ -26,6 +26,7 @@ from tests.lab.cluster import SlurmLab
 
 ROUNDS = 7
 TIMEOUT_S = 120.0
+SETTLE_S = 1.0  # `dtslurm submit` takes time before it calls sbatch, so the node of a bare job could be busy
 BARE = "bare script"
 TRAIN = """\
 import json, os, sys, time
@@ -112,6 +113,7 @@ def main() -> None:
                     start_times[method].append(start_time)
                     step_times[method].append(step_time)
                 lab.wait_idle()
+                time.sleep(SETTLE_S)
     print_charts(
         [
             compare_rounds("From sbatch to the first training step", "s", BARE, start_times, failed),

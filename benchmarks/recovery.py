@@ -44,31 +44,33 @@ TORCHRUN = (
 )
 
 
-def submit_with_dtslurm(lab: SlurmLab, folder: Path, words: list[str], port: int) -> None:
+def submit_with_dtslurm(lab: SlurmLab, folder: Path, arguments: list[str], port: int) -> None:
     """Submit with the supervisor and a spare node."""
     del port
     options = ["-N2", "-l", "srun", "--spare-nodes", "1", "--max-restarts", "3", "--sbatch=--exclusive"]
-    submit(lab, folder, options, words)
+    submit(lab, folder, options, arguments)
 
 
-def submit(lab: SlurmLab, folder: Path, options: list[str], words: list[str]) -> str:
+def submit(lab: SlurmLab, folder: Path, options: list[str], arguments: list[str]) -> str:
     """Run `dtslurm submit` and return the job id."""
     shutil.copy(TRAIN, folder / "train.py")
     argv = [sys.executable, "-m", "dtslurm", "submit", "--cluster", "slurm", "--parsable", "-t", "10"]
-    argv += [*options, "--python", sys.executable, "--no-snapshot", "train.py", *words]
+    argv += [*options, "--python", sys.executable, "--no-snapshot", "train.py", *arguments]
     return lab.run(argv, cwd=folder, env={"DTSLURM_RUN_ROOT": str(folder / "runs")}).stdout.strip()
 
 
-def submit_with_requeue(lab: SlurmLab, folder: Path, words: list[str], port: int) -> None:
+def submit_with_requeue(lab: SlurmLab, folder: Path, arguments: list[str], port: int) -> None:
     """Submit a script that relies on `sbatch --requeue`."""
     del port
-    submit_batch(lab, folder, f"srun --kill-on-bad-exit=1 {shlex.join([sys.executable, str(TRAIN), *words])}")
+    submit_batch(
+        lab, folder, f"srun --kill-on-bad-exit=1 {shlex.join([sys.executable, str(TRAIN), *arguments])}"
+    )
 
 
-def submit_with_torchrun(lab: SlurmLab, folder: Path, words: list[str], port: int) -> None:
+def submit_with_torchrun(lab: SlurmLab, folder: Path, arguments: list[str], port: int) -> None:
     """Submit a script that relies on the restarts of torchrun and on `--requeue`."""
     agent = f"{sys.executable} -m torch.distributed.run {TORCHRUN}{port}"
-    submit_batch(lab, folder, f"srun {agent} {shlex.join([str(TRAIN), *words])}")
+    submit_batch(lab, folder, f"srun {agent} {shlex.join([str(TRAIN), *arguments])}")
 
 
 def submit_batch(lab: SlurmLab, folder: Path, line: str) -> None:
@@ -88,23 +90,23 @@ def submit_batch(lab: SlurmLab, folder: Path, line: str) -> None:
 class CheckpointedTask:
     """The callable that submitit starts in each task, and starts again from its checkpoint method."""
 
-    def __init__(self, words: list[str]) -> None:
-        self.words = words
+    def __init__(self, arguments: list[str]) -> None:
+        self.arguments = arguments
 
     def __call__(self) -> None:
         """Train."""
         from benchmarks.recovery_train import main as train
 
-        train(*self.words)
+        train(*self.arguments)
 
     def checkpoint(self) -> Any:
         """Return the submission that submitit makes after a preemption or a timeout."""
         from submitit.helpers import DelayedSubmission
 
-        return DelayedSubmission(CheckpointedTask(self.words))
+        return DelayedSubmission(CheckpointedTask(self.arguments))
 
 
-def submit_with_submitit(lab: SlurmLab, folder: Path, words: list[str], port: int) -> None:
+def submit_with_submitit(lab: SlurmLab, folder: Path, arguments: list[str], port: int) -> None:
     """Submit with submitit a task that has a checkpoint method."""
     from submitit import SlurmExecutor
 
@@ -112,7 +114,7 @@ def submit_with_submitit(lab: SlurmLab, folder: Path, words: list[str], port: in
     executor = SlurmExecutor(folder=folder / "submitit", max_num_timeout=3)
     options: dict[str, Any] = {"exclusive": True, "additional_parameters": {"requeue": True}}
     executor.update_parameters(nodes=2, ntasks_per_node=1, time=10, **options)
-    executor.submit(CheckpointedTask(words))
+    executor.submit(CheckpointedTask(arguments))
 
 
 METHODS: dict[str, Callable[[SlurmLab, Path, list[str], int], None]] = {

@@ -140,14 +140,16 @@ def compare_jobs(lab: SlurmLab, top: Path, submit: Submit, submit_batch: Batch) 
         for supervised in (True, False) if number % 2 else (False, True):
             folder = top / f"slowdown-{number}-{supervised}"
             folder.mkdir()
-            words = ["steps", str(folder), str(STEPS)]
+            arguments = ["steps", str(folder), str(STEPS)]
             if supervised:
-                submit(lab, folder, ["-N1", "-l", "srun", "--max-restarts", "3"], words)
+                submit(lab, folder, ["-N1", "-l", "srun", "--max-restarts", "3"], arguments)
             else:
-                submit_batch(lab, folder, f"srun -N1 -n1 {shlex.join([sys.executable, str(TRAIN), *words])}")
-            if not wait_until((folder / "took").exists, TIMEOUT_S):
+                submit_batch(
+                    lab, folder, f"srun -N1 -n1 {shlex.join([sys.executable, str(TRAIN), *arguments])}"
+                )
+            if not wait_until((folder / "duration").exists, TIMEOUT_S):
                 sys.exit(f"{folder.name}: the job did not end\n{lab.tail()}")
-            seconds_by_kind[supervised].append(float((folder / "took").read_text()))
+            seconds_by_kind[supervised].append(float((folder / "duration").read_text()))
             cancel_all_jobs(lab)
     kinds = zip(seconds_by_kind[True], seconds_by_kind[False], strict=True)
     pairs = [supervised_s / bare_s for supervised_s, bare_s in kinds]

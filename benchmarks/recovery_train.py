@@ -86,7 +86,7 @@ def steps(directory: str, count: int) -> None:
     start = time.perf_counter()
     for _ in range(count):
         sum(i * i for i in range(100_000))
-    write_atomically(Path(directory) / "took", str(time.perf_counter() - start))
+    write_atomically(Path(directory) / "duration", str(time.perf_counter() - start))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import page, targets
+from benchmarks import logs, page, targets
 from benchmarks.__main__ import NAMES
 from benchmarks.charts import Bar, Chart, compare_rounds, format_charts, median_and_quartiles
 from benchmarks.peers import NAMES as PEERS
@@ -137,3 +137,9 @@ def test_the_page_describes_every_benchmark() -> None:
 @pytest.mark.parametrize("name", PEERS)
 def test_a_peer_is_pinned(name: str) -> None:
     assert re.fullmatch(r"\d+[\w.]+", version(name))
+
+
+def test_the_cost_of_the_log_tailer_is_measured() -> None:
+    row = logs.measure_idle_tailer(3, seconds=0.1, settle_s=0.0)
+    assert row["files"] == 3
+    assert 3 < row["MB"] < 100
