@@ -83,7 +83,9 @@ def pins(run_dir: str) -> List[str]:
     except FileNotFoundError:
         return []
     except (ValueError, KeyError, TypeError):
-        raise OSError(errno.EINVAL, "it is damaged: mend it, or remove it to pin anew", path) from None
+        raise OSError(
+            errno.EINVAL, "the file is damaged; repair it, or remove it and pin the artifacts again", path
+        ) from None
 
 
 def files_of(path: str) -> Iterator[Tuple[str, os.stat_result]]:
@@ -286,7 +288,7 @@ def serve(request: Dict[str, Any]) -> Dict[str, Any]:
     """Handle a request: ``op`` (list, pin, unpin, prune), ``run_dir`` and the operation's arguments."""
     run_dir = request["run_dir"]
     if not os.path.isdir(run_dir):
-        return {"refused": "the run directory {} is gone".format(run_dir)}
+        return {"refused": "the run directory {} no longer exists".format(run_dir)}
     if request["op"] in ("pin", "unpin"):
         return {"pinned": pin(run_dir, request["paths"], request["op"] == "pin")}
     if request["op"] == "prune":

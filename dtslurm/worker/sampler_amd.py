@@ -35,7 +35,7 @@ class Amdgpu:
             gpus.append({"index": len(gpus), "uuid": "GPU-" + uuid if uuid else "", "path": path})
         self.gpus = select_job_gpus(gpus, as_cuda(env), asked)
         if not self.gpus:
-            raise OSError("no GPU of AMD's is this job's")
+            raise OSError("this job has no AMD GPU")
 
     def sample(self) -> List[Record]:
         """Return the current values of each GPU."""
@@ -121,7 +121,7 @@ class AmdSmi(Program):
     def __init__(self, env: Mapping[str, str], asked: int) -> None:
         super().__init__(env, asked)
         if not self.seen:
-            raise OSError("amd-smi sees no GPU: the older program may")
+            raise OSError("amd-smi finds no GPU, but the older program may find one")
 
     def identities(self) -> Dict[int, str]:
         """Return the GPUs' UUIDs by index."""

@@ -177,7 +177,7 @@ class GroupWatch:
             self.settled = True  # inspecting connections is pointless: they may belong to an unused group
             count = max(sizes)
             group_text = "1 process" if count == 1 else "%d processes" % count
-            return self.tell("the logs of {} tell of a group of %s" % group_text)
+            return self.tell("the logs of {} report a process group of %s" % group_text)
         if not self.progress or now < self.not_before:
             return None
         self.progress, self.not_before, self.pause = False, now + self.pause, min(2 * self.pause, LATE_S)
@@ -190,14 +190,14 @@ class GroupWatch:
             self.settled = True
             if not self.told:
                 return None
-            return self.record("distributed", "network connections lead from {} to other ranks now")
+            return self.record("distributed", "network connections now lead from {} to other ranks")
         if self.told or between_ranks is None:
             return None
         was_apart, self.seen_apart = self.seen_apart, True
         if not was_apart:
             return None
         missing_peer = "a rank of another node" if between_ranks else "another rank"
-        return self.tell("training goes on, and no network connection leads from {} to %s" % missing_peer)
+        return self.tell("training continues, but no network connection leads from {} to %s" % missing_peer)
 
     def begin(self) -> bool:
         """Determine this node's ranks; return whether this node runs the check."""

@@ -84,7 +84,7 @@ class Nvml:
     def __init__(self, env: Mapping[str, str], asked: int) -> None:
         self.library = ctypes.CDLL(env.get("DTSLURM_NVML", "libnvidia-ml.so.1"))
         if not self.call("nvmlInit_v2"):
-            raise OSError("the driver does not answer")
+            raise OSError("the driver does not respond")
         self.refused: Set[Any] = set()
         self.gpus = select_job_gpus(self.found(), env, asked)
         for gpu in mig_devices(env):

@@ -51,7 +51,7 @@ def main(argv: List[str]) -> int:
     index_in_task = int(os.environ.get("SLURM_PROCID", "0")) if shared else 0
     line = _read_trial_line(task * settings["per_task"] + index_in_task)
     if line is None:
-        print("this array task has fewer trials than the others: nothing to do here")
+        print("this process has no trial, because this array task has fewer trials than the others")
         return 0
     trial = _prepare_trial(line, settings, index_in_task, shared)
     values = dict(line["values"])
@@ -113,7 +113,11 @@ def _ask_optuna(trial: RunningTrial, values: Dict[str, str]) -> Tuple[Dict[str, 
     try:
         import optuna  # noqa: F401 - to report a missing installation
     except ImportError as error:
-        sys.exit("this sweep's values are chosen by Optuna, and {}: {}".format(sys.executable, error))
+        sys.exit(
+            "Optuna chooses the values of this sweep, but {} cannot import it: {}".format(
+                sys.executable, error
+            )
+        )
     try:
         from .trial_optuna import ask
     except ImportError:

@@ -128,7 +128,7 @@ class _Watch:
         """Warn that trials cannot be compared if this one never wrote the metric."""
         if self._trial.first and self.last is None:
             text = (
-                "this trial has written no number as {!r}, by which this sweep compares trials; keys seen: {}"
+                "this trial wrote no number as {!r}, which this sweep uses to compare trials; keys found: {}"
             )
             print(text.format(self._metric, ", ".join(list(self.keys)[:_MAX_LISTED_KEYS]) or "none"))
             sys.stdout.flush()
@@ -162,7 +162,9 @@ def watch(words: List[str], trial: Any, finish: Optional[Callable[[Optional[floa
             child.wait(0 if monitor.stopped else _POLL_S)
     exit_code = _terminate(child) if monitor.stopped else child.wait()
     if monitor.stopped:
-        print("stopped early: others do better at this step; {} tells how they compare".format(monitor.mark))
+        print(
+            "stopped early: other trials are better at this step; {} has the comparison".format(monitor.mark)
+        )
         sys.stdout.flush()
     elif exit_code == 0:
         monitor.warn()

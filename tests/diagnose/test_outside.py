@@ -231,9 +231,9 @@ def test_whose_port_was_taken_is_told_and_no_node_is_blamed(
 @pytest.mark.parametrize(
     ("line", "blame"),
     [
-        ("n5: /local/data is there already and was not staged; remove it, or name another place", "user"),
+        ("n5: /local/data already exists and was not staged; remove it, or choose another path", "user"),
         (
-            "on all 2 nodes, as on n5: /h/d is on /h, which all nodes share; name a place on its own disk",
+            "on all 2 nodes, for example n5: /h/d is on /h, which all nodes share; choose a local disk",
             "user",
         ),
         ("n5: 40.0 MiB do not fit on /local, where 64.0 KiB are free", "node"),

@@ -128,7 +128,7 @@ def test_a_fault_that_all_nodes_have_stops_the_run_in_words(cli: Cli, tmp_path: 
     assert (ended["state"], ended["exit_code"]) == ("FAILED", 86)
     told = json.loads(cli("diagnose", "--json", job).stdout)["verdict"]
     assert (told["cause"], told["blame"]) == ("health-check", "site")
-    assert "the same on each of them: hca: mlx5_0 is not there" in told["summary"]
+    assert "the same on each of them: hca: mlx5_0 does not exist" in told["summary"]
 
 
 @OVER_SSH

@@ -87,7 +87,7 @@ def test_f32b_a_run_excludes_no_more_nodes_than_the_partition_can_spare(cli: Cli
     ended = [event for event in run.events() if event["event"] == "attempt_ended"]
     assert [event["cause"] for event in ended] == ["gpu-fault", "done"]
     text = (run.path / "logs/batch.log").read_text()
-    assert f"{ended[0]['node']} stays with the job: it needs 2 of 2 nodes" in text
+    assert f"{ended[0]['node']} is not excluded: the job needs 2 of 2 nodes" in text
 
 
 @ON_SLURM

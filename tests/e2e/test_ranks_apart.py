@@ -49,7 +49,9 @@ def options(cli: Cli, nodes: int, launcher: str) -> list[str]:
 def test_ranks_of_torchrun_without_a_process_group_are_told_everywhere(cli: Cli, nodes: int) -> None:
     words = options(cli, nodes, "torchrun")
     done = cli("submit", "-f", *words, cli.script(TRAIN), "alone", str(nodes - 1), timeout=240)
-    text = "NOT DISTRIBUTED: the 2 ranks do not train together: training goes on, and no network connection "
+    text = (
+        "NOT DISTRIBUTED: the 2 ranks do not train together: training continues, but no network connection "
+    )
     text += "leads from rank"
     notices = [line for line in done.stderr.splitlines() if line.strip().startswith(text)]
     assert len(notices) == 2, done.stderr  # when it is found, and at the end
@@ -82,6 +84,6 @@ def test_ranks_of_srun_that_work_apart_get_a_note_and_no_warning(cli: Cli) -> No
     job = cli.submit(*options(cli, 1, "srun")[2:], cli.script(TRAIN), "alone", "0")
     cli.wait_for_end(job, limit=240)
     shown = cli("status", job).stdout
-    assert "  note       training goes on, and no network connection leads from ranks 0-1 on " in shown
+    assert "  note       training continues, but no network connection leads from ranks 0-1 on " in shown
     assert "NOT DISTRIBUTED" not in shown + cli("status").stdout
     assert json.loads(cli("diagnose", "--json", job).stdout)["verdict"]["cause"] == "none"

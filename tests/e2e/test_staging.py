@@ -158,7 +158,7 @@ def test_every_node_has_the_data_and_brings_results_back(cli: Cli, lab: SlurmLab
     before = (lab.root / "disks/n1/data/shard-0.tar").stat().st_ino
     job = submit(cli, "--stage", f"{data}:{local}/data", "train.py")
     assert state(cli, job) == ("COMPLETED", 0)
-    assert "is on all nodes already" in said(cli, job)
+    assert "is already on all nodes" in said(cli, job)
     assert (lab.root / "disks/n1/data/shard-0.tar").stat().st_ino == before
     (data / "shard-8.tar").write_text("new")
     (data / "shard-7.tar").unlink()
@@ -263,7 +263,7 @@ def test_a_slow_node_is_waited_for_and_a_killed_one_is_not_taken_for_whole(
         for pid in stagers("n2"):
             os.kill(pid, signal.SIGKILL)
     assert state(cli, job)[1] == 88
-    assert "n2 ended without a word while it copied" in said(cli, job)
+    assert "n2 ended without an error message while it copied" in said(cli, job)
     assert not (n2 / "data").exists()
     assert has(cli, job) == []
 

@@ -85,6 +85,8 @@ def test_ranks_that_each_train_alone_are_found(cli: Cli, case: str) -> None:
     told = cli("status", job).stdout
     assert "NOT DISTRIBUTED: the 4 ranks do not train together: " in told, everything(run)
     seen = (
-        "the logs of ranks 2-3 on n2 tell of a group of 1 process" if case == "accelerate" else "leads from"
+        "the logs of ranks 2-3 on n2 report a process group of 1 process"
+        if case == "accelerate"
+        else "leads from"
     )
     assert seen in told

@@ -236,7 +236,7 @@ LocalScheduler(Path({str(cluster.folder / "state")!r}), kill_wait=1).submit(
 @pytest.mark.parametrize(
     ("directive", "words"),
     [
-        ("--mem=9000", "9000 MiB of memory are asked for; this machine has 8000"),
+        ("--mem=9000", "9000 MiB of memory are requested; this machine has 8000"),
         ("-N 65", "at most 64"),
         ("--bogus=1", "line 4: the embedded scheduler does not offer the option --bogus"),
         ("--begin=now+1hour", "--begin"),
@@ -314,7 +314,7 @@ def test_a_job_may_ask_for_more_cpus_than_this_machine_has(
 def test_real_gpus_are_counted_and_given_to_one_job_each(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, gpus=["2", "3", "5"]) as cluster:
         sub = submission(cluster.text("true", "-N2 --gpus-per-node=2"), tmp_path)
-        assert cluster.scheduler.validate(sub) == ["4 GPUs are asked for (2 nodes x 2); this machine has 3"]
+        assert cluster.scheduler.validate(sub) == ["4 GPUs are requested (2 nodes x 2); this machine has 3"]
         body = "echo gpus=$CUDA_VISIBLE_DEVICES; until [ -e go ]; do sleep 0.02; done"
         first = cluster.submit(body, "--gres=gpu:2")
         second = cluster.submit(body, "--gpus-per-node=1")

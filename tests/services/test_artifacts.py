@@ -145,7 +145,7 @@ def test_prune_keeps_the_newest_the_best_and_what_is_pinned(run: Path, record: J
 
 def test_where_the_pins_cannot_be_read_nothing_is_deleted(run: Path, record: JobRecord) -> None:
     (run / register.PINS).write_text('{"pinned": ["check')
-    with pytest.raises(RequestInvalid, match=r"pins\.json: it is damaged"):
+    with pytest.raises(RequestInvalid, match=r"pins\.json: the file is damaged"):
         artifacts.prune(Context(), record, 1, None, largest=False, remove=True)
     assert len(list((run / "checkpoints").iterdir())) == 4
 

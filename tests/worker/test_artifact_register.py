@@ -97,7 +97,8 @@ def test_a_prune_that_was_cut_off_is_gone_on_with(run: Path) -> None:
 
 
 def test_what_cannot_be_answered_is_refused_with_the_reason(run: Path) -> None:
-    assert ask(run / "none", "list") == {"refused": f"the run directory {run}/none is gone"}
+    assert ask(run / "none", "list") == {"refused": f"the run directory {run}/none no longer exists"}
     (run / artifacts.PINS).write_text("{half")
     answer = ask(run, "list")
-    assert answer == {"refused": f"{run}/pins.json: it is damaged: mend it, or remove it to pin anew"}
+    advice = "the file is damaged; repair it, or remove it and pin the artifacts again"
+    assert answer == {"refused": f"{run}/pins.json: {advice}"}

@@ -38,13 +38,18 @@ def test_without_enough_the_job_is_requeued_without_them() -> None:
 @pytest.mark.parametrize(
     ("reports", "before", "more", "words"),
     [
-        ([report("n1", "hca"), report("n2", "hca", "shm")], (), {}, "it is not the node: hca: hca is broken"),
-        ([report("n2", "hca")], (report("n1", "hca"),), {"wanted": 1}, "it is not the node"),
+        (
+            [report("n1", "hca"), report("n2", "hca", "shm")],
+            (),
+            {},
+            "the nodes are not the cause: hca: hca is broken",
+        ),
+        ([report("n2", "hca")], (report("n1", "hca"),), {"wanted": 1}, "the nodes are not the cause"),
         (
             [report("n1"), report("n2", "gpus")],
             (report("n2", "gpus"), report("n1")),
             {},
-            "n2 was found bad before",
+            "n2 failed the checks before",
         ),
         ([report("n1"), report("n2", "gpus")], (), {"requeues": 3}, "3 times"),
         ([report("n1"), report("n2", "gpus")], (), {"may_requeue": False}, "no other node"),

@@ -80,7 +80,7 @@ def test_a_bad_node_is_left_out_where_there_are_enough(
     assert (told["node"], "gpus is bad" in told["reason"]) == ("n2", True)
     out = capsys.readouterr().out
     assert "health: node n2 is bad: " in out
-    assert "1 bad; n2 is left out\n" in out
+    assert "1 bad; n2 is excluded\n" in out
 
 
 def test_where_too_few_are_left_the_job_is_queued_again_without_the_bad_ones(
@@ -107,7 +107,7 @@ def test_a_fault_of_all_nodes_is_none_of_theirs_and_ends_the_job(
     assert keeper.ledger.events("ended")[0]["exit_code"] == health.EXIT_CODE
     assert keeper.ledger.events("attempt_ended")[0]["cause"] == "lost"  # of the copy before
     assert (site / "logs/0").is_dir()
-    assert "health: stop: every node is bad by the same check" in capsys.readouterr().out
+    assert "health: stop: every node failed the same check" in capsys.readouterr().out
 
 
 def test_a_job_that_can_have_no_other_nodes_ends(
@@ -117,7 +117,7 @@ def test_a_job_that_can_have_no_other_nodes_ends(
     monkeypatch.delenv("SLURM_JOB_ID")
     assert health.before_training(keeper) == health.EXIT_CODE
     [made] = keeper.ledger.events("decision")
-    assert (made["action"], made["reason"]) == ("stop", "no other node is to be had")
+    assert (made["action"], made["reason"]) == ("stop", "no other node is available")
 
 
 @pytest.mark.parametrize("words", ["srun: error: Unable to create step", ""])
@@ -126,8 +126,8 @@ def test_a_look_that_tells_nothing_keeps_nobody_from_training(
 ) -> None:
     (site / "told").write_text(f"{words}\n" if words else "")
     assert health.before_training(keeper) is None
-    said = words or "it told nothing"
-    assert f"training begins all the same: {said}\n" in capsys.readouterr().out
+    said = words or "the nodes sent no answer"
+    assert f"training starts anyway: {said}\n" in capsys.readouterr().out
     assert keeper.ledger.events("health") == []
 
 

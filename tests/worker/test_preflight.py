@@ -83,9 +83,9 @@ def test_sound_gpus_are_ok(nvidia: Callable[..., list[Finding]]) -> None:
 @pytest.mark.parametrize(
     ("env", "check", "words"),
     [
-        ({"FAKE_GPUS": "3"}, "gpus", "3 of 4 GPUs answer"),
-        ({"FAKE_LOST": "2"}, "gpus", "GPU 2 does not answer the driver"),
-        ({"FAKE_NO_DRIVER": "1"}, "gpus", "nvmlInit fails"),
+        ({"FAKE_GPUS": "3"}, "gpus", "3 of 4 GPUs respond"),
+        ({"FAKE_LOST": "2"}, "gpus", "GPU 2 does not respond to the driver"),
+        ({"FAKE_NO_DRIVER": "1"}, "gpus", "nvmlInit failed"),
         ({"FAKE_ECC": "7"}, "ecc", "GPU 1 has 7 uncorrected memory errors"),
         ({"FAKE_ECC": "0", "FAKE_PENDING": "1"}, "ecc", "GPU 1 must be reset for a repair of its memory"),
         ({"FAKE_ECC": "0", "FAKE_FAILED": "1"}, "ecc", "GPU 1 has no spare rows left"),
@@ -130,7 +130,7 @@ def test_an_nvidia_smi_that_fails_is_evidence(tmp_path: Path, monkeypatch: pytes
     words = "Unable to determine the device handle for GPU 0000:3B:00.0: Unknown Error"
     program(tmp_path, "nvidia-smi", f'echo "{words}"; exit 255', monkeypatch)
     [found] = gpus.gpus({"gpus": 8}, {"DTSLURM_NVML": str(tmp_path / "none.so")})
-    assert (found["level"], found["evidence"]) == ("bad", f"nvidia-smi fails: {words}")
+    assert (found["level"], found["evidence"]) == ("bad", f"nvidia-smi failed: {words}")
 
 
 def test_an_old_nvidia_smi_is_asked_for_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +177,7 @@ def test_memory_in_use_before_the_job_is_worth_a_word() -> None:
         {"index": 0, "memory_used": 70 << 30, "memory_total": 80 << 30},
         {"index": 1, "memory_used": 1},
     ]
-    assert gpus.in_use(sampled) == [finding("gpu-memory", "warn", "in use already, of GPU 0: 70.0 GiB")]
+    assert gpus.in_use(sampled) == [finding("gpu-memory", "warn", "already in use: GPU 0: 70.0 GiB")]
     assert gpus.in_use([{"index": 0, "memory_used": 1 << 30, "memory_total": 80 << 30}]) == []
 
 
@@ -240,7 +240,7 @@ WANTED = {"nodes": 2, "rdma": True, "nic_count": 2, "rate_gbps": 400}
         ({**WANTED, "nic_count": 1}, "ok", "1 adapters are up at 400 Gb/s"),
         ({**WANTED, "hcas": ["mlx5_0"]}, "ok", "1 adapters are up"),
         ({**WANTED, "hcas": ["=mlx5_0:1", "mlx5_2"]}, "bad", "mlx5_2 is DOWN, link Disabled"),
-        ({**WANTED, "hcas": ["mlx5_9"]}, "bad", "mlx5_9 is not there"),
+        ({**WANTED, "hcas": ["mlx5_9"]}, "bad", "mlx5_9 does not exist"),
         ({**WANTED, "hcas": ["mlx5_1"]}, "bad", "mlx5_1 runs at 200 of 400 Gb/s"),
         ({"nodes": 2, "hcas": ["mlx5_1"]}, "ok", "1 adapters are up"),
     ],
@@ -383,7 +383,7 @@ def test_a_check_that_hangs_is_evidence_and_keeps_no_other() -> None:
     assert levels(found) == {
         "stuck": "bad", "slow": "unknown", "crash": "unknown", "mistake": "unknown", "fine": "ok",
     }  # fmt: skip
-    assert "did not answer within 1 s" in next(one for one in found if one["check"] == "stuck")["evidence"]
+    assert "did not end within 1 s" in next(one for one in found if one["check"] == "stuck")["evidence"]
 
 
 def test_evidence_is_one_harmless_line() -> None:

@@ -127,17 +127,17 @@ def test_f2_a_link_that_is_cut_anywhere_places_nothing(side: Side) -> None:
 
 def test_content_that_is_not_what_its_name_says_is_refused_and_read_to_its_end(side: Side) -> None:
     side.blobs = blob(key(CODE), b"something else") + blob(key(TOOL, True), TOOL)
-    assert side.send() == {"refused": f"the content of object {key(CODE)} is another one"}
+    assert side.send() == {"refused": f"the content of object {key(CODE)} does not match its checksum"}
     assert side.left == b""
     assert side.unplaced()
     side.blobs = blob("../../etc", CODE)
-    assert side.send() == {"refused": "'../../etc' is no object"}
+    assert side.send() == {"refused": "'../../etc' is not an object"}
 
 
 def test_objects_that_others_could_write_to_are_refused(side: Side) -> None:
     side.objects.mkdir(parents=True)
     side.objects.chmod(0o777)
-    assert side.send() == {"refused": f"{side.objects} can be written to by others"}
+    assert side.send() == {"refused": f"other users can write to {side.objects}"}
     assert side.left == b""
     assert side.unplaced()
 
@@ -145,19 +145,19 @@ def test_objects_that_others_could_write_to_are_refused(side: Side) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"run_dir": "runs/a"}, "run_dir 'runs/a' is not a full, plain path"),
-        ({"run_dir": "/"}, "not a full, plain path"),
-        ({"objects": "/x/../y"}, "objects '/x/../y' is not a full"),
+        ({"run_dir": "runs/a"}, "run_dir 'runs/a' is not an absolute, normalized path"),
+        ({"run_dir": "/"}, "not an absolute, normalized path"),
+        ({"objects": "/x/../y"}, "objects '/x/../y' is not an absolute"),
         ({"files": [["../x", 384, ""]]}, "'../x' is not a path below the run directory"),
         ({"files": [["/x", 384, ""]]}, "'/x' is not a path below"),
         ({"files": [["a\0b", 384, ""]]}, "is not a path below"),
         ({"inside": "lib/../.."}, "'code/lib/../..' is not a path below"),
-        ({"files": [["a", 384, ""], ["a", 384, ""]]}, "a path is named twice"),
+        ({"files": [["a", 384, ""], ["a", 384, ""]]}, "a path occurs twice"),
         ({"files": [["a", 384, ""], ["a/b", 384, ""]]}, "'a' cannot be a folder and a file or link at once"),
         ({"inside": "train.py"}, "'code/train.py' cannot be a folder and a file"),
-        ({"tree": [["x", "short", 1]]}, "'short' is no object ('x')"),
-        ({"tree": [["x", f"{'0' * 32}\n{'0' * 32}", 1]]}, "is no object"),
-        ({"tree": 7}, "the request cannot be understood: TypeError"),
+        ({"tree": [["x", "short", 1]]}, "'short' is not an object ('x')"),
+        ({"tree": [["x", f"{'0' * 32}\n{'0' * 32}", 1]]}, "is not an object"),
+        ({"tree": 7}, "the request is invalid: TypeError"),
     ],
 )
 def test_what_would_write_elsewhere_or_makes_no_sense_is_refused(

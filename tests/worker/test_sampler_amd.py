@@ -38,7 +38,7 @@ def test_amds_kernel_driver_needs_no_program(tmp_path: Path) -> None:
     assert (second["power_w"], second["temperature_c"], second["sm_mhz"]) == (90.0, 71.0, 1700.0)
     only = Amdgpu({"ROCR_VISIBLE_DEVICES": "1"}, 1, str(tmp_path)).sample()
     assert [gpu["uuid"] for gpu in only] == ["GPU-2"]
-    with pytest.raises(OSError, match="no GPU"):
+    with pytest.raises(OSError, match="no AMD GPU"):
         Amdgpu({}, 1, str(tmp_path / "none"))
 
 

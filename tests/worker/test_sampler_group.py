@@ -119,7 +119,7 @@ def test_ranks_that_print_losses_without_connections_train_apart(made: Made, lin
     told = look(watch)
     assert (told["event"], told["ranks"], told["world_size"]) == ("not_distributed", "0-1", 2)
     assert told["evidence"].startswith(
-        "training goes on, and no network connection leads from ranks 0-1 on n1"
+        "training continues, but no network connection leads from ranks 0-1 on n1"
     )
     job.print(1, line)
     assert not look(watch)  # once is enough
@@ -220,7 +220,9 @@ def test_logs_that_all_tell_of_a_smaller_group_are_enough(
     for rank, text in enumerate(lines, 2):
         job.print(rank, text + "\n")
     told = look(job.watch(1))
-    assert told.get("evidence") == (group and f"the logs of ranks 2-3 on n2 tell of a group of {group}")
+    assert told.get("evidence") == (
+        group and f"the logs of ranks 2-3 on n2 report a process group of {group}"
+    )
 
 
 def test_connections_of_a_group_that_is_not_used_do_not_take_back_what_the_logs_tell(made: Made) -> None:

@@ -153,7 +153,7 @@ def test_a_process_that_is_gone_is_told(start: Start) -> None:
     process.wait()
     found = stacks.look([process.pid], interval=0)[process.pid]
     assert (found["by"], found["threads"]) == ("none", [])
-    assert "no process" in stacks.dump([process.pid], interval=0)
+    assert "no longer exists on this node" in stacks.dump([process.pid], interval=0)
 
 
 def test_where_nobody_may_look_that_is_said(start: Start) -> None:
@@ -180,5 +180,5 @@ def test_a_py_spy_that_hangs_is_ended(start: Start, tmp_path: Path, monkeypatch:
     process = start(WAITS)
     found = stacks.look([process.pid], interval=0, limit=1)[process.pid]
     assert found["by"] == "proc"
-    assert "did not answer" in found["why"][0] or "no time left" in found["why"][0]
+    assert "did not end" in found["why"][0] or "no time was left" in found["why"][0]
     assert found["threads"][0]["state"] == "S"

@@ -63,7 +63,7 @@ def test_a_stack_that_could_not_be_read_is_read_again(spy: Callable[[str], str],
     ("text", "why", "times"),
     [
         ("echo; echo 'Error: no such process' >&2; exit 1", "exit code 1): Error: no such process", 3),
-        ("exit 9", "py-spy gave no stack (exit code 9): no message", 3),
+        ("exit 9", "py-spy returned no stack (exit code 9): no message", 3),
         ("echo 'Permission Denied: try sudo' >&2; exit 1", "permission denied", 1),  # a second try is no use
     ],
 )
@@ -92,11 +92,11 @@ def test_a_py_spy_that_hangs_is_ended_and_one_that_is_none_is_told(
     spy: Callable[[str], str], tmp_path: Path
 ) -> None:
     program = spy("exec sleep 600")
-    assert readers._run([program], 0.2) == (124, "", "it did not answer within 0 s")
+    assert readers._run([program], 0.2) == (124, "", "it did not end within 0 s")
     assert readers.by_py_spy(str(tmp_path / "none"), 7, FOREVER)[1].startswith(
-        "py-spy gave no stack (exit code 127)"
+        "py-spy returned no stack (exit code 127)"
     )
-    assert readers.by_py_spy(program, 7, time.monotonic())[1] == "there was no time left for py-spy"
+    assert readers.by_py_spy(program, 7, time.monotonic())[1] == "no time was left for py-spy"
 
 
 @pytest.mark.parametrize("where", ["own", "VIRTUAL_ENV", "PATH", "ours", "none"])

@@ -79,7 +79,7 @@ def test_what_is_left_out_is_filled_in() -> None:
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("data:/local/x", "full path"),
+        ("data:/local/x", "absolute path of the source"),
         ("/data", "SRC:DST"),
         ("/data:local/x", "begins with /"),
         ("/data:/local/$(rm -rf x)", "begins with /"),
@@ -100,7 +100,7 @@ def test_variables_are_the_nodes_own() -> None:
     assert expand("$A/${B}x", {"A": "/a", "B": "b"}) == "/a/bx"
     with pytest.raises(ValueError, match=r"\$B is not set"):
         expand("/$B", {})
-    with pytest.raises(ValueError, match="no full path"):
+    with pytest.raises(ValueError, match="is not an absolute path there"):
         expand("$A", {"A": "a"})
 
 
@@ -155,7 +155,7 @@ def test_what_was_packed_must_arrive(run: Path, data: Path, tmp_path: Path) -> N
     archive = tmp_path / "p.tar"
     copying.pack(str(data), files.tree(str(data)), str(archive))
     item = parse(f"{data}:{tmp_path}/local")
-    with pytest.raises(files.Failed, match="SHA-256 differs"):
+    with pytest.raises(files.Failed, match=r"SHA-256 of .* differs from that of the packed data"):
         bring(item, "pack", {"path": str(archive), "sha256": "0" * 64})
     assert not (tmp_path / "local").exists()
 
@@ -314,7 +314,7 @@ def test_many_silent_nodes_are_waited_for_together(tmp_path: Path, monkeypatch: 
         monotonic=lambda: passed[0], sleep=lambda seconds: passed.append(passed.pop() + seconds)
     )
     monkeypatch.setattr(staging_main, "time", clock)
-    with pytest.raises(files.Failed, match="no node could be asked: srun ended with 1"):
+    with pytest.raises(files.Failed, match="no node could be checked: srun ended with exit code 1"):
         staging_main.ask(["false"], "look", str(tmp_path), 1000)
     assert passed[0] < 60
 

@@ -36,7 +36,7 @@ def test_all_nodes_get_a_copy_and_the_second_time_they_have_it(
     assert f"staged {cluster.data} to {cluster.disk(0)}/data on 2 of 2 nodes by copy, 7.8 KiB in all" in out
     assert "staging took 0:00:00\n" in out
     assert cluster.stage(f"{cluster.data}:$DISK/data") == 0
-    assert f"{cluster.data} is on all nodes already, at {cluster.disk(0)}/data" in capsys.readouterr().out
+    assert f"{cluster.data} is already on all nodes, at {cluster.disk(0)}/data" in capsys.readouterr().out
     assert [one["bytes"] for one in cluster.events("staged")] == [8002, 0]
 
 
@@ -95,7 +95,7 @@ def test_what_cannot_be_packed_is_copied_file_by_file(
     monkeypatch.setenv("PATH", f"{tar.parent}:{os.environ['PATH']}")
     assert cluster.stage(f"{cluster.data}:$DISK/data:method=pack") == 0
     out = capsys.readouterr().out
-    assert "tar: it is broken; it is copied file by file" in out
+    assert "tar: it is broken; the data is copied file by file" in out
     assert "on 2 of 2 nodes by copy" in out
     assert (
         cluster.stage(f"{cluster.data}/1.bin:$DISK/one:method=pack,name=one") == 0
@@ -135,7 +135,7 @@ def test_where_there_is_no_sbcast_the_log_says_so(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cluster.stage(f"{cluster.data}:$DISK/data:method=sbcast") == 0
-    assert f"dtslurm: {cluster.data}: sbcast is not there" in capsys.readouterr().out
+    assert f"dtslurm: {cluster.data}: sbcast is missing" in capsys.readouterr().out
 
 
 def test_where_sbcast_fails_nodes_copy(
@@ -159,7 +159,7 @@ def test_what_speaks_against_it_on_all_nodes_is_said_once(
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "dtslurm: nothing was copied"
     assert out[1].startswith(
-        f"dtslurm: staging failed: on all 2 nodes, as on n1: {cluster.folder}/mine is there"
+        f"dtslurm: staging failed: on all 2 nodes, for example n1: {cluster.folder}/mine already exists"
     )
     assert len(out) == 2
     [told] = cluster.events("staging_failed")
@@ -172,7 +172,7 @@ def test_what_speaks_against_it_on_one_node_names_it(
     (cluster.disk(1) / "data").write_text("thesis")
     assert cluster.stage(f"{cluster.data}:$DISK/data") == staging_main.FAILED
     out = capsys.readouterr().out
-    assert f"staging failed: n2: {cluster.disk(1)}/data is there already" in out
+    assert f"staging failed: n2: {cluster.disk(1)}/data already exists" in out
     assert "all 2 nodes" not in out
     assert not (cluster.disk(0) / "data").exists()
 
@@ -185,8 +185,11 @@ def test_a_variable_that_a_node_lacks_is_told(cluster: Cluster, capsys: pytest.C
 @pytest.mark.parametrize(
     ("verb", "words"),
     [
-        ("look", "n2 ended without a word before it had looked"),
-        ("bring", "n2 ended without a word while it copied; what it has is not taken for whole"),
+        ("look", "n2 ended without an error message before it had checked its disk"),
+        (
+            "bring",
+            "n2 ended without an error message while it copied the data; its incomplete copy is not used",
+        ),
     ],
 )
 def test_a_node_that_dies_meanwhile_is_named(
@@ -210,7 +213,7 @@ def test_a_source_that_changes_while_nodes_copy_is_told(
 
     cluster.before["bring", 1] = change
     assert cluster.stage(f"{cluster.data}:$DISK/data") == staging_main.FAILED
-    assert "staging failed: data was read otherwise on n" in capsys.readouterr().out
+    assert "staging failed: data was read differently on n" in capsys.readouterr().out
 
 
 def test_a_node_that_cannot_write_says_why(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
@@ -256,6 +259,6 @@ def test_shortly_before_the_time_limit_that_is_named_as_well(
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + left))
     assert cluster.stage(f"{cluster.data}/none:$DISK/data") == staging_main.FAILED
-    assert ("ask for more --time, or stage less" in capsys.readouterr().out) == said
+    assert ("request more --time, or stage less data" in capsys.readouterr().out) == said
     assert cluster.stage(f"{cluster.data}:$DISK/data") == 0
     assert "of the time limit are left" in capsys.readouterr().out

@@ -38,7 +38,7 @@ def test_results_of_all_nodes_come_back_and_are_registered(
 ) -> None:
     assert cluster.ask("out", "--from=$DISK/out:results") == 0
     assert [(made / f"node-{number}/result.txt").read_text() for number in range(2)] == ["of 0", "of 1"]
-    assert f"brought 8 B from 2 of 2 nodes to {made}" in capsys.readouterr().out
+    assert f"copied 8 B from 2 of 2 nodes to {made}" in capsys.readouterr().out
     assert sorted(artifacts.read_entries(str(cluster.run))) == ["results/node-0", "results/node-1"]
 
 
@@ -49,7 +49,7 @@ def test_a_node_without_results_is_counted_and_none_with_any_is_told(
     (cluster.disk(1) / "out").rmdir()
     assert cluster.ask("out", "--from=$DISK/out:results", "--from=$DISK/none:more") == 0
     out = capsys.readouterr().out
-    assert f"brought 4 B from 1 of 2 nodes to {made}" in out
+    assert f"copied 4 B from 1 of 2 nodes to {made}" in out
     assert "no node has $DISK/none" in out
 
 

@@ -86,7 +86,7 @@ def test_without_a_spare_node_it_goes_on_with_fewer_where_the_launcher_can() -> 
     end = ended("node-failure", blame="node", node="n2")
     decision = made(end, healthy=NODES, wanted=3, least=2)
     assert (decision.action, list(decision.exclude), decision.counted) == ("shrink", ["n2"], True)
-    assert "goes on with 2 of 3 nodes" in decision.reason
+    assert "continues on 2 of 3 nodes" in decision.reason
     assert made(end, healthy=("n1", "n2"), wanted=3, least=2).action == "requeue"
     assert made(end, healthy=(*NODES, "n4"), wanted=3, least=2).action == "restart"  # a spare one is there
 
@@ -160,7 +160,7 @@ def test_f33_attempts_that_come_no_further_end() -> None:
     further = made(ended("preempted", 2, progressed=True), history)
     assert (further.action, further.exit_code) == ("requeue", None)
     unknown = tuple(ended("killed", number, rank=3, counted=True) for number in range(2))
-    assert "came no further" in made(ended("killed", 2, rank=3), unknown).reason
+    assert "made no progress" in made(ended("killed", 2, rank=3), unknown).reason
     assert made(ended("killed", 2, rank=1), unknown).action == "restart"
 
 

@@ -53,7 +53,7 @@ def test_f40_an_attempt_whose_run_is_another_copys_now_ends_without_a_record(
 ) -> None:
     keeper = begin(site, "exec sleep 600")
     assert attempt(keeper, monkeypatch, lambda _now: lease.take(str(site), 1)) is None
-    assert "attempt 0 ends: a later one has taken over" in capsys.readouterr().out
+    assert "attempt 0 ends: a later attempt has taken over" in capsys.readouterr().out
     assert keeper.ledger.events("attempt_ended") == []
 
 
@@ -70,7 +70,7 @@ def test_f34_a_file_stop_ends_an_attempt(site: Path, monkeypatch: pytest.MonkeyP
     keeper = begin(site, "exec sleep 600")
     ended = attempt(keeper, monkeypatch, lambda _now: (site / "stop").touch())
     assert ended is not None
-    assert (ended.cause, ended.blame, ended.summary) == ("cancelled", "user", "there is a file 'stop'")
+    assert (ended.cause, ended.blame, ended.summary) == ("cancelled", "user", "the file 'stop' exists")
     [told] = keeper.ledger.events("attempt_ended")
     assert (told["cause"], told["exit_code"]) == ("cancelled", 143)
 
@@ -159,7 +159,7 @@ def test_f30_who_is_told_to_end_by_slurm_may_save(site: Path, monkeypatch: pytes
 
     ended = attempt(keeper, monkeypatch, meanwhile)
     assert ended is not None
-    assert (ended.cause, ended.summary) == ("preempted", "the job was told to end")
+    assert (ended.cause, ended.summary) == ("preempted", "the job received TERM")
     assert len(keeper.ledger.events("signalled")) == 1
 
 
@@ -300,7 +300,7 @@ def test_f34_where_no_new_start_is_to_be_had_that_is_told_with_its_reason(
     [told] = keeper.ledger.events("onward")
     assert (told["done"], told["by"]) == (False, "requeue")
     assert "cancelled" in told["words"]
-    assert f"dtslurm: it could not be queued again: {told['words']}\n" in capsys.readouterr().out
+    assert f"dtslurm: the job could not be requeued: {told['words']}\n" in capsys.readouterr().out
 
 
 # ---- The program ----

@@ -165,7 +165,7 @@ def test_a_job_that_slurm_starts_anew_after_training_was_done_trains_no_more(
     assert Supervisor(ASKED).run() == 0
     assert Supervisor(ASKED).run() == 0
     assert (site / "starts").read_text() == "\n"
-    assert "training is done already" in capsys.readouterr().out
+    assert "training is already complete" in capsys.readouterr().out
     (site / "done").unlink()  # as dtslurm requeue does
     assert Supervisor(ASKED).run() == 0
     assert (site / "starts").read_text() == "\n\n"

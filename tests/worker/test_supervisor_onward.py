@@ -33,7 +33,7 @@ def test_f23_it_is_said_how_long_slurm_holds_a_requeued_job_back(site: Path) -> 
     (site / "state").write_text(f"JobId=17 JobState=PENDING Reason=BeginTime EligibleTime={at}\n")
     done, words = requeue.continue_job(options.read(ASKED), str(site), [], None)
     assert done
-    assert re.search(r"holds it back for 1[12]\d s; .*: scontrol update JobId=17 StartTime=now$", words)
+    assert re.search(r"delays the job for 1[12]\d s; .*: scontrol update JobId=17 StartTime=now$", words)
 
 
 def test_f28_a_requeue_is_asked_for_until_it_is_taken(site: Path) -> None:
@@ -49,7 +49,7 @@ def test_f40_a_new_start_that_slurm_gave_by_itself_is_not_ended_by_a_requeue(
     (site / "state").write_text("JobId=17 JobState=RUNNING Requeue=1 Restarts=2 BatchFlag=2\n")
     assert requeue.continue_job(options.read(ASKED), str(site), [], None) == (
         "requeue",
-        "Slurm had queued it again",
+        "Slurm had already requeued the job",
     )
     assert asked(site) == []
     (site / "state").write_text("JobId=17 JobState=RUNNING Requeue=1 Restarts=1 BatchFlag=2\n")
@@ -96,7 +96,7 @@ def test_f38_a_successor_takes_over_the_claim_and_the_mark(site: Path) -> None:
     done, words = requeue.continue_job(
         options.read([*ASKED, "--script=/run/script.sbatch"]), str(site), ["n2"], None
     )
-    assert (done, words) == ("afterany", "job 18 goes on when this one has ended")
+    assert (done, words) == ("afterany", "job 18 continues after the end of this job")
     assert (site / "claim").readlink() == Path("job-18")
     line = (
         "sbatch --parsable --dependency=afterany:17 --comment=dtslurm:abc:def --exclude=n2 /run/script.sbatch"
@@ -243,14 +243,14 @@ def test_f32b_a_start_is_kept_off_no_more_nodes_than_it_can_do_without(
     done, words = requeue.continue_job(options.read(ASKED), str(site), bad, None)
     assert done
     assert asked(site)[1:] == ([f"update JobId=17 ExcNodeList={excluded}"] if excluded else [])
-    assert words.startswith(f"{stays} stays with the job: it ") if stays else not words
+    assert words.startswith(f"{stays} is not excluded: the job ") if stays else not words
 
 
 def test_f32b_nothing_is_excluded_where_slurm_does_not_list_the_nodes(site: Path) -> None:
     (site / "nodes").unlink()
     _, words = requeue.continue_job(options.read(ASKED), str(site), ["n2"], None)
     assert asked(site) == ["requeue 17"]
-    assert "it may get n2 again: Slurm does not list the nodes" in words
+    assert "Slurm may allocate n2 again: Slurm does not list the nodes" in words
 
 
 def test_f87_a_node_that_starts_nothing_is_lost_if_slurm_answers(site: Path) -> None:
@@ -261,7 +261,7 @@ def test_f87_a_node_that_starts_nothing_is_lost_if_slurm_answers(site: Path) -> 
     (site / "state").write_text(NODE.format("n2", "MIXED", ""))
     found = keeper.silent("n2", 10.0, "srun: error: Task launch failed")
     assert (found["cause"], found["node"], keeper.lost) == ("node-failure", "n2", ["n2"])
-    text = "no sign of life for 10 s, and Slurm (which says MIXED) started nothing on it: srun: error"
+    text = "no heartbeat for 10 s, and Slurm (node state: MIXED) started no step on it: srun: error"
     assert text in found["summary"]
 
 
@@ -296,4 +296,4 @@ def test_f32b_a_job_that_gives_its_nodes_back_needs_as_many_as_before(
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "9")
     (site / "state").write_text("JobId=17 JobState=COMPLETING Partition=main NumNodes=1\n")
-    assert slurm.exclude(["n2"]) == (True, "n2 stays with the job: it needs 9 of 9 nodes")
+    assert slurm.exclude(["n2"]) == (True, "n2 is not excluded: the job needs 9 of 9 nodes")

@@ -99,7 +99,7 @@ def test_f28_a_requeue_whose_answer_was_lost_is_asked_for_once(site: Path) -> No
     (site / "state").write_text(RUNNING)
     (site / "refusals").write_text(LOST + "Job is pending execution for job 17\n")
     by, words = requeue.continue_job(options.read(ASKED), str(site), ["n2"], None)
-    assert (by, words) == ("requeue", "Slurm had queued it again")
+    assert (by, words) == ("requeue", "Slurm had already requeued the job")
     assert asked(site) == ["requeue 17"] * 2 + ["update JobId=17 ExcNodeList=n[8-9],n2"]
 
 

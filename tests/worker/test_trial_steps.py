@@ -167,7 +167,7 @@ def test_other_ranks_have_the_values_of_the_first(job: Path, monkeypatch: pytest
 def test_where_optuna_is_not_installed_that_is_said(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(job.parent, optuna={**OPTUNA, "random": {"wd": ["uniform", "0", "1"]}})
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(SystemExit, match=r"this sweep's values are chosen by Optuna, and .*optuna"):
+    with pytest.raises(SystemExit, match=r"Optuna chooses the values of this sweep, but .*optuna"):
         trial.main(["--", "train"])
 
 
@@ -188,7 +188,8 @@ def test_a_trial_that_others_beat_is_stopped(job: Path, capsys: pytest.CaptureFi
     lines = ["no JSON", "[1]", '{"step": 1, "loss": 0.1, "rank": 3}', '{"step": 1, "loss": 9.0}']
     assert watched(TELL + "time.sleep(600)", *lines) == 0
     assert (
-        f"stopped early: others do better at this step; {job}/tasks/1/stopped.json" in capsys.readouterr().out
+        f"stopped early: other trials are better at this step; {job}/tasks/1/stopped.json"
+        in capsys.readouterr().out
     )
     told = json.loads((job / "tasks/1/stopped.json").read_text())
     assert (told["rung"], told["place"], told["of"], told["loss"]) == (0, 2, 2, 9.0)
@@ -267,7 +268,7 @@ def test_code_that_does_not_heed_the_signal_is_killed(job: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("line", "seen"), [({"step": 1, "loss": 2.0}, "keys seen: step, loss"), (None, "none")]
+    ("line", "seen"), [({"step": 1, "loss": 2.0}, "keys found: step, loss"), (None, "none")]
 )
 def test_a_metric_that_is_never_written_is_said_in_the_log(
     job: Path, capsys: pytest.CaptureFixture[str], line: object, seen: str
@@ -276,5 +277,5 @@ def test_a_metric_that_is_never_written_is_said_in_the_log(
     written = "" if line is None else json.dumps(line) + "\n"
     code = f'import os; open(os.environ["DTSLURM_METRICS"], "a").write({written!r})'
     assert watched(code) == 0
-    [told] = [text for text in capsys.readouterr().out.splitlines() if "written no number as 'acc'" in text]
+    [told] = [text for text in capsys.readouterr().out.splitlines() if "wrote no number as 'acc'" in text]
     assert seen in told

@@ -34,14 +34,14 @@ def check(request: Dict[str, Any]) -> None:
     for key in ("run_dir", "objects"):
         path = request[key]
         if not path.startswith("/") or "\0" in path or os.path.normpath(path) != path or path in ("/", "//"):
-            raise WorkerError("refused", "{} {!r} is not a full, plain path".format(key, path))
+            raise WorkerError("refused", "{} {!r} is not an absolute, normalized path".format(key, path))
     check_paths(request)
     tree = request["tree"] or ()
     names = [entry[1] + "\n" for entry in tree if entry[1] is not None]
     joined = "".join(names)
     if joined.count("\n") != len(names) or not NAMES.match(joined):
         invalid = next(entry for entry in tree if entry[1] is not None and not NAME.match(entry[1]))
-        raise WorkerError("refused", "{!r} is no object ({!r})".format(invalid[1], invalid[0]))
+        raise WorkerError("refused", "{!r} is not an object ({!r})".format(invalid[1], invalid[0]))
 
 
 def check_paths(request: Dict[str, Any]) -> None:
@@ -60,7 +60,7 @@ def check_paths(request: Dict[str, Any]) -> None:
     if request["inside"]:
         folders.add("code/" + request["inside"])
     if len(set(file_paths)) != len(file_paths):
-        raise WorkerError("refused", "a path is named twice")
+        raise WorkerError("refused", "a path occurs twice")
     for path in sorted(folders.intersection(file_paths)):
         raise WorkerError("refused", "{!r} cannot be a folder and a file or link at once".format(path))
 

@@ -62,7 +62,7 @@ class Objects:
             make_folders(self._temp)
             status = os.stat(self.folder)
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise WorkerError("refused", "{} can be written to by others".format(text(self.folder)))
+            raise WorkerError("refused", "other users can write to {}".format(text(self.folder)))
 
     def path(self, key: str) -> bytes:
         """Return the path of an object."""
@@ -152,7 +152,7 @@ class Objects:
     def add(self, key: str, parts: Iterable[bytes]) -> None:
         """Write an object under a temporary name; `settle` syncs it to disk and gives it its name."""
         if not NAME.match(key):
-            raise WorkerError("refused", "{!r} is no object".format(key))
+            raise WorkerError("refused", "{!r} is not an object".format(key))
         temp = os.path.join(self._temp, os.urandom(12).hex().encode())
         with doing("write", self.path(key)):
             fd = create(temp)
@@ -225,7 +225,7 @@ def choose_objects_folder(folder: bytes) -> bytes:
 def require_same(digest: str, key: str) -> None:
     """Reject content that does not match the object's name."""
     if digest[:DIGEST_LENGTH] != key[:DIGEST_LENGTH]:
-        raise WorkerError("refused", "the content of object {} is another one".format(key))
+        raise WorkerError("refused", "the content of object {} does not match its checksum".format(key))
 
 
 def is_whole(found: os.stat_result, size: int) -> bool:

@@ -89,7 +89,7 @@ def validate_request(request: Dict[str, Any]) -> Tuple[bytes, bytes, List[bytes]
     root, objects = raw(request["root"]), choose_objects_folder(raw(request["objects"]))
     for path in (root, objects):
         if not path.startswith(b"/") or os.path.normpath(path) != path or path in (b"/", b"//"):
-            raise WorkerError("refused", "{!r} is not a full, plain path".format(text(path)))
+            raise WorkerError("refused", "{!r} is not an absolute, normalized path".format(text(path)))
     runs = []
     for name in request["runs"]:
         folder = os.path.join(root, raw(name))
@@ -391,6 +391,6 @@ def main() -> int:
     except WorkerError as outcome:
         answer = {outcome.key: outcome.value}
     except (ValueError, KeyError, TypeError, AttributeError, struct.error, zlib.error) as error:
-        answer = {"refused": "the request cannot be understood: {!r}".format(error)}
+        answer = {"refused": "the request is invalid: {!r}".format(error)}
     sys.stdout.write("\n{}{}\n".format(sys.argv[2], json.dumps(answer)))
     return 0 if "done" in answer else 76

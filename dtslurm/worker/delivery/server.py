@@ -92,7 +92,7 @@ class InputStream:
         """Return exactly ``count`` bytes."""
         chunk = self._file.read(count)
         if len(chunk) < count:
-            raise WorkerError("cut", "the link was cut in the middle of the request")
+            raise WorkerError("cut", "the connection was closed in the middle of the request")
         return chunk
 
     def length(self) -> int:
@@ -195,7 +195,7 @@ def serve(stream: InputStream) -> Tuple[Dict[str, Any], Dict[str, Any]]:
     except OSError as error:
         return {"disk": {"errno": error.errno, "verb": "use", "path": str(error.filename)}}, {}
     except (ValueError, KeyError, TypeError, AttributeError, zlib.error) as error:
-        return {"refused": "the request cannot be understood: {!r}".format(error)}, {}
+        return {"refused": "the request is invalid: {!r}".format(error)}, {}
 
 
 def main() -> int:

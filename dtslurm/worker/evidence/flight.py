@@ -23,7 +23,7 @@ class Plain(pickle.Unpickler):
             "build_tensorlist",
         }:
             return list
-        raise pickle.UnpicklingError("a flight record holds no {}.{}".format(module, name))
+        raise pickle.UnpicklingError("a flight record must not contain {}.{}".format(module, name))
 
 
 def flight_dumps(*folders: str) -> List[Dict[str, Any]]:

@@ -164,7 +164,7 @@ def by_grep(paths: List[str], words: List[bytes]) -> Dict[str, List[Candidate]]:
     )
     output = grep.communicate(b"\n".join(words) + b"\n")[0]
     if grep.returncode not in (0, 1, 2):
-        raise OSError("grep was ended")
+        raise OSError("grep was killed")
     lines_by_path: Dict[str, List[Candidate]] = {}
     for line in output.split(b"\n"):
         name, separator, rest = line.partition(b"\0")

@@ -73,9 +73,9 @@ def exchange(path: str, lines: Sequence[str], mode: int = 0o600, own: bool = Fal
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is no plain file")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         if own and (status.st_uid != os.geteuid() or status.st_mode & 0o022):
-            raise OSError(errno.EPERM, "others can write to it")
+            raise OSError(errno.EPERM, "other users can write to it")
         if lines:
             _append_lines(descriptor, lines, mode)
         return _read_lines(descriptor)

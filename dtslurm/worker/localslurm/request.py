@@ -146,17 +146,17 @@ def find_excess_requests(request: Request, machine: Machine) -> List[str]:
     problems = []
     if request["nodes"] > MAX_NODES:
         problems.append(
-            "{} nodes are asked for; at most {} are emulated on one machine".format(
+            "{} nodes are requested; at most {} are emulated on one machine".format(
                 request["nodes"], MAX_NODES
             )
         )
     memory, available = request["memory_mib"], machine["memory_mib"]
     if memory and available and memory > available:
-        problems.append("{} MiB of memory are asked for; this machine has {}".format(memory, available))
+        problems.append("{} MiB of memory are requested; this machine has {}".format(memory, available))
     gpus = request["nodes"] * request["gpus"]
     if machine["gpus"] and gpus > len(machine["gpus"]):
         problems.append(
-            "{} GPUs are asked for ({} nodes x {}); this machine has {}".format(
+            "{} GPUs are requested ({} nodes x {}); this machine has {}".format(
                 gpus, request["nodes"], request["gpus"], len(machine["gpus"])
             )
         )

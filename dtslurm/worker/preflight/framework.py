@@ -30,7 +30,7 @@ def framework(python: str, name: str, work_dir: str) -> List[Finding]:
         )
     except subprocess.TimeoutExpired:
         # A shared file system may take longer while many nodes import at once.
-        text = "import of {} was not done after {:.0f} s".format(name, LIMIT_S)
+        text = "{} was not imported within {:.0f} s".format(name, LIMIT_S)
         return [finding("framework", WARN, text)]
     except OSError as error:
         return [finding("framework", BAD, "cannot start {}: {}".format(python, error.strerror))]
@@ -39,6 +39,6 @@ def framework(python: str, name: str, work_dir: str) -> List[Finding]:
         ""
     ]
     if completed.returncode != 0:
-        return [finding("framework", BAD, "import of {} fails: {}".format(name, lines[-1]))]
+        return [finding("framework", BAD, "the import of {} failed: {}".format(name, lines[-1]))]
     text = "{} {} imported in {:.1f} s".format(name, lines[-1], elapsed_s)
     return [finding("framework", WARN if elapsed_s > SLOW_S else OK, text)]

@@ -34,7 +34,7 @@ def gpus(wanted: Mapping[str, Any], env: Mapping[str, str], sysfs: str = "/sys")
     if vendor == "amd":
         return _check_amd(count, env, sysfs)
     if vendor != "nvidia":
-        return [finding("gpus", UNKNOWN, "no way is known to look at GPUs of {}".format(vendor))]
+        return [finding("gpus", UNKNOWN, "GPUs of {} cannot be checked".format(vendor))]
     try:
         ctypes.CDLL(env.get("DTSLURM_NVML", "libnvidia-ml.so.1"))
     except OSError:
@@ -42,7 +42,7 @@ def gpus(wanted: Mapping[str, Any], env: Mapping[str, str], sysfs: str = "/sys")
     try:
         nvml = Nvml(env, count)
     except (OSError, AttributeError):
-        return [finding("gpus", BAD, "NVIDIA's driver does not answer: nvmlInit fails")]
+        return [finding("gpus", BAD, "the NVIDIA driver does not respond: nvmlInit failed")]
     return by_library(nvml, count, str(wanted.get("intra_node") or ""))
 
 
@@ -56,7 +56,7 @@ def by_library(nvml: Nvml, count: int, intra_node: str) -> List[Finding]:
     responding = nvml.found()
     if len(responding) < device_count.value:
         unresponsive = sorted(set(range(device_count.value)) - {gpu["index"] for gpu in responding})
-        return [finding("gpus", BAD, "GPU {} does not answer the driver".format(listed(unresponsive)))]
+        return [finding("gpus", BAD, "GPU {} does not respond to the driver".format(listed(unresponsive)))]
     findings = [_check_count(len(nvml.gpus), len(responding), count)]
     memory_errors = [_read_memory_errors(nvml, gpu) for gpu in nvml.gpus if "MIG" not in gpu.get("uuid", "")]
     findings.append(memory(memory_errors))
@@ -66,11 +66,11 @@ def by_library(nvml: Nvml, count: int, intra_node: str) -> List[Finding]:
 
 def _check_count(own: int, seen: int, count: int) -> Finding:
     if own >= count:
-        return finding("gpus", OK, "{} of {} GPUs answer".format(own, count))
+        return finding("gpus", OK, "{} of {} GPUs respond".format(own, count))
     if seen < count:
-        return finding("gpus", BAD, "{} of {} GPUs answer".format(seen, count))
+        return finding("gpus", BAD, "{} of {} GPUs respond".format(seen, count))
     return finding(
-        "gpus", WARN, "{} GPUs answer, but which {} are this job's is not clear".format(seen, count)
+        "gpus", WARN, "{} GPUs respond, but the {} GPUs of this job are unknown".format(seen, count)
     )
 
 
@@ -102,7 +102,7 @@ def memory(looked: List[Gpu]) -> Finding:
     if problems:
         return finding("ecc", BAD, "; ".join(problems))
     if all(gpu.get("uncorrected") is None and gpu.get("pending") is None for gpu in looked):
-        return finding("ecc", UNKNOWN, "nothing tells of memory errors")
+        return finding("ecc", UNKNOWN, "memory errors cannot be read")
     return finding("ecc", OK, "no uncorrected memory errors")
 
 
@@ -120,11 +120,11 @@ def _count_links(nvml: Nvml, handle: Any) -> Tuple[int, int]:
 def links(counts: List[Tuple[int, int]], intra_node: str) -> List[Finding]:
     """Judge NVLinks: (up, all) of each GPU. Some may be unused, but the same number on each GPU."""
     if not any(have for _, have in counts):
-        text = "the profile says {}, and no NVLink can be seen".format(intra_node)
+        text = "the profile has {}, but the state of the NVLinks cannot be read".format(intra_node)
         return [finding("nvlink", UNKNOWN, text)] if intra_node in LINKED else []
     most = max(up for up, _ in counts)
     if not most and intra_node in LINKED and len(counts) > 1:
-        return [finding("nvlink", BAD, "no NVLink is up, and the profile says {}".format(intra_node))]
+        return [finding("nvlink", BAD, "no NVLink is up, but the profile has {}".format(intra_node))]
     fewer = [
         "GPU {} has {} of {}".format(index, up, most) for index, (up, _) in enumerate(counts) if up < most
     ]
@@ -140,7 +140,7 @@ def in_use(sampled: List[Gpu]) -> List[Finding]:
         used, total = gpu.get("memory_used"), gpu.get("memory_total")
         if used is not None and total and used > IN_USE * total:
             problems.append("GPU {}: {:.1f} GiB".format(gpu.get("index"), used / 2.0**30))
-    return [finding("gpu-memory", WARN, "in use already, of " + listed(problems))] if problems else []
+    return [finding("gpu-memory", WARN, "already in use: " + listed(problems))] if problems else []
 
 
 FIELDS = (
@@ -155,13 +155,13 @@ def _by_program(count: int) -> List[Finding]:
         command = ["nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits"]
         code, output = _run_tool(command)
         if code is None:
-            return [finding("gpus", UNKNOWN, "neither NVIDIA's library nor nvidia-smi is there")]
+            return [finding("gpus", UNKNOWN, "neither NVIDIA's library nor nvidia-smi is installed")]
         if code == 0:
             return by_table(output, count)
         if "not a valid field" not in output:
             break
-    last_lines = [text for text in output.splitlines() if text.strip()] or ["no words"]
-    return [finding("gpus", BAD, "nvidia-smi fails: " + last_lines[-1])]
+    last_lines = [text for text in output.splitlines() if text.strip()] or ["no output"]
+    return [finding("gpus", BAD, "nvidia-smi failed: " + last_lines[-1])]
 
 
 def by_table(text: str, count: int) -> List[Finding]:
@@ -212,7 +212,7 @@ def _check_amd(count: int, env: Mapping[str, str], sysfs: str) -> List[Finding]:
     try:
         samples = RocmSmi(env, count).sample()
     except (OSError, subprocess.SubprocessError):
-        return [finding("gpus", UNKNOWN, "neither the driver's files nor rocm-smi are there")]
+        return [finding("gpus", UNKNOWN, "neither the driver's files nor rocm-smi exist")]
     return [_check_count(len(samples), len(samples), count)]
 
 

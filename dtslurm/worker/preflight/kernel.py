@@ -27,9 +27,9 @@ def kernel_log() -> List[Finding]:
         with open("/proc/uptime") as file:
             uptime_s = float(file.read().split()[0])
     except (OSError, ValueError, subprocess.SubprocessError):
-        return [finding("xid", UNKNOWN, "the kernel's log cannot be read")]
+        return [finding("xid", UNKNOWN, "the kernel log cannot be read")]
     if completed.returncode != 0:
-        return [finding("xid", UNKNOWN, "the kernel's log may not be read")]
+        return [finding("xid", UNKNOWN, "no permission to read the kernel log")]
     return [judged(completed.stdout.decode("utf-8", "replace"), uptime_s)]
 
 
@@ -53,7 +53,7 @@ def judged(log: str, up: float) -> Finding:
         return finding("xid", BAD, listed(severe[-2:]))
     if recent:
         return finding("xid", WARN, listed([text for _, _, text in recent[-2:]]))
-    return finding("xid", OK, "no Xid that asks for a reset within a day")
+    return finding("xid", OK, "no Xid error that requires a reset within a day")
 
 
 def ago(seconds: Optional[float]) -> str:

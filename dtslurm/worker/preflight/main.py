@@ -91,7 +91,7 @@ def run(wanted: List[Check], tell: Callable[[Finding], None]) -> None:
         for descriptor, (check, pid, _) in list(waiting.items()):
             limit = min(check.limit_s, LIMIT_S)
             if elapsed_s > limit:
-                tell(finding(check.name, check.late, "did not answer within {:.0f} s".format(limit)))
+                tell(finding(check.name, check.late, "did not end within {:.0f} s".format(limit)))
                 kill(pid)
                 del waiting[descriptor]
         for descriptor in select.select(list(waiting), [], [], 0.5)[0]:

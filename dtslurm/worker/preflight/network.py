@@ -67,8 +67,8 @@ def clock(head: str, port: int, key: str) -> List[Finding]:
                 if remote_time is not None:
                     return [judged((sent_at + received_at) / 2 - remote_time, received_at - sent_at)]
     except (OSError, UnicodeError) as error:
-        return [finding("clock", UNKNOWN, "the first node cannot be asked: {}".format(error))]
-    return [finding("clock", UNKNOWN, "the first node did not answer within {:.0f} s".format(PATIENCE_S))]
+        return [finding("clock", UNKNOWN, "the first node cannot be reached: {}".format(error))]
+    return [finding("clock", UNKNOWN, "the first node did not respond within {:.0f} s".format(PATIENCE_S))]
 
 
 def _receive_time(link: socket.socket, nonce: bytes, key: str) -> Optional[float]:

@@ -51,7 +51,7 @@ def writable(check: str, path: str) -> Finding:
         level = BAD if error.errno in FAULTS or check != "disk" else UNKNOWN
         return finding(check, level, "cannot write to {}: {}".format(path, error.strerror or error))
     if not same:
-        return finding(check, BAD, "{} gives back other bytes than were written".format(path))
+        return finding(check, BAD, "{} returned other bytes than were written".format(path))
     free, total = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
     text = "{} has {:.1f} of {:.1f} GiB free".format(path, free / GIB, total / GIB)
     bad, warn = LITTLE.get(check, (0.0, 0.0))

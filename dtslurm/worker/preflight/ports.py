@@ -44,7 +44,7 @@ def ports(wanted: Mapping[str, Any], sysfs: str = "/sys") -> List[Finding]:
     count = wanted.get("nic_count") if wanted.get("rdma") else None
     all_ports = list_ports(sysfs)
     if not all_ports and not names:
-        return [finding("hca", UNKNOWN, "no adapter can be seen")] if count else []
+        return [finding("hca", UNKNOWN, "no adapter is visible")] if count else []
     fault = BAD if int(wanted.get("nodes") or 1) > 1 else WARN
     least_rate: Optional[float] = wanted.get("rate_gbps") if wanted.get("rdma") else None
     if names:
@@ -56,10 +56,10 @@ def ports(wanted: Mapping[str, Any], sysfs: str = "/sys") -> List[Finding]:
             problem for port in all_ports for problem in _find_problems(port["name"], [port], least_rate)
         ]
         text = "{} of {} adapters are up: {}".format(
-            len(active), count, listed(problems) or "the others are gone"
+            len(active), count, listed(problems) or "the others are missing"
         )
         return [finding("hca", fault, text)]
-    down = ["{} is {}".format(port["name"], port["state"] or "in no known state") for port in all_ports]
+    down = ["{} is {}".format(port["name"], port["state"] or "in an unknown state") for port in all_ports]
     down = [text for text, port in zip(down, all_ports) if port["state"] != "ACTIVE"]  # noqa: B905 - as of 3.10
     if down and not count:
         return [finding("hca", WARN if len(down) == len(all_ports) else OK, listed(down))]
@@ -79,7 +79,7 @@ def _is_slow(port: Port, rate: Optional[float]) -> bool:
 def _find_problems(name: str, found: List[Port], rate: Optional[float]) -> List[str]:
     port = next((candidate for candidate in found if name in (candidate["name"], candidate["device"])), None)
     if port is None:
-        return ["{} is not there".format(name)]
+        return ["{} does not exist".format(name)]
     if port["state"] and port["state"] != "ACTIVE":
         link = ", link {}".format(port["physical"]) if port["physical"] else ""
         return ["{} is {}{}".format(name, port["state"], link)]

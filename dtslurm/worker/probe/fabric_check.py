@@ -14,7 +14,7 @@ import time
 from datetime import timedelta
 from typing import Any, Callable, Dict, List, Tuple
 
-LOOK = "look at NCCL_SOCKET_IFNAME, at the nodes' network adapters, and at the lines beside this one"
+LOOK = "check NCCL_SOCKET_IFNAME, the nodes' network adapters, and the log lines next to this one"
 
 
 def fail(message: str) -> None:
@@ -31,7 +31,11 @@ def main(path: str, expected: float, fabric: str, limit: float = 30, wait: float
         os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=log.name)
         import torch.distributed as dist
 
-        message = "no end after {:g} s: ranks did not meet, or an all-reduce hangs".format(wait + 2 * limit)
+        message = (
+            "it did not end within {:g} s: ranks did not find each other, or an all-reduce hangs".format(
+                wait + 2 * limit
+            )
+        )
         guard = threading.Timer(wait + 2 * limit, fail, [message + "; " + LOOK])
         guard.daemon = True
         guard.start()
@@ -52,7 +56,7 @@ def main(path: str, expected: float, fabric: str, limit: float = 30, wait: float
     )
     tcp_hosts, problem = sorted({host for host, sockets in hosts_and_tcp if sockets}), None
     if fabric != "any" and tcp_hosts:
-        problem = "NCCL goes over TCP (NET/Socket) on {}, not over {}; look there at its plugin and driver"
+        problem = "NCCL uses TCP (NET/Socket) on {} instead of {}; check NCCL's plugin and the driver there"
         problem = problem.format(", ".join(tcp_hosts[:8]), fabric)
     elif best_busbw < expected / 2:
         problem = "{:.3g} GB/s by {}, less than half of the {:g} expected; {}; {}"

@@ -79,7 +79,7 @@ def by_py_spy(program: str, pid: int, until: float) -> Tuple[List[Look], str]:
     for _ in range(3):  # reading can fail while the stack changes
         patience = min(10.0, until - time.monotonic())
         if patience <= 0:
-            return [], reason or "there was no time left for py-spy"
+            return [], reason or "no time was left for py-spy"
         argv = [program, "dump", "--json", "--nonblocking", "--pid", str(pid)]
         code, output, errors = _run(argv, patience)
         if code == 0:
@@ -110,13 +110,13 @@ def _explain_failure(errors: str, code: int) -> str:
     if "ermission" in errors:
         scope = read("sys", "kernel", "yama", "ptrace_scope").strip()
         if scope not in ("", "0"):
-            return "this node lets nobody look into another process (kernel.yama.ptrace_scope = {})".format(
+            return "this node does not let a process inspect another (kernel.yama.ptrace_scope = {})".format(
                 scope
             )
-        return "py-spy may not look into the process: permission denied"
+        return "py-spy may not inspect the process: permission denied"
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     last_line = lines[-1][:200] if lines else "no message"
-    return "py-spy gave no stack (exit code {}): {}".format(code, last_line)
+    return "py-spy returned no stack (exit code {}): {}".format(code, last_line)
 
 
 def _run(argv: List[str], patience: float) -> Tuple[int, str, str]:
@@ -132,7 +132,7 @@ def _run(argv: List[str], patience: float) -> Tuple[int, str, str]:
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
-        return 124, "", "it did not answer within {:.0f} s".format(patience)
+        return 124, "", "it did not end within {:.0f} s".format(patience)
     return process.returncode, output.decode("utf-8", "replace"), errors.decode("utf-8", "replace")
 
 
@@ -145,20 +145,23 @@ def catches(pid: int, number: int) -> bool:
 def by_signal(pid: int, until: float, file: Optional[str] = None) -> Tuple[List[Look], str]:
     """Return the threads as the program writes them on ``SIGNAL``, or the reason of a failure."""
     if not catches(pid, SIGNAL):
-        return [], "the program writes no stacks by itself (faulthandler.register(signal.SIGRTMAX - 4))"
+        return (
+            [],
+            "the program has no handler that writes its stacks (faulthandler.register(signal.SIGRTMAX - 4))",
+        )
     path = file if file and os.path.exists(file) else os.path.join(PROC, str(pid), "fd", "2")
     try:
         if not os.path.isfile(path):
-            return [], "the program's standard error is no file, so its stacks cannot be read back"
+            return [], "the program's standard error is not a file, so its stacks cannot be read"
         with open(path, "rb") as log:
             log.seek(0, os.SEEK_END)
             os.kill(pid, SIGNAL)
             written = _read_until_quiet(log, min(until, time.monotonic() + 3))
     except OSError as error:
-        return [], "its stacks could not be read back: {}".format(error.strerror)
+        return [], "the stacks could not be read: {}".format(error.strerror)
     threads = list(_written_threads(written.decode("utf-8", "replace").splitlines()))
     if not threads:
-        return [], "it did not write its stacks when asked to (a stopped process cannot)"
+        return [], "the process did not write its stacks after the signal (a stopped process cannot)"
     threads[-1]["main"] = True  # faulthandler writes the newest thread first
     return threads[::-1], ""
 

@@ -130,7 +130,7 @@ def _describe_process(
     }
     seconds = _read_cpu_seconds(pid)
     if not seconds:
-        process["why"] = ["there is no process {} on this node any more".format(pid)]
+        process["why"] = ["process {} no longer exists on this node".format(pid)]
         return process
     fields = _read_stat(os.path.join(PROC, str(pid), "stat"))
     process["state"] = fields[1] if fields else ""

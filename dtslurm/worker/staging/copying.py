@@ -66,7 +66,9 @@ def _copy_file(source: str, draft: str, listed: Listed, progress: Progress) -> s
             progress.add(len(chunk))
         final_status = os.fstat(reader.fileno())
     if copied_bytes != size or int(final_status.st_mtime) != mtime:
-        raise Failed("{} changed while it was copied: submit again when it is at rest".format(origin))
+        raise Failed(
+            "{} changed while it was copied: submit again when the data no longer changes".format(origin)
+        )
     shutil.copymode(origin, target)
     os.chmod(target, (os.stat(target).st_mode | 0o600) & ~0o022)
     os.utime(target, (mtime, mtime))
@@ -152,7 +154,7 @@ def unpack(archive: str, draft: str, progress: Progress, wanted: str = "") -> st
     if process.returncode != 0:
         raise Failed("tar could not unpack {}: {}".format(archive, error_text))
     if wanted and digest.hexdigest() != wanted:
-        raise Failed("{} is not what was packed: its SHA-256 differs".format(archive))
+        raise Failed("the SHA-256 of {} differs from that of the packed data".format(archive))
     return digest.hexdigest()
 
 
@@ -171,7 +173,7 @@ def squashed(archive: str) -> int:
         )
     except OSError:
         raise Failed(
-            "unsquashfs (squashfs-tools), which unpacks {}, is not on this node".format(archive)
+            "unsquashfs (squashfs-tools), which unpacks {}, is not installed on this node".format(archive)
         ) from None
     if listing.returncode != 0:
         error_text = listing.stderr.decode("utf-8", "replace").strip()

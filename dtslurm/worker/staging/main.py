@@ -70,7 +70,8 @@ class Staging:
             # The problem is not specific to some nodes.
             if self.nodes > 1 and all(survey["problems"] for survey in surveys):
                 problems = [
-                    "on all {} nodes, as on {}".format(self.nodes, line) for line in surveys[0]["problems"]
+                    "on all {} nodes, for example {}".format(self.nodes, line)
+                    for line in surveys[0]["problems"]
                 ]
             say("nothing was copied")
             raise Failed(*problems[:20])
@@ -166,7 +167,7 @@ class Staging:
             sbcast,
         )
         if item.method == "sbcast" and method != "sbcast" and lacking_ranks:
-            text = "{}: sbcast is not there, or does not suit these nodes and shares; method={} is taken"
+            text = "{}: sbcast is missing, or does not support these nodes and shares; method={} is used"
             say(text.format(item.source, method))
         packed = None
         if method in ("pack", "sbcast") and lacking_ranks:
@@ -203,7 +204,7 @@ class Staging:
         try:
             digest = digest_of(path) if is_single_file else copying.pack(item.source, files, path)
         except (OSError, Failed) as error:
-            say("{}; it is copied file by file".format(error))
+            say("{}; the data is copied file by file".format(error))
             return "copy", None
         if method == "sbcast":
             sent_path = node.ItemPaths(item, dict(os.environ)).sent
@@ -247,7 +248,7 @@ class Staging:
             if len(nodes_by_digest) > 1 and source.shares is None and source.item.method != "rsync":
                 deviating_nodes = min(nodes_by_digest.values(), key=len)
                 raise Failed(
-                    "{} was read otherwise on {}: its checksums differ".format(
+                    "{} was read differently on {}: the checksums differ".format(
                         name, ", ".join(deviating_nodes)
                     )
                 )
@@ -264,7 +265,7 @@ class Staging:
                     )
                 )
             else:
-                say("{} is on all nodes already, at {}".format(source.item.source, destination))
+                say("{} is already on all nodes, at {}".format(source.item.source, destination))
         remaining_s = remaining()
         event("staged", seconds=round(seconds, 3), bytes=total_bytes, left=remaining_s and round(remaining_s))
         say(
@@ -306,20 +307,20 @@ def ask(srun: List[str], verb: str, folder: str, nodes: int) -> List[Dict[str, A
         else:
             silent_ranks.append(rank)
     if len(silent_ranks) == nodes:
-        raise Failed("no node could be asked: srun ended with {}".format(process.returncode))
+        raise Failed("no node could be checked: srun ended with exit code {}".format(process.returncode))
     names = _node_names(folder)
     for rank in silent_ranks:
         node_label = names.get(rank, "node number {}".format(rank))
         phase = (
-            "before it had looked"
+            "before it had checked its disk"
             if verb == "look"
-            else "while it copied; what it has is not taken for whole"
+            else "while it copied the data; its incomplete copy is not used"
         )
         answers.append(
             {
                 "node": node_label,
                 "items": {},
-                "failed": ["{} ended without a word {}".format(node_label, phase)],
+                "failed": ["{} ended without an error message {}".format(node_label, phase)],
             }
         )
     return answers
@@ -430,6 +431,10 @@ def _exit_with_failure(lines: Sequence[str]) -> None:
         say("staging failed: {}".format(line))
     remaining_s = remaining()
     if remaining_s is not None and remaining_s < NEAR_S:
-        say("{} of the time limit were left: ask for more --time, or stage less".format(clock(remaining_s)))
+        say(
+            "only {} of the time limit were left: request more --time, or stage less data".format(
+                clock(remaining_s)
+            )
+        )
     event("staging_failed", problems=[str(line) for line in lines])
     sys.exit(FAILED)

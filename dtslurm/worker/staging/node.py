@@ -41,7 +41,7 @@ from .files import (
 from .request import Item, expand
 
 HEADROOM = 1.01
-THEIRS = "{} belongs to another user, or is a link; name another place, such as a folder of your own"
+THEIRS = "{} belongs to another user, or is a link; choose another path, such as a folder of your own"
 
 
 def name() -> str:
@@ -164,7 +164,7 @@ def look(items: Sequence[Tuple[Item, Sequence[Listed], str]], environ: Dict[str,
             text = "{}: {} do not fit on {}, where {} are free"
             problems.append(text.format(name(), human(size), folder_by_disk[disk], human(free)))
         elif disk_status.f_files and disk_status.f_favail < count:
-            text = "{}: {} files do not fit on {}, which takes {} more"
+            text = "{}: {} files do not fit on {}, which has room for {} more"
             problems.append(text.format(name(), count, folder_by_disk[disk], disk_status.f_favail))
     return {
         "node": name(),
@@ -187,20 +187,22 @@ def _find_problem(place: ItemPaths, folder: str, method: str) -> str:
     """Return why an item cannot be copied to this node, empty if it can."""
     kind = file_system(folder)
     if is_shared(kind):
-        return "{} is on {}, which all nodes share; name a place on the node's own disk".format(
+        return "{} is on {}, which all nodes share; choose a path on the node's local disk".format(
             place.to, kind
         )
     if place.theirs():
         return THEIRS.format(place.theirs())
     if place.foreign():
-        return "{} is there already and was not staged; remove it, or name another place".format(place.to)
+        return "{} already exists and was not staged; remove it, or choose another path".format(place.to)
     if not os.access(folder, os.W_OK | os.X_OK):
         return "{} cannot be written to".format(folder)
     if method in ("copy", "rsync", "unpack") and not os.path.exists(place.item.source):
-        return "there is no {} on this node; is its file system mounted there?".format(place.item.source)
+        return "{} does not exist on this node; check that its file system is mounted there".format(
+            place.item.source
+        )
     tool = {"rsync": "rsync", "unpack": "tar"}.get(method)
     if tool and shutil.which(tool) is None:
-        return "there is no {} on this node for method={}".format(tool, method)
+        return "{} is not installed on this node, but method={} needs it".format(tool, method)
     return ""
 
 
@@ -240,14 +242,14 @@ def bring(
                 "sha256": read_object(item_paths.manifest).get("sha256", ""),
             }
         if item_paths.foreign():
-            raise Failed("{} is there already and was not staged".format(item_paths.to))
+            raise Failed("{} already exists and was not staged".format(item_paths.to))
         _make_room(item_paths, files, method)
         try:
             digest = _make_draft(item_paths, files, method, packed, progress)
             draft_files = tree(item_paths.draft)
             unpacked = method == "unpack"
             if not unpacked and [listed[:2] for listed in draft_files] != [listed[:2] for listed in files]:
-                raise Failed("{} has not all of {}'s files".format(item_paths.draft, item.source))
+                raise Failed("{} lacks files of {}".format(item_paths.draft, item.source))
         except OSError as error:
             _clean_up_draft(item_paths, error)
             raise Failed("{}: {}".format(error.filename or item_paths.to, error.strerror)) from None
@@ -295,7 +297,7 @@ def _make_draft(
             os.utime(place.draft, (files[0][2], files[0][2]))
             digest: str = digest_of(place.draft)
             if digest != packed["sha256"]:
-                raise Failed("{} is not what was sent: its SHA-256 differs".format(place.draft))
+                raise Failed("the SHA-256 of {} differs from that of the sent data".format(place.draft))
             return digest
         digest = copying.unpack(archive, place.draft, progress, packed["sha256"])
         if method == "sbcast":

@@ -66,16 +66,18 @@ def parse(text: str, disk: str = "", out: bool = False) -> Item:
         to = to if colon else base
     else:
         if not source.startswith("/"):
-            raise ValueError("give the source by its full path on the cluster")
+            raise ValueError("give the absolute path of the source on the cluster")
         if not to and not disk:
-            raise ValueError("say where to, as SRC:DST: the profile names no local disk (local_disk.path)")
+            raise ValueError(
+                "add a destination, as in SRC:DST: the profile has no local disk (local_disk.path)"
+            )
         to = to or disk.rstrip("/") + "/" + (stem if unpack else base)
         if to.endswith("/"):
             to += stem if unpack else base
-        _check_path(to, "the place on the node")
+        _check_path(to, "the path on the node")
     name = options.get("name") or re.sub(r"\W+", "_", stem).strip("_").lower()
     if not re.match(r"[A-Za-z_]\w*$", name):
-        raise ValueError("give it a name, as in SRC:DST:name=data")
+        raise ValueError("add a name, as in SRC:DST:name=data")
     if options.get("shards") and unpack:
         raise ValueError("an archive that is unpacked has no shards; stage a folder of several archives")
     return Item(
@@ -118,7 +120,7 @@ def expand(path: str, environ: Dict[str, str]) -> str:
 
     expanded = _VARIABLE.sub(replacement, path)
     if not expanded.startswith("/"):
-        raise ValueError("{} is no full path there: {!r}".format(path, expanded))
+        raise ValueError("{} is not an absolute path there: {!r}".format(path, expanded))
     return os.path.normpath(expanded)
 
 

@@ -160,7 +160,7 @@ def gather(
         if summaries and not present:
             say("no node has {}".format(item.source))
         elif present:
-            text = "brought {} from {} of {} nodes to {}"
+            text = "copied {} from {} of {} nodes to {}"
             say(text.format(human(size), len(present), nodes, target_of(item)))
             artifacts.register_results(run_dir, target_of(item))
     if failed:

@@ -74,7 +74,7 @@ class AttemptMonitor:
         if not lease.holds(supervisor.run_dir, self.number):
             return {"cause": "stale"}
         if lease.stopped(supervisor.run_dir) and not supervisor.await_cancel():
-            return {"cause": "cancelled", "blame": "user", "summary": "there is a file 'stop'"}
+            return {"cause": "cancelled", "blame": "user", "summary": "the file 'stop' exists"}
         if supervisor.told is not None:
             return {}  # Slurm ends the ranks by itself; ranks that still save may finish
         if supervisor.limit_is_near():
@@ -82,7 +82,9 @@ class AttemptMonitor:
         self.beats.look()
         for name in self.agents.look():
             supervisor.ledger.event("agent_restarted", self.number, node=name)
-            supervisor.say("the agent on {} was silent and was restarted; its ranks go on".format(name))
+            supervisor.say(
+                "the agent on {} stopped its heartbeats and was restarted; its ranks continue".format(name)
+            )
         lost = self.agents.lost()
         lost_cause = supervisor.silent(lost, self.beats.silent_s, self.agents.words(lost)) if lost else {}
         if lost_cause:

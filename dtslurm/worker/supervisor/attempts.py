@@ -105,7 +105,9 @@ class Ledger:
         for event in self.events("attempt"):
             number = event.get("attempt")
             if isinstance(number, int) and number not in ended_attempts:
-                summary = "its job ended without a word: the first node was lost, or Slurm started it anew"
+                summary = (
+                    "the job ended without a record: the first node was lost, or Slurm started the job again"
+                )
                 values: Dict[str, Any] = {"summary": summary, "step": self.step_of(number)}
                 values["progressed"] = self.progressed(number)
                 self.event("attempt_ended", number, exit_code=None, cause="lost", blame="node", **values)

@@ -193,24 +193,24 @@ def decide(
     if len(reports) - len(bad) >= wanted or not bad:
         return Decision(
             "go",
-            "{} is left out".format(", ".join(names)) if names else "all nodes are fit",
+            "{} is excluded".format(", ".join(names)) if names else "all nodes passed the checks",
             names,
         )
     common_fault = _find_common_fault([*before, *reports])
     if common_fault:
-        text = "every node is bad by the same check, so it is not the node: {}: {}"
+        text = "every node failed the same check, so the nodes are not the cause: {}: {}"
         return Decision("stop", text.format(common_fault["check"], common_fault["evidence"]), [])
     found_again = sorted(set(names) & {report.node for report in before if not report.ok})
     if found_again:
-        text = "{} was found bad before, and this job got it again".format(", ".join(found_again))
+        text = "{} failed the checks before, and Slurm allocated it again".format(", ".join(found_again))
         return Decision("stop", text, names)
     if requeues >= REQUEUES:
         return Decision(
-            "stop", "bad nodes were left out {} times, and others are bad too".format(requeues), names
+            "stop", "bad nodes were excluded {} times, and other nodes are bad too".format(requeues), names
         )
     if not may_requeue:
-        return Decision("stop", "no other node is to be had", names)
-    return Decision("requeue", "no node is left to take the place of {}".format(", ".join(names)), names)
+        return Decision("stop", "no other node is available", names)
+    return Decision("requeue", "no node is left to replace {}".format(", ".join(names)), names)
 
 
 def _find_common_fault(reports: Sequence[Report]) -> Optional[Finding]:
@@ -320,8 +320,6 @@ def _run_preflight(supervisor: Any) -> HealthReport:
     )
     clock.close()
     if not report.findings and supervisor.told is None:
-        last_line = [word for word in report.words if word][-1:] or ["it told nothing"]
-        supervisor.say(
-            "health: the nodes could not be looked at, training begins all the same: " + last_line[0]
-        )
+        last_line = [word for word in report.words if word][-1:] or ["the nodes sent no answer"]
+        supervisor.say("health: the nodes could not be checked; training starts anyway: " + last_line[0])
     return report

@@ -118,10 +118,10 @@ class Supervisor:
         """Run attempts until one is the last; ``fit`` skips the preflight before the first."""
         while True:
             if lease.finished(self.run_dir, SERVER_S) or self._finish_for_lost_start():
-                self.say("training is done already; dtslurm requeue would start it once more")
+                self.say("training is already complete; to start it again, use dtslurm requeue")
                 return self._end(0)
             if lease.stopped(self.run_dir, SERVER_S):
-                self.say("there is a file 'stop' in the run directory: nothing is started")
+                self.say("the run directory contains the file 'stop': nothing is started")
                 return self._end(1)
             if not fit:
                 fit, code = True, health.before_training(self)
@@ -207,7 +207,7 @@ class Supervisor:
             why = monitor.until_the_end()
             if why or not pause or self.told is not None or not step.came_too_early():
                 break
-            self.say("Slurm is not done with the step before; again in {:.0f} s".format(pause))
+            self.say("Slurm has not ended the previous step yet; retrying in {:.0f} s".format(pause))
             time.sleep(pause)
         return self._end_step(step, monitor, why)
 
@@ -218,7 +218,7 @@ class Supervisor:
         """
         number, nodes = seen.number, seen.nodes
         if why.get("cause") == "stale":
-            self.say("attempt {} ends: a later one has taken over".format(number))
+            self.say("attempt {} ends: a later attempt has taken over".format(number))
             step.end(0.0)
             return None
         if why.get("end"):
@@ -264,7 +264,7 @@ class Supervisor:
         findings = dict(why)
         ordered_to_end = self.told is not None or why.get("cause") == "time-limit"
         if code and not ordered_to_end and ranks.all_done(self.run_dir, number, self._world_size(nodes)):
-            self.say("every rank ended with 0, though Slurm lost its step (exit code {})".format(code))
+            self.say("every rank ended with 0, although Slurm lost the step (exit code {})".format(code))
             code = 0
         if code == 0:
             findings = {"cause": "done", "blame": "unknown", "summary": "every rank ended with 0"}
@@ -319,7 +319,7 @@ class Supervisor:
             return False
         self.ledger.event(
             "attempt_ended", number, exit_code=0, cause="done", blame="unknown",
-            summary="every rank ended with 0, though its job was ended before it could say so",
+            summary="every rank ended with 0, but the job ended before this was recorded",
         )  # fmt: skip
         lease.finish(self.run_dir, number, FULL_S)
         return True
@@ -330,7 +330,7 @@ class Supervisor:
         if external_cause:
             return external_cause
         if code == WANTS_REQUEUE:
-            return {"cause": "checkpointed", "summary": "it saved and ended with 85"}
+            return {"cause": "checkpointed", "summary": "the ranks saved a checkpoint and ended with 85"}
         findings = verdict.verdict_on(
             self.top, self.run_dir, number, self._world_size(nodes), code, [self.asked.python]
         )
@@ -357,7 +357,7 @@ class Supervisor:
             silent_nodes = []
         if silent_nodes:
             self.lost += [name for name in silent_nodes if name not in self.lost]
-            text = "node {} went away without a word".format(", ".join(silent_nodes))
+            text = "node {} ended without a final heartbeat".format(", ".join(silent_nodes))
             findings.update(cause="node-failure", blame="node", node=silent_nodes[0], summary=text)
         return findings
 
@@ -384,8 +384,8 @@ class Supervisor:
         if not states:
             return {}
         self.lost += [name] if name not in self.lost else []
-        text = "node {} gave no sign of life for {:.0f} s, and Slurm (which says {}) started nothing on it{}"
-        text = text.format(name, seconds, states.get(name, "nothing of it"), ": " + words if words else "")
+        text = "node {} wrote no heartbeat for {:.0f} s, and Slurm (node state: {}) started no step on it{}"
+        text = text.format(name, seconds, states.get(name, "unknown"), ": " + words if words else "")
         return {"cause": "node-failure", "blame": "node", "node": name, "summary": text}
 
     def _nodes_without_farewell(self, beats: Heartbeats) -> List[str]:
@@ -404,7 +404,7 @@ class Supervisor:
             over: Slurm has refused a further step. At preemption Slurm sends TERM to the ranks alone.
         """
         if lease.stopped(self.run_dir):
-            return {"cause": "cancelled", "blame": "user", "summary": "there is a file 'stop'"}
+            return {"cause": "cancelled", "blame": "user", "summary": "the file 'stop' exists"}
         ordered_to_end = over or self.told is not None
         job = slurm.show_job() if ordered_to_end or code in (143, WANTS_REQUEUE) else {}
         self.limit_at = slurm.limit_of(job) or self.limit_at
@@ -415,7 +415,7 @@ class Supervisor:
             return {
                 "cause": "preempted",
                 "blame": "site",
-                "summary": "a job of higher priority took the nodes",
+                "summary": "a job of higher priority preempted this job",
             }
         if code == WANTS_REQUEUE:
             return {}
@@ -423,7 +423,7 @@ class Supervisor:
         if state == "TIMEOUT" or (ordered_to_end and limit_is_close):
             return {"cause": "time-limit", "blame": "user", "summary": "the job's time limit was reached"}
         if self.told is not None:
-            return {"cause": "preempted", "blame": "site", "summary": "the job was told to end"}
+            return {"cause": "preempted", "blame": "site", "summary": "the job received TERM"}
         return {}
 
     # ---- decisions after an attempt ----
@@ -494,7 +494,7 @@ class Supervisor:
                 "onward", attempt, by=method or self.asked.go_on_by, done=continues, words=message
             )
             if not continues:
-                self.say("it could not be queued again: {}".format(message))
+                self.say("the job could not be requeued: {}".format(message))
             elif message:
                 self.say(message)
             if method != "requeue" or self._await_own_end(attempt, asked_at):
@@ -512,7 +512,7 @@ class Supervisor:
             if time.monotonic() > next_check:
                 next_check += ASK_AGAIN_S
                 if slurm.forgotten(slurm.show_job()):
-                    self.say("Slurm has forgotten the new start: it is asked again")
+                    self.say("Slurm lost the request for a new start; the request is repeated")
                     return False
         return True
 

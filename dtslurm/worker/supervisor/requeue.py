@@ -31,7 +31,9 @@ def continue_job(
     messages = [message] if message else []
     if excluded:
         updated, exclusion_note = slurm.exclude(excluded)
-        messages += [] if updated else ["it may get {} again: {}".format(",".join(excluded), exclusion_note)]
+        messages += (
+            [] if updated else ["Slurm may allocate {} again: {}".format(",".join(excluded), exclusion_note)]
+        )
         messages += [exclusion_note] if updated and exclusion_note else []
     messages += _start_soon() if asked.start_now else _describe_delay()
     return "requeue", "; ".join(messages)
@@ -41,8 +43,8 @@ def _start_soon() -> List[str]:
     start = "StartTime=now+{}".format(SOON_S)
     code, text = slurm.call(["scontrol", "update", "JobId=" + slurm.own_id(), start])
     if code:
-        return ["it cannot start at once: {}".format(text)]
-    return ["Slurm lets it start in {} s".format(SOON_S)]
+        return ["the job cannot start at once: {}".format(text)]
+    return ["Slurm starts the job in {} s".format(SOON_S)]
 
 
 def _describe_delay() -> List[str]:
@@ -54,7 +56,9 @@ def _describe_delay() -> List[str]:
         return []
     update_command = "scontrol update JobId={} StartTime=now".format(slurm.own_id())
     return [
-        "Slurm holds it back for {:.0f} s; who owns it may shorten that: {}".format(delay_s, update_command)
+        "Slurm delays the job for {:.0f} s; its owner can shorten the delay with: {}".format(
+            delay_s, update_command
+        )
     ]
 
 
@@ -62,7 +66,7 @@ def _submit_successor(
     asked: Any, run_dir: str, excluded: Sequence[str], until: float, limit_at: Optional[float]
 ) -> Tuple[str, str]:
     if os.environ.get("SLURM_ARRAY_TASK_ID"):
-        return "", "a task of an array gets no successor; submit it again by hand"
+        return "", "an array task cannot have a successor job; submit the task again"
     starts_anew, text, job_fields = slurm.new_start(until, limit_at)
     if starts_anew is not None:
         return ("requeue" if starts_anew else ""), text
@@ -81,5 +85,5 @@ def _submit_successor(
     claim_link = os.path.join(run_dir, ".claim." + job_id)
     os.symlink("job-" + job_id, claim_link)
     os.replace(claim_link, os.path.join(run_dir, "claim"))
-    text = "job {} goes on when this one has ended".format(job_id)
+    text = "job {} continues after the end of this job".format(job_id)
     return kind, "; ".join([text, exclusion_note] if exclusion_note else [text])

@@ -98,9 +98,9 @@ def decide(ended: AttemptEnd, history: Sequence[AttemptEnd], means: RecoveryOpti
     """Return the action after an attempt; ``history`` holds the earlier attempts, oldest first."""
     kind = kind_of(ended)
     if kind == "over":
-        return Decision("stop", "training is done" if ended.cause == "done" else "it was cancelled")
+        return Decision("stop", "training is done" if ended.cause == "done" else "the run was cancelled")
     if kind == "hopeless":
-        return Decision("stop", _with_advice("it would only happen again", ended))
+        return Decision("stop", _with_advice("the same failure would occur again", ended))
     loop_reason = _explain_loop(ended, history)
     if loop_reason:
         return Decision("stop", loop_reason, exit_code=IN_CIRCLES)
@@ -121,13 +121,13 @@ def _restart(kind: str, ended: AttemptEnd, history: Sequence[AttemptEnd], means:
     exclude = _bad_node(kind, ended, history)
     remaining = [node for node in means.healthy if node not in exclude]
     if exclude and 0 < means.least <= len(remaining) < means.wanted:
-        reason = "no node is left to take the place of {}; it goes on with {} of {} nodes".format(
+        reason = "no node is left to replace {}; training continues on {} of {} nodes".format(
             ", ".join(exclude), len(remaining), means.wanted
         )
         return Decision("shrink", reason, exclude)
     if exclude and len(remaining) < means.wanted:
         if means.requeue:
-            reason = "no node is left to take the place of {}".format(", ".join(exclude))
+            reason = "no node is left to replace {}".format(", ".join(exclude))
             return Decision("requeue", reason, exclude)
         exclude = []  # no other node is available: restart on the same nodes
     return Decision(
@@ -137,12 +137,17 @@ def _restart(kind: str, ended: AttemptEnd, history: Sequence[AttemptEnd], means:
 
 def _continue_run(ended: AttemptEnd, means: RecoveryOptions) -> Decision:
     if ended.cause == "time-limit" and means.total_left is None:
-        return Decision("stop", "the time limit was reached; --total-time DURATION goes on after it")
+        return Decision("stop", "the time limit was reached; --total-time DURATION continues after it")
     if means.total_left is not None and means.total_left < SHORTEST_SPELL_S:
-        return Decision("stop", "the total time asked for is over")
+        return Decision("stop", "the requested total time is over")
     if not means.requeue:
-        return Decision("stop", "it should go on, but this site lets no job be requeued; submit it again")
-    reasons = {"checkpointed": "it saved and wants to go on", "preempted": "it was preempted"}
+        return Decision(
+            "stop", "the run should continue, but this cluster does not requeue jobs; submit it again"
+        )
+    reasons = {
+        "checkpointed": "the ranks saved a checkpoint and requested a requeue",
+        "preempted": "the job was preempted",
+    }
     return Decision("requeue", reasons.get(ended.cause, "the time limit was reached"))
 
 
@@ -170,7 +175,7 @@ def _explain_loop(ended: AttemptEnd, history: Sequence[AttemptEnd]) -> str:
             break
     if attempts_without_progress < WITHOUT_PROGRESS:
         return ""
-    return "{} attempts in a row came no further than those before".format(attempts_without_progress)
+    return "{} consecutive attempts made no progress".format(attempts_without_progress)
 
 
 def _backoff(kind: str, ended: AttemptEnd, history: Sequence[AttemptEnd]) -> float:
@@ -188,10 +193,10 @@ def _backoff(kind: str, ended: AttemptEnd, history: Sequence[AttemptEnd]) -> flo
 def _explain_restart(kind: str, ended: AttemptEnd, exclude: Sequence[str]) -> str:
     if exclude:
         suffix = " again" if kind == "suspected" else ""
-        return "{} was at fault{}; it is left out".format(", ".join(exclude), suffix)
+        return "{} caused the failure{}; it is excluded".format(", ".join(exclude), suffix)
     if kind == "suspected" and ended.node:
-        return "it may have been {}; if it happens again, that node is left out".format(ended.node)
-    return "it may not happen again"
+        return "{} may be the cause; it is excluded if the failure occurs again".format(ended.node)
+    return "the failure may not occur again"
 
 
 def _with_advice(text: str, ended: AttemptEnd) -> str:

@@ -155,9 +155,9 @@ def new_start(until: float, limit_at: Optional[float]) -> Tuple[Optional[bool], 
     while True:
         job, text = _request_job()
         if cancelled(job, limit_at):
-            return False, "the job was cancelled, and a new start would bring it back", job
+            return False, "the job was cancelled, so it is not requeued", job
         if started_anew(job):
-            return True, "Slurm had queued it again", job
+            return True, "Slurm had already requeued the job", job
         if job:
             return None, "", job
         if refused(text) or now() + pause > until:
@@ -193,7 +193,7 @@ def requeue(until: float, limit_at: Optional[float] = None) -> Tuple[bool, str]:
         if code == 0:
             return True, ""
         if "pending execution" in text:
-            return True, "Slurm had queued it again"
+            return True, "Slurm had already requeued the job"
         if refused(text) or now() + pause > until:
             return False, text
         time.sleep(pause)
@@ -325,13 +325,11 @@ def exclusion(job: Mapping[str, str], nodes: Sequence[str]) -> Tuple[Optional[Li
             added.insert(0, name)
     remaining = [name for name in nodes if name not in added]
     reason = (
-        "it requires {}".format(required)
+        "the job requires {}".format(required)
         if set(remaining) & set(fixed)
-        else "it needs {} of {} nodes".format(needed, len(usable - set(excluded)))
+        else "the job needs {} of {} nodes".format(needed, len(usable - set(excluded)))
     )
-    return excluded + added, "{} stays with the job: {}".format(
-        ",".join(remaining), reason
-    ) if remaining else ""
+    return excluded + added, "{} is not excluded: {}".format(",".join(remaining), reason) if remaining else ""
 
 
 def fitting_nodes(job: Mapping[str, str]) -> Set[str]:

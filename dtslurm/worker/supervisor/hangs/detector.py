@@ -38,7 +38,7 @@ def find_differing_rank(ranks: Dict[int, Dict[str, Any]]) -> Optional[Tuple[int,
             groups.setdefault(place_of(process), []).append(rank)
     sorted_groups = sorted(groups.items(), key=lambda item: len(item[1]))
     if len(sorted_groups) > 1 and len(sorted_groups[0][1]) == 1 and len(sorted_groups[1][1]) > 1:
-        return sorted_groups[0][1][0], "it is in {}, others in {}".format(
+        return sorted_groups[0][1][0], "it is in {}, the others are in {}".format(
             sorted_groups[0][0], sorted_groups[-1][0]
         )
     return None
@@ -170,11 +170,11 @@ class HangDetector:
 
     def hang(self, ranks: Dict[int, Dict[str, Any]], now: float) -> Hang:
         """Return a hang with its description, from the last known state of the ranks' processes."""
-        text = "all ranks wrote nothing for {:.0f} s".format(now - self.since)
+        text = "no rank wrote output for {:.0f} s".format(now - self.since)
         if self.idle:
-            text += " and computed nothing"
+            text += ", and no rank computed"
         elif self.pictures.alike >= PICTURES:
-            text += " and stand still"
+            text += ", and the stacks did not change"
         if self.timeout_s is None and self.learned():
             text += " (the longest pause before: {:.0f} s)".format(self.longest)
         odd_rank = find_differing_rank(ranks)
@@ -183,7 +183,10 @@ class HangDetector:
         rank, why = odd_rank
         node = ranks[rank].get("node")
         return Hang(
-            self.since, rank, node, "{}; rank {} on {} is the odd one: {}".format(text, rank, node, why)
+            self.since,
+            rank,
+            node,
+            "{}; rank {} on {} differs from the others: {}".format(text, rank, node, why),
         )
 
 
