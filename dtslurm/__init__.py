@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dtslurm.api import Cluster, Job, submit
     from dtslurm.executor import DtslurmExecutor as Executor
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.2.0.dev0"
 __all__ = ["Cluster", "Executor", "Job", "__version__", "submit"]
 
 _PUBLIC_NAMES = {
