@@ -26,25 +26,24 @@ def keyring(monkeypatch: pytest.MonkeyPatch, values: dict[tuple[str, str], str])
 
 def test_the_environment_is_asked_before_the_keyring(monkeypatch: pytest.MonkeyPatch) -> None:
     keyring(monkeypatch, {("dtslurm", "HF_TOKEN"): "kept", ("dtslurm", "WANDB_API_KEY"): "also kept"})
-    problems: list[str] = []
-    found = secrets_of(Context(env={"HF_TOKEN": "here"}), ["HF_TOKEN", "WANDB_API_KEY"], problems)
-    assert found == {"HF_TOKEN": "here", "WANDB_API_KEY": "also kept"}
-    assert problems == []
+    checked = secrets_of(Context(env={"HF_TOKEN": "here"}), ["HF_TOKEN", "WANDB_API_KEY"])
+    assert checked.value == {"HF_TOKEN": "here", "WANDB_API_KEY": "also kept"}
+    assert checked.problems == ()
 
 
 def test_what_is_wrong_is_told_without_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     keyring(monkeypatch, {})
-    problems: list[str] = []
     absent = "--secret {name}: neither your environment nor the keyring has a value of this name "
     absent += "(keyring set dtslurm {name})"
     env = {"NUL": "a\0hush", "EMPTY": ""}
-    assert secrets_of(Context(env=env), ["TOKEN=hush", "A-B", "NOWHERE", "NUL", "EMPTY"], problems) == {}
-    assert problems == [
+    checked = secrets_of(Context(env=env), ["TOKEN=hush", "A-B", "NOWHERE", "NUL", "EMPTY"])
+    assert checked.value == {}
+    assert list(checked.problems) == [
         absent.format(name="NOWHERE"),
         "--secret NUL: the value contains a NUL byte",
         absent.format(name="EMPTY"),
     ]
-    assert "hush" not in "".join(problems)
+    assert "hush" not in "".join(checked.problems)
 
 
 def test_what_is_wrong_with_a_name_is_told_without_a_value() -> None:
@@ -67,9 +66,9 @@ def test_a_keyring_that_is_locked_is_none(monkeypatch: pytest.MonkeyPatch) -> No
         raise RuntimeError("no backend")
 
     monkeypatch.setitem(sys.modules, "keyring", SimpleNamespace(get_password=locked))
-    problems: list[str] = []
-    assert secrets_of(Context(env={}), ["TOKEN"], problems) == {}
-    assert len(problems) == 1
+    checked = secrets_of(Context(env={}), ["TOKEN"])
+    assert checked.value == {}
+    assert len(checked.problems) == 1
 
 
 def test_the_file_gives_a_shell_the_very_bytes(tmp_path: Path) -> None:

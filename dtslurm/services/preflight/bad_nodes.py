@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtslurm.errors import DtslurmError, StoreError
 from dtslurm.model import nodes
+from dtslurm.model.checked import Checked
 from dtslurm.model.jobs.destination import destination
 from dtslurm.model.jobs.job import JobRecord, Resources, TaskLayout
 from dtslurm.model.nodes import ListedNode, NodeNote
@@ -279,9 +280,8 @@ def exclude_bad_nodes(
     request: JobRequest,
     resources: Resources,
     layout: TaskLayout | None,
-    remarks: list[str],
-) -> Resources:
-    """Return the resources to request without bad nodes; append messages about these to ``remarks``.
+) -> Checked[Resources]:
+    """Return the resources to request without bad nodes, and messages about these nodes.
 
     Args:
         context: the environment and the clock.
@@ -289,13 +289,11 @@ def exclude_bad_nodes(
         request: the submission.
         resources: the resources before the exclusion.
         layout: the job's nodes and ranks; None if no node is to be excluded.
-        remarks: the list to append to.
     """
     if layout is None:
-        return resources
+        return Checked(resources)
     exclusion = choose_exclusion(context, cluster, request, resources, layout)
-    remarks += exclusion.notices
-    return replace(resources, exclude=exclusion.exclude)
+    return Checked(replace(resources, exclude=exclusion.exclude), notices=tuple(exclusion.notices))
 
 
 def choose_exclusion(

@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from dtslurm.container import registry
 from dtslurm.container.base import FOLDER, ContainerOptions, Runtime, mount_problems
 from dtslurm.errors import RequestInvalid, TransportError
+from dtslurm.model.checked import Checked
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.jobs.job import JobSpec, Submission, TaskLayout
 from dtslurm.model.paths import expanded
@@ -23,43 +24,38 @@ def runtime_for(
     spec: JobSpec,
     profile: ClusterProfile,
     layout: TaskLayout | None,
-    problems: list[str],
     *,
     here: bool,
-) -> Runtime | None:
-    """Return the runtime of the job's container, None without a container; append to ``problems``.
+) -> Checked[Runtime | None]:
+    """Return the runtime of the job's container, None without a container.
 
     Args:
         context: the working directory and the environment.
         spec: the job.
         profile: names the runtime.
         layout: the job's nodes and ranks; None if unknown.
-        problems: the list to append to.
         here: the job is submitted on this machine, so files and programs can be checked.
     """
     if spec.container is None:
-        if spec.container_mounts:
-            problems.append("--container-mount needs --container IMAGE")
-        return None
+        return Checked(None, ("--container-mount needs --container IMAGE",) if spec.container_mounts else ())
     if profile.container.runtime == "none":
-        problems.append(
+        problem = (
             f"--container: the profile of {profile.name} has no container runtime; set "
             "container.runtime in it (pyxis, apptainer, ...)"
         )
-        return None
+        return Checked(None, (problem,))
     try:
         runtime = registry.load(profile.container.runtime)
     except RequestInvalid as error:
-        problems += error.problems
-        return None
-    problems += mount_problems(spec.container_mounts)
+        return Checked(None, tuple(error.problems))
+    problems = [*mount_problems(spec.container_mounts)]
     entry = container_entry(spec, profile, layout) if layout else None
     if entry is not None:
         problems += runtime.check(entry)
         if here:
             problems += _check_files(entry, spec)
             problems += _check_program(context, runtime, profile)
-    return runtime
+    return Checked(runtime, tuple(problems))
 
 
 def unpulled(submission: Submission, cluster: ActiveCluster) -> Iterator[tuple[str, str, str]]:

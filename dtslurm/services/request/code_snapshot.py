@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dtslurm.errors import DtslurmError
+from dtslurm.model.checked import Checked
 from dtslurm.model.jobs.job import JobSpec
 from dtslurm.model.values import dataclass
 from dtslurm.render.script import RunPlace
@@ -45,16 +46,14 @@ def code_of(
     cluster: ActiveCluster,
     request: JobRequest,
     where: RunPlace,
-    problems: list[str],
-    notices: list[str],
-) -> Code | None:
+) -> Checked[Code | None]:
     """Return the snapshot to run from; None if the job runs in a folder as it is when the job starts.
 
     On this machine a job runs in the user's folder, as with ``sbatch``, unless a snapshot is requested.
     """
     requested = bool(request.snapshot or request.code_include or request.code_exclude)
     if request.chdir is not None or request.snapshot is False or not (cluster.remote or requested):
-        return None
+        return Checked(None)
     try:
         snapshot = take(
             context.transport,
@@ -64,17 +63,17 @@ def code_of(
             hash_cache=hash_cache(context),
         )
     except DtslurmError as error:
-        problems.append(error.message)
-        return None
-    problems += snapshot.problems
+        return Checked(None, (error.message,))
     ignored = _find_ignored(context, snapshot)
+    notices: Sequence[str] = ()
     if cluster.remote:
-        notices += mention_notices(context.cwd, request, snapshot, ignored)
+        notices = mention_notices(context.cwd, request, snapshot, ignored)
     else:
         snapshot = replace(snapshot, files=(*snapshot.files, *_make_links(snapshot, ignored)))
     inside = str(snapshot.inside)
     work_dir = f"{where.directory}/code" + ("" if inside in {"", "."} else f"/{inside}")
-    return Code(snapshot, work_dir, tuple(snapshot.notices))
+    code = Code(snapshot, work_dir, tuple(snapshot.notices))
+    return Checked(code, tuple(snapshot.problems), tuple(notices))
 
 
 def _find_ignored(context: Context, snapshot: Snapshot) -> list[str]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from dtslurm.model.checked import Checked
 from dtslurm.model.jobs.variables import own_variable
 from dtslurm.model.shell import quote
 from dtslurm.services.wiring.context import Context
@@ -47,13 +48,13 @@ def name_problems(names: Sequence[str], shown: Mapping[str, str]) -> list[str]:
     return problems
 
 
-def secrets_of(context: Context, names: Sequence[str], problems: list[str]) -> dict[str, str]:
+def secrets_of(context: Context, names: Sequence[str]) -> Checked[dict[str, str]]:
     """Return the values of the secrets, from the environment, else from the user's keyring.
 
-    Problems with a value are appended to ``problems``, without the value. Invalid names are skipped;
-    `name_problems` reports them.
+    No message contains a value. Invalid names are skipped; `name_problems` reports them.
     """
     values: dict[str, str] = {}
+    problems = []
     for name in names:
         if not _NAME.fullmatch(name):
             continue
@@ -67,7 +68,7 @@ def secrets_of(context: Context, names: Sequence[str], problems: list[str]) -> d
             problems.append(f"--secret {name}: the value contains a NUL byte")
         else:
             values[name] = value
-    return values
+    return Checked(values, tuple(problems))
 
 
 def _read_keyring(name: str) -> str | None:

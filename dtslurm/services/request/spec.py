@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from dtslurm.launch.base import Launcher
+from dtslurm.model.checked import Checked, Messages
 from dtslurm.model.jobs.job import JobSpec, Resources
 from dtslurm.model.jobs.options import JobSettings, Placement
 from dtslurm.model.jobs.sbatch import shares_gpu, split_signal
 from dtslurm.model.paths import expanded
 from dtslurm.model.units import Memory, Walltime
+from dtslurm.model.values import dataclass
 from dtslurm.services.request import staging
 from dtslurm.services.request.code_snapshot import Code
 from dtslurm.services.request.launcher_detection import resumes_from_checkpoints
@@ -55,28 +57,49 @@ def launcher_options_of(request: JobRequest) -> dict[str, str | None]:
     return {name: value if equals else None for name, equals, value in parts}
 
 
-def resources_of(request: JobRequest, problems: list[str]) -> Resources:
-    """Return the resources to request from Slurm; append unreadable values to ``problems``."""
+@dataclass(frozen=True)
+class ParsedOptions:
+    """The options of a request that are written as sizes and times.
+
+    Attributes:
+        resources: the resources to request from Slurm.
+        hang_timeout: seconds; 0 for ``auto``, which measures the timeout, and -1 for ``off``.
+        total_time: the total training time over all attempts, in seconds.
+    """
+
+    resources: Resources
+    hang_timeout: int | None
+    total_time: int | None
+
+
+def parse_options(request: JobRequest) -> Checked[ParsedOptions]:
+    """Parse the sizes and times of a request; a value that cannot be parsed is None."""
+    messages = Messages()
     placement = {item.name: getattr(request, item.name) for item in fields(Placement)}
     if shares_gpu(request.sbatch):
         if request.gpus_per_node:
-            problems.append(
+            messages.problems.append(
                 "--gpus-per-node requests whole GPUs, and --gres requests a part of a GPU: give only one "
                 "of these options"
             )
         placement["gpus_per_node"] = 0
-    return Resources(
+    resources = Resources(
         **placement,
-        mem=_parse_option("--mem", request.mem, Memory.parse, problems),
-        time=_parse_option("--time", request.time, Walltime.parse, problems),
+        mem=messages.take(_parse_option("--mem", request.mem, Memory.parse)),
+        time=messages.take(_parse_option("--time", request.time, Walltime.parse)),
     )
+    hang_timeout = {"auto": 0, "off": -1}.get(request.hang_timeout or "")
+    if hang_timeout is None:
+        hang_timeout = messages.take(_parse_option("--hang-timeout", request.hang_timeout, _parse_seconds))
+    total_time = messages.take(_parse_option("--total-time", request.total_time, _parse_seconds))
+    return Checked(ParsedOptions(resources, hang_timeout, total_time), tuple(messages.problems))
 
 
 def spec_of(
     context: Context,
     cluster: ActiveCluster,
     request: JobRequest,
-    resources: Resources,
+    parsed: ParsedOptions,
     launcher: Launcher | None,
     code: Code | None,
     activate: str | None,
@@ -87,7 +110,7 @@ def spec_of(
         context: the working directory and the environment.
         cluster: where the job will run.
         request: the user's request.
-        resources: the resources to request from Slurm.
+        parsed: the sizes and times of the request.
         launcher: starts the ranks of each node; None without one.
         code: the snapshot to run from; None to run in a folder on the cluster.
         activate: the folder of the environment to activate on the cluster; None without one.
@@ -103,14 +126,14 @@ def spec_of(
         if cluster.remote
         else _local_python(context, request, activate),
         activate=activate,
-        resources=resources,
+        resources=parsed.resources,
         launcher=launcher.name if launcher else "",
         launcher_options=launcher_options_of(request),
         env=tuple(variables_of(context, request)),
         signal=request.signal or (launcher.early_signal if launcher else "USR2"),
         spare_nodes=request.spare_nodes or 0,
-        hang_timeout=hang_timeout(request.hang_timeout, []),
-        total_time=total_time(request.total_time, []),
+        hang_timeout=parsed.hang_timeout,
+        total_time=parsed.total_time,
         resumes=resumes_from_checkpoints(context, request),
         container=_absolute_image(context, request.container),
         fabric_check=bool(request.fabric_check),
@@ -123,43 +146,33 @@ def spec_of(
     )
 
 
-def with_signal_split(request: JobRequest, problems: list[str]) -> JobRequest:
+def with_signal_split(request: JobRequest) -> Checked[JobRequest]:
     """Return the request with sbatch's ``--signal B:USR1@300`` split into signal name and seconds."""
     if request.signal is None:
-        return request
+        return Checked(request)
     name, seconds = split_signal(request.signal)
-    if seconds is not None and request.signal_before not in {None, seconds}:
-        problems.append(
-            f"--signal {request.signal} and --signal-before {request.signal_before} contradict each other"
-        )
+    contradiction = (
+        f"--signal {request.signal} and --signal-before {request.signal_before} contradict each other"
+    )
+    is_contradictory = seconds is not None and request.signal_before not in {None, seconds}
     signal_before = request.signal_before if seconds is None else seconds
-    return replace(request, signal=name, signal_before=signal_before)
+    return Checked(
+        replace(request, signal=name, signal_before=signal_before),
+        (contradiction,) if is_contradictory else (),
+    )
 
 
-def hang_timeout(text: str | None, problems: list[str]) -> int | None:
-    """Return seconds; 0 for ``auto``, which measures the timeout, and -1 for ``off``."""
-    if text in {"auto", "off"}:
-        return 0 if text == "auto" else -1
-    walltime = _parse_option("--hang-timeout", text, Walltime.parse, problems)
-    return walltime.seconds if walltime else None
+def _parse_seconds(text: str) -> int:
+    return Walltime.parse(text).seconds
 
 
-def total_time(text: str | None, problems: list[str]) -> int | None:
-    """Return the total training time over all attempts, in seconds."""
-    walltime = _parse_option("--total-time", text, Walltime.parse, problems)
-    return walltime.seconds if walltime else None
-
-
-def _parse_option(
-    flag: str, text: str | None, parse: Callable[[str], _Parsed], problems: list[str]
-) -> _Parsed | None:
+def _parse_option(flag: str, text: str | None, parse: Callable[[str], _Parsed]) -> Checked[_Parsed | None]:
     if text is None:
-        return None
+        return Checked(None)
     try:
-        return parse(text)
+        return Checked(parse(text))
     except ValueError as error:
-        problems.append(f"{flag}: {error}")
-        return None
+        return Checked(None, (f"{flag}: {error}",))
 
 
 def _work_dir(context: Context, request: JobRequest, code: Code | None) -> str:

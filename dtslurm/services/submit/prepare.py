@@ -7,16 +7,17 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from dtslurm.checks import job_checks
 from dtslurm.config.job_file_detection import is_job_file
 from dtslurm.errors import ProfileNotFound, RequestInvalid
 from dtslurm.launch import registry
 from dtslurm.launch.base import Launcher
-from dtslurm.launch.detection.evidence import CONFIGURATIONS
 from dtslurm.launch.layout import Resolution, resolve
+from dtslurm.model.checked import Checked, Messages
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.jobs.job import JobSpec, Submission, TaskLayout
+from dtslurm.model.jobs.job import JobSpec, Resources, Submission, TaskLayout
 from dtslurm.model.paths import expanded
 from dtslurm.model.values import dataclass
 from dtslurm.render.script import RunPlace, render
@@ -30,11 +31,9 @@ from dtslurm.services.request.request import JobRequest
 from dtslurm.services.request.run_paths import choose_run_place, templates_of
 from dtslurm.services.request.secrets import holds_password, looks_secret, name_problems, secrets_of
 from dtslurm.services.request.spec import (
-    hang_timeout,
     name_of,
-    resources_of,
+    parse_options,
     spec_of,
-    total_time,
     unset_variables,
     variables_of,
     with_signal_split,
@@ -96,18 +95,23 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         ProfileNotFound, ProfileInvalid: the cluster profile is missing or invalid.
         RenderError: a template is invalid.
     """
-    problems: list[str] = []
-    original_request, request = request, with_signal_split(request.with_defaults(context.project), problems)
-    cluster = _find_cluster(context, request, problems, standalone)
-    early_notices = untrusted(context) + stands_in(context, cluster)
-    launcher_name = request.launcher or (cluster.profile.default_launcher if cluster else None)
-    launcher = _load_launcher(launcher_name, problems)
-    resources = resources_of(request, problems)
-    configs = launcher.configs if launcher is not None else CONFIGURATIONS if launcher_name == AUTO else ()
-    problems += _check_script(context, request, configs)
+    messages = Messages()
+    problems = messages.problems
+    original_request, request = (
+        request,
+        messages.take(with_signal_split(request.with_defaults(context.project))),
+    )
+    cluster = messages.take(_find_cluster(context, request, standalone=standalone))
+    messages.notices += untrusted(context) + stands_in(context, cluster)
+    if cluster is not None and not request.launcher:
+        request = replace(request, launcher=cluster.profile.default_launcher)
+    launcher = messages.take(_load_launcher(request.launcher))
+    parsed = messages.take(parse_options(request))
+    file_problems = _check_script_file(context, request)
+    problems += file_problems
     problems += _check_options(context, request, cluster, standalone=standalone)
     problems += name_problems(request.secrets, _plain_variables(context, request, cluster))
-    secret_values = secrets_of(context, request.secrets, problems) if not standalone else {}
+    secret_values = {} if standalone else messages.take(secrets_of(context, request.secrets))
     is_remote = cluster is not None and cluster.remote
     env = Environment() if is_remote else environment(context, request, cluster.profile if cluster else None)
     problems += env.problems
@@ -116,21 +120,20 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     run_place = choose_run_place(context, cluster, request, name_of(request), standalone=standalone)
     if is_remote and not standalone and not problems:
         _start_submission_worker(context, cluster, request)
-    code = code_of(context, cluster, request, run_place, problems, early_notices) if not standalone else None
+    code = None if standalone else messages.take(code_of(context, cluster, request, run_place))
 
     profile = cluster.profile
-    layout = resolve(resources, profile, one_process=launcher is not None and launcher.one_process)
-    advice: Sequence[str] = ()
-    if launcher is None and launcher_name in {None, AUTO}:
-        launcher, advice = suggested(context, request, layout, auto=launcher_name == AUTO)
-    if launcher is not None and launcher_name == AUTO:
-        layout = resolve(resources, profile, one_process=launcher.one_process)
-        problems += set(_check_script(context, request, launcher.configs)).difference(problems)
+    launcher, layout, advice = _choose_launcher(context, request, parsed.resources, profile, launcher)
+    if launcher is not None and not file_problems:
+        problems += _check_script_type(context, request, launcher.configs)
     problems += layout.problems
-    request = _with_script_in_job(context, cluster, request, code, run_place, problems)
+    request = messages.take(_with_script_in_job(context, cluster, request, code, run_place))
     valid_layout = None if standalone or problems else layout.layout
-    resources = exclude_bad_nodes(context, cluster, request, resources, valid_layout, early_notices)
-    spec = spec_of(context, cluster, request, resources, launcher, code, env.folder)
+    parsed = replace(
+        parsed,
+        resources=messages.take(exclude_bad_nodes(context, cluster, request, parsed.resources, valid_layout)),
+    )
+    spec = spec_of(context, cluster, request, parsed, launcher, code, env.folder)
     git = git_state(context, cluster, code, spec.work_dir) if not standalone else None
     spec = experiment_trackers.add_tracker_variables(
         request, spec, cluster, git, "" if standalone else run_place.token
@@ -138,12 +141,12 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     launcher = launcher.chosen(spec) if launcher is not None else None
     problems += staging.problems(request, spec, profile)
     problems += _find_conflicts(spec, profile, layout.layout, launcher, so_far=problems)
-    runtime = runtime_for(
-        context, spec, profile, layout.layout, problems, here=not standalone and not cluster.remote
+    runtime = messages.take(
+        runtime_for(context, spec, profile, layout.layout, here=not standalone and not cluster.remote)
     )
     if problems or layout.layout is None or launcher is None:
         raise RequestInvalid(problems)
-    if launcher_name not in {None, AUTO}:
+    if request.launcher not in {None, AUTO}:
         advice = cautions(context, request, layout.layout, launcher)
 
     submission = render(
@@ -156,7 +159,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         runtime=runtime,
     )
     notices = (
-        *(*advice, *env.notices, *layout.notices, *early_notices, *(code.notices if code else ())),
+        *(*advice, *env.notices, *layout.notices, *messages.notices, *(code.notices if code else ())),
         *launcher.notices(spec),
         *job_checks.lead_notices(request.signal, request.signal_before, layout.layout.time),
     )
@@ -259,32 +262,55 @@ def _run_preflight(context: Context, submission: Submission, cluster: ActiveClus
 
 
 def _find_cluster(
-    context: Context, request: JobRequest, problems: list[str], standalone: bool
-) -> ActiveCluster | None:
+    context: Context, request: JobRequest, *, standalone: bool
+) -> Checked[ActiveCluster | None]:
     """Return the cluster, with live values from Slurm unless the profile alone is sufficient."""
     try:
         cluster = context.cluster(request.cluster, request.transport)
         is_static = standalone or request.no_check
         if is_static and cluster.profile.scheduler == "slurm" and cluster.profile.node_types:
-            return cluster
-        return context.live_cluster(request.cluster, request.transport)
+            return Checked(cluster)
+        return Checked(context.live_cluster(request.cluster, request.transport))
     except ProfileNotFound as error:
-        problems += [f"{problem} ({error.hint})" for problem in error.problems]
-        return None
+        return Checked(None, tuple(f"{problem} ({error.hint})" for problem in error.problems))
 
 
-def _load_launcher(name: str | None, problems: list[str]) -> Launcher | None:
+def _load_launcher(name: str | None) -> Checked[Launcher | None]:
     if name is None or name == AUTO:
-        return None
+        return Checked(None)
     try:
-        return registry.load(name)
+        return Checked(registry.load(name))
     except RequestInvalid as error:
-        problems += error.problems
-        return None
+        return Checked(None, tuple(error.problems))
 
 
-def _check_script(context: Context, request: JobRequest, configs: tuple[str, ...]) -> list[str]:
-    """Return the reasons why the training script cannot run."""
+class _LauncherChoice(NamedTuple):
+    """The launcher of a request, None if the named one does not exist, and messages about the choice."""
+
+    launcher: Launcher | None
+    layout: Resolution
+    advice: Sequence[str]
+
+
+def _choose_launcher(
+    context: Context,
+    request: JobRequest,
+    resources: Resources,
+    profile: ClusterProfile,
+    launcher: Launcher | None,
+) -> _LauncherChoice:
+    """Return the named launcher with the layout of its ranks; detect a launcher if none is named."""
+    layout = resolve(resources, profile, one_process=launcher is not None and launcher.one_process)
+    if launcher is not None or request.launcher not in {None, AUTO}:
+        return _LauncherChoice(launcher, layout, ())
+    detected, advice = suggested(context, request, layout, auto=request.launcher == AUTO)
+    if request.launcher == AUTO:
+        layout = resolve(resources, profile, one_process=detected.one_process)
+    return _LauncherChoice(detected, layout, advice)
+
+
+def _check_script_file(context: Context, request: JobRequest) -> list[str]:
+    """Return the reason why the training script cannot be read."""
     script_path, script_name = context.cwd / request.script, request.script
     if not script_name:
         return ["the name of the script is empty"]
@@ -300,6 +326,14 @@ def _check_script(context: Context, request: JobRequest, configs: tuple[str, ...
         ]
     if not os.access(script_path, os.R_OK):
         return [f"{script_name} cannot be read: permission denied"]
+    return []
+
+
+def _check_script_type(context: Context, request: JobRequest, configs: tuple[str, ...]) -> list[str]:
+    """Return the reason why the launcher, which also starts from ``configs`` files, cannot run the script."""
+    script_path, script_name = context.cwd / request.script, request.script
+    if request.module or script_name in request.payload:
+        return []
     if script_path.suffix in {".yaml", ".yml"} and script_path.suffix not in configs:
         return [_explain_yaml_file(script_path, script_name)]
     if script_path.suffix not in {".py", *configs} and not os.access(script_path, os.X_OK):
@@ -323,14 +357,13 @@ def _with_script_in_job(
     request: JobRequest,
     code: Code | None,
     where: RunPlace,
-    problems: list[str],
-) -> JobRequest:
+) -> Checked[JobRequest]:
     """Return the request with the script's path in the job, which sees only the snapshot."""
     if request.script in request.payload:
-        return replace(request, script=f"{where.directory}/{request.script}")
+        return Checked(replace(request, script=f"{where.directory}/{request.script}"))
     if code is None or not cluster.remote or request.module:
-        return request
-    script = request.script
+        return Checked(request)
+    script, problems = request.script, []
     path = context.cwd.resolve() / expanded(script)
     if not code.snapshot.problems and path.is_file() and not code.snapshot.holds(path):
         problems.append(
@@ -338,8 +371,8 @@ def _with_script_in_job(
             "include it with --code-include, or give --chdir and a path on the cluster"
         )
     if script.startswith("/"):
-        return replace(request, script=os.path.relpath(path, context.cwd.resolve()))
-    return request
+        request = replace(request, script=os.path.relpath(path, context.cwd.resolve()))
+    return Checked(request, tuple(problems))
 
 
 def _suggest_script(path: Path) -> str:
@@ -369,8 +402,6 @@ def _check_options(
         problems.append(
             "--once has an empty key (is a variable unset?), and each request would create a job; give a key"
         )
-    hang_timeout(request.hang_timeout, problems)
-    total_time(request.total_time, problems)
     problems += [f"--tracking {text!r}: write key=value" for text in request.tracking if "=" not in text]
     problems += experiment_trackers.problems(request)
     if request.template is not None and not (context.cwd / request.template).is_file():
