@@ -241,7 +241,7 @@ def test_a_node_that_lacks_the_source_is_named(cli: Cli, lab: SlurmLab, data: Pa
     job = submit(cli, "--no-check", "--stage", f"{source}:{local}/data:method=copy", "train.py")
     assert state(cli, job)[1] == 88
     told = said(cli, job)
-    assert f"n3: there is no {source} on this node" in told
+    assert f"n3: {source} does not exist on this node" in told
     assert "n1:" not in told
     assert not (lab.root / "disks/n1/data").exists()
 
