@@ -26,7 +26,6 @@ from tests.lab.cluster import SlurmLab
 
 ROUNDS = 7
 TIMEOUT_S = 120.0
-SETTLE_S = 1.0  # `dtslurm submit` takes time before it calls sbatch, so the node of a bare job could be busy
 BARE = "bare script"
 TRAIN = """\
 import json, os, sys, time
@@ -99,7 +98,7 @@ def main() -> None:
         step_times: dict[str, list[float]] = {method: [] for method in methods}
         failed: dict[str, str] = {}
         for number in range(ROUNDS + 1):  # the first round warms up the page cache
-            # A job that follows a job of another kind may start later or earlier, so the order changes.
+            # The order changes, because the job before can influence when a job starts.
             rotation = number % len(methods)
             names = [*methods][rotation:] + [*methods][:rotation]
             for method in names:
@@ -113,7 +112,6 @@ def main() -> None:
                     start_times[method].append(start_time)
                     step_times[method].append(step_time)
                 lab.wait_idle()
-                time.sleep(SETTLE_S)
     print_charts(
         [
             compare_rounds("From sbatch to the first training step", "s", BARE, start_times, failed),

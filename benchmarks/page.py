@@ -119,7 +119,7 @@ def _missed_targets(sections: Mapping[str, Sequence[Measurement]]) -> Iterator[s
 
 
 def _benchmarks(results: Results) -> Iterator[str]:
-    yield "\n## Benchmarks\n"
+    yield "\n## Results by benchmark\n"
     for name, result in results.items():
         conditions = f"{result['date']}, commit {result['commit']}, duration {result['seconds']} s"
         if "load" in result:
