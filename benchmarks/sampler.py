@@ -27,12 +27,17 @@ from dtslurm.worker.telemetry import telemetry
 
 SECONDS, RANKS, NODES = 60.0, 10_000, 1_250
 PEER = """\
-import json, os, time, psutil while True: sample = {"cpu": psutil.cpu_percent(), "memory":
-psutil.virtual_memory()._asdict()} sample["load"] = os.getloadavg() sample["nics"] = {name: counters._asdict()
-for name, counters in psutil.net_io_counters(pernic=True).items()} sample["disks"] =
-[psutil.disk_usage(path)._asdict() for path in ("/tmp", "/dev/shm", os.getcwd())] sample["processes"] =
-[process.info for process in psutil.process_iter(["pid", "cpu_times", "memory_info"])] with open("peer.jsonl",
-"a") as file: file.write(json.dumps(sample) + chr(10)) time.sleep(5)
+import json, os, time, psutil
+while True:
+    sample = {"cpu": psutil.cpu_percent(), "memory": psutil.virtual_memory()._asdict()}
+    sample["load"] = os.getloadavg()
+    sample["nics"] = {name: nic._asdict() for name, nic in psutil.net_io_counters(pernic=True).items()}
+    sample["disks"] = [psutil.disk_usage(path)._asdict() for path in ("/tmp", "/dev/shm", os.getcwd())]
+    processes = psutil.process_iter(["pid", "cpu_times", "memory_info"])
+    sample["processes"] = [process.info for process in processes]
+    with open("peer.jsonl", "a") as file:
+        file.write(json.dumps(sample) + chr(10))
+    time.sleep(5)
 """
 
 

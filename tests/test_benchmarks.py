@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import logs, page, targets
+from benchmarks import logs, overhead, page, requests, sampler, submission, targets
 from benchmarks.__main__ import NAMES
 from benchmarks.charts import Bar, Chart, compare_rounds, format_charts, median_and_quartiles
 from benchmarks.peers import NAMES as PEERS
@@ -143,3 +143,12 @@ def test_the_cost_of_the_log_tailer_is_measured() -> None:
     row = logs.measure_idle_tailer(3, seconds=0.1, settle_s=0.0)
     assert row["files"] == 3
     assert 3 < row["MB"] < 100
+
+
+@pytest.mark.parametrize(
+    "program",
+    [sampler.PEER, overhead.TRAIN, requests.SUBMITIT, requests.TORCHX, submission.TRAIN],
+    ids=["psutil", "overhead", "submitit", "torchx", "submission"],
+)
+def test_an_embedded_program_is_valid_python(program: str) -> None:
+    compile(program, "<program>", "exec")
