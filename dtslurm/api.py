@@ -230,7 +230,7 @@ def _compile_pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        raise RequestInvalid([f"grep {text!r} is no regular expression: {error}"]) from None
+        raise RequestInvalid([f"grep {text!r} is not a regular expression: {error}"]) from None
 
 
 class Cluster:

@@ -343,10 +343,7 @@ class DtslurmExecutor(core.Executor):
         known_names = self._valid_parameters()
         if unknown := [name for name in converted if name not in known_names]:
             raise ParameterInvalid(
-                [
-                    f"there is no parameter {name!r}{suggest_name(name, sorted(known_names))}"
-                    for name in unknown
-                ]
+                [f"unknown parameter {name!r}{suggest_name(name, sorted(known_names))}" for name in unknown]
             )
         try:
             functions.request_of(_submit_options({**self.parameters, **converted}))

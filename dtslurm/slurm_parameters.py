@@ -22,8 +22,9 @@ NAMES = {
     *("stderr_to_stdout", "use_srun"),
 }
 _SRUN_IS_REQUIRED = (
-    "use_srun=False is not supported: dtslurm starts functions with srun, which reports how each task ended. "
-    "In a function that submits jobs, unset SLURM_* before, or use submitit's executor 'slurm'"
+    "use_srun=False is not supported: dtslurm starts functions with srun, which reports how each "
+    "task ended. In a function that submits jobs, unset the SLURM_* variables first, or use "
+    "submitit's executor 'slurm'"
 )
 
 
@@ -100,7 +101,5 @@ def _parse_srun_arguments(arguments: Iterable[str], launcher: str | None) -> lis
         else:
             raise RequestInvalid([f"srun_args: {text!r} is not a long option; write --NAME=VALUE"])
     if options and launcher not in {None, "srun"}:
-        raise RequestInvalid(
-            [f"srun_args go to srun, but launcher {launcher} starts the ranks; leave them out"]
-        )
+        raise RequestInvalid([f"srun_args go to srun, but launcher {launcher} starts the ranks; remove them"])
     return options

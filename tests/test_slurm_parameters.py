@@ -136,7 +136,7 @@ def test_other_executors_are_left_alone(tmp_path: Path) -> None:
         ({"additional_parameters": ["nice"]}, "additional_parameters should be a mapping, not ['nice']"),
         ({"srun_args": ["-v"]}, "srun_args: '-v' is not a long option"),
         ({"srun_args": ["--mpi=none"], "launcher": "torchrun"}, "launcher torchrun starts the ranks"),
-        ({"partitionn": "a"}, "there is no parameter 'partitionn'; did you mean 'partition'?"),
+        ({"partitionn": "a"}, "unknown parameter 'partitionn'; did you mean 'partition'?"),
         ({"nodes": "two"}, "nodes should be a whole number"),
     ],
 )

@@ -51,9 +51,9 @@ def parting_words(context: Context, records: Sequence[JobRecord]) -> Iterator[No
     except KeyboardInterrupt:
         jobs = words_for_all(context, records)
         if len(records) == 1:
-            output.note(f"the job goes on; dtslurm logs -f {jobs} follows it again")
+            output.note(f"the job continues; dtslurm logs -f {jobs} follows it again")
         else:
-            output.note(f"the jobs go on; dtslurm status {jobs} shows them")
+            output.note(f"the jobs continue; dtslurm status {jobs} shows them")
         raise
 
 

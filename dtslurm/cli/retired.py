@@ -29,11 +29,13 @@ class RetiredOption(click.Option):
         ]
         assert new_option.name is not None  # noqa: S101
         if new_option.name in opts:
-            raise click.UsageError(f"{self.opts[0]} is the old name of {self.instead}: give one of them", ctx)
+            raise click.UsageError(
+                f"{self.opts[0]} is the old name of {self.instead}: give only one of them", ctx
+            )
         # Click creates this dictionary for the call.
         opts[new_option.name] = opts[self.name]  # type: ignore[index]
         click.echo(
-            f"Warning: {self.opts[0]} is now {self.instead}; the old name goes away with {self.until}.",
+            f"Warning: {self.opts[0]} is now {self.instead}; the old name will be removed in {self.until}.",
             err=True,
         )
         return None, args

@@ -15,11 +15,12 @@ class CscsContainerEngine(Runtime):
         problems = []
         if entry.mounts:
             problems.append(
-                "the Container Engine takes mounts from the EDF; write them there, not --container-mount"
+                "the Container Engine reads mounts from the EDF; write them in the EDF instead of "
+                "--container-mount"
             )
         if not entry.image.endswith(".toml") and "/" in entry.image:
             problems.append(
-                f"the Container Engine takes an EDF (a .toml file or its name), not {entry.image}"
+                f"the Container Engine needs an EDF (a .toml file or its name), not {entry.image}"
             )
         return problems
 

@@ -15,7 +15,7 @@ class PodmanHpc(Runtime):
 
     def check(self, entry: ContainerOptions) -> list[str]:
         """Return problems: podman-hpc runs images by reference, not from files."""
-        return [f"podman-hpc takes an image by name, not the file {entry.image}"] if entry.is_file else []
+        return [f"podman-hpc needs the name of an image, not the file {entry.image}"] if entry.is_file else []
 
     def prefix(self, entry: ContainerOptions) -> tuple[str, ...]:
         """Return the run command, which uses the host's network and shared memory."""

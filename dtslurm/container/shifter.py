@@ -15,7 +15,7 @@ class Shifter(Runtime):
 
     def check(self, entry: ContainerOptions) -> list[str]:
         """Return problems: shifter runs images that its gateway has pulled, not files."""
-        return [f"shifter takes an image by name, not the file {entry.image}"] if entry.is_file else []
+        return [f"shifter needs the name of an image, not the file {entry.image}"] if entry.is_file else []
 
     def directives(self, entry: ContainerOptions) -> Mapping[str, str]:
         """Return ``--image``."""

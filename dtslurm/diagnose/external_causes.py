@@ -54,19 +54,20 @@ def by_scheduler(cause: str, case: FailureContext) -> Verdict:
         limit = f" of {_format_duration(facts.time_limit)}" if facts.time_limit else ""
         summary = f"the time limit{limit} was reached{_describe_stall(case)}"
         advice = (
-            "ask for more by --time, or save checkpoints and go on in the next job (--signal-before warns)"
+            "request more time with --time, or save checkpoints and continue in the next job "
+            "(--signal-before sends an early signal)"
         )
         blame = "user"
     elif cause == "preempted":
-        summary, blame = "a job of higher priority took the nodes", "site"
+        summary, blame = "the job was preempted by a job of higher priority", "site"
         advice = (
             "dtslurm resubmit JOB --from-checkpoint continues from the last checkpoint; Slurm requeues a run "
             "that was submitted with --max-restarts or --requeue; or use a QOS that is not preempted"
         )
     else:
         canceller = facts.cancelled_by or ("dtslurm cancel" if _was_cancelled(case) else "")
-        summary, blame = f"it was cancelled{f' by {canceller}' if canceller else ''}", "user"
-        advice = "nothing failed; if it was not you, ask the site's support"
+        summary, blame = f"the job was cancelled{f' by {canceller}' if canceller else ''}", "user"
+        advice = "no failure occurred; if you did not cancel the job, contact the cluster's support"
     return Verdict(
         cause=cause,
         summary=summary,
@@ -94,14 +95,14 @@ def not_launched(case: FailureContext) -> Verdict | None:
     location = f" on {facts.nodelist}" if facts.nodelist else ""
     return Verdict(
         cause="unknown",
-        summary=f"Slurm could not start the script{location}: most often the folder of its output file is "
-        "missing or cannot be written there",
+        summary=f"Slurm could not start the script{location}: the usual cause is that the folder of the "
+        "output file is missing or not writable on the node",
         node=facts.nodelist or None,
         time=facts.end,
         confidence=0.6,
         blame="site",
         evidence=state_line(case),
-        advice="see that the run directory is there and mounted on that node, then submit it again",
+        advice="check that the run directory exists and is mounted on that node, then submit the run again",
     )
 
 
@@ -131,8 +132,8 @@ def _describe_stall(case: FailureContext) -> str:
         (end for end in case.ends if end.rank.log.mtime is not None), key=lambda end: end.rank.log.mtime or 0
     )
     return (
-        f"; no rank wrote anything in the last {_format_duration(int(silence_s))}, so it had hung;"
-        f" rank {first_silent.rank.rank} went quiet first"
+        f"; no rank wrote output in the last {_format_duration(int(silence_s))}, so the job hung; "
+        f"the output of rank {first_silent.rank.rank} stopped first"
     )
 
 
@@ -195,7 +196,7 @@ def node_failure(case: FailureContext, confidence: float, lines: tuple[EvidenceL
         confidence=confidence,
         blame="node",
         evidence=lines or state_line(case),
-        advice=f"submit it again{exclude_option}; the node is the site's to repair",
+        advice=f"submit the run again{exclude_option}; the cluster's support must repair the node",
     )
 
 
@@ -254,8 +255,8 @@ def memory_reason(case: FailureContext) -> Reason:
         cause="host-out-of-memory",
         role="cause",
         strength=88,
-        summary="the node's memory limit of the job was reached and the kernel killed a process",
-        advice="ask for more by --mem, or use fewer data-loader workers or a smaller prefetch",
+        summary="the job reached its memory limit on the node, and the kernel killed a process",
+        advice="request more memory with --mem, or use fewer data-loader workers or a smaller prefetch",
         blame="user",
         lines=state_line(case),
     )

@@ -23,7 +23,7 @@ _NODE_CAUSES = {
 _WORDS_BY_KIND = {
     "timeout": "waited in a collective until its timeout",
     "lost-peer": "lost the connection to another rank",
-    "ended": "told to end",
+    "ended": "received a request to end",
     "fine": "ended with exit code 0",
 }
 _SLURM_PREFIXES = ("slurmstepd:", "srun:")
@@ -49,7 +49,10 @@ def assign_blame(reason: Reason, rank: Rank, ends: Sequence[RankEnd]) -> tuple[s
     )
     if is_only_here and unaffected_hosts:
         others = len(unaffected_hosts)
-        remark = f"; only on {rank.host}, the other {f'{others} nodes' if others > 1 else 'node'} got past it"
+        remark = (
+            f"; only on {rank.host}, the other {f'{others} nodes' if others > 1 else 'node'} passed this "
+            "point"
+        )
         return "node", remark
     if len(same_reason_ranks) == len(ends):
         return reason.blame, f"; all {len(ends)} ranks failed this way"
@@ -82,11 +85,11 @@ def aftermath(verdict: Verdict, ends: Sequence[RankEnd], facts: JobFacts) -> tup
 
 def _describe_consequence(end: RankEnd, verdict: Verdict) -> str:
     if end.kind == "fine" and end.rank.exit_code == WANTS_REQUEUE:
-        return "saved and ended with 85"
+        return "saved a checkpoint and ended with 85"
     if end.kind in _WORDS_BY_KIND:
         return _WORDS_BY_KIND[end.kind]
     if end.kind == "silent":
-        return "left no record of their end" if end.rank.recorded else "never started"
+        return "did not record their end" if end.rank.recorded else "never started"
     if end.reason and end.reason.cause == verdict.cause and verdict.cause not in ("killed", "exit-code"):
         return f"failed the same way ({verdict.cause})"
     signal = signal_of(end.rank)

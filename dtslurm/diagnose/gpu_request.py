@@ -17,11 +17,11 @@ def with_gpu_request(verdict: Verdict, case: FailureContext) -> Verdict:
     cpu_build = verdict.cause == "cpu-build"
     also = ", and the installed PyTorch is a build without CUDA" if cpu_build else ""
     install = " and install a CUDA build of PyTorch in the environment of the job" if cpu_build else ""
-    requested = EvidenceLine(rank=None, file="job.json", line=None, text="the job asked for 0 GPUs per node")
+    requested = EvidenceLine(rank=None, file="job.json", line=None, text="the job requested 0 GPUs per node")
     return replace(
         verdict,
         cause="no-gpu-requested",
-        summary=f"the code uses a GPU, but the job asked for none{also}",
+        summary=f"the code uses a GPU, but the job requested none{also}",
         blame="user",
         advice=f"submit again with --gpus-per-node N{install}, or let the code use the CPU where "
         "torch.cuda.is_available() is False",

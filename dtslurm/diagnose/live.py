@@ -19,25 +19,25 @@ LONG_S = 120.0  # longer silence is unusual
 _STUCK_KINDS = ("stopped", "gone", "ended", "absent", "blocked")
 
 _ADVICE = {
-    "stopped": "something stopped the process: kill -CONT {pid} on {node} lets it go on; a debugger that was "
-    "left attached does the same",
-    "blocked": "the kernel waits there for a disk, a network file system or a device: see dmesg on {node}, "
-    "and whether the file system answers there; try without that node (--exclude {node})",
-    "gone": "it was killed without a word (kill -9, out of memory): cancel the job, ask dtslurm diagnose "
-    "without --live, see dmesg on {node}",
-    "ended": "it left before the others: unequal numbers of batches, or an early return in one rank; all "
-    "ranks must do the same number of collectives",
-    "failed": "dtslurm diagnose without --live tells why it failed; cancel the job if the others do not "
-    "end with it",
-    "absent": "the others wait for it to come up: see its node's log, and whether that node can reach the "
-    "head node's port",
-    "data": "its data loader gives nothing: see what its workers do, the file system they read from, and "
-    "whether its shard has fewer samples than the others'",
-    "sleeps": "that place in the code is where to look: what does it wait for that the others do not",
-    "busy": "a loop without end, a long computation or a GPU that does not answer: look at that place, and "
-    "at that GPU (nvidia-smi, Xid in dmesg on {node})",
-    "computes": "if it is always this rank or node, look at its GPU's clock and errors, its CPU binding and "
-    "its share of the data",
+    "stopped": "the process was stopped by a signal or by an attached debugger: run kill -CONT {pid} on "
+    "{node} to continue it, or detach the debugger",
+    "blocked": "the kernel waits for a disk, a network file system or a device: check dmesg on {node}, and "
+    "whether the file system responds on this node; try without the node (--exclude {node})",
+    "gone": "the process was killed without a record (kill -9, out of memory): cancel the job, run dtslurm "
+    "diagnose without --live, and check dmesg on {node}",
+    "ended": "the rank ended before the others, because of unequal numbers of batches or an early return: "
+    "all ranks must run the same number of collectives",
+    "failed": "find the cause with dtslurm diagnose without --live; cancel the job if the other ranks do not "
+    "end",
+    "absent": "the other ranks wait for this rank to start: check the log of its node, and whether the node "
+    "can reach the port of the head node",
+    "data": "its data loader returns no data: check its worker processes, the file system that they read, "
+    "and whether its shard has fewer samples than other shards",
+    "sleeps": "check this place in the code: find out why only this rank waits here",
+    "busy": "an endless loop, a long computation or a GPU that does not respond: check this place in the "
+    "code, and this GPU (nvidia-smi, Xid in dmesg on {node})",
+    "computes": "if it is always this rank or node, check the clock and the errors of its GPU, its CPU "
+    "binding and its share of the data",
 }
 
 
@@ -66,7 +66,7 @@ def _decide(looks: Sequence[RankLook]) -> LiveVerdict:
     waiting = by_kind.get("waits", [])
     seen_count = sum(len(members) for kind, members in by_kind.items() if kind not in ("unseen", "absent"))
     if not seen_count:
-        return LiveVerdict(cause="unknown", confidence=1.0, summary="no rank was seen")
+        return LiveVerdict(cause="unknown", confidence=1.0, summary="no rank was examined")
     stuck = [look for kind in _STUCK_KINDS for look in by_kind.get(kind, [])]
     excluded_kinds = ("waits", "unseen", *_STUCK_KINDS)
     others = [look for kind, members in by_kind.items() if kind not in excluded_kinds for look in members]
@@ -78,7 +78,7 @@ def _decide(looks: Sequence[RankLook]) -> LiveVerdict:
         return _judge_all_waiting(waiting)
     if others:
         return _judge_none_waiting(others)
-    return LiveVerdict(cause="unknown", confidence=1.0, summary="no rank could be looked at")
+    return LiveVerdict(cause="unknown", confidence=1.0, summary="no rank could be examined")
 
 
 def _respect_unseen_output(found: LiveVerdict, looks: Sequence[RankLook]) -> LiveVerdict:
@@ -87,7 +87,8 @@ def _respect_unseen_output(found: LiveVerdict, looks: Sequence[RankLook]) -> Liv
     if found.cause != "hang" or not active:
         return found
     summary = (
-        f"{found.summary}; but {_name_ranks(active)}, which could not be looked at, spoke {_age(active)} ago"
+        f"{found.summary}; but {_name_ranks(active)}, which could not be examined, wrote output "
+        f"{_age(active)} ago"
     )
     return replace(found, cause="unknown", confidence=min(found.confidence, 0.4), summary=summary)
 
@@ -156,10 +157,10 @@ def _judge_stuck(
     others_go_on = bool(_find_progressing(others, _wrote_recently(others))) or _wrote_recently(others)
     if worst in ("ended", "blocked") and not waiting:
         if others_go_on:
-            return _make_verdict("none", 0.6, [], f"the other ranks go on, though {summary}")
+            return _make_verdict("none", 0.6, [], f"the other ranks continue, although {summary}")
         return _make_verdict("hang", 0.8 if _has_failed(suspects[0]) else 0.5, suspects, summary)
     if worst == "absent" and not waiting and others_go_on:
-        return _make_verdict("none", 0.5, [], f"{_name_ranks(others)} go on, though {summary}")
+        return _make_verdict("none", 0.5, [], f"{_name_ranks(others)} continue, although {summary}")
     confidence = {"stopped": 0.95, "gone": 0.9, "ended": 0.85, "absent": 0.85, "blocked": 0.8}[worst]
     if worst == "absent" and any(rendezvous(look) for look in waiting):
         confidence = 0.95
@@ -172,7 +173,7 @@ def _judge_awaited(others: Sequence[RankLook], waiting: Sequence[RankLook]) -> L
     moving = _find_progressing(others, fresh)
     if len(moving) > len(waiting):
         return _make_verdict(
-            "none", 0.7, [], f"{_name_ranks(moving)} do their work, {_name_ranks(waiting)} came first"
+            "none", 0.7, [], f"{_name_ranks(moving)} are still working, {_name_ranks(waiting)} arrived first"
         )
     idle = [look for look in others if kind_of(look) in ("sleeps", "data")]
     suspects = idle or list(others)
@@ -190,7 +191,7 @@ def _judge_awaited(others: Sequence[RankLook], waiting: Sequence[RankLook]) -> L
         return _make_verdict("hang", 0.6 if fresh else confidence, idle, summary)
     if fresh:
         return _make_verdict(
-            "none", 0.7, [], f"{summary}, and the last word is {_age([*waiting, *others])} old"
+            "none", 0.7, [], f"{summary}, and the last output is {_age([*waiting, *others])} old"
         )
     silent_s = max((look.silent_s or 0.0 for look in suspects), default=0.0)
     return _make_verdict("slow", 0.65 if silent_s >= LONG_S else 0.5, suspects, summary)
@@ -211,7 +212,10 @@ def _judge_all_waiting(waiting: Sequence[RankLook]) -> LiveVerdict:
     """Judge a job in which all ranks wait for others, at one place or at several that do not match."""
     counts = Counter(words(look, "waits") for look in waiting)
     if _wrote_recently(waiting):
-        summary = f"all {len(waiting):,} ranks are in collectives, but some spoke just now: it seems to go on"
+        summary = (
+            f"all {len(waiting):,} ranks are in collectives, but some wrote output just now: the job "
+            "seems to make progress"
+        )
         return _make_verdict("none", 0.6, [], summary)
     if len(counts) == 1:
         summary = (
@@ -221,7 +225,8 @@ def _judge_all_waiting(waiting: Sequence[RankLook]) -> LiveVerdict:
         verdict = _make_verdict("hang", 0.5, [], summary)
         return replace(
             verdict,
-            advice="check the links and GPUs (dtslurm submit --fabric-check), NCCL_DEBUG=INFO tells more",
+            advice="check the network links and the GPUs (dtslurm submit --fabric-check); NCCL_DEBUG=INFO "
+            "logs more details",
         )
     usual, _ = counts.most_common(1)[0]
     odd = [look for look in waiting if words(look, "waits") != usual]
@@ -230,8 +235,9 @@ def _judge_all_waiting(waiting: Sequence[RankLook]) -> LiveVerdict:
         return _make_verdict("hang", 0.5, [], summary + "; which of them is wrong is not known")
     outlier = odd[0]
     summary = (
-        f"{len(waiting) - len(odd):,} ranks wait {usual}, {_name_ranks(odd)} {words(outlier, 'waits')}: "
-        "they wait for each other, as where ranks take different ways through the code"
+        f"{len(waiting) - len(odd):,} ranks wait {usual}, {_name_ranks(odd)} "
+        f"{words(outlier, 'waits')}: they wait for each other, which happens if ranks take different "
+        "paths through the code"
     )
     verdict = _make_verdict("hang", 0.7, odd, summary)
     frame = own_frame(outlier)
@@ -252,9 +258,11 @@ def _judge_none_waiting(others: Sequence[RankLook]) -> LiveVerdict:
             "none", confidence, [], f"{_name_ranks(moving)} of {len(others):,} {be} computing"
         )
     if fresh:
-        return _make_verdict("none", 0.6, [], f"the last word is {_age(others)} old: it seems to go on")
+        return _make_verdict(
+            "none", 0.6, [], f"the last output is {_age(others)} old: the job seems to make progress"
+        )
     silent_s = min((look.silent_s for look in others if look.silent_s is not None), default=None)
-    note = f"; no rank has spoken for {silent_s:.0f} s" if silent_s is not None else ""
+    note = f"; no rank has written output for {silent_s:.0f} s" if silent_s is not None else ""
     counts = Counter(words(look, kind_of(look)) for look in others)
     usual, count = counts.most_common(1)[0]
     odd = [look for look in others if words(look, kind_of(look)) != usual]

@@ -51,8 +51,8 @@ def _find_named_by_barrier(ends: Sequence[RankEnd]) -> MissingRank | None:
     missing = sorted(rank for rank in counts if rank in existing_ranks)
     if not missing:
         return None
-    others = f"; so did {len(missing) - 1} more" if len(missing) > 1 else ""
-    return MissingRank(missing[0], 0.9, f"the barrier names it: it did not come{others}")
+    others = f", like {len(missing) - 1} more" if len(missing) > 1 else ""
+    return MissingRank(missing[0], 0.9, f"the barrier reports that this rank did not arrive{others}")
 
 
 def _find_by_dumps(dumps: Sequence[Dump], world: int) -> MissingRank | None:
@@ -73,7 +73,7 @@ def _find_by_dumps(dumps: Sequence[Dump], world: int) -> MissingRank | None:
             return MissingRank(
                 min(lagging_ranks),
                 0.92,
-                f"its flight record ends at collective {least}, those of others at {most}",
+                f"its flight record ends at collective {least}, the records of other ranks at {most}",
             )
     for operations in stuck_operations.values():
         counts = Counter(operations.values())
@@ -83,11 +83,12 @@ def _find_by_dumps(dumps: Sequence[Dump], world: int) -> MissingRank | None:
             return MissingRank(
                 rank,
                 0.88,
-                f"by its flight record it called {rare_operation} where others called {usual_operation}",
+                f"according to its flight record it called {rare_operation} where other ranks called "
+                f"{usual_operation}",
             )
     missing = sorted(set(range(world)) - {dump.rank for dump in dumps})
     if dumps and len(missing) == 1 and len(dumps) >= 2:
-        return MissingRank(missing[0], 0.8, "it alone left no flight record")
+        return MissingRank(missing[0], 0.8, "only this rank wrote no flight record")
     return None
 
 
@@ -100,13 +101,13 @@ def _find_without_timeout(ends: Sequence[RankEnd]) -> MissingRank | None:
     without_timeout = without_error or without_timeout
     if len(without_timeout) == 1:
         exit_note = (
-            f", and ended before with exit code {without_timeout[0].rank.exit_code}"
+            f", and it had ended with exit code {without_timeout[0].rank.exit_code}"
             if without_timeout[0].kind == "fine"
             else ""
         )
         missing_report = "neither a timeout nor a lost connection" if without_error else "no timeout"
         return MissingRank(
-            without_timeout[0].rank.rank, 0.85, f"it alone reports {missing_report}{exit_note}"
+            without_timeout[0].rank.rank, 0.85, f"only this rank reports {missing_report}{exit_note}"
         )
     exited = [end for end in without_timeout if end.kind == "fine"]
     if exited and len(exited) <= len(ends) / 2:
@@ -114,19 +115,19 @@ def _find_without_timeout(ends: Sequence[RankEnd]) -> MissingRank | None:
         return MissingRank(
             first.rank.rank,
             0.8,
-            f"it ended with exit code {first.rank.exit_code} while others still waited for it",
+            f"it ended with exit code {first.rank.exit_code} while other ranks still waited for it",
         )
     last_writes = sorted(
         (end.rank.log.mtime, end.rank.rank) for end in without_timeout if end.rank.log.mtime is not None
     )
     never_wrote = [end.rank.rank for end in without_timeout if end.rank.log.mtime is None]
     if never_wrote:
-        return MissingRank(never_wrote[0], 0.7, "it never wrote anything")
+        return MissingRank(never_wrote[0], 0.7, "it never wrote output")
     if len(last_writes) >= 2 and last_writes[1][0] - last_writes[0][0] > _SKEW_S:
         return MissingRank(
             last_writes[0][1],
             0.75,
-            f"of {len(without_timeout)} ranks that report no timeout its log stopped first",
+            f"among {len(without_timeout)} ranks without a timeout, its log stopped first",
         )
     enqueued = _find_lowest_enqueued([end for end in ends if end.kind == "timeout"])
     if enqueued and len(without_timeout) > len(ends) / 2:
@@ -155,6 +156,6 @@ def _find_lowest_enqueued(ends: Sequence[RankEnd]) -> MissingRank | None:
         lagging_ranks = [rank for rank, number in numbers.items() if number == least]
         if least < most and len(lagging_ranks) <= len(numbers) / 2:
             return MissingRank(
-                min(lagging_ranks), 0.8, f"its last enqueued work is {least}, that of others {most}"
+                min(lagging_ranks), 0.8, f"its last enqueued work is {least}, that of other ranks {most}"
             )
     return None

@@ -106,7 +106,8 @@ def _judge_timeout(timeouts: list[RankEnd], case: FailureContext) -> Verdict:
     summary = f"{waiting_ranks} waited for rank {missing.rank} in a collective{detail}: {missing.why}"
     verdict = verdict_of(end.rank, timeout_reason, missing.confidence, case)
     advice = (
-        f"look at what rank {missing.rank} did then: its log, a slow read, a branch that others did not take"
+        f"check what rank {missing.rank} did at that time: its log, a slow read, a branch that other "
+        "ranks did not take"
     )
     return replace(verdict, summary=summary, advice=advice, evidence=(*missing_rank_lines, *sample(timeouts)))
 
@@ -120,15 +121,17 @@ def _judge_lost_connection(lost: list[RankEnd], case: FailureContext) -> Verdict
             verdict_of(find_first_failure(lost, case).rank, strongest, 0.65, case), evidence=sample(lost)
         )
     if len(silent) == 1 and case.facts.over:
-        summary = "it was ended without a trace while others lost their connection to it"
+        summary = "it ended without a record while other ranks lost their connection to it"
         verdict = Verdict(
-            cause="killed", summary=summary, advice="look at that node's memory and at its kernel's log"
+            cause="killed", summary=summary, advice="check the memory and the kernel log of that node"
         )
         return with_rank(verdict, silent[0].rank, 0.5, sample(lost))
     if exited and len(exited) < len(case.ends) / 2:
         rank = min(exited, key=lambda end: end.rank.ended or 0).rank
         code = rank.exit_code
-        summary = f"rank {rank.rank} ended with exit code {code} while others still exchanged data with it"
+        summary = (
+            f"rank {rank.rank} ended with exit code {code} while other ranks still exchanged data with it"
+        )
         advice = "all ranks must take the same number of steps; see Join of torch.distributed"
         verdict = Verdict(cause="collective-timeout", summary=summary, blame="code", advice=advice)
         return with_rank(verdict, rank, 0.7, sample(lost))
@@ -136,5 +139,5 @@ def _judge_lost_connection(lost: list[RankEnd], case: FailureContext) -> Verdict
     rank = (find_first_failure(ended, case) if len(ended) == 1 else find_first_failure(lost, case)).rank
     return replace(
         verdict_of(rank, strongest, 0.35, case),
-        summary="ranks lost the connection to each other, and no rank says why",
+        summary="ranks lost the connection to each other, and no rank reports a cause",
     )

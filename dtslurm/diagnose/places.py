@@ -117,13 +117,13 @@ _VERBS = {
 _WORDS_WITHOUT_FRAMES = {
     "stopped": "stopped by a signal or a debugger",
     "blocked": "waiting for a device or file system",
-    "gone": "not running any more, though there is no record of an end",
+    "gone": "no longer running, but without a recorded end",
     "absent": "not started",
     "ended": "ended",
     "computes": "computing",
     "busy": "busy",
     "sleeps": "sleeping",
-    "unseen": "not looked at",
+    "unseen": "not examined",
 }
 
 

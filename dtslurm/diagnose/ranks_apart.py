@@ -9,9 +9,9 @@ from dtslurm.model.values import dataclass
 
 NOT_DISTRIBUTED = "NOT DISTRIBUTED"
 FIX = (
-    "start a process group over all ranks in the script: torch.distributed.init_process_group(), Lightning's "
-    "Trainer(num_nodes=NODES, devices=RANKS_PER_NODE), or Accelerator(); start ranks that are to work apart "
-    "by -l srun"
+    "start a process group over all ranks in the script: torch.distributed.init_process_group(), "
+    "Lightning's Trainer(num_nodes=NODES, devices=RANKS_PER_NODE), or Accelerator(); start "
+    "independent ranks with -l srun"
 )
 _EVENTS = ("not_distributed", "ranks_apart", "distributed")
 _MAX_EVIDENCE_CHARS = 300
@@ -57,4 +57,4 @@ def describe(event: Mapping[str, Any]) -> str:
     if event.get("event") == "not_distributed":
         ranks = str(event.get("world_size"))[:20]
         return f"{NOT_DISTRIBUTED}: the {ranks} ranks do not train together: {evidence}"
-    return f"{evidence}; that is right if each rank works on a part of its own"
+    return f"{evidence}; this is intended if each rank works on its own part"

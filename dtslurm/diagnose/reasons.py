@@ -242,7 +242,7 @@ class Classifier:
             role="cause",
             strength=EXCEPTION,
             summary=f"{first_line.strip()}{location}",
-            advice="look at that line of the code; the rank's log has the whole stack",
+            advice="check this line of the code; the log of the rank has the complete stack",
             blame="code",
             lines=lines,
             groups={"type": first_line.split(":", 1)[0]},
@@ -432,19 +432,23 @@ def _reasons_from_signal(rank: Rank) -> Iterator[Reason]:
         )
     elif signal == 7:
         cause, strength, blame = "bus-error", 76, "site"
-        summary = "the process touched memory that is not there (SIGBUS); most often /dev/shm is full"
-        advice = "df -h /dev/shm on that node; fewer data-loader workers or a larger /dev/shm"
+        summary = (
+            "the process accessed memory that does not exist (SIGBUS); the usual cause is a full /dev/shm"
+        )
+        advice = "check df -h /dev/shm on that node; use fewer data-loader workers or a larger /dev/shm"
     elif signal == 9:
         cause, strength, blame = "killed", 40, "unknown"
         summary = (
-            "killed by SIGKILL, and its log does not say why: by the kernel as memory ran out, or by hand"
+            "killed by SIGKILL without a cause in the log: by the kernel because memory ran out, or "
+            "by a person"
         )
         advice = (
-            "look at the node's memory (sacct -j JOB -o MaxRSS,ReqMem); ask for more by --mem if it was near"
+            "check the memory use (sacct -j JOB -o MaxRSS,ReqMem); request more with --mem if it was "
+            "close to the limit"
         )
     else:
         cause, strength, blame = "abort" if signal == 6 else "killed", 38, "code"
-        summary, advice = f"ended by {name}, and its log does not say why", "look at the end of its log"
+        summary, advice = f"ended by {name} without a cause in the log", "read the end of the log"
     yield Reason(cause, "cause", strength, summary, advice, blame, _tail_lines(rank), same=f"signal {signal}")
 
 
@@ -456,21 +460,21 @@ def _failed_before(rank: Rank, first: tuple[int, int] | None) -> bool:
 def _reason_from_external_signal(rank: Rank) -> Reason:
     """Return the reason of a rank that was ended by a signal which its launcher did not send."""
     name = _SIGNALS[rank.signal or 15]
-    summary = f"ended by {name}, and nothing in the run sent it"
-    advice = "see who sent it: a person or a clean-up script of the site on that node (its log, last -x)"
+    summary = f"ended by {name}, which no part of the run sent"
+    advice = "find the sender: a person or a clean-up script of the cluster on that node (its log, last -x)"
     return Reason("killed", "cause", 36, summary, advice, "unknown", _tail_lines(rank), same=name)
 
 
 def _reason_from_exit_code(rank: Rank) -> Reason:
     code = rank.exit_code
     last_line = _RANK_PREFIX.sub("", rank.log.tail[-1]).strip() if rank.log.tail else ""
-    last_output = f"its last words are: {last_line[:200]}" if last_line else "its log is empty"
+    last_output = f"its last output is: {last_line[:200]}" if last_line else "its log is empty"
     return Reason(
         cause="exit-code",
         role="cause",
         strength=30,
-        summary=f"it ended with exit code {code}, and its log names no error that is known; {last_output}",
-        advice="read the end of the rank's log; where that says nothing, look for what calls sys.exit",
+        summary=f"it ended with exit code {code}, and its log contains no known error; {last_output}",
+        advice="read the end of the rank's log; if it shows no cause, find the code that calls sys.exit",
         blame="code",
         lines=_tail_lines(rank),
         same=f"code {code}",

@@ -14,9 +14,15 @@ from dtslurm.worker.lib.json_records import finite_number, whole_number
 _OBSERVED_CAUSES = {"hang", "node-failure"}
 _UNEXPLAINED = {"", "done", "unknown", "exit-code", "killed"}
 _ADVICE = {
-    "hang": "look at what that rank did then, by its log; dtslurm diagnose --live tells it while a run hangs",
-    "node-failure": "submit it again with --exclude of that node; the node is the site's to repair",
-    "time-limit": "--total-time DURATION goes on after the time limit; else ask for more by --time",
+    "hang": (
+        "check in the log what that rank did at that time; while a run hangs, use dtslurm diagnose --live"
+    ),
+    "node-failure": (
+        "submit the run again with --exclude and that node; the cluster's support must repair the node"
+    ),
+    "time-limit": (
+        "use --total-time DURATION to continue after the time limit, or request more time with --time"
+    ),
 }
 
 
@@ -82,7 +88,7 @@ def checkpointed(case: FailureContext) -> Verdict | None:
     )
     return Verdict(
         cause="checkpointed",
-        summary=f"nothing failed: {count} saved and ended with 85, which asks for another start",
+        summary=f"no failure: {count} saved a checkpoint and ended with 85, which requests a requeue",
         time=case.facts.end,
         exit_code=WANTS_REQUEUE,
         confidence=0.9,
@@ -92,6 +98,6 @@ def checkpointed(case: FailureContext) -> Verdict | None:
             for rank in checkpointed_ranks[:1]
             for text in rank.log.tail[-3:]
         ),
-        advice="dtslurm resubmit JOB --from-checkpoint continues from the last checkpoint; "
-        "a run submitted with --max-restarts does so automatically",
+        advice="dtslurm resubmit JOB --from-checkpoint continues from the last checkpoint; a run submitted "
+        "with --max-restarts continues automatically",
     )

@@ -25,6 +25,6 @@ def with_setup(verdict: Verdict, case: FailureContext) -> Verdict:
     return replace(
         verdict,
         summary=f"{verdict.summary}; before that {setup_failures[0].summary}",
-        advice=f"{setup_failures[0].advice}; if that is meant to be so: {verdict.advice}",
+        advice=f"{setup_failures[0].advice}; if that failure is intended: {verdict.advice}",
         evidence=(*verdict.evidence, *lines[:2]),
     )

@@ -31,8 +31,8 @@ def with_full_disk(verdict: Verdict, case: FailureContext) -> Verdict:
     return replace(
         verdict,
         cause="disk-full",
-        summary="the file system of the run directory is full, and the logs are cut where it was",
+        summary="the file system of the run directory is full, and the logs end at that moment",
         confidence=0.6,
-        advice="free space there (dtslurm clean shows what old runs take up), or give another --run-root",
+        advice="free space in it (dtslurm clean shows the size of old runs), or set another --run-root",
         evidence=lines,
     )

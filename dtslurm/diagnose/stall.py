@@ -54,7 +54,7 @@ def judge_activity(nodes: Sequence[NodeActivity], world_size: int, now: float) -
     last_work = max(last_output, *(max(node.children, node.io, node.gpu) for node in fresh))
     last_busy = max(last_work, *(node.cpu for node in fresh))
     if sampled_at - last_busy >= limit_s:
-        since, missing = last_busy, "no step, output or work of any rank"
+        since, missing = last_busy, "no step, output or activity of any rank"
     elif has_started and sampled_at - last_work >= max(BUSY_FLOOR_S, BUSY_FACTOR * limit_s):
         since, missing = last_work, "no step or output of any rank, though ranks keep their CPUs busy,"
     else:
@@ -94,4 +94,6 @@ def _describe_waits(nodes: Sequence[NodeActivity]) -> list[str]:
         if kind in _WAIT_WORDS
     ]
     omitted = len(sentences) - _MAX_SHOWN_WAITS
-    return sentences[:_MAX_SHOWN_WAITS] + ([f"{omitted} more ranks wait likewise"] if omitted > 0 else [])
+    return sentences[:_MAX_SHOWN_WAITS] + (
+        [(f"{omitted} more ranks wait in the same way")] if omitted > 0 else []
+    )

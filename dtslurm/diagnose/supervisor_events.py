@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 BATCH_KILLED = "SIGKILL ended the batch script before any rank had failed; Slurm then ended the ranks"
-SUPERVISOR_KILLED = "the supervisor was killed, and the batch script restarted it no more"
-SUPERVISOR_CRASHED = "the supervisor crashed, and the batch script restarted it no more"
+SUPERVISOR_KILLED = "the supervisor was killed, and the batch script did not restart it again"
+SUPERVISOR_CRASHED = "the supervisor crashed, and the batch script did not restart it again"
 SUPERVISOR_STOPPED = "SUPERVISOR STOPPED"
 _SIGKILL = 9
 _LARGEST_EXIT_CODE = 128  # larger exit codes mean a signal
@@ -27,8 +27,9 @@ def find_stopped_supervisor(events: Iterable[Mapping[str, Any]]) -> str:
         return ""
     pid, node = str(stop_event.get("pid"))[:20], str(stop_event.get("node"))[:100]
     return (
-        f"the supervisor (process {pid} on {node}) is stopped, as by SIGSTOP: until it continues, no fault "
-        f"of a rank is noticed and the job does not end; run kill -CONT {pid} on {node}"
+        f"the supervisor (process {pid} on {node}) is stopped, for example by SIGSTOP: until it "
+        "continues, failures of ranks are not noticed and the job does not end; run kill -CONT "
+        f"{pid} on {node}"
     )
 
 

@@ -14,11 +14,12 @@ from dtslurm.diagnose.supervisor_events import (
 from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
 
 _ADVICE_KILLED = (
-    "see who sent it: the kernel as memory ran out (dmesg on the first node), a person, or a "
-    "clean-up script of the site; then submit it again"
+    "find the sender: the kernel because memory ran out (dmesg on the first node), a person, or a "
+    "clean-up script of the cluster; then submit the run again"
 )
 _ADVICE_CRASHED = (
-    "logs/batch.log in the run directory has its traceback; submit it again when its cause is gone"
+    "logs/batch.log in the run directory contains the traceback; submit the run again when the cause "
+    "is removed"
 )
 
 
@@ -43,7 +44,7 @@ def batch_script_killed(case: FailureContext) -> Verdict | None:
     if summary == BATCH_KILLED and any(event.get("event") == "attempt" for event in events):
         summary += ". The supervisor of the attempt ended with it"
     ended_by = f"signal {facts.signal}" if facts.signal else f"exit code {facts.exit_code}"
-    text = f"the job's state is {facts.state} by {ended_by}, and no end of its attempt is recorded"
+    text = f"the job's state is {facts.state} by {ended_by}, and the end of its attempt is not recorded"
     crashed = summary == SUPERVISOR_CRASHED
     return Verdict(
         cause="exit-code" if crashed else "killed",

@@ -43,7 +43,7 @@ from dtslurm.diagnose.space import with_full_disk
 from dtslurm.diagnose.supervisor_faults import batch_script_killed, with_stopped_supervisor
 from dtslurm.model.runs.diagnosis import EvidenceLine, JobFacts, Signature, Verdict
 
-_SACCT_ADVICE = re.compile(r" \(sacct [^)]*\)|, and at sacct .*")
+_SACCT_ADVICE = re.compile(r" \(sacct [^)]*\)|, and the output of sacct .*")
 
 
 def judge(facts: JobFacts, findings: Findings, signatures: Sequence[Signature]) -> Verdict:
@@ -78,7 +78,7 @@ def _adapt_advice(facts: JobFacts, advice: str) -> str:
 
 def _decide(case: FailureContext) -> Verdict:
     if case.facts.state == "COMPLETED" and not case.of_kind("cause", "weak"):
-        return Verdict(cause="none", summary="it did not fail", blame="unknown")
+        return Verdict(cause="none", summary="the job did not fail", blame="unknown")
     killed_verdict = batch_script_killed(case)
     if killed_verdict is not None:
         return killed_verdict
@@ -143,14 +143,18 @@ def _judge_weak(case: FailureContext) -> Verdict | None:
 def _judge_without_cause(case: FailureContext) -> Verdict:
     facts = case.facts
     if facts.stall:
-        advice = "dtslurm diagnose --live JOB looks at every rank, and names the one that the others wait for"
+        advice = (
+            "dtslurm diagnose --live JOB examines every rank, and names the rank that the others wait for"
+        )
         return Verdict(cause="stalled", summary=facts.stall, advice=advice)
     if not facts.over:
         return Verdict(cause="none", summary=f"nothing has failed so far; the job is {facts.state}")
     ended = case.of_kind("ended")
     if ended and facts.state in ("FAILED", "UNKNOWN"):
-        verdict = Verdict(cause="killed", summary="its processes were told to end, and nothing says by whom",
-                          advice="ask the site's support for the job's record")  # fmt: skip
+        verdict = Verdict(cause="killed", summary=(
+            "its processes received a request to end, and the sender is not recorded"
+        ),
+                          advice="ask the cluster's support for the record of the job")  # fmt: skip
         return with_rank(verdict, find_first_failure(ended, case).rank, 0.4, state_line(case))
     weak_cause = next((reason for _, reason in case.others if reason.role == "cause"), None)
     if weak_cause is not None:
@@ -160,8 +164,10 @@ def _judge_without_cause(case: FailureContext) -> Verdict:
     code = f" with exit code {facts.exit_code}" if facts.exit_code else ""
     batch_tail = [line for log in case.findings.others if log.file.startswith("batch") for line in log.tail]
     lines = tuple(EvidenceLine(rank=None, file="batch.log", line=None, text=text) for text in batch_tail[-3:])
-    summary = f"it ended {facts.state}{code}, and nothing that was left behind says why{start_note}"
-    advice = "look at the whole output by dtslurm logs, and at sacct -j JOB -o State,Reason,ExitCode"
+    summary = f"the job ended {facts.state}{code}, and its logs and records show no cause{start_note}"
+    advice = (
+        "read the complete output with dtslurm logs, and the output of sacct -j JOB -o State,Reason,ExitCode"
+    )
     return Verdict(
         cause="unknown",
         summary=summary,

@@ -12,8 +12,8 @@ from dtslurm.model.shell import Sh
 
 # With static rendezvous, restarted ranks use the old addresses of their peers, or wait forever
 # (pytorch/pytorch#135712). On a single node accelerate has no other rendezvous.
-_USE_DTSLURM_RESTARTS = "use --max-restarts, by which dtslurm restarts the ranks"
-_RENDEZVOUS_IS_SET = "dtslurm chooses how and where the nodes meet"
+_USE_DTSLURM_RESTARTS = "use --max-restarts, with which dtslurm restarts the ranks"
+_RENDEZVOUS_IS_SET = "dtslurm chooses the rendezvous"
 
 
 class Accelerate(Launcher):

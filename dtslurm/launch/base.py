@@ -182,9 +182,9 @@ class Launcher:
                 problems.append(f"launcher option {key} needs a value: write {key}=VALUE")
             elif option.choices and value not in option.choices:
                 choices = ", ".join(option.choices)
-                problems.append(f"launcher option {key} must be one of {choices}; not {value!r}")
+                problems.append(f"launcher option {key} must be one of {choices}, not {value!r}")
             elif not option.choices and not option.free and not value.isdecimal():
-                problems.append(f"launcher option {key} must be a whole number, 0 or more; not {value!r}")
+                problems.append(f"launcher option {key} must be a whole number, 0 or more, not {value!r}")
         return problems
 
     def _check_passed_on_option(self, spec: JobSpec, key: str, value: str | None) -> list[str]:
@@ -192,9 +192,9 @@ class Launcher:
         program = self.started_by(spec)
         if not program:
             nearest = list_nearest(key, self.options)
-            return [f"launcher {self.name} has no option {key!r}; it has: {nearest}"]
+            return [f"launcher {self.name} has no option {key!r}; its options: {nearest}"]
         if not _OPTION_NAME.fullmatch(key):
-            return [f"launcher option {key!r} is not an option's name (letters, digits, - and _)"]
+            return [f"launcher option {key!r} is not a valid option name (letters, digits, - and _)"]
         if program == "srun":
             if why := self.decided.get(_normalize_name(key)):
                 return [f"launcher option {key!r} {why}"]
@@ -202,8 +202,8 @@ class Launcher:
             return [f"launcher option {reason}"] if reason else []
         for long_name in (*self.options, *self.decided):  # argparse accepts unambiguous prefixes of names
             if long_name.startswith(_normalize_name(key)):
-                instead = self.decided.get(long_name, f"write the whole name, --launcher-option {long_name}=")
-                return [f"launcher option {key!r}: {program} would take it for --{long_name}; {instead}"]
+                instead = self.decided.get(long_name, f"write the full name, --launcher-option {long_name}=")
+                return [f"launcher option {key!r}: {program} would read it as --{long_name}; {instead}"]
         return []
 
     def notices(self, spec: JobSpec) -> list[str]:
@@ -212,7 +212,7 @@ class Launcher:
         for key, value in self._passed_on_options(spec).items():
             suggestion = suggest_name(key, self.options)
             remark = self.remarks.get(_normalize_name(key))
-            note = f"{_format_option(key, value)} is passed on to {self.started_by(spec)} unread{suggestion}"
+            note = f"{_format_option(key, value)} is passed to {self.started_by(spec)} unchecked{suggestion}"
             notes.append(f"{note}: {remark}" if remark else note)
         return notes
 

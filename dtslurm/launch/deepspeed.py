@@ -19,7 +19,7 @@ _USE_LAYOUT_OPTIONS = "use --nodes and --ntasks-per-node"
 _NAME = "deepspeed"
 _FORM_OPTION: Mapping[str, LauncherOption] = {
     "form": LauncherOption(
-        "launch", "what starts the ranks of a node", ("launch", "nossh", "torchrun", "srun")
+        "launch", "the program that starts the ranks of a node", ("launch", "nossh", "torchrun", "srun")
     ),
 }
 
@@ -48,7 +48,7 @@ class DeepSpeed(Launcher):
             ("num_nodes", "num_gpus", "include", "exclude", "hostfile", "world_info"), _USE_LAYOUT_OPTIONS
         ),
         **dict.fromkeys(("node_rank", "launcher", "no_ssh", "force_multi"), _USE_LAYOUT_OPTIONS),
-        **dict.fromkeys(("master_addr", "master_port"), "dtslurm chooses where the nodes meet"),
+        **dict.fromkeys(("master_addr", "master_port"), "dtslurm chooses the rendezvous address"),
         **dict.fromkeys(("module", "no_python", "no_local_rank"), DECIDED["module"]),
     }
     options = _FORM_OPTION

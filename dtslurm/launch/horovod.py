@@ -20,7 +20,9 @@ class Horovod(Launcher):
     partial = "launchers/horovod.sh.j2"
     step = "steps/horovod.sh.j2"
     options: ClassVar = {
-        "form": LauncherOption("mpi", "how ranks meet, as Horovod was built", ("mpi", "gloo")),
+        "form": LauncherOption(
+            "mpi", "the communication library with which Horovod was built", ("mpi", "gloo")
+        ),
         "mpi": MPI_OPTION,
     }
 
@@ -37,7 +39,7 @@ class Horovod(Launcher):
         if self.option(spec, "form") == "gloo" and spec.container is not None:
             return ["Horovod's Gloo server would run outside the image: use form=mpi with --container"]
         if self.option(spec, "form") == "gloo" and self.option(spec, "mpi") not in {"profile", "none"}:
-            return ["--launcher-option mpi= is for form=mpi: Gloo meets without MPI"]
+            return ["--launcher-option mpi= is for form=mpi: Gloo does not use MPI"]
         return []
 
 

@@ -49,7 +49,8 @@ def resolve(resources: Resources, profile: ClusterProfile, *, one_process: bool 
         _check_cpus(node, label, ranks, cpus, resolution)
     if cpus is None and gpus and not (profile.slurm.exclusive or profile.slurm.gpu_request == "none"):
         resolution.notices.append(
-            f"CPUs of {label} nodes are not known, and Slurm may give one for all ranks of a node: give -c"
+            f"the number of CPUs of {label} nodes is not known, and Slurm may allocate a single CPU "
+            "for all ranks of a node: give -c"
         )
     if not resolution.problems:
         resolution.layout = TaskLayout(
@@ -76,7 +77,7 @@ def _choose_gpus_per_node(
         return 0
     if not (resources.node_type or profile.default_node_type):  # only the partition implies the node type
         result.notices.append(
-            f"no GPUs: {label} nodes have {node.gpu_count}, and --gpus-per-node asks for them"
+            f"no GPUs requested: {label} nodes have {node.gpu_count}; request GPUs with --gpus-per-node"
         )
         return 0
     which_gpus = "the GPU" if node.gpu_count == 1 else f"all {node.gpu_count} GPUs"
@@ -90,9 +91,14 @@ def _explain_unknown_nodes(partition: str, profile: ClusterProfile) -> list[str]
     if not any(profile.node_types[name].gpus for name in type_names or profile.node_types):
         return []
     if type_names:
-        return [f"no GPUs: nodes of {partition} differ; give --node-type {' or '.join(type_names)}"]
-    problem = f"no GPUs: which nodes {partition} has is not known"
-    return [f"{problem}; --gpus-per-node asks for them"]
+        return [
+            (
+                f"no GPUs requested: the nodes of {partition} differ; give --node-type "
+                f"{' or '.join(type_names)}"
+            )
+        ]
+    problem = f"no GPUs requested: the node types of {partition} are not known"
+    return [f"{problem}; request GPUs with --gpus-per-node"]
 
 
 def _choose_ranks_per_node(resources: Resources, gpus: int, one_process: bool) -> int:
@@ -121,7 +127,7 @@ def _choose_memory(
     leaves_gpus = node is not None and gpus < node.gpu_count and not slurm.exclusive
     if default is None or default.mib or not leaves_gpus:
         return default
-    result.notices.append("no --mem given: Slurm's default applies, which is small here")
+    result.notices.append("no --mem given: Slurm's default applies, which is small on this cluster")
     return None
 
 
@@ -131,7 +137,7 @@ def _choose_time(profile: ClusterProfile, goes: Destination, result: Resolution)
     if default is None or maximum is None or default <= maximum:
         return default
     result.notices.append(
-        f"--time {maximum}: partition {goes.partition} allows no more; {default} is usual here"
+        f"--time {maximum}: the maximum of partition {goes.partition}; the usual default is {default}"
     )
     return maximum
 

@@ -28,7 +28,9 @@ class Lightning(Launcher):
     place = ("RANK", "LOCAL_RANK")
     options: ClassVar = {
         "requeue": LauncherOption(
-            "off", "whether Lightning may requeue the job after it saved", ("off", "lightning")
+            "off",
+            "whether Lightning may requeue the job after it has saved a checkpoint",
+            ("off", "lightning"),
         ),
     }
 
@@ -38,8 +40,8 @@ class Lightning(Launcher):
         problems = []
         if spec.name in {"bash", "interactive"}:
             problems.append(
-                f"Lightning takes a job named {spec.name!r} for an interactive shell and starts one process; "
-                "give another --job-name"
+                f"Lightning treats a job named {spec.name!r} as an interactive shell and starts a "
+                "single process; set another --job-name"
             )
         if self.resumes(spec) and spec.max_restarts:
             problems.append(

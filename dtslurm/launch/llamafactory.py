@@ -26,8 +26,8 @@ class LlamaFactory(Torchrun):
         problems = super().check(spec, layout)
         if spec.module or not spec.script.endswith(_CONFIGS):
             problems.append(
-                f"launcher llamafactory wants a configuration ({', '.join(_CONFIGS)}) "
-                f"in the script's place, not {spec.script}"
+                f"launcher llamafactory needs a configuration file ({', '.join(_CONFIGS)}) instead "
+                f"of a script, not {spec.script}"
             )
         return problems
 

@@ -41,8 +41,8 @@ class Megatron(Torchrun):
             and handled_signal != sent_signal
         ):
             problems.append(
-                f"--exit-signal-handler waits for {handled_signal}, and --signal-before sends {sent_signal}: "
-                f"give Megatron --exit-signal {sent_signal}, or leave --signal-before out"
+                f"--exit-signal-handler waits for {handled_signal}, and --signal-before sends "
+                f"{sent_signal}: give Megatron --exit-signal {sent_signal}, or remove --signal-before"
             )
         return problems
 

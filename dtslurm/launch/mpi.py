@@ -28,7 +28,7 @@ class Mpi(Launcher):
     decided = dict.fromkeys(("np", "n", "host", "hostfile"), "use --nodes and --ntasks-per-node")
     options: ClassVar = {
         "mpi": MPI_OPTION,
-        "start": LauncherOption("srun", "what starts the ranks", ("srun", "mpirun")),
+        "start": LauncherOption("srun", "the program that starts the ranks", ("srun", "mpirun")),
     }
 
     def started_by(self, spec: JobSpec) -> str:
@@ -56,15 +56,15 @@ class Mpi(Launcher):
         problems = []
         if spec.signal_before is not None:
             problems.append(
-                "mpirun does not pass the early signal on to all ranks: "
-                "leave out --signal-before or --launcher-option start=mpirun"
+                "mpirun does not forward the early signal to all ranks: remove --signal-before or "
+                "--launcher-option start=mpirun"
             )
         if spec.container is not None:
             problems.append(
-                "mpirun would start the ranks outside the image: leave out start=mpirun or --container"
+                "mpirun would start the ranks outside the image: remove start=mpirun or --container"
             )
         if self.mpi(spec) is not None:
-            problems.append("--launcher-option mpi= is srun's: mpirun does not read it")
+            problems.append("--launcher-option mpi= is an option of srun, which mpirun does not use")
         return problems
 
 

@@ -21,7 +21,7 @@ class Nvrx(Torchrun):
     agent_module = "nvidia_resiliency_ext.fault_tolerance.launcher"
     own_codes = (93,)
     options: ClassVar = {
-        "rdzv_backend": LauncherOption("c10d", "how the nodes meet", ("c10d",)),
+        "rdzv_backend": LauncherOption("c10d", "the rendezvous backend", ("c10d",)),
         "max_restarts": LauncherOption("0", "how often the ranks are restarted after a failure or a hang"),
         "nnodes": ELASTIC,
     }

@@ -31,11 +31,11 @@ class Ray(Launcher):
             *("min_worker_port", "max_worker_port", "dashboard_agent_listen_port"),
             *("include_dashboard", "ray_client_server_port"),
         ),
-        "dtslurm sets it, from what the job has",
+        "dtslurm sets it from the allocation of the job",
     )
     place = ("RANK", "LOCAL_RANK")
     options: ClassVar = {
-        "join_timeout": LauncherOption("300", "seconds that the nodes may take to start and to join"),
+        "join_timeout": LauncherOption("300", "time limit in seconds for the nodes to start and join"),
     }
 
     def variables(self, spec: JobSpec, layout: TaskLayout) -> Mapping[str, Variable]:
@@ -47,9 +47,7 @@ class Ray(Launcher):
         """Return problems: there is only one driver, and Ray itself starts the workers."""
         del spec
         if layout.ranks_per_node > 1:
-            return [
-                f"launcher ray starts one driver, not {layout.ranks_per_node}; leave out --ntasks-per-node"
-            ]
+            return [f"launcher ray starts one driver, not {layout.ranks_per_node}; remove --ntasks-per-node"]
         return []
 
 

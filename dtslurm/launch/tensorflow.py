@@ -40,8 +40,8 @@ class TensorFlow(Launcher):
             )
         if self.option(spec, "form") == "slurm" and not gpus:
             problems.append(
-                "TensorFlow's SlurmClusterResolver fails without GPUs; "
-                "ask for some or leave out --launcher-option form=slurm"
+                "TensorFlow's SlurmClusterResolver fails without GPUs; request GPUs, or remove "
+                "--launcher-option form=slurm"
             )
         return problems
 

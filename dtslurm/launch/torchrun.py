@@ -13,9 +13,11 @@ from dtslurm.model.shell import Sh
 
 _C10D_HINT = "add --launcher-option rdzv_backend=c10d"
 _USE_LAYOUT_OPTIONS = "use --nodes and --ntasks-per-node"
-_RENDEZVOUS_IS_SET = "dtslurm chooses where the nodes meet; --launcher-option rdzv_backend=c10d chooses how"
-_NAME_THE_SCRIPT = "name the script, or -m and the module, after the options"
-_LOGS_ARE_SEPARATE = "each rank's output goes to its log in the run directory before it reaches the launcher"
+_RENDEZVOUS_IS_SET = (
+    "dtslurm chooses the rendezvous address; set the backend with --launcher-option rdzv_backend=c10d"
+)
+_NAME_THE_SCRIPT = "give the script, or -m and the module, after the options"
+_LOGS_ARE_SEPARATE = "dtslurm writes each rank's output to its log in the run directory"
 DECIDED = {
     **dict.fromkeys(("nproc_per_node", "node_rank"), _USE_LAYOUT_OPTIONS),
     **dict.fromkeys(("master_addr", "master_port", "standalone", "local_addr"), _RENDEZVOUS_IS_SET),
@@ -23,7 +25,7 @@ DECIDED = {
     **dict.fromkeys(("module", "no_python", "run_path"), _NAME_THE_SCRIPT),
 }
 REMARKS = dict.fromkeys(("tee", "redirects", "log_dir", "local_ranks_filter"), _LOGS_ARE_SEPARATE)
-ELASTIC = LauncherOption("", "MIN:MAX, to go on with as few as MIN nodes when others are lost", free=True)
+ELASTIC = LauncherOption("", "MIN:MAX, to continue with at least MIN nodes when nodes are lost", free=True)
 
 
 class Torchrun(Launcher):
@@ -53,7 +55,7 @@ class Torchrun(Launcher):
     remarks = REMARKS
     agent_module: ClassVar[str] = "torch.distributed.run"
     options: ClassVar = {
-        "rdzv_backend": LauncherOption("static", "how the nodes meet", ("static", "c10d")),
+        "rdzv_backend": LauncherOption("static", "the rendezvous backend", ("static", "c10d")),
         "max_restarts": LauncherOption("0", "how often torchrun restarts the ranks after a failure"),
         "nnodes": ELASTIC,
     }
@@ -79,34 +81,34 @@ class Torchrun(Launcher):
         if self.option(spec, "nnodes"):
             return self._check_elastic(spec, layout, static=is_static)
         if layout.nodes > 1 and is_static and self.option(spec, "max_restarts") != "0":
-            return [f"{self.name} cannot restart several nodes that met by static rendezvous; {_C10D_HINT}"]
+            return [f"{self.name} cannot restart several nodes with static rendezvous; {_C10D_HINT}"]
         return []
 
     def _check_elastic(self, spec: JobSpec, layout: TaskLayout, *, static: bool) -> list[str]:
         text = self.option(spec, "nnodes")
         bounds = re.fullmatch(r"([1-9]\d{0,5}):([1-9]\d{0,5})", text)
         if bounds is None or int(bounds[1]) > int(bounds[2]):
-            return [f"launcher option nnodes must be MIN:MAX, as in nnodes=2:4; not {text!r}"]
+            return [f"launcher option nnodes must be MIN:MAX, as in nnodes=2:4, not {text!r}"]
         minimum, maximum, nodes = int(bounds[1]), int(bounds[2]), layout.nodes
         problems = []
         if maximum != nodes:
             problems.append(
-                f"launcher option nnodes={text} goes up to {maximum} nodes, but the job has {nodes}; "
-                f"ask for --nodes {maximum}, or give nnodes={min(minimum, nodes)}:{nodes}"
+                f"launcher option nnodes={text} allows {maximum} nodes, but the job has {nodes}; "
+                f"request --nodes {maximum}, or give nnodes={min(minimum, nodes)}:{nodes}"
             )
         if spec.supervised:
             if self.option(spec, "max_restarts") != "0":
                 problems.append(
-                    "the supervisor restarts the ranks, as often as --max-restarts says; "
-                    "leave out --launcher-option max_restarts"
+                    "the supervisor restarts the ranks, at most --max-restarts times; remove "
+                    "--launcher-option max_restarts"
                 )
             return problems
         if static:
-            problems.append(f"nodes that met by static rendezvous cannot be fewer later; {_C10D_HINT}")
+            problems.append(f"with static rendezvous the number of nodes cannot shrink; {_C10D_HINT}")
         if self.option(spec, "max_restarts") == "0":
             problems.append(
-                f"nnodes={text} goes on after a loss by restarting the ranks, and none is allowed; "
-                "add --launcher-option max_restarts=3 or so"
+                f"nnodes={text} continues after the loss of a node by restarting the ranks, but no "
+                "restart is allowed; add, for example, --launcher-option max_restarts=3"
             )
         return problems
 

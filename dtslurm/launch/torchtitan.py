@@ -28,7 +28,7 @@ class TorchTitan(Torchrun):
         problems = super().check(spec, layout)
         if not spec.module and not spec.script.endswith((".toml", ".py")):
             problems.append(
-                f"launcher torchtitan wants a .toml configuration, or -m {_TRAIN_MODULE}, not {spec.script}"
+                f"launcher torchtitan needs a .toml configuration, or -m {_TRAIN_MODULE}, not {spec.script}"
             )
         return problems
 

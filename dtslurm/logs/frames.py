@@ -10,7 +10,7 @@ from dtslurm.remote import answers
 from dtslurm.remote.answers import InvalidAnswer
 from dtslurm.worker.logtail import frames as wire
 
-SENDER = "the far side of log following"
+SENDER = "the remote log follower"
 _LONGEST_BANNER = 1 << 20
 _LONGEST_UNPACKED = 1 << 22
 
@@ -101,7 +101,7 @@ def _unpack(payload: bytes) -> Iterator[Frame]:
     decoder = Decoder(begun=True, packed=True)
     yield from decoder.feed(answers.unpack(payload, SENDER, limit=_LONGEST_UNPACKED))
     if decoder.has_rest:
-        raise protocol_error("compressed frames of which the last is cut off")
+        raise protocol_error("compressed frames with a truncated last frame")
 
 
 def request(values: Mapping[str, object]) -> bytes:
@@ -128,5 +128,6 @@ def protocol_error(what: str, evidence: list[str] | None = None) -> InvalidAnswe
         SENDER,
         what,
         "\n".join(evidence or []),
-        hint="a shell that is not interactive must print nothing; if that is not the cause, report this",
+        hint="check that your non-interactive shell prints nothing on the login node; if it prints "
+        "nothing, report this",
     )

@@ -109,9 +109,7 @@ class Assembler:
             TransportError: the bytes do not start at ``self.offset``.
         """
         if offset != self.offset:
-            raise protocol_error(
-                f"bytes from {offset} of {self.name} where those from {self.offset} come next"
-            )
+            raise protocol_error(f"data at byte {offset} of {self.name} instead of byte {self.offset}")
         self.offset += len(data)
         self.checked = (self.checked + data)[-CHECKED:] if len(data) < CHECKED else data[-CHECKED:]
         end = data.rfind(b"\n") + 1

@@ -67,11 +67,11 @@ def unpack(data: bytes, sender: str, *, limit: int = LARGEST) -> bytes:
     try:
         content = unpacker.decompress(data, limit)
     except zlib.error as error:
-        raise invalid(sender, f"compressed data that is broken ({error})") from error
+        raise invalid(sender, f"damaged compressed data ({error})") from error
     if unpacker.unconsumed_tail:
-        raise invalid(sender, "compressed data that is too large")
+        raise invalid(sender, "too much compressed data")
     if not unpacker.eof:
-        raise invalid(sender, "compressed data that is cut off")
+        raise invalid(sender, "truncated compressed data")
     return content
 
 
@@ -110,7 +110,7 @@ def read_path(values: Mapping[str, Any], key: str, sender: str) -> str:
     """
     path = read_text(values, key, sender)
     if not is_plain_path(path):
-        raise invalid(sender, "a file for another place", repr(path[:_EVIDENCE_LENGTH]))
+        raise invalid(sender, "a file for another path", repr(path[:_EVIDENCE_LENGTH]))
     return path
 
 
@@ -137,7 +137,7 @@ def interpret(answer: Any, read: Callable[[Any], _Result], sender: str) -> _Resu
         return read(answer)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise invalid(
-            sender, "an answer that lacks values or has wrong ones", repr(error)[:_EVIDENCE_LENGTH]
+            sender, "an answer with missing or wrong values", repr(error)[:_EVIDENCE_LENGTH]
         ) from error
 
 
@@ -146,7 +146,11 @@ def invalid(sender: str, problem: str, evidence: str = "", *, hint: str = "") ->
     return InvalidAnswer(
         f"{sender} sent {problem}",
         evidence=[evidence] if evidence else [],
-        hint=hint or "the login node is faulty or compromised, if its start-up files print nothing",
+        hint=hint
+        or (
+            "check that your shell's start-up files on the login node print nothing; otherwise the login "
+            "node is faulty or compromised"
+        ),
     )
 
 

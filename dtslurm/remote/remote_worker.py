@@ -23,7 +23,7 @@ _FRESH_S = 5.0  # a worker without an answer for longer is pinged before it gets
 _PING_S = 10.0
 _PING = struct.pack(">I", 0)
 _GOODBYE_S = 2.0
-_SENDER = "the program on the login node"
+_SENDER = "the worker program on the login node"
 
 
 def ask_worker(
@@ -52,15 +52,16 @@ def ask_worker(
     if completed.code == 127:
         raise _no_python_error(transport, python, completed.stderr.splitlines()[-5:])
     raise TransportError(
-        f"the far side ended with code {completed.code} before it answered; what it did is unknown",
+        f"the worker program ended with exit code {completed.code} before it answered; its effects "
+        "are unknown",
         evidence=completed.stderr.splitlines()[-20:],
-        hint=f"{python} there must be Python 3.6 or later",
+        hint=f"{python} on the login node must be Python 3.6 or later",
     )
 
 
 def _no_python_error(transport: Transport, python: str, evidence: Sequence[str]) -> CommandNotFound:
     return CommandNotFound(
-        f"there is no {python} on {transport.name}",
+        f"{python} does not exist on {transport.name}",
         evidence=evidence,
         hint="the login node needs Python 3.6 or later; set its path with login.python in the profile",
     )
@@ -225,7 +226,7 @@ class _RunningWorker:
             raise
         except TransportError as error:
             raise TransportError(
-                "the far side ended before it answered; what it did is unknown",
+                "the worker program ended before it answered; its effects are unknown",
                 evidence=[error.message, *error.evidence],
             ) from error
 
@@ -235,7 +236,7 @@ class _RunningWorker:
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
                 raise CommandTimeout(
-                    f"the far side gave no answer within {timeout:g} s; what it did is unknown"
+                    f"the worker program did not answer within {timeout:g} s; its effects are unknown"
                 )
             chunk = self._stream.read(remaining_s)
             size += len(chunk)
@@ -249,7 +250,7 @@ class _RunningWorker:
                 if answer is not None:
                     self._last_answer_s = time.monotonic()
                     return answer
-        raise TransportError("it reads no more")
+        raise TransportError("the worker program no longer reads its input")
 
     def is_reusable(self, answer: Mapping[str, Any]) -> bool:
         """Whether the worker accepts another request: it exits after an answer that rejects one."""

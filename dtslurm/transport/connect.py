@@ -53,9 +53,9 @@ def connect(
         return LocalTransport()
     problems = []
     if not _HOST.fullmatch(host):
-        problems.append(f"login host {host!r} is no name of a host")
+        problems.append(f"login host {host!r} is not a host name")
     if user is not None and not _USER.fullmatch(user):
-        problems.append(f"login user {user!r} is no name of a user")
+        problems.append(f"login user {user!r} is not a user name")
     if problems:
         raise RequestInvalid(problems)
     config = variables.get(CONFIG_VARIABLE) or None
@@ -76,12 +76,12 @@ def choose(transport: str | None, env: Mapping[str, str]) -> tuple[str, str]:
     """
     if transport and transport != "auto":
         if transport not in TRANSPORTS:
-            raise RequestInvalid([f"no transport {transport!r}: one of {', '.join(TRANSPORTS)}"])
-        return transport, "asked for"
+            raise RequestInvalid([f"unknown transport {transport!r}: use one of {', '.join(TRANSPORTS)}"])
+        return transport, "requested"
     ssh = shutil.which("ssh", path=env.get("PATH"))
     if ssh:
-        return "openssh", f"{ssh} is there"
-    return "paramiko", "there is no ssh on this machine"
+        return "openssh", f"{ssh} is installed"
+    return "paramiko", "this machine has no ssh"
 
 
 def real_name(link: Transport) -> str:

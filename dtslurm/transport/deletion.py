@@ -23,9 +23,9 @@ def remove(path: Path, *, within: Path) -> bool:
     resolved = path.parent.resolve() / path.name
     if path.name in {"", ".", ".."} or within.resolve() not in resolved.parents:
         raise StoreError(
-            f"{path} is not below {within}: it is not removed",
-            evidence=[f"links resolved, it is {resolved}"],
-            hint="the record of the run was changed by somebody else than dtslurm; please report this",
+            f"{path} is not below {within}, so dtslurm does not delete it",
+            evidence=[f"without symbolic links, the path is {resolved}"],
+            hint="a program other than dtslurm changed the record of the run; please report this",
         )
     try:
         mode = resolved.lstat().st_mode

@@ -13,14 +13,14 @@ from dtslurm.model.values import dataclass
 from dtslurm.worker.lib import disk as worker_disk
 
 _MESSAGES_BY_ERRNO = {
-    errno.EROFS: ("the file system is read-only", "choose a run folder on a file system you may write to"),
-    errno.EACCES: ("permission denied", "check who owns the folder, and its mode (ls -ld)"),
-    errno.EPERM: ("operation not permitted", "check who owns the folder, and its attributes"),
-    errno.ENOENT: ("there is no such file or folder", ""),
+    errno.EROFS: ("the file system is read-only", "choose a run root on a file system that you can write to"),
+    errno.EACCES: ("permission denied", "check the owner and the mode of the folder (ls -ld)"),
+    errno.EPERM: ("operation not permitted", "check the owner and the attributes of the folder"),
+    errno.ENOENT: ("no such file or folder", ""),
     errno.ENOTDIR: ("a part of the path is a file, not a folder", "choose another folder"),
     errno.EISDIR: ("it is a folder, not a file", "choose another name"),
     errno.ENAMETOOLONG: ("the path, or a name in it, is too long", "choose a shorter name or folder"),
-    errno.ELOOP: ("its symbolic links lead in a circle", "mend the links"),
+    errno.ELOOP: ("its symbolic links form a loop", "fix the links"),
     errno.ESTALE: ("the network file system lost the file (stale handle)", "try again"),
 }
 
@@ -81,13 +81,14 @@ def refusal(number: int, said: str, path: str, verb: str, *, room: str, where: s
         return StoreError(
             f"disk full: cannot {verb} {location}",
             evidence=[said, room],
-            hint="free some space there, or choose a run folder on another file system",
+            hint="free space in this file system, or choose a run root on another file system",
         )
     if number == errno.EDQUOT:
         return StoreError(
             f"quota exceeded: cannot {verb} {location}",
             evidence=[said, room],
-            hint="delete files of yours there (see quota -s, on Lustre lfs quota), or choose another folder",
+            hint="delete your files in this file system (see quota -s, on Lustre lfs quota), or choose "
+            "another folder",
         )
     problem, hint = _MESSAGES_BY_ERRNO.get(number, (os.strerror(number) if number else said, ""))
     return StoreError(f"cannot {verb} {location}: {problem}", evidence=[said], hint=hint)

@@ -29,7 +29,7 @@ def completed(host: str, answer: CallOutputs, argv: Sequence[str], out: bytes, e
     code, flag = answer.verdict()
     if flag == "t":
         raise CommandTimeout(
-            f"{argv[0]} on {host} did not end in time and was killed there; what it did is unknown",
+            f"{argv[0]} on {host} did not end in time and was killed; its effects are unknown",
             evidence=tail(err),
         )
     check_start(host, argv[0], code, flag, err)
@@ -41,8 +41,8 @@ def check_start(host: str, program: str, code: int, flag: str, err: bytes) -> No
     if flag == "x":
         raise CommandNotFound(f"{program} cannot be executed on {host}", evidence=tail(err))
     if flag == "m":
-        raise CommandNotFound(f"there is no program {program} on {host}", evidence=tail(err))
+        raise CommandNotFound(f"{host} has no program {program}", evidence=tail(err))
     if code == 127 and err.startswith(_NOT_STARTED):  # the interpreter of the script is missing
-        raise CommandNotFound(f"there is no program {program} on {host}", evidence=tail(err))
+        raise CommandNotFound(f"{host} has no program {program}", evidence=tail(err))
     if code == 126 and (err.startswith(_NOT_STARTED) or err.endswith(b": Argument list too long\n")):
         raise TransportError(f"{program} could not be started on {host}", evidence=tail(err))

@@ -28,8 +28,13 @@ def run_interactive(transport: Transport, argv: Sequence[str], *, folder: str | 
     if not transport.local:
         if not isinstance(transport, OpenSSHTransport):
             raise RequestInvalid(
-                [f"{transport.host} is reached by {transport.name}, which carries no terminal"],
-                hint=f"with ssh installed: ssh -t HOST {shlex.join(command)}",
+                [
+                    (
+                        f"transport {transport.name}, which connects to {transport.host}, does not support a "
+                        "terminal"
+                    )
+                ],
+                hint=f"if ssh is installed, run: ssh -t HOST {shlex.join(command)}",
             )
         command = transport.terminal_argv(command)
     working_dir = folder if folder is not None and Path(folder).is_dir() else None

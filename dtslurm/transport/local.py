@@ -139,7 +139,7 @@ def _start_process(argv: Sequence[str], *, stdin: bool, env: Mapping[str, str] |
         return PopenChannel(argv, env=environment, stdin=stdin)
     except (FileNotFoundError, NotADirectoryError):
         raise CommandNotFound(
-            f"there is no program {argv[0]} on this machine", evidence=[f"PATH={environment.get('PATH', '')}"]
+            f"this machine has no program {argv[0]}", evidence=[f"PATH={environment.get('PATH', '')}"]
         ) from None
     except PermissionError as error:
         raise CommandNotFound(f"{argv[0]} cannot be executed", evidence=[str(error)]) from None

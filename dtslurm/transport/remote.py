@@ -208,7 +208,7 @@ class RemoteTransport:
                 except CommandFailed as error:
                     raise self._file_error("\n".join(error.evidence), path, "read") from None
                 if not chunk and not stream.ended:
-                    raise CommandTimeout(f"{self.host} sent nothing of {path} for {STUCK_S:g} s")
+                    raise CommandTimeout(f"{self.host} sent no data of {path} for {STUCK_S:g} s")
                 chunks.append(chunk)
                 size += len(chunk)
                 exit_status.check_size(self.host, "cat", size)
@@ -278,9 +278,10 @@ class RemoteTransport:
             except LinkLost as error:
                 if reconnected:
                     raise HostUnavailable(
-                        f"{self.host} ends every link before a command; this one was not started",
+                        f"{self.host} closes every connection before a command starts; this command "
+                        "was not started",
                         evidence=[str(error)],
-                        hint=f"see that `ssh {self.host} true` works; the host's own log tells why",
+                        hint=f"check that `ssh {self.host} true` works; the log of the host shows the cause",
                     ) from None
                 reconnected = True
             self.open()
@@ -302,7 +303,7 @@ class RemoteTransport:
         if not self._channel_slots.acquire(blocking=False):
             self._release_spare()
             if not self._channel_slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
-                raise self._busy_error(f"{MOST_CHANNELS} commands of this process are running there")
+                raise self._busy_error(f"{MOST_CHANNELS} commands of this process are running on the host")
         try:
             yield
         finally:
@@ -314,9 +315,10 @@ class RemoteTransport:
 
     def _busy_error(self, why: str) -> HostUnavailable:
         return HostUnavailable(
-            f"{self.host} takes no more commands at once; this one was not started",
+            f"{self.host} accepts no more concurrent commands; this command was not started",
             evidence=[why],
-            hint="end what else runs over the same login (dtslurm logs -f, an open terminal), then try again",
+            hint="end other programs that use the same login (dtslurm logs -f, an open terminal), then "
+            "try again",
         )
 
     def _timeout_error(
@@ -325,17 +327,20 @@ class RemoteTransport:
         """Return the error of a command that did not end in time, after killing it on the host."""
         if answer.begun:
             killed = (
-                "and was killed" if self._kill(answer.pid) else "and could not be killed: the link is stuck"
+                "and was killed"
+                if self._kill(answer.pid)
+                else ("and could not be killed, because the connection does not respond")
             )
             return CommandTimeout(
-                f"{argv[0]} on {self.host} did not end within {timeout:g} s {killed}; what it did is unknown",
+                f"{argv[0]} on {self.host} did not end within {timeout:g} s {killed}; its effects "
+                "are unknown",
                 evidence=[" ".join(argv)[:500], *tail(err)],
             )
         self._drop()
         return CommandTimeout(
-            f"{self.host} did not answer within {timeout:g} s; whether {argv[0]} ran there is unknown",
+            f"{self.host} did not answer within {timeout:g} s; it is unknown whether {argv[0]} ran",
             evidence=tail(answer.noise()),
-            hint="the host or the network is stuck; the next command makes a new link",
+            hint="the host or the network does not respond; the next command opens a new connection",
         )
 
     def _disconnect_error(
@@ -351,13 +356,14 @@ class RemoteTransport:
         noise_lines = tail(answer.noise())
         if answer.begun or not noise_lines:
             return TransportError(
-                f"the link to {self.host} was cut while {program} ran; what it did is unknown",
+                f"the connection to {self.host} broke while {program} ran; its effects are unknown",
                 evidence=noise_lines,
             )
         return TransportError(
-            f"{self.host} ended the session without the mark of {program}; whether it ran is unknown",
+            f"{self.host} ended the session without the start mark of {program}; it is unknown "
+            f"whether {program} ran",
             evidence=noise_lines,
-            hint=f"see that `ssh {self.host} true` works and prints no error",
+            hint=f"check that `ssh {self.host} true` works and prints no error",
         )
 
     def _drop_if_dead(self) -> None:

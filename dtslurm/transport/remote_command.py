@@ -215,7 +215,7 @@ class _Framed:
             if close < 0:
                 self._pending = data[mark:]
                 if len(self._pending) > _LONGEST_FRAME:
-                    raise TransportError("the far side closes an output without end")
+                    raise TransportError("the remote host closes an output endlessly")
             else:
                 self.ended = data[mark + len(self.end) : close].decode("ascii", "replace").strip()
             return data[:mark]
@@ -251,9 +251,9 @@ class CallOutputs:
         payloads = self._out.feed(out), self._err.feed(err)
         if not self.begun and len(self._out.unframed()) + len(self._err.unframed()) > 2 * MOST_NOISE:
             raise TransportError(
-                "the far side prints without end before it runs the command",
+                "the remote host prints endlessly before it runs the command",
                 evidence=[self.noise()[-200:].decode("utf-8", "replace")],
-                hint="look at the start-up files of your login shell there (.bashrc, .cshrc)",
+                hint="check the start-up files of your login shell on that host (.bashrc, .cshrc)",
             )
         return payloads
 
@@ -285,7 +285,8 @@ class CallOutputs:
         code, _, flag = (self._out.ended or "").partition(" ")
         if not (code.isdecimal() and len(code) <= _LONGEST_CODE and flag in _END_FLAGS):
             raise TransportError(
-                "the far side did not say how the command ended", evidence=[repr(self._out.ended)]
+                "the remote host did not report the exit code of the command",
+                evidence=[repr(self._out.ended)],
             )
         return int(code), flag
 

@@ -66,7 +66,7 @@ class ChannelStream:
     def send(self, data: bytes) -> None:
         """Queue data for the command's stdin, without blocking; see `Stream.send`."""
         if self._feeder.refused or self._ended:
-            raise TransportError(f"{self._program} reads no more")
+            raise TransportError(f"{self._program} no longer reads its input")
         self._stdin_chunks.put(data)
 
     def close_stdin(self) -> None:

@@ -105,7 +105,7 @@ def _merge_members(members: Sequence[Event]) -> EventLine:
     if members[0].get("event") == "staging":
         return EventLine(latest, _describe_staging(members))
     nodes = f"{len(members)} nodes are" if len(members) > 1 else f"{_to_text(members[0].get('node'))} is"
-    return EventLine(latest, f"health: {nodes} fine")
+    return EventLine(latest, f"health: {nodes} healthy")
 
 
 def _describe_staging(members: Sequence[Event]) -> str:
@@ -122,19 +122,19 @@ def _describe_staging(members: Sequence[Event]) -> str:
     if finished == nodes:
         return f"data {source} is on {target}: {amount(copied_bytes)}"
     percent = f" ({min(1.0, copied_bytes / total_bytes):.0%})" if total_bytes > 0 else ""
-    ready = f", {finished} of {nodes} nodes have it" if nodes > 1 else ""
-    return f"copies {source} to {target}: {amount(copied_bytes)} of {amount(total_bytes)}{percent}{ready}"
+    ready = f", {finished} of {nodes} nodes have finished" if nodes > 1 else ""
+    return f"copying {source} to {target}: {amount(copied_bytes)} of {amount(total_bytes)}{percent}{ready}"
 
 
 def _describe_staged(event: Event) -> str:
     size, duration_s = finite_number(event.get("bytes")), finite_number(event.get("seconds"))
     copied = f", {amount(size)} copied" if size else ""
-    return f"the data is where it is wanted{copied}" + (f" in {duration(duration_s)}" if duration_s else "")
+    return f"staging finished{copied}" + (f" in {duration(duration_s)}" if duration_s else "")
 
 
 def _describe_attempt(event: Event) -> str:
     ranks = f", {_to_text(event['world_size'])} ranks" if event.get("world_size") else ""
-    return f"attempt {_to_text(event.get('attempt'))} begins on {_node_set_text(event.get('nodes'))}{ranks}"
+    return f"attempt {_to_text(event.get('attempt'))} starts on {_node_set_text(event.get('nodes'))}{ranks}"
 
 
 def _describe_attempt_end(event: Event) -> str:
@@ -150,8 +150,8 @@ def _describe_attempt_end(event: Event) -> str:
 
 
 _ACTION_TEXTS = {
-    "restart": "starts again", "requeue": "goes back into the queue", "chain": "goes on in a job of its own",
-    "stop": "stops", "shrink": "goes on with fewer nodes", "go": "goes on",
+    "restart": "restarts", "requeue": "is requeued", "chain": "continues in a new job",
+    "stop": "stops", "shrink": "continues with fewer nodes", "go": "continues",
 }  # fmt: skip
 
 
@@ -185,7 +185,7 @@ def _describe_hang(event: Event) -> str:
         f"{len(ranks)} ranks" if isinstance(ranks, list) and len(ranks) > 8 else f"ranks {_to_text(ranks)}"
     )
     summary = _text_or_empty(event.get("summary"))
-    return f"it hangs, {rank_text}" + (f": {summary}" if summary else "")
+    return f"hang detected, {rank_text}" + (f": {summary}" if summary else "")
 
 
 def _describe_health(event: Event) -> str:
@@ -197,9 +197,9 @@ def _describe_health(event: Event) -> str:
         )
         finding_texts.append(": ".join(filter(None, (_text_or_empty(check), _text_or_empty(evidence)))))
     state = (
-        "is fine"
+        "is healthy"
         if event.get("ok") is True and not finding_texts
-        else "is good enough"
+        else "is usable"
         if event.get("ok")
         else "is bad"
     )
@@ -209,11 +209,11 @@ def _describe_health(event: Event) -> str:
 
 
 def _describe_requeue(event: Event) -> str:
-    texts_by_method = {"requeue": "the job is queued again", "afterany": "its successor is queued"}
+    texts_by_method = {"requeue": "the job is requeued", "afterany": "the next job is queued"}
     text = texts_by_method.get(_to_text(event.get("by")), "the next job is queued")
     detail = _text_or_empty(event.get("words"))
     if event.get("done") is False:
-        text = "it could not be queued again"
+        text = "the job could not be requeued"
     return text + (f": {detail}" if detail else "")
 
 
@@ -227,7 +227,7 @@ _DESCRIPTIONS: Mapping[str, Callable[[Event], str]] = {
         f"job {_to_text(event.get('job_id'))} started on {_node_set_text(event.get('nodes'))}"
     ),
     "ended": _format_event("ended with exit code {exit_code}"),
-    "signalled": _format_event("got {signal}"),
+    "signalled": _format_event("received {signal}"),
     "attempt": _describe_attempt,
     "attempt_ended": _describe_attempt_end,
     "decision": _describe_decision,
@@ -237,18 +237,18 @@ _DESCRIPTIONS: Mapping[str, Callable[[Event], str]] = {
     "ranks_apart": describe,
     "distributed": _format_event("the ranks train together: {evidence}"),
     "checkpoint": _format_event("checkpoint at step {step}"),
-    "checkpoint_corrupt": _format_event("a checkpoint is not whole, put aside as {path}: {problem}"),
+    "checkpoint_corrupt": _format_event("a checkpoint is damaged and was renamed to {path}: {problem}"),
     "checkpoint_failed": _format_event("the checkpoint of step {step} was not written: {problem}"),
-    "restored": _format_event("went on from step {step}"),
-    "node_excluded": _format_event("{node} left out: {reason}"),
-    "agent_restarted": _format_event("agent on {node} restarted; its ranks go on"),
+    "restored": _format_event("resumed from step {step}"),
+    "node_excluded": _format_event("node {node} excluded: {reason}"),
+    "agent_restarted": _format_event("the node agent on {node} restarted; its ranks continue"),
     "health": _describe_health,
     "staging": lambda event: _describe_staging([event]),
     "staged": _describe_staged,
-    "staging_failed": _format_event("the data could not be brought: {problems}"),
+    "staging_failed": _format_event("the data could not be staged: {problems}"),
     "supervisor_killed": _describe_supervisor_kill,
     "supervisor_stopped": _format_event(
-        "the supervisor (process {pid} on {node}) is stopped: nothing watches the ranks"
+        "the supervisor (process {pid} on {node}) is stopped: the ranks are not monitored"
     ),
     "supervisor_continued": _format_event("the supervisor (process {pid} on {node}) continues"),
     "restart": _format_event("restarted"),

@@ -343,15 +343,15 @@ def _describe_differences(made: list[RankCell], rest: Rest | None) -> list[RankC
         if cell.state == "failed":
             differences.append(f"signal {cell.signal}" if cell.signal else f"exit code {cell.exit_code}")
         elif cell.state == "lost":
-            differences.append("no record of its end")
+            differences.append("end not recorded")
         elif cell.state == "done" and ended < running:
             differences.append("ended before the others")
         if cell.silent is not None and cell.silent > silence_limit:
-            differences.append("silent while others speak")
+            differences.append("no output while other ranks write")
         if cell.gpu is not None and cell.gpu < gpu_use_limit:
-            differences.append("its GPU works less than the others'")
+            differences.append("its GPU use is lower than that of other ranks")
         if cell.memory is not None and cell.memory < memory_limit:
-            differences.append("its GPU holds less than the others'")
+            differences.append("its GPU memory use is lower than that of other ranks")
         marked.append(replace(cell, odd="; ".join(differences)) if differences else cell)
     return marked
 

@@ -60,7 +60,7 @@ def test_a_run_without_results_says_how_they_come_to_be(invoke: Run, runs: Runs)
     done = invoke("artifacts", "list", "bare", code=0)
     assert (done.stdout, "--artifact PATTERN" in done.stderr) == ("", True)
     assert "no artifact matches 'latest'" in invoke("artifacts", "show", "bare", "latest", code=2).stderr
-    assert "there is nothing to delete" in invoke("artifacts", "prune", "bare", code=0).stderr
+    assert "no artifact to delete" in invoke("artifacts", "prune", "bare", code=0).stderr
 
 
 def test_a_check_reads_files_whole(invoke: Run, made: JobRecord) -> None:
@@ -77,14 +77,16 @@ def test_what_is_pinned_stays_until_it_is_let_go(invoke: Run, made: JobRecord) -
     told = invoke("artifacts", "pin", "--json", "train", "*/step-2", code=0).stdout
     assert json.loads(told)["pinned"] == ["checkpoints/step-1", "checkpoints/step-2"]
     done = invoke("artifacts", "prune", "--yes", "train", code=0)
-    assert (done.stdout, "nothing to delete" in done.stderr) == ("", True)
-    assert invoke("artifacts", "unpin", "train", "*/step-1", code=0).stderr == "let go: checkpoints/step-1\n"
+    assert (done.stdout, "no artifact to delete" in done.stderr) == ("", True)
+    assert (
+        invoke("artifacts", "unpin", "train", "*/step-1", code=0).stderr == "unpinned: checkpoints/step-1\n"
+    )
     shown = invoke("artifacts", "prune", "train", code=0)
     assert shown.stdout == "checkpoints/step-1\n"
-    assert shown.stderr == "2.0 KiB would be free again; nothing was deleted: --yes does that\n"
+    assert shown.stderr == "2.0 KiB would be freed; nothing was deleted, because --yes was not given\n"
     assert (Path(made.run_dir) / "checkpoints" / "step-1").exists()
     deleted = invoke("artifacts", "prune", "--yes", "train", code=0)
-    assert deleted.stderr == "deleted; 2.0 KiB are free again\n"
+    assert deleted.stderr == "deleted; 2.0 KiB freed\n"
     assert not (Path(made.run_dir) / "checkpoints" / "step-1").exists()
 
 
@@ -108,7 +110,7 @@ def test_pull_brings_the_newest_checkpoint_where_nothing_else_is_said(
 def test_a_repository_for_hugging_face_is_of_one_artifact(invoke: Run, made: JobRecord, folder: Path) -> None:
     del made
     several = invoke("artifacts", "pull", "train", "--to", "hf:hub", "checkpoints/*", code=2)
-    assert "--to hf: takes one artifact, and 3 match" in several.stderr
+    assert "--to hf: needs a single artifact, and 3 match" in several.stderr
     assert not (folder / "hub").exists()
     laid = invoke("artifacts", "pull", "train", "--to", "hf:hub", "latest", code=0).stdout.splitlines()
     assert [Path(line).name for line in laid] == [".gitattributes", "README.md", "weights.bin"]

@@ -60,7 +60,7 @@ def nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         (["--total-time", "-1", "train.py"], "--total-time: '-1' is not a duration"),
         (["--max-restarts", "-1", "train.py"], "not in the range x>=0"),
         (["--sbatch", "-N2", "train.py"], "not a long option of sbatch"),
-        (["--launcher-option", "rdzv=1", "-l", "torchrun", "train.py"], "take it for --rdzv_backend"),
+        (["--launcher-option", "rdzv=1", "-l", "torchrun", "train.py"], "read it as --rdzv_backend"),
         (["--template", "none.j2", "train.py"], "template none.j2 does not exist"),
         (["-N2", "-l", "single", "train.py"], "launcher single runs on one node"),
         (["--node-type", "dgx", "train.py"], "no such type"),

@@ -18,18 +18,18 @@ def listed(run: Run) -> list[str]:
 
 def test_nodes_are_noted_and_forgotten_by_hand(run: Run) -> None:
     where = ("--cluster", "a100x8-ib")
-    assert "nothing is said against any node of a100x8-ib" in run("cluster", "nodes", *where).stderr
+    assert "the bad-node list of a100x8-ib is empty" in run("cluster", "nodes", *where).stderr
     added = run(
         "cluster", "nodes", "add", "n[3-4]", "n7", "--reason", "slow\x1b[2J disk", "--expires", "2d", *where
     )
-    assert added.stderr == "n[3-4,7] of a100x8-ib: left out for 2d00h\n"
+    assert added.stderr == "n[3-4,7] of a100x8-ib: excluded for 2d00h\n"
     assert listed(run) == ["n3", "n4", "n7"]
     table = run("cluster", "nodes", *where).stdout.splitlines()
     assert table[0].split() == ["NODE", "WHY", "JOB", "BY", "SEEN", "HOLDS"]
     assert "slow" in table[1]
     assert "\x1b" not in table[1]
     removed = run("cluster", "nodes", *where, "remove", "n[3-5]")
-    assert "nothing was said against n5 of a100x8-ib" in removed.stderr
+    assert "n5 is not on the bad-node list of a100x8-ib" in removed.stderr
     assert listed(run) == ["n7"]
 
 
@@ -37,8 +37,8 @@ def test_nodes_are_noted_and_forgotten_by_hand(run: Run) -> None:
     ("words", "said"),
     [
         (("add", "n7"), "--reason"),
-        (("add", "n7;x", "--reason", "slow"), "is no node's name"),
-        (("add", "n[1-", "--reason", "slow"), "is no node's name"),
+        (("add", "n7;x", "--reason", "slow"), "is not a node name"),
+        (("add", "n[1-", "--reason", "slow"), "is not a node name"),
         (("add", "n7", "--reason", "slow", "--expires", "soon"), "--expires: 'soon' is not a duration"),
         (("remove",), "NODE"),
     ],

@@ -101,8 +101,11 @@ def test_the_one_type_that_names_a_partition_is_its_nodes(invoke: Run, folder: P
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("-p", "gpu"), "no GPUs: nodes of gpu differ; give --node-type g or h"),
-        (("-p", "new"), "no GPUs: which nodes new has is not known; --gpus-per-node asks for them"),
+        (("-p", "gpu"), "no GPUs requested: the nodes of gpu differ; give --node-type g or h"),
+        (
+            ("-p", "new"),
+            ("no GPUs requested: the node types of new are not known; request GPUs with --gpus-per-node"),
+        ),
         (("-p", "gpu", "--gpus-per-node", "2"), ""),
         (("-p", "cpu"), ""),
     ],
@@ -168,7 +171,7 @@ def test_several_partitions_may_be_asked_for(
 @pytest.mark.parametrize(
     ("words", "time", "told"),
     [
-        ((), "01:00:00", "--time 01:00:00: partition cpu allows no more; 05:00:00 is usual here"),
+        ((), "01:00:00", "--time 01:00:00: the maximum of partition cpu; the usual default is 05:00:00"),
         (("-t", "30"), "00:30:00", ""),
         (("-p", "gpu"), "05:00:00", ""),
     ],
@@ -179,7 +182,7 @@ def test_the_usual_time_is_cut_down_to_the_partitions_limit(
     options, said = asked(invoke, *words)
     assert options["time"] == time
     assert told in said
-    assert ("usual here" in said) == bool(told)
+    assert ("usual default" in said) == bool(told)
 
 
 @pytest.mark.parametrize(

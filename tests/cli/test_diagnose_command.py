@@ -28,7 +28,7 @@ def test_the_verdict_is_on_the_newest_attempt(invoke: Run, runs: Runs) -> None:
     shown = invoke("diagnose", "train", code=0).stdout
     assert shown.startswith("job 7 (train, attempt 1): FAILED\n")
     assert "ZeroDivisionError: division by zero" in shown
-    assert "--attempt 0 tells of the last one" in shown
+    assert "--attempt 0 shows the last of them" in shown
     told = json.loads(invoke("diagnose", "--json", "--attempt", "0", "train", code=0).stdout)
     assert (told["job"], told["attempt"], told["verdict"]["exit_code"]) == ("7", 0, 3)
 
@@ -38,7 +38,13 @@ def test_the_verdict_is_on_the_newest_attempt(invoke: Run, runs: Runs) -> None:
     [
         (("--attempt", "5", "train"), "job 7 has no attempt 5, only 0, 1"),
         (("--attempt", "0", "fresh"), "job 8 has no attempt 0: the run has not started"),
-        (("--attempt", "0", "--live", "train"), "--live looks at what runs now; --attempt is of the past"),
+        (
+            ("--attempt", "0", "--live", "train"),
+            (
+                "--live examines the running attempt, and --attempt selects an earlier one; give only "
+                "one of them"
+            ),
+        ),
         (("--live", "train"), "7 is not running: its state is FAILED"),
         (("9_5",), "task 5 of 9 has not started"),
     ],
@@ -108,7 +114,7 @@ def test_a_live_verdict_is_words_or_data(invoke: Run, runs: Runs, monkeypatch: p
     monkeypatch.setattr(live_service, "diagnose_live", lambda *_, **__: found)
     shown = invoke("diagnose", "--live", "train", code=0).stdout
     assert shown.startswith("job 7 (train): RUNNING, live\n")
-    assert "it makes progress (90%)" in shown
+    assert "the job makes progress (90%)" in shown
     told = json.loads(invoke("diagnose", "--live", "--json", "train", code=0).stdout)
     assert (told["live"], told["attempt"], told["verdict"]["cause"]) == (True, 2, "none")
     assert told["missing"] == ["no rank has recorded its process id"]

@@ -33,7 +33,7 @@ def test_a_profile_goes_to_stdout_with_its_evidence(invoke: Run, slurm: Programs
     done = invoke(*DISCOVER, code=0)
     assert re.search(r"^node_types:\n", done.stdout, re.MULTILINE)
     assert re.search(r"max_time: .?1-00:00:00", done.stdout)
-    assert "keep it: dtslurm cluster discover -o cluster_profiles/lab.yaml" in done.stderr
+    assert "save the profile: dtslurm cluster discover -o cluster_profiles/lab.yaml" in done.stderr
     assert not any(line.startswith("sbatch --parsable") for line in slurm.asked)
 
 
@@ -50,11 +50,11 @@ def test_what_is_written_is_found_again_and_nothing_is_new(
 ) -> None:
     del slurm
     wrote = invoke(*DISCOVER, *FILE, code=0)
-    assert re.search(r"wrote .*lab\.yaml: \d+ values; dtslurm cluster check lab proves it", wrote.stderr)
+    assert re.search(r"wrote .*lab\.yaml: \d+ values; verify it with dtslurm cluster check lab", wrote.stderr)
     assert wrote.stdout == ""
     text = profile.read_text()
     again = invoke(*DISCOVER, *FILE, code=0)
-    assert "lab.yaml: nothing is new" in again.stderr
+    assert "lab.yaml: no new values" in again.stderr
     assert profile.read_text() == text
 
 
@@ -65,7 +65,7 @@ def test_nothing_is_changed_where_nobody_can_agree(invoke: Run, slurm: Programs,
     done = invoke(*DISCOVER, *FILE, code=0)
     assert re.search(r"^-.*max_time: .?1-00:00:00", done.stderr, re.MULTILINE)
     assert re.search(r"^\+.*max_time: .?2-00:00:00", done.stderr, re.MULTILINE)
-    assert "not written: nobody can be asked here; --yes agrees beforehand" in done.stderr
+    assert "not written: there is no terminal for the confirmation; --yes confirms in advance" in done.stderr
     assert "lab.yaml is as it was" in done.stderr
     assert profile.read_text() == before
     told = json.loads(invoke(*DISCOVER, *FILE, "--json", code=0).stdout)
@@ -92,7 +92,7 @@ def test_what_was_edited_by_hand_stays(invoke: Run, slurm: Programs, profile: Pa
     invoke(*DISCOVER, *FILE, code=0)
     profile.write_text(profile.read_text().replace("1-00:00:00", "0-12:00:00"))
     done = invoke(*DISCOVER, *FILE, "--yes", code=0)
-    assert "yours stays: slurm.partitions.main.max_time is 0-12:00:00, found 1-00:00:00" in done.stderr
+    assert "your value is kept: slurm.partitions.main.max_time is 0-12:00:00, found 1-00:00:00" in done.stderr
     assert "0-12:00:00" in profile.read_text()
 
 
@@ -100,8 +100,8 @@ def test_what_was_edited_by_hand_stays(invoke: Run, slurm: Programs, profile: Pa
     ("words", "told"),
     [
         (("login1", "--cluster", "a100x8-ib"), "give HOST or --cluster, not both"),
-        (("--cluster", "local"), "cluster local is this machine without Slurm; dtslurm doctor tells of it"),
-        (("-o", "lab.txt"), "lab.txt: a profile's file ends in .yaml"),
+        (("--cluster", "local"), "cluster local is this machine without Slurm; see dtslurm doctor"),
+        (("-o", "lab.txt"), "lab.txt: the file name of a profile must end in .yaml"),
         (("-o", "."), "is a folder; name a file, such as ./mycluster.yaml"),
         (("-p", "gpu"), "there is no partition gpu; there are: main"),
     ],

@@ -87,8 +87,8 @@ def test_following_what_is_over_ends_at_once(invoke: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--node", "n9"), "nothing was written on n9; the job is COMPLETED on n1"),
-        (("--rank", "1", "--attempt", "0"), "nothing was written; the job is COMPLETED"),
+        (("--node", "n9"), "no output on n9; the job is COMPLETED on n1"),
+        (("--rank", "1", "--attempt", "0"), "no output; the job is COMPLETED"),
     ],
 )
 def test_why_there_is_nothing(invoke: Run, words: tuple[str, ...], told: str) -> None:
@@ -99,11 +99,11 @@ def test_why_there_is_nothing(invoke: Run, words: tuple[str, ...], told: str) ->
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--rank", "5,7-9"), "there is no rank 5,7-9, only 0-1"),
-        (("--rank", "5", "--json"), "there is no rank 5, only 0-1"),
-        (("--attempt", "3", "--rank", "0"), "there is no attempt 3, only 0, 1"),
-        (("--attempt", "3"), "there is no attempt 3, only 0, 1"),
-        (("--attempt", "3", "--json"), "there is no attempt 3, only 0, 1"),
+        (("--rank", "5,7-9"), "the run has no rank 5,7-9, only 0-1"),
+        (("--rank", "5", "--json"), "the run has no rank 5, only 0-1"),
+        (("--attempt", "3", "--rank", "0"), "the run has no attempt 3, only 0, 1"),
+        (("--attempt", "3"), "the run has no attempt 3, only 0, 1"),
+        (("--attempt", "3", "--json"), "the run has no attempt 3, only 0, 1"),
     ],
 )
 @pytest.mark.parametrize("following", [(), ("-f",)])
@@ -120,7 +120,7 @@ def test_a_task_has_attempts_of_its_own(invoke: Run, runs: Runs, following: tupl
     runs.add("many", "10", ended("10_3"), ended("10_4"), array="3-4", files=files)
     assert invoke("logs", *following, "--attempt", "1", "10_4", code=0).stdout == "[4/0] of 4\n"
     done = invoke("logs", *following, "--attempt", "1", "10_3", code=3)
-    assert (done.stdout, done.stderr) == ("", "error: there is no attempt 1, only 0\n")
+    assert (done.stdout, done.stderr) == ("", "error: the run has no attempt 1, only 0\n")
 
 
 def test_an_attempt_to_come_may_be_followed(invoke: Run, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_ranks_that_are_there_are_shown_without_the_others(invoke: Run) -> None:
 
 def test_a_job_that_may_still_write_has_written_nothing_yet(invoke: Run, runs: Runs) -> None:
     runs.add("fresh", "9", ended("9", JobState.UNKNOWN, nodelist="", end_time=ENDED))
-    assert "nothing written yet; the job is UNKNOWN" in invoke("logs", "fresh").stderr
+    assert "no output yet; the job is UNKNOWN" in invoke("logs", "fresh").stderr
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,10 @@ def test_a_job_that_may_still_write_has_written_nothing_yet(invoke: Run, runs: R
         (("--rank", "3-1"), "--rank '3-1': write ranks and ranges like 0,3-7"),
         (("--rank", "a"), "--rank 'a': write ranks and ranges like 0,3-7"),
         (("--rank", ""), "--rank '': write ranks and ranges like 0,3-7"),
-        (("--node", "n[1-"), "--node 'n[1-' names no nodes"),
+        (("--node", "n[1-"), "--node 'n[1-' is not a node set"),
         (("--grep", "("), "--grep '(' is not a regular expression"),
-        (("--since", "soon"), "--since 'soon' is no time: write 10m (ago), 14:05 or 2026-11-21 14:05"),
-        (("--until", "25:99"), "--until '25:99' is no time"),
+        (("--since", "soon"), "--since 'soon' is not a time: write 10m (ago), 14:05 or 2026-11-21 14:05"),
+        (("--until", "25:99"), "--until '25:99' is not a time"),
     ],
 )
 def test_a_wrong_choice_is_told(invoke: Run, words: tuple[str, ...], told: str) -> None:
@@ -173,7 +173,7 @@ def test_who_stops_following_is_told_that_the_job_goes_on(
 
     monkeypatch.setattr(following, "follow", interrupted)
     done = invoke("logs", "-f", "train", code=130)
-    assert done.stderr == "the job goes on; dtslurm logs -f 7 follows it again\n\n"
+    assert done.stderr == "the job continues; dtslurm logs -f 7 follows it again\n\n"
 
 
 def test_what_is_told_at_the_end_comes_after_the_line_of_progress(
@@ -195,7 +195,7 @@ def test_what_is_told_at_the_end_comes_after_the_line_of_progress(
     monkeypatch.setattr(following, "_screen", screen)
     monkeypatch.setattr(output, "note", told.append)
     invoke("logs", "-f", "train", code=130)
-    assert told == ["the screen is free", "the job goes on; dtslurm logs -f 7 follows it again"]
+    assert told == ["the screen is free", "the job continues; dtslurm logs -f 7 follows it again"]
 
 
 def test_a_terminal_gets_the_end_of_what_is_followed(invoke: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ def test_one_gpu_is_enough_is_said(run: Run) -> None:
 
 def test_what_does_not_fit_says_what_would(run: Run) -> None:
     done = run("plan", "llama-3-405b", "--gpu", "H100-80GB", "-N", "4", "--gbs", "512", code=2)
-    assert "nothing fits" in done.stdout
+    assert "no layout fits" in done.stdout
     assert re.search(r"it fits from about \d+ nodes on", done.stdout)
     document = json.loads(
         run("plan", "llama-3-405b", "--gpu", "H100", "-N", "4", "--gbs", "512", "--json", code=2).stdout

@@ -99,8 +99,10 @@ def test_a_run_of_another_size_does_not_count(run: Run, folder: Path) -> None:
 def test_what_is_too_far_off_is_said(run: Run, folder: Path) -> None:
     step, _ = step_and_memory(run)
     job = a_run(folder, [{"step_time_s": 9 * step}])
-    assert "time: x 9 is too far off" in (done := run(*PLAN, *LAYOUT, "--calibrate", job, code=0)).stderr
-    assert "it counts as x 4" in done.stderr
+    assert (
+        "time: the factor 9 is too large" in (done := run(*PLAN, *LAYOUT, "--calibrate", job, code=0)).stderr
+    )
+    assert "; 4 is used" in done.stderr
 
 
 def test_a_run_of_another_cluster_does_not_count(run: Run, folder: Path) -> None:

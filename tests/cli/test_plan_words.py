@@ -44,7 +44,7 @@ def test_the_curve_tells_where_it_does_not_fit(invoke: Run) -> None:
     shown = invoke(
         "plan", "llama-3-70b", "--gpu", "H100-80GB", "-N", "4", "--gbs", "256", "--scaling", code=0
     ).stdout
-    curve = shown[shown.index("scaling, the global batch kept:") :].splitlines()[1:]
+    curve = shown[shown.index("scaling, with the same global batch:") :].splitlines()[1:]
     assert curve[0].split(maxsplit=2) == ["1", "nodes", "does not fit or divide"]
     assert re.match(r" +4 nodes  #{40} [\d,]+ tokens/s  \d+% MFU  tp=", curve[-1])
     document = json.loads(

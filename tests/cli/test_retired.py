@@ -42,7 +42,7 @@ def test_an_old_name_does_what_the_new_one_does_and_warns(old: list[str], new: l
     assert asked.stdout == wanted.stdout
     assert wanted.stderr == ""
     name, instead = old[0].partition("=")[0], new[0].partition("=")[0]
-    assert asked.stderr == f"Warning: {name} is now {instead}; the old name goes away with 0.4.\n"
+    assert asked.stderr == f"Warning: {name} is now {instead}; the old name will be removed in 0.4.\n"
 
 
 def test_a_value_is_checked_as_the_new_option_checks_it() -> None:

@@ -27,10 +27,10 @@ def test_only_what_is_new_travels(invoke: Run, runs: Runs, folder: Path) -> None
     first = invoke("fetch", "train", code=0)
     brought, left = first.stderr.splitlines()
     assert re.fullmatch(r"3 files, [34]\.\d KiB, in .*/train-7", brought)
-    assert left == f"left out: 1 file{SNAPSHOT}"
+    assert left == f"skipped: 1 file{SNAPSHOT}"
     assert (folder / "train-7" / "logs" / "0" / "rank-0.log").read_text() == "hello\n"
     assert not (folder / "train-7" / "code").exists()
-    assert invoke("fetch", "train", code=0).stderr.startswith("nothing is new; all of it is in ")
+    assert invoke("fetch", "train", code=0).stderr.startswith("no new files; all files are already in ")
     one = invoke("fetch", "-o", "other", "train", "checkpoints", code=0)
     assert one.stderr == f"1 file, 2.9 KiB, in {folder / 'other'}\n"
     told = json.loads(invoke("fetch", "--json", "-o", "third", "train", "logs/*", "code", code=0).stdout)
@@ -73,12 +73,12 @@ def test_files_that_the_job_wrote_beside_its_code_are_fetched(invoke: Run, runs:
     assert (code / "out" / "ckpt.pt").read_text() == "written by the job"
     assert shown[0].startswith("5 files, ")
     assert shown[1:] == [
-        f"left out: 2 files{SNAPSHOT}",
-        "left out: 1 file of byte code in code/, which Python creates again",
-        "left out: links, pipes and sockets (1), because only regular files are downloaded: code/out/last.pt",
-        "left out: the values of --secret, which stay on the cluster: secrets",
+        f"skipped: 2 files{SNAPSHOT}",
+        "skipped: 1 file of byte code in code/, which Python creates again",
+        "skipped: links, pipes and sockets (1), because only regular files are downloaded: code/out/last.pt",
+        "skipped: the values of --secret, which stay on the cluster: secrets",
     ]
-    assert "left out: 2 files of the snapshot" in invoke("fetch", "train", code=0).stderr  # nothing is new
+    assert "skipped: 2 files of the snapshot" in invoke("fetch", "train", code=0).stderr  # nothing is new
     told = json.loads(invoke("fetch", "--json", "-o", "other", "train", "*.pt", code=0).stdout)
     assert sorted(Path(name).name for name in told["files"]) == ["a.pt", "ckpt.pt"]
     [left] = told["left_out"]
@@ -106,7 +106,7 @@ def test_what_was_kept_offline_is_uploaded_and_the_rest_is_said(
     assert re.fullmatch(r"sync -- .*/train-7/wandb/offline-run-1\n", Path(f"{program}.asked").read_text())
     told = json.loads(invoke("fetch", "--sync", "--json", "train", code=0).stdout)
     assert [Path(place).name for place in told["uploaded"]] == ["offline-run-1"]
-    assert "no W&B run waits" in invoke("fetch", "--sync", "bare", code=0).stderr
+    assert "no W&B run to upload" in invoke("fetch", "--sync", "bare", code=0).stderr
     program.write_text("#!/bin/sh\necho 'not logged in' >&2\nexit 1\n")
     failed = invoke("fetch", "--sync", "train", code=4)
     assert "offline-run-1 failed" in failed.stderr
@@ -193,7 +193,7 @@ def test_files_that_tasks_wrote_beside_their_code_are_told_of(
     shown = invoke("fetch", "7_2", code=0).stderr
     assert shown.splitlines()[1:] == [
         (
-            "left out: 2 files that the array tasks wrote to code/, which they share; dtslurm fetch 7 "
+            "skipped: 2 files that the array tasks wrote to code/, which they share; dtslurm fetch 7 "
             "downloads them"
         )
     ]
@@ -308,7 +308,7 @@ def test_a_task_of_an_array_is_submitted_once_more_alone(invoke: Run, runs: Runs
     made = json.loads(invoke("resubmit", "--json", "7_1", code=0).stdout)["run"]
     assert made["array"] == "1"
     said = " ".join(invoke("status", made["job_id"], code=0).stdout.split())
-    assert "where relative paths of all its tasks begin" in said  # what one writes, another overwrites
+    assert "the base of relative paths of all tasks" in said  # what one writes, another overwrites
     onward = json.loads(invoke("resubmit", "--from-checkpoint", "--json", "7_0", code=0).stdout)["run"]
     assert onward["array"] == "0"
     asked = json.loads((Path(onward["run_dir"]) / "job.json").read_text())["request"]["env"]
@@ -450,11 +450,11 @@ def test_clean_says_what_would_go_and_what_stays(invoke: Run, runs: Runs) -> Non
     shown = invoke("clean", code=0)
     assert shown.stdout.splitlines()[0].split() == ["JOB", "NAME", "CLUSTER", "ENDED", "SIZE", "FOLDER"]
     assert f"{old}/code" in shown.stdout
-    assert "would be free again; nothing was deleted: --yes does that" in shown.stderr
+    assert "would be freed; nothing was deleted, because --yes was not given" in shown.stderr
     whole = invoke("clean", "--runs", code=0)
     assert re.search(rf"{re.escape(str(old))}$", whole.stdout, re.MULTILINE)
-    assert f"{kept}: kept, as results in it are pinned (dtslurm artifacts unpin)" in whole.stderr
-    assert "are free again" in invoke("clean", "--runs", "--yes", code=0).stderr
+    assert f"{kept}: kept, because results in it are pinned (dtslurm artifacts unpin)" in whole.stderr
+    assert "freed" in invoke("clean", "--runs", "--yes", code=0).stderr
     assert (old.exists(), kept.exists()) == (False, True)
 
 

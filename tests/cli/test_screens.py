@@ -40,7 +40,7 @@ def view(*states: JobState, trouble: str = "", reason: str = "") -> RunView:
         (view(JobState.PENDING, reason="Priority"), "llama: PENDING (Priority)"),
         (view(JobState.PENDING, reason="None"), "llama: PENDING"),
         (view(JobState.RUNNING, JobState.PENDING, JobState.RUNNING), "llama: 2 RUNNING, 1 PENDING"),
-        (view(JobState.RUNNING, trouble="no route"), "llama: RUNNING, as last heard (no route)"),
+        (view(JobState.RUNNING, trouble="no route"), "llama: RUNNING, last known state (no route)"),
         (view(JobState.UNKNOWN, trouble="no route"), "llama: state unknown: no route"),
         (view(JobState.UNKNOWN), "llama: UNKNOWN"),
     ],

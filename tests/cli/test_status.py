@@ -130,9 +130,9 @@ def test_a_held_task_is_not_hidden_behind_those_that_wait_their_turn() -> None:
     text = " ".join("\n".join(full(seen, History((), ()), NOW, None)).split())
     assert "on perlmutter: 4 PENDING pending 17 (2 tasks)" in text
     assert (
-        "pending 17_2: why JobHeldUser: held by you, and will never start as it is what to do release it"
-        in text
-    )
+        "pending 17_2: why JobHeldUser: held by you, and the job will never start as requested what "
+        "to do release it"
+    ) in text
 
 
 @pytest.mark.parametrize("reason", ["Dependency", "Priority", "Resources", "BeginTime", "JobHeldUser"])
@@ -282,7 +282,7 @@ def test_f49_nodes_that_do_not_come_free_are_told_as_the_sites_to_mend() -> None
         ending = replace(status(), state=state, flags=frozenset({StateFlag.COMPLETING}), source=source)
         assert "not free" not in abouts(view(replace(ending, end_time=int(NOW) - 60)))[0]
         (told,) = abouts(view(replace(ending, end_time=int(NOW) - 720)))
-        assert told.startswith("ended 12m00s ago, and its nodes are not free yet")
+        assert told.startswith("ended 12m00s ago, and the nodes of the job are not free yet")
         assert "support" in told
 
 
@@ -330,9 +330,9 @@ def test_a_pipe_gets_one_line_for_each_row(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (["--rank", "5"], 3, "there is no rank 5, only 0"),
-        (["--attempt", "3"], 3, "there is no attempt 3, only 0"),
-        (["--node", "nowhere"], 0, "nothing was written on nowhere; the job is COMPLETED on local1"),
+        (["--rank", "5"], 3, "the run has no rank 5, only 0"),
+        (["--attempt", "3"], 3, "the run has no attempt 3, only 0"),
+        (["--node", "nowhere"], 0, "no output on nowhere; the job is COMPLETED on local1"),
     ],
 )
 def test_logs_that_there_are_not(run: Run, tmp_path: Path, words: list[str], code: int, told: str) -> None:
@@ -368,9 +368,9 @@ def test_runs_are_chosen_by_state_and_time_and_sorted(invoke: Run, runs: Runs) -
     ("words", "said"),
     [
         (("--state", "faild"), "--state FAILD: unknown state; did you mean 'FAILED'?"),
-        (("--since", "soon"), "--since 'soon': write 12h, 2d, 8w or 2026-01-31"),
-        (("--watch", "--json"), "--watch shows the list of runs on a terminal"),
-        (("--watch",), "--watch shows the list of runs on a terminal"),
+        (("--since", "soon"), "--since 'soon' is not a time: write 12h, 2d, 8w or 2026-01-31"),
+        (("--watch", "--json"), "--watch needs a terminal, and shows only the list of runs"),
+        (("--watch",), "--watch needs a terminal, and shows only the list of runs"),
     ],
 )
 def test_a_wrong_choice_of_runs_is_refused(invoke: Run, words: tuple[str, ...], said: str) -> None:

@@ -197,7 +197,7 @@ def test_who_stops_waiting_is_told_that_the_job_goes_on(
 ) -> None:
     monkeypatch.setattr(logs, "wait", interrupted)
     said = invoke(*SUBMIT, "--wait", *options, "train.py", code=130).stderr
-    found = re.search(r"^the job goes on; dtslurm logs -f (\d+) follows it again$", said, re.MULTILINE)
+    found = re.search(r"^the job continues; dtslurm logs -f (\d+) follows it again$", said, re.MULTILINE)
     assert found, said
     invoke("cancel", found[1])
 
@@ -208,7 +208,7 @@ def test_who_stops_waiting_for_several_is_told_all_of_them(
     monkeypatch.setattr(logs, "wait", interrupted)
     job_file(folder, STAGES)
     said = invoke("submit", "--wait", "--json", "job.yaml", code=130).stderr
-    found = re.search(r"^the jobs go on; dtslurm status (\d+) (\d+) shows them$", said, re.MULTILINE)
+    found = re.search(r"^the jobs continue; dtslurm status (\d+) (\d+) shows them$", said, re.MULTILINE)
     assert found, said
     invoke("cancel", *found.groups())
 
@@ -325,5 +325,5 @@ def test_once_is_of_the_key_alone_and_says_what_differs(invoke: Run, folder: Pat
     other = invoke(*once, "-J", "x", "--env", "A=b", "other.py", code=0)
     assert first.stdout == again.stdout == other.stdout != ""
     assert "note: job" not in first.stderr + again.stderr
-    assert "differs from what is asked now in job-name, script, env\n" in other.stderr
+    assert "differs from this request in job-name, script, env\n" in other.stderr
     assert invoke(*SUBMIT, "--parsable", "--once", "k2", "train.py", code=0).stdout != first.stdout

@@ -88,7 +88,7 @@ def test_the_status_lists_what_failed_and_names_the_best(invoke: Run) -> None:
     assert cells(failed) == ["3", "drawn", "failed", "-", "-", "-", "40_3"]
     assert cells(never) == ["4", "4", "never ran", "-", "-", "-", "40_4"]
     assert best == "best so far: lr=1, loss 1.25"
-    assert "dtslurm sweep resume tune runs again what failed or never ran" in done.stderr
+    assert "dtslurm sweep resume tune runs the failed and the missing trials again" in done.stderr
 
 
 @pytest.mark.usefixtures("tuned")
@@ -126,7 +126,7 @@ def test_the_results_as_csv(invoke: Run) -> None:
     assert (rows[0]["trial"], rows[0]["lr"], rows[0]["best"], rows[0]["state"]) == ("1", "1", "1.25", "done")
     assert (rows[-1]["best"], rows[-1]["exit_code"], rows[-1]["folder"]) == ("", "", "")
     both = invoke("sweep", "results", "--csv", "--json", "tune", code=2)
-    assert "--csv and --json are two forms; choose one" in both.stderr
+    assert "give only one of --csv and --json" in both.stderr
 
 
 def test_many_that_failed_are_counted(invoke: Run, runs: Runs) -> None:
@@ -138,12 +138,9 @@ def test_many_that_failed_are_counted(invoke: Run, runs: Runs) -> None:
 
 def test_where_all_is_done_there_is_nothing_to_resume_or_stop(invoke: Run, runs: Runs) -> None:
     a_sweep(runs, [DONE], {"tasks/0/events.jsonl": told(0)})
-    assert (
-        "every trial is done: there is nothing to run again"
-        in invoke("sweep", "resume", "tune", code=0).stderr
-    )
+    assert "every trial is done: no trial to run again" in invoke("sweep", "resume", "tune", code=0).stderr
     assert json.loads(invoke("sweep", "resume", "--json", "tune", code=0).stdout)["runs"] == []
-    assert invoke("sweep", "stop", "tune", code=0).stderr == "nothing of it waits or runs\n"
+    assert invoke("sweep", "stop", "tune", code=0).stderr == "the sweep has no pending or running jobs\n"
     assert json.loads(invoke("sweep", "stop", "--json", "tune", code=0).stdout)["cancelled"] == []
 
 

@@ -90,7 +90,7 @@ def test_a_dry_run_shows_each_stages_script_with_the_trials_variables(folder: Pa
 
 def test_one_stage_is_chosen_by_name(folder: Path, run: Run) -> None:
     job(folder, TWO)
-    assert "--only says which to render: prepare, train" in run("render", "job.yaml", code=2).stderr
+    assert "select a stage with --only: prepare, train" in run("render", "job.yaml", code=2).stderr
     assert "#SBATCH --job-name=prepare" in run("render", "job.yaml", "--only", "prepare", code=0).stdout
     assert "is a sweep" in run("render", "job.yaml", "--only", "train", code=2).stderr
     assert "did you mean 'train'" in run("render", "job.yaml", "--only", "trian", code=2).stderr

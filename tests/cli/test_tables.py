@@ -93,7 +93,7 @@ def test_a_far_run_is_named_with_its_cluster() -> None:
     [
         (view(state()), "2s ago"),
         (view(state(), trouble="no route"), "2s ago; no route"),
-        (view(state(), asked=None), "the scheduler was not asked: its record is final"),
+        (view(state(), asked=None), "the scheduler was not queried: the record is final"),
     ],
 )
 def test_when_the_scheduler_was_asked(seen: RunView, asked: str) -> None:
@@ -125,10 +125,10 @@ def test_a_run_whose_job_is_not_known_has_no_number() -> None:
     assert told(unknown)[0] == "job ?  llama  on hpc: UNKNOWN"
     assert "the answer of sbatch was lost" in "\n".join(told(unknown))
     assert field(told(unknown), "next") == "dtslurm status t"
-    assert "its record is final" not in "\n".join(told(unknown))
+    assert "the record is final" not in "\n".join(told(unknown))
     never = view(state("", JobState.CANCELLED, source="record"), job_id=None, phase="withdrawn", asked=None)
     assert field(told(never), "next") == "dtslurm resubmit t"
-    assert field(told(never), "asked") == "the scheduler was not asked: there is no job"
+    assert field(told(never), "asked") == "the scheduler was not queried: the run has no job"
 
 
 def shown(
@@ -164,7 +164,7 @@ def test_a_cluster_that_did_not_answer_is_told_once(
     old = view(state(), trouble="no route", asked=NOW - 60)
     never = view(state(), trouble="no key", asked=None, cluster="far")
     _, err = shown([old, old, never], monkeypatch, capsys, 80)
-    assert err == "hpc: no route; last heard 1m00s ago\nfar: no key\n"
+    assert err == "hpc: no route; last update 1m00s ago\nfar: no key\n"
 
 
 def test_a_run_whose_profile_is_gone_ends_status_with_3(invoke: Run, runs: Runs) -> None:

@@ -36,14 +36,14 @@ def row(**values: object) -> UsageRow:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({}, "20.0 of 80.0 GPU-hours stood idle (25%); of 20.0 more nothing is known"),
-        ({"gpu_hours_known": 100.0}, "20.0 of 100.0 GPU-hours stood idle (20%)"),
+        ({}, "20.0 of 80.0 GPU-hours were idle (25%); no samples of 20.0 more"),
+        ({"gpu_hours_known": 100.0}, "20.0 of 100.0 GPU-hours were idle (20%)"),
         (
             {"gpu_hours_known": 100.0, "price": 250.0, "price_idle": 50.0},
-            "20.0 of 100.0 GPU-hours stood idle (20%), for 50.00 of 250.00",
+            "20.0 of 100.0 GPU-hours were idle (20%), for 50.00 of 250.00",
         ),
-        ({"gpu_hours_held": 0.0}, "no GPU-hours; 5.0 CPU-hours held"),
-        ({"gpu_hours_known": 0.0}, "100.0 GPU-hours held; no samples tell how many stood idle"),
+        ({"gpu_hours_held": 0.0}, "no GPU-hours; 5.0 CPU-hours allocated"),
+        ({"gpu_hours_known": 0.0}, "100.0 GPU-hours allocated; no samples show how many were idle"),
     ],
 )
 def test_the_sentence_that_matters(values: dict[str, object], said: str) -> None:
@@ -84,7 +84,7 @@ USAGE = ("usage", "--cluster", "slurm", "--since", "2025-06-30")
 def test_each_account_has_a_row_and_all_have_one(invoke: Run, slurm: Programs) -> None:
     slurm.say("sacct", jobs("vision", "speech", "speech"))
     first, heads, *rows = invoke(*USAGE, code=0).stdout.splitlines()
-    assert first == "24.0 GPU-hours held; no samples tell how many stood idle"
+    assert first == "24.0 GPU-hours allocated; no samples show how many were idle"
     assert heads.split() == ["ACCOUNT", "JOBS", "IDLE", "USED", "HELD", "ASKED", "CPU", "HELD"]
     assert [line.split()[:2] for line in rows] == [["speech", "2"], ["vision", "1"], ["all", "3"]]
     assert re.split(r" {2,}", rows[0]) == ["speech", "2", "?", "?", "16.0 h", "32.0 h", "64.0 h"]
@@ -108,7 +108,7 @@ def test_where_there_is_nothing_it_is_said(invoke: Run, slurm: Programs) -> None
     slurm.say("sacct", "")
     done = invoke(*USAGE, code=0)
     assert done.stdout == ""
-    assert "accounting knows of no jobs in the time asked for (--since 2025-06-30)" in done.stderr
+    assert "accounting has no jobs in the requested time (--since 2025-06-30)" in done.stderr
 
 
 @pytest.mark.usefixtures("slurm")

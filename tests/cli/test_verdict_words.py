@@ -82,7 +82,7 @@ def test_the_day_is_told_where_it_is_not_today() -> None:
 
 def test_a_guess_is_called_one() -> None:
     assert field(told(Verdict(cause="hang", summary="All wait.", confidence=0.6)), "cause").startswith(
-        "a guess: hang (60%) All wait."
+        "probably: hang (60%) All wait."
     )
     assert field(told(Verdict(cause="hang", summary="All wait.")), "cause").startswith("hang (100%)")
 
@@ -91,7 +91,7 @@ def test_lines_stand_below_the_file_that_they_are_of() -> None:
     rank, launcher = "logs/0/rank-3.log", "logs/batch.log"
     evidence = (
         EvidenceLine(rank=3, file=rank, line=12, text="  RuntimeError: \x1b[2Jbad  "),
-        EvidenceLine(rank=3, file=rank, line=12, text="on cuda:0"),
+        EvidenceLine(rank=3, file=rank, line=12, text="such as cuda:0"),
         EvidenceLine(rank=None, file=launcher, line=None, text="srun: error"),
     )
     shown = told(Verdict(cause="code-error", summary="x", blame="code", evidence=evidence)).splitlines()
@@ -124,7 +124,7 @@ def test_what_followed_and_what_to_do() -> None:
     assert field(shown, "then") == (
         "7 ranks (0-6) lost their peer 1 rank (9) was killed the job ended with 1"
     )
-    assert field(shown, "to blame") == "the node, not the code"
+    assert field(shown, "responsible") == "the node, not the code"
     assert field(shown, "what to do") == "Leave it out."
     assert "what to do" not in told(Verdict(cause="gpu-fault", summary="x", blame="node"))
 
@@ -133,14 +133,14 @@ def test_a_job_that_runs_is_to_be_looked_at_live() -> None:
     nothing = Verdict(cause="none", summary="Nothing failed.")
     shown = told(nothing, RUNNING)
     assert field(shown, "verdict") == "Nothing failed."
-    assert field(shown, "more") == "dtslurm diagnose --live 17 tells whether it makes progress"
+    assert field(shown, "more") == "dtslurm diagnose --live 17 shows whether the job makes progress"
     assert "--live" not in told(nothing, JobStatus(job_id="17", state=JobState.COMPLETED))
 
 
 def test_an_earlier_attempt_is_pointed_to() -> None:
     shown = told(Verdict(cause="hang", summary="x"), attempts=(0, 2))
     assert shown.startswith("job 17 (llama, attempt 2): FAILED\n")
-    assert field(shown, "before") == "there were earlier attempts; --attempt 0 tells of the last one"
+    assert field(shown, "before") == "the run had earlier attempts; --attempt 0 shows the last of them"
     assert "before" not in told(Verdict(cause="hang", summary="x"))
 
 
@@ -206,9 +206,9 @@ def test_the_rank_that_keeps_the_others_is_shown_in_full() -> None:
     assert lines[begin + 1 : begin + 3] == [
         "  | all_reduce (torch/distributed/c.py:9)", "  | process 80: sleeping",
     ]  # fmt: skip
-    assert field(shown, "verdict") == "it hangs (90%) Rank 3 is missing."
-    assert field(shown, "last words") == "2s ago (the quietest: 1m01s); rank 3: 1m01s ago"
-    assert field(shown, "seen") == "1 by py-spy, 1 by /proc alone, of 2 ranks"
+    assert field(shown, "verdict") == "the job hangs (90%) Rank 3 is missing."
+    assert field(shown, "last output") == "2s ago (the quietest: 1m01s); rank 3: 1m01s ago"
+    assert field(shown, "seen") == "1 by py-spy, 1 by /proc only, of 2 ranks"
     assert field(shown, "what to do") == "Look at n2."
 
 
@@ -217,8 +217,8 @@ def test_a_rank_without_a_stack_tells_what_the_kernel_says() -> None:
     verdict = LiveVerdict(cause="unknown", summary="x", confidence=0.3, rank=0, advice="Wait.")
     shown = seen(look, verdict=verdict)
     assert "  rank 0 on ?, process 7\n  | nfs_wait\n" in shown
-    assert field(shown, "verdict").startswith("a guess: not known (30%)")
-    assert field(shown, "last words") == "no rank has said anything"
+    assert field(shown, "verdict").startswith("probably: unknown (30%)")
+    assert field(shown, "last output") == "no rank has written output"
     assert field(shown, "seen") == "no rank, of 1 ranks"
     assert "what to do" not in shown  # nothing is known to be wrong
 
@@ -226,7 +226,7 @@ def test_a_rank_without_a_stack_tells_what_the_kernel_says() -> None:
 def test_ranks_that_never_spoke_are_counted() -> None:
     looks = (RankLook(rank=0, silent_s=5.0), RankLook(rank=1), RankLook(rank=2))
     slow = LiveVerdict(cause="slow", summary="x", confidence=0.9, rank=2)
-    assert field(seen(*looks, verdict=slow), "last words") == "5s ago; rank 2: none; 2 never spoke"
+    assert field(seen(*looks, verdict=slow), "last output") == "5s ago; rank 2: none; 2 never wrote output"
 
 
 def test_many_places_are_summed_up() -> None:
@@ -242,7 +242,7 @@ def test_many_places_are_summed_up() -> None:
     assert shown.startswith(
         "30 ranks (0,2,4,6,8,10,12,14,16,18,20,22,24,26,28,…) waiting in all_reduce rank 61 at 61"
     )
-    assert shown.endswith("and 2 ranks at 2 more places (--json tells all)")
+    assert shown.endswith("and 2 ranks at 2 more places (--json shows all)")
 
 
 def test_gpus_that_wait_for_others_count_as_busy() -> None:

@@ -230,7 +230,7 @@ VERDICT = (
     "failed first  rank 3 (local rank 3) on gpu01 with exit code 1",
     "cause         gpu-out-of-memory (95%)",
 )
-LIVE = ("job 4701 (llama-8b): RUNNING, live", "", "verdict       it hangs (90%)")
+LIVE = ("job 4701 (llama-8b): RUNNING, live", "", "verdict       the job hangs (90%)")
 
 
 @dataclass

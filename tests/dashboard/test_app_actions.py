@@ -109,10 +109,10 @@ def test_one_key_looks_at_every_rank_of_a_running_job(keys: tuple[str, ...]) -> 
         assert ("live", "4701") in source.asked
         assert isinstance(app.screen, JobScreen)
         assert app.screen.pane == "verdict"
-        assert "it hangs (90%)" in verdict(app)
+        assert "the job hangs (90%)" in verdict(app)
         source.post(Diagnosed(app.screen.row().key, ("nothing has failed so far",)))  # which came late
         await settled(pilot)
-        assert "it hangs (90%)" in verdict(app)
+        assert "the job hangs (90%)" in verdict(app)
 
     use(what, source)
 

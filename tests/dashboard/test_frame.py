@@ -75,7 +75,7 @@ def test_a_page_tells_progress_curves_ranks_nodes_and_events() -> None:
         "██",
         "\nloss ",
         "15 running · 1 failed",
-        "stand out: 5 silent while others speak",
+        "stand out: 5 no output while other ranks write",
         "rank 9: failed",
         "rank 15: ",
         "node gpu01  gpu ",

@@ -123,7 +123,7 @@ def test_panes_come_in_turn_both_ways() -> None:
     ("keys", "copied"),
     [
         (("1",), ("4701", "/scratch/ada/runs/train-1")),
-        (("2", "o"), ("rank 5: running · on gpu01 · pid 4005", "silent while others speak")),
+        (("2", "o"), ("rank 5: running · on gpu01 · pid 4005", "no output while other ranks write")),
         (("3",), ("4701", "/scratch/ada/runs/train-1")),
         (("4",), ("3: RuntimeError: CUDA out of memory", "3: step 59 loss")),
         (("5",), ("job 4705 (vit): FAILED", "cause         gpu-out-of-memory (95%)")),
@@ -187,7 +187,7 @@ def test_keys_of_the_logs_do_nothing_in_other_panes() -> None:
     ("event", "words"),
     [
         ("not_distributed", "NOT DISTRIBUTED: the 4 ranks do not train together: no connection"),
-        ("ranks_apart", "no connection; that is right if each rank works on a part of its own"),
+        ("ranks_apart", "no connection; this is intended if each rank works on its own part"),
     ],
 )
 def test_ranks_that_train_apart_are_said_above_the_curves(event: str, words: str) -> None:

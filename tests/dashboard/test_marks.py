@@ -140,7 +140,7 @@ def test_the_feed_compares_the_runs_that_are_named(tmp_path: Path, monkeypatch: 
     assert "7 train" in text
     assert "last loss" in text
     assert "loss by step" in text
-    assert "nothing was asked differently" in text
+    assert "the requests are identical" in text
     feed.compare([rows[0], row_of(record, token="gone")])
     assert "no run" in desk.next(Notification).text
     over()

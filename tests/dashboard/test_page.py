@@ -20,9 +20,9 @@ from tests.dashboard.made import NOW, page_of, pulse_of, row
 def test_stragglers_and_idle_gpus_stand_out_and_others_do_not() -> None:
     found = {cell.rank: cell.odd for cell in page_of(16).odd}
     assert found == {
-        5: "silent while others speak",
+        5: "no output while other ranks write",
         9: "exit code 1",
-        12: "its GPU works less than the others'",
+        12: "its GPU use is lower than that of other ranks",
     }
     assert page_of(16, odd=False).odd == ()
 

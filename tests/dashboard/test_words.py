@@ -177,11 +177,11 @@ def test_a_rank_is_told_of_as_far_as_it_is_known() -> None:
         memory=0.5,
         silent=65,
         size=2048,
-        odd="silent while others speak",
+        odd="no output while other ranks write",
     )
     assert words.rank_words(full) == (
         "rank 3: running · on n1 · pid 7 · GPU 55 % · GPU memory 50% · last spoke 1m05s ago · log 2.0K"
-        " · silent while others speak"
+        " · no output while other ranks write"
     )
 
 

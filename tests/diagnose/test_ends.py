@@ -98,7 +98,7 @@ def test_what_a_user_gave_wrongly_is_named_and_is_for_the_user_to_correct(
 def test_the_last_words_are_told_where_no_error_is_known(tmp_path: Path) -> None:
     told = say(tmp_path, Left("the data set has no split 'trian'", 1))
     assert told.cause == "exit-code"
-    assert "its last words are: the data set has no split 'trian'" in told.summary
+    assert "its last output is: the data set has no split 'trian'" in told.summary
 
 
 def test_a_command_that_failed_is_the_ranks_own_error_and_a_launchers_report(tmp_path: Path) -> None:

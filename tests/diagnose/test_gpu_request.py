@@ -31,7 +31,7 @@ def failed(error: str) -> Left:
 def test_a_job_without_gpus_is_named_as_the_reason(tmp_path: Path, error: str) -> None:
     verdict = say(tmp_path, failed(error), failed(error), gpus_per_node=0)
     assert (verdict.cause, verdict.blame) == ("no-gpu-requested", "user")
-    assert verdict.summary.startswith("the code uses a GPU, but the job asked for none")
+    assert verdict.summary.startswith("the code uses a GPU, but the job requested none")
     assert ("build without CUDA" in verdict.summary) == (error in CPU_BUILD)
     assert "--gpus-per-node" in verdict.advice
     assert error in [line.text for line in verdict.evidence]

@@ -28,7 +28,7 @@ def test_a_job_that_had_hung_before_its_time_limit_is_told_so(tmp_path: Path) ->
     ranks = [Left(code=143, signal=15, wrote=wrote) for wrote in (60, 40)]
     told = say(tmp_path, *ranks, state="TIMEOUT", end=START + 1240)
     assert told.summary.endswith(
-        "; no rank wrote anything in the last 19 min, so it had hung; rank 1 went quiet first"
+        "; no rank wrote output in the last 19 min, so the job hung; the output of rank 1 stopped first"
     )
 
 
@@ -95,7 +95,7 @@ def test_a_lost_node_is_named_by_slurm_or_by_its_silent_ranks(tmp_path: Path) ->
     assert (told.node, told.rank, told.summary) == ("n3", 1, "node n3 went down")
     told = say(tmp_path / "c", lost(), lost(), state="BOOT_FAIL")
     assert (told.node, told.rank, told.summary) == (None, None, "a node went down")
-    assert told.advice.startswith("submit it again; ")
+    assert told.advice.startswith("submit the run again; ")
     told = say(tmp_path / "d", lost(), lost(host="n2"), batch=named, state="NODE_FAIL")
     assert (told.node, told.rank) == ("n2", 1)  # its rank had still recorded its end
 
@@ -270,7 +270,9 @@ def test_a_script_that_slurm_could_not_start_is_told(tmp_path: Path) -> None:
     never = Left(None, started=False)
     told = say(tmp_path / "a", never, reason="JobLaunchFailure", nodelist="n7")
     assert (told.cause, told.node, told.blame) == ("unknown", "n7", "site")
-    assert told.summary.startswith("Slurm could not start the script on n7: most often the folder")
+    assert told.summary.startswith(
+        "Slurm could not start the script on n7: the usual cause is that the folder"
+    )
     told = say(tmp_path / "b", never, exit_code=0, signal=53)
     assert told.summary.startswith("Slurm could not start the script: ")
 
@@ -307,7 +309,7 @@ def test_of_a_stalled_job_it_is_not_said_that_nothing_has_failed(tmp_path: Path)
 def test_ranks_that_were_told_to_end_by_nobody_known(tmp_path: Path) -> None:
     told = say(tmp_path, TOLD, Left(code=0))
     assert (told.cause, told.rank, told.confidence) == ("killed", 0, 0.4)
-    assert told.summary == "its processes were told to end, and nothing says by whom"
+    assert told.summary == "its processes received a request to end, and the sender is not recorded"
     assert [(one.what, one.ranks) for one in told.followed_by] == [
         ("ended with exit code 0", "1"),
         ("the job ended: FAILED, exit code 1", ""),
@@ -325,7 +327,8 @@ def test_where_nothing_says_why_the_end_of_the_output_is_shown(tmp_path: Path) -
     told = say(tmp_path, Left(code=0), never, never, batch="one\ntwo\nthree\nfour", exit_code=7)
     assert (told.cause, told.exit_code) == ("unknown", 7)
     assert told.summary == (
-        "it ended FAILED with exit code 7, and nothing that was left behind says why; ranks 1-2 never started"
+        "the job ended FAILED with exit code 7, and its logs and records show no cause; ranks 1-2 "
+        "never started"
     )
     assert [line.text for line in told.evidence] == ["two", "three", "four"]
 
@@ -333,12 +336,12 @@ def test_where_nothing_says_why_the_end_of_the_output_is_shown(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("rank", "cause", "words"),
     [
-        (Left(code=3), "disk-full", "the file system of the run directory is full, and the logs are cut"),
+        (Left(code=3), "disk-full", "the file system of the run directory is full, and the logs end"),
         (Left("Loss is nan, stopping training", code=1), "nan-loss", "training diverged"),
         (
             Left(code=0),
             "none",
-            "it did not fail; but the file system of the run directory is full: 100 bytes",
+            "the job did not fail; but the file system of the run directory is full: 100 bytes",
         ),
     ],
 )
@@ -379,7 +382,7 @@ def test_it_is_told_what_came_of_the_first_failure(tmp_path: Path) -> None:
         "ended by signal 9": "5",
         "ended with exit code 9": "6",
         "failed as well (gpu-out-of-memory)": "7",
-        "left no record of their end": "8",
+        "did not record their end": "8",
         "never started": "9",
         "the job ended: FAILED, exit code 1": "",
     }

@@ -41,7 +41,7 @@ def test_ranks_that_saved_and_want_to_go_on_have_not_failed(tmp_path: Path) -> N
     told = say(tmp_path, Left("saved", 85), Left("saved", 85), first=(0, 85), exit_code=85)
     assert told.cause == "checkpointed"
     assert "dtslurm resubmit 17 --from-checkpoint" in told.advice
-    assert told.followed_by[0].what == "saved and ended with 85"
+    assert told.followed_by[0].what == "saved a checkpoint and ended with 85"
 
 
 def test_no_accounting_is_advised_where_there_is_none(tmp_path: Path) -> None:

@@ -36,9 +36,9 @@ def judged(*nodes: NodeActivity, world_size: int = 4) -> Activity:
 def test_a_job_whose_ranks_do_nothing_is_stalled_since_their_last_work() -> None:
     found = judged(node(300, 0, 1), node(220, 2, 3))
     assert (found.stalled, found.since, found.quiet_s) == (True, NOW - 220, 220)
-    assert found.summary == "no step, output or work of any rank for 3m40s; the longest pause before: 9s"
+    assert found.summary == "no step, output or activity of any rank for 3m40s; the longest pause before: 9s"
     brief = judged(node(220, 0, 1, 2, 3, longest_s=0.0))
-    assert brief.summary == "no step, output or work of any rank for 3m40s"
+    assert brief.summary == "no step, output or activity of any rank for 3m40s"
 
 
 @pytest.mark.parametrize("kind", ["output", "cpu", "children", "io", "gpu"])
@@ -95,7 +95,7 @@ def test_a_world_of_another_size_since_a_restart_counts() -> None:
 def test_a_rank_that_waits_for_its_child_is_named() -> None:
     waits = {0: ("child", "git")}
     assert judged(node(220, 0, 1, 2, 3, waits=waits)).summary == (
-        "no step, output or work of any rank for 3m40s; rank 0 waits for its child git; "
+        "no step, output or activity of any rank for 3m40s; rank 0 waits for its child git; "
         "the longest pause before: 9s"
     )
     compiling = judged(node(220, 0, 1, 2, 3, children=1, waits={0: ("child", "cc1plus")}))
@@ -109,6 +109,8 @@ def test_a_rank_that_waits_for_its_child_is_named() -> None:
 def test_a_stopped_rank_is_named_before_others() -> None:
     many = dict.fromkeys(range(3), ("child", "sh"))
     found = judged(node(220, 0, 1, 2, 3, waits={**many, 3: ("stopped", "")}))
-    assert "; rank 3 is stopped; rank 0 waits for its child sh; 2 more ranks wait likewise;" in found.summary
+    assert (
+        "; rank 3 is stopped; rank 0 waits for its child sh; 2 more ranks wait in the same way;"
+    ) in found.summary
     blocked = judged(replace(node(220, 0, 1, 2, 3), waits={2: ("blocked", ""), 1: ("new kind", "")}))
     assert "; rank 2 is blocked in the kernel;" in blocked.summary

@@ -44,7 +44,7 @@ def test_f85_an_end_that_the_run_recorded_was_no_kill_of_the_batch_script(events
 
 def test_f85_a_killed_supervisor_whose_successor_recorded_the_end_is_not_the_cause() -> None:
     killed = {**STOPPED, "event": "supervisor_killed"}
-    assert "restarted it no more" in find_killed_script([STARTED, BEGUN, killed, ENDED], None)
+    assert "did not restart it again" in find_killed_script([STARTED, BEGUN, killed, ENDED], None)
     assert find_killed_script([STARTED, BEGUN, killed, RANK_ENDED, ENDED], None) == ""
     assert find_killed_script([STARTED, BEGUN, killed, RANK_ENDED], 9) == ""
     again = {**BEGUN, "attempt": 1}

@@ -77,7 +77,7 @@ def test_a_profile_is_written_proved_and_kept_up_to_date(cli: Cli) -> None:
     edited = edited.replace('max_time: "00:10:00"', 'max_time: "9:00:00" ')
     path.write_text(edited)
     told = cli("cluster", "discover", "-o", str(path), "--no-probe").stderr
-    assert "yours stays: slurm.partition is short, found main" in told
+    assert "your value is kept: slurm.partition is short, found main" in told
     assert path.read_text() == edited
     wrong = cli("cluster", "check", "mine", "--no-probe", "-l", "torchrun", code=1)
     rows = [line.split("  ") for line in wrong.stdout.splitlines()]
@@ -105,7 +105,7 @@ def test_nothing_is_overwritten_without_a_yes(cli: Cli) -> None:
     path.write_text(own)
     told = cli("cluster", "discover", "-o", str(path), "--no-probe").stderr
     assert "+  max_array_size: 10001" in told
-    assert "not written: nobody can be asked here" in told
+    assert "not written: there is no terminal for the confirmation" in told
     assert path.read_text() == own
     cli("cluster", "discover", "-o", str(path), "--no-probe", "--yes")
     new = path.read_text()
@@ -214,7 +214,7 @@ def test_partitions_and_files_that_make_no_sense(thousand: ManyNodes, tmp_path: 
     cli = Cli("slurm", tmp_path, dict(thousand.env))
     told = cli("cluster", "discover", "-p", "nope", code=2).stderr
     assert "there is no partition nope; there are: cpu, h100, main, short" in told
-    assert "ends in .yaml" in cli("cluster", "discover", "-o", "x.txt", code=2).stderr
+    assert "must end in .yaml" in cli("cluster", "discover", "-o", "x.txt", code=2).stderr
     assert "is a folder" in cli("cluster", "discover", "-o", ".", code=2).stderr
     (tmp_path / "bad.yaml").write_text("a: [1\n")
     assert "bad.yaml:" in cli("cluster", "discover", "-o", "bad.yaml", "--no-probe", code=2).stderr
@@ -237,7 +237,7 @@ def test_a_site_known_by_its_name_is_built_on(thousand: ManyNodes, tmp_path: Pat
     path = tmp_path / "cluster_profiles" / "snellius.yaml"
     path.parent.mkdir()
     path.write_text(document["profile"])
-    assert "nothing is new" in cli("cluster", "discover", "--no-probe", "-o", str(path)).stderr
+    assert "no new values" in cli("cluster", "discover", "--no-probe", "-o", str(path)).stderr
     assert (
         json.loads(cli("cluster", "show", "snellius", "--json").stdout)["profile"]["slurm"]["partition"]
         == "main"

@@ -55,11 +55,11 @@ def without_slurm(sshd_login: Login, tmp_path: Path) -> str:
 
 def test_a_login_node_without_sbatch(far: Cli, tmp_path: Path, without_slurm: str) -> None:
     far_profile(tmp_path, without_slurm)
-    assert "there is no program scontrol on bare" in submit(far, code=4)
+    assert "bare has no program scontrol" in submit(far, code=4)
     profile = tmp_path / "config/dtslurm/cluster_profiles/far.yaml"
     whole = "slurm: {partitions: {main: {}}, partition: main}\nnode_types: {any: {cpus: 8}}\n"
     profile.write_text(profile.read_text() + whole)  # nothing need be asked before sbatch is called
-    assert "there is no program sbatch on the cluster; no job was queued" in submit(far, "--no-check", code=4)
+    assert "the cluster has no program sbatch; no job was queued" in submit(far, "--no-check", code=4)
     nothing_is_left(far, tmp_path, tmp_path / "runs")
 
 

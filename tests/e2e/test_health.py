@@ -136,7 +136,7 @@ def test_a_team_keeps_its_notes_on_the_cluster(cli: Cli, tmp_path: Path) -> None
     profile(tmp_path, "team", f"extends: far\npaths:\n  node_memory: {tmp_path}/team.jsonl\n")
     cli.script("print('hello')")
     said = cli("cluster", "nodes", "--cluster", "team", "add", "n[1-2]", "--reason", "power supply")
-    assert "n[1-2] of team: left out for" in said.stderr
+    assert "n[1-2] of team: excluded for" in said.stderr
     assert len((tmp_path / "team.jsonl").read_text().splitlines()) == 2
     cli.env["XDG_STATE_HOME"] = str(tmp_path / "somebody else")
     found = json.loads(cli("cluster", "nodes", "--cluster", "team", "--json").stdout)["nodes"]

@@ -82,7 +82,7 @@ def check(cli: Cli, trouble: str, per_node: int) -> None:
     assert by.count("py-spy") == 2 * per_node, seen["missing"]
     said = cli("diagnose", "--live", job).stdout
     assert f"rank {per_node}" in said
-    assert "it hangs" in said
+    assert "the job hangs" in said
     assert cli.state(job) == "RUNNING"
 
 

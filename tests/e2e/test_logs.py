@@ -120,7 +120,7 @@ def test_lines_of_a_time(cli: Cli) -> None:
     words = ("--rank", "0", "--until", "2020-01-01 11:00")
     assert cli("logs", job, *words).stdout.splitlines()[1:] == ["[0] no time of its own"]
     assert cli("logs", job, "--rank", "0", "--since", "2020-01-01 11:00").stdout.count("\n") == 1
-    assert "is no time" in cli("logs", job, "--since", "soon", code=2).stderr
+    assert "is not a time" in cli("logs", job, "--since", "soon", code=2).stderr
 
 
 def test_c1_a_terminal_gets_folded_lines_and_no_commands(cli: Cli) -> None:

@@ -93,13 +93,13 @@ def test_relative_outputs_of_a_snapshot_are_shown_and_fetched(cli: Cli, tmp_path
     cli.started.append(job)
     cli.wait_for_end(job)
     code = cli.run_dir(job).path / "code"
-    assert f"  works in       {code}, where relative paths of the job begin\n" in submitted.stderr
-    assert re.search(rf"^  works in .*{code}, where relative", cli("status", job).stdout, re.MULTILINE)
+    assert f"  works in       {code}, the base of relative paths\n" in submitted.stderr
+    assert re.search(rf"^  works in .*{code}, the base of relative", cli("status", job).stdout, re.MULTILINE)
     assert cli.status(job)["record"]["work_dir"] == str(code)
     cli("report", job, "-o", str(tmp_path / "report.html"))
     assert str(code) in (tmp_path / "report.html").read_text()
     fetched = cli("fetch", job, "-o", str(tmp_path / "fetched")).stderr
-    assert "left out: 1 file of the snapshot in code/" in fetched
+    assert "skipped: 1 file of the snapshot in code/" in fetched
     assert (tmp_path / "fetched" / "code" / "out" / "ckpt.pt").read_text() == "weights"
     assert not (tmp_path / "fetched" / "code" / script).exists()
 

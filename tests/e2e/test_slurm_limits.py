@@ -106,10 +106,10 @@ def test_f55_f63_a_controller_that_hangs_is_no_verdict_on_a_job(
         lab.pause_controller()
         time.sleep(4)  # an answer of the last seconds would do
         run = json.loads(slurm("status", "--json", job, code=3).stdout)["runs"][0]
-        assert run["statuses"][0]["state"] == "RUNNING"  # as last heard, and so marked
+        assert run["statuses"][0]["state"] == "RUNNING"  # as last update, and so marked
         assert run["trouble"]
         assert run["age_s"] > 3
-        assert "last heard" in slurm("status", code=3).stderr
+        assert "last update" in slurm("status", code=3).stderr
         refused = slurm("submit", "--cluster", "slurm", "-t", "5", "train.py", code=3)
         assert "controller" in refused.stderr
         looked = json.loads(slurm("doctor", "--cluster", "slurm", "--json", code=None).stdout)["findings"]

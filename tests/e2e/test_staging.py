@@ -254,7 +254,7 @@ def test_a_slow_node_is_waited_for_and_a_killed_one_is_not_taken_for_whole(
     with held(lab, "n2"):
         job = submit(cli, *words)
         cli.wait_until(lambda: stagers("n2") and (lab.root / "disks/n3/data").exists(), limit=120)
-        cli.wait_until(lambda: "(75%), 3 of 4 nodes have it" in cli("status", job).stdout, limit=120)
+        cli.wait_until(lambda: "(75%), 3 of 4 nodes have finished" in cli("status", job).stdout, limit=120)
         # A copy that was cut off: one file whole, one half.
         draft = n2 / ".data.dtslurm-part"
         draft.mkdir()

@@ -59,7 +59,7 @@ def test_a_run_that_does_nothing_is_stalled_and_one_that_compiles_is_not(cli: Cl
 
     shown = cli("status", job).stdout
     assert STALLED.search(shown.splitlines()[0])
-    assert "no step, output or work of any rank for " in shown
+    assert "no step, output or activity of any rank for " in shown
     assert f"dtslurm diagnose --live {job}" in shown
     [status] = cli.status(job)["statuses"]
     assert (status["state"], status["raw_state"]) in {("RUNNING", "RUNNING"), ("RUNNING", "")}

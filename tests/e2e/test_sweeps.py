@@ -151,7 +151,7 @@ sweep: {grid: {lr: [1, 2, 3], seed: [0, 1]}, max_parallel: 4}
     assert f"lr=2,seed=1 {token}-3" in cli("logs", f"{again}_0").stdout  # one run of the tracker
     rows = list(csv.DictReader(io.StringIO(cli("sweep", "results", "--csv", queued).stdout)))
     assert [row["lr"] for row in rows[:2]] == ["1", "2"]
-    assert "nothing to run again" in cli("sweep", "resume", queued).stderr
+    assert "no trial to run again" in cli("sweep", "resume", queued).stderr
 
 
 @WITHOUT_SSH

@@ -39,10 +39,10 @@ def test_gpu_hours_are_held_used_and_idle(cli: Cli, tmp_path: Path) -> None:
     assert row["gpu_hours_used"] == pytest.approx(row["gpu_hours_held"] * 0.905, abs=0.002)
     assert row["gpu_hours_idle"] == 0
     text = cli("usage", "--cluster", "slurm", "--since", "1h").stdout
-    assert "GPU-hours stood idle" in text.splitlines()[0]
+    assert "GPU-hours were idle" in text.splitlines()[0]
     assert "--since 'x'" in cli("usage", "--since", "x", code=2).stderr
 
 
 @pytest.mark.parametrize("cli", ["local"], indirect=True)
 def test_a_cluster_without_accounting_says_nothing(cli: Cli) -> None:
-    assert "knows of no jobs" in cli("usage", "--cluster", "local").stderr
+    assert "has no jobs" in cli("usage", "--cluster", "local").stderr

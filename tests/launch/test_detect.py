@@ -42,7 +42,7 @@ def found(source: str, script: str = "train.py", args: tuple[str, ...] = (), **r
         ("from megatron.training import pretrain", "megatron", "imports megatron.training"),
         ("from torchtitan.train import main", "torchtitan", "torchtitan"),
         ("import jax\njax.distributed.initialize()", "jax", "jax.distributed.initialize (train.py:2)"),
-        (DDP + "import os\nos.environ['SLURM_PROCID']", "srun", "a rank's place by Slurm"),
+        (DDP + "import os\nos.environ['SLURM_PROCID']", "srun", "the rank number of Slurm"),
         (DDP + "import os\nos.environ.get('RANK', os.environ['SLURM_PROCID'])", "torchrun", "torch.distri"),
         ("import tensorflow as tf\ntf.distribute.MultiWorkerMirroredStrategy()", "tensorflow", "MultiWorker"),
         ("import horovod.torch as hvd\nhvd.init()", "horovod", "horovod.torch"),
@@ -50,7 +50,7 @@ def found(source: str, script: str = "train.py", args: tuple[str, ...] = (), **r
         ("from mpi4py import MPI\nMPI.COMM_WORLD.Get_rank()", "mpi", "mpi4py.MPI"),
         ("from trl import SFTTrainer", "torchrun", "trl"),
         ("\ufeff" + DDP, "torchrun", "torch.distributed"),
-        ("print('hello')", "torchrun", "imports nothing that tells; torchrun for 8 ranks"),
+        ("print('hello')", "torchrun", "imports no known framework; torchrun for 8 ranks"),
     ],
 )
 def test_what_a_script_imports_decides(source: str, launcher: str, why: str) -> None:
@@ -110,7 +110,7 @@ def test_one_rank_gets_variables_only_where_the_script_fails_without(source: str
     alone = found(OS + source, nodes=1, ranks_per_node=1, gpus_per_node=0)
     assert alone.launcher == launcher
     told = found(OS + source, nodes=1, ranks_per_node=1, gpus_per_node=0, launcher="single").warnings
-    assert any("launcher single sets no RANK for it" in line for line in told) is (launcher == "torchrun")
+    assert any("launcher single does not set RANK" in line for line in told) is (launcher == "torchrun")
     assert found(OS + source).launcher == "torchrun"
 
 
@@ -144,7 +144,7 @@ def test_a_script_that_also_takes_its_rank_from_the_environment_is_started_by_to
     ["import raylib", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n  import ray\n  x: ray.Actor\n"],
 )
 def test_what_is_no_evidence(source: str) -> None:
-    assert "imports nothing that tells" in found(source).why
+    assert "imports no known framework" in found(source).why
 
 
 def test_files_beside_the_script_count_one_level_deep() -> None:
@@ -179,7 +179,7 @@ def test_imported_files() -> None:
 def test_a_launcher_that_is_not_there_is_replaced_with_a_warning(source: str, best: str, taken: str) -> None:
     detection = found(source, known=BUILT_IN)
     assert detection.launcher == taken
-    assert f"there is no launcher {best} here, which suits it best; {taken} is taken" in detection.warnings[0]
+    assert f"the best launcher, {best}, is not installed; {taken} is used" in detection.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -188,19 +188,19 @@ def test_a_launcher_that_is_not_there_is_replaced_with_a_warning(source: str, be
         (
             "import torch\n",
             (),
-            "train.py never initialises a process group: every rank would train by itself",
+            "train.py never initialises a process group: every rank would train separately",
         ),
         (
             "import torch, mylib\n",
             (),
-            "never initialises a process group: unless a package that it imports does, every rank would",
+            "never initialises a process group: unless an imported package does this, every rank would",
         ),
-        ("import os, torch\nos.environ['LOCAL_RANK']", (), "every rank would train by itself"),
-        ("import jax\njax.pmap(f)", (), "every rank would train by itself"),
+        ("import os, torch\nos.environ['LOCAL_RANK']", (), "every rank would train separately"),
+        ("import jax\njax.pmap(f)", (), "every rank would train separately"),
         (
             "import lightning as L\nL.Trainer(num_nodes=4)",
             (),
-            "train.py:2: Lightning is given num_nodes=4, but",
+            "train.py:2: the Lightning Trainer has num_nodes=4, but",
         ),
         (
             "import lightning as L\nL.Trainer(devices=8, num_nodes=2)",
@@ -219,19 +219,31 @@ def test_a_launcher_that_is_not_there_is_replaced_with_a_warning(source: str, be
             (),
             "train.py:4: sets MASTER_PORT to '29500'",
         ),
-        (DDP + "import os\nos.environ['RANK'] = str(0)", (), "sets RANK to '0' over what torchrun sets"),
+        (
+            DDP + "import os\nos.environ['RANK'] = str(0)",
+            (),
+            ("sets RANK to '0' and overrides the value of launcher torchrun"),
+        ),
         (DDP + "from os import environ\nenviron['WORLD_SIZE'] = '1'", (), "sets WORLD_SIZE to '1'"),
         (DDP + "import os\nos.environ.update({'MASTER_ADDR': 'localhost'})", (), "sets MASTER_ADDR"),
         (DDP + "import os\nos.environ.update(MASTER_ADDR='localhost')", (), "sets MASTER_ADDR"),
         (DDP + "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0,1'", (), "has 4 ranks and 4 GPUs"),
         (DDP + "model.cuda()", (), "cuda without torch.cuda.set_device: all 4 ranks"),
         (DDP + "model.to('cuda')", (), "cuda without torch.cuda.set_device"),
-        (DDP + "import torch\nx = torch.device('cuda:0')", (), "train.py:4: fixed on cuda:0"),
-        (DDP + "import torch\ntorch.cuda.set_device(r)\nmodel.cuda(0)", (), "train.py:5: fixed on cuda:0"),
+        (DDP + "import torch\nx = torch.device('cuda:0')", (), "train.py:4: a fixed device such as cuda:0"),
+        (
+            DDP + ("import torch\ntorch.cuda.set_device(r)\nmodel.cuda(0)"),
+            (),
+            "train.py:5: a fixed device such as cuda:0",
+        ),
         (DDP + "p.add_argument('--local_rank', type=int)", (), "takes --local_rank, which torchrun does not"),
         (DDP + "p.add_argument('--local-rank', type=int)", (), "takes --local-rank, which torchrun does not"),
-        (DDP, ("--local_rank", "0"), "--local_rank among the arguments is the same for every rank"),
-        ("import torch.multiprocessing as mp\nmp.spawn(f)", (), "every one of 8 ranks would do so by itself"),
+        (DDP, ("--local_rank", "0"), "argument --local_rank is the same for every rank"),
+        (
+            ("import torch.multiprocessing as mp\nmp.spawn(f)"),
+            (),
+            "each of the 8 ranks would do this separately",
+        ),
     ],
 )
 def test_what_cannot_work_is_told(source: str, args: tuple[str, ...], warning: str) -> None:
@@ -293,7 +305,7 @@ def test_a_configuration_without_its_launcher() -> None:
     source = "model_name_or_path: x\nfinetuning_type: lora\n"
     detection = found(source, "sft.yaml", known=BUILT_IN)
     assert detection.launcher == "torchrun"
-    assert "there is no launcher llamafactory here" in detection.warnings[0]
+    assert "launcher llamafactory is not installed" in detection.warnings[0]
     assert "-l llamafactory starts it" in found(source, "sft.yaml", launcher="torchrun").warnings[0]
 
 
@@ -316,9 +328,13 @@ def test_a_launcher_within_a_launcher(line: str) -> None:
 @pytest.mark.parametrize(
     ("source", "launcher", "warning"),
     [
-        ("import jax\njax.distributed.initialize()", "torchrun", "which torchrun does not serve; use -l jax"),
-        ("import ray\nray.init()", "torchrun", "8 ranks would do so by itself; use -l ray"),
-        (DDP, "single", "launcher single sets no RANK for it; -l torchrun does"),
+        (
+            "import jax\njax.distributed.initialize()",
+            "torchrun",
+            ("which launcher torchrun does not support; use -l jax"),
+        ),
+        ("import ray\nray.init()", "torchrun", "8 ranks would do this separately; use -l ray"),
+        (DDP, "single", "launcher single does not set RANK; use -l torchrun"),
     ],
 )
 def test_a_launcher_that_is_set_is_kept_and_warned_of(source: str, launcher: str, warning: str) -> None:
@@ -331,7 +347,7 @@ def test_a_launcher_that_is_set_is_kept_and_warned_of(source: str, launcher: str
 def test_a_python_program_that_is_a_launcher_is_no_script_to_launch() -> None:
     detection = found("#!/usr/bin/env python\n" + DDP, "torchrun", nodes=1)
     assert detection.why == "torchrun starts ranks itself; torchrun for 4 ranks"
-    assert detection.warnings == ("torchrun starts ranks itself: each rank would start ranks of its own",)
+    assert detection.warnings == ("torchrun starts ranks itself: each rank would start its own ranks",)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_gpus_that_were_not_asked_for_are_mentioned(asked: int | None, told: int
     found = resolve(Resources(gpus_per_node=asked), ClusterProfile(name="live", node_types={"a100x8": NODE}))
     assert found.layout is not None
     assert found.layout.gpus_per_node == (asked or 0)
-    notice = "no GPUs: a100x8 nodes have 8, and --gpus-per-node asks for them"
+    notice = "no GPUs requested: a100x8 nodes have 8; request GPUs with --gpus-per-node"
     assert found.notices == [notice] * told
 
 
@@ -97,7 +97,7 @@ def test_a_node_whose_cpus_are_not_known_is_mentioned(exclusive: bool, told: int
     node = NodeType(gpus=Gpus(model="A100", count=8))
     site = replace(PROFILE, node_types={"a100x8": node}, slurm=SlurmCustoms(exclusive=exclusive))
     found = resolve(Resources(), site)
-    assert sum("CPUs of a100x8 nodes are not known" in line for line in found.notices) == told
+    assert sum("CPUs of a100x8 nodes is not known" in line for line in found.notices) == told
     assert not any("CPUs" in line for line in resolve(Resources(cpus_per_task=4), site).notices)
 
 
@@ -132,7 +132,7 @@ def test_messages_name_the_node_type_of_the_partition() -> None:
     found = resolve(Resources(gpus_per_node=4), profile)
     assert found.problems == ["--gpus-per-node 4: a t4x2 node has 2"]
     assert resolve(Resources(), profile).notices == [
-        "no GPUs: t4x2 nodes have 2, and --gpus-per-node asks for them"
+        "no GPUs requested: t4x2 nodes have 2; request GPUs with --gpus-per-node"
     ]
     assert resolve(Resources(gpus_per_node=4, partition="any"), profile).layout is not None
 

@@ -177,9 +177,9 @@ def test_what_elastic_jobs_need() -> None:
         assert not told(name, **ELASTIC)
     for wrong in ("2", "2:", "0:2", "3:2", "a:b", "1:2:3", "1: 2"):
         assert "must be MIN:MAX" in told(nnodes=wrong, max_restarts="1")
-    assert "ask for --nodes 2, or give nnodes=1:4" in told(nodes=4, **ELASTIC)
-    assert "ask for --nodes 4, or give nnodes=2:2" in told(nnodes="3:4", max_restarts="1")
-    assert "add --launcher-option max_restarts=3" in told(nnodes="1:2")
+    assert "request --nodes 2, or give nnodes=1:4" in told(nodes=4, **ELASTIC)
+    assert "request --nodes 4, or give nnodes=2:2" in told(nnodes="3:4", max_restarts="1")
+    assert "add, for example, --launcher-option max_restarts=3" in told(nnodes="1:2")
     assert "rdzv_backend=c10d" in told(rdzv_backend="static", **ELASTIC)
 
 
@@ -192,7 +192,7 @@ def test_where_a_supervisor_restarts_torchrun_starts_on_what_is_left(render_job:
     assert "--node-rank" in text  # a fixed number meets at once; c10d would wait for more
     assert "--nodes=4 --least-nodes=2" in text
     twice = job("torchrun", max_restarts=2, launcher_options={"nnodes": "2:4", "max_restarts": "3"})
-    assert "leave out --launcher-option max_restarts" in problems("torchrun", twice, layout(nodes=4))
+    assert "remove --launcher-option max_restarts" in problems("torchrun", twice, layout(nodes=4))
 
 
 def test_an_elastic_job_outlives_the_loss_of_a_node(render_job: Render) -> None:
@@ -249,7 +249,7 @@ def test_accelerate_takes_the_users_configuration_or_its_own(render_job: Render)
 
 @pytest.mark.parametrize("name", ["bash", "interactive"])
 def test_lightning_refuses_names_that_hide_the_job(name: str) -> None:
-    assert "give another --job-name" in problems("lightning", job("lightning", name=name))
+    assert "set another --job-name" in problems("lightning", job("lightning", name=name))
 
 
 def test_one_alone_requeues_a_lightning_job(render_job: Render, tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_configurations_stand_in_the_scripts_place() -> None:
     training = registry.load("llamafactory").training(spec)
     assert (training.module, training.script) == (True, "llamafactory.launcher")
     assert training.args == ("sft.yaml", "learning_rate=1e-5")
-    assert "wants a configuration" in problems("llamafactory", job("llamafactory", script="train.py"))
+    assert "needs a configuration" in problems("llamafactory", job("llamafactory", script="train.py"))
 
     titan = registry.load("torchtitan")
     training = titan.training(job("torchtitan"))
@@ -298,7 +298,7 @@ def test_configurations_stand_in_the_scripts_place() -> None:
     own = job("torchtitan", script="torchtitan.train", module=True, args=("--module", "llama3"))
     assert titan.training(own) == own
     assert not problems("torchtitan", own)
-    assert "wants a .toml" in problems("torchtitan", job("torchtitan", script="train.sh"))
+    assert "needs a .toml" in problems("torchtitan", job("torchtitan", script="train.sh"))
 
 
 def test_megatrons_parallel_sizes_must_divide_the_ranks() -> None:
@@ -379,16 +379,16 @@ def test_options_that_dtslurm_does_not_read_reach_the_launcher(
     [
         ("torchrun", "nproc-per-node", "use --nodes and --ntasks-per-node"),
         ("torchrun", "nproc_per_node", "use --nodes and --ntasks-per-node"),
-        ("torchrun", "rdzv_endpoint", "dtslurm chooses where the nodes meet"),
-        ("torchrun", "max-restart", "write the whole name, --launcher-option max_restarts="),
-        ("torchrun", "no-python", "name the script"),
+        ("torchrun", "rdzv_endpoint", "dtslurm chooses the rendezvous address"),
+        ("torchrun", "max-restart", "write the full name, --launcher-option max_restarts="),
+        ("torchrun", "no-python", "give the script"),
         ("accelerate", "num_processes", "use --nodes and --ntasks-per-node"),
-        ("accelerate", "rdzv_backend", "how and where the nodes meet"),
-        ("accelerate", "max_restarts", "use --max-restarts, by which dtslurm restarts the ranks"),
+        ("accelerate", "rdzv_backend", "dtslurm chooses the rendezvous"),
+        ("accelerate", "max_restarts", "use --max-restarts, with which dtslurm restarts the ranks"),
         ("deepspeed", "hostfile", "use --nodes and --ntasks-per-node"),
         ("lightning", "ntasks", "use --ntasks-per-node"),
         ("lightning", "output", "run directory"),
-        ("torchrun", "a b", "not an option's name"),
+        ("torchrun", "a b", "not a valid option name"),
     ],
 )
 def test_what_dtslurm_decides_is_not_passed_on(name: str, option: str, told: str) -> None:
@@ -411,5 +411,7 @@ def test_the_user_is_told_of_options_that_are_passed_on() -> None:
     [tee, typo] = launcher.notices(
         job("torchrun", launcher_options={"tee": "3", "nnode": "2", "max_restarts": "0"})
     )
-    assert tee.startswith("--tee=3 is passed on to torchrun unread: each rank's output goes to its log")
-    assert typo == "--nnode=2 is passed on to torchrun unread; did you mean 'nnodes'?"
+    assert tee.startswith(
+        "--tee=3 is passed to torchrun unchecked: dtslurm writes each rank's output to its log"
+    )
+    assert typo == "--nnode=2 is passed to torchrun unchecked; did you mean 'nnodes'?"

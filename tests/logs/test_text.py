@@ -66,7 +66,7 @@ def test_lines_come_whole_however_the_bytes_are_cut(data: bytes, size: int) -> N
 
 
 def test_bytes_of_another_place_are_an_error() -> None:
-    with pytest.raises(TransportError, match="come next"):
+    with pytest.raises(TransportError, match="instead of byte"):
         Assembler(RANK, "log").feed(5, b"x")
 
 

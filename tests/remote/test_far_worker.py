@@ -172,7 +172,7 @@ def test_f1_one_that_dies_at_work_is_not_asked_again(
 
     killer = threading.Thread(target=kill)
     killer.start()
-    with pytest.raises(TransportError, match="what it did is unknown"):
+    with pytest.raises(TransportError, match="its effects are unknown"):
         deliver(far, parcel(tmp_path, "c"), then=["sh", "-c", queue], worker=worker)
     killer.join()
     go.touch()

@@ -314,7 +314,7 @@ def test_nothing_is_removed_outside_of_a_folder_of_the_tool(tmp_path: Path, path
 
     write(tmp_path, {"outside/file": "mine", "own/run/file": ""})
     (tmp_path / "own/link").symlink_to(tmp_path / "outside")
-    with pytest.raises(StoreError, match="not removed"):
+    with pytest.raises(StoreError, match="does not delete it"):
         remove(tmp_path / path, within=tmp_path / "own")
     assert everything_in(tmp_path) == {"outside/file", "own/run/file", "own/link"}
 
@@ -352,7 +352,7 @@ def test_a_folder_that_is_not_named_like_a_run_is_removed_nowhere(tmp_path: Path
     cluster: Any = SimpleNamespace(remote=True, transport=SimpleNamespace(run=run.append))
     record: Any = SimpleNamespace(run_dir=f"{tmp_path}/{name}", folder=str(tmp_path / "home"), token="0")
     context: Any = SimpleNamespace(env={"XDG_STATE_HOME": str(tmp_path / "state")})
-    with pytest.raises(StoreError, match="not removed"):
+    with pytest.raises(StoreError, match="does not delete it"):
         records.forget(context, cluster, record, placed=True)
     assert (everything_in(tmp_path), run) == ({"state/dtslurm/remote/x/1", "home/file"}, [])
 
@@ -425,7 +425,7 @@ def test_where_files_of_a_run_are_is_never_taken_from_the_cluster(
     assert Path(record.mirror).parent.parent == records.mirrors(context)
     assert (record.cluster, record.transport) == (prepared.submission.cluster, prepared.transport)
     cluster: Any = SimpleNamespace(transport=Telling(""))
-    with pytest.raises(StoreError, match="not removed"):
+    with pytest.raises(StoreError, match="does not delete it"):
         idempotency._move_aside(context, cluster, replace(record, mirror=victim))
     assert (tmp_path / "victim/file").exists()
 

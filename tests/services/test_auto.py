@@ -67,7 +67,7 @@ def test_a_module_that_is_elsewhere_is_left_to_the_default(folder: Path) -> None
 def test_several_ranks_of_a_script_that_spawns_them(folder: Path) -> None:
     submission = prepared(folder, SPAWN, ntasks_per_node=2).submission
     assert submission.spec.launcher == "torchrun"
-    assert any("every one of 2 ranks would do so by itself" in line for line in submission.notices)
+    assert any("each of the 2 ranks would do this separately" in line for line in submission.notices)
 
 
 def test_a_script_that_starts_its_own_ranks_gets_all_gpus(folder: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_trainer_told_other_sizes_is_pointed_out_to_who_names_lightning(folder
     options: dict[str, Any] = {"launcher": "lightning", "nodes": 2, "ntasks_per_node": 2}
     source = f"import lightning as L\nL.Trainer({sizes})\n"
     [told] = prepared(folder, source, **options).submission.notices
-    assert told.startswith("train.py:2: Lightning is given ")
+    assert told.startswith("train.py:2: the Lightning Trainer has ")
     right = "import lightning as L\nL.Trainer(devices=2, num_nodes=2)\n"
     assert prepared(folder, right, **options).submission.notices == ()
     assert prepared(folder, "def (", **options).submission.notices == ()

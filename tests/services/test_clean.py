@@ -432,7 +432,7 @@ def test_the_command_line(root: Root) -> None:
     assert (old / "code").exists()
     [place] = json.loads(dtslurm("clean", "--json", code=0).stdout)["roots"]
     assert place["runs"][0]["folder"] == "old"
-    assert "free again" in dtslurm("clean", "--yes", code=0).stderr
+    assert "freed" in dtslurm("clean", "--yes", code=0).stderr
     assert not (old / "code").exists()
     assert "nothing to delete" in dtslurm("clean", code=0).stderr
     assert "--older-than" in dtslurm("clean", "--older-than", "soon", code=2).stderr
@@ -455,5 +455,5 @@ def test_the_command_line_names_what_the_job_wrote(root: Root) -> None:
 def test_the_age_that_was_used_is_said(root: Root) -> None:
     root.add("fresh", (NOW - time.time() + 100) / DAY)  # by the clock of the program
     said = dtslurm("clean", "--older-than", "2s", code=0).stderr
-    assert "--older-than 2s: 5m00s is used; for so long after its end a job may be requeued" in said
-    assert "there is nothing to delete of runs that ended more than 5m00s ago" in said
+    assert "--older-than 2s: 5m00s is used, because a job can be requeued for this time after its end" in said
+    assert "runs that ended more than 5m00s ago have nothing to delete" in said

@@ -16,7 +16,7 @@ SAID: list[tuple[dict[str, Any], str, bool]] = [
     ),
     (
         {"event": "ranks_apart", "evidence": "no connection leads from rank 1"},
-        "no connection leads from rank 1; that is right if each rank works on a part of its own",
+        "no connection leads from rank 1; this is intended if each rank works on its own part",
         False,
     ),
     (
@@ -27,7 +27,7 @@ SAID: list[tuple[dict[str, Any], str, bool]] = [
     ({"event": "started", "job_id": "7", "nodes": "n[1-2]"}, "job 7 started on n[1-2]", False),
     (
         {"event": "attempt", "attempt": 1, "nodes": "n1", "world_size": 8},
-        "attempt 1 begins on n1, 8 ranks",
+        "attempt 1 starts on n1, 8 ranks",
         False,
     ),
     (
@@ -56,7 +56,7 @@ SAID: list[tuple[dict[str, Any], str, bool]] = [
             "excluded": ["n2"],
             "wait_s": 30.0,
         },
-        "starts again in 30s without n2: the node is bad",
+        "restarts in 30s without n2: the node is bad",
         False,
     ),
     (
@@ -80,7 +80,7 @@ SAID: list[tuple[dict[str, Any], str, bool]] = [
             "used": 2,
             "of": 3,
         },
-        "starts again: it may not happen again (restart 2 of 3 after crashes)",
+        "restarts: it may not happen again (restart 2 of 3 after crashes)",
         False,
     ),
     (
@@ -96,20 +96,20 @@ SAID: list[tuple[dict[str, Any], str, bool]] = [
         "stops: all 3 restarts after crashes are used up",
         False,
     ),
-    ({"event": "onward", "by": "requeue", "done": True, "words": ""}, "the job is queued again", False),
+    ({"event": "onward", "by": "requeue", "done": True, "words": ""}, "the job is requeued", False),
     (
         {"event": "onward", "by": "requeue", "done": False, "words": "no"},
-        "it could not be queued again: no",
+        "the job could not be requeued: no",
         True,
     ),
     (
         {"event": "hang", "ranks": [0, 1], "rank": 1, "node": "n2", "summary": "waits for data"},
-        "it hangs, rank 1 on n2: waits for data",
+        "hang detected, rank 1 on n2: waits for data",
         True,
     ),
-    ({"event": "hang", "ranks": list(range(64)), "rank": None}, "it hangs, 64 ranks", True),
-    ({"event": "node_excluded", "node": "n2", "reason": "ECC"}, "n2 left out: ECC", True),
-    ({"event": "agent_restarted", "node": "n2"}, "agent on n2 restarted; its ranks go on", False),
+    ({"event": "hang", "ranks": list(range(64)), "rank": None}, "hang detected, 64 ranks", True),
+    ({"event": "node_excluded", "node": "n2", "reason": "ECC"}, "node n2 excluded: ECC", True),
+    ({"event": "agent_restarted", "node": "n2"}, "the node agent on n2 restarted; its ranks continue", False),
     (
         {
             "event": "health",
@@ -127,7 +127,7 @@ SAID: list[tuple[dict[str, Any], str, bool]] = [
             "ok": True,
             "findings": [{"check": "disk", "evidence": "92 % full"}],
         },
-        "health: n3 is good enough (disk: 92 % full)",
+        "health: n3 is usable (disk: 92 % full)",
         False,
     ),
     (
@@ -142,7 +142,7 @@ SAID: list[tuple[dict[str, Any], str, bool]] = [
         "copies data/ to n1: 3.0G of 12G (25%)",
         False,
     ),
-    ({"event": "staging_failed", "problems": ["no room"]}, "the data could not be brought: no room", True),
+    ({"event": "staging_failed", "problems": ["no room"]}, "the data could not be staged: no room", True),
     (
         {"event": "checkpoint_failed", "step": 5, "problem": "disk full"},
         "the checkpoint of step 5 was not written: disk full",
@@ -150,7 +150,7 @@ SAID: list[tuple[dict[str, Any], str, bool]] = [
     ),
     (
         {"event": "staged", "seconds": 90.2, "bytes": 3 << 30, "left": None},
-        "the data is where it is wanted, 3.0G copied in 1m30s",
+        "staging finished, 3.0G copied in 1m30s",
         False,
     ),
     ({"event": "something new", "x": 1}, "something new", False),
@@ -191,7 +191,7 @@ def test_of_many_nodes_that_copy_there_is_one_line() -> None:
     assert first.text == "job 7 started on n[1-2]"
     assert (second.time, second.text) == (
         99,
-        "copies imagenet to 2 nodes: 2.0G of 4.0G (51%), 1 of 2 nodes have it",
+        "copying imagenet to 2 nodes: 2.0G of 4.0G (51%), 1 of 2 nodes have finished",
     )
     told.append(staging("n2", True, size=2 << 30))
     assert lines(told)[1].text == "data imagenet is on 2 nodes: 4.0G"
@@ -199,7 +199,9 @@ def test_of_many_nodes_that_copy_there_is_one_line() -> None:
 
 def test_nodes_that_have_not_said_a_word_count_too() -> None:
     told = [staging(f"n{node}", True, size=2 << 30, nodes=4) for node in (1, 2, 3)]
-    assert lines(told)[0].text == "copies imagenet to 4 nodes: 6.0G of 8.0G (75%), 3 of 4 nodes have it"
+    assert lines(told)[0].text == (
+        "copying imagenet to 4 nodes: 6.0G of 8.0G (75%), 3 of 4 nodes have finished"
+    )
     told.append(staging("n4", True, size=2 << 30, nodes=4))
     assert lines(told)[0].text == "data imagenet is on 4 nodes: 8.0G"
 
@@ -210,8 +212,8 @@ def test_of_many_nodes_that_are_fine_there_is_one_line_each_time() -> None:
     again = {"event": "attempt", "attempt": 1, "nodes": "n[0-63]"}
     told = [one.text for one in lines([*fine, bad, again, fine[0]])]
     assert told == [
-        "health: 64 nodes are fine",
+        "health: 64 nodes are healthy",
         "health: n9 is bad",
-        "attempt 1 begins on n[0-63]",
-        "health: n0 is fine",
+        "attempt 1 starts on n[0-63]",
+        "health: n0 is healthy",
     ]

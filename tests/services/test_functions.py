@@ -121,7 +121,7 @@ def test_what_logs_cannot_be_asked_for_is_refused_at_once(tmp_path: Path) -> Non
     for ranks in ("x", [0.5], [-1]):
         with pytest.raises(RequestInvalid, match="ranks should be a list of ranks"):
             job.logs(ranks=ranks)  # type: ignore[arg-type]
-    with pytest.raises(RequestInvalid, match=r"grep '\[' is no regular expression"):
+    with pytest.raises(RequestInvalid, match=r"grep '\[' is not a regular expression"):
         job.logs(grep="[")
 
 

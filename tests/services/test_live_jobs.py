@@ -135,7 +135,7 @@ def test_the_nodes_are_looked_at_whose_ranks_still_work(monkeypatch: pytest.Monk
     assert "--nodelist=n2" in steps[0]
     # Nor is it said to hang, though the one that speaks could not be looked at.
     assert (found.verdict.cause, found.verdict.confidence) == ("unknown", 0.4)
-    assert found.verdict.summary.endswith("; but rank 1, which could not be looked at, spoke 5 s ago")
+    assert found.verdict.summary.endswith("; but rank 1, which could not be examined, wrote output 5 s ago")
 
 
 def test_many_silent_nodes_are_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:

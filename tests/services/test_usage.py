@@ -122,14 +122,14 @@ def test_idle_time_comes_first() -> None:
     assert (told[0].gpu_hours_idle, told[0].gpu_hours_used, told[0].gpu_kwh) == (3, 0.4, 0.4)
     assert (told[2].gpu_hours_used, told[2].gpu_kwh) == (57.6, 44.8)
     whole = total("all", [unknown, busy, idle], found())
-    assert headline(whole) == "3.0 of 68.0 GPU-hours stood idle (4%); of 128.0 more nothing is known"
+    assert headline(whole) == "3.0 of 68.0 GPU-hours were idle (4%); no samples of 128.0 more"
 
 
 def test_energy_and_price_are_there_if_they_are_known_and_else_absent() -> None:
     idle, busy = GpuTime(used=0.1, idle=0.75, power_w=100), GpuTime(used=0.9, idle=0.0)
     whole = total("all", [held(idle, price=2.0), held(busy, price=3.0, job_id="2")], found())
     assert (whole.gpu_kwh, whole.price, whole.price_idle) == (0.4, 20, 6)
-    assert headline(whole) == "3.0 of 8.0 GPU-hours stood idle (38%), for 6.00 of 20.00"
+    assert headline(whole) == "3.0 of 8.0 GPU-hours were idle (38%), for 6.00 of 20.00"
     unpriced = total("all", [held(busy, price=2.0), held(busy, job_id="2")], found())
     assert (unpriced.gpu_kwh, unpriced.price, unpriced.price_idle) == (None, None, None)
     euros, dollars = (held(busy, price=2.0, currency=name) for name in ("EUR", "USD"))

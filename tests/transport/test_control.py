@@ -85,7 +85,7 @@ def test_c13_a_folder_that_others_may_use_is_refused(lab: SshLab, fault: str) ->
         place.symlink_to("elsewhere")
     else:
         place.touch()
-    with pytest.raises(TransportError, match="is not a private folder of yours"):
+    with pytest.raises(TransportError, match="is not a private folder of your user"):
         control.folder({"XDG_RUNTIME_DIR": str(runtime)})
 
 
@@ -111,7 +111,7 @@ def test_c13_a_folder_that_another_user_holds_keeps_nobody_from_logging_in(
         assert place.parent == home / ".cache/dtslurm"
         assert place.stat().st_mode & 0o777 == 0o700
         assert place.stat().st_uid == uid
-        with pytest.raises(TransportError, match=f"{squatted} is not a private folder of yours"):
+        with pytest.raises(TransportError, match=f"{squatted} is not a private folder of your user"):
             control.folder({})
     finally:
         for one in (shared, home):
@@ -258,7 +258,7 @@ def test_at_most_three_channels_of_one_process(there: OpenSSHTransport) -> None:
     with ExitStack() as stack:
         for _ in range(3):
             stack.enter_context(there.stream(["cat"]))
-        with pytest.raises(HostUnavailable, match="takes no more commands at once"):
+        with pytest.raises(HostUnavailable, match="accepts no more concurrent commands"):
             there.run(["true"], timeout=0.5)
     assert there.run(["true"]).ok
 

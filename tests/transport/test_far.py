@@ -186,7 +186,7 @@ def test_a_file_that_includes_itself_ends(tmp_path: Path) -> None:
             "too many keys",
         ),
         ("me@h: Permission denied (publickey,gssapi-with-mic).", LoginRefused, "publickey, gssapi-with-mic"),
-        ("Password change required but no TTY available.", LoginRefused, "not valid any more"),
+        ("Password change required but no TTY available.", LoginRefused, "no longer valid"),
         ("Unable to negotiate with 1.2.3.4 port 22: no matching cipher found.", LoginRefused, "cryptography"),
         (
             (
@@ -206,9 +206,9 @@ def test_a_file_that_includes_itself_ends(tmp_path: Path) -> None:
             "the name of the jump host gate.site cannot be resolved",
         ),
         ("ssh: connect to host 10.0.0.1 port 22: Connection refused", HostUnavailable, "h refused the"),
-        ("something new", HostUnavailable, "no SSH link to h"),
-        ("", HostUnavailable, "no SSH link to h"),
-        ("debug1: timed out\nsomething new", HostUnavailable, "no SSH link to h"),
+        ("something new", HostUnavailable, "cannot connect to h over SSH"),
+        ("", HostUnavailable, "cannot connect to h over SSH"),
+        ("debug1: timed out\nsomething new", HostUnavailable, "cannot connect to h over SSH"),
     ],
 )
 def test_what_ssh_says(said: str, kind: type[HostUnavailable], words: str) -> None:

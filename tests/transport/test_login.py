@@ -238,7 +238,7 @@ def test_an_unknown_key_is_asked_about_at_the_terminal(sshd_lab: SshLab) -> None
         one.wait_until(r"Are you sure you want to continue connecting")
         assert "SHA256:" in one.said
         one.type("no")
-        one.wait_until("error: the host key of asks is not known here")
+        one.wait_until("error: the host key of asks is not known on this machine")
         one.end()
 
 

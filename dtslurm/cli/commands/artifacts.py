@@ -34,7 +34,10 @@ def list_(cluster: str | None, as_json: bool, job: str) -> None:
         output.document(artifacts=artifacts_of_run)
         return
     if not artifacts_of_run:
-        output.note("nothing is registered; dtslurm.train does so, --artifact PATTERN, or $DTSLURM_ARTIFACTS")
+        output.note(
+            "the run has no registered artifacts; register files with dtslurm.train, --artifact PATTERN "
+            "or $DTSLURM_ARTIFACTS"
+        )
         return
     rows = [
         [
@@ -90,7 +93,7 @@ def _pin(job: str, patterns: tuple[str, ...], cluster: str | None, as_json: bool
     if as_json:
         output.document(pinned=pinned)
         return
-    output.note(f"{'pinned' if keep else 'let go'}: {', '.join(names)}")
+    output.note(f"{'pinned' if keep else 'unpinned'}: {', '.join(names)}")
 
 
 @artifacts.command()
@@ -138,11 +141,11 @@ def prune(
         output.say(artifact.path)
     total = format_bytes(sum(artifact.bytes or 0 for artifact in to_delete))
     if not to_delete:
-        output.note("there is nothing to delete")
+        output.note("no artifact to delete")
     elif yes:
-        output.note(f"deleted; {total} are free again")
+        output.note(f"deleted; {total} freed")
     else:
-        output.note(f"{total} would be free again; nothing was deleted: --yes does that")
+        output.note(f"{total} would be freed; nothing was deleted, because --yes was not given")
 
 
 @artifacts.command()
@@ -168,7 +171,7 @@ def pull(target: str | None, cluster: str | None, as_json: bool, job: str, patte
     selected = service.select_artifacts(service.listing(context, record), patterns or ("latest",))
     kind, destination = export.target_of(target or f"{Path(record.run_dir).name}-artifacts")
     if kind == "hf" and len(selected) != 1:
-        raise RequestInvalid([f"--to hf: takes one artifact, and {len(selected)} match"])
+        raise RequestInvalid([f"--to hf: needs a single artifact, and {len(selected)} match"])
     folder = context.cwd / expanded(destination)
     # The files exist in the run directory, or are copied to a folder of its name, to be kept.
     if kind != "folder":

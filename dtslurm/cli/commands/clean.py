@@ -44,7 +44,8 @@ def clean(older_than: str, whole: bool, outputs: bool, yes: bool, cluster: str |
     if minimum_age > age:
         requested, older_than = older_than, duration(minimum_age)
         output.note(
-            f"--older-than {requested}: {older_than} is used; for so long after its end a job may be requeued"
+            f"--older-than {requested}: {older_than} is used, because a job can be requeued for this "
+            "time after its end"
         )
     roots = tidy(Context(), older_than=age, whole=whole, outputs=outputs, remove=yes, cluster=cluster)
     if as_json:
@@ -58,11 +59,11 @@ def clean(older_than: str, whole: bool, outputs: bool, yes: bool, cluster: str |
             )
     total = sum(root.bytes for root in roots)
     if yes:
-        output.note(f"deleted; {format_bytes(total)} are free again")
+        output.note(f"deleted; {format_bytes(total)} freed")
     elif any(root.runs or root.objects or root.unfinished for root in roots):
-        output.note(f"{format_bytes(total)} would be free again; nothing was deleted: --yes does that")
+        output.note(f"{format_bytes(total)} would be freed; nothing was deleted, because --yes was not given")
     else:
-        output.note(f"there is nothing to delete of runs that ended more than {older_than} ago")
+        output.note(f"runs that ended more than {older_than} ago have nothing to delete")
 
 
 def _show(roots: list[CleanRoot], *, whole: bool) -> None:
@@ -83,15 +84,15 @@ def _show(roots: list[CleanRoot], *, whole: bool) -> None:
     for root in roots:
         if root.objects:
             output.note(
-                f"{root.root}: {root.objects} file contents, {format_bytes(root.objects_bytes)}, "
-                "that no run uses"
+                f"{root.root}: {root.objects} file contents, {format_bytes(root.objects_bytes)}, not "
+                "used by any run"
             )
         for path in root.unfinished:
-            output.note(f"{path}: left by a submission that was killed")
+            output.note(f"{path}: from a submission that was killed")
         for name in root.pinned:
             kept_text = "kept" if whole else "files that the job wrote in code/ are kept"
             output.note(
-                f"{root.root}/{name}: {kept_text}, as results in it are pinned (dtslurm artifacts unpin)"
+                f"{root.root}/{name}: {kept_text}, because results in it are pinned (dtslurm artifacts unpin)"
             )
         for name, blocker in root.needed.items():
             output.note(

@@ -45,7 +45,7 @@ def compare(target: str | None, cluster: str | None, as_json: bool, jobs: tuple[
     Configuration, layout, environment and code are shown where they differ. Curves join a run's attempts.
     """
     if not 2 <= len(jobs) <= MOST_RUNS:
-        raise click.UsageError(f"two to {MOST_RUNS} runs can be compared; {len(jobs)} named")
+        raise click.UsageError(f"two to {MOST_RUNS} runs can be compared; {len(jobs)} are given")
     context = Context()
     comparison = compare_runs(context, [find(context, job, cluster) for job in jobs])
     if as_json:
@@ -74,7 +74,7 @@ def _show(found: Comparison) -> None:
         ]
         output.table([section.upper(), *names], rows)
     if not found.differences:
-        output.say("\nnothing was asked differently")
+        output.say("\nthe requests are identical")
     curves = [run.curves.get("loss", ()) for run in found.runs]
     if any(curves):
         output.say()
@@ -98,7 +98,7 @@ def lines(found: Comparison, width: int) -> list[str]:
         ]
         text_lines += ["", *_format_table([(section.upper(), *names), *rows])]
     if not found.differences:
-        text_lines += ["", "nothing was asked differently"]
+        text_lines += ["", "the requests are identical"]
     curves = [run.curves.get("loss", ()) for run in found.runs]
     if any(curves):
         text_lines += ["", *overlay(curves, width - 1)]

@@ -26,9 +26,9 @@ _NO_RANK_TEXT = "no single rank"
 _BLAMES = {
     "code": "the code, not the nodes",
     "node": "the node, not the code",
-    "site": "the site",
-    "user": "what was asked for or set up",
-    "unknown": "not known",
+    "site": "the cluster",
+    "user": "the request or the set-up",
+    "unknown": "unknown",
 }
 
 
@@ -54,7 +54,9 @@ def diagnose(attempt: int | None, live: bool, cluster: str | None, as_json: bool
     what it waits for according to the kernel, its last output. Nothing in the job is changed.
     """
     if live and attempt is not None:
-        raise click.UsageError("--live looks at what runs now; --attempt is of the past")
+        raise click.UsageError(
+            "--live examines the running attempt, and --attempt selects an earlier one; give only one of them"
+        )
     context = Context()
     record = find(context, job, cluster)
     task = task_of(job, record)
@@ -111,7 +113,7 @@ def lines(found: Diagnosis, width: int = 80) -> list[str]:
         hint_lines = []
         if found.status.state is JobState.RUNNING:
             hint_lines = field(
-                "more", f"dtslurm diagnose --live {job} tells whether it makes progress", width
+                "more", f"dtslurm diagnose --live {job} shows whether the job makes progress", width
             )
         return [
             *output_lines[:1],
@@ -126,7 +128,7 @@ def lines(found: Diagnosis, width: int = 80) -> list[str]:
             _describe_first_failure(verdict),
             width,
         )
-    guess_prefix = "" if verdict.confidence >= 0.7 else "a guess: "
+    guess_prefix = "" if verdict.confidence >= 0.7 else "probably: "
     cause_style = style if found.status.terminal and not found.status.ok else FAILED
     output_lines += field(
         "cause", f"{guess_prefix}{verdict.cause} ({verdict.confidence:.0%})", width, cause_style
@@ -136,7 +138,7 @@ def lines(found: Diagnosis, width: int = 80) -> list[str]:
     for number, item in enumerate(verdict.followed_by):
         ranks = f"{item.count} rank{'s' if item.count > 1 else ''} ({item.ranks}) " if item.count else ""
         output_lines += field("then" if number == 0 else "", ranks + item.what, width, SECONDARY)
-    output_lines += field("to blame", _BLAMES.get(verdict.blame, verdict.blame), width)
+    output_lines += field("responsible", _BLAMES.get(verdict.blame, verdict.blame), width)
     if verdict.advice:
         output_lines += field("what to do", verdict.advice, width)
     output_lines += [styled((f"{'logs':<14}{found.logs}", SECONDARY))]
@@ -156,7 +158,7 @@ def _earlier_attempts_note(found: Diagnosis, width: int) -> list[str]:
     earlier_attempts = [number for number in found.attempts if number < found.attempt]
     if not earlier_attempts:
         return []
-    text = f"there were earlier attempts; --attempt {earlier_attempts[-1]} tells of the last one"
+    text = f"the run had earlier attempts; --attempt {earlier_attempts[-1]} shows the last of them"
     return field("before", text, width, SECONDARY)
 
 

@@ -69,7 +69,7 @@ def fetch(
         )
         return
     if not fetched.files:
-        output.note(f"nothing is new; all of it is in {fetched.folder}")
+        output.note(f"no new files; all files are already in {fetched.folder}")
     else:
         output.note(
             f"{pluralize(len(fetched.files), 'file')}, {format_bytes(fetched.bytes)}, in {fetched.folder}"
@@ -78,7 +78,7 @@ def fetch(
         output.note(_describe(item))
     if synced:
         count = len(synced.uploaded)
-        output.note(f"uploaded {pluralize(count, 'W&B run')}" if count else "no W&B run waits")
+        output.note(f"uploaded {pluralize(count, 'W&B run')}" if count else "no W&B run to upload")
         for line in synced.left:
             output.note(f"  {line}")
 
@@ -88,4 +88,4 @@ def _describe(item: SkippedFiles) -> str:
     shown_names = item.names[:_NAMES_SHOWN]
     more = f" and {item.files - len(shown_names)} more" if item.files > len(shown_names) else ""
     names = f": {', '.join(shown_names)}{more}" if shown_names else ""
-    return f"left out: {item.reason}{names}"
+    return f"skipped: {item.reason}{names}"

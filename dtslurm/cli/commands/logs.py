@@ -156,7 +156,7 @@ def _missing_attempt(record: JobRecord, wanted: LogFilter) -> str:
     attempts = ((wanted.task and run.task(wanted.task)) or run).attempts()
     if wanted.attempt is None or not attempts or wanted.attempt in attempts:
         return ""
-    return f"there is no attempt {wanted.attempt}, only {', '.join(map(str, attempts))}"
+    return f"the run has no attempt {wanted.attempt}, only {', '.join(map(str, attempts))}"
 
 
 def _missing_rank(record: JobRecord, wanted: LogFilter) -> str:
@@ -164,7 +164,7 @@ def _missing_rank(record: JobRecord, wanted: LogFilter) -> str:
     if wanted.ranks is None or any(first < size for first, _ in wanted.ranks):
         return ""
     requested = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in wanted.ranks)
-    return f"there is no rank {requested}, only {f'0-{size - 1}' if size > 1 else '0'}"
+    return f"the run has no rank {requested}, only {f'0-{size - 1}' if size > 1 else '0'}"
 
 
 def _missing_parts(view: RunView, wanted: LogFilter) -> str:
@@ -177,8 +177,8 @@ def _explain_no_output(view: RunView, wanted: LogFilter, node: str | None) -> st
     state = f"the job is {view.statuses[0].word}"
     if wanted.nodes is not None:
         node_text = fold_nodes(view.statuses[0].nodelist)
-        return f"nothing was written on {node}; {state}{f' on {node_text}' if node_text else ''}"
-    return f"nothing written yet; {state}" if not view.terminal else f"nothing was written; {state}"
+        return f"no output on {node}; {state}{f' on {node_text}' if node_text else ''}"
+    return f"no output yet; {state}" if not view.terminal else f"no output; {state}"
 
 
 def _parse_ranks(text: str | None) -> tuple[tuple[int, int], ...] | None:
@@ -201,7 +201,7 @@ def _parse_nodes(text: str | None) -> frozenset[str] | None:
     try:
         return frozenset(NodeSet(text))
     except NodeSetException as error:
-        raise RequestInvalid([f"--node {text!r} names no nodes: {error}"]) from error
+        raise RequestInvalid([f"--node {text!r} is not a node set: {error}"]) from error
 
 
 def _parse_time(option: str, text: str | None, now: float) -> float | None:
@@ -211,7 +211,7 @@ def _parse_time(option: str, text: str | None, now: float) -> float | None:
         return point_in_time(text, now, time.localtime().tm_gmtoff)
     except ValueError as error:
         raise RequestInvalid(
-            [f"{option} {text!r} is no time: write 10m (ago), 14:05 or 2026-11-21 14:05"]
+            [f"{option} {text!r} is not a time: write 10m (ago), 14:05 or 2026-11-21 14:05"]
         ) from error
 
 

@@ -83,10 +83,12 @@ def plan(
         check_form(emit)
         emit = form_for_installed(emit, os.environ)
         if as_json:
-            raise RequestInvalid(["--emit prints what another program reads, --json the plan; choose one"])
+            raise RequestInvalid(
+                [("--emit prints a configuration, and --json prints the plan; give only one of them")]
+            )
     asked["price"], asked["currency"] = _parse_price(asked["price"])
     if calibrate is not None and not asked["layout"]:
-        raise RequestInvalid(["--calibrate needs the --layout that the run had"])
+        raise RequestInvalid(["--calibrate needs the --layout of the run"])
     asked["scaling"] = asked["scaling"] or plot is not None  # the plot shows the scaling curve
     new_plan = make(PlanRequest(**asked, emit=emit), working_directory())
     if calibrate is not None:
@@ -153,6 +155,7 @@ def _show_calibration(made: Plan, job: str, as_json: bool) -> None:
         output.say(f"memory: {memory:.1f} GiB measured, {measurement.predicted_memory_gib:.1f} GiB predicted")
     for quantity, ratio, applied in capped(measurement):
         output.note(
-            f"{quantity}: x {ratio:.3g} is too far off for a run of this plan; it counts as x {applied:g}"
+            f"{quantity}: the factor {ratio:.3g} is too large or too small for a run of this plan; "
+            f"{applied:g} is used"
         )
-    output.note(f"kept in {path}; the next plan on this cluster takes it in")
+    output.note(f"saved in {path}; the next plan on this cluster uses it")

@@ -79,7 +79,7 @@ def status(
     elif run_views:
         _show_table(run_views, context.clock())
     elif states or since:
-        output.note("no run matches; dtslurm status without --state and --since shows all")
+        output.note("no matching run; dtslurm status without --state and --since shows all runs")
     else:
         output.note(f"no runs{f' on {cluster}' if cluster else ''} yet; dtslurm submit SCRIPT starts one")
     if any(view.trouble for view in run_views):
@@ -106,7 +106,7 @@ class _Selection:
         run_views = add_activity(views(context, records), context.clock())
         queued = find_queued_jobs(context, run_views, self.cluster)
         for name, trouble in queued.troubles.items():
-            output.note(f"{name}: jobs whose run has no record here are not shown: {trouble}")
+            output.note(f"{name}: jobs without a run record on this machine are not shown: {trouble}")
         if queued.hidden and not filtered:
             output.note(
                 f"older runs in the queue that are not shown: {queued.hidden}; "
@@ -143,7 +143,7 @@ def _parse_since(since: str | None, now: float) -> float | None:
     try:
         return moment_before(since, now)
     except (ValueError, OverflowError):
-        raise RequestInvalid([f"--since {since!r}: write 12h, 2d, 8w or 2026-01-31"]) from None
+        raise RequestInvalid([f"--since {since!r} is not a time: write 12h, 2d, 8w or 2026-01-31"]) from None
 
 
 def _watch(context: Context, selection: _Selection, *, as_json: bool) -> NoReturn:
@@ -154,7 +154,7 @@ def _watch(context: Context, selection: _Selection, *, as_json: bool) -> NoRetur
     """
     if as_json or selection.jobs or not output.is_terminal():
         raise RequestInvalid(
-            ["--watch shows the list of runs on a terminal"],
+            ["--watch needs a terminal, and shows only the list of runs"],
             hint="dtslurm top JOB watches one run; for scripts, call dtslurm status --json when you need it",
         )
     try:
@@ -236,5 +236,5 @@ def _show_table(found: list[RunView], now: float) -> None:
             output.note(describe_unrecorded(view))
     troubles = {f"{view.record.cluster}: {view.trouble}": view for view in found if view.trouble}
     for text, view in troubles.items():
-        age_text = f"; last heard {output.duration(now - view.observed_at)} ago" if view.observed_at else ""
+        age_text = f"; last update {output.duration(now - view.observed_at)} ago" if view.observed_at else ""
         output.note(text + age_text)

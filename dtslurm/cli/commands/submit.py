@@ -103,10 +103,10 @@ def render(
     steps = load_jobs(context, JobRequest(script=script, args=args, **options), assignments, stage)
     if len(steps) > 1:
         names = ", ".join(step.stage for step in steps)
-        raise RequestInvalid([f"{script} has several stages; --only says which to render: {names}"])
+        raise RequestInvalid([f"{script} has several stages; select a stage with --only: {names}"])
     if steps[0].sweep is not None:
         raise RequestInvalid(
-            [f"{script} is a sweep: its script goes with a file of trials, which submit brings"],
+            [f"{script} is a sweep: its script needs a file of trials, which only dtslurm submit creates"],
             hint="dtslurm submit --dry-run prints the script",
         )
     submission = _prepare_and_notify(context, steps[0].request, standalone=True).submission
@@ -173,7 +173,9 @@ def submit(
     start_time = context.clock()
     steps = load_jobs(context, JobRequest(script=script, args=args, **options), assignments, stage)
     if follow and not all(step.plain for step in steps):
-        raise RequestInvalid(["--follow shows one job, and these are several; --wait waits for all of them"])
+        raise RequestInvalid(
+            [("--follow shows a single job, and this request has several jobs; --wait waits for all of them")]
+        )
     planned_jobs = _plan_jobs(context, steps, yes=yes or dry_run)
     if dry_run:
         _show_scripts([job.prepared.submission for job in planned_jobs], as_json=as_json)
@@ -251,8 +253,8 @@ def _report_differences(prepared: Prepared, record: JobRecord) -> None:
 
     if differing := differences(prepared, record):
         output.note(
-            f"note: job {record.job_id} has this key of --once already, and differs from what is asked now "
-            f"in {', '.join(differing)}"
+            f"note: job {record.job_id} already has this idempotency key (--once), and differs from "
+            f"this request in {', '.join(differing)}"
         )
 
 

@@ -50,7 +50,7 @@ def status(cluster: str | None, as_json: bool, job: str) -> None:
     states = view.counts().keys()
     # Resume requires the sweep to be over.
     if states & {"failed", "never ran"} and not states & {"running", "waiting"}:
-        output.note(f"dtslurm sweep resume {job} runs again what failed or never ran")
+        output.note(f"dtslurm sweep resume {job} runs the failed and the missing trials again")
     _report_trouble(view)
 
 
@@ -63,7 +63,7 @@ def status(cluster: str | None, as_json: bool, job: str) -> None:
 def results(limit: int | None, as_csv: bool, cluster: str | None, as_json: bool, job: str) -> None:
     """Show all trials, the best first, with values and metric."""
     if as_csv and as_json:
-        raise RequestInvalid(["--csv and --json are two forms; choose one"])
+        raise RequestInvalid(["give only one of --csv and --json"])
     context = Context()
     view = load_sweep(context, job, cluster)
     trials = view.ranked()[:limit]
@@ -94,7 +94,7 @@ def resume(cluster: str | None, as_json: bool, job: str) -> None:
         if as_json:
             output.document(runs=records)
         elif not records:
-            output.note("every trial is done: there is nothing to run again")
+            output.note("every trial is done: no trial to run again")
         for record in records if not as_json else ():
             output.note(f"submitted job {record.job_id} ({record.name}) to {output.queue_of(record)}")
             output.note(f"  run directory  {record.run_dir}")
@@ -112,7 +112,9 @@ def stop(cluster: str | None, as_json: bool, job: str) -> None:
         output.document(cancelled=cancelled_jobs)
     else:
         output.note(
-            f"cancelled: {', '.join(cancelled_jobs)}" if cancelled_jobs else "nothing of it waits or runs"
+            f"cancelled: {', '.join(cancelled_jobs)}"
+            if cancelled_jobs
+            else ("the sweep has no pending or running jobs")
         )
 
 
@@ -164,7 +166,8 @@ def _report_trouble(found: SweepView) -> None:
     if found.written:
         written_keys = ", ".join(found.written[:_MAX_SHOWN])
         output.note(
-            f"no trial has written {found.metric!r}, by which they are compared; keys seen: {written_keys}"
+            f"no trial has written {found.metric!r}, the metric of the comparison; metrics found: "
+            f"{written_keys}"
         )
     if found.trouble:
         raise SlurmUnavailable(f"a scheduler could not be queried: {found.trouble}")

@@ -44,11 +44,11 @@ def usage(since: str, by: str, cluster: str | None, all_users: bool, as_csv: boo
         output.comma_separated([titles, *(list(asdict(row).values()) for row in group_rows)])
         return
     if not usage_data.held:
-        output.note(f"accounting knows of no jobs in the time asked for (--since {since})")
+        output.note(f"accounting has no jobs in the requested time (--since {since})")
         return
     output.say(headline(total_row))
     table_rows = [*group_rows, total_row] if len(group_rows) > 1 else group_rows
-    titles = [by.upper(), "JOBS", "IDLE", "USED", "HELD", "ASKED", "CPU HELD"]
+    titles = [by.upper(), "JOBS", "IDLE", "USED", "ALLOCATED", "REQUESTED", "CPU ALLOCATED"]
     table_cells = [_cells(row) for row in table_rows]
     for title, values in (
         ("GPU KWH", [row.gpu_kwh for row in table_rows]),
@@ -64,17 +64,17 @@ def usage(since: str, by: str, cluster: str | None, all_users: bool, as_csv: boo
 def headline(whole: UsageRow) -> str:
     """Return a sentence about the GPU time that was idle."""
     if not whole.gpu_hours_held:
-        return f"no GPU-hours; {whole.cpu_hours_held:,.1f} CPU-hours held"
+        return f"no GPU-hours; {whole.cpu_hours_held:,.1f} CPU-hours allocated"
     if not whole.gpu_hours_known:
-        return f"{whole.gpu_hours_held:,.1f} GPU-hours held; no samples tell how many stood idle"
+        return f"{whole.gpu_hours_held:,.1f} GPU-hours allocated; no samples show how many were idle"
     share = whole.gpu_hours_idle / whole.gpu_hours_known
     unknown = whole.gpu_hours_held - whole.gpu_hours_known
-    unknown_text = f"; of {unknown:,.1f} more nothing is known" if unknown > 0.05 else ""
+    unknown_text = f"; no samples of {unknown:,.1f} more" if unknown > 0.05 else ""
     idle = f"{whole.gpu_hours_idle:,.1f} of {whole.gpu_hours_known:,.1f} GPU-hours"
     price = ""
     if whole.price_idle is not None:
         price = f", for {whole.price_idle:,.2f} of {whole.price:,.2f} {whole.currency}".rstrip()
-    return f"{idle} stood idle ({share:.0%}){price}{unknown_text}"
+    return f"{idle} were idle ({share:.0%}){price}{unknown_text}"
 
 
 def _cells(row: UsageRow) -> list[str]:

@@ -17,13 +17,13 @@ _VERDICT = ("cause", "confidence", "summary", "rank", "local_rank", "node", "sus
 _MAX_PLACES = 6
 _MAX_FRAMES = 8
 _WORDS = {
-    "hang": "it hangs",
-    "slow": "one keeps the others",
-    "none": "it makes progress",
-    "unknown": "not known",
+    "hang": "the job hangs",
+    "slow": "one rank blocks the others",
+    "none": "the job makes progress",
+    "unknown": "unknown",
 }
 _STYLES = {"hang": FAILED, "slow": FAILED, "none": "green", "unknown": ""}
-_METHODS = {"py-spy": "py-spy", "signal": "the programs' own dumps", "proc": "/proc alone"}
+_METHODS = {"py-spy": "py-spy", "signal": "dumps of the ranks", "proc": "/proc only"}
 
 
 def document(found: Live) -> None:
@@ -51,7 +51,7 @@ def lines(found: Live, width: int = 80) -> list[str]:
         styled((f"job {job} ({found.record.name}): ", ""), (state, style_of_state(state)), (", live", "")),
         "",
     ]
-    guess_prefix = "a guess: " if verdict.confidence < 0.7 else ""
+    guess_prefix = "probably: " if verdict.confidence < 0.7 else ""
     output_lines += field(
         "verdict",
         f"{guess_prefix}{_WORDS[verdict.cause]} ({verdict.confidence:.0%})",
@@ -63,7 +63,7 @@ def lines(found: Live, width: int = 80) -> list[str]:
     if verdict.rank is not None and verdict.rank in by_rank:
         output_lines += ["", *_describe_suspect(by_rank[verdict.rank], width), ""]
     output_lines += _describe_places(verdict.places, width)
-    output_lines += field("last words", _describe_last_output(found.looks, verdict.rank), width)
+    output_lines += field("last output", _describe_last_output(found.looks, verdict.rank), width)
     if found.gpus is not None:
         gpus = found.gpus
         text = f"{gpus.idle} of {gpus.count} idle, mean use {gpus.util:.0f} % ({gpus.age_s:.0f} s ago)"
@@ -73,7 +73,7 @@ def lines(found: Live, width: int = 80) -> list[str]:
     methods = ", ".join(f"{count} by {_METHODS[method]}" for method, count in found.by.items())
     output_lines += field("seen", f"{methods or 'no rank'}, of {len(found.looks)} ranks", width, SECONDARY)
     for number, reason in enumerate(found.missing):
-        output_lines += field("not seen" if number == 0 else "", reason, width, SECONDARY)
+        output_lines += field("not examined" if number == 0 else "", reason, width, SECONDARY)
     if verdict.advice and verdict.cause in ("hang", "slow"):
         output_lines += field("what to do", verdict.advice, width)
     return output_lines
@@ -103,7 +103,7 @@ def _describe_places(places: Sequence[StackGroup], width: int) -> list[str]:
         remaining_ranks = sum(place.count for place in places[_MAX_PLACES:])
         place_lines += field(
             "",
-            f"and {remaining_ranks:,} ranks at {len(places) - _MAX_PLACES} more places (--json tells all)",
+            f"and {remaining_ranks:,} ranks at {len(places) - _MAX_PLACES} more places (--json shows all)",
             width,
         )
     return place_lines
@@ -116,7 +116,7 @@ def _truncate(ranks: str, most: int = 40) -> str:
 def _describe_last_output(looks: Sequence[RankLook], suspect: int | None) -> str:
     with_output = [look for look in looks if look.silent_s is not None]
     if not with_output:
-        return "no rank has said anything"
+        return "no rank has written output"
     silent_times = sorted(look.silent_s or 0.0 for look in with_output)
     text = f"{output.duration(silent_times[0])} ago"
     if len(silent_times) > 1:
@@ -127,5 +127,5 @@ def _describe_last_output(looks: Sequence[RankLook], suspect: int | None) -> str
             f"{output.duration(suspect_silent_s)} ago" if suspect_silent_s is not None else "none"
         )
     if len(with_output) < len(looks):
-        text += f"; {len(looks) - len(with_output)} never spoke"
+        text += f"; {len(looks) - len(with_output)} never wrote output"
     return text

@@ -112,9 +112,9 @@ def work_dir_of(record: JobRecord) -> str:
     if not record.work_dir:
         return ""
     if record.array:
-        per_task = "$DTSLURM_CHECKPOINT_DIR and $SLURM_ARRAY_TASK_ID are each task's own"
-        return f"{record.work_dir}, where relative paths of all its tasks begin; {per_task}"
-    return f"{record.work_dir}, where relative paths of the job begin"
+        per_task = "$DTSLURM_CHECKPOINT_DIR and $SLURM_ARRAY_TASK_ID differ for each task"
+        return f"{record.work_dir}, the base of relative paths of all tasks; {per_task}"
+    return f"{record.work_dir}, the base of relative paths"
 
 
 def is_terminal() -> bool:

@@ -90,7 +90,7 @@ def show(plan: Plan) -> None:
     if plan.chosen:
         _print_section("", plan.unfit, SECONDARY)
     else:
-        _print_section("", ("nothing fits", *plan.unfit), FAILED)
+        _print_section("", ("no layout fits", *plan.unfit), FAILED)
     _print_section("why", plan.why)
     _print_section("otherwise", plan.others, SECONDARY)
     _print_section("mind", plan.warnings, MAIN)
@@ -180,7 +180,7 @@ def _fold_layout(layout: str, width: int) -> list[str]:
 
 
 def _print_section(title: str, lines: tuple[str, ...], style: str = "") -> None:
-    if not lines or lines == ("nothing fits",):
+    if not lines or lines == ("no layout fits",):
         return
     output.say()
     for index, line in enumerate(lines):
@@ -240,7 +240,7 @@ def totals(plan: Plan) -> dict[str, Any]:
 
 def _print_curve(plan: Plan) -> None:
     output.say()
-    output.say("scaling, the global batch kept:")
+    output.say("scaling, with the same global batch:")
     speeds = [item.tokens_per_s_per_gpu * item.layout.gpus for _, item in plan.curve if item]
     max_speed = max(speeds, default=1.0)
     for nodes, item in plan.curve:

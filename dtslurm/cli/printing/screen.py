@@ -227,7 +227,7 @@ def state_words(view: RunView) -> str:
     pending_reason = (
         f" ({reason})" if view.statuses[0].word == "PENDING" and reason not in ("", "None") else ""
     )
-    stale_note = f", as last heard ({view.trouble})" if view.trouble else ""
+    stale_note = f", last known state ({view.trouble})" if view.trouble else ""
     return f"{view.record.name}: {states}{pending_reason}{stale_note}"
 
 

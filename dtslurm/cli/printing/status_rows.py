@@ -40,8 +40,8 @@ _STYLES = {
 }
 _MAX_COMPLETING_S = 300.0
 _STUCK_HINT = (
-    "its nodes are not free yet: an epilog of the site's, or a process that cannot be killed; "
-    "the site's support can end that"
+    "the nodes of the job are not free yet: an epilog of the cluster or a process that cannot be "
+    "killed is still running; contact the cluster's support"
 )
 
 
@@ -154,7 +154,7 @@ def _describe_reason(status: JobStatus) -> str:
     if status.reason in _NO_REASON:
         return ""
     explanation = explain(status.reason, status.job_id, status.excluded)
-    never_starts = ", and will never start as it is" if explanation.will_start is False else ""
+    never_starts = ", and the job will never start as requested" if explanation.will_start is False else ""
     return (
         f"{status.reason}: {explanation.text}{never_starts}"
         if explanation.text not in status.reason
@@ -316,12 +316,12 @@ def _describe_attempt(attempt: Attempt, now: float) -> str:
 
 
 def _describe_query(view: RunView, now: float) -> str:
-    description = "the scheduler was not asked: its record is final"
+    description = "the scheduler was not queried: the record is final"
     if view.record.job_id is None:
         description = (
-            "the scheduler was not asked: there is no job"
+            "the scheduler was not queried: the run has no job"
             if view.terminal
-            else "for the run's job, by its token"
+            else "searching for the run's job by its token"
         )
     if view.observed_at is not None:
         description = f"{output.duration(now - view.observed_at)} ago"

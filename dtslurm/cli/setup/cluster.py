@@ -127,7 +127,7 @@ def nodes(ctx: click.Context, name: str | None, as_json: bool) -> None:
     if bad_node_list.trouble:
         output.note(f"note: {bad_node_list.trouble}")
     if not bad_node_list.notes:
-        output.note(f"nothing is said against any node of {active_cluster.name}")
+        output.note(f"the bad-node list of {active_cluster.name} is empty")
         return
     now = context.clock()
     rows = [
@@ -165,10 +165,10 @@ def add(ctx: click.Context, reason: str, expires: str, name: str | None, names: 
     added, trouble = bad_nodes.add(context, active_cluster, _expand_node_sets(names), reason, duration_s)
     until = output.duration(added[0].expires - added[0].when)
     output.note(
-        f"{fold_nodes([bad_node.node for bad_node in added])} of {active_cluster.name}: left out for {until}"
+        f"{fold_nodes([bad_node.node for bad_node in added])} of {active_cluster.name}: excluded for {until}"
     )
     if trouble:
-        output.note(f"note: only for you: {trouble}")
+        output.note(f"note: only your own list was changed: {trouble}")
 
 
 @nodes.command()
@@ -184,11 +184,11 @@ def remove(ctx: click.Context, name: str | None, names: tuple[str, ...]) -> None
     node_names = _expand_node_sets(names)
     removed, trouble = bad_nodes.remove(context, active_cluster, node_names)
     for text in sorted(set(node_names) - set(removed)):
-        output.note(f"nothing was said against {text} of {active_cluster.name}")
+        output.note(f"{text} is not on the bad-node list of {active_cluster.name}")
     if removed:
-        output.note(f"{', '.join(removed)} of {active_cluster.name}: nothing is said against it any more")
+        output.note(f"{', '.join(removed)} of {active_cluster.name}: removed from the bad-node list")
     if trouble:
-        output.note(f"note: only for you: {trouble}")
+        output.note(f"note: only your own list was changed: {trouble}")
 
 
 def _expand_node_sets(names: tuple[str, ...]) -> list[str]:
@@ -209,7 +209,7 @@ def _expand_node_sets(names: tuple[str, ...]) -> list[str]:
         except NodeSetException:
             expanded = []
         if not expanded or not all(NODE_NAME.fullmatch(node) for node in expanded):
-            problems.append(f"{text!r} is no node's name; write n7 or n[3-5]")
+            problems.append(f"{text!r} is not a node name; write n7 or n[3-5]")
         node_names += expanded
     if problems:
         raise RequestInvalid(problems)

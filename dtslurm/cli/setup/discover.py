@@ -119,7 +119,7 @@ def discover(
         _print_json(discovery, target, written=written)
     elif target is None:
         click.echo("\n".join(map(safe, discovery.text.split("\n"))), nl=False)
-        output.note(f"keep it: dtslurm cluster discover -o cluster_profiles/{discovery.name}.yaml")
+        output.note(f"save the profile: dtslurm cluster discover -o cluster_profiles/{discovery.name}.yaml")
     if (
         target is not None
         and existing_text is not None
@@ -127,21 +127,19 @@ def discover(
         and not as_json
         and discovery.text != existing_text
     ):
-        output.note(f"{target} is as it was")
+        output.note(f"{target} was not changed")
 
 
 def _require_slurm(there: ActiveCluster) -> None:
     if there.profile.scheduler == "local":
-        raise click.UsageError(
-            f"cluster {there.name} is this machine without Slurm; dtslurm doctor tells of it"
-        )
+        raise click.UsageError(f"cluster {there.name} is this machine without Slurm; see dtslurm doctor")
 
 
 def _check_profile_path(path: Path) -> Path:
     if path.is_dir():
         raise click.UsageError(f"{path} is a folder; name a file, such as {path}/mycluster.yaml")
     if path.suffix not in {".yaml", ".yml"}:
-        raise click.UsageError(f"{path}: a profile's file ends in .yaml")
+        raise click.UsageError(f"{path}: the file name of a profile must end in .yaml")
     return path.absolute()
 
 
@@ -157,23 +155,24 @@ def _write_profile(context: Context, path: Path, old: str | None, found: Discove
     if old is None:
         profile_file.save(context, path, found.text)
         output.note(
-            f"wrote {path}: {len(found.found.facts)} values; dtslurm cluster check {_name(path)} proves it"
+            f"wrote {path}: {len(found.found.facts)} values; verify it with dtslurm cluster check "
+            f"{_name(path)}"
         )
         return True
     update = profile_file.amended(old, found.found, str(path))
     for name, current_value, found_value in update.yours[:_MAX_SHOWN]:
-        output.note(f"yours stays: {name} is {current_value}, found {found_value}")
+        output.note(f"your value is kept: {name} is {current_value}, found {found_value}")
     if len(update.yours) > _MAX_SHOWN:
-        output.note(f"and {len(update.yours) - _MAX_SHOWN} more values of yours stay")
+        output.note(f"and {len(update.yours) - _MAX_SHOWN} more of your values are kept")
     for name in update.missed:
-        output.note(f"cannot be put in by line, look at it yourself: {name}: {found.found.text_of(name)}")
+        output.note(f"cannot be inserted automatically, edit the file: {name}: {found.found.text_of(name)}")
     if not update.changed and not update.added:
-        output.note(f"{path}: nothing is new")
+        output.note(f"{path}: no new values")
         return False
     _show_difference(old, update.text, path)
     if not yes:
         if not sys.stdin.isatty():
-            output.note("not written: nobody can be asked here; --yes agrees beforehand")
+            output.note("not written: there is no terminal for the confirmation; --yes confirms in advance")
             return False
         if not click.confirm(f"Change {path}?", default=False, err=True):
             return False

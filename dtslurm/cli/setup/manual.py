@@ -37,8 +37,9 @@ def page(command: click.Command) -> str:
 
 
 _EXIT = """\
-0 done; 2 the request is wrong; 3 Slurm refused or its answer is unknown; 4 a command or the link failed;
-5 the disk refused. submit --wait and submit --follow end with the job's own code."""
+0 success; 2 invalid request; 3 Slurm refused the request or its answer is unknown; 4 a command or the
+connection failed; 5 a file could not be written. submit --wait and submit --follow end with the
+job's own code."""
 
 
 def _subcommand_sections(command: click.Command, context: click.Context) -> Iterator[str]:
@@ -58,7 +59,7 @@ def _subcommand_sections(command: click.Command, context: click.Context) -> Iter
                 yield from (
                     ".TP",
                     f".B {_escape_groff(record[0])}",
-                    _escape_groff(record[1] or "As sbatch's."),
+                    _escape_groff(record[1] or "Same as the option of sbatch."),
                 )
         yield from _paragraphs(subcommand.epilog)
         yield from _subcommand_sections(subcommand, subcontext)

@@ -34,4 +34,4 @@ def trust(as_json: bool, paths: tuple[Path, ...]) -> None:
     for file in trusted_files:
         output.note(f"{'known' if file.known else 'trusted'}  {file.path}  ({file.says})")
     if not trusted_files:
-        output.note("nothing here asks for trust")
+        output.note("no file of this project needs trust")

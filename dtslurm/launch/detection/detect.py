@@ -101,7 +101,7 @@ _SCRIPT_KINDS = (
     _ScriptKind(LIGHTNING, ("lightning", "torchrun", "srun")),
     _ScriptKind(r"horovod\..+", ("horovod", "mpi", "srun")),
     _ScriptKind(r"(.*\.)?MultiWorkerMirroredStrategy", ("tensorflow", "srun")),
-    _ScriptKind(r"jax\.distributed\.initialize", ("jax", "srun"), ", which learns its place from Slurm"),
+    _ScriptKind(r"jax\.distributed\.initialize", ("jax", "srun"), ", which reads its rank from Slurm"),
     _ScriptKind(r"mpi4py\.MPI(\..*)?", ("mpi", "srun"), unless=_RANK_VARIABLE_STRINGS),
     _ScriptKind(
         _SPAWN_CALLS,
@@ -113,7 +113,7 @@ _SCRIPT_KINDS = (
     _ScriptKind(  # all ranks of torchrun share one Slurm task, so each would read the same SLURM_PROCID
         r"'SLURM_PROCID'",
         _TASK_PER_RANK_LAUNCHERS,
-        ", a rank's place by Slurm",
+        ", the rank number of Slurm",
         needs_env=True,
         unless=rf"'RANK'|{_SPAWN_CALLS}",
     ),
@@ -195,7 +195,7 @@ def detect(  # noqa: PLR0913 - keyword arguments describe the script and the req
         launcher_evidence = own_launcher(source, name)
         chosen = launcher or ("single" if launcher_evidence and single_is_possible else default[0])
         warnings = (
-            [f"{launcher_evidence}: each rank would start ranks of its own"]
+            [f"{launcher_evidence}: each rank would start its own ranks"]
             if launcher_evidence and chosen != "single"
             else []
         )
@@ -224,7 +224,7 @@ def detect(  # noqa: PLR0913 - keyword arguments describe the script and the req
         return Detection(
             launcher or default[0],
             f"{launcher_evidence}{default[1]}",
-            (f"{launcher_evidence}: each rank would start ranks of its own",),
+            (f"{launcher_evidence}: each rank would start its own ranks",),
         )
     return _detect_for_script(case, known, single_is_possible, launcher)
 
@@ -288,7 +288,7 @@ def _detect_for_configuration(
     why = f"{name} is a {framework} configuration"
     if suited in known and launcher in {None, suited}:
         return Detection(suited, why)
-    hint = f"-l {suited} starts it" if suited in known else f"there is no launcher {suited} here"
+    hint = f"-l {suited} starts it" if suited in known else f"launcher {suited} is not installed"
     return Detection(launcher or size[0], why + size[1], (f"{why}, not a script; {hint}",))
 
 
@@ -302,7 +302,7 @@ def _detect_for_script(
         warnings += _find_launcher_conflicts(case, kind, why, known, chosen)
     elif kind is None:
         chosen, default_note = _choose_by_ranks(case.ranks, known)
-        why = f"{case.script} imports nothing that tells{default_note}"
+        why = f"{case.script} imports no known framework{default_note}"
     else:
         chosen, launcher_warnings = _choose_launcher(case, kind, known, alone)
         warnings += [f"{why}: {line}" for line in launcher_warnings]
@@ -338,7 +338,7 @@ def _choose_launcher(
     chosen = available[0] if available else _choose_by_ranks(case.ranks, known)[0]
     if chosen == candidates[0] or candidates[0] == "single":
         return chosen, []
-    return chosen, [f"there is no launcher {candidates[0]} here, which suits it best; {chosen} is taken"]
+    return chosen, [f"the best launcher, {candidates[0]}, is not installed; {chosen} is used"]
 
 
 def _needs_variables(case: _ScriptCase, kind: _ScriptKind) -> bool:
@@ -364,13 +364,11 @@ def _find_launcher_conflicts(
         return []
     if launcher == "single":
         lacks_variables = not kind.by_itself and _needs_variables(case, kind)
-        return (
-            [f"{why}, but launcher single sets no RANK for it; -l torchrun does"] if lacks_variables else []
-        )
+        return [f"{why}, but launcher single does not set RANK; use -l torchrun"] if lacks_variables else []
     suited = [name for name in kind.launchers if name in known]
     if case.ranks == 1 or launcher in kind.launchers or kind.by_itself or not suited:
         return []
-    return [f"{why}, which {launcher} does not serve; use -l {suited[0]}"]
+    return [f"{why}, which launcher {launcher} does not support; use -l {suited[0]}"]
 
 
 def _find_independent_ranks(case: _ScriptCase, kind: _ScriptKind | None, launcher: str) -> list[str]:
@@ -381,17 +379,19 @@ def _find_independent_ranks(case: _ScriptCase, kind: _ScriptKind | None, launche
     if kind is not None and kind.by_itself and "jax" not in kind.launchers:
         _, why = _find_kind(case.seen)
         hint = (
-            f"use -l {kind.launchers[0]}" if kind.launchers != ("single",) or case.nodes == 1 else "start one"
+            f"use -l {kind.launchers[0]}"
+            if kind.launchers != ("single",) or case.nodes == 1
+            else "start a single rank"
         )
-        return [f"{why}: every one of {case.ranks} ranks would do so by itself; {hint}"]
+        return [f"{why}: each of the {case.ranks} ranks would do this separately; {hint}"]
     if (
         case.seen.has(_DISTRIBUTED_STARTS)
         or case.seen.has(_RANK_VARIABLE_STRINGS)
         or not case.seen.has(_TRAINING_FRAMEWORKS)
     ):
         return []
-    exception = "unless a package that it imports does, " if case.has_unread_imports else ""
-    return [f"{case.script} never initialises a process group: {exception}every rank would train by itself"]
+    exception = "unless an imported package does this, " if case.has_unread_imports else ""
+    return [f"{case.script} never initialises a process group: {exception}every rank would train separately"]
 
 
 def _find_lightning_sizes(case: _ScriptCase, kind: _ScriptKind | None, launcher: str) -> list[str]:
@@ -407,12 +407,12 @@ def _find_lightning_sizes(case: _ScriptCase, kind: _ScriptKind | None, launcher:
             if configured not in {None, expected}:
                 keyword = f"{key}={keywords[key]!r}" if key in keywords else f"no {key}, which means 1"
                 warnings.append(
-                    f"{location}: Lightning is given {keyword}, but the job has {expected} {unit}"
+                    f"{location}: the Lightning Trainer has {keyword}, but the job has {expected} {unit}"
                 )
     for key, expected, unit in sizes if case.seen.has(LIGHTNING) else ():
         configured = _parse_count(_find_argument(case.args, rf"--(trainer\.)?{key}"))
         if configured not in {None, expected}:
-            warnings.append(f"argument {key} says {configured}, but the job has {expected} {unit}")
+            warnings.append(f"argument {key} is {configured}, but the job has {expected} {unit}")
     return warnings
 
 
@@ -445,7 +445,10 @@ def _find_overwritten_variables(case: _ScriptCase, kind: _ScriptKind | None, lau
             name == "MASTER_ADDR" and case.nodes == 1 and value in {"localhost", "127.0.0.1", "::1"}
         )
         if name in _RANK_ENVIRONMENT and case.ranks > 1 and not is_local_address:
-            warnings.append(f"{location}: sets {name} to {value!r} over what {launcher} sets; remove it")
+            warnings.append(
+                f"{location}: sets {name} to {value!r} and overrides the value of launcher {launcher}; "
+                "remove it"
+            )
         devices_needed = max(case.gpus_per_node, case.ranks_per_node)
         devices = len([item for item in value.split(",") if item.strip()])
         if name == "CUDA_VISIBLE_DEVICES" and devices < devices_needed and devices_needed > 1:
@@ -465,7 +468,8 @@ def _find_shared_gpu(case: _ScriptCase, kind: _ScriptKind | None, launcher: str)
     warnings = []
     if "first" in case.seen.devices and _find_argument(case.args, "--device") is None:
         warnings.append(
-            f"{case.seen.devices['first']}: fixed on cuda:0 or the like; use LOCAL_RANK, or {consequence}"
+            f"{case.seen.devices['first']}: a fixed device such as cuda:0; use LOCAL_RANK, otherwise "
+            f"{consequence}"
         )
     if "current" in case.seen.devices and not case.seen.has(r"(.*\.)?set_device(_index)?"):
         warnings.append(f"{case.seen.devices['current']}: cuda without torch.cuda.set_device: {consequence}")
@@ -481,11 +485,11 @@ def _find_local_rank_option(case: _ScriptCase, kind: _ScriptKind | None, launche
     match = case.seen.first(r"'--local[_-]rank'")
     if match and not case.seen.has(r"'(LOCAL_RANK|SLURM_LOCALID)'"):
         warnings.append(
-            f"{match[2]}: takes {match[0][1:-1]}, which {launcher} does not pass; "
-            "read os.environ['LOCAL_RANK']"
+            f"{match[2]}: expects {match[0][1:-1]}, which launcher {launcher} does not pass; read "
+            "os.environ['LOCAL_RANK']"
         )
     if _find_argument(case.args, r"--local[_-]rank") is not None:
-        warnings.append("--local_rank among the arguments is the same for every rank; leave it out")
+        warnings.append("argument --local_rank is the same for every rank; remove it")
     return warnings
 
 

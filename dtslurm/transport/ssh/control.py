@@ -54,7 +54,7 @@ def folder(env: Mapping[str, str]) -> Path:
         except OSError as error:
             evidence = [str(error)]
             raise TransportError(
-                f"no folder for SSH's control sockets: {candidate}", evidence=evidence
+                f"cannot create a folder for SSH's control sockets: {candidate}", evidence=evidence
             ) from None
         if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077:
             return candidate
@@ -62,12 +62,12 @@ def folder(env: Mapping[str, str]) -> Path:
         if status.st_uid == os.getuid():
             break
     if rejected is None:
-        raise TransportError("no folder has a name that is short enough for SSH's control sockets")
+        raise TransportError("the path of every possible folder is too long for SSH's control sockets")
     candidate, status = rejected
     raise TransportError(
-        f"{candidate} is not a private folder of yours: SSH's control sockets are not safe there",
+        f"{candidate} is not a private folder of your user, so SSH's control sockets would not be safe in it",
         evidence=[f"owner {status.st_uid}, mode {stat.filemode(status.st_mode)}"],
-        hint=f"remove it, or chmod 700 {candidate}, or set XDG_RUNTIME_DIR to a private folder",
+        hint=f"delete it, or run chmod 700 {candidate}, or set XDG_RUNTIME_DIR to a private folder",
     )
 
 
@@ -148,7 +148,7 @@ def turn(path: Path, most: int, deadline: float) -> Iterator[None]:
         fds = [stack.enter_context(_open_lock_file(path.with_suffix(f".{slot}"))) for slot in range(most)]
         while not any(map(_try_lock, fds)):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{most} commands of other programs are running there")
+                raise TimeoutError(f"{most} commands of other programs are running on the host")
             time.sleep(_POLL_S)
         yield
 

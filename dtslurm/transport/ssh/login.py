@@ -104,10 +104,11 @@ class _Authentication:
         if self.asked >= TRIES:
             message = f"{self.target.host} did not accept the password or code, {self.asked} times"
             hint = (
-                "some sites lock an account after a few of these: wait for a new code, or check the password"
+                "some clusters lock an account after several failed logins: wait for a new code, or "
+                "check the password"
             )
         elif not _METHODS & set(allowed) and allowed:
-            hint = "these ways are OpenSSH's alone: use --transport openssh"
+            hint = "only OpenSSH supports these methods: use --transport openssh"
         return LoginRefused(message, evidence=error.evidence, hint=hint)
 
     def _try_keys(self) -> list[str] | None:
@@ -166,7 +167,7 @@ class _Authentication:
             if key is not None or not problem.startswith(_ENCRYPTED):
                 break
             if self.ask is None:
-                problem = f"{_ENCRYPTED}, and nobody can be asked for it"
+                problem = f"{_ENCRYPTED}, and there is no terminal to enter it"
                 break
             password = self.ask(f"Passphrase for key {path}: ", False)
         if key is None:
@@ -225,7 +226,7 @@ def _read_public_key(path: Path) -> str:
 
 def _read_key(path: Path, password: str | None) -> tuple[paramiko.PKey | None, str]:
     """Return a private key and ``""``, or None and the reason why it cannot be read."""
-    problem = "not a key that paramiko knows"
+    problem = "paramiko does not support this key type"
     for key_class in (paramiko.Ed25519Key, paramiko.ECDSAKey, paramiko.RSAKey):
         try:
             return key_class.from_private_key_file(str(path), password), ""

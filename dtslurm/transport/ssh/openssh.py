@@ -134,7 +134,7 @@ class OpenSSHTransport(RemoteTransport):
         if code:
             raise ssh_errors.explain(self._host, stderr, code=code, asked=may_prompt)
         if not control.alive(path):
-            raise HostUnavailable(f"ssh logged in to {self._host} but left no control socket")
+            raise HostUnavailable(f"ssh logged in to {self._host} but created no control socket")
 
     def terminal_argv(self, argv: Sequence[str]) -> list[str]:
         """Return the ssh command that runs ``argv`` on the host with a terminal, over the existing login.
@@ -150,9 +150,9 @@ class OpenSSHTransport(RemoteTransport):
         ssh = shutil.which("ssh", path=self._env.get("PATH"))
         if ssh is None:
             raise CommandNotFound(
-                "there is no program ssh on this machine",
+                "this machine has no program ssh",
                 evidence=[f"PATH={self._env.get('PATH', '')}"],
-                hint="install OpenSSH's client, or use --transport paramiko",
+                hint="install the OpenSSH client, or use --transport paramiko",
             )
         config = config or self._config
         argv = [ssh, *(["-F", config] if config else []), *words]
@@ -177,7 +177,7 @@ class OpenSSHTransport(RemoteTransport):
                 size += len(chunks[0]) + len(chunks[1])
                 if size > _MAX_LOGIN_OUTPUT:
                     raise HostUnavailable(
-                        f"{self._host} prints without end while we log in",
+                        f"{self._host} prints endlessly during the login",
                         evidence=text(b"".join(err)[-200:]).splitlines(),
                     )
                 if code is not None and not any(chunks):
@@ -185,9 +185,9 @@ class OpenSSHTransport(RemoteTransport):
                     return code, text(b"".join(out)), text(b"".join(err))
                 if time.monotonic() > deadline:
                     raise HostUnavailable(
-                        f"{self._host} did not let us in within {_LOGIN_S:g} s",
+                        f"the login to {self._host} did not finish within {_LOGIN_S:g} s",
                         evidence=text(b"".join(err)).splitlines(),
-                        hint="the host or the network is stuck; try again later",
+                        hint="the host or the network does not respond; try again later",
                     )
         finally:
             channel.end()

@@ -84,8 +84,8 @@ class ParamikoTransport(RemoteTransport):
         """Return a connection to ``target``, through ``via`` or through the target's own jump hosts."""
         if hops > _MAX_HOPS:
             raise LoginRefused(
-                f"the way to {target.host} has more than {_MAX_HOPS} jump hosts",
-                hint="look for a circle of ProxyJump in ~/.ssh/config",
+                f"the route to {target.host} has more than {_MAX_HOPS} jump hosts",
+                hint="check ~/.ssh/config for a loop of ProxyJump",
             )
         if via is None:
             for jump in target.jumps:
@@ -146,7 +146,7 @@ class ParamikoTransport(RemoteTransport):
     def _start_session(self, line: str, *, stdin: bool, deadline: float) -> SessionChannel:
         link = self._link
         if link is None:
-            raise LinkLost("the link is closed")
+            raise LinkLost("the connection is closed")
         timeout_s = min(_OPEN_SESSION_S, max(0.1, deadline - time.monotonic()))
         try:
             session = link.open_session(window_size=_WINDOW, max_packet_size=_PACKET, timeout=timeout_s)
@@ -159,9 +159,9 @@ class ParamikoTransport(RemoteTransport):
             if "imeout" in str(error):
                 raise HostUnavailable(
                     f"{self.host} did not answer for {timeout_s:.0f} s; the command was not started",
-                    hint="the host or the network is stuck; the next command makes a new link",
+                    hint="the host or the network does not respond; the next command opens a new connection",
                 ) from None
-            raise LinkLost(f"the link ended just before the command ({error})") from None
+            raise LinkLost(f"the connection ended just before the command ({error})") from None
         return SessionChannel(session, line, stdin=stdin)
 
     def _unstarted_error(self, words: str) -> SessionRefused | LinkLost | None:

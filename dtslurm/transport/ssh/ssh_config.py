@@ -81,7 +81,7 @@ def load(path: str | None) -> SSHConfig:
         raise LoginRefused(
             "the SSH configuration cannot be used",
             evidence=[str(error)],
-            hint="mend it, or use --transport openssh",
+            hint="fix the configuration, or use --transport openssh",
         ) from None
 
 
@@ -132,7 +132,7 @@ def lookup(config: SSHConfig, target: str, user: str | None = None) -> Settings:
         raise LoginRefused(
             f"the SSH configuration of {host} cannot be used",
             evidence=[str(error)],
-            hint="mend it, or use --transport openssh",
+            hint="fix the configuration, or use --transport openssh",
         ) from None
 
 

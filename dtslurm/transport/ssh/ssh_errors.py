@@ -42,33 +42,34 @@ _RULES = (
     Rule(
         r"REVOKED HOST KEY DETECTED|host key is revoked|was revoked",
         "the host key of {host} was revoked",
-        "do not log in; ask the site",
+        "do not log in; ask the cluster's support",
         refused=True,
     ),
     Rule(
         r"REMOTE HOST IDENTIFICATION HAS CHANGED|Host key for .* has changed|differs from the key for",
-        "the host key of {host} has changed{shown}: somebody may sit between you and it",
-        "ask the site whether it changed the key, compare the fingerprint; if it is right, remove the "
-        "old key with `ssh-keygen -R NAME` (the evidence names file and line), then run `ssh {host}` once",
+        "the host key of {host} has changed{shown}: an attacker may intercept the connection",
+        "ask the cluster's support whether the key was changed, and compare the fingerprint; if it "
+        "matches, remove the old key with `ssh-keygen -R NAME` (the evidence names file and line), "
+        "then run `ssh {host}` once",
         refused=True,
     ),
     Rule(
         r"Host key verification failed|No \S+ host key is known for",
-        "the host key of {host} is not known here{shown}",
-        "compare the fingerprint with the one the site publishes, then run `ssh {host}` once in a terminal "
-        "and answer yes",
+        "the host key of {host} is not known on this machine{shown}",
+        "compare the fingerprint with the published fingerprint of the cluster, then run `ssh "
+        "{host}` once in a terminal and answer yes",
         refused=True,
     ),
     Rule(
         r"Too many authentication failures",
-        "{host} refused the login: too many keys were offered",
-        "name the right key for it in ~/.ssh/config: IdentityFile and IdentitiesOnly yes",
+        "{host} refused the login: ssh offered too many keys",
+        "set the right key for this host in ~/.ssh/config: IdentityFile and IdentitiesOnly yes",
         refused=True,
     ),
     Rule(
         r"Your (?:account|password) has expired|password change required|account is .*not available",
-        "{host} did not let you in: the account or its password is not valid any more",
-        "log in once with `ssh {host}` and follow what it says",
+        "{host} refused the login: the account or its password is no longer valid",
+        "log in once with `ssh {host}` and follow its instructions",
         refused=True,
     ),
     Rule(
@@ -80,51 +81,51 @@ _RULES = (
     Rule(
         r"Bad configuration option|Bad owner or permissions|terminating, \d+ bad|unsupported option",
         "the SSH configuration cannot be used",
-        "mend the file and line in the evidence",
+        "fix the file and line in the evidence",
         refused=True,
     ),
     Rule(
         r"no matching (?:key exchange method|host key type|cipher|MAC) found|Unable to negotiate",
-        "this machine's ssh and {host} have no common cryptography",
-        "a newer ssh here or there, or the algorithm named in the evidence allowed in ~/.ssh/config",
+        "this machine's ssh and {host} have no cryptographic algorithm in common",
+        "install a newer ssh on one of both, or allow the algorithm in the evidence in ~/.ssh/config",
         refused=True,
     ),
     Rule(
         r"Could not resolve hostname|Name or service not known|nodename nor servname",
         "the name of {host} cannot be resolved",
-        "check login.host of the profile and HostName in ~/.ssh/config, and whether the network is up (VPN?)",
+        "check login.host in the profile, HostName in ~/.ssh/config, and the network (VPN?)",
     ),
     Rule(
         r"open failed: (?:connect failed|administratively prohibited)|stdio forwarding failed",
         "the jump host cannot reach {host}",
-        "check HostName and Port in ~/.ssh/config, as the jump host sees them",
+        "check HostName and Port in ~/.ssh/config; they must be valid on the jump host",
     ),
     Rule(
         r"Connection refused",
         "{host} refused the connection",
-        "check the host's name and port; it may be in maintenance",
+        "check the host name and the port; the host may be in maintenance",
     ),
     Rule(
         r"timed? ?out|Operation timed out|not responding",
         "{host} did not answer",
-        "check the network (VPN?), the host's name and port; it may be in maintenance",
+        "check the network (VPN?), the host name and the port; the host may be in maintenance",
     ),
     Rule(
         r"No route to host|Network is unreachable|Host is down",
-        "there is no way to {host}",
+        "there is no network route to {host}",
         "check the network (VPN?)",
     ),
     Rule(
         r"kex_exchange_identification|Connection (?:closed|reset) by|banner exchange|Broken pipe|by remote",
         "{host} closed the connection before the login",
-        "it may be busy, in maintenance, or block this address after failed logins; try again later",
+        "the host may be busy, in maintenance, or block this address after failed logins; try again later",
     ),
 )
 
-_KEYS_HINT = "see that `ssh {host}` logs you in from a terminal here (keys in ~/.ssh, ssh-add -l)"
+_KEYS_HINT = "check that `ssh {host}` works in a terminal on this machine (keys in ~/.ssh, ssh-add -l)"
 _TERMINAL_HINT = (
-    "log in where there is a terminal: run `dtslurm doctor` or `ssh {host}` there once, and answer what it "
-    "asks; the login then serves other commands for a while"
+    "log in from a terminal: run `dtslurm doctor` or `ssh {host}` once and answer its questions; "
+    "other commands use this login for some time"
 )
 
 _MASTER_GONE = re.compile(
@@ -167,7 +168,8 @@ def explain(host: str, said: str, *, code: int, fingerprint: str = "", asked: bo
             rule.message.format(**substitutions), evidence=evidence, hint=rule.hint.format(**substitutions)
         )
     return HostUnavailable(
-        f"no SSH link to {host}", evidence=evidence or [f"ssh ended with exit code {code} and said nothing"]
+        f"cannot connect to {host} over SSH",
+        evidence=evidence or [(f"ssh ended with exit code {code} and printed nothing")],
     )
 
 
@@ -188,7 +190,7 @@ def _parse_methods(said: str) -> list[str]:
 
 def _describe_methods(said: str) -> str:
     methods = _parse_methods(said)
-    return f"; it would take: {', '.join(methods)}" if methods else ""
+    return f"; accepted methods: {', '.join(methods)}" if methods else ""
 
 
 def _accepts_only_keys(said: str) -> bool:
