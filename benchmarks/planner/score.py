@@ -1,89 +1,101 @@
-"""The planner against published runs: throughput, memory, crashes, choice and the time of a search.
+"""The planner against published runs it was not fitted on: speed, intervals, choice, memory, crashes.
 
-Rows that constants were fitted on (``split.json``) and rows that only validate are shown apart. The worst
-rows of each part are named with what was predicted for them.
+Rows are predicted by constants fitted without their laboratory, then without their table, and last by the
+planner's own constants, which are fitted on all rows. Rows whose speed is not scored are counted with their
+errors. Memory constants are not refitted; ``split.json`` names the rows that they were set by.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from benchmarks.planner.calibration import curve
+from benchmarks.planner.fit import LinearModel, observations, priors
+from benchmarks.planner.folds import Residual, fold_constants, held_out, linearisation_gap, residuals
+from benchmarks.planner.intervals import coverage, table
+from benchmarks.planner.tables import HERE, is_scored, laboratory, reason_not_scored, rows
 from dtslurm.planner import constants, hardware
-from dtslurm.planner.measured.evaluate import (
-    RowPrediction,
-    by_source,
-    crashes,
-    errors,
-    evaluate,
-    measure_choice_losses,
-)
+from dtslurm.planner.measured.choice import measure_choice_losses
+from dtslurm.planner.measured.evaluate import RowPrediction, by_source, crashes, errors, evaluate
 from dtslurm.planner.models import presets
 from dtslurm.planner.search import TrainingTask, search
 
-HERE = Path(__file__).parent
-TABLES = ("runs.csv", "runs_ultrascale.csv", "runs_vtrain_single.csv")
 TORCH_KINDS = ("torch", "allocated", "peak")
+CHECKED_FOLDS = ("databricks-mosaic", "kaist-via")
 
 
-def rows() -> list[dict[str, str]]:
-    """Return every measured row."""
-    found: list[dict[str, str]] = []
-    for name in TABLES:
-        with (HERE / "data" / name).open(encoding="utf-8", newline="") as stream:
-            found += csv.DictReader(stream)
-    return found
-
-
-def fitted_on(row: Mapping[str, str], what: str = "throughput") -> bool:
-    """Tell whether constants of ``what`` may have been fitted on a row."""
-    rules: dict[str, str] | None = json.loads((HERE / "split.json").read_text())["fit"].get(row["source"])
-    if rules is None or rules.get("for", what) != what:
+def set_memory(row: Mapping[str, str]) -> bool:
+    """Return whether a row is one that constants of the memory were set by."""
+    rules: dict[str, str] | None = json.loads((HERE / "split.json").read_text())["memory"].get(row["source"])
+    if rules is None:
         return False
-    return all(re.search(pattern, row[key]) for key, pattern in rules.items() if key not in {"why", "for"})
-
-
-def timed(item: RowPrediction) -> bool:
-    """Tell whether a row's speed is scored.
-
-    Left out: figures from memory, and of Ultra-Scale what ran below 5 % MFU, over more than a node's tensor
-    parallelism, or with tensor and pipeline parallelism at once (a fixed 60 to 200 ms per micro-batch there,
-    which the page puts down to older code).
-    """
-    if item.row["quality"] == "memory" or item.speed_error is None or item.case is None:
-        return False
-    layout = item.case.layout
-    if item.row["source"] != "ultrascale":
-        return True
-    mixed = layout.tp > 1 and layout.pp > 1
-    return float(item.row["mfu_pct"] or 0) >= 5 and not mixed and layout.tp <= 8
+    return all(re.search(pattern, row[key]) for key, pattern in rules.items() if key != "why")
 
 
 def throughput(answers: Sequence[RowPrediction]) -> dict[str, Any]:
-    """Return the errors of speed, of all rows and by source."""
-    scored = [item for item in answers if timed(item)]
-    whole = errors(scored, lambda item: item.speed_error)
-    by = {
-        name: found
-        for name, items in by_source(scored).items()
-        if (found := errors(items, lambda item: item.speed_error))
-    }
-    assert whole is not None
+    """Return the errors of speed: of all rows, by table, by laboratory, and without the largest table."""
+    scored = [item for item in answers if is_scored(item)]
+    by_table = by_source(scored)
+    largest = max(by_table, key=lambda name: len(by_table[name]))
+    laboratories: dict[str, list[RowPrediction]] = defaultdict(list)
+    for item in scored:
+        laboratories[laboratory(item.row)].append(item)
     return {
-        "rows": whole.rows,
-        "median": whole.median,
-        "p90": whole.p90,
-        "mean_of_source_means": statistics.mean(found.mean for found in by.values()),
-        "sources": {name: vars(found) for name, found in by.items()},
+        **_speed_errors(scored),
+        "mean_of_source_means": statistics.mean(_speed_errors(items)["mean"] for items in by_table.values()),
+        "largest_table": largest,
+        "without_largest": _speed_errors([item for item in scored if item.row["source"] != largest]),
+        "sources": {name: _speed_errors(items) for name, items in by_table.items()},
+        "laboratories": {name: _speed_errors(items) for name, items in laboratories.items()},
     }
+
+
+def _speed_errors(items: Iterable[RowPrediction]) -> dict[str, Any]:
+    found = errors(items, lambda item: item.speed_error)
+    assert found is not None
+    return vars(found)
+
+
+def by_class(items: Iterable[Residual]) -> dict[str, Any]:
+    """Return the errors of held-out rows by class of prediction."""
+    groups: dict[str, list[Residual]] = defaultdict(list)
+    for item in items:
+        groups[str(item.kind)].append(item)
+    return {
+        name: {
+            **_speed_errors(item.prediction for item in members),
+            "mean_of_source_means": statistics.mean(
+                _speed_errors(found)["mean"]
+                for found in by_source([item.prediction for item in members]).values()
+            ),
+            "sources": len({item.source for item in members}),
+            "laboratories": len({item.laboratory for item in members}),
+        }
+        for name, members in sorted(groups.items())
+    }
+
+
+def not_scored(answers: Iterable[RowPrediction]) -> dict[str, Any]:
+    """Return the errors of the rows whose speed is not scored, by reason."""
+    groups: dict[str, list[RowPrediction]] = defaultdict(list)
+    for item in answers:
+        if reason := reason_not_scored(item):
+            groups[reason].append(item)
+    return {reason: _speed_errors(items) for reason, items in groups.items()}
+
+
+def unanswered(answers: Iterable[RowPrediction]) -> dict[str, int]:
+    """Return the number of rows that cannot be predicted, by reason."""
+    return dict(Counter(item.reason for item in answers if item.reason and not item.impossible))
 
 
 def memory(answers: Iterable[RowPrediction]) -> dict[str, Any]:
@@ -109,19 +121,27 @@ def memory(answers: Iterable[RowPrediction]) -> dict[str, Any]:
 
 
 def choosing(answers: Iterable[RowPrediction]) -> dict[str, Any]:
-    """Return what picking the predicted best loses against the measured best, by source."""
-    found = measure_choice_losses([item for item in answers if timed(item)])
-    by: dict[str, list[float]] = {}
+    """Return what picking the predicted best loses against the measured best, and Kendall's tau."""
+    found = measure_choice_losses([item for item in answers if is_scored(item)])
+    by: dict[str, list[Any]] = defaultdict(list)
     for choice in found:
-        by.setdefault(choice.group.split()[0], []).append(choice.loss)
+        by[choice.source].append(choice)
+    losses = sorted(choice.loss for choice in found)
     return {
         "groups": len(found),
-        "mean": statistics.mean(choice.loss for choice in found) if found else None,
-        "worst": max((choice.loss for choice in found), default=None),
-        "worst_group": max(found, key=lambda choice: choice.loss).group if found else None,
+        "mean": statistics.mean(losses),
+        "p90": losses[min(len(losses) - 1, int(0.9 * len(losses)))],
+        "worst": losses[-1],
+        "worst_group": max(found, key=lambda choice: choice.loss).group,
+        "tau": statistics.mean(choice.tau for choice in found),
         "sources": {
-            name: {"groups": len(losses), "mean": statistics.mean(losses), "worst": max(losses)}
-            for name, losses in by.items()
+            name: {
+                "groups": len(choices),
+                "mean": statistics.mean(choice.loss for choice in choices),
+                "worst": max(choice.loss for choice in choices),
+                "tau": statistics.mean(choice.tau for choice in choices),
+            }
+            for name, choices in by.items()
         },
     }
 
@@ -136,7 +156,7 @@ def worst(answers: Iterable[RowPrediction], count: int = 12) -> list[str]:
     """Return the rows furthest off, one of each source and model, with the largest terms predicted."""
     seen: set[tuple[str, str]] = set()
     lines: list[str] = []
-    for item in sorted((i for i in answers if timed(i)), key=lambda i: -abs(i.speed_error or 0)):
+    for item in sorted((i for i in answers if is_scored(i)), key=lambda i: -abs(i.speed_error or 0)):
         key = (item.row["source"], item.row["model"])
         if key in seen or item.estimate is None or item.case is None:
             continue
@@ -148,33 +168,24 @@ def worst(answers: Iterable[RowPrediction], count: int = 12) -> list[str]:
             f"{item.row['row_id']} {item.row['model']} {item.case.framework} {item.case.layout} "
             f"{item.row['gpu']} x {item.row['gpus']}: {item.speed_error:+.0%}; predicted {shares}"
             + (f"; assumed {'; '.join(item.case.assumed)}" if item.case.assumed else "")
-            + (f"; {why}" if (why := explanation(item.row["row_id"])) else "")
         )
         if len(lines) == count:
             break
     return lines
 
 
-EXPLAINED = {  # rows (or tables) far off, by what is known of them; they are scored all the same
-    "ultrascale-1860": "ran at 75.5 of 79 GiB: the allocator frees and asks again (micro-batch 1: 6,919)",
-    "ultrascale-1662": "ran at 71.5 of 79 GiB, as ultrascale-1860; so did ultrascale-1737",
-    "ultrascale-0511": "with ZeRO-1 and no other change it ran at 20,616: nothing in the layout tells why",
-    "torchtitan-04": "a B200 whose power was limited, the table does not say to what",
-    "torchtitan-029": "float8 scaled by rows: 27 % below the same row scaled by tensors, below even its bf16",
-    "megatron-bridge-022": "the release's own notes call it a regression: 18,304 after 28,947 tokens/s",
-    "megatron-bridge-264": "half of the same layout's speed in the release before (10,494)",
-    "megatron-bridge-228": "0.56 of the same layout's speed in the patch release after (9,058)",
-    "nemo-launcher": "figures of 2022; Korthikanti et al. measured 1.2 times as much with the same degrees",
-    "bloom-prequel": "single iterations before the PCIe and NUMA layout of the nodes was put right",
-    "oellm": "real routing at the start of training; how uneven it was is not told",
-    "vtrain-single": "batches of runs differ: hidden 2048, tp=4 takes 160 ms at micro-batch 1, 151 ms at 2",
-    "vtrain-multi-016": "half the speed of micro-batch 32 and of 16: near the end of its memory, perhaps",
-}
-
-
-def explanation(row_id: str) -> str:
-    """Return what is known of a row that is far off."""
-    return next((why for start, why in EXPLAINED.items() if row_id.startswith(start)), "")
+def one_source_constants(model: LinearModel) -> dict[str, str]:
+    """Return the fitted constants that get over 80 % of their information from one table, with the table."""
+    found: dict[str, str] = {}
+    for index, name in enumerate(model.names):
+        information: dict[str, float] = defaultdict(float)
+        for item, slope in zip(model.items, model.jacobian[:, index], strict=True):
+            information[item.source] += (item.weight * float(slope)) ** 2
+        total = sum(information.values())
+        source, most = max(information.items(), key=lambda pair: pair[1])
+        if total and most / total > 0.8:
+            found[name] = source
+    return found
 
 
 def searches() -> dict[str, float]:
@@ -187,92 +198,70 @@ def searches() -> dict[str, float]:
     assert gpu is not None
     times: dict[str, float] = {}
     for name, (model, nodes, seq_len, gbs) in cases.items():
-        task = TrainingTask(
-            presets.preset(model), hardware.machine(gpu, nodes), seq_len, gbs, "megatron", "bf16"
-        )
-        spans = []
-        for _ in range(5):
-            begin = time.perf_counter()
-            search(task, constants.default())
-            spans.append((time.perf_counter() - begin) * 1000)
-        times[name] = min(spans)
+        machine = hardware.machine(gpu, nodes)
+        task = TrainingTask(presets.preset(model), machine, seq_len, gbs, "megatron", "bf16")
+        times[name] = _fastest_ms(partial(search, task, constants.default()))
     words = ["plan", "llama-2-7b", "--gpu", "H100-80GB", "-N", "8", "--gbs", "1024", "--json"]
     for name, argv in {
         "dtslurm plan, 7B on 64 GPUs": [sys.executable, "-m", "dtslurm", *words],
         "python -c pass": [sys.executable, "-c", "pass"],
     }.items():
-        spans = []
-        for _ in range(5):
-            begin = time.perf_counter()
-            subprocess.run(argv, capture_output=True, check=True)
-            spans.append((time.perf_counter() - begin) * 1000)
-        times[name] = min(spans)
+        times[name] = _fastest_ms(partial(subprocess.run, argv, capture_output=True, check=True))
     return times
+
+
+def _fastest_ms(work: Callable[[], object]) -> float:
+    spans = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        work()
+        spans.append((time.perf_counter() - begin) * 1000)
+    return min(spans)
 
 
 def measure() -> dict[str, Any]:
     """Return every figure."""
-    answers = evaluate(rows(), constants.default())
-    fitted = [item for item in answers if fitted_on(item.row)]
-    held = [item for item in answers if not fitted_on(item.row)]
-    held_memory = [item for item in answers if not fitted_on(item.row, "memory")]
-    fitted_memory = [item for item in answers if fitted_on(item.row, "memory")]
-    return {
-        "throughput": {"fitted": throughput(fitted), "held_out": throughput(held)},
-        "memory": {"fitted": memory(fitted_memory), "held_out": memory(held_memory)},
-        "crashes": {"fitted": crashing(fitted), "held_out": crashing(held)},
-        "choice": {"fitted": choosing(fitted), "held_out": choosing(held)},
-        "worst": {"fitted": worst(fitted), "held_out": worst(held)},
-        "search_ms": searches(),
-        "unanswered": sum(bool(item.reason) and not item.impossible for item in answers),
+    all_rows, values = rows(), constants.default()
+    times = searches()
+    answers = evaluate(all_rows, values)
+    model = LinearModel(observations(answers), values)
+    laboratories = fold_constants(model, "laboratory")
+    held = {
+        "laboratory": held_out(all_rows, laboratories, "laboratory"),
+        "source": held_out(all_rows, fold_constants(model, "source"), "source"),
+        "in_sample": answers,
     }
-
-
-def show(found: Mapping[str, Any]) -> None:
-    """Print the figures."""
-    for part, title in (("held_out", "rows not fitted on"), ("fitted", "rows fitted on")):
-        _part(found, part, title)
-    print()
-    print(f"rows that could not be answered: {found['unanswered']}")
-    for name, value in found["search_ms"].items():
-        print(f"{name:<32}{value:>8.0f} ms")
-
-
-def _part(found: Mapping[str, Any], part: str, title: str) -> None:
-    speed, held, choice = (found[name][part] for name in ("throughput", "memory", "choice"))
-    print(f"\nthroughput, {title}: {speed['rows']} rows, median {speed['median']:.1%}, ", end="")
-    print(f"p90 {speed['p90']:.1%}, mean of the sources' means {speed['mean_of_source_means']:.1%}")
-    _sources(speed["sources"])
-    if held["rows"]:
-        print(f"memory, {title}: {held['rows']} rows, median {held['median']:.1%}, p90 {held['p90']:.1%}")
-        _sources(held["sources"])
-    gone = found["crashes"][part]
-    kept, succeeded = gone["kept"], gone["succeeded"]
-    print(f"crashed, {title}: {gone['rejected']} of {gone['of']} rejected ", end="")
-    print(
-        f"({gone['rejected'] / gone['of']:.1%}); {kept} of {succeeded} that ran kept ({kept / succeeded:.1%})"
-    )
-    if choice["groups"]:
-        print(f"choice, {title}: {choice['groups']} groups, loss {choice['mean']:.1%} on average, ", end="")
-        print(f"{choice['worst']:.1%} at worst ({choice['worst_group']})")
-        for name, loss in choice["sources"].items():
-            print(f"  {name:<28}{loss['groups']:>5} groups", end="")
-            print(f"  mean {loss['mean']:.1%}  worst {loss['worst']:.1%}")
-    print(f"furthest off, {title}:")
-    for line in found["worst"][part]:
-        print(f"  {line}")
-
-
-def _sources(found: Mapping[str, Mapping[str, Any]]) -> None:
-    for name, item in found.items():
-        print(
-            f"  {name:<28}{item['rows']:>5} rows  bias {item['bias']:+6.1%}  median {item['median']:6.1%}  "
-            f"mean {item['mean']:6.1%}  p90 {item['p90']:6.1%}"
-        )
+    off = residuals(held["laboratory"])
+    return {
+        "throughput": {name: throughput(items) for name, items in held.items()},
+        "classes": by_class(off),
+        "interval": {**table(off), "coverage": coverage(off)},
+        "own_runs": curve(off),
+        "choice": {name: choosing(items) for name, items in held.items()},
+        # a laboratory without scored rows has no fold: no constant was fitted on its rows
+        "not_scored": not_scored(
+            [*held["laboratory"], *(item for item in answers if laboratory(item.row) not in laboratories)]
+        ),
+        "unanswered": unanswered(answers),
+        "memory": {
+            "others": memory(item for item in answers if not set_memory(item.row)),
+            "set_by": memory(item for item in answers if set_memory(item.row)),
+        },
+        "crashes": {
+            "others": crashing(item for item in answers if not set_memory(item.row)),
+            "set_by": crashing(item for item in answers if set_memory(item.row)),
+        },
+        "linearised": {name: linearisation_gap(model, name, laboratories[name]) for name in CHECKED_FOLDS},
+        "one_source": {"of": len(priors()), **one_source_constants(model)},
+        "worst": {name: worst(items) for name, items in held.items() if name != "source"},
+        "search_ms": times,
+    }
 
 
 def main() -> None:
     """Print the figures, or JSON with ``--json``."""
+    from benchmarks.planner.report import show
+
     found = measure()
     if "--json" in sys.argv:
         print(json.dumps({"schema": 1, "planner": found}, indent=1))

@@ -61,10 +61,13 @@ class Kernels:
         if precision == "fp32":
             rate *= of("fp32_share", *gpu.variants)
         self.attention_rate = (
-            gpu.matmul_tflops * 1e12 * of("attention", *gpu.variants) * of("attention_software", framework)
+            gpu.matmul_tflops
+            * 1e12
+            * of("attention", *gpu.variants)
+            * of("attention_software", framework, self.framework.attention_kernels)
         )
         if self.eight_bit:
-            rate = gpu.fp8_tflops * of("matmul_fp8", *gpu.variants)
+            rate = gpu.matmul_fp8_tflops * of("matmul_fp8", *gpu.variants)
             rate *= of("matmul_fp4_gain", *gpu.variants) if precision == "fp4" else 1.0
         self.dense_rate = bf16 * 1e12
         self.rate = rate * 1e12
@@ -77,7 +80,7 @@ class Kernels:
         self.gap = constants["kernel_gap_us"] * 1e-6
         self.expert_ramp = of("expert_ramp_ffn", *variants)
         self.expert_gap = of("expert_gap_us", *variants) * 1e-6
-        self.traffic = of("elementwise", framework)
+        self.traffic = of("elementwise", *variants)
         # seconds of a layer's small kernels, per pass
         self.small = of("elementwise_floor_us", framework) * 1e-6
         self.attention_ramp = constants["attention_ramp_s"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from dtslurm.planner.constants import Constants
@@ -28,6 +29,7 @@ _TERM_NAMES = {
     "jitter": "waiting for the slowest GPU",
     "overhead": "per-step overhead",
 }
+TRIAL_STEPS = 20  # of a run that decides between two layouts
 _COMPARED_FIELDS = ("pp", "tp", "cp", "ep", "zero", "shard", "recompute", "vp", "mbs")
 _SHARDING_NAMES = {0: "plain data parallel", 1: "ZeRO-1", 2: "ZeRO-2", 3: "ZeRO-3"}
 
@@ -72,6 +74,53 @@ def why_best(found: SearchResult) -> list[str]:
         f"memory {best.memory.total:.1f} of {limit:.0f} GiB: {limit - best.memory.total:.1f} GiB to spare"
     )
     return lines
+
+
+def find_ties(ranked: Sequence[Estimate], factor: float) -> list[int]:
+    """Return the numbers, from 2 on, of the layouts whose order with the first may be the reverse.
+
+    Args:
+        factor: ratio of two predicted times below which measurements may reverse their order.
+    """
+    first = ranked[0].time.total / ranked[0].layout.gbs
+    return [
+        number
+        for number, item in enumerate(ranked[1:], 2)
+        if 1 / factor < item.time.total / item.layout.gbs / first < factor
+    ]
+
+
+def tie_lines(ranked: Sequence[Estimate], ties: Sequence[int], factor: float, shown: int) -> list[str]:
+    """Return lines on the layouts that cannot be told apart from the first, and on the runs that would do so.
+
+    Args:
+        ranked: all layouts that fit, best first.
+        ties: numbers of those that cannot be told apart from the first.
+        shown: number of layouts that the plan shows.
+    """
+    if not ties:
+        return []
+    tied_shown = [number for number in ties if number <= shown]
+    others = len(ties) - len(tied_shown)
+    names = _join_numbers(tied_shown)
+    if others:
+        count = f"{others} more layout{'s' if others > 1 else ''}"
+        names = f"{names} and {count}" if names else count
+    lines = [
+        f"{names} cannot be told apart from 1: measured orders reverse below a difference of {factor - 1:.0%}"
+    ]
+    if tied_shown:
+        trials = [ranked[0], *(ranked[number - 1] for number in tied_shown)]
+        seconds = TRIAL_STEPS * sum(item.time.total for item in trials)
+        lines.append(
+            f"{TRIAL_STEPS} steps of each of 1, {_join_numbers(tied_shown)} would decide: about "
+            f"{max(1, round(seconds / 60))} min, {seconds * ranked[0].layout.gpus / 3600:.1f} GPU-hours"
+        )
+    return lines
+
+
+def _join_numbers(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def runners_up(found: SearchResult) -> list[str]:

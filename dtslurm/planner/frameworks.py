@@ -63,6 +63,11 @@ class Framework:
         """The names under which constants are looked up, the most specific first."""
         return (self.name, self.family)
 
+    @property
+    def attention_kernels(self) -> str:
+        """Attention kernels: ``vendor`` (cuDNN, Transformer Engine) or ``pytorch`` (FlashAttention-2)."""
+        return "pytorch" if self.family in PYTORCH_KERNELS else "vendor"
+
 
 FRAMEWORKS: dict[str, Framework] = {
     item.name: item
@@ -123,6 +128,12 @@ FRAMEWORKS: dict[str, Framework] = {
             keeps_gathered=True,
             like="torchtitan",
         ),
+        Framework(
+            "torchtitan-eager",
+            "torchtitan without torch.compile: torch's own RMSNorm keeps what a fused kernel does",
+            keeps_gathered=True,
+            like="torchtitan",
+        ),
         Framework("jax", "JAX: MaxText"),
         Framework("paxml", "JAX: Paxml, attention stores its scores", flash=False, like="jax"),
         Framework("nanotron", "nanotron", balanced=True),
@@ -130,6 +141,7 @@ FRAMEWORKS: dict[str, Framework] = {
 }
 
 
+PYTORCH_KERNELS = {"deepspeed", "fsdp", "torchtitan", "nanotron"}
 DEEPSPEED = {"deepspeed", "megatron-deepspeed"}
 NEMO = {"nemo", "nemo-2025", "nemo-2024", "nemo-2023"}
 SHARDING = {
@@ -137,6 +149,7 @@ SHARDING = {
     "llm-foundry",
     "torchtitan",
     "torchtitan-2024",
+    "torchtitan-eager",
     "jax",
     "paxml",
 }  # the master weights are the weights; gathered copies are temporary

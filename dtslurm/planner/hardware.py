@@ -28,6 +28,10 @@ _GENERATION = {  # chips of a generation use the measurements of one of them
     "GB300": "B200",
     "MI325X": "MI300X",
 }
+# Share of the peak that the best 16-bit product reaches on chips of a generation without a measurement, by
+# whether AMD made the chip: the mean of the measured chips in gpus.csv, of NVIDIA's those before Hopper.
+_USUAL_SHARE = {False: 0.85, True: 0.58}
+_SHARE_OF_FP8 = 0.94  # the share that 8-bit products reach, relative to 16-bit products: mean of four chips
 _SMS = {  # streaming multiprocessors or compute units: the number of matrix product tiles that run at once
     "V100": 80, "T4": 40, "A100": 108, "A800": 108, "A10": 72, "A10G": 80, "A40": 84, "L4": 58, "L40S": 142,
     "H100": 132, "H200": 132, "H800": 132, "GH200": 132, "B200": 148, "GB200": 148, "B300": 148, "GB300": 148,
@@ -42,7 +46,8 @@ class Gpu:
     Attributes:
         memory_gib: memory that a process may use.
         bf16_tflops, fp8_tflops: dense peaks of the data sheet; fp16 for GPUs without bf16; 0 for none.
-        matmul_tflops: the best measured bf16 matrix product (MAMF), or 0.85 of the peak if unmeasured.
+        matmul_tflops, matmul_fp8_tflops: the best measured matrix product of 16 and of 8 bits (MAMF); where
+            it is not measured, the share of the peak that measured chips of the generation reach.
         sms: number of processors that run tiles.
         link_gbs: bandwidth to the other GPUs of the node.
         node_gpus, nic_gbs: values of a usual node, for machines described only by the GPU.
@@ -56,6 +61,7 @@ class Gpu:
     bf16_tflops: float
     fp8_tflops: float
     matmul_tflops: float
+    matmul_fp8_tflops: float
     sms: int
     link_gbs: float
     node_gpus: int
@@ -71,7 +77,7 @@ class Gpu:
     @property
     def variants(self) -> tuple[str, ...]:
         """The names under which constants are looked up, the most specific first."""
-        return (self.name, self.chip, _GENERATION.get(self.chip, self.chip))
+        return (self.name, self.chip, _generation(self.chip))
 
 
 @dataclass(frozen=True)
@@ -126,17 +132,41 @@ class Machine:
 def gpus() -> dict[str, Gpu]:
     """Return all known GPUs by name."""
     with (DATA / "gpus.csv").open(encoding="utf-8", newline="") as stream:
-        parsed = [_parse_gpu(row) for row in csv.DictReader(stream)]
+        rows = list(csv.DictReader(stream))
+    shares = {kind: _measured_shares(rows, kind) for kind in ("bf16", "fp8")}
+    parsed = [_parse_gpu(row, shares) for row in rows]
     return {gpu.name: gpu for gpu in parsed}
 
 
-def _parse_gpu(row: dict[str, str]) -> Gpu:
+def _measured_shares(rows: list[dict[str, str]], kind: str) -> dict[str, float]:
+    """Return the mean share of the peak that measured chips reach, by generation."""
+    shares: dict[str, list[float]] = {}
+    for row in rows:
+        best, peak = row[f"mamf_{kind}_tflops"], row[f"{kind}_dense_tflops"]
+        if best and peak:
+            shares.setdefault(_generation(_chip_of(row["gpu"])), []).append(float(best) / float(peak))
+    return {name: sum(found) / len(found) for name, found in shares.items()}
+
+
+def _generation(chip: str) -> str:
+    return _GENERATION.get(chip, chip)
+
+
+def _chip_of(name: str) -> str:
+    match = _CHIP.search(name)
+    return _normalize_chip(match[0]) if match else name.split("-", maxsplit=1)[0]
+
+
+def _parse_gpu(row: dict[str, str], shares: dict[str, dict[str, float]]) -> Gpu:
     def number(key: str) -> float:
         return float(row[key] or 0)
 
-    match = _CHIP.search(row["gpu"])
-    chip = _normalize_chip(match[0]) if match else row["gpu"].split("-")[0]
+    def best_product(kind: str, peak: float, usual: float) -> float:
+        return number(f"mamf_{kind}_tflops") or shares[kind].get(_generation(chip), usual) * peak
+
+    chip = _chip_of(row["gpu"])
     peak = number("bf16_dense_tflops") or number("fp16_dense_tflops")
+    best = best_product("bf16", peak, _USUAL_SHARE[row["vendor"].lower() == "amd"])
     hbm = number("hbm_tb_s") or (2.0 if "H100" in row["gpu"] else 1.6)
     return Gpu(
         name=row["gpu"],
@@ -146,7 +176,8 @@ def _parse_gpu(row: dict[str, str]) -> Gpu:
         hbm_gbs=hbm * 1000,
         bf16_tflops=peak,
         fp8_tflops=number("fp8_dense_tflops"),
-        matmul_tflops=number("mamf_bf16_tflops") or 0.85 * peak,
+        matmul_tflops=best,
+        matmul_fp8_tflops=best_product("fp8", number("fp8_dense_tflops"), _SHARE_OF_FP8 * best / peak),
         sms=_SMS.get(chip, 100),
         link_gbs=number("link_gb_s_per_direction"),
         node_gpus=int(row["gpus_per_node_typical"]),

@@ -209,9 +209,9 @@ def complexity(layout: Layout) -> tuple[int, ...]:
     """Return a sort key for how much a layout splits: first by pipeline stages, then tensors, then the rest.
 
     Pipelines are the hardest to run. Sharding over fewer ranks ranks first if memory allows, because sharding
-    traffic scales worst.
+    traffic scales worst. Optimizer states alone (ZeRO-1) are sharded without more traffic.
     """
-    shard_ranks = layout.shards if layout.zero else 1
+    shard_ranks = layout.shards if layout.zero > 1 else 1
     return (layout.pp, layout.tp, layout.cp, layout.ep, layout.vp, shard_ranks)
 
 

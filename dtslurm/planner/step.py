@@ -7,7 +7,7 @@ overlap of compute and traffic, the pipeline's fill, and the work per micro-batc
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from dtslurm.planner.collectives import Group, Network, group
@@ -38,6 +38,14 @@ TERMS = (
     "jitter",
     "overhead",
 )
+COMMUNICATION = frozenset({"tp_comm", "cp_comm", "ep_comm", "fsdp_comm", "pp_comm", "dp_comm"})
+HOST = frozenset({"launch", "overhead"})
+PARTS = ("compute", "communication", "host")
+
+
+def part_of(term: str) -> str:
+    """Return the part of a step that a term belongs to; a calibration scales each part by one factor."""
+    return "communication" if term in COMMUNICATION else "host" if term in HOST else "compute"
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,14 @@ class StepTime:
     def total(self) -> float:
         """Seconds of the whole step."""
         return sum(self.terms.values())
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds of computation, of exposed communication, and of waiting for the host."""
+        seconds = dict.fromkeys(PARTS, 0.0)
+        for term, value in self.terms.items():
+            seconds[part_of(term)] += value
+        return seconds
 
 
 class LayerTime(NamedTuple):
@@ -68,6 +84,8 @@ class Setting:
         seq_len: sequence length in tokens.
         frozen: whether the weights are frozen and only small adapters are trained (LoRA).
         even: whether tokens are routed to experts evenly (see :mod:`routing`).
+        dispatches_once: whether a token crosses the network once per node (DeepEP, HybridEP), also where this
+            is not usual in the framework.
     """
 
     model: ModelShape
@@ -78,6 +96,7 @@ class Setting:
     constants: Constants
     frozen: bool = False
     even: bool = False
+    dispatches_once: bool = False
 
 
 class Timer:
@@ -89,6 +108,8 @@ class Timer:
         self.machine = machine
         self.seq_len = setting.seq_len
         self.framework = FRAMEWORKS[setting.framework]
+        if setting.dispatches_once:
+            self.framework = replace(self.framework, once_per_node=True)
         framework = self.framework.family
         self.frozen = setting.frozen
         self.kernels = Kernels(machine.gpu, setting.framework, setting.precision, constants, setting.frozen)
@@ -105,7 +126,7 @@ class Timer:
         self.pp_exposed = of("pp_exposed", framework)
         self.jitter = of("jitter_per_doubling", machine.fabric)
         self.overhead = of("step_overhead_ms", framework) * 1e-3
-        self.scale = constants["time_scale"]
+        self.scales = {term: constants[f"{part_of(term)}_scale"] for term in TERMS}
         self.rails = of("zero3_rails", framework)
         self._cached_layers: dict[tuple[object, ...], list[LayerTime]] = {}
 
@@ -289,7 +310,7 @@ class Timer:
         terms["overhead"] = self.overhead
         doublings = max(0, (layout.gpus // self.machine.gpus_per_node).bit_length() - 1)
         terms["jitter"] = self.jitter * doublings * sum(terms.values())
-        return StepTime({name: value * self.scale for name, value in terms.items()})
+        return StepTime({name: value * self.scales[name] for name, value in terms.items()})
 
     def _add_pipeline_terms(self, terms: dict[str, float], layout: Layout, layer: float, head: float) -> None:
         """Set the terms of the pipeline bubble, including unequal stages, and of point-to-point traffic."""
@@ -417,4 +438,4 @@ class Timer:
         shards = layout.shards if layout.zero else 1
         terms["optimizer"] = generic.params / shards * 42 / self.kernels.hbm
         terms["overhead"] = self.overhead
-        return StepTime({name: value * self.scale for name, value in terms.items()})
+        return StepTime({name: value * self.scales[name] for name, value in terms.items()})

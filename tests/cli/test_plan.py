@@ -10,6 +10,7 @@ from xml.etree import ElementTree as ET
 import jsonschema
 import pytest
 
+from dtslurm.planner.intervals import tie_factor
 from tests.cli.conftest import Run
 
 DOCS = Path(__file__).parents[2] / "docs" / "plan.md"
@@ -56,6 +57,36 @@ def test_people_get_layouts_reasons_and_bars(run: Run) -> None:
     for word in ("why:", "otherwise:", "GPU-hours", "m matrix products"):
         assert word in done.stdout
     assert "assumed:" in done.stderr
+
+
+def test_times_have_an_interval_and_ties_are_named(run: Run) -> None:
+    document = json.loads(run(*SMALL, "--tokens", "1e12", "--json").stdout)
+    factors = set()
+    for item in document["candidates"]:
+        step = item["step_time_s"]
+        assert step["low"] < step["total"] < step["high"]
+        factors.add(round(step["high"] / step["total"], 6))
+    assert len(factors) == 1  # all are predictions of one class
+    totals = document["totals"]
+    assert totals["low"] < totals["seconds"] < totals["high"]
+    first = document["candidates"][0]["step_time_s"]["total"]
+    second = document["candidates"][1]["step_time_s"]["total"]
+    assert (2 in document["ties"]) is (second / first < tie_factor(mixture=False))
+    shown = run(*SMALL).stdout
+    low, high = (document["candidates"][0]["step_time_s"][end] for end in ("low", "high"))
+    assert f" s ({low:.1f}-{high:.1f})" in shown
+    assert "cannot be told apart from 1" in shown
+    assert "would decide" in shown
+
+
+def test_a_mixture_or_a_new_chip_has_a_wider_interval(run: Run) -> None:
+    def width(*words: str) -> float:
+        step = json.loads(run("plan", *words, "--json").stdout)["candidates"][0]["step_time_s"]
+        return float(step["high"] / step["low"])
+
+    dense = width("llama-3-8b", "--gpu", "H100-80GB", "-N", "2")
+    assert width("mixtral-8x7b", "--gpu", "H100-80GB", "-N", "4") > dense
+    assert width("llama-3-8b", "--gpu", "L40S", "-N", "8", "--gpus-per-node", "8") >= dense
 
 
 def test_old_gpus_are_planned_for_in_fp16(run: Run) -> None:
@@ -226,6 +257,7 @@ def test_measured_rows_are_predicted(run: Run, folder: Path) -> None:
     one, crashed, unknown, alien = document["rows"]
     assert one["source"] == "lab"
     assert one["predicted"]["fits"] is True
+    assert one["predicted"]["low"] < one["predicted"]["tokens_per_s_per_gpu"] < one["predicted"]["high"]
     assert one["predicted"]["tokens_per_s_per_gpu"] == pytest.approx(10500, rel=0.25)
     assert one["measured"]["tokens_per_s_per_gpu"] == 9000
     assert crashed["predicted"]["fits"] is False

@@ -24,7 +24,7 @@ SMALL = ("plan", "llama-3-8b", "--gpu", "H100-80GB", "-N", "2", "--gbs", "256")
 def test_all_tokens_cost_time_energy_and_money(invoke: Run) -> None:
     told = (*SMALL, "--tokens", "1e12")
     plain = invoke(*told, code=0).stdout
-    [hours] = re.findall(r"^1e\+12 tokens: \S+, ([\d,]+) GPU-hours$", plain, re.MULTILINE)
+    [hours] = re.findall(r"^1e\+12 tokens: \S+ \(\S+ to \S+\), ([\d,]+) GPU-hours$", plain, re.MULTILINE)
     full = invoke(*told, "--price", "2", "--watts", "1000", code=0).stdout
     [energy, price] = re.findall(r"GPU-hours, ([\d,.]+) MWh, price ([\d,]+)$", full, re.MULTILINE)[0]
     known = int(hours.replace(",", ""))

@@ -13,7 +13,7 @@ from dtslurm.planner import explain, search
 from dtslurm.planner.divide import find_layout_problems
 from dtslurm.planner.layout import Layout, LayoutProblem, parse_layout
 from dtslurm.planner.models import presets
-from tests.planner.conftest import SHIPPED, task
+from tests.planner.conftest import SHIPPED, estimator, task
 from tests.planner.test_memory import layouts
 
 
@@ -149,3 +149,10 @@ def test_expert_tensor_parallelism_has_to_divide(text: str, said: str) -> None:
     fine = parse_layout("tp=4,ep=4,etp=4,dp=4,mbs=1,gbs=8,zero=1")
     assert parse_layout(str(fine)) == fine
     assert not find_layout_problems(presets.preset("mixtral-8x7b"), fine, 16, 4096)
+
+
+def test_of_equally_fast_layouts_sharded_optimizer_states_come_first() -> None:
+    sharded, whole = (parse_layout(f"dp=16,mbs=1,gbs=64,zero={zero}") for zero in (1, 0))
+    assert search.complexity(sharded) == search.complexity(whole)  # no more traffic, so the memory decides
+    estimates = [estimator("llama-3.2-1b", 2).estimate(layout) for layout in (whole, sharded)]
+    assert [item.layout.zero for item in search.rank(estimates)] == [1, 0]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dtslurm.cli.printing import output
+from dtslurm.planner.intervals import Interval
+from dtslurm.planner.measured.cells import real
 from dtslurm.planner.measured.evaluate import (
     Errors,
     RowPrediction,
@@ -14,7 +16,6 @@ from dtslurm.planner.measured.evaluate import (
     errors,
     measured_memory,
 )
-from dtslurm.planner.measured.rows import real
 
 
 def show(answers: Sequence[RowPrediction]) -> None:
@@ -66,6 +67,14 @@ def _error_cells(found: Errors | None) -> list[str]:
     return [f"{found.median:.1%}", f"{found.mean:.1%}", f"{found.p90:.1%}", f"{found.bias:+.1%}"]
 
 
+def _speed_with_interval(speed: float, interval: Interval | None) -> str:
+    """Return a speed with its 80 % interval: ``11,707 (9,565-14,329)``."""
+    if interval is None:
+        return f"{speed:,.0f}"
+    low, high = interval.bounds(speed)
+    return f"{speed:,.0f} ({low:,.0f}-{high:,.0f})"
+
+
 def _row(item: RowPrediction) -> list[str]:
     row = item.row
     name = [row.get("row_id") or "-", row.get("model") or "-", row.get("gpus") or "-"]
@@ -76,7 +85,7 @@ def _row(item: RowPrediction) -> list[str]:
     return [
         *name,
         str(item.case.layout),
-        f"{item.estimate.tokens_per_s_per_gpu:,.0f}",
+        _speed_with_interval(item.estimate.tokens_per_s_per_gpu, item.interval),
         row.get("tokens_per_s_per_gpu") or "-",
         f"{speed:+.1%}" if speed is not None else "-",
         f"{item.memory_gib:.1f}",
@@ -99,8 +108,12 @@ def _row_values(item: RowPrediction) -> dict[str, Any]:
             keys = ("tokens_per_s_per_gpu", "tflops_per_gpu", "memory_gib")
             document["predicted"] = {**dict.fromkeys(keys), "fits": False}
     else:
+        speed = item.estimate.tokens_per_s_per_gpu
+        low, high = item.interval.bounds(speed) if item.interval else (speed, speed)
         document["predicted"] = {
-            "tokens_per_s_per_gpu": item.estimate.tokens_per_s_per_gpu,
+            "tokens_per_s_per_gpu": speed,
+            "low": low,
+            "high": high,
             "tflops_per_gpu": item.tflops,
             "memory_gib": item.memory_gib,
             "fits": item.fits,

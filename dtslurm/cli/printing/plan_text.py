@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -9,6 +10,7 @@ from dtslurm.cli.printing import output
 from dtslurm.cli.printing.styles import FAILED, MAIN, SECONDARY
 from dtslurm.planner.estimate import Estimate
 from dtslurm.planner.explain import term_words
+from dtslurm.planner.intervals import Interval
 from dtslurm.services.planning.plan import Plan
 
 # Both bars share one legend: memory terms have capital letters, time terms small letters.
@@ -45,7 +47,7 @@ _TIME_MARKS = {
 }
 _BEST = "bold green"
 _WIDTH, _STEP_WIDTH = 40, 72
-_OTHER_COLUMNS = 46  # width of the other columns of the layout table, with padding
+_OTHER_COLUMNS = 58  # width of the other columns of the layout table, with padding
 _LAYOUT = (
     "tp",
     "pp",
@@ -82,7 +84,7 @@ def show(plan: Plan) -> None:
         output.say()
         output.table(
             ("", "LAYOUT", "STEP", "TOKENS/S/GPU", "TFLOP/S", "MFU", "GIB"),
-            [_row(index, item, output.width()) for index, item in enumerate(plan.chosen, 1)],
+            [_row(plan, index, output.width()) for index in range(1, len(plan.chosen) + 1)],
             row_styles={0: _BEST},
             lines=True,
         )
@@ -155,14 +157,26 @@ def _print_folded(text: str, indent: int = 0, style: str = "") -> None:
         output.say(output.styled((line[:start], SECONDARY), (line[start:], style)))
 
 
-def _row(index: int, item: Estimate, width: int | None) -> list[str]:
+def time_with_interval(seconds: float, interval: Interval) -> str:
+    """Return a time with its 80 % interval: ``5.8 s (5.1-6.9)``."""
+    low, high = interval.bounds(seconds)
+    return f"{seconds:.3g} s ({_two_digits(low)}-{_two_digits(high)})"
+
+
+def _two_digits(value: float) -> str:
+    """Return a number with two significant digits, and never with an exponent."""
+    return f"{value:.{max(0, 1 - math.floor(math.log10(value)))}f}"
+
+
+def _row(plan: Plan, index: int, width: int | None) -> list[str]:
+    item = plan.chosen[index - 1]
     layout = str(item.layout)
     if width is not None:  # wrap after a comma, never within a number
         layout = "\n".join(_fold_layout(layout, max(20, width - _OTHER_COLUMNS)))
     return [
         str(index),
         layout,
-        f"{item.time.total:.3g} s",
+        time_with_interval(item.time.total, plan.interval),
         f"{item.tokens_per_s_per_gpu:,.0f}",
         f"{item.tflops_per_gpu:.0f}",
         f"{item.mfu:.1%}",
@@ -215,7 +229,9 @@ def _print_totals(plan: Plan) -> None:
     total = totals(plan)
     output.say()
     line = (
-        f"{plan.tokens:.3g} tokens: {output.duration(total['seconds'])}, {total['gpu_hours']:,.0f} GPU-hours"
+        f"{plan.tokens:.3g} tokens: {output.duration(total['seconds'])} "
+        f"({output.duration(total['low'])} to {output.duration(total['high'])}), "
+        f"{total['gpu_hours']:,.0f} GPU-hours"
     )
     if "energy_mwh" in total:
         line += f", {total['energy_mwh']:,.1f} MWh"
@@ -229,8 +245,15 @@ def totals(plan: Plan) -> dict[str, Any]:
     best, machine = plan.chosen[0], plan.task.machine
     assert plan.tokens is not None  # noqa: S101 - checked by the callers
     seconds = plan.tokens / (best.tokens_per_s_per_gpu * best.layout.gpus)
+    low, high = plan.interval.bounds(seconds)
     gpu_hours = seconds / 3600 * best.layout.gpus
-    result_values: dict[str, Any] = {"tokens": plan.tokens, "seconds": seconds, "gpu_hours": gpu_hours}
+    result_values: dict[str, Any] = {
+        "tokens": plan.tokens,
+        "seconds": seconds,
+        "low": low,
+        "high": high,
+        "gpu_hours": gpu_hours,
+    }
     if machine.watts is not None:
         result_values["energy_mwh"] = gpu_hours * machine.watts / 1e6
     if machine.price is not None:
@@ -277,7 +300,8 @@ def values(plan: Plan) -> dict[str, Any]:
         "global_batch": task.gbs,
         "framework": task.framework,
         "precision": task.precision,
-        "candidates": [candidate(item) for item in plan.chosen],
+        "candidates": [candidate(item, plan.interval) for item in plan.chosen],
+        "ties": list(plan.ties),
         "tried": plan.tried,
         "why": list(plan.why),
         "otherwise": list(plan.others),
@@ -289,14 +313,16 @@ def values(plan: Plan) -> dict[str, Any]:
         document["totals"] = totals(plan)
     if plan.curve:
         document["scaling"] = [
-            {"nodes": nodes, "best": candidate(item) if item else None} for nodes, item in plan.curve
+            {"nodes": nodes, "best": candidate(item, plan.interval) if item else None}
+            for nodes, item in plan.curve
         ]
     return document
 
 
-def candidate(item: Estimate) -> dict[str, Any]:
+def candidate(item: Estimate, interval: Interval) -> dict[str, Any]:
     """Return the JSON object of one layout's estimate."""
     layout = item.layout
+    low, high = interval.bounds(item.time.total)
     return {
         "layout": {
             **{name: getattr(layout, name) for name in _LAYOUT},
@@ -304,7 +330,7 @@ def candidate(item: Estimate) -> dict[str, Any]:
             "text": str(layout),
         },
         "memory_gib": {"total": item.memory.total, "terms": item.memory.terms},
-        "step_time_s": {"total": item.time.total, "terms": item.time.terms},
+        "step_time_s": {"total": item.time.total, "low": low, "high": high, "terms": item.time.terms},
         "tokens_per_s_per_gpu": item.tokens_per_s_per_gpu,
         "tflops_per_gpu": item.tflops_per_gpu,
         "mfu": item.mfu,

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 
 from dtslurm.planner.constants import Constants
 from dtslurm.planner.estimate import Estimate
+from dtslurm.planner.intervals import Interval, classify, interval
+from dtslurm.planner.measured.cells import RowImpossible, RowUnanswerable, real
 from dtslurm.planner.measured.guesses import Row
-from dtslurm.planner.measured.rows import MeasuredRow, RowImpossible, RowUnanswerable, read_row, real
+from dtslurm.planner.measured.rows import MeasuredRow, read_row
 from dtslurm.planner.memory import memory_use
-from dtslurm.planner.search import rank
 
 GB = 1e9 / 2**30
 USABLE = 0.97  # share of a process's GPU memory that the allocator can use
@@ -50,6 +51,17 @@ class RowPrediction:
         return self.tflops / measured - 1 if measured is not None and self.tflops is not None else None
 
     @property
+    def interval(self) -> Interval | None:
+        """The 80 % interval of the predicted time and speed; None without a prediction."""
+        if self.case is None:
+            return None
+        case = self.case
+        kind = classify(
+            case.machine.gpu, case.precision, mixture=case.model.is_moe, assumed=case.assumes_layout
+        )
+        return interval(kind)
+
+    @property
     def memory_error(self) -> float | None:
         """Predicted divided by measured memory, minus 1."""
         measured = measured_memory(self.row)
@@ -68,7 +80,7 @@ def measured_memory(row: Row) -> float | None:
 def predict_row(row: Row, constants: Constants) -> RowPrediction:
     """Return the prediction for one row."""
     try:
-        case = read_row(row)
+        case = read_row(row, constants)
     except RowUnanswerable as error:
         return RowPrediction(row, reason=str(error))
     except RowImpossible as error:
@@ -112,6 +124,17 @@ def flops_per_token(row: Row, case: MeasuredRow) -> float:
             (full_flops - head_flops) * 4 / 3 + head_flops if case.layout.recompute == "full" else full_flops
         )
     return full_flops
+
+
+def measured_tokens_per_s(prediction: RowPrediction) -> float | None:
+    """Return the measured tokens/s per GPU, converted from TFLOP/s by the table's convention if needed."""
+    if prediction.case is None or prediction.row.get("status", "ok") not in {"ok", ""}:
+        return None
+    tokens = real(prediction.row, "tokens_per_s_per_gpu")
+    tflops = real(prediction.row, "tflops_per_gpu")
+    if tokens is not None or tflops is None:
+        return tokens
+    return tflops * 1e12 / flops_per_token(prediction.row, prediction.case)
 
 
 def evaluate(rows: Iterable[Row], constants: Constants) -> list[RowPrediction]:
@@ -184,62 +207,3 @@ def fits_at_all(case: MeasuredRow, estimate: Estimate, constants: Constants) -> 
         return False
     recomputed = replace(case, layout=replace(case.layout, recompute="full"))
     return recomputed.estimate(constants).memory.total <= limit
-
-
-@dataclass(frozen=True)
-class ChoiceLoss:
-    """The speed lost by choosing among measured layouts of one model, GPU count and batch by prediction."""
-
-    group: str
-    layouts: int
-    loss: float
-    chosen: str
-    best: str
-
-
-def measure_choice_losses(answers: Iterable[RowPrediction], least: int = 3) -> list[ChoiceLoss]:
-    """Return the speed lost by the predicted best layout, for each group of at least ``least`` layouts."""
-    groups: dict[tuple[str, ...], list[RowPrediction]] = defaultdict(list)
-    keys = ("source", "model", "layers", "seq_len", "gpu", "gpus", "global_batch", "precision")
-    for prediction in answers:
-        if (
-            prediction.estimate is not None
-            and prediction.speed_error is not None
-            and prediction.row.get("global_batch")
-        ):
-            groups[tuple(prediction.row.get(key) or "" for key in keys)].append(prediction)
-    losses = []
-    for key, items in groups.items():
-        best_by_layout: dict[str, RowPrediction] = {}
-        for prediction in items:  # repeated runs of a layout count once, with the best speed
-            name = str(prediction.case.layout) if prediction.case else ""
-            if name not in best_by_layout or _measured_speed(prediction) > _measured_speed(
-                best_by_layout[name]
-            ):
-                best_by_layout[name] = prediction
-        if len(best_by_layout) < least:
-            continue
-        best_predictions = list(best_by_layout.values())
-        rows_by_estimate = {
-            id(prediction.estimate): prediction for prediction in best_predictions if prediction.estimate
-        }
-        fitting = [
-            prediction.estimate
-            for prediction in best_predictions
-            if prediction.estimate and prediction.estimate.fits
-        ]
-        # as a plan ranks them
-        ranked = rank(
-            fitting or [prediction.estimate for prediction in best_predictions if prediction.estimate]
-        )
-        chosen = rows_by_estimate[id(ranked[0])]
-        best = max(best_predictions, key=_measured_speed)
-        loss = 1 - _measured_speed(chosen) / _measured_speed(best)
-        ids = (chosen.row.get("row_id") or "", best.row.get("row_id") or "")
-        losses.append(ChoiceLoss(" ".join(filter(None, key)), len(best_predictions), loss, *ids))
-    return losses
-
-
-def _measured_speed(item: RowPrediction) -> float:
-    speed = real(item.row, "tokens_per_s_per_gpu")
-    return speed if speed is not None else real(item.row, "tflops_per_gpu") or 0.0

@@ -27,8 +27,8 @@ def with_degrees_of_notes(row: Row) -> Row:
     }
 
 
-def guess_framework(row: Row, chip: str, precision: str, notes: str) -> str:
-    """Return the framework of a row's run, inferred from its notes and its sharding."""
+def guess_framework(row: Row, chip: str, notes: str, assumed: list[str]) -> str:
+    """Return the framework of a row's run, inferred from its framework, notes and sharding."""
     sharding = f"{row.get('zero_or_fsdp') or ''} {row.get('framework') or ''}".lower()
     for word, name in (
         ("nanotron", "nanotron"),
@@ -39,19 +39,62 @@ def guess_framework(row: Row, chip: str, precision: str, notes: str) -> str:
         ("megatron-deepspeed", "megatron-deepspeed"),
     ):
         if word in notes or word in (row.get("model") or "").lower() or word in sharding:
-            return f"{name}-2024" if name == "torchtitan" and _is_before_2025(row) else name
-    is_before_flash_attention = chip == "V100" or (chip in {"A100", "A800"} and precision == "fp16")
-    if "fsdp2" in sharding:
-        return "torchtitan"
+            return _torchtitan_version(row, notes) if name == "torchtitan" else name
     if "megatron-fsdp" in sharding:
         return "megatron"
     if "fsdp" in sharding or "hsdp" in sharding:
-        return "llm-foundry" if "foundry" in f"{row.get('source') or ''} {notes}" else "fsdp"
+        return _fsdp_variant(notes, assumed)
     if re.search(r"zero-?3|stage ?3|deepspeed", f"{sharding} {notes}"):
         return "deepspeed"
-    if is_before_flash_attention:
+    if precedes_flash_attention(row, chip, notes, assumed):
         return "megatron-2021"
     return _guess_megatron_generation(f"{notes} {sharding}", chip, (row.get("model") or "").lower())
+
+
+def _torchtitan_version(row: Row, notes: str) -> str:
+    if compiles(notes) is False:
+        return "torchtitan-eager"
+    return "torchtitan-2024" if _is_before_2025(row) else "torchtitan"
+
+
+def _fsdp_variant(notes: str, assumed: list[str]) -> str:
+    """Return the kind of PyTorch FSDP: FSDP1 and FSDP2 move the same bytes, and their models differ."""
+    if "foundry" in notes:
+        return "llm-foundry"
+    is_compiled = compiles(notes)
+    if is_compiled is None:
+        assumed.append("compile not stated: eager")
+    return "torchtitan" if is_compiled else "fsdp"
+
+
+def compiles(notes: str) -> bool | None:
+    """Return whether the notes state that torch.compile was used; None if they do not say."""
+    if re.search(r"compile ?[=:] ?(no|false|off|0)\b|\b(no|without|w/o) (torch\.)?compile|\beager\b", notes):
+        return False
+    return True if re.search(r"\bcompiled?\b|torch\.compile", notes) else None
+
+
+def precedes_flash_attention(row: Row, chip: str, notes: str, assumed: list[str]) -> bool:
+    """Return whether Megatron-LM stored attention scores, by its date or by what the notes name.
+
+    Megatron-LM has had flash attention since 2023. A number format tells nothing about it.
+    """
+    if re.search(r"nemo|bridge|dgxc", notes):
+        return False  # their generations differ otherwise
+    if re.search(r"fused softmax|no flash|without flash|before flash|scores stored", notes):
+        return True
+    if re.search(r"(?<!no )(?<!without )flash|transformer engine|cudnn", notes):
+        return False
+    if chip == "V100":
+        return True  # FlashAttention needs a newer chip
+    text = f"{row.get('framework') or ''} {row.get('read_from') or ''} {row.get('notes') or ''}"
+    years = [int(year) for year in re.findall(r"(?<![\d.])(20[12]\d)(?!\d)", text)]
+    years += [2000 + int(year) for year in re.findall(r"arxiv:(\d\d)\d\d\.", text.lower())]
+    if years:
+        return min(years) < 2023
+    if chip in {"A100", "A800"} and "core" not in text.lower():
+        assumed.append("software date not stated: since 2023, with flash attention")
+    return False
 
 
 def routes_evenly(framework: str, notes: str) -> bool:
@@ -62,6 +105,11 @@ def routes_evenly(framework: str, notes: str) -> bool:
     """
     even_routing_pattern = r"(force\w*|even)[- ](load[- ])?(balanc|rout)|token[- ]?drop|primus"
     return framework in NEMO or bool(re.search(even_routing_pattern, notes))
+
+
+def dispatches_once(notes: str) -> bool:
+    """Return whether the notes name a dispatcher that sends a token once to a node (DeepEP, HybridEP)."""
+    return bool(re.search(r"(?<!no )(?<!without )\b(deep|hybrid)-?ep\b", notes))
 
 
 def expert_tensor(layout: Layout, model: ModelShape, framework: str, notes: str) -> int:

@@ -15,17 +15,24 @@ from dtslurm.planner.estimate import Estimate, Estimator
 from dtslurm.planner.frameworks import NEMO
 from dtslurm.planner.hardware import Machine, find_gpu, machine
 from dtslurm.planner.layout import RECOMPUTE, Layout, Recompute
+from dtslurm.planner.measured.cells import (
+    RowImpossible,
+    RowUnanswerable,
+    clear_missing_counts,
+    parse_count,
+    real,
+)
 from dtslurm.planner.measured.guesses import (
     Row,
+    dispatches_once,
     expert_tensor,
     guess_fabric,
     guess_framework,
-    guessed_model,
-    likely_heads,
     node_of,
     routes_evenly,
     with_degrees_of_notes,
 )
+from dtslurm.planner.measured.row_model import read_model
 from dtslurm.planner.measured.row_words import (
     precision_of,
     recompute_of,
@@ -33,17 +40,8 @@ from dtslurm.planner.measured.row_words import (
     schedule_of,
     sharding_of,
 )
-from dtslurm.planner.models.presets import find_preset
-from dtslurm.planner.models.shapes import Attention, Experts, ModelShape, Stack
+from dtslurm.planner.models.shapes import ModelShape
 from dtslurm.planner.step import Setting
-
-
-class RowImpossible(ValueError):
-    """The row's layout cannot run; the message gives the reason."""
-
-
-class RowUnanswerable(ValueError):
-    """The row lacks a value that the estimate depends on; the message names the value."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +57,12 @@ class MeasuredRow:
     assumed: tuple[str, ...]
     frozen: bool = False
     even: bool = False
+    dispatches_once: bool = False
+
+    @property
+    def assumes_layout(self) -> bool:
+        """Whether the row does not state a degree, a batch size, the sharding or the recomputation."""
+        return any(text.startswith(LAYOUT_ASSUMPTIONS) for text in self.assumed)
 
     def estimate(self, constants: Constants) -> Estimate:
         """Return the planner's estimate for the row."""
@@ -76,63 +80,39 @@ class MeasuredRow:
                 constants,
                 self.frozen,
                 self.even,
+                self.dispatches_once,
             )
         )
 
 
+LAYOUT_ASSUMPTIONS = (  # how the entries of ``assumed`` start that concern the layout
+    "degrees not stated",
+    "tp and pp not stated",
+    "ep not stated",
+    "micro-batch not stated",
+    "global_batch not given",
+    "gbs below",
+    "seq_len not given",
+    "sharding not stated",
+    "recompute not stated",
+)
 USUAL_LENGTH = 4096  # tokens of a sequence if the table gives no length
-# texts that mean an empty cell
-MISSING = {"", "-", "?", "na", "n/a", "nan", "none", "null", "unknown", "auto", "0"}
-COUNTS = (
-    "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len", "gpus", "micro_batch", "global_batch",
-    "tp", "pp", "cp", "ep", "vp", "dp",
-)  # fmt: skip
 
 
-def _clear_missing_counts(row: Row) -> Row:
-    """Return a row with empty counts where the cell has 0 or a word for a missing value."""
-    cleared = {key: "" for key in COUNTS if (row.get(key) or "").strip().lower() in MISSING}
-    return {**row, **cleared}
-
-
-def parse_count(row: Row, key: str, default: int | None = None) -> int:
-    """Parse a positive whole number in a row.
-
-    The number may have commas between thousands, or a suffix as in ``8k``, which is 8192.
-
-    Raises:
-        RowUnanswerable: the value is missing without a default, or is not a positive whole number.
-    """
-    text = (row.get(key) or "").strip()
-    if not text:
-        if default is None:
-            raise RowUnanswerable(f"{key} is not given")
-        return default
-    plain = text.replace(",", "").strip("~*≈ ").lower()
-    try:
-        value = float(plain.removesuffix("k")) * (1024 if plain.endswith("k") else 1)
-    except ValueError:
-        raise RowUnanswerable(f"{key} should be a number, not {text!r}") from None
-    if not 1 <= value < 1e9 or value != int(value):
-        raise RowUnanswerable(f"{key} should be a positive whole number, not {text!r}")
-    return int(value)
-
-
-def real(row: Row, key: str) -> float | None:
-    """Parse a positive number in a row; return None if the cell is empty or not a positive number."""
-    try:
-        value = float(row.get(key) or "")
-    except ValueError:
-        return None
-    return value if 0 < value < 1e18 else None
-
-
-def read_row(row: Row) -> MeasuredRow:
+def read_row(row: Row, constants: Constants | None = None) -> MeasuredRow:
     """Parse a row, and fill in missing values by assumptions.
+
+    Args:
+        constants: the constants that select the fastest value of what the row does not state; by default the
+            planner's.
 
     Raises:
         RowUnanswerable: a value that the estimate depends on is missing or contradicts other values.
     """
+    if constants is None:
+        from dtslurm.planner import constants as shipped
+
+        constants = shipped.default()
     assumed: list[str] = []
     task = (row.get("task") or "").lower()
     if re.search(r"infer|generat|prefill|decod", task):
@@ -140,14 +120,15 @@ def read_row(row: Row) -> MeasuredRow:
     gpu = find_gpu(row.get("gpu") or "")
     if gpu is None:
         raise RowUnanswerable(f"the GPU {row.get('gpu')!r} is not known")
-    notes = f"{row.get('notes') or ''} {row.get('source') or ''}".lower()
+    notes = f"{row.get('notes') or ''} {row.get('framework') or ''}".lower()
     frozen = bool(re.search(r"\b(q?lora|peft|adapters?)\b", f"{task} {notes}"))
-    row = with_degrees_of_notes(_clear_missing_counts(row))
+    row = with_degrees_of_notes(clear_missing_counts(row))
     precision = precision_of(row, gpu.fp8_tflops > 0)
-    framework = guess_framework(row, gpu.chip, precision, notes)
+    framework = guess_framework(row, gpu.chip, notes, assumed)
     seq_len = parse_count(row, "seq_len", USUAL_LENGTH)
     model = read_model(row, seq_len, notes)
     assumed += model.assumptions
+    assumed += _unstated_figures(row)
     if not row.get("seq_len"):
         seq_len = min(seq_len, model.seq_len)
         assumed.append(f"seq_len not given: {seq_len}")
@@ -163,33 +144,51 @@ def read_row(row: Row) -> MeasuredRow:
     )
     routes_tokens_evenly = model.is_moe and routes_evenly(framework, notes)
     measured = MeasuredRow(
-        model, row_machine, layout, seq_len, framework, precision, (), frozen, routes_tokens_evenly
-    )
+        model, row_machine, layout, seq_len, framework, precision, (), frozen, routes_tokens_evenly,
+        model.is_moe and dispatches_once(notes),
+    )  # fmt: skip
     if model.is_moe and not (row.get("ep") or "").strip():
-        measured = _assume_expert_degree(measured, assumed)
+        measured = _assume_expert_degree(measured, assumed, constants)
     if model.is_moe:
         measured = replace(
             measured,
             layout=replace(measured.layout, etp=expert_tensor(measured.layout, model, framework, notes)),
         )
     if not (row.get("tp") or row.get("pp") or "").strip() and framework in SPLITTING:
-        measured = _assume_degrees(measured, assumed)
+        measured = _assume_degrees(measured, assumed, constants)
     elif not (row.get("micro_batch") or "").strip():
-        measured = _assume_micro_batch(measured, assumed, known=says_recompute(row))
+        measured = _assume_micro_batch(measured, assumed, constants, known=says_recompute(row))
     elif not says_recompute(row) and framework != "nanotron":  # nanotron's benchmarks recompute nothing
-        measured = _assume_recompute(measured, assumed)
+        measured = _assume_recompute(measured, assumed, constants)
     return replace(measured, assumed=tuple(assumed))
 
 
-def _assume_degrees(case: MeasuredRow, assumed: list[str]) -> MeasuredRow:
+def _unstated_figures(row: Row) -> list[str]:
+    """Return assumptions about what the row's measured figures count, where the row does not state it."""
+    assumptions = []
+    convention = (row.get("flops_convention") or "").lower()
+    if real(row, "tflops_per_gpu") and not real(row, "tokens_per_s_per_gpu"):
+        if not re.search(r"causal|full|12", convention) or "not stated" in convention:
+            assumptions.append("FLOPs of attention not stated: full attention counts")
+        if not re.search(r"recompute|model|hw|mfu|hfu|6n|6\*n|8\*n", convention):
+            assumptions.append("FLOPs of recomputation not stated: they do not count")
+    if real(row, "mem_gib"):
+        kind = (row.get("mem_kind") or "").lower()
+        if not re.search(r"alloc|reserv|nvidia-smi|torch|peak", kind):
+            assumptions.append("kind of memory not stated: torch's peak of allocated memory")
+        if parse_count(row, "pp", 1) > 1 and not re.search(r"rank|stage|max over|all gpus", kind):
+            assumptions.append("stage of the memory not stated: the first, of rank 0")
+    return assumptions
+
+
+def _assume_degrees(case: MeasuredRow, assumed: list[str], constants: Constants) -> MeasuredRow:
     """For a row without degrees, choose the fastest layout of the same batch, like a tuned run."""
-    from dtslurm.planner import constants
     from dtslurm.planner.search import TrainingTask, search
 
     task = TrainingTask(
         case.model, case.machine, case.seq_len, case.layout.gbs, case.framework, case.precision
     )
-    search_result = search(task, constants.default(), keep=1)
+    search_result = search(task, constants, keep=1)
     layouts = [estimate.layout for estimate in search_result.ranked[:1]] or [
         layout for layout, _ in search_result.tight[:1]
     ]
@@ -198,11 +197,9 @@ def _assume_degrees(case: MeasuredRow, assumed: list[str]) -> MeasuredRow:
     return replace(case, layout=layout)
 
 
-def _assume_expert_degree(case: MeasuredRow, assumed: list[str]) -> MeasuredRow:
+def _assume_expert_degree(case: MeasuredRow, assumed: list[str], constants: Constants) -> MeasuredRow:
     """For a row without ``ep``, distribute the experts over the fewest GPUs on which they fit."""
-    from dtslurm.planner import constants
-
-    estimator = case.estimator(constants.default())
+    estimator = case.estimator(constants)
     count = min(stack.experts.count for stack in case.model.stacks if stack.experts)
     ranks = case.layout.gpus // case.layout.pp
     for ep in (size for size in divisors(count, ranks) if ranks % size == 0):
@@ -213,11 +210,11 @@ def _assume_expert_degree(case: MeasuredRow, assumed: list[str]) -> MeasuredRow:
     return case
 
 
-def _assume_micro_batch(case: MeasuredRow, assumed: list[str], *, known: bool) -> MeasuredRow:
+def _assume_micro_batch(
+    case: MeasuredRow, assumed: list[str], constants: Constants, *, known: bool
+) -> MeasuredRow:
     """For a row without a micro-batch, choose the fastest one that fits, like a tuned run."""
-    from dtslurm.planner import constants
-
-    estimator = case.estimator(constants.default())
+    estimator = case.estimator(constants)
     modes = (case.layout.recompute,) if known else RECOMPUTE
     best: tuple[float, Layout] | None = None
     for mode in modes:
@@ -241,10 +238,8 @@ SPLITTING = {"megatron", "megatron-2021", "megatron-deepspeed"} | NEMO
 UNSTATED = 1.25  # tables that leave out recomputation leave out gradient precision and offload as well
 
 
-def _assume_recompute(case: MeasuredRow, assumed: list[str]) -> MeasuredRow:
+def _assume_recompute(case: MeasuredRow, assumed: list[str], constants: Constants) -> MeasuredRow:
     """For a row without recomputation, choose the least recomputation that fits in memory."""
-    from dtslurm.planner import constants
-
     if case.framework == "paxml":
         # The default is SAVE_NOTHING; Paxml's 5B saves products (paxml/contrib/gpu/scripts_gpu/configs.py).
         mode: Recompute = "full" if case.model.params > 20e9 else "selective"
@@ -254,7 +249,7 @@ def _assume_recompute(case: MeasuredRow, assumed: list[str]) -> MeasuredRow:
         # NVIDIA's recipes offload layers to the host: cpu_offloading_num_layers (Megatron-Bridge, perf).
         assumed.append("recompute not stated: none, activations in host memory")
         return replace(case, layout=replace(case.layout, recompute="none"))
-    estimator = case.estimator(constants.default())
+    estimator = case.estimator(constants)
     memory_limits = {"none": UNSTATED, "selective": 1.5 * UNSTATED, "full": float("inf")}
     for mode in RECOMPUTE:
         layout = replace(case.layout, recompute=mode)
@@ -262,58 +257,6 @@ def _assume_recompute(case: MeasuredRow, assumed: list[str]) -> MeasuredRow:
             break
     assumed.append(f"recompute not stated: {mode}")
     return replace(case, layout=layout)
-
-
-def read_model(row: Row, seq_len: int, notes: str) -> ModelShape:
-    """Return a row's model: a preset for MoE models and rows without shape columns, else the columns' model.
-
-    Raises:
-        RowUnanswerable: the model is unknown and the columns do not describe it.
-    """
-    name = row.get("model") or "model"
-    preset = find_preset(name)
-    layers = (row.get("layers") or "").strip()
-    if preset is not None and (preset.is_moe or not layers or not row.get("hidden")):
-        return preset.with_layers(parse_count(row, "layers")) if layers else preset
-    if not (row.get("hidden") or "").strip():
-        given = parse_count(row, "layers") if layers else None
-        guess = guessed_model(name, real(row, "params_b"), given, parse_count(row, "vocab", 50304), seq_len)
-        if guess is None or parse_count(row, "ep", 1) > 1:
-            raise RowUnanswerable(f"the model {name!r} is not known, and hidden is not given")
-        return guess
-    hidden, heads = (
-        parse_count(row, "hidden"),
-        parse_count(row, "heads", likely_heads(parse_count(row, "hidden"))),
-    )
-    vocab = parse_count(row, "vocab", 50257)
-    ffn = parse_count(row, "ffn", 4 * hidden)
-    kv_heads = parse_count(row, "kv_heads", heads)
-    experts = re.search(r"moe (\d+) experts top-(\d+)", notes)
-    params = real(row, "params_b")
-    shapes: list[ModelShape] = []
-    for gated in (True, False):
-        count = parse_count(row, "layers", 0 if params else None) if layers else 0
-        if not layers and params is None:
-            raise RowUnanswerable("neither layers nor params_b is given")
-        head_width = hidden // heads if hidden % heads == 0 else 128
-        stack = Stack(
-            max(1, count),
-            Attention(heads, kv_heads, head_width, head_width),
-            ffn,
-            gated,
-            experts=Experts(int(experts[1]), int(experts[2]), ffn) if experts else None,
-        )
-        if not layers and params is not None:
-            count = max(1, round((params * 1e9 - vocab * hidden) / stack.params(hidden)))
-            stack = replace(stack, count=count)
-        shapes += [
-            ModelShape(name, hidden, (stack,), vocab=vocab, seq_len=seq_len, tied=tied)
-            for tied in (True, False)
-        ]
-    if params is None:
-        llama_like = ffn % (4 * hidden) != 0
-        return next(shape for shape in shapes if shape.stacks[0].gated == llama_like)
-    return min(shapes, key=lambda shape: abs(shape.params - params * 1e9))
 
 
 def _read_layout(

@@ -59,10 +59,24 @@ _ALIASES = {
 }
 
 
+_REMARK = re.compile(r"[(\[{].*?[)\]}]|,.*$|\b(with|proxy|truncated|reduced|shortened)\b.*$", re.IGNORECASE)
+
+
 def find_preset(name: str) -> ModelShape | None:
-    """Return the preset for a name in any usual spelling, None if there is none."""
-    normalized = _normalize_name(name)
+    """Return the preset for a name in any usual spelling, None if there is none.
+
+    A remark in brackets, after a comma, or such as ``with 4 layers`` is not part of the name.
+    """
     names_by_spelling = {_normalize_name(preset_name): preset_name for preset_name in _configs()}
     names_by_spelling |= _ALIASES
-    match = names_by_spelling.get(normalized)
-    return preset(match) if match else None
+    for spelling in (name, _REMARK.sub(" ", name).strip()):
+        match = names_by_spelling.get(_normalize_name(spelling))
+        if match:
+            return preset(match)
+    return None
+
+
+def layers_in_remark(name: str) -> int | None:
+    """Return the number of layers that a remark in a model's name gives, as in ``deepseek-v3 (4 layers)``."""
+    match = re.search(r"\b(\d{1,3})[- ]?layers?\b", name, re.IGNORECASE)
+    return int(match[1]) if match and int(match[1]) else None

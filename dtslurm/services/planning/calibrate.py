@@ -17,6 +17,7 @@ from dtslurm.model.units import pluralize
 from dtslurm.planner import constants as shipped
 from dtslurm.planner.calibrate import BOUNDS, Measurement, ratios
 from dtslurm.planner.estimate import Estimate
+from dtslurm.planner.step import PARTS
 from dtslurm.transport.deletion import remove
 
 if TYPE_CHECKING:
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 WARM_UP = 3
-SCALED = {"time_scale": "time", "activation_scale": "activations"}
+SCALED = {
+    "compute_scale": "computation",
+    "communication_scale": "communication",
+    "host_scale": "host time",
+    "activation_scale": "activations",
+}
 _STEP = ("step_time_s", "step_time", "step_s", "seconds_per_step")
 _MEMORY = ("memory_gib", "peak_memory_gib", "max_memory_gib")
 _STATE_TERMS = ("weights", "gradients", "master_weights", "optimizer", "gathered_weights")
@@ -75,9 +81,21 @@ def _parse_measurement(item: Any) -> Measurement:
             isinstance(value, bool) or not isinstance(value, int | float) or not value > 0
         ):
             raise ValueError(f"{name} should be a positive number, not {value!r}")
+    parts = measurement.predicted_parts_s
+    if parts is not None and not _are_seconds_by_part(parts):
+        raise ValueError(f"predicted_parts_s should be seconds of {', '.join(PARTS)}, not {parts!r}")
     if not isinstance(measurement.framework, str) or measurement.framework not in _known_frameworks():
         raise ValueError(f"unknown framework {measurement.framework!r}")
     return measurement
+
+
+def _are_seconds_by_part(parts: object) -> bool:
+    return (
+        isinstance(parts, dict)
+        and set(parts) == set(PARTS)
+        and all(isinstance(value, int | float) and value >= 0 for value in parts.values())
+        and sum(parts.values()) > 0
+    )
 
 
 def _known_frameworks() -> Iterable[str]:
@@ -169,9 +187,9 @@ def _starts_one_process(launcher: str) -> bool:
 def capped(found: Measurement) -> Iterator[tuple[str, float, float]]:
     """Yield (quantity, factor, limited factor) for each factor of a measurement that exceeds its bounds."""
     low, high = BOUNDS
-    for name, ratio in ratios(found).items():
+    for quantity, ratio in ratios(found).items():
         if not low <= ratio <= high:
-            yield SCALED[name], ratio, min(high, max(low, ratio))
+            yield quantity, ratio, min(high, max(low, ratio))
 
 
 def _make_measurement(
@@ -191,6 +209,7 @@ def _make_measurement(
         predicted_memory_gib=made.memory.allocated,
         memory_states_gib=sum(made.memory.terms[name] for name in _STATE_TERMS),
         measured_memory_gib=memory,
+        predicted_parts_s=made.time.parts,
     )
 
 

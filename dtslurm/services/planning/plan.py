@@ -18,6 +18,7 @@ from dtslurm.planner.divide import find_layout_problems
 from dtslurm.planner.estimate import Estimate
 from dtslurm.planner.frameworks import FRAMEWORKS
 from dtslurm.planner.hardware import Machine
+from dtslurm.planner.intervals import Interval, classify, interval, tie_factor
 from dtslurm.planner.layout import Layout, LayoutProblem, parse_layout
 from dtslurm.planner.models import presets
 from dtslurm.planner.models.huggingface import ConfigProblem, read_config
@@ -69,6 +70,8 @@ class Plan:
         tried: the number of layouts that were estimated.
         tokens: the number of training tokens, if given.
         cluster, node_type: the profile of the plan, and its node type if requested.
+        interval: the 80 % interval of the predicted times.
+        ties: numbers of the layouts in ``chosen`` that cannot be told apart from the first.
     """
 
     task: TrainingTask
@@ -83,6 +86,8 @@ class Plan:
     tokens: float | None = None
     cluster: str | None = None
     node_type: str | None = None
+    interval: Interval = Interval(1.0)
+    ties: tuple[int, ...] = ()
 
 
 def make(request: PlanRequest, cwd: Path) -> Plan:
@@ -112,15 +117,18 @@ def make(request: PlanRequest, cwd: Path) -> Plan:
     if request.gbs is None and layout is None:
         notes.append(f"global batch {gbs} sequences ({gbs * seq_len:,} tokens), a common size; --gbs sets it")
     framework = request.framework or _choose_framework(request, model)
-    constants = shipped.default()
+    constants, own_runs = shipped.default(), 0
     if profile is not None:
-        constants = _calibrate_constants(profile, cwd, machine, (framework, precision), notes)
+        constants, own_runs = _calibrate_constants(profile, cwd, machine, (framework, precision), notes)
     cluster = profile.stem if profile is not None else None
     task = TrainingTask(model, machine, seq_len, gbs, framework, precision)
     notes += model.assumptions
     if layout is not None:
-        return _plan_layout(task, layout, request, constants, notes, cluster)
-    return _search_layouts(task, request, constants, notes, cluster)
+        plan = _plan_layout(task, layout, request, constants, notes, cluster)
+    else:
+        plan = _search_layouts(task, request, constants, notes, cluster)
+    kind = classify(machine.gpu, precision, mixture=model.is_moe)
+    return replace(plan, interval=interval(kind, own_runs))
 
 
 _FRAMEWORK_BY_FORM = {
@@ -199,6 +207,9 @@ def _search_layouts(
     why = explain.why_best(outcome)
     if single_gpu_note := explain.enough_on_one(task, constants):
         why.append(single_gpu_note)
+    factor = tie_factor(mixture=task.model.is_moe)
+    ties = explain.find_ties(outcome.ranked, factor)
+    why += explain.tie_lines(outcome.ranked, ties, factor, request.top)
     return Plan(
         task,
         outcome.ranked[: request.top],
@@ -211,6 +222,7 @@ def _search_layouts(
         tokens=request.tokens,
         cluster=cluster,
         node_type=request.node_type if cluster else None,
+        ties=tuple(number for number in ties if number <= request.top),
     )
 
 
@@ -395,16 +407,22 @@ def _read_layout(request: PlanRequest, problems: list[str]) -> Layout | None:
 
 def _calibrate_constants(
     profile: Path, cwd: Path, machine: Machine, how: tuple[str, str], notes: list[str]
-) -> Constants:
-    """Return the planner's constants, with factors measured on the cluster in place of the defaults."""
+) -> tuple[Constants, int]:
+    """Return the planner's constants with factors measured on the cluster, and the number of timed runs."""
     from dtslurm.planner import calibrate
     from dtslurm.services.planning.calibrate import SCALED, file_of, read
 
     path = file_of(profile, cwd, os.environ)
-    factors = calibrate.factors(read(path), machine.gpu.name, *how)
+    measurements = read(path)
+    factors = calibrate.factors(measurements, machine.gpu.name, *how)
     for name, quantity in SCALED.items():
         if name in factors:
             notes.append(
                 f"{quantity} calibrated with runs of this cluster: x {factors[name]:.2f} ({path.name})"
             )
-    return shipped.default().but(factors)
+    timed = [
+        item
+        for item in calibrate.matching_measurements(measurements, machine.gpu.name, *how)
+        if item.measured_step_s
+    ]
+    return shipped.default().but(factors), len(timed)

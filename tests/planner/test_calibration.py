@@ -1,0 +1,84 @@
+"""Calibration by parts: a few runs of a cluster move computation, communication and host time apart."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from benchmarks.planner.calibration import clusters, curve
+from benchmarks.planner.folds import Residual
+from dtslurm.planner.calibrate import Measurement, factors, part_factors
+from dtslurm.planner.intervals import PredictionClass
+from dtslurm.planner.layout import parse_layout
+from dtslurm.planner.measured.evaluate import RowPrediction, predict_row
+from dtslurm.planner.step import PARTS, TERMS, part_of
+from tests.planner.conftest import SHIPPED, estimator
+from tests.planner.test_rows import ROW
+
+
+def run(compute: float, communication: float, host: float) -> dict[str, float]:
+    return {"compute": compute, "communication": communication, "host": host}
+
+
+def test_every_term_belongs_to_a_part() -> None:
+    assert {part_of(term) for term in TERMS} == set(PARTS)
+    made = estimator().estimate(parse_layout("tp=2,dp=4,mbs=1,gbs=64,zero=1"))
+    assert sum(made.time.parts.values()) == pytest.approx(made.time.total)
+
+
+def test_one_run_moves_all_parts_by_how_well_they_are_known() -> None:
+    found = part_factors([run(8, 1, 1)], [13.0])
+    total = sum(run(8, 1, 1)[part] * found[part] for part in PARTS)
+    assert 12.5 < total < 13.0  # nearly what was measured, held back by the priors
+    assert all(1 < found[part] < 1.6 for part in PARTS)
+
+
+def test_runs_with_other_shares_tell_the_parts_apart() -> None:
+    truth = {"compute": 1.0, "communication": 2.0, "host": 0.7}
+    runs = [run(10, 0.1, 0.1), run(5, 5, 0.1), run(5, 0.1, 5), run(6, 3, 1), run(3, 5, 1), run(3, 1, 4)]
+    times = [sum(item[part] * truth[part] for part in PARTS) for item in runs]
+    found = part_factors(runs, times)
+    for part in PARTS:
+        assert found[part] == pytest.approx(truth[part], rel=0.06)
+
+
+def test_what_agrees_with_the_plan_changes_nothing() -> None:
+    found = part_factors([run(8, 1, 1), run(2, 3, 4)], [10.0, 9.0])
+    assert found == pytest.approx(dict.fromkeys(PARTS, 1.0))
+
+
+def measurement(parts: dict[str, float] | None, measured: float) -> Measurement:
+    return Measurement("1", "m", "G", "fsdp", "bf16", "dp=8", 4096, 10.0, measured, 50.0, 30.0, None, parts)
+
+
+def test_a_file_of_an_older_version_calibrates_the_computation() -> None:
+    found = factors([measurement(None, 12.0)], "G", "fsdp", "bf16")
+    assert found["compute_scale"] == pytest.approx(1.2, rel=0.02)
+    assert found["communication_scale"] == found["host_scale"] == pytest.approx(1.0)
+    assert factors([measurement(None, 12.0)], "other", "fsdp", "bf16") == {}
+
+
+def test_a_ratio_beyond_bounds_is_limited() -> None:
+    found = factors([measurement(run(10, 0, 0), 1000.0)], "G", "fsdp", "bf16")
+    assert 3.0 < found["compute_scale"] <= 4.0
+
+
+def test_the_curve_falls_where_a_cluster_is_slower_by_one_factor() -> None:
+    items = []
+    for index in range(12):
+        row = {
+            **ROW,
+            "cp": "1",
+            "dp": "8",
+            "micro_batch": str(1 + index % 2),
+            "global_batch": str(128 + 16 * index),
+        }
+        found: RowPrediction = predict_row(row, SHIPPED)
+        items.append(Residual(found, "table", "lab", PredictionClass(True, False), math.log(1.3)))
+    assert [len(group) for group in clusters(items)] == [12]
+    assert clusters(items[:7]) == []
+    points = curve(items)
+    assert points["0"]["median"] == pytest.approx(0.3)
+    assert points["1"]["median"] < 0.03
+    assert points["5"]["factor"] < points["0"]["factor"]
