@@ -4,7 +4,7 @@ The job script starts ``python3 sampler.py PID GPUS [--if-apart=EVENT]`` once pe
 process PID exits. It appends one line of JSON per sample to ``metrics/<attempt>/node-<node_rank>.jsonl`` in
 the run directory. If torch's ranks train without forming a process group, it appends the event EVENT to
 ``events.jsonl``. The activity of the ranks is in ``activity-<node_rank>.json`` in the same folder as the
-samples (``sampler_ranks.py``).
+samples (``sampler_ranks.py``). In a job of many nodes it writes its samples every two minutes.
 
 Values that cannot be read are absent, never 0. The sampler uses less than 0.4 % of a core: it pauses longer
 if sampling is expensive. A week of samples stays below about 40 MB per node: the pauses grow with the file.
@@ -27,7 +27,16 @@ try:
     from .sampler_group import GroupWatch
     from .sampler_nvidia import NvidiaSmi, Nvml
     from .sampler_ranks import Ranks
-    from .sampler_values import HIP, Record, contents, counter, drop_none, numbers, processes
+    from .sampler_values import (
+        HIP,
+        Record,
+        contents,
+        counter,
+        drop_none,
+        is_large_job,
+        numbers,
+        processes,
+    )
 except ImportError:  # beside this file, in a run directory
     from sampler_amd import (  # type: ignore[import-not-found,no-redef]
         Amdgpu,
@@ -46,6 +55,7 @@ except ImportError:  # beside this file, in a run directory
         contents,
         counter,
         drop_none,
+        is_large_job,
         numbers,
         processes,
     )
@@ -53,6 +63,8 @@ except ImportError:  # beside this file, in a run directory
 TOLD = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES", *HIP)
 EVERY_S = 5.0
 LONGEST_S = 60.0
+LARGE_JOB_S = 120.0  # between two writes of a node of a large job, each with the samples since the last one
+UNWRITTEN = 100  # samples of a large job that wait for a full disk
 SHARE = 0.004  # fraction of a core
 # (file size in bytes, factor by which pauses are longer from that size on).
 GROWN = ((8 << 20, 2), (16 << 20, 4), (32 << 20, 8))
@@ -256,11 +268,12 @@ def pause(cost: float, size: int) -> float:
     return min(max(EVERY_S * factor, cost / SHARE), LONGEST_S)
 
 
-def append(path: str, record: Record) -> Optional[int]:
-    """Append a line and close the file, so that NFS clients see it; return its size, None on failure."""
+def append(path: str, *records: Record) -> Optional[int]:
+    """Append lines and close the file, so that NFS clients see them; return its size, None on failure."""
     try:
         with open(path, "ab", 0) as file:
-            file.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
+            lines = [json.dumps(record, separators=(",", ":")).encode() + b"\n" for record in records]
+            file.write(b"".join(lines))
             return file.tell()
     except OSError:
         return None
@@ -290,6 +303,9 @@ def run(pid: int, asked: int, env: Mapping[str, str], apart: str = "") -> None:
     local_paths = dict.fromkeys(["/tmp", env.get("TMPDIR") or "/tmp", "/dev/shm"])
     shared_disks: Dict[str, Record] = {}
     shared_disks_read_at = 0.0
+    unwritten: List[Record] = []
+    size: Optional[int] = 0
+    write_every_s, written_at = LARGE_JOB_S if is_large_job(env) else 0.0, -LARGE_JOB_S
     while parent and process_start_time(pid) == parent:
         cpu_before = measure_own_cpu()
         # statvfs on a shared file system is expensive.
@@ -310,14 +326,20 @@ def run(pid: int, asked: int, env: Mapping[str, str], apart: str = "") -> None:
                 record.update(drop_none({"gpus": gpus.sample() or None}))
         with contextlib.suppress(OSError, ValueError):
             ranks.note(time.time(), record.get("gpus") or [])
-        size = append(path, record)
-        if size is None and not os.path.isdir(folder):
-            return
+        unwritten.append(record)
+        if time.monotonic() - written_at >= write_every_s:
+            size = append(path, *unwritten)
+            written_at = time.monotonic()
+            unwritten = unwritten[-UNWRITTEN:] if size is None and write_every_s else []
+            if size is None and not os.path.isdir(folder):
+                return
         pause_s = pause(measure_own_cpu() - cpu_before, size or 0)
         next_sample_at = time.monotonic() + pause_s
         while parent and process_start_time(pid) == parent and time.monotonic() < next_sample_at:
             watch_group(group)
             time.sleep(min(1.0, max(0.0, next_sample_at - time.monotonic())))
+    if unwritten:
+        append(path, *unwritten)
     watch_group(group)  # evaluate the logs of runs that are shorter than one pause
     with contextlib.suppress(OSError, ValueError):
         ranks.end(time.time())

@@ -11,7 +11,8 @@ The newest record is in ``metrics/<attempt>/activity-<node_rank>.json``, one obj
 - ``learned``: whether training has begun, ``longest``: the longest pause in output since then, in seconds;
 - ``waits``: by rank, what it waits for: ``["child", NAME]``, ``["stopped", ""]``, ``["blocked", ""]``.
 
-While the ranks work, the file is replaced only once a minute. The thresholds equal those of the supervisor's
+While the ranks work, the file is replaced only once a minute; in a large job every two minutes, whatever the
+ranks do. The thresholds equal those of the supervisor's
 ``hangs/detector.py``: both must classify the same silence as a hang.
 """
 
@@ -23,7 +24,14 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 try:
     from .lib.json_records import whole_number, write_atomically
-    from .sampler_values import Record, contents, json_object, processes
+    from .sampler_values import (
+        Record,
+        contents,
+        is_large_job,
+        json_object,
+        output_position,
+        processes,
+    )
 except ImportError:  # beside this file, in a run directory
     from json_records import (  # type: ignore[import-not-found,no-redef]
         whole_number,
@@ -32,7 +40,9 @@ except ImportError:  # beside this file, in a run directory
     from sampler_values import (  # type: ignore[import-not-found,no-redef]
         Record,
         contents,
+        is_large_job,
         json_object,
+        output_position,
         processes,
     )
 
@@ -43,6 +53,7 @@ GPU_BUSY = 5.0  # percent
 # Fraction of the GPU's maximum power so far: a GPU waiting in a collective is "busy" at low power
 POWER = 0.5
 QUIET_S, SELDOM_S = 45.0, 60.0
+LARGE_JOB_S = 120.0  # between two records of a node of a large job, also during a pause in output
 KINDS = ("output", "cpu", "children", "io", "gpu")
 TICK = float(os.sysconf("SC_CLK_TCK"))
 RAY = "RAY_USAGE_STATS_ENABLED"  # set by the job script of launcher ray
@@ -86,6 +97,7 @@ class Ranks:
         self.longest = 0.0
         self.written = 0.0
         self.was_quiet = False
+        self.is_large_job = is_large_job(env)
 
     # ---- Reading the processes
 
@@ -197,6 +209,10 @@ class Ranks:
         """Record whether a log or the metrics file grew, and the length of the preceding pause."""
         sizes = {}
         names = ["logs/%s/rank-%d.log" % (self.attempt, rank) for rank in sorted(self.seen)]
+        if self.is_large_job:
+            positions = {str(rank): output_position(main[0]) for rank, main in self.mains.items()}
+            sizes = {rank: position for rank, position in positions.items() if position is not None}
+            names = []
         metrics_file = "metrics/%s/train.jsonl" % self.attempt
         for name in [*names, *([metrics_file] if 0 in self.seen else [])]:
             with contextlib.suppress(OSError):
@@ -233,6 +249,12 @@ class Ranks:
         """Look, and write the record: at every look during a pause in output, otherwise once a minute."""
         record = self.look(now, gpus)
         if not record:
+            return
+        if self.is_large_job:
+            if now - self.written >= LARGE_JOB_S:
+                self.write(record)
+                # The second record comes sooner: then samples and records are written in alternate minutes.
+                self.written = now if self.written else now - LARGE_JOB_S / 2
             return
         quiet = now - self.last["output"] >= QUIET_S
         if quiet or self.was_quiet or now - self.written >= SELDOM_S:

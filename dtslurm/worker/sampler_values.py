@@ -11,7 +11,30 @@ except ImportError:  # beside this file, in a run directory
     from json_records import parse_object  # type: ignore[import-not-found,no-redef]
 
 HIP = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+PLAIN_NODES = 64  # jobs of more nodes write to the shared file system as little as they can
 Record = Dict[str, Any]
+
+
+def plain_nodes(env: Mapping[str, str]) -> int:
+    """Return the number of nodes up to which a job uses the shared file system as small jobs do."""
+    text = env.get("DTSLURM_PLAIN_NODES", "")
+    return int(text) if text.isdigit() else PLAIN_NODES
+
+
+def is_large_job(env: Mapping[str, str]) -> bool:
+    """Return whether a step has more nodes than that, by its own environment."""
+    count = env.get("SLURM_STEP_NUM_NODES") or env.get("SLURM_NNODES", "")
+    return count.isdigit() and int(count) > plain_nodes(env)
+
+
+def output_position(pid: int) -> Optional[int]:
+    """Return how far a process's standard output has got in its file, None if that cannot be read.
+
+    A rank's shell and the rank's own processes share this position, whoever of them writes. Unlike the file's
+    size, it is known without a request to the file server.
+    """
+    match = re.search(r"^pos:\s+(\d+)$", contents("/proc/%d/fdinfo/1" % pid), re.MULTILINE)
+    return int(match.group(1)) if match else None
 
 
 def contents(path: str) -> str:

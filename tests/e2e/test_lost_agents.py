@@ -14,6 +14,8 @@ from dtslurm.store.rundir import RunDir
 from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli, events_of
 
 TRAIN = Path(__file__).with_name("surviving_train.py")
+SMALL: tuple[str, ...] = ()
+LARGE = ("--env", "DTSLURM_PLAIN_NODES=1")  # the heartbeats of a job of more than 64 nodes: over TCP
 
 
 def train(cli: Cli, *words: str) -> tuple[str, RunDir]:
@@ -22,9 +24,17 @@ def train(cli: Cli, *words: str) -> tuple[str, RunDir]:
     options = ["-N2", "-l", "srun", "--max-restarts", "2", "--env", "PACE=0.5", "--env", "STEPS=50", *words]
     job = cli.submit(*options, "--python", sys.executable, "train.py")
     run = cli.run_dir(job)
-    cli.wait_until(lambda: len(list((run.path / "ranks/0/beats").glob("*.json"))) == 2)
+    cli.wait_until(lambda: len(nodes_heard(run)) == 2)
     cli.wait_until(lambda: len(run.metrics(0)) > 2)
     return job, run
+
+
+def nodes_heard(run: RunDir) -> list[str]:
+    """Return the nodes that have given a sign of life, in a file or over the network."""
+    folder = run.path / "ranks/0/beats"
+    if (folder / "supervisor.json").exists():
+        return (folder / "members").read_text().split() if (folder / "members").exists() else []
+    return [path.stem for path in folder.glob("*.json")]
 
 
 def agents(run: RunDir, node: str) -> list[int]:
@@ -52,13 +62,16 @@ def strike(run: RunDir, number: signal.Signals, place: int) -> str:
 
 @pytest.mark.sampled(2)
 @WITHOUT_SSH
+@pytest.mark.parametrize("layout", [SMALL, LARGE])
 @pytest.mark.parametrize(
     ("number", "place"), [(signal.SIGKILL, 0), (signal.SIGKILL, 1), (signal.SIGSTOP, 0), (signal.SIGSTOP, 1)]
 )
 def test_f87_ranks_train_on_beside_an_agent_that_is_gone(
-    cli: Cli, number: signal.Signals, place: int
+    cli: Cli, number: signal.Signals, place: int, layout: tuple[str, ...]
 ) -> None:
-    job, run = train(cli)
+    job, run = train(cli, *layout)
+    files = {path.name for path in (run.path / "ranks/0/beats").iterdir()}
+    assert ("supervisor.json" in files, len(files)) == (layout == LARGE, 2)
     node = strike(run, number, place)
     assert cli.wait_for_end(job, 300)["statuses"][0]["state"] == "COMPLETED"
     assert [one["cause"] for one in events_of(run, "attempt_ended")] == ["done"]

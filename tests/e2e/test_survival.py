@@ -24,6 +24,7 @@ import pytest
 from dtslurm.store.rundir import RunDir
 from tests.conftest import skip_or_fail_without_slurm
 from tests.e2e.conftest import Cli
+from tests.e2e.test_lost_agents import LARGE, nodes_heard
 from tests.lab.cluster import SlurmLab
 from tests.lab.software import SlurmUnavailable, Software
 
@@ -42,6 +43,7 @@ PARTITIONS = (
 TRAIN = Path(__file__).with_name("surviving_train.py")
 ALONE = "--sbatch=--exclusive"  # its nodes will be lost or taken
 RESTARTS, SPARE, DEAF = ("--max-restarts", "2"), ("--spare-nodes", "1"), ("--env", "DEAF=yes")
+LAYOUTS = ("", ", large layout")  # of the files in the run directory
 # Name of a run -> its fault and its options. All are started at once.
 RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "undisturbed": ("none@0", RESTARTS),
@@ -59,6 +61,9 @@ RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     # Slurm sends it up to 30 s early: to ranks that listen by then, with time left to save, on any machine.
     "time limit, early signal": ("slow@12@0", ("-t", "2", "--signal-before", "45", *RESTARTS)),
     "hang": ("stop@12", (*RESTARTS, "--hang-timeout", "15s")),
+    "node lost, large layout": ("wait@12", (*SPARE, ALONE, *LARGE)),
+    "node frozen, large layout": ("wait@12", (*SPARE, ALONE, *LARGE)),
+    "hang, large layout": ("stop@12", (*RESTARTS, "--hang-timeout", "15s", *LARGE)),
     "hang, time-out learned": ("stop@36", (*RESTARTS, "--env", "PACE=0.5")),
     "hang of ranks that compute": ("spin@12", (*RESTARTS, "--hang-timeout", "20s")),
     "broken GPU": ("gpu@12", RESTARTS),
@@ -135,6 +140,8 @@ FAULTS: dict[str, Callable[[SlurmLab, Case], None]] = {
     "slurmstepd killed": kill_stepd,
     "batch node lost": lambda lab, case: lab.kill_node(case.nodes(0)[0]),
     "node lost": lambda lab, case: lab.kill_node(case.nodes(0)[1]),
+    "node lost, large layout": lambda lab, case: lab.kill_node(case.nodes(0)[1]),
+    "node frozen, large layout": lambda lab, case: lab.freeze_node(case.nodes(0)[1]),
     "node frozen": lambda lab, case: lab.freeze_node(case.nodes(0)[1]),
     "preempted": take_over,
 }
@@ -172,7 +179,7 @@ class Survival:
     def at_its_fault(self, name: str) -> Case:
         case = self.cases[name]
         self.wait_until((case.run.path / "fault").exists)
-        self.wait_until(lambda: len(list((case.run.path / "ranks/0/beats").glob("*.json"))) == 2)
+        self.wait_until(lambda: len(nodes_heard(case.run)) == 2)
         return case
 
     def inject(self) -> None:
@@ -219,7 +226,7 @@ def survival(slurm_software: Software, tmp_path_factory: pytest.TempPathFactory)
     profiles.mkdir(parents=True)
     (profiles / "chained.yaml").write_text("extends: slurm\nslurm:\n  requeue: forbidden\n")
     try:
-        with SlurmLab(root, nodes=16, gpus=0, extra_conf=PARTITIONS, software=slurm_software) as lab:
+        with SlurmLab(root, nodes=18, gpus=0, extra_conf=PARTITIONS, software=slurm_software) as lab:
             env = {
                 **lab.env,
                 "DTSLURM_RUN_ROOT": str(state / "runs"),
@@ -242,8 +249,9 @@ def survival(slurm_software: Software, tmp_path_factory: pytest.TempPathFactory)
 # ---- Faults that come from outside ----
 
 
-def test_a_node_that_is_lost_is_replaced_by_a_spare_one(survival: Survival) -> None:
-    case = survival.over("node lost")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_node_that_is_lost_is_replaced_by_a_spare_one(survival: Survival, layout: str) -> None:
+    case = survival.over("node lost" + layout)
     survival.row(case, "node-failure")
     survival.survived(case, "node-failure")
     node = case.nodes(0)[1]
@@ -252,8 +260,9 @@ def test_a_node_that_is_lost_is_replaced_by_a_spare_one(survival: Survival) -> N
     assert len(case.nodes(1)) == 2
 
 
-def test_f41_a_node_that_freezes_is_noticed_by_its_silence(survival: Survival) -> None:
-    case = survival.over("node frozen")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_f41_a_node_that_freezes_is_noticed_by_its_silence(survival: Survival, layout: str) -> None:
+    case = survival.over("node frozen" + layout)
     survival.row(case, "node-failure")
     survival.survived(case, "node-failure")
     assert case.events("attempt_ended")[0]["node"] == case.nodes(0)[1]
@@ -371,8 +380,9 @@ def test_f47_a_broken_node_is_left_out_by_the_requeue(survival: Survival) -> Non
     assert node not in case.nodes(1)  # though it is up
 
 
-def test_f45_a_rank_that_hangs_is_found_named_and_started_again(survival: Survival) -> None:
-    case = survival.over("hang")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_f45_a_rank_that_hangs_is_found_named_and_started_again(survival: Survival, layout: str) -> None:
+    case = survival.over("hang" + layout)
     survival.row(case, "hang")
     survival.survived(case, "hang")
     hang = case.events("hang")[0]

@@ -8,6 +8,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.submit import supervision
 from dtslurm.services.submit.prepare import prepare
@@ -65,13 +67,27 @@ def test_the_same_files_come_of_it_every_time(tmp_path: Path) -> None:
     assert supervision.files(context) == supervision.files(context)
 
 
-def test_a_node_can_be_looked_at_without_dtslurm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("nodes", ["2", "65"])
+def test_the_agent_of_a_large_job_is_read_from_one_file(tmp_path: Path, nodes: str) -> None:
+    folder = lay(tmp_path)
+    (folder / "worker/supervisor/lease.py").rename(folder / "worker/supervisor/away.py")
+    program = [sys.executable, "-S", "-B", str(folder), "node"]
+    env = {"PATH": "/usr/bin:/bin", "SLURM_STEP_NUM_NODES": nodes}
+    done = subprocess.run(program, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 1  # there is no run
+    assert ("lease" in done.stderr) == (nodes == "2")
+    env["DTSLURM_PLAIN_NODES"] = "65"
+    assert b"lease" in subprocess.run(program, capture_output=True, check=False, env=env).stderr
+
+
+@pytest.mark.parametrize("nodes", ["2", "65"])
+def test_a_node_can_be_looked_at_without_dtslurm(tmp_path: Path, nodes: str) -> None:
     folder = lay(tmp_path)
     wanted = {"nodes": 2, "hcas": ["mlx5_0"], "rdma": True}
     (folder / "health.json").write_text(json.dumps(wanted))
     argv = [sys.executable, "-S", str(folder), "preflight", str(folder / "health.json"), "localhost", "1"]
     env = {"PATH": "/usr/bin:/bin", "DTSLURM_RUN_DIR": str(tmp_path), "SLURMD_NODENAME": "n7"}
-    env["DTSLURM_SYSFS"] = f"{tmp_path}/%N"
+    env |= {"DTSLURM_SYSFS": f"{tmp_path}/%N", "SLURM_STEP_NUM_NODES": nodes}
     done = subprocess.run(argv, capture_output=True, text=True, check=True, env=env)
     lines = [json.loads(line.partition("dtslurm-health: ")[2]) for line in done.stdout.splitlines()]
     assert {line["node"] for line in lines} == {"n7"}

@@ -194,3 +194,26 @@ def test_processes_that_vanish_meanwhile_are_passed_over(monkeypatch: pytest.Mon
     assert os.getpid() in found
     assert not {999999999, 999999998} & set(found)
     assert not sampler.belongs_to_job(999999999, "17")
+
+
+def test_a_node_of_a_large_job_writes_its_samples_every_two_minutes(loop: Loop) -> None:
+    sizes: list[int] = []
+
+    def happens() -> None:
+        sizes.append(loop.path.stat().st_size)
+        if loop.now >= 450:
+            loop.end()
+
+    loop.happens = happens
+    lines = loop.run(SLURM_STEP_NUM_NODES="65")
+    assert [line["time"] for line in lines] == [100.0 + 5 * number for number in range(70)]
+    assert len(set(sizes)) == 3  # at once, and after 120 and 240 s; the rest at the end
+    assert loop.run(SLURM_STEP_NUM_NODES="64", DTSLURM_PLAIN_NODES="64") == lines
+
+
+def test_samples_of_a_large_job_wait_for_a_disk_that_is_full(loop: Loop) -> None:
+    loop.path.mkdir()
+    loop.happens = lambda: loop.path.rmdir() if loop.now == 150 else loop.end() if loop.now >= 230 else None
+    assert [line["time"] for line in loop.run(SLURM_NNODES="2", DTSLURM_PLAIN_NODES="1")] == [
+        100.0 + 5 * number for number in range(26)
+    ]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,38 @@ def test_the_file_is_replaced_once_a_minute_and_in_a_pause_each_time(node: Node)
             written.append(at)
     assert written == [0, 60, 120, *range(145, 185, 5)]
     assert [path.name for path in (node.folder / "metrics/0").iterdir()] == ["activity-2.json"]
+
+
+def test_in_a_large_job_the_file_is_replaced_every_two_minutes_and_no_log_is_looked_at(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.sampler = Ranks({**node.env, "SLURM_NNODES": "100"}, str(node.folder), "0", 2)
+    log = node.folder / "output"
+    with log.open("a") as output, contextlib.redirect_stdout(output):
+        monkeypatch.setattr(subprocess, "Popen", partial(subprocess.Popen, stdout=output))
+        node.start(0, "import sys, time; sys.stdin.readline() or time.sleep(600)")
+    written, grown = [], []
+    for at in range(0, 400, 5):
+        if at == 200:
+            with log.open("a") as file:  # of another program: no output of the rank
+                file.write("text")
+        node.sampler.note(START + at, [])
+        if node.file["time"] == START + at:
+            written.append(at)
+            grown.append(node.file["output"])
+    assert written == [0, 60, 180, 300]
+    assert set(grown) == {START}
+
+
+def test_the_output_of_a_rank_of_a_large_job_is_seen_without_its_log(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.sampler = Ranks({**node.env, "SLURM_NNODES": "100"}, str(node.folder), "0", 2)
+    with (tmp_path / "output").open("a") as output:
+        monkeypatch.setattr(subprocess, "Popen", partial(subprocess.Popen, stdout=output))
+        node.start(0, "import time\nwhile True: print('step', flush=True); time.sleep(0.2)")
+    first = node.until(lambda record: record.get("output"))["output"]
+    assert node.until(lambda record: record["output"] > first + 1.0)
 
 
 def test_a_node_whose_ranks_have_ended_says_that_none_is_left(node: Node) -> None:

@@ -306,7 +306,7 @@ def test_f34_where_no_new_start_is_to_be_had_that_is_told_with_its_reason(
 # ---- The program ----
 
 
-def test_it_is_the_supervisor_a_nodes_watch_or_a_look_at_a_node(
+def test_the_program_of_the_batch_script_is_the_supervisor(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (site / "step.sh").write_text(f"echo >>{site}/starts\n")
@@ -315,11 +315,3 @@ def test_it_is_the_supervisor_a_nodes_watch_or_a_look_at_a_node(
         main.main()
     assert (ended.value.code, (site / "starts").read_text()) == (0, "\n")
     assert asked(site) == []
-    monkeypatch.setattr(sys, "argv", [str(site), "node"])
-    monkeypatch.delenv("DTSLURM_RUN_DIR")
-    with pytest.raises(SystemExit) as ended:
-        main.main()
-    assert ended.value.code == 1
-    monkeypatch.setattr(sys, "argv", [str(site), "preflight", f"{site}/none.json", "n1", "1"])
-    with pytest.raises(FileNotFoundError, match=r"none\.json"):
-        main.main()

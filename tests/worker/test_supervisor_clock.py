@@ -1,4 +1,4 @@
-"""The controller's clock as the supervisor measures it, on a node whose own clock is wrong."""
+"""Lists of nodes on command lines, and the controller's clock, on a node whose own clock is wrong."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from dtslurm.worker.localslurm import hostlist
 from dtslurm.worker.supervisor import slurm
 from dtslurm.worker.supervisor.attempts import Ledger
 
@@ -55,3 +58,31 @@ def test_f66_the_total_time_counts_by_the_controllers_clock(tmp_path: Path) -> N
     ledger.event("attempt", 0, slurm_time=400.0)  # its node's clock tells another time
     ledger.event("attempt", 1, slurm_time=900.0)
     assert ledger.seconds_since_first_start(1000.0) == 600
+
+
+# ---- Lists of nodes ----
+
+
+def test_a_short_list_of_nodes_stays_as_it_is() -> None:
+    assert slurm.join_hostnames(["n1", "n2", "m3"]) == "n1,n2,m3"
+
+
+def test_a_list_that_is_too_long_for_a_command_line_is_written_as_ranges() -> None:
+    names = [f"frontier{number:05}" for number in range(12_500)]
+    assert len(",".join(names)) > 131_072
+    assert slurm.join_hostnames(names) == "frontier[00000-12499]"
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.integers(0, 130).map(lambda number: f"n{number}"),
+            st.integers(0, 130).map(lambda number: f"n{number:03}"),
+            st.sampled_from(["login", "a-1b", "a-1b7", "x2"]),
+        ),
+        max_size=40,
+    )
+)
+def test_ranges_of_nodes_name_the_same_nodes_in_the_same_order(names: list[str]) -> None:
+    folded = ",".join(slurm._fold_hostnames(names))
+    assert list(hostlist.expand(folded) if names else []) == names

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+import zlib
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,12 +16,66 @@ from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.jobs.destination import destination
 from dtslurm.model.jobs.job import Submission
 from dtslurm.services.wiring.context import Context
+from dtslurm.worker.sampler_values import PLAIN_NODES
 
 FOLDER = "supervisor"
+_MODULES = "modules.bin"
+# Thousands of nodes start these programs at the same time: each imports only the modules that it needs, in a
+# large job from one file that it reads once.
 _SUPERVISOR_MAIN = """\
-from worker.supervisor.main import main
+import os
+import sys
 
-main()
+
+def import_from(path):
+    import importlib.util
+    import json
+    import zlib
+
+    with open(path, "rb") as file:
+        sources = json.loads(zlib.decompress(file.read()).decode())
+
+    class OneFile:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            for suffix in ("/__init__.py", ".py"):
+                file = name.replace(".", "/") + suffix
+                if file in sources:
+                    is_package = suffix != ".py"
+                    spec = importlib.util.spec_from_loader(name, OneFile, origin=file, is_package=is_package)
+                    spec.loader_state = file
+                    return spec
+            return None
+
+        @staticmethod
+        def create_module(spec):
+            return None
+
+        @staticmethod
+        def exec_module(module):
+            file = module.__spec__.loader_state
+            exec(compile(sources[file], file, "exec"), module.__dict__)
+
+    sys.meta_path.insert(0, OneFile)
+
+
+count = os.environ.get("SLURM_STEP_NUM_NODES") or os.environ.get("SLURM_NNODES", "")
+plain = os.environ.get("DTSLURM_PLAIN_NODES", "")
+is_large = count.isdigit() and int(count) > int(plain if plain.isdigit() else {plain_nodes})
+if is_large and sys.argv[1:2] in (["node"], ["preflight"]):
+    import_from(os.path.join(sys.path.pop(0), "{modules}"))
+if sys.argv[1:2] == ["node"]:
+    from worker.supervisor.node import main
+
+    main(restarted=sys.argv[2:] == ["restarted"])
+elif sys.argv[1:2] == ["preflight"]:
+    from worker.preflight.main import main
+
+    main(sys.argv[2:])
+else:
+    from worker.supervisor.main import main
+
+    main()
 """
 _DIAGNOSE_MAIN = """\
 from dtslurm.diagnose.program import main
@@ -48,7 +103,14 @@ def files(context: Context) -> dict[str, bytes]:
     contents = {f"{FOLDER}/worker/{path.relative_to(worker)}": path.read_bytes() for path in paths}
     signatures = known.load(context.cwd, context.env)
     signature_rules = {"schema": 1, "signatures": [asdict(signature) for signature in signatures]}
-    contents[f"{FOLDER}/__main__.py"] = _SUPERVISOR_MAIN.encode()
+    main = _SUPERVISOR_MAIN.format(plain_nodes=PLAIN_NODES, modules=_MODULES)
+    sources = {
+        name.removeprefix(f"{FOLDER}/"): text.decode()
+        for name, text in contents.items()
+        if "/evidence/" not in name
+    }
+    contents[f"{FOLDER}/{_MODULES}"] = zlib.compress(json.dumps(sources).encode(), 9)
+    contents[f"{FOLDER}/__main__.py"] = main.encode()
     contents[f"{FOLDER}/rules.json"] = json.dumps(signature_rules).encode()
     contents[f"{FOLDER}/rules.zip"] = _build_rules_zip(worker.parent)
     return contents

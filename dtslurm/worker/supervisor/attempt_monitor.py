@@ -2,7 +2,7 @@
 
 import os
 import time
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 from . import lease, slurm
 from .agents import Agents
@@ -28,16 +28,24 @@ class AttemptMonitor:
         hangs: whether hangs are detected.
         quiet: the hang detector.
         rounds: number of rounds so far, one each `LOOK_S`.
-        every: rounds between two checks.
+        every: rounds between two checks, of heartbeats above all.
+        silence_every: rounds between two checks of the ranks' output and activity.
         failed_at: when the first failure of a rank was seen (monotonic clock); 0 without one.
         asked_at: when Slurm was last queried about the nodes (monotonic clock).
         pictured_at: when the stacks were last requested (monotonic clock); 0 if there is no request.
     """
 
-    def __init__(self, supervisor: Any, step: RunningStep, number: int, nodes: List[str]) -> None:
+    def __init__(
+        self,
+        supervisor: Any,
+        step: RunningStep,
+        number: int,
+        nodes: List[str],
+        beats: Optional[Heartbeats] = None,
+    ) -> None:
         self.supervisor, self.step, self.number, self.nodes = supervisor, step, number, nodes
         run_dir = supervisor.run_dir
-        self.beats = Heartbeats(step.ranks)
+        self.beats = beats or Heartbeats(step.ranks)
         self.agents = Agents(
             self.beats, lambda name: step.start_agent(supervisor.top, name, self.beats.log_of(name))
         )
@@ -48,10 +56,12 @@ class AttemptMonitor:
             step.logs, metrics, max(timeout_s, 0) or None, longest=supervisor.longest_pause
         )
         self.quiet.watched_gpus.clocks = self.beats.clocks
+        self.quiet.read_activity = self.beats.activity
         self.rounds = 0
-        # Check every second, with many nodes every 2.5 s: a silent node is found within 15 s, as heartbeats
-        # come every 3 s and the limit is 10 s.
-        self.every = min(5, 2 * max(1, len(supervisor.nodes) // 64))
+        # Check every second, with many files of heartbeats every 2.5 s: a silent node is found within 15 s,
+        # as heartbeats come every 3 s and the limit is 10 s. Heartbeats over TCP arrive 1 to 2 s late.
+        self.silence_every = 4 * min(5, 2 * max(1, len(supervisor.nodes) // 64))
+        self.every = 2 if self.beats.arrive_by_tcp else self.silence_every // 4
         self.failed_at = 0.0
         self.asked_at = -ASK_AGAIN_S
         self.pictured_at = 0.0
@@ -90,7 +100,7 @@ class AttemptMonitor:
         if lost_cause:
             return dict(lost_cause)
         return self._check_failed_rank() or (
-            self._check_silence() if self.rounds % (4 * self.every) == 0 else {}
+            self._check_silence() if self.rounds % self.silence_every == 0 else {}
         )
 
     def _check_failed_rank(self) -> Dict[str, Any]:
@@ -104,7 +114,9 @@ class AttemptMonitor:
     def _check_silence(self) -> Dict[str, Any]:
         """Return the cause if the ranks are silent because a node was cut off or because they hang."""
         detector, supervisor = self.quiet, self.supervisor
-        hang = detector.look(self.beats.ranks())
+        hang = detector.look({} if self.beats.arrive_by_tcp else self.beats.ranks())
+        if hang and self.beats.arrive_by_tcp:
+            hang = detector.hang(self.beats.ranks(), time.time())
         supervisor.longest_pause = detector.longest
         if self.hangs:
             self._update_stacks()

@@ -100,7 +100,7 @@ class Clock:
 def command(top: str, nodes: Sequence[str], more: Sequence[str], head: str, port: int) -> List[str]:
     """Return the srun command that starts the preflight once on each node."""
     size_options = ["--nodes={}".format(len(nodes)), "--ntasks={}".format(len(nodes)), "--ntasks-per-node=1"]
-    placement_options = ["--nodelist=" + ",".join(nodes), "--overlap"]
+    placement_options = ["--nodelist=" + slurm.join_hostnames(nodes), "--overlap"]
     isolation_options = ["--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none"]
     program = ["python3", top, "preflight", os.path.join(top, "health.json"), head, str(port)]
     return ["srun", *placement_options, *size_options, *isolation_options, *more, *program]
@@ -303,10 +303,16 @@ def _with_clock(report: Report, skew: Optional[float]) -> Report:
     )
 
 
+def head_of(top: str, nodes: Sequence[str]) -> str:
+    """Return the name under which other nodes reach the first node."""
+    expected = read_object(os.path.join(top, "health.json"))
+    return str(expected.get("head") or nodes[0] + str(expected.get("host_suffix") or ""))
+
+
 def _run_preflight(supervisor: Any) -> HealthReport:
     top, nodes = supervisor.top, supervisor.nodes
     expected = read_object(os.path.join(top, "health.json"))
-    head = str(expected.get("head") or nodes[0] + str(expected.get("host_suffix") or ""))
+    head = head_of(top, nodes)
     profile_options = [str(word) for word in expected.get("srun_options") or []]
     try:
         clock = Clock(head)

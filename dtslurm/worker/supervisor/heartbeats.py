@@ -2,10 +2,11 @@
 
 import os
 import time
-from typing import Any, Callable, Dict, List, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from ..lib.json_records import finite_number, read_object
 from .files import names_in, try_put
+from .hangs import ActivitySummary
 
 SILENT_S = 10.0  # with the intervals between heartbeats and between checks, 15 s at most
 WANTED = "wanted"  # file with the number of the requested snapshot of the ranks' stacks
@@ -25,7 +26,10 @@ class Heartbeats:
         vouched: nodes that were alive when their ranks were killed, see `mark_alive`.
         asked: number of the last requested snapshot of the stacks.
         clocks: seconds by which each node's wall clock is behind this node's.
+        arrive_by_tcp: whether they come over the network, not in files.
     """
+
+    arrive_by_tcp = False
 
     def __init__(
         self, ranks: str, silent_s: float = SILENT_S, clock: Callable[[], float] = time.monotonic
@@ -136,3 +140,10 @@ class Heartbeats:
             for rank, process in (record.get("ranks") or {}).items():
                 process_by_rank[int(rank)] = dict(process, node=node)
         return process_by_rank
+
+    def activity(self) -> Optional[ActivitySummary]:
+        """Return what all ranks do; None if the state of each rank tells that."""
+        return None
+
+    def close(self) -> None:
+        """End the reception of heartbeats; files need no end."""

@@ -25,6 +25,7 @@ from . import (
 from .attempt_monitor import LIMIT_MARGIN_S, WANTS_REQUEUE, AttemptMonitor
 from .attempts import AttemptEnd, Ledger
 from .files import retry
+from .heartbeat_tree.tree import choose_heartbeats
 from .heartbeats import Heartbeats
 from .step import KILL_AFTER_S, RunningStep
 
@@ -159,8 +160,9 @@ class Supervisor:
         if history and history[-1].attempt == number:
             return self._act_on_end(history[-1], history[:-1])
         self.say("attempt {} is resumed".format(number))
+        beats = self._receive_heartbeats(number, nodes)
         step = RunningStep(self.run_dir, number, nodes, resume=True)
-        monitor = AttemptMonitor(self, step, number, nodes)
+        monitor = AttemptMonitor(self, step, number, nodes, beats)
         ended = self._end_step(step, monitor, monitor.until_the_end())
         return STALE if ended is None else self._act_on_end(ended, history)
 
@@ -201,9 +203,10 @@ class Supervisor:
         self.ledger.note_checkpoints(number)
         if number:
             self.say("attempt {} begins on {}".format(number, ",".join(nodes)))
+        beats = self._receive_heartbeats(number, nodes)
         for pause in PAUSES_S:
             step = RunningStep(self.run_dir, number, nodes)
-            monitor = AttemptMonitor(self, step, number, nodes)
+            monitor = AttemptMonitor(self, step, number, nodes, beats)
             why = monitor.until_the_end()
             if why or not pause or self.told is not None or not step.came_too_early():
                 break
@@ -211,11 +214,25 @@ class Supervisor:
             time.sleep(pause)
         return self._end_step(step, monitor, why)
 
+    def _receive_heartbeats(self, number: int, nodes: List[str]) -> Heartbeats:
+        """Return the heartbeats of an attempt that is about to start: its agents look for their receiver."""
+        folder = os.path.join(self.run_dir, "ranks", str(number))
+        beats, problem = choose_heartbeats(folder, nodes, health.head_of(self.top, self.nodes or nodes))
+        if problem:
+            self.say("the nodes write their heartbeats into files, as the supervisor has no port: " + problem)
+        return beats
+
     def _end_step(self, step: RunningStep, seen: AttemptMonitor, why: Dict[str, Any]) -> Optional[AttemptEnd]:
         """End a step that must not continue, and return the end of its attempt.
 
         Returns None if another start of the job has taken over.
         """
+        try:
+            return self._find_end(step, seen, why)
+        finally:
+            seen.beats.close()
+
+    def _find_end(self, step: RunningStep, seen: AttemptMonitor, why: Dict[str, Any]) -> Optional[AttemptEnd]:
         number, nodes = seen.number, seen.nodes
         if why.get("cause") == "stale":
             self.say("attempt {} ends: a later attempt has taken over".format(number))
@@ -549,15 +566,7 @@ class Supervisor:
 
 
 def main() -> None:
-    """Run as ``OPTIONS...`` in a batch script, ``node`` beside a node's ranks, ``preflight`` before them."""
-    if sys.argv[1:2] == ["node"]:
-        node.main(restarted=sys.argv[2:] == ["restarted"])
-        return
-    if sys.argv[1:2] == ["preflight"]:
-        from ..preflight.main import main as look
-
-        look(sys.argv[2:])
-        return
+    """Run as ``OPTIONS...`` in a batch script; ``__main__.py`` of the run directory starts other programs."""
     slurm.measure_clock()
     supervisor = Supervisor(sys.argv[1:])
     code = supervisor.run()

@@ -1,8 +1,9 @@
 """The agent on each node beside the ranks: writes heartbeats, and kills the ranks of an ended attempt.
 
 Every few seconds it writes ``ranks/<attempt>/beats/<node>.json``: the CPU time of each rank on this node, the
-bytes that the rank has read and written, and what its main thread waits in. When another attempt holds the
-lease, it kills the remaining processes of its own attempt on this node.
+bytes that the rank has read and written, and what its main thread waits in. In a large job it sends this over
+TCP instead, see `heartbeat_tree`. When another attempt holds the lease, it kills the remaining processes of
+its own attempt on this node.
 """
 
 import json
@@ -11,15 +12,22 @@ import re
 import signal
 import sys
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from ..lib.json_records import read_object
+from ..sampler_values import output_position
 from ..stacks import stacks
 from . import lease
 from .files import text_of, try_put
+from .hangs import BYTES_PER_S, IDLE, WINDOW_S
+from .hangs import STOPPED as STOPPED_STATES
+from .heartbeat_tree.beats import ADDRESS, COMPUTING, FILE_EVERY_S, STOPPED, TRANSFERRING, beat_of
+from .heartbeat_tree.relay import Relay
 from .heartbeats import WANTED
 
 BEAT_S = 3.0
+UNLINKED_S = 6.0  # without a link to the supervisor: then the heartbeats go into a file
+LEASE_S = 60.0  # between readings of the lease while the supervisor confirms it over TCP
 TICK = float(os.sysconf("SC_CLK_TCK"))
 
 
@@ -85,6 +93,7 @@ class NodeAgent:
         told: number of the last snapshot of the stacks that it wrote.
         latest: the ranks' state in the last heartbeat.
         members: the rank of each process of this user, None for processes of other attempts.
+        relay: the node's end of the tree of heartbeats; None in small jobs, which write files only.
     """
 
     def __init__(self, *, restarted: bool = False) -> None:
@@ -100,6 +109,13 @@ class NodeAgent:
         self.told = 0
         self.latest: Dict[str, Dict[str, Any]] = {}
         self.members: Dict[int, Optional[str]] = {}
+        self.relay: Optional[Relay] = None
+        if os.path.exists(os.path.join(self.ranks, "beats", ADDRESS)):
+            self.relay = Relay(os.path.join(self.ranks, "beats"), self.node)
+        self._main_pids: Dict[str, Any] = {}
+        self._usage: List[Tuple[float, Dict[str, Tuple[float, int]]]] = []
+        self._linked_at = time.monotonic()
+        self._file_at, self._lease_at = self._linked_at - FILE_EVERY_S, self._linked_at - LEASE_S
 
     def ours(self) -> Dict[int, str]:
         """Return the processes of this attempt's ranks on this node, each with its rank."""
@@ -132,22 +148,90 @@ class NodeAgent:
             process["cpu"] = round(process["cpu"] + status["cpu"], 2)
             process["moved"] += bytes_of(pid)
         for rank, process in ranks.items():
-            main_pid = read_object(os.path.join(self.ranks, rank + ".json")).get("pid")
+            main_pid = self._main_pid_of(rank, ours)
             if isinstance(main_pid, int):
                 status = status_of(main_pid)
                 process.update(pid=main_pid, state=status.get("state"), waits=status.get("waits"))
+                if self.relay:
+                    process["output"] = self._output_of(rank, main_pid)
         self.latest = ranks
         self._write("beat", ranks)
+
+    def _main_pid_of(self, rank: str, ours: Dict[int, str]) -> Any:
+        """Return the process id in a rank's record, which is read again when that process is gone."""
+        if self._main_pids.get(rank) not in ours:
+            self._main_pids[rank] = read_object(os.path.join(self.ranks, rank + ".json")).get("pid")
+        return self._main_pids[rank]
 
     def _write(self, kind: str, ranks: Dict[str, Any]) -> None:
         record = {"kind": kind, "time": time.time(), "node": self.node, "ranks": ranks}
         record.update({"restarted": True} if self.restarted else {})
-        try_put(self.path, json.dumps(record))
+        if self.relay:
+            record["activity"] = self._find_activity(ranks) if kind == "beat" else "-"
+        if not self.relay or not self._send(kind, record):
+            try_put(self.path, json.dumps(record))
+
+    def _output_of(self, rank: str, main_pid: int) -> int:
+        """Return how much a rank has written to its log."""
+        position = output_position(main_pid)
+        if position is None:
+            log = os.path.join(self.run_dir, "logs", str(self.attempt), "rank-{}.log".format(rank))
+            position = os.stat(log).st_size if os.path.exists(log) else 0
+        return position
+
+    def _find_activity(self, ranks: Dict[str, Dict[str, Any]]) -> str:
+        """Return what any rank of this node did in the last seconds; see `Beat.activity`.
+
+        Ranks that have just started count as computing.
+        """
+        now = time.monotonic()
+        usage = {rank: (process["cpu"], process["moved"]) for rank, process in ranks.items()}
+        self._usage.append((now, usage))
+        while len(self._usage) > 2 and now - self._usage[1][0] >= WINDOW_S:
+            del self._usage[0]
+        since, before = self._usage[0]
+        elapsed_s = now - since
+        has_stopped = any(process.get("state") in STOPPED_STATES for process in ranks.values())
+        letters = STOPPED if has_stopped else ""
+        if elapsed_s < WINDOW_S:
+            return letters + COMPUTING
+        growth = [
+            (cpu - before[rank][0], moved - before[rank][1])
+            for rank, (cpu, moved) in usage.items()
+            if rank in before
+        ]
+        letters += COMPUTING if any(cpu / elapsed_s >= IDLE for cpu, _ in growth) else ""
+        return letters + (
+            TRANSFERRING if any(moved / elapsed_s >= BYTES_PER_S for _, moved in growth) else ""
+        )
+
+    def _send(self, kind: str, record: Dict[str, Any]) -> bool:
+        """Send a heartbeat over TCP; return whether no file is needed."""
+        relay, now = self.relay, time.monotonic()
+        is_linked = relay is not None and relay.put(beat_of(record))
+        if relay is not None and kind == "bye":
+            return relay.leave()
+        self._linked_at = now if is_linked else self._linked_at
+        if is_linked or now - self._linked_at < UNLINKED_S or now - self._file_at < FILE_EVERY_S:
+            return True
+        self._file_at = now
+        return False
+
+    def _holds_lease(self) -> bool:
+        """Return whether no later attempt holds the lease, as read or as the supervisor confirmed."""
+        now = time.monotonic()
+        if self.relay and self.relay.confirms_lease() and now - self._lease_at < LEASE_S:
+            return True
+        self._lease_at = now
+        return lease.holds(self.run_dir, self.attempt)
 
     def tell(self) -> None:
         """Write the stacks of each rank's process, once for each request of the supervisor."""
         folder = os.path.join(self.ranks, "stacks")
-        request_number = (text_of(os.path.join(folder, WANTED)) or "").strip()
+        orders = self.relay.orders if self.relay else None
+        request_number = (
+            str(orders.stacks) if orders else (text_of(os.path.join(folder, WANTED)) or "").strip()
+        )
         if not request_number.isdigit() or int(request_number) == self.told:
             return
         self.told = int(request_number)
@@ -166,6 +250,9 @@ class NodeAgent:
 
     def _is_replaced(self) -> bool:
         """Return whether the node's first agent, which had seemed silent, writes heartbeats again."""
+        orders = self.relay.orders if self.relay else None
+        if orders:
+            return self.node in orders.back
         record = read_object(self.path)
         age = time.time() - float(record.get("time") or 0)  # the record has a time of the same clock
         return record.get("kind") == "beat" and not record.get("restarted") and age < BEAT_S + 1.5
@@ -183,9 +270,12 @@ class NodeAgent:
         signal.signal(signal.SIGTERM, self._on_term)
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)  # early signals are for training code
-        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        if self.relay:
+            self.relay.start()
+        else:
+            os.makedirs(os.path.dirname(self.path), exist_ok=True)
         while not self.told_to_end and os.getppid() == self.parent:
-            if not lease.holds(self.run_dir, self.attempt):
+            if not self._holds_lease():
                 self.fence()
                 return
             if self.restarted and self._is_replaced():

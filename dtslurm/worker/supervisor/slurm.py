@@ -2,6 +2,7 @@
 
 # strptime would import this module hours later, when an upgrade of Python may have removed it.
 import _strptime  # type: ignore[import-not-found]  # noqa: F401
+import itertools
 import os
 import re
 import signal
@@ -15,6 +16,7 @@ CLOCKS_S = 5.0  # tolerance between times of the controller
 # Messages of sbatch after which the job may exist nevertheless.
 LOST_ANSWERS = ("timed out", "Zero Bytes", "Unable to contact")
 LOOK_AGAIN_S = (1.0, 5.0, 15.0, 30.0)
+LONGEST_LIST = 1 << 16  # characters of a list of host names; longer ones are shortened
 BAD_STATES = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWER", "REBOOT")
 
 
@@ -55,6 +57,38 @@ def hostnames(nodelist: str) -> List[str]:
     """Return the host names in a node list."""
     code, text = call(["scontrol", "show", "hostnames", nodelist])
     return text.split() if code == 0 else [nodelist]
+
+
+def join_hostnames(nodes: Sequence[str]) -> str:
+    """Return a node list for a command line, in the order of the nodes.
+
+    Linux limits a single argument to 128 KiB: the names of thousands of nodes are written as ranges.
+    """
+    text = ",".join(nodes)
+    return text if len(text) <= LONGEST_LIST else ",".join(_fold_hostnames(nodes))
+
+
+def _fold_hostnames(nodes: Sequence[str]) -> List[str]:
+    """Return host names with their numbers as ranges, such as ``n[001-120]``; neighbours stay neighbours."""
+    ranges: List[Tuple[str, int, int, int]] = []  # prefix, digits, first and last number
+    for node in nodes:
+        match = re.match(r"(.*\D)(\d{1,9})$", node)
+        prefix, digits = match.groups() if match else (node, "")
+        number = int(digits or 0)
+        if digits and ranges and ranges[-1][:2] == (prefix, len(digits)) and ranges[-1][3] == number - 1:
+            ranges[-1] = (prefix, len(digits), ranges[-1][2], number)
+        else:
+            ranges.append((prefix, len(digits), number, number))
+    texts: List[str] = []
+    for prefix, group in itertools.groupby(ranges, key=lambda item: item[:2]):
+        parts = [
+            "{:0{width}}".format(first, width=prefix[1])
+            if first == last
+            else "{:0{width}}-{:0{width}}".format(first, last, width=prefix[1])
+            for _, _, first, last in group
+        ]
+        texts += [prefix[0]] * len(parts) if not prefix[1] else ["{}[{}]".format(prefix[0], ",".join(parts))]
+    return texts
 
 
 # "ahead": seconds by which the controller's clock is ahead of this node's monotonic clock; None if unknown.
@@ -113,7 +147,7 @@ def seconds_of(stamp: str) -> Optional[float]:
 
 def node_states(nodes: Sequence[str], patience: float = PATIENCE_S) -> Dict[str, str]:
     """Return the states of nodes, empty if Slurm does not answer. One request."""
-    code, text = call(["scontrol", "show", "node", ",".join(nodes), "-o"], patience)
+    code, text = call(["scontrol", "show", "node", join_hostnames(nodes), "-o"], patience)
     return dict(re.findall(r"NodeName=(\S+).*?\bState=(\S+)", text)) if code == 0 else {}
 
 

@@ -9,7 +9,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from ..lib.json_records import read_object
-from . import agents, lease
+from . import agents, lease, slurm
 from .files import text_of
 from .node import environment_of
 
@@ -36,7 +36,7 @@ class RunningStep:
             self._await_runner()
             return
         os.makedirs(self.ranks, exist_ok=True)
-        command = [sys.executable, RUNNER, run_dir, str(attempt), ",".join(nodes)]
+        command = [sys.executable, RUNNER, run_dir, str(attempt), slurm.join_hostnames(nodes)]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
 
     def _await_runner(self) -> None:

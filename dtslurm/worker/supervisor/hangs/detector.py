@@ -5,6 +5,7 @@ import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ..files import names_in
+from . import BYTES_PER_S, IDLE, STOPPED, WINDOW_S, ActivitySummary
 from .signals import PICTURES, GpuActivity, StackHistory
 
 FIRST_S = 1800.0  # limit of silence until training has begun, unless configured otherwise
@@ -12,9 +13,6 @@ STEPS, PAUSES = 3, 10  # training has begun after so many reports of steps, or s
 FLOOR_S = 60.0
 FACTOR = 5.0  # a pause so many times the longest one so far is a hang
 BUSY_FACTOR = 3.0  # longer limit for ranks that compute, which may still write output
-IDLE = 0.1  # CPU share per rank: a single rank may compute while the others wait for it
-BYTES_PER_S = 1e5  # read and written by a rank that loads or saves
-STOPPED = ("T", "t", "Z")  # states that mean a hang even if other ranks compute
 STUCK = {"T": "stopped", "t": "held by a debugger", "D": "stuck in the kernel", "Z": "dead"}
 
 
@@ -59,6 +57,7 @@ class HangDetector:
         idle: whether no rank computes, reads or writes, and no GPU works.
         gpus: whether any GPU works; None if unknown.
         used: when the ranks' usage was last read, and each rank's CPU seconds and bytes then.
+        read_activity: returns what the ranks do in a large job, None in a small one.
     """
 
     def __init__(
@@ -81,23 +80,32 @@ class HangDetector:
         self.gpus: Optional[bool] = None
         self.watched_gpus = GpuActivity(metrics)
         self.pictures = StackHistory()
+        self.read_activity: Callable[[], Optional[ActivitySummary]] = lambda: None
 
     def look(self, ranks: Dict[int, Dict[str, Any]]) -> Optional[Hang]:
-        """Check the output files and the activity of ranks and GPUs; return a hang if there is one."""
+        """Check the output files and the activity of ranks and GPUs; return a hang if there is one.
+
+        Args:
+            ranks: the state of each rank; empty in a large job, where `read_activity` summarizes it.
+        """
         now = self.clock()
-        sizes = self._read_sizes()
+        summary = self.read_activity()
+        sizes = self._read_sizes(summary)
         if sizes != self.sizes:
             self._record_output(sizes, now)
             self.used = (now, _read_usage(ranks))
             return None
-        if now - self.used[0] >= 10.0 and ranks:
-            self._update_activity(_read_usage(ranks), now)
+        if now - self.used[0] >= WINDOW_S and (ranks or summary):
+            self._update_activity(_read_usage(ranks), summary, now)
         limit = self.limit()
         silent_s = now - self.since
         if silent_s < limit:
             return None
-        is_stalled = self.gpus is not True and self.pictures.is_stalled(now, max(20.0, limit / 2), len(ranks))
+        rank_count = summary.rank_count if summary else len(ranks)
+        is_stalled = self.gpus is not True and self.pictures.is_stalled(now, max(20.0, limit / 2), rank_count)
         has_stopped_rank = any(process.get("state") in STOPPED for process in ranks.values())
+        if summary is not None:
+            has_stopped_rank = summary.has_stopped_rank
         if self.idle or is_stalled or has_stopped_rank or silent_s >= self.busy_limit():
             return self.hang(ranks, now)
         return None
@@ -111,7 +119,9 @@ class HangDetector:
         self.sizes, self.since = sizes, now
         self.idle, self.gpus, self.pictures = False, None, StackHistory()
 
-    def _update_activity(self, used: Dict[int, Tuple[float, float]], now: float) -> None:
+    def _update_activity(
+        self, used: Dict[int, Tuple[float, float]], summary: Optional[ActivitySummary], now: float
+    ) -> None:
         """Update whether any rank or GPU is active, from the ranks' usage since the last reading."""
         elapsed_s = now - self.used[0]
         usage_before = self.used[1]
@@ -120,6 +130,12 @@ class HangDetector:
             cpu_before, moved_before = usage_before.get(rank, (cpu, moved))
             is_computing = is_computing or (cpu - cpu_before) / elapsed_s >= IDLE
             is_transferring = is_transferring or (moved - moved_before) / elapsed_s >= BYTES_PER_S
+        if summary is not None:
+            is_computing, is_transferring = summary.is_computing, summary.is_transferring
+            # In a large job the samples of all GPUs are read only if they can change the verdict.
+            if (is_computing or is_transferring) and now - self.since < self.limit():
+                self.gpus, self.idle, self.used = None, False, (now, used)
+                return
         self.gpus = self.watched_gpus.at_work(self.since, now)
         # With a configured timeout, idle GPUs are enough for a hang, whatever the CPUs do.
         if self.gpus is False and self.timeout_s is not None:
@@ -153,15 +169,16 @@ class HangDetector:
     def see(self, stacks: Dict[int, Dict[str, Any]]) -> None:
         """Add the ranks' stacks. Stacks that a rank wrote into its log do not count as output."""
         self.pictures.add(stacks, self.clock())
-        self.sizes = self._read_sizes()
+        self.sizes = self._read_sizes(self.read_activity())
 
     def _train_metrics(self) -> str:
         return os.path.join(self.metrics, "train.jsonl")
 
-    def _read_sizes(self) -> Dict[str, int]:
-        sizes = {}
-        names = [os.path.join(self.logs, name) for name in names_in(self.logs) if name.startswith("rank-")]
-        for path in [*names, self._train_metrics()]:
+    def _read_sizes(self, summary: Optional[ActivitySummary]) -> Dict[str, int]:
+        sizes = dict(summary.outputs) if summary else {}
+        names = [] if summary else names_in(self.logs)
+        paths = [os.path.join(self.logs, name) for name in names if name.startswith("rank-")]
+        for path in [*paths, self._train_metrics()]:
             try:
                 sizes[path] = os.stat(path).st_size
             except OSError:
