@@ -133,7 +133,7 @@ def measure_attempt(nodes: int, folder: Path, variables: Mapping[str, str]) -> A
     script.write_text(f'#!/bin/bash\necho "begin $RANK"\nsleep {TRAINING_S}\necho end\n')
     script.chmod(0o755)
     (folder / "home").mkdir()
-    env = {**os.environ, **variables, "HOME": str(folder / "home")}
+    env = {**os.environ, "HOME": str(folder / "home")}
     env |= {"DTSLURM_RUN_ROOT": str(folder / "runs"), "DTSLURM_LOCAL_STATE": str(folder / "local")}
     strace = [
         "strace",
@@ -149,6 +149,7 @@ def measure_attempt(nodes: int, folder: Path, variables: Mapping[str, str]) -> A
     ]
     submit = [sys.executable, "-m", "dtslurm", "submit", "--cluster", "local", "-l", "srun", "-t", "20"]
     shape = ["-N", str(nodes), "--ntasks-per-node", str(RANKS_PER_NODE), "--max-restarts", "1"]
+    shape += [f"--env={name}={value}" for name, value in variables.items()]  # jobs do not inherit variables
     command = [*strace, "-s", "4096", "-o", str(trace), *submit, *shape, "--parsable", str(script)]
     # strace ends with the last process of the job.
     subprocess.run(command, cwd=folder, env=env, check=True, timeout=900, stdout=subprocess.DEVNULL)
