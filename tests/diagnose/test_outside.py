@@ -59,7 +59,7 @@ def test_a_job_that_gave_way_is_told_so(tmp_path: Path) -> None:
 def test_it_is_told_who_cancelled(tmp_path: Path, by: str, asked: bool, who: str) -> None:
     events = [{"event": "cancel", "time": START + 650}] if asked else []
     told = say(tmp_path, TOLD, state="CANCELLED", cancelled_by=by, events=events, end=None)
-    assert (told.cause, told.summary) == ("cancelled", f"it was cancelled{who}")
+    assert (told.cause, told.summary) == ("cancelled", f"the job was cancelled{who}")
     assert told.time == (START + 650 if asked else None)
 
 

@@ -130,7 +130,7 @@ def test_scripts_that_use_a_node_by_themselves(source: str) -> None:
     assert (detection.launcher, detection.warnings) == ("single", ())
     several = found(source, nodes=1, ranks_asked=True)
     assert several.launcher != "single"
-    assert any("by itself" in line for line in several.warnings)
+    assert any("separately" in line for line in several.warnings)
     assert found(source).warnings
 
 
@@ -212,7 +212,7 @@ def test_a_launcher_that_is_not_there_is_replaced_with_a_warning(source: str, be
         (
             "from lightning.pytorch.cli import LightningCLI\nLightningCLI()",
             ("--trainer.devices=8",),
-            "argument devices says 8",
+            "argument devices is 8",
         ),
         (
             DDP + "import os\nos.environ['MASTER_PORT'] = '29500'",
@@ -236,8 +236,16 @@ def test_a_launcher_that_is_not_there_is_replaced_with_a_warning(source: str, be
             (),
             "train.py:5: a fixed device such as cuda:0",
         ),
-        (DDP + "p.add_argument('--local_rank', type=int)", (), "takes --local_rank, which torchrun does not"),
-        (DDP + "p.add_argument('--local-rank', type=int)", (), "takes --local-rank, which torchrun does not"),
+        (
+            DDP + "p.add_argument('--local_rank', type=int)",
+            (),
+            "expects --local_rank, which launcher torchrun does not pass",
+        ),
+        (
+            DDP + "p.add_argument('--local-rank', type=int)",
+            (),
+            "expects --local-rank, which launcher torchrun does not pass",
+        ),
         (DDP, ("--local_rank", "0"), "argument --local_rank is the same for every rank"),
         (
             ("import torch.multiprocessing as mp\nmp.spawn(f)"),
@@ -360,7 +368,7 @@ def test_a_python_program_that_is_a_launcher_is_no_script_to_launch() -> None:
         ),
         ("import lightning as L\nL.Trainer(num_nodes=2, devices=[0, 1, 2, 3])", (), []),
         ("import lightning as L\nL.Trainer(num_nodes=2, devices=-1)", (), []),
-        ("import lightning as L\nL.Trainer(**sizes)", ("--trainer.num_nodes", "7"), ["num_nodes says 7"]),
+        ("import lightning as L\nL.Trainer(**sizes)", ("--trainer.num_nodes", "7"), ["num_nodes is 7"]),
         ("import lightning as L\nL.Trainer(devices=True)", (), ["no num_nodes, which means 1"]),
         ("L.Trainer(", (), []),
     ],

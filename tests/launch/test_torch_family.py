@@ -244,7 +244,7 @@ def test_accelerate_takes_the_users_configuration_or_its_own(render_job: Render)
     assert "'--config_file=fsdp config.yaml'" in users
     assert "accelerate.yaml" not in users
     wrong = problems("accelerate", job("accelerate", launcher_options={"mixed_precision": "f16"}))
-    assert wrong == "launcher option mixed_precision must be one of no, fp16, bf16, fp8; not 'f16'"
+    assert wrong == "launcher option mixed_precision must be one of no, fp16, bf16, fp8, not 'f16'"
 
 
 @pytest.mark.parametrize("name", ["bash", "interactive"])

@@ -114,7 +114,7 @@ class _Hostile(LocalTransport):
 def test_c25_a_file_for_another_place_is_refused(tmp_path: Path, name: str) -> None:
     head = f'{{"run": 0, "path": "{name}", "offset": 0, "length": 1, "size": 1, "mtime_ns": 0}}'
     hostile = _Hostile(f"print('{head}'); print('x', end='')")
-    with pytest.raises(TransportError, match="another place"):
+    with pytest.raises(TransportError, match="another path"):
         copy(hostile, [PullSpec("/far", tmp_path / "here", ("*",))], python=sys.executable)
     assert not (tmp_path / "evil").exists()
 

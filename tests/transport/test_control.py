@@ -285,7 +285,7 @@ def test_openssh_where_there_is_an_ssh(tmp_path: Path) -> None:
     (tmp_path / "ssh").write_text("#!/bin/sh\n")
     assert choose(None, {"PATH": str(tmp_path)})[0] == "paramiko"
     (tmp_path / "ssh").chmod(0o755)
-    assert choose("auto", {"PATH": str(tmp_path)}) == ("openssh", f"{tmp_path}/ssh is there")
+    assert choose("auto", {"PATH": str(tmp_path)}) == ("openssh", f"{tmp_path}/ssh is installed")
     assert choose("paramiko", {"PATH": str(tmp_path)})[0] == "paramiko"
 
 

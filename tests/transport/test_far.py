@@ -178,7 +178,11 @@ def test_a_file_that_includes_itself_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "kind", "words"),
     [
-        ("ssh: connect to host h port 22: No route to host", HostUnavailable, "there is no way to h"),
+        (
+            "ssh: connect to host h port 22: No route to host",
+            HostUnavailable,
+            "there is no network route to h",
+        ),
         ("ssh: connect to host h port 22: Connection timed out", HostUnavailable, "h did not answer"),
         (
             "Received disconnect from 1.2.3.4 port 22:2: Too many authentication failures",
@@ -187,7 +191,11 @@ def test_a_file_that_includes_itself_ends(tmp_path: Path) -> None:
         ),
         ("me@h: Permission denied (publickey,gssapi-with-mic).", LoginRefused, "publickey, gssapi-with-mic"),
         ("Password change required but no TTY available.", LoginRefused, "no longer valid"),
-        ("Unable to negotiate with 1.2.3.4 port 22: no matching cipher found.", LoginRefused, "cryptography"),
+        (
+            "Unable to negotiate with 1.2.3.4 port 22: no matching cipher found.",
+            LoginRefused,
+            "cryptographic",
+        ),
         (
             (
                 "ssh: connect to host 10.0.0.1 port 22: Connection refused\r\n"
