@@ -397,7 +397,7 @@ def test_f45_how_long_a_pause_may_be_is_learned_from_the_steps(survival: Surviva
     survival.survived(case, "hang")
     hang = case.events("hang")[0]
     assert (hang["rank"], hang["node"]) == (1, case.nodes(0)[1])
-    assert re.search(r"nothing for \d+ s.* \(the longest pause before: \d+ s\)", hang["summary"])
+    assert re.search(r"no rank wrote output for \d+ s.* \(the longest pause before: \d+ s\)", hang["summary"])
 
 
 def test_f45_ranks_that_compute_at_one_place_hang_too(survival: Survival) -> None:
