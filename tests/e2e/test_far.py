@@ -71,7 +71,7 @@ def test_results_come_back(far: Cli, tmp_path: Path) -> None:
     second = json.loads(far("fetch", job, "checkpoints/*", "--json", "-o", "back").stdout)
     assert second["bytes"] == 2_000_000
     assert back.read_bytes() == source.read_bytes()
-    assert "no new values" in far("fetch", job, "checkpoints", "-o", "back").stderr
+    assert "no new files" in far("fetch", job, "checkpoints", "-o", "back").stderr
     everything = json.loads(far("fetch", job, "--json").stdout)
     names = {Path(name).name for name in everything["files"]}
     assert {"rank-0.log", "events.jsonl", "step 1.pt", "job.json"} <= names
