@@ -25,7 +25,7 @@ def remove(path: Path, *, within: Path) -> bool:
         raise StoreError(
             f"{path} is not below {within}, so dtslurm does not delete it",
             evidence=[f"without symbolic links, the path is {resolved}"],
-            hint="a program other than dtslurm changed the record of the run; please report this",
+            hint="the record of the run was changed by another program; please report this",
         )
     try:
         mode = resolved.lstat().st_mode

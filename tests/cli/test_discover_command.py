@@ -66,7 +66,7 @@ def test_nothing_is_changed_where_nobody_can_agree(invoke: Run, slurm: Programs,
     assert re.search(r"^-.*max_time: .?1-00:00:00", done.stderr, re.MULTILINE)
     assert re.search(r"^\+.*max_time: .?2-00:00:00", done.stderr, re.MULTILINE)
     assert "not written: there is no terminal for the confirmation; --yes confirms in advance" in done.stderr
-    assert "lab.yaml is as it was" in done.stderr
+    assert "lab.yaml was not changed" in done.stderr
     assert profile.read_text() == before
     told = json.loads(invoke(*DISCOVER, *FILE, "--json", code=0).stdout)
     assert (told["written"], told["path"]) == (False, str(profile))
@@ -84,7 +84,7 @@ def test_who_sits_there_is_asked(
     monkeypatch.setattr("click.termui.visible_prompt_func", lambda _="": said.strip())
     done = invoke(*DISCOVER, *FILE, code=0)
     assert ("2-00:00:00" in profile.read_text()) is changed
-    assert ("lab.yaml is as it was" in done.stderr) is not changed
+    assert ("lab.yaml was not changed" in done.stderr) is not changed
 
 
 def test_what_was_edited_by_hand_stays(invoke: Run, slurm: Programs, profile: Path) -> None:

@@ -101,7 +101,7 @@ def test_a_job_file_names_the_cluster_that_was_planned_for(
 
 
 def test_emit_and_json_are_two_forms(invoke: Run) -> None:
-    assert "choose one" in invoke(*SMALL, "--emit", "job", "--json", code=2).stderr
+    assert "only one of them" in invoke(*SMALL, "--emit", "job", "--json", code=2).stderr
 
 
 def test_a_node_type_that_there_is_not_is_named(invoke: Run) -> None:

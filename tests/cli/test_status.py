@@ -361,7 +361,7 @@ def test_runs_are_chosen_by_state_and_time_and_sorted(invoke: Run, runs: Runs) -
     assert names("--sort", "name") == ["bad", "good", "lost", "old"]
     assert names("--sort", "time")[0] == "bad"
     assert names("--sort", "state")[0] == "good"
-    assert "no run matches" in invoke("status", "--state", "running", code=0).stderr
+    assert "no matching run" in invoke("status", "--state", "running", code=0).stderr
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,7 @@ def test_watch_shows_the_list_until_it_is_interrupted(
 # ---- Jobs whose record cannot be read ----
 
 LOST = "its run directory {} does not exist: it was moved or deleted"
-LATER = "{}/job.json has schema 2; this dtslurm reads schema 1 (a later version of dtslurm wrote this file; "
+LATER = "{}/job.json has schema 2; this dtslurm reads schema 1 (this file is of a later version of dtslurm; "
 
 
 @pytest.fixture

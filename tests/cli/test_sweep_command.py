@@ -76,7 +76,10 @@ def test_a_metric_that_no_trial_writes_is_said(runs: Runs, invoke: Run) -> None:
     )  # fmt: skip
     for verb in ("status", "results"):
         done = invoke("sweep", verb, "tune", code=0)
-        assert "no trial has written 'acc', by which they are compared; keys seen: step, loss" in done.stderr
+        assert (
+            "no trial has written 'acc', the metric of the comparison; metrics found: step, loss"
+            in done.stderr
+        )
 
 
 @pytest.mark.usefixtures("tuned")

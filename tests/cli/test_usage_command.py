@@ -85,7 +85,7 @@ def test_each_account_has_a_row_and_all_have_one(invoke: Run, slurm: Programs) -
     slurm.say("sacct", jobs("vision", "speech", "speech"))
     first, heads, *rows = invoke(*USAGE, code=0).stdout.splitlines()
     assert first == "24.0 GPU-hours allocated; no samples show how many were idle"
-    assert heads.split() == ["ACCOUNT", "JOBS", "IDLE", "USED", "HELD", "ASKED", "CPU", "HELD"]
+    assert heads.split() == ["ACCOUNT", "JOBS", "IDLE", "USED", "ALLOCATED", "REQUESTED", "CPU", "ALLOCATED"]
     assert [line.split()[:2] for line in rows] == [["speech", "2"], ["vision", "1"], ["all", "3"]]
     assert re.split(r" {2,}", rows[0]) == ["speech", "2", "?", "?", "16.0 h", "32.0 h", "64.0 h"]
 

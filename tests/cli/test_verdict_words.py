@@ -91,7 +91,7 @@ def test_lines_stand_below_the_file_that_they_are_of() -> None:
     rank, launcher = "logs/0/rank-3.log", "logs/batch.log"
     evidence = (
         EvidenceLine(rank=3, file=rank, line=12, text="  RuntimeError: \x1b[2Jbad  "),
-        EvidenceLine(rank=3, file=rank, line=12, text="such as cuda:0"),
+        EvidenceLine(rank=3, file=rank, line=12, text="on cuda:0"),
         EvidenceLine(rank=None, file=launcher, line=None, text="srun: error"),
     )
     shown = told(Verdict(cause="code-error", summary="x", blame="code", evidence=evidence)).splitlines()
@@ -257,7 +257,7 @@ def test_gpus_that_wait_for_others_count_as_busy() -> None:
 
 def test_what_could_not_be_seen_is_told_with_its_reason() -> None:
     shown = seen(missing=("n7 could not be looked at", "no stacks of 2 ranks: no py-spy"))
-    assert field(shown, "not seen") == "n7 could not be looked at no stacks of 2 ranks: no py-spy"
+    assert field(shown, "not examined") == "n7 could not be looked at no stacks of 2 ranks: no py-spy"
 
 
 def test_a_path_is_never_broken_and_a_pipe_gets_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:

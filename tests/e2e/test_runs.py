@@ -352,7 +352,7 @@ def test_a_job_whose_record_a_later_version_wrote_is_shown_and_cancelled_by_its_
 
     [run] = shown()
     assert [one["state"] for one in run["statuses"]] == ["RUNNING"]
-    assert "a later version of dtslurm wrote this file" in run["record_problem"]
+    assert "this file is of a later version of dtslurm" in run["record_problem"]
     table = cli("status", "--cluster", cli.cluster)
     assert f"job {job}: the record of the run cannot be read: " in table.stderr
     cli("cancel", job)

@@ -139,7 +139,7 @@ SAID: list[tuple[dict[str, Any], str, bool]] = [
             "total": 12 << 30,
             "done": False,
         },
-        "copies data/ to n1: 3.0G of 12G (25%)",
+        "copying data/ to n1: 3.0G of 12G (25%)",
         False,
     ),
     ({"event": "staging_failed", "problems": ["no room"]}, "the data could not be staged: no room", True),

@@ -65,7 +65,7 @@ def read(path: Path) -> list[Measurement]:
     except OSError as error:
         raise RequestInvalid([f"{path}: {(error.strerror or 'cannot be read').lower()}"]) from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        problem = f"{path}: is not a calibration file of dtslurm plan: {error}"
+        problem = f"{path}: is not a calibration file: {error}"
         raise RequestInvalid([problem], hint="delete it, and calibrate again with plan --calibrate") from None
 
 
