@@ -150,7 +150,7 @@ def test_f10_limits_of_an_account_are_told_all_at_once(
         "5 array tasks",
         "node=3 is more",
         "node=2 (GrpTRES)",
-        "QOS 'mine' is not",
+        "you cannot use QOS 'mine'",
     ):
         assert words in said
     with pytest.raises(RequestInvalid, match=f"you have no account 'other'.*yours: lab.*{limited}"):
