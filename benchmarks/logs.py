@@ -272,11 +272,13 @@ def measure_idle_tailer(files: int, seconds: float = 20.0, settle_s: float = 8.0
     with run_folder(files) as (run, paths):
         for path in paths:
             path.write_bytes(b"one line\n")
+        children_before = set(psutil.Process().children())
         with LogStream(connect(None), LogRequest(str(run))) as stream:
             while Mark.CAUGHT_UP not in stream.read(1.0):
                 pass
             # The local transport starts the tailer as `python -I -S -c PROGRAM`.
-            (tailer,) = (child for child in psutil.Process().children() if "-S" in child.cmdline())
+            new_children = set(psutil.Process().children()) - children_before
+            (tailer,) = (child for child in new_children if "-S" in child.cmdline())
             settled = time.monotonic() + settle_s
             while time.monotonic() < settled:
                 stream.read(0.5)
