@@ -244,9 +244,7 @@ def constraint_notices(spec: JobSpec, profile: ClusterProfile) -> list[str]:
     if requested is None or requested == resolved.constraint:
         return []
     owner = (
-        (f"{resolved.type_name} nodes or the cluster require")
-        if resolved.type_name
-        else ("the cluster requires")
+        f"{resolved.type_name} nodes or the cluster require" if resolved.type_name else "the cluster requires"
     )
     return [
         f"--constraint {resolved.constraint}: {requested} and what {owner} (--node-type selects other nodes)"
@@ -262,7 +260,7 @@ def _node_type_problem(type_name: str | None, partition: str | None, profile: Cl
     node_types = {profile.slurm.partitions[name].node_type or "" for name in names_in(partition)}
     partitions = find_partitions_of_type(type_name, profile)
     hint = (
-        (f"; {type_name} nodes are in partition {', '.join(partitions)}: give -p {partitions[0]}")
+        f"; {type_name} nodes are in partition {', '.join(partitions)}: give -p {partitions[0]}"
         if partitions
         else ""
     )

@@ -64,7 +64,5 @@ def _find_fault(key: str, text: str) -> str:
     except re.error as error:
         return f"{rules.quoted(text)} is not a regular expression: {error}"
     return (
-        ("should have no group except <number>; (?:…) groups without capturing")
-        if pattern.groups != 1
-        else ""
+        "should have no group except <number>; (?:…) groups without capturing" if pattern.groups != 1 else ""
     )

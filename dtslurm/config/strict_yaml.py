@@ -24,7 +24,7 @@ _PLAIN_MESSAGES = (
     ("exceeded maximum nesting depth", f"nested more than {MAX_DEPTH} deep"),  # libyaml 0.2.6
     (
         "did not find expected key",
-        ("the indentation does not match the lines above, or a quote ends too early"),
+        "the indentation does not match the lines above, or a quote ends too early",
     ),
     (
         "did not find expected '-' indicator",

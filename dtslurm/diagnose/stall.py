@@ -95,5 +95,5 @@ def _describe_waits(nodes: Sequence[NodeActivity]) -> list[str]:
     ]
     omitted = len(sentences) - _MAX_SHOWN_WAITS
     return sentences[:_MAX_SHOWN_WAITS] + (
-        [(f"{omitted} more ranks wait in the same way")] if omitted > 0 else []
+        [f"{omitted} more ranks wait in the same way"] if omitted > 0 else []
     )

@@ -92,10 +92,7 @@ def _explain_unknown_nodes(partition: str, profile: ClusterProfile) -> list[str]
         return []
     if type_names:
         return [
-            (
-                f"no GPUs requested: the nodes of {partition} differ; give --node-type "
-                f"{' or '.join(type_names)}"
-            )
+            f"no GPUs requested: the nodes of {partition} differ; give --node-type {' or '.join(type_names)}"
         ]
     problem = f"no GPUs requested: the node types of {partition} are not known"
     return [f"{problem}; request GPUs with --gpus-per-node"]

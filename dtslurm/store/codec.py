@@ -57,7 +57,7 @@ def decode(data: bytes, path: str) -> dict[str, Any]:
         is_newer = isinstance(schema, int) and schema > SCHEMA
         raise StoreError(
             f"{path} has schema {schema!r}; this dtslurm reads schema {SCHEMA}",
-            hint=("this file is of a later version of dtslurm; install that version or a newer one")
+            hint="this file is of a later version of dtslurm; install that version or a newer one"
             if is_newer
             else "",
         )

@@ -329,7 +329,7 @@ class RemoteTransport:
             killed = (
                 "and was killed"
                 if self._kill(answer.pid)
-                else ("and could not be killed, because the connection does not respond")
+                else "and could not be killed, because the connection does not respond"
             )
             return CommandTimeout(
                 f"{argv[0]} on {self.host} did not end within {timeout:g} s {killed}; its effects "

@@ -104,7 +104,7 @@ def test_the_one_type_that_names_a_partition_is_its_nodes(invoke: Run, folder: P
         (("-p", "gpu"), "no GPUs requested: the nodes of gpu differ; give --node-type g or h"),
         (
             ("-p", "new"),
-            ("no GPUs requested: the node types of new are not known; request GPUs with --gpus-per-node"),
+            "no GPUs requested: the node types of new are not known; request GPUs with --gpus-per-node",
         ),
         (("-p", "gpu", "--gpus-per-node", "2"), ""),
         (("-p", "cpu"), ""),

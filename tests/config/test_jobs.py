@@ -201,7 +201,7 @@ def test_what_a_sweep_goes_over_is_left_for_its_trials(tmp_path: Path) -> None:
             "is not one of uniform",
         ),
         (
-            ("script: a.py\nargs: ['${a}']\nsweep: {grid: {a: [1]}, when: 'b > 0'}\n"),
+            "script: a.py\nargs: ['${a}']\nsweep: {grid: {a: [1]}, when: 'b > 0'}\n",
             "'b' is not a variable of the sweep",
         ),
         (
@@ -209,7 +209,7 @@ def test_what_a_sweep_goes_over_is_left_for_its_trials(tmp_path: Path) -> None:
             "is allowed only in args and env",
         ),
         (
-            ("script: a.py\nargs: ['${a}']\narray: 0-3\nsweep: {grid: {a: [1]}}\n"),
+            "script: a.py\nargs: ['${a}']\narray: 0-3\nsweep: {grid: {a: [1]}}\n",
             "makes a job array; remove array",
         ),
         (

@@ -48,7 +48,7 @@ def test_a_flight_record_tells_who_is_behind(tmp_path: Path, missing: bool) -> N
     words = (
         "only this rank wrote no flight record"
         if missing
-        else ("ends at collective 7, the records of other ranks at 8")
+        else "ends at collective 7, the records of other ranks at 8"
     )
     assert words in told.summary
 

@@ -222,7 +222,7 @@ def test_a_launcher_that_is_not_there_is_replaced_with_a_warning(source: str, be
         (
             DDP + "import os\nos.environ['RANK'] = str(0)",
             (),
-            ("sets RANK to '0' and overrides the value of launcher torchrun"),
+            "sets RANK to '0' and overrides the value of launcher torchrun",
         ),
         (DDP + "from os import environ\nenviron['WORLD_SIZE'] = '1'", (), "sets WORLD_SIZE to '1'"),
         (DDP + "import os\nos.environ.update({'MASTER_ADDR': 'localhost'})", (), "sets MASTER_ADDR"),
@@ -248,7 +248,7 @@ def test_a_launcher_that_is_not_there_is_replaced_with_a_warning(source: str, be
         ),
         (DDP, ("--local_rank", "0"), "argument --local_rank is the same for every rank"),
         (
-            ("import torch.multiprocessing as mp\nmp.spawn(f)"),
+            "import torch.multiprocessing as mp\nmp.spawn(f)",
             (),
             "each of the 8 ranks would do this separately",
         ),
@@ -339,7 +339,7 @@ def test_a_launcher_within_a_launcher(line: str) -> None:
         (
             "import jax\njax.distributed.initialize()",
             "torchrun",
-            ("which launcher torchrun does not support; use -l jax"),
+            "which launcher torchrun does not support; use -l jax",
         ),
         ("import ray\nray.init()", "torchrun", "8 ranks would do this separately; use -l ray"),
         (DDP, "single", "launcher single does not set RANK; use -l torchrun"),

@@ -84,7 +84,7 @@ def plan(
         emit = form_for_installed(emit, os.environ)
         if as_json:
             raise RequestInvalid(
-                [("--emit prints a configuration, and --json prints the plan; give only one of them")]
+                ["--emit prints a configuration, and --json prints the plan; give only one of them"]
             )
     asked["price"], asked["currency"] = _parse_price(asked["price"])
     if calibrate is not None and not asked["layout"]:

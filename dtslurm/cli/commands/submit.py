@@ -174,7 +174,7 @@ def submit(
     steps = load_jobs(context, JobRequest(script=script, args=args, **options), assignments, stage)
     if follow and not all(step.plain for step in steps):
         raise RequestInvalid(
-            [("--follow shows a single job, and this request has several jobs; --wait waits for all of them")]
+            ["--follow shows a single job, and this request has several jobs; --wait waits for all of them"]
         )
     planned_jobs = _plan_jobs(context, steps, yes=yes or dry_run)
     if dry_run:

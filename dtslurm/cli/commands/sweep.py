@@ -114,7 +114,7 @@ def stop(cluster: str | None, as_json: bool, job: str) -> None:
         output.note(
             f"cancelled: {', '.join(cancelled_jobs)}"
             if cancelled_jobs
-            else ("the sweep has no pending or running jobs")
+            else "the sweep has no pending or running jobs"
         )
 
 

@@ -113,7 +113,7 @@ def _check_version(line: str) -> Finding:
     """Return Slurm's version and its known vulnerabilities, which the site may have patched on its own."""
     vulnerabilities = holes(line)
     hint = (
-        (f"known vulnerabilities, unless your site patched them: {'; '.join(vulnerabilities)}")
+        f"known vulnerabilities, unless your site patched them: {'; '.join(vulnerabilities)}"
         if vulnerabilities
         else ""
     )

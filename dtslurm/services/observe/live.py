@@ -192,7 +192,7 @@ def _read(done: Completed, by_node: Mapping[str, Sequence[Sequence[int]]]) -> tu
         errors.append("the node has no Python 3.6 or later")
     nodes = ", ".join(silent[:5]) + (f" and {len(silent) - 5} more" if len(silent) > 5 else "")
     return observations, [
-        (f"could not examine the ranks of {nodes}") + (f": {'; '.join(errors)}" if errors else "")
+        f"could not examine the ranks of {nodes}" + (f": {'; '.join(errors)}" if errors else "")
     ]
 
 

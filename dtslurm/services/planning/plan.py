@@ -312,7 +312,7 @@ def _machine_from_profile(
     if node is None or node.gpus is None:
         gpu_types = [name for name, node_type in profile.node_types.items() if node_type.gpus]
         hint = (
-            (f"--node-type accepts {', '.join(gpu_types)}")
+            f"--node-type accepts {', '.join(gpu_types)}"
             if gpu_types
             else "name a GPU, as in --gpu H100-80GB"
         )

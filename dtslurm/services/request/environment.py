@@ -71,8 +71,6 @@ def _command_line_problems(context: Context, python: str) -> tuple[str, ...]:
     if len(words) < 2 or (context.cwd / expanded(python)).exists():
         return ()
     hint = (
-        ("without --python, the job uses the project's .venv")
-        if words[0] == "uv"
-        else "--setup may prepare it"
+        "without --python, the job uses the project's .venv" if words[0] == "uv" else "--setup may prepare it"
     )
     return (f"--python {python!r} is a command line, not an interpreter: {hint}",)

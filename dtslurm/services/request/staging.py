@@ -114,7 +114,7 @@ def _describe_clash(item: Item, earlier: Sequence[Item]) -> str:
 def _describe_result_clash(item: Item, earlier: Sequence[Item]) -> str:
     sources = [other.source for other in earlier if _normalized(other.to) == _normalized(item.to)]
     return (
-        (f"{sources[0]} is also copied to {item.to}; give each source its own destination") if sources else ""
+        f"{sources[0]} is also copied to {item.to}; give each source its own destination" if sources else ""
     )
 
 

@@ -45,7 +45,7 @@ def untrusted(context: Context) -> list[str]:
     if context.dry_run:
         return [f"run dtslurm trust before you submit this, because of {'; '.join(settings)}"]
     raise RequestInvalid(
-        [(f"you have not trusted this setting: {setting}") for setting in settings], hint=trust.HINT
+        [f"you have not trusted this setting: {setting}" for setting in settings], hint=trust.HINT
     )
 
 

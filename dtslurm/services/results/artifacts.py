@@ -124,7 +124,7 @@ def pull(
         StoreError: an artifact differs from its registration.
     """
     problems = [
-        (f"{artifact.path}: {artifact.problem or 'it no longer exists'}")
+        f"{artifact.path}: {artifact.problem or 'it no longer exists'}"
         for artifact in wanted
         if not artifact.there
     ]

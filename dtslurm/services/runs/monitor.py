@@ -224,7 +224,7 @@ def _make_snapshot(
 ) -> QueueSnapshot:
     if shared.generation != generation or not shared.memory.asked_at:
         return QueueSnapshot(
-            trouble=shared.trouble or ("the scheduler was not queried since jobs were changed")
+            trouble=shared.trouble or "the scheduler was not queried since jobs were changed"
         )
     restored = _with_memory(scheduler, shared.memory)
     return QueueSnapshot(

@@ -299,7 +299,7 @@ class Context:
         if is_local or not access.host:
             reason = "its scheduler is local" if access.host else "its profile has no login.host"
             raise RequestInvalid(
-                [(f"cluster {access.name} cannot be reached with transport {transport}: {reason}")]
+                [f"cluster {access.name} cannot be reached with transport {transport}: {reason}"]
             )
         from dtslurm.transport.connect import connect, real_name
 

@@ -169,7 +169,7 @@ def explain(host: str, said: str, *, code: int, fingerprint: str = "", asked: bo
         )
     return HostUnavailable(
         f"cannot connect to {host} over SSH",
-        evidence=evidence or [(f"ssh ended with exit code {code} and printed nothing")],
+        evidence=evidence or [f"ssh ended with exit code {code} and printed nothing"],
     )
 
 
