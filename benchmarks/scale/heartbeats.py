@@ -139,7 +139,7 @@ class EmulatedNodes:
 
 
 class EmulatedStep:
-    """A step that runs until it is told to end, and whose nodes start no further process."""
+    """A step without processes, which runs until the benchmark sets `exit_code`."""
 
     def __init__(self, folder: Path) -> None:
         self.ranks, self.logs = str(folder / "ranks/0"), str(folder / "logs/0")
@@ -151,7 +151,7 @@ class EmulatedStep:
         return self.exit_code
 
     def start_agent(self, _program: str, name: str, _log: str) -> None:
-        """Start nothing: srun waits for the node."""
+        """Record the request, and start no agent."""
         self.restarted_agents.append(name)
 
 

@@ -29,6 +29,7 @@ try:
     from .sampler_ranks import Ranks
     from .sampler_values import (
         HIP,
+        LARGE_JOB_S,
         Record,
         contents,
         counter,
@@ -51,6 +52,7 @@ except ImportError:  # beside this file, in a run directory
     from sampler_ranks import Ranks  # type: ignore[import-not-found,no-redef]
     from sampler_values import (  # type: ignore[import-not-found,no-redef]
         HIP,
+        LARGE_JOB_S,
         Record,
         contents,
         counter,
@@ -63,7 +65,6 @@ except ImportError:  # beside this file, in a run directory
 TOLD = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES", *HIP)
 EVERY_S = 5.0
 LONGEST_S = 60.0
-LARGE_JOB_S = 120.0  # between two writes of a node of a large job, each with the samples since the last one
 UNWRITTEN = 100  # samples of a large job that wait for a full disk
 SHARE = 0.004  # fraction of a core
 # (file size in bytes, factor by which pauses are longer from that size on).

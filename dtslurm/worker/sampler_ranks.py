@@ -25,6 +25,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 try:
     from .lib.json_records import whole_number, write_atomically
     from .sampler_values import (
+        LARGE_JOB_S,
         Record,
         contents,
         is_large_job,
@@ -38,6 +39,7 @@ except ImportError:  # beside this file, in a run directory
         write_atomically,
     )
     from sampler_values import (  # type: ignore[import-not-found,no-redef]
+        LARGE_JOB_S,
         Record,
         contents,
         is_large_job,
@@ -53,7 +55,6 @@ GPU_BUSY = 5.0  # percent
 # Fraction of the GPU's maximum power so far: a GPU waiting in a collective is "busy" at low power
 POWER = 0.5
 QUIET_S, SELDOM_S = 45.0, 60.0
-LARGE_JOB_S = 120.0  # between two records of a node of a large job, also during a pause in output
 KINDS = ("output", "cpu", "children", "io", "gpu")
 TICK = float(os.sysconf("SC_CLK_TCK"))
 RAY = "RAY_USAGE_STATS_ENABLED"  # set by the job script of launcher ray

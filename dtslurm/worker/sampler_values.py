@@ -12,6 +12,7 @@ except ImportError:  # beside this file, in a run directory
 
 HIP = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 PLAIN_NODES = 64  # jobs of more nodes write to the shared file system as little as they can
+LARGE_JOB_S = 120.0  # between two writes of the samples, and of the activity, of a node of a large job
 Record = Dict[str, Any]
 
 
@@ -28,10 +29,10 @@ def is_large_job(env: Mapping[str, str]) -> bool:
 
 
 def output_position(pid: int) -> Optional[int]:
-    """Return how far a process's standard output has got in its file, None if that cannot be read.
+    """Return the position of a process's standard output in its file, None if it cannot be read.
 
-    A rank's shell and the rank's own processes share this position, whoever of them writes. Unlike the file's
-    size, it is known without a request to the file server.
+    A rank's shell and all processes that it starts share one position, so the shell's position also advances
+    when training writes. The kernel knows the position; the file's size needs a request to the file server.
     """
     match = re.search(r"^pos:\s+(\d+)$", contents("/proc/%d/fdinfo/1" % pid), re.MULTILINE)
     return int(match.group(1)) if match else None

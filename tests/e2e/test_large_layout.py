@@ -1,4 +1,4 @@
-"""The files of large jobs, in jobs of a few nodes that are told to count as large."""
+"""The files of large jobs, in jobs of a few nodes for which the limit of small jobs is lowered."""
 
 from __future__ import annotations
 

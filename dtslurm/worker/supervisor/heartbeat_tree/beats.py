@@ -1,4 +1,4 @@
-"""What the nodes and the supervisor share: the form of a heartbeat, and where the supervisor listens."""
+"""The format of a heartbeat over TCP, and the file with the address of the supervisor."""
 
 import json
 from typing import Any, Dict, NamedTuple
@@ -15,7 +15,8 @@ class Beat(NamedTuple):
         kind: beat, or bye for a farewell.
         time: by the node's own clock.
         restarted: whether the supervisor had restarted the agent.
-        activity: letters of what any of its ranks did in the last seconds, see `COMPUTING` and the like.
+        activity: one letter for each kind of activity of its ranks in the last seconds: `COMPUTING`,
+            `TRANSFERRING`, `STOPPED`.
         output: bytes that its ranks have written to their logs.
         rank_count: number of its ranks.
         ranks: the state of its ranks, as JSON.

@@ -1,4 +1,4 @@
-"""Which node sends its heartbeats to which other node: a tree whose root is the supervisor."""
+"""The tree of nodes through which heartbeats are sent; its root is the supervisor."""
 
 import heapq
 from typing import Dict, List, NamedTuple, Optional, Set, Tuple

@@ -29,10 +29,10 @@ MOST_CHILDREN = 2 * FAN_OUT  # connections at once, those included that have not
 
 
 class Orders(NamedTuple):
-    """What the supervisor told all nodes last.
+    """The latest orders of the supervisor to all nodes.
 
     Attributes:
-        looks: how often the supervisor has looked at the nodes; it reads the lease before each look.
+        looks: how often the supervisor has read the heartbeats; it reads the lease each time before.
         stacks: number of the requested snapshot of the ranks' stacks.
         back: nodes whose first agent writes heartbeats again, so that a restarted one is not needed.
     """
@@ -91,11 +91,11 @@ class Relay:
             self._flushed_at = 0.0  # Slurm may end this node's agent soon
 
     def confirms_lease(self) -> bool:
-        """Return whether the supervisor has found a moment ago that this attempt holds the lease."""
+        """Return whether the supervisor has just confirmed that this attempt holds the lease."""
         return self.orders is not None and time.monotonic() - self._looked_at < LOOKS_S
 
     def leave(self) -> bool:
-        """Send what is left, and close all connections; return whether the supervisor got the farewell."""
+        """Send the pending heartbeats and close all connections; return whether the farewell has arrived."""
         self._is_leaving = True
         if self._alarm is not None:
             with contextlib.suppress(OSError):
@@ -131,7 +131,7 @@ class Relay:
         return bool(self._pending) or (self._parent is not None and self._parent.is_sending)
 
     def handle(self, events: List[selectors.SelectorKey]) -> None:
-        """Handle what a selector has found."""
+        """Read from the sockets that a selector has reported as readable."""
         for event in events:
             if event.fileobj is self._listener:
                 self._accept()
@@ -260,7 +260,7 @@ class Relay:
         if self._listener is not None and not self._is_listening:
             self._is_listening = True
             self.selector.register(self._listener, selectors.EVENT_READ)
-        self._read(parent)  # what came with the answer
+        self._read(parent)  # messages that arrived together with the answer
 
     def _unlink(self) -> None:
         """Drop the parent and all children, which then ask for other parents."""

@@ -65,7 +65,7 @@ class HeartbeatRoot:
             return lines
 
     def give_orders(self, **orders: Any) -> None:
-        """Change what the nodes are told next; see `relay.Orders`."""
+        """Change the orders that the nodes receive next; see `relay.Orders`."""
         self._orders = {**self._orders, **orders}
 
     def parent_of(self, node: str) -> str:
@@ -159,7 +159,7 @@ class HeartbeatRoot:
         self._sequence += 1
         payload = self._pack_orders()
         for connection in list(self._children):
-            if not connection.is_sending:  # a child that receives nothing needs no more of it
+            if not connection.is_sending:  # a child that does not read gets no further messages
                 self._try(connection, partial(connection.send, payload))
             else:
                 self._try(connection, connection.flush)

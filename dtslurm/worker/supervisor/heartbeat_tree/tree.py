@@ -1,4 +1,4 @@
-"""The heartbeats of a large job, as the supervisor receives them through the tree."""
+"""The heartbeats of a large job, which the supervisor receives through the tree."""
 
 import contextlib
 import json
@@ -52,7 +52,7 @@ class TreeHeartbeats(Heartbeats):
         self.root = HeartbeatRoot(self.folder, head, clock)
 
     def look(self) -> None:
-        """Take over the heartbeats that have arrived, and tell the nodes that the supervisor is there."""
+        """Read the heartbeats that have arrived, and confirm to the nodes that the supervisor runs."""
         self._looks += 1
         self.root.give_orders(looks=self._looks)
         super().look()
@@ -126,7 +126,7 @@ class TreeHeartbeats(Heartbeats):
         return process_by_rank
 
     def activity(self) -> Optional[ActivitySummary]:
-        """Return what the ranks of all nodes do; it is known without the state of each rank."""
+        """Return the activity of the ranks of all nodes, which does not need the state of each rank."""
         beats = {node: unpack_beat(line) for node, line in self._lines.items()}
         letters = set("".join({beat.activity for beat in beats.values()}))
         return ActivitySummary(
