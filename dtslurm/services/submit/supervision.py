@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-import zlib
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,51 +19,32 @@ from dtslurm.services.wiring.context import Context
 from dtslurm.worker.sampler_values import PLAIN_NODES
 
 FOLDER = "supervisor"
-_MODULES = "modules.bin"
-# Thousands of nodes start these programs at the same time: each imports only the modules that it needs, in a
-# large job from one file that it reads once.
-_SUPERVISOR_MAIN = """\
+_MODULES = "modules.zip"
+# Thousands of nodes start these programs at the same time. In a large job, they import their modules from a
+# copy of one file, because a zip file on sys.path is opened again for each module.
+_SUPERVISOR_MAIN = f"""\
 import os
 import sys
 
 
-def import_from(path):
-    import importlib.util
-    import json
-    import zlib
-
-    with open(path, "rb") as file:
-        sources = json.loads(zlib.decompress(file.read()).decode())
-
-    class OneFile:
-        @staticmethod
-        def find_spec(name, path=None, target=None):
-            for suffix in ("/__init__.py", ".py"):
-                file = name.replace(".", "/") + suffix
-                if file in sources:
-                    is_package = suffix != ".py"
-                    spec = importlib.util.spec_from_loader(name, OneFile, origin=file, is_package=is_package)
-                    spec.loader_state = file
-                    return spec
-            return None
-
-        @staticmethod
-        def create_module(spec):
-            return None
-
-        @staticmethod
-        def exec_module(module):
-            file = module.__spec__.loader_state
-            exec(compile(sources[file], file, "exec"), module.__dict__)
-
-    sys.meta_path.insert(0, OneFile)
+def import_from_copy(path):
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("modules")
+    else:
+        descriptor = os.open("/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)
+    with open(path, "rb") as file, os.fdopen(descriptor, "wb", closefd=False) as copy:
+        copy.write(file.read())
+    sys.path[0] = "/proc/self/fd/%d" % descriptor
 
 
 count = os.environ.get("SLURM_STEP_NUM_NODES") or os.environ.get("SLURM_NNODES", "")
 plain = os.environ.get("DTSLURM_PLAIN_NODES", "")
-is_large = count.isdigit() and int(count) > int(plain if plain.isdigit() else {plain_nodes})
+is_large = count.isdigit() and int(count) > int(plain if plain.isdigit() else {PLAIN_NODES})
 if is_large and sys.argv[1:2] in (["node"], ["preflight"]):
-    import_from(os.path.join(sys.path.pop(0), "{modules}"))
+    try:
+        import_from_copy(os.path.join(sys.path[0], "{_MODULES}"))
+    except OSError:
+        pass  # the modules are also beside this file
 if sys.argv[1:2] == ["node"]:
     from worker.supervisor.node import main
 
@@ -103,14 +84,13 @@ def files(context: Context) -> dict[str, bytes]:
     contents = {f"{FOLDER}/worker/{path.relative_to(worker)}": path.read_bytes() for path in paths}
     signatures = known.load(context.cwd, context.env)
     signature_rules = {"schema": 1, "signatures": [asdict(signature) for signature in signatures]}
-    main = _SUPERVISOR_MAIN.format(plain_nodes=PLAIN_NODES, modules=_MODULES)
-    sources = {
-        name.removeprefix(f"{FOLDER}/"): text.decode()
-        for name, text in contents.items()
+    modules = {
+        name.removeprefix(f"{FOLDER}/"): source
+        for name, source in contents.items()
         if "/evidence/" not in name
     }
-    contents[f"{FOLDER}/{_MODULES}"] = zlib.compress(json.dumps(sources).encode(), 9)
-    contents[f"{FOLDER}/__main__.py"] = main.encode()
+    contents[f"{FOLDER}/{_MODULES}"] = _build_zip(modules)
+    contents[f"{FOLDER}/__main__.py"] = _SUPERVISOR_MAIN.encode()
     contents[f"{FOLDER}/rules.json"] = json.dumps(signature_rules).encode()
     contents[f"{FOLDER}/rules.zip"] = _build_rules_zip(worker.parent)
     return contents
@@ -152,10 +132,13 @@ def _build_rules_zip(package: Path) -> bytes:
     model = [package / "model" / name for name in names]
     worker = [package / "worker" / name for name in ("__init__.py", "lib/__init__.py", "lib/json_records.py")]
     paths = [package / "__init__.py", *model, *worker, *sorted((package / "diagnose").glob("*.py"))]
+    modules = {f"{package.name}/{path.relative_to(package)}": path.read_bytes() for path in paths}
+    return _build_zip({"__main__.py": _DIAGNOSE_MAIN.encode(), **modules})
+
+
+def _build_zip(contents: Mapping[str, bytes]) -> bytes:
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(zipfile.ZipInfo("__main__.py", _ZIP_TIME), _DIAGNOSE_MAIN)
-        for path in paths:
-            name = f"{package.name}/{path.relative_to(package)}"
-            archive.writestr(zipfile.ZipInfo(name, _ZIP_TIME), path.read_bytes())
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in contents.items():
+            archive.writestr(zipfile.ZipInfo(name, _ZIP_TIME), content, zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
