@@ -250,9 +250,17 @@ def test_a_job_in_the_queue_whose_run_has_no_record_is_shown_as_in_status(
     shim.write_text(f'#!/bin/sh\necho >>{asked}\nexec {real} "$@"\n')
     shim.chmod(0o755)
     cli.env["PATH"] = f"{shim.parent}:{cli.env.get('PATH', os.environ['PATH'])}"
-    script = cli.script(TRAIN)
+    script = cli.script(
+        f"""
+        import os, pathlib, time
+        pathlib.Path({str(tmp_path)!r}, "started-" + os.environ["SLURM_JOB_ID"]).touch()
+        time.sleep(900)
+        """
+    )
     lost, kept = (cli.submit("--ntasks-per-node", "1", "-l", "srun", script) for _ in range(2))
     cli.wait_until(lambda: cli.state(lost) == cli.state(kept) == "RUNNING")
+    # A script that still has to open files of its run directory would fail when that is moved.
+    cli.wait_until(lambda: all((tmp_path / f"started-{job}").exists() for job in (lost, kept)))
 
     def requests(*words: str) -> int:
         """Count what a command asks where the last answer is too old to serve."""
