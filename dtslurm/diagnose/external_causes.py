@@ -188,7 +188,7 @@ def node_failure(case: FailureContext, confidence: float, lines: tuple[EvidenceL
     exclude_option = f" with --exclude {node}" if node else ""
     return Verdict(
         cause="node-failure",
-        summary=f"node {node} went down" if node else "a node went down",
+        summary=f"node {node} failed" if node else "a node failed",
         rank=rank.rank if rank else None,
         local_rank=rank.local_rank if rank else None,
         node=node,

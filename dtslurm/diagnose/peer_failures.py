@@ -100,7 +100,7 @@ def _judge_timeout(timeouts: list[RankEnd], case: FailureContext) -> Verdict:
         EvidenceLine(rank=missing.rank, file=end.rank.log.file, line=None, text=text)
         for text in end.rank.log.tail[-2:]
     )
-    generic_summary = "a collective did not end in time"
+    generic_summary = "a collective did not complete in time"
     detail = f" ({timeout_reason.summary})" if timeout_reason.summary not in ("", generic_summary) else ""
     waiting_ranks = f"{len(timeouts)} rank{'s' if len(timeouts) > 1 else ''}"
     summary = f"{waiting_ranks} waited for rank {missing.rank} in a collective{detail}: {missing.why}"

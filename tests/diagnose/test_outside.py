@@ -92,9 +92,9 @@ def test_a_lost_node_is_named_by_slurm_or_by_its_silent_ranks(tmp_path: Path) ->
     assert (told.cause, told.node, told.rank) == ("node-failure", "n2", 1)
     assert told.evidence[0].text == named
     told = say(tmp_path / "b", lost(), Left(host="n3"), state="NODE_FAIL")
-    assert (told.node, told.rank, told.summary) == ("n3", 1, "node n3 went down")
+    assert (told.node, told.rank, told.summary) == ("n3", 1, "node n3 failed")
     told = say(tmp_path / "c", lost(), lost(), state="BOOT_FAIL")
-    assert (told.node, told.rank, told.summary) == (None, None, "a node went down")
+    assert (told.node, told.rank, told.summary) == (None, None, "a node failed")
     assert told.advice.startswith("submit the run again; ")
     told = say(tmp_path / "d", lost(), lost(host="n2"), batch=named, state="NODE_FAIL")
     assert (told.node, told.rank) == ("n2", 1)  # its rank had still recorded its end
@@ -164,7 +164,7 @@ def test_an_srun_that_waits_no_longer_for_the_others_is_told_with_its_option(tmp
     ]
     told = say(tmp_path, Left(), Left(code=0), batch="\n".join(said))
     assert (told.cause, told.blame) == ("killed", "user")
-    assert told.summary == "srun ended what still worked 60 s after the first task of its step had ended"
+    assert told.summary == "srun ended the remaining tasks 60 s after the first task of its step had ended"
     assert "--wait=0" in told.advice
     assert told.evidence[0].text == said[0]
 
@@ -194,7 +194,7 @@ def test_where_it_is_not_known_which_node_was_lost_none_is_named(tmp_path: Path)
         "node-failure",
         None,
         None,
-        "a node went down",
+        "a node failed",
     )
     ended = [Left(code=143, signal=15), Left(), Left(code=143, signal=15, host="n2")]
     told = say(tmp_path / "b", *ended, batch=SPEAKS, state="NODE_FAIL")
@@ -206,17 +206,17 @@ def test_where_it_is_not_known_which_node_was_lost_none_is_named(tmp_path: Path)
     [
         (
             "DistError: server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use)",
-            "the port 29500 that rank 0 listens on was taken by another process",
+            "another process uses the port 29500 on which rank 0 listens",
             "unknown",
         ),
         (
             "OSError: [Errno 98] Address already in use",
-            "the program wants to listen on a port that another process has",
+            "another process uses the port on which the program listens",
             "code",
         ),
         (
             "OSError: Port 6006 is already in use",
-            "the program wants to listen on a port that another process has: 6006",
+            "another process uses the port on which the program listens: 6006",
             "code",
         ),
     ],
@@ -255,7 +255,7 @@ def test_a_line_of_the_setup_that_failed_is_told_beside_what_may_come_of_it(tmp_
     assert (told.cause, told.rank) == ("import-error", 0)
     assert told.summary.endswith("; before that a line of the job's setup failed: module: command not found")
     assert told.evidence[-1].text == SETUP
-    assert "install it in the environment" in told.advice
+    assert "install the module in the environment" in told.advice
     broken = say(tmp_path / "b", Left("RuntimeError: CUDA error: out of memory", code=1), batch=SETUP)
     assert (broken.cause, "setup" in broken.summary) == ("gpu-out-of-memory", False)
     never = say(tmp_path / "c", Left(None, started=False), batch=SETUP)
@@ -337,7 +337,7 @@ def test_where_nothing_says_why_the_end_of_the_output_is_shown(tmp_path: Path) -
     ("rank", "cause", "words"),
     [
         (Left(code=3), "disk-full", "the file system of the run directory is full, and the logs end"),
-        (Left("Loss is nan, stopping training", code=1), "nan-loss", "training diverged"),
+        (Left("Loss is nan, stopping training", code=1), "nan-loss", "the training diverged"),
         (
             Left(code=0),
             "none",
