@@ -42,13 +42,13 @@ ENTRY = ContainerOptions(
         ("nvcr.io#nvidia/pytorch", "nvcr.io#nvidia/pytorch"),
     ],
 )
-def test_enroot_sets_the_registry_off(image: str, written: str) -> None:
+def test_enroot_reference_separates_registry_and_image_with_a_hash_sign(image: str, written: str) -> None:
     assert reference(replace(ENTRY, image=image)) == written
 
 
 @pytest.mark.parametrize("written", ["", "docker://"])
 @pytest.mark.parametrize("sign", ["/", "#"])
-def test_each_runtime_names_an_image_in_its_own_form(written: str, sign: str) -> None:
+def test_each_runtime_writes_an_image_reference_in_its_own_syntax(written: str, sign: str) -> None:
     entry = replace(ENTRY, image=f"{written}nvcr.io{sign}nvidia/pytorch:25.01-py3")
     plain = "nvcr.io/nvidia/pytorch:25.01-py3"
     assert registry.load("shifter").directives(entry) == {"image": f"docker:{plain}"}
@@ -70,7 +70,9 @@ def test_each_runtime_names_an_image_in_its_own_form(written: str, sign: str) ->
         ("docker://pytorch/pytorch:latest", False),
     ],
 )
-def test_an_image_is_shared_by_runs_if_its_name_always_means_the_same(image: str, fixed: bool) -> None:
+def test_apptainer_shares_an_image_file_between_runs_only_for_fixed_references(
+    image: str, fixed: bool
+) -> None:
     entry = replace(ENTRY, image=image)
     assert entry.fixed is fixed
     runtime = registry.load("apptainer")
@@ -80,14 +82,14 @@ def test_an_image_is_shared_by_runs_if_its_name_always_means_the_same(image: str
     assert re.fullmatch(r"[\w.-]+-[0-9a-f]{8}\.sif", kept)
 
 
-def test_references_that_look_alike_have_files_of_their_own() -> None:
+def test_similar_image_references_get_different_file_names() -> None:
     stems = {
         replace(ENTRY, image=image).stem for image in ("a/b-c:1", "a-b/c:1", "a/b/c:1", "docker://a/b/c:1")
     }
     assert len(stems) == 3
 
 
-def test_pyxis_takes_what_was_imported_or_the_file() -> None:
+def test_pyxis_uses_the_imported_image_or_the_named_image_file() -> None:
     runtime = registry.load("pyxis")
     assert '--container-image="$image"' in join(runtime.srun_options(ENTRY))
     assert runtime.source(ENTRY) == "docker://nvcr.io#nvidia/pytorch:25.01-py3"
@@ -96,14 +98,14 @@ def test_pyxis_takes_what_was_imported_or_the_file() -> None:
     assert runtime.values(alone)["pull"] is None
 
 
-def test_pyxis_lets_our_variables_win_over_the_images() -> None:
+def test_pyxis_passes_job_variables_that_override_the_image_variables() -> None:
     words = join(registry.load("pyxis").srun_options(ENTRY))
     assert "--container-env=DTSLURM_RUN_DIR," in words
     assert "NCCL_DEBUG" in words
     assert "'/home/me/pro ject:/home/me/pro ject,/data:/data,/scratch/me:/scratch:ro'" in words
 
 
-def test_what_a_fabrics_script_sets_wins_over_the_image_too(tmp_path: Path, render_job: Render) -> None:
+def test_pyxis_passes_variables_set_by_the_fabric_setup_script(tmp_path: Path, render_job: Render) -> None:
     (tmp_path / "vendor.sh").write_text("export NCCL_NET=gIB NCCL_CROSS_NIC=0\n")
     site = load_profile("h100x8-ib")
     assert site.fabric is not None
@@ -123,12 +125,12 @@ def test_what_a_fabrics_script_sets_wins_over_the_image_too(tmp_path: Path, rend
 
 
 @pytest.mark.parametrize(("vendor", "flag"), [("nvidia", "--nv"), ("amd", "--rocm"), (None, None)])
-def test_apptainer_asks_for_the_gpus_driver(vendor: str | None, flag: str | None) -> None:
+def test_apptainer_passes_the_gpu_flag_of_the_vendor(vendor: str | None, flag: str | None) -> None:
     words = registry.load("apptainer").prefix(replace(ENTRY, gpu_vendor=vendor))
     assert [word for word in ("--nv", "--rocm") if word in words] == ([flag] if flag else [])
 
 
-def test_apptainer_pulls_a_reference_once_and_takes_a_file_as_it_is() -> None:
+def test_apptainer_pulls_a_registry_reference_and_runs_an_image_file_directly() -> None:
     runtime = registry.load("singularity")
     assert runtime.source(ENTRY) == "docker://nvcr.io/nvidia/pytorch:25.01-py3"
     assert runtime.prefix(ENTRY)[-1] == '"$image"'
@@ -138,13 +140,13 @@ def test_apptainer_pulls_a_reference_once_and_takes_a_file_as_it_is() -> None:
     assert runtime.prefix(alone)[-1] == "/images/torch.sif"
 
 
-def test_shifter_names_the_image_to_sbatch() -> None:
+def test_shifter_passes_a_registry_image_as_a_directive_and_rejects_image_files() -> None:
     runtime = registry.load("shifter")
     assert runtime.directives(ENTRY) == {"image": "docker:nvcr.io/nvidia/pytorch:25.01-py3"}
     assert runtime.check(replace(ENTRY, image="/images/torch.sif"))
 
 
-def test_podman_hpc_lets_variables_cross_by_name_and_not_the_path() -> None:
+def test_podman_hpc_passes_variables_by_name_and_the_gpu_flag() -> None:
     words = registry.load("podman-hpc").prefix(ENTRY)
     assert [word for word in words if word.startswith("--env=")] == [
         "--env=SLURM_*",
@@ -155,7 +157,7 @@ def test_podman_hpc_lets_variables_cross_by_name_and_not_the_path() -> None:
     assert "--env=NCCL_*" in registry.load("podman-hpc").prefix(replace(ENTRY, vendor_script=True))
 
 
-def test_the_container_engine_takes_an_edf() -> None:
+def test_cscs_container_engine_requires_an_edf_file_without_mounts() -> None:
     runtime = registry.load("cscs-ce")
     assert len(runtime.check(ENTRY)) == 2
     edf = replace(ENTRY, image="/home/me/torch.toml", mounts=())
@@ -164,10 +166,10 @@ def test_the_container_engine_takes_an_edf() -> None:
 
 
 @pytest.mark.parametrize("mount", ["data", "/a:b", "/a:/b:x", "", "/a:/b:ro:/c"])
-def test_malformed_mounts(mount: str) -> None:
+def test_malformed_mounts_are_reported(mount: str) -> None:
     assert mount_problems((mount,))
 
 
-def test_an_unknown_runtime() -> None:
+def test_unknown_runtime_error_suggests_a_similar_name() -> None:
     with pytest.raises(RequestInvalid, match="did you mean 'apptainer'"):
         registry.load("aptainer")
