@@ -29,7 +29,7 @@ def encoded(frames: list[Frame]) -> bytes:
     st.booleans(),
     st.integers(1, 20),
 )
-def test_frames_survive_noise_packing_and_any_cuts(
+def test_decoder_reads_frames_after_noise_from_packed_and_split_input(
     noise: bytes, frames: list[Frame], packed: bool, size: int
 ) -> None:
     body = encoded(frames)
@@ -49,13 +49,13 @@ def test_frames_survive_noise_packing_and_any_cuts(
         wire.frame(wire.PACKED, 0, zlib.compress(bytes(1 << 24))),
     ],
 )
-def test_broken_frames_are_an_error(data: bytes) -> None:
+def test_decoder_rejects_malformed_frames(data: bytes) -> None:
     with pytest.raises(TransportError):
         list(Decoder(begun=True).feed(data))
 
 
 @given(st.binary(max_size=300), st.integers(1, 40))
-def test_lines_come_whole_however_the_bytes_are_cut(data: bytes, size: int) -> None:
+def test_assembler_returns_whole_lines_for_any_chunk_size(data: bytes, size: int) -> None:
     known = Assembler(RANK, "log")
     blocks = [known.feed(at, data[at : at + size]) for at in range(0, len(data), size)]
     whole = b"".join(block.data for block in blocks if block)
@@ -65,7 +65,7 @@ def test_lines_come_whole_however_the_bytes_are_cut(data: bytes, size: int) -> N
     assert known.offset == len(data)
 
 
-def test_bytes_of_another_place_are_an_error() -> None:
+def test_assembler_rejects_bytes_at_an_unexpected_offset() -> None:
     with pytest.raises(TransportError, match="instead of byte"):
         Assembler(RANK, "log").feed(5, b"x")
 
@@ -81,7 +81,7 @@ def test_bytes_of_another_place_are_an_error() -> None:
         ("form\x0cfeed\u2028line\n".encode(), ["form\x0cfeed\u2028line"]),
     ],
 )
-def test_texts_of_a_block(data: bytes, texts: list[str]) -> None:
+def test_log_block_splits_its_bytes_into_text_lines(data: bytes, texts: list[str]) -> None:
     block = LogBlock(RANK, data)
     assert block.texts() == texts
     assert [line.text for line in block.lines()] == texts
@@ -94,7 +94,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_c1_no_escape_reaches_a_terminal(text: str) -> None:
+def test_c1_safe_removes_hostile_escape_sequences(text: str) -> None:
     shown = safe(f"before{text}after")
     assert shown.startswith("before")
     assert shown.endswith("after")
@@ -103,7 +103,7 @@ def test_c1_no_escape_reaches_a_terminal(text: str) -> None:
 
 
 @given(st.text())
-def test_c1_whatever_the_text_nothing_commands_the_terminal(text: str) -> None:
+def test_c1_safe_removes_control_characters_from_any_text(text: str) -> None:
     assert not any((ord(char) < 32 and char != "\t") or 127 <= ord(char) < 160 for char in safe(text))
     data = text.encode("utf-8", "replace")
     decoded = data.decode("utf-8", "replace")
@@ -127,12 +127,12 @@ NOW = datetime(2026, 11, 21, 17, 0, tzinfo=timezone.utc).timestamp()
         ("x" * 200 + "2026-11-21 16:59:50", None),
     ],
 )
-def test_when_a_line_was_written(text: str, ago: float | None) -> None:
+def test_written_at_parses_common_timestamp_formats(text: str, ago: float | None) -> None:
     time = written_at(text, NOW, 0)
     assert (None if time is None else NOW - time) == ago
 
 
-def test_f66_clocks_of_the_cluster_and_the_year_before() -> None:
+def test_f66_written_at_uses_the_cluster_time_zone_and_the_previous_year() -> None:
     assert written_at("2026-11-21 17:59:50", NOW, 3600) == NOW - 10
     january = datetime(2027, 1, 1, 0, 5, tzinfo=timezone.utc).timestamp()
     time = written_at("I1231 23:59:00.000000 x", january, 0)
@@ -151,11 +151,11 @@ def test_f66_clocks_of_the_cluster_and_the_year_before() -> None:
         ("2026-11-21T17:00:00Z", 0),
     ],
 )
-def test_points_in_time(text: str, ago: float) -> None:
+def test_point_in_time_parses_ages_and_times(text: str, ago: float) -> None:
     assert NOW - point_in_time(text, NOW, 0) == ago
 
 
 @pytest.mark.parametrize("text", ["", "soon", "25:00", "10x", "2026-13-01"])
-def test_what_is_no_time(text: str) -> None:
+def test_point_in_time_rejects_text_that_is_not_a_time(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 (whichever message)
         point_in_time(text, NOW, 0)
