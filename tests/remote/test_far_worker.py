@@ -55,11 +55,11 @@ def worker(far: Counted) -> Iterator[RemoteWorker]:
     made.close()
 
 
-def parcel(folder: Path, name: str) -> Delivery:
+def delivery(folder: Path, name: str) -> Delivery:
     return Delivery(str(folder / "root" / name), str(folder / "root/.objects"), {"job.json": b"{}"})
 
 
-def processes(mark: str = "keep") -> list[int]:
+def worker_processes(mark: str = "keep") -> list[int]:
     """The kept workers below this process."""
     listed = subprocess.run(
         ["pgrep", "-P", str(os.getpid()), "-f", f"dtslurm-worker.* {mark}$"], capture_output=True, check=False
@@ -67,104 +67,108 @@ def processes(mark: str = "keep") -> list[int]:
     return [int(word) for word in listed.stdout.split()]
 
 
-def test_many_submissions_share_one_channel(far: Counted, worker: RemoteWorker, tmp_path: Path) -> None:
+def test_submissions_share_a_single_worker_channel(
+    far: Counted, worker: RemoteWorker, tmp_path: Path
+) -> None:
     for number in range(5):
-        done = deliver(far, parcel(tmp_path, f"r{number}"), then=["echo", f"{number + 1}"], worker=worker)
+        done = deliver(far, delivery(tmp_path, f"r{number}"), then=["echo", f"{number + 1}"], worker=worker)
         assert done is not None
         assert done.stdout == f"{number + 1}\n"
         events = (tmp_path / f"root/r{number}/events.jsonl").read_text()
         assert f'"job_id": "{number + 1}"' in events
     assert (len(far.sent), far.streams) == (1, 1)
-    assert len(processes()) == 1
+    assert len(worker_processes()) == 1
     worker.close()
-    assert processes() == []
+    assert worker_processes() == []
 
 
-def test_one_that_was_started_ahead_serves_the_first_request(far: Counted, tmp_path: Path) -> None:
+def test_worker_started_in_advance_serves_the_first_request(far: Counted, tmp_path: Path) -> None:
     far.has_login = True
     worker = RemoteWorker(far, MODULES, PYTHON)
     worker.begin()
     worker.begin()  # once is enough
-    wait_until(processes)
-    done = deliver(far, parcel(tmp_path, "a"), then=["echo", "1"], worker=worker)
+    wait_until(worker_processes)
+    done = deliver(far, delivery(tmp_path, "a"), then=["echo", "1"], worker=worker)
     assert done is not None
     assert done.stdout == "1\n"
     assert (len(far.sent), far.streams) == (0, 1)
     worker.close()
-    assert processes() == []
+    assert worker_processes() == []
 
 
-def test_none_is_started_ahead_without_a_login(far: Counted, worker: RemoteWorker, tmp_path: Path) -> None:
+def test_worker_does_not_start_in_advance_without_a_login(
+    far: Counted, worker: RemoteWorker, tmp_path: Path
+) -> None:
     worker.begin()
-    deliver(far, parcel(tmp_path, "a"), worker=worker)
+    deliver(far, delivery(tmp_path, "a"), worker=worker)
     assert (len(far.sent), far.streams) == (1, 0)
 
 
-def test_one_that_cannot_be_started_ahead_leaves_it_to_the_request_to_say_why(
+def test_interpreter_error_of_a_worker_started_in_advance_appears_at_the_first_request(
     far: Counted, tmp_path: Path
 ) -> None:
     far.has_login = True
     worker = RemoteWorker(far, MODULES, "/nowhere/python3")
     worker.begin()
     with pytest.raises(CommandNotFound, match="/nowhere/python3"):
-        deliver(far, parcel(tmp_path, "a"), worker=worker)
+        deliver(far, delivery(tmp_path, "a"), worker=worker)
     assert not (tmp_path / "root").exists()
 
 
-def test_what_is_refused_is_told_and_the_next_is_served(
+def test_worker_serves_further_requests_after_refused_requests(
     far: Counted, worker: RemoteWorker, tmp_path: Path
 ) -> None:
     for name in ("a", "b"):
-        deliver(far, parcel(tmp_path, name), worker=worker)
+        deliver(far, delivery(tmp_path, name), worker=worker)
     with pytest.raises(RunExists):
-        deliver(far, parcel(tmp_path, "a"), worker=worker)
+        deliver(far, delivery(tmp_path, "a"), worker=worker)
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="file"):
         deliver(far, Delivery(str(tmp_path / "file/x"), str(tmp_path / "file/o"), {}), worker=worker)
     with pytest.raises(Exception, match="not a path below"):
         deliver(far, Delivery(str(tmp_path / "root/c"), str(tmp_path / "o"), {"../x": b""}), worker=worker)
-    deliver(far, parcel(tmp_path, "d"), worker=worker)
+    deliver(far, delivery(tmp_path, "d"), worker=worker)
     assert sorted(path.name for path in (tmp_path / "root").glob("[a-z]*")) == ["a", "b", "d"]
     assert far.streams == 2  # one that was asked what makes no sense ends: what follows cannot be told apart
 
 
-def test_one_that_died_between_submissions_is_replaced(
+def test_worker_killed_between_submissions_is_replaced(
     far: Counted, worker: RemoteWorker, tmp_path: Path
 ) -> None:
     for name in ("a", "b"):
-        deliver(far, parcel(tmp_path, name), worker=worker)
-    [pid] = processes()
+        deliver(far, delivery(tmp_path, name), worker=worker)
+    [pid] = worker_processes()
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: processes() == [])
-    deliver(far, parcel(tmp_path, "c"), worker=worker)
+    wait_until(lambda: worker_processes() == [])
+    deliver(far, delivery(tmp_path, "c"), worker=worker)
     assert (tmp_path / "root/c/job.json").exists()
     assert far.streams == 2
 
 
-def test_one_that_was_silent_for_long_is_asked_whether_it_lives(
+def test_idle_worker_that_does_not_answer_a_ping_is_replaced(
     far: Counted, worker: RemoteWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_worker, "_FRESH_S", 0.0)
     for name in ("a", "b", "c"):
-        deliver(far, parcel(tmp_path, name), worker=worker)
+        deliver(far, delivery(tmp_path, name), worker=worker)
     assert far.streams == 1
-    [pid] = processes()
+    [pid] = worker_processes()
     os.kill(pid, signal.SIGSTOP)  # as one at the other end of a link that swallows everything
     monkeypatch.setattr(remote_worker, "_PING_S", 0.2)
     monkeypatch.setattr(remote_worker, "_GOODBYE_S", 0.1)
-    deliver(far, parcel(tmp_path, "d"), worker=worker)
+    deliver(far, delivery(tmp_path, "d"), worker=worker)
     assert far.streams == 2
     assert (tmp_path / "root/d/job.json").exists()
 
 
-def test_f1_one_that_dies_at_work_is_not_asked_again(
+def test_f1_submission_is_not_repeated_when_the_worker_dies_during_the_command(
     far: Counted, worker: RemoteWorker, tmp_path: Path
 ) -> None:
     for name in ("a", "b"):
-        deliver(far, parcel(tmp_path, name), worker=worker)
+        deliver(far, delivery(tmp_path, name), worker=worker)
     log, go = tmp_path / "log", tmp_path / "go"
     queue = f"echo queued >>'{log}'; while [ ! -e '{go}' ]; do sleep 0.05; done"
-    [pid] = processes()
+    [pid] = worker_processes()
 
     def kill() -> None:
         wait_until(log.exists)
@@ -173,13 +177,13 @@ def test_f1_one_that_dies_at_work_is_not_asked_again(
     killer = threading.Thread(target=kill)
     killer.start()
     with pytest.raises(TransportError, match="its effects are unknown"):
-        deliver(far, parcel(tmp_path, "c"), then=["sh", "-c", queue], worker=worker)
+        deliver(far, delivery(tmp_path, "c"), then=["sh", "-c", queue], worker=worker)
     killer.join()
     go.touch()
     assert log.read_text() == "queued\n"
 
 
-def test_f2_it_ends_with_the_client(tmp_path: Path) -> None:
+def test_f2_worker_ends_when_the_client_is_killed(tmp_path: Path) -> None:
     client = tmp_path / "client.py"
     client.write_text(
         "import sys, time\n"
@@ -202,34 +206,36 @@ def test_f2_it_ends_with_the_client(tmp_path: Path) -> None:
         wait_until(lambda: not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/exe").exists())
 
 
-def test_f58_it_gives_way_where_there_is_room_for_one_session_only(
+def test_f58_idle_worker_releases_its_session_for_another_command(
     far: Counted, worker: RemoteWorker, tmp_path: Path
 ) -> None:
     for name in ("a", "b"):
-        deliver(far, parcel(tmp_path, name), worker=worker)
+        deliver(far, delivery(tmp_path, name), worker=worker)
     [release_if_idle] = far.spare
     assert release_if_idle() is True  # type: ignore[operator]
-    assert processes() == []
+    assert worker_processes() == []
     assert release_if_idle() is False  # type: ignore[operator]
-    deliver(far, parcel(tmp_path, "c"), worker=worker)
+    deliver(far, delivery(tmp_path, "c"), worker=worker)
     assert (tmp_path / "root/c/job.json").exists()
 
 
-def test_threads_need_not_wait_for_each_other(far: Counted, worker: RemoteWorker, tmp_path: Path) -> None:
+def test_concurrent_submissions_of_two_threads_do_not_block_each_other(
+    far: Counted, worker: RemoteWorker, tmp_path: Path
+) -> None:
     for name in ("a", "b"):
-        deliver(far, parcel(tmp_path, name), worker=worker)
+        deliver(far, delivery(tmp_path, name), worker=worker)
     go = tmp_path / "go"
     slow = ["sh", "-c", f"while [ ! -e '{go}' ]; do sleep 0.05; done; echo 7"]
     answers: list[str] = []
 
     def first() -> None:
-        done = deliver(far, parcel(tmp_path, "c"), then=slow, worker=worker)
+        done = deliver(far, delivery(tmp_path, "c"), then=slow, worker=worker)
         answers.append(done.stdout if done else "")
 
     thread = threading.Thread(target=first)
     thread.start()
     wait_until((tmp_path / "root/c").exists)
-    done = deliver(far, parcel(tmp_path, "d"), then=["echo", "8"], worker=worker)
+    done = deliver(far, delivery(tmp_path, "d"), then=["echo", "8"], worker=worker)
     assert done is not None
     assert (done.stdout, answers) == ("8\n", [])
     go.touch()

@@ -37,15 +37,15 @@ def worker(far: Transport) -> Iterator[RemoteWorker]:
     made.close()
 
 
-def parcel(folder: Path, name: str) -> Delivery:
+def delivery(folder: Path, name: str) -> Delivery:
     return Delivery(str(folder / "root" / name), str(folder / "root/.objects"), {"job.json": b"{}"})
 
 
-def test_f58_one_session_is_shared_and_given_up_for_another_command(
+def test_f58_worker_releases_the_only_session_for_another_command(
     far: Transport, worker: RemoteWorker, tmp_path: Path
 ) -> None:
     for number in range(1, 5):
-        done = deliver(far, parcel(tmp_path, f"r{number}"), then=["echo", str(number)], worker=worker)
+        done = deliver(far, delivery(tmp_path, f"r{number}"), then=["echo", str(number)], worker=worker)
         assert done is not None
         assert done.stdout == f"{number}\n"
         if number == 3:
@@ -53,18 +53,18 @@ def test_f58_one_session_is_shared_and_given_up_for_another_command(
     assert len(list((tmp_path / "root").glob("r*/events.jsonl"))) == 4
 
 
-def test_f58_one_that_was_started_ahead_gives_its_session_up_for_another_command(
+def test_f58_worker_started_in_advance_releases_the_only_session_for_another_command(
     far: Transport, worker: RemoteWorker, tmp_path: Path
 ) -> None:
     far.open()
     worker.begin()
     assert far.run(["echo", "before"]).stdout == "before\n"
-    done = deliver(far, parcel(tmp_path, "a"), then=["echo", "1"], worker=worker)
+    done = deliver(far, delivery(tmp_path, "a"), then=["echo", "1"], worker=worker)
     assert done is not None
     assert done.stdout == "1\n"
 
 
-def test_f57_a_link_cut_after_one_was_started_ahead_costs_a_login_and_no_more(
+def test_f57_submission_reconnects_after_a_link_cut_when_the_worker_started_in_advance(
     sshd_lab: SshLab, far: Transport, worker: RemoteWorker, tmp_path: Path
 ) -> None:
     far.open()
@@ -73,31 +73,31 @@ def test_f57_a_link_cut_after_one_was_started_ahead_costs_a_login_and_no_more(
     server = sshd_lab.servers["narrow"]
     server.cut()
     wait_until(lambda: worker._running is None or not worker._running.is_alive())
-    done = deliver(far, parcel(tmp_path, "a"), then=["echo", "1"], worker=worker)
+    done = deliver(far, delivery(tmp_path, "a"), then=["echo", "1"], worker=worker)
     assert done is not None
     assert done.stdout == "1\n"
 
 
-def test_f57_a_link_lost_between_submissions_is_made_anew(
+def test_f57_submission_reconnects_after_a_link_cut_between_submissions(
     sshd_lab: SshLab, far: Transport, worker: RemoteWorker, tmp_path: Path
 ) -> None:
     for name in ("a", "b"):
-        deliver(far, parcel(tmp_path, name), worker=worker)
+        deliver(far, delivery(tmp_path, name), worker=worker)
     server = sshd_lab.servers["narrow"]
     server.cut()
     wait_until(lambda: not server.connections())
     wait_until(
         lambda: worker._running is None or not worker._running.is_alive()
     )  # this side has heard of it, too
-    deliver(far, parcel(tmp_path, "c"), then=["echo", "3"], worker=worker)
+    deliver(far, delivery(tmp_path, "c"), then=["echo", "3"], worker=worker)
     assert '"job_id": "3"' in (tmp_path / "root/c/events.jsonl").read_text()
 
 
-def test_f1_a_link_cut_in_the_middle_leaves_one_job_that_its_own_files_tell_of(
+def test_f1_link_cut_during_a_submission_leaves_exactly_one_recorded_job(
     sshd_lab: SshLab, far: Transport, worker: RemoteWorker, tmp_path: Path
 ) -> None:
     for name in ("a", "b"):
-        deliver(far, parcel(tmp_path, name), worker=worker)
+        deliver(far, delivery(tmp_path, name), worker=worker)
     log, go = tmp_path / "log", tmp_path / "go"
     queue = f"echo queued >>'{log}'; while [ ! -e '{go}' ]; do sleep 0.05; done; echo 17"
 
@@ -108,10 +108,10 @@ def test_f1_a_link_cut_in_the_middle_leaves_one_job_that_its_own_files_tell_of(
     cutter = threading.Thread(target=cut)
     cutter.start()
     with pytest.raises(TransportError, match="unknown"):
-        deliver(far, parcel(tmp_path, "c"), then=["sh", "-c", queue], worker=worker)
+        deliver(far, delivery(tmp_path, "c"), then=["sh", "-c", queue], worker=worker)
     cutter.join()
     go.touch()
     wait_until((tmp_path / "root/c/events.jsonl").exists)
     assert '"job_id": "17"' in (tmp_path / "root/c/events.jsonl").read_text()
     assert log.read_text() == "queued\n"
-    deliver(far, parcel(tmp_path, "d"), then=["echo", "18"], worker=worker)
+    deliver(far, delivery(tmp_path, "d"), then=["echo", "18"], worker=worker)
