@@ -13,25 +13,25 @@ STILL = Sample(
 )
 
 
-def test_nothing_grows() -> None:
+def test_leaks_reports_nothing_for_constant_samples() -> None:
     assert leaks([STILL] * 40) == []
 
 
 @pytest.mark.parametrize("name", [item.name for item in fields(Sample)])
-def test_what_grows_is_seen(name: str) -> None:
+def test_leaks_reports_each_growing_quantity(name: str) -> None:
     samples = [replace(STILL, **{name: getattr(STILL, name) + number}) for number in range(40)]
     assert [words.split()[0] for words in leaks(samples)] == [name]
 
 
-def test_filling_up_in_the_beginning_is_no_leak() -> None:
+def test_leaks_ignores_growth_that_ends_early() -> None:
     samples = [replace(STILL, memory_mib=100 + min(number, 8) * 5.0) for number in range(40)]
     assert leaks(samples) == []
 
 
-def test_swinging_is_no_leak() -> None:
+def test_leaks_ignores_a_fluctuating_quantity() -> None:
     assert leaks([replace(STILL, files=20 + number % 3) for number in range(40)]) == []
 
 
-def test_a_few_samples_do() -> None:
+def test_leaks_reports_growth_in_only_four_samples() -> None:
     assert leaks([STILL]) == []
     assert leaks([STILL, STILL, STILL, replace(STILL, children=9)]) == ["children grew from 1 to 9"]

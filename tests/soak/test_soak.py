@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slurm
 @pytest.mark.slow
-def test_a_round_leaves_nothing_behind(sshd_software: None) -> None:
+def test_soak_round_finds_no_leak(sshd_software: None) -> None:
     """A process of its own, whose memory and files are its own."""
     words = [sys.executable, "-m", "tests.soak", "--seconds", "0", "--rounds", "1"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
@@ -29,14 +29,14 @@ def test_a_round_leaves_nothing_behind(sshd_software: None) -> None:
     assert {"submit", "status", "follow", "logs", "cancel", "clean", "dashboard"} <= set(told["done"])
 
 
-def test_a_dashboard_that_ends_early_is_a_problem() -> None:
+def test_open_dashboard_reports_a_killed_process() -> None:
     with closing(OpenDashboard()) as dashboard:
         os.kill(dashboard.pid, signal.SIGKILL)
         os.waitid(os.P_PID, dashboard.pid, os.WEXITED | os.WNOWAIT)
         assert [problem.split(" within")[0] for problem in dashboard.problems()] == ["top ended with -9"]
 
 
-def test_a_dashboard_that_is_left_is_none() -> None:
+def test_open_dashboard_reports_no_problem_after_a_page_visit() -> None:
     with closing(OpenDashboard()) as dashboard:
         dashboard.visit_a_page()
         assert dashboard.memory_mib() > 10
