@@ -192,8 +192,8 @@ def test_f2_worker_ends_when_the_client_is_killed(tmp_path: Path) -> None:
         "far, folder = FarSide(), Path(sys.argv[1])\n"
         "worker = RemoteWorker(far, MODULES, PYTHON)\n"
         "for name in 'ab':\n"
-        "    deliver(far, parcel(folder, name), worker=worker)\n"
-        "print(processes()[0], flush=True)\n"
+        "    deliver(far, delivery(folder, name), worker=worker)\n"
+        "print(worker_processes()[0], flush=True)\n"
         "time.sleep(600)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
