@@ -18,7 +18,7 @@ def run(tmp_path: Path) -> Run:
 
 
 @pytest.fixture
-def network(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def pretend_all_file_systems_are_remote(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Have the far side take every file system for one of the network."""
 
     def pretend() -> None:

@@ -136,19 +136,19 @@ class Writers:
 
 
 @contextmanager
-def following(run: Run, **wanted: Any) -> Iterator[Reader]:
+def follow_logs(run: Run, **wanted: Any) -> Iterator[Reader]:
     """Follow a run's logs on this machine."""
     with LogStream(LocalTransport(), LogRequest(str(run.path), **wanted)) as stream:
         yield Reader(stream)
 
 
-def far_side() -> psutil.Process:
+def log_follower_process() -> psutil.Process:
     """The one far side of this process."""
     mine = psutil.Process().children(recursive=True)
     (found,) = [item for item in mine if "dtslurm-worker" in " ".join(item.cmdline())]
     return found
 
 
-def told_records(reader: Reader) -> list[Any]:
+def record_values(reader: Reader) -> list[Any]:
     """The objects of the run's events and metrics that came."""
     return [item.values for item in reader.items if isinstance(item, Record)]

@@ -49,20 +49,20 @@ def record(run: Path) -> JobRecord:
     )
 
 
-def names(found: list[artifacts.Artifact]) -> list[str]:
+def file_names(found: list[artifacts.Artifact]) -> list[str]:
     return [Path(one.path).name for one in found]
 
 
-def test_lines_add_up_and_broken_ones_are_passed_over(record: JobRecord) -> None:
+def test_the_artifact_list_merges_entries_and_skips_malformed_lines(record: JobRecord) -> None:
     found = artifacts.listing(Context(), record)
-    assert names(found) == ["step-1", "step-2", "step-3", "step-4", "model.safetensors"]
+    assert file_names(found) == ["step-1", "step-2", "step-3", "step-4", "model.safetensors"]
     model = found[-1]
     assert (model.bytes, model.step, model.metrics) == (10, 4, {"accuracy": 0.5, "f1": 0.25})
     assert found[0].path == "checkpoints/step-1"
     assert not any(one.problem for one in found)
 
 
-def test_the_end_of_a_job_completes_the_register(run: Path, record: JobRecord) -> None:
+def test_collect_registers_matching_files_once_and_adds_checksums(run: Path, record: JobRecord) -> None:
     (run / "export").mkdir()
     (run / "export" / "x.onnx").write_text("x")
     for _ in range(2):  # a second end registers nothing twice
@@ -74,7 +74,7 @@ def test_the_end_of_a_job_completes_the_register(run: Path, record: JobRecord) -
     assert len(lines) == 1
 
 
-def test_what_a_later_attempt_writes_again_is_registered_again(
+def test_collect_registers_a_file_again_only_if_a_later_attempt_rewrote_the_file(
     run: Path, record: JobRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register.collect(str(run), ["*.safetensors"])
@@ -91,9 +91,7 @@ def test_what_a_later_attempt_writes_again_is_registered_again(
     assert (run / register.FILE).read_text() == entries  # of what is as it was nothing is said
 
 
-def test_checksums_at_the_end_take_no_longer_than_they_may(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_collect_omits_a_checksum_that_takes_too_long(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter(range(0, 10**6, 20))
     monkeypatch.setattr(register, "time", SimpleNamespace(monotonic=lambda: next(ticks), time=time.time))
     monkeypatch.setattr(register, "CHUNK", 10)
@@ -103,7 +101,7 @@ def test_checksums_at_the_end_take_no_longer_than_they_may(
     assert (entry["bytes"], entry.get("sha256")) == (1000, None)
 
 
-def test_what_is_not_as_it_was_is_told(run: Path, record: JobRecord) -> None:
+def test_the_artifact_list_reports_missing_and_changed_files(run: Path, record: JobRecord) -> None:
     (run / "checkpoints/step-2/weights.bin").write_bytes(b"x" * 100)
     (run / "checkpoints/step-3/weights.bin").write_bytes(b"x")
     (run / "checkpoints/step-1/weights.bin").unlink()
@@ -119,10 +117,10 @@ def test_what_is_not_as_it_was_is_told(run: Path, record: JobRecord) -> None:
     ]
 
 
-def test_a_pattern_without_a_match_is_wrong(record: JobRecord) -> None:
+def test_selecting_artifacts_by_a_pattern_without_a_match_is_an_error(record: JobRecord) -> None:
     found = artifacts.listing(Context(), record)
-    assert names(artifacts.select_artifacts(found, ["latest"])) == ["step-4"]
-    assert names(artifacts.select_artifacts(found, ["checkpoints/step-[12]", "latest"])) == [
+    assert file_names(artifacts.select_artifacts(found, ["latest"])) == ["step-4"]
+    assert file_names(artifacts.select_artifacts(found, ["checkpoints/step-[12]", "latest"])) == [
         "step-1",
         "step-2",
         "step-4",
@@ -131,35 +129,35 @@ def test_a_pattern_without_a_match_is_wrong(record: JobRecord) -> None:
         artifacts.select_artifacts(found, ["nothing"])
 
 
-def test_prune_keeps_the_newest_the_best_and_what_is_pinned(run: Path, record: JobRecord) -> None:
+def test_prune_keeps_the_newest_the_best_and_the_pinned_checkpoints(run: Path, record: JobRecord) -> None:
     context = Context()
     assert artifacts.pin(context, record, ["checkpoints/step-1"], keep=True) == ["checkpoints/step-1"]
     gone = artifacts.prune(context, record, 1, "loss", largest=False, remove=False)
-    assert names(gone) == ["step-3"]  # 2 is the best, 4 the newest
+    assert file_names(gone) == ["step-3"]  # 2 is the best, 4 the newest
     assert (run / "checkpoints/step-3").exists()
-    assert names(artifacts.prune(context, record, 2, None, largest=False, remove=True)) == ["step-2"]
+    assert file_names(artifacts.prune(context, record, 2, None, largest=False, remove=True)) == ["step-2"]
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-1", "step-3", "step-4"]
     assert artifacts.pin(context, record, ["checkpoints/step-1"], keep=False) == []
-    assert names(artifacts.prune(context, record, 1, "loss", largest=True, remove=True)) == ["step-3"]
+    assert file_names(artifacts.prune(context, record, 1, "loss", largest=True, remove=True)) == ["step-3"]
 
 
-def test_where_the_pins_cannot_be_read_nothing_is_deleted(run: Path, record: JobRecord) -> None:
+def test_prune_deletes_nothing_if_the_pins_file_is_damaged(run: Path, record: JobRecord) -> None:
     (run / register.PINS).write_text('{"pinned": ["check')
     with pytest.raises(RequestInvalid, match=r"pins\.json: the file is damaged"):
         artifacts.prune(Context(), record, 1, None, largest=False, remove=True)
     assert len(list((run / "checkpoints").iterdir())) == 4
 
 
-def test_a_loss_of_nan_is_never_the_best(run: Path, record: JobRecord) -> None:
+def test_prune_never_takes_a_nan_loss_as_the_best(run: Path, record: JobRecord) -> None:
     path = run / "checkpoints" / "step-1"
     register.add(str(run), path=str(path), metrics={"loss": float("nan")}, time="yesterday")
     removed = artifacts.prune(Context(), record, 1, "loss", largest=False, remove=False)
-    assert names(removed) == ["step-3", "step-1"]
+    assert file_names(removed) == ["step-3", "step-1"]
     removed = artifacts.prune(Context(), record, 1, "loss", largest=True, remove=False)
-    assert names(removed) == ["step-3", "step-2", "step-1"]
+    assert file_names(removed) == ["step-3", "step-2", "step-1"]
 
 
-def test_a_prune_that_was_cut_off_is_gone_on_with(run: Path, record: JobRecord) -> None:
+def test_prune_completes_an_interrupted_deletion(run: Path, record: JobRecord) -> None:
     left = run / "checkpoints" / ".deleting-step-1"
     left.mkdir()
     (left / "rest").write_bytes(b"1")
@@ -177,7 +175,9 @@ def test_pull_compares_checksums(run: Path, record: JobRecord, tmp_path: Path) -
         artifacts.pull(context, record, found, tmp_path / "again")
 
 
-def test_a_hugging_face_folder(run: Path, record: JobRecord, tmp_path: Path) -> None:
+def test_hugging_face_export_writes_a_model_card_and_refuses_a_filled_folder(
+    run: Path, record: JobRecord, tmp_path: Path
+) -> None:
     found = artifacts.select_artifacts(artifacts.listing(Context(), record), ["model.safetensors"])
     target = tmp_path / "hub"
     laid = export.hugging_face(record, found[0], run / "model.safetensors", target)
@@ -190,14 +190,16 @@ def test_a_hugging_face_folder(run: Path, record: JobRecord, tmp_path: Path) -> 
         export.hugging_face(record, found[0], run / "model.safetensors", target)
 
 
-def test_mlflow_must_be_there(record: JobRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_export_requires_the_mlflow_package(
+    record: JobRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(__import__("sys").modules, "mlflow", None)
     with pytest.raises(RequestInvalid, match="mlflow is not installed"):
         export.mlflow(record, [], [], "model", {})
 
 
 @pytest.mark.parametrize("pins", ['{"pinned": ["a"]}', "damaged"])
-def test_clean_leaves_runs_with_pinned_results(run: Path, pins: str) -> None:
+def test_clean_keeps_runs_with_pinned_results_or_a_damaged_pins_file(run: Path, pins: str) -> None:
     (run / "job.json").write_text("{}")
     request = {
         "root": str(run.parent), "objects": str(run.parent / ".objects"), "runs": [run.name], "whole": True,

@@ -26,7 +26,7 @@ def context(tmp_path: Path) -> Context:
     return Context(cwd=tmp_path, clock=lambda: NOW)
 
 
-def record(folder: Path, number: int = 17, **values: Any) -> JobRecord:
+def run_record(folder: Path, number: int = 17, **values: Any) -> JobRecord:
     return JobRecord(
         **{
             "token": f"{number:012x}",
@@ -42,11 +42,11 @@ def record(folder: Path, number: int = 17, **values: Any) -> JobRecord:
     )
 
 
-def status(job: str = "17", state: JobState = JobState.RUNNING, **values: Any) -> JobStatus:
+def job_status(job: str = "17", state: JobState = JobState.RUNNING, **values: Any) -> JobStatus:
     return JobStatus(**{"job_id": job, "state": state, "observed_at": NOW - 1, **values})
 
 
-def answers(monkeypatch: pytest.MonkeyPatch, *views: RunView | Exception) -> list[list[str]]:
+def replace_views(monkeypatch: pytest.MonkeyPatch, *views: RunView | Exception) -> list[list[str]]:
     """Have the scheduler answer so, one answer a question; return what was asked."""
     asked: list[list[str]] = []
     waiting = list(views)
@@ -64,11 +64,11 @@ def answers(monkeypatch: pytest.MonkeyPatch, *views: RunView | Exception) -> lis
     return asked
 
 
-def test_a_run_has_the_size_that_was_asked_for_until_it_has_one(tmp_path: Path) -> None:
-    view = RunView(record(tmp_path), (status(),))
+def test_a_row_has_the_requested_size_until_slurm_reports_the_size(tmp_path: Path) -> None:
+    view = RunView(run_record(tmp_path), (job_status(),))
     [row] = rows_of(view, {"nodes": 2, "gpus_per_node": 8})
     assert (row.key, row.nodes, row.gpus, row.ranks, row.about) == (f"{17:012x}", 2, 16, 16, "")
-    [row] = rows_of(RunView(record(tmp_path), (status(nodes=4, restarts=2),)), {"gpus_per_node": 8})
+    [row] = rows_of(RunView(run_record(tmp_path), (job_status(nodes=4, restarts=2),)), {"gpus_per_node": 8})
     assert (row.nodes, row.gpus, row.attempt) == (4, 32, 2)
     [row] = rows_of(view, {"nodes": "two"})
     assert (row.nodes, row.gpus) == (None, None)
@@ -77,19 +77,24 @@ def test_a_run_has_the_size_that_was_asked_for_until_it_has_one(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("seen", "about", "fix", "never"),
     [
-        (status(state=JobState.PENDING, reason="Priority"), "jobs of higher priority are ahead", "", False),
-        (status(state=JobState.PENDING, reason="PartitionTimeLimit"), "time", "", True),
-        (status(state=JobState.PENDING), "", "", False),
-        (status(state=JobState.UNKNOWN, reason="asking"), "asking", "", False),
-        (status(state=JobState.UNKNOWN), "state unknown: no evidence", "", False),
-        (status(state=JobState.FAILED, exit_code=7), "exit code 7", "", False),
-        (status(state=JobState.COMPLETED), "", "", False),
+        (
+            job_status(state=JobState.PENDING, reason="Priority"),
+            "jobs of higher priority are ahead",
+            "",
+            False,
+        ),
+        (job_status(state=JobState.PENDING, reason="PartitionTimeLimit"), "time", "", True),
+        (job_status(state=JobState.PENDING), "", "", False),
+        (job_status(state=JobState.UNKNOWN, reason="asking"), "asking", "", False),
+        (job_status(state=JobState.UNKNOWN), "state unknown: no evidence", "", False),
+        (job_status(state=JobState.FAILED, exit_code=7), "exit code 7", "", False),
+        (job_status(state=JobState.COMPLETED), "", "", False),
     ],
 )
-def test_why_a_run_waits_or_how_it_ended(
+def test_a_row_explains_why_a_run_is_pending_or_how_the_run_ended(
     tmp_path: Path, seen: JobStatus, about: str, fix: str, never: bool
 ) -> None:
-    [row] = rows_of(RunView(record(tmp_path), (seen,)), {})
+    [row] = rows_of(RunView(run_record(tmp_path), (seen,)), {})
     assert about in row.about
     assert fix in row.fix
     assert "JOB" not in row.fix
@@ -107,38 +112,38 @@ def test_why_a_run_waits_or_how_it_ended(
         (JobState.PENDING, 1, (0,), 1),
     ],
 )
-def test_the_attempt_is_that_of_the_runs_own_logs_where_slurm_counted_less(
+def test_a_row_uses_the_attempt_number_of_the_log_folders_if_the_run_is_running(
     tmp_path: Path, state: JobState, restarts: int | None, there: tuple[int, ...], attempt: int
 ) -> None:
-    run = record(tmp_path)
+    run = run_record(tmp_path)
     for number in there:
         (Path(run.run_dir) / "logs" / str(number)).mkdir(parents=True)
-    (row,) = rows_of(RunView(run, (status(state=state, restarts=restarts),)), {})
+    (row,) = rows_of(RunView(run, (job_status(state=state, restarts=restarts),)), {})
     assert row.attempt == attempt
     if state is JobState.RUNNING:
         assert row.about == (f"attempt {attempt}" if attempt else "")
 
 
-def test_a_task_of_an_array_has_attempts_of_its_own(tmp_path: Path) -> None:
-    run = record(tmp_path, array="1-2")
+def test_each_array_task_has_its_own_attempt_number(tmp_path: Path) -> None:
+    run = run_record(tmp_path, array="1-2")
     for task, number in (("1", 0), ("2", 1)):
         (Path(run.run_dir) / "tasks" / task / "logs" / str(number)).mkdir(parents=True)
-    statuses = tuple(status(f"17_{task}") for task in (1, 2))
+    statuses = tuple(job_status(f"17_{task}") for task in (1, 2))
     _, *tasks = rows_of(RunView(run, statuses), {})
     assert [(row.task, row.attempt) for row in tasks] == [("1", 0), ("2", 1)]
 
 
-def test_an_array_is_a_row_and_one_for_each_of_its_tasks(tmp_path: Path) -> None:
-    array = record(tmp_path, array="0-9", time_limit=60)
+def test_an_array_has_a_summary_row_and_a_row_per_task(tmp_path: Path) -> None:
+    array = run_record(tmp_path, array="0-9", time_limit=60)
     folder = Path(array.run_dir)
     (folder / "tasks" / "1" / "logs" / "0").mkdir(parents=True)
     (folder / "tasks" / "1" / "ranks" / "0").mkdir(parents=True)
     (folder / "tasks" / "1" / "ranks" / "0" / "first-failure").write_text("3 7\n")
     seen = (
-        status("17_0", JobState.COMPLETED, start_time=100, end_time=150),
-        status("17_1", JobState.FAILED, exit_code=7, start_time=90, end_time=200),
-        status("17_2", start_time=120),
-        status("17_[3-9]", JobState.PENDING, reason="JobArrayTaskLimit"),
+        job_status("17_0", JobState.COMPLETED, start_time=100, end_time=150),
+        job_status("17_1", JobState.FAILED, exit_code=7, start_time=90, end_time=200),
+        job_status("17_2", start_time=120),
+        job_status("17_[3-9]", JobState.PENDING, reason="JobArrayTaskLimit"),
     )
     whole, *tasks = rows_of(RunView(array, seen), {})
     assert [task.key.rpartition("_")[2] for task in tasks] == ["0", "1", "2", "[3-9]"]
@@ -153,12 +158,12 @@ def test_an_array_is_a_row_and_one_for_each_of_its_tasks(tmp_path: Path) -> None
     assert tasks[2].limit_at == 180
 
 
-def test_what_ended_long_ago_is_not_asked_about_again(
+def test_a_run_that_ended_long_ago_is_queried_only_after_a_change(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = (status(state=JobState.COMPLETED, end_time=int(NOW) - 1000),)
-    ended = record(tmp_path, final=done)
-    asked = answers(monkeypatch, RunView(ended, done, observed_at=NOW - 900), RunView(ended, done))
+    done = (job_status(state=JobState.COMPLETED, end_time=int(NOW) - 1000),)
+    ended = run_record(tmp_path, final=done)
+    asked = replace_views(monkeypatch, RunView(ended, done, observed_at=NOW - 900), RunView(ended, done))
     reader = ClusterReader(context, "hpc")
     [first], line = reader.read([ended])
     assert (first.state, line.trouble, line.observed_at) == ("COMPLETED", "", NOW)  # no answer could be newer
@@ -168,25 +173,25 @@ def test_what_ended_long_ago_is_not_asked_about_again(
     assert asked == [[ended.token], [], [ended.token]]
 
 
-def test_what_ended_just_now_may_come_back_and_is_asked_about(
+def test_a_run_that_ended_recently_is_queried_again(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = (status(state=JobState.COMPLETED, end_time=int(NOW) - 10),)
-    ended = record(tmp_path, final=done)
-    asked = answers(monkeypatch, *([RunView(ended, done)] * 2))
+    done = (job_status(state=JobState.COMPLETED, end_time=int(NOW) - 10),)
+    ended = run_record(tmp_path, final=done)
+    asked = replace_views(monkeypatch, *([RunView(ended, done)] * 2))
     reader = ClusterReader(context, "hpc")
     reader.read([ended])
     reader.read([ended])
     assert asked == [[ended.token]] * 2
 
 
-def test_where_a_cluster_does_not_answer_the_last_rows_stay(
+def test_an_unreachable_cluster_keeps_its_last_rows(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = record(tmp_path)
-    unknown = (status(state=JobState.UNKNOWN, reason="the scheduler could not be queried"),)
-    answers(
-        monkeypatch, RunView(run, (status(),), observed_at=NOW - 9), RunView(run, unknown, "no route"),
+    run = run_record(tmp_path)
+    unknown = (job_status(state=JobState.UNKNOWN, reason="the scheduler could not be queried"),)
+    replace_views(
+        monkeypatch, RunView(run, (job_status(),), observed_at=NOW - 9), RunView(run, unknown, "no route"),
         SlurmUnavailable("no controller"),
     )  # fmt: skip
     reader = ClusterReader(context, "hpc")
@@ -197,41 +202,47 @@ def test_where_a_cluster_does_not_answer_the_last_rows_stay(
         assert (kept, line.trouble, line.observed_at) == (row, trouble, NOW - 9)
 
 
-def test_a_run_that_was_never_seen_says_why(
+def test_the_row_of_a_run_never_queried_shows_the_error_or_the_recorded_end(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers(monkeypatch, SlurmUnavailable("no controller"))
-    run = record(tmp_path, job_id=None)
+    replace_views(monkeypatch, SlurmUnavailable("no controller"))
+    run = run_record(tmp_path, job_id=None)
     reader = ClusterReader(context, "hpc")
     [asking] = reader.first([run])
     assert (asking.about, asking.job_id, asking.unknown) == ("asking", "?", True)
     [row], line = reader.read([run])
     assert (row.about, line.trouble, line.observed_at) == ("no controller", "no controller", None)
-    [known] = reader.first([replace(run, final=(status(state=JobState.FAILED, exit_code=3),))])
+    [known] = reader.first([replace(run, final=(job_status(state=JobState.FAILED, exit_code=3),))])
     assert (known.state, known.about) == ("FAILED", "exit code 3")
 
 
-def write(run: JobRecord, **more: object) -> None:
+def write_job_file(run: JobRecord, **more: object) -> None:
     path = Path(run.run_dir) / "job.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(codec.encode({"schema": 1, **codec.plain(run), **more}))
 
 
-def test_the_size_is_of_the_runs_own_record(
+def test_the_gpu_count_of_a_row_comes_from_the_run_directory(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, bare, odd = record(tmp_path, 1), record(tmp_path, 2), record(tmp_path, 3)
-    write(run, layout={"nodes": 3, "gpus_per_node": 4})
-    write(odd, layout="none")
-    answers(monkeypatch, *(RunView(one, (status(one.job_id or ""),)) for one in (run, bare, odd)))
+    run, bare, odd = run_record(tmp_path, 1), run_record(tmp_path, 2), run_record(tmp_path, 3)
+    write_job_file(run, layout={"nodes": 3, "gpus_per_node": 4})
+    write_job_file(odd, layout="none")
+    replace_views(monkeypatch, *(RunView(one, (job_status(one.job_id or ""),)) for one in (run, bare, odd)))
     sizes = [ClusterReader(context, "hpc").read([one])[0][0].gpus for one in (run, bare, odd)]
     assert sizes == [12, None, None]
 
 
-def test_runs_are_read_again_only_where_they_changed(context: Context, tmp_path: Path) -> None:
-    alive, broken, other = record(tmp_path, 1), record(tmp_path, 2), record(tmp_path, 3, cluster="far")
+def test_by_cluster_groups_runs_skips_unreadable_ones_and_reuses_unchanged_records(
+    context: Context, tmp_path: Path
+) -> None:
+    alive, broken, other = (
+        run_record(tmp_path, 1),
+        run_record(tmp_path, 2),
+        run_record(tmp_path, 3, cluster="far"),
+    )
     for one in (alive, broken, other):
-        write(one)
+        write_job_file(one)
         context.index.put(one)
     (Path(broken.run_dir) / "job.json").write_text(json.dumps({"schema": 99}))
     runs = Runs(context)

@@ -29,18 +29,18 @@ def layout_of(nodes: int, time: Walltime | None = None) -> TaskLayout:
     ("expression", "indices"),
     [("0-3", [0, 1, 2, 3]), ("1,5,7", [1, 5, 7]), ("0-9:4", [0, 4, 8]), ("0-9:2,20%4", [0, 2, 4, 6, 8, 20])],
 )
-def test_array_expressions(expression: str, indices: list[int]) -> None:
+def test_array_indices_expands_an_array_expression(expression: str, indices: list[int]) -> None:
     assert job_checks.array_indices(expression) == indices
 
 
 @pytest.mark.parametrize(
     "expression", ["", "a", "3-1", "0-9:0", "0-", "-1", "1,,2", "0-9%", "0-9%0", "0-9%x", "1 2"]
 )
-def test_malformed_arrays(expression: str) -> None:
+def test_malformed_array_expressions_are_refused(expression: str) -> None:
     assert job_checks.array(expression, None)
 
 
-def test_arrays_beyond_the_sites_limit() -> None:
+def test_arrays_above_max_array_size_or_with_duplicates_are_refused() -> None:
     assert job_checks.array("0-999", 1000) == []
     assert "MaxArraySize" in job_checks.array("0-1000", 1000)[0]
     assert "twice" in job_checks.array("1,1", None)[0]
@@ -49,38 +49,38 @@ def test_arrays_beyond_the_sites_limit() -> None:
 @pytest.mark.parametrize(
     "expression", ["afterok:12", "afterany:12:13_4", "singleton", "afterok:1,afterany:2", "after:5+10"]
 )
-def test_dependencies(expression: str) -> None:
+def test_valid_dependencies_are_accepted(expression: str) -> None:
     assert job_checks.dependency(expression) == []
 
 
 @pytest.mark.parametrize("expression", ["", "afterok", "12", "afterok:x", "afterok:1;rm"])
-def test_malformed_dependencies(expression: str) -> None:
+def test_malformed_dependencies_are_refused(expression: str) -> None:
     assert job_checks.dependency(expression)
 
 
 @pytest.mark.parametrize("name", ["", " ", "a\nb", "a\0b", "a\x1bb", "x" * 201])
-def test_f84_names_slurm_cannot_hold(name: str) -> None:
+def test_f84_job_names_that_slurm_cannot_store_are_refused(name: str) -> None:
     assert job_checks.job_name(name)
 
 
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=100))
-def test_any_other_name_is_taken(name: str) -> None:
+def test_any_other_printable_job_name_is_accepted(name: str) -> None:
     assert job_checks.job_name(name) == [] or not name.strip() or set(name) <= set("0123456789_+")
 
 
 @pytest.mark.parametrize("name", ["107", "107_2", "107_[1-4]"])
-def test_a_name_that_reads_like_a_jobs_number_is_refused(name: str) -> None:
+def test_a_job_name_that_looks_like_a_job_id_is_refused(name: str) -> None:
     assert job_checks.job_name(name) == [
         f"the job name {name!r} looks like a job id: set another name with --job-name (-J)"
     ]
 
 
 @pytest.mark.parametrize("name", ["v107", "107b", "107.2", "2024-10-31", "3_epochs", "1_2_3", "_1"])
-def test_other_names_with_digits_are_taken(name: str) -> None:
+def test_a_job_name_with_digits_that_is_no_job_id_is_accepted(name: str) -> None:
     assert job_checks.job_name(name) == []
 
 
-def test_variable_names() -> None:
+def test_environment_variable_names_are_checked() -> None:
     assert job_checks.variables([("A_1", "x"), ("_b", "")]) == []
     assert len(job_checks.variables([("1A", ""), ("A B", ""), ("A;B", ""), ("", "")])) == 4
 
@@ -102,13 +102,13 @@ def test_variable_names() -> None:
         "SLURMD_NODENAME",
     ],
 )
-def test_what_a_job_is_built_on_is_not_set_by_anybody_else(name: str) -> None:
+def test_env_cannot_set_a_variable_that_the_job_depends_on(name: str) -> None:
     [problem] = job_checks.variables([(name, "3")])
     assert problem.startswith(f"--env {name} is ")
     assert problem.endswith("remove it")
 
 
-def test_what_srun_reads_may_be_set() -> None:
+def test_env_may_set_variables_that_srun_reads() -> None:
     names = (
         "WAIT MPI_TYPE CPU_BIND UNBUFFEREDIO EXPORT_ENV DISTRIBUTION STEP_GRES GPU_BIND JOB_NAME CONF DEBUG"
     )
@@ -131,7 +131,7 @@ def test_what_srun_reads_may_be_set() -> None:
     ],
 )
 @pytest.mark.parametrize("where", ["--env", "environment.variables", "fabric.environment"])
-def test_a_value_that_a_launcher_would_overwrite_is_refused(
+def test_env_cannot_set_a_variable_that_the_launcher_overwrites(
     where: str, launcher: str, nodes: int, refused: str
 ) -> None:
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NCCL_DEBUG")
@@ -154,7 +154,7 @@ def test_a_value_that_a_launcher_would_overwrite_is_refused(
     assert all("slurm.head_address" in line for line in found if "MASTER_ADDR" in line)
 
 
-def test_signals() -> None:
+def test_signal_names_and_lead_times_are_checked() -> None:
     assert job_checks.signals("USR2", 60) == []
     assert len(job_checks.signals("usr 2", 0)) == 2
     assert job_checks.signals("USR1", 65536)
@@ -163,14 +163,16 @@ def test_signals() -> None:
 
 
 @pytest.mark.parametrize(("lead", "refused", "told"), [(600, 1, 1), (599, 0, 1), (300, 0, 0)])
-def test_a_signal_that_comes_too_early(lead: int, refused: int, told: int) -> None:
+def test_a_signal_lead_time_near_the_time_limit_is_warned_about_or_refused(
+    lead: int, refused: int, told: int
+) -> None:
     spec = JobSpec(name="x", script="x.py", work_dir="/w", launcher="srun", signal_before=lead)
     limit = Walltime(600)
     assert len(job_checks.find_rule_conflicts(spec, ClusterProfile(name="x"), layout_of(1, limit))) == refused
     assert len(job_checks.lead_notices(None, lead, limit)) == told
 
 
-def test_a_signal_without_a_time_to_send_it() -> None:
+def test_a_signal_without_a_lead_time_causes_a_notice() -> None:
     assert job_checks.lead_notices("TERM", None, None) == [
         "--signal TERM is sent only with --signal-before SECONDS"
     ]
@@ -209,13 +211,13 @@ def job_with(*options: str, resources: Resources | None = None) -> JobSpec:
         ("-N3", "not a long option of sbatch"),
     ],
 )
-def test_what_a_script_is_built_on_is_not_passed_on(option: str, told: str) -> None:
+def test_sbatch_options_that_conflict_with_the_script_are_refused(option: str, told: str) -> None:
     [problem] = job_checks.sbatch_options(job_with(option), None)
     assert problem.removeprefix("--sbatch ").startswith(f"'{option}'")
     assert told in problem
 
 
-def test_all_else_is_passed_on() -> None:
+def test_all_other_sbatch_options_are_accepted() -> None:
     options = "hold exclusive begin=now+1hour no-requeue reservation=x gres=nvme:200 mem=0 comment=x nice"
     options += " gres=nvme:1,mps:100,gpu_shard:2,craynetwork:0 tres-per-task=license/x:1"
     more = "mail-type=END mail-user=me licenses=fs switches=1 wait-all-nodes=1 time-min=60 gpu_cmode=shared"
@@ -236,18 +238,18 @@ def test_all_else_is_passed_on() -> None:
         ("--tasks-per-node=4", True),
     ],
 )
-def test_counts_that_agree_with_the_layout_are_no_problem(option: str, same: bool) -> None:
+def test_sbatch_counts_are_accepted_only_if_they_match_the_layout(option: str, same: bool) -> None:
     shape = TaskLayout(nodes=2, ranks_per_node=4, gpus_per_node=4, cpus_per_rank=6, mem=None, time=None)
     assert (job_checks.sbatch_options(job_with(option), shape) == []) is same
 
 
-def test_memory_is_asked_for_once() -> None:
+def test_mem_and_mem_per_cpu_together_are_refused() -> None:
     spec = job_with("--mem-per-cpu=4G", resources=Resources(mem=Memory(1024)))
     [problem] = job_checks.sbatch_options(spec, None)
     assert problem == "--mem and --mem-per-cpu contradict each other; give only one of these options"
 
 
-def test_a_value_of_an_arrays_task_wants_an_array() -> None:
+def test_an_array_variable_in_the_arguments_requires_an_array() -> None:
     [problem] = job_checks.job_values(["--seed=$SLURM_ARRAY_TASK_ID", "$SLURM_JOB_ID"], None)
     assert problem.startswith(
         "$SLURM_ARRAY_TASK_ID in the script's arguments has a value only in a job array"

@@ -81,7 +81,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Root]:
     return Root(tmp_path)  # type: ignore[return-value]
 
 
-def test_a_preview_deletes_nothing_and_says_the_sizes(root: Root) -> None:
+def test_a_preview_of_clean_deletes_nothing_and_reports_sizes(root: Root) -> None:
     root.add("old", 40)
     root.add("new", 1)
     before = sorted(root.path.rglob("*"))
@@ -92,7 +92,7 @@ def test_a_preview_deletes_nothing_and_says_the_sizes(root: Root) -> None:
     assert sorted(root.path.rglob("*")) == before
 
 
-def test_the_code_goes_and_the_logs_stay(root: Root) -> None:
+def test_clean_deletes_code_and_secrets_and_keeps_logs(root: Root) -> None:
     old, new = root.add("old", 40), root.add("new", 1)
     for run in (old, new):
         (run / "secrets").write_text("export TOKEN=hush\n")
@@ -108,7 +108,7 @@ def test_the_code_goes_and_the_logs_stay(root: Root) -> None:
     assert (again.runs, again.objects, again.bytes) == ((), 0, 0)
 
 
-def train(run: Path) -> list[str]:
+def write_job_outputs(run: Path) -> list[str]:
     """Write what a job writes in its working directory; return the results, as paths below ``code/``."""
     code = run / "code"
     write(code, {"out/ckpt.pt": "weights" * 5000, "out/log.txt": "step 1\n", "__pycache__/m.pyc": "x"})
@@ -121,21 +121,21 @@ def train(run: Path) -> list[str]:
     return ["out/ckpt.pt", "out/config.py", "out/last.pt", "out/log.txt", "train.py"]
 
 
-def below(folder: Path) -> list[str]:
+def list_files(folder: Path) -> list[str]:
     """Return everything below a folder that is no folder."""
     paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     return sorted(str(path.relative_to(folder)) for path in paths)
 
 
-def test_files_that_the_job_wrote_beside_its_code_stay_and_are_named(root: Root) -> None:
+def test_clean_keeps_and_lists_files_that_the_job_wrote_in_the_code_folder(root: Root) -> None:
     (root.tree / "data").symlink_to("/nowhere")
     old = root.add("old", 40)
-    results = train(old)
+    results = write_job_outputs(old)
     assert (old / "code" / "data").is_symlink()
     [preview] = clean(root.context, older_than=30 * DAY)
     [found] = clean(root.context, older_than=30 * DAY, remove=True)
     assert preview == found
-    assert below(old / "code") == results
+    assert list_files(old / "code") == results
     assert not (old / "code" / "empty").exists()
     [outputs] = found.outputs
     assert (outputs.folder, outputs.files, list(outputs.names)) == ("old", 5, results)
@@ -143,15 +143,15 @@ def test_files_that_the_job_wrote_beside_its_code_stay_and_are_named(root: Root)
     assert found.trouble == ()
     [again] = clean(root.context, older_than=30 * DAY, remove=True)
     assert (again.runs, again.outputs) == ((), found.outputs)
-    assert below(old / "code") == results
+    assert list_files(old / "code") == results
 
 
-def test_files_that_the_job_wrote_go_only_by_an_option_of_their_own(root: Root) -> None:
+def test_clean_deletes_job_outputs_only_with_the_outputs_option(root: Root) -> None:
     old = root.add("old", 40)
-    results = train(old)
+    results = write_job_outputs(old)
     clean(root.context, older_than=30 * DAY, remove=True)
     [preview] = clean(root.context, older_than=30 * DAY, outputs=True)
-    assert below(old / "code") == results
+    assert list_files(old / "code") == results
     [found] = clean(root.context, older_than=30 * DAY, outputs=True, remove=True)
     assert preview == found
     assert list(found.outputs[0].names) == results
@@ -160,14 +160,14 @@ def test_files_that_the_job_wrote_go_only_by_an_option_of_their_own(root: Root) 
     assert (old / "logs" / "batch.log").exists()
 
 
-def test_a_whole_run_whose_job_wrote_beside_its_code_stays(root: Root) -> None:
+def test_clean_keeps_a_whole_run_whose_job_wrote_in_the_code_folder(root: Root) -> None:
     """So does the run that it continues; both go with the option."""
     first, free = root.add("first", 90), root.add("free", 90)
     second = root.add("second", 60, parent=str(first))
-    train(second)
-    before = below(second)
+    write_job_outputs(second)
+    before = list_files(second)
     [found] = clean(root.context, older_than=30 * DAY, whole=True, remove=True)
-    assert below(second) == before
+    assert list_files(second) == before
     assert (first.exists(), free.exists()) == (True, False)
     assert [outputs.folder for outputs in found.outputs] == ["second"]
     assert (found.pinned, found.needed) == ((), {"first": "7"})
@@ -178,18 +178,18 @@ def test_a_whole_run_whose_job_wrote_beside_its_code_stays(root: Root) -> None:
     assert not second.exists()
 
 
-def test_pinned_results_beside_the_code_stay_whatever_the_option(root: Root) -> None:
+def test_clean_never_deletes_pinned_results_in_the_code_folder(root: Root) -> None:
     old = root.add("old", 40)
-    results = train(old)
+    results = write_job_outputs(old)
     (old / "pins.json").write_text(json.dumps({"pinned": ["code/out/ckpt.pt"]}))
     for whole in (True, False):
         [found] = clean(root.context, older_than=30 * DAY, whole=whole, outputs=True, remove=True)
         assert (found.pinned, found.outputs) == (("old",), ())
-        assert set(results) <= set(below(old / "code"))
-    assert below(old / "code") == results
+        assert set(results) <= set(list_files(old / "code"))
+    assert list_files(old / "code") == results
 
 
-def test_code_goes_also_where_the_file_system_has_no_hard_links(
+def test_clean_deletes_code_on_a_file_system_without_hard_links(
     root: Root, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -198,37 +198,37 @@ def test_code_goes_also_where_the_file_system_has_no_hard_links(
     monkeypatch.setattr(os, "link", refuse)
     old = root.add("old", 40)
     assert (old / "code" / "shared.py").stat().st_nlink == 1
-    results = train(old)
+    results = write_job_outputs(old)
     clean(root.context, older_than=30 * DAY, remove=True)
-    assert below(old / "code") == results
+    assert list_files(old / "code") == results
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no list", zlib.compress(b"[7]"), zlib.compress(b"{}")])
-def test_nothing_of_the_code_goes_if_it_is_not_known_what_was_delivered(
+def test_clean_keeps_the_code_if_the_list_of_delivered_files_is_unreadable(
     root: Root, content: bytes | None
 ) -> None:
     old = root.add("old", 40)
-    before = below(old / "code")
+    before = list_files(old / "code")
     (old / "snapshot.list").unlink()
     if content is not None:
         (old / "snapshot.list").write_bytes(content)
     [found] = clean(root.context, older_than=30 * DAY, remove=True)
-    assert below(old / "code") == before
+    assert list_files(old / "code") == before
     assert (found.runs, found.outputs[0].files) == ((), len(before))
     clean(root.context, older_than=30 * DAY, outputs=True, remove=True)
     assert not (old / "code").exists()
 
 
-def test_a_folder_that_the_user_put_in_place_of_the_code_is_left_alone(root: Root, tmp_path: Path) -> None:
+def test_clean_does_not_follow_a_link_in_place_of_the_code_folder(root: Root, tmp_path: Path) -> None:
     old = root.add("old", 40)
     (old / "code").rename(tmp_path / "moved")
     (old / "code").symlink_to(tmp_path / "moved")
-    before = below(tmp_path / "moved")
+    before = list_files(tmp_path / "moved")
     clean(root.context, older_than=30 * DAY, outputs=True, remove=True)
-    assert below(tmp_path / "moved") == before
+    assert list_files(tmp_path / "moved") == before
 
 
-def test_of_many_files_some_are_named_and_all_are_counted(root: Root) -> None:
+def test_clean_lists_a_limited_number_of_outputs_and_counts_all(root: Root) -> None:
     old = root.add("old", 40)
     write(old / "code" / "out", {f"{number:05}": "" for number in range(reclaim.MOST_NAMES + 5)})
     [found] = clean(root.context, older_than=30 * DAY)
@@ -236,7 +236,7 @@ def test_of_many_files_some_are_named_and_all_are_counted(root: Root) -> None:
     assert len(found.outputs[0].names) == reclaim.MOST_NAMES
 
 
-def test_whole_runs_go_if_asked_for(root: Root) -> None:
+def test_clean_deletes_whole_runs_on_request(root: Root) -> None:
     old = root.add("old", 40)
     [found] = clean(root.context, older_than=30 * DAY, whole=True, remove=True)
     assert found.runs[0].bytes >= 8000
@@ -255,7 +255,7 @@ def test_whole_runs_go_if_asked_for(root: Root) -> None:
         ({}, '{{"number": 3, "checkpoints": "{old}/tasks/3/checkpoints"}}\n'),
     ],
 )
-def test_a_run_that_one_going_on_names_is_never_deleted(
+def test_clean_keeps_a_run_that_an_active_run_refers_to(
     root: Root, values: dict[str, Any], text: str
 ) -> None:
     """It writes its checkpoints there, or reads from there."""
@@ -269,7 +269,7 @@ def test_a_run_that_one_going_on_names_is_never_deleted(
     assert (old / "code").exists()
 
 
-def test_a_chain_stays_as_long_as_its_last_run(root: Root) -> None:
+def test_clean_keeps_all_runs_of_a_chain_until_the_last_is_old(root: Root) -> None:
     first = root.add("first", 90)
     second = root.add("second", 60, parent=str(first))
     last = root.add("last", 5, parent=str(second))
@@ -279,7 +279,7 @@ def test_a_chain_stays_as_long_as_its_last_run(root: Root) -> None:
     assert not any(path.exists() for path in (first, second, last))
 
 
-def test_a_sweep_stays_whole_as_long_as_any_of_its_runs(root: Root) -> None:
+def test_clean_keeps_a_sweep_while_any_of_its_runs_is_active(root: Root) -> None:
     head = root.add("head", 90)
     other = root.add("other", 90, sweep=str(head))
     (head / "members.json").write_text(json.dumps({"runs": [str(head), str(other)]}))
@@ -288,7 +288,7 @@ def test_a_sweep_stays_whole_as_long_as_any_of_its_runs(root: Root) -> None:
     assert (head.exists(), other.exists()) == (True, True)
 
 
-def test_what_a_run_with_pinned_results_goes_on_from_stays(root: Root) -> None:
+def test_clean_keeps_the_parent_of_a_run_with_pinned_results(root: Root) -> None:
     first, free = root.add("first", 90), root.add("free", 90)
     second = root.add("second", 60, parent=str(first))
     (second / "pins.json").write_text(json.dumps({"pinned": ["last.pt"]}))
@@ -297,7 +297,7 @@ def test_what_a_run_with_pinned_results_goes_on_from_stays(root: Root) -> None:
     assert (first.exists(), second.exists(), free.exists()) == (True, True, False)
 
 
-def test_runs_of_other_clusters_count_where_one_cluster_is_cleaned(root: Root) -> None:
+def test_clean_of_one_cluster_respects_references_from_other_clusters(root: Root) -> None:
     old = root.add("old", 90)
     alive = root.add("alive", 0, JobState.RUNNING, parent=str(old))
     document = {**json.loads((alive / "job.json").read_text()), "cluster": "other"}
@@ -308,20 +308,20 @@ def test_runs_of_other_clusters_count_where_one_cluster_is_cleaned(root: Root) -
 
 
 @pytest.mark.parametrize("state", [JobState.UNKNOWN, JobState.RUNNING, JobState.PENDING])
-def test_what_is_not_surely_over_is_never_touched(root: Root, state: JobState) -> None:
+def test_clean_keeps_runs_that_are_unknown_running_or_pending(root: Root, state: JobState) -> None:
     path = root.add("alive", 400, state)
     [found] = clean(root.context, older_than=1, whole=True, remove=True)
     assert found.runs == ()
     assert (path / "code" / "own.py").exists()
 
 
-def test_a_job_that_ended_just_now_may_come_back(root: Root) -> None:
+def test_clean_keeps_a_job_that_ended_recently(root: Root) -> None:
     root.add("fresh", 100 / DAY)
     [found] = clean(root.context, older_than=1)
     assert found.runs == ()
 
 
-def started(run: Path, age: float) -> None:
+def write_start_event(run: Path, age: float) -> None:
     """Write that a job of the run started so many days ago, in a file of that age."""
     text = json.dumps({"time": int(NOW - age * DAY), "event": "started", "job_id": "7"})
     (run / "events.jsonl").write_text(f'not JSON, but "started"\n{text}\n')
@@ -330,44 +330,44 @@ def started(run: Path, age: float) -> None:
 
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("how", ["it has started since", "it is requeued just now", "one task of it has"])
-def test_a_run_that_was_requeued_behind_our_back_stays(root: Root, whole: bool, how: str) -> None:
+def test_clean_keeps_a_run_that_was_requeued_outside_dtslurm(root: Root, whole: bool, how: str) -> None:
     old = root.add("old", 40)
     (old / "secrets").write_text("export TOKEN=hush\n")
-    started(old, 41)
+    write_start_event(old, 41)
     if how == "it has started since":
-        started(old, 20)
+        write_start_event(old, 20)
     elif how == "it is requeued just now":
         os.utime(old / "events.jsonl")
     else:
         (old / "tasks" / "3").mkdir(parents=True)
-        started(old / "tasks" / "3", 20)
-    before = below(old)
+        write_start_event(old / "tasks" / "3", 20)
+    before = list_files(old)
     [found] = clean(root.context, older_than=30 * DAY, whole=whole, remove=True)
     assert found.runs == ()
     assert found.trouble == (f"7: {service._REVIVED}",)
-    assert below(old) == before
+    assert list_files(old) == before
     (old / "stop").write_text("cancelled by dtslurm\n")
     clean(root.context, older_than=30 * DAY, whole=whole, remove=True)
     assert (old / "stop").read_text() == "cancelled by dtslurm\n"
 
 
-def test_a_run_whose_code_was_removed_never_starts_again(root: Root) -> None:
+def test_clean_prevents_a_cleaned_run_from_starting_again(root: Root) -> None:
     old, bare = root.add("old", 40), root.add("bare", 40)
     shutil.rmtree(bare / "code")
-    started(old, 41)
+    write_start_event(old, 41)
     clean(root.context, older_than=30 * DAY, remove=True)
     assert (old / "stop").read_bytes() == reclaim.CLEANED
     assert not (bare / "stop").exists()  # nothing was removed of it
 
 
-def test_contents_younger_than_an_hour_stay(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clean_keeps_stored_files_younger_than_an_hour(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reclaim, "YOUNG", 3600.0)
     root.add("old", 40)
     clean(root.context, older_than=30 * DAY, whole=True, remove=True)
     assert root.objects() == 3
 
 
-def test_what_a_killed_delivery_left_goes_after_a_day(root: Root) -> None:
+def test_clean_deletes_an_unfinished_delivery_after_a_day(root: Root) -> None:
     root.add("new", 1)
     for name, age in (("a", 2 * DAY), ("b", 60)):
         left = root.path / f".dtslurm-{os.geteuid()}-{name}"
@@ -378,7 +378,7 @@ def test_what_a_killed_delivery_left_goes_after_a_day(root: Root) -> None:
     assert sorted(path.name[-2:] for path in root.path.glob(".dtslurm-*")) == ["-b"]
 
 
-def test_a_link_or_a_stranger_in_place_of_a_run_is_left_alone(root: Root, tmp_path: Path) -> None:
+def test_clean_does_not_follow_a_link_in_place_of_a_run_directory(root: Root, tmp_path: Path) -> None:
     old = root.add("old", 40)
     old.rename(tmp_path / "precious")
     old.symlink_to(tmp_path / "precious")
@@ -387,7 +387,7 @@ def test_a_link_or_a_stranger_in_place_of_a_run_is_left_alone(root: Root, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["..", ".", "", "a/b", "/etc", "../x", "a\0b"])
-def test_c25_only_folders_of_the_run_root_are_swept(tmp_path: Path, name: str) -> None:
+def test_c25_clean_refuses_folders_outside_the_run_root(tmp_path: Path, name: str) -> None:
     asked = {
         "root": str(tmp_path),
         "objects": str(tmp_path / "o"),
@@ -401,7 +401,7 @@ def test_c25_only_folders_of_the_run_root_are_swept(tmp_path: Path, name: str) -
         reclaim.reclaim({**asked, "runs": [], "root": f"{tmp_path}/../x"})
 
 
-def test_over_a_link_it_does_the_same(root: Root) -> None:
+def test_clean_works_over_a_remote_transport(root: Root) -> None:
     old = root.add("old", 40)
     far = FarSide()
     cluster = replace(root.context.cluster("local"), transport=far)
@@ -416,7 +416,7 @@ def test_over_a_link_it_does_the_same(root: Root) -> None:
         )
 
 
-def dtslurm(*words: str, code: int) -> subprocess.CompletedProcess[str]:
+def run_dtslurm(*words: str, code: int) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "dtslurm", *words]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == code, done.stderr
@@ -424,36 +424,36 @@ def dtslurm(*words: str, code: int) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_the_command_line(root: Root) -> None:
+def test_the_clean_command_previews_and_deletes(root: Root) -> None:
     old = root.add("old", 40)
-    shown = dtslurm("clean", code=0)
+    shown = run_dtslurm("clean", code=0)
     assert "old" in shown.stdout
     assert "nothing was deleted" in shown.stderr
     assert (old / "code").exists()
-    [place] = json.loads(dtslurm("clean", "--json", code=0).stdout)["roots"]
+    [place] = json.loads(run_dtslurm("clean", "--json", code=0).stdout)["roots"]
     assert place["runs"][0]["folder"] == "old"
-    assert "freed" in dtslurm("clean", "--yes", code=0).stderr
+    assert "freed" in run_dtslurm("clean", "--yes", code=0).stderr
     assert not (old / "code").exists()
-    assert "nothing to delete" in dtslurm("clean", code=0).stderr
-    assert "--older-than" in dtslurm("clean", "--older-than", "soon", code=2).stderr
+    assert "nothing to delete" in run_dtslurm("clean", code=0).stderr
+    assert "--older-than" in run_dtslurm("clean", "--older-than", "soon", code=2).stderr
 
 
-def test_the_command_line_names_what_the_job_wrote(root: Root) -> None:
+def test_the_clean_command_lists_job_outputs(root: Root) -> None:
     old = root.add("old", 40)
-    train(old)
+    write_job_outputs(old)
     for words in (("clean",), ("clean", "--yes"), ("clean", "--runs", "--yes")):
-        shown = dtslurm(*words, code=0).stderr
+        shown = run_dtslurm(*words, code=0).stderr
         assert f"{old}/code: kept 5 files, " in shown
         assert "that the job wrote there (--outputs deletes them): out/ckpt.pt, out/config.py" in shown
-    assert f"{old}/code: would delete 5 files, " in dtslurm("clean", "--outputs", code=0).stderr
-    [place] = json.loads(dtslurm("clean", "--json", code=0).stdout)["roots"]
+    assert f"{old}/code: would delete 5 files, " in run_dtslurm("clean", "--outputs", code=0).stderr
+    [place] = json.loads(run_dtslurm("clean", "--json", code=0).stdout)["roots"]
     assert place["outputs"][0]["names"][0] == "out/ckpt.pt"
-    assert f"{old}/code: deleted 5 files, " in dtslurm("clean", "--outputs", "--yes", code=0).stderr
+    assert f"{old}/code: deleted 5 files, " in run_dtslurm("clean", "--outputs", "--yes", code=0).stderr
     assert not (old / "code").exists()
 
 
-def test_the_age_that_was_used_is_said(root: Root) -> None:
+def test_the_clean_command_reports_the_age_that_applies(root: Root) -> None:
     root.add("fresh", (NOW - time.time() + 100) / DAY)  # by the clock of the program
-    said = dtslurm("clean", "--older-than", "2s", code=0).stderr
+    said = run_dtslurm("clean", "--older-than", "2s", code=0).stderr
     assert "--older-than 2s: 5m00s is used, because a job can be requeued for this time after its end" in said
     assert "runs that ended more than 5m00s ago have nothing to delete" in said

@@ -27,21 +27,21 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     return Context(cwd=tree)
 
 
-def made(context: Context, **asked: object) -> Prepared:
+def prepare_job(context: Context, **asked: object) -> Prepared:
     request = JobRequest(script="train.py", time="5", cluster="local", **asked)  # type: ignore[arg-type]
     return prepare(context, request, standalone=False)
 
 
-def test_on_this_machine_a_job_runs_where_sbatch_would_run_it(context: Context) -> None:
-    prepared = made(context)
+def test_without_a_snapshot_a_job_runs_in_the_current_folder(context: Context) -> None:
+    prepared = prepare_job(context)
     assert prepared.code is None
     assert prepared.submission.spec.work_dir == str(context.cwd)
 
 
-def test_the_record_tells_the_commit_of_a_folder_that_the_job_runs_in(context: Context) -> None:
+def test_the_record_contains_the_commit_and_diff_of_the_working_folder(context: Context) -> None:
     git(context.cwd, "commit", "-qm", "first")
     write(context.cwd, {"train.py": "print()"})
-    record = submit(context, made(context, sbatch=("--hold",)))
+    record = submit(context, prepare_job(context, sbatch=("--hold",)))
     told = json.loads((Path(record.run_dir) / "job.json").read_text())["git"]
     head = git(context.cwd, "rev-parse", "HEAD").strip()
     assert (told["commit"], told["dirty"]) == (head, True)
@@ -49,8 +49,8 @@ def test_the_record_tells_the_commit_of_a_folder_that_the_job_runs_in(context: C
     context.cluster("local").scheduler.cancel([record.job_id or ""])
 
 
-def test_a_snapshot_links_what_git_ignores(context: Context) -> None:
-    prepared = made(context, snapshot=True, sbatch=("--hold",))
+def test_a_snapshot_links_files_that_git_ignores(context: Context) -> None:
+    prepared = prepare_job(context, snapshot=True, sbatch=("--hold",))
     record = submit(context, prepared)
     code = Path(record.run_dir) / "code"
     assert prepared.submission.spec.work_dir == str(code)
@@ -59,16 +59,16 @@ def test_a_snapshot_links_what_git_ignores(context: Context) -> None:
     context.cluster("local").scheduler.cancel([record.job_id or ""])
 
 
-def test_a_fetched_run_is_linked_too(context: Context) -> None:
+def test_a_snapshot_links_a_fetched_run_directory(context: Context) -> None:
     write(context.cwd, {"got/job.json": "{}", "got/script.sbatch": "", "got/checkpoints/a": "x"})
-    prepared = made(context, snapshot=True)
+    prepared = prepare_job(context, snapshot=True)
     assert prepared.code is not None
     assert [one.target for one in prepared.code.snapshot.files if one.path == "got"] == [
         str(context.cwd / "got")
     ]
 
 
-def test_below_the_top_the_job_runs_below_the_top(context: Context) -> None:
+def test_a_snapshot_job_submitted_in_a_subfolder_runs_in_that_subfolder(context: Context) -> None:
     context.cwd = context.cwd / "sub"
     request = JobRequest(script="other.py", time="5", cluster="local", snapshot=True)
     spec = prepare(context, request, standalone=False).submission.spec
@@ -76,25 +76,27 @@ def test_below_the_top_the_job_runs_below_the_top(context: Context) -> None:
 
 
 @pytest.mark.parametrize("asked", [{"code_include": ("data/",)}, {"code_exclude": ("sub/",)}])
-def test_who_says_what_to_copy_gets_a_snapshot(context: Context, asked: dict[str, object]) -> None:
-    assert made(context, **asked).code is not None
+def test_code_include_and_code_exclude_imply_a_snapshot(context: Context, asked: dict[str, object]) -> None:
+    assert prepare_job(context, **asked).code is not None
 
 
 @pytest.mark.parametrize("asked", [{"snapshot": False, "code_include": ("data/",)}, {"chdir": "."}])
-def test_who_wants_none_gets_none(context: Context, asked: dict[str, object]) -> None:
-    prepared = made(context, **asked)
+def test_no_snapshot_and_chdir_disable_the_snapshot(context: Context, asked: dict[str, object]) -> None:
+    prepared = prepare_job(context, **asked)
     assert prepared.code is None
     assert prepared.submission.spec.work_dir == str(context.cwd)
 
 
-def test_a_folder_outside_git_can_be_copied(context: Context, tmp_path: Path) -> None:
+def test_a_folder_outside_git_can_be_snapshotted(context: Context, tmp_path: Path) -> None:
     (tmp_path / "plain").mkdir()
     context.cwd = tmp_path / "plain"
     (context.cwd / "train.py").write_text("pass")
-    assert made(context, snapshot=True).code is not None
+    assert prepare_job(context, snapshot=True).code is not None
 
 
-def test_a_tree_that_is_too_large_is_not_copied(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_above_the_size_limit_is_refused(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(snapshot, "LIMIT_IN_GIT", (1, 10))
     with pytest.raises(RequestInvalid):
-        made(context, snapshot=True)
+        prepare_job(context, snapshot=True)

@@ -23,7 +23,7 @@ TWO = {
 }
 
 
-def test_what_was_asked_differently_is_told_by_section() -> None:
+def test_compare_lists_differences_by_section() -> None:
     found = list(differences([ONE, TWO], [b"", b"+1\n-2\n"]))
     assert found == [
         Difference("configuration", "args", ("--lr 1e-3", "--lr 3e-4")),
@@ -37,5 +37,5 @@ def test_what_was_asked_differently_is_told_by_section() -> None:
     ]
 
 
-def test_a_run_compared_with_its_like_differs_in_nothing() -> None:
+def test_compare_of_equal_runs_lists_no_difference() -> None:
     assert list(differences([ONE, dict(ONE)], [b"x", b"x"])) == []

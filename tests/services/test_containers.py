@@ -25,7 +25,7 @@ def context(tmp_path: Path) -> Context:
     return Context(cwd=tmp_path, env={**env, "DTSLURM_TRUSTED_FOLDERS": "/"})
 
 
-def script(context: Context, **asked: object) -> str:
+def render_with_container(context: Context, **asked: object) -> str:
     request = JobRequest(script="train.py", time="10", **{"cluster": "boxed", **asked})  # type: ignore[arg-type]
     return prepare(context, request, standalone=False).submission.script
 
@@ -36,19 +36,19 @@ def install_apptainer(context: Context) -> None:
     program.chmod(0o755)
 
 
-def test_a_cluster_without_a_runtime(context: Context) -> None:
+def test_a_container_on_a_cluster_without_a_runtime_is_refused(context: Context) -> None:
     with pytest.raises(RequestInvalid, match="has no container runtime"):
-        script(context, cluster="local", container="ubuntu")
+        render_with_container(context, cluster="local", container="ubuntu")
 
 
-def test_a_runtime_that_is_not_installed(context: Context) -> None:
+def test_a_container_runtime_that_is_not_installed_is_refused(context: Context) -> None:
     with pytest.raises(RequestInvalid, match="apptainer is not on PATH"):
-        script(context, container="ubuntu")
+        render_with_container(context, container="ubuntu")
 
 
-def test_everything_missing_is_told_at_once(context: Context) -> None:
+def test_all_container_problems_are_reported_together(context: Context) -> None:
     with pytest.raises(RequestInvalid) as caught:
-        script(context, container="./none.sif", container_mounts=("/nowhere", "relative"))
+        render_with_container(context, container="./none.sif", container_mounts=("/nowhere", "relative"))
     assert [text.split(":")[0] for text in caught.value.problems] == [
         "--container-mount 'relative'",
         "the image does not exist",
@@ -57,15 +57,15 @@ def test_everything_missing_is_told_at_once(context: Context) -> None:
     ]
 
 
-def test_mounts_without_an_image(context: Context) -> None:
+def test_container_mounts_require_an_image(context: Context) -> None:
     with pytest.raises(RequestInvalid, match="needs --container"):
-        script(context, container_mounts=("/data",))
+        render_with_container(context, container_mounts=("/data",))
 
 
-def test_the_images_own_python_runs_the_training_code(context: Context) -> None:
+def test_a_container_job_uses_the_python_of_the_image(context: Context) -> None:
     install_apptainer(context)
     (context.cwd / "torch.sif").write_text("")
-    text = script(context, container="./torch.sif").replace("\\\n", "")
+    text = render_with_container(context, container="./torch.sif").replace("\\\n", "")
     words = " ".join(text.split())
     assert f'apptainer exec --env=PYTHONNOUSERSITE=1 --bind="$DTSLURM_RUN_DIR" --bind={context.cwd}' in words
     assert f'{context.cwd}/torch.sif bash "$DTSLURM_RUN_DIR/task.sh"' in words
@@ -73,23 +73,23 @@ def test_the_images_own_python_runs_the_training_code(context: Context) -> None:
     assert os.environ.get("VIRTUAL_ENV", "no venv") not in text
 
 
-def test_a_reference_is_pulled_once(context: Context) -> None:
+def test_an_image_reference_is_pulled_into_a_shared_folder(context: Context) -> None:
     install_apptainer(context)
-    text = script(context, container="nvcr.io/nvidia/pytorch:25.01-py3")
+    text = render_with_container(context, container="nvcr.io/nvidia/pytorch:25.01-py3")
     assert 'apptainer pull "$part" docker://nvcr.io/nvidia/pytorch:25.01-py3 && mv "$part" "$image"' in text
     assert '\nimage="$images"/nvcr.io-nvidia-pytorch-25.01-py3-' in text
     assert "/.images\n" in text
-    assert "/.images" not in script(context, container="nvcr.io/nvidia/pytorch")
+    assert "/.images" not in render_with_container(context, container="nvcr.io/nvidia/pytorch")
 
 
-def test_nodes_without_internet_need_what_was_pulled_before(context: Context) -> None:
+def test_on_offline_nodes_an_image_must_be_pulled_before_submission(context: Context) -> None:
     install_apptainer(context)
     with (context.cwd / "cluster_profiles" / "boxed.yaml").open("a") as file:
         file.write("environment: {offline: true}\n")
     with pytest.raises(RequestInvalid) as caught:
-        script(context, container="ubuntu:24.04")
+        render_with_container(context, container="ubuntu:24.04")
     [told] = caught.value.problems
     assert "compute nodes of boxed have no internet, so pull it here first: mkdir -p " in told
     command = told.partition("first: ")[2].replace("apptainer pull", "echo an image >")
     subprocess.run(["sh", "-c", command], check=True)  # as the user does, but for the runtime
-    assert 'image="$images"/ubuntu-24.04-' in script(context, container="ubuntu:24.04")
+    assert 'image="$images"/ubuntu-24.04-' in render_with_container(context, container="ubuntu:24.04")

@@ -52,7 +52,7 @@ def login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Login:
     return machine
 
 
-def test_a_login_node_of_another_cluster_does_not_take_its_jobs(login: Login) -> None:
+def test_a_login_node_of_another_cluster_is_not_used_as_the_local_cluster(login: Login) -> None:
     context = login("login1.alpha.edu", "alpha", mine="extends: slurm\nlogin: {host: beta.uni.org}\n")
     for name in ("narval", "mine"):
         assert context.cluster(name).transport.name == "openssh"
@@ -71,7 +71,7 @@ def test_a_login_node_of_another_cluster_does_not_take_its_jobs(login: Login) ->
         ("narval3.narval.calcul.quebec", ""),
     ],
 )
-def test_a_login_node_of_the_cluster_itself_needs_no_ssh(login: Login, host: str, cluster: str) -> None:
+def test_a_login_node_of_the_selected_cluster_needs_no_ssh(login: Login, host: str, cluster: str) -> None:
     context = login(host, cluster)
     found = context.cluster("narval")
     assert (found.remote, found.way) == (False, "local")
@@ -92,17 +92,19 @@ def test_a_login_node_of_the_cluster_itself_needs_no_ssh(login: Login, host: str
         ("extends: slurm\nlogin: {host: myalias, transport: local}\n", "", False),
     ],
 )
-def test_a_profile_of_ones_own_by_an_alias(login: Login, profile: str, alias: str, remote: bool) -> None:
+def test_a_custom_profile_is_matched_by_its_login_host_or_recognise_patterns(
+    login: Login, profile: str, alias: str, remote: bool
+) -> None:
     aliases = {"myalias": alias} if alias else {}
     assert login("login3", "narval", aliases, mine=profile).cluster("mine").remote is remote
 
 
-def test_what_many_clusters_are_called_tells_nothing(login: Login) -> None:
+def test_a_generic_cluster_name_does_not_identify_the_local_cluster(login: Login) -> None:
     context = login("login1", "linux", linux="extends: slurm\nlogin: {host: linux.uni.org}\n")
     assert context.cluster("linux").remote
 
 
-def test_a_run_is_asked_about_the_way_it_was_submitted(login: Login) -> None:
+def test_a_run_is_queried_over_the_transport_of_its_submission(login: Login) -> None:
     context = login("login1.alpha.edu", "alpha")
 
     def reached(transport: str = "", mirror: str = "") -> str:
@@ -122,7 +124,7 @@ def test_a_run_is_asked_about_the_way_it_was_submitted(login: Login) -> None:
 
 
 @pytest.mark.parametrize("package", ["dtslurm", "lib/site-packages/dtslurm"])
-def test_a_run_of_another_installation_is_asked_about_by_our_own_profile(
+def test_a_run_of_another_installation_uses_the_packaged_profile_of_this_installation(
     login: Login, tmp_path: Path, package: str
 ) -> None:
     other = tmp_path / package / "assets.py"
@@ -154,7 +156,7 @@ def test_a_run_of_another_installation_is_asked_about_by_our_own_profile(
 
 
 @pytest.mark.parametrize("cluster", ["local", "slurm"])
-def test_no_ssh_to_a_cluster_without_a_login_host(login: Login, cluster: str) -> None:
+def test_ssh_to_a_cluster_without_a_login_host_is_refused(login: Login, cluster: str) -> None:
     context = login("login1.alpha.edu", "alpha")
     with pytest.raises(RequestInvalid) as caught:
         context.cluster(cluster, "openssh")

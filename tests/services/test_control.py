@@ -58,7 +58,9 @@ class Queue:
     requeue = hold = release = cancel
 
 
-def act(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, queue: Queue, job: str = "51") -> Any:
+def change_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, queue: Queue, job: str = "51"
+) -> Any:
     record = replace(RECORD, run_dir=str(tmp_path), array="0-3" if "_" in job else None)
     place = type("Place", (), {"scheduler": queue, "transport": LocalTransport()})
     monkeypatch.setattr(Context, "cluster_of", lambda *_: place)
@@ -69,7 +71,7 @@ def act(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, queue: Queue
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_another_job_of_that_number_is_left_alone(
+def test_a_job_id_reused_by_another_job_is_not_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     queue = Queue(FOREIGN)
@@ -77,7 +79,7 @@ def test_another_job_of_that_number_is_left_alone(
     with pytest.raises(
         JobNotFound, match=r"job 51 is not this run's job any more.*nothing was changed"
     ) as caught:
-        act(tmp_path, monkeypatch, verb, queue)
+        change_job(tmp_path, monkeypatch, verb, queue)
     assert "dtslurm:ff00:cd34" in caught.value.evidence[0]
     assert "dtslurm:ab12:cd34" in caught.value.evidence[-1]
     assert queue.changed == []
@@ -97,11 +99,11 @@ def test_another_job_of_that_number_is_left_alone(
         ("51_2", [replace(OURS, job_id="51_2")]),
     ],
 )
-def test_the_runs_own_job_is_changed(
+def test_the_job_of_the_run_is_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, job: str, shown: list[JobStatus]
 ) -> None:
     queue = Queue(*shown)
-    assert act(tmp_path, monkeypatch, verb, queue, job).done == [job]
+    assert change_job(tmp_path, monkeypatch, verb, queue, job).done == [job]
     assert queue.changed == [[job]]
     place = tmp_path / "tasks" / "2" if "_" in job else tmp_path
     assert (place / "stop").exists() == (verb == "cancel")
@@ -111,7 +113,7 @@ def test_the_runs_own_job_is_changed(
     ("job", "left"),
     [("51", set()), ("51_2", {"tasks/3/stop", "tasks/3/done"})],
 )
-def test_what_is_requeued_may_start_again(
+def test_requeue_removes_the_stop_and_done_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, left: set[str]
 ) -> None:
     run = tmp_path / "a folder's *"
@@ -119,7 +121,7 @@ def test_what_is_requeued_may_start_again(
         place.mkdir(parents=True)
         (place / "stop").touch()
         (place / "done").touch()
-    act(run, monkeypatch, "requeue", Queue(OURS), job)
+    change_job(run, monkeypatch, "requeue", Queue(OURS), job)
     assert {str(path.relative_to(run)) for path in run.glob("tasks/*/*")} == left
     assert not (run / "stop").exists()
 
@@ -132,7 +134,7 @@ def test_what_is_requeued_may_start_again(
         ("51", "all", "does not exist"),
     ],
 )
-def test_a_run_whose_files_were_removed_is_not_requeued(
+def test_a_run_whose_files_were_deleted_is_not_requeued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, removed: str, said: str
 ) -> None:
     run, queue = tmp_path / "run", Queue(OURS)
@@ -141,76 +143,80 @@ def test_a_run_whose_files_were_removed_is_not_requeued(
         (run / "done").touch()
         reclaim.forbid_start(os.fsencode(run))
     with pytest.raises(RequestInvalid, match=said) as caught:
-        act(run, monkeypatch, "requeue", queue, job)
+        change_job(run, monkeypatch, "requeue", queue, job)
     assert caught.value.hint.startswith("dtslurm resubmit 51")
     assert queue.changed == []
     if removed == "code":
         assert (run / "done").exists()
-        assert act(run, monkeypatch, "cancel", queue, job).done == [job]
+        assert change_job(run, monkeypatch, "cancel", queue, job).done == [job]
 
 
-def test_a_run_whose_secrets_are_deleted_is_not_requeued(
+def test_a_finished_run_whose_secrets_were_deleted_is_not_requeued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "script.sbatch").write_text(f"#!/bin/bash\n{control.SECRETS_DELETED}\n")
-    assert act(tmp_path, monkeypatch, "requeue", Queue(OURS)).done == ["51"]  # it runs
+    assert change_job(tmp_path, monkeypatch, "requeue", Queue(OURS)).done == ["51"]  # it runs
     over = replace(RECORD, final=(replace(OURS, state=JobState.COMPLETED),))
     monkeypatch.setattr(f"{__name__}.RECORD", over)
     queue = Queue(OURS)
     with pytest.raises(RequestInvalid, match="deleted the run's secrets") as caught:
-        act(tmp_path, monkeypatch, "requeue", queue)
+        change_job(tmp_path, monkeypatch, "requeue", queue)
     assert caught.value.hint == "dtslurm resubmit 51 --from-checkpoint submits the run again with the secrets"
     assert queue.changed == []
     (tmp_path / "script.sbatch").write_text("#!/bin/bash\n")
     monkeypatch.setattr(RunDir, "update", lambda *_: None)  # there is no job.json
-    assert act(tmp_path, monkeypatch, "requeue", queue).done == ["51"]
+    assert change_job(tmp_path, monkeypatch, "requeue", queue).done == ["51"]
 
 
-def noted(run: Path) -> list[str]:
+def event_names(run: Path) -> list[str]:
     return [event["event"] for event in RunDir(run).events()]
 
 
-def test_what_waits_already_is_told_where_the_rest_is_requeued(
+def test_requeue_reports_tasks_that_are_already_pending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = Queue(OURS, partly=PartialResult(("51",), waiting=("51_2-3",)))
-    acted = act(tmp_path, monkeypatch, "requeue", queue)
+    acted = change_job(tmp_path, monkeypatch, "requeue", queue)
     assert acted.lines("requeue") == ["requeued: 51", "already pending: 51_2-3"]
-    assert noted(tmp_path) == ["requeue"]
+    assert event_names(tmp_path) == ["requeue"]
 
 
 @pytest.mark.parametrize(("done", "events"), [(("51",), ["requeue"]), (("52",), [])])
-def test_what_was_done_is_noted_where_a_part_is_refused(
+def test_a_partly_refused_requeue_records_only_the_changed_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: tuple[str], events: list[str]
 ) -> None:
     queue = Queue(OURS, partly=PartialResult(done, ("51_3",), ("51_2: disabled",)))
     with pytest.raises(
         SlurmError, match="requeue: Slurm refused some of the jobs; the others were changed"
     ) as caught:
-        act(tmp_path, monkeypatch, "requeue", queue)
+        change_job(tmp_path, monkeypatch, "requeue", queue)
     assert caught.value.evidence == ("51_2: disabled", "already pending: 51_3", f"requeued: {done[0]}")
-    assert noted(tmp_path) == events
+    assert event_names(tmp_path) == events
 
 
-def test_a_run_named_like_its_job_is_changed_as_a_whole(
+def test_a_run_can_be_changed_by_a_name_that_begins_with_its_job_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = Queue(OURS)
     monkeypatch.setitem(globals(), "RECORD", replace(RECORD, name="51_long"))
-    assert act(tmp_path, monkeypatch, "hold", queue, "51_long").done == ["51"]
+    assert change_job(tmp_path, monkeypatch, "hold", queue, "51_long").done == ["51"]
 
 
-def test_a_job_that_slurm_cannot_be_asked_about_hears_of_its_end_by_itself(
+def test_cancel_writes_the_stop_file_if_slurm_is_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(SlurmUnavailable):
-        act(tmp_path, monkeypatch, "cancel", Queue(fault=SlurmUnavailable("down")))
+        change_job(tmp_path, monkeypatch, "cancel", Queue(fault=SlurmUnavailable("down")))
     assert (tmp_path / "stop").exists()
 
 
-def test_what_slurm_has_forgotten_is_submitted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requeue_of_a_job_that_slurm_purged_suggests_resubmit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(JobNotFound) as caught:
-        act(tmp_path, monkeypatch, "requeue", Queue(fault=JobNotFound("scontrol requeue: no such job")))
+        change_job(
+            tmp_path, monkeypatch, "requeue", Queue(fault=JobNotFound("scontrol requeue: no such job"))
+        )
     assert "dtslurm resubmit 51" in caught.value.hint
 
 
@@ -231,5 +237,5 @@ def test_what_slurm_has_forgotten_is_submitted_again(tmp_path: Path, monkeypatch
         (replace(OURS, source="record", comment="", name="other", start_time=1), True),
     ],
 )
-def test_whose_job_an_answer_is_about(status: JobStatus, own: bool) -> None:
+def test_belongs_to_run_compares_comment_name_and_times(status: JobStatus, own: bool) -> None:
     assert belongs_to_run(RECORD, status) is own

@@ -28,7 +28,7 @@ from dtslurm.slurm.parse_scontrol import NodeInfo, PartitionInfo
 from dtslurm.slurm.survey import Survey
 
 
-def kind(
+def node_kind(
     name: str, *states: str, gpus: int = 0, partitions: tuple[str, ...] = ("main",), **values: Any
 ) -> Kind:
     own = NodeType(gpus=Gpus(model="A100", count=gpus, slurm_type="a100") if gpus else None, **values)
@@ -39,7 +39,7 @@ def kind(
     return Kind(name, own, nodes)
 
 
-def chosen(
+def probe_options(
     groups: list[Kind],
     wanted: DiscoverOptions | None = None,
     customs: SlurmCustoms | None = None,
@@ -53,29 +53,29 @@ def chosen(
     return {one.name: list(one.options) for one in targets}, notices
 
 
-def test_nodes_with_gpus_are_looked_at_and_others_only_where_there_are_none() -> None:
-    cpu, gpu = kind("c", "IDLE", cpus=2, memory=Memory(1000)), kind("g", "IDLE", gpus=4, cpus=64)
-    assert list(chosen([gpu, cpu])[0]) == ["g"]
-    found, _ = chosen([cpu])
+def test_probes_run_on_gpu_nodes_and_on_cpu_nodes_only_without_gpu_nodes() -> None:
+    cpu, gpu = node_kind("c", "IDLE", cpus=2, memory=Memory(1000)), node_kind("g", "IDLE", gpus=4, cpus=64)
+    assert list(probe_options([gpu, cpu])[0]) == ["g"]
+    found, _ = probe_options([cpu])
     assert found["c"] == [
         "--time=00:05:00", "--partition=main", "--nodelist=c0", "--cpus-per-task=2", "--mem=500M",
     ]  # fmt: skip
 
 
-def test_a_job_asks_as_the_site_wants_it() -> None:
+def test_a_probe_job_uses_the_options_that_the_profile_requires() -> None:
     customs = SlurmCustoms(
         account="proj", qos="normal", constraint="gpu", mem="forbidden", extra_options=("--licenses=scratch",)
     )
-    group = kind("g", "MIXED", gpus=4, cpus=64, memory=Memory(512_000))
-    found, _ = chosen([group], DiscoverOptions(account="mine"), customs)
+    group = node_kind("g", "MIXED", gpus=4, cpus=64, memory=Memory(512_000))
+    found, _ = probe_options([group], DiscoverOptions(account="mine"), customs)
     assert found["g"] == [
         "--time=00:05:00", "--partition=main", "--account=mine", "--qos=normal", "--constraint=gpu",
         "--gres=gpu:a100:4", "--cpus-per-task=4", "--licenses=scratch",
     ]  # fmt: skip
     customs = SlurmCustoms(qos="normal", partitions={"main": Partition(qos="mainq")})
-    assert "--qos=mainq" in chosen([group], None, customs)[0]["g"]
-    assert "--qos=mine" in chosen([group], DiscoverOptions(qos="mine"), customs)[0]["g"]
-    bare, _ = chosen([group], None, SlurmCustoms(gpu_request="none"))
+    assert "--qos=mainq" in probe_options([group], None, customs)[0]["g"]
+    assert "--qos=mine" in probe_options([group], DiscoverOptions(qos="mine"), customs)[0]["g"]
+    bare, _ = probe_options([group], None, SlurmCustoms(gpu_request="none"))
     assert not any(option.startswith("--gres") for option in bare["g"])
     assert "--mem=4096M" in bare["g"]
 
@@ -96,27 +96,31 @@ def test_a_job_asks_as_the_site_wants_it() -> None:
         ((), None, (), "a"),
     ],
 )  # fmt: skip
-def test_the_partition_of_a_probe(
+def test_a_probe_chooses_its_partition_by_option_profile_and_live_state(
     wanted: tuple[str, ...], customs: str | None, live: tuple[PartitionInfo, ...], partition: str
 ) -> None:
-    group = kind("g", "IDLE", gpus=1, partitions=("a", "b"))
-    found, _ = chosen([group], DiscoverOptions(partitions=wanted), SlurmCustoms(partition=customs), live)
+    group = node_kind("g", "IDLE", gpus=1, partitions=("a", "b"))
+    found, _ = probe_options(
+        [group], DiscoverOptions(partitions=wanted), SlurmCustoms(partition=customs), live
+    )
     assert f"--partition={partition}" in found["g"]
 
 
-def test_a_node_in_no_partition_is_asked_for_by_its_name_alone() -> None:
-    found, _ = chosen([kind("g", "IDLE", gpus=1, partitions=())])
+def test_a_probe_of_a_node_without_partitions_names_only_the_node() -> None:
+    found, _ = probe_options([node_kind("g", "IDLE", gpus=1, partitions=())])
     assert not any(option.startswith("--partition") for option in found["g"])
 
 
-def test_what_is_not_probed_is_told() -> None:
-    groups = [kind(name, "IDLE", gpus=1) for name in "abcd"] + [kind("e", "IDLE", gpus=1, partitions=("x",))]
-    found, notices = chosen(groups)
+def test_nodes_that_are_not_probed_are_listed() -> None:
+    groups = [node_kind(name, "IDLE", gpus=1) for name in "abcd"] + [
+        node_kind("e", "IDLE", gpus=1, partitions=("x",))
+    ]
+    found, notices = probe_options(groups)
     assert list(found) == ["a", "b", "c"]
     assert notices == ["not probed: d, e; select other partitions with --partition"]
-    found, notices = chosen(groups, DiscoverOptions(partitions=("x",)))
+    found, notices = probe_options(groups, DiscoverOptions(partitions=("x",)))
     assert (list(found), notices) == (["e"], [])
-    found, notices = chosen([kind("z", "DOWN", gpus=1)])
+    found, notices = probe_options([node_kind("z", "DOWN", gpus=1)])
     assert (found, notices) == ({}, ["not probed: z, because none of its nodes can be used now"])
 
 
@@ -136,11 +140,11 @@ def test_what_is_not_probed_is_told() -> None:
         ("count", "8", "4", False),
     ],
 )
-def test_equal_as_people_mean_it(key: str, there: str, found: str, equal: bool) -> None:
+def test_same_compares_profile_values_with_tolerance(key: str, there: str, found: str, equal: bool) -> None:
     assert same(there, Fact(("node_types", "a", key), found, "x")) is equal
 
 
-def test_only_what_the_profile_does_not_say_or_says_otherwise_is_kept() -> None:
+def test_only_values_that_differ_from_the_parent_profile_are_kept() -> None:
     parent = ClusterProfile(name="site", title="Site", slurm=SlurmCustoms(partition="gpu", account="x"))
     facts = (
         Fact(("title",), "Site", "ClusterName"),
@@ -154,20 +158,20 @@ def test_only_what_the_profile_does_not_say_or_says_otherwise_is_kept() -> None:
     ]  # fmt: skip
 
 
-def test_values_of_a_profile_as_texts() -> None:
+def test_flat_converts_profile_values_to_text() -> None:
     values = {"a": {"b": 1, "c": None, "d": ["x", "y"], "e": []}, "f": True, "g": 1.50}
     assert dict(flat(values)) == {("a", "b"): "1", ("a", "d"): "x, y", ("f",): "true", ("g",): "1.5"}
 
 
-def test_what_a_probe_saw_and_why_one_saw_nothing() -> None:
-    group = kind("g", "IDLE", gpus=1)
+def test_a_failed_probe_is_reported_and_adds_no_facts() -> None:
+    group = node_kind("g", "IDLE", gpus=1)
     probes = [Probe(name="g", problem="it never started"), Probe(name="g", seen={"schema": 1})]
     found = seen_by(probes, [group], {"g": "g"}, pyxis=True)
     assert "the probe of g failed: it never started" in found.notices
     assert not any(fact.key[0] == "container" for fact in found.facts)
 
 
-def test_the_login_node_is_told_as_it_was_reached() -> None:
+def test_the_login_facts_contain_only_values_missing_in_the_parent() -> None:
     survey = Survey(host="login1", python="/usr/libexec/platform-python")
     known = service._login("login1", survey, None)
     assert [(fact.name, fact.value) for fact in known.facts] == [
@@ -177,7 +181,7 @@ def test_the_login_node_is_told_as_it_was_reached() -> None:
     assert service._login("login1", Survey(python="python3"), parent).facts == ()
 
 
-def test_the_files_head_names_what_fits(tmp_path: Path) -> None:
+def test_the_head_of_the_profile_file_names_matching_profiles(tmp_path: Path) -> None:
     context = Context(cwd=tmp_path, clock=lambda: 0.0)
     one = service._comments(context, Survey(), "login1", [("site", "its name")], "site")
     assert one[0] == "Written by dtslurm cluster discover login1 on 1970-01-01, Slurm ?."
@@ -202,7 +206,7 @@ def test_the_files_head_names_what_fits(tmp_path: Path) -> None:
         (None, None, False, {}, "python3"),
     ],
 )
-def test_the_interpreter_whose_torch_is_tried(
+def test_the_probed_interpreter_follows_profile_parent_and_environment(
     own: str | None, parent: str | None, remote: bool, env: dict[str, str], python: str
 ) -> None:
     def profile(path: str | None) -> ClusterProfile:

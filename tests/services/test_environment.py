@@ -37,66 +37,68 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def submission(folder: Path, env: dict[str, str] | None = None, **asked: str) -> Submission:
+def prepare_submission(folder: Path, env: dict[str, str] | None = None, **asked: str) -> Submission:
     home = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "DTSLURM_LOCAL_STATE": str(folder / "local")}
     context = Context(cwd=folder, env={**home, "DTSLURM_TRUSTED_FOLDERS": "/", **(env or {})})
     request = JobRequest(**{"script": "train.py", "cluster": "local", "time": "5", **asked})  # type: ignore[arg-type]
     return prepare(context, request, standalone=False).submission
 
 
-def test_a_uv_project_needs_no_active_environment(project: Path) -> None:
+def test_a_uv_project_is_used_if_no_environment_is_active(project: Path) -> None:
     uv(project, "sync")
-    found = submission(project / "src")
+    found = prepare_submission(project / "src")
     assert f"source {project}/.venv/bin/activate || exit" in found.script
     assert found.notices[0] == f"no environment is active: the job uses uv's {project}/.venv"
 
 
-def test_the_active_environment_wins(project: Path) -> None:
+def test_the_active_environment_takes_precedence_over_the_uv_environment(project: Path) -> None:
     uv(project, "sync")
     other = project.parent / "other"
     other.mkdir()
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        found = submission(project / "src", {name: str(other)})
+        found = prepare_submission(project / "src", {name: str(other)})
         assert f"source {other}/bin/activate" in found.script
         assert "uv" not in " ".join(found.notices)
 
 
-def test_an_interpreter_asked_for_wins(project: Path) -> None:
+def test_the_python_option_takes_precedence_over_the_uv_environment(project: Path) -> None:
     uv(project, "sync")
-    assert "activate" not in submission(project / "src", python="python3").script
+    assert "activate" not in prepare_submission(project / "src", python="python3").script
 
 
-def test_an_environment_that_uv_made_needs_no_project(tmp_path: Path) -> None:
+def test_a_uv_environment_without_a_project_is_used(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", ".venv"], cwd=tmp_path, check=True)
-    assert "activate" not in submission(tmp_path).script  # as ever: others are for their users to activate
+    assert (
+        "activate" not in prepare_submission(tmp_path).script
+    )  # as ever: others are for their users to activate
     uv(tmp_path, "venv", "--clear")
-    assert f"source {tmp_path}/.venv/bin/activate" in submission(tmp_path).script
+    assert f"source {tmp_path}/.venv/bin/activate" in prepare_submission(tmp_path).script
 
 
-def test_the_projects_environment_may_lie_elsewhere(project: Path) -> None:
+def test_the_uv_environment_may_be_in_another_folder(project: Path) -> None:
     uv(project, "venv", "envs/login")
-    found = submission(project / "src", {"UV_PROJECT_ENVIRONMENT": "envs/login"})
+    found = prepare_submission(project / "src", {"UV_PROJECT_ENVIRONMENT": "envs/login"})
     assert f"source {project}/envs/login/bin/activate" in found.script
 
 
-def test_a_project_that_was_never_synced_is_told_so(project: Path) -> None:
+def test_a_uv_project_without_an_environment_is_refused(project: Path) -> None:
     with pytest.raises(RequestInvalid, match=r"has no environment .*\.venv: run uv sync, or give --python"):
-        submission(project / "src")
+        prepare_submission(project / "src")
     (project / "src" / "cluster_profiles").mkdir()
     text = "extends: local\nenvironment:\n  setup: [module load pytorch]\n"
     (project / "src" / "cluster_profiles" / "site.yaml").write_text(text)
-    assert "activate" not in submission(project / "src", cluster="site").script
+    assert "activate" not in prepare_submission(project / "src", cluster="site").script
 
 
-def test_a_command_line_is_no_interpreter(project: Path) -> None:
+def test_a_command_line_as_python_option_is_refused(project: Path) -> None:
     with pytest.raises(
         RequestInvalid, match=r"'uv run python' is a command line.* uses the project's \.venv"
     ):
-        submission(project / "src", python="uv run python")
+        prepare_submission(project / "src", python="uv run python")
 
 
-def test_a_job_runs_in_the_projects_environment(project: Path, tmp_path: Path) -> None:
+def test_a_job_runs_in_the_uv_environment(project: Path, tmp_path: Path) -> None:
     uv(project, "sync")
     env = {"VIRTUAL_ENV": "", "CONDA_PREFIX": "", "DTSLURM_LOCAL_STATE": str(tmp_path / "local")}
     cli = Cli("local", project / "src", {**env, "DTSLURM_RUN_ROOT": str(tmp_path / "runs")})

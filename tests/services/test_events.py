@@ -158,12 +158,12 @@ SAID: list[tuple[dict[str, Any], str, bool]] = [
 
 
 @pytest.mark.parametrize(("event", "text", "bad"), SAID)
-def test_an_event_in_words(event: dict[str, Any], text: str, bad: bool) -> None:
+def test_an_event_is_described_in_text(event: dict[str, Any], text: str, bad: bool) -> None:
     told = line({"time": 5, **event})
     assert (told.time, told.text, told.bad) == (5.0, text, bad)
 
 
-def staging(node: str, done: bool, size: int = 1 << 30, **values: Any) -> dict[str, Any]:
+def staging_event(node: str, done: bool, size: int = 1 << 30, **values: Any) -> dict[str, Any]:
     known = {
         "event": "staging",
         "node": node,
@@ -175,17 +175,17 @@ def staging(node: str, done: bool, size: int = 1 << 30, **values: Any) -> dict[s
     return {**known, **values}
 
 
-def test_of_many_nodes_that_copy_there_is_one_line() -> None:
+def test_staging_events_of_several_nodes_are_merged_into_one_line() -> None:
     begun = {"event": "started", "job_id": "7", "nodes": "n[1-2]", "time": 1}
     told = [
         begun,
         *(
-            staging(f"n{node}", False, size=step << 20, time=2 + step)
+            staging_event(f"n{node}", False, size=step << 20, time=2 + step)
             for step in range(50)
             for node in (1, 2)
         ),
     ]
-    told.append(staging("n1", True, size=2 << 30, time=99))
+    told.append(staging_event("n1", True, size=2 << 30, time=99))
     assert len(drop_outdated_staging(told)) == 3
     first, second = lines(told)
     assert first.text == "job 7 started on n[1-2]"
@@ -193,20 +193,20 @@ def test_of_many_nodes_that_copy_there_is_one_line() -> None:
         99,
         "copying imagenet to 2 nodes: 2.0G of 4.0G (51%), 1 of 2 nodes have finished",
     )
-    told.append(staging("n2", True, size=2 << 30))
+    told.append(staging_event("n2", True, size=2 << 30))
     assert lines(told)[1].text == "data imagenet is on 2 nodes: 4.0G"
 
 
-def test_nodes_that_have_not_said_a_word_count_too() -> None:
-    told = [staging(f"n{node}", True, size=2 << 30, nodes=4) for node in (1, 2, 3)]
+def test_the_staging_line_counts_nodes_without_events() -> None:
+    told = [staging_event(f"n{node}", True, size=2 << 30, nodes=4) for node in (1, 2, 3)]
     assert lines(told)[0].text == (
         "copying imagenet to 4 nodes: 6.0G of 8.0G (75%), 3 of 4 nodes have finished"
     )
-    told.append(staging("n4", True, size=2 << 30, nodes=4))
+    told.append(staging_event("n4", True, size=2 << 30, nodes=4))
     assert lines(told)[0].text == "data imagenet is on 4 nodes: 8.0G"
 
 
-def test_of_many_nodes_that_are_fine_there_is_one_line_each_time() -> None:
+def test_consecutive_healthy_nodes_are_merged_into_one_line() -> None:
     fine = [{"event": "health", "node": f"n{node}", "ok": True, "findings": []} for node in range(64)]
     bad = {"event": "health", "node": "n9", "ok": False, "findings": []}
     again = {"event": "attempt", "attempt": 1, "nodes": "n[0-63]"}

@@ -75,7 +75,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
     return Registry(monkeypatch)
 
 
-def test_each_artifact_becomes_a_version(registry: Registry, tmp_path: Path) -> None:
+def test_mlflow_export_registers_a_version_per_artifact(registry: Registry, tmp_path: Path) -> None:
     registry.refuse["create_registered_model"] = Known()  # as from the second time on
     (tmp_path / "step-3").mkdir()
     (tmp_path / "model.bin").write_bytes(b"1234")
@@ -101,21 +101,23 @@ def test_each_artifact_becomes_a_version(registry: Registry, tmp_path: Path) -> 
     ]
 
 
-def test_a_refusal_is_told_and_the_run_there_ends_as_failed(registry: Registry, tmp_path: Path) -> None:
+def test_a_failed_mlflow_upload_marks_the_mlflow_run_as_failed(registry: Registry, tmp_path: Path) -> None:
     registry.refuse["log_artifacts"] = Refused("no space")
     with pytest.raises(RequestInvalid, match="mlflow failed: no space"):
         export.mlflow(RECORD, [artifact("a")], [tmp_path], "llm", {})
     assert registry.done[-1] == ("set_terminated", "r1", "FAILED")
 
 
-def test_a_registry_that_takes_nothing_is_left_alone(registry: Registry, tmp_path: Path) -> None:
+def test_mlflow_export_uploads_nothing_if_the_registry_refuses_the_model(
+    registry: Registry, tmp_path: Path
+) -> None:
     registry.refuse["create_registered_model"] = Refused("read only")
     with pytest.raises(RequestInvalid, match="mlflow failed: read only"):
         export.mlflow(RECORD, [artifact("a")], [tmp_path], "llm", {})
     assert registry.done == []
 
 
-def test_a_folder_for_the_hub_keeps_the_artifacts_own_card(tmp_path: Path) -> None:
+def test_hugging_face_export_keeps_the_files_of_the_artifact(tmp_path: Path) -> None:
     place = tmp_path / "step-3"
     (place / "deep").mkdir(parents=True)
     for name in ("README.md", ".gitattributes", "deep/weights.bin"):
@@ -136,11 +138,11 @@ def test_a_folder_for_the_hub_keeps_the_artifacts_own_card(tmp_path: Path) -> No
         ("mlflow:my:model", ("mlflow", "my:model")),
     ],
 )
-def test_where_results_go(text: str, found: tuple[str, str]) -> None:
+def test_the_export_target_is_parsed_from_its_prefix(text: str, found: tuple[str, str]) -> None:
     assert export.target_of(text) == found
 
 
-def test_what_is_known_of_one_is_a_line_each() -> None:
+def test_an_artifact_is_described_line_by_line() -> None:
     told = export.document(
         artifact("a.pt", pinned=True, problem="it is gone", files=None, metrics={"loss": 1})
     )

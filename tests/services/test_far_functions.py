@@ -22,7 +22,9 @@ from dtslurm.services.wiring.context import Context
 from dtslurm.transport.base import Completed
 
 
-def cluster(answer: str = "", stderr: str = "", *, remote: bool = True, python: str | None = None) -> Any:
+def fake_cluster(
+    answer: str = "", stderr: str = "", *, remote: bool = True, python: str | None = None
+) -> Any:
     """A cluster whose Python says so of itself."""
     asked: list[str] = []
 
@@ -36,27 +38,27 @@ def cluster(answer: str = "", stderr: str = "", *, remote: bool = True, python: 
     return SimpleNamespace(profile=profile, remote=remote, transport=transport)
 
 
-def tells(**values: str) -> str:
+def python_versions(**values: str) -> str:
     known = {"python": platform.python_version(), **{name: metadata.version(name) for name in _MUST_MATCH}}
     return "Welcome!\n" + json.dumps({**known, **values}) + "\n"
 
 
-def python_of(where: Any, **asked: Any) -> str:
+def function_python(where: Any, **asked: Any) -> str:
     return functions._python(Context(), where, JobRequest(script="f.py", **asked))
 
 
-def test_the_interpreter_of_a_function() -> None:
-    assert python_of(cluster(remote=False)) == sys.executable
-    assert python_of(cluster(remote=False), python="/other/python") == "/other/python"
-    assert python_of(cluster(), container="image.sif") == "python"
-    far = cluster(tells(), python="/site/python")
-    assert python_of(far) == "/site/python"
-    assert python_of(far, python="/mine/python") == "/mine/python"
+def test_the_interpreter_of_a_function_follows_option_profile_and_container() -> None:
+    assert function_python(fake_cluster(remote=False)) == sys.executable
+    assert function_python(fake_cluster(remote=False), python="/other/python") == "/other/python"
+    assert function_python(fake_cluster(), container="image.sif") == "python"
+    far = fake_cluster(python_versions(), python="/site/python")
+    assert function_python(far) == "/site/python"
+    assert function_python(far, python="/mine/python") == "/mine/python"
     assert far.transport.asked == ["/site/python", "/mine/python"]
-    assert python_of(cluster(tells())) == "python3"
+    assert function_python(fake_cluster(python_versions())) == "python3"
 
 
-def test_a_python_that_cannot_read_our_pickles_is_told() -> None:
+def test_an_interpreter_with_incompatible_versions_is_refused() -> None:
     [name, *_] = _MUST_MATCH
     for values, told in (
         ({"python": "2.7.18"}, "and 2.7.18 on login1; pickled functions need the same version"),
@@ -64,26 +66,26 @@ def test_a_python_that_cannot_read_our_pickles_is_told() -> None:
         ({name: "999.1"}, f"{name} is {metadata.version(name)} on this machine and 999.1 on login1"),
     ):
         with pytest.raises(RequestInvalid) as caught:
-            python_of(cluster(tells(**values)))
+            function_python(fake_cluster(python_versions(**values)))
         [problem] = caught.value.problems
         assert told in problem
         assert "the interpreter on the cluster is python3" in caught.value.hint
 
 
 @pytest.mark.parametrize("answer", ["", "not json\n"])
-def test_a_python_that_does_not_run_is_told(answer: str) -> None:
+def test_an_interpreter_that_does_not_start_is_refused(answer: str) -> None:
     with pytest.raises(RequestInvalid, match="python3 on login1 does not run: no such file"):
-        python_of(cluster(answer, "no such file\n"))
+        function_python(fake_cluster(answer, "no such file\n"))
 
 
 @pytest.mark.parametrize(
     ("count", "most", "array"), [(1, 0, None), (1, 5, None), (4, 0, "0-3"), (4, 2, "0-3%2"), (4, 4, "0-3")]
 )
-def test_functions_become_an_array(count: int, most: int, array: str | None) -> None:
+def test_several_functions_become_a_job_array(count: int, most: int, array: str | None) -> None:
     assert functions._array(count, most) == array
 
 
-def record(folder: Path, **values: Any) -> JobRecord:
+def run_record(folder: Path, **values: Any) -> JobRecord:
     return JobRecord(
         token="t", cluster="hpc", name="f", run_dir=str(folder), phase="submitted", created_at=0.0,
         job_id="17", **values,
@@ -91,7 +93,7 @@ def record(folder: Path, **values: Any) -> JobRecord:
 
 
 @pytest.mark.parametrize("error", [JobNotFound("not yet"), TransportError("no link")])
-def test_a_result_that_is_not_there_yet_is_no_error(
+def test_fetch_result_returns_false_if_the_result_is_not_available(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fetch(_: Context, away: JobRecord, *__: Any) -> None:
@@ -99,16 +101,16 @@ def test_a_result_that_is_not_there_yet_is_no_error(
         raise error
 
     monkeypatch.setattr(functions, "fetch", fetch)
-    assert fetch_result(Context(), record(Path("/r")), "0.result", Path("/here")) is False
+    assert fetch_result(Context(), run_record(Path("/r")), "0.result", Path("/here")) is False
 
 
-def test_a_result_that_came_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_result_returns_true_if_the_result_was_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(functions, "fetch", lambda *_: SimpleNamespace(files=(Path("x"),)))
-    assert fetch_result(Context(), record(Path("/r")), "0.result", Path("/here")) is True
+    assert fetch_result(Context(), run_record(Path("/r")), "0.result", Path("/here")) is True
 
 
-def test_all_attempts_of_a_rank_are_one_log(tmp_path: Path) -> None:
-    run = record(tmp_path)
+def test_log_of_joins_all_attempts_of_a_rank(tmp_path: Path) -> None:
+    run = run_record(tmp_path)
     assert log_of(Context(), run, "", 0) is None
     for attempt, text in ((0, "first\n"), (1, "second\n"), (2, None)):
         folder = tmp_path / "logs" / str(attempt)
@@ -123,7 +125,7 @@ def test_all_attempts_of_a_rank_are_one_log(tmp_path: Path) -> None:
     assert log_of(Context(), run, "3", 0) == "of three \ufffd\n"
 
 
-def test_a_far_log_is_brought_first_and_told_as_far_as_it_came(
+def test_log_of_a_remote_run_returns_the_part_that_was_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted: list[list[str]] = []
@@ -135,5 +137,5 @@ def test_a_far_log_is_brought_first_and_told_as_far_as_it_came(
         raise TransportError("the link is gone")
 
     monkeypatch.setattr(functions, "fetch", fetch)
-    assert log_of(Context(), record(Path("/far"), mirror=str(tmp_path)), "3", 0) == "half"
+    assert log_of(Context(), run_record(Path("/far"), mirror=str(tmp_path)), "3", 0) == "half"
     assert wanted == [["tasks/3/logs/*/rank-0.log"]]

@@ -17,7 +17,7 @@ from dtslurm.services.submit import functions
 from dtslurm.services.submit.functions import request_of
 
 
-def test_options_become_what_the_command_line_gives() -> None:
+def test_python_options_are_converted_to_a_request() -> None:
     found = request_of(
         {
             "nodes": "2",
@@ -46,13 +46,15 @@ def test_options_become_what_the_command_line_gives() -> None:
         ),
     ],
 )
-def test_values_of_the_wrong_kind_are_told_at_once(options: dict[str, Any], problems: list[str]) -> None:
+def test_python_options_of_a_wrong_type_are_reported_together(
+    options: dict[str, Any], problems: list[str]
+) -> None:
     with pytest.raises(RequestInvalid) as caught:
         request_of(options)
     assert list(caught.value.problems) == problems
 
 
-def test_a_shell_completes_what_there_is() -> None:
+def test_dir_of_the_package_lists_the_public_names() -> None:
     assert {"submit", "Job", "Cluster", "Executor"} <= set(dir(dtslurm))
 
 
@@ -83,7 +85,7 @@ class Echo:
         (None, 5, 90),
     ],
 )
-def test_the_time_limit_of_a_function_is_read_as_the_option_is(
+def test_the_executor_parses_time_limits_like_the_time_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, time: object, minutes: int, lead: int
 ) -> None:
     seen = Echo(monkeypatch)
@@ -94,7 +96,9 @@ def test_the_time_limit_of_a_function_is_read_as_the_option_is(
     assert seen.options["signal_before"] == lead
 
 
-def test_a_time_limit_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_time_limit_of_a_function_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Echo(monkeypatch)
     made = dtslurm.Executor(tmp_path, profile="local")
     made.update_parameters(time="soon")
@@ -103,7 +107,7 @@ def test_a_time_limit_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("asked", "tasks"), [({}, 1), ({"tasks_per_node": 4}, 4)])
-def test_a_function_is_one_task_on_a_node_unless_more_are_asked_for(
+def test_a_function_runs_as_one_task_per_node_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, int], tasks: int
 ) -> None:
     seen = Echo(monkeypatch)
@@ -113,7 +117,7 @@ def test_a_function_is_one_task_on_a_node_unless_more_are_asked_for(
     assert seen.options["ntasks_per_node"] == tasks
 
 
-def test_what_logs_cannot_be_asked_for_is_refused_at_once(tmp_path: Path) -> None:
+def test_job_logs_refuses_invalid_ranks_and_patterns(tmp_path: Path) -> None:
     record = JobRecord(
         token="a", cluster="local", name="x", run_dir=str(tmp_path), phase="submitted", created_at=1
     )
@@ -125,7 +129,7 @@ def test_what_logs_cannot_be_asked_for_is_refused_at_once(tmp_path: Path) -> Non
         job.logs(grep="[")
 
 
-def test_a_job_may_be_named_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_can_be_looked_up_by_its_integer_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DTSLURM_LOCAL_STATE", str(tmp_path / "local"))
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(JobNotFound):
@@ -135,7 +139,9 @@ def test_a_job_may_be_named_by_its_number(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("lacking", ["submitit", "cloudpickle"])
-def test_what_an_executor_needs_is_named(monkeypatch: pytest.MonkeyPatch, lacking: str) -> None:
+def test_the_executor_names_the_missing_package_and_the_extra(
+    monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
     monkeypatch.delitem(sys.modules, "dtslurm.executor", raising=False)
     for name in [name for name in sys.modules if name.partition(".")[0] == lacking]:
         monkeypatch.delitem(sys.modules, name)
@@ -155,7 +161,7 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {self.name!r}", name=self.name)
 
 
-def test_a_job_file_is_for_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submit_refuses_a_job_file_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.yaml").write_text("script: train.py\n")
     with pytest.raises(RequestInvalid, match="is a job file: submit it with dtslurm submit"):

@@ -39,29 +39,36 @@ def record(tmp_path: Path) -> JobRecord:
     )  # fmt: skip
 
 
-def tell(place: Path, *events: dict[str, Any]) -> None:
+def write_events(place: Path, *events: dict[str, Any]) -> None:
     place.mkdir(parents=True, exist_ok=True)
     (place / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
-def start(time: int, attempt: int, nodes: object = "n1") -> dict[str, Any]:
+def start_event(time: int, attempt: int, nodes: object = "n1") -> dict[str, Any]:
     return {"time": time, "event": "started", "attempt": attempt, "nodes": nodes}
 
 
-def end(time: int, attempt: int, code: object) -> dict[str, Any]:
+def end_event(time: int, attempt: int, code: object) -> dict[str, Any]:
     return {"time": time, "event": "ended", "attempt": attempt, "exit_code": code}
 
 
 RUNNING = JobStatus(job_id="17", state=JobState.RUNNING, observed_at=900.0, start_time=100)
 
 
-def told(record: JobRecord, status: JobStatus = RUNNING) -> History:
+def read_history(record: JobRecord, status: JobStatus = RUNNING) -> History:
     return history(Context(clock=lambda: NOW), RunView(record, (status,)))
 
 
-def test_an_attempt_without_a_word_was_taken_away(record: JobRecord, tmp_path: Path) -> None:
-    tell(tmp_path, start(100, 0), start(300, 1, ["n1", "n2"]), {"event": "odd", "attempt": "x", "time": 1})
-    first, last = told(record).attempts
+def test_an_earlier_attempt_without_a_recorded_end_is_described_as_lost(
+    record: JobRecord, tmp_path: Path
+) -> None:
+    write_events(
+        tmp_path,
+        start_event(100, 0),
+        start_event(300, 1, ["n1", "n2"]),
+        {"event": "odd", "attempt": "x", "time": 1},
+    )
+    first, last = read_history(record).attempts
     assert (first.how, last.how) == ("no recorded end: preempted, requeued, or a node was lost", "running")
     assert last.nodes == "n[1-2]"
 
@@ -74,15 +81,15 @@ def test_an_attempt_without_a_word_was_taken_away(record: JobRecord, tmp_path: P
         ({"state": JobState.FAILED, "signal": 9}, "ended by signal 9"),
     ],
 )
-def test_the_last_attempts_end_is_the_jobs(
+def test_the_end_of_the_last_attempt_is_the_end_of_the_job(
     record: JobRecord, tmp_path: Path, values: dict[str, Any], how: str
 ) -> None:
-    tell(tmp_path, start(100, 0))
-    [one] = told(record, replace(RUNNING, **values)).attempts
+    write_events(tmp_path, start_event(100, 0))
+    [one] = read_history(record, replace(RUNNING, **values)).attempts
     assert one.how.startswith(how)
 
 
-def test_accounting_tells_of_an_attempt_that_left_no_word(
+def test_accounting_supplies_the_end_of_an_attempt_that_recorded_none(
     record: JobRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Shared:
@@ -96,23 +103,25 @@ def test_accounting_tells_of_an_attempt_that_left_no_word(
 
     monkeypatch.setattr(service, "SharedScheduler", Shared)
     monkeypatch.setattr(Context, "cluster_of", lambda *_: SimpleNamespace(scheduler=Shared()))
-    tell(tmp_path, start(100, 0), start(400, 1), end(500, 1, 85), start(600, 2))
-    first, second, third = told(record).attempts
+    write_events(
+        tmp_path, start_event(100, 0), start_event(400, 1), end_event(500, 1, 85), start_event(600, 2)
+    )
+    first, second, third = read_history(record).attempts
     assert (first.how, first.ended) == ("Slurm: PREEMPTED at 95", 200)
     assert second.how.startswith("exit code 85")
     assert third.how == "running"
 
 
-def test_the_local_scheduler_has_no_accounts(record: JobRecord, tmp_path: Path) -> None:
-    tell(tmp_path, start(100, 0), start(300, 1))
-    assert told(record).attempts[0].how.startswith("no recorded end")
-    assert told(replace(record, job_id=None)).attempts[0].how.startswith("no recorded end")
+def test_history_does_not_query_accounting_on_the_local_scheduler(record: JobRecord, tmp_path: Path) -> None:
+    write_events(tmp_path, start_event(100, 0), start_event(300, 1))
+    assert read_history(record).attempts[0].how.startswith("no recorded end")
+    assert read_history(replace(record, job_id=None)).attempts[0].how.startswith("no recorded end")
 
 
 # ---- Where the scheduler knows nothing ----
 
 
-def test_a_submission_whose_answer_was_lost(record: JobRecord) -> None:
+def test_a_submission_without_an_answer_is_described_as_unknown_then_cancelled(record: JobRecord) -> None:
     unknown = replace(record, job_id=None, phase="unknown", created_at=NOW)
     [lost] = status_from_run_files(unknown, NOW)
     until = time.strftime("%H:%M:%S", time.localtime(NOW + 60))
@@ -132,47 +141,47 @@ def test_a_submission_whose_answer_was_lost(record: JobRecord) -> None:
 @pytest.mark.parametrize(
     ("events", "state", "code"),
     [
-        ([start(1, 0), end(2, 0, 0)], JobState.COMPLETED, 0),
-        ([start(1, 0), end(2, 0, 7)], JobState.FAILED, 7),
-        ([start(1, 0), end(2, 0, 0), start(3, 1)], JobState.UNKNOWN, None),
-        ([start(1, 0), end(2, 0, "seven")], JobState.UNKNOWN, None),
+        ([start_event(1, 0), end_event(2, 0, 0)], JobState.COMPLETED, 0),
+        ([start_event(1, 0), end_event(2, 0, 7)], JobState.FAILED, 7),
+        ([start_event(1, 0), end_event(2, 0, 0), start_event(3, 1)], JobState.UNKNOWN, None),
+        ([start_event(1, 0), end_event(2, 0, "seven")], JobState.UNKNOWN, None),
         ([], JobState.UNKNOWN, None),
     ],
 )
-def test_only_its_own_last_word_is_an_end(
+def test_only_an_end_recorded_by_the_last_attempt_ends_a_run(
     record: JobRecord, tmp_path: Path, events: list[dict[str, Any]], state: JobState, code: int | None
 ) -> None:
-    tell(tmp_path, *events)
+    write_events(tmp_path, *events)
     [found] = status_from_run_files(record, NOW)
     assert (found.state, found.exit_code) == (state, code)
     assert has_recorded_end(record) is (state is not JobState.UNKNOWN)
     assert ("has no record of its end" in found.reason) is (state is JobState.UNKNOWN)
 
 
-def test_tasks_of_which_there_is_no_trace_are_unknown(record: JobRecord, tmp_path: Path) -> None:
+def test_array_tasks_without_records_are_unknown(record: JobRecord, tmp_path: Path) -> None:
     array = replace(record, array="0-2")
-    tell(tmp_path / "tasks" / "1", end(2, 0, 0))
+    write_events(tmp_path / "tasks" / "1", end_event(2, 0, 0))
     known, rest = status_from_run_files(array, NOW)
     assert (known.job_id, known.state) == ("17_1", JobState.COMPLETED)
     assert (rest.state, rest.reason) == (JobState.UNKNOWN, "no record of the other tasks of 0-2")
     assert has_recorded_end(array, "1")
     assert not has_recorded_end(array, "2")
     for task in ("0", "2"):
-        tell(tmp_path / "tasks" / task, end(2, 0, 0))
+        write_events(tmp_path / "tasks" / task, end_event(2, 0, 0))
     assert [one.job_id for one in status_from_run_files(array, NOW)] == ["17_0", "17_1", "17_2"]
     assert list(event_folders(array)) == ["17_0", "17_1", "17_2"]
 
 
-def test_an_array_of_very_many_tasks_is_not_read(
+def test_the_events_of_a_very_large_array_are_not_read(
     record: JobRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_evidence, "_MANY_TASKS", 1)
     for task in ("0", "1"):
-        tell(tmp_path / "tasks" / task, end(2, 0, 0))
+        write_events(tmp_path / "tasks" / task, end_event(2, 0, 0))
     assert event_folders(replace(record, array="0-1")) == {}
 
 
-def test_a_run_that_says_it_has_started_waits_no_more(tmp_path: Path) -> None:
+def test_a_recorded_start_changes_a_pending_status_to_running(tmp_path: Path) -> None:
     waiting = replace(
         RUNNING,
         state=JobState.PENDING,
@@ -184,19 +193,19 @@ def test_a_run_that_says_it_has_started_waits_no_more(tmp_path: Path) -> None:
     )
     run = RunDir(tmp_path)
     assert apply_events(waiting, None) is waiting
-    tell(tmp_path, start(950, 0))
+    write_events(tmp_path, start_event(950, 0))
     seen = apply_events(waiting, run)
     assert (seen.state, seen.start_time, seen.reason, seen.source) == (JobState.RUNNING, 950, "", "record")
     assert seen.time_left is not None
     assert seen.observed_at + seen.time_left == 950 + 600  # the limit counts from the start
     assert apply_events(RUNNING, run) is RUNNING  # that is known
-    tell(tmp_path, start(950, 0), end(960, 0, 0))
+    write_events(tmp_path, start_event(950, 0), end_event(960, 0, 0))
     assert apply_events(replace(RUNNING, state=JobState.UNKNOWN), run).state is JobState.UNKNOWN
 
 
-def test_f66_an_end_told_before_the_requeue_by_a_clock_that_is_ahead_is_no_news(tmp_path: Path) -> None:
+def test_f66_an_end_recorded_before_the_requeue_by_a_fast_clock_is_ignored(tmp_path: Path) -> None:
     waiting = replace(RUNNING, state=JobState.PENDING, start_time=None, observed_at=990)
-    tell(tmp_path, start(900, 0), end(1060, 0, 1))
+    write_events(tmp_path, start_event(900, 0), end_event(1060, 0, 1))
     os.utime(tmp_path / "events.jsonl", (960, 960))
     assert apply_events(waiting, RunDir(tmp_path)) is waiting
     os.utime(tmp_path / "events.jsonl", (995, 995))  # written since Slurm was asked
@@ -212,7 +221,9 @@ def test_f66_an_end_told_before_the_requeue_by_a_clock_that_is_ahead_is_no_news(
         ({"reason": "PartitionTimeLimit"}, "time"),
     ],
 )
-def test_why_a_job_failed_in_a_few_words(tmp_path: Path, values: dict[str, Any], words: str) -> None:
+def test_describe_failure_gives_exit_code_signal_or_reason(
+    tmp_path: Path, values: dict[str, Any], words: str
+) -> None:
     failed = JobStatus(**{"job_id": "17", "state": JobState.FAILED, **values})
     said = describe_failure(RunDir(tmp_path), failed)
     assert words in said
@@ -230,6 +241,6 @@ def test_why_a_job_failed_in_a_few_words(tmp_path: Path, values: dict[str, Any],
         ("", ""),
     ],
 )
-def test_a_run_is_queued_before_it_starts(written: str, told: str) -> None:
+def test_queued_first_puts_the_submission_event_before_the_start_event(written: str, told: str) -> None:
     events = service.queued_first([{"event": word} for word in written.split()])
     assert [event["event"] for event in events] == told.split()

@@ -53,7 +53,7 @@ def notices(
         ("", ("--weights", "mixed"), "mixed/w.pt"),
     ],
 )
-def test_ignored_files_that_a_script_mentions_are_named(
+def test_ignored_files_that_a_script_mentions_are_listed(
     tree: Path, source: str, args: tuple[str, ...], named: str
 ) -> None:
     [told] = notices(tree, source, args=args)
@@ -71,11 +71,13 @@ def test_ignored_files_that_a_script_mentions_are_named(
         ("x = 'mixed/kept'", ("sub/other.py", "../outside")),
     ],
 )
-def test_what_travels_or_is_nowhere_is_not_named(tree: Path, source: str, args: tuple[str, ...]) -> None:
+def test_committed_missing_and_absolute_paths_are_not_listed(
+    tree: Path, source: str, args: tuple[str, ...]
+) -> None:
     assert notices(tree, source, args=args) == []
 
 
-def test_paths_count_from_the_folder_of_the_request(tree: Path) -> None:
+def test_paths_in_a_script_are_relative_to_the_submission_folder(tree: Path) -> None:
     [told] = notices(tree, "open('../data/a.csv')", "sub/other.py")
     assert told.startswith("git ignores data/a.csv, which other.py")
 
@@ -102,7 +104,7 @@ def record(tmp_path: Path, tree: Path, inside: str = "") -> JobRecord:
         ("", "../../outside.csv", None),
     ],
 )
-def test_a_missing_file_that_stayed_behind_is_no_fault_of_the_code(
+def test_diagnose_explains_a_missing_file_that_git_ignores(
     tmp_path: Path, tree: Path, inside: str, missing: str, named: str | None
 ) -> None:
     text = f"FileNotFoundError: [Errno 2] No such file or directory: '{missing}'"

@@ -21,13 +21,15 @@ from dtslurm.worker.stacks import live as node_side
 LOOK = {"pid": 7, "by": "py-spy", "why": [], "threads": [], "filler": ["x" * 9, *map(str, range(3000))]}
 
 
-def answer(capsys: pytest.CaptureFixture[str], node: str, ranks: list[int]) -> list[str]:
+def node_output(capsys: pytest.CaptureFixture[str], node: str, ranks: list[int]) -> list[str]:
     node_side.answer(node, {"node": node, "ranks": {str(rank): LOOK for rank in ranks}})
     return capsys.readouterr().out.splitlines()
 
 
-def test_lines_of_many_nodes_come_mixed(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = answer(capsys, "n1", [0, 1]) + answer(capsys, "n2", [2, 3])
+def test_mixed_output_lines_of_several_nodes_are_assembled_per_rank(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = node_output(capsys, "n1", [0, 1]) + node_output(capsys, "n2", [2, 3])
     assert len(lines) > 4
     assert max(map(len, lines)) < 1000
     random.Random(1).shuffle(lines)
@@ -40,8 +42,10 @@ def test_lines_of_many_nodes_come_mixed(capsys: pytest.CaptureFixture[str]) -> N
     assert missing == []
 
 
-def test_a_node_that_does_not_answer_is_named_with_sruns_words(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = answer(capsys, "n1", [0]) + answer(capsys, "n2", [1])[:-1]
+def test_a_node_with_incomplete_output_is_named_with_the_srun_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = node_output(capsys, "n1", [0]) + node_output(capsys, "n2", [1])[:-1]
     stderr = "srun: error: cluster configuration lacks support for cpu binding\n"
     stderr += "srun: error: n2: task 1: Killed\n"
     done = Completed((), 0, "\n".join(lines), stderr)
@@ -50,23 +54,23 @@ def test_a_node_that_does_not_answer_is_named_with_sruns_words(capsys: pytest.Ca
     assert missing == ["could not examine the ranks of n2: srun: error: n2: task 1: Killed"]
 
 
-def test_why_there_are_no_stacks_is_told_once() -> None:
+def test_the_reason_for_missing_stacks_is_reported_once() -> None:
     looks: dict[int, dict[str, Any]] = {rank: {"by": "proc", "why": ["no py-spy"]} for rank in range(8)}
     assert live._reasons(looks) == ["no stacks of 8 ranks: no py-spy"]
 
 
-def test_the_step_takes_nothing_from_the_job() -> None:
+def test_the_srun_step_requests_no_resources_of_the_job() -> None:
     argv = step_beside("17", ["n1", "n2", "n5"], ["true"])
     assert argv[:2] == ["srun", "--jobid=17"]
     assert {"--overlap", "--mem=0", "--gres=none", "--input=none", "--ntasks=3", "--nodes=3"} <= set(argv)
     assert "--nodelist=n1,n2,n5" in argv  # Slurm would take the job's first ones
 
 
-def test_the_nodes_program_fits_into_an_argument() -> None:
+def test_the_node_program_fits_into_one_argument() -> None:
     assert len(inline_program(live._PARTS, "module.main()")) < 64_000
 
 
-def test_a_rank_is_found_by_its_environment_where_its_number_is_another_one(tmp_path: Path) -> None:
+def test_a_rank_process_is_identified_by_its_environment_if_the_pid_differs(tmp_path: Path) -> None:
     """As in a container that counts processes by itself, or after its number was given to another."""
     run = tmp_path / "run-1"
     env = {**os.environ, "RANK": "5", "DTSLURM_RUN_DIR": str(run)}

@@ -26,7 +26,7 @@ RECORD = JobRecord(
 RUNNING = JobStatus(job_id="17", state=JobState.RUNNING)
 
 
-def a_rank(rank: int = 0, **values: Any) -> RankTelemetry:
+def rank_telemetry(rank: int = 0, **values: Any) -> RankTelemetry:
     return RankTelemetry(
         **{
             "rank": rank,
@@ -40,12 +40,12 @@ def a_rank(rank: int = 0, **values: Any) -> RankTelemetry:
     )
 
 
-def now(*ranks: RankTelemetry, **values: Any) -> RunTelemetry:
+def run_telemetry(*ranks: RankTelemetry, **values: Any) -> RunTelemetry:
     known = {"attempt": 0, "attempts": (0,), "now": 100.0, "world_size": len(ranks), **values}
     return RunTelemetry(ranks={rank.rank: rank for rank in ranks}, **known)
 
 
-def looked(
+def replace_job_and_record_steps(
     monkeypatch: pytest.MonkeyPatch, seen: RunTelemetry, *statuses: JobStatus, answer: Any = None
 ) -> list[list[str]]:
     """Let a job be so; return the steps that look at its nodes."""
@@ -65,13 +65,13 @@ def looked(
     return steps
 
 
-def told(capsys: pytest.CaptureFixture[str], node: str, ranks: dict[int, dict[str, Any]]) -> str:
+def print_node_output(capsys: pytest.CaptureFixture[str], node: str, ranks: dict[int, dict[str, Any]]) -> str:
     """What a node prints."""
     node_side.answer(node, {"node": node, "ranks": {str(rank): look for rank, look in ranks.items()}})
     return capsys.readouterr().out
 
 
-def test_what_a_node_tells_of_a_rank_is_put_to_its_record(
+def test_the_answer_of_a_node_is_merged_with_the_rank_records(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     frames = [
@@ -92,7 +92,11 @@ def test_what_a_node_tells_of_a_rank_is_put_to_its_record(
         },
         1: {"pid": None, "by": "proc", "why": ["no py-spy"], "state": "R", "threads": []},
     }
-    steps = looked(monkeypatch, now(a_rank(0), a_rank(1)), answer=told(capsys, "n1", looks))
+    steps = replace_job_and_record_steps(
+        monkeypatch,
+        run_telemetry(rank_telemetry(0), rank_telemetry(1)),
+        answer=print_node_output(capsys, "n1", looks),
+    )
     found = live.diagnose_live(Context(), RECORD)
     first, second = found.looks
     assert (first.pid, first.state, first.cpu, first.moved, first.waits) == (170, "S", 0.5, True, "futex")
@@ -104,8 +108,13 @@ def test_what_a_node_tells_of_a_rank_is_put_to_its_record(
     assert steps[0][:2] == ["srun", "--jobid=17"]
 
 
-def test_a_rank_that_was_not_looked_at_is_what_its_record_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked(monkeypatch, now(a_rank(0), a_rank(1, ended=95, exit_code=3), a_rank(2, pid=None)))
+def test_a_rank_that_was_not_examined_is_described_by_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_job_and_record_steps(
+        monkeypatch,
+        run_telemetry(
+            rank_telemetry(0), rank_telemetry(1, ended=95, exit_code=3), rank_telemetry(2, pid=None)
+        ),
+    )
     found = live.diagnose_live(Context(), RECORD)
     assert [(look.by, look.ended, look.exit_code) for look in found.looks] == [
         ("", False, None), ("", True, 3), ("", False, None),
@@ -122,15 +131,19 @@ def test_a_rank_that_was_not_looked_at_is_what_its_record_says(monkeypatch: pyte
         ("dtslurm-live:n1:0:1:AAAA\n", "could not examine the ranks of n1"),
     ],
 )
-def test_why_nothing_was_seen(monkeypatch: pytest.MonkeyPatch, answer: Any, said: str) -> None:
-    looked(monkeypatch, now(a_rank()), answer=answer)
+def test_the_reason_for_a_failed_examination_is_reported(
+    monkeypatch: pytest.MonkeyPatch, answer: Any, said: str
+) -> None:
+    replace_job_and_record_steps(monkeypatch, run_telemetry(rank_telemetry()), answer=answer)
     [why] = live.diagnose_live(Context(), RECORD).missing
     assert said in why
 
 
-def test_the_nodes_are_looked_at_whose_ranks_still_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = a_rank(0, ended=95, exit_code=0, spoke=20.0)
-    steps = looked(monkeypatch, now(done, a_rank(1, host="n2", spoke=95.0)))
+def test_only_nodes_with_running_ranks_are_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = rank_telemetry(0, ended=95, exit_code=0, spoke=20.0)
+    steps = replace_job_and_record_steps(
+        monkeypatch, run_telemetry(done, rank_telemetry(1, host="n2", spoke=95.0))
+    )
     found = live.diagnose_live(Context(), RECORD)
     assert "--nodelist=n2" in steps[0]
     # Nor is it said to hang, though the one that speaks could not be looked at.
@@ -138,21 +151,23 @@ def test_the_nodes_are_looked_at_whose_ranks_still_work(monkeypatch: pytest.Monk
     assert found.verdict.summary.endswith("; but rank 1, which could not be examined, wrote output 5 s ago")
 
 
-def test_many_silent_nodes_are_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked(monkeypatch, now(*(a_rank(number, host=f"n{number}") for number in range(7))))
+def test_a_long_list_of_unexamined_nodes_is_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_job_and_record_steps(
+        monkeypatch, run_telemetry(*(rank_telemetry(number, host=f"n{number}") for number in range(7)))
+    )
     [why] = live.diagnose_live(Context(), RECORD).missing
     assert why.startswith("could not examine the ranks of n0, n1, n2, n3, n4 and 2 more")
 
 
-def test_where_no_process_is_known_no_step_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = looked(monkeypatch, now(a_rank(pid=None)))
+def test_no_step_is_started_if_no_rank_recorded_a_process_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = replace_job_and_record_steps(monkeypatch, run_telemetry(rank_telemetry(pid=None)))
     assert live.diagnose_live(Context(), RECORD).missing == ("no rank has recorded its process id",)
     assert steps == []
 
 
-def test_very_many_ranks_do_not_fit_into_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_step_is_started_if_the_ranks_exceed_the_argument_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "_LONGEST", 10)
-    steps = looked(monkeypatch, now(a_rank(0), a_rank(1)))
+    steps = replace_job_and_record_steps(monkeypatch, run_telemetry(rank_telemetry(0), rank_telemetry(1)))
     assert live.diagnose_live(Context(), RECORD).missing == ("2 ranks are too many for one srun step",)
     assert steps == []
 
@@ -161,72 +176,84 @@ def test_very_many_ranks_do_not_fit_into_one_step(monkeypatch: pytest.MonkeyPatc
     ("seen", "status", "told"),
     [
         (
-            now(a_rank()),
+            run_telemetry(rank_telemetry()),
             JobStatus(job_id="17", state=JobState.PENDING),
             "17 is not running: its state is PENDING",
         ),
         (
-            now(a_rank()),
+            run_telemetry(rank_telemetry()),
             JobStatus(job_id="", state=JobState.UNKNOWN),
             "llama is not running: its state is UNKNOWN",
         ),
         (RunTelemetry(now=100.0), RUNNING, "17 has not started any rank"),
     ],
 )
-def test_what_cannot_be_looked_at(
+def test_diagnose_live_refuses_a_job_that_is_not_running(
     monkeypatch: pytest.MonkeyPatch, seen: RunTelemetry, status: JobStatus, told: str
 ) -> None:
-    looked(monkeypatch, seen, status)
+    replace_job_and_record_steps(monkeypatch, seen, status)
     with pytest.raises(RequestInvalid, match=told):
         live.diagnose_live(Context(), RECORD)
 
 
 @pytest.mark.parametrize(("task", "job"), [(None, "17_3"), ("4", "17_4"), ("9", "17_3")])
-def test_of_an_array_it_is_the_task_named_or_the_first_that_runs(
+def test_diagnose_live_of_an_array_examines_the_named_or_first_running_task(
     monkeypatch: pytest.MonkeyPatch, task: str | None, job: str
 ) -> None:
     tasks = [
         JobStatus(job_id=f"17_{number}", state=JobState.COMPLETED if number == 2 else JobState.RUNNING)
         for number in (2, 3, 4)
     ]
-    looked(monkeypatch, now(a_rank(pid=None)), *tasks)
+    replace_job_and_record_steps(monkeypatch, run_telemetry(rank_telemetry(pid=None)), *tasks)
     found = live.diagnose_live(Context(), JobRecord(**{**vars(RECORD), "array": "2-4"}), task=task)
     assert found.status.job_id == job
     assert found.task == (task or "3")
 
 
-def test_a_job_that_ended_meanwhile_is_read_once_more(
+def test_telemetry_is_read_again_if_a_rank_has_ended_meanwhile(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    looked(monkeypatch, now(a_rank()), answer=told(capsys, "n1", {0: {"by": "none", "threads": []}}))
-    answers = iter([now(a_rank()), now(a_rank(ended=99, exit_code=0))])
+    replace_job_and_record_steps(
+        monkeypatch,
+        run_telemetry(rank_telemetry()),
+        answer=print_node_output(capsys, "n1", {0: {"by": "none", "threads": []}}),
+    )
+    answers = iter([run_telemetry(rank_telemetry()), run_telemetry(rank_telemetry(ended=99, exit_code=0))])
     monkeypatch.setattr(live, "read_telemetry", lambda *_, **__: next(answers))
     [look] = live.diagnose_live(Context(), RECORD).looks
     assert (look.by, look.ended) == ("none", False)
     assert next(answers, None) is None
 
 
-def test_silence_ends_with_a_line_or_with_a_step_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silence_is_measured_from_the_last_log_line_or_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
     points = (
         TrainPoint(step=1, time=97.0),
         TrainPoint(step=2, time=None),
         TrainPoint(step=1, time=99.0, rank=1),
     )
-    ranks = (a_rank(0, pid=None), a_rank(1, pid=None, spoke=None), a_rank(2, pid=None, spoke=None))
-    looked(monkeypatch, now(*ranks, train=points))
+    ranks = (
+        rank_telemetry(0, pid=None),
+        rank_telemetry(1, pid=None, spoke=None),
+        rank_telemetry(2, pid=None, spoke=None),
+    )
+    replace_job_and_record_steps(monkeypatch, run_telemetry(*ranks, train=points))
     assert [look.silent_s for look in live.diagnose_live(Context(), RECORD).looks] == [3.0, 1.0, None]
 
 
-def test_gpus_are_of_the_newest_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_use_comes_from_the_newest_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = (GpuSample(index=0, util=2.0), GpuSample(index=1, util=99.0), GpuSample(index=2))
     node = NodeSample(node="n1", node_rank=0, time=96.0, gpus=gpus)
-    looked(monkeypatch, now(a_rank(pid=None), nodes=(node,)))
+    replace_job_and_record_steps(monkeypatch, run_telemetry(rank_telemetry(pid=None), nodes=(node,)))
     found = live.diagnose_live(Context(), RECORD).gpus
     assert found == live.GpuUse(count=2, idle=1, util=50.5, age_s=4.0)
 
 
-def test_on_this_machine_it_looks_without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    steps = looked(monkeypatch, now(a_rank(pid=os.getpid(), host="here")))
+def test_diagnose_live_on_cluster_local_does_not_call_srun(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    steps = replace_job_and_record_steps(
+        monkeypatch, run_telemetry(rank_telemetry(pid=os.getpid(), host="here"))
+    )
     local = SimpleNamespace(
         profile=SimpleNamespace(scheduler="local"), transport=Context().cluster_of(RECORD).transport
     )

@@ -15,14 +15,14 @@ from dtslurm.logs.lines import LogBlock
 from dtslurm.services.logs.log_stream import LogRequest, LogStream, Mark, OutputSummary
 from dtslurm.transport.base import Stream
 from dtslurm.transport.local import LocalTransport
-from tests.services.log_reading import Reader, Run, following, told_records
+from tests.services.log_reading import Reader, Run, follow_logs, record_values
 
 
-def test_what_is_there_then_what_comes_then_the_end(run: Run) -> None:
+def test_a_log_stream_sends_existing_lines_then_new_lines_then_the_end(run: Run) -> None:
     (run.path / "logs" / "batch.log").write_bytes(b"batch\n")
     run.write(0, b"zero\nhal")
     run.write(11, b"eleven\n")
-    with following(run) as reader:
+    with follow_logs(run) as reader:
         reader.until_mark(Mark.CAUGHT_UP)
         assert [item.file.source for item in reader.items if isinstance(item, LogBlock)] == [
             "batch",
@@ -37,11 +37,11 @@ def test_what_is_there_then_what_comes_then_the_end(run: Run) -> None:
         assert reader.text(12) == b"late\nno end\n"
 
 
-def test_without_following_it_ends_by_itself(run: Run) -> None:
+def test_a_log_stream_without_follow_ends_after_the_existing_lines(run: Run) -> None:
     for rank in range(3):
         run.write(rank, b"line\n" * 50_000)
     for in_turn in (False, True):
-        with following(run, follow=False, in_turn=in_turn) as reader:
+        with follow_logs(run, follow=False, in_turn=in_turn) as reader:
             reader.until_mark(Mark.END)
             order = [item.file.rank for item in reader.items if isinstance(item, LogBlock)]
             assert all(reader.text(rank) == b"line\n" * 50_000 for rank in range(3))
@@ -52,9 +52,9 @@ def test_without_following_it_ends_by_itself(run: Run) -> None:
     ("lines", "told"),
     [(0, b""), (1, b"e\n"), (2, b"d\ne\n"), (9, b"a\nb\nc\nd\ne\n")],
 )
-def test_only_the_last_lines_at_first(run: Run, lines: int, told: bytes) -> None:
+def test_a_log_stream_can_begin_with_the_last_lines(run: Run, lines: int, told: bytes) -> None:
     run.write(0, b"a\nb\nc\nd\ne\n")
-    with following(run, lines=lines) as reader:
+    with follow_logs(run, lines=lines) as reader:
         reader.until_mark(Mark.CAUGHT_UP)
         run.write(0, b"more\n")
         run.write(1, b"whole\nof it\n")
@@ -63,28 +63,28 @@ def test_only_the_last_lines_at_first(run: Run, lines: int, told: bytes) -> None
         assert reader.text(1) == b"whole\nof it\n"
 
 
-def test_the_last_lines_of_a_long_file_without_an_end(run: Run) -> None:
+def test_the_last_lines_include_an_unfinished_line(run: Run) -> None:
     run.write(0, b"".join(b"line %d %s\n" % (number, b"x" * 1000) for number in range(1000)) + b"unfinished")
-    with following(run, follow=False, lines=200) as reader:
+    with follow_logs(run, follow=False, lines=200) as reader:
         reader.until_mark(Mark.END)
         lines = reader.text(0).splitlines()
         assert (len(lines), lines[0][:9], lines[-1]) == (200, b"line 801 ", b"unfinished")
 
 
-def test_the_next_attempt_is_followed_and_earlier_ones_are_left_out(run: Run) -> None:
+def test_a_log_stream_follows_new_attempts_and_omits_earlier_attempts(run: Run) -> None:
     for attempt in range(3):
         run.write(0, b"attempt %d\n" % attempt, attempt)
-    with following(run) as reader:
+    with follow_logs(run) as reader:
         reader.until_mark(Mark.CAUGHT_UP)
         run.write(0, b"next\n", 3)
         reader.wait_until(lambda: reader.text(0, 3))
         assert [reader.text(0, attempt) for attempt in range(4)] == [b"", b"", b"attempt 2\n", b"next\n"]
-    with following(run, attempt=1, follow=False) as reader:
+    with follow_logs(run, attempt=1, follow=False) as reader:
         reader.until_mark(Mark.END)
         assert [reader.text(0, attempt) for attempt in range(4)] == [b"", b"attempt 1\n", b"", b""]
 
 
-def test_ranks_and_nodes_can_be_chosen(run: Run) -> None:
+def test_a_log_stream_can_be_limited_to_ranks_and_nodes(run: Run) -> None:
     records = run.path / "ranks" / "0"
     records.mkdir(parents=True)
     for rank in range(4):
@@ -93,17 +93,17 @@ def test_ranks_and_nodes_can_be_chosen(run: Run) -> None:
             (records / f"{rank}.json").write_text(f'{{"host": "gpu{rank // 2}.site.org"}}')
     (run.path / "logs" / "batch.log").write_bytes(b"batch\n")
     (run.log(0).parent / "node-0.log").write_bytes(b"node\n")
-    with following(run, follow=False, ranks=((1, 1), (3, 9)), kinds=frozenset({"rank"})) as reader:
+    with follow_logs(run, follow=False, ranks=((1, 1), (3, 9)), kinds=frozenset({"rank"})) as reader:
         reader.until_mark(Mark.END)
         assert {item.file.source for item in reader.items if isinstance(item, LogBlock)} == {"1", "3"}
-    with following(run, nodes=frozenset({"gpu1"}), kinds=frozenset({"rank"})) as reader:
+    with follow_logs(run, nodes=frozenset({"gpu1"}), kinds=frozenset({"rank"})) as reader:
         reader.until_mark(Mark.CAUGHT_UP)
         assert {item.file.rank for item in reader.items if isinstance(item, LogBlock)} == {2}
         (records / "3.json").write_text('{"host": "gpu1.site.org"}')  # recorded after its log was begun
         reader.wait_until(lambda: reader.text(3))
 
 
-def test_array_tasks(run: Run) -> None:
+def test_a_log_stream_labels_and_selects_array_tasks(run: Run) -> None:
     def write(task: int, attempt: int, text: bytes) -> None:
         folder = run.path / "tasks" / str(task) / "logs" / str(attempt)
         folder.mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ def test_array_tasks(run: Run) -> None:
 
     write(3, 0, b"three\n")
     (run.path / "logs" / "batch-3.log").write_bytes(b"batch of 3\n")
-    with following(run, array=True) as reader:
+    with follow_logs(run, array=True) as reader:
         reader.until_mark(Mark.CAUGHT_UP)
         write(12, 0, b"twelve\n")
         write(3, 1, b"three again\n")
@@ -129,29 +129,29 @@ def test_array_tasks(run: Run) -> None:
             ("3", 1, "0"): b"three again\n",
             ("12", 0, "0"): b"twelve\n",
         }
-    with following(run, array=True, task="12", follow=False) as reader:
+    with follow_logs(run, array=True, task="12", follow=False) as reader:
         reader.until_mark(Mark.END)
         assert told(reader) == {("12", 0, "0"): b"twelve\n"}
 
 
-def test_records_and_metrics_come_along(run: Run) -> None:
+def test_a_log_stream_includes_events_and_metrics(run: Run) -> None:
     run.write(0, b"x\n")
     (run.path / "events.jsonl").write_text('{"event": "started"}\n{"event": "en')
     metrics = run.path / "metrics" / "0" / "train.jsonl"
     metrics.parent.mkdir(parents=True)
     metrics.write_text('{"step": 1}\n{"step": 2}\n')
-    with following(run, kinds=frozenset({"rank", "events", "metrics"})) as reader:
+    with follow_logs(run, kinds=frozenset({"rank", "events", "metrics"})) as reader:
         reader.until_mark(Mark.CAUGHT_UP)
         with (run.path / "events.jsonl").open("a") as file:
             file.write('ded"}\nnot json\n')
-        reader.wait_until(lambda: {"event": "ended"} in told_records(reader))
-        assert told_records(reader) == [{"event": "started"}, {"step": 2}, {"event": "ended"}]
+        reader.wait_until(lambda: {"event": "ended"} in record_values(reader))
+        assert record_values(reader) == [{"event": "started"}, {"step": 2}, {"event": "ended"}]
 
 
-def test_summaries_until_a_rank_is_looked_at(run: Run) -> None:
+def test_a_log_stream_sends_summaries_until_a_rank_is_in_focus(run: Run) -> None:
     for rank in range(3):
         run.write(rank, b"step 1\nstep 2\n")
-    with following(run, summary=True) as reader:
+    with follow_logs(run, summary=True) as reader:
         reader.wait_until(
             lambda: len({item.file for item in reader.items if isinstance(item, OutputSummary)}) == 3
         )

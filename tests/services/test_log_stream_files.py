@@ -10,12 +10,12 @@ import pytest
 
 from dtslurm.logs.lines import LogBlock
 from dtslurm.services.logs.log_stream import Mark, Rewritten
-from tests.services.log_reading import Run, following
+from tests.services.log_reading import Run, follow_logs
 
 
-def test_f72_a_truncated_file_begins_again_and_says_so(run: Run) -> None:
+def test_f72_a_truncated_log_is_read_from_its_start_with_a_notice(run: Run) -> None:
     path = run.write(0, b"one\ntwo\nthree\nunfinished")
-    with following(run) as reader:
+    with follow_logs(run) as reader:
         reader.until_mark(Mark.CAUGHT_UP)
         path.write_bytes(b"new\n")
         reader.wait_until(lambda: b"new" in reader.text(0))
@@ -23,9 +23,9 @@ def test_f72_a_truncated_file_begins_again_and_says_so(run: Run) -> None:
         assert any("truncated" in text for text in reader.notices())
 
 
-def test_f72_a_file_rewritten_longer_than_before_begins_again(run: Run) -> None:
+def test_f72_a_log_that_is_rewritten_longer_is_read_from_its_start(run: Run) -> None:
     path = run.write(0, b"one\ntwo\n")
-    with following(run) as reader:
+    with follow_logs(run) as reader:
         reader.until_mark(Mark.CAUGHT_UP)
         path.write_bytes(b"other and much longer\nthan before\n")
         reader.wait_until(lambda: b"than before" in reader.text(0))
@@ -33,11 +33,13 @@ def test_f72_a_file_rewritten_longer_than_before_begins_again(run: Run) -> None:
 
 
 @pytest.mark.parametrize("kept_open", [True, False])
-def test_f72_rotation_by_rename_loses_nothing(run: Run, kept_open: bool, network: Callable[[], None]) -> None:
+def test_f72_log_rotation_by_rename_loses_no_line(
+    run: Run, kept_open: bool, pretend_all_file_systems_are_remote: Callable[[], None]
+) -> None:
     if not kept_open:
-        network()
+        pretend_all_file_systems_are_remote()
     path = run.write(0, b"one\n")
-    with following(run) as reader:
+    with follow_logs(run) as reader:
         reader.until_mark(Mark.CAUGHT_UP)
         for turn in range(5):
             run.write(0, b"last of %d\n" % turn)
@@ -50,11 +52,13 @@ def test_f72_rotation_by_rename_loses_nothing(run: Run, kept_open: bool, network
 
 
 @pytest.mark.parametrize("kept_open", [True, False])
-def test_f72_a_replaced_file_begins_again(run: Run, kept_open: bool, network: Callable[[], None]) -> None:
+def test_f72_a_replaced_log_is_read_from_its_start(
+    run: Run, kept_open: bool, pretend_all_file_systems_are_remote: Callable[[], None]
+) -> None:
     if not kept_open:
-        network()
+        pretend_all_file_systems_are_remote()
     path = run.write(0, b"one\ntwo\n")
-    with following(run) as reader:
+    with follow_logs(run) as reader:
         reader.until_mark(Mark.CAUGHT_UP)
         temp = path.with_name("temp")
         temp.write_bytes(b"one\ntwo\n")  # the very same content and size: only the inode tells
@@ -65,9 +69,9 @@ def test_f72_a_replaced_file_begins_again(run: Run, kept_open: bool, network: Ca
         assert any("replaced" in text for text in reader.notices())
 
 
-def test_a_removed_file_may_come_back(run: Run) -> None:
+def test_a_log_that_was_deleted_and_created_again_is_followed(run: Run) -> None:
     path = run.write(0, b"one\n")
-    with following(run) as reader:
+    with follow_logs(run) as reader:
         reader.until_mark(Mark.CAUGHT_UP)
         path.unlink()
         time.sleep(0.3)
@@ -86,9 +90,9 @@ def test_a_removed_file_may_come_back(run: Run) -> None:
     ],
     ids=["nul", "not utf-8", "escapes", "10 MB line", "all bytes"],
 )
-def test_f74_any_bytes_are_harmless(run: Run, data: bytes) -> None:
+def test_f74_arbitrary_bytes_in_a_log_are_passed_through(run: Run, data: bytes) -> None:
     run.write(0, data)
-    with following(run, follow=False) as reader:
+    with follow_logs(run, follow=False) as reader:
         reader.until_mark(Mark.END)
         if len(data) < 1 << 20:
             assert reader.text(0) == data
@@ -97,16 +101,16 @@ def test_f74_any_bytes_are_harmless(run: Run, data: bytes) -> None:
             assert max(map(len, reader.text(0).splitlines())) <= 1 << 16
 
 
-def test_f73_a_line_longer_than_memory_likes_is_cut_between_characters(run: Run) -> None:
+def test_f73_a_very_long_line_is_split_between_characters(run: Run) -> None:
     run.write(0, "€".encode() * 100_000)
-    with following(run, follow=False) as reader:
+    with follow_logs(run, follow=False) as reader:
         reader.until_mark(Mark.END)
         assert reader.text(0).decode().replace("\n", "") == "€" * 100_000
 
 
-def test_f73_a_progress_bar_is_one_line_and_shows_while_it_runs(run: Run) -> None:
+def test_f73_a_progress_bar_is_one_line_with_its_latest_state(run: Run) -> None:
     run.write(0, b"begin\n 1%|\r 2%|")
-    with following(run) as reader:
+    with follow_logs(run) as reader:
         reader.wait_until(lambda: any(isinstance(item, Rewritten) for item in reader.items))
         assert [item.text for item in reader.items if isinstance(item, Rewritten)] == [" 2%|"]
         run.write(0, b"\r 3%|" * 50_000 + b"\r100%|\nend\n")
@@ -115,11 +119,11 @@ def test_f73_a_progress_bar_is_one_line_and_shows_while_it_runs(run: Run) -> Non
         assert texts == ["begin", "100%|", "end"]
 
 
-def test_f15_a_fifo_and_a_folder_of_that_name_do_not_stop_it(run: Run) -> None:
+def test_f15_a_fifo_or_folder_in_place_of_a_log_is_skipped_with_a_notice(run: Run) -> None:
     os.mkfifo(run.log(0))
     run.log(1).mkdir()
     run.write(2, b"fine\n")
-    with following(run, follow=False) as reader:
+    with follow_logs(run, follow=False) as reader:
         reader.until_mark(Mark.END)
         assert reader.text(2) == b"fine\n"
         assert sum("cannot read" in text for text in reader.notices()) == 2

@@ -19,15 +19,15 @@ from dtslurm.services.logs import log_link, log_stream
 from dtslurm.services.logs.log_stream import LogRequest, LogStream, Mark
 from dtslurm.transport.base import Stream
 from dtslurm.transport.local import LocalTransport
-from tests.services.log_reading import DEADLINE_S, Reader, Run, Writers, far_side, following
+from tests.services.log_reading import DEADLINE_S, Reader, Run, Writers, follow_logs, log_follower_process
 
 
-def test_a_reader_that_stops_costs_no_memory_and_loses_nothing(run: Run) -> None:
+def test_a_slow_reader_uses_no_extra_memory_and_loses_no_line(run: Run) -> None:
     for rank in range(20):
         run.write(rank, b"y" * 99 + b"\n")
-    with following(run) as reader:
+    with follow_logs(run) as reader:
         reader.until_mark(Mark.CAUGHT_UP)
-        far = far_side()
+        far = log_follower_process()
         for rank in range(20):  # ten times what may be on the way
             run.write(rank, (b"y" * 99 + b"\n") * 20_000)
         peak = 0
@@ -38,25 +38,25 @@ def test_a_reader_that_stops_costs_no_memory_and_loses_nothing(run: Run) -> None
         reader.wait_until(lambda: sum(len(reader.text(rank)) for rank in range(20)) == 20 * 2_000_100)
 
 
-def test_one_chatty_rank_does_not_starve_the_others(run: Run) -> None:
+def test_a_rank_with_much_output_does_not_delay_other_ranks(run: Run) -> None:
     run.write(0, (b"z" * 99 + b"\n") * 300_000)
     for rank in range(1, 5):
         run.write(rank, b"quiet\n")
-    with following(run) as reader:
+    with follow_logs(run) as reader:
         reader.wait_until(lambda: all(reader.text(rank) for rank in range(1, 5)))
         assert len(reader.text(0)) < 10 << 20
 
 
-def test_f60_the_far_side_dies_with_its_reader(run: Run) -> None:
+def test_f60_the_log_follower_ends_with_its_reader(run: Run) -> None:
     run.write(0, b"x\n")
-    with following(run) as reader:
+    with follow_logs(run) as reader:
         reader.until_mark(Mark.CAUGHT_UP)
-        far = far_side()
+        far = log_follower_process()
         assert far.nice() == 19
     far.wait(timeout=DEADLINE_S)
 
 
-def test_f60_the_far_side_dies_when_nobody_is_at_the_other_end(run: Run) -> None:
+def test_f60_the_log_follower_ends_when_its_input_is_closed(run: Run) -> None:
     """As under sshd, whose pipes are closed when the link is lost; nothing kills the program itself."""
     source = log_link.far_source()
     argv = [sys.executable, "-I", "-S", "-c", BOOT, str(len(source))]
@@ -72,7 +72,7 @@ def test_f60_the_far_side_dies_when_nobody_is_at_the_other_end(run: Run) -> None
     process.stdout.close()
 
 
-def test_f60_the_far_side_dies_when_its_reader_says_nothing(run: Run) -> None:
+def test_f60_the_log_follower_ends_after_a_silent_period_of_its_reader(run: Run) -> None:
     """As on a laptop that sleeps: nothing tells the login node, and nothing must stay there."""
     text = zlib.decompress(log_link.far_source()).decode()
     assert "SILENCE_S = 120.0" in text
@@ -85,13 +85,11 @@ def test_f60_the_far_side_dies_when_its_reader_says_nothing(run: Run) -> None:
         assert process.wait(timeout=DEADLINE_S) == 0
 
 
-def test_f57_a_far_side_without_a_sign_of_life_is_left_for_a_new_one(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_f57_a_silent_log_follower_is_replaced(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run.write(0, b"one\n")
-    with following(run) as reader:
+    with follow_logs(run) as reader:
         reader.until_mark(Mark.CAUGHT_UP)
-        far_side().suspend()
+        log_follower_process().suspend()
         run.write(0, b"two\n")
         monkeypatch.setattr(log_link, "_SILENCE_S", 0.5)
         reader.wait_until(lambda: any("no data arrived" in text for text in reader.notices()))
@@ -108,7 +106,7 @@ class Noisy(LocalTransport):
         )
 
 
-def test_f19_a_banner_does_not_matter(run: Run) -> None:
+def test_f19_a_login_banner_does_not_disturb_the_log_stream(run: Run) -> None:
     run.write(0, b"x\n")
     with LogStream(Noisy(), LogRequest(str(run.path), follow=False)) as stream:
         reader = Reader(stream)
@@ -141,7 +139,7 @@ class Babbling(LocalTransport):
         ("raise SystemExit(3)", "exit code 3"),
     ],
 )
-def test_c14_a_far_side_that_talks_nonsense_is_an_error(run: Run, script: str, told: str) -> None:
+def test_c14_malformed_output_of_a_log_follower_is_an_error(run: Run, script: str, told: str) -> None:
     with (
         LogStream(Babbling(script), LogRequest(str(run.path))) as stream,
         pytest.raises(TransportError, match=told),
@@ -150,17 +148,20 @@ def test_c14_a_far_side_that_talks_nonsense_is_an_error(run: Run, script: str, t
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_f57_nothing_is_lost_torn_or_doubled_when_links_break(
-    run: Run, seed: int, network: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+def test_f57_no_log_line_is_lost_torn_or_repeated_over_broken_connections(
+    run: Run,
+    seed: int,
+    pretend_all_file_systems_are_remote: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Writers that write half lines, a far side that is killed again and again, rotation in between."""
     if seed % 2:
-        network()
+        pretend_all_file_systems_are_remote()
     monkeypatch.setattr(log_stream, "_LONGEST_PAUSE_S", 0.05)
     monkeypatch.setattr(log_stream, "_MOST_SHORT_LIVES", 1000)
     dice = random.Random(seed)
     kills = 0
-    with following(run) as reader:
+    with follow_logs(run) as reader:
         with Writers(run, seed) as writers:
             while writers.busy() or kills < 8:
                 writers.note(reader.read())
@@ -172,10 +173,10 @@ def test_f57_nothing_is_lost_torn_or_doubled_when_links_break(
     writers.check(reader)
 
 
-def test_a_resumed_stream_goes_on_with_the_attempts_it_began_with(run: Run) -> None:
+def test_a_resumed_log_stream_continues_with_the_same_attempts(run: Run) -> None:
     for attempt in range(3):
         run.write(0, b"earlier\nattempt %d\n" % attempt, attempt)
-    with following(run, lines=1) as reader:
+    with follow_logs(run, lines=1) as reader:
         reader.until_mark(Mark.CAUGHT_UP)
         reader.stream._link.close()  # type: ignore[union-attr]
         run.write(0, b"a\nb\nc\n", 3)
@@ -187,9 +188,9 @@ def test_a_resumed_stream_goes_on_with_the_attempts_it_began_with(run: Run) -> N
         assert sum("connection lost" in text for text in reader.notices()) == 1
 
 
-def test_f72_a_cut_file_is_noticed_on_the_way_back(run: Run) -> None:
+def test_f72_a_log_replaced_during_a_broken_connection_is_read_from_its_start(run: Run) -> None:
     path = run.write(0, b"one\ntwo\n")
-    with following(run) as reader:
+    with follow_logs(run) as reader:
         reader.until_mark(Mark.CAUGHT_UP)
         reader.stream._link.close()  # type: ignore[union-attr]
         path.write_bytes(b"other content that is longer\n")

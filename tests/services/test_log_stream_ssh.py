@@ -21,19 +21,19 @@ def login(sshd_lab: SshLab) -> Server:
 
 
 @pytest.fixture
-def there(sshd_lab: SshLab, login: Server) -> Transport:
+def openssh_transport(sshd_lab: SshLab, login: Server) -> Transport:
     transport = connect(login.alias, transport="openssh", env=sshd_lab.environ())
     transport.interactive = False  # type: ignore[attr-defined]
     return transport
 
 
-def test_f57_nothing_is_lost_torn_or_doubled_when_ssh_is_cut(
-    run: Run, login: Server, there: Transport, monkeypatch: pytest.MonkeyPatch
+def test_f57_no_log_line_is_lost_torn_or_repeated_over_broken_ssh_connections(
+    run: Run, login: Server, openssh_transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_stream, "_LONGEST_PAUSE_S", 0.2)
     dice = random.Random(0)
     cuts = 0
-    with LogStream(there, LogRequest(str(run.path))) as stream:
+    with LogStream(openssh_transport, LogRequest(str(run.path))) as stream:
         reader = Reader(stream)
         with Writers(run, 7) as writers:
             while writers.busy() or cuts < 4:
@@ -46,11 +46,13 @@ def test_f57_nothing_is_lost_torn_or_doubled_when_ssh_is_cut(
     writers.check(reader)
 
 
-def test_f75_a_thousand_logs_take_one_session(run: Run, login: Server, there: Transport) -> None:
+def test_f75_a_thousand_logs_are_followed_over_one_ssh_session(
+    run: Run, login: Server, openssh_transport: Transport
+) -> None:
     for rank in range(1000):
         run.write(rank, b"line of %d\n" % rank)
     before = login.log.count("Starting session")
-    with LogStream(there, LogRequest(str(run.path), follow=False)) as stream:
+    with LogStream(openssh_transport, LogRequest(str(run.path), follow=False)) as stream:
         reader = Reader(stream)
         reader.until_mark(Mark.END)
     told = {item.file.rank for item in reader.items if isinstance(item, LogBlock)}

@@ -38,7 +38,7 @@ def record(run: Run) -> JobRecord:
 Answers = Callable[[], tuple[JobState, str]]
 
 
-def answer(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> None:
+def replace_views(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> None:
     """Have the scheduler answer so."""
 
     def views(context: Context, records: Sequence[JobRecord], **need: object) -> list[RunView]:
@@ -53,11 +53,11 @@ def texts(items: Sequence[Item]) -> list[str]:
     return [text for item in items if isinstance(item, LogBlock) for text in item.texts()]
 
 
-def followed(record: JobRecord) -> list[Item]:
+def follow_items(record: JobRecord) -> list[Item]:
     return [item for items in logs.follow(Context(), record, LogFilter()) for item in items]
 
 
-def test_it_ends_when_the_job_is_over_and_everything_is_shown(
+def test_follow_ends_after_the_job_has_ended_and_all_lines_are_shown(
     run: Run, record: JobRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states = [(JobState.PENDING, ""), (JobState.UNKNOWN, "no answer"), (JobState.RUNNING, "")]
@@ -70,56 +70,58 @@ def test_it_ends_when_the_job_is_over_and_everything_is_shown(
         run.write(0, b"the very last\nwithout an end")
         return JobState.COMPLETED, ""
 
-    answer(monkeypatch, answers)
-    assert texts(followed(record)) == ["the very last", "without an end"]
+    replace_views(monkeypatch, answers)
+    assert texts(follow_items(record)) == ["the very last", "without an end"]
 
 
-def test_a_job_that_nobody_knows_is_not_waited_for(
+def test_follow_ends_for_a_job_that_the_scheduler_no_longer_knows(
     run: Run, record: JobRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "_UNKNOWN_S", 0.0)
     run.write(0, b"all there is\n")
-    answer(monkeypatch, lambda: (JobState.UNKNOWN, ""))
-    items = followed(record)
+    replace_views(monkeypatch, lambda: (JobState.UNKNOWN, ""))
+    items = follow_items(record)
     assert texts(items) == ["all there is"]
     assert any(
         isinstance(item, Notice) and "the scheduler no longer knows this job" in item.text for item in items
     )
 
 
-def test_a_scheduler_that_does_not_answer_is_waited_for(
+def test_follow_continues_while_the_scheduler_does_not_answer(
     run: Run, record: JobRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "_UNKNOWN_S", 0.0)
     looks = [(JobState.UNKNOWN, "no answer")] * 5
-    answer(monkeypatch, lambda: looks.pop() if looks else (JobState.FAILED, ""))
+    replace_views(monkeypatch, lambda: looks.pop() if looks else (JobState.FAILED, ""))
     run.write(0, b"x\n")
-    items = followed(record)
+    items = follow_items(record)
     assert not any(isinstance(item, Notice) for item in items)
     assert texts(items) == ["x"]
 
 
-def test_a_run_folder_that_is_gone_is_an_error(
+def test_follow_of_a_deleted_run_directory_is_an_error(
     run: Run, record: JobRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (run.path / "logs").rmdir()
     run.path.rmdir()
-    answer(monkeypatch, lambda: (JobState.RUNNING, ""))
+    replace_views(monkeypatch, lambda: (JobState.RUNNING, ""))
     with pytest.raises(StoreError, match="there is no folder"):
-        followed(record)
+        follow_items(record)
 
 
-def test_waiting_needs_nothing_of_the_run_folder(
+def test_wait_does_not_need_the_run_directory(
     run: Run, record: JobRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (run.path / "logs").rmdir()
     run.path.rmdir()
     states = [JobState.RUNNING, JobState.RUNNING, JobState.COMPLETED]
-    answer(monkeypatch, lambda: (states.pop(0), ""))
+    replace_views(monkeypatch, lambda: (states.pop(0), ""))
     assert logs.wait(Context(), record).terminal
 
 
-def test_a_failing_look_is_no_end(run: Run, record: JobRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_continues_after_failed_queries(
+    run: Run, record: JobRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks = [SlurmUnavailable("no"), SlurmUnavailable("no")]
 
     def answers() -> tuple[JobState, str]:
@@ -127,22 +129,22 @@ def test_a_failing_look_is_no_end(run: Run, record: JobRecord, monkeypatch: pyte
             raise looks.pop()
         return JobState.COMPLETED, ""
 
-    answer(monkeypatch, answers)
+    replace_views(monkeypatch, answers)
     assert logs.wait(Context(), record).terminal
 
 
-def test_a_fault_of_the_watching_thread_is_not_waited_for(
+def test_an_exception_in_the_polling_thread_ends_the_wait(
     run: Run, record: JobRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def answers() -> tuple[JobState, str]:
         raise ZeroDivisionError
 
-    answer(monkeypatch, answers)
+    replace_views(monkeypatch, answers)
     with pytest.raises(ZeroDivisionError):
         logs.wait(Context(), record)
 
 
-def test_a_scheduler_that_takes_long_holds_no_line_back(
+def test_a_slow_scheduler_does_not_delay_log_lines(
     run: Run, record: JobRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answered = threading.Event()
@@ -151,7 +153,7 @@ def test_a_scheduler_that_takes_long_holds_no_line_back(
         assert answered.wait(60)
         return JobState.COMPLETED, ""
 
-    answer(monkeypatch, answers)
+    replace_views(monkeypatch, answers)
     run.write(0, b"first\n")
     seen: list[str] = []
     for items in logs.follow(Context(), record, LogFilter()):
@@ -163,23 +165,23 @@ def test_a_scheduler_that_takes_long_holds_no_line_back(
     assert seen == ["first", "second"]
 
 
-def chosen(run: Run, record: JobRecord, wanted: LogFilter) -> list[str]:
+def read_lines(run: Run, record: JobRecord, wanted: LogFilter) -> list[str]:
     return texts([item for items in logs.read(Context(), record, wanted) for item in items])
 
 
-def test_the_last_lines_that_match(run: Run, record: JobRecord) -> None:
+def test_tail_applies_to_the_lines_that_match_grep(run: Run, record: JobRecord) -> None:
     for rank in range(2):
         run.write(rank, b"".join(b"rank %d line %d\r\n" % (rank, number) for number in range(100)))
     wanted = LogFilter(grep=re.compile("line .*7$"), tail=2)
-    assert chosen(run, record, wanted) == [
+    assert read_lines(run, record, wanted) == [
         "rank 0 line 87", "rank 0 line 97", "rank 1 line 87", "rank 1 line 97",
     ]  # fmt: skip
 
 
-def test_a_line_without_a_time_belongs_to_the_one_before(run: Run, record: JobRecord) -> None:
+def test_a_line_without_a_timestamp_is_filtered_like_the_line_before(run: Run, record: JobRecord) -> None:
     now = time.time()
     stamps = [time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now - ago)) for ago in (300, 100, 10)]
     text = "first of all\n" + "".join(f"{stamp} line\nmore of it\n" for stamp in stamps)
     run.write(0, text.encode())
     wanted = LogFilter(since=now - 200, until=now - 50)
-    assert chosen(run, record, wanted) == ["first of all", f"{stamps[1]} line", "more of it"]
+    assert read_lines(run, record, wanted) == ["first of all", f"{stamps[1]} line", "more of it"]

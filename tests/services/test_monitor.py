@@ -105,7 +105,7 @@ def windows(slurm: Slurm, tmp_path: Path) -> list[Window]:
     return [Window(slurm, tmp_path) for _ in range(5)]
 
 
-def minutes(windows: Sequence[Window], number: float, need: Freshness = WINDOW) -> int:
+def count_requests(windows: Sequence[Window], number: float, need: Freshness = WINDOW) -> int:
     """Let so many minutes pass while every window looks each second; return the requests of that time."""
     slurm = windows[0].slurm
     before, end = slurm.asked, slurm.now + 60 * number
@@ -116,22 +116,22 @@ def minutes(windows: Sequence[Window], number: float, need: Freshness = WINDOW) 
     return slurm.asked - before
 
 
-def test_f21_five_windows_cost_what_one_costs(windows: list[Window]) -> None:
-    assert 4 * 10 - 4 <= minutes(windows[:1], 10) <= 5 * 10
-    assert 4 * 10 - 4 <= minutes(windows, 10) <= 5 * 10
+def test_f21_five_windows_cause_no_more_requests_than_one(windows: list[Window]) -> None:
+    assert 4 * 10 - 4 <= count_requests(windows[:1], 10) <= 5 * 10
+    assert 4 * 10 - 4 <= count_requests(windows, 10) <= 5 * 10
 
 
 @pytest.mark.parametrize(
     ("state", "most"), [(JobState.PENDING, 12), (JobState.COMPLETED, 2), (JobState.FAILED, 2)]
 )
-def test_what_waits_is_asked_about_rarely_and_what_is_over_once(
+def test_pending_jobs_are_queried_rarely_and_finished_jobs_once(
     windows: list[Window], slurm: Slurm, state: JobState, most: int
 ) -> None:
     slurm.states["1"] = state
-    assert 0 < minutes(windows, 10) <= most
+    assert 0 < count_requests(windows, 10) <= most
 
 
-def test_by_hand_one_gets_an_answer_of_the_last_seconds(windows: list[Window], slurm: Slurm) -> None:
+def test_a_manual_query_gets_an_answer_of_the_last_seconds(windows: list[Window], slurm: Slurm) -> None:
     for window in windows:
         window.look()
     assert slurm.asked == 2
@@ -141,11 +141,11 @@ def test_by_hand_one_gets_an_answer_of_the_last_seconds(windows: list[Window], s
     assert windows[0].look().observed_at == slurm.now
 
 
-def test_f21_a_loop_that_asks_by_hand_keeps_to_the_allowance(windows: list[Window]) -> None:
-    assert minutes(windows, 20, HAND) <= monitor.BURST + 20 * 5 + 2
+def test_f21_repeated_manual_queries_stay_within_the_request_limit(windows: list[Window]) -> None:
+    assert count_requests(windows, 20, HAND) <= monitor.BURST + 20 * 5 + 2
 
 
-def test_what_is_known_to_have_happened_is_asked_about(windows: list[Window], slurm: Slurm) -> None:
+def test_a_query_after_a_known_event_gets_a_newer_answer(windows: list[Window], slurm: Slurm) -> None:
     windows[0].look(WINDOW)
     slurm.now += 1.5
     slurm.states["1"] = JobState.COMPLETED
@@ -155,7 +155,7 @@ def test_what_is_known_to_have_happened_is_asked_about(windows: list[Window], sl
     assert slurm.asked == 4
 
 
-def test_f34_after_our_own_action_nothing_old_is_told(windows: list[Window], slurm: Slurm) -> None:
+def test_f34_a_query_after_an_action_gets_a_newer_answer(windows: list[Window], slurm: Slurm) -> None:
     for need in (HAND, WINDOW):
         slurm.states["1"] = JobState.RUNNING
         with monitor.invalidating_cache(windows[0].context, windows[0].cluster):
@@ -167,9 +167,7 @@ def test_f34_after_our_own_action_nothing_old_is_told(windows: list[Window], slu
         assert windows[1].state(need) is JobState.CANCELLED
 
 
-def test_an_answer_from_before_our_action_is_not_believed_though_it_came_after(
-    windows: list[Window], slurm: Slurm
-) -> None:
+def test_an_answer_requested_before_an_action_is_not_used(windows: list[Window], slurm: Slurm) -> None:
     def cancel() -> None:
         slurm.meanwhile.clear()
         with monitor.invalidating_cache(windows[1].context, windows[1].cluster):
@@ -180,7 +178,7 @@ def test_an_answer_from_before_our_action_is_not_believed_though_it_came_after(
     assert windows[2].state() is JobState.CANCELLED
 
 
-def test_a_clock_that_is_set_back_makes_no_old_answer_the_newest(windows: list[Window], slurm: Slurm) -> None:
+def test_an_old_answer_is_not_used_after_the_clock_was_set_back(windows: list[Window], slurm: Slurm) -> None:
     first, second, *_ = windows
     slurm.now += 100
     first.look()
@@ -192,7 +190,9 @@ def test_a_clock_that_is_set_back_makes_no_old_answer_the_newest(windows: list[W
     assert slurm.asked == asked, "what the second heard is newer"
 
 
-def test_f55_without_an_answer_the_last_one_is_told_with_its_age(windows: list[Window], slurm: Slurm) -> None:
+def test_f55_without_an_answer_the_last_snapshot_is_shown_with_its_age(
+    windows: list[Window], slurm: Slurm
+) -> None:
     asked_at = slurm.now
     windows[0].look()
     slurm.down = True
@@ -202,14 +202,14 @@ def test_f55_without_an_answer_the_last_one_is_told_with_its_age(windows: list[W
         assert (heard.observed_at, heard.trouble) == (asked_at, "squeue: the controller is down")
         assert heard.jobs["1"][0].state is JobState.RUNNING
     assert slurm.asked == 4
-    assert minutes(windows, 60) <= 2 * 9  # ever more rarely: after 1, 2, 4, 8 minutes, then every 10
+    assert count_requests(windows, 60) <= 2 * 9  # ever more rarely: after 1, 2, 4, 8 minutes, then every 10
     slurm.down = False
     slurm.states["1"] = JobState.COMPLETED
     assert windows[0].look().trouble == ""
     assert windows[1].state(WINDOW) is JobState.COMPLETED
 
 
-def test_f55_after_our_own_action_and_without_an_answer_nothing_is_told(
+def test_f55_without_an_answer_after_an_action_no_snapshot_is_shown(
     windows: list[Window], slurm: Slurm
 ) -> None:
     windows[0].look()
@@ -222,18 +222,18 @@ def test_f55_after_our_own_action_and_without_an_answer_nothing_is_told(
         assert heard.trouble == "squeue: the controller is down"
 
 
-def test_f21_slow_answers_are_asked_for_less(windows: list[Window], slurm: Slurm) -> None:
+def test_f21_a_slow_scheduler_is_queried_less_often(windows: list[Window], slurm: Slurm) -> None:
     slurm.took_s = 3.0
-    minutes(windows, 10)
-    assert minutes(windows, 60) <= 2 * 8
+    count_requests(windows, 10)
+    assert count_requests(windows, 60) <= 2 * 8
     slurm.took_s = 0.1
-    minutes(windows, 11)
-    assert minutes(windows, 10) >= 36
+    count_requests(windows, 11)
+    assert count_requests(windows, 10) >= 36
 
 
-def test_a_site_that_wants_fewer_questions_gets_fewer(slurm: Slurm, tmp_path: Path) -> None:
+def test_the_polling_interval_of_the_profile_is_respected(slurm: Slurm, tmp_path: Path) -> None:
     windows = [Window(slurm, tmp_path, min_poll_s=120) for _ in range(5)]
-    assert minutes(windows, 20) <= 2 * 12
+    assert count_requests(windows, 20) <= 2 * 12
     before = slurm.asked
     for _ in range(60):
         windows[0].look(replace(WINDOW, after=slurm.now))
@@ -249,7 +249,7 @@ def test_a_site_that_wants_fewer_questions_gets_fewer(slurm: Slurm, tmp_path: Pa
      b'{"schema": 1, "memory": {"asked_at": "x", "looked": {}, "columns": []}}',
      b'{"schema": 1, "memory": {"looked": [1], "columns": 3}, "failures": "many"}'],
 )  # fmt: skip
-def test_f76_a_broken_cache_does_no_harm(windows: list[Window], slurm: Slurm, content: bytes) -> None:
+def test_f76_a_malformed_queue_cache_is_replaced(windows: list[Window], slurm: Slurm, content: bytes) -> None:
     windows[0].look()
     windows[0].files[".json"].write_bytes(content)
     assert windows[1].state() is JobState.RUNNING
@@ -258,7 +258,7 @@ def test_f76_a_broken_cache_does_no_harm(windows: list[Window], slurm: Slurm, co
     assert json.loads(windows[0].files[".json"].read_bytes())["memory"]["asked_at"] == slurm.now
 
 
-def test_f76_a_cache_cut_anywhere_does_no_harm(windows: list[Window]) -> None:
+def test_f76_a_truncated_queue_cache_is_ignored(windows: list[Window]) -> None:
     windows[0].look()
     whole = windows[0].files[".json"].read_bytes()
     for end in range(0, len(whole), 7):
@@ -266,7 +266,9 @@ def test_f76_a_cache_cut_anywhere_does_no_harm(windows: list[Window]) -> None:
         assert windows[1].state() is JobState.RUNNING
 
 
-def test_c26_a_link_or_a_fifo_in_its_place_is_not_followed(windows: list[Window], tmp_path: Path) -> None:
+def test_c26_a_link_or_fifo_in_place_of_the_queue_cache_is_not_followed(
+    windows: list[Window], tmp_path: Path
+) -> None:
     windows[0].look()
     path = windows[0].files[".json"]
     path.rename(tmp_path / "elsewhere")
@@ -280,14 +282,14 @@ def test_c26_a_link_or_a_fifo_in_its_place_is_not_followed(windows: list[Window]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_c26_another_users_cache_is_not_believed(windows: list[Window], slurm: Slurm) -> None:
+def test_c26_the_queue_cache_of_another_user_is_ignored(windows: list[Window], slurm: Slurm) -> None:
     windows[0].look()
     os.chown(windows[0].files[".json"], 65534, 65534)
     slurm.states["1"] = JobState.COMPLETED
     assert windows[1].state() is JobState.COMPLETED
 
 
-def test_f76_without_a_place_for_the_cache_everybody_asks(slurm: Slurm, tmp_path: Path) -> None:
+def test_f76_without_a_cache_folder_each_process_queries(slurm: Slurm, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("in the way")
     window = Window(slurm, tmp_path / "cache")
     assert window.state() is JobState.RUNNING
@@ -295,10 +297,10 @@ def test_f76_without_a_place_for_the_cache_everybody_asks(slurm: Slurm, tmp_path
         slurm.states["1"] = JobState.CANCELLED
     assert window.state() is JobState.CANCELLED
     slurm.states["1"] = JobState.RUNNING
-    assert minutes([window], 10) <= 50
+    assert count_requests([window], 10) <= 50
 
 
-def test_c21_nobody_else_can_read_it(windows: list[Window]) -> None:
+def test_c21_the_queue_cache_is_readable_only_by_its_user(windows: list[Window]) -> None:
     with monitor.invalidating_cache(windows[0].context, windows[0].cluster):
         windows[0].look()
     for path in windows[0].files.values():
@@ -317,7 +319,7 @@ time.sleep(1000)
 
 
 @contextmanager
-def holder(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def lock_holder(path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Another process that holds the lock."""
     with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -326,11 +328,11 @@ def holder(path: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_f77_while_another_process_asks_nobody_else_does(windows: list[Window], slurm: Slurm) -> None:
+def test_f77_only_one_process_queries_at_a_time(windows: list[Window], slurm: Slurm) -> None:
     windows[0].look()
     slurm.now += 100
     path = windows[0].files[".lock"]
-    with holder(path) as process:
+    with lock_holder(path) as process:
         assert windows[1].look(WINDOW).observed_at == slurm.now - 100  # a window does not wait
         assert slurm.asked == 2
         found: list[QueueSnapshot] = []
@@ -348,18 +350,18 @@ def test_f77_while_another_process_asks_nobody_else_does(windows: list[Window], 
         assert windows[3].look(WINDOW).observed_at == slurm.now  # the dead hold nothing
 
 
-def test_f77_who_was_stopped_with_the_lock_is_passed_over(windows: list[Window], slurm: Slurm) -> None:
+def test_f77_a_stopped_lock_holder_is_bypassed(windows: list[Window], slurm: Slurm) -> None:
     windows[0].look()
     slurm.now += 100
     path = windows[0].files[".lock"]
-    with holder(path) as process:
+    with lock_holder(path) as process:
         process.send_signal(signal.SIGSTOP)
         long_ago = time.time() - 1000
         os.utime(path, (long_ago, long_ago))
         assert windows[1].look(WINDOW).observed_at == slurm.now
 
 
-def test_f77_where_there_are_no_locks_everybody_asks(
+def test_f77_without_file_locks_each_process_queries(
     windows: list[Window], slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def flock(descriptor: int, operation: int) -> None:

@@ -56,7 +56,7 @@ def cluster(context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return context.cluster("ours", "local")
 
 
-def other(context: Context, tmp_path: Path) -> Context:
+def other_user(context: Context, tmp_path: Path) -> Context:
     """Another user of the same team."""
     return Context(
         cwd=context.cwd, env={**context.env, "XDG_STATE_HOME": str(tmp_path / "other")}, clock=context.clock
@@ -88,15 +88,17 @@ def record(tmp_path: Path, *events: dict[str, Any], **more: Any) -> JobRecord:
     )
 
 
-def excluded(node: str, reason: str = "health: gpus: 7 of 8 GPUs answer", ago: float = 60) -> dict[str, Any]:
+def exclusion_event(
+    node: str, reason: str = "health: gpus: 7 of 8 GPUs answer", ago: float = 60
+) -> dict[str, Any]:
     return {"time": NOW - ago, "event": "node_excluded", "node": node, "reason": reason}
 
 
-def names(context: Context, cluster: ActiveCluster) -> list[str]:
+def bad_node_names(context: Context, cluster: ActiveCluster) -> list[str]:
     return [one.node for one in bad_nodes.read_notes(context, cluster).notes]
 
 
-def asked(
+def choose_nodes_to_exclude(
     context: Context, cluster: ActiveCluster, nodes: int = 1, spare: int = 0, **more: Any
 ) -> NodeExclusion:
     own = {key: more.pop(key) for key in ("node_memory", "no_check") if key in more}
@@ -110,10 +112,12 @@ def asked(
 # ---- Learning ----
 
 
-def test_what_a_run_left_out_is_learned_once(
+def test_a_node_excluded_by_a_run_is_added_to_the_bad_node_list_once(
     context: Context, cluster: ActiveCluster, tmp_path: Path
 ) -> None:
-    run = record(tmp_path, excluded("n2"), {"event": "node_excluded", "node": "n3"}, excluded("n4; x"))
+    run = record(
+        tmp_path, exclusion_event("n2"), {"event": "node_excluded", "node": "n3"}, exclusion_event("n4; x")
+    )
     for _ in range(3):
         bad_nodes.store_run_notes(context, run)
     [found] = bad_nodes.read_notes(context, cluster).notes
@@ -122,17 +126,19 @@ def test_what_a_run_left_out_is_learned_once(
     assert len((tmp_path / "team.jsonl").read_text().splitlines()) == 1
 
 
-def test_what_was_removed_by_hand_is_not_learned_again(
+def test_a_node_removed_manually_is_not_added_again(
     context: Context, cluster: ActiveCluster, tmp_path: Path
 ) -> None:
-    bad_nodes.store_run_notes(context, record(tmp_path, excluded("n2")))
+    bad_nodes.store_run_notes(context, record(tmp_path, exclusion_event("n2")))
     assert bad_nodes.remove(context, cluster, ["n2", "n9"]) == (["n2"], "")
-    bad_nodes.store_run_notes(context, record(tmp_path, excluded("n2")))
-    assert names(context, cluster) == []
+    bad_nodes.store_run_notes(context, record(tmp_path, exclusion_event("n2")))
+    assert bad_node_names(context, cluster) == []
 
 
-def test_old_news_is_no_news(context: Context, cluster: ActiveCluster, tmp_path: Path) -> None:
-    bad_nodes.store_run_notes(context, record(tmp_path, excluded("n2", ago=4 * DAY)))
+def test_an_exclusion_older_than_its_expiry_is_not_added(
+    context: Context, cluster: ActiveCluster, tmp_path: Path
+) -> None:
+    bad_nodes.store_run_notes(context, record(tmp_path, exclusion_event("n2", ago=4 * DAY)))
     assert not (tmp_path / "team.jsonl").exists()
 
 
@@ -148,7 +154,7 @@ def test_old_news_is_no_news(context: Context, cluster: ActiveCluster, tmp_path:
         ("python-exception", "node", 0.95, []),
     ],
 )
-def test_a_sure_verdict_that_a_node_is_bad_for_any_job_is_learned(
+def test_a_confident_diagnosis_of_a_node_fault_adds_the_node(
     context: Context, cluster: ActiveCluster, tmp_path: Path, cause: str, blame: str, confidence: float,
     expected: list[str],
 ) -> None:  # fmt: skip
@@ -157,42 +163,42 @@ def test_a_sure_verdict_that_a_node_is_bad_for_any_job_is_learned(
                       confidence=confidence, evidence=(line,))  # fmt: skip
     bad_nodes.store_run_notes(context, record(tmp_path), verdict)
     bad_nodes.store_run_notes(context, record(tmp_path), verdict)
-    assert names(context, cluster) == expected
+    assert bad_node_names(context, cluster) == expected
     if expected:
         assert bad_nodes.read_notes(context, cluster).notes[0].evidence == "NVRM: Xid 79"
 
 
-def test_nothing_is_learned_of_this_machines_emulated_nodes(context: Context, tmp_path: Path) -> None:
-    bad_nodes.store_run_notes(context, record(tmp_path, excluded("local2"), cluster="local"))
-    assert names(context, context.cluster("local")) == []
+def test_emulated_nodes_of_cluster_local_are_not_added(context: Context, tmp_path: Path) -> None:
+    bad_nodes.store_run_notes(context, record(tmp_path, exclusion_event("local2"), cluster="local"))
+    assert bad_node_names(context, context.cluster("local")) == []
 
 
-def test_a_run_whose_profile_is_gone_is_no_trouble(context: Context, tmp_path: Path) -> None:
-    bad_nodes.store_run_notes(context, record(tmp_path, excluded("n2"), cluster="gone"))
+def test_a_run_whose_profile_was_deleted_adds_no_node_and_no_error(context: Context, tmp_path: Path) -> None:
+    bad_nodes.store_run_notes(context, record(tmp_path, exclusion_event("n2"), cluster="gone"))
 
 
 # ---- The team ----
 
 
-def test_a_team_shares_what_it_knows(context: Context, cluster: ActiveCluster, tmp_path: Path) -> None:
-    second = other(context, tmp_path)
+def test_a_team_shares_its_bad_node_list(context: Context, cluster: ActiveCluster, tmp_path: Path) -> None:
+    second = other_user(context, tmp_path)
     bad_nodes.add(context, cluster, ["n1", "n2"], "PSU\x1b[31m fails", 7 * DAY)
     found = bad_nodes.read_notes(second, cluster)
     assert [one.node for one in found.notes] == ["n1", "n2"]
     assert found.shared == {"n1", "n2"}
     assert found.notes[0].reason.isprintable()
     bad_nodes.remove(second, cluster, ["n1"])
-    assert names(context, cluster) == ["n2"]
+    assert bad_node_names(context, cluster) == ["n2"]
     assert [one["shared"] for one in bad_nodes.values(bad_nodes.read_notes(context, cluster))] == [True]
 
 
-def test_a_teams_file_that_cannot_be_used_is_told_and_no_more(
+def test_an_unusable_team_file_is_reported_and_does_not_stop_a_submission(
     context: Context, cluster: ActiveCluster, tmp_path: Path
 ) -> None:
     (tmp_path / "team.jsonl").mkdir()
     notes, trouble = bad_nodes.add(context, cluster, ["n1"], "by hand", DAY)
     assert (notes[0].node, "team.jsonl: Is a directory" in trouble) == ("n1", True)
-    found = asked(context, cluster)
+    found = choose_nodes_to_exclude(context, cluster)
     assert found.exclude == "n1"
     assert "cannot use the team's bad-node list" in found.notices[0]
     paths = replace(cluster.profile.paths, node_memory="$NOT_SET/nodes")
@@ -203,49 +209,55 @@ def test_a_teams_file_that_cannot_be_used_is_told_and_no_more(
 # ---- Leaving out ----
 
 
-def test_without_notes_slurm_is_not_asked(
+def test_an_empty_bad_node_list_causes_no_node_query(
     context: Context, cluster: ActiveCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(SlurmScheduler, "nodes")
     monkeypatch.setattr(SlurmScheduler, "nodes", lambda *_: pytest.fail("it was asked"), raising=False)
-    assert asked(context, cluster, exclude="n9") == NodeExclusion("n9")
+    assert choose_nodes_to_exclude(context, cluster, exclude="n9") == NodeExclusion("n9")
 
 
-def test_bad_nodes_are_left_out_and_named(context: Context, cluster: ActiveCluster, tmp_path: Path) -> None:
-    bad_nodes.store_run_notes(context, record(tmp_path, excluded("n2", "Xid 79")))
+def test_bad_nodes_are_excluded_and_named(context: Context, cluster: ActiveCluster, tmp_path: Path) -> None:
+    bad_nodes.store_run_notes(context, record(tmp_path, exclusion_event("n2", "Xid 79")))
     bad_nodes.add(context, cluster, ["n3", "elsewhere"], "slow", 7 * DAY)
-    found = asked(context, cluster)
+    found = choose_nodes_to_exclude(context, cluster)
     assert found.exclude == "n[2-3]"
     assert found.notices == (
         f"2 bad nodes excluded: n2 (Xid 79 on {THEN}), n3 (slow on {THEN}); --no-node-memory keeps bad nodes",
     )
-    assert asked(context, cluster, exclude="n4").exclude == "n4,n[2-3]"
-    assert asked(context, cluster, exclude="n[1-2]").exclude == "n[1-2],n3"
-    assert asked(context, cluster, node_memory=False) == NodeExclusion(None)
-    assert asked(context, cluster, no_check=True) == NodeExclusion(None)
+    assert choose_nodes_to_exclude(context, cluster, exclude="n4").exclude == "n4,n[2-3]"
+    assert choose_nodes_to_exclude(context, cluster, exclude="n[1-2]").exclude == "n[1-2],n3"
+    assert choose_nodes_to_exclude(context, cluster, node_memory=False) == NodeExclusion(None)
+    assert choose_nodes_to_exclude(context, cluster, no_check=True) == NodeExclusion(None)
 
 
-def test_who_names_a_node_gets_it(context: Context, cluster: ActiveCluster) -> None:
+def test_nodelist_takes_precedence_over_the_bad_node_list(context: Context, cluster: ActiveCluster) -> None:
     bad_nodes.add(context, cluster, ["n1", "n2"], "slow", 7 * DAY)
-    found = asked(context, cluster, nodelist="n[2-3]")
+    found = choose_nodes_to_exclude(context, cluster, nodelist="n[2-3]")
     assert found.exclude == "n1"
     assert found.notices[0] == f"--nodelist requests nodes of the bad-node list: n2 (slow on {THEN})"
 
 
-def test_a_job_is_not_kept_from_running(context: Context, cluster: ActiveCluster) -> None:
+def test_bad_nodes_are_not_excluded_if_too_few_nodes_would_remain(
+    context: Context, cluster: ActiveCluster
+) -> None:
     bad_nodes.add(context, cluster, ["n1", "n2"], "slow", 7 * DAY)
-    assert asked(context, cluster, nodes=2).exclude == "n[1-2]"
-    found = asked(context, cluster, nodes=3, spare=1)
+    assert choose_nodes_to_exclude(context, cluster, nodes=2).exclude == "n[1-2]"
+    found = choose_nodes_to_exclude(context, cluster, nodes=3, spare=1)
     assert found.exclude is None
     assert found.notices[0].startswith(
         "nodes of the bad-node list are not excluded, because the job could not run without them: n1 (slow"
     )
-    assert asked(context, cluster, nodes=2, exclude="n[3-4]").exclude == "n[3-4]"  # nor by both together
-    assert asked(context, cluster, nodes=2, exclude="n4").exclude == "n4,n1"
-    assert asked(context, cluster, constraint="cpu").exclude is None  # none of these nodes is meant
+    assert (
+        choose_nodes_to_exclude(context, cluster, nodes=2, exclude="n[3-4]").exclude == "n[3-4]"
+    )  # nor by both together
+    assert choose_nodes_to_exclude(context, cluster, nodes=2, exclude="n4").exclude == "n4,n1"
+    assert (
+        choose_nodes_to_exclude(context, cluster, constraint="cpu").exclude is None
+    )  # none of these nodes is meant
 
 
-def test_a_slurm_that_does_not_answer_leaves_nothing_out(
+def test_no_node_is_excluded_if_slurm_does_not_answer(
     context: Context, cluster: ActiveCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def silent(self: SlurmScheduler, partition: str | None) -> list[ListedNode]:
@@ -253,13 +265,15 @@ def test_a_slurm_that_does_not_answer_leaves_nothing_out(
 
     bad_nodes.add(context, cluster, ["n1"], "slow", 7 * DAY)
     monkeypatch.setattr(SlurmScheduler, "nodes", silent)
-    assert asked(context, cluster) == NodeExclusion(None, ("no bad node is excluded: sinfo did not answer",))
+    assert choose_nodes_to_exclude(context, cluster) == NodeExclusion(
+        None, ("no bad node is excluded: sinfo did not answer",)
+    )
 
 
 # ---- From supervisors ----
 
 
-def noted(root: Path, node: str, cluster: str = "ours", ago: float = 60) -> Path:
+def write_supervisor_note(root: Path, node: str, cluster: str = "ours", ago: float = 60) -> Path:
     """Note a node as the supervisor of a run does, and return the file."""
     root.mkdir(exist_ok=True)
     path = Path(supervisor_file(str(root)))
@@ -267,41 +281,41 @@ def noted(root: Path, node: str, cluster: str = "ours", ago: float = 60) -> Path
     return path
 
 
-def test_what_a_supervisor_noted_counts_before_anybody_looks_at_its_run(
+def test_a_node_recorded_by_a_supervisor_is_excluded_immediately(
     context: Context, cluster: ActiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(context.env, "DTSLURM_RUN_ROOT", str(tmp_path / "root"))
-    noted(tmp_path / "root", "n2")
-    noted(tmp_path / "root", "n3", cluster="another")
-    noted(tmp_path / "root", "n4", ago=4 * DAY)
-    found = asked(context, cluster)
+    write_supervisor_note(tmp_path / "root", "n2")
+    write_supervisor_note(tmp_path / "root", "n3", cluster="another")
+    write_supervisor_note(tmp_path / "root", "n4", ago=4 * DAY)
+    found = choose_nodes_to_exclude(context, cluster)
     assert found.exclude == "n2"
     assert found.notices == (
         f"1 bad node excluded: n2 (node is DOWN on {THEN}); --no-node-memory keeps bad nodes",
     )
     assert bad_nodes.remove(context, cluster, ["n2"]) == (["n2"], "")
-    assert asked(context, cluster) == NodeExclusion(None)
+    assert choose_nodes_to_exclude(context, cluster) == NodeExclusion(None)
 
 
-def test_run_roots_of_earlier_runs_and_of_the_request_count_too(
+def test_supervisor_notes_are_read_from_all_known_run_roots(
     context: Context, cluster: ActiveCluster, tmp_path: Path
 ) -> None:
     (tmp_path / "one").mkdir()
     context.index.put(record(tmp_path / "one"))
-    noted(tmp_path / "one", "n2")
-    noted(tmp_path / "two", "n3")
-    assert names(context, cluster) == ["n2"]
+    write_supervisor_note(tmp_path / "one", "n2")
+    write_supervisor_note(tmp_path / "two", "n3")
+    assert bad_node_names(context, cluster) == ["n2"]
     request = JobRequest(script="train.py", run_root=str(tmp_path / "two"))
     found = bad_nodes.read_notes(context, cluster, request)
     assert [one.node for one in found.notes] == ["n2", "n3"]
 
 
 @pytest.mark.parametrize("fault", ["writable", "link", "foreign", "folder", "text"])
-def test_notes_that_others_can_have_written_count_for_nothing(
+def test_supervisor_notes_that_other_users_could_write_are_ignored(
     context: Context, cluster: ActiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     monkeypatch.setitem(context.env, "DTSLURM_RUN_ROOT", str(tmp_path / "root"))
-    path = noted(tmp_path / "root", "n2")
+    path = write_supervisor_note(tmp_path / "root", "n2")
     if fault == "writable":
         path.chmod(0o620)
     elif fault == "link":
@@ -318,11 +332,11 @@ def test_notes_that_others_can_have_written_count_for_nothing(
         path.write_bytes(b"\0\xff{}\n[]\n")
     assert read_supervisor_notes([str(tmp_path / "root")]) == [] or fault == "text"
     if fault != "foreign":
-        assert names(context, cluster) == []
+        assert bad_node_names(context, cluster) == []
 
 
-def test_the_program_for_a_login_node_reads_the_same_notes(tmp_path: Path) -> None:
-    noted(tmp_path / "root", "n2")
+def test_the_worker_program_reads_the_same_supervisor_notes(tmp_path: Path) -> None:
+    write_supervisor_note(tmp_path / "root", "n2")
     lines = answer({"run_roots": [str(tmp_path / "root"), str(tmp_path / "none")]})["lines"]
     assert [json.loads(one)["node"] for one in lines] == ["n2"]
 
@@ -334,10 +348,10 @@ class LoginNode(LocalTransport):
     host = "login"
 
 
-def test_notes_of_supervisors_are_read_on_the_login_node(
+def test_supervisor_notes_are_read_on_the_login_node(
     context: Context, cluster: ActiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "home").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    noted(tmp_path / "home/dtslurm-runs", "n2")
-    assert names(context, replace(cluster, transport=LoginNode())) == ["n2"]
+    write_supervisor_note(tmp_path / "home/dtslurm-runs", "n2")
+    assert bad_node_names(context, replace(cluster, transport=LoginNode())) == ["n2"]

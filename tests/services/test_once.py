@@ -58,21 +58,23 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     return Context(cwd=tmp_path / "project")
 
 
-def place_of(context: Context, **asked: str) -> tuple[str, str]:
+def run_directory_and_token(context: Context, **asked: str) -> tuple[str, str]:
     request = JobRequest(**{"script": "train.py", "cluster": "local", "time": "5", "once": "night", **asked})  # type: ignore[arg-type]
     submission = prepare(context, request, standalone=False).submission
     return submission.run_dir, submission.token
 
 
-def test_a_key_has_one_place_whatever_the_job_is_called(context: Context, tmp_path: Path) -> None:
-    here = place_of(context, run_root=str(tmp_path / "runs"))
-    assert here == place_of(context, script="other.py", job_name="x", run_root=str(tmp_path / "runs"))
-    assert here[0] != place_of(context, once="night2", run_root=str(tmp_path / "runs"))[0]
-    assert here[1] != place_of(context, run_root=str(tmp_path / "more"))[1]
+def test_an_idempotency_key_determines_the_run_directory_and_token(context: Context, tmp_path: Path) -> None:
+    here = run_directory_and_token(context, run_root=str(tmp_path / "runs"))
+    assert here == run_directory_and_token(
+        context, script="other.py", job_name="x", run_root=str(tmp_path / "runs")
+    )
+    assert here[0] != run_directory_and_token(context, once="night2", run_root=str(tmp_path / "runs"))[0]
+    assert here[1] != run_directory_and_token(context, run_root=str(tmp_path / "more"))[1]
 
 
 @pytest.fixture
-def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
+def first_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
     """A client in the middle of its submission."""
     for kind in ("CONFIG", "STATE", "CACHE"):
         monkeypatch.setenv(f"XDG_{kind}_HOME", str(tmp_path / kind.lower()))
@@ -89,7 +91,7 @@ def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subproces
         client.kill()
 
 
-def second() -> str | None:
+def submit_again() -> str | None:
     """Submit under the same key, with a clock that stands still."""
 
     def sleep(_: float) -> None:
@@ -100,28 +102,30 @@ def second() -> str | None:
     return service.submit(context, prepare(context, REQUEST, standalone=False)).job_id
 
 
-def test_f18_one_that_is_under_way_is_waited_for(first: subprocess.Popen[str]) -> None:
+def test_f18_a_submission_waits_for_another_with_the_same_key(first_client: subprocess.Popen[str]) -> None:
     with pytest.raises(Waited):
-        second()
+        submit_again()
     Path("go").touch()
-    said, _ = first.communicate(timeout=PATIENCE_S)
-    assert second() == said.strip()
+    said, _ = first_client.communicate(timeout=PATIENCE_S)
+    assert submit_again() == said.strip()
     assert len(recent(Context(), 10)) == 1
 
 
-def test_f2_one_whose_client_was_killed_is_not_waited_for(first: subprocess.Popen[str]) -> None:
-    first.kill()
-    first.communicate()
-    job = second()
+def test_f2_a_submission_replaces_a_killed_client_with_the_same_key(
+    first_client: subprocess.Popen[str],
+) -> None:
+    first_client.kill()
+    first_client.communicate()
+    job = submit_again()
     assert job is not None
-    assert second() == job
+    assert submit_again() == job
     [record] = recent(Context(), 10)
     assert record.job_id == job
     assert not (Path(record.run_dir) / "submitting").exists()
 
 
-def test_f16_one_that_finds_the_disk_full_takes_away_no_other_ones_run(
-    first: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+def test_f16_a_submission_on_a_full_disk_does_not_delete_the_run_of_another_client(
+    first_client: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise StoreError("disk full: cannot write its files")
@@ -129,7 +133,7 @@ def test_f16_one_that_finds_the_disk_full_takes_away_no_other_ones_run(
     with monkeypatch.context() as patched:
         patched.setattr(service, "deliver", full)
         with pytest.raises(StoreError):
-            second()
+            submit_again()
     Path("go").touch()
-    said, _ = first.communicate(timeout=PATIENCE_S)
+    said, _ = first_client.communicate(timeout=PATIENCE_S)
     assert [record.job_id for record in recent(Context(), 10)] == [said.strip()]

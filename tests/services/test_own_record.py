@@ -30,49 +30,49 @@ def record(tmp_path: Path) -> JobRecord:
     )
 
 
-def tell(record: JobRecord, *events: dict[str, object]) -> None:
+def write_events(record: JobRecord, *events: dict[str, object]) -> None:
     lines = "".join(json.dumps({"time": 100, **event}) + "\n" for event in events)
     (Path(record.run_dir) / "events.jsonl").write_text(lines)
 
 
 @pytest.mark.parametrize("listed", ["n1", "n[1-3]"])
 @pytest.mark.parametrize("state", [JobState.FAILED, JobState.COMPLETED, JobState.TIMEOUT])
-def test_all_nodes_of_a_job_of_which_accounting_lists_some(
+def test_an_incomplete_node_list_of_accounting_is_completed_from_the_run_events(
     record: JobRecord, listed: str, state: JobState
 ) -> None:
-    tell(record, {"event": "started", "nodes": "n[1-4]"}, {"event": "ended", "exit_code": 1})
+    write_events(record, {"event": "started", "nodes": "n[1-4]"}, {"event": "ended", "exit_code": 1})
     assert reconcile_with_records(record, replace(ENDED, state=state, nodelist=listed)).nodelist == "n[1-4]"
 
 
-def test_nodes_that_accounting_lists_in_full_are_its_own_word(record: JobRecord) -> None:
-    tell(record, {"event": "started", "nodes": "n[1-4]"})
+def test_a_complete_node_list_of_accounting_is_kept(record: JobRecord) -> None:
+    write_events(record, {"event": "started", "nodes": "n[1-4]"})
     assert reconcile_with_records(record, replace(ENDED, nodelist="n[2-5]")).nodelist == "n[2-5]"
 
 
-def test_a_requeued_job_that_was_cancelled_before_its_start_had_no_nodes(record: JobRecord) -> None:
-    tell(record, {"event": "started", "nodes": "n[1-4]"}, {"event": "ended", "exit_code": 143})
+def test_a_requeued_job_cancelled_before_its_start_has_no_nodes(record: JobRecord) -> None:
+    write_events(record, {"event": "started", "nodes": "n[1-4]"}, {"event": "ended", "exit_code": 143})
     cancelled = replace(ENDED, state=JobState.CANCELLED, nodelist="")
     assert reconcile_with_records(record, cancelled).nodelist == ""
 
 
-def test_a_script_that_never_started_told_no_nodes(record: JobRecord) -> None:
+def test_a_status_is_unchanged_if_the_script_recorded_no_start(record: JobRecord) -> None:
     assert reconcile_with_records(record, ENDED) == ENDED
 
 
-def test_the_exit_code_is_the_scripts(record: JobRecord) -> None:
-    tell(record, {"event": "started", "nodes": "n1"}, {"event": "ended", "exit_code": 137})
+def test_the_exit_code_is_the_code_that_the_script_recorded(record: JobRecord) -> None:
+    write_events(record, {"event": "started", "nodes": "n1"}, {"event": "ended", "exit_code": 137})
     assert reconcile_with_records(record, replace(ENDED, exit_code=9, nodes=1)).exit_code == 137
 
 
-def test_a_new_start_that_slurm_could_not_make_is_told(record: JobRecord) -> None:
-    tell(record, {"event": "started", "nodes": "n1", "attempt": 0})
+def test_a_restart_that_slurm_could_not_start_is_reported(record: JobRecord) -> None:
+    write_events(record, {"event": "started", "nodes": "n1", "attempt": 0})
     again = reconcile_with_records(record, replace(ENDED, nodes=1, restarts=1))
     assert (again.state, again.exit_code, again.reason) == (JobState.FAILED, 1, NOT_STARTED_AGAIN)
     run = RunDir(Path(record.run_dir))
     assert describe_failure(run, again) == NOT_STARTED_AGAIN
     for others in (replace(ENDED, nodes=1), replace(ENDED, nodes=1, restarts=1, state=JobState.CANCELLED)):
         assert reconcile_with_records(record, others) == others
-    tell(record, {"event": "started", "attempt": 0}, {"event": "started", "attempt": 1})
+    write_events(record, {"event": "started", "attempt": 0}, {"event": "started", "attempt": 1})
     assert reconcile_with_records(record, replace(ENDED, nodes=1, restarts=1)).reason == ""
 
 
@@ -86,7 +86,9 @@ def test_a_new_start_that_slurm_could_not_make_is_told(record: JobRecord) -> Non
         (JobState.FAILED, 1, "rank 2 failed first, exit code 1"),
     ],
 )
-def test_ranks_that_slurm_ended_did_not_fail(tmp_path: Path, state: JobState, code: int, told: str) -> None:
+def test_ranks_that_slurm_killed_are_not_named_as_first_failure(
+    tmp_path: Path, state: JobState, code: int, told: str
+) -> None:
     ranks = tmp_path / "ranks" / "0"
     ranks.mkdir(parents=True)
     (ranks / "first-failure").write_text(f"2 {code}\n")

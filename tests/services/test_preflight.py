@@ -23,52 +23,57 @@ def context(tmp_path: Path) -> Context:
     return Context(cwd=tmp_path)
 
 
-def made(context: Context, cluster: str, **asked: object) -> Prepared:
+def prepare_job(context: Context, cluster: str, **asked: object) -> Prepared:
     request = JobRequest(script="train.py", time="10", cluster=cluster, **asked)  # type: ignore[arg-type]
     return prepare(context, request, standalone=False)
 
 
-def test_everything_missing_is_told_at_once(context: Context) -> None:
+def test_missing_folders_and_interpreters_are_reported_together(context: Context) -> None:
     with pytest.raises(RequestInvalid) as caught:
-        made(context, "local", python="/no/python", chdir="/no/folder")
+        prepare_job(context, "local", python="/no/python", chdir="/no/folder")
     assert list(caught.value.problems) == [
         "the working directory /no/folder does not exist here",
         "the interpreter /no/python does not exist here",
     ]
     assert "--no-check" in caught.value.hint
     asked = {"python": "/no/python", "chdir": "/no/folder", "no_check": True}
-    assert made(context, "local", **asked).submission.spec.python == "/no/python"
+    assert prepare_job(context, "local", **asked).submission.spec.python == "/no/python"
 
 
 @pytest.mark.parametrize(
     "asked", [{"dependency": "afterok:99"}, {"dependency": "afterok:99", "python": "/no/python"}]
 )
-def test_no_check_is_not_recommended_where_the_scheduler_refuses(
+def test_no_check_is_not_suggested_if_the_scheduler_refuses_the_job(
     context: Context, asked: dict[str, object]
 ) -> None:
     with pytest.raises(RequestInvalid, match="there is no job 99") as caught:
-        made(context, "local", **asked)
+        prepare_job(context, "local", **asked)
     assert "--no-check" not in caught.value.hint
 
 
-def test_nothing_is_asked_without_checks(context: Context) -> None:
-    assert made(context, "local", python="/no/python", no_check=True).submission.spec.python == "/no/python"
+def test_no_check_skips_the_preflight(context: Context) -> None:
+    assert (
+        prepare_job(context, "local", python="/no/python", no_check=True).submission.spec.python
+        == "/no/python"
+    )
 
 
-def test_an_environment_that_is_gone(context: Context) -> None:
+def test_a_missing_environment_is_refused(context: Context) -> None:
     context.env = {**context.env, "VIRTUAL_ENV": "/no/venv"}
     with pytest.raises(RequestInvalid, match="the environment /no/venv does not exist"):
-        made(context, "local")
+        prepare_job(context, "local")
 
 
-def test_an_interpreter_without_the_launchers_module(context: Context, tmp_path: Path) -> None:
+def test_an_interpreter_without_the_module_of_the_launcher_is_refused(
+    context: Context, tmp_path: Path
+) -> None:
     venv.create(tmp_path / "bare")
     python = str(tmp_path / "bare" / "bin" / "python")
     with pytest.raises(RequestInvalid, match=f"{python} has no module torch, which launcher torchrun needs"):
-        made(context, "local", launcher="torchrun", python=python)
+        prepare_job(context, "local", launcher="torchrun", python=python)
     for other in ({"setup": ("true",)}, {"env": ("PYTHONPATH=/x",)}, {"launcher": "srun"}):
-        made(context, "local", **{"launcher": "torchrun", "python": python, **other})
-    made(context, "local", launcher="torchrun", python=sys.executable)
+        prepare_job(context, "local", **{"launcher": "torchrun", "python": python, **other})
+    prepare_job(context, "local", launcher="torchrun", python=sys.executable)
 
 
 @pytest.mark.parametrize(
@@ -78,27 +83,29 @@ def test_an_interpreter_without_the_launchers_module(context: Context, tmp_path:
         ({"partition": "main", "sbatch": ("--licenses=none",)}, "[Ll]icense"),
     ],
 )
-def test_slurm_itself_judges(
+def test_a_request_that_slurm_refuses_in_its_dry_run_is_refused(
     context: Context, slurm_env: SlurmLab, asked: dict[str, object], said: str
 ) -> None:
     context.env = {**context.env, **slurm_env.env}
     with pytest.raises(RequestInvalid, match=said) as caught:
-        made(context, "slurm", **asked)
+        prepare_job(context, "slurm", **asked)
     assert "--no-check" not in caught.value.hint
 
 
-def test_drained_nodes_are_no_reason_to_refuse(context: Context, slurm_env: SlurmLab) -> None:
+def test_a_request_that_needs_drained_nodes_is_accepted_with_a_notice(
+    context: Context, slurm_env: SlurmLab
+) -> None:
     """Slurm's dry run says no to what it would queue and start later."""
     slurm_env.run(["scontrol", "update", "nodename=n4", "state=drain", "reason=test"])
     try:
-        notices = made(context, "slurm", python=sys.executable, nodes=4).submission.notices
+        notices = prepare_job(context, "slurm", python=sys.executable, nodes=4).submission.notices
     finally:
         slurm_env.run(["scontrol", "update", "nodename=n4", "state=resume"])
     assert any("sbatch --test-only: " in line for line in notices)
 
 
 @pytest.fixture
-def limited(slurm_env: SlurmLab) -> Iterator[str]:
+def limited_account(slurm_env: SlurmLab) -> Iterator[str]:
     """An account of the user's with limits."""
     user = slurm_env.user
     limits = ["maxwall=00:20:00", "maxsubmit=3", "grptres=node=2"]
@@ -113,7 +120,7 @@ def limited(slurm_env: SlurmLab) -> Iterator[str]:
 
 
 @pytest.fixture
-def enforced(slurm_env: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def enforced_associations(slurm_env: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A controller that says it holds to associations; what they are is asked of the real accounting."""
     shim = tmp_path / "shim/scontrol"
     shim.parent.mkdir()
@@ -125,22 +132,31 @@ def enforced(slurm_env: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PATH", f"{shim.parent}:{os.environ['PATH']}")
 
 
-def test_accounts_that_slurm_does_not_hold_to_keep_nobody_out(
-    context: Context, slurm_env: SlurmLab, limited: str, tmp_path: Path
+def test_account_limits_that_slurm_does_not_enforce_are_ignored(
+    context: Context, slurm_env: SlurmLab, limited_account: str, tmp_path: Path
 ) -> None:
     context.env = {**context.env, **slurm_env.env, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     assert (
-        made(context, "slurm", python=sys.executable, account=limited, nodes=3).submission.layout.nodes == 3
+        prepare_job(
+            context, "slurm", python=sys.executable, account=limited_account, nodes=3
+        ).submission.layout.nodes
+        == 3
     )
 
 
-@pytest.mark.usefixtures("enforced")
-def test_f10_limits_of_an_account_are_told_all_at_once(
-    context: Context, slurm_env: SlurmLab, limited: str, tmp_path: Path
+@pytest.mark.usefixtures("enforced_associations")
+def test_f10_all_exceeded_account_limits_are_reported_together(
+    context: Context, slurm_env: SlurmLab, limited_account: str, tmp_path: Path
 ) -> None:
     context.env = {**context.env, **slurm_env.env, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     request = JobRequest(
-        script="train.py", time="30", cluster="slurm", account=limited, nodes=3, array="0-4", qos="mine"
+        script="train.py",
+        time="30",
+        cluster="slurm",
+        account=limited_account,
+        nodes=3,
+        array="0-4",
+        qos="mine",
     )
     with pytest.raises(RequestInvalid) as caught:
         prepare(context, request, standalone=False)
@@ -153,16 +169,16 @@ def test_f10_limits_of_an_account_are_told_all_at_once(
         "you cannot use QOS 'mine'",
     ):
         assert words in said
-    with pytest.raises(RequestInvalid, match=f"you have no account 'other'.*yours: lab.*{limited}"):
-        made(context, "slurm", account="other")
+    with pytest.raises(RequestInvalid, match=f"you have no account 'other'.*yours: lab.*{limited_account}"):
+        prepare_job(context, "slurm", account="other")
 
 
-@pytest.mark.usefixtures("enforced")
-def test_an_account_that_was_given_since_is_seen(
+@pytest.mark.usefixtures("enforced_associations")
+def test_an_account_missing_in_the_cache_is_looked_up_again(
     context: Context, slurm_env: SlurmLab, tmp_path: Path
 ) -> None:
     context.env = {**context.env, **slurm_env.env, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    made(context, "slurm", account="lab")
+    prepare_job(context, "slurm", account="lab")
     [kept] = (tmp_path / "cache/dtslurm/sites").glob("*accounts.json")
     kept.write_text(kept.read_text().replace("lab|", "gone|"))
-    assert made(context, "slurm", account="lab").submission.spec.resources.account == "lab"
+    assert prepare_job(context, "slurm", account="lab").submission.spec.resources.account == "lab"

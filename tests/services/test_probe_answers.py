@@ -53,7 +53,7 @@ class Site:
         self.cancelled += ids
 
 
-def probed(monkeypatch: pytest.MonkeyPatch, site: Site, said: list[str] | None = None) -> list[Probe]:
+def run_probes(monkeypatch: pytest.MonkeyPatch, site: Site, said: list[str] | None = None) -> list[Probe]:
     monkeypatch.setattr(probing, "run_root", lambda *_: "/runs")
     cluster: Any = SimpleNamespace(transport=site, scheduler=site)
     context = Context(clock=lambda: site.now)
@@ -64,10 +64,10 @@ def probed(monkeypatch: pytest.MonkeyPatch, site: Site, said: list[str] | None =
 QUEUED = "\x1egpu\n11\n\x1ecpu\n12\n"
 
 
-def test_what_both_saw_is_told_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_results_are_returned_and_the_probe_folder_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     site = Site(QUEUED, {"0.out": ""}, {"0.out": "motd\n" + SEEN, "1.out": SEEN}, states=None)
-    found = probed(monkeypatch, site, said)
+    found = run_probes(monkeypatch, site, said)
     assert [(one.name, one.job_id, one.seen["cpus"], one.problem) for one in found] == [
         ("gpu", "11", 8, ""), ("cpu", "12", 8, ""),
     ]  # fmt: skip
@@ -76,30 +76,30 @@ def test_what_both_saw_is_told_and_nothing_is_left(monkeypatch: pytest.MonkeyPat
     assert site.ran[-1][:2] == ["rm", "-rf"]
 
 
-def test_one_that_is_refused_does_not_keep_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_probe_does_not_stop_other_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site("\x1egpu\nsbatch: error: Invalid account\n\x1ecpu\n12\n", {"1.out": SEEN})
-    refused, seen = probed(monkeypatch, site)
+    refused, seen = run_probes(monkeypatch, site)
     assert (refused.job_id, "Invalid account" in refused.problem, refused.seen) == (None, True, {})
     assert (seen.job_id, seen.problem) == ("12", "")
 
 
-def test_jobs_that_do_not_start_in_time_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_jobs_that_do_not_start_in_time_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = JobStatus(job_id="11", state=JobState.PENDING, reason="Priority")
     site = Site(QUEUED, {"1.out": SEEN}, states=waiting)
-    late, seen = probed(monkeypatch, site)
+    late, seen = run_probes(monkeypatch, site)
     assert late.problem == "job 11 is PENDING (Priority)"
     assert seen.problem == ""
     assert site.cancelled == ["11"]
 
 
-def test_a_scheduler_that_is_silent_tells_nothing_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_without_an_answer_of_the_scheduler_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site(QUEUED, {}, states=SlurmUnavailable("no controller"))
-    assert [one.problem for one in probed(monkeypatch, site)] == ["the probe did not answer in time"] * 2
+    assert [one.problem for one in run_probes(monkeypatch, site)] == ["the probe did not answer in time"] * 2
 
 
-def test_jobs_that_ended_without_an_answer_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_jobs_that_failed_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site(QUEUED, {}, states=JobStatus(job_id="x", state=JobState.FAILED))
-    assert [one.problem for one in probed(monkeypatch, site)] == ["job 11 is FAILED", "job 12 is FAILED"]
+    assert [one.problem for one in run_probes(monkeypatch, site)] == ["job 11 is FAILED", "job 12 is FAILED"]
     assert site.now < 30
 
 
@@ -113,20 +113,20 @@ def test_jobs_that_ended_without_an_answer_are_not_waited_for(monkeypatch: pytes
         ("slurmstepd: error: killed\n", "slurmstepd: error: killed"),
     ],
 )
-def test_a_probe_that_saw_nothing_tells_its_last_words(
+def test_a_probe_without_a_result_reports_its_last_output(
     monkeypatch: pytest.MonkeyPatch, text: str, problem: str
 ) -> None:
-    first, _ = probed(monkeypatch, Site(QUEUED, {"0.out": text, "1.out": SEEN}))
+    first, _ = run_probes(monkeypatch, Site(QUEUED, {"0.out": text, "1.out": SEEN}))
     assert (first.problem, first.seen) == (problem, {})
 
 
-def test_an_interrupted_wait_takes_the_jobs_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_wait_cancels_the_probe_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site(QUEUED, CommandTimeout("too long"))
     with pytest.raises(CommandTimeout):
-        probed(monkeypatch, site)
+        run_probes(monkeypatch, site)
     assert site.cancelled == ["11", "12"]
     assert site.ran[-1][0] == "rm"
 
 
-def test_where_there_is_nothing_to_look_at_nothing_is_queued() -> None:
+def test_without_targets_no_probe_is_queued() -> None:
     assert probing.probe(Context(), None, [], wait_s=1.0) == []  # type: ignore[arg-type]

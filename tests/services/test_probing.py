@@ -38,7 +38,7 @@ def test_refused_probes_leave_no_folder(monkeypatch: pytest.MonkeyPatch) -> None
     assert site.ran[-1] == ["rm", "-rf", folder]
 
 
-def test_a_check_that_is_interrupted_ends_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_profile_verification_cancels_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
     cancelled: list[object] = []
     status = SimpleNamespace(start_time=None)
     monkeypatch.setattr(
@@ -56,7 +56,7 @@ def test_a_check_that_is_interrupted_ends_its_job(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), TransportError("the link is gone")])
-def test_stages_that_are_interrupted_leave_none_queued(
+def test_an_interrupted_submission_of_stages_cancels_the_queued_stages(
     monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     cancelled: list[object] = []

@@ -18,7 +18,7 @@ NAMES = sorted(path.stem for path in assets.cluster_profiles().glob("*.yaml"))
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, str]]:
+def work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, str]]:
     """A work folder and its user's environment, with a clock that says all was written long ago."""
     monkeypatch.setattr("time.time_ns", lambda: 4_000_000_000 * 10**9)
     (tmp_path / "cluster_profiles").mkdir()
@@ -27,8 +27,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[s
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_remembered_is_what_was_read(name: str, place: tuple[Path, dict[str, str]]) -> None:
-    cwd, env = place
+def test_a_cached_profile_equals_the_parsed_profile(
+    name: str, work_folder: tuple[Path, dict[str, str]]
+) -> None:
+    cwd, env = work_folder
     fresh = profiles.load(name, cwd=cwd, env=env)
     assert profile_cache.load(name, cwd=cwd, env=env).profile == fresh.profile
     assert len(list(profile_cache.folder(env).glob("*.json"))) == 1
@@ -36,37 +38,37 @@ def test_what_is_remembered_is_what_was_read(name: str, place: tuple[Path, dict[
     assert (again.profile, again.path, again.origins) == (fresh.profile, fresh.path, fresh.origins)
 
 
-def without_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+def forbid_reading_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the files were read")
 
     monkeypatch.setattr(profiles, "load", refuse)
 
 
-def write(cwd: Path, text: str, name: str = "mine") -> Path:
+def write_profile(cwd: Path, text: str, name: str = "mine") -> Path:
     path = cwd / "cluster_profiles" / f"{name}.yaml"
     path.write_text(text)
     return path
 
 
-def test_a_second_look_reads_nothing(
-    place: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+def test_a_second_load_uses_the_profile_cache(
+    work_folder: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cwd, env = place
-    write(cwd, "extends: slurm\nslurm: {account: one}\n")
+    cwd, env = work_folder
+    write_profile(cwd, "extends: slurm\nslurm: {account: one}\n")
     profile_cache.load("mine", cwd=cwd, env=env)
-    without_reading(monkeypatch)
+    forbid_reading_profiles(monkeypatch)
     assert profile_cache.load("mine", cwd=cwd, env=env).profile.slurm.account == "one"
 
 
-def test_a_change_is_seen_in_the_file_in_what_it_extends_and_in_one_that_goes_before(
-    place: tuple[Path, dict[str, str]],
+def test_a_changed_own_inherited_or_shadowing_profile_is_read_again(
+    work_folder: tuple[Path, dict[str, str]],
 ) -> None:
-    cwd, env = place
+    cwd, env = work_folder
     own = cwd / "home/.config/dtslurm/cluster_profiles"
     own.mkdir(parents=True)
     (own / "base.yaml").write_text("extends: slurm\nslurm: {account: one, qos: a}\n")
-    path = write(cwd, "extends: base\nslurm: {partition: p}\n")
+    path = write_profile(cwd, "extends: base\nslurm: {partition: p}\n")
 
     def seen() -> tuple[str | None, str | None, str | None]:
         customs = profile_cache.load("mine", cwd=cwd, env=env).profile.slurm
@@ -77,43 +79,43 @@ def test_a_change_is_seen_in_the_file_in_what_it_extends_and_in_one_that_goes_be
     assert seen() == ("q", "one", "a")
     (own / "base.yaml").write_text("extends: slurm\nslurm: {account: two, qos: a}\n")
     assert seen() == ("q", "two", "a")
-    write(cwd, "extends: slurm\nslurm: {account: three}\n", name="base")
+    write_profile(cwd, "extends: slurm\nslurm: {account: three}\n", name="base")
     assert seen() == ("q", "three", None)
     path.unlink()
     with pytest.raises(ProfileNotFound):
         seen()
 
 
-def test_what_others_may_write_to_by_now_is_refused_though_it_is_remembered(
-    place: tuple[Path, dict[str, str]],
+def test_a_cached_profile_that_became_writable_by_others_is_refused(
+    work_folder: tuple[Path, dict[str, str]],
 ) -> None:
-    cwd, env = place
-    path = write(cwd, "extends: slurm\n")
+    cwd, env = work_folder
+    path = write_profile(cwd, "extends: slurm\n")
     profile_cache.load("mine", cwd=cwd, env=env)
     path.chmod(0o666)
     with pytest.raises(ProfileInvalid, match="every user can write"):
         profile_cache.load("mine", cwd=cwd, env=env)
 
 
-def test_what_was_written_a_moment_ago_is_not_remembered(tmp_path: Path) -> None:
+def test_a_profile_written_a_moment_ago_is_not_cached(tmp_path: Path) -> None:
     env = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     (tmp_path / "cluster_profiles").mkdir()
-    write(tmp_path, "extends: slurm\n")
+    write_profile(tmp_path, "extends: slurm\n")
     profile_cache.load("mine", cwd=tmp_path, env=env)
     assert not profile_cache.folder(env).exists()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema": 1}', "\0"])
-def test_a_broken_cache_is_passed_over(text: str, place: tuple[Path, dict[str, str]]) -> None:
-    cwd, env = place
+def test_a_malformed_profile_cache_is_ignored(text: str, work_folder: tuple[Path, dict[str, str]]) -> None:
+    cwd, env = work_folder
     fresh = profile_cache.load("slurm", cwd=cwd, env=env)
     [path] = profile_cache.folder(env).glob("*.json")
     path.write_text(text)
     assert profile_cache.load("slurm", cwd=cwd, env=env).profile == fresh.profile
 
 
-def test_a_cache_that_others_could_write_to_is_passed_over(place: tuple[Path, dict[str, str]]) -> None:
-    cwd, env = place
+def test_a_profile_cache_that_others_can_write_is_ignored(work_folder: tuple[Path, dict[str, str]]) -> None:
+    cwd, env = work_folder
     profile_cache.load("slurm", cwd=cwd, env=env)
     [path] = profile_cache.folder(env).glob("*.json")
     told = json.loads(path.read_text())

@@ -52,7 +52,7 @@ class Made:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Made:
+def run_files(tmp_path: Path) -> Made:
     folder = tmp_path / "runs" / "run"
     folder.mkdir(parents=True)
     return Made(folder)
@@ -70,12 +70,12 @@ def record_of(made: Made, **values: Any) -> JobRecord:
     return JobRecord(**{**known, "run_dir": str(made.folder), **values})
 
 
-def test_ranks_logs_and_records_make_one_picture(made: Made) -> None:
-    made.start(3)
-    made.rank(0)
-    made.rank(1, log=b"", ended=1010, exit_code=1)
-    os.utime(made.file("logs", "rank-0.log"), (time.time() - 90,) * 2)
-    seen = read_telemetry(Context(), record_of(made))
+def test_telemetry_combines_ranks_logs_and_records(run_files: Made) -> None:
+    run_files.start(3)
+    run_files.rank(0)
+    run_files.rank(1, log=b"", ended=1010, exit_code=1)
+    os.utime(run_files.file("logs", "rank-0.log"), (time.time() - 90,) * 2)
+    seen = read_telemetry(Context(), record_of(run_files))
     assert (seen.attempt, seen.attempts, seen.world_size, set(seen.ranks)) == (0, (0,), 3, {0, 1})
     first, second = seen.ranks[0], seen.ranks[1]
     assert (first.bytes, first.host, first.pid, first.running) == (6, "n1", 100, True)
@@ -85,58 +85,58 @@ def test_ranks_logs_and_records_make_one_picture(made: Made) -> None:
     assert seen.silent_s(2) is None
 
 
-def test_a_second_look_tells_only_what_is_new(made: Made) -> None:
-    made.start(1)
-    made.rank(0)
-    made.events({"time": 1, "event": "started", "attempt": 0})
-    made.lines("train.jsonl", {"step": 1, "loss": 2.5, "mine": "x"}, {"step": 2, "loss": 2.25})
-    first = read_telemetry(Context(), record_of(made))
+def test_a_second_read_returns_only_new_records(run_files: Made) -> None:
+    run_files.start(1)
+    run_files.rank(0)
+    run_files.events({"time": 1, "event": "started", "attempt": 0})
+    run_files.lines("train.jsonl", {"step": 1, "loss": 2.5, "mine": "x"}, {"step": 2, "loss": 2.25})
+    first = read_telemetry(Context(), record_of(run_files))
     assert [(item.step, item.loss) for item in first.train] == [(1, 2.5), (2, 2.25)]
     assert first.train[0].other == {"mine": "x"}
     assert [event["event"] for event in first.events] == ["started"]
 
-    made.lines("train.jsonl", {"step": 3})
-    with made.file("metrics", "train.jsonl").open("a") as file:
+    run_files.lines("train.jsonl", {"step": 3})
+    with run_files.file("metrics", "train.jsonl").open("a") as file:
         file.write('{"step": 4, "lo')
-    second = read_telemetry(Context(), record_of(made), after=first)
+    second = read_telemetry(Context(), record_of(run_files), after=first)
     assert ([item.step for item in second.train], second.events) == ([3], ())
-    with made.file("metrics", "train.jsonl").open("a") as file:
+    with run_files.file("metrics", "train.jsonl").open("a") as file:
         file.write('ss": 1.0}\n')
-    made.events({"time": 2, "event": "ended", "attempt": 0, "exit_code": 0})
-    third = read_telemetry(Context(), record_of(made), after=second)
+    run_files.events({"time": 2, "event": "ended", "attempt": 0, "exit_code": 0})
+    third = read_telemetry(Context(), record_of(run_files), after=second)
     assert [(item.step, item.loss) for item in third.train] == [(4, 1.0)]
     assert [event["event"] for event in third.events] == ["ended"]
 
 
-def test_records_that_are_not_read_again_are_kept(made: Made) -> None:
-    made.start(2)
-    made.rank(0)
-    made.rank(1)
+def test_unchanged_rank_records_are_kept_from_the_previous_read(run_files: Made) -> None:
+    run_files.start(2)
+    run_files.rank(0)
+    run_files.rank(1)
     old = time.time() - 1000
-    os.utime(made.file("ranks", "0.json"), (old, old))
-    first = read_telemetry(Context(), record_of(made))
-    made.file("ranks", "0.json").write_text("never looked at again")
-    os.utime(made.file("ranks", "0.json"), (old, old))
-    made.file("logs", "rank-0.log").write_bytes(b"more\nand more\n")
-    made.rank(1, ended=2000, exit_code=0)
-    second = read_telemetry(Context(), record_of(made), after=first)
+    os.utime(run_files.file("ranks", "0.json"), (old, old))
+    first = read_telemetry(Context(), record_of(run_files))
+    run_files.file("ranks", "0.json").write_text("never looked at again")
+    os.utime(run_files.file("ranks", "0.json"), (old, old))
+    run_files.file("logs", "rank-0.log").write_bytes(b"more\nand more\n")
+    run_files.rank(1, ended=2000, exit_code=0)
+    second = read_telemetry(Context(), record_of(run_files), after=first)
     assert (second.ranks[0].pid, second.ranks[0].bytes) == (100, 14)
     assert second.ranks[1].exit_code == 0
 
 
-def test_a_new_attempt_starts_afresh(made: Made) -> None:
-    made.start(1)
-    made.rank(0)
-    made.lines("train.jsonl", {"step": 1}, {"step": 2})
-    first = read_telemetry(Context(), record_of(made))
-    made.attempt = 1
-    made.start(1)
-    made.file("logs", "rank-0.log").write_bytes(b"")
-    made.lines("train.jsonl", {"step": 2})
-    second = read_telemetry(Context(), record_of(made), after=first)
+def test_a_new_attempt_resets_the_telemetry(run_files: Made) -> None:
+    run_files.start(1)
+    run_files.rank(0)
+    run_files.lines("train.jsonl", {"step": 1}, {"step": 2})
+    first = read_telemetry(Context(), record_of(run_files))
+    run_files.attempt = 1
+    run_files.start(1)
+    run_files.file("logs", "rank-0.log").write_bytes(b"")
+    run_files.lines("train.jsonl", {"step": 2})
+    second = read_telemetry(Context(), record_of(run_files), after=first)
     assert (second.attempt, second.attempts, [item.step for item in second.train]) == (1, (0, 1), [2])
     assert second.ranks[0].pid is None
-    assert len(read_telemetry(Context(), record_of(made), attempt=0).train) == 2
+    assert len(read_telemetry(Context(), record_of(run_files), attempt=0).train) == 2
 
 
 SAMPLE: dict[str, Any] = {
@@ -151,7 +151,7 @@ SAMPLE: dict[str, Any] = {
 }
 
 
-def samples(made: Made, rank: int, count: int, every: float = 5.0, padding: int = 0) -> None:
+def write_samples(made: Made, rank: int, count: int, every: float = 5.0, padding: int = 0) -> None:
     for number in range(count):
         nics = {"mlx5_0": {"rx_bytes": number * 5000, "tx_bytes": number * 10_000, "errors": 0}}
         made.lines(
@@ -161,11 +161,13 @@ def samples(made: Made, rank: int, count: int, every: float = 5.0, padding: int 
 
 
 @pytest.mark.parametrize("padding", [0, 3000, 20_000])
-def test_the_newest_sample_of_each_node_and_its_rates(made: Made, padding: int) -> None:
-    made.start(16)
+def test_telemetry_contains_the_newest_sample_of_each_node_and_its_rates(
+    run_files: Made, padding: int
+) -> None:
+    run_files.start(16)
     for rank in (0, 1, 10):
-        samples(made, rank, 200, padding=padding)
-    seen = read_telemetry(Context(), record_of(made))
+        write_samples(run_files, rank, 200, padding=padding)
+    seen = read_telemetry(Context(), record_of(run_files))
     assert [item.node_rank for item in seen.nodes] == [0, 1, 10]
     assert seen.nodes[0].time == 1e9 + 199 * 5
     gpu = seen.nodes[0].gpus[0]
@@ -175,45 +177,45 @@ def test_the_newest_sample_of_each_node_and_its_rates(made: Made, padding: int) 
     assert seen.rates(10) == {"mlx5_0": (1000.0, 2000.0)}
 
 
-def test_one_sample_alone_has_no_rate(made: Made) -> None:
-    made.start(1)
-    samples(made, 0, 1)
-    seen = read_telemetry(Context(), record_of(made))
+def test_a_single_sample_has_no_rate(run_files: Made) -> None:
+    run_files.start(1)
+    write_samples(run_files, 0, 1)
+    seen = read_telemetry(Context(), record_of(run_files))
     assert (len(seen.nodes), seen.nodes_before, seen.rates(0)) == (1, (), {})
 
 
-def test_counters_and_clocks_that_go_back_have_no_rate(made: Made) -> None:
-    made.start(1)
+def test_counters_or_clocks_that_decrease_have_no_rate(run_files: Made) -> None:
+    run_files.start(1)
     nics = [{"a": {"rx_bytes": 9, "tx_bytes": 9}}, {"a": {"rx_bytes": 1, "tx_bytes": 10}}]
-    made.lines("node-0.jsonl", *({**SAMPLE, "time": 100 + 60 * k, "nics": nics[k]} for k in (0, 1)))
-    assert read_telemetry(Context(), record_of(made)).rates(0) == {}
-    made.lines("node-0.jsonl", {**SAMPLE, "time": 50, "nics": {"a": {"rx_bytes": 100, "tx_bytes": 100}}})
-    seen = read_telemetry(Context(), record_of(made))
+    run_files.lines("node-0.jsonl", *({**SAMPLE, "time": 100 + 60 * k, "nics": nics[k]} for k in (0, 1)))
+    assert read_telemetry(Context(), record_of(run_files)).rates(0) == {}
+    run_files.lines("node-0.jsonl", {**SAMPLE, "time": 50, "nics": {"a": {"rx_bytes": 100, "tx_bytes": 100}}})
+    seen = read_telemetry(Context(), record_of(run_files))
     assert (seen.nodes[0].time, seen.rates(0)) == (50, {})
 
 
-def test_spoilt_files_harm_nothing(made: Made) -> None:
-    made.start(2)
-    made.file("logs", "manifest.json").write_text('{"world_size": "many"')
-    made.rank(0)
-    made.file("ranks", "0.json").write_bytes(b"\xff\0[")
-    made.file("ranks", "1.json").write_text(
+def test_malformed_telemetry_files_are_skipped(run_files: Made) -> None:
+    run_files.start(2)
+    run_files.file("logs", "manifest.json").write_text('{"world_size": "many"')
+    run_files.rank(0)
+    run_files.file("ranks", "0.json").write_bytes(b"\xff\0[")
+    run_files.file("ranks", "1.json").write_text(
         '{"rank": 1, "pid": "x", "ended": [], "started": 1e308, "host": 3}'
     )
-    made.file("logs", "rank-x.log").write_text("not a rank")
-    made.lines(
+    run_files.file("logs", "rank-x.log").write_text("not a rank")
+    run_files.lines(
         "node-0.jsonl", "[]", "null", '{"time": NaN, "gpus": [1, {"util": 1e309}], "nics": 5, "disks": []}'
     )
-    made.lines("node-1.jsonl", '{"time": 1e308, "node_rank": 1e308, "gpus": null}', '{"half')
+    run_files.lines("node-1.jsonl", '{"time": 1e308, "node_rank": 1e308, "gpus": null}', '{"half')
     deep = "[" * 100_000
-    made.lines(
+    run_files.lines(
         "train.jsonl",
         deep, "9" * 6000, "\0", '{"loss": NaN, "step": 5, "grad_norm": Infinity}',
         '{"loss": 1e308, "step": "six", "time": "late", "learning_rate": true}',
         '{"loss": "nan", "step": 1e400}',
     )  # fmt: skip
-    (made.folder / "events.jsonl").write_bytes(b'\xff{"event": 1}\n{"event": "ended"}\n{"ev')
-    seen = read_telemetry(Context(), record_of(made))
+    (run_files.folder / "events.jsonl").write_bytes(b'\xff{"event": 1}\n{"event": "ended"}\n{"ev')
+    seen = read_telemetry(Context(), record_of(run_files))
     assert (seen.world_size, set(seen.ranks)) == (None, {0, 1})
     assert (seen.ranks[1].started, seen.ranks[1].pid, seen.ranks[1].host) == (None, None, "")
     assert [(item.node_rank, item.nics) for item in seen.nodes] == [(0, {}), (0, {})]
@@ -229,51 +231,53 @@ def test_spoilt_files_harm_nothing(made: Made) -> None:
     assert [event["event"] for event in seen.events] == ["ended"]
 
 
-def test_what_is_not_there_is_absent(made: Made) -> None:
-    seen = read_telemetry(Context(), record_of(made))
+def test_telemetry_of_a_run_without_files_is_empty(run_files: Made) -> None:
+    seen = read_telemetry(Context(), record_of(run_files))
     assert (seen.attempt, seen.ranks, seen.nodes, seen.train) == (None, {}, (), ())
     with pytest.raises(RequestInvalid, match="7 has no attempt 3: the run has not started"):
-        read_telemetry(Context(), record_of(made), attempt=3)
-    gone = read_telemetry(Context(), record_of(made, run_dir=str(made.folder / "gone")))
+        read_telemetry(Context(), record_of(run_files), attempt=3)
+    gone = read_telemetry(Context(), record_of(run_files, run_dir=str(run_files.folder / "gone")))
     assert gone.attempt is None
 
 
-def test_a_file_that_was_replaced_is_read_from_its_start(made: Made) -> None:
-    made.start(1)
-    made.lines("train.jsonl", *({"step": step} for step in range(100)))
-    first = read_telemetry(Context(), record_of(made))
-    made.file("metrics", "train.jsonl").write_text('{"step": 1000}\n')
-    assert [item.step for item in read_telemetry(Context(), record_of(made), after=first).train] == [1000]
+def test_a_replaced_metrics_file_is_read_from_its_start(run_files: Made) -> None:
+    run_files.start(1)
+    run_files.lines("train.jsonl", *({"step": step} for step in range(100)))
+    first = read_telemetry(Context(), record_of(run_files))
+    run_files.file("metrics", "train.jsonl").write_text('{"step": 1000}\n')
+    assert [item.step for item in read_telemetry(Context(), record_of(run_files), after=first).train] == [
+        1000
+    ]
 
 
-def test_many_records_are_thinned_and_a_lost_loss_stays(made: Made) -> None:
-    made.start(1)
+def test_many_training_records_are_thinned_and_nan_losses_are_kept(run_files: Made) -> None:
+    run_files.start(1)
     values = [{"step": step, "loss": math.nan if step == 777 else 1.0} for step in range(10_000)]
     values[4321] = {"step": 4321, "eval_loss": 3.0}
-    made.lines("train.jsonl", *values)
-    seen = read_telemetry(Context(), record_of(made), points=100)
+    run_files.lines("train.jsonl", *values)
+    seen = read_telemetry(Context(), record_of(run_files), points=100)
     assert len(seen.train) == 100
     assert [item.step for item in seen.train][::33] == [99, 3399, 6699, 9999]
     assert sum(item.loss is not None and math.isnan(item.loss) for item in seen.train) == 1
     assert sum("eval_loss" in item.other for item in seen.train) == 1
 
 
-def test_ten_thousand_ranks_take_one_answer(made: Made) -> None:
-    made.start(10_000)
+def test_telemetry_of_ten_thousand_ranks_fits_into_one_answer(run_files: Made) -> None:
+    run_files.start(10_000)
     for rank in range(10_000):
-        made.rank(rank)
-    first = read_telemetry(Context(), record_of(made))
+        run_files.rank(rank)
+    first = read_telemetry(Context(), record_of(run_files))
     assert len(first.ranks) == 10_000
     assert {first.ranks[rank].node_rank for rank in (0, 9_999)} == {0, 1249}
-    assert read_telemetry(Context(), record_of(made), after=first).ranks == first.ranks
+    assert read_telemetry(Context(), record_of(run_files), after=first).ranks == first.ranks
 
 
-def test_tasks_of_an_array_are_told_apart(made: Made) -> None:
+def test_telemetry_is_read_per_array_task(run_files: Made) -> None:
     for task in ("3", "12"):
-        one = Made(made.folder / "tasks" / task)
+        one = Made(run_files.folder / "tasks" / task)
         one.start(1)
         one.rank(0, pid=int(task))
-    record = record_of(made, array="3-12")
+    record = record_of(run_files, array="3-12")
     assert read_telemetry(Context(), record).ranks[0].pid == 3
     seen = read_telemetry(Context(), record, task="12")
     assert (seen.ranks[0].pid, seen.task, seen.tasks) == (12, "12", ("3", "12"))
@@ -286,25 +290,27 @@ def test_tasks_of_an_array_are_told_apart(made: Made) -> None:
             read_telemetry(Context(), record, task=task)
 
 
-def test_a_machine_that_cannot_answer_is_an_error(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_a_working_python_causes_a_transport_error(
+    run_files: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(TransportError, match="could not be read"):
-        read_telemetry(Context(), record_of(made))
+        read_telemetry(Context(), record_of(run_files))
 
 
 @pytest.mark.slurm
 @pytest.mark.parametrize("transport", ["openssh", "paramiko"])
-def test_the_same_over_ssh(
-    made: Made, tmp_path: Path, sshd_login: Login, monkeypatch: pytest.MonkeyPatch, transport: str
+def test_telemetry_is_read_over_ssh(
+    run_files: Made, tmp_path: Path, sshd_login: Login, monkeypatch: pytest.MonkeyPatch, transport: str
 ) -> None:
     for name, value in sshd_login.env.items():
         monkeypatch.setenv(name, value)
     far_profile(tmp_path, sshd_login.host, transport)
-    made.start(1)
-    made.rank(0)
-    samples(made, 0, 30)
-    made.lines("train.jsonl", {"step": 1, "loss": math.nan})
-    record = record_of(made, cluster="far", mirror=str(tmp_path / "mirror"))
+    run_files.start(1)
+    run_files.rank(0)
+    write_samples(run_files, 0, 30)
+    run_files.lines("train.jsonl", {"step": 1, "loss": math.nan})
+    record = record_of(run_files, cluster="far", mirror=str(tmp_path / "mirror"))
     context = Context(cwd=tmp_path)
     seen = read_telemetry(context, record)
     assert (seen.ranks[0].host, seen.rates(0), seen.train[0].step) == ("n1", {"mlx5_0": (1000.0, 2000.0)}, 1)
@@ -319,47 +325,47 @@ TRACEBACK = b"""[rank2]: Traceback (most recent call last):
 """
 
 
-def fail(made: Made, rank: int = 2, **record: Any) -> None:
+def write_failed_rank(made: Made, rank: int = 2, **record: Any) -> None:
     made.start(4)
     made.rank(0, ended=1010, exit_code=143, signal=15, told_to_end=True)
     made.rank(rank, log=b"step 1\n" + TRACEBACK, ended=1009, exit_code=1, **record)
 
 
-def test_the_first_failure_has_its_exception_and_the_line_of_the_users_code(made: Made) -> None:
-    fail(made)
-    assert read_telemetry(Context(), record_of(made)).first_failure is None
-    made.file("ranks", "first-failure").write_text("2 1\n")
-    seen = read_telemetry(Context(), record_of(made))
+def test_the_first_failure_has_its_exception_and_the_line_of_user_code(run_files: Made) -> None:
+    write_failed_rank(run_files)
+    assert read_telemetry(Context(), record_of(run_files)).first_failure is None
+    run_files.file("ranks", "first-failure").write_text("2 1\n")
+    seen = read_telemetry(Context(), record_of(run_files))
     assert seen.first_failure == FirstFailure(
         rank=2, exit_code=1, error="KeyError: 'label'", file="/w/fail.py", line=6
     )
     assert (seen.ranks[0].told_to_end, seen.ranks[2].told_to_end) == (True, False)
 
 
-def test_between_restarts_the_earliest_failure_is_the_first(made: Made) -> None:
-    fail(made)
-    made.file("ranks", "0.failure").write_text("1000000000000000200 0 143\n")
-    made.file("ranks", "2.failure").write_text("1000000000000000100 2 1\n")
-    made.file("ranks", "3.failure").write_text("half writ")
-    found = read_telemetry(Context(), record_of(made)).first_failure
+def test_the_earliest_recorded_failure_is_the_first_failure(run_files: Made) -> None:
+    write_failed_rank(run_files)
+    run_files.file("ranks", "0.failure").write_text("1000000000000000200 0 143\n")
+    run_files.file("ranks", "2.failure").write_text("1000000000000000100 2 1\n")
+    run_files.file("ranks", "3.failure").write_text("half writ")
+    found = read_telemetry(Context(), record_of(run_files)).first_failure
     assert found is not None
     assert found.rank == 2
 
 
 @pytest.mark.parametrize("words", ["", "nonsense", "2 85", "2 0", "-1 1"])
-def test_what_is_no_failure_is_not_told_as_the_first(made: Made, words: str) -> None:
-    fail(made)
-    made.file("ranks", "first-failure").write_text(words)
-    assert read_telemetry(Context(), record_of(made)).first_failure is None
+def test_malformed_and_successful_records_are_not_a_first_failure(run_files: Made, words: str) -> None:
+    write_failed_rank(run_files)
+    run_files.file("ranks", "first-failure").write_text(words)
+    assert read_telemetry(Context(), record_of(run_files)).first_failure is None
 
 
-def test_a_rank_that_was_told_to_end_did_not_fail_first(made: Made) -> None:
-    fail(made, told_to_end=True)
-    made.file("ranks", "first-failure").write_text("2 143")
-    assert read_telemetry(Context(), record_of(made)).first_failure is None
+def test_a_terminated_rank_is_not_the_first_failure(run_files: Made) -> None:
+    write_failed_rank(run_files, told_to_end=True)
+    run_files.file("ranks", "first-failure").write_text("2 143")
+    assert read_telemetry(Context(), record_of(run_files)).first_failure is None
 
 
-def test_a_first_failure_without_an_exception_has_its_exit_code(made: Made) -> None:
-    fail(made)
-    made.file("ranks", "first-failure").write_text("3 9")
-    assert read_telemetry(Context(), record_of(made)).first_failure == FirstFailure(rank=3, exit_code=9)
+def test_a_first_failure_without_an_exception_has_its_exit_code(run_files: Made) -> None:
+    write_failed_rank(run_files)
+    run_files.file("ranks", "first-failure").write_text("3 9")
+    assert read_telemetry(Context(), record_of(run_files)).first_failure == FirstFailure(rank=3, exit_code=9)

@@ -132,27 +132,27 @@ CASES: dict[str, tuple[str, list[dict[str, Any]]]] = {
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Made:
+def run_files(tmp_path: Path) -> Made:
     one = Made(tmp_path / "run")
     one.start(16)
     return one
 
 
-def look(made: Made, after: RunTelemetry | None = None, cwd: Path | None = None) -> RunTelemetry:
+def read_run(made: Made, after: RunTelemetry | None = None, cwd: Path | None = None) -> RunTelemetry:
     return read_telemetry(Context(cwd=cwd or made.folder), record_of(made), after=after)
 
 
-def told(point: TrainPoint) -> dict[str, Any]:
+def known_values(point: TrainPoint) -> dict[str, Any]:
     values = {name: getattr(point, name) for name in TrainPoint.__dataclass_fields__ if name != "other"}
     return {name: value for name, value in values.items() if value is not None}
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_what_a_framework_prints_is_understood(made: Made, name: str) -> None:
+def test_metrics_are_parsed_from_the_output_of_a_framework(run_files: Made, name: str) -> None:
     text, expected = CASES[name]
-    made.rank(0, log=b"Loading checkpoint shards: 100%|##| 2/2 [00:01<00:00, 1.2it/s]\n" + text.encode())
-    seen = look(made)
-    found = [told(point) for point in seen.train]
+    run_files.rank(0, log=b"Loading checkpoint shards: 100%|##| 2/2 [00:01<00:00, 1.2it/s]\n" + text.encode())
+    seen = read_run(run_files)
+    found = [known_values(point) for point in seen.train]
     assert len(found) == len(expected)
     for one, wanted in zip(found, expected, strict=True):
         for key, value in wanted.items():
@@ -160,9 +160,9 @@ def test_what_a_framework_prints_is_understood(made: Made, name: str) -> None:
     assert seen.train_from == ("logs" if any("loss" in one for one in expected) else "")
 
 
-def test_what_plain_scripts_print_is_understood(made: Made) -> None:
-    made.rank(0, log=PLAIN.encode())
-    first, second = look(made).train
+def test_metrics_are_parsed_from_the_output_of_plain_scripts(run_files: Made) -> None:
+    run_files.rank(0, log=PLAIN.encode())
+    first, second = read_run(run_files).train
     assert (first.step, first.total_steps, first.loss, first.learning_rate) == (120, 5000, 2.3125, 3e-4)
     assert (first.grad_norm, second.step) == (0.51, 7)
     assert second.loss is not None
@@ -176,45 +176,45 @@ def test_what_plain_scripts_print_is_understood(made: Made) -> None:
         "Downloading: 50%|#####     | 1/2 [00:01<00:01, 1.0it/s]", "stepping stones 5", "{'loss': None}",
     ],
 )  # fmt: skip
-def test_other_lines_are_no_metrics(made: Made, line: str) -> None:
-    made.rank(0, log=(line + "\n").encode())
-    assert [point for point in look(made).train if point.step is not None] == []
+def test_other_log_lines_are_not_parsed_as_metrics(run_files: Made, line: str) -> None:
+    run_files.rank(0, log=(line + "\n").encode())
+    assert [point for point in read_run(run_files).train if point.step is not None] == []
 
 
-def test_the_last_rank_is_read_where_rank_0_tells_no_loss(made: Made) -> None:
-    made.rank(0, log=b"starting\n")
-    made.rank(15, log=MEGATRON.format(step=1, loss="9.5").encode())
-    first = look(made)
+def test_the_log_of_the_last_rank_is_used_if_rank_0_prints_no_loss(run_files: Made) -> None:
+    run_files.rank(0, log=b"starting\n")
+    run_files.rank(15, log=MEGATRON.format(step=1, loss="9.5").encode())
+    first = read_run(run_files)
     assert [point.loss for point in first.train] == [9.5]
-    with made.file("logs", "rank-15.log").open("a") as file:
+    with run_files.file("logs", "rank-15.log").open("a") as file:
         file.write(MEGATRON.format(step=2, loss="9.25") + MEGATRON.format(step=3, loss="9.0")[:100])
-    second = look(made, first)
+    second = read_run(run_files, first)
     assert [(point.step, point.loss) for point in second.train] == [(2, 9.25)]
-    assert look(made, second).train == ()
+    assert read_run(run_files, second).train == ()
 
 
-def test_a_progress_bar_and_its_loss_may_come_in_two_looks(made: Made) -> None:
-    made.rank(0, log="\r 2%|▏ | 10/500 [00:05<04:05, 2.00it/s]\n".encode())
-    first = look(made)
-    with made.file("logs", "rank-0.log").open("a") as file:
+def test_a_progress_bar_and_its_loss_are_joined_over_two_reads(run_files: Made) -> None:
+    run_files.rank(0, log="\r 2%|▏ | 10/500 [00:05<04:05, 2.00it/s]\n".encode())
+    first = read_run(run_files)
+    with run_files.file("logs", "rank-0.log").open("a") as file:
         file.write("{'loss': 2.5, 'learning_rate': 1e-05, 'epoch': 0.1}\n")
-    (point,) = look(made, first).train
+    (point,) = read_run(run_files, first).train
     assert (point.step, point.loss) == (10, 2.5)
     assert point.time is not None  # when the log was written
 
 
-def test_what_training_code_writes_itself_comes_first(made: Made) -> None:
-    made.rank(0, log=TQDM.encode())
-    made.lines("train.jsonl", {"step": 5, "loss": 3.0})
-    seen = look(made)
+def test_metrics_written_by_training_code_take_precedence_over_logs(run_files: Made) -> None:
+    run_files.rank(0, log=TQDM.encode())
+    run_files.lines("train.jsonl", {"step": 5, "loss": 3.0})
+    seen = read_run(run_files)
     assert ([(point.step, point.loss) for point in seen.train], seen.train_from) == ([(5, 3.0)], "file")
 
 
-def test_broken_bytes_and_giant_lines_harm_nothing(made: Made) -> None:
-    made.rank(
+def test_invalid_bytes_and_very_long_lines_do_not_stop_the_parser(run_files: Made) -> None:
+    run_files.rank(
         0, log=b"\xff\0step: \xfe loss: 1e999 grad_norm: \n" + b"loss" * 3_000_000 + b"\n" + TQDM.encode()
     )
-    assert [point.step for point in look(made).train if point.step is not None] == [300]
+    assert [point.step for point in read_run(run_files).train if point.step is not None] == [300]
 
 
 # ---- Patterns of one's own ----
@@ -230,11 +230,11 @@ patterns:
 """
 
 
-def test_patterns_of_ones_own_are_tried_first(made: Made, tmp_path: Path) -> None:
+def test_custom_metric_patterns_are_tried_first(run_files: Made, tmp_path: Path) -> None:
     (tmp_path / "dtslurm.yaml").write_text("cluster: local\n")
     (tmp_path / "patterns.yaml").write_text(OWN)
-    made.rank(0, log=b"our-step 12 cost=1,000.5 loss=3\nstep 4 loss 5\n")
-    assert [(point.step, point.loss) for point in look(made, cwd=tmp_path).train] == [(12, 1000.5)]
+    run_files.rank(0, log=b"our-step 12 cost=1,000.5 loss=3\nstep 4 loss 5\n")
+    assert [(point.step, point.loss) for point in read_run(run_files, cwd=tmp_path).train] == [(12, 1000.5)]
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,9 @@ def test_patterns_of_ones_own_are_tried_first(made: Made, tmp_path: Path) -> Non
         ("patterns: {x: {words: [a], values: {}, match: b}}", "unknown key"),
     ],
 )
-def test_a_wrong_file_is_told_with_its_place(tmp_path: Path, text: str, said: str) -> None:
+def test_an_error_in_the_patterns_file_is_reported_with_its_position(
+    tmp_path: Path, text: str, said: str
+) -> None:
     (tmp_path / "dtslurm.yaml").write_text("cluster: local\n")
     (tmp_path / "patterns.yaml").write_text(text)
     with pytest.raises(ProfileInvalid, match=said) as caught:

@@ -22,7 +22,7 @@ LUSTRE = """\
 """
 
 
-def said(text: str, used: str, files: str, grace: str = "0") -> str:
+def quota_output(text: str, used: str, files: str, grace: str = "0") -> str:
     return "\n".join(
         f"quota={line}" for line in text.format(used=used, files=files, grace=grace).splitlines()
     )
@@ -40,10 +40,10 @@ def said(text: str, used: str, files: str, grace: str = "0") -> str:
         ("25600000*", "100000*", 2, 2),
     ],
 )
-def test_f14_a_quota_that_is_used_up_is_told_before_anything_is_queued(
+def test_f14_a_quota_without_room_is_reported_before_submission(
     text: str, used: str, files: str, problems: int, notices: int
 ) -> None:
-    output = said(text, used, files)
+    output = quota_output(text, used, files)
     assert len(list(quota.problems(output))) == problems
     assert len(list(quota.notices(output))) == notices
 
@@ -55,19 +55,19 @@ def test_f14_a_quota_that_is_used_up_is_told_before_anything_is_queued(
         "quota=",
         "quota=Disk quotas for user ann (uid 1): none",
         "free=9 9 9 9 9 9 9 9 9",
-        said(LINUX, "x", "y"),
+        quota_output(LINUX, "x", "y"),
     ],
 )
-def test_without_a_quota_nothing_is_said(output: str) -> None:
+def test_without_a_quota_there_is_no_message(output: str) -> None:
     assert [*quota.problems(output), *quota.notices(output)] == []
 
 
-def test_no_limit_is_no_quota() -> None:
+def test_a_limit_of_zero_is_no_quota() -> None:
     assert list(quota.problems("quota=/dev/sda1 99999999 0 0 0 99999999 0 0 0")) == []
 
 
 @pytest.mark.parametrize(("kind", "command"), [("ext2/ext3", "quota"), ("lustre", "lfs")])
-def test_the_file_systems_own_command_is_asked(tmp_path: Path, kind: str, command: str) -> None:
+def test_the_quota_command_of_the_file_system_is_called(tmp_path: Path, kind: str, command: str) -> None:
     for name, body in (
         ("stat", f"echo {kind}"),
         ("quota", 'echo "$0 $*" >&2; [ "$1" = -wp ] && echo "/dev/sda1 9* 0 10 0 9 0 10 0"'),

@@ -22,7 +22,7 @@ def test_a_curve_needs_two_points_that_are_numbers() -> None:
     assert found == {"loss": ((1, 3), (2.0, 1.0)), "tokens/s": ((3, 4), (7.0, 8.0))}
 
 
-def test_curves_join_the_attempts_and_mark_where_later_ones_began() -> None:
+def test_curves_join_the_attempts_and_mark_restarts() -> None:
     attempts = {0: [TrainPoint(step=step, loss=4.0 - step) for step in range(3)],
                 1: [TrainPoint(step=step, loss=9.0 - step) for step in (1, 2, 3)]}  # fmt: skip
     [loss] = report._curves(attempts)
@@ -30,7 +30,7 @@ def test_curves_join_the_attempts_and_mark_where_later_ones_began() -> None:
     assert loss["restarts"] == [{"attempt": 1, "step": 1}]
 
 
-def test_the_state_is_of_the_task_that_is_told_of() -> None:
+def test_the_state_in_a_report_is_that_of_the_selected_task() -> None:
     record = JobRecord(
         token="t",
         cluster="hpc",

@@ -32,14 +32,14 @@ NOW = 1000.0
         ({"cause": "unknown", "rank": None}, "unknown"),
     ],
 )
-def test_a_failed_run_has_state_cause_and_first_failed_rank_in_one_line(
+def test_the_headline_of_a_failed_run_has_state_cause_and_first_failed_rank(
     verdict: dict[str, Any], text: str
 ) -> None:
     assert run_headline("FAILED", verdict, "after 1 restart") == Headline("FAILED", "bad", text)
 
 
 @pytest.mark.parametrize(("rank", "cause"), [(3, "KeyError: 'label'"), (2, "python-exception")])
-def test_the_exception_of_the_rank_that_failed_first_is_the_cause(rank: int, cause: str) -> None:
+def test_the_exception_of_the_first_failed_rank_is_the_cause_in_the_headline(rank: int, cause: str) -> None:
     failure = FirstFailure(rank=rank, exit_code=1, error="KeyError: 'label'")
     verdict = {"cause": "python-exception", "rank": 3, "node": "n2"}
     assert run_headline("FAILED", verdict, "", failure).text == f"{cause} · rank 3 on n2 failed first"
@@ -49,12 +49,12 @@ def test_the_exception_of_the_rank_that_failed_first_is_the_cause(rank: int, cau
     ("state", "kind"),
     [("COMPLETED", "good"), ("RUNNING", "plain"), ("STALLED 3m40s", "bad"), ("CANCELLED", "plain")],
 )
-def test_a_run_that_did_not_fail_has_its_state_and_a_note(state: str, kind: str) -> None:
+def test_the_headline_of_other_runs_has_state_and_number_of_restarts(state: str, kind: str) -> None:
     assert run_headline(state, None, describe_attempts(3)) == Headline(state, kind, "after 2 restarts")
     assert describe_attempts(1) == ""
 
 
-def test_figures_that_are_not_known_are_left_out() -> None:
+def test_unknown_figures_are_omitted() -> None:
     assert time_tile(None, 600, NOW) == []
     assert training_tiles({0: []}) == []
     assert cost_tiles(None, None, "") == []
@@ -62,7 +62,7 @@ def test_figures_that_are_not_known_are_left_out() -> None:
     assert size_tiles(4, 0, 0) == [Tile("ranks", "4")]
 
 
-def test_figures_are_of_all_attempts() -> None:
+def test_figures_cover_all_attempts() -> None:
     attempts = {
         0: [TrainPoint(step=step, loss=9.0 - step, tokens_per_s=40_000.0) for step in range(4)],
         1: [
@@ -79,7 +79,7 @@ def test_figures_are_of_all_attempts() -> None:
     assert Tile("seconds per step", "0.25", "median") in training_tiles(slow)
 
 
-def test_time_size_and_cost() -> None:
+def test_tiles_show_duration_size_and_cost() -> None:
     assert time_tile(RunTimes(100.0, 400.0, paused_s=60.0), 600, NOW) == [
         Tile("duration", "5m00s", "limit 10m00s, 1m00s of it between attempts")
     ]
@@ -91,5 +91,5 @@ def test_time_size_and_cost() -> None:
 @pytest.mark.parametrize(
     ("value", "text"), [(0.02134567, "0.02135"), (41026.4, "41,026"), (-3, "-3"), (2e15, "2e+15"), (0, "0")]
 )
-def test_numbers_are_short(value: float, text: str) -> None:
+def test_numbers_are_rounded_to_few_digits(value: float, text: str) -> None:
     assert number(value) == text

@@ -21,17 +21,17 @@ WAITING = JobStatus(job_id="17", state=JobState.PENDING)
 LOST = JobStatus(job_id="17", state=JobState.UNKNOWN)
 
 
-def script(time: float, name: str, attempt: int | None = 0) -> dict[str, Any]:
+def script_event(time: float, name: str, attempt: int | None = 0) -> dict[str, Any]:
     return {"time": time, "event": name, "attempt": attempt, "exit_code": 0}
 
 
-START = script(100, "started")
-RESTARTED = [START, script(400, "ended"), script(460, "started", 1)]
+START = script_event(100, "started")
+RESTARTED = [START, script_event(400, "ended"), script_event(460, "started", 1)]
 SUPERVISED = [
-    script(100, "started", None),  # the supervisor counts the attempts, once the nodes are checked
-    script(130, "attempt"),
-    script(400, "attempt_ended"),
-    script(460, "attempt", 1),
+    script_event(100, "started", None),  # the supervisor counts the attempts, once the nodes are checked
+    script_event(130, "attempt"),
+    script_event(400, "attempt_ended"),
+    script_event(460, "attempt", 1),
 ]
 
 
@@ -46,13 +46,23 @@ SUPERVISED = [
         (RUNNING, SUPERVISED, 900, 60),
         (WAITING, RESTARTED[:2], 900, 600),  # Slurm queued the job again
         (ENDED, RESTARTED, 803, 60),  # Slurm killed the job, which recorded no end
-        (ENDED, [*RESTARTED, script(900, "ended", 1)], 800, 60),
-        (ENDED, [*SUPERVISED, script(890.5, "attempt_ended", 1), script(890, "ended", 1)], 790.5, 60),
+        (ENDED, [*RESTARTED, script_event(900, "ended", 1)], 800, 60),
+        (
+            ENDED,
+            [*SUPERVISED, script_event(890.5, "attempt_ended", 1), script_event(890, "ended", 1)],
+            790.5,
+            60,
+        ),
         (ENDED, [], 403, 0),
-        (ENDED, [START, script(460, "started", 1)], 803, 0),  # the end of the first attempt is not known
+        (
+            ENDED,
+            [START, script_event(460, "started", 1)],
+            803,
+            0,
+        ),  # the end of the first attempt is not known
     ],
 )
-def test_a_duration_is_from_the_first_start_to_the_end_or_now(
+def test_a_duration_lasts_from_the_first_start_to_the_end_or_now(
     status: JobStatus, events: list[dict[str, Any]], seconds: float, pause: float
 ) -> None:
     times = measure_run(status, events)
@@ -65,11 +75,13 @@ def test_a_duration_is_from_the_first_start_to_the_end_or_now(
     ("status", "events"),
     [(WAITING, []), (LOST, RESTARTED), (JobStatus(job_id="17", state=JobState.FAILED), [START])],
 )
-def test_no_duration_is_guessed(status: JobStatus, events: list[dict[str, Any]]) -> None:
+def test_a_run_without_a_known_start_or_end_has_no_duration(
+    status: JobStatus, events: list[dict[str, Any]]
+) -> None:
     assert measure_run(status, events) is None
 
 
-def test_the_end_of_a_job_is_not_the_end_of_its_first_attempt() -> None:
+def test_attempt_end_events_end_attempts_and_the_end_event_ends_the_job() -> None:
     events = [
         {"time": 100, "event": "started", "attempt": 0, "nodes": "n[1-2]"},
         {"time": 101, "event": "attempt", "attempt": 0, "nodes": ["n1", "n2"]},
@@ -83,12 +95,12 @@ def test_the_end_of_a_job_is_not_the_end_of_its_first_attempt() -> None:
     assert (second.started, second.ended, second.nodes) == (135, 160, "n[1-3]")
 
 
-def test_the_time_between_attempts_is_told_separately() -> None:
+def test_the_time_between_attempts_is_shown_separately() -> None:
     assert RunTimes(100.0, 400.0).describe(NOW) == "5m00s"
     assert RunTimes(100.0, 400.0, paused_s=60.0).describe(NOW) == "5m00s (1m00s of it between attempts)"
 
 
-def test_data_and_text_are_cut_off_alike(tmp_path: Path) -> None:
+def test_json_and_text_durations_are_rounded_alike(tmp_path: Path) -> None:
     record = JobRecord(
         token="t",
         cluster="c",
@@ -98,13 +110,13 @@ def test_data_and_text_are_cut_off_alike(tmp_path: Path) -> None:
         created_at=0.0,
         job_id="17",
     )
-    events = [script(100, "started"), script(107.96, "ended")]
+    events = [script_event(100, "started"), script_event(107.96, "ended")]
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     seconds = duration_values(RunView(record, (ENDED,)), NOW)["17"]["duration_s"]
     assert duration(seconds) == "7s"  # rounded, it would be 8s in one place and 7s in another
 
 
-def test_an_array_lasts_from_the_first_start_of_its_tasks_to_the_last_end() -> None:
+def test_an_array_lasts_from_the_first_start_to_the_last_end_of_its_tasks() -> None:
     parts = [RunTimes(200.0, 300.0), None, RunTimes(100.0, 150.0)]
     assert join_parts(parts, over=True) == RunTimes(100.0, 300.0)
     assert join_parts([*parts, RunTimes(250.0)], over=False) == RunTimes(100.0)

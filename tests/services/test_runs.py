@@ -21,7 +21,7 @@ def context(tmp_path: Path) -> Context:
     return Context(cwd=tmp_path, env={"HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")})
 
 
-def make(context: Context, number: int, cluster: str, job: str) -> JobRecord:
+def create_run(context: Context, number: int, cluster: str, job: str) -> JobRecord:
     record = JobRecord(
         token=str(number),
         cluster=cluster,
@@ -37,9 +37,9 @@ def make(context: Context, number: int, cluster: str, job: str) -> JobRecord:
     return record
 
 
-def test_runs_of_other_clusters_and_removed_ones_hide_none(context: Context) -> None:
-    mine = make(context, 1, "mine", "101")
-    others = [make(context, number, "theirs", f"10{number}") for number in (2, 3, 4)]
+def test_recent_and_find_skip_runs_of_other_clusters_and_deleted_runs(context: Context) -> None:
+    mine = create_run(context, 1, "mine", "101")
+    others = [create_run(context, number, "theirs", f"10{number}") for number in (2, 3, 4)]
     assert recent(context, 1, "mine") == [mine]
     assert find(context, None, "mine") == mine
     assert recent(context, 2) == [others[2], others[1]]
@@ -48,28 +48,28 @@ def test_runs_of_other_clusters_and_removed_ones_hide_none(context: Context) -> 
     assert recent(context, 2) == [others[0], mine]
 
 
-def test_a_lost_index_is_made_anew_from_the_users_own_home(context: Context) -> None:
-    run = make(Context(cwd=context.cwd / "dtslurm-runs", env=context.env), 1, "mine", "101")
+def test_a_lost_index_is_rebuilt_from_the_home_folder(context: Context) -> None:
+    run = create_run(Context(cwd=context.cwd / "dtslurm-runs", env=context.env), 1, "mine", "101")
     shutil.rmtree(context.cwd / "state")
     assert recent(context, 9) == [run]
 
 
 @pytest.mark.parametrize("word", ["train_typo", "train_2", "1_2", "101_typo", "101_", "101_2x", "101_2_3"])
-def test_only_the_task_of_a_job_is_found_by_what_stands_before_it(context: Context, word: str) -> None:
-    make(context, 1, "mine", "101")  # its token is 1, its name train
+def test_find_refuses_words_that_only_begin_with_a_job_id_or_name(context: Context, word: str) -> None:
+    create_run(context, 1, "mine", "101")  # its token is 1, its name train
     with pytest.raises(JobNotFound, match=f"no run '{word}' is known on this machine"):
         find(context, word)
 
 
 @pytest.mark.parametrize("task", ["101_2", "101_[2-3]"])
-def test_the_task_of_an_array_names_its_run(context: Context, task: str) -> None:
-    mine = make(context, 1, "mine", "101")
+def test_an_array_task_id_selects_its_run(context: Context, task: str) -> None:
+    mine = create_run(context, 1, "mine", "101")
     assert find(context, task) == mine
 
 
-def test_a_command_that_is_offered_names_one_run(context: Context) -> None:
-    here, there = make(context, 1, "local", "7"), make(context, 2, "big", "7")
-    other = make(context, 3, "big", "8")
+def test_selector_arguments_name_the_cluster_if_a_job_id_is_ambiguous(context: Context) -> None:
+    here, there = create_run(context, 1, "local", "7"), create_run(context, 2, "big", "7")
+    other = create_run(context, 3, "big", "8")
     with pytest.raises(RequestInvalid, match="several clusters: big, local"):
         find(context, "7")
     assert selector_arguments(context, here) == "7 --cluster local"

@@ -19,20 +19,20 @@ from dtslurm.services.request.secrets import (
 from dtslurm.services.wiring.context import Context
 
 
-def keyring(monkeypatch: pytest.MonkeyPatch, values: dict[tuple[str, str], str]) -> None:
+def replace_keyring(monkeypatch: pytest.MonkeyPatch, values: dict[tuple[str, str], str]) -> None:
     kept = SimpleNamespace(get_password=lambda service, name: values.get((service, name)))
     monkeypatch.setitem(sys.modules, "keyring", kept)
 
 
-def test_the_environment_is_asked_before_the_keyring(monkeypatch: pytest.MonkeyPatch) -> None:
-    keyring(monkeypatch, {("dtslurm", "HF_TOKEN"): "kept", ("dtslurm", "WANDB_API_KEY"): "also kept"})
+def test_the_environment_takes_precedence_over_the_keyring(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_keyring(monkeypatch, {("dtslurm", "HF_TOKEN"): "kept", ("dtslurm", "WANDB_API_KEY"): "also kept"})
     checked = secrets_of(Context(env={"HF_TOKEN": "here"}), ["HF_TOKEN", "WANDB_API_KEY"])
     assert checked.value == {"HF_TOKEN": "here", "WANDB_API_KEY": "also kept"}
     assert checked.problems == ()
 
 
-def test_what_is_wrong_is_told_without_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    keyring(monkeypatch, {})
+def test_missing_secrets_are_reported_without_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_keyring(monkeypatch, {})
     absent = "--secret {name}: neither your environment nor the keyring has a value of this name "
     absent += "(keyring set dtslurm {name})"
     env = {"NUL": "a\0hush", "EMPTY": ""}
@@ -46,7 +46,7 @@ def test_what_is_wrong_is_told_without_a_value(monkeypatch: pytest.MonkeyPatch) 
     assert "hush" not in "".join(checked.problems)
 
 
-def test_what_is_wrong_with_a_name_is_told_without_a_value() -> None:
+def test_invalid_secret_names_are_reported_without_values() -> None:
     shown = {"TOKEN": "--env"}
     assert name_problems(
         ["FINE", "TOKEN=hush", "A-B", "A B;$(id)", "", "A\n", "TOKEN", "SLURM_PROCID"], shown
@@ -61,7 +61,7 @@ def test_what_is_wrong_with_a_name_is_told_without_a_value() -> None:
     ]
 
 
-def test_a_keyring_that_is_locked_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_locked_keyring_is_treated_as_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     def locked(*_: str) -> str:
         raise RuntimeError("no backend")
 
@@ -71,7 +71,7 @@ def test_a_keyring_that_is_locked_is_none(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(checked.problems) == 1
 
 
-def test_the_file_gives_a_shell_the_very_bytes(tmp_path: Path) -> None:
+def test_the_secrets_file_preserves_all_bytes_of_a_value(tmp_path: Path) -> None:
     value = "a'b\"$(false)\n\udcff`x`"
     (tmp_path / "secrets").write_bytes(shell_file({"TOKEN": value}))
     said = subprocess.run(
@@ -90,7 +90,7 @@ def test_the_file_gives_a_shell_the_very_bytes(tmp_path: Path) -> None:
         ("TOKENIZER", False),
     ],
 )
-def test_names_that_tell_of_a_secret(name: str, like_one: bool) -> None:
+def test_names_of_secrets_are_recognised(name: str, like_one: bool) -> None:
     assert looks_secret(name) is like_one
 
 
@@ -105,5 +105,5 @@ def test_names_that_tell_of_a_secret(name: str, like_one: bool) -> None:
         ("a:b@c", False),
     ],
 )
-def test_addresses_with_a_password(value: str, holds_one: bool) -> None:
+def test_addresses_with_a_password_are_recognised(value: str, holds_one: bool) -> None:
     assert holds_password(value) is holds_one

@@ -53,33 +53,33 @@ def context(tmp_path: Path) -> Context:
     return Context(cwd=tmp_path, clock=lambda: 1000.0, env={"HOME": str(tmp_path)})
 
 
-def cluster(login: Login) -> Any:
+def fake_cluster(login: Login) -> Any:
     return SimpleNamespace(name="hpc", transport=login, access=SimpleNamespace(python=None), remote=True)
 
 
-def test_a_login_node_is_asked_once_a_day(context: Context) -> None:
+def test_a_login_node_is_queried_once_a_day(context: Context) -> None:
     login = Login(TOLD, TOLD.replace("ada", "eve"), TOLD)
-    first = query_login_node(context, cluster(login), ["SCRATCH"])
+    first = query_login_node(context, fake_cluster(login), ["SCRATCH"])
     assert (first.home, first.uid, first.python) == ("/home/ada", 1000, "python3")
     assert first.env == {"SCRATCH": "/scratch/ada", "HOME": "/home/ada", "USER": "ada"}
-    assert query_login_node(context, cluster(login)) == first
+    assert query_login_node(context, fake_cluster(login)) == first
     assert login.asked == 1
     context.clock = lambda: 1000.0 + 86_400
-    assert query_login_node(context, cluster(login)).user == "eve"
-    forget(context, cluster(login))
-    forget(context, cluster(login))  # nothing is left, which is no error
-    assert query_login_node(context, cluster(login)).user == "ada"
+    assert query_login_node(context, fake_cluster(login)).user == "eve"
+    forget(context, fake_cluster(login))
+    forget(context, fake_cluster(login))  # nothing is left, which is no error
+    assert query_login_node(context, fake_cluster(login)).user == "ada"
 
 
-def test_another_variable_is_asked_for(context: Context) -> None:
+def test_a_login_node_is_queried_again_for_another_variable(context: Context) -> None:
     login = Login(TOLD, TOLD + "variable=WORK=/project/ada\nvariable=UNSET=\n")
-    query_login_node(context, cluster(login))
-    found = query_login_node(context, cluster(login), ["WORK"])
+    query_login_node(context, fake_cluster(login))
+    found = query_login_node(context, fake_cluster(login), ["WORK"])
     assert (found.variables, login.asked) == ({"SCRATCH": "/scratch/ada", "WORK": "/project/ada"}, 2)
 
 
 @pytest.mark.parametrize("name", ["python3.11", "python3.6", "python"])
-def test_a_host_with_one_python_of_any_usual_name_can_be_used(
+def test_a_login_node_is_usable_with_one_python_of_any_usual_name(
     context: Context, tmp_path: Path, name: str
 ) -> None:
     programs = tmp_path / "bin"
@@ -96,42 +96,42 @@ def test_a_host_with_one_python_of_any_usual_name_can_be_used(
             return super().run(["/bin/sh", *argv[1:]], env={"PATH": str(programs)}, **options)
 
     here: Any = Here()
-    assert find_remote_python(context, cluster(here))
+    assert find_remote_python(context, fake_cluster(here))
 
 
 @pytest.mark.parametrize("kept", ["", "[]", '{"host": 1}', '{"nonsense": 1}'])
-def test_what_is_damaged_is_asked_anew(context: Context, kept: str) -> None:
+def test_a_damaged_login_node_cache_is_replaced(context: Context, kept: str) -> None:
     login = Login(TOLD)
-    path = cache_path(context, cluster(login))
+    path = cache_path(context, fake_cluster(login))
     path.parent.mkdir(parents=True)
     path.write_text(kept)
-    assert query_login_node(context, cluster(login)).host == "login1"
+    assert query_login_node(context, fake_cluster(login)).host == "login1"
     assert json.loads(path.read_text())["home"] == "/home/ada"
 
 
 @pytest.mark.parametrize("answer", ["", "home=\n", "home=relative\n"])
-def test_a_login_node_without_a_home_makes_no_sense(context: Context, answer: str) -> None:
+def test_a_login_node_without_a_home_folder_is_an_error(context: Context, answer: str) -> None:
     with pytest.raises(TransportError, match="cannot find the home folder on login1") as caught:
-        query_login_node(context, cluster(Login(answer)))
+        query_login_node(context, fake_cluster(Login(answer)))
     assert "bash: no such file" in caught.value.evidence
 
 
-def test_a_user_without_a_number(context: Context) -> None:
-    assert query_login_node(context, cluster(Login(TOLD.replace("uid=1000", "uid=?")))).uid is None
+def test_a_user_id_that_is_no_number_is_unknown(context: Context) -> None:
+    assert query_login_node(context, fake_cluster(Login(TOLD.replace("uid=1000", "uid=?")))).uid is None
 
 
-def test_a_login_node_without_python_is_asked_again_and_takes_no_runs(context: Context) -> None:
+def test_a_login_node_without_python_is_queried_again_and_refused(context: Context) -> None:
     login = Login(*[TOLD.replace("python=python3\n", "")] * 3, TOLD)
-    assert query_login_node(context, cluster(login)).python == ""
+    assert query_login_node(context, fake_cluster(login)).python == ""
     for ask in (find_remote_python, submission_worker_of):
         with pytest.raises(CommandNotFound, match=r"login1 has no Python 3\.6") as caught:
-            ask(context, cluster(login))
+            ask(context, fake_cluster(login))
         assert caught.value.hint == "set login.python in the cluster's profile"
-    assert find_remote_python(context, cluster(login)) == "python3"  # one was put there
+    assert find_remote_python(context, fake_cluster(login)) == "python3"  # one was put there
     assert login.asked == 4
 
 
-def test_the_variables_of_a_path() -> None:
+def test_variables_in_lists_the_variables_of_a_path() -> None:
     assert variables_in("$SCRATCH/${WORK}/$HOME/$SCRATCH/x") == ["SCRATCH", "WORK"]
 
 
@@ -140,32 +140,32 @@ def test_the_variables_of_a_path() -> None:
 SPEC = JobSpec(name="train", script="train.py", work_dir="/w", launcher="srun", python="/venv/bin/python")
 
 
-def needed(spec: JobSpec, *, remote: bool) -> dict[str, str]:
+def required_paths(spec: JobSpec, *, remote: bool) -> dict[str, str]:
     where: Any = SimpleNamespace(remote=remote, transport=SimpleNamespace(host="login1"))
     return {letter + path: told for letter, path, told in preflight._needed(spec, where)}
 
 
-def test_a_far_job_needs_its_folder_script_and_interpreter() -> None:
-    assert needed(SPEC, remote=True) == {
+def test_a_remote_job_requires_its_folder_script_and_interpreter() -> None:
+    assert required_paths(SPEC, remote=True) == {
         "d/w": "the working directory /w does not exist on login1",
         "f/w/train.py": "the script /w/train.py does not exist on login1",
         "x/venv/bin/python": "the interpreter /venv/bin/python does not exist on login1",
     }
-    assert list(needed(replace(SPEC, module=True, activate="/venv"), remote=True)) == [
+    assert list(required_paths(replace(SPEC, module=True, activate="/venv"), remote=True)) == [
         "d/w", "d/venv", "x/venv/bin/python",
     ]  # fmt: skip
-    assert list(needed(replace(SPEC, work_dir="/runs/train-1/code/sub"), remote=True)) == [
+    assert list(required_paths(replace(SPEC, work_dir="/runs/train-1/code/sub"), remote=True)) == [
         "x/venv/bin/python"
     ]
 
 
-def test_a_job_in_a_container_needs_its_image_and_mounts() -> None:
+def test_a_container_job_requires_its_image_and_mounts() -> None:
     boxed = replace(
         SPEC, container="/images/a.sif", container_mounts=("/data:/d:ro", "$SCRATCH:/s"), activate="/venv"
     )
-    assert list(needed(boxed, remote=True)) == ["d/w", "f/w/train.py", "e/images/a.sif", "e/data"]
-    assert list(needed(boxed, remote=False)) == ["d/w"]
-    assert list(needed(replace(boxed, container="docker://x"), remote=True)) == [
+    assert list(required_paths(boxed, remote=True)) == ["d/w", "f/w/train.py", "e/images/a.sif", "e/data"]
+    assert list(required_paths(boxed, remote=False)) == ["d/w"]
+    assert list(required_paths(replace(boxed, container="docker://x"), remote=True)) == [
         "d/w",
         "f/w/train.py",
         "e/data",
@@ -180,7 +180,7 @@ def test_a_job_in_a_container_needs_its_image_and_mounts() -> None:
         ({"free": "?", "files": ""}, []),
     ],
 )
-def test_room_for_a_run(found: dict[str, str], told: list[str]) -> None:
+def test_a_full_disk_under_the_run_root_is_reported(found: dict[str, str], told: list[str]) -> None:
     said = list(preflight._space(found, "/runs/a"))
     assert [words in line for words, line in zip(told, said, strict=True)] == [True] * len(told)
 
@@ -194,14 +194,14 @@ def test_room_for_a_run(found: dict[str, str], told: list[str]) -> None:
         ("500", ["the cluster's clock is 500 s behind this machine's"]),
     ],
 )
-def test_a_clock_that_differs(there: str, told: list[str]) -> None:
+def test_a_cluster_clock_that_differs_is_reported(there: str, told: list[str]) -> None:
     assert list(preflight._clock(there, 999.0, 1001.0)) == told
 
 
 # ---- Ways to a cluster ----
 
 
-def test_a_cluster_without_a_login_node_is_reached_from_here_alone(tmp_path: Path) -> None:
+def test_a_cluster_without_a_login_host_is_reachable_only_locally(tmp_path: Path) -> None:
     context = Context(cwd=tmp_path, env={"HOME": str(tmp_path), "PATH": "/nowhere"})
     with pytest.raises(RequestInvalid, match="cannot be reached with transport openssh: its profile has no"):
         context.cluster("a100x8-ib", "openssh")
@@ -217,13 +217,13 @@ def test_a_cluster_without_a_login_node_is_reached_from_here_alone(tmp_path: Pat
         ({"PATH": "/nowhere"}, ("local", "no Slurm on this machine")),
     ],
 )
-def test_the_cluster_that_is_meant_where_none_is_named(
+def test_the_default_cluster_comes_from_the_environment_or_is_local(
     tmp_path: Path, env: dict[str, str], chosen: tuple[str, str]
 ) -> None:
     assert Context(cwd=tmp_path, env={"HOME": str(tmp_path), **env}).default_cluster() == chosen
 
 
-def test_a_slurm_of_ones_own_is_trusted_to_know_its_cluster(tmp_path: Path) -> None:
+def test_the_default_cluster_on_a_slurm_host_is_slurm(tmp_path: Path) -> None:
     (tmp_path / "sbatch").write_text("#!/bin/sh\n")
     (tmp_path / "sbatch").chmod(0o755)
     context = Context(cwd=tmp_path, env={"HOME": str(tmp_path), "PATH": str(tmp_path)})

@@ -43,42 +43,42 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     return Context(cwd=tmp_path / "project")
 
 
-def asked(context: Context, size: str = "100G", **options: object) -> JobRequest:
+def staging_request(context: Context, size: str = "100G", **options: object) -> JobRequest:
     (context.cwd / "cluster_profiles" / "lab.yaml").write_text(PROFILE.format(size=size))
     return replace(JobRequest(script="train.py", cluster="lab", no_check=True), **options)  # type: ignore[arg-type]
 
 
-def refused(context: Context, request: JobRequest) -> str:
+def refusal_text(context: Context, request: JobRequest) -> str:
     with pytest.raises(RequestInvalid) as caught:
         prepare(context, request, standalone=False)
     return "\n".join(caught.value.problems)
 
 
-def test_the_place_is_the_profiles_disk(context: Context, tmp_path: Path) -> None:
-    prepared = prepare(context, asked(context, stage_in=(f"{tmp_path}/data",)), standalone=False)
+def test_the_staging_destination_is_the_local_disk_of_the_profile(context: Context, tmp_path: Path) -> None:
+    prepared = prepare(context, staging_request(context, stage_in=(f"{tmp_path}/data",)), standalone=False)
     assert 'export DTSLURM_STAGED_DATA="$TMPDIR/data"' in prepared.submission.script
     assert any("--gres=nvme:100" in line for line in prepared.submission.notices)
-    granted = asked(context, stage_in=(f"{tmp_path}/data",), sbatch=("--gres=nvme:200",))
+    granted = staging_request(context, stage_in=(f"{tmp_path}/data",), sbatch=("--gres=nvme:200",))
     told = prepare(context, granted, standalone=False).submission.notices
     assert not any("nvme" in line for line in told)
 
 
-def test_what_cannot_fit_is_said_before_queueing(context: Context, tmp_path: Path) -> None:
-    request = asked(context, "2M", stage_in=(f"{tmp_path}/data",))
+def test_data_that_exceed_the_local_disk_are_reported(context: Context, tmp_path: Path) -> None:
+    request = staging_request(context, "2M", stage_in=(f"{tmp_path}/data",))
     prepared = prepare(context, request, standalone=False)
     [told] = staging.sizes(prepared.cluster, prepared.submission.spec)
     assert "3.0 MiB do not fit on $TMPDIR, which has 2.0 MiB" in told
 
 
-def test_a_source_that_is_not_there(context: Context, tmp_path: Path) -> None:
-    prepared = prepare(context, asked(context, stage_in=(f"{tmp_path}/dta",)), standalone=False)
+def test_a_missing_staging_source_is_reported(context: Context, tmp_path: Path) -> None:
+    prepared = prepare(context, staging_request(context, stage_in=(f"{tmp_path}/dta",)), standalone=False)
     [told] = staging.sizes(prepared.cluster, prepared.submission.spec)
     assert f"{tmp_path}/dta does not exist on lab" in told
 
 
-def test_all_that_is_wrong_is_said_at_once(context: Context, tmp_path: Path) -> None:
+def test_all_staging_problems_are_reported_together(context: Context, tmp_path: Path) -> None:
     texts = (f"{tmp_path}/data:x", f"{tmp_path}/data:/a/d", "/b/data:/b/d", "/c:/d:shards=gpu")
-    told = refused(context, asked(context, stage_in=texts, stage_out=("results",)))
+    told = refusal_text(context, staging_request(context, stage_in=texts, stage_out=("results",)))
     assert told.count("--stage ") == 3
     assert "also has the name data" in told
     assert "--stage-out results" in told
@@ -98,41 +98,43 @@ def test_all_that_is_wrong_is_said_at_once(context: Context, tmp_path: Path) -> 
         (("/a/b:/c", "/s1:/a"), "/a and the source /a/b"),
     ],
 )
-def test_places_that_are_one_or_lie_in_one_another_are_refused(
+def test_equal_or_nested_staging_paths_are_refused(
     context: Context, texts: tuple[str, ...], told: str
 ) -> None:
-    assert told in refused(context, asked(context, stage_in=texts))
+    assert told in refusal_text(context, staging_request(context, stage_in=texts))
 
 
-def test_results_are_not_brought_to_one_place(context: Context) -> None:
-    told = refused(context, asked(context, stage_out=("$TMPDIR/a:out", "$TMPDIR/b:out")))
+def test_two_results_with_the_same_destination_are_refused(context: Context) -> None:
+    told = refusal_text(context, staging_request(context, stage_out=("$TMPDIR/a:out", "$TMPDIR/b:out")))
     assert "--stage-out $TMPDIR/b:out: $TMPDIR/a is also copied to out" in told
 
 
-def test_places_beside_one_another_are_taken(context: Context, tmp_path: Path) -> None:
+def test_separate_staging_destinations_are_accepted(context: Context, tmp_path: Path) -> None:
     texts = (f"{tmp_path}/data:$TMPDIR/a", f"{tmp_path}/data/x.bin:$TMPDIR/ab")
     outs = ("$TMPDIR/a:out", "$TMPDIR/b:out/b")
-    prepare(context, asked(context, stage_in=texts, stage_out=outs), standalone=False)
+    prepare(context, staging_request(context, stage_in=texts, stage_out=outs), standalone=False)
 
 
-def test_a_folder_is_no_archive(context: Context, tmp_path: Path) -> None:
-    request = asked(context, stage_in=(f"{tmp_path}/data::method=unpack", f"{tmp_path}/data/x.bin"))
+def test_method_unpack_of_a_folder_is_reported(context: Context, tmp_path: Path) -> None:
+    request = staging_request(context, stage_in=(f"{tmp_path}/data::method=unpack", f"{tmp_path}/data/x.bin"))
     prepared = prepare(context, request, standalone=False)
     [told] = staging.sizes(prepared.cluster, prepared.submission.spec)
     assert told.endswith("data is a folder on lab; method=unpack needs an archive file")
 
 
-def test_plain_sbatch_copies_by_shell(context: Context, tmp_path: Path) -> None:
-    request = asked(context, stage_in=(f"{tmp_path}/data",), stage_out=("$TMPDIR/out",))
+def test_a_standalone_script_stages_data_with_shell_commands(context: Context, tmp_path: Path) -> None:
+    request = staging_request(context, stage_in=(f"{tmp_path}/data",), stage_out=("$TMPDIR/out",))
     prepared = prepare(context, request, standalone=True)
     assert f'stage {tmp_path}/data "$TMPDIR/data"' in prepared.submission.script
     assert "/staging in" not in prepared.submission.script
     assert any("plain sbatch" in line for line in prepared.submission.notices)
 
 
-def test_results_come_back_by_plain_shell_again_and_again(context: Context, tmp_path: Path) -> None:
+def test_a_standalone_script_copies_results_back_repeatedly_without_loss(
+    context: Context, tmp_path: Path
+) -> None:
     out, run = tmp_path / "local" / "out", tmp_path / "run dir"
-    request = asked(context, stage_out=("$PLACE/out:back", "$PLACE/out/a.txt:one"))
+    request = staging_request(context, stage_out=("$PLACE/out:back", "$PLACE/out/a.txt:one"))
     script = prepare(context, request, standalone=True).submission.script
     program = script.partition("results.sh\" <<'END' || exit\n")[2].partition("\nEND\n")[0]
     env = {**os.environ, "PLACE": str(out.parent), "DTSLURM_RUN_DIR": str(run), "SLURM_NODEID": "0"}

@@ -37,41 +37,39 @@ def record(tmp_path: Path) -> JobRecord:
     )
 
 
-def tell(record: JobRecord, *events: tuple[str, int]) -> None:
+def write_mirror_events(record: JobRecord, *events: tuple[str, int]) -> None:
     lines = [json.dumps({"time": time, "event": event, "exit_code": 0}) for event, time in events]
     (Path(record.mirror) / "events.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def asks(record: JobRecord, *seen: JobStatus) -> bool:
+def requests_records(record: JobRecord, *seen: JobStatus) -> bool:
     return _has_more_to_say(record, QueueSnapshot({"7": list(seen)}, 130.0))
 
 
-def test_what_has_not_ended_is_not_asked(record: JobRecord) -> None:
-    assert not asks(record, RUNNING)
+def test_an_active_run_is_not_asked_for_its_records(record: JobRecord) -> None:
+    assert not requests_records(record, RUNNING)
 
 
-def test_what_nobody_knows_is_asked(record: JobRecord) -> None:
-    assert asks(record)
-    assert asks(record, replace(RUNNING, state=JobState.UNKNOWN))
+def test_a_run_that_the_scheduler_does_not_know_is_asked_for_its_records(record: JobRecord) -> None:
+    assert requests_records(record)
+    assert requests_records(record, replace(RUNNING, state=JobState.UNKNOWN))
 
 
-def test_an_end_is_asked_for_until_the_run_itself_has_told_of_it(record: JobRecord) -> None:
-    assert asks(record, DONE)
-    tell(record, ("started", 100))
-    assert asks(replace(record, final=(DONE,)), DONE)
-    tell(record, ("started", 100), ("ended", 119))
-    assert not asks(replace(record, final=(DONE,)), DONE)
+def test_a_finished_run_is_asked_for_its_records_until_its_end_is_fetched(record: JobRecord) -> None:
+    assert requests_records(record, DONE)
+    write_mirror_events(record, ("started", 100))
+    assert requests_records(replace(record, final=(DONE,)), DONE)
+    write_mirror_events(record, ("started", 100), ("ended", 119))
+    assert not requests_records(replace(record, final=(DONE,)), DONE)
 
 
-def test_a_second_run_of_the_job_is_asked_for_its_own_end(record: JobRecord) -> None:
-    tell(record, ("started", 100), ("ended", 119))
+def test_a_requeued_run_is_asked_for_the_records_of_its_new_end(record: JobRecord) -> None:
+    write_mirror_events(record, ("started", 100), ("ended", 119))
     again = replace(DONE, state=JobState.FAILED, start_time=200, end_time=220)
-    assert asks(replace(record, final=(DONE,)), again)
+    assert requests_records(replace(record, final=(DONE,)), again)
 
 
-def test_an_end_seen_once_more_is_not_written_once_more(
-    record: JobRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unchanged_final_status_is_saved_once(record: JobRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     from dtslurm.services.runs import status
 
     saved: list[object] = []

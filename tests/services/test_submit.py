@@ -37,7 +37,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     return Context(cwd=project)
 
 
-def test_f16_a_disk_that_is_full_after_the_job_was_queued_loses_no_job(
+def test_f16_a_job_queued_before_the_disk_filled_is_still_known(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Told that nothing was queued, the user would submit once more."""
@@ -54,7 +54,7 @@ def test_f16_a_disk_that_is_full_after_the_job_was_queued_loses_no_job(
     assert view.record.job_id == record.job_id
 
 
-def test_f18_who_waits_for_a_submission_that_is_refused_submits_itself(context: Context) -> None:
+def test_f18_a_waiting_submission_submits_after_the_first_was_refused(context: Context) -> None:
     """Two submit under one key. The first is refused and takes its folder away."""
     request = JobRequest(script="train.py", cluster="local", time="5", once="nightly")
     prepared = prepare(context, request, standalone=False)
@@ -81,7 +81,7 @@ def test_f18_who_waits_for_a_submission_that_is_refused_submits_itself(context: 
         ("planned", 250, "withdrawn"),
     ],
 )
-def test_f21_a_submission_is_given_up_when_its_client_has(
+def test_f21_an_unanswered_submission_is_withdrawn_after_its_client_gave_up(
     context: Context, tmp_path: Path, phase: str, age: float, then: str
 ) -> None:
     def nothing(_: str) -> None:
@@ -102,7 +102,7 @@ def test_f21_a_submission_is_given_up_when_its_client_has(
 
 
 @contextmanager
-def no_byte_more() -> Iterator[None]:
+def full_disk() -> Iterator[None]:
     """Let no file of this process grow: writing fails, as on a full disk; pytest's own log, too."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
@@ -114,18 +114,18 @@ def no_byte_more() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_f16_an_event_that_finds_no_room_stops_nobody(context: Context, tmp_path: Path) -> None:
+def test_f16_a_failed_event_write_does_not_stop_a_submission(context: Context, tmp_path: Path) -> None:
     record = JobRecord(
         token="0123456789ab", cluster="local", name="mine", run_dir=str(tmp_path), phase="submitted",
         created_at=0.0, profile="", job_id="1",
     )  # fmt: skip
-    with no_byte_more():
+    with full_disk():
         records.append_event(context, record, "submitted", job_id="1")
     assert (tmp_path / "events.jsonl").read_bytes() == b""
 
 
-def test_f16_a_mark_that_finds_no_room_makes_no_failure_of_a_submission(tmp_path: Path) -> None:
+def test_f16_a_failed_marker_write_does_not_stop_a_submission(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    with no_byte_more(), run.under_way():
+    with full_disk(), run.under_way():
         pass
     assert not list(tmp_path.iterdir())

@@ -16,7 +16,7 @@ from dtslurm.services.submit.prepare import prepare
 from dtslurm.services.wiring.context import Context
 
 
-def lay(tmp_path: Path) -> Path:
+def install_supervisor(tmp_path: Path) -> Path:
     for name, data in supervision.files(Context(cwd=tmp_path)).items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -24,15 +24,18 @@ def lay(tmp_path: Path) -> Path:
     return tmp_path / supervision.FOLDER
 
 
-def test_it_starts_without_dtslurm(tmp_path: Path) -> None:
+def test_the_supervisor_starts_without_dtslurm(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-S", lay(tmp_path), "--help"], capture_output=True, text=True, check=True
+        [sys.executable, "-S", install_supervisor(tmp_path), "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert "--max-restarts" in done.stdout
 
 
-def test_its_rules_are_those_of_diagnose(tmp_path: Path) -> None:
-    folder = lay(tmp_path)
+def test_the_supervisor_uses_the_rules_of_diagnose(tmp_path: Path) -> None:
+    folder = install_supervisor(tmp_path)
     run = tmp_path / "run"
     (run / "logs/0").mkdir(parents=True)
     (run / "ranks/0").mkdir(parents=True)
@@ -54,7 +57,7 @@ def test_its_rules_are_those_of_diagnose(tmp_path: Path) -> None:
     assert verdict["advice"]
 
 
-def test_without_a_new_python_exit_codes_tell(tmp_path: Path) -> None:
+def test_by_code_derives_a_cause_from_exit_codes(tmp_path: Path) -> None:
     from dtslurm.worker.supervisor.verdict import by_code
 
     assert by_code(137, None)["cause"] == "killed"
@@ -62,14 +65,14 @@ def test_without_a_new_python_exit_codes_tell(tmp_path: Path) -> None:
     assert by_code(1, [3, 139])["rank"] == 3
 
 
-def test_the_same_files_come_of_it_every_time(tmp_path: Path) -> None:
+def test_the_supervisor_files_are_reproducible(tmp_path: Path) -> None:
     context = Context(cwd=tmp_path)
     assert supervision.files(context) == supervision.files(context)
 
 
 @pytest.mark.parametrize("nodes", ["2", "65"])
-def test_the_agent_of_a_large_job_is_read_from_one_file(tmp_path: Path, nodes: str) -> None:
-    folder = lay(tmp_path)
+def test_the_node_agent_of_a_large_job_is_loaded_from_one_file(tmp_path: Path, nodes: str) -> None:
+    folder = install_supervisor(tmp_path)
     (folder / "worker/supervisor/lease.py").rename(folder / "worker/supervisor/away.py")
     program = [sys.executable, "-S", "-B", str(folder), "node"]
     env = {"PATH": "/usr/bin:/bin", "SLURM_STEP_NUM_NODES": nodes}
@@ -81,8 +84,8 @@ def test_the_agent_of_a_large_job_is_read_from_one_file(tmp_path: Path, nodes: s
 
 
 @pytest.mark.parametrize("nodes", ["2", "65"])
-def test_a_node_can_be_looked_at_without_dtslurm(tmp_path: Path, nodes: str) -> None:
-    folder = lay(tmp_path)
+def test_the_node_preflight_runs_without_dtslurm(tmp_path: Path, nodes: str) -> None:
+    folder = install_supervisor(tmp_path)
     wanted = {"nodes": 2, "hcas": ["mlx5_0"], "rdma": True}
     (folder / "health.json").write_text(json.dumps(wanted))
     argv = [sys.executable, "-S", str(folder), "preflight", str(folder / "health.json"), "localhost", "1"]
@@ -98,7 +101,7 @@ def test_a_node_can_be_looked_at_without_dtslurm(tmp_path: Path, nodes: str) -> 
     assert levels["clock"] == "unknown"  # nobody listens there
 
 
-def test_what_the_look_is_to_find_comes_from_the_profile(tmp_path: Path) -> None:
+def test_the_expectations_of_the_health_check_come_from_the_profile(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     request = JobRequest(
         script="train.py", cluster="a100x8-ib", nodes=2, time="10", account="a", launcher="torchrun"

@@ -28,7 +28,7 @@ HOUR = 3600
 NOW = 1_800_000_000
 
 
-def line(**values: str) -> str:
+def sacct_line(**values: str) -> str:
     known = {
         "JobID": "17", "User": "me", "Account": "proj", "Submit": str(NOW - 9000), "Start": str(NOW - 7200),
         "End": str(NOW - 3600), "TimelimitRaw": "120", "AllocCPUS": "32",
@@ -38,21 +38,21 @@ def line(**values: str) -> str:
     return FIELD_END.join({**known, **values}[name] for name in accounting.COLUMNS)
 
 
-def test_a_row_of_accounting() -> None:
-    (use,) = accounting.read(line() + "\n")
+def test_an_accounting_row_is_parsed() -> None:
+    (use,) = accounting.read(sacct_line() + "\n")
     assert use == JobUse(
         job_id="17", user="me", account="proj", name="train", submit=NOW - 9000, start=NOW - 7200,
         end=NOW - 3600, limit_s=7200, gpus_asked=8, gpus=8, gpu_type="a100", cpus=32,
     )  # fmt: skip
 
 
-def test_odd_rows_of_accounting() -> None:
+def test_unusual_accounting_rows_are_parsed_or_skipped() -> None:
     output = "\n".join(
         [
-            line(JobID="18_3", JobName="two\nlines|and more"),
-            line(JobID="19", Start="Unknown", End="Unknown", TimelimitRaw="UNLIMITED", AllocTRES=""),
-            line(JobID="7nonsense"),
-            line(JobID="20", AllocTRES="gres/gpu:a100=2,gres/gpu:h100=3"),
+            sacct_line(JobID="18_3", JobName="two\nlines|and more"),
+            sacct_line(JobID="19", Start="Unknown", End="Unknown", TimelimitRaw="UNLIMITED", AllocTRES=""),
+            sacct_line(JobID="7nonsense"),
+            sacct_line(JobID="20", AllocTRES="gres/gpu:a100=2,gres/gpu:h100=3"),
         ]
     )
     first, second, third = accounting.read(output)
@@ -62,8 +62,8 @@ def test_odd_rows_of_accounting() -> None:
     assert accounting.read("") == []
 
 
-def test_what_accounting_told_stays_where_samples_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = SimpleNamespace(ok=True, stdout=line() + "\n", stderr="")
+def test_usage_is_reported_without_samples_if_they_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = SimpleNamespace(ok=True, stdout=sacct_line() + "\n", stderr="")
     cluster = SimpleNamespace(
         name="a",
         profile=SimpleNamespace(scheduler="slurm", node_types={}),
@@ -81,7 +81,7 @@ def test_what_accounting_told_stays_where_samples_cannot_be_read(monkeypatch: py
     assert seen.trouble == ("a: the files of the run could not be read on the login node",)
 
 
-def held(
+def accounted_job(
     told: GpuTime | None = None,
     cluster: str = "a",
     price: float | None = None,
@@ -100,50 +100,54 @@ def held(
     return AccountedJob(cluster, use, told, price, currency)
 
 
-def found(*items: AccountedJob, since: float = NOW - 30 * 86400) -> Usage:
+def usage_of(*items: AccountedJob, since: float = NOW - 30 * 86400) -> Usage:
     return Usage(since, NOW, items)
 
 
 def test_hours_are_counted_within_the_period() -> None:
-    row = total("all", [held()], found())
+    row = total("all", [accounted_job()], usage_of())
     assert (row.gpu_hours_asked, row.gpu_hours_held, row.cpu_hours_held, row.gpu_hours_known) == (8, 4, 8, 0)
-    assert total("all", [held(end=None)], found()).gpu_hours_held == 8  # it still runs
-    assert total("all", [held(start=None, end=None)], found()).gpu_hours_held == 0
-    assert total("all", [held()], found(since=NOW - 1.5 * HOUR)).gpu_hours_held == 2
-    assert total("all", [held(start=NOW, end=NOW - HOUR)], found()).gpu_hours_held == 0  # a clock went back
+    assert total("all", [accounted_job(end=None)], usage_of()).gpu_hours_held == 8  # it still runs
+    assert total("all", [accounted_job(start=None, end=None)], usage_of()).gpu_hours_held == 0
+    assert total("all", [accounted_job()], usage_of(since=NOW - 1.5 * HOUR)).gpu_hours_held == 2
+    assert (
+        total("all", [accounted_job(start=NOW, end=NOW - HOUR)], usage_of()).gpu_hours_held == 0
+    )  # a clock went back
 
 
-def test_idle_time_comes_first() -> None:
-    idle = held(GpuTime(used=0.1, idle=0.75, power_w=100), account="wasteful")
-    busy = held(GpuTime(used=0.9, idle=0.0, power_w=700), account="busy", job_id="2", gpus=64)
-    unknown = held(account="unknown", job_id="3", gpus=128)
-    told = rows(found(unknown, busy, idle), "account")
+def test_groups_are_sorted_by_idle_gpu_hours() -> None:
+    idle = accounted_job(GpuTime(used=0.1, idle=0.75, power_w=100), account="wasteful")
+    busy = accounted_job(GpuTime(used=0.9, idle=0.0, power_w=700), account="busy", job_id="2", gpus=64)
+    unknown = accounted_job(account="unknown", job_id="3", gpus=128)
+    told = rows(usage_of(unknown, busy, idle), "account")
     assert [row.group for row in told] == ["wasteful", "unknown", "busy"]
     assert (told[0].gpu_hours_idle, told[0].gpu_hours_used, told[0].gpu_kwh) == (3, 0.4, 0.4)
     assert (told[2].gpu_hours_used, told[2].gpu_kwh) == (57.6, 44.8)
-    whole = total("all", [unknown, busy, idle], found())
+    whole = total("all", [unknown, busy, idle], usage_of())
     assert headline(whole) == "3.0 of 68.0 GPU-hours were idle (4%); no samples of 128.0 more"
 
 
-def test_energy_and_price_are_there_if_they_are_known_and_else_absent() -> None:
+def test_energy_and_price_are_given_only_if_known_for_all_jobs() -> None:
     idle, busy = GpuTime(used=0.1, idle=0.75, power_w=100), GpuTime(used=0.9, idle=0.0)
-    whole = total("all", [held(idle, price=2.0), held(busy, price=3.0, job_id="2")], found())
+    whole = total(
+        "all", [accounted_job(idle, price=2.0), accounted_job(busy, price=3.0, job_id="2")], usage_of()
+    )
     assert (whole.gpu_kwh, whole.price, whole.price_idle) == (0.4, 20, 6)
     assert headline(whole) == "3.0 of 8.0 GPU-hours were idle (38%), for 6.00 of 20.00"
-    unpriced = total("all", [held(busy, price=2.0), held(busy, job_id="2")], found())
+    unpriced = total("all", [accounted_job(busy, price=2.0), accounted_job(busy, job_id="2")], usage_of())
     assert (unpriced.gpu_kwh, unpriced.price, unpriced.price_idle) == (None, None, None)
-    euros, dollars = (held(busy, price=2.0, currency=name) for name in ("EUR", "USD"))
-    assert (total("all", [euros, euros], found()).currency, total("all", [euros], found()).price) == (
+    euros, dollars = (accounted_job(busy, price=2.0, currency=name) for name in ("EUR", "USD"))
+    assert (total("all", [euros, euros], usage_of()).currency, total("all", [euros], usage_of()).price) == (
         "EUR",
         8,
     )
-    assert total("all", [euros, dollars], found()).price is None
-    without_gpus = total("all", [held(price=2.0), held(gpus=0, job_id="2")], found())
+    assert total("all", [euros, dollars], usage_of()).price is None
+    without_gpus = total("all", [accounted_job(price=2.0), accounted_job(gpus=0, job_id="2")], usage_of())
     assert (without_gpus.price, without_gpus.price_idle) == (8, None)
-    assert total("all", [held(gpus=0)], found()).price is None
+    assert total("all", [accounted_job(gpus=0)], usage_of()).price is None
 
 
-def test_a_price_is_that_of_the_gpus_given() -> None:
+def test_the_price_is_that_of_the_allocated_gpu_type() -> None:
     a100 = NodeType(gpus=Gpus(model="A100", count=4, slurm_type="a100", price=1.5, currency="EUR"))
     h100 = NodeType(gpus=Gpus(model="H100", count=4, slurm_type="h100", price=3.0))
     both = ClusterProfile(name="x", node_types={"a": a100, "h": h100, "cpu": NodeType()})
@@ -158,11 +162,12 @@ def test_a_price_is_that_of_the_gpus_given() -> None:
     )
 
 
-def test_every_way_to_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usage_can_be_grouped_in_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
-    items = found(
-        held(), held(job_id="2", cluster="b", user="you", account="", start=NOW - 15 * 86400, end=NOW)
+    items = usage_of(
+        accounted_job(),
+        accounted_job(job_id="2", cluster="b", user="you", account="", start=NOW - 15 * 86400, end=NOW),
     )
     groups = {by: [row.group for row in rows(items, by)] for by in GROUPS}
     assert groups["cluster"] == ["b", "a"]
@@ -172,12 +177,12 @@ def test_every_way_to_group(monkeypatch: pytest.MonkeyPatch) -> None:
     assert groups["week"] == ["2026-W53", "2027-W02"]
 
 
-def test_restarts_of_a_job_are_one_job() -> None:
-    row = total("all", [held(), held(start=NOW - HOUR, end=NOW)], found())
+def test_restarts_of_a_job_count_as_one_job() -> None:
+    row = total("all", [accounted_job(), accounted_job(start=NOW - HOUR, end=NOW)], usage_of())
     assert (row.jobs, row.gpu_hours_held) == (1, 8)
 
 
-def test_periods() -> None:
+def test_the_since_option_accepts_durations_and_dates() -> None:
     assert _period("30d", NOW) == (NOW - 30 * 86400, "now-30days")
     assert _period("12h", NOW) == (NOW - 12 * HOUR, "now-12hours")
     assert _period("2026-01-31", NOW)[1] == "2026-01-31"
@@ -189,7 +194,7 @@ def test_periods() -> None:
 # ---- What samples tell ----
 
 
-def samples(folder: Path, name: str, lines: Sequence[str]) -> None:
+def write_samples(folder: Path, name: str, lines: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text("".join(f"{one}\n" for one in lines))
 
@@ -197,13 +202,13 @@ def samples(folder: Path, name: str, lines: Sequence[str]) -> None:
 def test_samples_of_all_nodes_attempts_and_tasks_are_summed(tmp_path: Path) -> None:
     run = tmp_path / "run [1]"
     busy = json.dumps({"gpus": [{"util": 90, "power_w": 600}, {"util": 2}]})
-    samples(
+    write_samples(
         run / "metrics" / "0",
         "node-0.jsonl",
         [busy, busy, '{"gpus": 5}', "{", '{"gpus": [1, {"util": "x"}]}'],
     )
-    samples(run / "metrics" / "1", "node-1.jsonl", ['{"gpus": [{"util": 0, "power_w": 1e300}]}'])
-    samples(
+    write_samples(run / "metrics" / "1", "node-1.jsonl", ['{"gpus": [{"util": 0, "power_w": 1e300}]}'])
+    write_samples(
         run / "tasks" / "3" / "metrics" / "0",
         "node-0.jsonl",
         ['{"gpus": [{"util": 50}]}', '{"gpus": [{"util": NaN}]}'],
@@ -212,20 +217,22 @@ def test_samples_of_all_nodes_attempts_and_tasks_are_summed(tmp_path: Path) -> N
     assert gpu_time.summed(str(tmp_path / "none")) == [0] * 5
 
 
-def test_of_a_long_file_pieces_are_read(tmp_path: Path) -> None:
+def test_a_long_sample_file_is_read_in_parts(tmp_path: Path) -> None:
     line = json.dumps({"gpus": [{"util": 40}], "padding": "x" * 500})
-    samples(tmp_path / "metrics" / "0", "node-0.jsonl", [line] * 10_000)
+    write_samples(tmp_path / "metrics" / "0", "node-0.jsonl", [line] * 10_000)
     count, util, *_ = gpu_time.summed(str(tmp_path))
     assert 1000 < count < 2500
     assert util / count == 40
 
 
-def test_csv_reads_back(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usage_csv_can_be_parsed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from click.testing import CliRunner
 
     from dtslurm.cli.commands import usage
 
-    monkeypatch.setattr(usage, "find_usage", lambda *_, **__: found(held(name='a "name", indeed')))
+    monkeypatch.setattr(
+        usage, "find_usage", lambda *_, **__: usage_of(accounted_job(name='a "name", indeed'))
+    )
     answer = CliRunner().invoke(usage.usage, ["--csv", "--by", "name"])
     assert answer.exit_code == 0, answer.output
     table = list(csv.DictReader(io.StringIO(answer.output)))

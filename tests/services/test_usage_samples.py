@@ -18,7 +18,7 @@ from dtslurm.services.wiring.context import Context
 from dtslurm.store.pull import Copied
 
 
-def record(job: str, **values: Any) -> JobRecord:
+def run_record(job: str, **values: Any) -> JobRecord:
     known = {
         "token": job * 3, "cluster": "hpc", "name": "llama", "run_dir": f"/r/{job}", "phase": "submitted",
         "created_at": 0.0, "job_id": job, **values,
@@ -26,11 +26,11 @@ def record(job: str, **values: Any) -> JobRecord:
     return JobRecord(**known)
 
 
-def use(job: str, **values: Any) -> JobUse:
+def job_use(job: str, **values: Any) -> JobUse:
     return JobUse(**{"job_id": job, "name": "llama", "gpus": 8, **values})
 
 
-def test_samples_are_of_ones_own_runs_with_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_are_read_only_for_own_runs_with_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def ask(_: object, __: str, program: str, request: Any, timeout: float) -> Any:
@@ -39,10 +39,17 @@ def test_samples_are_of_ones_own_runs_with_gpus(monkeypatch: pytest.MonkeyPatch)
         return {"runs": [[10, 500.0, 4, 10, 3000.0], [0, 0.0, 0, 0, 0.0], [4, 400.0, 0, 0, 0.0]]}
 
     monkeypatch.setattr(service, "query_worker", ask)
-    mine = [record("1"), record("2"), record("3"), record("4"), record("5"), record("6", job_id=None)]
+    mine = [
+        run_record("1"),
+        run_record("2"),
+        run_record("3"),
+        run_record("4"),
+        run_record("5"),
+        run_record("6", job_id=None),
+    ]
     uses = [
-        use("1", comment=mine[0].comment), use("2_7"), use("3"), use("4", gpus=0),
-        use("5", comment="another's"), use("9"),
+        job_use("1", comment=mine[0].comment), job_use("2_7"), job_use("3"), job_use("4", gpus=0),
+        job_use("5", comment="another's"), job_use("9"),
     ]  # fmt: skip
     assert service._samples(Context(), mine, uses) == {
         "1": GpuTime(used=0.5, idle=0.4, power_w=300.0), "3": GpuTime(used=1.0, idle=0.0, power_w=None),
@@ -50,11 +57,11 @@ def test_samples_are_of_ones_own_runs_with_gpus(monkeypatch: pytest.MonkeyPatch)
     assert asked == [("telemetry.gpu_time", ["/r/1", "/r/2", "/r/3"])]
 
 
-def test_nobody_is_asked_where_no_job_is_ones_own() -> None:
-    assert service._samples(Context(), [record("1", name="other")], [use("1")]) == {}
+def test_no_samples_are_read_if_no_job_is_an_own_run() -> None:
+    assert service._samples(Context(), [run_record("1", name="other")], [job_use("1")]) == {}
 
 
-def test_a_cluster_whose_profile_is_gone_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usage_skips_a_cluster_whose_profile_was_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     def of(_: Context, one: JobRecord) -> Any:
         if one.cluster == "gone":
             raise ProfileNotFound(one.cluster)
@@ -63,7 +70,12 @@ def test_a_cluster_whose_profile_is_gone_is_left_out(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Context, "cluster_of", of)
     monkeypatch.setattr(Context, "cluster", lambda _, name: name)
     monkeypatch.setattr(Context, "default_cluster", lambda _: ("local", "no Slurm"))
-    runs = [record("1"), record("2", cluster="gone"), record("3"), record("4", cluster="other")]
+    runs = [
+        run_record("1"),
+        run_record("2", cluster="gone"),
+        run_record("3"),
+        run_record("4", cluster="other"),
+    ]
     found: list[object] = [*service._clusters(Context(), runs, None)]
     assert found == ["hpc", "other", "local"]
     found = [*service._clusters(Context(), runs, "named")]
@@ -73,42 +85,44 @@ def test_a_cluster_whose_profile_is_gone_is_left_out(monkeypatch: pytest.MonkeyP
 # ---- What a fetch makes of the far side's answers ----
 
 
-def brought(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *answers: Copied) -> fetching.Fetched:
+def fetch_with_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *answers: Copied) -> fetching.Fetched:
     waiting = iter(answers)
     monkeypatch.setattr(fetching, "_copy", lambda *_: next(waiting))
-    return fetching.fetch(Context(), record("1"), ["logs"], tmp_path)
+    return fetching.fetch(Context(), run_record("1"), ["logs"], tmp_path)
 
 
-def test_a_file_that_changed_on_its_way_is_brought_again(
+def test_a_file_that_changed_during_the_copy_is_fetched_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     torn = tmp_path / "rank-0.log"
     torn.write_text("half")
     first = Copied(files=[torn], wrong=[torn], seen=1, bytes=4)
-    found = brought(monkeypatch, tmp_path, first, Copied(files=[torn], seen=1, bytes=9))
+    found = fetch_with_answers(monkeypatch, tmp_path, first, Copied(files=[torn], seen=1, bytes=9))
     assert (found.files, found.bytes, torn.exists()) == ((torn,), 13, False)
 
 
-def test_a_file_that_is_never_what_it_is_there_is_told(
+def test_a_file_that_differs_after_two_copies_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "a").write_text("x")
     wrong = Copied(wrong=[tmp_path / "a"], seen=1)
     with pytest.raises(StoreError, match="the downloaded copy differs from the file on the cluster"):
-        brought(monkeypatch, tmp_path, wrong, wrong)
+        fetch_with_answers(monkeypatch, tmp_path, wrong, wrong)
 
 
-def test_what_is_gone_there_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_fetch_reports_a_deleted_run_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(JobNotFound, match="the run directory /r/1 does not exist any more: no such file"):
-        brought(monkeypatch, tmp_path, Copied(gone={"/r/1": "no such file"}))
+        fetch_with_answers(monkeypatch, tmp_path, Copied(gone={"/r/1": "no such file"}))
     with pytest.raises(StoreError) as caught:
-        brought(monkeypatch, tmp_path, Copied(gone={"/r/1/logs/x": "permission denied"}, seen=1))
+        fetch_with_answers(monkeypatch, tmp_path, Copied(gone={"/r/1/logs/x": "permission denied"}, seen=1))
     assert caught.value.evidence == ("/r/1/logs/x: permission denied",)
 
 
-def test_a_login_node_without_python_cannot_send(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_fetch_from_a_login_node_without_python_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     far = SimpleNamespace(remote=True, transport=SimpleNamespace(host="login1"))
     monkeypatch.setattr(Context, "cluster_of", lambda *_: far)
     monkeypatch.setattr(login_node, "query_login_node", lambda *_: SimpleNamespace(python=""))
     with pytest.raises(CommandNotFound, match=r"has no Python 3\.6"):
-        fetching.fetch(Context(), record("1"), [], tmp_path)
+        fetching.fetch(Context(), run_record("1"), [], tmp_path)

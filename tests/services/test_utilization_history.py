@@ -14,7 +14,7 @@ from dtslurm.services.observe.utilization_history import (
 )
 
 
-def row(what: str, *values: float | None, **more: Any) -> dict[str, Any]:
+def utilization_row(what: str, *values: float | None, **more: Any) -> dict[str, Any]:
     return {"node": "n1", "what": what, "values": list(values), **more}
 
 
@@ -22,13 +22,13 @@ def row(what: str, *values: float | None, **more: Any) -> dict[str, Any]:
     ("rows", "figures"),
     [
         ([], []),
-        ([row("gpu0", None, None)], []),
-        ([row("cpu", 10.0, 30.0)], [("mean CPU use", "20 %"), ("CPU time idle", "0%")]),
+        ([utilization_row("gpu0", None, None)], []),
+        ([utilization_row("cpu", 10.0, 30.0)], [("mean CPU use", "20 %"), ("CPU time idle", "0%")]),
         (
             [
-                row("cpu", 10.0),
-                row("gpu0", 100.0, 0.0, memory=0.5, power_w=300.0),
-                row("gpu1", 100.0, 100.0, memory=0.75, power_w=500.0),
+                utilization_row("cpu", 10.0),
+                utilization_row("gpu0", 100.0, 0.0, memory=0.5, power_w=300.0),
+                utilization_row("gpu1", 100.0, 100.0, memory=0.75, power_w=500.0),
             ],
             [
                 ("mean GPU use", "75 %"),
@@ -39,18 +39,20 @@ def row(what: str, *values: float | None, **more: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_how_well_it_was_used(rows: list[dict[str, Any]], figures: list[tuple[str, str]]) -> None:
+def test_utilization_is_summarised_for_gpus_and_cpus(
+    rows: list[dict[str, Any]], figures: list[tuple[str, str]]
+) -> None:
     assert summarize_utilization(parse_utilization({"rows": rows})) == figures
 
 
-def test_cpus_are_drawn_only_where_there_are_no_gpus() -> None:
-    both = parse_utilization({"rows": [row("cpu", 1.0), row("gpu0", 2.0, None)]})
+def test_cpus_are_shown_only_without_gpus() -> None:
+    both = parse_utilization({"rows": [utilization_row("cpu", 1.0), utilization_row("gpu0", 2.0, None)]})
     assert [(one.label, one.values) for one in both.main_rows] == [("n1 gpu0", (2.0, None))]
-    cpus = parse_utilization({"rows": [row("cpu", 1.0)]})
+    cpus = parse_utilization({"rows": [utilization_row("cpu", 1.0)]})
     assert ([one.label for one in cpus.main_rows], cpus.unit) == (["n1 cpu"], "CPU")
 
 
-def test_values_of_a_wrong_type_are_left_out() -> None:
+def test_utilization_values_of_a_wrong_type_are_ignored() -> None:
     answer = {
         "from": "soon",
         "to": 5,
