@@ -131,7 +131,7 @@ def _compare_constraint(what: str, claim: str, nodes: Sequence[Any]) -> Row:
     return _make_row(
         what,
         claim,
-        f"no node has {listed(missing)}" if missing else "nodes have it",
+        f"no node has {listed(missing)}" if missing else "some nodes have it",
         not missing if features else None,
     )
 
@@ -227,7 +227,7 @@ def _compare_gpus(what: str, claim: NodeType, kind: Kind, seen: Mapping[str, Any
     if claim.gpus.slurm_type:
         slurm_type = discovered.gpus.slurm_type if discovered.gpus else None
         yield _make_row(
-            f"{what}, Slurm's name of GPUs",
+            f"{what}, Slurm's GPU type",
             claim.gpus.slurm_type,
             slurm_type,
             claim.gpus.slurm_type == slurm_type,
@@ -304,13 +304,13 @@ def _compare_probed_node(what: str, claim: NodeType, seen: Mapping[str, Any]) ->
             yield _make_row(
                 f"{what}, local disk",
                 claim.local_disk.path,
-                "not among the folders that can be written to",
+                "not a writable folder",
                 None,
             )
         else:
             size = disk.get("size_mib") or 0
             claimed = claim.local_disk.size
-            shared = f"{disk.get('kind')}, which nodes share" if disk.get("shared") else ""
+            shared = f"{disk.get('kind')}, shared by all nodes" if disk.get("shared") else ""
             holds = not shared and (claimed is None or size >= claimed.mib * (1 - _MEMORY_TOLERANCE))
             yield _make_row(
                 f"{what}, local disk",
@@ -370,7 +370,7 @@ def _compare_environment(profile: ClusterProfile, evidence: Evidence) -> Iterato
         yield _make_row(
             "environment.modules",
             name,
-            "module avail has it" if holds else "not in module avail" if modules else None,
+            "listed by module avail" if holds else "not listed by module avail" if modules else None,
             holds,
         )
     runtime = profile.container.runtime
@@ -387,13 +387,13 @@ def _compare_environment(profile: ClusterProfile, evidence: Evidence) -> Iterato
     online = seen.get("online") or {}
     if profile.environment.offline and online:
         reachable = [host for host, answer in online.items() if answer]
-        words = f"{listed(reachable)} could be reached" if reachable else "nothing outside could be reached"
+        words = f"{listed(reachable)} can be reached" if reachable else "no external host can be reached"
         yield _make_row("environment.offline", "true", words, not reachable)
 
 
 def launcher(name: str, known: Sequence[str]) -> Row:
     """Return the row of the profile's default launcher."""
-    availability = "is there" if name in known else f"no such launcher here{suggest_name(name, list(known))}"
+    availability = "available" if name in known else f"unknown launcher{suggest_name(name, list(known))}"
     return _make_row("default_launcher", name, availability, name in known)
 
 
@@ -406,10 +406,10 @@ def dry_run(where: str, launchers: Sequence[str], said: str, refused: bool | Non
         said: sbatch's message.
         refused: whether Slurm refused the submission; None if it only refused it for the moment.
     """
-    claim = f"takes {listed(launchers, 4)}"
+    claim = f"accepts {listed(launchers, 4)}"
     if refused is None:
         return Row(f"{where}, sbatch --test-only", claim, said, "unknown")
-    return Row(f"{where}, sbatch --test-only", claim, said or "it does", "differs" if refused else "ok")
+    return Row(f"{where}, sbatch --test-only", claim, said or "accepted", "differs" if refused else "ok")
 
 
 def bandwidth(expected: float | None, measured: float | None, said: str) -> Row:
@@ -420,7 +420,7 @@ def bandwidth(expected: float | None, measured: float | None, said: str) -> Row:
         measured: the measured bus bandwidth in GB/s; None if there was no measurement.
         said: the error message of the check, empty if it succeeded.
     """
-    claim = f"{expected:g} GB/s of bus bandwidth" if expected else "ranks of two nodes reduce together"
+    claim = f"{expected:g} GB/s of bus bandwidth" if expected else "an all-reduce between two nodes succeeds"
     if measured is None:
         return Row("fabric check", claim, said, "unknown")
     holds = not said and (expected is None or measured >= expected / 2)

@@ -53,7 +53,7 @@ def _gpu_facts(name: str, seen: Seen, by: str) -> Iterator[Fact]:
     yield Fact((*above, "gpus", "vendor"), str(gpus[0]["vendor"]), by)
     memory = gpus[0].get("memory_mib")
     if memory:
-        yield Fact((*above, "gpus", "memory"), f"{memory}M", f"{by}: what the driver shows of each")
+        yield Fact((*above, "gpus", "memory"), f"{memory}M", f"{by}: memory per GPU according to the driver")
     links = seen.get("links") or {}
     if links.get("kind"):
         count = f" ({links['links']} links)" if links.get("links") else ""
@@ -100,7 +100,7 @@ def _disk_facts(name: str, seen: Seen, by: str) -> Iterator[Fact]:
     elif memory_disks:
         path = str(memory_disks[0]["path"])
         yield Fact((*above, "path"), path, f"{by}: tmpfs", "likely")
-        yield Fact((*above, "note"), "in memory: what is written there counts against the job's --mem", by)
+        yield Fact((*above, "note"), "in memory: files there count towards the job's --mem", by)
 
 
 def active(seen: Seen) -> list[Mapping[str, Any]]:
@@ -142,7 +142,7 @@ def _fabric_facts(name: str, seen: Seen, by: str) -> Iterator[Fact]:
         yield Fact(("fabric", "rate_gbps"), float(max(rates)), f"{by}: /sys/class/infiniband")
     interface = (seen.get("route") or {}).get("interface", "")
     if interface and interface != "lo":
-        evidence = f"{by}: the way to {(seen.get('route') or {}).get('peer')}"
+        evidence = f"{by}: route to {(seen.get('route') or {}).get('peer')}"
         yield Fact(("fabric", "interfaces"), (str(interface),), evidence)
     template_by_kind = {
         "infiniband": "infiniband",
@@ -161,13 +161,11 @@ def _fabric_facts(name: str, seen: Seen, by: str) -> Iterator[Fact]:
         yield Fact(
             ("fabric", "environment_from"),
             template,
-            f"what is known of {kind}; look at templates/fabrics",
+            f"defaults for {kind}, see templates/fabrics",
             "guess",
         )
     if ports:
-        yield Fact(
-            ("fabric", "hcas"), tuple(str(port["name"]) for port in ports), f"{by}: the ports that are up"
-        )
+        yield Fact(("fabric", "hcas"), tuple(str(port["name"]) for port in ports), f"{by}: active ports")
         yield Fact(("node_types", name, "nics", "count"), len(ports), by)
     if rates:
         yield Fact(("node_types", name, "nics", "rate_gbps"), float(max(rates)), by)
@@ -178,9 +176,9 @@ def _environment_facts(seen: Seen, by: str) -> Iterator[Fact]:
     if online:
         hosts = listed(online)
         if any(online.values()):
-            yield Fact(("environment", "offline"), False, f"{by}: {hosts} could be reached")
+            yield Fact(("environment", "offline"), False, f"{by}: {hosts} can be reached")
         elif not seen.get("proxy"):
-            yield Fact(("environment", "offline"), True, f"{by}: {hosts} could not be reached", "likely")
+            yield Fact(("environment", "offline"), True, f"{by}: {hosts} cannot be reached", "likely")
     runtimes = [
         name
         for name in _get_words(seen, "runtimes")
@@ -199,7 +197,7 @@ def _node_remarks(seen: Seen) -> Iterator[str]:
         yield f"limits in a job: {limit_texts}; /dev/shm {seen.get('shm_mib') or 0:,} MiB"
     torch = seen.get("torch") or {}
     if torch.get("version"):
-        yield f"import torch {torch['version']}: {torch['seconds']} s by {torch['python']}"
+        yield f"import torch {torch['version']}: {torch['seconds']} s with {torch['python']}"
     names_by_numa: dict[int, list[str]] = {}
     for device in (*rows(seen, "gpus"), *active(seen)):
         if device.get("numa") is not None:
@@ -224,18 +222,24 @@ def _fabric_remarks(seen: Seen) -> Iterator[str]:
 def _notices(name: str, seen: Seen, node: str, gpus: int) -> Iterator[str]:
     in_job = len(rows(seen, "gpus"))
     if gpus and in_job != gpus:
-        note = "" if in_job or seen.get("gpu_tools") else " (there is no nvidia-smi nor rocm-smi there)"
-        yield f"{node}: Slurm says {pluralize(gpus, 'GPU')} for {name}, the job saw {in_job or 'none'}{note}"
+        note = "" if in_job or seen.get("gpu_tools") else " (the node has neither nvidia-smi nor rocm-smi)"
+        yield (
+            f"{node}: Slurm reports {pluralize(gpus, 'GPU')} for {name}, but the job saw "
+            f"{in_job or 'none'}{note}"
+        )
     limits = seen.get("limits") or {}
     if active(seen) and limits.get("memlock") != "unlimited":
-        yield f"{node}: memlock is limited to {limits.get('memlock')} bytes in a job; RDMA needs it unlimited"
+        yield (
+            f"{node}: memlock is limited to {limits.get('memlock')} bytes in a job; RDMA needs unlimited "
+            "memlock"
+        )
     if isinstance(limits.get("nofile"), int) and limits["nofile"] < _LOW_NOFILE:
-        yield f"{node}: only {limits['nofile']} open files for a process (nofile)"
+        yield f"{node}: only {limits['nofile']} open files are allowed for a process (nofile)"
     torch = seen.get("torch") or {}
     if torch.get("seconds") and torch["seconds"] > _SLOW_IMPORT_S:
         yield f"{node}: import torch takes {torch['seconds']:g} s; a container may be faster"
     if (seen.get("route") or {}).get("resolves") is False:
-        yield f"{node}: the name of another node does not resolve there; only its address does"
+        yield f"{node}: this node cannot resolve the name of another node, only reach its address"
 
 
 def rows(seen: Seen, key: str) -> list[Mapping[str, Any]]:

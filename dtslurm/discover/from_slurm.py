@@ -112,15 +112,15 @@ def _slurm_facts(survey: Survey, kinds: Sequence[Kind]) -> Iterator[Fact]:
         yield fact("version", survey.version, _CONFIG)
     accounts = list(dict.fromkeys(association.account for association in survey.associations))
     if len(accounts) == 1:
-        yield fact("account", accounts[0], "sacctmgr: your only account")
+        yield fact("account", accounts[0], "sacctmgr: the only account of your user")
     default = [partition.name for partition in survey.partitions if partition.default]
     if default:
         yield fact("partition", default[0], f"{_PARTITION}: Default=YES")
     yield from _gpu_request_facts(survey, kinds)
     if survey.partitions and all(partition.exclusive for partition in survey.partitions):
-        yield fact("exclusive", True, f"{_PARTITION}: OverSubscribe=EXCLUSIVE in all of them")
+        yield fact("exclusive", True, f"{_PARTITION}: OverSubscribe=EXCLUSIVE in all partitions")
     elif config.get("SelectType") == "select/linear":
-        yield fact("exclusive", True, f"{_CONFIG}: SelectType=select/linear gives whole nodes")
+        yield fact("exclusive", True, f"{_CONFIG}: SelectType=select/linear allocates whole nodes")
     max_array_size = config.get("MaxArraySize", "")
     if max_array_size.isdecimal() and int(max_array_size) > 0:
         yield fact("max_array_size", int(max_array_size), f"{_CONFIG}: MaxArraySize")
@@ -148,7 +148,7 @@ def _gpu_request_facts(survey: Survey, kinds: Sequence[Kind]) -> Iterator[Fact]:
         f"Gres: GPUs of several types in {listed(partition.name for partition in mixed)}; " if suffix else ""
     )
     if select_type and "cons_tres" not in select_type:
-        yield Fact(key, f"gres{suffix}", f"{reason}{_CONFIG}: {select_type} knows no --gpus-per-node")
+        yield Fact(key, f"gres{suffix}", f"{reason}{_CONFIG}: {select_type} does not support --gpus-per-node")
     else:
         yield Fact(
             key, f"gpus-per-node{suffix}", f"{reason}{_CONFIG}: {select_type or 'no SelectType'}", "likely"
@@ -190,7 +190,9 @@ def _partition_facts(survey: Survey, kinds: Sequence[Kind], names: dict[str, str
         partition_kinds = [kind for kind in kinds if _has_nodes_in(kind, partition.name)]
         if len(partition_kinds) == 1:
             yield Fact(
-                (*above, "node_type"), names[partition_kinds[0].name], f"{survey.by}: all its nodes are alike"
+                (*above, "node_type"),
+                names[partition_kinds[0].name],
+                f"{survey.by}: all nodes of the partition have the same type",
             )
         notes = _partition_notes(partition, partition_kinds, names)
         if notes:
@@ -200,16 +202,16 @@ def _partition_facts(survey: Survey, kinds: Sequence[Kind], names: dict[str, str
 def _partition_notes(one: PartitionInfo, inside: Sequence[Kind], names: dict[str, str]) -> list[str]:
     notes = []
     if one.state not in {"UP", ""}:
-        notes.append(f"its state was {one.state}")
+        notes.append(f"state at discovery: {one.state}")
     if len(inside) > 1:
         kinds = (
             f"{sum(one.name in node.partitions for node in kind.nodes):,} {names[kind.name]}"
             for kind in inside
         )
-        notes.append(f"nodes differ: {listed(kinds)}")
+        notes.append(f"several node types: {listed(kinds)}")
     for what, allowed in (("accounts", one.allow_accounts), ("QOS", one.allow_qos)):
         if allowed:
-            notes.append(f"for {what} {listed(allowed)}")
+            notes.append(f"only for {what} {listed(allowed)}")
     return notes
 
 
@@ -258,12 +260,14 @@ def _node_type_facts(survey: Survey, kind: Kind, name: str, default: str | None)
         yield fact("cores_per_socket", node_type.cores_per_socket, survey.by)
         yield fact("threads_per_core", min(node_type.threads_per_core, 8), survey.by)
     if node_type.cpus:
-        yield fact("cpus", node_type.cpus, f"{survey.by}: what jobs may use")
+        yield fact("cpus", node_type.cpus, f"{survey.by}: CPUs that jobs may use")
     if node_type.memory:
-        yield fact("memory", str(node_type.memory), f"{survey.by}: RealMemory, the least of them")
+        yield fact("memory", str(node_type.memory), f"{survey.by}: smallest RealMemory")
     features = own_features(kind, survey.nodes) if _shares_partitions(kind, survey.nodes) else []
     if features:
-        yield fact("constraint", features[0], "a feature of these nodes alone in their partitions", "likely")
+        yield fact(
+            "constraint", features[0], "in their partitions, only these nodes have this feature", "likely"
+        )
 
 
 def _shares_partitions(kind: Kind, nodes: Sequence[NodeInfo]) -> bool:
@@ -293,16 +297,19 @@ def _environment_facts(survey: Survey) -> Iterator[Fact]:
 def _remarks(survey: Survey, kinds: Sequence[Kind], names: dict[str, str]) -> Iterator[tuple[str, list[str]]]:
     accounts = list(dict.fromkeys(association.account for association in survey.associations))
     if len(accounts) > 1:
-        yield "slurm", [f"account: you have {listed(accounts, 12)} (sacctmgr); write the one to use"]
+        yield (
+            "slurm",
+            [f"account: your accounts are {listed(accounts, 12)} (sacctmgr); set the account to use"],
+        )
     for kind in kinds:
         unusable_count = len(kind.nodes) - len(kind.usable)
         lines = [f"{pluralize(len(kind.nodes), 'node')}: {listed((node.name for node in kind.nodes), 3)}"]
         if unusable_count:
-            lines.append(f"{unusable_count:,} of them could not be used just then")
+            lines.append(f"{unusable_count:,} of them were unavailable at discovery")
         yield f"node_types.{names[kind.name]}", lines
     modules = [name for name in survey.modules if any(word in name.lower() for word in _USEFUL_MODULES)]
     if modules:
-        yield "environment", [f"modules there are: {listed(modules, _MAX_SHOWN_MODULES)}"]
+        yield "environment", [f"available modules: {listed(modules, _MAX_SHOWN_MODULES)}"]
     folder_texts = [
         f"{folder.variable}={folder.path}"
         + (
@@ -320,12 +327,12 @@ def _notices(survey: Survey, kinds: Sequence[Kind], names: dict[str, str]) -> It
     for name in survey.silent:
         message = survey.silent[name]
         if name == "associations":
-            yield f"accounting told nothing, so accounts and QOS are not known ({message})"
+            yield f"accounting did not answer, so accounts and QOS are unknown ({message})"
         else:
-            yield f"Slurm told nothing of its {name} ({message})"
+            yield f"Slurm did not report its {name} ({message})"
     private = survey.config.get("PrivateData", "")
     if "nodes" in private or "partitions" in private:
-        yield f"PrivateData={private}: nodes and partitions that are not yours are not seen"
+        yield f"PrivateData={private}: nodes and partitions of others are hidden"
     for kind in kinds:
         if kind.node_type.gpus and (gpu_types := _describe_mixed_gpus(kind)):
             chosen = f"{kind.node_type.gpus.count} {kind.node_type.gpus.model}"
@@ -333,4 +340,4 @@ def _notices(survey: Survey, kinds: Sequence[Kind], names: dict[str, str]) -> It
         if not kind.usable:
             states = listed(sorted({node.state for node in kind.nodes}), 3)
             counted_nodes = pluralize(len(kind.nodes), "node")
-            yield f"none of the {counted_nodes} of {names[kind.name]} can be used now ({states})"
+            yield f"none of the {counted_nodes} of {names[kind.name]} is available ({states})"

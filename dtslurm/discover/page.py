@@ -23,7 +23,9 @@ _ORDER = (
 _EVIDENCE_COLUMN = 40
 _WIDTH = 110
 MEMORY = "#= "
-_MEMORY_HEAD = "# What discover wrote, so that when it looks again it knows your edits from its own values:"
+_MEMORY_HEAD = (
+    "# Checksums of the values that discover wrote. A later discovery uses them to recognize your edits:"
+)
 _UNQUOTED = re.compile(r"[A-Za-z0-9$/][\w./@+$~=:-]*(?: [\w./@+$~=()-]+)*")
 _EVIDENCE_LINE = re.compile(rf" *# .*; (?:{'|'.join(get_args(Sure))})")
 _YAML_KEYWORDS = {"null", "true", "false", "yes", "no", "on", "off", "~", "none"}

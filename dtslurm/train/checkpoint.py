@@ -83,7 +83,7 @@ class Checkpointer:
         max_failures: int = 3,
     ) -> None:
         if keep is not None and keep < 1:
-            raise RequestInvalid([f"keep={keep} would keep no checkpoint at all"])
+            raise RequestInvalid([f"keep={keep} would keep no checkpoint; keep at least 1"])
         self.folder = Path(folder or os.environ.get("DTSLURM_CHECKPOINT_DIR") or "checkpoints").absolute()
         self.keep, self.max_failures = keep, max_failures
         self.run = RunFiles.of() if run is None else run
@@ -118,9 +118,12 @@ class Checkpointer:
         self.wait()
         if self._failures >= self.max_failures:
             raise CheckpointFailed(
-                f"{self._failures} checkpoints in a row could not be written in {self.folder}",
+                f"{self._failures} consecutive checkpoints could not be written to {self.folder}",
                 evidence=[str(self._pending_save.error)] if self._pending_save else [],
-                hint="make room there, or save elsewhere: what is trained from here on would be lost",
+                hint=(
+                    "free disk space there, or save to another folder: training progress would be lost from "
+                    "here on"
+                ),
             )
         if (
             self._pending_save is None
@@ -203,14 +206,14 @@ class Checkpointer:
         damaged, saved = self._run_on_rank_0(self._find_lost)
         if damaged:
             raise CheckpointFailed(
-                f"no checkpoint in {self.folder} is whole",
+                f"no checkpoint in {self.folder} is intact",
                 evidence=damaged[:8],
-                hint="bring one back, or move these away to begin at step 0",
+                hint="restore an intact checkpoint, or move the damaged checkpoints away to start at step 0",
             )
         if saved:
             raise CheckpointFailed(
-                f"{self.folder} has no checkpoint, and this run has saved {saved} there",
-                hint="bring one back, or submit the script again to begin at step 0",
+                f"{self.folder} has no checkpoint, although this run saved {saved} there",
+                hint="restore a checkpoint, or submit the script as a new run to start at step 0",
             )
         return None
 
@@ -227,7 +230,9 @@ class Checkpointer:
                 result = error
         result = broadcast(result, self._group)
         if isinstance(result, OSError):
-            raise CheckpointFailed(f"{self.folder} cannot be used", evidence=[str(result)]) from result
+            raise CheckpointFailed(
+                f"the checkpoint folder {self.folder} cannot be used", evidence=[str(result)]
+            ) from result
         if isinstance(result, StaleAttempt):
             raise result
         return result
@@ -241,17 +246,21 @@ class Checkpointer:
         self._run_on_rank_0(self.run.take_lease)
 
     def _list_checkpoints(self) -> list[str]:
-        """Return the names of the checkpoints, latest first; retry errors for `READ_PATIENCE` seconds."""
+        """Return the names of the checkpoints, latest first; retry transient errors."""
         deadline = time.monotonic() + READ_PATIENCE
         while True:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 store.sweep(self.folder, self.run.attempt)
                 return [path.name for path in store.list_checkpoints(self.folder)]
+            except (FileExistsError, NotADirectoryError):  # a file in the place of a folder does not go away
+                raise
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise
-                _print_error(f"{self.folder} cannot be used now: {error}; trying again")
+                _print_error(
+                    f"the checkpoint folder {self.folder} cannot be used at the moment: {error}; retrying"
+                )
                 time.sleep(_READ_PAUSE)
 
     def _find_lost(self) -> tuple[list[str], int]:
@@ -274,11 +283,14 @@ class Checkpointer:
                 raise CheckpointFailed(
                     f"{path} cannot be read",
                     evidence=[read_error],
-                    hint="start again when it can, or move it away to go on from the one before",
+                    hint=(
+                        "restart when the checkpoint can be read, or move it away to continue from the "
+                        "previous checkpoint"
+                    ),
                 )
             if self.rank == 0 and not reported:
                 _print_error(
-                    f"{path} cannot be read now: {read_error}; trying again for {READ_PATIENCE:.0f} s"
+                    f"{path} cannot be read at the moment: {read_error}; retrying for {READ_PATIENCE:.0f} s"
                 )
                 reported = True
             time.sleep(_READ_PAUSE)
@@ -290,7 +302,10 @@ class Checkpointer:
             raise CheckpointFailed(
                 f"{path} was written by a later version of dtslurm",
                 evidence=[str(read_error)],
-                hint="install that version again, or move it away to go on from the one before",
+                hint=(
+                    "install that version, or move the checkpoint away to continue from the previous "
+                    "checkpoint"
+                ),
             )
         if manifest is not None and not read_error:
             own_files = manifest.files[self.rank :: self.world_size]
@@ -314,7 +329,8 @@ class Checkpointer:
     def _set_aside(self, path: Path, problem: str) -> None:
         new_path = store.set_aside(path, "corrupt")
         _print_error(
-            f"{path} is not whole: {problem}; going back to the one before (it is kept as {new_path.name})"
+            f"{path} is damaged: {problem}; the previous checkpoint is used instead, and this one is "
+            f"renamed {new_path.name}"
         )
         self.run.event("checkpoint_corrupt", path=str(new_path), problem=problem)
 
@@ -328,7 +344,10 @@ class Checkpointer:
                 values, storage_reader=reader_of(path), planner=planner_of(path), process_group=self._group
             )
         except (Exception, CheckpointException) as error:
-            hint = "restore what was saved, by the same names, or move the checkpoint away to begin anew"
+            hint = (
+                "restore the objects that were saved, under the same names, or move the checkpoint away to "
+                "start at step 0"
+            )
             if isinstance(error, OSError) or any(
                 isinstance(failure, OSError) for failure in _failures(error)
             ):
@@ -336,9 +355,12 @@ class Checkpointer:
                     f"{path} cannot be read", evidence=[*_exception_lines(error)]
                 ) from error
             if is_foreign(path):
-                hint = f"others can write to it, so it may hold plain values only; or: chmod -R go-w {path}"
+                hint = (
+                    "other users can write to this checkpoint, so only plain values are accepted; to "
+                    f"accept more, run chmod -R go-w {path}"
+                )
             raise CheckpointFailed(
-                f"{path} is whole, but not of what is to be restored",
+                f"{path} is intact, but does not match the objects to restore",
                 evidence=[*_exception_lines(error)],
                 hint=hint,
             ) from error
@@ -387,7 +409,7 @@ class Checkpointer:
             self.run.artifact(store.describe_artifact(latest, step), metrics)
             store.prune(self.folder, self.keep, self.run.pinned(self.folder))
         except (OSError, ValueError) as error:
-            _print_error(f"{latest} is written; no older one is deleted for now: {error}")
+            _print_error(f"{latest} is written; older checkpoints are not deleted yet: {error}")
 
     def _run_on_all_ranks(self, act: Any) -> list[Any]:
         """Run ``act`` on each rank and return all results; raise an error of any rank on all ranks."""
@@ -441,12 +463,14 @@ class Checkpointer:
             evidence.append(f"{free_bytes / 2**20:.1f} MiB are free in {self.folder}")
             # torch's message for a failed write gives no reason
             is_disk_full = is_disk_full or free_bytes < size_of(self._cpu_copy)
-        last_good = f"the last good one is {self.latest}" if self.latest else "there is none before it"
+        last_good = (
+            f"the last good checkpoint is {self.latest}" if self.latest else "there is no earlier checkpoint"
+        )
         self._failures += 1
         failure = CheckpointFailed(
             f"the checkpoint of step {step} was not written; {last_good}",
             evidence=evidence,
-            hint=f"make room in {self.folder}" if is_disk_full else "",
+            hint=f"free disk space in {self.folder}" if is_disk_full else "",
         )
         if self.rank == 0:
             _print_error("\n".join(failure.lines()))

@@ -74,7 +74,7 @@ class Manifest:
             values = json.loads((checkpoint / MANIFEST).read_bytes())
             if (schema := values.pop("schema")) != 1:
                 raise LaterVersion(
-                    f"{checkpoint / MANIFEST} has schema {schema}, and this version knows schema 1"
+                    f"{checkpoint / MANIFEST} has schema {schema}, and this version reads schema 1"
                 )
             files = values.pop("files")
             saved = tuple(
@@ -83,7 +83,7 @@ class Manifest:
             )
             return cls(files=saved, **values)
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{MANIFEST} is not one: {error!r}") from error
+            raise ValueError(f"{MANIFEST} is not a manifest: {error!r}") from error
 
 
 def name_of(step: int, attempt: int) -> str:
@@ -157,9 +157,9 @@ def find_damage(checkpoint: Path, files: Iterable[CheckpointFile], patience: flo
             while not path.exists() and time.monotonic() < deadline:
                 time.sleep(0.2)
             if (size := path.stat().st_size) != file.size:
-                return f"{file.name} has {size} bytes of {file.size}"
+                return f"{file.name} has {size} of {file.size} bytes"
             if checksum(path).sha256 != file.sha256:
-                return f"{file.name} is not what was written: its SHA-256 differs"
+                return f"{file.name} has changed since it was written: its SHA-256 differs"
         except FileNotFoundError:
             return f"{file.name} is missing"
     return ""
@@ -203,7 +203,7 @@ def wait_for_file(path: Path, size: int, patience: float = 60.0) -> None:
         if time.monotonic() > deadline:
             raise FileNotFoundError(
                 errno.ENOENT,
-                "another rank wrote it, but rank 0 does not see it; is the folder shared by all nodes?",
+                "another rank wrote this file, but rank 0 does not see it; all nodes must share the folder",
                 str(path),
             )
         time.sleep(0.1)
@@ -226,7 +226,7 @@ def set_aside(checkpoint: Path, word: str) -> Path:
             with contextlib.suppress(FileNotFoundError):
                 checkpoint.rename(new_path)
             return new_path
-    raise FileExistsError(errno.EEXIST, "too many of that name", str(checkpoint))
+    raise FileExistsError(errno.EEXIST, "1000 checkpoints have this name", str(checkpoint))
 
 
 def remove(path: Path) -> None:

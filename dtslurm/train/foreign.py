@@ -68,7 +68,7 @@ def _find_enum_member(kind: Any, name: Any) -> Any:
     """
     members: Mapping[str, Any] = kind.__members__ if isinstance(kind, enum.EnumMeta) else {}
     if not isinstance(name, str) or name not in members:
-        raise pickle.UnpicklingError(f"the index of a checkpoint holds no getattr of {name!r}")
+        raise pickle.UnpicklingError(f"the index of a checkpoint must not call getattr with {name!r}")
     return members[name]
 
 
@@ -82,7 +82,7 @@ class _Plain(pickle.Unpickler):
         if module == "torch":
             is_allowed = name == "Size" or isinstance(getattr(torch, name, None), torch.dtype)
         if not is_allowed:
-            raise pickle.UnpicklingError(f"the index of a checkpoint holds no {module}.{name}")
+            raise pickle.UnpicklingError(f"the index of a checkpoint must not contain {module}.{name}")
         return super().find_class(module, name)
 
 
@@ -99,11 +99,13 @@ class PlainReader(dcp.FileSystemReader):  # type: ignore[misc]
         with Path(self.path, _METADATA).open("rb") as file:
             index = _Plain(file).load()
         if not isinstance(index, Metadata):
-            raise pickle.UnpicklingError("the index of a checkpoint is none")
+            raise pickle.UnpicklingError("the index of a checkpoint has another type")
         for storage_info in (index.storage_data or {}).values():
             name = getattr(storage_info, "relative_path", "/")
             if not isinstance(name, str) or "/" in name or name in {"", ".", ".."}:
-                raise pickle.UnpicklingError(f"the index of a checkpoint names a file outside it: {name!r}")
+                raise pickle.UnpicklingError(
+                    f"the index of a checkpoint refers to a file outside the checkpoint: {name!r}"
+                )
         if getattr(index, "storage_meta", None) is None:
             index.storage_meta = StorageMeta()
         index.storage_meta.load_id = getattr(self, "load_id", None)

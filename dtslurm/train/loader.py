@@ -59,7 +59,7 @@ class ShardedBatchSampler:
                 hint="batch_size counts the samples of all ranks together",
             )
         if length < (batch_size if drop_last else self.world_size):
-            raise RequestInvalid([f"{length} samples make not even one step"])
+            raise RequestInvalid([f"{length} samples are too few for one step"])
         self.length, self.batch_size = length, batch_size
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
         self.epoch = 0
@@ -116,8 +116,13 @@ class ShardedBatchSampler:
         """
         if state["length"] != self.length:
             raise RequestInvalid(
-                [f"the checkpoint is of {state['length']} samples, and there are {self.length} now"],
-                hint="go on with the same data, or leave the loader out of what is restored",
+                [
+                    (
+                        f"the checkpoint belongs to a dataset of {state['length']} samples, but this "
+                        f"dataset has {self.length}"
+                    )
+                ],
+                hint="continue with the same dataset, or do not restore the loader",
             )
         for name in ("epoch", "position", "seed", "shuffle"):
             setattr(self, name, state[name])
@@ -237,7 +242,8 @@ class Loader:
     ) -> None:
         if isinstance(dataset, IterableDataset):
             raise RequestInvalid(
-                ["an IterableDataset has no order to go on in"], hint="give a dataset with len() and an index"
+                ["an IterableDataset has no order in which training could be continued"],
+                hint="pass a dataset with __len__ and __getitem__",
             )
         self.sampler = ShardedBatchSampler(
             len(dataset), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last

@@ -83,7 +83,7 @@ def find_place(environ: Mapping[str, str] | None = None) -> RankInfo:
     if not 0 <= rank < world_size:
         raise RequestInvalid(
             [f"{rows[0][1]}={rank}, but there are {world_size} processes"],
-            hint="is the script started by one launcher inside another?",
+            hint="check whether one launcher starts another, so that each sets the variables",
         )
     return rank_info if world_size == 1 else _add_master(rank_info, env)
 
@@ -97,9 +97,9 @@ def _add_master(place: RankInfo, env: Mapping[str, str]) -> RankInfo:
     if not host or not (port or "").isdigit():
         missing_name = "MASTER_ADDR" if not host else "MASTER_PORT"
         raise RequestInvalid(
-            [f"{missing_name} does not say where the {place.world_size} processes meet"],
-            hint="start them by dtslurm submit or torchrun, or export MASTER_ADDR (the first node) and "
-            "MASTER_PORT before srun or mpirun",
+            [f"{missing_name} is not set to the rendezvous address of the {place.world_size} processes"],
+            hint="start the script with dtslurm submit or torchrun, or export MASTER_ADDR (the first node) "
+            "and MASTER_PORT before srun or mpirun",
         )
     return RankInfo(**{**vars(place), "master": (host, int(port or 0))})
 
@@ -115,7 +115,7 @@ def _read_number(env: Mapping[str, str], names: list[str], default: int | None) 
                 raise RequestInvalid([f"{name}={env[name]!r} is not a number"]) from None
     if default is None:
         raise RequestInvalid(
-            [f"none of {', '.join(names)} tells which process of its node this is"],
-            hint="start it by dtslurm submit or torchrun, or set LOCAL_RANK",
+            [f"none of {', '.join(names)} is set, so the local rank is unknown"],
+            hint="start the script with dtslurm submit or torchrun, or set LOCAL_RANK",
         )
     return default

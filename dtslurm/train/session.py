@@ -162,7 +162,9 @@ class Session:
         for name in names:
             number = getattr(signal, f"SIG{name}", None)
             if number is None:
-                raise RequestInvalid([f"{name} is no signal"], hint="signals=('USR2', 'TERM') is the default")
+                raise RequestInvalid(
+                    [f"{name} is not the name of a signal"], hint="use signals=('USR2', 'TERM'), the default"
+                )
             self._handlers[number] = signal.signal(number, self._hear)
 
     def _hear(self, number: int, frame: object) -> None:
@@ -248,7 +250,7 @@ class Session:
         if seed is not None and (restored is None or restored.world_size != self.world_size):
             seed_generators(seed + 1_000_003 * self.step + self.rank + 1)
         if restored:
-            self.print(f"goes on after step {restored.step} from {restored.path}")
+            self.print(f"continues after step {restored.step} from {restored.path}")
         now = time.perf_counter()
         self._saved_at, self._last_agreement = now, (self._local_step, now)
         self._forward_timer.step_ended()
@@ -315,7 +317,9 @@ class Session:
             StaleAttempt: a later attempt of this run has begun.
         """
         if not self._state:
-            raise RequestInvalid(["nothing to save"], hint="call restore(model=model, ...) before training")
+            raise RequestInvalid(
+                ["nothing to save"], hint="call restore(model=model, ...) before the training"
+            )
         self.checkpoints.save(self.step, self._state, wait=wait)
         self._saved_step, self._saved_at = self.step, time.perf_counter()
 
@@ -358,8 +362,9 @@ class Session:
                 "median_own_s": round(slowest.median, 6),
             }
             self.print(
-                f"rank {slowest.rank} is slow: {slowest.seconds:.3g} s a step on its own account, "
-                f"{slowest.median:.3g} s in the median"
+                f"rank {slowest.rank} is slow: {slowest.seconds:.3g} s per step without waiting for "
+                "other ranks, "
+                f"{slowest.median:.3g} s is the median"
             )
         self._metrics.write({**values, **metrics})
 
@@ -376,7 +381,7 @@ class Session:
         for number in self._handlers:
             signal.signal(number, signal.SIG_IGN)  # launchers signal the ranks that exit after the first
         self.checkpoint(wait=True)
-        self.print(f"told to stop: saved after step {self.step}, leaves with exit code {GO_ON}")
+        self.print(f"received a signal: saved a checkpoint after step {self.step}, exits with code {GO_ON}")
         raise Leave(GO_ON)
 
 

@@ -24,7 +24,7 @@ def staged(name: str, environ: Mapping[str, str] | None = None) -> Path:
     if not path:
         names = sorted(key[15:].lower() for key in env if key.startswith("DTSLURM_STAGED_"))
         raise RequestInvalid(
-            [f"nothing was staged as {name!r} (there is: {', '.join(names) or 'nothing'})"],
+            [f"no data was staged as {name!r}; staged data: {', '.join(names) or 'none'}"],
             hint="submit with --stage SRC:DST:name=NAME, or stage_in in the job file",
         )
     return Path(path)
@@ -56,8 +56,13 @@ def shards(
     elif owners["by"] == "rank":
         if owners["world_size"] != ranks.world_size:
             raise RequestInvalid(
-                [f"the shards were dealt to {owners['world_size']} ranks, and there are {ranks.world_size}"],
-                hint="stage them by shards=node where the ranks of a node may change",
+                [
+                    (
+                        f"the shards were distributed to {owners['world_size']} ranks, but this job has "
+                        f"{ranks.world_size}"
+                    )
+                ],
+                hint="stage the data with shards=node if the number of ranks may change",
             )
         own_files = sorted(folder / entry["path"] for entry in owners["files"] if entry["rank"] == ranks.rank)
     else:
@@ -66,10 +71,13 @@ def shards(
         )
         own_files = node_files[ranks.local_rank :: ranks.local_world_size]
     if not own_files:
-        raise RequestInvalid([f"there are too few files in {folder} for each rank to have one"])
+        raise RequestInvalid([f"{folder} has fewer files than there are ranks"])
     if missing := [path for path in own_files if not path.exists()]:
         raise RequestInvalid(
-            [f"{missing[0]} is not there", f"{len(missing)} of this rank's {len(own_files)} files"]
+            [
+                f"{missing[0]} does not exist",
+                f"{len(missing)} of this rank's {len(own_files)} files are missing",
+            ]
         )
     return own_files
 
@@ -86,7 +94,7 @@ def _read_assignment(name: str, env: Mapping[str, str]) -> dict[str, Any] | None
     except ValueError as error:
         raise RequestInvalid([f"{path} is damaged: {error}"]) from error
     if not isinstance(assignment, dict):  # dividing this node's files would omit the files of other nodes
-        raise RequestInvalid([f"{path} is damaged: it does not say which files are whose"])
+        raise RequestInvalid([f"{path} is damaged: it does not assign files to ranks"])
     return assignment
 
 

@@ -71,7 +71,7 @@ def _check_shapes(own: State, saved: Metadata) -> None:
         if not isinstance(value, torch.Tensor) or not isinstance(metadata, TensorStorageMetadata):
             continue
         if value.shape != metadata.size:
-            shapes = f"{tuple(value.shape)} here and {tuple(metadata.size)} in the checkpoint"
+            shapes = f"{tuple(value.shape)} in the model and {tuple(metadata.size)} in the checkpoint"
             raise RequestInvalid([f"the shape of {key} is {shapes}"])
 
 
@@ -234,7 +234,7 @@ def _check_stateful(name: str, item: Any) -> None:
     if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
         raise RequestInvalid(
             [f"{name} is a {type(item).__name__}, which cannot be restored in place"],
-            hint="give models, optimizers, tensors, or objects with state_dict() and load_state_dict()",
+            hint="pass models, optimizers, tensors, or objects with state_dict() and load_state_dict()",
         )
 
 
@@ -246,8 +246,8 @@ def _find_model(name: str, optimizer: torch.optim.Optimizer, objects: State) -> 
         }:
             return item
     raise RequestInvalid(
-        [f"{name} optimizes parameters of no model that is saved with it"],
-        hint="give its model too: its parameters' names are what the optimizer's state is kept by",
+        [f"the model whose parameters {name} optimizes is not saved with it"],
+        hint="pass the model, too: the optimizer's state is stored under the names of the model's parameters",
     )
 
 

@@ -2,12 +2,12 @@
 
     dtslurm submit --ntasks-per-node 2 -l torchrun examples/digits/train.py
 
-It also runs under plain torchrun, under srun with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT
-set, and by itself: `python train.py`. The 1,797 images of 8x8 pixels come with scikit-learn: no download.
+The script also runs with torchrun, with srun if RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are
+set, and as a single process: `python train.py`. The 1,797 images of 8x8 pixels are part of scikit-learn.
 
-From the job it takes $DTSLURM_CHECKPOINT_DIR (where to save, and to go on from) and $DTSLURM_METRICS (a file
-for the curves, in JSON lines). To the job it gives its exit code: 0 done; 85 told to stop, saved, wants to go
-on; any other: failed.
+The job sets $DTSLURM_CHECKPOINT_DIR (the folder of the checkpoint) and $DTSLURM_METRICS (a file for metrics
+in JSON lines). Exit code 0 means that the training is complete, 85 that the script saved a checkpoint after
+a signal and has to be continued, any other code that it failed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Imported only to be early. It holds on to the process group that it finds when loaded, and
-# DistributedDataParallel loads it: the threads of the group would outlive destroy_process_group, and some day
-# crash Python on its way out.
+# DistributedDataParallel imports this module, which keeps a reference to the process group of that time. The
+# group's threads would outlive destroy_process_group and could crash Python at exit. Therefore this script
+# imports the module before the group exists.
 import torch.distributed.nn
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
@@ -38,14 +38,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 CHECKPOINT = Path(os.environ.get("DTSLURM_CHECKPOINT_DIR", "checkpoints")) / "digits.pt"
-WANTS_TO_GO_ON = 85
+CONTINUE = 85
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
 
 stop_requested = False
 
 
 def main() -> int:
-    """Meet the other processes, train, part from them; return the exit code."""
+    """Join the process group, train, leave the group; return the exit code."""
     for signum in STOP_SIGNALS:
         signal.signal(signum, request_stop)
     args = parse_args()
@@ -55,14 +55,14 @@ def main() -> int:
     say(f"{me}: starts on {device}")
     start = time.perf_counter()
     epochs_done, accuracy = train(args, device)
-    # Launchers may terminate the rest once one process has left; this way slower ones keep their exit code.
+    # Launchers may terminate the other ranks after the first exit. Slower ranks keep their exit code.
     for signum in STOP_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
     dist.destroy_process_group()
 
     if epochs_done < args.epochs:
-        say(f"{me}: told to stop, saved after epoch {epochs_done}; the next run goes on from there")
-        return WANTS_TO_GO_ON
+        say(f"{me}: received a signal, saved after epoch {epochs_done}; the next run continues there")
+        return CONTINUE
     say(f"{me}: done after {time.perf_counter() - start:.1f} s")
     if rank == 0:
         say(f"test accuracy {100 * accuracy:.1f} %, model in {CHECKPOINT}")
@@ -73,7 +73,7 @@ def main() -> int:
 
 
 def train(args: argparse.Namespace, device: torch.device) -> tuple[int, float]:
-    """Train and save epoch by epoch; return the epochs done, by all runs together, and the accuracy."""
+    """Train and save after each epoch; return the finished epochs of all runs, and the accuracy."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     train_data, test_data = load_data()
     sampler = DistributedSampler(train_data, world_size, rank, seed=args.seed)
@@ -89,8 +89,8 @@ def train(args: argparse.Namespace, device: torch.device) -> tuple[int, float]:
         if (rank, epoch) == (args.fail_rank, args.fail_epoch):
             sys.stderr.write(f"rank {rank}: drill, leaving with exit code {args.fail_code}\n")
             sys.stderr.flush()
-            os._exit(args.fail_code)  # without a word to the others, as in earnest
-        # Fresh dice for each epoch, the same in every run: a resumed run ends where an unbroken one does.
+            os._exit(args.fail_code)  # without leaving the process group, as after a crash
+        # Seed each epoch, so that a resumed run ends with the same model as an uninterrupted run.
         sampler.set_epoch(epoch)
         torch.manual_seed(args.seed + 1_000_003 * epoch + 10_007 * rank)
         loss, images_per_s = train_epoch(model, optimizer, loader, epoch, args)
@@ -122,7 +122,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=4e-3, help="highest learning rate")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--min-accuracy", type=float, metavar="0..1", help="fail when the result is below")
-    drill = parser.add_argument_group("drill", "to see what dtslurm makes of a failure or a signal")
+    drill = parser.add_argument_group("drill", "to see how dtslurm handles a failure or a signal")
     drill.add_argument("--fail-rank", type=int, metavar="R", help="let this rank exit ...")
     drill.add_argument("--fail-epoch", type=int, default=1, metavar="E", help="... as this epoch starts ...")
     drill.add_argument("--fail-code", type=int, default=1, metavar="C", help="... with this exit code")
@@ -137,30 +137,30 @@ def parse_args() -> argparse.Namespace:
 
 
 def say(text: str) -> None:
-    """Print a line in one piece: many ranks may share one output."""
+    """Print a line with a single write, because several ranks may share one output."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def request_stop(_signum: int, _frame: object) -> None:
-    """Note that the job is to end; the epoch under way is finished first. May be called more than once."""
-    global stop_requested  # noqa: PLW0603 - all that a signal handler can safely do
+    """Request a stop after the current epoch. The handler may be called more than once."""
+    global stop_requested  # noqa: PLW0603 - a signal handler can do little else safely
     stop_requested = True
 
 
 def agree_to_stop(device: torch.device) -> bool:
-    """Whether any rank was told to stop. All leave together, or the others would wait for it for ever."""
+    """Return whether any rank received a signal. All ranks stop together."""
     flag = torch.tensor(int(stop_requested), device=device)
     dist.all_reduce(flag, dist.ReduceOp.MAX)
     return bool(flag.item())
 
 
 def join_processes() -> torch.device:
-    """Meet the other processes, if there are any, and return the device of this one."""
+    """Join the process group and return the device of this process."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     backend, device = "gloo", torch.device("cpu")
     if torch.cuda.is_available():
-        # Some sites show a process all GPUs of the node, others only its own: the modulo serves both.
+        # Depending on the site, a process sees all GPUs of the node or only its own; the modulo handles both.
         gpu = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
         backend, device = "nccl", torch.device("cuda", gpu)
         torch.cuda.set_device(device)
@@ -173,7 +173,7 @@ def join_processes() -> torch.device:
 
 
 def load_data() -> tuple[TensorDataset, TensorDataset]:
-    """Return the images for training and for the test, split alike in every run whatever its seed."""
+    """Return the images for training and for the test, with the same split in every run."""
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(digits.target, dtype=torch.int64)
@@ -191,7 +191,7 @@ def build_net() -> nn.Module:
 
 
 def shift(images: torch.Tensor) -> torch.Tensor:
-    """Move each image at random by up to one pixel both ways: more variety from few images."""
+    """Shift each image randomly by up to one pixel in both directions, to augment the small data set."""
     n, _, height, width = images.shape
     windows = pad(images, (1, 1, 1, 1)).unfold(2, height, 1).unfold(3, width, 1)
     down, right = torch.randint(0, 3, (2, n))
@@ -205,13 +205,13 @@ def train_epoch(
     epoch: int,
     args: argparse.Namespace,
 ) -> tuple[float, float]:
-    """Show the model each image once; return the mean loss and images per second of all ranks together."""
+    """Train on each image once; return the mean loss and the images per second of all ranks together."""
     device = next(model.parameters()).device
     model.train()
     start, loss_sum, seen = time.perf_counter(), 0.0, 0
     for step, (images, labels) in enumerate(loader, (epoch - 1) * len(loader) + 1):
         progress = step / (args.epochs * len(loader))
-        for group in optimizer.param_groups:  # a short warm-up, then along a cosine down to zero
+        for group in optimizer.param_groups:  # a short warm-up, then a cosine decay to zero
             group["lr"] = args.lr * min(1.0, 10 * progress) * (1 + math.cos(math.pi * progress)) / 2
         loss = cross_entropy(model(shift(images).to(device)), labels.to(device))
         optimizer.zero_grad()
@@ -225,8 +225,8 @@ def train_epoch(
 
 
 def evaluate(net: nn.Module, data: TensorDataset, device: torch.device) -> float:
-    """Return the share of the test images that are recognised."""
-    # Each rank takes every n-th image. A DistributedSampler would count some twice to fill up its shards.
+    """Return the accuracy on the test images."""
+    # Each rank evaluates every n-th image. A DistributedSampler would repeat some images to fill its shards.
     images, labels = (tensor[dist.get_rank() :: dist.get_world_size()].to(device) for tensor in data.tensors)
     net.eval()
     with torch.no_grad():
@@ -236,7 +236,7 @@ def evaluate(net: nn.Module, data: TensorDataset, device: torch.device) -> float
 
 
 def save(epoch: int, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write the checkpoint whole or not at all: a job may be killed at any moment."""
+    """Write the checkpoint atomically, because the job may be killed at any time."""
     CHECKPOINT.parent.mkdir(parents=True, exist_ok=True)
     unfinished = CHECKPOINT.with_suffix(".tmp")
     torch.save({"epoch": epoch, "net": net.state_dict(), "optimizer": optimizer.state_dict()}, unfinished)
@@ -244,8 +244,8 @@ def save(epoch: int, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def resume(net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Take up the checkpoint if there is one; return the number of epochs it has behind it."""
-    # Rank 0 reads and tells the others, so that all go on from one state even if their disks differ.
+    """Load the checkpoint if it exists; return the number of its finished epochs."""
+    # Rank 0 broadcasts the checkpoint, so that all ranks continue from the same state on any disk.
     found: list[Any] = [None]
     if dist.get_rank() == 0 and CHECKPOINT.exists():
         found = [torch.load(CHECKPOINT, map_location="cpu", weights_only=True)]
@@ -255,12 +255,12 @@ def resume(net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     net.load_state_dict(found[0]["net"])
     optimizer.load_state_dict(found[0]["optimizer"])
     if dist.get_rank() == 0:
-        say(f"goes on after epoch {found[0]['epoch']} from {CHECKPOINT}")
+        say(f"continues after epoch {found[0]['epoch']} from {CHECKPOINT}")
     return int(found[0]["epoch"])
 
 
 def write_metrics(loader: DataLoader[Any], epoch: int, epochs: int, **values: float) -> None:
-    """Append a line to the metrics file, if the job has one."""
+    """Append a line to the metrics file if the job sets one."""
     if not (path := os.environ.get("DTSLURM_METRICS")):
         return
     steps = {"step": epoch * len(loader), "total_steps": epochs * len(loader), "epoch": epoch}

@@ -1,4 +1,4 @@
-"""Fit a small net to a known function: a plain loop, which begins anew whenever its job is interrupted."""
+"""Fit a small network to a known function. This plain loop starts again at step 0 after each interruption."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Fit a small net to a known function: the loop of plain.py, and it survives whatever ends its job.
+"""Fit a small network to a known function: the loop of plain.py, made fault-tolerant.
 
     dtslurm submit --ntasks-per-node 2 -l torchrun --signal-before 120 examples/survive/train.py
 
-Killed, preempted or out of time, it goes on from its last checkpoint, in the middle of an epoch, and ends
-with the same weights as if nothing had happened. An argument is the seconds to sleep in each step, for those
-who want time to interrupt it.
+After it is killed, preempted or out of time, the script continues from its last checkpoint, also in the
+middle of an epoch, and ends with the same weights as an uninterrupted run. The optional argument is a pause
+in seconds after each step, which leaves time to interrupt the script.
 """
 
 from __future__ import annotations

@@ -197,9 +197,9 @@ def test_two_nodes_that_a_partition_does_not_have_are_no_claim(invoke: Run, slur
 @pytest.mark.parametrize(
     ("name", "verdict", "found"),
     [
-        ("torchrn", "differs", "no such launcher here; did you mean 'torchrun'?"),
-        ("torchrun", "ok", "is there"),
-        ("auto", "ok", "is there"),
+        ("torchrn", "differs", "unknown launcher; did you mean 'torchrun'?"),
+        ("torchrun", "ok", "available"),
+        ("auto", "ok", "available"),
     ],
 )
 def test_a_default_launcher_is_one(

@@ -37,8 +37,8 @@ def test_every_version_is_described(version: str) -> None:
     assert known["paths.scratch"] == "$SCRATCH"
     assert known["slurm.mpi"] == "pmix"
     assert "cuda/12.4" in found.remarks["environment"][0]
-    assert "1 of them could not be used" in found.remarks["node_types.gpu-a100x8"][1]  # n2 is drained
-    assert [line for line in found.notices if line.startswith("accounting told nothing")]
+    assert "1 of them were unavailable" in found.remarks["node_types.gpu-a100x8"][1]  # n2 is drained
+    assert [line for line in found.notices if line.startswith("accounting did not answer")]
 
 
 def test_sinfo_stands_in_where_scontrol_tells_no_nodes() -> None:
@@ -81,9 +81,9 @@ def test_nodes_of_a_partition_may_differ() -> None:
     assert found.value("node_types", "gpu-a100x4-40G", "memory") == "511000M"
     assert found.value("node_types", "gpu-a100x4-80G", "constraint") == "hbm80g"
     assert found.value("slurm", "partitions", "main", "node_type") is None
-    assert "nodes differ" in found.value("slurm", "partitions", "main", "note")
+    assert "several node types" in found.value("slurm", "partitions", "main", "note")
     assert found.value("slurm", "gpu_request") == "gpus-per-node-typed"
-    assert any("cpu-128 can be used" in line for line in found.notices)
+    assert any("cpu-128 is available" in line for line in found.notices)
 
 
 def test_the_default_partition_is_named_only_if_it_has_nodes() -> None:

@@ -181,12 +181,12 @@ def test_a_thousand_nodes_of_five_kinds_cost_few_requests(thousand: ManyNodes, t
         "gpu-h100x8": 200, "gpu-a100x4-40G": 399, "gpu-a100x4-80G": 100, "gpu-a100x8": 1, "cpu-128": 300,
     }  # fmt: skip
     found = values(document)
-    assert found["slurm.partitions.main.note"] == "nodes differ: 399 gpu-a100x4-40G, 100 gpu-a100x4-80G"
+    assert found["slurm.partitions.main.note"] == "several node types: 399 gpu-a100x4-40G, 100 gpu-a100x4-80G"
     assert found["node_types.gpu-a100x4-80G.constraint"] == "hbm80g"
-    assert found["slurm.partitions.h100.note"] == "for accounts ml"
+    assert found["slurm.partitions.h100.note"] == "only for accounts ml"
     assert found["node_types.gpu-a100x8.gpus.model"] == "A100-SXM4-80GB"  # by the one node that runs jobs
-    assert any("none of the 200 nodes of gpu-h100x8 can be used" in line for line in document["notices"])
-    assert any("accounting told nothing" in line for line in document["notices"])  # it is off here
+    assert any("none of the 200 nodes of gpu-h100x8 is available" in line for line in document["notices"])
+    assert any("accounting did not answer" in line for line in document["notices"])  # it is off here
     proof = json.loads(cli("cluster", "check", "./big.yaml", "--no-probe", "--json", "-l", "srun").stdout)
     assert proof["ok"] is True
 
@@ -290,12 +290,12 @@ def test_what_a_site_keeps_private_is_told_and_not_guessed(stranger: Cli) -> Non
     assert not [name for name in values(document) if name.startswith(("slurm.partition", "node_types"))]
     notices = "\n".join(document["notices"])
     assert (
-        "Slurm told nothing of its partitions (slurm_load_partitions error: Access/permission denied)"
+        "Slurm did not report its partitions (slurm_load_partitions error: Access/permission denied)"
         in notices
     )
-    assert "Slurm told nothing of its nodes (" in notices
-    assert "accounting told nothing" in notices
-    assert f"{PRIVATE}: nodes and partitions that are not yours are not seen" in notices
+    assert "Slurm did not report its nodes (" in notices
+    assert "accounting did not answer" in notices
+    assert f"{PRIVATE}: nodes and partitions of others are hidden" in notices
     words = ("--no-probe", "--no-fabric", "-l", "single", "--json")
     proof = json.loads(stranger("cluster", "check", "./mine.yaml", *words).stdout)
     assert proof["ok"] is True

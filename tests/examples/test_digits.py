@@ -73,7 +73,7 @@ def test_alone_then_resumed_with_more_epochs(tmp_path: Path) -> None:
 
     second = run(tmp_path, "--epochs", "4")
     assert (second.returncode, second.stderr) == (0, "")
-    assert f"goes on after epoch 2 from {saved}" in second.stdout
+    assert f"continues after epoch 2 from {saved}" in second.stdout
     assert epochs_with_loss(tmp_path) == [1, 2, 3, 4]
 
 

@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from torch import nn
 from dtslurm import train
 from dtslurm.errors import RequestInvalid
 from dtslurm.train import place as places
-from dtslurm.train.checkpoint import Checkpointer, CheckpointFailed
+from dtslurm.train.checkpoint import READ_PATIENCE, Checkpointer, CheckpointFailed
 from dtslurm.train.run_files import RunFiles, StaleAttempt, append
 from tests.train.test_state import same_dice
 
@@ -99,7 +100,10 @@ def test_in_another_thread_nobody_listens_to_signals() -> None:
 
 
 def test_a_signal_that_there_is_not_is_refused() -> None:
-    with pytest.raises(RequestInvalid, match="USR7 is no signal"), train.session(signals=["USR7"]):
+    with (
+        pytest.raises(RequestInvalid, match="USR7 is not the name of a signal"),
+        train.session(signals=["USR7"]),
+    ):
         pass
 
 
@@ -249,16 +253,18 @@ def test_no_checkpoint_at_all_is_not_what_one_keeps() -> None:
 
 def test_a_folder_that_cannot_be_made_is_said(run: Path) -> None:
     (run / "checkpoints").touch()
+    begin = time.monotonic()
     with pytest.raises(CheckpointFailed, match="checkpoints cannot be used") as error:
         Checkpointer().restore({"net": nn.Linear(2, 1)})
     assert "File exists" in error.value.evidence[0]
+    assert time.monotonic() - begin < READ_PATIENCE / 2
 
 
 def test_a_save_that_is_waited_for_raises_what_went_wrong(run: Path) -> None:
     keeper = Checkpointer()
     (run / "checkpoints").touch()
     with pytest.raises(
-        CheckpointFailed, match="the checkpoint of step 1 was not written; there is none before"
+        CheckpointFailed, match="the checkpoint of step 1 was not written; there is no earlier checkpoint"
     ):
         keeper.save(1, {"net": nn.Linear(2, 1)}, wait=True)
     assert [event["step"] for event in told(run, "checkpoint_failed")] == [1]

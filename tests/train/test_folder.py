@@ -91,9 +91,11 @@ def test_what_is_wrong_with_a_file_is_told(tmp_path: Path) -> None:
     path = written(tmp_path, 1)
     files = Manifest.read(path).files
     (path / "__0_0.distcp").write_text("Weights")
-    assert store.find_damage(path, files) == "__0_0.distcp is not what was written: its SHA-256 differs"
+    assert (
+        store.find_damage(path, files) == "__0_0.distcp has changed since it was written: its SHA-256 differs"
+    )
     (path / "__0_0.distcp").write_text("weight")
-    assert store.find_damage(path, files) == "__0_0.distcp has 6 bytes of 7"
+    assert store.find_damage(path, files) == "__0_0.distcp has 6 of 7 bytes"
     (path / "__0_0.distcp").unlink()
     assert store.find_damage(path, files) == "__0_0.distcp is missing"
 
@@ -152,7 +154,7 @@ def test_what_is_set_aside_takes_no_other_ones_name(tmp_path: Path) -> None:
 
 def test_a_thousand_of_one_name_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "exists", lambda _: True)
-    with pytest.raises(FileExistsError, match="too many of that name"):
+    with pytest.raises(FileExistsError, match="1000 checkpoints have this name"):
         store.set_aside(tmp_path / "step-00000003-a0", "corrupt")
 
 

@@ -152,7 +152,7 @@ def test_a_stream_is_refused() -> None:
         def __iter__(self) -> Iterator[int]:
             yield 1
 
-    with pytest.raises(RequestInvalid, match="no order to go on in"):
+    with pytest.raises(RequestInvalid, match="no order in which training could be continued"):
         Loader(Stream(), 4)
 
 

@@ -53,7 +53,7 @@ def test_f39_f68_killed_at_any_change_of_the_folder_during_a_save(
     assert whole, (job.folder / f"checkpoints-operations-{victim}").read_text()
     job.done("dropout", 2)
     assert same(job.final(), undisturbed.final())
-    assert "not whole" not in job.text()
+    assert "is damaged" not in job.text()
     assert job.events("restored")[0]["path"].endswith(whole[-1])
     assert all(name.startswith("step-") for name in job.names())  # what was unfinished is gone
 
@@ -122,7 +122,7 @@ def test_f68_f69_a_spoilt_newest_checkpoint_is_passed_over(
     newest = job.checkpoints / [name for name in job.names() if name.startswith("step-")][-1]
     spoil(newest)
     job.done("dropout", 2)
-    assert f"{newest} is not whole" in job.text()
+    assert f"{newest} is damaged" in job.text()
     assert f"{newest.name}.corrupt" in job.names()
     [event] = job.events("checkpoint_corrupt")
     assert event["problem"]
@@ -138,7 +138,7 @@ def test_where_every_checkpoint_is_spoilt_training_does_not_begin_anew(job: Job,
             path.write_bytes(b"")
     for _ in range(2):  # also when they have been set aside already
         assert 0 not in job.run("dropout", 2)
-        assert f"no checkpoint in {job.checkpoints} is whole" in job.text()
+        assert f"no checkpoint in {job.checkpoints} is intact" in job.text()
     assert job.events("restored") == []
     assert sorted(job.names()) == sorted(f"{name}.corrupt" for name in spoilt)
     for name in job.names():
@@ -228,9 +228,9 @@ def test_a_full_disk_leaves_the_old_checkpoint_good_and_is_told(
     job.done("full", world, tries=2, numbers=500_000)
     assert job.names() == ["step-00000001-a0", "step-00000009-a0"]
     assert [one["step"] for one in job.events("checkpoint_failed")] == [2, 3]
-    assert "the checkpoint of step 2 was not written; the last good one is " in job.text()
+    assert "the checkpoint of step 2 was not written; the last good checkpoint is " in job.text()
     assert f" MiB are free in {small_disk}" in job.text()
-    assert f"make room in {small_disk}" in job.text()
+    assert f"free disk space in {small_disk}" in job.text()
 
 
 def test_many_failures_in_a_row_end_training(job: Job, small_disk: Path) -> None:
@@ -280,6 +280,6 @@ def test_a_checkpoint_of_other_objects_is_refused_and_kept(job: Job) -> None:
     job.done("mismatched", 2, features=3)
     before = job.names()
     assert job.run("mismatched", 2, features=4) == [1, 1]
-    assert "is whole, but not of what is to be restored" in job.text()
+    assert "is intact, but does not match the objects to restore" in job.text()
     assert "the shape of net.weight is (1, 4) here and (1, 3) in the checkpoint" in job.text()
     assert job.names() == before

@@ -19,9 +19,11 @@ def test_f25_f26_f37_a_signal_to_one_rank_has_all_save_and_leave_at_one_step(
     assert codes == [85, 85], job.text()
     [saved] = job.events("checkpoint")
     assert saved["step"] in {7, 8, 9}
-    assert f"told to stop: saved after step {saved['step']}, leaves with exit code 85" in job.text()
+    assert (
+        f"received a signal: saved a checkpoint after step {saved['step']}, exits with code 85" in job.text()
+    )
     job.done("dropout", 2)
-    assert f"goes on after step {saved['step']}" in job.text()
+    assert f"continues after step {saved['step']}" in job.text()
     assert same(job.final(), undisturbed.final())
     assert job.samples() == undisturbed.samples()
 

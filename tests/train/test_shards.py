@@ -55,15 +55,15 @@ def test_all_ranks_together_have_each_file_once(env: dict[str, str]) -> None:
 
 def test_what_does_not_fit_is_said(env: dict[str, str]) -> None:
     manifest(env, "rank", 4)
-    with pytest.raises(RequestInvalid, match="dealt to 4 ranks"):
+    with pytest.raises(RequestInvalid, match="distributed to 4 ranks"):
         train.shards("data", env, place=place(0, 2))
     with pytest.raises(RequestInvalid, match="nothing was staged as 'other'"):
         train.shards("other", env)
     (Path(env["DTSLURM_STAGED_DATA"]) / "0.tar").unlink()
-    with pytest.raises(RequestInvalid, match="is not there"):
+    with pytest.raises(RequestInvalid, match="does not exist"):
         train.shards("data", env, place=place(0))
     (Path(env["DTSLURM_RUN_DIR"]) / "staged" / "data.shards.json").unlink()
-    with pytest.raises(RequestInvalid, match="too few files"):
+    with pytest.raises(RequestInvalid, match="has fewer files than there are ranks"):
         train.shards("data", env, place=place(9, 10))
 
 
