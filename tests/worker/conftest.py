@@ -69,7 +69,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         signal.signal(number, handler)
 
 
-def asked(site: Path) -> list[str]:
+def slurm_requests(site: Path) -> list[str]:
     """Return what was asked of the site's Slurm, but for looks."""
     lines = (site / "asked").read_text().splitlines() if (site / "asked").exists() else []
     return [line for line in lines if not line.startswith("show")]

@@ -34,7 +34,7 @@ def prune(run: Path, **values: Any) -> list[str]:
     return [one["path"].rpartition("-")[2] for one in ask(run, "prune", **request)["removed"]]
 
 
-def test_artifacts_are_listed_as_they_are_now(run: Path) -> None:
+def test_artifact_list_reports_current_files_and_pins(run: Path) -> None:
     (run / "checkpoints/step-0/weights").unlink()
     (run / "checkpoints/step-0").rmdir()
     (run / "checkpoints/step-1/more").write_bytes(b"12345")
@@ -49,7 +49,7 @@ def test_artifacts_are_listed_as_they_are_now(run: Path) -> None:
     assert "now_sha256" not in ask(run, "list")["artifacts"][-1]
 
 
-def test_a_pin_is_kept_until_it_is_taken_back(run: Path) -> None:
+def test_pin_stays_until_unpin(run: Path) -> None:
     assert ask(run, "pin", paths=["b", "a"]) == {"pinned": ["a", "b"]}
     assert ask(run, "unpin", paths=["b", "c"]) == {"pinned": ["a"]}
     assert artifacts.pins(str(run)) == ["a"]
@@ -65,7 +65,7 @@ def test_a_pin_is_kept_until_it_is_taken_back(run: Path) -> None:
         ({"keep": 1, "best": "accuracy"}, ["3", "2", "1", "0"]),
     ],
 )
-def test_what_need_not_be_kept_is_named_and_removed_only_when_asked(
+def test_prune_removes_superfluous_checkpoints_only_with_remove(
     run: Path, more: dict[str, Any], gone: list[str]
 ) -> None:
     assert prune(run, **more) == gone
@@ -76,7 +76,7 @@ def test_what_need_not_be_kept_is_named_and_removed_only_when_asked(
     assert (run / "model.bin").exists()
 
 
-def test_what_is_pinned_or_lies_elsewhere_is_not_removed(run: Path, tmp_path_factory: Any) -> None:
+def test_prune_keeps_pinned_and_external_checkpoints(run: Path, tmp_path_factory: Any) -> None:
     far = tmp_path_factory.mktemp("far") / "step-7"
     far.mkdir()
     artifacts.add(str(run), path=str(far), kind="checkpoint", step=-7)
@@ -85,7 +85,7 @@ def test_what_is_pinned_or_lies_elsewhere_is_not_removed(run: Path, tmp_path_fac
     assert far.exists()
 
 
-def test_a_prune_that_was_cut_off_is_gone_on_with(run: Path) -> None:
+def test_prune_completes_an_interrupted_prune(run: Path) -> None:
     left = run / "checkpoints/.deleting-step-0"
     left.mkdir()
     (left / "weights").touch()
@@ -96,7 +96,7 @@ def test_a_prune_that_was_cut_off_is_gone_on_with(run: Path) -> None:
     assert (run / "model.bin").read_bytes() == b"model"
 
 
-def test_what_cannot_be_answered_is_refused_with_the_reason(run: Path) -> None:
+def test_register_refuses_a_missing_run_directory_and_a_damaged_pin_file(run: Path) -> None:
     assert ask(run / "none", "list") == {"refused": f"the run directory {run}/none no longer exists"}
     (run / artifacts.PINS).write_text("{half")
     answer = ask(run, "list")

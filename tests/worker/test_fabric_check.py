@@ -46,7 +46,7 @@ def run(tmp_path: Path, *arguments: str, ranks: int = 2, started: int | None = N
     return [(process.wait(120), output) for process in processes for output in [process.communicate()[0]]]
 
 
-def test_it_tells_the_bandwidth(tmp_path: Path) -> None:
+def test_fabric_check_reports_the_bandwidth_of_each_size(tmp_path: Path) -> None:
     ended = run(tmp_path, "0", "infiniband", "5", ranks=3)
     assert [code for code, _ in ended] == [0, 0, 0], ended
     assert "fabric check: " in ended[0][1]
@@ -60,7 +60,7 @@ def test_it_tells_the_bandwidth(tmp_path: Path) -> None:
     assert found["ring_gbs"][found["slowest_rank"]] == min(found["ring_gbs"])
 
 
-def test_less_than_half_of_what_is_expected_is_a_failure(tmp_path: Path) -> None:
+def test_fabric_check_fails_below_half_of_the_expected_bandwidth(tmp_path: Path) -> None:
     ended = run(tmp_path, "1000000", "any", "3")
     assert [code for code, _ in ended] == [86, 0]
     (line,) = [line for line in ended[0][1].splitlines() if line.startswith("fabric check failed: ")]
@@ -69,7 +69,7 @@ def test_less_than_half_of_what_is_expected_is_a_failure(tmp_path: Path) -> None
     assert json.loads((tmp_path / "fabric.json").read_text())["problem"] in line
 
 
-def test_a_rank_that_never_comes_is_waited_for_in_bounds(tmp_path: Path) -> None:
+def test_fabric_check_fails_after_its_limit_when_a_rank_is_missing(tmp_path: Path) -> None:
     start = time.monotonic()
     ((code, output),) = run(tmp_path, "0", "any", "1", "3", started=1)
     assert code == 86
@@ -81,7 +81,9 @@ TOLD = "n1:7:8 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0
 
 
 @pytest.mark.parametrize(("fabric", "code"), [("slingshot", 86), ("any", 0)])
-def test_nccl_on_tcp_is_a_failure_on_a_better_fabric(tmp_path: Path, fabric: str, code: int) -> None:
+def test_fabric_check_fails_when_nccl_uses_tcp_on_a_faster_fabric(
+    tmp_path: Path, fabric: str, code: int
+) -> None:
     # Stands before torch on the path, and writes what NCCL would: there is no GPU here.
     (tmp_path / "sitecustomize.py").write_text(
         "import atexit, os, threading, time\n"
@@ -104,5 +106,5 @@ def test_nccl_on_tcp_is_a_failure_on_a_better_fabric(tmp_path: Path, fabric: str
     assert (told in ended[0][1]) == (code == 86)
 
 
-def test_it_is_written_for_old_pythons() -> None:
+def test_fabric_check_parses_as_python_3_6() -> None:
     ast.parse(PROGRAM.read_text(), feature_version=(3, 6))

@@ -24,13 +24,13 @@ def choice(reports: list[Report], before: tuple[Report, ...] = (), **more: Any) 
     return made.action, list(made.exclude)
 
 
-def test_bad_nodes_are_left_out_where_enough_are_fit() -> None:
+def test_health_decision_excludes_bad_nodes_when_enough_nodes_are_healthy() -> None:
     assert choice([report("n1"), report("n2")]) == ("go", [])
     assert choice([report("n1"), report("n2", "gpus"), report("n3")]) == ("go", ["n2"])
     assert choice([report("n1", "hca"), report("n2", "gpus"), report("n3")], wanted=1) == ("go", ["n1", "n2"])
 
 
-def test_without_enough_the_job_is_requeued_without_them() -> None:
+def test_health_decision_requeues_the_job_without_bad_nodes_when_too_few_are_healthy() -> None:
     assert choice([report("n1"), report("n2", "gpus")]) == ("requeue", ["n2"])
     assert choice([report("n1", "gpus")], wanted=1) == ("requeue", ["n1"])
 
@@ -55,7 +55,7 @@ def test_without_enough_the_job_is_requeued_without_them() -> None:
         ([report("n1"), report("n2", "gpus")], (), {"may_requeue": False}, "no other node"),
     ],
 )
-def test_going_on_is_given_up_in_words(
+def test_health_decision_stop_states_the_reason(
     reports: list[Report], before: tuple[Report, ...], more: dict[str, Any], words: str
 ) -> None:
     made = decide(reports, before, **{"requeues": 0, "wanted": 2, "may_requeue": True, **more})
@@ -63,16 +63,16 @@ def test_going_on_is_given_up_in_words(
     assert words in made.reason
 
 
-def test_different_faults_are_not_one_cause() -> None:
+def test_health_decision_requeues_when_nodes_fail_different_checks() -> None:
     assert choice([report("n1", "hca"), report("n2", "shm")]) == ("requeue", ["n1", "n2"])
 
 
-def test_a_missing_module_is_missing_everywhere() -> None:
+def test_health_decision_stops_for_a_missing_python_module() -> None:
     gone = finding("framework", "bad", "import of torch fails: ModuleNotFoundError: No module named 'torch'")
     assert choice([Report("n1", False, [gone])], wanted=1) == ("stop", [])
 
 
-def test_a_node_without_a_last_word_in_time_is_bad_unless_none_has_any() -> None:
+def test_node_without_an_end_line_is_bad_unless_no_node_has_an_answer() -> None:
     fine = [finding("disk", "ok", "yes")]
     reports = judge_nodes(["n1", "n2", "n3"], HealthReport({"n1": fine, "n2": fine}, ["n1"], [], [True]))
     assert [one.ok for one in reports] == [True, False, False]
@@ -82,7 +82,7 @@ def test_a_node_without_a_last_word_in_time_is_bad_unless_none_has_any() -> None
     )
 
 
-def test_where_srun_gave_up_the_node_that_it_names_is_bad() -> None:
+def test_node_named_in_an_srun_launch_error_is_bad() -> None:
     words = ["srun: error: Task launch for StepId=17.0 failed on node n2: Communication connection failure"]
     reports = judge_nodes(["n1", "n2", "n3"], HealthReport({"n1": []}, [], words, []))
     assert [one.ok for one in reports] == [True, False, True]
@@ -90,13 +90,13 @@ def test_where_srun_gave_up_the_node_that_it_names_is_bad() -> None:
     assert [one.ok for one in judge_nodes(["n2"], HealthReport({}, [], words, []))] == [False]
 
 
-def test_unknown_and_warnings_keep_nobody_from_training() -> None:
+def test_unknown_and_warning_findings_leave_a_node_healthy() -> None:
     found = [finding("gpus", "unknown", "?"), finding("clock", "warn", "9 s")]
     [one] = judge_nodes(["n1"], HealthReport({"n1": found}, ["n1"], [], []))
     assert one.ok
 
 
-def test_what_earlier_starts_saw_is_read_from_the_events() -> None:
+def test_reports_of_earlier_starts_are_read_from_the_events() -> None:
     fault = {"check": "gpus", "level": "bad", "evidence": "7 of 8"}
     events: list[dict[str, Any]] = [
         {"event": "health", "node": "n1", "ok": False, "findings": [fault, "junk"]},
@@ -105,7 +105,7 @@ def test_what_earlier_starts_saw_is_read_from_the_events() -> None:
     assert health.of_events(events) == [Report("n1", False, [fault])]
 
 
-def test_a_look_that_does_not_end_is_ended(tmp_path: Path) -> None:
+def test_health_check_ends_a_hanging_srun(tmp_path: Path) -> None:
     mark = tmp_path / "told"
     words = 'dtslurm-health: {"node": "n1", "begin": true}'
     hang = f"print({words!r}, flush=True); import time; open({str(mark)!r}, 'w'); time.sleep(600)"

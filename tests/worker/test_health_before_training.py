@@ -11,7 +11,7 @@ import pytest
 
 from dtslurm.worker.supervisor import health, lease, main
 from dtslurm.worker.supervisor.main import Supervisor
-from tests.worker.conftest import asked
+from tests.worker.conftest import slurm_requests
 from tests.worker.test_supervisor_races import ASKED, RUNNING, Clock
 
 SRUN = """\
@@ -35,7 +35,7 @@ def keeper(site: Path) -> Supervisor:
     return made
 
 
-def tell(site: Path, **nodes: tuple[str, ...]) -> None:
+def write_findings(site: Path, **nodes: tuple[str, ...]) -> None:
     """Let each node tell its findings, as CHECK:LEVEL; each tells the end."""
     lines = ["srun: job 17 queued and waiting"]
     for node, findings in nodes.items():
@@ -51,10 +51,10 @@ def line(node: str, **values: Any) -> str:
     return "dtslurm-health: " + json.dumps({"node": node, **values})
 
 
-def test_where_all_nodes_are_fit_training_begins(
+def test_training_starts_when_all_nodes_are_healthy(
     site: Path, keeper: Supervisor, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tell(site, n1=("disk:ok",), n2=("disk:ok",), n3=("clock:warn", "disk:ok"))
+    write_findings(site, n1=("disk:ok",), n2=("disk:ok",), n3=("clock:warn", "disk:ok"))
     assert health.before_training(keeper) is None
     out = capsys.readouterr().out
     assert "dtslurm: health: node n3, clock: clock is warn\n" in out
@@ -70,10 +70,10 @@ def test_where_all_nodes_are_fit_training_begins(
     assert f"--container-image=x python3 {site} preflight {site}/health.json n1 " in words
 
 
-def test_a_bad_node_is_left_out_where_there_are_enough(
+def test_bad_node_is_excluded_when_enough_nodes_are_healthy(
     site: Path, keeper: Supervisor, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tell(site, n1=(), n2=("gpus:bad",), n3=())
+    write_findings(site, n1=(), n2=("gpus:bad",), n3=())
     assert health.before_training(keeper) is None
     assert keeper.healthy() == ["n1", "n3"]
     [told] = keeper.ledger.events("node_excluded")
@@ -83,37 +83,37 @@ def test_a_bad_node_is_left_out_where_there_are_enough(
     assert "1 bad; n2 is excluded\n" in out
 
 
-def test_where_too_few_are_left_the_job_is_queued_again_without_the_bad_ones(
+def test_job_is_requeued_without_bad_nodes_when_too_few_nodes_are_healthy(
     site: Path, keeper: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tell(site, n1=(), n2=("gpus:bad",), n3=("hca:bad",))
+    write_findings(site, n1=(), n2=("gpus:bad",), n3=("hca:bad",))
     monkeypatch.setattr(main, "time", Clock(lambda _now: keeper._told_to_end(15, None)))
     assert health.before_training(keeper) == health.EXIT_CODE
-    assert asked(site) == ["requeue 17", "update JobId=17 ExcNodeList=n[8-9],n2,n3"]
+    assert slurm_requests(site) == ["requeue 17", "update JobId=17 ExcNodeList=n[8-9],n2,n3"]
     [made] = keeper.ledger.events("decision")
     assert (made["action"], made["cause"], made["excluded"]) == ("requeue", "health", ["n2", "n3"])
     assert keeper.ledger.events("ended") == []  # its next start goes on
 
 
 @pytest.mark.parametrize("python", [True, False])
-def test_a_fault_of_all_nodes_is_none_of_theirs_and_ends_the_job(
+def test_job_ends_when_every_node_fails_the_same_check(
     site: Path, keeper: Supervisor, capsys: pytest.CaptureFixture[str], python: bool
 ) -> None:
     check = "framework:bad" if python else "gpus:bad"
-    tell(site, n1=(check,), n2=(check,), n3=(check,))
+    write_findings(site, n1=(check,), n2=(check,), n3=(check,))
     keeper.ledger.event("attempt", 0)
     assert health.before_training(keeper) == health.EXIT_CODE
-    assert asked(site) == []
+    assert slurm_requests(site) == []
     assert keeper.ledger.events("ended")[0]["exit_code"] == health.EXIT_CODE
     assert keeper.ledger.events("attempt_ended")[0]["cause"] == "lost"  # of the copy before
     assert (site / "logs/0").is_dir()
     assert "health: stop: every node failed the same check" in capsys.readouterr().out
 
 
-def test_a_job_that_can_have_no_other_nodes_ends(
+def test_job_that_cannot_be_requeued_ends_when_too_few_nodes_are_healthy(
     site: Path, keeper: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tell(site, n1=(), n2=("gpus:bad",), n3=("hca:bad",))
+    write_findings(site, n1=(), n2=("gpus:bad",), n3=("hca:bad",))
     monkeypatch.delenv("SLURM_JOB_ID")
     assert health.before_training(keeper) == health.EXIT_CODE
     [made] = keeper.ledger.events("decision")
@@ -121,7 +121,7 @@ def test_a_job_that_can_have_no_other_nodes_ends(
 
 
 @pytest.mark.parametrize("words", ["srun: error: Unable to create step", ""])
-def test_a_look_that_tells_nothing_keeps_nobody_from_training(
+def test_training_starts_when_the_health_check_returns_no_findings(
     site: Path, keeper: Supervisor, capsys: pytest.CaptureFixture[str], words: str
 ) -> None:
     (site / "told").write_text(f"{words}\n" if words else "")
@@ -131,7 +131,7 @@ def test_a_look_that_tells_nothing_keeps_nobody_from_training(
     assert keeper.ledger.events("health") == []
 
 
-def test_neither_does_a_machine_that_cannot_tell_its_time(
+def test_training_starts_when_the_clock_server_cannot_start(
     site: Path, keeper: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(_head: str) -> object:
@@ -142,10 +142,10 @@ def test_neither_does_a_machine_that_cannot_tell_its_time(
     assert not (site / "srun.asked").exists()
 
 
-def test_f30_a_job_that_is_told_to_end_meanwhile_judges_no_node(
+def test_f30_health_check_judges_no_node_when_the_job_is_terminated(
     site: Path, keeper: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tell(site, n1=(), n2=("gpus:bad",), n3=("hca:bad",))
+    write_findings(site, n1=(), n2=("gpus:bad",), n3=("hca:bad",))
     look = health.look
 
     def ended(*words: Any, **more: Any) -> health.HealthReport:
@@ -158,14 +158,16 @@ def test_f30_a_job_that_is_told_to_end_meanwhile_judges_no_node(
     (site / "bin/srun").write_text("#!/bin/sh\nexec sleep 600\n")
     assert health.before_training(keeper) is None  # nor is the look waited for
     assert keeper.ledger.events("health") == []
-    assert asked(site) == []
+    assert slurm_requests(site) == []
 
 
-def test_the_whole_run_begins_with_the_look_and_ends_with_its_code(site: Path, keeper: Supervisor) -> None:
-    tell(site, n1=("gpus:bad",), n2=("gpus:bad",), n3=("gpus:bad",))
+def test_run_exits_with_the_health_check_code_without_starting_training(
+    site: Path, keeper: Supervisor
+) -> None:
+    write_findings(site, n1=("gpus:bad",), n2=("gpus:bad",), n3=("gpus:bad",))
     (site / "step.sh").write_text(f"echo >>{site}/starts\n")
     assert keeper.run() == health.EXIT_CODE
     assert not (site / "starts").exists()
-    tell(site, n1=(), n2=(), n3=())
+    write_findings(site, n1=(), n2=(), n3=())
     assert keeper.run() == 0
     assert (site / "starts").exists()

@@ -27,14 +27,14 @@ from tests.waiting import wait_until
 # ---- The tree ----
 
 
-def test_the_tree_is_filled_level_by_level() -> None:
+def test_heartbeat_tree_fills_each_level_before_the_next() -> None:
     placement = HeartbeatTree(3)
     parents = [placement.place(f"n{number}", ("10.0.0.1", number)) for number in range(15)]
     assert parents == [None] * 3 + ["n0"] * 3 + ["n1"] * 3 + ["n2"] * 3 + ["n3"] * 3
     assert [placement.members[f"n{number}"].depth for number in (0, 3, 12)] == [1, 2, 3]
 
 
-def test_a_parent_that_cannot_be_reached_gets_no_children_until_it_is_back() -> None:
+def test_heartbeat_tree_gives_an_unreachable_parent_no_children_until_it_returns() -> None:
     placement = HeartbeatTree(1)
     for name in ("a", "b", "c"):
         placement.place(name, ("", 0))
@@ -48,7 +48,7 @@ def test_a_parent_that_cannot_be_reached_gets_no_children_until_it_is_back() -> 
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.sampled_from(["place", "failed", "remove"]))))
-def test_no_node_has_too_many_children_and_none_is_below_itself(steps: list[tuple[int, str]]) -> None:
+def test_heartbeat_tree_limits_children_and_has_no_cycles(steps: list[tuple[int, str]]) -> None:
     placement = HeartbeatTree(2)
     for number, action in steps:
         name = f"n{number}"
@@ -97,7 +97,7 @@ def received(connection: frames.Connection, other: frames.Connection) -> list[by
     return payloads
 
 
-def test_messages_arrive_in_both_directions(ends: Any) -> None:
+def test_signed_connection_delivers_messages_in_both_directions(ends: Any) -> None:
     near, far = ends(b"key", b"key")
     near.send(b"one")
     near.send(b"x" * 100_000)
@@ -107,7 +107,7 @@ def test_messages_arrive_in_both_directions(ends: Any) -> None:
     assert received(near, far) == [b"answer"]
 
 
-def test_a_peer_with_another_key_is_refused(ends: Any) -> None:
+def test_signed_connection_refuses_a_peer_with_another_key(ends: Any) -> None:
     near, far = ends(b"key", b"another key")
     near.send(b"one")
     with pytest.raises(frames.Untrusted, match="signature"):
@@ -115,7 +115,7 @@ def test_a_peer_with_another_key_is_refused(ends: Any) -> None:
     assert not far.trusted
 
 
-def test_a_message_cannot_be_sent_twice_or_back_to_its_sender(ends: Any) -> None:
+def test_signed_connection_refuses_replayed_and_reflected_messages(ends: Any) -> None:
     near, far = ends(b"key", b"key")
     near.send(b"one")
     assert received(far, near) == [b"one"]
@@ -131,7 +131,7 @@ def test_a_message_cannot_be_sent_twice_or_back_to_its_sender(ends: Any) -> None
         far.receive()
 
 
-def test_a_stranger_cannot_make_the_supervisor_wait_for_a_long_message(ends: Any) -> None:
+def test_signed_connection_refuses_a_long_message_of_an_untrusted_peer(ends: Any) -> None:
     near, far = ends(b"key", b"key")
     near.flush()
     far.receive()
@@ -223,7 +223,7 @@ def depths(job: Job) -> list[int]:
     return sorted(member.depth for member in job.beats.root._placement.members.values())
 
 
-def test_heartbeats_of_a_tree_arrive_without_a_file_for_each_node(job: Job) -> None:
+def test_tree_heartbeats_arrive_without_a_file_for_each_node(job: Job) -> None:
     job.start(*NAMES)
     job.pulse_until(lambda: set(job.beats.seen) == set(NAMES) and job.linked() == list(NAMES))
     assert depths(job)[-1] >= 3
@@ -240,9 +240,7 @@ def test_heartbeats_of_a_tree_arrive_without_a_file_for_each_node(job: Job) -> N
 
 
 @pytest.mark.parametrize("way", ["dies", "freezes"])
-def test_only_the_lost_node_is_silent_though_it_passed_on_the_heartbeats_of_others(
-    job: Job, way: str
-) -> None:
+def test_only_a_lost_node_is_silent_although_it_relayed_heartbeats_of_other_nodes(job: Job, way: str) -> None:
     job.start(*NAMES)
     job.pulse_until(lambda: set(job.beats.seen) == set(NAMES))
     parents = {name: job.beats.root.parent_of(name) for name in NAMES}
@@ -264,7 +262,7 @@ def test_only_the_lost_node_is_silent_though_it_passed_on_the_heartbeats_of_othe
     assert set(job.linked()) - {lost} == set(NAMES) - {lost}
 
 
-def test_a_farewell_passes_through_the_tree_at_once(job: Job) -> None:
+def test_farewells_of_all_nodes_reach_the_supervisor_through_the_tree(job: Job) -> None:
     job.start(*NAMES)
     job.pulse_until(lambda: job.linked() == list(NAMES))
     for name in reversed(NAMES):
@@ -275,7 +273,7 @@ def test_a_farewell_passes_through_the_tree_at_once(job: Job) -> None:
     assert job.beats.ranks() == {}
 
 
-def test_a_farewell_arrives_from_a_node_that_has_no_parent_at_the_moment(job: Job) -> None:
+def test_farewell_arrives_from_a_node_that_has_not_joined_yet(job: Job) -> None:
     job.start("n0")
     job.relays["n0"]._join_at = time.monotonic() + 1000
     time.sleep(0.3)
@@ -285,9 +283,7 @@ def test_a_farewell_arrives_from_a_node_that_has_no_parent_at_the_moment(job: Jo
     job.pulse_until(lambda: job.beats.last.get("n0", {}).get("kind") == "bye")
 
 
-def test_nodes_find_a_supervisor_that_was_killed_and_started_again(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_rejoin_a_restarted_supervisor(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "RESUMED_S", 1.0)
     job.start(*NAMES)
     job.pulse_until(lambda: set(job.beats.seen) == set(NAMES))
@@ -302,7 +298,7 @@ def test_nodes_find_a_supervisor_that_was_killed_and_started_again(
     job.pulse_until(lambda: job.beats.silent(2.0) == ["n4"])
 
 
-def test_a_node_with_a_wrong_key_is_no_member(job: Job) -> None:
+def test_node_with_a_wrong_key_does_not_join_the_tree(job: Job) -> None:
     target = json.loads((Path(job.beats.folder) / beats.ADDRESS).read_text())
     forged = job.folder / "forged"
     forged.mkdir()
@@ -316,7 +312,7 @@ def test_a_node_with_a_wrong_key_is_no_member(job: Job) -> None:
     assert job.linked() == ["n0"]
 
 
-def test_a_stranger_that_sends_nothing_is_cut_off(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_that_sends_no_signature_is_closed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "TRUST_S", 0.3)
     target = json.loads((Path(job.beats.folder) / beats.ADDRESS).read_text())
     with socket.create_connection(("127.0.0.1", target["port"]), 5) as stranger:
@@ -324,7 +320,7 @@ def test_a_stranger_that_sends_nothing_is_cut_off(job: Job, monkeypatch: pytest.
         assert stranger.recv(100) == b""
 
 
-def test_more_connections_than_files_may_be_open_wait_for_their_turn(
+def test_nodes_join_the_tree_when_the_supervisor_limits_its_connections(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(root, "MOST_CONNECTIONS", 3)
@@ -332,7 +328,7 @@ def test_more_connections_than_files_may_be_open_wait_for_their_turn(
     job.pulse_until(lambda: set(job.beats.seen) == set(NAMES) and job.linked() == list(NAMES))
 
 
-def test_a_node_that_reaches_nobody_is_heard_through_a_file(job: Job) -> None:
+def test_heartbeat_file_of_a_node_without_a_connection_is_read(job: Job) -> None:
     job.start("n0")
     job.pulse_until(lambda: "n0" in job.beats.seen)
     record = {"kind": "beat", "node": "n1", "time": time.time(), "ranks": {"1": {"cpu": 2.0}}}
@@ -346,7 +342,7 @@ def test_a_node_that_reaches_nobody_is_heard_through_a_file(job: Job) -> None:
     assert job.beats.silent(2.0) == ["n1"]
 
 
-def test_a_node_that_loses_its_network_is_not_silent_if_it_writes_a_file(job: Job) -> None:
+def test_node_without_a_network_is_not_silent_while_it_writes_a_heartbeat_file(job: Job) -> None:
     job.start("n0", "n1")
     job.pulse_until(lambda: {"n0", "n1"} <= set(job.beats.seen))
     job.freeze("n1")
@@ -356,7 +352,7 @@ def test_a_node_that_loses_its_network_is_not_silent_if_it_writes_a_file(job: Jo
     assert job.beats.silent(2.0) == []
 
 
-def test_a_restarted_agent_learns_that_the_first_one_is_back(job: Job) -> None:
+def test_restarted_agent_receives_the_order_that_the_first_agent_is_back(job: Job) -> None:
     job.start("n0")
     job.pulse_until(lambda: "n0" in job.beats.seen)
     first = job.relays.pop("n0")
@@ -370,7 +366,9 @@ def test_a_restarted_agent_learns_that_the_first_one_is_back(job: Job) -> None:
     wait_until(lambda: second.orders is not None and second.orders.back == ["n0"])
 
 
-def test_small_jobs_keep_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_jobs_use_heartbeat_files_instead_of_the_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nodes = [f"n{number}" for number in range(PLAIN_NODES + 1)]
     small, _ = tree.choose_heartbeats(str(tmp_path), nodes[1:], "127.0.0.1")
     assert type(small) is Heartbeats
@@ -401,7 +399,7 @@ def agent(job: Job, monkeypatch: pytest.MonkeyPatch) -> node.NodeAgent:
     return node.NodeAgent()
 
 
-def test_an_agent_in_a_tree_neither_writes_files_nor_reads_the_lease(
+def test_agent_in_a_tree_writes_no_heartbeat_file_and_reads_the_lease_once(
     job: Job, agent: node.NodeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job.run(agent.relay)
@@ -428,7 +426,7 @@ def test_an_agent_in_a_tree_neither_writes_files_nor_reads_the_lease(
     wait_until(lambda: not agent._holds_lease())
 
 
-def test_an_agent_without_a_supervisor_writes_one_file_a_minute(
+def test_agent_without_a_supervisor_writes_a_heartbeat_file_less_often(
     job: Job, agent: node.NodeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job.beats.close()  # the port is closed, its address is still there
@@ -452,7 +450,7 @@ def test_an_agent_without_a_supervisor_writes_one_file_a_minute(
     assert json.loads(Path(agent.path).read_text())["kind"] == "bye"
 
 
-def test_a_request_for_stacks_comes_with_the_orders(job: Job, agent: node.NodeAgent) -> None:
+def test_stack_request_reaches_an_agent_with_its_orders(job: Job, agent: node.NodeAgent) -> None:
     job.run(agent.relay)
     job.pulse_until(lambda: agent.relay is not None and agent.relay.orders)
     job.beats.ask_stacks()  # the supervisor waits for the answers and does not look meanwhile
@@ -462,7 +460,7 @@ def test_a_request_for_stacks_comes_with_the_orders(job: Job, agent: node.NodeAg
     assert job.beats.told_stacks() == ({}, True)
 
 
-def test_an_agent_tells_what_its_ranks_have_done_in_the_last_seconds(
+def test_agent_reports_recent_cpu_transfer_and_stopped_activity_of_its_ranks(
     agent: node.NodeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
@@ -485,7 +483,7 @@ def test_an_agent_tells_what_its_ranks_have_done_in_the_last_seconds(
     assert look(3.0, moved=1_300_000, state="T") == "sct"
 
 
-def test_the_position_in_the_log_tells_how_much_a_rank_has_written(tmp_path: Path) -> None:
+def test_output_position_reports_the_bytes_that_a_rank_has_written(tmp_path: Path) -> None:
     import subprocess
 
     log = tmp_path / "rank-0.log"

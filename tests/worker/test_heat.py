@@ -21,7 +21,7 @@ def record(time: float, node: str, util: float, cpu: float = 10) -> dict[str, An
     return {"time": time, "node": node, "node_rank": 0, "cpu_percent": cpu, "gpus": [gpu]}
 
 
-def test_rows_are_means_over_columns(tmp_path: Path) -> None:
+def test_utilization_history_averages_samples_into_columns(tmp_path: Path) -> None:
     write(tmp_path, 0, [record(1000 + number, "n1", number * 10) for number in range(10)])
     write(tmp_path, 1, [record(1000, "n2", 50), record(1009, "n2", 70)])
     found = utilization_history.heat(str(tmp_path), 0, 4)
@@ -44,17 +44,17 @@ def test_rows_are_means_over_columns(tmp_path: Path) -> None:
         '{"time": 5, "gpus": 3}',
     ],
 )
-def test_odd_lines_are_harmless(tmp_path: Path, line: str) -> None:
+def test_utilization_history_ignores_malformed_lines(tmp_path: Path, line: str) -> None:
     write(tmp_path, 0, [line, record(1000, "n1", float("nan")), record(1001, "n1", 50)])
     json.dumps(utilization_history.heat(str(tmp_path), 0, 8), allow_nan=False)
 
 
-def test_of_a_long_file_pieces_are_read(tmp_path: Path) -> None:
+def test_utilization_history_samples_a_long_file_over_its_whole_length(tmp_path: Path) -> None:
     write(tmp_path, 0, [record(1000 + number, "n1", number % 100) for number in range(20_000)])
     found = utilization_history.heat(str(tmp_path), 0, 8)
     assert [value is not None for value in found["rows"][0]["values"]] == [True] * 8
     assert found["to"] - found["from"] > 19_000
 
 
-def test_no_samples_are_no_rows(tmp_path: Path) -> None:
+def test_utilization_history_without_samples_has_no_rows(tmp_path: Path) -> None:
     assert utilization_history.heat(str(tmp_path), 0, 8)["rows"] == []

@@ -39,7 +39,7 @@ SEPARATORS = "a\u2028b\x85c\x0bd"
 
 
 @pytest.mark.parametrize("name", ["json_records", "locks", "node_blocklist", "disk", "answer"])
-def test_nodes_may_have_python_3_6(name: str) -> None:
+def test_worker_library_parses_as_python_3_6(name: str) -> None:
     ast.parse(assets.worker(f"lib/{name}.py").read_text(), feature_version=(3, 6))
 
 
@@ -60,7 +60,7 @@ def test_nodes_may_have_python_3_6(name: str) -> None:
         (-HUGE, -math.inf, None, None),
     ],
 )
-def test_a_number_is_decoded(
+def test_number_decoders_accept_only_their_types(
     value: object, as_number: float | None, as_finite: float | None, as_whole: int | None
 ) -> None:
     assert (number(value), finite_number(value), whole_number(value)) == (as_number, as_finite, as_whole)
@@ -68,18 +68,18 @@ def test_a_number_is_decoded(
     assert isinstance(finite_number(value), float | None)
 
 
-def test_nan_is_a_number_but_not_a_finite_one() -> None:
+def test_nan_is_accepted_by_number_but_not_by_finite_number() -> None:
     nan = json.loads("NaN")
     assert math.isnan(number(nan) or 0.0)
     assert (finite_number(nan), whole_number(nan)) == (None, None)
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"3", b"null", DEEP, b"\xff", '{"a":'])
-def test_a_text_without_an_object_is_empty(text: bytes | str) -> None:
+def test_parse_object_returns_an_empty_object_for_other_text(text: bytes | str) -> None:
     assert parse_object(text) == {}
 
 
-def test_an_object_is_read_from_a_file_or_a_line(tmp_path: Path) -> None:
+def test_objects_are_read_from_a_file_and_from_its_lines(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     lines = [b'{"a": "\xff"}', DEEP, b"", b"[2]", b"{}", b'{"b": 2}\r', b'{"c']
     assert list(parse_lines(lines)) == [{"a": "\ufffd"}, {"b": 2}]
@@ -92,7 +92,7 @@ def test_an_object_is_read_from_a_file_or_a_line(tmp_path: Path) -> None:
     assert read_object(os.fsencode(path)) == {"a": 1}
 
 
-def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
+def test_only_a_newline_separates_json_lines(tmp_path: Path) -> None:
     """Separators of Unicode are valid in the strings of JSON, and in paths."""
     path = tmp_path / artifacts.FILE
     record = {"path": SEPARATORS}
@@ -104,7 +104,9 @@ def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
 # ---- Writing
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_atomically_keeps_the_old_content_when_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "x"
     write_atomically(str(path), "a\udcff")
     assert path.read_bytes() == b"a\xff"
@@ -117,7 +119,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     assert path.read_text() == "c"
 
 
-def test_the_umask_decides_unless_a_mode_is_given(tmp_path: Path) -> None:
+def test_write_atomically_applies_the_umask_unless_a_mode_is_given(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         write_atomically(str(tmp_path / "shared"), "")
@@ -131,7 +133,7 @@ def test_the_umask_decides_unless_a_mode_is_given(tmp_path: Path) -> None:
 # ---- Programs that a forged or truncated record ended
 
 
-def test_early_stopping_survives_a_step_and_a_metric_of_hundreds_of_digits(tmp_path: Path) -> None:
+def test_early_stopping_accepts_steps_and_metrics_with_hundreds_of_digits(tmp_path: Path) -> None:
     settings = {"asha": {"step": "step", "min_steps": 1, "eta": 2}, "metric": "loss", "mode": "min"}
     rungs = Rungs(str(tmp_path), 0, settings)
     assert rungs.stops({"step": HUGE, "loss": 1.0}) is None
@@ -141,7 +143,7 @@ def test_early_stopping_survives_a_step_and_a_metric_of_hundreds_of_digits(tmp_p
     assert [mark.name for mark in (tmp_path / "asha" / "0").iterdir()] == ["0=inf"]  # it ranks last
 
 
-def test_a_checkpoint_is_ranked_by_finite_values_alone() -> None:
+def test_checkpoint_ranking_uses_only_finite_metrics() -> None:
     rows = [
         {
             "path": str(i),
@@ -156,7 +158,7 @@ def test_a_checkpoint_is_ranked_by_finite_values_alone() -> None:
     assert [row["path"] for row in artifacts.removable_checkpoints(rows, 1, "loss", False)] == ["0"]
 
 
-def test_hang_detection_survives_samples_of_other_types(tmp_path: Path) -> None:
+def test_hang_detection_ignores_malformed_gpu_samples(tmp_path: Path) -> None:
     samples: list[dict[str, object]] = [
         {"time": None, "gpus": [{"index": 0, "power_w": 500.0}]},
         {"time": 100.0, "gpus": "none"},
@@ -172,12 +174,12 @@ def test_hang_detection_survives_samples_of_other_types(tmp_path: Path) -> None:
     assert GpuActivity(str(tmp_path)).at_work(900.0, 1010.0) is None
 
 
-def test_a_requeue_is_dated_by_valid_records_alone() -> None:
+def test_last_start_reads_only_valid_records() -> None:
     lines = [b'{"event": "started", "time": 7}', b'{"event": "started", "time": "8"}', b'["started"]']
     assert last_start([*lines, b'{"event": "started", "time": 1e999}', DEEP + b'"started"']) == 7.0
 
 
-def test_sums_of_gpus_skip_what_is_no_number(tmp_path: Path) -> None:
+def test_gpu_sums_skip_values_that_are_not_numbers(tmp_path: Path) -> None:
     folder = tmp_path / "metrics" / "0"
     folder.mkdir(parents=True)
     gpus = [{"util": 50, "power_w": 100}, {"util": True}, {"util": HUGE}, {"util": 10, "power_w": "x"}]
@@ -188,7 +190,7 @@ def test_sums_of_gpus_skip_what_is_no_number(tmp_path: Path) -> None:
     assert row["values"] == [30.0]
 
 
-def test_an_event_is_dated_by_a_finite_time_alone() -> None:
+def test_diagnosis_dates_events_only_by_finite_times() -> None:
     """`dtslurm diagnose` raised KeyError for a truncated event, and ValueError for the time NaN."""
     end = {
         "event": "attempt_ended",

@@ -60,7 +60,7 @@ def thread(file: str) -> dict[str, Any]:
     return {"threads": [{"main": True, "frames": [{"file": file, "line": 1, "function": "f"}]}]}
 
 
-def test_a_rank_is_found_by_its_number_or_by_its_environment(start: Callable[..., int]) -> None:
+def test_rank_process_is_identified_by_its_pid_or_its_environment(start: Callable[..., int]) -> None:
     first = start(0, run_dir="/on/node/run-1")  # the same folder by another path
     start(1, run_dir="/far/run-2")
     start(2, program="sleep")
@@ -71,19 +71,19 @@ def test_a_rank_is_found_by_its_number_or_by_its_environment(start: Callable[...
     assert live.process_of(2, 999_999_999, "/far/run-1") is None  # a launcher around it
 
 
-def test_a_rank_that_is_alone_need_not_know_its_number(start: Callable[..., int]) -> None:
+def test_process_of_a_single_rank_is_identified_without_a_rank_number(start: Callable[..., int]) -> None:
     alone = start("", DTSLURM_ATTEMPT="0")
     assert live.process_of(0, alone, "/far/run-1") == alone
     assert live.process_of(1, alone, "/far/run-1") is None
     assert live.process_of(0, alone, "/far/run-2") is None
 
 
-def test_of_a_rank_and_its_children_the_first_is_meant(start: Callable[..., int]) -> None:
+def test_oldest_of_several_processes_of_a_rank_is_chosen(start: Callable[..., int]) -> None:
     first, second = start(0), start(0)
     assert live.process_of(0, 999_999_999, "/far/run-1") == min(first, second, key=stacks.started_at)
 
 
-def test_a_rank_that_waits_for_data_tells_of_who_loads_it(
+def test_rank_that_waits_for_its_data_loader_reports_the_worker_stacks(
     start: Callable[..., int], looks: dict[int, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pids = [start(rank) for rank in (0, 1)]
@@ -106,7 +106,7 @@ def test_a_rank_that_waits_for_data_tells_of_who_loads_it(
         ("n9", False, ["0", "1"]),  # a machine that plays all nodes
     ],
 )
-def test_a_node_answers_for_its_own_ranks(
+def test_each_node_reports_only_its_own_ranks(
     looks: dict[int, dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

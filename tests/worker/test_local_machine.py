@@ -56,7 +56,7 @@ TWO = "echo 'GPU 0: NVIDIA H100 (UUID: GPU-a)'; echo 'GPU 1: NVIDIA H100 (UUID: 
         ("GPU-a, MIG-b", ["GPU-a", "MIG-b"]),
     ],
 )
-def test_gpus_are_those_that_this_process_may_use(
+def test_gpus_follow_cuda_visible_devices(
     smi: Any, monkeypatch: pytest.MonkeyPatch, visible: str | None, mine: list[str]
 ) -> None:
     smi(listed=TWO)
@@ -65,7 +65,7 @@ def test_gpus_are_those_that_this_process_may_use(
     assert machine.gpus() == mine
 
 
-def test_gpus_are_known_by_their_device_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_counted_by_device_files_without_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(os, "listdir", lambda _path: ["nvidia0", "nvidia12", "nvidiactl", "nvidia-uvm"])
@@ -73,7 +73,7 @@ def test_gpus_are_known_by_their_device_files(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("listed", ["exit 9", "echo 'No devices were found'"])
-def test_a_machine_whose_driver_does_not_answer_has_none(
+def test_machine_without_a_working_driver_has_no_gpus(
     smi: Any, monkeypatch: pytest.MonkeyPatch, listed: str
 ) -> None:
     smi(listed=listed, asked="exit 9")
@@ -89,7 +89,7 @@ def test_a_machine_whose_driver_does_not_answer_has_none(
         ("GB10, [N/A]", {"name": "GB10"}),
     ],
 )
-def test_a_gpus_model_is_told_as_far_as_it_is_known(smi: Any, row: str, model: dict[str, Any]) -> None:
+def test_gpu_model_contains_only_known_fields(smi: Any, row: str, model: dict[str, Any]) -> None:
     smi(asked=f"echo '{row}'")
     assert machine.gpu_model() == model
 
@@ -104,7 +104,7 @@ def test_a_gpus_model_is_told_as_far_as_it_is_known(smi: Any, row: str, model: d
         ({"/sys/fs/cgroup/memory.max": f"{1 << 50}\n"}, 8192),
     ],
 )
-def test_memory_is_the_machines_or_what_its_container_may_have(
+def test_memory_is_the_smaller_of_machine_and_cgroup_limit(
     monkeypatch: pytest.MonkeyPatch, files: dict[str, str], memory: int
 ) -> None:
     def opened(path: str) -> io.StringIO:
@@ -119,7 +119,9 @@ def test_memory_is_the_machines_or_what_its_container_may_have(
     assert found == memory
 
 
-def test_what_is_not_known_of_a_machine_is_not_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_reports_no_memory_and_one_cpu_when_the_system_hides_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def unknown(_name: str) -> int:
         raise ValueError("unrecognized configuration name")
 
@@ -145,7 +147,7 @@ def record(**more: Any) -> dict[str, Any]:
     return {**values, **more}
 
 
-def told(tmp_path: Path, **more: Any) -> dict[str, str]:
+def job_environment(tmp_path: Path, **more: Any) -> dict[str, str]:
     return environment.batch_environment(State(str(tmp_path)), record(**more), "/bin-dir")
 
 
@@ -154,8 +156,8 @@ ASKED |= {"SLURM_MEM_PER_NODE", "SLURM_RESTART_COUNT", "SLURM_EXPORT_ENV", "SLUR
 ASKED |= {"CUDA_VISIBLE_DEVICES", "SLURM_JOB_GPUS"}
 
 
-def test_a_job_is_told_of_its_nodes_and_its_time(tmp_path: Path) -> None:
-    env = told(tmp_path)
+def test_job_environment_describes_nodes_and_times(tmp_path: Path) -> None:
+    env = job_environment(tmp_path)
     assert (
         env.items()
         >= {
@@ -169,12 +171,12 @@ def test_a_job_is_told_of_its_nodes_and_its_time(tmp_path: Path) -> None:
         }.items()
     )
     assert not ASKED & set(env)  # as Slurm: what was not asked for is not there
-    year = int(told(tmp_path, time_limit=None)["SLURM_JOB_END_TIME"])
+    year = int(job_environment(tmp_path, time_limit=None)["SLURM_JOB_END_TIME"])
     assert year == 1000 + environment.YEAR
 
 
-def test_a_job_is_told_of_what_it_asked_for(tmp_path: Path) -> None:
-    env = told(
+def test_job_environment_describes_the_requested_resources(tmp_path: Path) -> None:
+    env = job_environment(
         tmp_path, ntasks_asked=True, ntasks_per_node=2, cpus_per_task=1, gpus_per_node_asked=1, export="NONE",
         memory_mib=512, restarts=3, array_tasks=[3, 5], array_id=16, array_task=5, array_step=2,
         gpu_ids=[["GPU-a"], ["GPU-b"]], machine={"gpus": ["GPU-a", "GPU-b"]}, exported={"SLURM_NNODES": "9"},
@@ -188,11 +190,11 @@ def test_a_job_is_told_of_what_it_asked_for(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_gpus_are_hidden_from_jobs_that_asked_for_none(tmp_path: Path) -> None:
-    assert told(tmp_path, machine={"gpus": ["0"]})["CUDA_VISIBLE_DEVICES"] == ""
+def test_job_without_gpus_gets_an_empty_cuda_visible_devices(tmp_path: Path) -> None:
+    assert job_environment(tmp_path, machine={"gpus": ["0"]})["CUDA_VISIBLE_DEVICES"] == ""
 
 
-def test_a_login_has_no_more_than_its_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_login_environment_contains_only_login_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     source = {"LC_ALL": "C", "SECRET": "x", "HOME": "/mine"}
     found = environment.login_environment(source)
     assert found["HOME"] == "/mine"
@@ -217,18 +219,18 @@ def test_a_login_has_no_more_than_its_own_variables(monkeypatch: pytest.MonkeyPa
         ("A=", {"A": ""}),
     ],
 )
-def test_variables_are_exported_by_name(export: str | None, found: dict[str, str]) -> None:
+def test_export_option_selects_variables_by_name(export: str | None, found: dict[str, str]) -> None:
     assert environment.exported(export, {"B": "b", "D": "d", "NONE": "z", "ALL": "z"}) == found
 
 
-def test_file_names_of_tasks_are_those_of_their_array() -> None:
+def test_file_name_fields_of_an_array_task_use_the_array_id() -> None:
     alone = environment.name_fields(record())
     task = environment.name_fields(record(id=19, array_id=17, array_task=2))
     assert (alone["A"], alone["a"], alone["j"]) == ("17", "4294967294", "17")
     assert (task["A"], task["a"], task["j"]) == ("17", "2", "19")
 
 
-def test_jobs_find_srun_and_scontrol_first_even_behind_a_login_profile(tmp_path: Path) -> None:
+def test_bin_directory_puts_srun_and_scontrol_first_after_a_login_profile(tmp_path: Path) -> None:
     state = State(str(tmp_path / "a 'state'"))
     folder = Path(bin_dir(state))
     assert {path.name for path in folder.iterdir()} == {"srun", "scontrol", "profile"}

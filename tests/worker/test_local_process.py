@@ -26,7 +26,7 @@ def files(tmp_path: Path) -> Iterator[local_process.Files]:
         os.close(descriptor)
 
 
-def ended(pid: int) -> int:
+def exit_code_of(pid: int) -> int:
     """Return the exit code of a process that was started, once it has ended."""
     found: dict[int, int] = {}
     wait_until(lambda: found.update(local_process.reap()) or pid in found)
@@ -37,23 +37,21 @@ def start(files: local_process.Files, cwd: Path, *argv: str, **env: str) -> int:
     return local_process.start(argv, {"PATH": "/usr/bin:/bin", **env}, str(cwd), files, "local1")
 
 
-def test_a_program_has_its_own_session_streams_and_variables(
+def test_started_program_has_a_separate_session_streams_and_variables(
     files: local_process.Files, tmp_path: Path
 ) -> None:
     pid = start(files, tmp_path, "sh", "-c", "pwd; echo $SLURM_TASK_PID $A >&2; ps -o sid= $$; exit 7", A="x")
-    assert ended(pid) == 7
+    assert exit_code_of(pid) == 7
     where, session = (tmp_path / "out").read_text().split()
     assert (where, int(session)) == (str(tmp_path), pid)
     assert (tmp_path / "err").read_text() == f"{pid} x\n"
 
 
-def test_signals_that_are_ignored_here_are_not_ignored_there(
-    files: local_process.Files, tmp_path: Path
-) -> None:
+def test_started_program_does_not_inherit_ignored_signals(files: local_process.Files, tmp_path: Path) -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         pid = start(files, tmp_path, "sh", "-c", "kill $$; exit 3")
-        assert ended(pid) == -signal.SIGTERM
+        assert exit_code_of(pid) == -signal.SIGTERM
         assert signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(local_process.HANDLED) == set()
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -67,16 +65,18 @@ def test_signals_that_are_ignored_here_are_not_ignored_there(
         ("/no/such/program", 2, "execve(): /no/such/program: No such file or directory"),
     ],
 )
-def test_a_program_that_cannot_be_started_says_so_and_ends_with_the_errors_number(
+def test_program_that_cannot_start_writes_an_error_and_exits_with_errno(
     files: local_process.Files, tmp_path: Path, program: str, code: int, words: str
 ) -> None:
     (tmp_path / "plain").write_text("text")
-    assert ended(start(files, tmp_path, program, PATH=f"/nowhere:{tmp_path}:")) == code
+    assert exit_code_of(start(files, tmp_path, program, PATH=f"/nowhere:{tmp_path}:")) == code
     assert (tmp_path / "err").read_text() == f"slurmstepd-local1: error: {words}\n"
 
 
-def test_where_its_folder_is_gone_a_program_starts_in_tmp(files: local_process.Files, tmp_path: Path) -> None:
-    assert ended(start(files, tmp_path / "gone", "pwd")) == 0
+def test_program_starts_in_tmp_when_its_directory_is_missing(
+    files: local_process.Files, tmp_path: Path
+) -> None:
+    assert exit_code_of(start(files, tmp_path / "gone", "pwd")) == 0
     assert (tmp_path / "out").read_text() == "/tmp\n"
     told = (tmp_path / "err").read_text()
     assert f"couldn't chdir to `{tmp_path}/gone': No such file or directory: going to /tmp" in told
@@ -85,14 +85,14 @@ def test_where_its_folder_is_gone_a_program_starts_in_tmp(files: local_process.F
 # ---- Who is who ----
 
 
-def test_descendants_leave_out_other_jobs_keepers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_descendants_exclude_keepers_of_other_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     table = {10: 1, 11: 10, 12: 11, 13: 10, 14: 13, 20: 1}
     monkeypatch.setattr(local_process, "is_keeper", lambda pid: pid == 13)
     assert local_process.descendants([10], table) == {11, 12}
     assert local_process.descendants([99], table) == set()
 
 
-def test_where_there_is_no_proc_processes_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parents_come_from_ps_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os.path, "isdir", lambda _path: False)
     monkeypatch.setattr(subprocess, "check_output", lambda _argv: b"    1     0\n  170     1\n")
     assert local_process.parents() == {1: 0, 170: 1}
@@ -105,7 +105,7 @@ def test_where_there_is_no_proc_processes_are_asked_for(monkeypatch: pytest.Monk
 
 
 @pytest.fixture
-def sleeping() -> Iterator[Any]:
+def start_sleeping() -> Iterator[Any]:
     """Starts processes that wait, and ends them at last."""
     started: list[subprocess.Popen[bytes]] = []
 
@@ -123,8 +123,12 @@ def sleeping() -> Iterator[Any]:
         process.wait()
 
 
-def test_processes_are_known_by_what_they_were_started_with(sleeping: Any) -> None:
-    task, keeper, other = sleeping(SLURM_STEP_ID="0"), sleeping(DTSLURM_LOCAL_KEEPER="1"), sleeping()
+def test_processes_are_classified_by_their_environment(start_sleeping: Any) -> None:
+    task, keeper, other = (
+        start_sleeping(SLURM_STEP_ID="0"),
+        start_sleeping(DTSLURM_LOCAL_KEEPER="1"),
+        start_sleeping(),
+    )
     assert [local_process.in_step(pid) for pid in (task, keeper, other)] == [True, False, False]
     assert [local_process.is_keeper(pid) for pid in (task, keeper, other)] == [False, True, False]
     assert {task, keeper, other} <= set(local_process.direct_children(os.getpid()))
@@ -136,22 +140,22 @@ def test_processes_are_known_by_what_they_were_started_with(sleeping: Any) -> No
     local_process.end([gone])  # nothing happens
 
 
-def test_what_is_left_of_a_job_is_found_and_killed(sleeping: Any, tmp_path: Path) -> None:
+def test_kill_strays_kills_the_remaining_processes_of_a_job(start_sleeping: Any, tmp_path: Path) -> None:
     state = str(tmp_path)
-    mine = sleeping(DTSLURM_LOCAL_STATE=state, SLURM_JOB_ID="17")
+    mine = start_sleeping(DTSLURM_LOCAL_STATE=state, SLURM_JOB_ID="17")
     others = [
-        sleeping(DTSLURM_LOCAL_STATE=state, SLURM_JOB_ID="18"),
-        sleeping(DTSLURM_LOCAL_STATE="/other", SLURM_JOB_ID="17"),
+        start_sleeping(DTSLURM_LOCAL_STATE=state, SLURM_JOB_ID="18"),
+        start_sleeping(DTSLURM_LOCAL_STATE="/other", SLURM_JOB_ID="17"),
     ]
     assert local_process.kill_strays(state, 17) == 1
-    assert ended(mine) == -signal.SIGKILL
+    assert exit_code_of(mine) == -signal.SIGKILL
     assert local_process.kill_strays(state, 17) == 0
     for pid in others:
         os.kill(pid, 0)  # it is there
 
 
-def test_all_below_are_killed_but_those_to_keep(sleeping: Any) -> None:
-    kept, other = sleeping(), sleeping()
+def test_kill_below_kills_all_descendants_except_the_named_processes(start_sleeping: Any) -> None:
+    kept, other = start_sleeping(), start_sleeping()
     reaped = local_process.kill_below(keep=[kept, *set(local_process.descendants([os.getpid()])) - {other}])
     assert os.waitstatus_to_exitcode(reaped[other]) == -signal.SIGKILL
     os.kill(kept, 0)
@@ -160,7 +164,7 @@ def test_all_below_are_killed_but_those_to_keep(sleeping: Any) -> None:
 # ---- Keepers ----
 
 
-def test_a_keeper_outlives_who_started_it_and_is_known_as_one(tmp_path: Path) -> None:
+def test_keeper_runs_detached_from_its_parent_and_is_recognized(tmp_path: Path) -> None:
     words = "import os, sys, time; print('kept', os.getsid(0) == os.getpid(), flush=True); time.sleep(600)"
     log = tmp_path / "log"
     log.write_text("before\n")
@@ -173,6 +177,6 @@ def test_a_keeper_outlives_who_started_it_and_is_known_as_one(tmp_path: Path) ->
         os.kill(pid, signal.SIGKILL)
 
 
-def test_a_keeper_that_cannot_be_started_is_an_error_with_words(tmp_path: Path) -> None:
+def test_keeper_that_cannot_start_raises_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file or directory"):
         local_process.spawn_keeper(["/bin/true"], str(tmp_path), {}, f"{tmp_path}/none/log")

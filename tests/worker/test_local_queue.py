@@ -69,7 +69,7 @@ RUNS, PRIORITY, FULL = ("RUNNING", "None"), ("PENDING", "Priority"), ("PENDING",
 WAITS, NEVER = ("PENDING", "Dependency"), ("PENDING", "DependencyNeverSatisfied")
 
 
-def test_jobs_start_in_order_as_far_as_there_is_room(queue: Queue) -> None:
+def test_jobs_start_in_order_while_cpus_are_free(queue: Queue) -> None:
     for cpus in (6, 4, 1):
         queue.submit(cpus_per_node=[cpus])
     assert queue.look() == {1: RUNS, 2: FULL, 3: PRIORITY}
@@ -78,7 +78,7 @@ def test_jobs_start_in_order_as_far_as_there_is_room(queue: Queue) -> None:
     assert [words[0] for words in queue.started] == ["1", "2", "3"]
 
 
-def test_memory_and_gpus_are_room_as_well(queue: Queue) -> None:
+def test_jobs_start_only_while_memory_and_gpus_are_free(queue: Queue) -> None:
     machine = {**MACHINE, "gpus": ["GPU-a", "GPU-b"]}
     queue.submit(memory_mib=0)  # all of it
     assert queue.look()[1] == RUNS
@@ -108,7 +108,9 @@ def test_memory_and_gpus_are_room_as_well(queue: Queue) -> None:
         ("afterany", None, WAITS),
     ],
 )
-def test_what_a_job_waits_for(queue: Queue, kind: str, ended: str | None, then: tuple[str, str]) -> None:
+def test_job_starts_according_to_the_result_of_its_dependency(
+    queue: Queue, kind: str, ended: str | None, then: tuple[str, str]
+) -> None:
     queue.submit()
     queue.submit(dependency=[(kind, "1")], held=True)
     queue.look()
@@ -118,7 +120,7 @@ def test_what_a_job_waits_for(queue: Queue, kind: str, ended: str | None, then: 
     assert queue.look()[2] == then
 
 
-def test_a_job_that_can_never_start_is_cancelled_where_that_is_wanted(queue: Queue) -> None:
+def test_job_with_an_unsatisfiable_dependency_is_cancelled_on_request(queue: Queue) -> None:
     queue.submit()
     queue.submit(dependency=[("afterok", "1")], kill_on_invalid_dep=True)
     queue.look()
@@ -126,14 +128,14 @@ def test_a_job_that_can_never_start_is_cancelled_where_that_is_wanted(queue: Que
     assert queue.look()[2] == ("CANCELLED", "DependencyNeverSatisfied")
 
 
-def test_a_job_that_depends_on_none_that_is_there_is_refused(queue: Queue) -> None:
+def test_dependency_on_an_unknown_job_is_refused(queue: Queue) -> None:
     with pytest.raises(Refused) as caught:
         queue.submit(dependency=[("afterok", "7"), ("singleton", "")])
     assert caught.value.problems == ["--dependency=afterok:7: there is no job 7"]
     assert queue.state.all_ids() == []
 
 
-def test_a_singleton_waits_for_those_of_its_name(queue: Queue) -> None:
+def test_singleton_job_waits_for_jobs_with_the_same_name(queue: Queue) -> None:
     queue.submit(name="a")
     queue.submit(name="b", dependency=[("singleton", "")])
     queue.submit(name="a", dependency=[("singleton", "")])
@@ -142,7 +144,7 @@ def test_a_singleton_waits_for_those_of_its_name(queue: Queue) -> None:
     assert queue.look()[3] == RUNS
 
 
-def test_tasks_of_an_array_are_jobs_of_which_so_many_run_at_once(queue: Queue) -> None:
+def test_array_tasks_are_separate_jobs_limited_to_a_number_at_once(queue: Queue) -> None:
     assert queue.submit(array_tasks=[3, 5, 7], array_limit=2) == 1
     assert queue.look() == {1: RUNS, 2: RUNS, 3: ("PENDING", "JobArrayTaskLimit")}
     assert [local_queue.shown_id(queue[job]) for job in (1, 2, 3)] == ["1_3", "1_5", "1_7"]
@@ -160,7 +162,7 @@ def test_tasks_of_an_array_are_jobs_of_which_so_many_run_at_once(queue: Queue) -
     assert queue.look()[5] == WAITS
 
 
-def test_a_job_that_waits_for_its_time_tells_when(queue: Queue) -> None:
+def test_job_with_a_begin_time_waits_and_reports_the_time(queue: Queue) -> None:
     assert local_queue.next_begin(queue.state) is None
     job = queue.submit()
     begin = time.time() + 3600
@@ -169,7 +171,7 @@ def test_a_job_that_waits_for_its_time_tells_when(queue: Queue) -> None:
     assert local_queue.next_begin(queue.state) == begin
 
 
-def test_of_a_job_whose_keeper_died_nobody_knows_the_end(queue: Queue) -> None:
+def test_job_with_a_dead_keeper_has_an_unknown_state(queue: Queue) -> None:
     queue.submit()
     queue.submit()
     queue.look()
@@ -180,13 +182,13 @@ def test_of_a_job_whose_keeper_died_nobody_knows_the_end(queue: Queue) -> None:
     assert queue.state.active() == []
 
 
-def test_a_keeper_that_cannot_be_started_fails_its_job(queue: Queue) -> None:
+def test_job_fails_when_its_keeper_cannot_start(queue: Queue) -> None:
     queue.refuses = True
     queue.submit()
     assert queue.look()[1] == ("FAILED", "JobLaunchFailure: [Errno 12] Cannot allocate memory")
 
 
-def test_a_job_whose_last_keeper_is_still_there_waits(queue: Queue) -> None:
+def test_job_waits_while_its_previous_keeper_holds_the_lock(queue: Queue) -> None:
     queue.submit()
     lock = try_lock(queue.state.job_dir(1, "keeper.lock"))
     assert lock is not None
@@ -198,7 +200,7 @@ def test_a_job_whose_last_keeper_is_still_there_waits(queue: Queue) -> None:
 # ---- What is asked of jobs ----
 
 
-def test_a_job_is_cancelled_at_once_or_by_its_keeper(queue: Queue) -> None:
+def test_pending_job_is_cancelled_at_once_and_a_running_job_through_its_keeper(queue: Queue) -> None:
     queue.submit(cpus_per_node=[8])
     queue.submit()
     queue.look()
@@ -210,7 +212,7 @@ def test_a_job_is_cancelled_at_once_or_by_its_keeper(queue: Queue) -> None:
     assert queue.look()[2] == ("CANCELLED", "None")
 
 
-def test_a_job_is_queued_again(queue: Queue) -> None:
+def test_requeue_asks_the_keeper_or_queues_an_ended_job(queue: Queue) -> None:
     queue.submit()
     queue.look()
     local_queue.requeue(queue.state, queue[1])
@@ -225,7 +227,7 @@ def test_a_job_is_queued_again(queue: Queue) -> None:
     assert queue.started[-1] == ["wake"]  # somebody looks again when its delay is over
 
 
-def test_what_cannot_be_is_refused_with_the_reason(queue: Queue) -> None:
+def test_requeue_hold_and_release_are_refused_with_the_reason(queue: Queue) -> None:
     queue.submit(requeue=False)
     queue.submit()
     for act, job, words in (
@@ -241,7 +243,7 @@ def test_what_cannot_be_is_refused_with_the_reason(queue: Queue) -> None:
             act(queue.state, queue[2])
 
 
-def test_a_held_job_waits_until_it_is_released(queue: Queue) -> None:
+def test_held_job_waits_until_release(queue: Queue) -> None:
     queue.submit()
     local_queue.hold(queue.state, queue[1])
     assert queue.look()[1] == ("PENDING", "JobHeldUser")
@@ -252,7 +254,7 @@ def test_a_held_job_waits_until_it_is_released(queue: Queue) -> None:
 # ---- The state folder ----
 
 
-def test_a_job_that_the_disk_refuses_is_none(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_queue_write_leaves_no_job(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     real = queue.state.enqueue
 
     def enqueue(job: int) -> None:
@@ -267,14 +269,14 @@ def test_a_job_that_the_disk_refuses_is_none(queue: Queue, monkeypatch: pytest.M
     assert queue.state.active() == []
 
 
-def test_ids_go_on_where_the_counter_is_lost(queue: Queue) -> None:
+def test_job_ids_continue_after_the_counter_is_lost(queue: Queue) -> None:
     for _ in range(2):
         queue.submit()
     Path(queue.state.path("counter")).write_text("")
     assert queue.submit() == 3
 
 
-def test_a_lock_that_is_not_let_go_is_told(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_timeout_reports_another_holder(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     from dtslurm.worker.localslurm import state
 
     monkeypatch.setattr(state, "LOCK_PATIENCE", 0.05)

@@ -38,11 +38,11 @@ def lines(cluster: LocalCluster, body: str, *directives: str) -> list[str]:
     return cluster.output(job).splitlines()
 
 
-def last(cluster: LocalCluster, body: str, *directives: str) -> str:
+def last_line(cluster: LocalCluster, body: str, *directives: str) -> str:
     return lines(cluster, body, *directives)[-1]
 
 
-def test_task_environment(cluster: LocalCluster) -> None:
+def test_srun_sets_the_task_environment(cluster: LocalCluster) -> None:
     lines(
         cluster,
         "srun --output=t%t.%n.%N.%s.%j env",
@@ -78,8 +78,8 @@ def test_task_environment(cluster: LocalCluster) -> None:
     assert len({env["SLURM_TASK_PID"] for env in found.values()}) == 4
 
 
-def test_task_pid_is_the_tasks_own(cluster: LocalCluster) -> None:
-    assert last(cluster, "srun -n1 bash -c '[ $SLURM_TASK_PID = $$ ] && echo same'") == "same"
+def test_slurm_task_pid_is_the_pid_of_the_task(cluster: LocalCluster) -> None:
+    assert last_line(cluster, "srun -n1 bash -c '[ $SLURM_TASK_PID = $$ ] && echo same'") == "same"
 
 
 @pytest.mark.parametrize(
@@ -97,12 +97,14 @@ def test_task_pid_is_the_tasks_own(cluster: LocalCluster) -> None:
         ("-K1 --no-kill -W1", "[ $SLURM_PROCID = 1 ] && exit 7; sleep 1.5", 7),
     ],
 )
-def test_exit_codes(cluster: LocalCluster, options: str, body: str, code: int) -> None:
-    assert last(cluster, f"rc srun {options} bash -c '{body}'", "-N2 -n4") == f"rc={code}"
+def test_srun_returns_the_highest_exit_code(
+    cluster: LocalCluster, options: str, body: str, code: int
+) -> None:
+    assert last_line(cluster, f"rc srun {options} bash -c '{body}'", "-N2 -n4") == f"rc={code}"
 
 
 @pytest.mark.parametrize("name", ["USR1", "USR2", "TERM", "INT", "HUP", "CONT"])
-def test_signals_reach_every_process_of_the_step(cluster: LocalCluster, name: str) -> None:
+def test_srun_forwards_signals_to_every_process_of_the_step(cluster: LocalCluster, name: str) -> None:
     found = lines(
         cluster,
         f"""
@@ -118,7 +120,7 @@ def test_signals_reach_every_process_of_the_step(cluster: LocalCluster, name: st
     assert found[-1] == "rc=9"
 
 
-def test_killed_srun_takes_its_tasks_along(cluster: LocalCluster) -> None:
+def test_killed_srun_ends_its_tasks(cluster: LocalCluster) -> None:
     job = cluster.submit(
         """
         srun -n1 bash -c 'echo pid=$$; exec sleep 60' & wait $!; echo rc=$?
@@ -152,13 +154,13 @@ def test_killed_srun_takes_its_tasks_along(cluster: LocalCluster) -> None:
         ("-Q -n1", ["0 0 local1 1"]),
     ],
 )
-def test_placement(cluster: LocalCluster, options: str, expected: list[str]) -> None:
+def test_srun_places_tasks_by_distribution(cluster: LocalCluster, options: str, expected: list[str]) -> None:
     command = "bash -c 'echo $SLURM_PROCID $SLURM_LOCALID $SLURMD_NODENAME $SLURM_NTASKS'"
     found = lines(cluster, f"srun {options} {command}", "-N2 --ntasks-per-node=2")
     assert sorted(line for line in found if not line.startswith("srun: Warning")) == expected
 
 
-def test_warnings_as_real_srun(cluster: LocalCluster) -> None:
+def test_srun_prints_the_warnings_of_slurm(cluster: LocalCluster) -> None:
     found = lines(cluster, "srun -n1 true; srun --ntasks-per-node=1 echo x", "-N2 --ntasks-per-node=2")
     assert found[0] == "srun: Warning: can't run 1 processes on 2 nodes, setting nnodes to 1"
     assert "Ignoring --ntasks-per-node" in found[1]
@@ -186,13 +188,15 @@ def test_warnings_as_real_srun(cluster: LocalCluster) -> None:
         ("--gpu-bind=mask_gpu:1 true", "does not offer --gpu-bind=mask_gpu:1"),
     ],
 )
-def test_refusals(cluster: LocalCluster, options: str, words: str) -> None:
+def test_srun_refuses_unsupported_and_invalid_options(
+    cluster: LocalCluster, options: str, words: str
+) -> None:
     found = lines(cluster, f"rc srun {options}", "-N2")
     assert words in found[-2]
     assert found[-1] == "rc=1"
 
 
-def test_program_that_cannot_be_run(cluster: LocalCluster) -> None:
+def test_srun_reports_a_program_that_cannot_run(cluster: LocalCluster) -> None:
     (cluster.folder / "plain").write_text("")
     found = lines(cluster, "rc srun -n1 no-such-program; rc srun -n1 ./plain")
     assert found[0] == "slurmstepd-local1: error: execve(): no-such-program: No such file or directory"
@@ -201,7 +205,7 @@ def test_program_that_cannot_be_run(cluster: LocalCluster) -> None:
     assert found[5] == "rc=13"
 
 
-def test_output_files(cluster: LocalCluster) -> None:
+def test_srun_writes_output_files_by_pattern(cluster: LocalCluster) -> None:
     lines(
         cluster,
         """
@@ -222,7 +226,7 @@ def test_output_files(cluster: LocalCluster) -> None:
     assert cluster.output("1") == "only 1\n"
 
 
-def test_labels(cluster: LocalCluster) -> None:
+def test_srun_labels_output_lines_with_the_task(cluster: LocalCluster) -> None:
     found = lines(
         cluster,
         "srun -l bash -c 'echo out; echo err >&2; printf unfinished'; srun -n1 -l -o f printf 'a\\nb'",
@@ -238,7 +242,7 @@ def test_labelled_output_of_an_ended_step_is_complete(cluster: LocalCluster) -> 
     assert [line for line in found if line.startswith("1: ")][-1] == "1: 30000"
 
 
-def test_input(cluster: LocalCluster) -> None:
+def test_srun_distributes_standard_input(cluster: LocalCluster) -> None:
     (cluster.folder / "in.0").write_text("zero\n")
     (cluster.folder / "in.1").write_text("one\n")
     body = """
@@ -260,7 +264,7 @@ def test_input(cluster: LocalCluster) -> None:
     ]  # fmt: skip
 
 
-def test_export(cluster: LocalCluster) -> None:
+def test_srun_exports_variables_by_option(cluster: LocalCluster) -> None:
     show = "/bin/bash -c 'echo a=$A b=$B f=$FOO home=$HOME id=$SLURM_PROCID'"
     found = lines(
         cluster,
@@ -286,7 +290,7 @@ def test_export(cluster: LocalCluster) -> None:
     assert found[-1] == "rc=2"  # as in Slurm, without PATH no program is found
 
 
-def test_export_none_directive_reaches_srun(cluster: LocalCluster) -> None:
+def test_export_none_directive_applies_to_srun(cluster: LocalCluster) -> None:
     found = lines(
         cluster,
         "export A=1\nrc srun bash -c true\nexport SLURM_EXPORT_ENV=ALL\nsrun bash -c 'echo a=$A'",
@@ -295,7 +299,7 @@ def test_export_none_directive_reaches_srun(cluster: LocalCluster) -> None:
     assert found[-2:] == ["rc=2", "a=1"]
 
 
-def test_other_options(cluster: LocalCluster) -> None:
+def test_srun_accepts_other_options(cluster: LocalCluster) -> None:
     found = lines(
         cluster,
         """
@@ -317,7 +321,7 @@ def test_other_options(cluster: LocalCluster) -> None:
     assert found[-1] == "rc=4"
 
 
-def test_gpus_of_tasks(cluster: LocalCluster) -> None:
+def test_srun_binds_gpus_to_tasks(cluster: LocalCluster) -> None:
     show = "bash -c 'echo $SLURM_PROCID:$CUDA_VISIBLE_DEVICES' | sort | xargs"
     found = lines(
         cluster,
@@ -336,7 +340,7 @@ def test_gpus_of_tasks(cluster: LocalCluster) -> None:
     ]  # fmt: skip
 
 
-def test_steps_wait_for_each_other_unless_they_may_overlap(cluster: LocalCluster) -> None:
+def test_steps_wait_for_each_other_unless_overlap_is_allowed(cluster: LocalCluster) -> None:
     found = lines(
         cluster,
         """
@@ -360,7 +364,7 @@ def test_steps_wait_for_each_other_unless_they_may_overlap(cluster: LocalCluster
     assert found[5:] == ["second", "beside"]
 
 
-def test_cancelled_while_waiting_for_a_step(cluster: LocalCluster) -> None:
+def test_cancelled_srun_stops_waiting_for_a_step(cluster: LocalCluster) -> None:
     found = lines(
         cluster,
         """
@@ -374,7 +378,7 @@ def test_cancelled_while_waiting_for_a_step(cluster: LocalCluster) -> None:
     assert found[-2:] == ["srun: error: Cancelled pending job step", "rc=1"]
 
 
-def test_srun_outside_a_job(cluster: LocalCluster) -> None:
+def test_srun_outside_a_job_is_refused(cluster: LocalCluster) -> None:
     cluster.run("true")
     (program,) = (cluster.folder / "state" / "bin").glob("*/srun")
     done = subprocess.run(
@@ -384,7 +388,7 @@ def test_srun_outside_a_job(cluster: LocalCluster) -> None:
     assert "works only inside one of its jobs" in done.stderr
 
 
-def test_scontrol(cluster: LocalCluster) -> None:
+def test_scontrol_shows_hostnames_and_jobs(cluster: LocalCluster) -> None:
     found = lines(
         cluster,
         """

@@ -28,23 +28,23 @@ MACHINE = {"cpus": 8, "memory_mib": 8000, "gpus": []}
         ("", []),
     ],
 )
-def test_expand(text: str, names: list[str]) -> None:
+def test_hostlist_expand_returns_node_names(text: str, names: list[str]) -> None:
     assert hostlist.expand(text) == names
 
 
 @pytest.mark.parametrize("text", ["a[3-1]", "a[", "a]", "a[x]", "a[1-2", "a[]"])
-def test_expand_refuses(text: str) -> None:
+def test_hostlist_expand_refuses_invalid_lists(text: str) -> None:
     with pytest.raises(ValueError, match="invalid node"):
         hostlist.expand(text)
 
 
 @given(st.sets(st.integers(1, 200), min_size=1))
-def test_fold_and_expand_are_inverse(numbers: set[int]) -> None:
+def test_hostlist_fold_and_expand_are_inverse(numbers: set[int]) -> None:
     folded = hostlist.fold(sorted(numbers))
     assert [hostlist.number_of(name) for name in hostlist.expand(folded)] == sorted(numbers)
 
 
-def test_fold() -> None:
+def test_hostlist_fold_writes_ranges() -> None:
     assert hostlist.fold([1]) == "local1"
     assert hostlist.fold([1, 2, 3, 5]) == "local[1-3,5]"
     assert hostlist.repeat([2, 2, 1]) == "2(x2),1"
@@ -61,7 +61,7 @@ def test_fold() -> None:
         ("x -N2", ["x", "-N2"]),
     ],
 )
-def test_words_of_a_directive(text: str, words: list[str]) -> None:
+def test_directive_text_splits_into_words(text: str, words: list[str]) -> None:
     assert split_directive(text) == words
 
 
@@ -71,7 +71,7 @@ def test_directives_end_at_the_first_command() -> None:
     assert read_options(text) == {"job-name": "q2", "cpus-per-task": "2", "ntasks": "4"}
 
 
-def test_option_forms() -> None:
+def test_directives_accept_all_option_forms() -> None:
     text = "#!/bin/sh\n#SBATCH --time 5 --exclusive --nodes=2 -Hn3 --job=x --exclusive=user -k\n"
     assert read_options(text) == {
         "time": "5",
@@ -84,7 +84,7 @@ def test_option_forms() -> None:
     }
 
 
-def test_every_bad_line_is_named() -> None:
+def test_every_invalid_directive_line_is_reported() -> None:
     with pytest.raises(Refused) as caught:
         read_options("#!/bin/sh\n#SBATCH --bogus\n#SBATCH -N 1\n#SBATCH -Z\n#SBATCH --hold=1\n")
     assert caught.value.problems == [
@@ -99,17 +99,17 @@ def test_every_bad_line_is_named() -> None:
     [("5", 300), ("5:30", 330), ("1:00:00", 3600), ("1-2", 93600), ("1-2:3", 93780), ("1-0:0:1", 86401),
      ("0", None), ("UNLIMITED", None), ("0:01", 1)],
 )  # fmt: skip
-def test_time(text: str, seconds: int | None) -> None:
+def test_time_limits_parse_to_seconds(text: str, seconds: int | None) -> None:
     assert values.seconds(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "x", "1:2:3:4", "1-", "-5", "1.5"])
-def test_bad_time(text: str) -> None:
+def test_invalid_time_limits_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a time limit"):
         values.seconds(text)
 
 
-def test_sizes() -> None:
+def test_memory_sizes_and_gres_parse() -> None:
     assert [values.memory(text) for text in ("0", "480G", "1.5T", "100", "1K", "2gb")] == [
         0, 491520, 1572864, 100, 1, 2048,
     ]  # fmt: skip
@@ -124,7 +124,7 @@ def test_sizes() -> None:
     ]
 
 
-def test_signals() -> None:
+def test_early_signals_parse() -> None:
     assert values.early_signal("USR1") == {"number": signal.SIGUSR1, "batch": False, "before": 60}
     assert values.early_signal("B:SIGTERM@5") == {"number": signal.SIGTERM, "batch": True, "before": 5}
     assert values.early_signal("10@0")["before"] == 0
@@ -133,7 +133,7 @@ def test_signals() -> None:
             values.early_signal(text)
 
 
-def test_arrays() -> None:
+def test_array_specifications_parse() -> None:
     assert values.array("1-3,3-5,9%0") == ([1, 2, 3, 4, 5, 9], 0, 1)
     assert values.array("0-9:3%2") == ([0, 3, 6, 9], 2, 3)
     for text in ("", "x", "3-1", "1-3%", "1-4:0", "1,,2", "99999"):
@@ -141,7 +141,7 @@ def test_arrays() -> None:
             values.array(text)
 
 
-def test_dependencies() -> None:
+def test_dependencies_parse() -> None:
     assert values.dependency("afterok:1:2_3,singleton") == [
         ("afterok", "1"),
         ("afterok", "2_3"),
@@ -152,7 +152,7 @@ def test_dependencies() -> None:
             values.dependency(text)
 
 
-def test_file_names() -> None:
+def test_file_name_patterns_expand() -> None:
     fields = {"j": "17", "x": "my job", "t": "3"}
     assert values.expand_name("%x-%j.%4t.%%.%q%", fields) == "my job-17.0003.%.%q%"
 
@@ -172,13 +172,13 @@ def test_file_names() -> None:
         ("-N2 -n4 --ntasks-per-node=1", [2, 2], [2, 2]),
     ],
 )
-def test_tasks_of_nodes(directives: str, tasks: list[int], cpus: list[int]) -> None:
+def test_tasks_and_cpus_are_assigned_to_nodes(directives: str, tasks: list[int], cpus: list[int]) -> None:
     request = read_request(f"#!/bin/sh\n#SBATCH {directives}\n", MACHINE)
     assert (request["tasks_per_node"], request["cpus_per_node"]) == (tasks, cpus)
 
 
 @given(st.integers(0, 40), st.lists(st.integers(0, 8), min_size=1, max_size=8))
-def test_spread(tasks: int, room: list[int]) -> None:
+def test_tasks_spread_evenly_within_the_free_room(tasks: int, room: list[int]) -> None:
     if tasks > sum(room):
         with pytest.raises(ValueError, match="no room"):
             spread(tasks, room)
@@ -190,7 +190,7 @@ def test_spread(tasks: int, room: list[int]) -> None:
     assert all(count >= fullest - 1 for count, most in zip(placed, room, strict=True) if count < most)
 
 
-def test_gpus_are_given_out_once() -> None:
+def test_gpus_are_allocated_to_a_single_job() -> None:
     machine = {"gpus": ["GPU-a", "GPU-b", "7"]}
     job = {"nodes": 1, "gpus": 2, "machine": machine}
     first = allocate_gpus(job, [])
@@ -205,6 +205,6 @@ def test_gpus_are_given_out_once() -> None:
     ]
 
 
-def test_memory_per_cpu() -> None:
+def test_mem_per_cpu_multiplies_by_the_cpus_of_the_node() -> None:
     request = read_request("#!/bin/sh\n#SBATCH --mem-per-cpu=100M -n3 -N1 -c2\n", MACHINE)
     assert request["memory_mib"] == 600

@@ -40,7 +40,7 @@ def program(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
-def test_nodes_may_have_python_3_6(path: Path) -> None:
+def test_preflight_programs_parse_as_python_3_6(path: Path) -> None:
     ast.parse(path.read_text(), feature_version=(3, 6))
 
 
@@ -74,7 +74,7 @@ def nvidia(tmp_path: Path) -> Callable[..., list[Finding]]:
     return look
 
 
-def test_sound_gpus_are_ok(nvidia: Callable[..., list[Finding]]) -> None:
+def test_working_gpus_pass_the_checks(nvidia: Callable[..., list[Finding]]) -> None:
     found = nvidia({"gpus": 4, "intra_node": "nvswitch"}, FAKE_ECC="0")
     assert levels(found) == {"gpus": "ok", "ecc": "ok", "nvlink": "ok", "gpu-memory": "warn"}
     assert found[2]["evidence"] == "3 NVLinks are up on each GPU"
@@ -92,7 +92,7 @@ def test_sound_gpus_are_ok(nvidia: Callable[..., list[Finding]]) -> None:
         ({"FAKE_DOWN": "2"}, "nvlink", "GPU 2 has 2 of 3"),
     ],
 )
-def test_a_broken_gpu_is_bad(
+def test_broken_gpu_is_bad(
     nvidia: Callable[..., list[Finding]], env: dict[str, str], check: str, words: str
 ) -> None:
     [found] = [one for one in nvidia({"gpus": 4}, **env) if one["check"] == check]
@@ -100,11 +100,13 @@ def test_a_broken_gpu_is_bad(
     assert words in found["evidence"]
 
 
-def test_who_asked_for_none_is_not_told_of_gpus() -> None:
+def test_gpu_check_is_skipped_for_a_job_without_gpus() -> None:
     assert gpus.gpus({"gpus": 0}, {}) == []
 
 
-def test_without_any_way_to_look_gpus_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_unknown_without_a_vendor_library_or_tool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     env = {"DTSLURM_NVML": str(tmp_path / "none.so")}
     assert levels(gpus.gpus({"gpus": 8}, env)) == {"gpus": "unknown"}
@@ -122,18 +124,18 @@ def test_without_any_way_to_look_gpus_are_unknown(tmp_path: Path, monkeypatch: p
         ("0, [N/A], [N/A], [N/A]\n1, [N/A], [N/A], [N/A]", {"gpus": "ok", "ecc": "unknown"}),
     ],
 )
-def test_nvidia_smi_tells_where_there_is_no_library(rows: str, expected: dict[str, str]) -> None:
+def test_nvidia_smi_table_is_used_without_the_library(rows: str, expected: dict[str, str]) -> None:
     assert levels(gpus.by_table(rows, 2)) == expected
 
 
-def test_an_nvidia_smi_that_fails_is_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_nvidia_smi_makes_the_gpus_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = "Unable to determine the device handle for GPU 0000:3B:00.0: Unknown Error"
     program(tmp_path, "nvidia-smi", f'echo "{words}"; exit 255', monkeypatch)
     [found] = gpus.gpus({"gpus": 8}, {"DTSLURM_NVML": str(tmp_path / "none.so")})
     assert (found["level"], found["evidence"]) == ("bad", f"nvidia-smi failed: {words}")
 
 
-def test_an_old_nvidia_smi_is_asked_for_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_nvidia_smi_is_queried_with_fewer_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refusal = 'Field "remapped_rows.pending" is not a valid field to query.'
     text = f"case $1 in *remapped*) echo '{refusal}'; exit 2;; esac; echo '0, 0'"
     program(tmp_path, "nvidia-smi", text, monkeypatch)
@@ -141,7 +143,7 @@ def test_an_old_nvidia_smi_is_asked_for_less(tmp_path: Path, monkeypatch: pytest
     assert levels(found) == {"gpus": "ok", "ecc": "ok"}
 
 
-def test_amds_driver_tells_of_its_gpus(tmp_path: Path) -> None:
+def test_amd_gpus_are_checked_through_sysfs(tmp_path: Path) -> None:
     for card, errors in enumerate(("ue: 0\nce: 4", "ue: 2\nce: 0")):
         device = tmp_path / f"class/drm/card{card}/device"
         (device / "ras").mkdir(parents=True)
@@ -166,13 +168,13 @@ def test_amds_driver_tells_of_its_gpus(tmp_path: Path) -> None:
         ([(12, 12), (11, 12)], "", "bad"),
     ],
 )
-def test_links_are_judged_by_those_of_the_other_gpus(
+def test_nvlink_count_is_compared_among_the_gpus_of_a_node(
     counts: list[tuple[int, int]], intra_node: str, expected: str | None
 ) -> None:
     assert levels(gpus.links(counts, intra_node)).get("nvlink") == expected
 
 
-def test_memory_in_use_before_the_job_is_worth_a_word() -> None:
+def test_gpu_memory_already_in_use_is_a_warning() -> None:
     sampled = [
         {"index": 0, "memory_used": 70 << 30, "memory_total": 80 << 30},
         {"index": 1, "memory_used": 1},
@@ -194,7 +196,7 @@ def test_memory_in_use_before_the_job_is_worth_a_word() -> None:
         (74, 60.0, "warn"),
     ],
 )
-def test_an_xid_counts_by_what_it_asks_for_and_its_age(xid: int, age: float, expected: str) -> None:
+def test_xid_level_depends_on_its_code_and_age(xid: int, age: float, expected: str) -> None:
     up = 1e6
     log = (
         f"[{up - age:.6f}] NVRM: Xid (PCI:0000:3b:00): {xid}, pid=7, GPU has fallen off the bus.\n[1.0] hello"
@@ -205,7 +207,7 @@ def test_an_xid_counts_by_what_it_asks_for_and_its_age(xid: int, age: float, exp
         assert f"Xid {xid} of PCI:0000:3b:00" in found["evidence"]
 
 
-def test_a_log_that_may_not_be_read_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_kernel_log_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, "dmesg", "exit 1", monkeypatch)
     assert levels(kernel.kernel_log()) == {"xid": "unknown"}
     program(tmp_path, "dmesg", "echo '[    0.1] NVRM: Xid (PCI:0000:3b:00): 79, gone'", monkeypatch)
@@ -245,7 +247,7 @@ WANTED = {"nodes": 2, "rdma": True, "nic_count": 2, "rate_gbps": 400}
         ({"nodes": 2, "hcas": ["mlx5_1"]}, "ok", "1 adapters are up"),
     ],
 )
-def test_adapters_are_judged_by_the_profile(
+def test_adapters_are_checked_against_the_profile(
     tmp_path: Path, wanted: dict[str, Any], expected: str, words: str
 ) -> None:
     adapter(tmp_path, "mlx5_0")
@@ -255,7 +257,7 @@ def test_adapters_are_judged_by_the_profile(
     assert (found["level"], words in found["evidence"]) == (expected, True), found
 
 
-def test_a_node_without_adapters(tmp_path: Path) -> None:
+def test_node_without_adapters_is_checked_against_the_profile(tmp_path: Path) -> None:
     assert ports.ports({}, str(tmp_path)) == []
     assert levels(ports.ports(WANTED, str(tmp_path))) == {"hca": "unknown"}
     assert levels(ports.ports({**WANTED, "hcas": ["mlx5_0"]}, str(tmp_path))) == {"hca": "bad"}
@@ -264,7 +266,9 @@ def test_a_node_without_adapters(tmp_path: Path) -> None:
 # ---- Places, network, framework ----
 
 
-def test_a_place_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writable_directories_pass_the_checks_and_stay_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MINE", str(tmp_path))
     assert "GiB free" in places.disk({"local_disk": "$MINE"}, {})[0]["evidence"]
     assert levels(places.disk({"local_disk": "/nowhere/$NOT_SET"}, {})) == {"disk": "unknown"}
@@ -275,9 +279,7 @@ def test_a_place_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(("free", "expected"), [(10 << 20, "bad"), (500 << 20, "warn"), (9 << 30, "ok")])
-def test_a_full_disk_is_bad(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, expected: str
-) -> None:
+def test_full_disk_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, expected: str) -> None:
     status = os.statvfs(tmp_path)
 
     def pretended(path: Any) -> Any:
@@ -290,7 +292,7 @@ def test_a_full_disk_is_bad(
     assert places.writable("disk", str(tmp_path))["level"] == expected
 
 
-def test_a_device_that_fails_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_that_fails_fsync_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(descriptor: int) -> None:
         raise OSError(5, "Input/output error")
 
@@ -299,7 +301,7 @@ def test_a_device_that_fails_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (found["level"], found["evidence"]) == ("bad", f"cannot write to {tmp_path}: Input/output error")
 
 
-def test_the_first_nodes_name_needs_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head_node_name_must_resolve_for_a_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
     assert levels(network.dns("localhost", True)) == {"dns": "ok"}
 
     def unknown(*_: Any) -> Any:
@@ -311,15 +313,15 @@ def test_the_first_nodes_name_needs_an_address(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(("off", "expected"), [(0.4, "ok"), (-9.0, "warn"), (400.0, "bad")])
-def test_a_clock_is_judged_by_how_far_it_is_off(off: float, expected: str) -> None:
+def test_clock_level_depends_on_the_offset(off: float, expected: str) -> None:
     assert network.judged(off)["level"] == expected
 
 
-def test_a_slow_answer_is_no_clock_that_is_off() -> None:
+def test_clock_offset_within_the_round_trip_time_is_ok() -> None:
     assert network.judged(5.0, 10.0)["level"] == "ok"
 
 
-def test_the_first_node_tells_its_time() -> None:
+def test_clock_check_asks_the_time_server_of_the_first_node() -> None:
     clock = health.Clock("localhost")
     try:
         [found] = network.clock("127.0.0.1", clock.port, clock.key)
@@ -330,7 +332,7 @@ def test_the_first_node_tells_its_time() -> None:
     assert levels(network.clock("no.such.host.invalid", 7, "")) == {"clock": "unknown"}
 
 
-def test_the_framework_is_imported(tmp_path: Path) -> None:
+def test_framework_check_imports_the_framework(tmp_path: Path) -> None:
     (tmp_path / "fine.py").write_text("__version__ = '3.1'")
     (tmp_path / "broken.py").write_text(
         "raise ImportError('libcudart.so.12: cannot open shared object file')"
@@ -344,7 +346,7 @@ def test_the_framework_is_imported(tmp_path: Path) -> None:
     assert look(sys.executable, "", str(tmp_path)) == []
 
 
-def test_a_slow_import_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_framework_import_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
     monkeypatch.setattr(framework, "LIMIT_S", 0.5)
     assert levels(framework.framework(sys.executable, "slow", str(tmp_path))) == {"framework": "warn"}
@@ -359,7 +361,7 @@ def run(checks: list[main.Check]) -> list[Finding]:
     return found
 
 
-def test_a_check_that_hangs_is_evidence_and_keeps_no_other() -> None:
+def test_hanging_or_crashing_check_does_not_affect_other_checks() -> None:
     def hang() -> list[Finding]:
         time.sleep(600)
         return []
@@ -386,7 +388,7 @@ def test_a_check_that_hangs_is_evidence_and_keeps_no_other() -> None:
     assert "did not end within 1 s" in next(one for one in found if one["check"] == "stuck")["evidence"]
 
 
-def test_evidence_is_one_harmless_line() -> None:
+def test_finding_evidence_is_a_single_printable_line() -> None:
     found = finding("gpus", "bad", "a\n\x1b[31mb\x07" + "c" * 1000)
     assert found["evidence"].isprintable()
     assert len(found["evidence"]) <= 400

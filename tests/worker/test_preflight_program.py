@@ -26,13 +26,13 @@ ALWAYS = ["hca", "disk", "shm", "run-dir", "dns", "clock"]
         ({"gpus": 1, "vendor": "nvidia", "framework": "jax"}, ["gpus", "xid", "framework"]),
     ],
 )
-def test_a_node_is_looked_at_for_what_its_job_needs(wanted: Mapping[str, Any], more: list[str]) -> None:
+def test_checks_of_a_node_depend_on_the_needs_of_the_job(wanted: Mapping[str, Any], more: list[str]) -> None:
     found = main.checks(wanted, {"DTSLURM_RUN_DIR": "/r", "SLURMD_NODENAME": "n1"}, "n1", 7)
     assert [one.name for one in found] == [*ALWAYS, *more]
     assert all(one.limit_s <= main.LIMIT_S for one in found)
 
 
-def test_checks_are_told_where_to_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_receive_their_paths_and_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, Any]] = []
 
     def noted(name: str) -> Callable[..., list[Finding]]:
@@ -54,7 +54,7 @@ def test_checks_are_told_where_to_look(tmp_path: Path, monkeypatch: pytest.Monke
     assert looks["hca"]() == ports.ports({}, f"{tmp_path}/n3/sys")
 
 
-def test_every_finding_is_a_line_between_a_begin_and_an_end(
+def test_preflight_program_writes_findings_between_begin_and_end_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "wanted.json").write_text(json.dumps({"gpus": 0}))

@@ -69,11 +69,11 @@ def a100s(node: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["probe/probe.py", "probe/gpus.py"])
-def test_nodes_may_have_python_3_6(name: str) -> None:
+def test_probe_programs_parse_as_python_3_6(name: str) -> None:
     ast.parse(assets.worker(name).read_text(), feature_version=(3, 6))
 
 
-def test_nvidias_gpus_and_their_links(a100s: Path) -> None:
+def test_probe_reports_nvidia_gpus_and_nvlinks(a100s: Path) -> None:
     found = gpus.gpus(str(a100s))
     assert [gpu["numa"] for gpu in found] == [0, 0, 1, 1]
     assert found[3] == {
@@ -92,13 +92,15 @@ def test_nvidias_gpus_and_their_links(a100s: Path) -> None:
         ("NV4", {"kind": "nvlink", "links": 4, "all": False}),
     ],
 )
-def test_pairs_without_nvlink(a100s: Path, words: str, link: dict[str, object]) -> None:
+def test_probe_reports_pcie_when_gpu_pairs_lack_nvlink(
+    a100s: Path, words: str, link: dict[str, object]
+) -> None:
     text = TOPOLOGY.replace("NV4", "SYS")
     put(a100s, {"topo": text.replace("X \tSYS", f"X \t{words}", 1)})
     assert gpus.links(gpus.gpus(str(a100s)), str(a100s)) == link
 
 
-def test_amds_gpus(node: Path) -> None:
+def test_probe_reports_amd_gpus_and_xgmi_links(node: Path) -> None:
     for i in range(2):
         put(node, {f"sys/class/drm/card{i}/device/mem_info_vram_total": str(64 << 30)})
         put(node, {f"sys/class/drm/card{i}/device/numa_node": str(i)})
@@ -120,7 +122,7 @@ def port(device: str, layer: str, rate: str, state: str = "4: ACTIVE", numa: int
     }  # fmt: skip
 
 
-def test_infiniband_beside_an_ethernet_port_and_one_that_is_down(node: Path) -> None:
+def test_probe_selects_active_infiniband_ports(node: Path) -> None:
     put(node, port("mlx5_0", "InfiniBand", "400 Gb/sec (4X NDR)"))
     put(node, port("mlx5_10", "InfiniBand", "400 Gb/sec (4X NDR)", numa=1))
     put(node, port("mlx5_2", "InfiniBand", "10 Gb/sec (4X SDR)", state="1: DOWN"))
@@ -152,14 +154,14 @@ def test_infiniband_beside_an_ethernet_port_and_one_that_is_down(node: Path) -> 
         ({"sys/class/net/lo/operstate": "unknown", "sys/class/net/docker0/operstate": "up"}, None),
     ],
 )
-def test_networks(node: Path, files: dict[str, str], kind: str | None) -> None:
+def test_probe_recognizes_the_fabric_kind(node: Path, files: dict[str, str], kind: str | None) -> None:
     put(node, files)
     seen = {"hcas": probe.hcas(str(node)), "interfaces": probe.interfaces(str(node))}
     told = from_probe.fabric_kind(seen)
     assert (told[0] if told else None) == kind
 
 
-def test_the_way_to_other_nodes(node: Path) -> None:
+def test_probe_finds_the_interface_to_other_nodes(node: Path) -> None:
     put(node, {"proc/net/route": ROUTES})
     program(node, "ip", "exit 1")
     assert probe.interface_to("10.20.3.4", "10.20.0.1", str(node)) == "ib0"
@@ -172,7 +174,7 @@ def test_the_way_to_other_nodes(node: Path) -> None:
     assert probe.route([["no.such.node.invalid", "also.none.invalid"]]) is None
 
 
-def test_disks_that_are_the_nodes_own(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_reports_local_and_shared_disks(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (node / "local").mkdir()
     (node / "shared").mkdir()
     monkeypatch.setenv("LOCAL", str(node / "local"))
@@ -186,14 +188,14 @@ def test_disks_that_are_the_nodes_own(node: Path, monkeypatch: pytest.MonkeyPatc
     assert best["size_mib"] > 0
 
 
-def test_what_is_reached_outside() -> None:
+def test_probe_reports_reachable_internet_hosts() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         number = server.getsockname()[1]
         assert probe.online([["127.0.0.1", number]], 10) == {"127.0.0.1": True}
     assert probe.online([["127.0.0.1", number]], 10) == {"127.0.0.1": False}
 
 
-def test_importing_torch(node: Path) -> None:
+def test_probe_reports_the_importable_torch(node: Path) -> None:
     program(node, "python-with", "echo 2.9.0 12.8 31.26")
     assert probe.torch("python-with", 10) == {
         "python": f"{node}/bin/python-with",
@@ -206,7 +208,7 @@ def test_importing_torch(node: Path) -> None:
     assert probe.torch("no-such-python", 10) is None
 
 
-def test_it_runs_as_it_travels(a100s: Path) -> None:
+def test_probe_runs_as_an_inline_program_on_standard_input(a100s: Path) -> None:
     code = inline_program(probing.PARTS, "module.main(sys.argv[1])")
     request = json.dumps({"disks": ["/tmp"], "peers": [["localhost", "127.0.0.1"]]})
     argv = [sys.executable, "-I", "-S", "-", request]
@@ -220,7 +222,7 @@ def test_it_runs_as_it_travels(a100s: Path) -> None:
     assert any("Slurm says 8 GPUs for gpu, the job saw 4" in line for line in found.notices)
 
 
-def test_an_answer_of_another_shape_is_no_harm() -> None:
+def test_probe_answers_of_another_shape_are_accepted() -> None:
     answers: tuple[dict[str, object], ...] = (
         {},
         {"gpus": "none"},

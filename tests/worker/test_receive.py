@@ -82,7 +82,7 @@ def side(tmp_path: Path) -> Side:
     return Side(tmp_path)
 
 
-def test_a_run_is_placed_with_its_code(side: Side) -> None:
+def test_run_is_installed_with_its_code(side: Side) -> None:
     assert side.send() == {"done": {}}
     code = side.run / "code"
     assert (code / "train.py").read_bytes() == CODE
@@ -96,7 +96,7 @@ def test_a_run_is_placed_with_its_code(side: Side) -> None:
     assert not list(side.folder.glob("runs/.dtslurm-*"))
 
 
-def test_what_is_there_is_not_sent_again(side: Side) -> None:
+def test_objects_already_in_the_store_are_not_needed_again(side: Side) -> None:
     side.send()
     side.blobs = b""
     assert side.send(run_dir=f"{side.folder}/runs/b") == {"done": {}}
@@ -104,20 +104,20 @@ def test_what_is_there_is_not_sent_again(side: Side) -> None:
     assert first.stat().st_ino == second.stat().st_ino  # one file for both
 
 
-def test_contents_that_are_not_there_are_asked_for(side: Side) -> None:
+def test_missing_objects_are_requested_and_nothing_is_installed(side: Side) -> None:
     side.blobs = blob(key(CODE), CODE)
     assert side.send() == {"missing": [key(TOOL, True)]}
     assert side.unplaced()
 
 
-def test_a_run_without_code_needs_no_objects(side: Side) -> None:
+def test_run_without_code_needs_no_objects(side: Side) -> None:
     side.blobs = b""
     assert side.send(tree=None, inside="") == {"done": {}}
     assert not (side.run / "code").exists()
     assert not side.objects.exists()
 
 
-def test_f2_a_link_that_is_cut_anywhere_places_nothing(side: Side) -> None:
+def test_f2_link_cut_at_any_byte_installs_no_run(side: Side) -> None:
     data = side.data()
     for at in [*range(0, len(data), 17), len(data) - 1]:
         assert list(side.send(data[:at])) == ["cut"]
@@ -125,7 +125,7 @@ def test_f2_a_link_that_is_cut_anywhere_places_nothing(side: Side) -> None:
     assert (side.objects / key(CODE)[:2] / key(CODE)[2:]).read_bytes() == CODE  # what came whole is kept
 
 
-def test_content_that_is_not_what_its_name_says_is_refused_and_read_to_its_end(side: Side) -> None:
+def test_object_that_does_not_match_its_checksum_is_refused(side: Side) -> None:
     side.blobs = blob(key(CODE), b"something else") + blob(key(TOOL, True), TOOL)
     assert side.send() == {"refused": f"the content of object {key(CODE)} does not match its checksum"}
     assert side.left == b""
@@ -134,7 +134,7 @@ def test_content_that_is_not_what_its_name_says_is_refused_and_read_to_its_end(s
     assert side.send() == {"refused": "'../../etc' is not an object"}
 
 
-def test_objects_that_others_could_write_to_are_refused(side: Side) -> None:
+def test_object_store_that_other_users_can_write_to_is_refused(side: Side) -> None:
     side.objects.mkdir(parents=True)
     side.objects.chmod(0o777)
     assert side.send() == {"refused": f"other users can write to {side.objects}"}
@@ -160,9 +160,7 @@ def test_objects_that_others_could_write_to_are_refused(side: Side) -> None:
         ({"tree": 7}, "the request is invalid: TypeError"),
     ],
 )
-def test_what_would_write_elsewhere_or_makes_no_sense_is_refused(
-    side: Side, more: Mapping[str, Any], words: str
-) -> None:
+def test_unsafe_or_malformed_requests_are_refused(side: Side, more: Mapping[str, Any], words: str) -> None:
     answer = side.send(**more)
     assert list(answer) == ["refused"]
     assert words in answer["refused"]
@@ -170,22 +168,22 @@ def test_what_would_write_elsewhere_or_makes_no_sense_is_refused(
 
 
 @pytest.mark.parametrize("packed", [b"no zlib", zlib.compress(b"no JSON"), zlib.compress(b"[]")])
-def test_what_is_no_request_is_refused(side: Side, packed: bytes) -> None:
+def test_undecodable_requests_are_refused(side: Side, packed: bytes) -> None:
     assert list(side.send(length(len(packed)) + packed)) == ["refused"]
 
 
-def test_an_empty_request_only_asks_whether_it_lives(side: Side) -> None:
+def test_empty_request_is_answered_as_a_ping(side: Side) -> None:
     assert side.send(length(0)) == {"done": {}}
 
 
-def test_a_run_that_is_there_is_left_as_it_is(side: Side) -> None:
+def test_existing_run_directory_is_not_changed(side: Side) -> None:
     side.run.mkdir(parents=True)
     (side.run / "mine").touch()
     assert side.send() == {"exists": str(side.run)}
     assert [path.name for path in side.run.iterdir()] == ["mine"]
 
 
-def test_a_disk_that_refuses_is_told_with_the_place(side: Side) -> None:
+def test_disk_error_is_answered_with_its_path(side: Side) -> None:
     (side.folder / "runs").write_text("in the way")
     answer = side.send()["disk"]
     assert (answer["verb"], answer["path"].startswith(f"{side.folder}/runs")) == ("make", True)
@@ -194,7 +192,7 @@ def test_a_disk_that_refuses_is_told_with_the_place(side: Side) -> None:
 # ---- The command ----
 
 
-def test_the_command_runs_once_the_run_is_there_and_its_job_is_noted(side: Side) -> None:
+def test_command_runs_after_the_run_is_installed_and_its_job_is_recorded(side: Side) -> None:
     then = ["sh", "-c", f"cat {side.run}/job.json >&2; echo 'Submitted'; echo '17;lab'"]
     assert side.send(then=then) == {
         "done": {"code": 0, "stdout": "Submitted\n17;lab\n", "stderr": "{}", "late": False}
@@ -204,18 +202,18 @@ def test_the_command_runs_once_the_run_is_there_and_its_job_is_noted(side: Side)
 
 
 @pytest.mark.parametrize(("words", "code"), [("echo 17; exit 3", 3), ("echo no number", 0)])
-def test_where_no_job_was_queued_none_is_noted(side: Side, words: str, code: int) -> None:
+def test_failed_command_or_output_without_a_job_id_records_no_job(side: Side, words: str, code: int) -> None:
     assert side.send(then=["sh", "-c", words])["done"]["code"] == code
     assert not (side.run / "events.jsonl").exists()
 
 
-def test_a_command_that_hangs_is_ended_with_all_that_it_started(side: Side) -> None:
+def test_hanging_command_is_ended_with_its_children(side: Side) -> None:
     done = side.send(then=["sh", "-c", "echo begun; sleep 600 | cat"], limit=0.3)["done"]
     assert (done["late"], done["code"], done["stdout"]) == (True, -9, "begun\n")
 
 
 @pytest.mark.parametrize("program", ["no-such-sbatch", "/no/such/sbatch"])
-def test_without_the_command_nothing_is_placed(side: Side, program: str) -> None:
+def test_run_is_not_installed_when_the_command_does_not_exist(side: Side, program: str) -> None:
     assert side.send(then=[program]) == {"done": {"absent": program}}
     assert side.unplaced()
 
@@ -237,7 +235,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dat
     return code, [json.loads(line.partition("mark:")[2]) for line in lines if line]
 
 
-def test_it_serves_one_request_or_all_that_come(
+def test_server_handles_a_single_request_or_all_requests(
     side: Side, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     two = side.data() + side.data(run_dir=f"{side.folder}/runs/b")
@@ -248,7 +246,7 @@ def test_it_serves_one_request_or_all_that_come(
 
 
 @pytest.mark.parametrize(("bad", "key", "code"), [(length(3) + b"abc", "refused", 76), (b"\0", "cut", 77)])
-def test_what_follows_a_request_that_makes_no_sense_is_not_taken_for_one(
+def test_bytes_after_a_malformed_request_are_not_read_as_a_request(
     side: Side,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -262,7 +260,7 @@ def test_what_follows_a_request_that_makes_no_sense_is_not_taken_for_one(
     assert side.unplaced()
 
 
-def test_a_tree_is_made_ahead_of_the_next_run_once_nobody_waits(
+def test_tree_is_prebuilt_for_the_next_run(
     side: Side, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(prebuilt_tree, "LEAST", 1)

@@ -35,7 +35,7 @@ Library = Callable[..., dict[str, str]]
     "name",
     [*SAMPLER, *(f"{name.replace('.', '/')}.py" for name in (*PULSE, "telemetry.telemetry", "lib.answer"))],
 )
-def test_nodes_may_have_python_3_6(name: str) -> None:
+def test_sampler_programs_parse_as_python_3_6(name: str) -> None:
     ast.parse(assets.worker(name).read_text(), feature_version=(3, 6))
 
 
@@ -43,7 +43,7 @@ def test_nodes_may_have_python_3_6(name: str) -> None:
 
 
 @pytest.fixture
-def library(tmp_path: Path) -> Library:
+def fake_nvml_environment(tmp_path: Path) -> Library:
     """Build a management library; return the environment of a job on its machine."""
     if CC is None:
         pytest.skip("no C compiler")
@@ -57,7 +57,7 @@ def library(tmp_path: Path) -> Library:
     return build
 
 
-def looked(env: dict[str, str], times: int = 1, asked: int = 8) -> list[Any]:
+def sampled_gpus(env: dict[str, str], times: int = 1, asked: int = 8) -> list[Any]:
     """Look at the GPUs in a process of its own: a wrong call into the library would end it."""
     program = (
         "import json, os; from dtslurm.worker.sampler import gpu_reader\n"
@@ -72,8 +72,8 @@ def looked(env: dict[str, str], times: int = 1, asked: int = 8) -> list[Any]:
     return found
 
 
-def test_nvidias_library_tells_all_there_is(library: Library) -> None:
-    (gpus,) = looked(library(2))
+def test_nvml_reader_reports_all_fields_of_each_gpu(fake_nvml_environment: Library) -> None:
+    (gpus,) = sampled_gpus(fake_nvml_environment(2))
     assert gpus[1] == {
         "index": 1,
         "uuid": "GPU-0001",
@@ -92,7 +92,7 @@ def test_nvidias_library_tells_all_there_is(library: Library) -> None:
     assert (gpus[0]["throttle"], "xid" in gpus[0]) == ([], False)
 
 
-def test_a_flood_of_error_reports_does_not_fill_the_record() -> None:
+def test_xid_record_stays_short_when_the_driver_reports_many_errors() -> None:
     class Flood(Nvml):
         def __init__(self) -> None:
             self.xids, self.gpus, self.events = {}, [], ctypes.c_void_p(1)
@@ -110,8 +110,8 @@ def test_a_flood_of_error_reports_does_not_fill_the_record() -> None:
     assert seen[-1] == 79
 
 
-def test_newer_drivers_tell_busy_multiprocessors_and_lack_nothing(library: Library) -> None:
-    first, second, third = looked(library(3, "-DNEW_NAMES"), times=3)
+def test_nvml_reader_uses_the_field_names_of_newer_drivers(fake_nvml_environment: Library) -> None:
+    first, second, third = sampled_gpus(fake_nvml_environment(3, "-DNEW_NAMES"), times=3)
     assert "sm_activity" not in first[0]  # it is told between two looks
     assert [gpu.get("sm_activity") for gpu in second] == [0.5, 0.52, None]
     assert third[1]["sm_activity"] == 0.52
@@ -120,21 +120,23 @@ def test_newer_drivers_tell_busy_multiprocessors_and_lack_nothing(library: Libra
     assert "ecc_corrected" not in third[2]
 
 
-def test_a_part_of_a_gpu_has_what_it_has(library: Library) -> None:
-    (gpus,) = looked(library(2, CUDA_VISIBLE_DEVICES="MIG-aaaa,MIG-gone"))
+def test_nvml_reader_reports_the_available_fields_of_a_mig_device(fake_nvml_environment: Library) -> None:
+    (gpus,) = sampled_gpus(fake_nvml_environment(2, CUDA_VISIBLE_DEVICES="MIG-aaaa,MIG-gone"))
     assert [(gpu["uuid"], gpu["memory_total"]) for gpu in gpus] == [("MIG-aaaa", 80 << 30)]
     assert not {"util", "power_w", "temperature_c"} & set(gpus[0])
 
 
-def test_a_job_without_gpus_looks_at_none(library: Library) -> None:
-    assert looked(library(8), asked=0) == [None]
-    assert looked(library(8, CUDA_VISIBLE_DEVICES=""), asked=1) == [None]
-    assert looked(library(8, CUDA_VISIBLE_DEVICES="NoDevFiles"), asked=1) == [None]
+def test_job_without_gpus_gets_no_reader(fake_nvml_environment: Library) -> None:
+    assert sampled_gpus(fake_nvml_environment(8), asked=0) == [None]
+    assert sampled_gpus(fake_nvml_environment(8, CUDA_VISIBLE_DEVICES=""), asked=1) == [None]
+    assert sampled_gpus(fake_nvml_environment(8, CUDA_VISIBLE_DEVICES="NoDevFiles"), asked=1) == [None]
 
 
-def test_where_the_driver_does_not_answer_nothing_is_told(library: Library, tmp_path: Path) -> None:
-    env = library(8, FAKE_NO_DRIVER="1", PATH=str(tmp_path / "nothing"))
-    assert looked(env) == [None]
+def test_nvml_reader_is_absent_when_the_driver_does_not_answer(
+    fake_nvml_environment: Library, tmp_path: Path
+) -> None:
+    env = fake_nvml_environment(8, FAKE_NO_DRIVER="1", PATH=str(tmp_path / "nothing"))
+    assert sampled_gpus(env) == [None]
 
 
 SEEN = [{"index": number, "minor": number, "uuid": f"GPU-{number}a"} for number in range(4)]
@@ -158,11 +160,11 @@ SEEN = [{"index": number, "minor": number, "uuid": f"GPU-{number}a"} for number 
         ({"SLURM_STEP_GPUS": "nonsense", "CUDA_VISIBLE_DEVICES": "3"}, [3]),
     ],
 )
-def test_only_the_jobs_own_gpus_are_looked_at(env: dict[str, str], mine: list[int]) -> None:
+def test_gpu_selection_contains_only_gpus_of_the_job(env: dict[str, str], mine: list[int]) -> None:
     assert [gpu["index"] for gpu in select_job_gpus(SEEN, env, 4)] == mine
 
 
-def test_numbers_of_a_list() -> None:
+def test_number_list_skips_invalid_parts() -> None:
     assert numbers("0,2-4,x,7-") == [0, 2, 3, 4]
 
 
@@ -173,7 +175,9 @@ Unable to determine the device handle for GPU 0000:41:00.0: Unknown Error
 """
 
 
-def test_rows_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvidia_smi_reader_parses_rows_of_the_running_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text(f"#!/bin/sh\ncat <<'END'\n{SMI}END\nexec sleep 100\n")
     program.chmod(0o755)
@@ -205,7 +209,9 @@ def test_rows_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert not {"util", "power_w", "ecc_corrected"} & set(gpus[1])
 
 
-def test_without_any_gpu_there_is_no_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_reader_is_absent_on_a_machine_without_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(Amdgpu.__init__, "__defaults__", (str(tmp_path),))
     assert gpu_reader({"DTSLURM_NVML": str(tmp_path / "none.so")}, 8) is None
@@ -237,7 +243,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., sample
     return make
 
 
-def test_memory_and_cpu_by_control_groups_of_version_2(
+def test_memory_and_cpu_come_from_cgroup_v2(
     job: Callable[[str], sampler.JobResources], tmp_path: Path
 ) -> None:
     folder = "system.slice/slurmstepd.scope/job_77"
@@ -253,7 +259,7 @@ def test_memory_and_cpu_by_control_groups_of_version_2(
     assert ("cgroup_limit" in later, later["cpu_percent"]) == (False, 0.0)  # a counter that went back
 
 
-def test_memory_and_cpu_by_control_groups_of_version_1(
+def test_memory_and_cpu_come_from_cgroup_v1(
     job: Callable[[str], sampler.JobResources], tmp_path: Path
 ) -> None:
     files(
@@ -269,7 +275,7 @@ def test_memory_and_cpu_by_control_groups_of_version_1(
     assert mine.sample() == {"cgroup_memory": 4993}
 
 
-def test_without_control_groups_the_jobs_processes_are_counted(
+def test_cpu_time_comes_from_the_processes_of_the_job_without_cgroups(
     job: Callable[..., sampler.JobResources],
 ) -> None:
     number = f"77{os.getpid()}"  # no other job on this machine has it
@@ -291,14 +297,14 @@ def test_without_control_groups_the_jobs_processes_are_counted(
 # ---- The loop ----
 
 
-def test_dear_looks_and_large_files_make_it_pause_longer() -> None:
+def test_sampler_pause_grows_with_sampling_cost_and_file_size() -> None:
     assert sampler.pause(0.001, 0) == 5
     assert sampler.pause(0.04, 0) == pytest.approx(10)
     assert sampler.pause(99, 0) == 60
     assert [sampler.pause(0, size << 20) for size in (7, 9, 17, 33)] == [5, 10, 20, 40]
 
 
-def test_it_ends_with_the_process_it_was_started_for(tmp_path: Path) -> None:
+def test_sampler_ignores_signals_and_ends_with_its_parent(tmp_path: Path) -> None:
     for name in SAMPLER:
         shutil.copy(assets.worker(name), tmp_path)
     (tmp_path / "metrics" / "2").mkdir(parents=True)
@@ -327,7 +333,7 @@ def test_it_ends_with_the_process_it_was_started_for(tmp_path: Path) -> None:
     assert not (tmp_path / "__pycache__").exists()
 
 
-def test_a_run_that_is_gone_ends_it(tmp_path: Path) -> None:
+def test_sampler_ends_when_the_run_directory_is_missing(tmp_path: Path) -> None:
     for name in SAMPLER:
         shutil.copy(assets.worker(name), tmp_path)
     env = {**os.environ, "DTSLURM_RUN_DIR": str(tmp_path / "gone"), "DTSLURM_ATTEMPT": "0"}
@@ -335,7 +341,7 @@ def test_a_run_that_is_gone_ends_it(tmp_path: Path) -> None:
     assert subprocess.run(argv, env=env, timeout=600, check=False).returncode == 0
 
 
-def test_a_counter_that_is_no_number_is_absent(tmp_path: Path) -> None:
+def test_counter_without_a_number_is_absent(tmp_path: Path) -> None:
     files(tmp_path, "a", one="12", two="N/A", three="")
     told = [counter(str(tmp_path / "a" / name)) for name in ("one", "two", "three", "four")]
     assert told == [12, None, None, None]

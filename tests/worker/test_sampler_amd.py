@@ -27,7 +27,7 @@ def amd_card(top: Path, number: int, **files: str) -> None:
         (place / name).write_text(value + "\n")
 
 
-def test_amds_kernel_driver_needs_no_program(tmp_path: Path) -> None:
+def test_amd_sysfs_reader_reports_gpus_without_a_program(tmp_path: Path) -> None:
     amd_card(tmp_path, 1, mem_info_vram_used=str(3 << 30), power1_average="305000000", temp1_input="40000")
     amd_card(tmp_path, 2, power1_input="90000000", temp2_input="71000", freq1_input="1700000000")
     first, second = Amdgpu({}, 2, str(tmp_path)).sample()
@@ -57,7 +57,7 @@ ROCM = {
 }
 
 
-def test_rocm_smis_json_of_several_versions() -> None:
+def test_rocm_smi_reader_parses_json_of_several_versions() -> None:
     first, second = RocmSmi.read(json.dumps(ROCM).encode())
     assert first == {
         "index": 0, "uuid": "0x18f68e602b8a790f", "util": 35.0, "memory_used": 11026432,
@@ -97,7 +97,7 @@ def amd_smi(folder: Path, told: object, listed: object) -> None:
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
-def test_amd_smi_where_the_drivers_files_are_out_of_sight(
+def test_amd_smi_reader_is_used_without_the_sysfs_files(
     wrapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -116,9 +116,7 @@ def test_amd_smi_where_the_drivers_files_are_out_of_sight(
     assert [gpu["index"] for gpu in only] == [1]
 
 
-def test_an_amd_smi_that_sees_nothing_is_left_for_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rocm_smi_is_used_when_amd_smi_lists_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(Amdgpu.__init__, "__defaults__", (str(tmp_path),))
     amd_smi(tmp_path, [], [])
@@ -134,5 +132,5 @@ def test_an_amd_smi_that_sees_nothing_is_left_for_the_next(
     "spoilt",
     ["", "Traceback", "{}", '{"gpu_data": 5}', '[5, {"gpu": "0"}]', '[{"gpu": 0, "usage": [1]}]', "[" * 9999],
 )
-def test_what_is_no_answer_of_amd_smis_says_nothing(spoilt: str) -> None:
+def test_amd_smi_reader_takes_no_values_from_malformed_output(spoilt: str) -> None:
     assert all(set(gpu) == {"index", "uuid"} for gpu in AmdSmi.read(spoilt.encode()))

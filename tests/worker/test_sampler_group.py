@@ -95,7 +95,7 @@ def made(tmp_path: Path) -> Iterator[Made]:
             process.communicate()
 
 
-def alone(job: Job) -> None:
+def start_unconnected_ranks(job: Job) -> None:
     """Start every rank, none connected with another."""
     for rank in range(job.nodes * job.ranks_per_node):
         job.ready(job.start(rank))
@@ -109,9 +109,9 @@ def look(watch: GroupWatch) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "line", ["step 3 loss 0.25\n", '{"loss": 1.5}\n', "Epoch 2: 50%|#| 3/6\r", "train_loss=nan\n"]
 )
-def test_ranks_that_print_losses_without_connections_train_apart(made: Made, line: str) -> None:
+def test_ranks_with_losses_and_no_connections_are_reported_as_not_distributed(made: Made, line: str) -> None:
     job = made(1, 2)
-    alone(job)
+    start_unconnected_ranks(job)
     watch = job.watch(0)
     job.print(1, line)
     assert not look(watch)  # they may have just left a group
@@ -125,9 +125,9 @@ def test_ranks_that_print_losses_without_connections_train_apart(made: Made, lin
     assert not look(watch)  # once is enough
 
 
-def test_the_second_node_decides_and_rank_0_may_be_the_only_one_that_prints(made: Made) -> None:
+def test_only_the_second_node_reports_when_rank_0_alone_prints(made: Made) -> None:
     job = made(3, 2)
-    alone(job)
+    start_unconnected_ranks(job)
     watches = [job.watch(node) for node in range(3)]
     for _ in range(3):
         job.print(0, "loss: 0.5\n")
@@ -138,9 +138,9 @@ def test_the_second_node_decides_and_rank_0_may_be_the_only_one_that_prints(made
     assert told[1]["ranks"] == "2-3"
 
 
-def test_ranks_connected_within_a_node_only_train_apart_from_the_other_node(made: Made) -> None:
+def test_ranks_connected_only_within_a_node_are_reported_as_not_distributed(made: Made) -> None:
     job = made(2, 2)
-    alone(job)
+    start_unconnected_ranks(job)
     server = job.start(2, "listen=0", "accept=0")
     port = int(server.stdout.readline())  # type: ignore[union-attr]
     job.ready(job.start(3, f"connect={port}"))
@@ -153,7 +153,7 @@ def test_ranks_connected_within_a_node_only_train_apart_from_the_other_node(made
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_a_group_is_no_fault_and_is_not_looked_at_again(made: Made, nodes: int) -> None:
+def test_connected_ranks_settle_the_check_without_a_report(made: Made, nodes: int) -> None:
     job = made(nodes, 2 // nodes)
     server = job.start(0, "listen=0", "accept=0")
     port = int(server.stdout.readline())  # type: ignore[union-attr]
@@ -167,7 +167,7 @@ def test_a_group_is_no_fault_and_is_not_looked_at_again(made: Made, nodes: int) 
 
 
 @pytest.mark.parametrize("why", ["no torch", "not started", "no losses", "ended", "another process"])
-def test_nothing_is_said_of_ranks_that_are_not_seen_to_train(made: Made, why: str) -> None:
+def test_ranks_without_evidence_of_training_are_not_reported(made: Made, why: str) -> None:
     job = made(1, 2)
     job.ready(job.start(0, torch=why != "no torch"))
     if why != "not started":
@@ -183,9 +183,9 @@ def test_nothing_is_said_of_ranks_that_are_not_seen_to_train(made: Made, why: st
         assert not look(watch)
 
 
-def test_ranks_that_connect_later_train_together_after_all(made: Made) -> None:
+def test_ranks_that_connect_later_are_reported_as_distributed(made: Made) -> None:
     job = made(1, 2)
-    alone(job)
+    start_unconnected_ranks(job)
     watch = job.watch(0)
     for _ in range(2):
         job.print(0, "loss 1\n")
@@ -213,7 +213,7 @@ def test_ranks_that_connect_later_train_together_after_all(made: Made) -> None:
         (("Num processes: 1", "Num processes: 1\nNum processes: 4"), None),
     ],
 )  # fmt: skip
-def test_logs_that_all_tell_of_a_smaller_group_are_enough(
+def test_logs_of_all_ranks_that_name_a_smaller_group_are_sufficient_evidence(
     made: Made, lines: tuple[str, str], group: str | None
 ) -> None:
     job = made(2, 2)
@@ -225,7 +225,7 @@ def test_logs_that_all_tell_of_a_smaller_group_are_enough(
     )
 
 
-def test_connections_of_a_group_that_is_not_used_do_not_take_back_what_the_logs_tell(made: Made) -> None:
+def test_connections_do_not_revoke_a_report_based_on_logs(made: Made) -> None:
     job = made(1, 2)
     server = job.start(0, "listen=0", "accept=0")
     port = int(server.stdout.readline())  # type: ignore[union-attr]
@@ -239,7 +239,7 @@ def test_connections_of_a_group_that_is_not_used_do_not_take_back_what_the_logs_
     assert not look(watch)
 
 
-def test_a_helper_of_a_rank_and_a_web_server_are_no_other_ranks() -> None:
+def test_helper_and_web_connections_do_not_count_as_rank_links() -> None:
     helper, web = Socket("0100007F:9000", "0100007F:9001"), Socket("0100000A:9002", "08080808:01BB")
     both = {helper, Socket(helper.remote, helper.local), web}
     assert split_links({0: both, 1: set()}) == (0, 0)
@@ -247,7 +247,7 @@ def test_a_helper_of_a_rank_and_a_web_server_are_no_other_ranks() -> None:
     assert split_links({0: {helper}, 1: set()}) == (0, 1)
 
 
-def test_the_decision_is_left_out_where_it_is_not_wanted(made: Made) -> None:
+def test_report_is_sent_only_with_an_event_name(made: Made) -> None:
     job = made(1, 2)
     job.print(0, "Num processes: 1\n")
     job.print(1, "Num processes: 1\n")

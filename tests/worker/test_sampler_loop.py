@@ -69,7 +69,7 @@ def loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
     made.end()
 
 
-def test_a_line_tells_the_node_its_memory_and_its_disks(loop: Loop) -> None:
+def test_sample_contains_node_memory_and_disks(loop: Loop) -> None:
     [line] = loop.run(SLURMD_NODENAME="n7", TMPDIR="/no/such/folder")
     assert (line["schema"], line["node"], line["node_rank"], line["time"]) == (1, "n7", 2, 100.0)
     assert 0 < line["memory_used"] < line["memory_total"]
@@ -79,7 +79,7 @@ def test_a_line_tells_the_node_its_memory_and_its_disks(loop: Loop) -> None:
     assert line["load"] >= 0
 
 
-def test_shared_disks_are_looked_at_seldom(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_disks_are_sampled_less_often(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     real = sampler.disks
     monkeypatch.setattr(sampler, "disks", lambda paths: asked.extend(paths) or real(paths))  # type: ignore[func-returns-value]
@@ -90,7 +90,7 @@ def test_shared_disks_are_looked_at_seldom(loop: Loop, monkeypatch: pytest.Monke
     assert all(str(loop.folder) in line["disks"] for line in lines)
 
 
-def test_gpus_that_cannot_be_looked_at_for_once_keep_nothing_else_from_the_line(loop: Loop) -> None:
+def test_failed_gpu_sample_keeps_the_other_values(loop: Loop) -> None:
     loop.happens = lambda: loop.end() if loop.now >= 110 else None
     gpus = Gpus([{"index": 0}], subprocess.TimeoutExpired("nvidia-smi", 5), [])
     lines = loop.run(gpus)
@@ -98,13 +98,13 @@ def test_gpus_that_cannot_be_looked_at_for_once_keep_nothing_else_from_the_line(
     assert "memory_used" in lines[1]
 
 
-def test_a_file_that_has_grown_large_is_added_to_less(loop: Loop) -> None:
+def test_sampler_writes_less_often_to_a_large_file(loop: Loop) -> None:
     loop.path.write_text(f'"{"x" * (9 << 20)}"\n')
     loop.happens = lambda: loop.end() if loop.now >= 125 else None
     assert [line["time"] for line in loop.run()[1:]] == [100.0, 110.0, 120.0]
 
 
-def test_a_disk_that_refuses_for_once_ends_nothing_but_a_run_that_is_gone_does(loop: Loop) -> None:
+def test_sampler_continues_after_a_write_error_and_ends_with_the_run_directory(loop: Loop) -> None:
     loop.path.mkdir()  # no line can be added
 
     def happens() -> None:
@@ -120,7 +120,7 @@ def test_a_disk_that_refuses_for_once_ends_nothing_but_a_run_that_is_gone_does(l
     assert loop.beside.poll() is None  # it ended by itself
 
 
-def test_beside_a_process_that_is_gone_nothing_is_noted(loop: Loop) -> None:
+def test_sampler_writes_nothing_when_its_process_has_ended(loop: Loop) -> None:
     loop.end()
     assert loop.run() == []
 
@@ -147,7 +147,7 @@ def sysfs(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, str]], None
     return make
 
 
-def test_ports_tell_their_bytes_and_errors(sysfs: Callable[[Mapping[str, str]], None]) -> None:
+def test_network_ports_report_bytes_and_errors(sysfs: Callable[[Mapping[str, str]], None]) -> None:
     ib, net = "/sys/class/infiniband", "/sys/class/net"
     sysfs(
         {
@@ -178,14 +178,16 @@ def test_ports_tell_their_bytes_and_errors(sysfs: Callable[[Mapping[str, str]], 
     }
 
 
-def test_memory_is_told_where_the_kernel_tells_it(sysfs: Callable[[Mapping[str, str]], None]) -> None:
+def test_memory_is_reported_only_when_the_kernel_reports_both_values(
+    sysfs: Callable[[Mapping[str, str]], None],
+) -> None:
     sysfs({"/proc/meminfo": "MemTotal:  100 kB\nMemAvailable:   30 kB\n"})
     assert sampler.memory() == {"memory_total": 102400, "memory_used": 71680}
     sysfs({"/proc/meminfo": "MemTotal:  100 kB\n"})
     assert sampler.memory() == {}
 
 
-def test_processes_that_vanish_meanwhile_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vanished_processes_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = SimpleNamespace(name="999999999", path="/proc/999999999", stat=Path("/proc/999999999").stat)
     zombie = SimpleNamespace(name="999999998", path="/proc/999999998", stat=Path("/proc/self").stat)
     real = list(os.scandir("/proc"))
@@ -196,7 +198,7 @@ def test_processes_that_vanish_meanwhile_are_passed_over(monkeypatch: pytest.Mon
     assert not sampler.belongs_to_job(999999999, "17")
 
 
-def test_a_node_of_a_large_job_writes_its_samples_every_two_minutes(loop: Loop) -> None:
+def test_node_of_a_large_job_writes_its_samples_every_two_minutes(loop: Loop) -> None:
     sizes: list[int] = []
 
     def happens() -> None:
@@ -211,7 +213,7 @@ def test_a_node_of_a_large_job_writes_its_samples_every_two_minutes(loop: Loop) 
     assert loop.run(SLURM_STEP_NUM_NODES="64", DTSLURM_PLAIN_NODES="64") == lines
 
 
-def test_samples_of_a_large_job_wait_for_a_disk_that_is_full(loop: Loop) -> None:
+def test_samples_of_a_large_job_are_kept_while_the_disk_is_full(loop: Loop) -> None:
     loop.path.mkdir()
     loop.happens = lambda: loop.path.rmdir() if loop.now == 150 else loop.end() if loop.now >= 230 else None
     assert [line["time"] for line in loop.run(SLURM_NNODES="2", DTSLURM_PLAIN_NODES="1")] == [

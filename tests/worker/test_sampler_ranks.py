@@ -88,13 +88,13 @@ def node(tmp_path: Path) -> Iterator[Node]:
         process.wait()
 
 
-def test_before_a_rank_has_started_nothing_is_told(node: Node) -> None:
+def test_ranks_sampler_reports_nothing_before_a_rank_starts(node: Node) -> None:
     assert node.look(START) == {}
     node.sampler.note(START, [])
     assert not (node.folder / "metrics/0/activity-2.json").exists()
 
 
-def test_only_ranks_of_this_attempt_on_this_node_count(node: Node) -> None:
+def test_only_ranks_of_this_attempt_and_node_count(node: Node) -> None:
     node.start(0, "import time; time.sleep(600)")
     node.start(1, "import time; time.sleep(600)", SLURM_NODEID="3")
     node.start(4, "import time; time.sleep(600)", DTSLURM_ATTEMPT="1")
@@ -102,24 +102,24 @@ def test_only_ranks_of_this_attempt_on_this_node_count(node: Node) -> None:
     assert (seen["ranks"], seen["seen"], seen["world_size"], seen["node"]) == ([0], [0], 2, "n7")
 
 
-def test_a_rank_that_is_alone_need_not_know_its_number(node: Node) -> None:
+def test_single_process_without_a_rank_number_counts_as_rank_0(node: Node) -> None:
     node.start(0, "import time; time.sleep(600)", RANK="", WORLD_SIZE="")
     seen = node.look(START)
     assert (seen["ranks"], seen["world_size"]) == ([0], None)
 
 
-def test_an_agent_without_a_number_is_no_rank_beside_those_that_it_started(node: Node) -> None:
+def test_launcher_without_a_rank_number_is_not_counted_beside_its_ranks(node: Node) -> None:
     node.start(0, "import time; time.sleep(600)", RANK="")
     node.start(3, "import time; time.sleep(600)")
     assert node.look(START)["ranks"] == [3]
 
 
-def test_of_ray_only_the_driver_could_be_seen_which_tells_nothing(node: Node) -> None:
+def test_ray_driver_is_not_sampled(node: Node) -> None:
     node.start(0, "import time; time.sleep(600)", RANK="", RAY_USAGE_STATS_ENABLED="0")
     assert node.look(START) == {}
 
 
-def test_a_rank_that_sleeps_does_nothing(node: Node) -> None:
+def test_sleeping_rank_shows_no_activity(node: Node) -> None:
     node.start(0, "import time; time.sleep(600)")
     node.look(START)
     seen = node.look(START + 100)
@@ -127,14 +127,14 @@ def test_a_rank_that_sleeps_does_nothing(node: Node) -> None:
     assert seen["waits"] == {}
 
 
-def test_a_rank_that_computes_is_seen(node: Node) -> None:
+def test_computing_rank_shows_cpu_activity(node: Node) -> None:
     node.start(0, SPIN)
     first = node.until(lambda seen: seen)
     seen = node.until(lambda seen: seen["cpu"] > first["time"] + 0.05)
     assert seen["children"] <= first["time"] + 0.05
 
 
-def test_work_of_children_is_told_apart_and_the_busiest_is_named(node: Node, tmp_path: Path) -> None:
+def test_child_work_is_counted_separately_and_the_busiest_child_is_named(node: Node, tmp_path: Path) -> None:
     compiler = tmp_path / "cc1plus"
     compiler.symlink_to(sys.executable)
     inner = shlex.join([str(compiler), "-c", SPIN])
@@ -143,7 +143,7 @@ def test_work_of_children_is_told_apart_and_the_busiest_is_named(node: Node, tmp
     assert seen["children"] == pytest.approx(seen["time"], abs=0.01)
 
 
-def test_children_that_end_between_two_looks_are_work_too(node: Node, tmp_path: Path) -> None:
+def test_children_that_end_between_two_samples_count_as_work(node: Node, tmp_path: Path) -> None:
     child = "import time\nwhile time.process_time() < 0.6: pass"
     go = tmp_path / "go"
     wait = f"import os, subprocess, sys, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)\n"
@@ -155,26 +155,26 @@ def test_children_that_end_between_two_looks_are_work_too(node: Node, tmp_path: 
     assert node.look(START + 4)["children"] == START + 4
 
 
-def test_a_rank_that_waits_for_an_idle_child_says_so(node: Node) -> None:
+def test_rank_that_waits_for_an_idle_child_names_the_child(node: Node) -> None:
     node.start(0, "import subprocess; subprocess.run(['sleep', '600'])")
     seen = node.until(lambda seen: seen.get("waits") == {"0": ["child", "sleep"]})
     later = node.look(seen["time"] + 100)
     assert later["children"] < later["time"]
 
 
-def test_a_stopped_rank_is_told(node: Node) -> None:
+def test_stopped_rank_is_reported(node: Node) -> None:
     process = node.start(1, "import time; time.sleep(600)")
     process.send_signal(signal.SIGSTOP)
     assert node.until(lambda seen: seen.get("waits"))["waits"] == {"1": ["stopped", ""]}
 
 
-def test_reading_and_writing_is_work(node: Node) -> None:
+def test_reading_and_writing_counts_as_io_activity(node: Node) -> None:
     node.start(0, "import time\nwhile True: open('/dev/zero', 'rb').read(1 << 20); time.sleep(0.02)")
     first = node.until(lambda seen: seen)
     node.until(lambda seen: seen["io"] > first["time"] + 0.05)
 
 
-def test_pauses_are_learned_once_training_has_begun(node: Node) -> None:
+def test_pauses_are_learned_after_three_training_steps(node: Node) -> None:
     node.start(0, "import time; time.sleep(600)")
     node.look(START)
     moments = [
@@ -196,7 +196,7 @@ def test_pauses_are_learned_once_training_has_begun(node: Node) -> None:
     assert (seen["longest"], seen["output"]) == (25.0, START + 80)  # that of 35 s was before training
 
 
-def test_output_alone_tells_that_training_has_begun_only_after_a_while(node: Node) -> None:
+def test_output_alone_marks_the_start_of_training_only_after_a_delay(node: Node) -> None:
     node.start(0, "import time; time.sleep(600)")
     learned = []
     for at in range(12):
@@ -209,7 +209,7 @@ def test_output_alone_tells_that_training_has_begun_only_after_a_while(node: Nod
     ("util", "power", "works"),
     [(95.0, 400.0, True), (95.0, 120.0, False), (2.0, 400.0, False), (95.0, None, True)],
 )
-def test_a_gpu_that_only_waits_for_others_draws_little(
+def test_gpu_with_low_power_does_not_count_as_working(
     node: Node, util: float, power: float | None, works: bool
 ) -> None:
     node.start(0, "import time; time.sleep(600)")
@@ -218,7 +218,7 @@ def test_a_gpu_that_only_waits_for_others_draws_little(
     assert (node.look(START + 50, (gpu,))["gpu"] == START + 50) == works
 
 
-def test_the_file_is_replaced_once_a_minute_and_in_a_pause_each_time(node: Node) -> None:
+def test_activity_file_is_replaced_each_minute_and_at_each_sample_of_a_pause(node: Node) -> None:
     node.start(0, "import time; time.sleep(600)")
     written = []
     for at in range(0, 200, 5):
@@ -231,7 +231,7 @@ def test_the_file_is_replaced_once_a_minute_and_in_a_pause_each_time(node: Node)
     assert [path.name for path in (node.folder / "metrics/0").iterdir()] == ["activity-2.json"]
 
 
-def test_in_a_large_job_the_file_is_replaced_every_two_minutes_and_no_log_is_looked_at(
+def test_large_job_replaces_the_activity_file_every_two_minutes_without_reading_logs(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.sampler = Ranks({**node.env, "SLURM_NNODES": "100"}, str(node.folder), "0", 2)
@@ -252,7 +252,7 @@ def test_in_a_large_job_the_file_is_replaced_every_two_minutes_and_no_log_is_loo
     assert set(grown) == {START}
 
 
-def test_the_output_of_a_rank_of_a_large_job_is_seen_without_its_log(
+def test_output_of_a_rank_in_a_large_job_is_detected_without_its_log(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.sampler = Ranks({**node.env, "SLURM_NNODES": "100"}, str(node.folder), "0", 2)
@@ -263,7 +263,7 @@ def test_the_output_of_a_rank_of_a_large_job_is_seen_without_its_log(
     assert node.until(lambda record: record["output"] > first + 1.0)
 
 
-def test_a_node_whose_ranks_have_ended_says_that_none_is_left(node: Node) -> None:
+def test_activity_file_is_marked_over_when_all_ranks_of_the_node_have_ended(node: Node) -> None:
     process = node.start(0, "import time; time.sleep(600)")
     node.sampler.note(START, [])
     node.sampler.end(START + 5)

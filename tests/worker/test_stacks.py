@@ -72,7 +72,7 @@ def no_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "py_spy", lambda pid: None)
 
 
-def test_by_py_spy_every_thread_is_seen_and_the_main_one_is_first(start: Start) -> None:
+def test_py_spy_reports_every_thread_with_the_main_thread_first(start: Start) -> None:
     process = start(WAITS)
     found = stacks.look([process.pid], interval=0.2)[process.pid]
     assert (found["by"], found["why"], found["moved"]) == ("py-spy", [], False)
@@ -88,7 +88,7 @@ def test_by_py_spy_every_thread_is_seen_and_the_main_one_is_first(start: Start) 
     assert process.poll() is None
 
 
-def test_what_computes_is_told_from_what_waits(start: Start) -> None:
+def test_computing_process_is_distinguished_by_its_cpu_time(start: Start) -> None:
     process = start("""
         def work():
             total = 0
@@ -102,14 +102,14 @@ def test_what_computes_is_told_from_what_waits(start: Start) -> None:
     assert found["threads"][0]["frames"][0]["function"] == "work"
 
 
-def test_of_a_shell_the_python_below_it_is_looked_at(start: Start) -> None:
+def test_python_process_below_a_shell_is_sampled(start: Start) -> None:
     process = start(WAITS, "bash", "-c", '"$@"; exit $?', "bash")
     found = stacks.look([process.pid], interval=0.1)[process.pid]
     assert found["pid"] in _below(process.pid)
     assert found["threads"][0]["frames"][0]["function"] == "read"
 
 
-def test_a_stopped_process_is_seen_as_such_and_stays_stopped(start: Start) -> None:
+def test_stopped_process_is_reported_and_stays_stopped(start: Start) -> None:
     process = start(WAITS)
     os.kill(process.pid, signal.SIGSTOP)
     found = stacks.look([process.pid], interval=0.2)[process.pid]
@@ -119,7 +119,7 @@ def test_a_stopped_process_is_seen_as_such_and_stays_stopped(start: Start) -> No
 
 
 @pytest.mark.usefixtures("no_py_spy")
-def test_by_signal_a_program_that_listens_writes_its_stacks(start: Start) -> None:
+def test_faulthandler_signal_returns_the_stacks_of_a_registered_program(start: Start) -> None:
     process = start("import faulthandler, signal\nfaulthandler.register(signal.SIGRTMAX - 4)\n" + WAITS_FLAT)
     found = stacks.look([process.pid], interval=0.1)[process.pid]
     assert found["by"] == "signal"
@@ -130,7 +130,7 @@ def test_by_signal_a_program_that_listens_writes_its_stacks(start: Start) -> Non
 
 
 @pytest.mark.usefixtures("no_py_spy")
-def test_by_proc_a_program_that_does_not_listen_gets_no_signal(start: Start, tmp_path: Path) -> None:
+def test_proc_is_used_without_a_signal_for_an_unregistered_program(start: Start, tmp_path: Path) -> None:
     fifo = tmp_path / "shard-17"
     os.mkfifo(fifo)
     process = start(f"""
@@ -147,7 +147,7 @@ def test_by_proc_a_program_that_does_not_listen_gets_no_signal(start: Start, tmp
     assert f"waits in read of {fifo}" in stacks.text({process.pid: found})
 
 
-def test_a_process_that_is_gone_is_told(start: Start) -> None:
+def test_missing_process_is_reported(start: Start) -> None:
     process = start(WAITS)
     process.kill()
     process.wait()
@@ -156,7 +156,7 @@ def test_a_process_that_is_gone_is_told(start: Start) -> None:
     assert "no longer exists on this node" in stacks.dump([process.pid], interval=0)
 
 
-def test_where_nobody_may_look_that_is_said(start: Start) -> None:
+def test_stack_dump_reports_a_denied_permission(start: Start) -> None:
     """Linux lets no process look into one that has privileges which it lacks, or that hides its memory."""
     process = start("import ctypes\nctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE\n" + WAITS_FLAT)
     call = f"sys.stdout.write(module.dump([{process.pid}]))"
@@ -172,7 +172,7 @@ def test_where_nobody_may_look_that_is_said(start: Start) -> None:
     assert process.poll() is None
 
 
-def test_a_py_spy_that_hangs_is_ended(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_py_spy_is_ended(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = tmp_path / "py-spy"
     slow.write_text("#!/bin/sh\nexec sleep 300\n")
     slow.chmod(0o755)

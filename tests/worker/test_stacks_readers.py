@@ -16,7 +16,7 @@ FOREVER = float("inf")
 
 
 @pytest.fixture
-def spy(tmp_path: Path) -> Callable[[str], str]:
+def fake_py_spy(tmp_path: Path) -> Callable[[str], str]:
     """Makes a py-spy of some lines of shell; each look is noted."""
 
     def make(text: str) -> str:
@@ -29,7 +29,7 @@ def spy(tmp_path: Path) -> Callable[[str], str]:
     return make
 
 
-def looks(tmp_path: Path) -> list[str]:
+def py_spy_calls(tmp_path: Path) -> list[str]:
     return (tmp_path / "looks").read_text().splitlines()
 
 
@@ -38,10 +38,10 @@ def thread(name: str, tid: int, *functions: str) -> dict[str, object]:
     return {"thread_name": name, "os_thread_id": tid, "frames": frames}
 
 
-def test_the_main_thread_comes_first(spy: Callable[[str], str], tmp_path: Path) -> None:
+def test_main_thread_is_listed_first(fake_py_spy: Callable[[str], str], tmp_path: Path) -> None:
     told = [thread("loader", 8, "get"), thread("MainThread", 7, "step", "main")]
     told[0]["frames"] = [{"name": "get", "short_filename": "queue.py"}]
-    program = spy(f"cat <<'END'\n{json.dumps(told)}\nEND")
+    program = fake_py_spy(f"cat <<'END'\n{json.dumps(told)}\nEND")
     main, loader = readers.by_py_spy(program, 7, FOREVER)[0]
     assert (main["main"], main["tid"], [frame["function"] for frame in main["frames"]]) == (
         True, 7, ["step", "main"],
@@ -49,14 +49,14 @@ def test_the_main_thread_comes_first(spy: Callable[[str], str], tmp_path: Path) 
     assert (loader["main"], loader["frames"]) == (
         False, [{"function": "get", "file": "queue.py", "line": 0}],
     )  # fmt: skip
-    assert looks(tmp_path) == ["dump --json --nonblocking --pid 7"]
+    assert py_spy_calls(tmp_path) == ["dump --json --nonblocking --pid 7"]
 
 
-def test_a_stack_that_could_not_be_read_is_read_again(spy: Callable[[str], str], tmp_path: Path) -> None:
+def test_py_spy_runs_again_after_unreadable_output(fake_py_spy: Callable[[str], str], tmp_path: Path) -> None:
     told = json.dumps([thread("MainThread", 7, "step")])
-    program = spy(f"[ $(wc -l <{tmp_path}/looks) -gt 2 ] || {{ echo half; exit 0; }}\necho '{told}'")
+    program = fake_py_spy(f"[ $(wc -l <{tmp_path}/looks) -gt 2 ] || {{ echo half; exit 0; }}\necho '{told}'")
     threads, why = readers.by_py_spy(program, 7, FOREVER)
-    assert (len(threads), why, len(looks(tmp_path))) == (1, "", 3)
+    assert (len(threads), why, len(py_spy_calls(tmp_path))) == (1, "", 3)
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ def test_a_stack_that_could_not_be_read_is_read_again(spy: Callable[[str], str],
         ("echo 'Permission Denied: try sudo' >&2; exit 1", "permission denied", 1),  # a second try is no use
     ],
 )
-def test_why_there_is_no_stack_is_told(
-    spy: Callable[[str], str],
+def test_reason_for_a_missing_stack_is_returned(
+    fake_py_spy: Callable[[str], str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     text: str,
@@ -76,22 +76,22 @@ def test_why_there_is_no_stack_is_told(
     times: int,
 ) -> None:
     monkeypatch.setattr(readers, "read", lambda *_path: "0\n")
-    threads, told = readers.by_py_spy(spy(text), 7, FOREVER)
-    assert (threads, why in told, len(looks(tmp_path))) == ([], True, times)
+    threads, told = readers.by_py_spy(fake_py_spy(text), 7, FOREVER)
+    assert (threads, why in told, len(py_spy_calls(tmp_path))) == ([], True, times)
 
 
-def test_a_node_that_lets_nobody_look_says_so(
-    spy: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+def test_denied_permission_names_the_ptrace_scope(
+    fake_py_spy: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(readers, "read", lambda *_path: "1\n")
-    program = spy("echo 'Permission denied' >&2; exit 1")
+    program = fake_py_spy("echo 'Permission denied' >&2; exit 1")
     assert readers.by_py_spy(program, 7, FOREVER)[1].endswith("(kernel.yama.ptrace_scope = 1)")
 
 
-def test_a_py_spy_that_hangs_is_ended_and_one_that_is_none_is_told(
-    spy: Callable[[str], str], tmp_path: Path
+def test_hanging_py_spy_is_ended_and_a_missing_py_spy_is_reported(
+    fake_py_spy: Callable[[str], str], tmp_path: Path
 ) -> None:
-    program = spy("exec sleep 600")
+    program = fake_py_spy("exec sleep 600")
     assert readers._run([program], 0.2) == (124, "", "it did not end within 0 s")
     assert readers.by_py_spy(str(tmp_path / "none"), 7, FOREVER)[1].startswith(
         "py-spy returned no stack (exit code 127)"
@@ -100,10 +100,10 @@ def test_a_py_spy_that_hangs_is_ended_and_one_that_is_none_is_told(
 
 
 @pytest.mark.parametrize("where", ["own", "VIRTUAL_ENV", "PATH", "ours", "none"])
-def test_a_processs_own_py_spy_is_taken_before_ours(
-    spy: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+def test_py_spy_of_the_process_environment_has_precedence(
+    fake_py_spy: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    program = spy(":")
+    program = fake_py_spy(":")
     folder = str(Path(program).parent)
     env = {"VIRTUAL_ENV": str(tmp_path)} if where == "VIRTUAL_ENV" else {}
     env |= {"PATH": f"relative:{folder}"} if where == "PATH" else {}
@@ -127,7 +127,7 @@ Current thread 0x00007f02 (most recent call first):
 """
 
 
-def test_stacks_that_a_program_wrote_are_told_from_other_lines() -> None:
+def test_written_stacks_are_parsed_among_other_lines() -> None:
     first, second = readers._written_threads(["step 11", *WRITTEN.splitlines()])
     assert [(frame["function"], frame["line"]) for frame in first["frames"]] == [("get", 171), ("load", 0)]
     assert [frame["line"] for frame in second["frames"]] == [9]

@@ -31,7 +31,7 @@ PROGRAMS = [*sorted(assets.worker("staging").glob("*.py")), assets.worker("artif
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
-def test_runs_on_python_3_6(path: Path) -> None:
+def test_staging_programs_parse_as_python_3_6(path: Path) -> None:
     ast.parse(path.read_text(), str(path), feature_version=(3, 6))
 
 
@@ -64,7 +64,7 @@ def bring(item: Item, method: str = "copy", packed: dict[str, str] | None = None
 # ---- What is written
 
 
-def test_what_is_left_out_is_filled_in() -> None:
+def test_stage_item_defaults_are_derived_from_its_source() -> None:
     assert parse("/data/it-2.tar.gz", "/local/me") == Item(
         "/data/it-2.tar.gz", "/local/me/it-2.tar.gz", "it_2"
     )
@@ -91,12 +91,12 @@ def test_what_is_left_out_is_filled_in() -> None:
         ("/d.tar:/x:shards=node,method=unpack", "no shards"),
     ],
 )
-def test_what_cannot_be_is_said(text: str, word: str) -> None:
+def test_invalid_stage_items_are_refused_with_the_reason(text: str, word: str) -> None:
     with pytest.raises(ValueError, match=word):
         parse(text)
 
 
-def test_variables_are_the_nodes_own() -> None:
+def test_variables_expand_to_absolute_paths_with_the_node_environment() -> None:
     assert expand("$A/${B}x", {"A": "/a", "B": "b"}) == "/a/bx"
     with pytest.raises(ValueError, match=r"\$B is not set"):
         expand("/$B", {})
@@ -105,7 +105,7 @@ def test_variables_are_the_nodes_own() -> None:
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=60), st.integers(1, 12))
-def test_shares_are_even_and_whole(sizes: list[int], shares: int) -> None:
+def test_shards_contain_each_file_once_in_even_counts(sizes: list[int], shares: int) -> None:
     hands = shard(sizes, shares)
     assert sorted(index for hand in hands for index in hand) == list(range(len(sizes)))
     assert max(map(len, hands)) - min(map(len, hands)) <= 1
@@ -114,7 +114,7 @@ def test_shares_are_even_and_whole(sizes: list[int], shares: int) -> None:
         assert len(set(weights)) == 1
 
 
-def test_the_way_follows_size_and_number() -> None:
+def test_staging_method_depends_on_size_and_file_count() -> None:
     auto = parse("/data:/x")
     assert choose(auto, 20_000, 2 << 30, 4, True, True) == "pack"
     assert choose(auto, 20_000, 2 << 30, 1, True, True) == "copy"
@@ -129,7 +129,9 @@ def test_the_way_follows_size_and_number() -> None:
 
 
 @pytest.mark.parametrize("method", ["copy", "pack", "rsync"])
-def test_a_copy_is_like_its_source(run: Path, data: Path, tmp_path: Path, method: str) -> None:
+def test_staged_copy_equals_its_source_and_is_reused(
+    run: Path, data: Path, tmp_path: Path, method: str
+) -> None:
     if method == "rsync" and shutil.which("rsync") is None:
         pytest.skip("there is no rsync")
     packed = {"path": str(tmp_path / "p.tar"), "sha256": ""}
@@ -151,7 +153,7 @@ def test_a_copy_is_like_its_source(run: Path, data: Path, tmp_path: Path, method
     assert last["bytes"] == last["total"] == 30_001
 
 
-def test_what_was_packed_must_arrive(run: Path, data: Path, tmp_path: Path) -> None:
+def test_packed_data_with_a_wrong_checksum_is_refused(run: Path, data: Path, tmp_path: Path) -> None:
     archive = tmp_path / "p.tar"
     copying.pack(str(data), files.tree(str(data)), str(archive))
     item = parse(f"{data}:{tmp_path}/local")
@@ -161,7 +163,7 @@ def test_what_was_packed_must_arrive(run: Path, data: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("ending", ["tar", "tar.gz"])
-def test_an_archive_is_unpacked(run: Path, data: Path, tmp_path: Path, ending: str) -> None:
+def test_tar_archive_is_unpacked_and_reused(run: Path, data: Path, tmp_path: Path, ending: str) -> None:
     archive = tmp_path / f"a.{ending}"
     with tarfile.open(archive, "w:gz" if ending == "tar.gz" else "w") as tar:
         tar.add(data / "1.bin", "one/1.bin")
@@ -194,7 +196,7 @@ def squashfs(data: Path, tmp_path: Path, slurm_software: Software, monkeypatch: 
     return archive
 
 
-def test_a_squashfs_file_is_unpacked(run: Path, squashfs: Path, tmp_path: Path) -> None:
+def test_squashfs_file_is_unpacked_and_reused(run: Path, squashfs: Path, tmp_path: Path) -> None:
     item = parse(f"{squashfs}:{tmp_path}/local:method=unpack")
     bring(item, "unpack")
     assert (tmp_path / "local/deep/1.bin").read_bytes() == bytes([1]) * 5000
@@ -210,7 +212,7 @@ def test_a_squashfs_file_is_unpacked(run: Path, squashfs: Path, tmp_path: Path) 
     assert not (tmp_path / "local").exists()
 
 
-def test_room_for_a_squashfs_file_is_room_for_what_is_in_it(
+def test_space_for_a_squashfs_file_is_its_unpacked_size(
     run: Path, squashfs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     item = parse(f"{squashfs}:{tmp_path}/local:method=unpack")
@@ -229,7 +231,7 @@ def test_room_for_a_squashfs_file_is_room_for_what_is_in_it(
     ("ending", "method", "tool"),
     [("sqsh", "unpack", "unsquashfs"), ("tar", "unpack", "tar"), ("x", "rsync", "rsync")],
 )
-def test_a_program_that_a_node_lacks_is_told_before_anything_is_copied(
+def test_missing_program_is_reported_before_the_copy(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, method: str, tool: str
 ) -> None:
     source = tmp_path / f"a.{ending}"
@@ -243,7 +245,7 @@ def test_a_program_that_a_node_lacks_is_told_before_anything_is_copied(
     assert tool in told
 
 
-def test_what_others_put_there_is_left_alone(run: Path, data: Path, tmp_path: Path) -> None:
+def test_existing_unstaged_directory_is_not_changed(run: Path, data: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.tex").touch()
@@ -255,7 +257,7 @@ def test_what_others_put_there_is_left_alone(run: Path, data: Path, tmp_path: Pa
     assert (mine / "thesis.tex").exists()
 
 
-def test_room_is_looked_for_first(run: Path, tmp_path: Path) -> None:
+def test_insufficient_space_is_reported_before_the_copy(run: Path, tmp_path: Path) -> None:
     huge = tmp_path / "huge"
     with huge.open("wb") as file:
         file.truncate(1 << 43)  # of holes
@@ -265,7 +267,7 @@ def test_room_is_looked_for_first(run: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "local").exists()
 
 
-def test_a_shared_file_system_is_no_local_disk() -> None:
+def test_shared_file_systems_are_not_local_disks() -> None:
     assert files.is_shared("nfs4")
     assert files.is_shared("lustre")
     assert not files.is_shared("xfs")
@@ -282,7 +284,9 @@ node.bring(item, files.tree(item.source), "copy", {}, 1, dict(os.environ))
 """
 
 
-def test_a_process_that_dies_in_the_middle_leaves_no_copy(run: Path, tmp_path: Path) -> None:
+def test_killed_copy_leaves_only_a_partial_directory_that_the_next_copy_replaces(
+    run: Path, tmp_path: Path
+) -> None:
     source = tmp_path / "data"
     source.mkdir()
     (source / "a.bin").write_bytes(b"a" * 1000)
@@ -308,7 +312,7 @@ def test_a_process_that_dies_in_the_middle_leaves_no_copy(run: Path, tmp_path: P
     assert not draft.exists()
 
 
-def test_many_silent_nodes_are_waited_for_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_nodes_are_awaited_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     passed = [0.0]
     clock = SimpleNamespace(
         monotonic=lambda: passed[0], sleep=lambda seconds: passed.append(passed.pop() + seconds)
@@ -319,7 +323,7 @@ def test_many_silent_nodes_are_waited_for_together(tmp_path: Path, monkeypatch: 
     assert passed[0] < 60
 
 
-def test_a_pack_that_the_disk_refuses_leaves_nothing_behind(run: Path, data: Path, tmp_path: Path) -> None:
+def test_failed_pack_leaves_no_archive(run: Path, data: Path, tmp_path: Path) -> None:
     listed = files.tree(str(data))
     (data / "3.bin").unlink()
     with pytest.raises(files.Failed, match="tar could not pack"):
@@ -327,7 +331,7 @@ def test_a_pack_that_the_disk_refuses_leaves_nothing_behind(run: Path, data: Pat
     assert not list(tmp_path.glob("data.tar*"))
 
 
-def test_what_the_disk_refuses_is_told_and_no_traceback(
+def test_staging_reports_a_disk_error_without_a_traceback(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run / "staged").write_text("in the way")
@@ -341,7 +345,7 @@ def test_what_the_disk_refuses_is_told_and_no_traceback(
 # ---- Results
 
 
-def test_results_come_whole_and_only_what_is_new(run: Path, tmp_path: Path) -> None:
+def test_results_are_copied_completely_and_registered(run: Path, tmp_path: Path) -> None:
     local = tmp_path / "local"
     (local / "sub").mkdir(parents=True)
     (local / "sub" / "a.txt").write_text("one")
@@ -363,7 +367,7 @@ def test_results_come_whole_and_only_what_is_new(run: Path, tmp_path: Path) -> N
     assert not list((run / "out").rglob("*dtslurm-part"))
 
 
-def test_an_early_pass_that_comes_late_does_not_undo_the_last_one(run: Path, tmp_path: Path) -> None:
+def test_late_early_copy_does_not_overwrite_the_final_results(run: Path, tmp_path: Path) -> None:
     source = tmp_path / "out"
     source.mkdir()
     (source / "a.txt").write_text("all of it")
@@ -377,7 +381,7 @@ def test_an_early_pass_that_comes_late_does_not_undo_the_last_one(run: Path, tmp
     assert record.read_text() == whole
 
 
-def test_what_vanishes_meanwhile_keeps_nothing_else_from_coming(
+def test_vanished_result_file_does_not_stop_the_other_files(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = tmp_path / "out"
@@ -398,9 +402,7 @@ def test_what_vanishes_meanwhile_keeps_nothing_else_from_coming(
     assert (record["complete"], sorted(record["files"])) == (True, ["b.txt", "c.tmp"])
 
 
-def test_a_file_that_vanishes_while_a_folder_is_listed_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_listing_skips_vanished_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "b"):
         (tmp_path / name).write_text(name)
     real = os.scandir
@@ -414,5 +416,5 @@ def test_a_file_that_vanishes_while_a_folder_is_listed_is_left_out(
     assert [one[0] for one in files.tree(str(tmp_path))] == ["b"]
 
 
-def test_a_node_without_results_is_no_failure(run: Path, tmp_path: Path) -> None:
+def test_node_without_results_is_not_a_failure(run: Path, tmp_path: Path) -> None:
     assert results.bring_back(parse(f"{tmp_path}/none:out", out=True), final=True)["absent"] is True

@@ -26,7 +26,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return Cluster(tmp_path, monkeypatch)
 
 
-def test_all_nodes_get_a_copy_and_the_second_time_they_have_it(
+def test_staging_copies_to_all_nodes_and_reuses_the_copies(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cluster.stage(f"{cluster.data}:$DISK/data") == 0
@@ -40,7 +40,9 @@ def test_all_nodes_get_a_copy_and_the_second_time_they_have_it(
     assert [one["bytes"] for one in cluster.events("staged")] == [8002, 0]
 
 
-def test_only_a_node_that_lacks_it_gets_a_copy(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_staging_copies_only_to_nodes_without_a_complete_copy(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cluster.stage(f"{cluster.data}:$DISK/data") == 0
     (cluster.disk(1) / "data/2.bin").unlink()
     capsys.readouterr()
@@ -50,7 +52,7 @@ def test_only_a_node_that_lacks_it_gets_a_copy(cluster: Cluster, capsys: pytest.
 
 
 @pytest.mark.parametrize(("by", "hands"), [("node", 2), ("rank", 4)])
-def test_each_node_gets_its_share_and_it_is_written_down_who_has_which_file(
+def test_staging_gives_each_node_its_shard_and_records_the_assignment(
     cluster: Cluster, by: str, hands: int
 ) -> None:
     words = ["--ranks-per-node=2", f"--stage={cluster.data}:$DISK/data:shards={by}"]
@@ -65,14 +67,14 @@ def test_each_node_gets_its_share_and_it_is_written_down_who_has_which_file(
     assert all(one["path"] in had[one[by] // per_node] for one in told["files"])
 
 
-def test_nodes_that_are_one_machine_have_all_of_their_shares(cluster: Cluster) -> None:
+def test_nodes_on_the_same_host_share_all_shards(cluster: Cluster) -> None:
     cluster.machines = lambda _number: "one"
     shared = cluster.disk(3)
     assert cluster.stage(f"{cluster.data}:{shared}/data:shards=node") == 0
     assert files.tree(str(shared / "data")) == files.tree(str(cluster.data))
 
 
-def test_a_source_is_packed_once_and_the_archive_does_not_stay(
+def test_staging_packs_a_source_once_and_removes_the_archive(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[list[str]] = []
@@ -85,7 +87,7 @@ def test_a_source_is_packed_once_and_the_archive_does_not_stay(
     assert "on 2 of 2 nodes by pack" in capsys.readouterr().out
 
 
-def test_what_cannot_be_packed_is_copied_file_by_file(
+def test_staging_copies_files_when_packing_fails(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tar = cluster.folder / "bin" / "tar"
@@ -117,7 +119,7 @@ def sbcast(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("single", [True, False])
-def test_sbcast_brings_one_file_to_all_nodes(
+def test_staging_sends_a_single_file_or_archive_with_sbcast(
     cluster: Cluster, sbcast: Path, capsys: pytest.CaptureFixture[str], single: bool
 ) -> None:
     source = cluster.data / "1.bin" if single else cluster.data
@@ -131,14 +133,12 @@ def test_sbcast_brings_one_file_to_all_nodes(
     assert source.exists()
 
 
-def test_where_there_is_no_sbcast_the_log_says_so(
-    cluster: Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_staging_reports_a_missing_sbcast(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     assert cluster.stage(f"{cluster.data}:$DISK/data:method=sbcast") == 0
     assert f"dtslurm: {cluster.data}: sbcast is missing" in capsys.readouterr().out
 
 
-def test_where_sbcast_fails_nodes_copy(
+def test_staging_copies_files_when_sbcast_fails(
     cluster: Cluster, sbcast: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (cluster.folder / "sbcast.refuses").touch()
@@ -151,7 +151,7 @@ def test_where_sbcast_fails_nodes_copy(
 # ---- What cannot be
 
 
-def test_what_speaks_against_it_on_all_nodes_is_said_once(
+def test_staging_reports_a_problem_of_all_nodes_once(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (cluster.folder / "mine").write_text("thesis")
@@ -166,7 +166,7 @@ def test_what_speaks_against_it_on_all_nodes_is_said_once(
     assert len(told["problems"]) == 1
 
 
-def test_what_speaks_against_it_on_one_node_names_it(
+def test_staging_reports_the_node_of_a_single_problem(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (cluster.disk(1) / "data").write_text("thesis")
@@ -177,7 +177,9 @@ def test_what_speaks_against_it_on_one_node_names_it(
     assert not (cluster.disk(0) / "data").exists()
 
 
-def test_a_variable_that_a_node_lacks_is_told(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_staging_reports_a_variable_that_a_node_lacks(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cluster.stage(f"{cluster.data}:$NOWHERE/data") == staging_main.FAILED
     assert "n1: $NOWHERE/data: $NOWHERE is not set there" in capsys.readouterr().out
 
@@ -192,7 +194,7 @@ def test_a_variable_that_a_node_lacks_is_told(cluster: Cluster, capsys: pytest.C
         ),
     ],
 )
-def test_a_node_that_dies_meanwhile_is_named(
+def test_staging_names_a_node_that_dies(
     cluster: Cluster, capsys: pytest.CaptureFixture[str], verb: str, words: str
 ) -> None:
     cluster.silent.add((verb, 1))
@@ -201,7 +203,7 @@ def test_a_node_that_dies_meanwhile_is_named(
     assert words.replace("n2", "node number 1" if verb == "look" else "n2") in out
 
 
-def test_a_source_that_changes_while_nodes_copy_is_told(
+def test_staging_reports_a_source_that_changes_during_the_copy(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = cluster.data / "1.bin"
@@ -216,7 +218,9 @@ def test_a_source_that_changes_while_nodes_copy_is_told(
     assert "staging failed: data was read differently on n" in capsys.readouterr().out
 
 
-def test_a_node_that_cannot_write_says_why(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_staging_reports_the_copy_error_of_a_node(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     def remove() -> None:
         (cluster.data / "1.bin").unlink()
 
@@ -235,7 +239,7 @@ def test_a_node_that_cannot_write_says_why(cluster: Cluster, capsys: pytest.Capt
         ("{data}/deep:$DISK/data:shards=node", "{data}/deep has 1 files, too few for 2 nodes"),
     ],
 )
-def test_a_source_that_makes_no_sense_is_told_before_any_node_is_asked(
+def test_staging_reports_an_invalid_source_before_a_node_runs(
     cluster: Cluster,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -250,7 +254,7 @@ def test_a_source_that_makes_no_sense_is_told_before_any_node_is_asked(
 
 
 @pytest.mark.parametrize(("left", "said"), [(300, True), (7200, False)])
-def test_shortly_before_the_time_limit_that_is_named_as_well(
+def test_staging_advises_more_time_near_the_time_limit(
     cluster: Cluster,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

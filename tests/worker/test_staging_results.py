@@ -33,7 +33,7 @@ def made(cluster: Cluster) -> Path:
     return cluster.run / "results"
 
 
-def test_results_of_all_nodes_come_back_and_are_registered(
+def test_results_of_all_nodes_are_copied_and_registered(
     cluster: Cluster, made: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cluster.ask("out", "--from=$DISK/out:results") == 0
@@ -42,7 +42,7 @@ def test_results_of_all_nodes_come_back_and_are_registered(
     assert sorted(artifacts.read_entries(str(cluster.run))) == ["results/node-0", "results/node-1"]
 
 
-def test_a_node_without_results_is_counted_and_none_with_any_is_told(
+def test_result_copy_counts_nodes_without_results_and_reports_missing_results(
     cluster: Cluster, made: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (cluster.disk(1) / "out/result.txt").unlink()
@@ -53,7 +53,7 @@ def test_a_node_without_results_is_counted_and_none_with_any_is_told(
     assert "no node has $DISK/none" in out
 
 
-def test_results_that_still_change_at_the_end_are_told_and_others_come(
+def test_result_copy_reports_changing_results_and_copies_the_other_nodes(
     cluster: Cluster, made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listed = files.tree
@@ -73,7 +73,7 @@ def test_results_that_still_change_at_the_end_are_told_and_others_come(
     assert not (made / "node-1/result.txt").exists()  # half a result is none
 
 
-def test_results_from_a_place_that_a_node_cannot_name_are_told(
+def test_result_copy_reports_a_variable_that_a_node_lacks(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cluster.ask("out", "--from=$NOWHERE/out:results") == staging_main.FAILED
@@ -90,7 +90,7 @@ def signals() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["USR1", "TERM"])
-def test_at_the_early_signal_results_come_while_ranks_still_run(
+def test_results_are_copied_at_the_early_signal_while_ranks_run(
     cluster: Cluster, made: Path, monkeypatch: pytest.MonkeyPatch, signals: None, name: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -116,7 +116,7 @@ def test_at_the_early_signal_results_come_while_ranks_still_run(
     assert "dtslurm: $NOWHERE/x: $NOWHERE/x: $NOWHERE is not set there\n" in capsys.readouterr().err
 
 
-def test_what_matches_is_registered(cluster: Cluster) -> None:
+def test_matching_artifacts_are_registered(cluster: Cluster) -> None:
     (cluster.run / "model.bin").write_bytes(b"model")
     assert cluster.ask("artifacts", "*.bin") == 0
     assert artifacts.read_entries(str(cluster.run))["model.bin"]["bytes"] == 5

@@ -24,13 +24,13 @@ def ended(cause: str, number: int = 0, **more: Any) -> AttemptEnd:
     return AttemptEnd(attempt=number, exit_code=1, cause=cause, **more)
 
 
-def means(**more: Any) -> RecoveryOptions:
+def recovery_options(**more: Any) -> RecoveryOptions:
     values: dict[str, Any] = {"max_restarts": 3, "healthy": NODES, "wanted": 2, "requeue": True, **more}
     return RecoveryOptions(**values)
 
 
-def made(end: AttemptEnd, history: tuple[AttemptEnd, ...] = (), **more: Any) -> Decision:
-    return decide(end, history, means(**more))
+def decide_on(end: AttemptEnd, history: tuple[AttemptEnd, ...] = (), **more: Any) -> Decision:
+    return decide(end, history, recovery_options(**more))
 
 
 @pytest.mark.parametrize(
@@ -59,42 +59,47 @@ def made(end: AttemptEnd, history: tuple[AttemptEnd, ...] = (), **more: Any) -> 
         ("time-limit", "user", "stop", ()),  # without --total-time
     ],
 )
-def test_the_action_follows_from_the_cause(
+def test_restart_action_depends_on_the_cause(
     cause: str, blame: str, action: str, excluded: tuple[str, ...]
 ) -> None:
-    decision = made(ended(cause, blame=blame, node="n2"))
+    decision = decide_on(ended(cause, blame=blame, node="n2"))
     assert (decision.action, tuple(decision.exclude)) == (action, excluded)
     assert decision.reason
 
 
-def test_out_of_memory_stops_with_its_advice() -> None:
-    assert "ask for more by --mem" in made(ended("host-out-of-memory", advice="ask for more by --mem")).reason
+def test_out_of_memory_stop_contains_the_advice() -> None:
+    assert (
+        "ask for more by --mem"
+        in decide_on(ended("host-out-of-memory", advice="ask for more by --mem")).reason
+    )
 
 
-def test_total_time_goes_on_after_the_limit_until_it_is_over() -> None:
-    assert made(ended("time-limit"), total_left=3600.0).action == "requeue"
-    assert made(ended("time-limit"), total_left=10.0).action == "stop"
-    assert made(ended("checkpointed"), total_left=10.0).action == "stop"
+def test_total_time_allows_requeues_until_it_is_used() -> None:
+    assert decide_on(ended("time-limit"), total_left=3600.0).action == "requeue"
+    assert decide_on(ended("time-limit"), total_left=10.0).action == "stop"
+    assert decide_on(ended("checkpointed"), total_left=10.0).action == "stop"
 
 
-def test_without_a_spare_node_the_job_is_requeued_without_the_bad_one() -> None:
-    decision = made(ended("node-failure", blame="node", node="n2"), healthy=("n1", "n2"))
+def test_job_is_requeued_without_the_bad_node_when_no_spare_node_exists() -> None:
+    decision = decide_on(ended("node-failure", blame="node", node="n2"), healthy=("n1", "n2"))
     assert (decision.action, list(decision.exclude)) == ("requeue", ["n2"])
 
 
-def test_without_a_spare_node_it_goes_on_with_fewer_where_the_launcher_can() -> None:
+def test_elastic_job_shrinks_when_no_spare_node_exists() -> None:
     end = ended("node-failure", blame="node", node="n2")
-    decision = made(end, healthy=NODES, wanted=3, least=2)
+    decision = decide_on(end, healthy=NODES, wanted=3, least=2)
     assert (decision.action, list(decision.exclude), decision.counted) == ("shrink", ["n2"], True)
     assert "continues on 2 of 3 nodes" in decision.reason
-    assert made(end, healthy=("n1", "n2"), wanted=3, least=2).action == "requeue"
-    assert made(end, healthy=(*NODES, "n4"), wanted=3, least=2).action == "restart"  # a spare one is there
+    assert decide_on(end, healthy=("n1", "n2"), wanted=3, least=2).action == "requeue"
+    assert (
+        decide_on(end, healthy=(*NODES, "n4"), wanted=3, least=2).action == "restart"
+    )  # a spare one is there
 
 
-def test_a_suspect_is_left_out_when_it_happens_again() -> None:
+def test_suspect_node_is_excluded_after_a_repeated_failure() -> None:
     first = ended("hang", node="n2", progressed=True, counted=True)
-    assert list(made(ended("hang", 1, node="n2", progressed=True), (first,)).exclude) == ["n2"]
-    assert list(made(ended("hang", 1, node="n1", progressed=True), (first,)).exclude) == []
+    assert list(decide_on(ended("hang", 1, node="n2", progressed=True), (first,)).exclude) == ["n2"]
+    assert list(decide_on(ended("hang", 1, node="n1", progressed=True), (first,)).exclude) == []
 
 
 def counted(*causes: str, blame: str = "unknown") -> tuple[AttemptEnd, ...]:
@@ -118,69 +123,71 @@ def counted(*causes: str, blame: str = "unknown") -> tuple[AttemptEnd, ...]:
         (("hang", "node-failure", "killed"), "hang", "restart", "hangs and time-outs", 2),
     ],
 )
-def test_f33_each_kind_of_failure_has_restarts_of_its_own(
+def test_f33_each_failure_kind_has_a_separate_restart_budget(
     before: tuple[str, ...], cause: str, action: str, budget: str, used: int
 ) -> None:
-    decision = made(ended(cause, 3, progressed=True), counted(*before))
+    decision = decide_on(ended(cause, 3, progressed=True), counted(*before))
     assert (decision.action, decision.budget, decision.used, decision.of) == (action, budget, used, 3)
     assert decision.counted is (action == "restart")
     assert (f"all 3 restarts after {budget} are used up" == decision.reason) is (action == "stop")
 
 
 @pytest.mark.parametrize("cause", ["checkpointed", "preempted", "time-limit"])
-def test_f33_what_goes_on_costs_no_restart(cause: str) -> None:
+def test_f33_requeues_for_time_limit_or_preemption_use_no_restart(cause: str) -> None:
     crashed = counted("killed", "killed", "killed")
-    decision = made(ended(cause, 3, progressed=True), crashed, total_left=9e3)
+    decision = decide_on(ended(cause, 3, progressed=True), crashed, total_left=9e3)
     assert (decision.action, decision.counted, decision.budget) == ("requeue", False, "")
     history = tuple(ended(cause, number, progressed=True) for number in range(9))
-    assert made(ended("killed", 9, progressed=True), history).used == 1
+    assert decide_on(ended("killed", 9, progressed=True), history).used == 1
 
 
-def test_f33_a_user_error_stops_at_once_whatever_is_left() -> None:
-    decision = made(ended("python-exception", blame="code"), max_restarts=9)
+def test_f33_user_error_stops_the_run_without_a_restart() -> None:
+    decision = decide_on(ended("python-exception", blame="code"), max_restarts=9)
     assert (decision.action, decision.counted, decision.budget) == ("stop", False, "")
 
 
 @pytest.mark.parametrize("cause", ["killed", "hang", "node-failure"])
-def test_f33_none_allowed_is_none_for_every_kind(cause: str) -> None:
-    decision = made(ended(cause, node="n2"), max_restarts=0)
+def test_f33_zero_max_restarts_stops_after_every_failure_kind(cause: str) -> None:
+    decision = decide_on(ended(cause, node="n2"), max_restarts=0)
     assert (decision.action, decision.reason) == ("stop", "no restart is allowed")
 
 
 @pytest.mark.parametrize("more", [{}, {"healthy": ("n1", "n2")}, {"wanted": 3, "least": 2}])
-def test_f33_a_node_fault_counts_whatever_is_done_about_it(more: dict[str, Any]) -> None:
-    decision = made(ended("node-failure", 1, node="n2", progressed=True), counted("node-failure"), **more)
+def test_f33_node_failure_uses_a_restart_for_every_kind_of_recovery(more: dict[str, Any]) -> None:
+    decision = decide_on(
+        ended("node-failure", 1, node="n2", progressed=True), counted("node-failure"), **more
+    )
     assert (decision.counted, decision.budget, decision.used) == (True, "node faults", 2)
 
 
-def test_f33_attempts_that_come_no_further_end() -> None:
+def test_f33_attempts_without_progress_stop_the_run() -> None:
     history = tuple(ended("preempted", number, progressed=False) for number in range(2))
-    stopped = made(ended("preempted", 2, progressed=False), history)
+    stopped = decide_on(ended("preempted", 2, progressed=False), history)
     assert (stopped.action, stopped.exit_code) == ("stop", 93)
-    further = made(ended("preempted", 2, progressed=True), history)
+    further = decide_on(ended("preempted", 2, progressed=True), history)
     assert (further.action, further.exit_code) == ("requeue", None)
     unknown = tuple(ended("killed", number, rank=3, counted=True) for number in range(2))
-    assert "made no progress" in made(ended("killed", 2, rank=3), unknown).reason
-    assert made(ended("killed", 2, rank=1), unknown).action == "restart"
+    assert "made no progress" in decide_on(ended("killed", 2, rank=3), unknown).reason
+    assert decide_on(ended("killed", 2, rank=1), unknown).action == "restart"
 
 
-def test_a_repeated_failure_waits_longer_each_time() -> None:
+def test_restart_delay_doubles_with_repeated_failures() -> None:
     rows = [ended("killed", number, rank=number, counted=True) for number in range(4)]
-    waits = [made(rows[number], tuple(rows[:number]), max_restarts=9).wait_s for number in range(4)]
+    waits = [decide_on(rows[number], tuple(rows[:number]), max_restarts=9).wait_s for number in range(4)]
     assert waits == [0.0, 10.0, 20.0, 40.0]
 
 
 # ---- the ledger ----
 
 
-def test_f36_numbers_grow_and_are_never_reused(tmp_path: Path) -> None:
+def test_f36_attempt_numbers_increase_and_are_never_reused(tmp_path: Path) -> None:
     ledger = Ledger(str(tmp_path))
     assert [ledger.begin(), ledger.begin()] == [0, 1]
     (tmp_path / "logs" / "7").mkdir()
     assert Ledger(str(tmp_path)).begin() == 8
 
 
-def test_the_history_outlives_the_job(tmp_path: Path) -> None:
+def test_attempt_history_is_read_after_a_restart_of_the_supervisor(tmp_path: Path) -> None:
     ledger = Ledger(str(tmp_path))
     ledger.event("attempt_ended", 0, exit_code=137, cause="killed", rank=1, node="n2", progressed=True)
     ledger.event("decision", 0, action="restart", counted=True)
@@ -192,7 +199,7 @@ def test_the_history_outlives_the_job(tmp_path: Path) -> None:
     assert again.excluded() == ["n2"]
 
 
-def test_progress_is_a_step_that_no_attempt_reached_before(tmp_path: Path) -> None:
+def test_progress_is_a_step_that_no_earlier_attempt_reached(tmp_path: Path) -> None:
     ledger = Ledger(str(tmp_path))
     for attempt, steps in enumerate(([1, 2, 3], [2, 3], [3, 4])):
         folder = tmp_path / "metrics" / str(attempt)
@@ -202,7 +209,7 @@ def test_progress_is_a_step_that_no_attempt_reached_before(tmp_path: Path) -> No
     assert ledger.progressed(3) is None
 
 
-def test_f66_progress_is_a_new_checkpoint_whatever_the_clock_of_its_writer(tmp_path: Path) -> None:
+def test_f66_changed_checkpoint_counts_as_progress_with_any_clock(tmp_path: Path) -> None:
     ledger, folder = Ledger(str(tmp_path)), tmp_path / "checkpoints"
     ledger.note_checkpoints(0)
     assert ledger.progressed(0) is None  # no checkpoint at all tells nothing
@@ -221,7 +228,7 @@ def test_f66_progress_is_a_new_checkpoint_whatever_the_clock_of_its_writer(tmp_p
 # ---- the lease ----
 
 
-def test_f40_a_later_attempt_takes_the_lease_for_good(tmp_path: Path) -> None:
+def test_f40_later_attempt_takes_the_lease_permanently(tmp_path: Path) -> None:
     run = str(tmp_path)
     assert lease.take(run, 0)
     assert lease.take(run, 1)
@@ -230,7 +237,7 @@ def test_f40_a_later_attempt_takes_the_lease_for_good(tmp_path: Path) -> None:
     assert lease.holder(run) == 1
 
 
-def test_f34_the_tombstone_of_an_array_holds_for_its_tasks(tmp_path: Path) -> None:
+def test_f34_stop_file_of_an_array_applies_to_its_tasks(tmp_path: Path) -> None:
     task = tmp_path / "tasks" / "3"
     task.mkdir(parents=True)
     assert not lease.stopped(str(task))
@@ -256,7 +263,7 @@ def beat(ranks: Path, node: str, kind: str, count: int) -> None:
     (ranks / "beats" / f"{node}.json").write_text(text)
 
 
-def test_f41_a_node_is_lost_when_its_signs_of_life_stop_without_a_last_word(tmp_path: Path) -> None:
+def test_f41_node_is_lost_when_its_heartbeats_stop_without_a_farewell(tmp_path: Path) -> None:
     clock = Clock()
     beats = Heartbeats(str(tmp_path), 15.0, clock)
     for count in range(8):
@@ -270,7 +277,7 @@ def test_f41_a_node_is_lost_when_its_signs_of_life_stop_without_a_last_word(tmp_
     assert beats.without_farewell() == ["n1", "n2"]
 
 
-def silence(tmp_path: Path, silent: set[str], seconds: int, stall_at: int = -1) -> str | None:
+def lost_node_after_silence(tmp_path: Path, silent: set[str], seconds: int, stall_at: int = -1) -> str | None:
     """Return the node that is lost when some give no more signs for so long, read every second."""
     clock = Clock()
     beats = Heartbeats(str(tmp_path), 10.0, clock)
@@ -288,7 +295,7 @@ def silence(tmp_path: Path, silent: set[str], seconds: int, stall_at: int = -1) 
     return None
 
 
-def test_f87_a_node_that_starts_an_agent_is_not_lost_however_late_its_first_sign_is(tmp_path: Path) -> None:
+def test_f87_node_with_a_restarting_agent_is_not_lost(tmp_path: Path) -> None:
     clock = Clock()
     beats = Heartbeats(str(tmp_path), 10.0, clock)
     started: list[tuple[str, float]] = []
@@ -313,7 +320,7 @@ def test_f87_a_node_that_starts_an_agent_is_not_lost_however_late_its_first_sign
     assert back == ["n2"]
 
 
-def test_f87_the_silence_of_a_rack_starts_few_agents_at_once(tmp_path: Path) -> None:
+def test_f87_silent_rack_starts_few_agents_at_once(tmp_path: Path) -> None:
     clock = Clock()
     beats = Heartbeats(str(tmp_path), 10.0, clock)
     started: list[str] = []
@@ -330,18 +337,20 @@ def test_f87_the_silence_of_a_rack_starts_few_agents_at_once(tmp_path: Path) -> 
     assert agents.words("n1") == ""
 
 
-def test_f41_silence_of_all_nodes_at_once_is_the_file_systems(tmp_path: Path) -> None:
-    assert silence(tmp_path, {"n2"}, 15) == "n2"
-    assert silence(tmp_path, {"n1", "n2", "n3"}, 30) is None
-    assert silence(tmp_path, {"n1", "n2", "n3"}, 60) == "n1"  # it lasts: better to start again
+def test_f41_silence_of_all_nodes_at_once_is_blamed_on_the_file_system(tmp_path: Path) -> None:
+    assert lost_node_after_silence(tmp_path, {"n2"}, 15) == "n2"
+    assert lost_node_after_silence(tmp_path, {"n1", "n2", "n3"}, 30) is None
+    assert (
+        lost_node_after_silence(tmp_path, {"n1", "n2", "n3"}, 60) == "n1"
+    )  # it lasts: better to start again
 
 
-def test_f41_a_reader_that_stood_still_blames_no_node(tmp_path: Path) -> None:
-    assert silence(tmp_path, set(), 20, stall_at=5) is None
-    assert silence(tmp_path, {"n2"}, 9, stall_at=5) is None
+def test_f41_stalled_supervisor_blames_no_node(tmp_path: Path) -> None:
+    assert lost_node_after_silence(tmp_path, set(), 20, stall_at=5) is None
+    assert lost_node_after_silence(tmp_path, {"n2"}, 9, stall_at=5) is None
 
 
-def test_ranks_that_are_left_on_the_own_node_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remaining_rank_processes_of_the_node_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
     env = {"DTSLURM_RUN_DIR": "/run/of/this/test", "DTSLURM_ATTEMPT": "3", "SLURM_PROCID": "0"}
     running = [
@@ -359,12 +368,12 @@ def test_ranks_that_are_left_on_the_own_node_are_seen(monkeypatch: pytest.Monkey
             one.wait()
 
 
-def test_f41_the_node_that_asks_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_f41_node_of_the_supervisor_is_never_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "n2")
-    assert silence(tmp_path, {"n2"}, 60) is None
+    assert lost_node_after_silence(tmp_path, {"n2"}, 60) is None
 
 
-def test_the_worker_needs_no_more_than_python_3_6() -> None:
+def test_supervisor_parses_as_python_3_6() -> None:
     folder = Path(lease.__file__).parent
     for path in folder.glob("*.py"):
         ast.parse(path.read_text(), str(path), feature_version=(3, 6))

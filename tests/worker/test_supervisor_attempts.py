@@ -18,7 +18,7 @@ from dtslurm.worker.supervisor import attempt_monitor, bad_nodes, lease, main, n
 from dtslurm.worker.supervisor.attempts import AttemptEnd
 from dtslurm.worker.supervisor.heartbeats import Heartbeats
 from dtslurm.worker.supervisor.main import Supervisor
-from tests.worker.conftest import asked
+from tests.worker.conftest import slurm_requests
 from tests.worker.test_supervisor_races import ASKED, ENDING, RUNNING, Clock, stamp
 
 
@@ -42,13 +42,13 @@ def attempt(
     return keeper.attempt(0, keeper.nodes)
 
 
-def sign(site: Path, name: str, kind: str) -> None:
+def write_heartbeat(site: Path, name: str, kind: str) -> None:
     folder = site / "ranks/0/beats"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps({"kind": kind, "node": name, "time": time.time()}))
 
 
-def test_f40_an_attempt_whose_run_is_another_copys_now_ends_without_a_record(
+def test_f40_replaced_attempt_ends_without_a_record(
     site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keeper = begin(site, "exec sleep 600")
@@ -57,7 +57,7 @@ def test_f40_an_attempt_whose_run_is_another_copys_now_ends_without_a_record(
     assert keeper.ledger.events("attempt_ended") == []
 
 
-def test_f40_neither_does_one_that_lost_it_with_its_last_moment(
+def test_f40_attempt_replaced_at_its_end_writes_no_record(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = begin(site, f"echo 1 >{site}/attempt; exit 1")
@@ -65,7 +65,7 @@ def test_f40_neither_does_one_that_lost_it_with_its_last_moment(
     assert keeper.ledger.events("attempt_ended") == []
 
 
-def test_f34_a_file_stop_ends_an_attempt(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_f34_stop_file_ends_an_attempt(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main, "CANCEL_S", 0.2)
     keeper = begin(site, "exec sleep 600")
     ended = attempt(keeper, monkeypatch, lambda _now: (site / "stop").touch())
@@ -75,7 +75,7 @@ def test_f34_a_file_stop_ends_an_attempt(site: Path, monkeypatch: pytest.MonkeyP
     assert (told["cause"], told["exit_code"]) == ("cancelled", 143)
 
 
-def test_f34_slurm_ends_what_is_cancelled_and_gives_it_time_to_save(
+def test_f34_cancelled_job_has_time_to_save_before_slurm_ends_it(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = begin(
@@ -98,7 +98,7 @@ def test_f34_slurm_ends_what_is_cancelled_and_gives_it_time_to_save(
     assert asked == [["scancel", "17"]]
 
 
-def test_f29_an_attempt_is_ended_before_the_jobs_time_limit_where_training_goes_on_after_it(
+def test_f29_attempt_with_a_total_time_ends_before_the_time_limit_of_the_job(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = begin(site, "exec sleep 600", "--total-time=7200")
@@ -108,7 +108,7 @@ def test_f29_an_attempt_is_ended_before_the_jobs_time_limit_where_training_goes_
     assert (ended.cause, ended.summary) == ("time-limit", "the job's time limit is near")
 
 
-def test_without_a_total_time_the_limit_is_slurms_own_matter(
+def test_attempt_without_a_total_time_runs_past_the_early_end(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = begin(site, f"until [ -e {site}/go ]; do sleep 0.01; done")
@@ -118,7 +118,9 @@ def test_without_a_total_time_the_limit_is_slurms_own_matter(
     assert ended.cause == "done"
 
 
-def test_ranks_that_stay_after_one_has_failed_are_ended(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remaining_ranks_are_ended_after_a_rank_has_failed(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keeper = begin(site, "exec sleep 600")
     (site / "ranks/0").mkdir(parents=True)
     seen: list[float] = []
@@ -136,7 +138,7 @@ def test_ranks_that_stay_after_one_has_failed_are_ended(site: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("words", ["1 85\n", "half", ""])
-def test_a_rank_that_saved_and_asks_for_a_new_start_is_no_failure(
+def test_checkpointed_rank_that_requests_a_restart_is_not_a_failure(
     site: Path, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
     keeper = begin(site, f"until [ -e {site}/go ]; do sleep 0.01; done; exit 85")
@@ -147,7 +149,7 @@ def test_a_rank_that_saved_and_asks_for_a_new_start_is_no_failure(
     assert (ended.cause, ended.exit_code) == ("checkpointed", 85)
 
 
-def test_f30_who_is_told_to_end_by_slurm_may_save(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_f30_ranks_may_save_after_slurm_sends_term(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keeper = begin(site, f"until [ -e {site}/go ]; do sleep 0.01; done; exit 143")
 
     def meanwhile(now: float) -> None:
@@ -166,43 +168,43 @@ def test_f30_who_is_told_to_end_by_slurm_may_save(site: Path, monkeypatch: pytes
 # ---- Whose fault it was ----
 
 
-def cause(keeper: Supervisor, monkeypatch: pytest.MonkeyPatch, found: str, code: int = 1) -> dict[str, Any]:
+def final_cause(
+    keeper: Supervisor, monkeypatch: pytest.MonkeyPatch, found: str, code: int = 1
+) -> dict[str, Any]:
     monkeypatch.setattr(verdict, "verdict_on", lambda *_: {"cause": found})
     (Path(keeper.run_dir) / "ranks/0").mkdir(parents=True, exist_ok=True)
     return keeper._cause(0, code, Heartbeats(f"{keeper.run_dir}/ranks/0"), keeper.nodes)
 
 
-def test_f43_a_node_that_is_down_explains_what_nothing_else_does(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_f43_down_node_explains_a_secondary_failure(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keeper = begin(site, "")
     (site / "state").write_text(RUNNING + "NodeName=n2 State=DOWN+NOT_RESPONDING ThreadsPerCore=1\n")
-    found = cause(keeper, monkeypatch, "collective-timeout")
+    found = final_cause(keeper, monkeypatch, "collective-timeout")
     assert (found["cause"], found["node"], keeper.lost) == ("node-failure", "n2", ["n2"])
     assert found["summary"].startswith("node n2 is DOWN")
 
 
-def test_f32_an_error_of_the_code_is_one_whatever_became_of_the_nodes(
+def test_f32_code_error_is_the_cause_when_a_node_is_also_down(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = begin(site, "")
     (site / "state").write_text(RUNNING + "NodeName=n2 State=DOWN+NOT_RESPONDING ThreadsPerCore=1\n")
-    assert cause(keeper, monkeypatch, "gpu-out-of-memory") == {"cause": "gpu-out-of-memory"}
+    assert final_cause(keeper, monkeypatch, "gpu-out-of-memory") == {"cause": "gpu-out-of-memory"}
     assert keeper.lost == []
 
 
-def test_a_step_that_slurm_says_timed_out_ended_by_its_limit(
+def test_step_with_the_slurm_state_timeout_reached_its_time_limit(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = begin(site, "")
     (site / "state").write_text(RUNNING.replace("RUNNING", "TIMEOUT"))
-    assert cause(keeper, monkeypatch, "killed", 143)["cause"] == "time-limit"
+    assert final_cause(keeper, monkeypatch, "killed", 143)["cause"] == "time-limit"
 
 
 # ---- After an end by force ----
 
 
-def ended_by_force(
+def farewell_wait(
     keeper: Supervisor, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[float], object]
 ) -> float:
     """Return how long the nodes are waited for."""
@@ -213,33 +215,33 @@ def ended_by_force(
     return now.now
 
 
-def test_f48_nodes_are_waited_for_until_they_have_said_goodbye(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_f48_supervisor_waits_for_farewells_of_all_nodes(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keeper = begin(site, "")
-    sign(site, "n1", "bye")
-    sign(site, "n2", "beat")
-    waited = ended_by_force(keeper, monkeypatch, lambda now: sign(site, "n2", "bye" if now > 2 else "beat"))
+    write_heartbeat(site, "n1", "bye")
+    write_heartbeat(site, "n2", "beat")
+    waited = farewell_wait(
+        keeper, monkeypatch, lambda now: write_heartbeat(site, "n2", "bye" if now > 2 else "beat")
+    )
     assert 2 < waited < 2.5
 
 
-def test_f48_a_node_whose_signs_have_stopped_is_not_waited_for_to_the_end(
+def test_f48_supervisor_stops_waiting_for_a_node_without_heartbeats(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = begin(site, "")
-    sign(site, "n2", "beat")
-    waited = ended_by_force(keeper, monkeypatch, lambda _now: None)
+    write_heartbeat(site, "n2", "beat")
+    waited = farewell_wait(keeper, monkeypatch, lambda _now: None)
     assert node.BEAT_S < waited < main.FAREWELL_S
     keeper.lost = ["n2"]
-    assert ended_by_force(keeper, monkeypatch, lambda _now: None) == 0.0
+    assert farewell_wait(keeper, monkeypatch, lambda _now: None) == 0.0
 
 
-def test_f48_a_node_that_goes_on_is_waited_for_no_longer_than_a_moment(
+def test_f48_supervisor_waits_a_limited_time_for_a_node_that_keeps_running(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = begin(site, "")
-    sign(site, "n2", "beat")
-    waited = ended_by_force(keeper, monkeypatch, lambda _now: sign(site, "n2", "beat"))
+    write_heartbeat(site, "n2", "beat")
+    waited = farewell_wait(keeper, monkeypatch, lambda _now: write_heartbeat(site, "n2", "beat"))
     assert waited == pytest.approx(main.FAREWELL_S, abs=0.3)
 
 
@@ -247,7 +249,7 @@ def test_f48_a_node_that_goes_on_is_waited_for_no_longer_than_a_moment(
 
 
 @pytest.mark.parametrize("cause", ["health", "array", "no cluster", "foreign"])
-def test_an_excluded_node_is_noted_below_the_run_root(
+def test_excluded_node_is_recorded_in_the_run_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: str
 ) -> None:
     run = tmp_path / "root/run"
@@ -272,7 +274,7 @@ def test_an_excluded_node_is_noted_below_the_run_root(
     assert path.read_text() == nodes.line(replace(note, reason="health: gpus: \x1b[1m7 of 8")) + "\n"
 
 
-def test_f43_a_bad_node_is_noted_and_the_run_goes_on_without_it(
+def test_f43_bad_node_is_recorded_and_the_run_continues_without_the_node(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keeper = begin(site, "")
@@ -291,7 +293,7 @@ def test_f43_a_bad_node_is_noted_and_the_run_goes_on_without_it(
     assert "dtslurm: attempt 0 ended: node n2 is DOWN (node-failure)\n" in said
 
 
-def test_f34_where_no_new_start_is_to_be_had_that_is_told_with_its_reason(
+def test_f34_failed_requeue_is_reported_with_its_reason(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keeper = begin(site, "")
@@ -306,12 +308,10 @@ def test_f34_where_no_new_start_is_to_be_had_that_is_told_with_its_reason(
 # ---- The program ----
 
 
-def test_the_program_of_the_batch_script_is_the_supervisor(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_supervisor_program_runs_the_step_and_exits(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (site / "step.sh").write_text(f"echo >>{site}/starts\n")
     monkeypatch.setattr(sys, "argv", [str(site), *ASKED])
     with pytest.raises(SystemExit) as ended:
         main.main()
     assert (ended.value.code, (site / "starts").read_text()) == (0, "\n")
-    assert asked(site) == []
+    assert slurm_requests(site) == []

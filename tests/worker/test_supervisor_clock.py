@@ -19,15 +19,15 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "_clock", {})
 
 
-def config(seconds: float) -> str:
+def config_text(seconds: float) -> str:
     """Return what scontrol shows where the controller's clock is ahead by so many seconds."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
     return f"Configuration data as of {stamp}\nAccountingStorageHost = lab\n"
 
 
 @pytest.mark.parametrize("ahead", [50, -100])
-def test_f66_the_controllers_clock_counts(site: Path, ahead: int) -> None:
-    (site / "state").write_text(config(ahead))
+def test_f66_supervisor_uses_the_clock_of_the_controller(site: Path, ahead: int) -> None:
+    (site / "state").write_text(config_text(ahead))
     slurm.measure_clock()
     assert abs(slurm.now() - time.time() - ahead) < 5
     skew = slurm.clock_skew()
@@ -35,8 +35,8 @@ def test_f66_the_controllers_clock_counts(site: Path, ahead: int) -> None:
     assert abs(skew + ahead) < 5
 
 
-def test_f66_a_silent_controller_is_asked_again_and_until_then_the_nodes_clock_counts(site: Path) -> None:
-    (site / "state").write_text(config(50))
+def test_f66_node_clock_is_used_until_a_silent_controller_answers(site: Path) -> None:
+    (site / "state").write_text(config_text(50))
     (site / "silence").write_text("Unable to contact slurm controller\n")
     slurm.measure_clock()
     assert slurm.clock_skew() is None
@@ -45,14 +45,14 @@ def test_f66_a_silent_controller_is_asked_again_and_until_then_the_nodes_clock_c
     assert slurm.clock_skew() is not None
 
 
-def test_f66_a_controller_that_tells_no_time_is_asked_once(site: Path) -> None:
+def test_f66_clock_of_a_controller_without_a_time_is_requested_once(site: Path) -> None:
     for _ in range(2):
         slurm.measure_clock()
     assert slurm.clock_skew() is None
     assert (site / "asked").read_text().count("show config") == 1
 
 
-def test_f66_the_total_time_counts_by_the_controllers_clock(tmp_path: Path) -> None:
+def test_f66_total_time_uses_the_clock_of_the_controller(tmp_path: Path) -> None:
     ledger = Ledger(str(tmp_path))
     assert ledger.seconds_since_first_start(1000.0) == 0
     ledger.event("attempt", 0, slurm_time=400.0)  # its node's clock tells another time
@@ -63,11 +63,11 @@ def test_f66_the_total_time_counts_by_the_controllers_clock(tmp_path: Path) -> N
 # ---- Lists of nodes ----
 
 
-def test_a_short_list_of_nodes_stays_as_it_is() -> None:
+def test_short_host_list_is_joined_with_commas() -> None:
     assert slurm.join_hostnames(["n1", "n2", "m3"]) == "n1,n2,m3"
 
 
-def test_a_list_that_is_too_long_for_a_command_line_is_written_as_ranges() -> None:
+def test_long_host_list_is_written_as_ranges() -> None:
     names = [f"frontier{number:05}" for number in range(12_500)]
     assert len(",".join(names)) > 131_072
     assert slurm.join_hostnames(names) == "frontier[00000-12499]"
@@ -83,6 +83,6 @@ def test_a_list_that_is_too_long_for_a_command_line_is_written_as_ranges() -> No
         max_size=40,
     )
 )
-def test_ranges_of_nodes_name_the_same_nodes_in_the_same_order(names: list[str]) -> None:
+def test_host_ranges_expand_to_the_same_nodes_in_order(names: list[str]) -> None:
     folded = ",".join(slurm._fold_hostnames(names))
     assert list(hostlist.expand(folded) if names else []) == names

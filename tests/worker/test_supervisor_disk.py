@@ -32,7 +32,7 @@ def fail_first(act: Callable[..., object], name: str, times: int, number: int) -
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
 @pytest.mark.parametrize(("word", "code"), [("stop", 1), ("done", 0)])
-def test_f89_a_word_that_cannot_be_looked_for_at_once_still_counts(
+def test_f89_stop_and_done_files_count_after_file_server_errors(
     site: Path, monkeypatch: pytest.MonkeyPatch, word: str, code: int, number: int
 ) -> None:
     (site / "step.sh").write_text(f"echo >>{site}/starts\n")
@@ -43,7 +43,7 @@ def test_f89_a_word_that_cannot_be_looked_for_at_once_still_counts(
     assert not (site / "starts").exists()
 
 
-def test_f89_a_run_starts_where_the_file_server_does_not_tell_in_time(
+def test_f89_run_starts_when_the_file_server_does_not_recover(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (site / "step.sh").write_text(f"echo >>{site}/starts\n")
@@ -54,7 +54,9 @@ def test_f89_a_run_starts_where_the_file_server_does_not_tell_in_time(
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOSPC])
-def test_f89_an_attempt_waits_for_its_lease(site: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_f89_attempt_starts_after_its_lease_is_written(
+    site: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     (site / "step.sh").write_text(f"echo >>{site}/starts\n")
     monkeypatch.setattr(lease, "write_atomically", fail_first(write_atomically, "attempt", 2, number))
     assert Supervisor(ASKED).run() == 0
@@ -62,7 +64,7 @@ def test_f89_an_attempt_waits_for_its_lease(site: Path, monkeypatch: pytest.Monk
     assert (site / "attempt").read_text() == "0\n"
 
 
-def test_what_fails_for_good_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_permanent_errors_and_expired_retries_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waits"))
     with pytest.raises(PermissionError):
         files.retry(lambda: fail_first(open, "x", 1, errno.EACCES)("x"), 100)

@@ -19,7 +19,7 @@ from dtslurm.worker.supervisor.main import Supervisor
 ASKED = ["--nodes=2", "--world-size=2"]
 
 
-def leave_ends(site: Path, *ends: Mapping[str, object]) -> None:
+def write_rank_ends(site: Path, *ends: Mapping[str, object]) -> None:
     """Leave the records of attempt 0's ranks: each ended with 0, but for what is told otherwise."""
     (site / "ranks/0").mkdir(parents=True)
     for rank, end in enumerate(ends):
@@ -31,12 +31,12 @@ def leave_ends(site: Path, *ends: Mapping[str, object]) -> None:
     ("codes", "told", "cause"),
     [((0, 0), None, "done"), ((0, 0), 15, "preempted"), ((0, 3), None, "killed"), ((0,), None, "killed")],
 )
-def test_what_every_rank_finished_is_done_though_slurm_lost_the_step(
+def test_attempt_is_done_when_every_rank_finished_although_the_step_failed(
     site: Path, codes: tuple[int, ...], told: int | None, cause: str
 ) -> None:
     (site / "step.sh").write_text("exit 137\n")  # srun, when its stepd was killed and the ranks went on
     (site / "logs/0").mkdir(parents=True)
-    leave_ends(site, *({"exit_code": code} for code in codes))
+    write_rank_ends(site, *({"exit_code": code} for code in codes))
     keeper = Supervisor(ASKED)
     keeper.nodes = ["n1", "n2"]
     lease.take(str(site), 0)
@@ -48,10 +48,10 @@ def test_what_every_rank_finished_is_done_though_slurm_lost_the_step(
     assert lease.finished(str(site)) == (cause == "done")
 
 
-def test_who_ended_with_0_as_it_was_told_to_end_may_not_be_done(site: Path) -> None:
+def test_rank_that_exited_with_0_after_a_termination_request_is_not_done(site: Path) -> None:
     (site / "step.sh").write_text("exit 137\n")  # srun tells the other ranks to end when a node is lost
     (site / "logs/0").mkdir(parents=True)
-    leave_ends(site, {}, {"told_to_end": True})
+    write_rank_ends(site, {}, {"told_to_end": True})
     lease.take(str(site), 0)
     ended = Supervisor(ASKED).attempt(0, ["n1", "n2"])
     assert ended is not None
@@ -69,12 +69,12 @@ def test_who_ended_with_0_as_it_was_told_to_end_may_not_be_done(site: Path) -> N
         (({}, {}), [{"event": "attempt_ended", "attempt": 0, "cause": "preempted"}], False),
     ],
 )
-def test_n3_training_that_was_done_when_slurm_ended_its_job_is_not_done_again(
+def test_n3_completed_training_is_not_repeated_after_slurm_ended_the_job(
     site: Path, ends: tuple[dict[str, object], ...], later: list[dict[str, object]], done: bool
 ) -> None:
     (site / "step.sh").write_text(f"echo >>{site}/starts\n")
     (site / "logs/0").mkdir(parents=True)
-    leave_ends(site, *ends)
+    write_rank_ends(site, *ends)
     begun = {"time": time.time(), "event": "attempt", "attempt": 0, "world_size": 2}
     (site / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in [begun, *later]))
     assert Supervisor(ASKED).run() == 0
@@ -86,7 +86,7 @@ def test_n3_training_that_was_done_when_slurm_ended_its_job_is_not_done_again(
 
 
 @pytest.mark.parametrize(("told", "state"), [(15, "RUNNING"), (None, "PENDING"), (None, "COMPLETING")])
-def test_who_saved_and_ended_with_0_because_of_a_requeue_goes_on_in_the_next_start(
+def test_training_that_exits_with_0_during_a_requeue_is_not_finished(
     site: Path, told: int | None, state: str
 ) -> None:
     (site / "step.sh").write_text("exit 0\n")
@@ -101,7 +101,7 @@ def test_who_saved_and_ended_with_0_because_of_a_requeue_goes_on_in_the_next_sta
     assert not lease.finished(str(site))
 
 
-def test_n2_the_end_of_training_waits_for_a_controller_that_is_down(
+def test_n2_end_of_training_waits_for_a_controller_that_is_down(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (site / "step.sh").write_text("exit 0\n")
@@ -117,12 +117,12 @@ def test_n2_the_end_of_training_waits_for_a_controller_that_is_down(
     assert (lease.finished(str(site)), answers) == (True, [])
 
 
-def test_n4_who_is_killed_while_the_controller_cannot_be_asked_leaves_the_end_to_the_ranks(
+def test_n4_killed_supervisor_leaves_the_end_of_training_to_the_rank_records(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n1,n2")
     (site / "step.sh").write_text(f"echo >>{site}/starts\n")
-    leave_ends(site, {}, {})
+    write_rank_ends(site, {}, {})
     keeper = Supervisor(ASKED)
 
     def killed(*_: object) -> None:
@@ -147,7 +147,7 @@ def test_n4_who_is_killed_while_the_controller_cannot_be_asked_leaves_the_end_to
         ("JobState=PENDING Reason=BeginTime Restarts=1", "NodeName=n1 State=IDLE", False),
     ],
 )
-def test_n2_n3_a_start_that_slurm_makes_by_itself_was_asked_for_by_nobody(
+def test_n2_n3_only_a_requested_requeue_leaves_training_unfinished(
     site: Path, state: str, node: str, done: bool
 ) -> None:
     (site / "step.sh").write_text("exit 0\n")
@@ -158,7 +158,7 @@ def test_n2_n3_a_start_that_slurm_makes_by_itself_was_asked_for_by_nobody(
     assert lease.finished(str(site)) is done
 
 
-def test_a_job_that_slurm_starts_anew_after_training_was_done_trains_no_more(
+def test_job_requeued_after_completed_training_starts_no_attempt(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (site / "step.sh").write_text(f"echo >>{site}/starts\n")
@@ -171,7 +171,7 @@ def test_a_job_that_slurm_starts_anew_after_training_was_done_trains_no_more(
     assert (site / "starts").read_text() == "\n\n"
 
 
-def test_n9_the_end_of_training_is_not_lost_because_the_disk_is_full_for_a_moment(
+def test_n9_end_of_training_is_recorded_after_a_full_disk_recovers(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (site / "step.sh").write_text("exit 0\n")
@@ -197,7 +197,7 @@ def test_n9_the_end_of_training_is_not_lost_because_the_disk_is_full_for_a_momen
     assert [one["cause"] for one in ended] == ["done"]
 
 
-def test_what_cannot_be_written_for_long_is_let_go(site: Path) -> None:
+def test_event_is_dropped_when_the_disk_stays_full(site: Path) -> None:
     (site / "events.jsonl").symlink_to("/dev/full")
     Supervisor(ASKED).ledger.event("ended", 0, exit_code=0, patience_s=0.3)
     (site / "events.jsonl").unlink()
@@ -205,7 +205,9 @@ def test_what_cannot_be_written_for_long_is_let_go(site: Path) -> None:
     Supervisor(ASKED).ledger.event("ended", 0, exit_code=0, patience_s=100)  # no room would help
 
 
-def test_n9_who_is_told_to_end_does_not_wait_for_room(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_n9_terminated_supervisor_does_not_wait_for_disk_space(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (site / "step.sh").write_text("exit 143\n")
     (site / "logs/0").mkdir(parents=True)
     (site / "events.jsonl").symlink_to("/dev/full")

@@ -56,11 +56,11 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-def idle(_second: int) -> dict[int, dict[str, Any]]:
+def idle_ranks(_second: int) -> dict[int, dict[str, Any]]:
     return {rank: {"cpu": 5.0, "moved": 1e9, "state": "S", "node": f"n{rank}"} for rank in range(4)}
 
 
-def spinning(second: int) -> dict[int, dict[str, Any]]:
+def spinning_ranks(second: int) -> dict[int, dict[str, Any]]:
     return {rank: {"cpu": float(second), "state": "R", "node": f"n{rank}"} for rank in range(4)}
 
 
@@ -73,36 +73,36 @@ def stacks(line: int = 7, by: str = "py-spy") -> dict[int, dict[str, Any]]:
 # ---- silence, and what is asked for ----
 
 
-def test_f45_a_hang_is_silence_of_ranks_that_compute_nothing(site: Site) -> None:
+def test_f45_silence_of_idle_ranks_is_a_hang(site: Site) -> None:
     quiet = site.quiet(20.0)
     for second in range(30):
         site.say()
         assert quiet.look({0: {"cpu": float(second)}}) is None
         site.now += 1.0
-    assert site.hang_after(quiet, idle) in range(19, 23)
+    assert site.hang_after(quiet, idle_ranks) in range(19, 23)
 
 
-def test_f45_silence_of_ranks_that_compute_must_last_longer(site: Site) -> None:
+def test_f45_silence_of_computing_ranks_is_a_hang_only_after_a_longer_time(site: Site) -> None:
     site.say()
-    assert site.hang_after(site.quiet(20.0), spinning) in range(60, 63)
+    assert site.hang_after(site.quiet(20.0), spinning_ranks) in range(60, 63)
 
 
-def test_f45_one_rank_that_computes_while_the_others_wait_is_no_hang(site: Site) -> None:
+def test_f45_single_computing_rank_delays_the_hang(site: Site) -> None:
     site.say()
     assert site.hang_after(
-        site.quiet(20.0), lambda second: {**idle(second), 63: {"cpu": 0.5 * second}}
+        site.quiet(20.0), lambda second: {**idle_ranks(second), 63: {"cpu": 0.5 * second}}
     ) in range(60, 63)
 
 
-def test_f45_a_rank_that_saves_is_no_hang(site: Site) -> None:
+def test_f45_saving_rank_delays_the_hang(site: Site) -> None:
     site.say()
-    saving = [{**idle(0), 0: {"cpu": 5.0, "moved": 1e9 + 1e6 * second}} for second in range(80)]
+    saving = [{**idle_ranks(0), 0: {"cpu": 5.0, "moved": 1e9 + 1e6 * second}} for second in range(80)]
     assert site.hang_after(site.quiet(20.0), saving.__getitem__, 80) in range(60, 63)
 
 
-def test_f45_a_stopped_rank_needs_no_idle_ones(site: Site) -> None:
+def test_f45_stopped_rank_is_a_hang_although_other_ranks_compute(site: Site) -> None:
     site.say()
-    stopped = [{**spinning(second), 1: {"state": "T", "node": "n1"}} for second in range(80)]
+    stopped = [{**spinning_ranks(second), 1: {"state": "T", "node": "n1"}} for second in range(80)]
     quiet = site.quiet(20.0)
     assert site.hang_after(quiet, stopped.__getitem__, 80) in range(20, 23)
     found = quiet.look(stopped[79])
@@ -121,7 +121,7 @@ def test_f45_a_stopped_rank_needs_no_idle_ones(site: Site) -> None:
         (100, 600.0, 60),  # works
     ],
 )
-def test_f45_gpus_that_work_speak_against_a_hang(site: Site, util: int, power: float, after: int) -> None:
+def test_f45_working_gpus_delay_the_hang(site: Site, util: int, power: float, after: int) -> None:
     for _ in range(3):
         site.gpus(98, 650.0)
         site.now += 1.0
@@ -130,13 +130,13 @@ def test_f45_gpus_that_work_speak_against_a_hang(site: Site, util: int, power: f
 
     def ranks(second: int) -> Any:
         site.gpus(util, power)
-        return spinning(second)
+        return spinning_ranks(second)
 
     assert site.hang_after(quiet, ranks) in range(after, after + 4)
 
 
 @pytest.mark.parametrize("behind", [100.0, -100.0])
-def test_f66_gpus_that_work_speak_against_a_hang_whatever_their_nodes_clock(
+def test_f66_working_gpus_delay_the_hang_with_any_node_clock(
     site: Site, tmp_path: Path, behind: float
 ) -> None:
     site.behind = behind
@@ -154,18 +154,18 @@ def test_f66_gpus_that_work_speak_against_a_hang_whatever_their_nodes_clock(
 
     def ranks(second: int) -> Any:
         site.gpus(100, 600.0)
-        return idle(second)
+        return idle_ranks(second)
 
     assert site.hang_after(quiet, ranks) in range(60, 64)
 
 
-def test_f45_a_gpu_that_is_busy_but_draws_little_only_waits(site: Site) -> None:
+def test_f45_busy_gpu_with_low_power_is_not_working(site: Site) -> None:
     for power in (650.0, 640.0):
         site.gpus(98, power)
         site.now += 1.0
     site.say()
     quiet = site.quiet(20.0)
-    quiet.look(idle(0))
+    quiet.look(idle_ranks(0))
     for util, power, works in ((98, 600.0, True), (100, 120.0, False), (0, 70.0, False)):
         site.now += 30.0
         site.gpus(util, power)
@@ -177,7 +177,7 @@ def test_f45_a_gpu_that_is_busy_but_draws_little_only_waits(site: Site) -> None:
 # ---- stacks ----
 
 
-def with_pictures(site: Site, picture: Callable[[int], Any], seconds: int = 400) -> int | None:
+def hang_time_with_stacks(site: Site, picture: Callable[[int], Any], seconds: int = 400) -> int | None:
     """Return when ranks that spin hang, if their stacks are looked at every ten seconds once wanted."""
     site.say()
     quiet = site.quiet(20.0)
@@ -185,36 +185,36 @@ def with_pictures(site: Site, picture: Callable[[int], Any], seconds: int = 400)
     def ranks(second: int) -> Any:
         if second % 10 == 0 and quiet.wants_picture():
             quiet.see(picture(second))
-        return spinning(second)
+        return spinning_ranks(second)
 
     return site.hang_after(quiet, ranks, seconds)
 
 
-def test_f45_ranks_that_spin_at_one_place_hang(site: Site) -> None:
-    assert with_pictures(site, lambda _: stacks()) in range(40, 44)
+def test_f45_spinning_ranks_with_constant_stacks_are_a_hang(site: Site) -> None:
+    assert hang_time_with_stacks(site, lambda _: stacks()) in range(40, 44)
 
 
-def test_f45_stacks_that_move_speak_against_a_hang(site: Site) -> None:
-    assert with_pictures(site, lambda second: stacks(line=second)) in range(60, 63)
-    assert with_pictures(site, lambda second: {**stacks(), 3: stacks(line=second)[3]}) in range(60, 63)
+def test_f45_changing_stacks_delay_the_hang(site: Site) -> None:
+    assert hang_time_with_stacks(site, lambda second: stacks(line=second)) in range(60, 63)
+    assert hang_time_with_stacks(site, lambda second: {**stacks(), 3: stacks(line=second)[3]}) in range(
+        60, 63
+    )
 
 
-def test_f45_stacks_that_are_not_known_prove_nothing(site: Site) -> None:
-    assert with_pictures(site, lambda _: stacks(by="proc")) in range(60, 63)
-    assert with_pictures(site, lambda _: {0: stacks()[0]}) in range(60, 63)  # of one rank of four
+def test_f45_unknown_stacks_do_not_prove_a_hang(site: Site) -> None:
+    assert hang_time_with_stacks(site, lambda _: stacks(by="proc")) in range(60, 63)
+    assert hang_time_with_stacks(site, lambda _: {0: stacks()[0]}) in range(60, 63)  # of one rank of four
 
 
-def test_stacks_written_into_a_log_are_no_sign_of_life(site: Site) -> None:
+def test_stacks_written_to_a_log_are_not_activity(site: Site) -> None:
     def picture(_: int) -> Any:
         site.say()  # as faulthandler does
         return stacks()
 
-    assert with_pictures(site, picture) in range(40, 44)
+    assert hang_time_with_stacks(site, picture) in range(40, 44)
 
 
-def test_stacks_are_told_again_each_time_they_are_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agent_sends_stacks_for_each_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     env = {"DTSLURM_RUN_DIR": str(tmp_path), "DTSLURM_ATTEMPT": "0", "SLURMD_NODENAME": "n1"}
     for key, value in env.items():
         monkeypatch.setenv(key, value)
@@ -248,7 +248,7 @@ def test_stacks_are_told_again_each_time_they_are_asked_for(
 # ---- what is learned ----
 
 
-def test_f45_the_time_is_learned_from_the_runs_own_steps(site: Site) -> None:
+def test_f45_hang_time_is_learned_from_training_steps(site: Site) -> None:
     quiet = site.quiet(None)
     assert quiet.limit() == FIRST_S
     for _ in range(4):
@@ -256,10 +256,10 @@ def test_f45_the_time_is_learned_from_the_runs_own_steps(site: Site) -> None:
         quiet.look({})
         site.now += 30.0
     assert quiet.limit() == 150.0
-    assert site.hang_after(quiet, idle) in range(118, 123)  # 30 s were silent already
+    assert site.hang_after(quiet, idle_ranks) in range(118, 123)  # 30 s were silent already
 
 
-def test_f45_the_words_of_a_start_teach_nothing(site: Site) -> None:
+def test_f45_output_during_startup_does_not_shorten_the_hang_time(site: Site) -> None:
     quiet = site.quiet(None)
     for _ in range(5):
         site.say()
@@ -273,7 +273,7 @@ def test_f45_the_words_of_a_start_teach_nothing(site: Site) -> None:
     assert quiet.limit() == 60.0
 
 
-def test_f45_what_was_learned_outlives_the_attempt(site: Site) -> None:
+def test_f45_learned_pause_of_an_earlier_attempt_sets_the_hang_time(site: Site) -> None:
     quiet = site.quiet(None, longest=40.0)
     for _ in range(4):
         site.step()
@@ -282,19 +282,19 @@ def test_f45_what_was_learned_outlives_the_attempt(site: Site) -> None:
     assert quiet.limit() == 200.0
 
 
-def test_f45_ranks_that_compute_have_long_where_nobody_asked_for_a_time(site: Site) -> None:
+def test_f45_computing_ranks_have_the_first_time_limit_without_a_hang_timeout(site: Site) -> None:
     quiet = site.quiet(None)
     for _ in range(4):
         site.step()
         quiet.look({})
         site.now += 2.0
-    assert site.hang_after(quiet, spinning) in range(int(FIRST_S) - 4, int(FIRST_S) + 4)
+    assert site.hang_after(quiet, spinning_ranks) in range(int(FIRST_S) - 4, int(FIRST_S) + 4)
 
 
 # ---- the odd one ----
 
 
-def test_the_odd_rank_is_the_one_that_waits_elsewhere() -> None:
+def test_differing_rank_is_the_rank_that_waits_elsewhere() -> None:
     same = {"state": "S", "waits": "do_poll"}
     assert find_differing_rank({0: same, 1: same, 2: {"state": "S", "waits": "hrtimer_nanosleep"}}) == (
         2,

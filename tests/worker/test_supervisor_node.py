@@ -67,7 +67,7 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
         process.wait()
 
 
-def test_a_sign_of_life_tells_each_ranks_processes(ranks: Ranks) -> None:
+def test_heartbeat_contains_the_processes_of_each_rank(ranks: Ranks) -> None:
     first, second = ranks.start(0), ranks.start(3)
     ranks.start(3)  # a data loader
     ranks.start(1, attempt=7)
@@ -85,7 +85,9 @@ def test_a_sign_of_life_tells_each_ranks_processes(ranks: Ranks) -> None:
     assert told["ranks"]["3"]["moved"] > node.bytes_of(second)
 
 
-def test_a_rank_that_is_alone_need_not_know_its_number(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_process_without_a_rank_number_is_reported_as_rank_0(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alone = ranks.start(None)
     (ranks.folder / "ranks/0/0.json").write_text(json.dumps({"pid": alone}))
     node.NodeAgent().beat()
@@ -99,7 +101,7 @@ def test_a_rank_that_is_alone_need_not_know_its_number(ranks: Ranks, monkeypatch
     assert sorted(ranks.told()["ranks"]) == ["3"]
 
 
-def test_a_process_that_is_gone_is_told_no_more(ranks: Ranks) -> None:
+def test_ended_process_is_not_reported(ranks: Ranks) -> None:
     ranks.start(0)
     watch = node.NodeAgent()
     watch.beat()
@@ -112,14 +114,14 @@ def test_a_process_that_is_gone_is_told_no_more(ranks: Ranks) -> None:
     assert node.environment_of(ranks.started[0].pid) == {}
 
 
-def test_what_cannot_be_written_stops_no_watch(ranks: Ranks) -> None:
+def test_failed_heartbeat_write_does_not_stop_the_agent(ranks: Ranks) -> None:
     watch = node.NodeAgent()
     watch.path = str(ranks.folder / "none/n1.json")
     watch.beat()
     assert not (ranks.folder / "none").exists()
 
 
-def run(watch: node.NodeAgent, monkeypatch: pytest.MonkeyPatch, meanwhile: Any) -> Clock:
+def run_agent(watch: node.NodeAgent, monkeypatch: pytest.MonkeyPatch, meanwhile: Any) -> Clock:
     """Let the watch run; its time passes as it sleeps, and meanwhile something happens."""
     now = Clock(meanwhile)
     monkeypatch.setattr(node, "time", now)
@@ -127,21 +129,21 @@ def run(watch: node.NodeAgent, monkeypatch: pytest.MonkeyPatch, meanwhile: Any) 
     return now
 
 
-def test_f40_ranks_of_an_attempt_that_is_over_are_killed_at_once(
+def test_f40_ranks_of_a_replaced_attempt_are_killed_at_once(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for rank in (0, 1):
         ranks.start(rank)
     other = ranks.start(0, attempt=1)
-    run(node.NodeAgent(), monkeypatch, lambda now: lease.take(str(ranks.folder), 1) if now > 4 else None)
+    run_agent(
+        node.NodeAgent(), monkeypatch, lambda now: lease.take(str(ranks.folder), 1) if now > 4 else None
+    )
     assert [ranks.started[rank].wait(60) for rank in (0, 1)] == [-signal.SIGKILL] * 2
     assert ranks.alive() == [other]
     assert ranks.told()["kind"] == "beat"  # no farewell: it did not end in order
 
 
-def test_it_gives_a_sign_every_few_seconds_and_says_goodbye(
-    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agent_writes_heartbeats_and_a_farewell(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks.start(0)
     watch = node.NodeAgent()
     told: list[str] = []
@@ -155,13 +157,13 @@ def test_it_gives_a_sign_every_few_seconds_and_says_goodbye(
                 process.kill()
                 process.wait()
 
-    run(watch, monkeypatch, meanwhile)
+    run_agent(watch, monkeypatch, meanwhile)
     assert told[0] == "beat"
     assert told[-1] == "bye"
     assert (ranks.told()["kind"], ranks.told()["ranks"]) == ("bye", {})
 
 
-def test_f40_ranks_that_do_not_end_are_killed_when_the_attempt_is_replaced(
+def test_f40_terminating_ranks_are_killed_when_the_attempt_is_replaced(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks.start(0)
@@ -172,27 +174,27 @@ def test_f40_ranks_that_do_not_end_are_killed_when_the_attempt_is_replaced(
         if now > 5:
             lease.take(str(ranks.folder), 1)
 
-    now = run(watch, monkeypatch, meanwhile)
+    now = run_agent(watch, monkeypatch, meanwhile)
     assert ranks.ended() == [-signal.SIGKILL]
     assert 5 < now.now < 10
 
 
-def test_ranks_that_take_long_to_end_are_left_to_slurm(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_end_slowly_are_left_to_slurm(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks.start(0)
     watch = node.NodeAgent()
     watch.told_to_end = True
-    assert run(watch, monkeypatch, lambda _now: None).now >= 60
+    assert run_agent(watch, monkeypatch, lambda _now: None).now >= 60
     assert len(ranks.alive()) == 1
 
 
-def test_it_ends_with_the_process_that_started_it(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_ends_with_its_parent_process(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = node.NodeAgent()
     watch.parent = -1
-    assert run(watch, monkeypatch, lambda _now: None).now == 0.0
+    assert run_agent(watch, monkeypatch, lambda _now: None).now == 0.0
     assert ranks.told()["kind"] == "bye"
 
 
-def test_f87_an_agent_in_a_step_of_its_own_ends_with_the_ranks(
+def test_f87_restarted_agent_in_a_separate_step_ends_with_the_ranks(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_NODEID", "7")  # of that step, which has another count of nodes
@@ -206,14 +208,14 @@ def test_f87_an_agent_in_a_step_of_its_own_ends_with_the_ranks(
             ranks.started[0].kill()
             ranks.started[0].wait()
 
-    assert run(node.NodeAgent(restarted=True), monkeypatch, meanwhile).now < 10
+    assert run_agent(node.NodeAgent(restarted=True), monkeypatch, meanwhile).now < 10
     assert (sorted(told[0]["ranks"]), told[0]["restarted"]) == (["1"], True)
     assert ranks.told()["kind"] == "bye"
     assert rank not in ranks.alive()
 
 
 @pytest.mark.parametrize(("age", "ends"), [(4.0, True), (5.0, False)])
-def test_f87_an_agent_that_was_only_late_is_not_replaced(
+def test_f87_restarted_agent_does_not_replace_an_agent_that_was_late(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch, age: float, ends: bool
 ) -> None:
     ranks.start(0)
@@ -226,7 +228,7 @@ def test_f87_an_agent_that_was_only_late_is_not_replaced(
     assert (ranks.told() == first) is ends
 
 
-def test_without_a_run_it_ends_without_a_word(
+def test_agent_without_a_run_exits_silently(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DTSLURM_ATTEMPT", "x")
@@ -235,14 +237,14 @@ def test_without_a_run_it_ends_without_a_word(
     assert (ended.value.code, capsys.readouterr()) == (1, ("", ""))
 
 
-def test_processes_that_are_left_are_found_from_outside_of_the_step(ranks: Ranks) -> None:
+def test_rank_processes_are_listed_from_outside_the_step(ranks: Ranks) -> None:
     mine = ranks.start(0)
     ranks.start(None)
     ranks.start(1, attempt=3)
     assert node.find_rank_processes(str(ranks.folder), 0) == [mine]
 
 
-def test_a_process_that_vanishes_while_it_is_looked_at_is_passed_over(
+def test_vanished_process_is_skipped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own = str(os.getpid())

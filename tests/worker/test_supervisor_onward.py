@@ -12,23 +12,23 @@ import pytest
 from dtslurm.worker.supervisor import agents, lease, main, options, requeue, slurm
 from dtslurm.worker.supervisor.attempts import AttemptEnd
 from dtslurm.worker.supervisor.main import STALE, Supervisor
-from tests.worker.conftest import asked
+from tests.worker.conftest import slurm_requests
 
 ASKED = ["--nodes=2", "--world-size=2"]
 NODE = "NodeName={} CoresPerSocket=8 State={} ThreadsPerCore=1 Reason={}\n"
 
 
-def test_f23_a_requeued_job_starts_without_the_bad_nodes_and_at_once_where_asked(site: Path) -> None:
+def test_f23_requeued_job_excludes_bad_nodes_and_starts_now_on_request(site: Path) -> None:
     done, _ = requeue.continue_job(options.read([*ASKED, "--start-now"]), str(site), ["n2", "n5"], None)
     assert done
-    assert asked(site) == [
+    assert slurm_requests(site) == [
         "requeue 17",
         "update JobId=17 ExcNodeList=n2,n5",
         "update JobId=17 StartTime=now+15",  # what is past when this start has ended is forgotten
     ]
 
 
-def test_f23_it_is_said_how_long_slurm_holds_a_requeued_job_back(site: Path) -> None:
+def test_f23_requeue_reports_the_delay_of_slurm(site: Path) -> None:
     at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 121))
     (site / "state").write_text(f"JobId=17 JobState=PENDING Reason=BeginTime EligibleTime={at}\n")
     done, words = requeue.continue_job(options.read(ASKED), str(site), [], None)
@@ -36,13 +36,13 @@ def test_f23_it_is_said_how_long_slurm_holds_a_requeued_job_back(site: Path) -> 
     assert re.search(r"delays the job for 1[12]\d s; .*: scontrol update JobId=17 StartTime=now$", words)
 
 
-def test_f28_a_requeue_is_asked_for_until_it_is_taken(site: Path) -> None:
+def test_f28_requeue_is_repeated_until_slurm_accepts(site: Path) -> None:
     (site / "refusals").write_text("Socket timed out on send/recv operation\n" * 3)
     assert requeue.continue_job(options.read(ASKED), str(site), [], None)[0]
-    assert asked(site) == ["requeue 17"] * 4
+    assert slurm_requests(site) == ["requeue 17"] * 4
 
 
-def test_f40_a_new_start_that_slurm_gave_by_itself_is_not_ended_by_a_requeue(
+def test_f40_job_already_requeued_by_slurm_is_not_requeued_again(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
@@ -51,37 +51,37 @@ def test_f40_a_new_start_that_slurm_gave_by_itself_is_not_ended_by_a_requeue(
         "requeue",
         "Slurm had already requeued the job",
     )
-    assert asked(site) == []
+    assert slurm_requests(site) == []
     (site / "state").write_text("JobId=17 JobState=RUNNING Requeue=1 Restarts=1 BatchFlag=2\n")
     assert requeue.continue_job(options.read(ASKED), str(site), [], None) == ("requeue", "")
-    assert asked(site) == ["requeue 17"]
+    assert slurm_requests(site) == ["requeue 17"]
 
 
-def test_f34_a_job_that_was_cancelled_is_not_brought_back(site: Path) -> None:
+def test_f34_cancelled_job_is_not_requeued(site: Path) -> None:
     (site / "state").write_text("JobId=17 JobState=CANCELLED\n")
     done, words = requeue.continue_job(
         options.read([*ASKED, "--script=/run/script.sbatch"]), str(site), [], None
     )
     assert not done
     assert "cancelled" in words
-    assert not any(line.startswith("requeue") for line in asked(site))
+    assert not any(line.startswith("requeue") for line in slurm_requests(site))
 
 
-def test_f38_a_job_that_slurm_must_not_requeue_by_itself_is_allowed_the_one_requeue(site: Path) -> None:
+def test_f38_no_requeue_job_is_allowed_a_single_requeue(site: Path) -> None:
     (site / "state").write_text("JobId=17 JobState=RUNNING Requeue=0 Restarts=0 BatchFlag=1\n")
     assert requeue.continue_job(options.read(ASKED), str(site), [], None) == ("requeue", "")
-    assert asked(site) == ["update JobId=17 Requeue=1", "requeue 17", "update JobId=17 Requeue=0"]
+    assert slurm_requests(site) == ["update JobId=17 Requeue=1", "requeue 17", "update JobId=17 Requeue=0"]
 
 
-def test_f35_a_task_of_an_array_is_requeued_alone(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_f35_array_task_is_requeued_alone(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "15")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
     assert slurm.own_id() == "15_3"
     assert requeue.continue_job(options.read(ASKED), str(site), [], None)[0]
-    assert asked(site) == ["requeue 15_3"]
+    assert slurm_requests(site) == ["requeue 15_3"]
 
 
-def test_f35_a_task_of_an_array_gets_no_successor(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_f35_array_task_gets_no_successor_job(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "15")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
     words = [*ASKED, "--script=/run/script.sbatch", "--go-on-by=afterany"]
@@ -90,7 +90,7 @@ def test_f35_a_task_of_an_array_gets_no_successor(site: Path, monkeypatch: pytes
     assert "array" in why  # the script once more would be the whole array
 
 
-def test_f38_a_successor_takes_over_the_claim_and_the_mark(site: Path) -> None:
+def test_f38_successor_job_inherits_the_claim_and_the_comment(site: Path) -> None:
     (site / "refusals").write_text("Requested operation is presently disabled for job 17\n")
     (site / "claim").symlink_to("job-17")
     done, words = requeue.continue_job(
@@ -101,17 +101,17 @@ def test_f38_a_successor_takes_over_the_claim_and_the_mark(site: Path) -> None:
     line = (
         "sbatch --parsable --dependency=afterany:17 --comment=dtslurm:abc:def --exclude=n2 /run/script.sbatch"
     )
-    assert asked(site) == ["requeue 17", f"{line} none none"]
+    assert slurm_requests(site) == ["requeue 17", f"{line} none none"]
 
 
-def test_f47_a_question_outlives_the_term_of_the_requeue_it_comes_with() -> None:
+def test_f47_slurm_command_completes_although_the_supervisor_receives_term() -> None:
     assert slurm.call(["sh", "-c", "kill -TERM $$; echo there"]) == (0, "there")
 
 
 # ---- What an end that comes from outside means ----
 
 
-def told(site: Path, monkeypatch: pytest.MonkeyPatch, state: str, ends_in: float) -> str:
+def cause_of_early_end(site: Path, monkeypatch: pytest.MonkeyPatch, state: str, ends_in: float) -> str:
     """Return the cause that is given to an end that Slurm made so long before the job's time limit."""
     (site / "state").write_text(state)
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time() + ends_in)))
@@ -120,35 +120,38 @@ def told(site: Path, monkeypatch: pytest.MonkeyPatch, state: str, ends_in: float
     return str(keeper.from_outside(143).get("cause"))
 
 
-def test_f30_a_short_job_that_is_ended_was_preempted_not_timed_out(
+def test_f30_job_ended_before_its_time_limit_was_preempted(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = "JobId=17 JobState=RUNNING PreemptTime=None\n"
-    assert told(site, monkeypatch, running, 3600) == "preempted"  # however long or short it ran
-    assert told(site, monkeypatch, running, 10) == "time-limit"
-    assert told(site, monkeypatch, "JobState=RUNNING PreemptTime=2026-11-20T10:00:00\n", 10) == "preempted"
-    assert told(site, monkeypatch, "JobState=TIMEOUT PreemptTime=None\n", 3600) == "time-limit"
+    assert cause_of_early_end(site, monkeypatch, running, 3600) == "preempted"  # however long or short it ran
+    assert cause_of_early_end(site, monkeypatch, running, 10) == "time-limit"
+    assert (
+        cause_of_early_end(site, monkeypatch, "JobState=RUNNING PreemptTime=2026-11-20T10:00:00\n", 10)
+        == "preempted"
+    )
+    assert cause_of_early_end(site, monkeypatch, "JobState=TIMEOUT PreemptTime=None\n", 3600) == "time-limit"
 
 
-def test_f31_f34_a_cancelled_job_and_a_tombstone_are_the_users_own_will(
+def test_f31_f34_cancelled_job_and_stop_file_have_the_cause_cancelled(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert told(site, monkeypatch, "JobState=CANCELLED PreemptTime=None\n", 3600) == "cancelled"
+    assert cause_of_early_end(site, monkeypatch, "JobState=CANCELLED PreemptTime=None\n", 3600) == "cancelled"
     (site / "stop").touch()
     monkeypatch.setattr(main, "CANCEL_S", 0.1)
-    assert told(site, monkeypatch, "JobState=RUNNING\n", 3600) == "cancelled"
+    assert cause_of_early_end(site, monkeypatch, "JobState=RUNNING\n", 3600) == "cancelled"
     assert Supervisor(ASKED).run() == 1
     assert not (site / "logs").exists()  # nothing was started
 
 
-def test_f40_f42_a_copy_that_comes_late_starts_nothing(site: Path) -> None:
+def test_f40_f42_late_copy_of_a_run_starts_nothing(site: Path) -> None:
     lease.take(str(site), 7)
     assert Supervisor(ASKED).run() == STALE
     assert not (site / "events.jsonl").exists()
     assert lease.holder(str(site)) == 7
 
 
-def test_f33_a_run_that_goes_in_circles_ends_with_93_and_tells_its_budget(
+def test_f33_run_without_progress_exits_with_93_and_records_its_budget(
     site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keeper = Supervisor(ASKED)
@@ -167,7 +170,7 @@ def test_f33_a_run_that_goes_in_circles_ends_with_93_and_tells_its_budget(
     assert "(restart 2 of 3 after hangs and time-outs)" in capsys.readouterr().out
 
 
-def test_f33_where_restarts_are_used_up_the_ranks_own_code_stays(
+def test_f33_exit_code_of_the_ranks_is_returned_when_restarts_are_used_up(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = Supervisor([*ASKED, "--max-restarts=1"])
@@ -181,7 +184,7 @@ def test_f33_where_restarts_are_used_up_the_ranks_own_code_stays(
     assert keeper.ledger.events("decision")[-1]["reason"] == "the one restart after crashes is used up"
 
 
-def test_f48_a_node_whose_processes_do_not_end_is_used_last(site: Path) -> None:
+def test_f48_node_with_unkillable_processes_is_used_last(site: Path) -> None:
     keeper = Supervisor(ASKED)
     keeper.nodes = ["n1", "n2", "n3"]
     states = {"n1": "MIXED", "n2": "MIXED+DRAIN", "n3": "MIXED"}
@@ -195,7 +198,7 @@ def test_f48_a_node_whose_processes_do_not_end_is_used_last(site: Path) -> None:
     assert keeper.choose() == ["n1", "n2"]  # there is no other
 
 
-def test_f41_a_node_that_slurm_reaches_no_more_ends_the_silence_of_its_peers(site: Path) -> None:
+def test_f41_unreachable_node_ends_an_idle_attempt(site: Path) -> None:
     keeper = Supervisor(ASKED)
     (site / "state").write_text(
         NODE.format("n1", "MIXED", "") + NODE.format("n2", "MIXED+NOT_RESPONDING", "")
@@ -211,14 +214,14 @@ def test_f41_a_node_that_slurm_reaches_no_more_ends_the_silence_of_its_peers(sit
     assert keeper.cut_off(["n1", "n2"], idle=False)["node"] == "n2"
 
 
-def test_a_new_start_keeps_off_what_the_job_kept_off_before(site: Path) -> None:
+def test_requeue_retains_the_nodes_that_the_job_already_excludes(site: Path) -> None:
     (site / "state").write_text("JobId=17 JobState=RUNNING ExcNodeList=n[8-9] Comment=dtslurm:abc:def\n")
     requeue.continue_job(options.read(ASKED), str(site), ["n2"], None)
-    assert asked(site) == ["requeue 17", "update JobId=17 ExcNodeList=n[8-9],n2"]
+    assert slurm_requests(site) == ["requeue 17", "update JobId=17 ExcNodeList=n[8-9],n2"]
     (site / "state").write_text("JobId=17 JobState=RUNNING ExcNodeList=(null) Comment=dtslurm:abc:def\n")
     words = [*ASKED, "--go-on-by=afterany", "--script=/run/script.sbatch"]
     requeue.continue_job(options.read(words), str(site), ["n2"], None)
-    assert "--exclude=n2 /run/script.sbatch" in asked(site)[-1]
+    assert "--exclude=n2 /run/script.sbatch" in slurm_requests(site)[-1]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +237,7 @@ def test_a_new_start_keeps_off_what_the_job_kept_off_before(site: Path) -> None:
         ("NumNodes=1 Features=(null)", ["n1", "gone"], "n1,gone", ""),
     ],
 )
-def test_f32b_a_start_is_kept_off_no_more_nodes_than_it_can_do_without(
+def test_f32b_requeue_excludes_only_nodes_that_the_job_does_not_need(
     site: Path, job: str, bad: list[str], excluded: str, stays: str
 ) -> None:
     (site / "state").write_text(f"JobId=17 JobState=RUNNING Partition=main {job}\n")
@@ -242,18 +245,18 @@ def test_f32b_a_start_is_kept_off_no_more_nodes_than_it_can_do_without(
     (site / "nodes").write_text("".join(rows))
     done, words = requeue.continue_job(options.read(ASKED), str(site), bad, None)
     assert done
-    assert asked(site)[1:] == ([f"update JobId=17 ExcNodeList={excluded}"] if excluded else [])
+    assert slurm_requests(site)[1:] == ([f"update JobId=17 ExcNodeList={excluded}"] if excluded else [])
     assert words.startswith(f"{stays} is not excluded: the job ") if stays else not words
 
 
-def test_f32b_nothing_is_excluded_where_slurm_does_not_list_the_nodes(site: Path) -> None:
+def test_f32b_requeue_excludes_nothing_when_slurm_does_not_list_the_nodes(site: Path) -> None:
     (site / "nodes").unlink()
     _, words = requeue.continue_job(options.read(ASKED), str(site), ["n2"], None)
-    assert asked(site) == ["requeue 17"]
+    assert slurm_requests(site) == ["requeue 17"]
     assert "Slurm may allocate n2 again: Slurm does not list the nodes" in words
 
 
-def test_f87_a_node_that_starts_nothing_is_lost_if_slurm_answers(site: Path) -> None:
+def test_f87_node_that_starts_no_step_is_lost_only_if_slurm_answers(site: Path) -> None:
     keeper = Supervisor(ASKED)
     (site / "state").write_text("slurm_load_node error: Unable to contact slurm controller\n")
     assert keeper.silent("n2", 10.0, "") == {}
@@ -265,9 +268,7 @@ def test_f87_a_node_that_starts_nothing_is_lost_if_slurm_answers(site: Path) -> 
     assert text in found["summary"]
 
 
-def test_f87_a_step_beside_the_ranks_takes_nothing_of_the_job(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_f87_probe_step_uses_no_resources_of_the_job(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_MEM_PER_CPU", "100")
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
     (site / "health.json").write_text('{"srun_options": ["--network=x"]}')
@@ -282,7 +283,7 @@ def test_f87_a_step_beside_the_ranks_takes_nothing_of_the_job(
     assert not re.search("SLURM_MEM_PER_CPU|SLURMD_NODENAME", env)
 
 
-def test_f87_a_node_that_hangs_does_not_answer(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_f87_hanging_node_does_not_answer_the_probe_step(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = site / "bin/srun"
     program.write_text("#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o700)
@@ -291,7 +292,7 @@ def test_f87_a_node_that_hangs_does_not_answer(site: Path, monkeypatch: pytest.M
     assert agents.answering(str(site), ["n2"], 0.2) == []
 
 
-def test_f32b_a_job_that_gives_its_nodes_back_needs_as_many_as_before(
+def test_f32b_completing_job_needs_its_original_number_of_nodes(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "9")

@@ -13,7 +13,7 @@ from dtslurm.worker.supervisor import lease, main, options, requeue, slurm, step
 from dtslurm.worker.supervisor.attempts import AttemptEnd
 from dtslurm.worker.supervisor.heartbeats import Heartbeats
 from dtslurm.worker.supervisor.main import ASK_AGAIN_S, STALE, Supervisor
-from tests.worker.conftest import asked
+from tests.worker.conftest import slurm_requests
 
 ASKED = ["--nodes=2", "--world-size=2"]
 CHAINED = [*ASKED, "--go-on-by=afterany", "--script=/run/script.sbatch"]
@@ -52,15 +52,15 @@ def clock(monkeypatch: pytest.MonkeyPatch, happens: Callable[[float], object]) -
 
 
 @pytest.mark.parametrize("words", [ASKED, CHAINED])
-def test_f34_a_job_that_is_being_cancelled_gets_no_new_start(site: Path, words: list[str]) -> None:
+def test_f34_job_in_cancellation_gets_no_requeue_or_successor(site: Path, words: list[str]) -> None:
     (site / "state").write_text(ENDING + f"EndTime={stamp(0)}\n")
     by, why = requeue.continue_job(options.read(words), str(site), [], time.time() + 3600)
     assert by == ""
     assert "cancelled" in why
-    assert asked(site) == []
+    assert slurm_requests(site) == []
 
 
-def test_f34_a_cancelled_job_is_told_from_others_that_slurm_ends(
+def test_f34_cancellation_is_distinguished_from_preemption_and_time_limit(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 600))
@@ -82,7 +82,7 @@ def test_f34_a_cancelled_job_is_told_from_others_that_slurm_ends(
     assert cause(ENDING + f"EndTime={stamp(1)} {lowered}") == "time-limit"
 
 
-def test_f38_a_job_that_ends_with_a_lost_node_and_may_not_be_requeued_was_not_cancelled(site: Path) -> None:
+def test_f38_no_requeue_job_that_ends_with_a_lost_node_was_not_cancelled(site: Path) -> None:
     ending = ENDING.replace("Restarts=0", "Requeue=0 Restarts=0")
     (site / "state").write_text(ending + "NodeName=n2 State=MIXED ThreadsPerCore=1\n")
     assert requeue.continue_job(options.read(CHAINED), str(site), [], None)[0] == ""
@@ -95,29 +95,29 @@ def test_f38_a_job_that_ends_with_a_lost_node_and_may_not_be_requeued_was_not_ca
 # ---- Answers that are lost ----
 
 
-def test_f28_a_requeue_whose_answer_was_lost_is_asked_for_once(site: Path) -> None:
+def test_f28_requeue_with_a_lost_answer_is_not_applied_twice(site: Path) -> None:
     (site / "state").write_text(RUNNING)
     (site / "refusals").write_text(LOST + "Job is pending execution for job 17\n")
     by, words = requeue.continue_job(options.read(ASKED), str(site), ["n2"], None)
     assert (by, words) == ("requeue", "Slurm had already requeued the job")
-    assert asked(site) == ["requeue 17"] * 2 + ["update JobId=17 ExcNodeList=n[8-9],n2"]
+    assert slurm_requests(site) == ["requeue 17"] * 2 + ["update JobId=17 ExcNodeList=n[8-9],n2"]
 
 
-def test_f28_nothing_is_asked_for_while_slurm_does_not_tell_how_the_job_is(site: Path) -> None:
+def test_f28_nothing_is_requested_while_the_job_state_is_unknown(site: Path) -> None:
     (site / "state").write_text(RUNNING.replace("Restarts=0", "Restarts=1"))
     (site / "silence").write_text(LOST * 3)  # it has started anew meanwhile
     assert requeue.continue_job(options.read(ASKED), str(site), [], None)[0] == "requeue"
-    assert asked(site) == []
+    assert slurm_requests(site) == []
 
 
-def test_f28_what_the_owner_keeps_off_is_not_forgotten_with_a_lost_answer(site: Path) -> None:
+def test_f28_excluded_nodes_of_the_user_are_retained_after_a_lost_answer(site: Path) -> None:
     (site / "state").write_text(RUNNING)
     (site / "silence").write_text(LOST)
     assert slurm.exclude(["n2"]) == (True, "")
-    assert asked(site) == ["update JobId=17 ExcNodeList=n[8-9],n2"]
+    assert slurm_requests(site) == ["update JobId=17 ExcNodeList=n[8-9],n2"]
 
 
-def test_f28_a_new_start_that_a_killed_controller_forgot_is_asked_for_again(
+def test_f28_requeue_forgotten_by_a_killed_controller_is_requested_again(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (site / "state").write_text(RUNNING)
@@ -125,11 +125,11 @@ def test_f28_a_new_start_that_a_killed_controller_forgot_is_asked_for_again(
     # Slurm ends this copy at last.
     now = clock(monkeypatch, lambda now: keeper._told_to_end(15, None) if now > 1.5 * ASK_AGAIN_S else None)
     assert keeper.onward(0)
-    assert asked(site) == ["requeue 17"] * 2
+    assert slurm_requests(site) == ["requeue 17"] * 2
     assert now.now < 2 * ASK_AGAIN_S
 
 
-def test_a_copy_that_is_told_to_end_after_its_requeue_is_in_nobodys_way(
+def test_supervisor_terminated_after_its_requeue_ends_at_once(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (site / "state").write_text(RUNNING)
@@ -142,7 +142,7 @@ def test_a_copy_that_is_told_to_end_after_its_requeue_is_in_nobodys_way(
 # ---- Successors ----
 
 
-def test_f1_a_successor_whose_answer_is_lost_is_found_and_takes_over(site: Path) -> None:
+def test_f1_successor_with_a_lost_answer_takes_over_the_claim(site: Path) -> None:
     (site / "state").write_text(RUNNING)
     (site / "lost").write_text("sbatch: error: Batch job submission failed: " + LOST)
     (site / "queue").write_text("12 dtslurm:abc:def\n17 dtslurm:abc:def\n19 other\n20 (null)\n21\n")
@@ -154,16 +154,16 @@ def test_f1_a_successor_whose_answer_is_lost_is_found_and_takes_over(site: Path)
         file.write("18 dtslurm:abc:def\n")
     by, _ = requeue.continue_job(options.read(CHAINED), str(site), [], None)
     assert (by, (site / "claim").readlink()) == ("afterany", Path("job-18"))
-    assert len(asked(site)) == 2  # one request each
+    assert len(slurm_requests(site)) == 2  # one request each
 
 
-def test_f40_a_job_that_slurm_starts_anew_by_itself_gets_no_successor_too(site: Path) -> None:
+def test_f40_job_requeued_by_slurm_gets_no_successor(site: Path) -> None:
     (site / "state").write_text(RUNNING.replace("Restarts=0", "Restarts=1"))
     assert requeue.continue_job(options.read(CHAINED), str(site), [], None)[0] == "requeue"
-    assert asked(site) == []
+    assert slurm_requests(site) == []
 
 
-def test_f38_a_copy_with_a_successor_leaves_the_nodes_at_once(
+def test_f38_supervisor_with_a_successor_releases_its_nodes_at_once(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (site / "state").write_text(RUNNING)
@@ -202,17 +202,17 @@ def pausing(judged: Callable[..., object]) -> Callable[..., object]:
     return longer
 
 
-def test_f25_a_job_that_is_preempted_in_the_pause_before_a_restart_is_requeued(
+def test_f25_preemption_during_a_restart_delay_requeues_the_job(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (site / "state").write_text(RUNNING.replace("PreemptTime=None", f"PreemptTime={stamp(0)}"))
     keeper = Supervisor(ASKED)
     after_a_crash(keeper, monkeypatch, lambda: keeper._told_to_end(15, None))
-    assert asked(site) == ["requeue 17"]
+    assert slurm_requests(site) == ["requeue 17"]
     assert [one["action"] for one in keeper.ledger.events("decision")] == ["restart", "requeue"]
 
 
-def test_f29_a_time_limit_in_the_pause_before_a_restart_is_no_end_with_total_time(
+def test_f29_time_limit_during_a_restart_delay_requeues_a_job_with_a_total_time(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (site / "state").write_text(RUNNING)
@@ -220,15 +220,15 @@ def test_f29_a_time_limit_in_the_pause_before_a_restart_is_no_end_with_total_tim
 
     def meanwhile() -> None:
         keeper.limit_at = time.time() + 20.0
-        if asked(site):
+        if slurm_requests(site):
             keeper._told_to_end(15, None)
 
     after_a_crash(keeper, monkeypatch, meanwhile)
-    assert asked(site) == ["requeue 17"]
+    assert slurm_requests(site) == ["requeue 17"]
     assert "time limit" in keeper.ledger.events("decision")[-1]["reason"]
 
 
-def test_f40_a_copy_does_not_take_the_run_from_one_that_began_in_its_pause(
+def test_f40_supervisor_does_not_take_the_run_from_an_attempt_that_began_in_its_delay(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (site / "state").write_text(RUNNING)
@@ -246,7 +246,7 @@ def test_f40_a_copy_does_not_take_the_run_from_one_that_began_in_its_pause(
     assert [one["attempt"] for one in keeper.ledger.events("attempt_ended")] == [0]  # the other's goes on
 
 
-def test_f40_an_attempt_is_closed_as_lost_only_by_who_has_the_lease(
+def test_f40_only_the_lease_holder_records_an_attempt_as_lost(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = Supervisor([*ASKED, "--health-check"])
@@ -268,21 +268,19 @@ def test_f40_an_attempt_is_closed_as_lost_only_by_who_has_the_lease(
 # ---- Before the time limit ----
 
 
-def test_f39_ranks_are_told_by_slurm_since_srun_would_kill_them(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_f39_ranks_receive_term_through_scancel(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = site / "bin/scancel"
     program.write_text(f'#!/bin/sh\necho "scancel $@" >>{site}/asked\n')
     program.chmod(0o700)
     assert slurm.tell_ranks()
-    assert asked(site) == ["scancel --signal=TERM 17"]
+    assert slurm_requests(site) == ["scancel --signal=TERM 17"]
     monkeypatch.setenv("SLURM_LOCAL_STATE", str(site))
     assert not slurm.tell_ranks()  # a job of that number on a real Slurm is another one
-    assert len(asked(site)) == 1
+    assert len(slurm_requests(site)) == 1
 
 
 @pytest.mark.parametrize("holder", [0, 1])
-def test_f40_a_copy_that_is_over_has_its_srun_ask_slurm_for_nothing(tmp_path: Path, holder: int) -> None:
+def test_f40_srun_of_a_replaced_supervisor_receives_no_term(tmp_path: Path, holder: int) -> None:
     # At TERM srun has Slurm end the step of its number: once the job has started anew, that is the new one's.
     told, there = tmp_path / "told", tmp_path / "there"
     script = f"trap 'touch {told}; exit 1' TERM; touch {there}; while :; do sleep 0.05; done\n"
@@ -296,7 +294,7 @@ def test_f40_a_copy_that_is_over_has_its_srun_ask_slurm_for_nothing(tmp_path: Pa
     assert told.exists() == (holder == 0)
 
 
-def test_a_step_that_comes_before_slurm_has_cleared_up_is_no_crash(
+def test_step_refused_before_slurm_has_freed_resources_is_retried(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = "srun: error: Unable to create step for job 17: Memory required by task is not available"
@@ -322,7 +320,7 @@ def test_a_step_that_comes_before_slurm_has_cleared_up_is_no_crash(
         (RUNNING, 3600, "exit-code"),
     ],
 )
-def test_f90_a_step_that_slurm_refuses_as_the_job_is_ending_is_no_crash(
+def test_f90_step_refused_while_the_job_ends_is_not_a_crash(
     site: Path, monkeypatch: pytest.MonkeyPatch, state: str, ends_in: float, cause: str
 ) -> None:
     """Training that fails in the grace time of a preemption is started again when that is over."""
@@ -339,7 +337,7 @@ def test_f90_a_step_that_slurm_refuses_as_the_job_is_ending_is_no_crash(
 
 
 @pytest.mark.parametrize("full", ["step.log", ""])
-def test_n9_a_full_disk_under_the_launchers_words_does_not_end_it(site: Path, full: str) -> None:
+def test_n9_full_disk_under_the_step_log_does_not_end_the_launcher(site: Path, full: str) -> None:
     (site / "step.sh").write_text("for _ in {1..40}; do echo word; sleep 0.01; done; exit 3\n")
     (site / "logs").mkdir()
     if full:
@@ -353,7 +351,7 @@ def test_n9_a_full_disk_under_the_launchers_words_does_not_end_it(site: Path, fu
 # ---- Nodes ----
 
 
-def test_f43_a_node_that_told_how_its_rank_ended_did_not_go_away(site: Path) -> None:
+def test_f43_node_with_a_rank_exit_record_was_not_lost(site: Path) -> None:
     keeper = Supervisor(ASKED)
     keeper.nodes = ["n1", "n2"]
     ranks = site / "ranks/0"
@@ -371,7 +369,7 @@ def test_f43_a_node_that_told_how_its_rank_ended_did_not_go_away(site: Path) -> 
     assert keeper.lost == []
 
 
-def test_f43_a_node_whose_ranks_are_ended_by_force_did_not_go_away(site: Path) -> None:
+def test_f43_node_with_ranks_ended_by_force_was_not_lost(site: Path) -> None:
     keeper = Supervisor(ASKED)
     keeper.nodes = ["n1", "n2", "n3"]
     (site / "ranks/0/beats").mkdir(parents=True)

@@ -29,7 +29,7 @@ def resuming(site: Path, monkeypatch: pytest.MonkeyPatch) -> Supervisor:
     return keeper
 
 
-def start_runner(site: Path, script: str) -> Any:
+def start_step_runner(site: Path, script: str) -> Any:
     (site / "step.sh").write_text(script)
     runner = subprocess.Popen([sys.executable, step.RUNNER, str(site), "0", "n1,n2"])
     wait_until((site / "ranks/0/step.json").exists, "the step has begun")
@@ -42,10 +42,10 @@ def command_of(pid: int | None) -> str:
     return file.read_text() if file.exists() else ""
 
 
-def test_f85_an_attempt_that_ended_meanwhile_is_judged_by_its_exit_code(
+def test_f85_resumed_supervisor_judges_an_ended_attempt_by_its_exit_code(
     site: Path, resuming: Supervisor
 ) -> None:
-    start_runner(site, "exit 3\n").wait()
+    start_step_runner(site, "exit 3\n").wait()
     for rank in (0, 1):
         (site / f"ranks/0/{rank}.json").write_text(json.dumps({"rank": rank, "host": "n1", "exit_code": 0}))
     assert resuming.run() == 0  # every rank had ended with 0
@@ -54,7 +54,7 @@ def test_f85_an_attempt_that_ended_meanwhile_is_judged_by_its_exit_code(
     assert len(resuming.ledger.events("attempt")) == 1
 
 
-def test_f85_an_end_that_was_recorded_and_not_judged_is_judged_once(site: Path, resuming: Supervisor) -> None:
+def test_f85_resumed_supervisor_judges_a_recorded_end_once(site: Path, resuming: Supervisor) -> None:
     end: dict[str, Any] = {
         "cause": "python-exception",
         "blame": "code",
@@ -67,7 +67,7 @@ def test_f85_an_end_that_was_recorded_and_not_judged_is_judged_once(site: Path, 
     assert len(resuming.ledger.events("attempt_ended")) == 1
 
 
-def test_f85_a_step_whose_runner_is_only_starting_has_not_ended(site: Path, resuming: Supervisor) -> None:
+def test_f85_step_with_a_starting_runner_has_not_ended(site: Path, resuming: Supervisor) -> None:
     (site / "step.sh").write_text("exec sleep 600\n")
     late = subprocess.Popen(
         ["sh", "-c", 'sleep 1; exec "$@"', "-", sys.executable, step.RUNNER, str(site), "0", "n1"]
@@ -78,8 +78,8 @@ def test_f85_a_step_whose_runner_is_only_starting_has_not_ended(site: Path, resu
     late.wait()
 
 
-def test_f85_a_step_whose_runner_was_killed_too_has_ended(site: Path, resuming: Supervisor) -> None:
-    runner = start_runner(site, "exec sleep 600\n")
+def test_f85_step_with_a_killed_runner_has_ended(site: Path, resuming: Supervisor) -> None:
+    runner = start_step_runner(site, "exec sleep 600\n")
     found = step.RunningStep(str(site), 0, ["n1"], resume=True)
     assert found.code() is None
     runner.send_signal(signal.SIGKILL)
@@ -88,9 +88,11 @@ def test_f85_a_step_whose_runner_was_killed_too_has_ended(site: Path, resuming: 
     os.kill(json.loads((site / "ranks/0/step.json").read_text())["pid"], signal.SIGKILL)
 
 
-def test_f85_a_step_whose_launcher_outlives_its_runner_goes_on(site: Path, resuming: Supervisor) -> None:
+def test_f85_step_with_a_running_launcher_continues_without_its_runner(
+    site: Path, resuming: Supervisor
+) -> None:
     note = site / "ranks/0/launcher.pid"
-    runner = start_runner(site, f"export DTSLURM_ATTEMPT=$1\nsleep 600 &\necho $! >{note}\nwait\n")
+    runner = start_step_runner(site, f"export DTSLURM_ATTEMPT=$1\nsleep 600 &\necho $! >{note}\nwait\n")
     found = step.RunningStep(str(site), 0, ["n1"], resume=True)
     wait_until(lambda: "sleep" in command_of(found.launcher()), "the launcher has started")
     runner.send_signal(signal.SIGKILL)  # first, or it may still record how step.sh ends
@@ -101,23 +103,19 @@ def test_f85_a_step_whose_launcher_outlives_its_runner_goes_on(site: Path, resum
     assert not Path(f"/proc/{found.launcher()}/exe").exists()
 
 
-def test_f85_a_resumed_step_can_be_ended(site: Path, resuming: Supervisor) -> None:
-    runner = start_runner(site, "exec sleep 600\n")
+def test_f85_resumed_step_can_be_ended(site: Path, resuming: Supervisor) -> None:
+    runner = start_step_runner(site, "exec sleep 600\n")
     found = step.RunningStep(str(site), 0, ["n1"], resume=True)
     assert found.end(5.0) == 143
     assert runner.wait() == 143
 
 
-def test_f40_an_attempt_that_another_copy_has_replaced_is_not_resumed(
-    site: Path, resuming: Supervisor
-) -> None:
+def test_f40_attempt_replaced_by_another_copy_is_not_resumed(site: Path, resuming: Supervisor) -> None:
     lease.take(str(site), 1)
     assert resuming.run() == main.STALE
 
 
-def test_f85_attempts_of_an_earlier_start_of_the_job_are_not_resumed(
-    site: Path, resuming: Supervisor
-) -> None:
+def test_f85_attempts_of_an_earlier_job_start_are_not_resumed(site: Path, resuming: Supervisor) -> None:
     resuming.start["batch"] += 1
     (site / "step.sh").write_text("exit 5\n")
     resuming.run()

@@ -83,7 +83,7 @@ def site(tmp_path: Path) -> Site:
 
 
 @pytest.mark.parametrize("nodes", [2, 64, 65, 128, 192, 319, 320, 1000, 10_000])
-def test_f41_a_lost_node_is_noticed_within_15_s_of_its_last_sign_however_many_there_are(
+def test_f41_lost_node_is_noticed_within_15_s_for_any_number_of_nodes(
     site: Site, monkeypatch: pytest.MonkeyPatch, nodes: int
 ) -> None:
     looks: list[float] = []
@@ -103,7 +103,7 @@ def test_f41_a_lost_node_is_noticed_within_15_s_of_its_last_sign_however_many_th
     assert min(looks) >= (1.0 if nodes < 128 else 2.0)  # the more nodes, the more there is to read
 
 
-def test_f87_no_node_is_lost_while_slurm_can_start_nothing_anywhere(
+def test_f87_no_node_is_lost_while_slurm_can_start_no_step(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.cpu = lambda now: now
@@ -116,7 +116,7 @@ def test_f87_no_node_is_lost_while_slurm_can_start_nothing_anywhere(
 
 @pytest.mark.parametrize("noticed_after", [5, 16, 18, 31, 47, 100])
 @pytest.mark.parametrize("hang_timeout", [0, 300, -1])
-def test_f41_a_node_cut_off_is_left_out_soon_after_slurm_has_noticed(
+def test_f41_unreachable_node_is_reported_soon_after_slurm_notices(
     site: Site, monkeypatch: pytest.MonkeyPatch, noticed_after: int, hang_timeout: float
 ) -> None:
     began = site.now
@@ -126,7 +126,7 @@ def test_f41_a_node_cut_off_is_left_out_soon_after_slurm_has_noticed(
     assert site.now <= max(site.noticed_at + 10.0, began + attempt_monitor.QUIET_S + 2.0)
 
 
-def test_f41_slurm_is_asked_less_about_ranks_that_compute(
+def test_f41_slurm_is_queried_less_often_about_computing_ranks(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.cpu, site.over_at = lambda now: now, site.now + 200.0
@@ -141,15 +141,13 @@ def test_f41_slurm_is_asked_less_about_ranks_that_compute(
     assert len(site.asked) >= 5
 
 
-def test_f45_hangs_are_not_looked_for_where_nobody_wants_it(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_f45_hang_detection_can_be_disabled(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.over_at = 5000.0
     assert site.watch(monkeypatch, hang_timeout=-1).until_the_end() == {}
     assert not site.folder.joinpath("ranks/0/stacks").exists()
 
 
-def tells_stacks(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def provide_stacks(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let both nodes tell what their ranks do as soon as they are asked to; all wait at one place."""
     folder, sleep = site.folder / "ranks/0/stacks", site.sleep
 
@@ -168,12 +166,12 @@ def tells_stacks(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("spins", [False, True])
-def test_f45_a_hang_is_written_down_with_what_is_known_of_it(
+def test_f45_hang_is_recorded_with_its_evidence(
     site: Site, monkeypatch: pytest.MonkeyPatch, spins: bool
 ) -> None:
     began, site.over_at = site.now, 9000.0
     site.cpu = (lambda now: now) if spins else (lambda _now: 5.0)
-    tells_stacks(site, monkeypatch)
+    provide_stacks(site, monkeypatch)
     watch = site.watch(monkeypatch, hang_timeout=60)
     found = watch.until_the_end()
     assert (found["cause"], found["rank"], found["node"]) == ("hang", None, None)
@@ -185,7 +183,7 @@ def test_f45_a_hang_is_written_down_with_what_is_known_of_it(
     assert (told["ranks"], told["summary"]) == ([0, 1], found["summary"])
 
 
-def test_f45_where_not_all_tell_their_stacks_that_proves_nothing(
+def test_f45_stacks_of_only_some_ranks_do_not_prove_a_hang(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.over_at = site.now + 150

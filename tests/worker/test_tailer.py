@@ -21,12 +21,12 @@ PROGRAMS = ["logtail/tailer.py", "logtail/files.py", "logtail/frames.py", "logta
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_it_is_written_for_old_pythons(name: str) -> None:
+def test_log_tail_programs_parse_as_python_3_6(name: str) -> None:
     ast.parse(assets.worker(name).read_text(), feature_version=(3, 6))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_it_needs_only_the_standard_library(name: str) -> None:
+def test_log_tail_programs_import_only_the_standard_library(name: str) -> None:
     tree = ast.parse(assets.worker(name).read_text())
     for node in ast.walk(tree):
         names = []
@@ -41,7 +41,7 @@ def test_it_needs_only_the_standard_library(name: str) -> None:
     "text", [b"", b"\n", b"a", b"a\n", b"a\nb", b"a\nb\n", b"\n\n\n", b"x" * 70_000 + b"\nb\nc"]
 )
 @pytest.mark.parametrize("lines", [0, 1, 2, 3, 9])
-def test_where_the_last_lines_begin(tmp_path: Path, text: bytes, lines: int) -> None:
+def test_start_of_last_lines_matches_tail(tmp_path: Path, text: bytes, lines: int) -> None:
     path = tmp_path / "log"
     path.write_bytes(text)
     told = subprocess.run(["tail", "-n", str(lines), str(path)], capture_output=True, check=True).stdout
@@ -51,9 +51,7 @@ def test_where_the_last_lines_begin(tmp_path: Path, text: bytes, lines: int) -> 
 
 
 @pytest.mark.parametrize("lines", [1, 2, 5])
-def test_of_a_line_that_is_too_long_to_show_the_last_pieces_count_as_lines(
-    tmp_path: Path, lines: int
-) -> None:
+def test_start_of_last_lines_counts_pieces_of_a_very_long_line(tmp_path: Path, lines: int) -> None:
     path = tmp_path / "log"
     with path.open("wb") as file:
         file.write(b"first\n")
@@ -69,7 +67,7 @@ def test_of_a_line_that_is_too_long_to_show_the_last_pieces_count_as_lines(
 
 
 @pytest.mark.parametrize(("states", "kept"), [(40_000, True), (4_000_000, False)])
-def test_a_progress_bar_is_one_line_however_often_it_was_drawn(
+def test_progress_bar_counts_as_a_single_line_up_to_the_size_limit(
     tmp_path: Path, states: int, kept: bool
 ) -> None:
     path = tmp_path / "log"
@@ -81,7 +79,7 @@ def test_a_progress_bar_is_one_line_however_often_it_was_drawn(
     assert len(text) - start <= files.LONGEST_TAIL + files.BLOCK
 
 
-def test_a_frame_of_the_reader_may_come_in_any_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipe_assembles_frames_from_any_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = frames.Pipe()
     data = frames.frame(frames.CREDIT, 0, b"12345678") + frames.frame(frames.DRAIN, 0)
     pieces = [data[at : at + 3] for at in range(0, len(data), 3)]
@@ -93,13 +91,13 @@ def test_a_frame_of_the_reader_may_come_in_any_pieces(monkeypatch: pytest.Monkey
     assert found == [(frames.CREDIT, b"12345678"), (frames.DRAIN, b"")]
 
 
-def test_f70_what_is_no_local_disk_is_opened_anew(tmp_path: Path) -> None:
+def test_f70_network_file_system_is_recognized(tmp_path: Path) -> None:
     assert not files.on_network(str(tmp_path))
     assert files.on_network("/proc/self")
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
-def test_f71_a_lost_handle_is_opened_anew_and_read_on(
+def test_f71_log_is_reopened_after_a_stale_handle_and_read_further(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     logs = tmp_path / "logs" / "0"

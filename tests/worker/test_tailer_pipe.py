@@ -40,12 +40,12 @@ class Far:
 
 
 @pytest.fixture
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def fast_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "nice", lambda _by: 0)
 
 
-def test_it_says_hello_and_that_there_is_no_such_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unhurried: None
+def test_tailer_greets_and_reports_a_missing_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast_clock: None
 ) -> None:
     asked = wire.frame(wire.REQUEST, 0, b'{"run": "%s/none"}' % os.fsencode(tmp_path))
     far = Far(monkeypatch, wire.frame(wire.CREDIT, 0, b"12345678"), asked)
@@ -56,8 +56,8 @@ def test_it_says_hello_and_that_there_is_no_such_run(
     assert message == b'{"message": "there is no folder %s/none"}' % os.fsencode(tmp_path)
 
 
-def test_it_serves_a_run_and_ends_without_a_word_when_the_reader_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unhurried: None
+def test_tailer_sends_the_files_of_a_run_and_ends_when_the_client_disconnects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast_clock: None
 ) -> None:
     (tmp_path / "logs/0").mkdir(parents=True)
     (tmp_path / RANK).write_bytes(b"one\n")
@@ -68,7 +68,7 @@ def test_it_serves_a_run_and_ends_without_a_word_when_the_reader_is_gone(
     assert kinds == [wire.HELLO, wire.FILE, wire.DATA, wire.CAUGHT_UP, wire.PING]
 
 
-def test_f2_a_reader_that_is_silent_for_long_is_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_f2_silent_client_is_treated_as_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = wire.Pipe()
     monkeypatch.setattr(select, "select", lambda *_: ([], [], []))
     assert list(pipe.listen(0)) == []
@@ -77,7 +77,7 @@ def test_f2_a_reader_that_is_silent_for_long_is_taken_for_gone(monkeypatch: pyte
         list(pipe.listen(0))
 
 
-def test_a_reader_that_closed_its_end_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_pipe_is_a_disconnected_client(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(_descriptor: int, _data: bytes) -> int:
         raise BrokenPipeError
 
@@ -86,7 +86,7 @@ def test_a_reader_that_closed_its_end_is_gone(monkeypatch: pytest.MonkeyPatch) -
         wire.write_all(b"text")
 
 
-def test_a_full_pipe_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_all_waits_for_a_full_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     far = Far(monkeypatch)
     full = [True]
 
@@ -102,7 +102,7 @@ def test_a_full_pipe_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("trip", "packed"), [(0.001, False), (5.0, True)])
-def test_data_is_packed_where_the_way_is_long_and_the_reader_wants_it(
+def test_data_is_compressed_only_on_a_slow_link(
     monkeypatch: pytest.MonkeyPatch, trip: float, packed: bool
 ) -> None:
     pipe = wire.Pipe()
@@ -121,7 +121,7 @@ def test_data_is_packed_where_the_way_is_long_and_the_reader_wants_it(
     )
 
 
-def test_many_frames_leave_without_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_frames_are_written_without_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = wire.Pipe()
     written: list[bytes] = []
     monkeypatch.setattr(wire, "write_all", written.append)
@@ -131,7 +131,9 @@ def test_many_frames_leave_without_a_flush(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(written) == 1
 
 
-def test_where_no_more_files_can_be_had_some_are_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tailer_uses_a_small_file_limit_when_the_system_limit_cannot_be_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import resource
 
     monkeypatch.setattr(resource, "getrlimit", lambda _which: (20, resource.RLIM_INFINITY))

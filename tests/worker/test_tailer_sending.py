@@ -24,7 +24,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 # ---- What is there, and what is added ----
 
 
-def test_what_is_there_comes_first_and_then_what_is_added(run: Run) -> None:
+def test_tailer_sends_existing_content_before_added_content(run: Run) -> None:
     run.write(RANK, b"one\n")
 
     def script() -> Iterator[Frames]:
@@ -41,7 +41,7 @@ def test_what_is_there_comes_first_and_then_what_is_added(run: Run) -> None:
     assert reader.told(wire.CAUGHT_UP) == [{"first": {"": 0}}]
 
 
-def test_without_following_all_is_sent_once_and_that_is_the_end(run: Run) -> None:
+def test_tailer_without_following_sends_all_content_and_ends(run: Run) -> None:
     big = bytes(range(256)) * 1000
     run.write(RANK, big)
     run.write("logs/0/rank-1.log", b"small\n")
@@ -53,7 +53,7 @@ def test_without_following_all_is_sent_once_and_that_is_the_end(run: Run) -> Non
         assert streams == ([1, 2, 1, 1, 1] if in_turn else [1, 1, 1, 1, 2])
 
 
-def test_what_is_written_up_to_the_end_comes_even_after_drain(run: Run) -> None:
+def test_tailer_sends_content_written_before_drain(run: Run) -> None:
     run.write(RANK, b"one\n")
 
     def script() -> Iterator[Frames]:
@@ -66,7 +66,7 @@ def test_what_is_written_up_to_the_end_comes_even_after_drain(run: Run) -> None:
     assert reader.texts() == {RANK: b"one\nlast words\n", "logs/0/rank-7.log": b"last of all\n"}
 
 
-def test_nothing_is_sent_beyond_the_credit(run: Run) -> None:
+def test_tailer_sends_nothing_beyond_the_credit(run: Run) -> None:
     run.write(RANK, b"x" * 200_000)
     sent: list[int] = []
 
@@ -87,7 +87,7 @@ def test_nothing_is_sent_beyond_the_credit(run: Run) -> None:
     assert len(reader.payloads(wire.PING)) > 3  # it asks whether the reader is alive while it waits
 
 
-def test_where_the_credit_is_used_up_the_next_file_waits_for_more(run: Run) -> None:
+def test_next_file_waits_when_the_credit_is_used(run: Run) -> None:
     run.write(RANK, b"one\n")
     run.write("logs/0/rank-1.log", b"two\n")
     sent: list[int] = []
@@ -103,7 +103,7 @@ def test_where_the_credit_is_used_up_the_next_file_waits_for_more(run: Run) -> N
     assert reader.texts() == {RANK: b"one\n", "logs/0/rank-1.log": b"two\n"}
 
 
-def test_only_the_last_lines_of_what_was_there_are_sent_but_all_of_what_comes(run: Run) -> None:
+def test_line_limit_applies_only_to_existing_log_content(run: Run) -> None:
     run.write(RANK, b"1\n2\n3\n")
     run.write("events.jsonl", b"{}\n{}\n{}\n")
     run.write("metrics/0/train.jsonl", b'{"step": 1}\n{"step": 2}\n')
@@ -125,7 +125,7 @@ def test_only_the_last_lines_of_what_was_there_are_sent_but_all_of_what_comes(ru
 # ---- Files that are cut, moved and removed ----
 
 
-def test_a_file_that_was_cut_short_is_read_from_its_start(run: Run) -> None:
+def test_truncated_file_is_read_from_its_start(run: Run) -> None:
     path = run.write(RANK, b"a long first line\n")
 
     def script() -> Iterator[Frames]:
@@ -140,7 +140,7 @@ def test_a_file_that_was_cut_short_is_read_from_its_start(run: Run) -> None:
     assert reader.texts()[RANK] == b"a long first line\nanew\nANEW\nand longer than before\n"
 
 
-def test_a_file_that_was_moved_away_is_read_to_its_end_before_the_one_in_its_place(run: Run) -> None:
+def test_moved_file_is_read_to_its_end_before_its_replacement(run: Run) -> None:
     path = run.write(RANK, b"old\n")
 
     def script() -> Iterator[Frames]:
@@ -158,13 +158,13 @@ def test_a_file_that_was_moved_away_is_read_to_its_end_before_the_one_in_its_pla
 
 
 @pytest.fixture(params=[False, True], ids=["local", "network"])
-def anywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def any_file_system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run's folder is on a local disk, and on one that others write to: there files are opened anew."""
     monkeypatch.setattr(files, "on_network", lambda _path: request.param)
 
 
-@pytest.mark.usefixtures("anywhere")
-def test_a_file_that_is_gone_ends_nothing_and_one_that_comes_back_is_read(run: Run) -> None:
+@pytest.mark.usefixtures("any_file_system")
+def test_deleted_file_is_read_again_when_recreated(run: Run) -> None:
     path = run.write(RANK, b"old\n")
     run.write("logs/0/rank-1.log", b"other\n")
 
@@ -181,9 +181,9 @@ def test_a_file_that_is_gone_ends_nothing_and_one_that_comes_back_is_read(run: R
     assert reader.told(wire.TROUBLE) == []
 
 
-@pytest.mark.usefixtures("anywhere")
+@pytest.mark.usefixtures("any_file_system")
 @pytest.mark.parametrize("again", [True, False])
-def test_a_moved_file_is_read_on_whether_or_not_another_takes_its_place(run: Run, again: bool) -> None:
+def test_moved_file_is_read_further_with_or_without_a_replacement(run: Run, again: bool) -> None:
     path = run.write(RANK, b"old\n")
 
     def script() -> Iterator[Frames]:
@@ -199,8 +199,8 @@ def test_a_moved_file_is_read_on_whether_or_not_another_takes_its_place(run: Run
     assert run.follow(script()).texts()[RANK] == b"old\nrest\n" + b"new\n" * again + b"more\n"
 
 
-@pytest.mark.usefixtures("anywhere")
-def test_a_file_that_another_replaced_for_good_is_left_for_it(run: Run) -> None:
+@pytest.mark.usefixtures("any_file_system")
+def test_atomically_replaced_file_is_left_for_its_replacement(run: Run) -> None:
     path = run.write(RANK, b"old\n")
 
     def script() -> Iterator[Frames]:
@@ -214,7 +214,7 @@ def test_a_file_that_another_replaced_for_good_is_left_for_it(run: Run) -> None:
     assert [why for _, why in reader.files()] == ["new", "replaced"]
 
 
-def test_what_is_no_file_is_told_once_and_read_when_it_is_one(run: Run) -> None:
+def test_fifo_is_reported_once_and_read_after_a_regular_file_replaces_the_fifo(run: Run) -> None:
     path = run.folder / RANK
     path.parent.mkdir(parents=True)
     os.mkfifo(path)
@@ -238,7 +238,7 @@ def known(path: Path, offset: int) -> list[int]:
     return [path.stat().st_ino, offset, len(before), zlib.crc32(before)]
 
 
-def test_a_reader_that_comes_back_gets_what_it_has_not_read(run: Run) -> None:
+def test_reconnected_client_receives_only_unread_content(run: Run) -> None:
     path = run.write(RANK, b"read\nnot yet\n")
     other = run.write("logs/0/rank-1.log", b"was rewritten meanwhile\n")
     positions = {RANK: known(path, 5), "logs/0/rank-1.log": [other.stat().st_ino, 4, 4, 1]}
@@ -250,7 +250,7 @@ def test_a_reader_that_comes_back_gets_what_it_has_not_read(run: Run) -> None:
     assert reader.texts() == {RANK: b"not yet\n", "logs/0/rank-1.log": b"was rewritten meanwhile\n"}
 
 
-def test_a_reader_that_comes_back_gets_the_rest_of_a_file_that_was_moved_meanwhile(run: Run) -> None:
+def test_reconnected_client_receives_the_rest_of_a_moved_file(run: Run) -> None:
     path = run.write(RANK, b"read\nrest\n")
     position = known(path, 5)
     path.rename(path.with_name("rank-0.log.1"))
@@ -264,7 +264,7 @@ def test_a_reader_that_comes_back_gets_the_rest_of_a_file_that_was_moved_meanwhi
 # ---- Ranks that are only summed up ----
 
 
-def test_of_ranks_that_are_summed_up_a_row_is_sent_and_of_one_looked_at_its_last_lines(run: Run) -> None:
+def test_summary_mode_sends_a_row_per_rank_and_the_last_lines_of_a_selected_rank(run: Run) -> None:
     run.write(RANK, b"step 1\nValueError: no\nstep 2\r50 %\rstep 3\n")
     run.write("logs/0/rank-1.log", b"1\n2\n3\n")
 
@@ -286,7 +286,7 @@ def test_of_ranks_that_are_summed_up_a_row_is_sent_and_of_one_looked_at_its_last
     assert ("logs/0/rank-1.log", "skipped") in reader.files()
 
 
-def test_of_a_rank_that_writes_faster_than_it_is_looked_at_only_the_end_is_read(run: Run) -> None:
+def test_summary_of_a_fast_rank_reads_only_the_end_of_its_log(run: Run) -> None:
     path = run.write(RANK, b"begin\n")
 
     def script() -> Iterator[Frames]:
@@ -302,7 +302,7 @@ def test_of_a_rank_that_writes_faster_than_it_is_looked_at_only_the_end_is_read(
 # ---- Which files are wanted ----
 
 
-def test_of_an_array_each_task_is_a_run_of_its_own(run: Run) -> None:
+def test_array_tasks_are_followed_as_separate_runs(run: Run) -> None:
     for task in (0, 1, 10):
         run.write(f"tasks/{task}/logs/0/rank-0.log", b"%d\n" % task)
         run.write(f"logs/batch-{task}.log", b"batch %d\n" % task)
@@ -319,7 +319,7 @@ def test_of_an_array_each_task_is_a_run_of_its_own(run: Run) -> None:
     assert one.texts() == {"tasks/10/logs/0/rank-0.log": b"10\n", "logs/batch-10.log": b"batch 10\n"}
 
 
-def test_the_latest_attempt_and_those_to_come_are_sent_or_the_one_that_is_wanted(run: Run) -> None:
+def test_latest_attempt_is_followed_unless_an_attempt_is_selected(run: Run) -> None:
     for attempt in (0, 1, 2):
         run.write(f"logs/{attempt}/rank-0.log", b"%d\n" % attempt)
     assert list(run.follow(follow=False).texts()) == ["logs/2/rank-0.log"]
@@ -328,7 +328,7 @@ def test_the_latest_attempt_and_those_to_come_are_sent_or_the_one_that_is_wanted
     assert sorted(since.texts()) == ["logs/1/rank-0.log", "logs/2/rank-0.log"]
 
 
-def test_a_file_of_an_attempt_that_is_over_is_let_go(run: Run) -> None:
+def test_file_of_an_old_attempt_is_closed(run: Run) -> None:
     run.write(RANK, b"0\n")
     kept: list[int] = []
 
@@ -348,7 +348,7 @@ def test_a_file_of_an_attempt_that_is_over_is_let_go(run: Run) -> None:
     assert kept[2] >= 0
 
 
-def test_ranks_of_a_node_are_sent_once_they_are_known_to_run_there(run: Run) -> None:
+def test_ranks_of_a_node_are_sent_after_their_record_names_the_node(run: Run) -> None:
     for rank in range(4):
         run.write(f"logs/0/rank-{rank}.log", b"%d\n" % rank)
     run.write("ranks/0/0.json", b'{"host": "n1"}')

@@ -65,7 +65,7 @@ def start(run: Path, code: str, task: int = 0, *words: str, **more: str) -> subp
 SHOW = "import os, sys; print(sys.argv[1:], *(os.environ.get(name) for name in {!r}))"
 
 
-def test_values_stand_in_words_and_variables_and_the_exit_code_is_the_codes_own(tmp_path: Path) -> None:
+def test_trial_substitutes_values_and_returns_the_exit_code_of_its_code(tmp_path: Path) -> None:
     run = make(tmp_path)
     code = SHOW.format(["TAG", "DTSLURM_TRIAL", "DTSLURM_TRIAL_NAME"]) + "; sys.exit(7)"
     done = start(run, code, 2, "--lr", "${lr}", "$${lr} ${other}", TAG="a-${lr}")
@@ -74,7 +74,7 @@ def test_values_stand_in_words_and_variables_and_the_exit_code_is_the_codes_own(
     assert json.loads((run / "tasks/2/trial.json").read_text())["values"] == {"lr": "2"}
 
 
-def test_trials_that_share_a_task_have_folders_and_gpus_of_their_own(tmp_path: Path) -> None:
+def test_trials_that_share_a_task_have_separate_directories_and_gpus(tmp_path: Path) -> None:
     run = make(tmp_path, per_task=2, gpus=4)
     code = SHOW.format(["DTSLURM_METRICS", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE", "DTSLURM_TRIAL"])
     shared = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_PROCID": "1", "RANK": "1"}
@@ -85,7 +85,7 @@ def test_trials_that_share_a_task_have_folders_and_gpus_of_their_own(tmp_path: P
 
 
 @pytest.mark.parametrize(("place", "device"), [(0, "0"), (1, "0"), (2, "1"), (3, "1")])
-def test_trials_share_a_gpu(tmp_path: Path, place: int, device: str) -> None:
+def test_several_trials_share_a_gpu(tmp_path: Path, place: int, device: str) -> None:
     from dtslurm.worker import trial
 
     before = dict(os.environ)
@@ -99,7 +99,7 @@ def test_trials_share_a_gpu(tmp_path: Path, place: int, device: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
-def test_the_best_third_goes_on(tmp_path: Path, mode: str) -> None:
+def test_asha_continues_only_the_best_third(tmp_path: Path, mode: str) -> None:
     settings = {**SETTINGS, "mode": mode, "asha": {"min_steps": 2, "eta": 3, "step": "step"}}
     sign = 1 if mode == "min" else -1
     came = []
@@ -118,14 +118,14 @@ def test_the_best_third_goes_on(tmp_path: Path, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["min", "max"])
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
-def test_what_is_no_finite_number_is_the_worst(tmp_path: Path, mode: str, value: str) -> None:
+def test_asha_ranks_non_finite_metrics_last(tmp_path: Path, mode: str, value: str) -> None:
     settings = {**SETTINGS, "mode": mode, "asha": {"min_steps": 1, "eta": 2, "step": "epoch"}}
     assert Rungs(str(tmp_path), 0, settings).stops({"epoch": 1, "loss": 3.0}) is None
     assert Rungs(str(tmp_path), 1, settings).stops({"epoch": 1, "loss": float(value)}) is not None
 
 
 @pytest.mark.parametrize("step", [float("inf"), float("nan")])
-def test_a_step_that_is_no_number_is_passed_over(tmp_path: Path, step: float) -> None:
+def test_asha_ignores_a_step_that_is_not_finite(tmp_path: Path, step: float) -> None:
     settings = {**SETTINGS, "asha": {"min_steps": 1, "eta": 2, "step": "step"}}
     assert Rungs(str(tmp_path), 0, settings).stops({"step": step, "loss": 3.0}) is None
     assert not (tmp_path / "asha").exists()
@@ -140,7 +140,7 @@ if len(sys.argv) > 2:
 """
 
 
-def test_a_trial_that_others_beat_is_stopped_and_ends_with_0(tmp_path: Path) -> None:
+def test_beaten_trial_is_stopped_and_exits_with_0(tmp_path: Path) -> None:
     run = make(tmp_path, asha={"min_steps": 1, "eta": 2, "step": "step"})
     assert start(run, TRAIN, 0, "${lr}").returncode == 0
     done = start(run, TRAIN, 1, "${lr}", "sleep")
@@ -151,13 +151,13 @@ def test_a_trial_that_others_beat_is_stopped_and_ends_with_0(tmp_path: Path) -> 
     assert other_rank.returncode == 0
 
 
-def test_a_watched_trial_ends_as_training_ends(tmp_path: Path) -> None:
+def test_watched_trial_returns_the_exit_code_of_training(tmp_path: Path) -> None:
     run = make(tmp_path, asha={"min_steps": 1, "eta": 2, "step": "step"})
     assert start(run, "import sys; sys.exit(5)").returncode == 5
     assert start(run, "import os; os.kill(os.getpid(), 9)").returncode == 137
 
 
-def test_a_watched_trial_passes_term_on(tmp_path: Path) -> None:
+def test_watched_trial_forwards_term(tmp_path: Path) -> None:
     run = make(tmp_path, asha={"min_steps": 1, "eta": 2, "step": "step"})
     code = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(85)); print(1, flush=True)"
     code += "; time.sleep(600)"
@@ -169,6 +169,6 @@ def test_a_watched_trial_passes_term_on(tmp_path: Path) -> None:
         assert process.wait(120) == 85
 
 
-def test_texts_are_filled_in_or_kept() -> None:
+def test_substitution_fills_or_keeps_placeholders() -> None:
     assert substitute("${a} $${a} ${b}", {"a": "1"}) == "1 ${a} ${b}"
     assert substitute("${a} $${a}", {"a": "1"}, keep=True) == "1 $${a}"

@@ -47,23 +47,23 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         signal.signal(number, handler)
 
 
-def started(*words: str) -> tuple[str, ...]:
+def start_trial(*words: str) -> tuple[str, ...]:
     """Start the trial; return the words of the training code."""
     with pytest.raises(Started) as caught:
         trial.main(["--env=TAG", "--env=UNSET", "--", *words])
     return caught.value.args
 
 
-def watched(code: str, *words: str) -> int:
+def run_watched(code: str, *words: str) -> int:
     return trial.main(["--", sys.executable, "-S", "-c", code, *words])
 
 
 # ---- Setting up ----
 
 
-def test_a_trial_has_its_values_its_folders_and_its_name(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_has_its_values_directories_and_name(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAG", "${lr} of ${DTSLURM_TRIAL_NAME}")
-    assert started("train", "--lr=${lr}", "${other}") == ("train", "--lr=1", "${other}")
+    assert start_trial("train", "--lr=${lr}", "${other}") == ("train", "--lr=1", "${other}")
     told = {name: value for name, value in os.environ.items() if name.startswith("DTSLURM_") or name == "TAG"}
     own = job / "tasks/1"
     assert (
@@ -86,13 +86,13 @@ def test_a_trial_has_its_values_its_folders_and_its_name(job: Path, monkeypatch:
     }
 
 
-def test_only_the_first_rank_speaks_for_its_trial(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_rank_writes_the_trial_record(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
-    started("train")
+    start_trial("train")
     assert not (job / "tasks/1/trial.json").exists()
 
 
-def test_a_task_that_has_no_trial_ends_well(
+def test_task_without_a_trial_exits_with_0(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
@@ -108,7 +108,7 @@ def test_a_task_that_has_no_trial_ends_well(
         ("CUDA_VISIBLE_DEVICES", "", "2,3"),  # none is told: those that were asked for
     ],
 )
-def test_trials_that_share_a_task_are_jobs_of_their_own(
+def test_trials_that_share_a_task_have_separate_job_variables(
     job: Path, monkeypatch: pytest.MonkeyPatch, variable: str, devices: str, mine: str
 ) -> None:
     make(job.parent, per_task=2, gpus=4)
@@ -117,7 +117,7 @@ def test_trials_that_share_a_task_are_jobs_of_their_own(
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("MASTER_ADDR", "n1")
     monkeypatch.setenv(variable, devices)
-    assert started("${lr}") == ("1",)
+    assert start_trial("${lr}") == ("1",)
     assert os.environ[variable] == mine
     assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("0", "1")
     assert "MASTER_ADDR" not in os.environ
@@ -128,7 +128,7 @@ def test_trials_that_share_a_task_are_jobs_of_their_own(
 # ---- Values that Optuna chooses ----
 
 
-def test_optuna_chooses_the_values_and_is_told_how_they_did(job: Path) -> None:
+def test_optuna_chooses_the_values_and_receives_the_result(job: Path) -> None:
     optuna = pytest.importorskip("optuna")
     spread = {
         "lr": ["loguniform", "1e-4", "1e-1"],
@@ -139,8 +139,8 @@ def test_optuna_chooses_the_values_and_is_told_how_they_did(job: Path) -> None:
     make(job.parent, optuna={**OPTUNA, "random": spread}, mode="max")
     code = """import os, sys; open(os.environ["DTSLURM_METRICS"], "a").write('{"loss": 0.5}\\n')"""
     words = ["${lr}", "${wd}", "${layers}", "${norm}"]
-    assert watched(f"{code}; open('{job}/said', 'w').write(' '.join(sys.argv[1:]))", *words) == 0
-    assert watched("raise SystemExit(3)") == 3
+    assert run_watched(f"{code}; open('{job}/said', 'w').write(' '.join(sys.argv[1:]))", *words) == 0
+    assert run_watched("raise SystemExit(3)") == 3
     path = str(job / "optuna.journal")
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(path))
     study = optuna.load_study(study_name="run", storage=storage)
@@ -155,16 +155,18 @@ def test_optuna_chooses_the_values_and_is_told_how_they_did(job: Path) -> None:
     assert set(kept) == {"lr", "wd", "layers", "norm"}
 
 
-def test_other_ranks_have_the_values_of_the_first(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_ranks_read_the_optuna_values_of_the_first_rank(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("optuna")
     make(job.parent, optuna={**OPTUNA, "random": {"wd": ["uniform", "0", "1"]}})
     monkeypatch.setenv("RANK", "1")
     (job / "tasks/1").mkdir(parents=True)
     (job / "tasks/1/optuna-0.json").write_text('{"wd": "0.25"}')
-    assert started("${lr}", "${wd}") == ("1", "0.25")
+    assert start_trial("${lr}", "${wd}") == ("1", "0.25")
 
 
-def test_where_optuna_is_not_installed_that_is_said(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_reports_a_missing_optuna_installation(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(job.parent, optuna={**OPTUNA, "random": {"wd": ["uniform", "0", "1"]}})
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(SystemExit, match=r"Optuna chooses the values of this sweep, but .*optuna"):
@@ -181,22 +183,22 @@ for value in sys.argv[1:]:
 """
 
 
-def test_a_trial_that_others_beat_is_stopped(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_beaten_trial_is_stopped_and_recorded(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make(job.parent, asha=ASHA)
     (job / "asha/0").mkdir(parents=True)
     (job / "asha/0/7=0.5").touch()
     lines = ["no JSON", "[1]", '{"step": 1, "loss": 0.1, "rank": 3}', '{"step": 1, "loss": 9.0}']
-    assert watched(TELL + "time.sleep(600)", *lines) == 0
+    assert run_watched(TELL + "time.sleep(600)", *lines) == 0
     assert (
         f"stopped early: other trials are better at this step; {job}/tasks/1/stopped.json"
         in capsys.readouterr().out
     )
     told = json.loads((job / "tasks/1/stopped.json").read_text())
     assert (told["rung"], told["place"], told["of"], told["loss"]) == (0, 2, 2, 9.0)
-    assert watched("raise SystemExit(3)") == 0  # and so is a second try
+    assert run_watched("raise SystemExit(3)") == 0  # and so is a second try
 
 
-def test_a_trial_that_has_ended_is_not_stopped_any_more(job: Path) -> None:
+def test_ended_trial_is_recorded_without_a_stop(job: Path) -> None:
     make(job.parent, asha=ASHA)
     (job / "asha/0").mkdir(parents=True)
     (job / "asha/0/7=0.5").touch()
@@ -213,39 +215,35 @@ def test_a_trial_that_has_ended_is_not_stopped_any_more(job: Path) -> None:
     assert seen.last == 9.0
 
 
-def test_a_rank_that_is_not_the_first_only_waits_for_the_mark(
-    job: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_ranks_stop_only_by_the_stop_mark(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(job.parent, asha=ASHA)
     monkeypatch.setenv("RANK", "1")
     line = '{"step": 1, "loss": 9.0}'
-    assert watched(TELL, line) == 0
+    assert run_watched(TELL, line) == 0
     assert not (job / "asha").exists()
     (job / "tasks/1/stopped.json").write_text("{}")
-    assert watched(TELL + "time.sleep(600)", line) == 0
+    assert run_watched(TELL + "time.sleep(600)", line) == 0
 
 
 @pytest.mark.parametrize(
     ("code", "ends"), [("raise SystemExit(5)", 5), ("import os; os.kill(os.getpid(), 9)", 137)]
 )
-def test_a_watched_trial_ends_as_its_code_does(job: Path, code: str, ends: int) -> None:
+def test_watched_trial_returns_the_exit_code_of_its_code(job: Path, code: str, ends: int) -> None:
     make(job.parent, asha=ASHA)
-    assert watched(code) == ends
+    assert run_watched(code) == ends
 
 
-def test_signals_reach_the_code_once_each(job: Path) -> None:
+def test_training_code_receives_each_signal_once(job: Path) -> None:
     make(job.parent, asha=ASHA)
     # TERM comes to this process alone and is passed on; Slurm sends USR1 to the code as well. Short sleeps:
     # Python sees a signal that comes just before one only after it.
     code = "import os, signal, time; signal.signal(15, lambda *_: os._exit(85));"
     code += f"os.kill({os.getpid()}, 10); os.kill({os.getpid()}, 15);"
     code += "[time.sleep(0.05) for _ in range(12_000)]"
-    assert watched(code) == 85
+    assert run_watched(code) == 85
 
 
-def test_a_signal_that_comes_while_the_code_is_started_is_passed_on(
-    job: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_signal_during_the_start_of_the_code_is_forwarded(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(job.parent, asha=ASHA)
 
     started = subprocess.Popen
@@ -256,26 +254,26 @@ def test_a_signal_that_comes_while_the_code_is_started_is_passed_on(
         return child
 
     monkeypatch.setattr(subprocess, "Popen", interrupted)
-    assert watched("import time; time.sleep(600)") == 128 + signal.SIGTERM
+    assert run_watched("import time; time.sleep(600)") == 128 + signal.SIGTERM
 
 
-def test_code_that_does_not_heed_the_signal_is_killed(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_ignores_term_is_killed(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(job.parent, asha=ASHA)
     monkeypatch.setattr(trial_asha, "_GRACE_S", 0.05)
     mark = job / "tasks/1/stopped.json"
     code = f"import signal, time; signal.signal(15, signal.SIG_IGN); open('{mark}', 'w'); time.sleep(600)"
-    assert watched(code) == 0
+    assert run_watched(code) == 0
 
 
 @pytest.mark.parametrize(
     ("line", "seen"), [({"step": 1, "loss": 2.0}, "keys found: step, loss"), (None, "none")]
 )
-def test_a_metric_that_is_never_written_is_said_in_the_log(
+def test_metric_that_is_never_written_is_reported_in_the_log(
     job: Path, capsys: pytest.CaptureFixture[str], line: object, seen: str
 ) -> None:
     make(job.parent, asha=ASHA, metric="acc")
     written = "" if line is None else json.dumps(line) + "\n"
     code = f'import os; open(os.environ["DTSLURM_METRICS"], "a").write({written!r})'
-    assert watched(code) == 0
+    assert run_watched(code) == 0
     [told] = [text for text in capsys.readouterr().out.splitlines() if "wrote no number as 'acc'" in text]
     assert seen in told
