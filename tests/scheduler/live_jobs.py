@@ -48,7 +48,7 @@ def submission(folder: Path, body: str, *options: str) -> tuple[Submission, str]
     return made, str(path)
 
 
-def go(scheduler: SlurmScheduler, folder: Path, body: str, *options: str) -> str:
+def submit_job(scheduler: SlurmScheduler, folder: Path, body: str, *options: str) -> str:
     return scheduler.submit(*submission(folder, body, *options))
 
 
@@ -64,9 +64,9 @@ def wait(
         time.sleep(0.2)
 
 
-def over(jobs: list[JobStatus]) -> bool:
+def are_terminal(jobs: list[JobStatus]) -> bool:
     return bool(jobs) and all(job.terminal for job in jobs)
 
 
-def running(jobs: list[JobStatus]) -> bool:
+def are_running(jobs: list[JobStatus]) -> bool:
     return bool(jobs) and all(job.state is JobState.RUNNING for job in jobs)

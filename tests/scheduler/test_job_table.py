@@ -25,20 +25,20 @@ def jobs(ids: Sequence[str]) -> list[JobStatus]:
 
 
 @given(st.lists(IDS, max_size=12), IDS)
-def test_a_table_finds_what_a_look_at_each_job_finds(listed: list[str], asked: str) -> None:
+def test_job_table_finds_the_same_jobs_as_matching_each_job(listed: list[str], asked: str) -> None:
     found = JobTable(jobs(listed)).covering(asked)
     assert [job.job_id for job in found] == [one for one in listed if matches_job_id(one, asked)]
 
 
 @given(st.lists(IDS.filter(lambda one: "_" in one), max_size=8), st.lists(IDS, max_size=8))
-def test_what_is_not_listed_is_what_nothing_listed_stands_for(gone: list[str], listed: list[str]) -> None:
+def test_unlisted_returns_jobs_that_no_listed_job_covers(gone: list[str], listed: list[str]) -> None:
     ours = [one for one in gone if one.startswith("17_")]
     present = [one for one in listed if one.startswith("17_")]
     found = [job.job_id for job in unlisted(jobs(ours), jobs(present))]
     assert found == [one for one in ours if not any(matches_job_id(other, one) for other in present)]
 
 
-def test_asking_for_many_jobs_looks_at_each_job_once() -> None:
+def test_job_table_examines_each_job_once_for_many_lookups() -> None:
     table = JobTable(jobs([str(number) for number in range(1000)]))
     with mock.patch.object(job_table, "matches_job_id", side_effect=matches_job_id) as looked:
         assert all(table.covering(str(number)) for number in range(1000))

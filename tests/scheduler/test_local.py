@@ -32,19 +32,19 @@ def variables(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
-def test_is_a_scheduler_and_making_one_touches_nothing(tmp_path: Path) -> None:
+def test_creating_a_local_scheduler_touches_no_files(tmp_path: Path) -> None:
     scheduler: Scheduler = LocalScheduler(tmp_path / "state")
     assert isinstance(scheduler, LocalScheduler)
     assert not (tmp_path / "state").exists()
 
 
-def test_state_dir() -> None:
+def test_state_directory_follows_the_environment() -> None:
     assert default_state_dir({"DTSLURM_LOCAL_STATE": "/a"}) == Path("/a")
     assert default_state_dir({"XDG_STATE_HOME": "/x"}) == Path("/x/dtslurm/local")
     assert default_state_dir({}) == Path.home() / ".local/state/dtslurm/local"
 
 
-def test_profile_describes_this_machine(tmp_path: Path) -> None:
+def test_local_profile_describes_this_machine(tmp_path: Path) -> None:
     profile = LocalScheduler(tmp_path).profile(ClusterProfile(name="local", scheduler="local"))
     node = profile.node_type(None)
     assert profile.default_node_type == "this-machine"
@@ -56,7 +56,9 @@ def test_profile_describes_this_machine(tmp_path: Path) -> None:
     assert profile.slurm.max_nodes == 64
 
 
-def test_batch_environment(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_environment_has_only_slurm_login_and_exported_variables(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("PYTHONPATH", "RANK", "MASTER_ADDR", "AWS_SECRET", "SLURM_PROCID", "LD_PRELOAD"):
         monkeypatch.setenv(name, "leak")
     monkeypatch.setenv("LC_TIME", "C.UTF-8")
@@ -120,7 +122,7 @@ def test_batch_environment(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatc
     assert others == {"DTSLURM_LOCAL_STATE", "ENVIRONMENT", "HOSTNAME"}
 
 
-def test_only_what_was_asked_is_set(cluster: LocalCluster) -> None:
+def test_only_requested_resources_are_set_in_the_environment(cluster: LocalCluster) -> None:
     cluster.run("env", "-N3")
     found = variables(cluster.output("1"))
     unset = (
@@ -135,7 +137,7 @@ def test_only_what_was_asked_is_set(cluster: LocalCluster) -> None:
     assert found["SLURM_TASKS_PER_NODE"] == "1(x3)"
 
 
-def test_login_shells_keep_srun_first_on_path(cluster: LocalCluster) -> None:
+def test_login_shell_keeps_srun_first_on_path(cluster: LocalCluster) -> None:
     cluster.run(
         "command -v srun; echo ${BASH_ENV-unset}; srun -n1 bash -c 'command -v scontrol'",
         shebang="#!/bin/bash -l",
@@ -147,7 +149,7 @@ def test_login_shells_keep_srun_first_on_path(cluster: LocalCluster) -> None:
     assert words[2].startswith(where)
 
 
-def test_outputs(cluster: LocalCluster) -> None:
+def test_job_uses_its_input_output_and_error_files(cluster: LocalCluster) -> None:
     (cluster.folder / "in.txt").write_text("from a file\n")
     (cluster.folder / "sub").mkdir()
     (cluster.folder / "e.txt").write_text("before\n")
@@ -162,14 +164,14 @@ def test_outputs(cluster: LocalCluster) -> None:
     assert (cluster.folder / "e.txt").read_text() == "before\noops\n"
 
 
-def test_output_that_cannot_be_written_fails_the_job(cluster: LocalCluster) -> None:
+def test_job_fails_when_its_output_cannot_be_written(cluster: LocalCluster) -> None:
     status = cluster.run("true", "-o /nonexistent/x.out")
     assert status.state is JobState.FAILED
     assert status.exit_code == 1
     assert "/nonexistent/x.out" in status.reason
 
 
-def test_default_output_name(cluster: LocalCluster) -> None:
+def test_default_output_file_is_named_after_the_job(cluster: LocalCluster) -> None:
     script = "#!/bin/sh\necho hello\n"
     path = cluster.folder / "plain.sh"
     path.write_text(script)
@@ -188,7 +190,9 @@ def test_default_output_name(cluster: LocalCluster) -> None:
         ("kill -SEGV $$", JobState.FAILED, 0, 11),
     ],
 )
-def test_exit_codes(cluster: LocalCluster, body: str, state: JobState, code: int, signal: int | None) -> None:
+def test_job_state_follows_the_exit_code(
+    cluster: LocalCluster, body: str, state: JobState, code: int, signal: int | None
+) -> None:
     status = cluster.run("ulimit -c 0\n" + body)
     assert (status.state, status.exit_code, status.signal) == (state, code, signal)
     assert status.terminal
@@ -198,13 +202,13 @@ def test_exit_codes(cluster: LocalCluster, body: str, state: JobState, code: int
     assert status.end_time >= status.start_time
 
 
-def test_missing_interpreter_fails(cluster: LocalCluster) -> None:
+def test_job_with_a_missing_interpreter_fails(cluster: LocalCluster) -> None:
     status = cluster.run("true", shebang="#!/nonexistent/bash")
     assert (status.state, status.exit_code) == (JobState.FAILED, 2)
     assert "/nonexistent/bash: No such file or directory" in cluster.output("1")
 
 
-def test_outlives_its_submitter_and_has_no_terminal(cluster: LocalCluster) -> None:
+def test_job_outlives_its_submitter_and_has_no_terminal(cluster: LocalCluster) -> None:
     script = cluster.folder / "s.sh"
     script.write_text(
         "#!/bin/bash\n#SBATCH -o o.txt\nps -o tty= -p $$; ps -o sid= -p $$; sleep 0.5; echo done\n"
@@ -253,7 +257,9 @@ LocalScheduler(Path({str(cluster.folder / "state")!r}), kill_wait=1).submit(
         ("--open-mode=x", "--open-mode"),
     ],
 )
-def test_refusals(cluster: LocalCluster, directive: str, words: str) -> None:
+def test_submission_beyond_the_machine_or_with_unknown_options_is_refused(
+    cluster: LocalCluster, directive: str, words: str
+) -> None:
     with pytest.raises(SubmitRejected) as caught:
         cluster.submit("true", directive)
     assert words in "\n".join(caught.value.lines())
@@ -262,7 +268,7 @@ def test_refusals(cluster: LocalCluster, directive: str, words: str) -> None:
     assert cluster.state.all_ids() == []
 
 
-def test_all_problems_are_told_at_once(cluster: LocalCluster) -> None:
+def test_all_problems_of_a_script_are_reported_together(cluster: LocalCluster) -> None:
     text = cluster.text("true", "--time=x --mem=y", "--array=z")
     assert len(cluster.scheduler.validate(submission(text, cluster.folder))) == 3
 
@@ -275,7 +281,7 @@ def test_all_problems_are_told_at_once(cluster: LocalCluster) -> None:
         ("#!/bin/bash\r\ntrue\r\n", "DOS line breaks"),
     ],
 )
-def test_not_a_batch_script(cluster: LocalCluster, text: str, words: str) -> None:
+def test_text_that_is_not_a_batch_script_is_refused(cluster: LocalCluster, text: str, words: str) -> None:
     path = cluster.folder / "s"
     path.write_bytes(text.encode())
     with pytest.raises(SubmitRejected, match="refused") as caught:
@@ -283,7 +289,7 @@ def test_not_a_batch_script(cluster: LocalCluster, text: str, words: str) -> Non
     assert words in "\n".join(caught.value.lines())
 
 
-def test_gpus_are_emulated_where_there_are_none(cluster: LocalCluster) -> None:
+def test_missing_gpus_are_emulated_with_a_notice(cluster: LocalCluster) -> None:
     sub = submission(cluster.text("true", "-N2 --gpus-per-node=8"), cluster.folder)
     assert cluster.scheduler.validate(sub) == []
     notices = cluster.scheduler.notices(sub)
@@ -298,7 +304,7 @@ def test_gpus_are_emulated_where_there_are_none(cluster: LocalCluster) -> None:
 @pytest.mark.parametrize(
     ("directive", "ranks"), [("-c 9", 1), ("--ntasks-per-node=9", 9), ("--ntasks-per-node=3 -c 3", 3)]
 )
-def test_a_job_may_ask_for_more_cpus_than_this_machine_has(
+def test_job_may_request_more_cpus_than_the_machine_has(
     cluster: LocalCluster, directive: str, ranks: int
 ) -> None:
     text = cluster.text("true", directive)
@@ -311,7 +317,7 @@ def test_a_job_may_ask_for_more_cpus_than_this_machine_has(
     assert cluster.output(job) == "hello\n" * ranks
 
 
-def test_real_gpus_are_counted_and_given_to_one_job_each(tmp_path: Path) -> None:
+def test_real_gpus_are_counted_and_allocated_to_a_single_job(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, gpus=["2", "3", "5"]) as cluster:
         sub = submission(cluster.text("true", "-N2 --gpus-per-node=2"), tmp_path)
         assert cluster.scheduler.validate(sub) == ["4 GPUs are requested (2 nodes x 2); this machine has 3"]
@@ -329,13 +335,13 @@ def test_real_gpus_are_counted_and_given_to_one_job_each(tmp_path: Path) -> None
         assert cluster.output(other) == "gpus=.\n.\n"
 
 
-def test_private_files(cluster: LocalCluster) -> None:
+def test_state_files_are_private(cluster: LocalCluster) -> None:
     cluster.run("true")
     for path in [cluster.folder / "state", *(cluster.folder / "state").rglob("*")]:
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
 
-def test_find_by_token(cluster: LocalCluster) -> None:
+def test_job_is_found_by_its_token(cluster: LocalCluster) -> None:
     first = cluster.submit("true", "--comment=mine", token="abc")
     array = cluster.submit("true", "--array=1-2", token="def")
     comment = cluster.status(first).comment
@@ -345,13 +351,13 @@ def test_find_by_token(cluster: LocalCluster) -> None:
     assert cluster.scheduler.find("dtslurm:abc") is None
 
 
-def test_unknown_jobs(cluster: LocalCluster) -> None:
+def test_unknown_job_has_no_status_and_cannot_be_cancelled(cluster: LocalCluster) -> None:
     assert cluster.scheduler.query(["7", "7_1", "x"]) == {"7": [], "7_1": [], "x": []}
     with pytest.raises(JobNotFound, match="no job 7"):
         cluster.scheduler.cancel(["7"])
 
 
-def test_unusable_state_folder(tmp_path: Path) -> None:
+def test_unusable_state_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     scheduler = LocalScheduler(tmp_path / "file" / "state")
     with pytest.raises(SlurmUnavailable) as caught:
@@ -365,7 +371,7 @@ def test_unusable_state_folder(tmp_path: Path) -> None:
         LocalScheduler(tmp_path / "s2").submit(submission("#!/bin/sh\n", tmp_path), str(tmp_path / "none"))
 
 
-def test_many_submissions_at_once(cluster: LocalCluster) -> None:
+def test_concurrent_submissions_get_distinct_ids(cluster: LocalCluster) -> None:
     with ThreadPoolExecutor(20) as pool:
         jobs = list(pool.map(lambda number: cluster.submit(f"echo {number}", token=str(number)), range(20)))
     assert sorted(map(int, jobs)) == list(range(1, 21))
@@ -374,7 +380,7 @@ def test_many_submissions_at_once(cluster: LocalCluster) -> None:
         assert cluster.output(job) == f"{number}\n"
 
 
-def test_a_job_may_submit_another_that_outlives_it(cluster: LocalCluster) -> None:
+def test_job_submitted_by_a_job_outlives_its_submitter(cluster: LocalCluster) -> None:
     script = cluster.folder / "next.sh"
     script.write_text("#!/bin/bash\n#SBATCH -o next.txt\nuntil [ -e go ]; do sleep 0.02; done; echo done\n")
     program = cluster.folder / "chain.py"
@@ -396,7 +402,7 @@ print("next", LocalScheduler(kill_wait=1).submit(submission(script.read_text(), 
     assert (cluster.folder / "next.txt").read_text() == "done\n"
 
 
-def test_another_hosts_job_is_not_judged(cluster: LocalCluster) -> None:
+def test_job_of_another_host_has_an_unknown_state(cluster: LocalCluster) -> None:
     job = cluster.submit("until [ -e go ]; do sleep 0.02; done")
     cluster.wait(job, JobState.RUNNING)
     record = cluster.state.load(1)
@@ -412,14 +418,14 @@ def test_another_hosts_job_is_not_judged(cluster: LocalCluster) -> None:
     assert cluster.wait(job).ok
 
 
-def test_profile_keeps_what_it_has(tmp_path: Path) -> None:
+def test_profile_retains_values_that_are_set(tmp_path: Path) -> None:
     profile = ClusterProfile(name="local", scheduler="local")
     given = replace(profile, slurm=replace(profile.slurm, head_address="host", max_nodes=3))
     made = LocalScheduler(tmp_path).profile(given)
     assert (made.slurm.head_address, made.slurm.max_nodes) == ("host", 3)
 
 
-def test_scripts_with_odd_bytes(cluster: LocalCluster) -> None:
+def test_script_with_non_utf8_bytes_runs_unchanged(cluster: LocalCluster) -> None:
     path = cluster.folder / "odd.sh"
     path.write_bytes(b"#!/bin/bash\n#SBATCH -o o.txt\nprintf '\xff\xc3\xa4'\n")
     job = cluster.scheduler.submit(submission("", cluster.folder), str(path))
@@ -427,7 +433,7 @@ def test_scripts_with_odd_bytes(cluster: LocalCluster) -> None:
     assert (cluster.folder / "o.txt").read_bytes() == b"\xff\xc3\xa4"
 
 
-def test_leftovers_are_ended(cluster: LocalCluster) -> None:
+def test_remaining_processes_are_killed_at_the_end_of_a_job(cluster: LocalCluster) -> None:
     # One in a session of its own, one orphaned, one without environment, one that ignores SIGTERM.
     job = cluster.submit("""
         setsid sleep 711.0 & (sleep 712.0 &) ; env -i sleep 713.0 & (trap '' TERM; sleep 714.0) & disown -a
@@ -439,7 +445,7 @@ def test_leftovers_are_ended(cluster: LocalCluster) -> None:
     assert not [line for line in listing.splitlines() if line.startswith("sleep 71")]
 
 
-def test_steps_left_behind_get_their_grace(cluster: LocalCluster) -> None:
+def test_remaining_steps_have_time_to_end_after_the_batch_script(cluster: LocalCluster) -> None:
     job = cluster.submit("""
         srun -n1 bash -c 'trap "echo saved; exit" TERM; echo ready; sleep 60 & wait' &
         until grep -q ready job-$SLURM_JOB_ID.out; do sleep 0.02; done

@@ -26,14 +26,14 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
         yield made
 
 
-def go(cluster: LocalCluster) -> None:
+def release_jobs(cluster: LocalCluster) -> None:
     (cluster.folder / "go").touch()
 
 
 # ---- the queue ----
 
 
-def test_first_come_first_served(cluster: LocalCluster) -> None:
+def test_jobs_start_in_the_order_of_submission(cluster: LocalCluster) -> None:
     first = cluster.submit(HOLD_ON, "-c 6")
     second = cluster.submit(HOLD_ON, "-c 6")
     third = cluster.submit("true")  # there would be room, but nobody overtakes
@@ -41,37 +41,37 @@ def test_first_come_first_served(cluster: LocalCluster) -> None:
     assert (cluster.status(second).state, cluster.status(second).reason) == (PENDING, "Resources")
     assert (cluster.status(third).state, cluster.status(third).reason) == (PENDING, "Priority")
     assert cluster.status(third).nodelist == ""
-    go(cluster)
+    release_jobs(cluster)
     ended = [cluster.wait(job) for job in (first, second, third)]
     assert all(status.ok for status in ended)
     starts = [cluster.state.load(int(job)) or {} for job in (first, second, third)]
     assert starts[0]["end_time"] <= starts[1]["start_time"] <= starts[2]["start_time"]
 
 
-def test_several_emulated_nodes_take_the_machine_at_most(cluster: LocalCluster) -> None:
+def test_emulated_nodes_use_at_most_the_machine(cluster: LocalCluster) -> None:
     first = cluster.submit(HOLD_ON, "-N4 --ntasks-per-node=8")
     assert cluster.status(first).state is RUNNING
     assert cluster.status(first).nodelist == "local[1-4]"
     second = cluster.submit("true")
     assert cluster.status(second).reason == "Resources"
-    go(cluster)
+    release_jobs(cluster)
     assert cluster.wait(second).ok
 
 
-def test_memory_is_shared_out(cluster: LocalCluster) -> None:
+def test_memory_limits_concurrent_jobs(cluster: LocalCluster) -> None:
     first = cluster.submit(HOLD_ON, "--mem=5000")
     second = cluster.submit("true", "--mem=4000")
     assert (cluster.status(first).state, cluster.status(second).reason) == (RUNNING, "Resources")
-    go(cluster)
+    release_jobs(cluster)
     assert cluster.wait(second).ok
 
 
-def test_hold_and_release(cluster: LocalCluster) -> None:
+def test_held_job_waits_until_release(cluster: LocalCluster) -> None:
     blocker = cluster.submit(HOLD_ON, "-c 8")
     job = cluster.submit("true")
     held = cluster.submit("true", "--hold")
     cluster.scheduler.hold([job])
-    go(cluster)
+    release_jobs(cluster)
     assert cluster.wait(blocker).ok
     assert [cluster.status(one).reason for one in (job, held)] == ["JobHeldUser", "JobHeldUser"]
     with pytest.raises(SlurmError, match="refused") as caught:
@@ -85,7 +85,7 @@ def test_hold_and_release(cluster: LocalCluster) -> None:
 # ---- dependencies ----
 
 
-def test_dependencies(cluster: LocalCluster) -> None:
+def test_dependent_job_starts_waits_or_is_cancelled_by_the_result(cluster: LocalCluster) -> None:
     good = cluster.submit(HOLD_ON)
     bad = cluster.submit(HOLD_ON + "; exit 1")
     waits = [
@@ -102,7 +102,7 @@ def test_dependencies(cluster: LocalCluster) -> None:
     began = cluster.submit("true", f"-d after:{good}")
     assert cluster.wait(began).ok
     assert {cluster.status(job).reason for job in [*waits, *never, given_up, *behind]} == {"Dependency"}
-    go(cluster)
+    release_jobs(cluster)
     assert all(cluster.wait(job).ok for job in waits)
     assert [cluster.wait(job).state for job in (given_up, *behind)] == [
         CANCELLED,
@@ -115,13 +115,13 @@ def test_dependencies(cluster: LocalCluster) -> None:
         cluster.scheduler.cancel([job])
 
 
-def test_singleton(cluster: LocalCluster) -> None:
+def test_singleton_job_waits_for_the_job_with_the_same_name(cluster: LocalCluster) -> None:
     first = cluster.submit(HOLD_ON)
     second = cluster.submit("true", "-d singleton")
     other = cluster.submit("true", "-d singleton -J other")
     assert cluster.wait(other).ok
     assert cluster.status(second).reason == "Dependency"
-    go(cluster)
+    release_jobs(cluster)
     assert cluster.wait(first).ok
     assert cluster.wait(second).ok
 
@@ -129,7 +129,7 @@ def test_singleton(cluster: LocalCluster) -> None:
 # ---- arrays ----
 
 
-def test_array(cluster: LocalCluster) -> None:
+def test_array_tasks_run_within_the_limit_and_can_be_cancelled_individually(cluster: LocalCluster) -> None:
     job = cluster.submit(
         f"env | grep ^SLURM_ARRAY | sort; {HOLD_ON}; exit $SLURM_ARRAY_TASK_ID",
         "--array=0-4:2,7%2 -o a-%A_%a.out",
@@ -161,20 +161,20 @@ def test_array(cluster: LocalCluster) -> None:
         PENDING,
         CANCELLED,
     ]
-    go(cluster)
+    release_jobs(cluster)
     ended = [cluster.wait(f"1_{task}") for task in (0, 2, 4, 7)]
     assert [status.exit_code for status in ended] == [0, 2, 4, 0]
     assert cluster.wait(successor).ok
 
 
-def test_cancel_a_whole_array(cluster: LocalCluster) -> None:
+def test_array_is_cancelled_as_a_whole(cluster: LocalCluster) -> None:
     job = cluster.submit("sleep 60", "--array=1-3%1")
     cluster.wait(f"{job}_1", RUNNING)
     cluster.scheduler.cancel([job])
     assert {cluster.wait(f"{job}_{task}").state for task in (1, 2, 3)} == {CANCELLED}
 
 
-def test_default_array_output(cluster: LocalCluster) -> None:
+def test_array_output_file_contains_the_task_id(cluster: LocalCluster) -> None:
     script = cluster.folder / "s"
     job = cluster.submit("echo $SLURM_ARRAY_TASK_ID", "-a 5 -o slurm-%A_%a.out")
     assert cluster.wait(f"{job}_5").ok
@@ -185,7 +185,7 @@ def test_default_array_output(cluster: LocalCluster) -> None:
 # ---- cancel ----
 
 
-def test_cancel_pending(cluster: LocalCluster) -> None:
+def test_pending_job_is_cancelled(cluster: LocalCluster) -> None:
     job = cluster.submit("true", "--hold")
     cluster.scheduler.cancel([job])
     status = cluster.status(job)
@@ -193,7 +193,7 @@ def test_cancel_pending(cluster: LocalCluster) -> None:
     cluster.scheduler.cancel([job])  # twice is no error
 
 
-def test_cancel_running_terminates_batch_shell_and_steps(cluster: LocalCluster) -> None:
+def test_cancel_terminates_the_batch_shell_and_all_step_processes(cluster: LocalCluster) -> None:
     job = cluster.submit(
         """
         trap 'echo batch-term' TERM
@@ -218,7 +218,7 @@ def test_cancel_running_terminates_batch_shell_and_steps(cluster: LocalCluster) 
     assert f"slurmstepd-local1: error: *** JOB {job} ON local1 CANCELLED AT 20" in output
 
 
-def test_cancel_without_traps_is_quick(cluster: LocalCluster) -> None:
+def test_job_without_traps_ends_soon_after_cancel(cluster: LocalCluster) -> None:
     job = cluster.submit("echo ready; sleep 600")
     cluster.saw(job, "ready")
     before = time.monotonic()
@@ -228,7 +228,7 @@ def test_cancel_without_traps_is_quick(cluster: LocalCluster) -> None:
     assert time.monotonic() - before < 60
 
 
-def test_who_ignores_sigterm_is_killed_after_kill_wait(cluster: LocalCluster) -> None:
+def test_process_that_ignores_sigterm_is_killed_after_kill_wait(cluster: LocalCluster) -> None:
     job = cluster.submit("""
         trap '' TERM
         srun -n1 bash -c 'trap "" TERM; echo pid=$$; while :; do sleep 0.05; done'
@@ -245,7 +245,7 @@ def test_who_ignores_sigterm_is_killed_after_kill_wait(cluster: LocalCluster) ->
     assert not is_alive(pid)
 
 
-def test_stopped_processes_are_woken_to_end(cluster: LocalCluster) -> None:
+def test_stopped_process_is_continued_for_termination(cluster: LocalCluster) -> None:
     job = cluster.submit("trap 'echo woken; exit' TERM; echo ready; kill -STOP $$; sleep 60")
     cluster.saw(job, "ready")
     cluster.scheduler.cancel([job])
@@ -256,7 +256,7 @@ def test_stopped_processes_are_woken_to_end(cluster: LocalCluster) -> None:
 # ---- time ----
 
 
-def test_time_limit(cluster: LocalCluster) -> None:
+def test_time_limit_terminates_the_job(cluster: LocalCluster) -> None:
     job = cluster.submit(
         """
         trap 'echo batch-term; exit 7' TERM
@@ -274,7 +274,7 @@ def test_time_limit(cluster: LocalCluster) -> None:
     assert "task-term" in output
 
 
-def test_early_signal_goes_to_every_process_of_steps_but_not_to_the_batch_shell(
+def test_early_signal_reaches_every_step_process_but_not_the_batch_shell(
     cluster: LocalCluster,
 ) -> None:
     status = cluster.run(
@@ -291,7 +291,7 @@ def test_early_signal_goes_to_every_process_of_steps_but_not_to_the_batch_shell(
     assert sorted(output.split()) == ["child-usr1", "child-usr1", "task-usr1-0", "task-usr1-1"]
 
 
-def test_early_signal_to_the_batch_shell_alone(cluster: LocalCluster) -> None:
+def test_early_signal_with_prefix_b_reaches_only_the_batch_shell(cluster: LocalCluster) -> None:
     status = cluster.run(
         """
         trap 'echo batch-usr2; kill $!; exit 3' SIGUSR2
@@ -307,7 +307,7 @@ def test_early_signal_to_the_batch_shell_alone(cluster: LocalCluster) -> None:
 # ---- requeue ----
 
 
-def test_requeue_from_inside(cluster: LocalCluster) -> None:
+def test_job_requeues_itself_from_inside(cluster: LocalCluster) -> None:
     job = cluster.submit(
         """
         echo attempt=${SLURM_RESTART_COUNT-unset} step=$(srun -n1 printenv SLURM_STEP_ID)
@@ -324,7 +324,7 @@ def test_requeue_from_inside(cluster: LocalCluster) -> None:
     assert "DUE TO JOB REQUEUE" in cluster.output(job)
 
 
-def test_requeue_an_array_task_from_inside(cluster: LocalCluster) -> None:
+def test_array_task_requeues_itself_from_inside(cluster: LocalCluster) -> None:
     job = cluster.submit(
         """
         [ -n "$SLURM_RESTART_COUNT" ] && exit 0
@@ -337,7 +337,7 @@ def test_requeue_an_array_task_from_inside(cluster: LocalCluster) -> None:
     assert [cluster.wait(f"{job}_{task}").restarts for task in (1, 2)] == [0, 1]
 
 
-def test_requeue_ended_job(cluster: LocalCluster) -> None:
+def test_ended_job_is_requeued(cluster: LocalCluster) -> None:
     job = cluster.submit("exit 4")
     assert cluster.wait(job).exit_code == 4
     cluster.scheduler.requeue([job])
@@ -348,7 +348,7 @@ def test_requeue_ended_job(cluster: LocalCluster) -> None:
     assert cluster.status(job).restarts == 1
 
 
-def test_requeue_refused(cluster: LocalCluster) -> None:
+def test_requeue_of_a_pending_or_no_requeue_job_is_refused(cluster: LocalCluster) -> None:
     job = cluster.submit("true", "--no-requeue")
     cluster.wait(job)
     held = cluster.submit("true", "--hold")
@@ -361,28 +361,28 @@ def test_requeue_refused(cluster: LocalCluster) -> None:
     cluster.scheduler.cancel([held])
 
 
-def test_requeued_job_takes_its_grace_and_then_waits(cluster: LocalCluster) -> None:
+def test_requeued_job_may_end_in_its_grace_time_before_pending(cluster: LocalCluster) -> None:
     job = cluster.submit("trap 'until [ -e go ]; do sleep 0.02; done' TERM; echo ready; sleep 60 & wait")
     cluster.saw(job, "ready")
     cluster.scheduler.requeue([job])
     wait_until(lambda: "REQUEUE" in cluster.output(job))
     assert cluster.status(job).state is RUNNING
-    go(cluster)
+    release_jobs(cluster)
     wait_until(lambda: cluster.status(job).restarts == 1)
 
 
-def test_cancel_outranks_an_earlier_requeue(cluster: LocalCluster) -> None:
+def test_cancel_has_precedence_over_an_earlier_requeue(cluster: LocalCluster) -> None:
     job = cluster.submit("trap 'until [ -e go ]; do sleep 0.02; done' TERM; echo ready; sleep 60 & wait")
     cluster.saw(job, "ready")
     cluster.scheduler.requeue([job])
     wait_until(lambda: "REQUEUE" in cluster.output(job))
     cluster.scheduler.cancel([job])
     cluster.scheduler.requeue([job])
-    go(cluster)
+    release_jobs(cluster)
     assert cluster.wait(job).state is CANCELLED
 
 
-def test_completing_is_shown(tmp_path: Path) -> None:
+def test_completing_job_has_the_completing_flag(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, kill_wait=3.0) as cluster:
         job = cluster.submit("""
             srun -n1 bash -c 'trap "" TERM; echo ready; while :; do sleep 0.05; done' &
@@ -396,7 +396,7 @@ def test_completing_is_shown(tmp_path: Path) -> None:
 # ---- a keeper that dies ----
 
 
-def test_lost_keeper_is_never_taken_for_success(cluster: LocalCluster) -> None:
+def test_job_with_a_lost_keeper_is_not_reported_as_completed(cluster: LocalCluster) -> None:
     job = cluster.submit("srun -n1 bash -c 'echo pid=$$; exec sleep 60'", "-c 8")
     cluster.saw(job, "pid=")
     pid = int(cluster.output(job).split("pid=")[1])
@@ -415,7 +415,7 @@ def test_lost_keeper_is_never_taken_for_success(cluster: LocalCluster) -> None:
     cluster.wait(job, RUNNING)
 
 
-def test_keeper_told_to_stop_ends_the_job_as_a_lost_node(cluster: LocalCluster) -> None:
+def test_terminated_keeper_ends_its_job_as_node_fail(cluster: LocalCluster) -> None:
     job = cluster.submit("echo ready; sleep 60")
     cluster.saw(job, "ready")
     os.kill(cluster.keeper(job), signal.SIGTERM)
@@ -424,7 +424,7 @@ def test_keeper_told_to_stop_ends_the_job_as_a_lost_node(cluster: LocalCluster) 
     assert "DUE TO NODE FAILURE" in cluster.output(job)
 
 
-def test_damaged_counter_is_made_anew(cluster: LocalCluster) -> None:
+def test_damaged_job_counter_is_rebuilt(cluster: LocalCluster) -> None:
     assert cluster.run("true").job_id == "1"
     (cluster.folder / "state" / "counter").write_text("")
     assert cluster.run("true").job_id == "2"

@@ -30,7 +30,9 @@ def answer(*lines: str) -> Completed:
         ),
     ],
 )
-def test_what_was_done_is_told_apart(asked: list[str], lines: list[str], found: PartialResult) -> None:
+def test_requeue_answer_separates_requeued_and_waiting_tasks(
+    asked: list[str], lines: list[str], found: PartialResult
+) -> None:
     assert parse_partial_result(asked, answer(*lines)) == found
 
 
@@ -44,6 +46,6 @@ def test_what_was_done_is_told_apart(asked: list[str], lines: list[str], found: 
         (["7"], []),
     ],
 )
-def test_what_did_nothing_is_refused(asked: list[str], lines: list[str]) -> None:
+def test_requeue_answer_without_a_requeued_job_is_an_error(asked: list[str], lines: list[str]) -> None:
     with pytest.raises(SlurmError, match="scontrol requeue"):
         parse_partial_result(asked, answer(*lines))

@@ -24,42 +24,42 @@ def clock() -> Clock:
     return Clock()
 
 
-def answers(folder: Path, clock: Clock, place: str = "here") -> SiteAnswers:
+def make_answers(folder: Path, clock: Clock, place: str = "here") -> SiteAnswers:
     return SiteAnswers(clock, BlobCache(folder), place)
 
 
-def test_another_process_takes_the_answer_for_a_minute(tmp_path: Path, clock: Clock) -> None:
-    answers(tmp_path, clock).put(ASKED, clock.now, "MaxArraySize = 1001\n\u00fc")
+def test_cached_answer_is_shared_between_processes_for_a_minute(tmp_path: Path, clock: Clock) -> None:
+    make_answers(tmp_path, clock).put(ASKED, clock.now, "MaxArraySize = 1001\n\u00fc")
     clock.now += KEPT_S - 1
-    other = answers(tmp_path, clock)
+    other = make_answers(tmp_path, clock)
     assert other.get(ASKED) == "MaxArraySize = 1001\n\u00fc"
     clock.now += 1
     assert other.get(ASKED) is None
-    assert answers(tmp_path, clock).get(ASKED) is None
+    assert make_answers(tmp_path, clock).get(ASKED) is None
 
 
-def test_another_slurm_or_another_question_has_other_answers(tmp_path: Path, clock: Clock) -> None:
-    answers(tmp_path, clock).put(ASKED, clock.now, "told")
-    assert answers(tmp_path, clock, "there").get(ASKED) is None
-    assert answers(tmp_path, clock).get([*ASKED, "more"]) is None
+def test_cached_answer_applies_only_to_the_same_cluster_and_command(tmp_path: Path, clock: Clock) -> None:
+    make_answers(tmp_path, clock).put(ASKED, clock.now, "told")
+    assert make_answers(tmp_path, clock, "there").get(ASKED) is None
+    assert make_answers(tmp_path, clock).get([*ASKED, "more"]) is None
 
 
-def test_what_was_told_in_the_future_is_not_believed(tmp_path: Path, clock: Clock) -> None:
-    answers(tmp_path, clock).put(ASKED, clock.now + 5, "told")
-    assert answers(tmp_path, clock).get(ASKED) is None
+def test_cached_answer_from_the_future_is_ignored(tmp_path: Path, clock: Clock) -> None:
+    make_answers(tmp_path, clock).put(ASKED, clock.now + 5, "told")
+    assert make_answers(tmp_path, clock).get(ASKED) is None
 
 
-def test_damage_costs_a_question_and_no_more(tmp_path: Path, clock: Clock) -> None:
-    answers(tmp_path, clock).put(ASKED, clock.now, "told")
+def test_damaged_cache_file_is_ignored(tmp_path: Path, clock: Clock) -> None:
+    make_answers(tmp_path, clock).put(ASKED, clock.now, "told")
     [file] = tmp_path.iterdir()
     file.write_bytes(file.read_bytes()[:-2])
-    assert answers(tmp_path, clock).get(ASKED) is None
+    assert make_answers(tmp_path, clock).get(ASKED) is None
     file.write_bytes(b"")
-    assert answers(tmp_path, clock).get(ASKED) is None
+    assert make_answers(tmp_path, clock).get(ASKED) is None
 
 
-def test_what_is_forgotten_is_asked_again_and_kept_anew(tmp_path: Path, clock: Clock) -> None:
-    one = answers(tmp_path, clock)
+def test_forgotten_answer_is_replaced_by_a_new_answer(tmp_path: Path, clock: Clock) -> None:
+    one = make_answers(tmp_path, clock)
     one.put(ASKED, clock.now, "old")
     clock.now += 1
     one.forget()
@@ -67,4 +67,4 @@ def test_what_is_forgotten_is_asked_again_and_kept_anew(tmp_path: Path, clock: C
     clock.now += 1
     one.put(ASKED, clock.now, "new")
     assert one.get(ASKED) == "new"
-    assert answers(tmp_path, clock).get(ASKED) == "new"
+    assert make_answers(tmp_path, clock).get(ASKED) == "new"

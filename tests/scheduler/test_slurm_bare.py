@@ -16,7 +16,7 @@ from dtslurm.scheduler.slurm import SlurmScheduler
 from dtslurm.transport.local import LocalTransport
 from tests.lab.cluster import SlurmLab
 from tests.lab.software import Software
-from tests.scheduler.live_jobs import Counting, go, over, running, submission, wait
+from tests.scheduler.live_jobs import Counting, are_running, are_terminal, submission, submit_job, wait
 
 pytestmark = pytest.mark.slurm
 
@@ -40,17 +40,19 @@ def bare(bare_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch, isolated: None) ->
     return SlurmScheduler(LocalTransport())
 
 
-def test_exit_codes_without_accounting(bare: SlurmScheduler, tmp_path: Path) -> None:
-    job_id = go(bare, tmp_path, "sleep 1; exit 4")
-    (job,) = wait(bare, job_id, over)
+def test_exit_codes_are_known_without_accounting(bare: SlurmScheduler, tmp_path: Path) -> None:
+    job_id = submit_job(bare, tmp_path, "sleep 1; exit 4")
+    (job,) = wait(bare, job_id, are_terminal)
     assert (job.exit_code, job.source) == (4, "scontrol")
-    array = go(bare, tmp_path, "exit $SLURM_ARRAY_TASK_ID", "--array=1-2")
-    jobs = wait(bare, array, lambda jobs: len(jobs) == 2 and over(jobs))
+    array = submit_job(bare, tmp_path, "exit $SLURM_ARRAY_TASK_ID", "--array=1-2")
+    jobs = wait(bare, array, lambda jobs: len(jobs) == 2 and are_terminal(jobs))
     assert [job.exit_code for job in jobs] == [1, 2]
 
 
-def test_f54_a_forgotten_job_is_no_completed_one(bare: SlurmScheduler, tmp_path: Path) -> None:
-    job_id = go(bare, tmp_path, "true")
+def test_f54_job_forgotten_by_slurm_is_not_reported_as_completed(
+    bare: SlurmScheduler, tmp_path: Path
+) -> None:
+    job_id = submit_job(bare, tmp_path, "true")
     # A fresh scheduler has seen nothing: once Slurm has forgotten the job there is no evidence.
     deadline = time.monotonic() + 60
     while (found := SlurmScheduler(LocalTransport()).query([job_id])[job_id]) and time.monotonic() < deadline:
@@ -58,7 +60,7 @@ def test_f54_a_forgotten_job_is_no_completed_one(bare: SlurmScheduler, tmp_path:
     assert found == []
 
 
-def test_f54_accounting_that_is_off_is_asked_once(bare: SlurmScheduler) -> None:
+def test_f54_disabled_accounting_is_queried_once(bare: SlurmScheduler) -> None:
     transport = Counting()
     scheduler = SlurmScheduler(transport)
     nothing: dict[str, list[JobStatus]] = {"999999": [], "999998": []}
@@ -70,7 +72,7 @@ def test_f54_accounting_that_is_off_is_asked_once(bare: SlurmScheduler) -> None:
     assert transport.ran.count("sacct") == asked
 
 
-def test_f5_f55_a_dead_controller_says_nothing_of_jobs(
+def test_f5_f55_dead_controller_gives_no_job_states(
     bare: SlurmScheduler, bare_lab: SlurmLab, tmp_path: Path
 ) -> None:
     bare_lab.kill_controller()
@@ -78,7 +80,7 @@ def test_f5_f55_a_dead_controller_says_nothing_of_jobs(
         with pytest.raises(SlurmUnavailable):
             bare.query(["1"])
         with pytest.raises(SlurmUnavailable) as caught:
-            go(bare, tmp_path, "true")
+            submit_job(bare, tmp_path, "true")
         assert "connect failure" in caught.value.evidence[0]
         with pytest.raises(SlurmUnavailable):
             bare.cancel(["1"])
@@ -87,14 +89,14 @@ def test_f5_f55_a_dead_controller_says_nothing_of_jobs(
     bare_lab.wait_idle()
 
 
-def test_f56_a_job_that_ends_while_the_controller_is_down_is_told_right_afterwards(
+def test_f56_job_that_ended_while_the_controller_was_down_is_reported_after_the_restart(
     bare: SlurmScheduler, bare_lab: SlurmLab, tmp_path: Path
 ) -> None:
     bare_lab.wait_idle()
     go_on = tmp_path / "go-on"
     body = f"while [ ! -e {go_on} ]; do sleep 0.1; done; echo > {go_on}.done; exit 5"
-    job_id = go(bare, tmp_path, body, "--no-requeue")  # else some Slurms run it again
-    wait(bare, job_id, running)
+    job_id = submit_job(bare, tmp_path, body, "--no-requeue")  # else some Slurms run it again
+    wait(bare, job_id, are_running)
     saved, now = bare_lab.root / "state/job_state", time.time()
     bare_lab.run(["scontrol", "update", f"JobId={job_id}", "Comment=runs"])  # what changes is saved
     bare_lab.wait_for("the controller to save it", lambda: saved.exists() and saved.stat().st_mtime > now)
@@ -107,14 +109,14 @@ def test_f56_a_job_that_ends_while_the_controller_is_down_is_told_right_afterwar
         assert bare.recall([job_id])[job_id][0].state is JobState.RUNNING  # as last heard: no false end
     finally:
         bare_lab.start_controller()
-    (job,) = wait(bare, job_id, over)
+    (job,) = wait(bare, job_id, are_terminal)
     assert not job.ok
     assert job.exit_code in {5, None}  # Slurm may only know that it lost sight of it
     bare_lab.run(["scontrol", "update", "NodeName=ALL", "State=RESUME"], check=False)  # where it was drained
     bare_lab.wait_idle()
 
 
-def test_f1_f55_a_frozen_controller_leaves_the_answer_open(
+def test_f1_f55_submission_to_a_frozen_controller_is_unknown_until_found(
     bare: SlurmScheduler, bare_lab: SlurmLab, tmp_path: Path
 ) -> None:
     bare_lab.wait_idle()

@@ -55,13 +55,13 @@ def submission(nodes: int = 1, time: int | None = 600, array: str | None = None,
         (submission(array="0-999"), ""),
     ],
 )
-def test_checks(asked: Submission, problem: str) -> None:
+def test_submission_is_checked_against_partition_limits(asked: Submission, problem: str) -> None:
     problems = check(asked, PARTITIONS, {"MaxArraySize": "1000"})
     assert bool(problems) is bool(problem)
     assert problem in " ".join(problems)
 
 
-def test_no_default_partition() -> None:
+def test_missing_default_partition_is_a_problem() -> None:
     assert "no default" in check(submission(), [CPU], {})[0]
 
 
@@ -83,7 +83,7 @@ NODES = (
 )
 
 
-def test_nodes_are_grouped_and_named() -> None:
+def test_nodes_are_grouped_into_named_node_types() -> None:
     types, type_of = node_types(NODES)
     assert set(types) == {"gpu-a100x8", "gpu-a100x4", "cpu-8-1000M", "cpu-8-2G", "gpu-mi250xx8"}
     assert type_of["a2"] == "gpu-a100x8"
@@ -96,7 +96,7 @@ def test_nodes_are_grouped_and_named() -> None:
     assert mixed.vendor == "amd"
 
 
-def test_a_bare_profile_is_completed() -> None:
+def test_bare_profile_is_completed_from_slurm() -> None:
     done = complete(
         ClusterProfile(name="slurm"), PARTITIONS, NODES,
         {"SelectType": "select/cons_tres", "MaxArraySize": "1001", "RequeueExit": "5-6,99"},
@@ -114,12 +114,12 @@ def test_a_bare_profile_is_completed() -> None:
     assert done.default_node_type is None  # nobody asked for whole nodes
 
 
-def test_an_older_selector_takes_gres_alone() -> None:
+def test_cons_res_selector_uses_gres_for_gpus() -> None:
     done = complete(ClusterProfile(name="slurm"), PARTITIONS, NODES, {"SelectType": "select/cons_res"})
     assert done.slurm.gpu_request == "gres"
 
 
-def test_what_the_profile_says_wins() -> None:
+def test_profile_values_have_precedence_over_slurm() -> None:
     own = ClusterProfile(
         name="x", slurm=SlurmCustoms(partition="cpu", max_array_size=5, gpu_request="constraint"),
         node_types={"mine": NodeType(cpus=4)},
@@ -134,6 +134,6 @@ def test_what_the_profile_says_wins() -> None:
     assert done.slurm.partitions["gpu"].node_type is None
 
 
-def test_the_partition_of_the_profiles_own_nodes_goes_before_slurms_default() -> None:
+def test_partition_of_the_default_node_type_has_precedence_over_the_slurm_default() -> None:
     own = ClusterProfile(name="x", node_types={"mine": NodeType(cpus=4, partition="cpu")})
     assert complete(own, PARTITIONS, NODES, {}).slurm.partition == "cpu"

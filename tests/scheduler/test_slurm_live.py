@@ -26,7 +26,7 @@ from dtslurm.scheduler.slurm import SlurmScheduler
 from dtslurm.store.blob_cache import BlobCache
 from dtslurm.transport.local import LocalTransport
 from tests.lab.cluster import SlurmLab
-from tests.scheduler.live_jobs import Counting, go, over, running, submission, wait
+from tests.scheduler.live_jobs import Counting, are_running, are_terminal, submission, submit_job, wait
 
 pytestmark = pytest.mark.slurm
 
@@ -40,11 +40,11 @@ def slurm(slurm_env: SlurmLab) -> Iterator[SlurmScheduler]:
         slurm_env.run(["scancel", *live], check=False)
 
 
-def test_a_job_from_submission_to_its_end(slurm: SlurmScheduler, tmp_path: Path) -> None:
+def test_job_is_followed_from_submission_to_its_end(slurm: SlurmScheduler, tmp_path: Path) -> None:
     made, path = submission(tmp_path, "pwd > here; sleep 1; exit 3", "--job-name=a\\|b=c")
     job_id = slurm.submit(made, path)
     assert slurm.find(made.comment) == job_id
-    (job,) = wait(slurm, job_id, over)
+    (job,) = wait(slurm, job_id, are_terminal)
     assert (job.state, job.exit_code, job.signal, job.ok) == (JobState.FAILED, 3, None, False)
     assert (tmp_path / "here").read_text().strip() == str(tmp_path)
     assert job.comment in {made.comment, ""}
@@ -55,13 +55,13 @@ def test_a_job_from_submission_to_its_end(slurm: SlurmScheduler, tmp_path: Path)
     assert slurm.find("no-such-token") is None
 
 
-def test_ends_of_many_kinds_with_few_questions(slurm: SlurmScheduler, tmp_path: Path) -> None:
-    ok = go(slurm, tmp_path, "true")
-    bad = go(slurm, tmp_path, "exit 7")
-    killed = go(slurm, tmp_path, "kill -9 $$")
-    no_output = go(slurm, tmp_path, "true", "--output=/dev/null/x.log")  # 26.05 makes missing folders
+def test_states_of_many_jobs_are_read_with_few_commands(slurm: SlurmScheduler, tmp_path: Path) -> None:
+    ok = submit_job(slurm, tmp_path, "true")
+    bad = submit_job(slurm, tmp_path, "exit 7")
+    killed = submit_job(slurm, tmp_path, "kill -9 $$")
+    no_output = submit_job(slurm, tmp_path, "true", "--output=/dev/null/x.log")  # 26.05 makes missing folders
     for job_id in (ok, bad, killed, no_output):
-        wait(slurm, job_id, over)
+        wait(slurm, job_id, are_terminal)
     transport = Counting()
     fresh = SlurmScheduler(transport)
     told = fresh.query([ok, bad, killed, no_output, "999999"])
@@ -77,31 +77,33 @@ def test_ends_of_many_kinds_with_few_questions(slurm: SlurmScheduler, tmp_path: 
     assert transport.ran.count("sacct") <= 2
 
 
-def test_an_array(slurm: SlurmScheduler, tmp_path: Path) -> None:
-    array = go(slurm, tmp_path, "sleep 1; exit $SLURM_ARRAY_TASK_ID", "--array=0-5%2")
+def test_array_tasks_are_reported_and_cancelled_individually(slurm: SlurmScheduler, tmp_path: Path) -> None:
+    array = submit_job(slurm, tmp_path, "sleep 1; exit $SLURM_ARRAY_TASK_ID", "--array=0-5%2")
     jobs = wait(slurm, array, lambda jobs: any(job.state is JobState.RUNNING for job in jobs))
     assert jobs[-1].job_id.startswith(f"{array}_[")
     last = slurm.query([f"{array}_5"])[f"{array}_5"]
     assert [job.job_id for job in last] == [f"{array}_5"]
     assert last[0].state is JobState.PENDING
     slurm.cancel([f"{array}_5"])
-    jobs = wait(slurm, array, lambda jobs: len(jobs) >= 5 and over(jobs))
+    jobs = wait(slurm, array, lambda jobs: len(jobs) >= 5 and are_terminal(jobs))
     assert [job.job_id for job in jobs] == [f"{array}_{task}" for task in range(5)]
     assert [job.exit_code for job in jobs] == [0, 1, 2, 3, 4]
     # Of a task cancelled before it was split off its array, Slurm keeps no record at all (22.05).
     assert slurm.query([f"{array}_5", f"{array}_4"])[f"{array}_5"] == []
 
 
-def test_a_heterogeneous_job(slurm: SlurmScheduler, tmp_path: Path) -> None:
-    job_id = go(slurm, tmp_path, "sleep 30", "--ntasks=1", "hetjob", "--ntasks=2")
-    jobs = wait(slurm, job_id, lambda jobs: len(jobs) == 2 and running(jobs))
+def test_components_of_a_heterogeneous_job_are_reported_and_cancelled(
+    slurm: SlurmScheduler, tmp_path: Path
+) -> None:
+    job_id = submit_job(slurm, tmp_path, "sleep 30", "--ntasks=1", "hetjob", "--ntasks=2")
+    jobs = wait(slurm, job_id, lambda jobs: len(jobs) == 2 and are_running(jobs))
     assert [job.job_id for job in jobs] == [f"{job_id}+0", f"{job_id}+1"]
     slurm.cancel([job_id])
-    assert [job.state for job in wait(slurm, job_id, over)] == [JobState.CANCELLED] * 2
+    assert [job.state for job in wait(slurm, job_id, are_terminal)] == [JobState.CANCELLED] * 2
 
 
-def test_hold_release_requeue_cancel(slurm: SlurmScheduler, tmp_path: Path) -> None:
-    job_id = go(slurm, tmp_path, "sleep 60", "--begin=now+1hour", "--requeue")
+def test_job_is_held_released_requeued_and_cancelled(slurm: SlurmScheduler, tmp_path: Path) -> None:
+    job_id = submit_job(slurm, tmp_path, "sleep 60", "--begin=now+1hour", "--requeue")
     slurm.hold([job_id])
     (job,) = slurm.query([job_id])[job_id]
     assert (job.state, job.reason) in [(JobState.PENDING, "JobHeldUser"), (JobState.PENDING, "JobHeldAdmin")]
@@ -111,22 +113,24 @@ def test_hold_release_requeue_cancel(slurm: SlurmScheduler, tmp_path: Path) -> N
         slurm.requeue([job_id])
     assert "pending" in refused.value.evidence[0]
     slurm.cancel([job_id])
-    wait(slurm, job_id, over)
+    wait(slurm, job_id, are_terminal)
     slurm.cancel([job_id])  # over already: nothing to do, no error
-    again = go(slurm, tmp_path, "sleep 60", "--requeue")
-    wait(slurm, again, running)
+    again = submit_job(slurm, tmp_path, "sleep 60", "--requeue")
+    wait(slurm, again, are_running)
     slurm.requeue([again])
     (job,) = wait(slurm, again, lambda jobs: bool(jobs) and jobs[0].state is JobState.PENDING)
     assert not job.terminal
 
 
-def test_what_waits_of_an_array_is_no_reason_not_to_requeue_the_rest(
+def test_waiting_array_tasks_do_not_prevent_the_requeue_of_other_tasks(
     slurm: SlurmScheduler, tmp_path: Path
 ) -> None:
-    array = go(slurm, tmp_path, "[ $SLURM_ARRAY_TASK_ID = 0 ] || sleep 60", "--requeue", "--array=0-3%1")
+    array = submit_job(
+        slurm, tmp_path, "[ $SLURM_ARRAY_TASK_ID = 0 ] || sleep 60", "--requeue", "--array=0-3%1"
+    )
     running_one = {f"{array}_1": JobState.RUNNING}
     wait(slurm, array, lambda jobs: running_one.items() <= {job.job_id: job.state for job in jobs}.items())
-    waits = go(slurm, tmp_path, "sleep 60", "--begin=now+1hour", "--requeue")
+    waits = submit_job(slurm, tmp_path, "sleep 60", "--begin=now+1hour", "--requeue")
     partly = slurm.requeue([array, waits])
     assert partly is not None
     assert (partly.done, partly.refused) == ((array,), ())
@@ -135,12 +139,12 @@ def test_what_waits_of_an_array_is_no_reason_not_to_requeue_the_rest(
         slurm.requeue([waits, f"{array}_3"])
 
 
-def test_f53_ids_that_slurm_does_not_know(slurm: SlurmScheduler, tmp_path: Path) -> None:
-    job_id = go(slurm, tmp_path, "sleep 60")
+def test_f53_unknown_job_ids_are_reported(slurm: SlurmScheduler, tmp_path: Path) -> None:
+    job_id = submit_job(slurm, tmp_path, "sleep 60")
     with pytest.raises(JobNotFound, match="999999") as caught:
         slurm.cancel(["999999", job_id])
     assert job_id in caught.value.evidence[0]
-    assert wait(slurm, job_id, over)[0].state is JobState.CANCELLED
+    assert wait(slurm, job_id, are_terminal)[0].state is JobState.CANCELLED
     for change in (slurm.hold, slurm.release, slurm.requeue):
         with pytest.raises(JobNotFound):
             change(["999999"])
@@ -157,17 +161,17 @@ def test_f53_ids_that_slurm_does_not_know(slurm: SlurmScheduler, tmp_path: Path)
         ("--no-such-option", "no-such-option", ""),
     ],
 )
-def test_a_refusal_is_final(
+def test_refused_submission_reports_the_reason_and_a_hint(
     slurm: SlurmScheduler, tmp_path: Path, option: str, words: str, hint: str
 ) -> None:
     with pytest.raises(SubmitRejected) as caught:
-        go(slurm, tmp_path, "true", option)
+        submit_job(slurm, tmp_path, "true", option)
     assert words in "\n".join(caught.value.evidence).lower()
     assert hint in caught.value.hint
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may submit as somebody else")
-def test_c28_a_token_of_another_user_is_not_ours(
+def test_c28_job_of_another_user_with_the_same_token_is_ignored(
     slurm: SlurmScheduler, slurm_env: SlurmLab, tmp_path: Path
 ) -> None:
     made, path = submission(tmp_path, "sleep 30")
@@ -201,7 +205,7 @@ def fake_sbatch(folder: Path, text: str) -> str:
         "exit 1",
     ],
 )
-def test_f1_a_lost_answer_is_looked_up(
+def test_f1_job_is_found_by_its_token_after_a_lost_sbatch_answer(
     slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     monkeypatch.setenv("PATH", fake_sbatch(tmp_path, f'"$sbatch" "$@" > number; {answer}'))
@@ -211,25 +215,25 @@ def test_f1_a_lost_answer_is_looked_up(
     assert job_id == (tmp_path / "number").read_text().strip()
 
 
-def test_f1_an_answer_lost_for_good_is_unknown(
+def test_f1_submission_without_answer_and_without_a_job_is_unknown(
     slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", fake_sbatch(tmp_path, "exit 1"))
     with pytest.raises(SubmitUnknown) as caught:
-        go(slurm, tmp_path, "true")
+        submit_job(slurm, tmp_path, "true")
     assert "dtslurm status" in caught.value.hint
 
 
-def test_f4_f19_noise_before_the_number(
+def test_f4_f19_job_id_is_read_after_other_output(
     slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = 'echo "Welcome to 2026"; echo "sbatch: error: just a warning of ours" >&2; exec "$sbatch" "$@"'
     monkeypatch.setenv("PATH", fake_sbatch(tmp_path, text))
-    job_id = go(slurm, tmp_path, "true")
-    assert over(wait(slurm, job_id, over))
+    job_id = submit_job(slurm, tmp_path, "true")
+    assert are_terminal(wait(slurm, job_id, are_terminal))
 
 
-def test_f20_f52_the_callers_own_settings_do_not_matter(
+def test_f20_f52_slurm_variables_of_the_user_do_not_affect_commands(
     slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {
@@ -237,12 +241,12 @@ def test_f20_f52_the_callers_own_settings_do_not_matter(
         "SLURM_TIME_FORMAT": "relative", "SQUEUE_PARTITION": "x",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    job_id = go(slurm, tmp_path, "sleep 30")
-    (job,) = wait(slurm, job_id, running)
+    job_id = submit_job(slurm, tmp_path, "sleep 30")
+    (job,) = wait(slurm, job_id, are_running)
     assert job.start_time is not None
 
 
-def test_without_slurm_there_is_an_error_at_once(
+def test_missing_slurm_is_reported_at_once(
     slurm_env: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = time.monotonic()
@@ -257,7 +261,9 @@ def test_without_slurm_there_is_an_error_at_once(
     assert time.monotonic() - start < 30
 
 
-def test_validate_and_profile(slurm: SlurmScheduler, slurm_env: SlurmLab, tmp_path: Path) -> None:
+def test_slurm_validates_submissions_and_completes_the_profile(
+    slurm: SlurmScheduler, slurm_env: SlurmLab, tmp_path: Path
+) -> None:
     assert slurm.validate(submission(tmp_path, "true")[0]) == []
     (problem,) = slurm.validate(submission(tmp_path, "true", "--nodes=400")[0])
     assert "400 nodes" in problem
@@ -273,7 +279,7 @@ def test_validate_and_profile(slurm: SlurmScheduler, slurm_env: SlurmLab, tmp_pa
     assert slurm.profile(done) is done
 
 
-def test_what_slurm_tells_of_itself_is_shared_for_a_minute(
+def test_slurm_configuration_is_cached_and_refreshed_before_a_refusal(
     slurm: SlurmScheduler, slurm_env: SlurmLab, tmp_path: Path
 ) -> None:
     keeper = BlobCache(tmp_path / "kept")
