@@ -16,7 +16,9 @@ ALL = (
 DDP = "import torch.distributed as dist\ndist.init_process_group('nccl')\n"
 
 
-def found(source: str, script: str = "train.py", args: tuple[str, ...] = (), **request: object) -> Detection:
+def detected(
+    source: str, script: str = "train.py", args: tuple[str, ...] = (), **request: object
+) -> Detection:
     values = {"nodes": 2, "ranks_per_node": 4, "gpus_per_node": 4, "known": ALL, **request}
     return detect(source, script, args, **values)  # type: ignore[arg-type]
 
@@ -53,8 +55,8 @@ def found(source: str, script: str = "train.py", args: tuple[str, ...] = (), **r
         ("print('hello')", "torchrun", "imports no known framework; torchrun for 8 ranks"),
     ],
 )
-def test_what_a_script_imports_decides(source: str, launcher: str, why: str) -> None:
-    detection = found(source)
+def test_launcher_is_detected_from_imports(source: str, launcher: str, why: str) -> None:
+    detection = detected(source)
     assert detection.launcher == launcher
     assert why in detection.why
     assert detection.warnings == ()
@@ -71,8 +73,8 @@ def test_what_a_script_imports_decides(source: str, launcher: str, why: str) -> 
         ("", "single"),
     ],
 )
-def test_one_rank(source: str, launcher: str) -> None:
-    detection = found(source, nodes=1, ranks_per_node=1, gpus_per_node=1)
+def test_single_rank_launcher_is_detected(source: str, launcher: str) -> None:
+    detection = detected(source, nodes=1, ranks_per_node=1, gpus_per_node=1)
     assert (detection.launcher, detection.warnings) == (launcher, ())
 
 
@@ -106,12 +108,14 @@ IN_ANY_CASE = [
     ("source", "launcher"),
     [*((source, "single") for source in ONLY_IF_SET), *((source, "torchrun") for source in IN_ANY_CASE)],
 )
-def test_one_rank_gets_variables_only_where_the_script_fails_without(source: str, launcher: str) -> None:
-    alone = found(OS + source, nodes=1, ranks_per_node=1, gpus_per_node=0)
+def test_single_rank_uses_torchrun_only_if_the_script_requires_its_variables(
+    source: str, launcher: str
+) -> None:
+    alone = detected(OS + source, nodes=1, ranks_per_node=1, gpus_per_node=0)
     assert alone.launcher == launcher
-    told = found(OS + source, nodes=1, ranks_per_node=1, gpus_per_node=0, launcher="single").warnings
+    told = detected(OS + source, nodes=1, ranks_per_node=1, gpus_per_node=0, launcher="single").warnings
     assert any("launcher single does not set RANK" in line for line in told) is (launcher == "torchrun")
-    assert found(OS + source).launcher == "torchrun"
+    assert detected(OS + source).launcher == "torchrun"
 
 
 @pytest.mark.parametrize(
@@ -125,40 +129,40 @@ def test_one_rank_gets_variables_only_where_the_script_fails_without(source: str
         "import jax\njax.pmap(f)",
     ],
 )
-def test_scripts_that_use_a_node_by_themselves(source: str) -> None:
-    detection = found(source, nodes=1)
+def test_script_that_starts_its_own_processes_uses_launcher_single_on_a_node(source: str) -> None:
+    detection = detected(source, nodes=1)
     assert (detection.launcher, detection.warnings) == ("single", ())
-    several = found(source, nodes=1, ranks_asked=True)
+    several = detected(source, nodes=1, ranks_asked=True)
     assert several.launcher != "single"
     assert any("separately" in line for line in several.warnings)
-    assert found(source).warnings
+    assert detected(source).warnings
 
 
-def test_a_script_that_also_takes_its_rank_from_the_environment_is_started_by_torchrun() -> None:
+def test_script_that_spawns_processes_and_reads_rank_uses_torchrun() -> None:
     source = DDP + "import os\nimport torch.multiprocessing as mp\nos.environ['RANK']\nmp.spawn(f)"
-    assert found(source, nodes=1).launcher == "torchrun"
+    assert detected(source, nodes=1).launcher == "torchrun"
 
 
 @pytest.mark.parametrize(
     "source",
     ["import raylib", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n  import ray\n  x: ray.Actor\n"],
 )
-def test_what_is_no_evidence(source: str) -> None:
-    assert "imports no known framework" in found(source).why
+def test_unused_and_type_checking_imports_are_ignored(source: str) -> None:
+    assert "imports no known framework" in detected(source).why
 
 
-def test_files_beside_the_script_count_one_level_deep() -> None:
+def test_imports_of_neighbouring_files_count_a_single_level_deep() -> None:
     siblings = {"setup_dist.py": "import later\n" + DDP, "later.py": "import ray\nray.init()"}
-    detection = found("from setup_dist import go", siblings=siblings)
+    detection = detected("from setup_dist import go", siblings=siblings)
     assert (detection.launcher, detection.warnings) == ("torchrun", ())
     assert detection.why == "imports torch.distributed (setup_dist.py:2)"
 
 
-def test_a_file_beside_the_script_hides_the_package_of_its_name() -> None:
-    assert found("import ray\nray.init()", siblings={"ray.py": "x = 1"}).launcher == "torchrun"
+def test_neighbouring_file_hides_the_package_with_the_same_name() -> None:
+    assert detected("import ray\nray.init()", siblings={"ray.py": "x = 1"}).launcher == "torchrun"
 
 
-def test_imported_files() -> None:
+def test_imported_files_lists_candidate_paths() -> None:
     names = imported_files(
         "import a.b\nfrom . import c\nfrom d import e\nfrom ..up import f\nfrom g import *"
     )
@@ -176,8 +180,8 @@ def test_imported_files() -> None:
         ("import ray\nray.init()", "ray", "torchrun"),
     ],
 )
-def test_a_launcher_that_is_not_there_is_replaced_with_a_warning(source: str, best: str, taken: str) -> None:
-    detection = found(source, known=BUILT_IN)
+def test_missing_launcher_is_replaced_with_a_warning(source: str, best: str, taken: str) -> None:
+    detection = detected(source, known=BUILT_IN)
     assert detection.launcher == taken
     assert f"the best launcher, {best}, is not installed; {taken} is used" in detection.warnings[0]
 
@@ -254,8 +258,8 @@ def test_a_launcher_that_is_not_there_is_replaced_with_a_warning(source: str, be
         ),
     ],
 )
-def test_what_cannot_work_is_told(source: str, args: tuple[str, ...], warning: str) -> None:
-    warnings = found(source, args=args).warnings
+def test_script_that_cannot_work_gets_a_warning(source: str, args: tuple[str, ...], warning: str) -> None:
+    warnings = detected(source, args=args).warnings
     assert any(warning in line for line in warnings), warnings
 
 
@@ -273,18 +277,18 @@ def test_what_cannot_work_is_told(source: str, args: tuple[str, ...], warning: s
         "import os\np.add_argument('--local_rank', default=int(os.environ['LOCAL_RANK']))",
     ],
 )
-def test_what_works_is_not_complained_about(more: str) -> None:
-    assert found(DDP + more).warnings == ()
+def test_working_script_gets_no_warning(more: str) -> None:
+    assert detected(DDP + more).warnings == ()
 
 
 @pytest.mark.parametrize("call", ["num_nodes=2, devices=4", "num_nodes=n, devices=-1", "**options"])
-def test_lightning_that_agrees(call: str) -> None:
-    assert found(f"import lightning as L\nL.Trainer({call})").warnings == ()
+def test_lightning_trainer_with_matching_sizes_gets_no_warning(call: str) -> None:
+    assert detected(f"import lightning as L\nL.Trainer({call})").warnings == ()
 
 
-def test_one_node_may_meet_on_localhost() -> None:
+def test_localhost_master_gets_no_warning_on_a_single_node() -> None:
     source = DDP + "import os\nos.environ['MASTER_ADDR'] = 'localhost'"
-    assert found(source, nodes=1).warnings == ()
+    assert detected(source, nodes=1).warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -303,18 +307,20 @@ def test_one_node_may_meet_on_localhost() -> None:
         ("#!/bin/sh\npython train.py\n", "train.sh", "torchrun", "train.sh is not Python"),
     ],
 )
-def test_what_is_no_python(source: str, script: str, launcher: str, why: str) -> None:
-    detection = found(source, script)
+def test_launcher_is_detected_for_configurations_and_programs(
+    source: str, script: str, launcher: str, why: str
+) -> None:
+    detection = detected(source, script)
     assert (detection.launcher, detection.warnings) == (launcher, ())
     assert why in detection.why
 
 
-def test_a_configuration_without_its_launcher() -> None:
+def test_configuration_with_a_missing_launcher_gets_a_warning() -> None:
     source = "model_name_or_path: x\nfinetuning_type: lora\n"
-    detection = found(source, "sft.yaml", known=BUILT_IN)
+    detection = detected(source, "sft.yaml", known=BUILT_IN)
     assert detection.launcher == "torchrun"
     assert "launcher llamafactory is not installed" in detection.warnings[0]
-    assert "-l llamafactory starts it" in found(source, "sft.yaml", launcher="torchrun").warnings[0]
+    assert "-l llamafactory starts it" in detected(source, "sft.yaml", launcher="torchrun").warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -325,12 +331,12 @@ def test_a_configuration_without_its_launcher() -> None:
         "A=1 python -m torch.distributed.run t.py",
     ],
 )
-def test_a_launcher_within_a_launcher(line: str) -> None:
+def test_launcher_inside_a_shell_script_gets_a_warning(line: str) -> None:
     source = f"#!/bin/bash\ncd x\n{line}\n"
-    detection = found(source, "train.sh")
+    detection = detected(source, "train.sh")
     assert "train.sh:3 calls" in detection.warnings[0]
-    assert found(source, "train.sh", nodes=1).launcher == "single"
-    assert found("import sys", "torchrun").warnings
+    assert detected(source, "train.sh", nodes=1).launcher == "single"
+    assert detected("import sys", "torchrun").warnings
 
 
 @pytest.mark.parametrize(
@@ -345,15 +351,15 @@ def test_a_launcher_within_a_launcher(line: str) -> None:
         (DDP, "single", "launcher single does not set RANK; use -l torchrun"),
     ],
 )
-def test_a_launcher_that_is_set_is_kept_and_warned_of(source: str, launcher: str, warning: str) -> None:
+def test_given_launcher_is_used_with_a_warning(source: str, launcher: str, warning: str) -> None:
     one = launcher == "single"
-    detection = found(source, launcher=launcher, nodes=1 if one else 2, ranks_per_node=1 if one else 4)
+    detection = detected(source, launcher=launcher, nodes=1 if one else 2, ranks_per_node=1 if one else 4)
     assert detection.launcher == launcher
     assert warning in detection.warnings[0]
 
 
-def test_a_python_program_that_is_a_launcher_is_no_script_to_launch() -> None:
-    detection = found("#!/usr/bin/env python\n" + DDP, "torchrun", nodes=1)
+def test_python_program_that_is_a_launcher_gets_a_warning() -> None:
+    detection = detected("#!/usr/bin/env python\n" + DDP, "torchrun", nodes=1)
     assert detection.why == "torchrun starts ranks itself; torchrun for 4 ranks"
     assert detection.warnings == ("torchrun starts ranks itself: each rank would start its own ranks",)
 
@@ -373,7 +379,9 @@ def test_a_python_program_that_is_a_launcher_is_no_script_to_launch() -> None:
         ("L.Trainer(", (), []),
     ],
 )
-def test_other_sizes_than_the_jobs_are_told(source: str, args: tuple[str, ...], said: list[str]) -> None:
+def test_sizes_that_differ_from_the_job_are_reported(
+    source: str, args: tuple[str, ...], said: list[str]
+) -> None:
     told = find_size_conflicts(source, "/w/train.py", args, nodes=2, ranks_per_node=4, siblings={})
     assert len(told) == len(said)
     assert all(words in line for words, line in zip(said, told, strict=True)), told
@@ -382,17 +390,19 @@ def test_other_sizes_than_the_jobs_are_told(source: str, args: tuple[str, ...], 
 @pytest.mark.parametrize(
     ("launcher", "told"), [("torchrun", 1), ("deepspeed", 1), ("srun", 0), ("lightning", 0)]
 )
-def test_a_place_by_slurm_is_not_served_by_a_launcher_of_one_task_a_node(launcher: str, told: int) -> None:
+def test_script_that_reads_slurm_procid_gets_a_warning_with_a_launcher_per_node(
+    launcher: str, told: int
+) -> None:
     source = DDP + "import os\nos.environ['SLURM_PROCID']"
-    warnings = found(source, launcher=launcher).warnings
+    warnings = detected(source, launcher=launcher).warnings
     assert len(warnings) == told
     assert all("use -l srun" in line for line in warnings)
 
 
-def test_a_deep_expression_is_read() -> None:
-    assert found(DDP + "x = " + "+".join(["1"] * 3000)).launcher == "torchrun"
-    assert found(DDP + "x = " + "(" * 3000).launcher == "torchrun"
-    assert found(DDP + "x = a" + ".b" * 3000).launcher == "torchrun"
+def test_deeply_nested_expression_does_not_stop_detection() -> None:
+    assert detected(DDP + "x = " + "+".join(["1"] * 3000)).launcher == "torchrun"
+    assert detected(DDP + "x = " + "(" * 3000).launcher == "torchrun"
+    assert detected(DDP + "x = a" + ".b" * 3000).launcher == "torchrun"
 
 
 WORDS = (
@@ -425,7 +435,7 @@ FRAGMENTS = st.lists(st.sampled_from(WORDS)).map("".join)
     st.integers(0, 8),
     st.sampled_from([(), ("srun",), BUILT_IN, ALL]),
 )
-def test_nothing_makes_it_raise(
+def test_detection_never_raises(
     source: str,
     script: str,
     args: list[str],
@@ -460,6 +470,6 @@ def test_nothing_makes_it_raise(
         ("from dtslurm import train\nrun.restore(", False),
     ],
 )
-def test_a_script_that_restores_its_newest_checkpoint_can_go_on(source: str, resumes: bool) -> None:
+def test_script_that_restores_its_newest_checkpoint_is_resumable(source: str, resumes: bool) -> None:
     helper = "from dtslurm import train\ndef go():\n    with train.session() as run:\n        run.restore()\n"
     assert resumes_from_checkpoints(source, "train.py", {"helper.py": helper}) is resumes

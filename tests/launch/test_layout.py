@@ -14,7 +14,7 @@ NODE = NodeType(sockets=2, cores_per_socket=64, gpus=Gpus(model="A100", count=8)
 PROFILE = ClusterProfile(name="site", node_types={"a100x8": NODE}, default_node_type="a100x8")
 
 
-def test_left_out_a_job_takes_whole_nodes_of_the_named_type() -> None:
+def test_default_layout_uses_whole_nodes_of_the_default_type() -> None:
     layout = resolve(Resources(nodes=2), PROFILE).layout
     assert layout is not None
     assert (layout.gpus_per_node, layout.ranks_per_node, layout.cpus_per_rank, layout.world_size) == (
@@ -25,20 +25,20 @@ def test_left_out_a_job_takes_whole_nodes_of_the_named_type() -> None:
     )
 
 
-def test_part_of_a_node_gets_its_share_of_cpus() -> None:
+def test_partial_node_gets_a_proportional_share_of_cpus() -> None:
     layout = resolve(Resources(gpus_per_node=2), PROFILE).layout
     assert layout is not None
     assert (layout.ranks_per_node, layout.cpus_per_rank) == (2, 16)
 
 
-def test_without_a_node_type_there_is_one_rank_and_no_gpu() -> None:
+def test_layout_without_a_node_type_has_a_single_rank_and_no_gpu() -> None:
     layout = resolve(Resources(), ClusterProfile(name="bare")).layout
     assert layout is not None
     assert (layout.gpus_per_node, layout.ranks_per_node, layout.cpus_per_rank) == (0, 1, None)
 
 
 @pytest.mark.parametrize(("asked", "told"), [(None, 1), (0, 0), (8, 0)])
-def test_gpus_that_were_not_asked_for_are_mentioned(asked: int | None, told: int) -> None:
+def test_unrequested_gpus_give_a_notice(asked: int | None, told: int) -> None:
     found = resolve(Resources(gpus_per_node=asked), ClusterProfile(name="live", node_types={"a100x8": NODE}))
     assert found.layout is not None
     assert found.layout.gpus_per_node == (asked or 0)
@@ -46,7 +46,7 @@ def test_gpus_that_were_not_asked_for_are_mentioned(asked: int | None, told: int
     assert found.notices == [notice] * told
 
 
-def test_a_single_process_sees_all_gpus() -> None:
+def test_single_process_layout_has_all_gpus_and_cpus() -> None:
     layout = resolve(Resources(), PROFILE, one_process=True).layout
     assert layout is not None
     assert (layout.gpus_per_node, layout.ranks_per_node, layout.cpus_per_rank) == (8, 1, 128)
@@ -66,7 +66,7 @@ def test_a_single_process_sees_all_gpus() -> None:
         ({"node_type": "h100"}, "no such type (a100x8)"),
     ],
 )
-def test_what_a_node_cannot_hold_is_a_problem(asked: dict[str, Any], problem: str) -> None:
+def test_request_beyond_a_node_is_a_problem(asked: dict[str, Any], problem: str) -> None:
     result = resolve(Resources(**asked), PROFILE)
     assert result.layout is None
     assert any(problem in line for line in result.problems), result.problems
@@ -82,7 +82,7 @@ def test_what_a_node_cannot_hold_is_a_problem(asked: dict[str, Any], problem: st
         ({}, None, "None", 0),
     ],
 )
-def test_all_of_a_nodes_memory_only_with_all_its_gpus(
+def test_all_node_memory_is_requested_only_with_all_gpus(
     customs: dict[str, Any], gpus: int | None, mem: str, told: int
 ) -> None:
     site = replace(PROFILE, slurm=SlurmCustoms(**customs))
@@ -93,7 +93,7 @@ def test_all_of_a_nodes_memory_only_with_all_its_gpus(
 
 
 @pytest.mark.parametrize(("exclusive", "told"), [(False, 1), (True, 0)])
-def test_a_node_whose_cpus_are_not_known_is_mentioned(exclusive: bool, told: int) -> None:
+def test_unknown_cpu_count_gives_a_notice(exclusive: bool, told: int) -> None:
     node = NodeType(gpus=Gpus(model="A100", count=8))
     site = replace(PROFILE, node_types={"a100x8": node}, slurm=SlurmCustoms(exclusive=exclusive))
     found = resolve(Resources(), site)
@@ -104,7 +104,7 @@ def test_a_node_whose_cpus_are_not_known_is_mentioned(exclusive: bool, told: int
 @pytest.mark.parametrize(
     ("count", "told"), [(1, "the GPU of each gh200 node"), (4, "all 4 GPUs of each gh200 node")]
 )
-def test_all_gpus_of_a_node_are_counted_in_words(count: int, told: str) -> None:
+def test_number_words_match_the_gpu_count(count: int, told: str) -> None:
     node = NodeType(sockets=1, cores_per_socket=72, gpus=Gpus(model="GH200", count=count))
     profile = ClusterProfile(name="one", node_types={"gh200": node}, default_node_type="gh200")
     [notice] = resolve(Resources(), profile).notices
@@ -113,12 +113,12 @@ def test_all_gpus_of_a_node_are_counted_in_words(count: int, told: str) -> None:
     assert "1 rank x 100 CPUs = 100 CPUs per node" in problem
 
 
-def test_cluster_local_takes_more_ranks_and_cpus_than_it_has() -> None:
+def test_local_cluster_accepts_more_ranks_and_cpus_than_the_machine_has() -> None:
     local = replace(PROFILE, scheduler="local")
     assert resolve(Resources(ntasks_per_node=8, cpus_per_task=20), local).layout is not None
 
 
-def test_all_problems_come_at_once() -> None:
+def test_all_layout_problems_are_reported_together() -> None:
     result = resolve(Resources(nodes=0, gpus_per_node=9, mem=Memory.parse("2T")), PROFILE)
     assert len(result.problems) == 3
 
@@ -137,7 +137,7 @@ def test_messages_name_the_node_type_of_the_partition() -> None:
     assert resolve(Resources(gpus_per_node=4, partition="any"), profile).layout is not None
 
 
-def test_ranks_that_share_gpus_are_mentioned() -> None:
+def test_ranks_that_share_gpus_give_a_notice() -> None:
     found = resolve(Resources(gpus_per_node=2, ntasks_per_node=6), PROFILE)
     assert found.layout is not None
     assert found.layout.cpus_per_rank == 5

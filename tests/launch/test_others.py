@@ -53,18 +53,18 @@ def problems(name: str, shape: TaskLayout, **fields: Any) -> str:
         ("ray", layout(ranks=1), {"join_timeout": "soon"}, "must be a whole number"),
     ],
 )
-def test_what_is_refused(name: str, shape: TaskLayout, options: dict[str, str], said: str) -> None:
+def test_unsuitable_job_is_refused(name: str, shape: TaskLayout, options: dict[str, str], said: str) -> None:
     assert said in problems(name, shape, launcher_options=options)
 
 
-def test_mpirun_is_refused_where_an_early_signal_is_asked_for() -> None:
+def test_mpirun_with_an_early_signal_is_refused() -> None:
     options = {"start": "mpirun"}
     assert "early signal" in problems("mpi", layout(), launcher_options=options, signal_before=60)
     assert not problems("mpi", layout(), signal_before=60)
 
 
 @pytest.mark.parametrize("name", ["jax", "tensorflow", "mpi", "horovod", "ray"])
-def test_an_ordinary_job_is_not_refused(name: str) -> None:
+def test_ordinary_job_is_accepted(name: str) -> None:
     assert not problems(name, layout(ranks=1 if name == "ray" else 4, gpus=4))
 
 
@@ -98,11 +98,11 @@ def srun_of(script: str) -> str:
         ("horovod", {"form": "gloo"}, "--mpi=none"),
     ],
 )
-def test_sruns_mpi_is_as_asked(launcher: str, options: dict[str, str], word: str) -> None:
+def test_srun_mpi_type_follows_the_option(launcher: str, options: dict[str, str], word: str) -> None:
     assert word in srun_of(submission(launcher, 2, 2, 0, launcher_options=options)).split()
 
 
-def test_sruns_mpi_is_left_to_slurm_where_nobody_knows() -> None:
+def test_srun_mpi_type_is_left_to_slurm_by_default() -> None:
     assert "--mpi" not in srun_of(submission("mpi", 2, 2, 0))
 
 
@@ -141,14 +141,14 @@ THIRD = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
         (8, "0,1,2,3", "0,1,2,3"),
     ],
 )
-def test_jax_device_ids(tmp_path: Path, gpus: int, visible: str, ids: str) -> None:
+def test_jax_device_ids_follow_the_visible_gpus(tmp_path: Path, gpus: int, visible: str, ids: str) -> None:
     script = submission("jax", 2, 2, gpus)
     told = task_environment(script, tmp_path, CUDA_VISIBLE_DEVICES=visible, **THIRD)
     assert told["JAX_LOCAL_DEVICE_IDS"] == ids
     assert told["JAX_COORDINATOR_ADDRESS"] == "n9:12000"
 
 
-def test_jax_leaves_devices_alone_without_gpus(tmp_path: Path) -> None:
+def test_jax_device_ids_are_not_set_without_gpus(tmp_path: Path) -> None:
     assert "JAX_LOCAL_DEVICE_IDS" not in task_environment(submission("jax", 2, 2, 0), tmp_path, **THIRD)
 
 
@@ -162,13 +162,13 @@ def test_jax_leaves_devices_alone_without_gpus(tmp_path: Path) -> None:
         ("0,1", "0,1"),
     ],
 )
-def test_tensorflow_workers_see_their_own_gpus(tmp_path: Path, visible: str, own: str) -> None:
+def test_tensorflow_worker_sees_only_its_gpus(tmp_path: Path, visible: str, own: str) -> None:
     script = submission("tensorflow", 2, 2, 4)
     told = task_environment(script, tmp_path, CUDA_VISIBLE_DEVICES=visible, WORKER_HOSTS="n9\nn10", **THIRD)
     assert told["CUDA_VISIBLE_DEVICES"] == own
 
 
-def test_tf_config(tmp_path: Path) -> None:
+def test_tf_config_lists_all_workers(tmp_path: Path) -> None:
     told = task_environment(submission("tensorflow", 2, 2, 0), tmp_path, WORKER_HOSTS="n9\nn10", **THIRD)
     assert json.loads(told["TF_CONFIG"]) == {
         "cluster": {"worker": ["n9:12000", "n9:12001", "n10:12002", "n10:12003"]},
@@ -176,7 +176,7 @@ def test_tf_config(tmp_path: Path) -> None:
     }
 
 
-def test_horovods_own_variables(tmp_path: Path) -> None:
+def test_horovod_variables_are_set_for_gloo(tmp_path: Path) -> None:
     script = submission("horovod", 2, 2, 0, launcher_options={"form": "gloo"})
     told = task_environment(script, tmp_path, GLOO_SOCKET_IFNAME="ib0", **THIRD)
     assert {key: value for key, value in told.items() if key.startswith("HOROVOD_")} == {
@@ -195,12 +195,12 @@ def test_horovods_own_variables(tmp_path: Path) -> None:
     }
 
 
-def test_mpi_ranks_are_slurms(tmp_path: Path) -> None:
+def test_mpi_ranks_are_taken_from_slurm(tmp_path: Path) -> None:
     told = task_environment(submission("mpi", 2, 2, 0), tmp_path, PMIX_RANK="3", **THIRD)
     assert (told["RANK"], told["LOCAL_RANK"], told["GROUP_RANK"], told["WORLD_SIZE"]) == ("3", "1", "1", "4")
 
 
-def test_rays_only_rank_is_the_driver() -> None:
+def test_ray_job_runs_a_single_driver_rank() -> None:
     script = submission("ray", 3, 1, 2, profile="local")
     assert "tell.py: 1 rank" in script
     assert '"$SLURM_JOB_NODELIST" 1 1 "' in script
@@ -209,18 +209,18 @@ def test_rays_only_rank_is_the_driver() -> None:
     assert "unset OMP_NUM_THREADS" in script
 
 
-def test_ray_keeps_the_users_threads() -> None:
+def test_ray_retains_omp_num_threads_of_the_user() -> None:
     assert "unset OMP_NUM_THREADS" not in submission("ray", 2, 1, 0, env=(("OMP_NUM_THREADS", "4"),))
 
 
 @pytest.mark.parametrize(("name", "options"), [("mpi", {"start": "mpirun"}), ("horovod", {"form": "gloo"})])
-def test_what_would_run_outside_the_image_is_refused(name: str, options: dict[str, str]) -> None:
+def test_launcher_that_runs_outside_the_container_is_refused(name: str, options: dict[str, str]) -> None:
     asked = {"launcher_options": options, "container": "me/image:1"}
     assert "outside the image" in problems(name, layout(), **asked)
     assert not problems(name, layout(), launcher_options=options)
 
 
-def test_options_that_dtslurm_does_not_read_reach_srun_mpirun_and_ray() -> None:
+def test_unknown_launcher_options_reach_srun_mpirun_and_ray() -> None:
     words = srun_of(submission("srun", 2, 2, 0, launcher_options={"cpu-freq": "high", "label": None})).split()
     assert {"--cpu-freq=high", "--label"} <= set(words)
     text = submission("mpi", 2, 2, 0, launcher_options={"start": "mpirun", "mca": "btl self,tcp"})
@@ -230,6 +230,6 @@ def test_options_that_dtslurm_does_not_read_reach_srun_mpirun_and_ray() -> None:
     )
 
 
-def test_no_options_are_passed_on_where_there_is_no_launcher() -> None:
+def test_launcher_single_refuses_unknown_options() -> None:
     shape = layout(nodes=1, ranks=1)
     assert "has no option 'tee'" in problems("single", shape, launcher_options={"tee": "3"})

@@ -42,7 +42,7 @@ def problems(name: str, spec: JobSpec, place: TaskLayout | None = None) -> str:
 
 
 @pytest.mark.parametrize("name", FAMILY)
-def test_a_plain_job_has_no_problems(name: str) -> None:
+def test_plain_job_has_no_problems(name: str) -> None:
     launcher = registry.load(name)
     assert isinstance(launcher, Launcher)
     assert launcher.name == name
@@ -63,7 +63,7 @@ def test_every_rank_is_started_through_its_record(name: str, nodes: int, render_
         assert ("$SLURM_NODEID" in task) == (nodes > 1 or name == "deepspeed")
 
 
-def test_deepspeed_is_told_every_nodes_ranks(render_job: Render) -> None:
+def test_deepspeed_receives_the_ranks_of_every_node(render_job: Render) -> None:
     text = render_job("local", "deepspeed", account=None, nodes=3, ntasks_per_node=2).script
     [line] = [line for line in text.splitlines() if line.startswith("nodes=")]
     [world] = [line for line in text.splitlines() if line.startswith("world_info=")]
@@ -95,7 +95,7 @@ def run_end(text: str, tmp_path: Path, exit_codes: list[int | None], said: int =
     [([0, 0], None, 0), ([0, 7], "1 7", 7), ([0, None], None, 1), ([0], None, 1)],
 )
 @pytest.mark.parametrize("launcher", ["srun", "torchrun", "deepspeed"])
-def test_a_launchers_zero_is_not_taken_for_success(
+def test_launcher_exit_code_0_does_not_hide_a_failed_rank(
     launcher: str,
     exit_codes: list[int | None],
     failure: str | None,
@@ -124,7 +124,7 @@ STACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <modu
         ("no exception: at all\n", 1, ""),
     ],
 )  # fmt: skip
-def test_the_exception_that_a_failed_ranks_log_ends_with_is_kept(
+def test_exception_at_the_end_of_the_failed_rank_log_is_recorded(
     log: str, code: int, error: str, render_job: Render, tmp_path: Path
 ) -> None:
     text = render_job("local", "srun", account=None, ntasks_per_node=2).script
@@ -150,7 +150,7 @@ ELASTIC: dict[str, Any] = {"nnodes": "1:2", "max_restarts": "2"}
         (1, None, [], {}, 1),  # no rank was ever started
     ],
 )
-def test_the_ranks_started_last_tell_how_an_elastic_job_ended(
+def test_elastic_job_ends_with_the_result_of_the_last_started_ranks(
     said: int,
     world: int | None,
     exit_codes: list[int | None],
@@ -169,7 +169,7 @@ def test_the_ranks_started_last_tell_how_an_elastic_job_ended(
     assert (tmp_path / "first-failure").exists() == (bool(failures) and code != 0)
 
 
-def test_what_elastic_jobs_need() -> None:
+def test_elastic_options_are_checked() -> None:
     def told(name: str = "torchrun", nodes: int = 2, **options: Any) -> str:
         return problems(name, job(name, launcher_options=options), layout(nodes=nodes))
 
@@ -183,7 +183,7 @@ def test_what_elastic_jobs_need() -> None:
     assert "rdzv_backend=c10d" in told(rdzv_backend="static", **ELASTIC)
 
 
-def test_where_a_supervisor_restarts_torchrun_starts_on_what_is_left(render_job: Render) -> None:
+def test_torchrun_restarts_on_the_remaining_nodes_under_a_supervisor(render_job: Render) -> None:
     asked: dict[str, Any] = {"nodes": 4, "max_restarts": 2, "launcher_options": {"nnodes": "2:4"}}
     text = render_job("slurm", "torchrun", account=None, **asked).script.replace(" \\\n ", "")
     assert "#SBATCH --no-kill\n" in text
@@ -195,7 +195,7 @@ def test_where_a_supervisor_restarts_torchrun_starts_on_what_is_left(render_job:
     assert "remove --launcher-option max_restarts" in problems("torchrun", twice, layout(nodes=4))
 
 
-def test_an_elastic_job_outlives_the_loss_of_a_node(render_job: Render) -> None:
+def test_elastic_job_survives_the_loss_of_a_node(render_job: Render) -> None:
     asked = {"account": None, "nodes": 2, "launcher_options": ELASTIC}
     text = render_job("slurm", "torchrun", **asked).script
     assert "#SBATCH --no-kill\n" in text
@@ -205,7 +205,9 @@ def test_an_elastic_job_outlives_the_loss_of_a_node(render_job: Render) -> None:
 
 
 @pytest.mark.parametrize(("form", "task"), [("torchrun", "torch.distributed.run"), ("srun", "SLURM_PROCID")])
-def test_deepspeed_code_by_other_launchers(form: str, task: str, render_job: Render) -> None:
+def test_deepspeed_script_starts_with_the_chosen_launcher_form(
+    form: str, task: str, render_job: Render
+) -> None:
     options = {"form": form}
     asked = {"account": None, "nodes": 2, "ntasks_per_node": 2}
     text = render_job("local", "deepspeed", launcher_options=options, **asked).script
@@ -218,7 +220,7 @@ def test_deepspeed_code_by_other_launchers(form: str, task: str, render_job: Ren
     assert ("'rdzv_backend' is for form=torchrun" in wrong) == (form == "srun")
 
 
-def test_devices_that_slurm_chose_reach_deepspeeds_ranks() -> None:
+def test_devices_chosen_by_slurm_reach_deepspeed_ranks() -> None:
     launcher, spec = registry.load("deepspeed"), job("deepspeed")
     words = " ".join(launcher.command(spec, layout(), ("true",)))
     shown = {}
@@ -233,7 +235,7 @@ def test_devices_that_slurm_chose_reach_deepspeeds_ranks() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in " ".join(launcher.command(spec, layout(gpus=0), ("true",)))
 
 
-def test_accelerate_takes_the_users_configuration_or_its_own(render_job: Render) -> None:
+def test_accelerate_uses_the_configuration_of_the_user_or_a_generated_file(render_job: Render) -> None:
     own = render_job("local", "accelerate", account=None, ntasks_per_node=2).script
     assert "distributed_type: MULTI_GPU" in own
     assert '--config_file="$DTSLURM_RUN_DIR/accelerate.yaml"' in own
@@ -248,11 +250,13 @@ def test_accelerate_takes_the_users_configuration_or_its_own(render_job: Render)
 
 
 @pytest.mark.parametrize("name", ["bash", "interactive"])
-def test_lightning_refuses_names_that_hide_the_job(name: str) -> None:
+def test_lightning_refuses_job_names_that_disable_slurm_detection(name: str) -> None:
     assert "set another --job-name" in problems("lightning", job("lightning", name=name))
 
 
-def test_one_alone_requeues_a_lightning_job(render_job: Render, tmp_path: Path) -> None:
+def test_lightning_job_is_requeued_only_by_dtslurm_or_by_lightning(
+    render_job: Render, tmp_path: Path
+) -> None:
     options = {"requeue": "lightning"}
     both = job("lightning", launcher_options=options, max_restarts=2)
     assert "would both requeue" in problems("lightning", both)
@@ -279,13 +283,13 @@ def test_one_alone_requeues_a_lightning_job(render_job: Render, tmp_path: Path) 
     assert "not requeued" in declined.stderr
 
 
-def test_lightnings_ranks_do_not_start_with_the_signal_ignored(render_job: Render) -> None:
+def test_lightning_ranks_start_without_an_ignored_signal(render_job: Render) -> None:
     text = render_job("local", "lightning", account=None, signal="USR1", signal_before=60).script
     assert "trap : USR1" in text
     assert "trap '' USR1" not in text
 
 
-def test_configurations_stand_in_the_scripts_place() -> None:
+def test_configuration_file_takes_the_place_of_the_script() -> None:
     spec = job("llamafactory", args=("learning_rate=1e-5",))
     training = registry.load("llamafactory").training(spec)
     assert (training.module, training.script) == (True, "llamafactory.launcher")
@@ -301,21 +305,21 @@ def test_configurations_stand_in_the_scripts_place() -> None:
     assert "needs a .toml" in problems("torchtitan", job("torchtitan", script="train.sh"))
 
 
-def test_megatrons_parallel_sizes_must_divide_the_ranks() -> None:
+def test_megatron_parallel_sizes_must_divide_the_ranks() -> None:
     args = ("--tensor-model-parallel-size", "4", "--pipeline-model-parallel-size=3")
     found = problems("megatron", job("megatron", args=args))
     assert found == "8 ranks cannot be divided into model replicas of tensor 4 x pipeline 3 x context 1 = 12"
     assert not problems("megatron", job("megatron", args=args), layout(nodes=3))
 
 
-def test_megatron_must_listen_to_the_signal_that_is_sent() -> None:
+def test_megatron_must_handle_the_signal_that_is_sent() -> None:
     deaf = job("megatron", args=("--exit-signal-handler",), signal_before=60)
     assert "give Megatron --exit-signal SIGUSR2" in problems("megatron", deaf)
     args = ("--exit-signal-handler", "--exit-signal", "SIGUSR2")
     assert not problems("megatron", job("megatron", args=args, signal_before=60))
 
 
-def test_nvrx_meets_by_c10d_and_keeps_its_own_code(render_job: Render) -> None:
+def test_nvrx_requires_c10d_and_reserves_exit_code_93(render_job: Render) -> None:
     options = {"max_restarts": "3"}
     assert not problems("nvrx", job("nvrx", launcher_options=options))
     assert "must be one of c10d" in problems("nvrx", job("nvrx", launcher_options={"rdzv_backend": "static"}))
@@ -330,25 +334,25 @@ def test_nvrx_meets_by_c10d_and_keeps_its_own_code(render_job: Render) -> None:
         ("torchtitan", "PYTORCH_ALLOC_CONF", "expandable_segments:True"),
     ],
 )
-def test_what_is_set_for_gpus_is_not_set_without_any(name: str, variable: str, value: str) -> None:
+def test_gpu_variables_are_not_set_without_gpus(name: str, variable: str, value: str) -> None:
     launcher = registry.load(name)
     assert launcher.variables(job(name), layout())[variable].value == value
     assert variable not in launcher.variables(job(name), layout(gpus=0))
 
 
 @pytest.mark.parametrize("name", ["accelerate", "torchrun", "srun"])
-def test_accelerate_is_told_to_use_the_cpu_where_ranks_have_no_gpus(name: str) -> None:
+def test_accelerate_use_cpu_is_set_for_ranks_without_gpus(name: str) -> None:
     launcher = registry.load(name)
     assert launcher.variables(job(name), layout(gpus=0))["ACCELERATE_USE_CPU"].value == "true"
     assert "ACCELERATE_USE_CPU" not in launcher.variables(job(name), layout())
     assert "ACCELERATE_USE_CPU" not in launcher.variables(job(name), layout(nodes=1, ranks=1, gpus=0))
 
 
-def test_launchers_are_known_by_name_before_they_are_loaded() -> None:
+def test_registry_lists_launcher_names_without_loading_them() -> None:
     assert {*FAMILY, "torchrun", "srun", "single"} <= set(registry.own()) <= set(registry.names())
 
 
-def test_deepspeed_needs_a_meeting_place_on_one_node_too() -> None:
+def test_deepspeed_needs_a_rendezvous_on_a_single_node() -> None:
     assert registry.load("deepspeed").needs_rendezvous(layout(nodes=1))
 
 
@@ -361,9 +365,7 @@ def test_deepspeed_needs_a_meeting_place_on_one_node_too() -> None:
         ("deepspeed", "deepspeed.launcher.launch"),
     ],
 )
-def test_options_that_dtslurm_does_not_read_reach_the_launcher(
-    name: str, program: str, render_job: Render
-) -> None:
+def test_unknown_launcher_options_reach_the_launcher(name: str, program: str, render_job: Render) -> None:
     options = {"role": "it's a role", "log-dir": "/tmp/x", "quiet": None}
     assert not problems(name, job(name, launcher_options=options))
     text = render_job("local", name, account=None, ntasks_per_node=2, launcher_options=options).script
@@ -391,11 +393,11 @@ def test_options_that_dtslurm_does_not_read_reach_the_launcher(
         ("torchrun", "a b", "not a valid option name"),
     ],
 )
-def test_what_dtslurm_decides_is_not_passed_on(name: str, option: str, told: str) -> None:
+def test_launcher_options_set_by_dtslurm_are_refused(name: str, option: str, told: str) -> None:
     assert told in problems(name, job(name, launcher_options={option: "2"}))
 
 
-def test_dashes_in_the_name_of_an_option_make_no_difference(render_job: Render) -> None:
+def test_dashes_and_underscores_in_launcher_options_are_equivalent(render_job: Render) -> None:
     options = {"max-restarts": "2", "rdzv-backend": "c10d"}
     text = render_job("a100x8-ib", "torchrun", nodes=2, launcher_options=options).script
     assert text.count("--max-restarts=") == 1
@@ -406,7 +408,7 @@ def test_dashes_in_the_name_of_an_option_make_no_difference(render_job: Render) 
     assert "needs a value" in problems("torchrun", job("torchrun", launcher_options=bare))
 
 
-def test_the_user_is_told_of_options_that_are_passed_on() -> None:
+def test_launcher_options_passed_unchecked_give_a_notice() -> None:
     launcher = registry.load("torchrun")
     [tee, typo] = launcher.notices(
         job("torchrun", launcher_options={"tee": "3", "nnode": "2", "max_restarts": "0"})
