@@ -49,18 +49,18 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         dist.destroy_process_group()
 
 
-def told(run: Path, name: str) -> list[dict[str, Any]]:
+def recorded_events(run: Path, name: str) -> list[dict[str, Any]]:
     """Return the events of that name."""
     path = run / "events.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return [event for event in map(json.loads, lines) if event["event"] == name]
 
 
-def kept(run: Path) -> list[str]:
+def checkpoint_names(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "checkpoints").iterdir())
 
 
-def test_a_process_alone_is_rank_0_of_1_and_leaves_nothing_behind() -> None:
+def test_single_process_session_is_rank_0_of_1_and_restores_signal_handlers() -> None:
     before = signal.getsignal(signal.SIGUSR2)
     with train.session() as one:
         assert (one.rank, one.world_size, one.local_rank, one.local_world_size, one.node_rank) == (
@@ -77,14 +77,14 @@ def test_a_process_alone_is_rank_0_of_1_and_leaves_nothing_behind() -> None:
     assert signal.getsignal(signal.SIGUSR2) == before
 
 
-def test_a_group_that_was_there_is_used_and_left_alone(tmp_path: Path) -> None:
+def test_session_uses_an_existing_process_group_without_destroying_the_group(tmp_path: Path) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     with train.session(timeout=60, device="cpu") as one:
         assert (one.rank, one.world_size) == (0, 1)
     assert dist.is_initialized()
 
 
-def test_in_another_thread_nobody_listens_to_signals() -> None:
+def test_session_in_another_thread_installs_no_signal_handler() -> None:
     before = signal.getsignal(signal.SIGUSR2)
     found: list[Any] = []
 
@@ -99,7 +99,7 @@ def test_in_another_thread_nobody_listens_to_signals() -> None:
     assert found == [before, False]
 
 
-def test_a_signal_that_there_is_not_is_refused() -> None:
+def test_unknown_signal_name_is_refused() -> None:
     with (
         pytest.raises(RequestInvalid, match="USR7 is not the name of a signal"),
         train.session(signals=["USR7"]),
@@ -107,17 +107,17 @@ def test_a_signal_that_there_is_not_is_refused() -> None:
         pass
 
 
-def test_without_anything_to_save_saving_is_refused() -> None:
+def test_checkpoint_without_restored_objects_is_refused() -> None:
     with train.session() as one, pytest.raises(RequestInvalid, match="nothing to save"):
         one.checkpoint()
 
 
-def test_a_device_may_be_chosen() -> None:
+def test_session_uses_the_given_device() -> None:
     with train.session(device="meta", backend="gloo") as one:
         assert one.device == torch.device("meta")
 
 
-def test_each_rank_of_a_node_has_a_gpu_of_its_own_also_where_it_sees_but_one(
+def test_each_rank_of_a_node_uses_a_separate_gpu_even_if_a_rank_sees_a_single_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     chosen: list[torch.device] = []
@@ -132,30 +132,30 @@ def test_each_rank_of_a_node_has_a_gpu_of_its_own_also_where_it_sees_but_one(
     assert chosen == [torch.device(f"cuda:{number}") for number in (3, 1, 0, 5)]
 
 
-def test_minutes_decide_when_to_save_and_the_end_is_saved_too(run: Path) -> None:
+def test_save_minutes_triggers_checkpoints_and_the_last_step_is_saved(run: Path) -> None:
     with train.session(save_minutes=0.0, keep=None) as one:
         one.restore(net=nn.Linear(2, 1))
         one.end_step(loss=1.0)
         one.checkpoints.wait()
-        assert kept(run) == ["step-00000001-a0"]
+        assert checkpoint_names(run) == ["step-00000001-a0"]
         one._options["save_minutes"] = 1e9
         one.end_step()
         one.end_step(loss=0.5)
-    assert kept(run) == ["step-00000001-a0", "step-00000003-a0"]
+    assert checkpoint_names(run) == ["step-00000001-a0", "step-00000003-a0"]
     lines = [json.loads(line) for line in (run / "artifacts.jsonl").read_text().splitlines()]
     assert [(line["step"], line["metrics"]) for line in lines] == [(1, {"loss": 1.0}), (3, {"loss": 0.5})]
 
 
-def test_what_was_saved_at_the_last_step_is_not_saved_again(run: Path) -> None:
+def test_step_that_is_already_saved_is_not_saved_again(run: Path) -> None:
     with train.session(save_every=2) as one:
         one.restore(net=nn.Linear(2, 1))
         one.end_step()
         one.end_step()
         one.checkpoint(wait=True)  # the same step once more
-    assert [event["step"] for event in told(run, "checkpoint")] == [2]
+    assert [event["step"] for event in recorded_events(run, "checkpoint")] == [2]
 
 
-def test_an_error_in_training_ends_the_session_as_it_is(run: Path) -> None:
+def test_training_error_ends_the_session_after_pending_checkpoints_and_metrics(run: Path) -> None:
     def work() -> None:
         with train.session(save_every=1, log_seconds=1e9) as one:
             one.restore(net=nn.Linear(2, 1))
@@ -165,17 +165,17 @@ def test_an_error_in_training_ends_the_session_as_it_is(run: Path) -> None:
 
     with pytest.raises(ZeroDivisionError):
         work()
-    assert kept(run) == ["step-00000001-a0", "step-00000002-a0"]
+    assert checkpoint_names(run) == ["step-00000001-a0", "step-00000002-a0"]
     losses = [json.loads(line)["loss"] for line in (run / "train.jsonl").read_text().splitlines()]
     assert losses == [2.0, 1.0]  # the last step is told, though it was not due
 
 
-def test_what_cannot_be_saved_is_refused_before_training() -> None:
+def test_restore_refuses_an_object_that_cannot_be_saved() -> None:
     with train.session() as here, pytest.raises(RequestInvalid, match="best is a float"):
         here.restore(best=0.5)
 
 
-def test_a_seed_is_the_same_each_time_and_goes_on_elsewhere_after_restoring() -> None:
+def test_seed_is_reproducible_and_random_numbers_change_after_restore() -> None:
     found = []
     for _ in range(2):
         with train.session(seed=5, folder=None, save_minutes=None) as one:
@@ -186,7 +186,7 @@ def test_a_seed_is_the_same_each_time_and_goes_on_elsewhere_after_restoring() ->
     assert found[0][0] != found[0][1]
 
 
-def test_a_later_attempt_ends_this_one_and_that_is_said_once(
+def test_later_attempt_ends_the_session_with_a_single_message(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(session, "LEASE_S", 0.0)
@@ -204,9 +204,7 @@ def test_a_later_attempt_ends_this_one_and_that_is_said_once(
     assert capsys.readouterr().err == "attempt 0 ends: the run belongs to attempt 4 now\n"
 
 
-def test_a_lease_that_cannot_be_read_for_a_while_ends_no_training(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_lease_does_not_end_training(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "LEASE_S", 0.0)
     with train.session(agree_every=1) as one:
         (run / "attempt").unlink()
@@ -217,13 +215,13 @@ def test_a_lease_that_cannot_be_read_for_a_while_ends_no_training(
         assert not one.end_step()
 
 
-def test_a_lease_of_no_number_is_nobodys(run: Path) -> None:
+def test_lease_that_is_not_a_number_belongs_to_no_attempt(run: Path) -> None:
     (run / "attempt").write_text("me\n")
     assert RunFiles(folder=run, attempt=1).leased_to() is None
     assert RunFiles(folder=None).leased_to() is None
 
 
-def test_without_a_job_around_nothing_of_it_is_written(
+def test_session_outside_a_job_writes_only_its_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("RUN_DIR", "METRICS", "CHECKPOINT_DIR", "ATTEMPT"):
@@ -238,7 +236,7 @@ def test_without_a_job_around_nothing_of_it_is_written(
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001-a0"]
 
 
-def test_lines_that_a_disk_refuses_end_no_training(run: Path) -> None:
+def test_failed_event_write_does_not_end_training(run: Path) -> None:
     (run / "events.jsonl").mkdir()
     RunFiles(folder=run).event("checkpoint", step=1)
     assert not append(run / "events.jsonl", "line\n")
@@ -246,12 +244,12 @@ def test_lines_that_a_disk_refuses_end_no_training(run: Path) -> None:
     assert (run / "new" / "lines.jsonl").read_text() == "line\n"
 
 
-def test_no_checkpoint_at_all_is_not_what_one_keeps() -> None:
+def test_keep_0_is_refused() -> None:
     with pytest.raises(RequestInvalid, match="keep=0 would keep no checkpoint"):
         Checkpointer(keep=0)
 
 
-def test_a_folder_that_cannot_be_made_is_said(run: Path) -> None:
+def test_checkpoint_folder_that_cannot_be_created_is_reported(run: Path) -> None:
     (run / "checkpoints").touch()
     begin = time.monotonic()
     with pytest.raises(CheckpointFailed, match="checkpoints cannot be used") as error:
@@ -260,22 +258,24 @@ def test_a_folder_that_cannot_be_made_is_said(run: Path) -> None:
     assert time.monotonic() - begin < READ_PATIENCE / 2
 
 
-def test_a_save_that_is_waited_for_raises_what_went_wrong(run: Path) -> None:
+def test_save_with_wait_raises_the_error_of_the_save(run: Path) -> None:
     keeper = Checkpointer()
     (run / "checkpoints").touch()
     with pytest.raises(
         CheckpointFailed, match="the checkpoint of step 1 was not written; there is no earlier checkpoint"
     ):
         keeper.save(1, {"net": nn.Linear(2, 1)}, wait=True)
-    assert [event["step"] for event in told(run, "checkpoint_failed")] == [1]
+    assert [event["step"] for event in recorded_events(run, "checkpoint_failed")] == [1]
     (run / "checkpoints").unlink()
     keeper.save(1, {"net": nn.Linear(2, 1)}, wait=True)  # what failed may be tried again
-    assert kept(run) == ["step-00000001-a0"]
+    assert checkpoint_names(run) == ["step-00000001-a0"]
     keeper.save(1, {"net": nn.Linear(2, 1)}, wait=True)
-    assert len(told(run, "checkpoint")) == 1
+    assert len(recorded_events(run, "checkpoint")) == 1
 
 
-def test_a_torch_that_returns_no_index_saves_all_the_same(monkeypatch: pytest.MonkeyPatch, run: Path) -> None:
+def test_checkpoint_is_saved_when_torch_returns_no_file_index(
+    monkeypatch: pytest.MonkeyPatch, run: Path
+) -> None:
     """Torch 2.11 returns metadata that names no files; the index on the disk does."""
     save = dcp.save
 
@@ -289,4 +289,4 @@ def test_a_torch_that_returns_no_index_saves_all_the_same(monkeypatch: pytest.Mo
         model = nn.Linear(1, 1)
         training.restore(model=model)
         training.end_step()
-    assert kept(run) == ["step-00000001-a0"]
+    assert checkpoint_names(run) == ["step-00000001-a0"]

@@ -51,14 +51,14 @@ def finished(process: subprocess.Popen[str], code: int = 0) -> str:
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_what_the_page_shows_works(number: int, tmp_path: Path) -> None:
+def test_code_block_of_the_page_runs(number: int, tmp_path: Path) -> None:
     (tmp_path / "block.py").write_text(BLOCKS[number])
     strict = () if "PYTHONWARNINGS" in os.environ else ("-W", "error")  # see versions.py
     out = finished(start(tmp_path, *strict, "block.py"))
     assert "Traceback" not in out
 
 
-def test_the_example_is_the_plain_loop_and_a_few_lines() -> None:
+def test_example_has_at_most_30_lines_of_code() -> None:
     code = [
         line
         for line in (EXAMPLE / "train.py").read_text().partition('"""\n\n')[2].splitlines()

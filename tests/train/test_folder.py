@@ -15,7 +15,7 @@ from dtslurm.train import folder as store
 from dtslurm.train.folder import CheckpointFile, Manifest
 
 
-def written(folder: Path, step: int, text: str = "weights", attempt: int = 0) -> Path:
+def write_checkpoint(folder: Path, step: int, text: str = "weights", attempt: int = 0) -> Path:
     """Commit a checkpoint of one file, and return its path."""
     writing = folder / f".writing-{store.name_of(step, attempt)}-0123"
     writing.mkdir(parents=True)
@@ -24,12 +24,12 @@ def written(folder: Path, step: int, text: str = "weights", attempt: int = 0) ->
     return store.commit(writing, Manifest(step, attempt, 1, (saved,), 5.0))
 
 
-def names(folder: Path) -> list[str]:
+def entry_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_manifest_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    path = written(tmp_path, 7, attempt=2)
+def test_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path, 7, attempt=2)
     assert path.name == "step-00000007-a2"
     (file,) = (found := Manifest.read(path)).files
     assert (found.step, found.attempt, found.world_size, found.time) == (7, 2, 1, 5.0)
@@ -49,23 +49,23 @@ def test_a_manifest_comes_back_as_it_was_written(tmp_path: Path) -> None:
         ('{"schema": 1, "fil', "Unterminated string"),
     ],
 )
-def test_what_is_no_manifest_is_said_to_be_none(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_manifest_is_refused_with_the_reason(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(ValueError, match=r".") as error:
         Manifest.read(tmp_path)
     assert words in str(error.value)
 
 
-def test_a_manifest_of_a_later_version_is_not_called_damaged(tmp_path: Path) -> None:
+def test_manifest_of_a_later_schema_is_not_reported_as_damaged(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"schema": 2, "files": {}}')
     with pytest.raises(store.LaterVersion, match="has schema 2, and this version knows schema 1"):
         Manifest.read(tmp_path)
 
 
-def test_a_file_that_cannot_be_read_is_not_called_damaged(
+def test_unreadable_checkpoint_file_is_not_reported_as_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = written(tmp_path, 1)
+    path = write_checkpoint(tmp_path, 1)
     files = Manifest.read(path).files
 
     def fail(*_: object, **__: object) -> None:
@@ -76,7 +76,7 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged(
         store.find_damage(path, files)
 
 
-def test_the_latest_step_is_first_and_of_one_step_the_latest_attempt(tmp_path: Path) -> None:
+def test_checkpoints_are_listed_by_step_then_attempt_latest_first(tmp_path: Path) -> None:
     assert store.list_checkpoints(tmp_path / "not there") == []
     for name in ("step-00000009-a0", "step-00000010-a0", "step-00000010-a11", "step-00000010-a2"):
         (tmp_path / name).mkdir()
@@ -87,8 +87,8 @@ def test_the_latest_step_is_first_and_of_one_step_the_latest_attempt(tmp_path: P
     assert found == ["step-00000010-a11", "step-00000010-a2", "step-00000010-a0", "step-00000009-a0"]
 
 
-def test_what_is_wrong_with_a_file_is_told(tmp_path: Path) -> None:
-    path = written(tmp_path, 1)
+def test_damage_of_a_checkpoint_file_is_described(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path, 1)
     files = Manifest.read(path).files
     (path / "__0_0.distcp").write_text("Weights")
     assert (
@@ -100,7 +100,7 @@ def test_what_is_wrong_with_a_file_is_told(tmp_path: Path) -> None:
     assert store.find_damage(path, files) == "__0_0.distcp is missing"
 
 
-def late(monkeypatch: pytest.MonkeyPatch, path: Path) -> list[float]:
+def delay_file(monkeypatch: pytest.MonkeyPatch, path: Path) -> list[float]:
     """Have a file appear at the third look at it; return how long each wait for it was."""
     waits: list[float] = []
 
@@ -113,11 +113,11 @@ def late(monkeypatch: pytest.MonkeyPatch, path: Path) -> list[float]:
     return waits
 
 
-def test_a_file_of_another_node_may_appear_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written(tmp_path, 1)
+def test_file_of_another_node_may_appear_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_checkpoint(tmp_path, 1)
     files = Manifest.read(path).files
     (path / "__0_0.distcp").unlink()
-    waits = late(monkeypatch, path / "__0_0.distcp")
+    waits = delay_file(monkeypatch, path / "__0_0.distcp")
     assert store.find_damage(path, files, patience=60) == ""
     assert len(waits) == 2
     (path / "__0_0.distcp").write_text("wei")
@@ -126,25 +126,25 @@ def test_a_file_of_another_node_may_appear_late(tmp_path: Path, monkeypatch: pyt
     assert len(waits) == 2
 
 
-def test_a_file_that_another_rank_wrote_and_none_sees_ends_the_save(tmp_path: Path) -> None:
+def test_file_of_another_rank_that_never_appears_ends_the_save(tmp_path: Path) -> None:
     writing = tmp_path / ".writing-step-00000001-a0-00"
     writing.mkdir()
     with pytest.raises(FileNotFoundError, match="is the folder shared by all nodes"):
         store.wait_for_file(writing / "__1_0.distcp", 7, patience=-1)
-    assert names(tmp_path) == [writing.name]
+    assert entry_names(tmp_path) == [writing.name]
 
 
-def test_a_step_that_an_earlier_start_saved_is_replaced(tmp_path: Path) -> None:
-    written(tmp_path, 3, "old")
-    path = written(tmp_path, 3, "new")
-    assert names(tmp_path) == ["step-00000003-a0"]
+def test_checkpoint_of_the_same_step_from_an_earlier_start_is_replaced(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 3, "old")
+    path = write_checkpoint(tmp_path, 3, "new")
+    assert entry_names(tmp_path) == ["step-00000003-a0"]
     assert (path / "__0_0.distcp").read_text() == "new"
     assert store.find_damage(path, Manifest.read(path).files) == ""
 
 
-def test_what_is_set_aside_takes_no_other_ones_name(tmp_path: Path) -> None:
+def test_set_aside_checkpoints_get_unique_names(tmp_path: Path) -> None:
     texts = ("one", "two", "three")
-    found = [store.set_aside(written(tmp_path, 3, text), "corrupt").name for text in texts]
+    found = [store.set_aside(write_checkpoint(tmp_path, 3, text), "corrupt").name for text in texts]
     assert found == [f"step-00000003-a0.corrupt{more}" for more in ("", "-1", "-2")]
     assert (tmp_path / found[1] / "__0_0.distcp").read_text() == "two"
     assert store.list_checkpoints(tmp_path) == []
@@ -152,41 +152,41 @@ def test_what_is_set_aside_takes_no_other_ones_name(tmp_path: Path) -> None:
     assert store.set_aside(gone, "corrupt").name == f"{gone.name}.corrupt"  # another process was first
 
 
-def test_a_thousand_of_one_name_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_set_aside_fails_after_too_many_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "exists", lambda _: True)
     with pytest.raises(FileExistsError, match="1000 checkpoints have this name"):
         store.set_aside(tmp_path / "step-00000003-a0", "corrupt")
 
 
-def test_old_ones_are_deleted_but_for_those_that_are_pinned(tmp_path: Path) -> None:
-    paths = [written(tmp_path, step) for step in range(1, 6)]
+def test_prune_deletes_old_checkpoints_except_pinned_checkpoints(tmp_path: Path) -> None:
+    paths = [write_checkpoint(tmp_path, step) for step in range(1, 6)]
     store.prune(tmp_path, None)
-    assert len(names(tmp_path)) == 5
+    assert len(entry_names(tmp_path)) == 5
     store.prune(tmp_path, 2, frozenset({paths[0]}))
-    assert names(tmp_path) == [paths[0].name, paths[3].name, paths[4].name]
+    assert entry_names(tmp_path) == [paths[0].name, paths[3].name, paths[4].name]
 
 
-def test_only_what_no_later_attempt_can_still_be_writing_is_swept(tmp_path: Path) -> None:
+def test_sweep_deletes_only_unfinished_writes_of_earlier_attempts(tmp_path: Path) -> None:
     store.sweep(tmp_path / "not there", 3)
     kept = {".writing-step-00000001-a4-0a", "step-00000001-a0", ".writing-of-another", "notes"}
     for name in (*kept, ".writing-step-00000001-a3-0a", ".writing-step-00000001-a0-ff", ".deleting-step-1"):
         (tmp_path / name).mkdir()
     store.sweep(tmp_path, 3)
-    assert set(names(tmp_path)) == kept
+    assert set(entry_names(tmp_path)) == kept
 
 
-def test_the_register_has_size_and_a_sum_that_changes_with_any_file(tmp_path: Path) -> None:
-    path = written(tmp_path, 3)
+def test_artifact_record_has_a_size_and_a_checksum_that_depends_on_every_file(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path, 3)
     told = store.describe_artifact(path, 3)
     size = (path / "manifest.json").stat().st_size
     assert (told["path"], told["kind"], told["step"]) == (str(path), "checkpoint", 3)
     assert (told["files"], told["bytes"]) == (2, 7 + size)
     shutil.rmtree(path)
-    other = store.describe_artifact(written(tmp_path, 3, "Weights"), 3)
+    other = store.describe_artifact(write_checkpoint(tmp_path, 3, "Weights"), 3)
     assert other["sha256"] != told["sha256"]
 
 
-def test_a_manifest_names_each_file_with_its_sum(tmp_path: Path) -> None:
+def test_manifest_lists_each_file_with_its_checksum(tmp_path: Path) -> None:
     text = Manifest(1, 0, 2, (CheckpointFile("a", 1, "00"), CheckpointFile("b", 2, "01"))).text()
     values = json.loads(text)
     assert values["schema"] == 1

@@ -18,7 +18,9 @@ def undisturbed(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Job
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(200))
-def test_f39_killed_at_a_random_moment_with_workers(job: Job, undisturbed: Job, seed: int) -> None:
+def test_f39_training_killed_at_a_random_moment_with_workers_resumes_exactly(
+    job: Job, undisturbed: Job, seed: int
+) -> None:
     dice = random.Random(seed)
     step = dice.randint(4, STEPS)  # the first checkpoint is that of step 3
     victim, delay = dice.choice(["0", "1", "both", "worker"]), dice.uniform(0, 0.05)

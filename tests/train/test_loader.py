@@ -33,7 +33,7 @@ shapes = st.tuples(st.integers(1, 6), st.integers(0, 12), st.integers(0, 60)).ma
 
 
 @given(shape=shapes, seed=st.integers(0, 5), shuffle=st.booleans())
-def test_an_epoch_is_dealt_out_whole_and_evenly(
+def test_epoch_is_distributed_completely_and_evenly_to_the_ranks(
     shape: tuple[int, int, int], seed: int, shuffle: bool
 ) -> None:
     world, batch, length = shape
@@ -57,7 +57,7 @@ def test_an_epoch_is_dealt_out_whole_and_evenly(
         st.tuples(st.integers(1, 6), st.integers(0, 10), st.integers(0, 9)), min_size=1, max_size=8
     ),
 )
-def test_each_sample_comes_once_an_epoch_over_all_interruptions(
+def test_each_sample_is_used_once_an_epoch_across_interruptions(
     length: int, seed: int, parts: list[tuple[int, int, int]]
 ) -> None:
     state: dict[str, Any] | None = None
@@ -91,7 +91,7 @@ def test_each_sample_comes_once_an_epoch_over_all_interruptions(
 
 
 @given(shape=shapes, seed=st.integers(0, 5))
-def test_going_on_is_the_same_as_not_having_stopped(shape: tuple[int, int, int], seed: int) -> None:
+def test_resumed_sampler_continues_with_the_same_batches(shape: tuple[int, int, int], seed: int) -> None:
     world, batch, length = shape
     [whole] = samplers(length, batch, 1, seed=seed)
     batches = list(whole)
@@ -102,7 +102,7 @@ def test_going_on_is_the_same_as_not_having_stopped(shape: tuple[int, int, int],
     assert world >= 1
 
 
-def test_epochs_differ_and_are_the_same_in_every_run() -> None:
+def test_epochs_are_shuffled_differently_and_reproducibly() -> None:
     def two_epochs() -> list[list[list[int]]]:
         loader = Loader(range(10), 4, seed=2)
         return [[batch.tolist() for batch in loader] for _ in loader.epochs(2)]
@@ -112,7 +112,7 @@ def test_epochs_differ_and_are_the_same_in_every_run() -> None:
     assert [first, second] == two_epochs()
 
 
-def test_drop_last_leaves_the_rest_out() -> None:
+def test_drop_last_omits_the_last_incomplete_batch() -> None:
     loader = Loader(range(10), 4, shuffle=False, drop_last=True)
     assert [[batch.tolist() for batch in loader] for _ in loader.epochs(2)] == [
         [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -120,13 +120,13 @@ def test_drop_last_leaves_the_rest_out() -> None:
     assert len(loader) == 2
 
 
-def test_a_loop_that_looks_at_no_batch_ends_all_the_same() -> None:
+def test_epochs_advance_without_reading_a_batch() -> None:
     loader = Loader(range(10), 4)
     assert list(loader.epochs(3)) == [0, 1, 2]
     assert (loader.epoch, list(loader.epochs(3))) == (3, [])
 
 
-def test_a_batch_counts_when_training_has_it() -> None:
+def test_loader_position_counts_batches_that_training_has_received() -> None:
     loader = Loader(range(10), 4)
     for _ in loader:
         assert loader.state_dict()["position"] == 4
@@ -136,18 +136,18 @@ def test_a_batch_counts_when_training_has_it() -> None:
 @pytest.mark.parametrize(
     ("length", "batch", "words"), [(10, 3, "batch_size 3 is less than one sample"), (3, 4, "3 samples make")]
 )
-def test_too_little_is_refused(length: int, batch: int, words: str) -> None:
+def test_too_small_batch_or_dataset_is_refused(length: int, batch: int, words: str) -> None:
     with pytest.raises(RequestInvalid, match=words):
         ShardedBatchSampler(length, batch, rank=0, world_size=4)
 
 
-def test_other_data_is_refused() -> None:
+def test_checkpoint_of_a_dataset_with_another_length_is_refused() -> None:
     saved = Loader(range(10), 4).state_dict()
     with pytest.raises(RequestInvalid, match="the checkpoint is of 10 samples, and there are 11 now"):
         Loader(range(11), 4).load_state_dict(saved)
 
 
-def test_a_stream_is_refused() -> None:
+def test_iterable_dataset_is_refused() -> None:
     class Stream(IterableDataset[int]):  # type: ignore[misc, unused-ignore]
         def __iter__(self) -> Iterator[int]:
             yield 1
@@ -171,7 +171,7 @@ class Noisy:
         return index, float(torch.rand(1)), random.random(), float(np.random.rand())
 
 
-def drawn(loader: Loader, epochs: int = 2, stop_at: int = -1) -> list[Any]:
+def drawn_batches(loader: Loader, epochs: int = 2, stop_at: int = -1) -> list[Any]:
     """Return the batches of some epochs, up to so many."""
     batches: list[Any] = []
     for _ in loader.epochs(epochs):
@@ -182,30 +182,30 @@ def drawn(loader: Loader, epochs: int = 2, stop_at: int = -1) -> list[Any]:
     return batches
 
 
-def noisy(workers: int = 2, rank: int = 0, world: int = 1, batch: int = 4) -> Loader:
+def noisy_loader(workers: int = 2, rank: int = 0, world: int = 1, batch: int = 4) -> Loader:
     loader = Loader(Noisy(22), batch, seed=3, num_workers=workers, collate_fn=list)
     loader.sampler.rank, loader.sampler.world_size = rank, world
     return loader
 
 
 @pytest.mark.parametrize("stop_at", [1, 3, 6, 8])
-def test_random_numbers_of_workers_go_on_as_they_would_have(stop_at: int) -> None:
-    undisturbed, first, second = drawn(noisy()), noisy(), noisy()
-    before = drawn(first, stop_at=stop_at)
+def test_random_numbers_of_workers_continue_exactly_after_a_resume(stop_at: int) -> None:
+    undisturbed, first, second = drawn_batches(noisy_loader()), noisy_loader(), noisy_loader()
+    before = drawn_batches(first, stop_at=stop_at)
     second.load_state_dict(first.state_dict())
-    assert before + drawn(second) == undisturbed
+    assert before + drawn_batches(second) == undisturbed
 
 
-def test_random_numbers_of_workers_are_a_samples_own() -> None:
-    one = {sample for batch in drawn(noisy(1)) for sample in batch}
+def test_random_numbers_of_workers_depend_only_on_the_sample() -> None:
+    one = {sample for batch in drawn_batches(noisy_loader(1)) for sample in batch}
     assert len(one) == 44
     assert len({numbers[1] for numbers in one}) == len({numbers[3] for numbers in one}) == 44  # in each epoch
-    assert one == {sample for batch in drawn(noisy(2)) for sample in batch}
-    ranks = [drawn(noisy(2, rank, 2)) for rank in (0, 1)]
+    assert one == {sample for batch in drawn_batches(noisy_loader(2)) for sample in batch}
+    ranks = [drawn_batches(noisy_loader(2, rank, 2)) for rank in (0, 1)]
     assert one == {sample for batches in ranks for batch in batches for sample in batch}
 
 
-def test_a_dataset_of_workers_is_still_the_callers() -> None:
+def test_dataset_of_a_loader_with_workers_forwards_attributes_and_pickles() -> None:
     dataset = Noisy(22, together=True)
     loader = Loader(dataset, 4, seed=3, num_workers=1, collate_fn=list)
     seen = loader._loader.dataset

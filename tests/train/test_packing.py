@@ -24,16 +24,16 @@ class Pair(NamedTuple):
     right: Any
 
 
-def alike(one: Any, other: Any) -> bool:
+def is_equal_nest(one: Any, other: Any) -> bool:
     """Tell whether two nests have the same classes, keys and values, bit by bit."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
         return bool(one.dtype == other.dtype and torch.equal(one, other))
     if isinstance(one, dict):
-        return list(one) == list(other) and all(alike(one[key], other[key]) for key in one)
+        return list(one) == list(other) and all(is_equal_nest(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(alike, one, other))
+        return len(one) == len(other) and all(map(is_equal_nest, one, other))
     return bool(one == other)
 
 
@@ -60,16 +60,16 @@ nests = st.recursive(
 
 
 @given(nests)
-def test_every_nest_comes_back(value: Any) -> None:
+def test_packed_nest_unpacks_exactly(value: Any) -> None:
     packed = pack(value)
     assert all(isinstance(item, torch.Tensor) for name, item in packed.items() if name != VALUES)
     file = io.BytesIO()
     torch.save(packed[VALUES], file)
     file.seek(0)
-    assert alike(unpack({**packed, VALUES: torch.load(file, weights_only=False)}), value)
+    assert is_equal_nest(unpack({**packed, VALUES: torch.load(file, weights_only=False)}), value)
 
 
-def test_plain_values_need_no_class_of_ours() -> None:
+def test_plain_values_load_with_weights_only() -> None:
     packed = pack({"lr": [0.1], "milestones": collections.Counter({30: 1}), 3: (torch.ones(2), "x")})
     file = io.BytesIO()
     torch.save(packed[VALUES], file)
@@ -77,12 +77,12 @@ def test_plain_values_need_no_class_of_ours() -> None:
     assert torch.load(file, weights_only=True) == packed[VALUES]
 
 
-def test_tensors_are_named_by_their_paths() -> None:
+def test_packed_tensors_are_named_by_their_paths() -> None:
     value = {"state": {"fc.weight": {"exp_avg": torch.ones(1)}}, "old": [torch.ones(1), 2]}
     assert set(pack(value)) == {VALUES, "state.fc.weight.exp_avg", "old.0"}
 
 
-def test_training_changes_nothing_that_was_packed() -> None:
+def test_later_changes_do_not_affect_packed_values() -> None:
     value: dict[str, Any] = {"losses": [1.0], "seen": {2}}
     packed = pack(value)
     value["losses"].append(0.5)

@@ -18,7 +18,7 @@ from dtslurm.train.run_files import RunFiles
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
-def saved(folder: Path, run: Path, steps: range) -> list[str]:
+def save_steps(folder: Path, run: Path, steps: range) -> list[str]:
     """Save at some steps, keeping one, and return what is there then."""
     checkpoints = Checkpointer(folder, keep=1, run=RunFiles(folder=run))
     for step in steps:
@@ -26,28 +26,31 @@ def saved(folder: Path, run: Path, steps: range) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_pinned_one_is_kept_also_by_a_run_that_goes_on_from_it(tmp_path: Path) -> None:
+def test_pinned_checkpoint_is_kept_also_by_a_run_that_resumes_from_the_checkpoint(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     folder = old / "checkpoints"
     new.mkdir()
-    first = saved(folder, old, range(1, 2))
+    first = save_steps(folder, old, range(1, 2))
     (old / "pins.json").write_text(json.dumps({"schema": 1, "pinned": [f"checkpoints/{first[0]}"]}))
-    assert saved(folder, old, range(2, 4)) == [first[0], "step-00000003-a0"]
-    assert saved(folder, new, range(4, 6)) == [first[0], "step-00000005-a0"]  # as resubmit --from-checkpoint
+    assert save_steps(folder, old, range(2, 4)) == [first[0], "step-00000003-a0"]
+    assert save_steps(folder, new, range(4, 6)) == [
+        first[0],
+        "step-00000005-a0",
+    ]  # as resubmit --from-checkpoint
 
 
 @pytest.mark.parametrize("text", ['{"pinned": ["check', "[]", '{"schema": 1}'])
-def test_where_the_list_cannot_be_read_nothing_is_removed(
+def test_nothing_is_removed_when_the_pin_list_cannot_be_read(
     tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "checkpoints"
-    saved(folder, tmp_path, range(1, 2))
+    save_steps(folder, tmp_path, range(1, 2))
     (tmp_path / "pins.json").write_text(text)
-    assert len(saved(folder, tmp_path, range(2, 4))) == 3
+    assert len(save_steps(folder, tmp_path, range(2, 4))) == 3
     assert "pins.json" in capsys.readouterr().err
 
 
-def test_a_value_that_json_cannot_hold_ends_no_metrics(tmp_path: Path) -> None:
+def test_value_that_json_cannot_encode_does_not_stop_the_metrics(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path / "train.jsonl")
     metrics.write({"step": 1, "shapes": [torch.Size([2]), object()], "by": {(0, 1): 2}})
     metrics.write({"step": 2})

@@ -57,7 +57,9 @@ INTEL = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
         ),  # as for Lightning
     ],
 )
-def test_place(env: Mapping[str, str], launcher: str, node: int) -> None:
+def test_rank_info_is_read_from_the_variables_of_each_launcher(
+    env: Mapping[str, str], launcher: str, node: int
+) -> None:
     assert find_place(env) == RankInfo(
         rank=3, world_size=4, local_rank=1, local_world_size=2, node_rank=node, launcher=launcher,
         master=("n1", 12345),
@@ -72,16 +74,16 @@ def test_place(env: Mapping[str, str], launcher: str, node: int) -> None:
         {"RANK": "", "WORLD_SIZE": ""},
     ],
 )
-def test_alone(env: Mapping[str, str]) -> None:
+def test_process_without_launcher_variables_is_a_single_rank(env: Mapping[str, str]) -> None:
     assert find_place(env) == RankInfo()
 
 
-def test_one_task_of_srun_needs_no_meeting_place() -> None:
+def test_single_srun_task_needs_no_master_address() -> None:
     env = {**SLURM, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "1"}
     assert find_place(env).master is None
 
 
-def test_on_one_node_tasks_of_srun_meet_without_being_told_where() -> None:
+def test_srun_tasks_on_a_single_node_use_localhost_as_master() -> None:
     found = find_place({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "4"})
     assert found.master == ("127.0.0.1", 10136)
 
@@ -96,6 +98,6 @@ def test_on_one_node_tasks_of_srun_meet_without_being_told_where() -> None:
         ({"RANK": "1", "WORLD_SIZE": "2", **MEET}, "none of LOCAL_RANK"),
     ],
 )
-def test_what_cannot_be_is_said(env: Mapping[str, str], words: str) -> None:
+def test_contradictory_launcher_variables_are_refused(env: Mapping[str, str], words: str) -> None:
     with pytest.raises(RequestInvalid, match=words.replace("(", r"\(")):
         find_place(env)

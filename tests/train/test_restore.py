@@ -23,7 +23,7 @@ from tests.train.conftest import Job, flat, same
 checkpoint_module: Any = sys.modules["dtslurm.train.checkpoint"]
 
 
-def test_an_undisturbed_run_leaves_whole_checkpoints(undisturbed: Job) -> None:
+def test_undisturbed_run_writes_complete_checkpoints(undisturbed: Job) -> None:
     assert undisturbed.names() == ["step-00000016-a0", "step-00000020-a0", "step-00000021-a0"]
     assert [one["step"] for one in undisturbed.events("checkpoint")] == [4, 8, 12, 16, 20, 21]
     manifest = json.loads((undisturbed.checkpoints / "step-00000021-a0" / "manifest.json").read_text())
@@ -43,7 +43,7 @@ POINTS = [(0, number) for number in range(7, 15)] + [(1, 3), (1, 4)]
 
 
 @pytest.mark.parametrize(("victim", "number"), POINTS)
-def test_f39_f68_killed_at_any_change_of_the_folder_during_a_save(
+def test_f39_f68_training_killed_at_any_folder_change_during_a_save_resumes_exactly(
     job: Job, undisturbed: Job, victim: int, number: int
 ) -> None:
     codes = job.run("swept", 2, number=number, victim=victim, keep=1)
@@ -58,7 +58,9 @@ def test_f39_f68_killed_at_any_change_of_the_folder_during_a_save(
     assert all(name.startswith("step-") for name in job.names())  # what was unfinished is gone
 
 
-def test_f39_killed_in_training_repeats_the_steps_since_the_last_save(job: Job, undisturbed: Job) -> None:
+def test_f39_training_killed_between_saves_repeats_the_steps_since_the_last_save(
+    job: Job, undisturbed: Job
+) -> None:
     assert job.run("dropout", 2, stop_at=11, fault="kill") == [-9, -9]
     job.done("dropout", 2)
     assert same(job.final(), undisturbed.final())
@@ -66,7 +68,7 @@ def test_f39_killed_in_training_repeats_the_steps_since_the_last_save(job: Job, 
 
 
 @pytest.mark.parametrize(("victim", "lost"), [(0, "__0_0.distcp"), (1, "__1_0.distcp"), (0, ".metadata")])
-def test_f68_a_checkpoint_of_which_a_file_is_lost_while_it_is_written_does_not_count(
+def test_f68_checkpoint_with_a_file_lost_during_the_save_is_not_committed(
     job: Job, undisturbed: Job, victim: int, lost: str
 ) -> None:
     job.done("lossy", 2, victim=victim, lost=lost)
@@ -77,45 +79,47 @@ def test_f68_a_checkpoint_of_which_a_file_is_lost_while_it_is_written_does_not_c
     assert not any(".writing" in name for name in job.names())
 
 
-def test_f68_an_empty_index_fails_the_save_on_all_ranks(job: Job, undisturbed: Job) -> None:
+def test_f68_empty_index_fails_the_save_on_all_ranks(job: Job, undisturbed: Job) -> None:
     job.done("lossy", 2, victim=0, lost=".metadata", emptied=True)
     assert [one["step"] for one in job.events("checkpoint")] == [4, 12, 16, 20, 21]
     assert [one["step"] for one in job.events("checkpoint_failed")] == [8]
     assert same(job.final(), undisturbed.final())
 
 
-def cut(checkpoint: Path) -> None:
+def truncate_file(checkpoint: Path) -> None:
     path = checkpoint / "__1_0.distcp"
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def flip(checkpoint: Path) -> None:
+def flip_byte(checkpoint: Path) -> None:
     path = checkpoint / "__0_0.distcp"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
 
 
-def lose(checkpoint: Path) -> None:
+def delete_file(checkpoint: Path) -> None:
     (checkpoint / "__1_0.distcp").unlink()
 
 
-def lose_manifest(checkpoint: Path) -> None:
+def delete_manifest(checkpoint: Path) -> None:
     (checkpoint / "manifest.json").unlink()
 
 
-def cut_manifest(checkpoint: Path) -> None:
+def truncate_manifest(checkpoint: Path) -> None:
     path = checkpoint / "manifest.json"
     path.write_text(path.read_text()[:-20])
 
 
-def zeros(checkpoint: Path) -> None:
+def zero_file(checkpoint: Path) -> None:
     path = checkpoint / ".metadata"
     path.write_bytes(bytes(path.stat().st_size))
 
 
-@pytest.mark.parametrize("spoil", [cut, flip, lose, lose_manifest, cut_manifest, zeros])
-def test_f68_f69_a_spoilt_newest_checkpoint_is_passed_over(
+@pytest.mark.parametrize(
+    "spoil", [truncate_file, flip_byte, delete_file, delete_manifest, truncate_manifest, zero_file]
+)
+def test_f68_f69_damaged_newest_checkpoint_is_skipped(
     job: Job, undisturbed: Job, spoil: Callable[[Path], None]
 ) -> None:
     assert job.run("dropout", 2, stop_at=15, fault="kill") == [-9, -9]
@@ -130,7 +134,9 @@ def test_f68_f69_a_spoilt_newest_checkpoint_is_passed_over(
     assert same(job.final(), undisturbed.final())
 
 
-def test_where_every_checkpoint_is_spoilt_training_does_not_begin_anew(job: Job, undisturbed: Job) -> None:
+def test_training_does_not_restart_from_zero_when_every_checkpoint_is_damaged(
+    job: Job, undisturbed: Job
+) -> None:
     assert job.run("dropout", 2, stop_at=11, fault="kill") == [-9, -9]
     spoilt = [name for name in job.names() if name.startswith("step-")]
     for name in spoilt:
@@ -151,9 +157,7 @@ def test_where_every_checkpoint_is_spoilt_training_does_not_begin_anew(job: Job,
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_checkpoint_that_cannot_be_read_for_a_while_is_restored(
-    job: Job, undisturbed: Job, victim: int
-) -> None:
+def test_temporarily_unreadable_checkpoint_is_restored(job: Job, undisturbed: Job, victim: int) -> None:
     assert job.run("dropout", 2, stop_at=15, fault="kill") == [-9, -9]
     job.done("unreadable", 2, victim=victim, times=3)
     assert "cannot be read now: [Errno 116] Stale file handle" in job.text()
@@ -163,7 +167,7 @@ def test_a_checkpoint_that_cannot_be_read_for_a_while_is_restored(
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_checkpoint_that_cannot_be_read_is_kept_and_ends_training(job: Job, victim: int) -> None:
+def test_unreadable_checkpoint_is_kept_and_ends_training(job: Job, victim: int) -> None:
     assert job.run("dropout", 2, stop_at=15, fault="kill") == [-9, -9]
     before = [name for name in job.names() if name.startswith("step-")]
     assert 0 not in job.run("unreadable", 2, victim=victim, times=1_000_000, patience=1)
@@ -173,7 +177,7 @@ def test_a_checkpoint_that_cannot_be_read_is_kept_and_ends_training(job: Job, vi
     assert job.events("restored") == job.events("checkpoint_corrupt") == []
 
 
-def test_a_checkpoint_of_a_later_version_is_kept_and_ends_training(job: Job) -> None:
+def test_checkpoint_of_a_later_version_is_kept_and_ends_training(job: Job) -> None:
     assert job.run("dropout", 2, stop_at=15, fault="kill") == [-9, -9]
     newest = job.checkpoints / [name for name in job.names() if name.startswith("step-")][-1]
     manifest = newest / "manifest.json"
@@ -183,7 +187,7 @@ def test_a_checkpoint_of_a_later_version_is_kept_and_ends_training(job: Job) -> 
     assert newest.name in job.names()
 
 
-def test_a_folder_that_cannot_be_listed_is_not_called_empty(
+def test_checkpoint_folder_that_cannot_be_listed_raises_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(path: object) -> None:
@@ -198,7 +202,7 @@ def test_a_folder_that_cannot_be_listed_is_not_called_empty(
         train.Checkpointer(tmp_path).restore({})
 
 
-def test_f69_files_reach_the_disk_before_the_name_that_makes_them_count(job: Job) -> None:
+def test_f69_checkpoint_files_are_synced_before_the_final_rename(job: Job) -> None:
     job.done("ordered", 1)
     log = json.loads((job.folder / "out-0" / "log.json").read_text())
     writing = log[-2].split()[1]
@@ -209,7 +213,7 @@ def test_f69_files_reach_the_disk_before_the_name_that_makes_them_count(job: Job
     assert max(last.values()) < log.index("sync manifest.json")
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(job: Job, undisturbed: Job) -> None:
+def test_training_continues_while_a_checkpoint_is_written(job: Job, undisturbed: Job) -> None:
     job.done("overlapping", 2)
     assert [(job.folder / "out-0" / f"waited-{rank}").read_text() for rank in (0, 1)] == ["True", "True"]
     assert same(job.final(), undisturbed.final())
@@ -222,7 +226,7 @@ def small_disk(job: Job) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_full_disk_leaves_the_old_checkpoint_good_and_is_told(
+def test_full_disk_leaves_the_old_checkpoint_intact_and_is_reported(
     job: Job, small_disk: Path, world: int
 ) -> None:
     job.done("full", world, tries=2, numbers=500_000)
@@ -233,13 +237,13 @@ def test_a_full_disk_leaves_the_old_checkpoint_good_and_is_told(
     assert f"free disk space in {small_disk}" in job.text()
 
 
-def test_many_failures_in_a_row_end_training(job: Job, small_disk: Path) -> None:
+def test_three_failed_checkpoints_in_a_row_end_training(job: Job, small_disk: Path) -> None:
     assert job.run("full", 2, tries=3, numbers=500_000) == [1, 1]
     assert "3 checkpoints in a row could not be written" in job.text()
     assert job.names() == ["step-00000001-a0"]
 
 
-def test_f79_how_long_and_how_much_was_read_is_told(job: Job) -> None:
+def test_f79_restored_event_records_the_duration_and_the_bytes_read(job: Job) -> None:
     job.done("exact", 1, epochs=1, steps=1)
     job.done("exact", 1, epochs=1, steps=1)
     (told,) = job.events("restored")
@@ -254,7 +258,7 @@ FSDP2 = pytest.mark.skipif(not hasattr(fsdp, "fully_shard"), reason="FSDP2 of a 
 @pytest.mark.parametrize(
     "sharded", [pytest.param(False, id="ddp"), pytest.param(True, id="fsdp2", marks=FSDP2)]
 )
-def test_ranks_may_change_from_2_to_4_to_3(job: Job, tmp_path: Path, sharded: bool) -> None:
+def test_training_resumes_exactly_on_2_then_4_then_3_ranks(job: Job, tmp_path: Path, sharded: bool) -> None:
     alone = Job(job.zygote, tmp_path, tmp_path / "checkpoints")
     alone.done("exact", 1, epochs=3)
     job.done("exact", 2, epochs=3, steps=3, sharded=sharded)
@@ -267,7 +271,7 @@ def test_ranks_may_change_from_2_to_4_to_3(job: Job, tmp_path: Path, sharded: bo
 
 
 @FSDP2
-def test_shards_go_on_as_replicas_and_as_one_process(job: Job, tmp_path: Path) -> None:
+def test_sharded_checkpoint_resumes_as_replicas_and_as_a_single_process(job: Job, tmp_path: Path) -> None:
     alone = Job(job.zygote, tmp_path, tmp_path / "checkpoints")
     alone.done("exact", 1)
     job.done("exact", 3, steps=3, sharded=True)
@@ -276,7 +280,7 @@ def test_shards_go_on_as_replicas_and_as_one_process(job: Job, tmp_path: Path) -
     assert same(job.final(), alone.final())
 
 
-def test_a_checkpoint_of_other_objects_is_refused_and_kept(job: Job) -> None:
+def test_checkpoint_of_objects_with_other_shapes_is_refused_and_kept(job: Job) -> None:
     job.done("mismatched", 2, features=3)
     before = job.names()
     assert job.run("mismatched", 2, features=4) == [1, 1]

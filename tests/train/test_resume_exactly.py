@@ -18,7 +18,7 @@ from torch.optim import lr_scheduler
 from dtslurm.errors import RequestInvalid
 from dtslurm.train import Checkpointer
 from dtslurm.train import state as objects
-from tests.train.test_packing import alike
+from tests.train.test_packing import is_equal_nest
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:.*lr_scheduler.step")
 OPTIMIZERS = {
@@ -85,7 +85,7 @@ class Growing:
         vars(self).update(state)
 
 
-def made(name: str, scheduler: str) -> dict[str, Any]:
+def make_objects(name: str, scheduler: str) -> dict[str, Any]:
     torch.manual_seed(3)
     net = Net(sparse=name == "SparseAdam", flat=name == "Muon")
     parameters = [one for one in net.parameters() if one.ndim == 2] if name == "Muon" else net.parameters()
@@ -122,52 +122,52 @@ def train(run: dict[str, Any], steps: range) -> None:
         run["growing"].see(step, loss, run["net"])
 
 
-def kept(run: dict[str, Any]) -> dict[str, Any]:
+def state_of(run: dict[str, Any]) -> dict[str, Any]:
     return {name: copy.deepcopy(item.state_dict()) for name, item in run.items()}
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_goes_on_bit_for_bit(name: str, at: int, tmp_path: Path) -> None:
-    undisturbed, first, second = (made(name, "MultiStepLR") for _ in range(3))
+def test_every_optimizer_resumes_bit_for_bit(name: str, at: int, tmp_path: Path) -> None:
+    undisturbed, first, second = (make_objects(name, "MultiStepLR") for _ in range(3))
     train(undisturbed, range(8))
     train(first, range(at))
     Checkpointer(tmp_path).save(at, first, wait=True)
     restored = Checkpointer(tmp_path).restore(second)
     assert restored is not None
-    assert alike(kept(second), kept(first))
+    assert is_equal_nest(state_of(second), state_of(first))
     train(first, range(at, 8))
     train(second, range(at, 8))
-    assert alike(kept(first), kept(undisturbed))  # saving changes nothing
-    assert alike(kept(second), kept(undisturbed))
+    assert is_equal_nest(state_of(first), state_of(undisturbed))  # saving changes nothing
+    assert is_equal_nest(state_of(second), state_of(undisturbed))
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_every_scheduler_goes_on_bit_for_bit(scheduler: str, tmp_path: Path) -> None:
-    undisturbed, first, second = (made("AdamW", scheduler) for _ in range(3))
+def test_every_scheduler_resumes_bit_for_bit(scheduler: str, tmp_path: Path) -> None:
+    undisturbed, first, second = (make_objects("AdamW", scheduler) for _ in range(3))
     train(undisturbed, range(8))
     train(first, range(3))
     Checkpointer(tmp_path).save(3, first, wait=True)
     Checkpointer(tmp_path).restore(second)
     train(second, range(3, 8))
-    assert alike(kept(second), kept(undisturbed))
+    assert is_equal_nest(state_of(second), state_of(undisturbed))
 
 
-def test_a_checkpoint_of_an_earlier_version_is_restored(
+def test_checkpoint_of_an_earlier_version_is_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = made("AdamW", "LambdaLR"), made("AdamW", "LambdaLR")
+    first, second = make_objects("AdamW", "LambdaLR"), make_objects("AdamW", "LambdaLR")
     train(first, range(3))
     with monkeypatch.context() as patch:
         patch.setattr(objects, "pack", lambda value: value)  # as it was: the nest itself
         Checkpointer(tmp_path).save(3, first, wait=True)
     Checkpointer(tmp_path).restore(second)
-    assert alike(kept(second)["net"], kept(first)["net"])
-    assert alike(kept(second)["optimizer"]["state"], kept(first)["optimizer"]["state"])
+    assert is_equal_nest(state_of(second)["net"], state_of(first)["net"])
+    assert is_equal_nest(state_of(second)["optimizer"]["state"], state_of(first)["optimizer"]["state"])
     assert second["growing"].losses == first["growing"].losses
 
 
-def test_other_groups_of_parameters_are_refused(tmp_path: Path) -> None:
+def test_checkpoint_with_other_parameter_groups_is_refused(tmp_path: Path) -> None:
     net = nn.Linear(2, 2)
     Checkpointer(tmp_path).save(1, {"net": net, "opt": torch.optim.SGD(net.parameters(), lr=0.1)}, wait=True)
     groups = [{"params": [net.weight]}, {"params": [net.bias]}]

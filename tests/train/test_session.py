@@ -11,7 +11,7 @@ from tests.train.conftest import Job, flat, same
 
 
 @pytest.mark.parametrize(("number", "rank"), [(signal.SIGUSR2, 0), (signal.SIGUSR2, 1), (signal.SIGTERM, 1)])
-def test_f25_f26_f37_a_signal_to_one_rank_has_all_save_and_leave_at_one_step(
+def test_f25_f26_f37_signal_to_a_single_rank_makes_all_ranks_save_and_exit_at_the_same_step(
     job: Job, undisturbed: Job, number: int, rank: int
 ) -> None:
     job.env = {"SIGNALLED_RANK": str(rank), "SIGNAL": str(int(number))}
@@ -28,13 +28,13 @@ def test_f25_f26_f37_a_signal_to_one_rank_has_all_save_and_leave_at_one_step(
     assert job.samples() == undisturbed.samples()
 
 
-def test_a_signal_leaves_the_choice_to_code_that_saves_by_itself(job: Job) -> None:
+def test_signal_without_restored_objects_leaves_saving_to_the_training_code(job: Job) -> None:
     job.done("plain_signal", 1)
     assert (job.folder / "out-0" / "left").read_text() == "1"
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_f40_f42_a_stale_attempt_commits_nothing_and_ends_itself(job: Job, world: int) -> None:
+def test_f40_f42_stale_attempt_commits_no_checkpoint_and_ends(job: Job, world: int) -> None:
     codes = job.run("dropout", world, stop_at=6, fault="new_attempt", save_every=4, agree_every=1)
     assert codes == [87] * world, job.text()
     assert [name for name in job.names() if "00000008" in name] == []
@@ -44,20 +44,20 @@ def test_f40_f42_a_stale_attempt_commits_nothing_and_ends_itself(job: Job, world
     assert set(job.names()) <= {"step-00000004-a0"}  # if it was committed before the other began
 
 
-def test_f40_a_stale_attempt_ends_itself_also_between_saves(job: Job) -> None:
+def test_f40_stale_attempt_ends_also_between_saves(job: Job) -> None:
     codes = job.run("dropout", 2, stop_at=6, fault="stale_for_the_tick", save_every=None, agree_every=1)
     assert codes == [87, 87], job.text()
     assert job.names() == []
     assert job.text().count("the run belongs to attempt 7 now") == 1
 
 
-def test_f40_a_later_attempt_takes_the_lease(job: Job) -> None:
+def test_f40_later_attempt_takes_the_lease(job: Job) -> None:
     job.attempt = 3
     job.done("idle", 2)
     assert (job.folder / "attempt").read_text() == "3\n"
 
 
-def test_metrics(job: Job) -> None:
+def test_metrics_file_contains_steps_losses_and_rates(job: Job) -> None:
     job.done("measured", 1)
     first, second, extra, last = job.metrics(0)
     assert {**first, "time": 0} == {
@@ -69,7 +69,7 @@ def test_metrics(job: Job) -> None:
     assert last["step"] == 3
 
 
-def test_f46_a_slow_rank_is_named(job: Job) -> None:
+def test_f46_slow_rank_is_reported(job: Job) -> None:
     job.done("slow_rank", 3, slow=1)
     assert "rank 1 is slow: " in job.text()
     named = [line["slowest_rank"] for line in job.metrics(0) if "slowest_rank" in line]
@@ -78,7 +78,7 @@ def test_f46_a_slow_rank_is_named(job: Job) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_ranks_meet(job: Job, world: int) -> None:
+def test_ranks_form_a_process_group(job: Job, world: int) -> None:
     job.done("idle", world)
     places = [json.loads((job.folder / "out-0" / f"place-{rank}.json").read_text()) for rank in range(world)]
     assert [place["rank"] for place in places] == list(range(world))
@@ -86,7 +86,7 @@ def test_ranks_meet(job: Job, world: int) -> None:
     assert {place["launcher"] for place in places} == {"none" if world == 1 else "torch"}
 
 
-def test_batches_that_workers_fetched_ahead_are_not_lost(job: Job) -> None:
+def test_batches_prefetched_by_workers_are_not_lost(job: Job) -> None:
     job.done("workers", 2, stop_at=3)
     job.done("workers", 2, stop_at=99)
     steps = job.samples()[0]

@@ -51,7 +51,7 @@ def trained() -> dict[str, Any]:
     return {"net": net, "optimizer": optimizer, "mean": torch.tensor([1.0, 2.0]), "counter": counter}
 
 
-def test_models_optimizers_tensors_and_ones_own_come_back() -> None:
+def test_models_optimizers_tensors_and_custom_objects_are_restored() -> None:
     old, new = trained(), trained()
     saved = objects.state_dicts(old)
     assert set(saved["net"]) == {"weight", "bias"}
@@ -80,14 +80,14 @@ def test_models_optimizers_tensors_and_ones_own_come_back() -> None:
     ],
     ids=["number", "optimizer alone", "another's optimizer"],
 )
-def test_what_cannot_be_saved_is_named(given: dict[str, Any], words: str) -> None:
+def test_object_that_cannot_be_saved_is_named(given: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestInvalid, match=words):
         objects.state_dicts(given)
     with pytest.raises(RequestInvalid, match=words):
         objects.check_objects(given)
 
 
-def test_a_copy_does_not_change_with_training_and_its_memory_is_used_again() -> None:
+def test_copy_is_independent_of_training_and_reuses_its_memory() -> None:
     weights = torch.ones(3, requires_grad=True)
     values = {"net": {"w": weights}, "groups": [{"lr": 0.1}, torch.ones(2)], "step": 3}
     first = objects.copy_to_cpu(values)
@@ -112,46 +112,46 @@ def test_a_copy_does_not_change_with_training_and_its_memory_is_used_again() -> 
     ],
     ids=["other shape", "other kind", "no tensor", "nothing"],
 )
-def test_memory_that_does_not_fit_is_not_used(before: Any) -> None:
+def test_unsuitable_copy_memory_is_not_reused(before: Any) -> None:
     copy = objects.copy_to_cpu(torch.ones(3), before)
     assert copy is not before
     assert torch.equal(copy, torch.ones(3))
 
 
-def test_lists_of_another_length_are_copied_anew() -> None:
+def test_lists_of_another_length_are_copied_into_new_memory() -> None:
     old = objects.copy_to_cpu([torch.zeros(2)])
     new = objects.copy_to_cpu([torch.ones(2), torch.ones(2)], old)
     assert new[0] is not old[0]
     assert objects.copy_to_cpu({"a": torch.ones(2)}, [1])["a"].sum() == 2
 
 
-def test_the_size_is_that_of_all_tensors_and_of_nothing_else() -> None:
+def test_size_counts_only_tensors() -> None:
     nest = {"a": torch.zeros(3), "b": [torch.zeros(2, dtype=torch.float64), (torch.zeros(1), "text")], "c": 7}
     assert objects.size_of(nest) == 12 + 16 + 4
 
 
-def thrown() -> tuple[float, float, float]:
+def draw_random_numbers() -> tuple[float, float, float]:
     return float(torch.rand(1)), random.random(), float(np.random.rand())
 
 
-def test_dice_go_on_from_where_they_were_saved() -> None:
+def test_random_generators_continue_from_the_saved_state() -> None:
     saved = objects.get_rng_states()
-    first = thrown()
-    assert thrown() != first
+    first = draw_random_numbers()
+    assert draw_random_numbers() != first
     objects.set_rng_states(saved)
-    assert thrown() == first
+    assert draw_random_numbers() == first
 
 
-def test_a_seed_starts_all_dice_anew() -> None:
+def test_seed_resets_all_random_generators() -> None:
     objects.seed_generators(2**40 + 3)  # more than NumPy takes
-    first = thrown()
+    first = draw_random_numbers()
     objects.seed_generators(2**40 + 3)
-    assert thrown() == first
+    assert draw_random_numbers() == first
     objects.seed_generators(4)
-    assert thrown() != first
+    assert draw_random_numbers() != first
 
 
-def test_where_numpy_is_not_in_use_it_has_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numpy_generator_is_skipped_when_numpy_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     with_it = objects.get_rng_states()
     monkeypatch.delitem(sys.modules, "numpy")
     without = objects.get_rng_states()
@@ -164,7 +164,7 @@ def test_where_numpy_is_not_in_use_it_has_no_part(monkeypatch: pytest.MonkeyPatc
     assert "numpy" not in sys.modules
 
 
-def test_a_process_alone_is_all_that_there_is() -> None:
+def test_single_process_collectives_return_their_input() -> None:
     assert objects.all_gather("mine", None) == ["mine"]
     assert objects.broadcast("mine", None) == "mine"
     alone = Straggler(None)
@@ -192,7 +192,7 @@ class Event:
         return (end.at - self.at) * 1000
 
 
-def test_on_a_gpu_own_time_counts_what_is_done_and_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_forward_time_counts_only_finished_work_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(Event, "now", 0.0)
     monkeypatch.setattr(Event, "reached", 0.0)
@@ -209,7 +209,7 @@ def test_on_a_gpu_own_time_counts_what_is_done_and_waits_for_nothing(monkeypatch
     assert own.take() == 0.0
 
 
-def test_a_step_without_a_forward_pass_has_no_own_time() -> None:
+def test_step_without_a_forward_pass_has_no_forward_time() -> None:
     own = ForwardTimer(torch.device("cpu"))
     own.step_ended()
     assert own.take() == 0.0
