@@ -30,7 +30,7 @@ def logins(one: Server) -> int:
     return len(re.findall(r"Accepted \S+ for ", one.log))
 
 
-def when(happened: Callable[[], object], then: Callable[[], None]) -> None:
+def do_when(happened: Callable[[], object], then: Callable[[], None]) -> None:
     wait_until(happened)
     then()
 

@@ -15,15 +15,17 @@ from dtslurm.errors import (
 )
 from tests.sshd.proxy import Proxy
 from tests.sshd.servers import SshLab
-from tests.transport.linking import Reach, name_for, server, when
+from tests.transport.linking import Reach, do_when, name_for, server
 from tests.waiting import wait_until
 
 
-def test_f57_the_server_is_killed_in_the_middle(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
+def test_f57_command_fails_with_unknown_effects_when_the_server_is_killed(
+    sshd_lab: SshLab, to: Reach, tmp_path: Path
+) -> None:
     one = server(sshd_lab, "plain")
     there = to("plain")
     note = tmp_path / "begun"
-    killer = threading.Thread(target=when, args=(note.exists, one.cut))
+    killer = threading.Thread(target=do_when, args=(note.exists, one.cut))
     killer.start()
     with pytest.raises(TransportError, match="broke while sh ran; its effects are unknown"):
         there.run(["sh", "-c", f"echo part; touch {note}; sleep 30"], timeout=60)
@@ -31,7 +33,7 @@ def test_f57_the_server_is_killed_in_the_middle(sshd_lab: SshLab, to: Reach, tmp
     assert there.run(["echo", "again"]).stdout == "again\n"
 
 
-def test_f57_the_connection_is_reset_in_the_middle(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
+def test_f57_stream_fails_when_the_connection_is_reset(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
     one = server(sshd_lab, "plain")
     with Proxy(one.port) as proxy:
         there = to(name_for(sshd_lab, proxy, one))
@@ -43,7 +45,9 @@ def test_f57_the_connection_is_reset_in_the_middle(sshd_lab: SshLab, to: Reach, 
         assert there.run(["echo", "again"]).stdout == "again\n"
 
 
-def test_f16_a_file_whose_link_is_cut_stays_as_it_was(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
+def test_f16_file_is_unchanged_after_the_link_is_cut_during_put(
+    sshd_lab: SshLab, to: Reach, tmp_path: Path
+) -> None:
     one = server(sshd_lab, "plain")
     target = tmp_path / "file"
     target.write_bytes(b"old")
@@ -51,7 +55,7 @@ def test_f16_a_file_whose_link_is_cut_stays_as_it_was(sshd_lab: SshLab, to: Reac
         there = to(name_for(sshd_lab, proxy, one))
         there.open()
         start = proxy.passed
-        cutter = threading.Thread(target=when, args=(lambda: proxy.passed > start + 3_000_000, proxy.cut))
+        cutter = threading.Thread(target=do_when, args=(lambda: proxy.passed > start + 3_000_000, proxy.cut))
         cutter.start()
         with pytest.raises(TransportError):
             there.put(b"new" * 30_000_000, str(target))
@@ -60,7 +64,7 @@ def test_f16_a_file_whose_link_is_cut_stays_as_it_was(sshd_lab: SshLab, to: Reac
     wait_until(lambda: list(tmp_path.iterdir()) == [target])
 
 
-def test_f57_a_server_that_is_stopped(sshd_lab: SshLab, to: Reach) -> None:
+def test_f57_stopped_server_causes_a_timeout_and_recovers(sshd_lab: SshLab, to: Reach) -> None:
     one = server(sshd_lab, "stopped")
     there = to("stopped")
     assert there.run(["echo", "x"]).stdout == "x\n"
@@ -73,7 +77,7 @@ def test_f57_a_server_that_is_stopped(sshd_lab: SshLab, to: Reach) -> None:
     assert there.run(["echo", "again"]).stdout == "again\n"
 
 
-def test_f57_a_network_that_swallows_everything(sshd_lab: SshLab, to: Reach) -> None:
+def test_f57_frozen_network_causes_a_timeout(sshd_lab: SshLab, to: Reach) -> None:
     one = server(sshd_lab, "plain")
     with Proxy(one.port) as proxy:
         there = to(name_for(sshd_lab, proxy, one, "ConnectTimeout 2"))
@@ -84,7 +88,7 @@ def test_f57_a_network_that_swallows_everything(sshd_lab: SshLab, to: Reach) -> 
                 there.run(["echo", "x"], timeout=3)
 
 
-def test_f57_a_link_that_was_lost_between_commands(sshd_lab: SshLab, to: Reach) -> None:
+def test_f57_link_lost_between_commands_is_restored(sshd_lab: SshLab, to: Reach) -> None:
     one = server(sshd_lab, "plain")
     there = to("plain")
     there.run(["true"])
@@ -93,7 +97,7 @@ def test_f57_a_link_that_was_lost_between_commands(sshd_lab: SshLab, to: Reach) 
     assert there.run(["echo", "again"]).stdout == "again\n"
 
 
-def test_f2_a_killed_client_leaves_no_command_for_ever(sshd_lab: SshLab, kind: str, tmp_path: Path) -> None:
+def test_f2_command_ends_after_its_client_is_killed(sshd_lab: SshLab, kind: str, tmp_path: Path) -> None:
     import subprocess
     import sys
 

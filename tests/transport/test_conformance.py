@@ -41,42 +41,42 @@ ODD = [
 ]
 
 
-def test_a_command_gives_its_code_and_both_outputs(there: Transport) -> None:
+def test_command_returns_its_code_and_both_outputs(there: Transport) -> None:
     done = there.run(["sh", "-c", "echo out; echo err >&2; exit 3"])
     assert (done.code, done.stdout, done.stderr, done.ok) == (3, "out\n", "err\n", False)
     assert done.argv[0] == "sh"
 
 
-def test_every_argument_arrives_as_it_is(there: Transport) -> None:
+def test_arguments_arrive_unchanged(there: Transport) -> None:
     program = "import os, sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))"
     odd = [*ODD, "a\udcffb"]
     done = there.run([sys.executable, "-c", program, *odd])
     assert done.raw == b"\0".join(map(os.fsencode, odd))
 
 
-def test_the_longest_command_line(there: Transport) -> None:
+def test_very_long_command_line_arrives_completely(there: Transport) -> None:
     words = [letter * 60_000 for letter in "abcdef"]
     done = there.run(["sh", "-c", 'printf "%s\\n" "$@"; cat', "sh", *words], stdin=b"rest")
     assert done.stdout == "\n".join([*words, "rest"])
 
 
-def test_an_argument_beyond_what_a_process_takes(there: Transport) -> None:
+def test_too_long_argument_is_an_error(there: Transport) -> None:
     with pytest.raises(TransportError, match="could not be started"):
         there.run(["echo", "x" * 200_000])
 
 
-def test_bytes_that_are_no_text_survive(there: Transport) -> None:
+def test_binary_data_survives(there: Transport) -> None:
     data = bytes(range(256)) * 300 + b"\r\n\x1e\x1e"
     done = there.run(["cat"], stdin=data)
     assert done.raw == data
     assert done.stdout.encode("utf-8", "surrogateescape") == data
 
 
-def test_stdin_is_empty_unless_given(there: Transport) -> None:
+def test_stdin_is_empty_by_default(there: Transport) -> None:
     assert there.run(["cat"], timeout=20).stdout == ""
 
 
-def test_much_stdin_in_chunks(there: Transport) -> None:
+def test_large_stdin_is_sent_in_chunks(there: Transport) -> None:
     chunk = os.urandom(1 << 20)
     total, digest = 100, hashlib.sha256()
     for _ in range(total):
@@ -90,12 +90,12 @@ def test_much_stdin_in_chunks(there: Transport) -> None:
     assert done.stdout.split()[0] == digest.hexdigest()
 
 
-def test_a_command_that_does_not_want_its_stdin(there: Transport) -> None:
+def test_command_may_close_its_stdin(there: Transport) -> None:
     done = there.run(["sh", "-c", "exec <&-; echo fine"], stdin=(b"x" * 100_000 for _ in range(20)))
     assert (done.code, done.stdout) == (0, "fine\n")
 
 
-def test_a_source_of_stdin_that_fails_ends_the_command(there: Transport, tmp_path: Path) -> None:
+def test_failed_stdin_source_ends_the_command(there: Transport, tmp_path: Path) -> None:
     note = tmp_path / "whole"
 
     def source() -> Iterator[bytes]:
@@ -108,33 +108,33 @@ def test_a_source_of_stdin_that_fails_ends_the_command(there: Transport, tmp_pat
     assert not note.exists(), "the command took a part for the whole"
 
 
-def test_output_larger_than_any_pipe(there: Transport) -> None:
+def test_output_larger_than_a_pipe_is_complete(there: Transport) -> None:
     done = there.run(
         [sys.executable, "-c", "import sys; sys.stderr.write('e' * 3000000); print('o' * 3000000)"]
     )
     assert (len(done.stdout), len(done.stderr)) == (3000001, 3000000)
 
 
-def test_big_binary_output(there: Transport) -> None:
+def test_large_binary_output_is_complete(there: Transport) -> None:
     program = "import sys; d = bytes(range(256)) * 4096\nfor _ in range(60): sys.stdout.buffer.write(d)"
     done = there.run([sys.executable, "-c", program], timeout=600)
     assert hashlib.sha256(done.raw).digest() == hashlib.sha256(bytes(range(256)) * 4096 * 60).digest()
 
 
-def test_a_missing_program_is_named(there: Transport) -> None:
+def test_missing_program_is_named(there: Transport) -> None:
     with pytest.raises(CommandNotFound, match="no-such-program") as caught:
         there.run(["no-such-program"])
     assert there.host in caught.value.message
     assert "PATH=" in caught.value.evidence[0]
 
 
-def test_a_file_that_is_no_program(there: Transport, tmp_path: Path) -> None:
+def test_non_executable_file_is_an_error(there: Transport, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(CommandNotFound, match="cannot be executed"):
         there.run([str(tmp_path / "file")])
 
 
-def test_a_program_without_its_interpreter(there: Transport, tmp_path: Path) -> None:
+def test_program_without_its_interpreter_is_an_error(there: Transport, tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text("#!/no/such/interpreter\n")
     script.chmod(0o755)
@@ -143,16 +143,16 @@ def test_a_program_without_its_interpreter(there: Transport, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("code", [1, 124, 126, 127, 137, 255])
-def test_a_command_s_own_codes_are_not_taken_for_ours(there: Transport, code: int) -> None:
+def test_exit_codes_of_the_command_are_returned(there: Transport, code: int) -> None:
     assert there.run(["sh", "-c", f"exit {code}"]).code == code
 
 
-def test_an_argument_that_no_process_can_take(there: Transport) -> None:
+def test_argument_with_a_null_byte_is_an_error(there: Transport) -> None:
     with pytest.raises(TransportError):
         there.run(["echo", "a\0b"])
 
 
-def test_f7_a_command_beyond_its_time_is_killed_with_its_children(there: Transport, tmp_path: Path) -> None:
+def test_f7_command_is_killed_with_its_children_at_the_timeout(there: Transport, tmp_path: Path) -> None:
     note = tmp_path / "pid"
     script = f"sleep 600 & echo $! > {note}; echo nearly there >&2; wait"
     with pytest.raises(CommandTimeout) as caught:
@@ -162,7 +162,7 @@ def test_f7_a_command_beyond_its_time_is_killed_with_its_children(there: Transpo
     assert there.run(["echo", "next"]).stdout == "next\n"
 
 
-def test_a_child_that_stays_behind_does_not_hold_us(there: Transport) -> None:
+def test_detached_child_does_not_delay_the_end_of_a_command(there: Transport) -> None:
     script = "setsid sleep 30 </dev/null >/dev/null 2>&1 & echo done"
     assert there.run(["sh", "-c", script], timeout=25).stdout == "done\n"
 
@@ -171,7 +171,7 @@ def test_a_child_that_stays_behind_does_not_hold_us(there: Transport) -> None:
     ("name", "kept"),
     [("SBATCH_X", ""), ("SQUEUE_STATES", ""), ("PET_X", ""), ("RANK", ""), ("SLURM_CONF", "v")],
 )
-def test_f20_the_environment_is_scrubbed(
+def test_f20_environment_of_commands_is_scrubbed(
     there: Transport, name: str, kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "v")
@@ -187,13 +187,13 @@ def test_f20_the_environment_is_scrubbed(
     assert done.stdout.strip() == kept
 
 
-def test_the_environment_of_a_command(there: Transport) -> None:
+def test_command_receives_its_environment(there: Transport) -> None:
     script = 'echo "$SLURM_JOB_ID,$SLURM_TIME_FORMAT,$SLURM_BITSTR_LEN,$LC_ALL,$MINE"'
     done = there.run(["sh", "-c", script], env={"MINE": "y 'z' ü"})
     assert done.stdout == ",%s,0,C.UTF-8,y 'z' ü\n"
 
 
-def test_a_stream_comes_as_it_is_written(there: Transport) -> None:
+def test_stream_delivers_output_as_written(there: Transport) -> None:
     with there.stream(["sh", "-c", "echo one; read x; echo two $x"]) as stream:
         assert next(stream) == b"one\n"
         stream.send(b"for you\n")
@@ -201,14 +201,14 @@ def test_a_stream_comes_as_it_is_written(there: Transport) -> None:
         assert stream.ended
 
 
-def test_a_stream_s_first_input_and_its_end(there: Transport) -> None:
+def test_stream_sends_its_first_input_and_closes_stdin(there: Transport) -> None:
     with there.stream(["cat"], stdin=b"a" * 300_000) as stream:
         stream.send(b"b")
         stream.close_stdin()
         assert b"".join(stream) == b"a" * 300_000 + b"b"
 
 
-def test_a_quiet_stream_can_be_waited_for(there: Transport) -> None:
+def test_stream_read_returns_nothing_at_its_timeout(there: Transport) -> None:
     with there.stream(["sh", "-c", "echo one; read x; echo two"]) as stream:
         assert next(stream) == b"one\n"
         assert stream.read(0.05) == b""
@@ -217,13 +217,13 @@ def test_a_quiet_stream_can_be_waited_for(there: Transport) -> None:
         assert next(stream) == b"two\n"
 
 
-def test_leaving_a_stream_ends_its_command(there: Transport) -> None:
+def test_closed_stream_ends_its_command(there: Transport) -> None:
     with there.stream(["sh", "-c", "echo $$; sleep 600 & wait"]) as stream:
         pid = int(next(stream))
     assert ends_in_time(pid)
 
 
-def test_a_stream_that_fails_tells_why(there: Transport) -> None:
+def test_failed_stream_raises_its_stderr(there: Transport) -> None:
     with there.stream(["sh", "-c", "echo x; echo why >&2; exit 4"]) as stream:
         assert next(stream) == b"x\n"
         with pytest.raises(TransportError, match="code 4") as caught:
@@ -231,17 +231,17 @@ def test_a_stream_that_fails_tells_why(there: Transport) -> None:
     assert caught.value.evidence == ("why",)
 
 
-def test_a_stream_of_no_program(there: Transport) -> None:
+def test_stream_of_a_missing_program_is_an_error(there: Transport) -> None:
     with pytest.raises(CommandNotFound, match="no-such-program"), there.stream(["no-such-program"]) as stream:
         next(stream)
 
 
-def test_a_stream_is_not_stopped_by_much_stderr(there: Transport) -> None:
+def test_stream_continues_despite_large_stderr(there: Transport) -> None:
     with there.stream(["sh", "-c", "head -c 3000000 /dev/zero >&2; echo end"]) as stream:
         assert b"".join(stream) == b"end\n"
 
 
-def test_many_commands_at_once(there: Transport) -> None:
+def test_concurrent_commands_return_their_own_output(there: Transport) -> None:
     answers: dict[int, str] = {}
 
     def ask(number: int) -> None:
@@ -258,7 +258,7 @@ def test_many_commands_at_once(there: Transport) -> None:
 # ---- files
 
 
-def test_put_makes_private_folders_and_files(there: Transport, tmp_path: Path) -> None:
+def test_put_creates_private_directories_and_files(there: Transport, tmp_path: Path) -> None:
     target = tmp_path / "a b" / "ü'\"$x" / "file"
     there.put(b"\xff\0", str(target))
     assert there.get(str(target)) == b"\xff\0"
@@ -266,17 +266,17 @@ def test_put_makes_private_folders_and_files(there: Transport, tmp_path: Path) -
     assert modes == [0o600, 0o700, 0o700]
 
 
-def test_an_empty_file(there: Transport, tmp_path: Path) -> None:
+def test_empty_file_is_transferred(there: Transport, tmp_path: Path) -> None:
     there.put(b"", str(tmp_path / "file"))
     assert there.get(str(tmp_path / "file")) == b""
 
 
-def test_put_gives_the_mode(there: Transport, tmp_path: Path) -> None:
+def test_put_sets_the_mode(there: Transport, tmp_path: Path) -> None:
     there.put(b"x", str(tmp_path / "script"), mode=0o755)
     assert stat.S_IMODE((tmp_path / "script").stat().st_mode) == 0o755
 
 
-def test_put_replaces_at_once_and_leaves_nothing_else(there: Transport, tmp_path: Path) -> None:
+def test_put_replaces_a_file_atomically(there: Transport, tmp_path: Path) -> None:
     target = tmp_path / "file"
     there.put(b"old", str(target))
     with target.open("rb") as reader:
@@ -286,7 +286,7 @@ def test_put_replaces_at_once_and_leaves_nothing_else(there: Transport, tmp_path
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_c7_put_does_not_write_through_a_link(there: Transport, tmp_path: Path) -> None:
+def test_c7_put_replaces_a_link_without_following(there: Transport, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"mine")
     (tmp_path / "file").symlink_to(victim)
@@ -295,21 +295,25 @@ def test_c7_put_does_not_write_through_a_link(there: Transport, tmp_path: Path) 
     assert (tmp_path / "file").read_bytes() == b"new"
 
 
-def test_a_name_with_no_room_for_a_suffix(there: Transport, tmp_path: Path) -> None:
+def test_put_accepts_the_longest_file_name_and_refuses_a_longer_name(
+    there: Transport, tmp_path: Path
+) -> None:
     there.put(b"x", str(tmp_path / ("n" * 255)))
     with pytest.raises(StoreError, match="too long"):
         there.put(b"x", str(tmp_path / ("n" * 256)))
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_file_in_place_of_a_folder(there: Transport, tmp_path: Path) -> None:
+def test_put_below_a_file_is_an_error(there: Transport, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(StoreError, match="not a folder"):
         there.put(b"x", str(tmp_path / "file" / "below"))
 
 
 @pytest.mark.parametrize("link", [False, True])
-def test_a_folder_in_place_of_a_file(there: Transport, tmp_path: Path, link: bool) -> None:
+def test_put_over_a_directory_is_an_error_and_over_a_link_replaces_the_link(
+    there: Transport, tmp_path: Path, link: bool
+) -> None:
     (tmp_path / "folder").mkdir()
     if link:
         (tmp_path / "link").symlink_to("folder")
@@ -321,18 +325,20 @@ def test_a_folder_in_place_of_a_file(there: Transport, tmp_path: Path, link: boo
     assert list((tmp_path / "folder").iterdir()) == []
 
 
-def test_reading_what_is_not_there(there: Transport, tmp_path: Path) -> None:
+def test_get_of_a_missing_file_is_an_error(there: Transport, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no such file") as caught:
         there.get(str(tmp_path / "none"))
     assert str(tmp_path / "none") in caught.value.message
 
 
-def test_reading_a_folder(there: Transport, tmp_path: Path) -> None:
+def test_get_of_a_directory_is_an_error(there: Transport, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="it is a folder"):
         there.get(str(tmp_path))
 
 
-def test_f16_a_full_disk(there: Transport, small_disk: Path) -> None:
+def test_f16_put_on_a_full_disk_keeps_the_old_file_and_reports_the_space(
+    there: Transport, small_disk: Path
+) -> None:
     there.put(b"old", str(small_disk / "file"))
     with pytest.raises(StoreError, match="disk full") as caught:
         there.put(b"x" * 2_000_000, str(small_disk / "file"))
@@ -343,7 +349,7 @@ def test_f16_a_full_disk(there: Transport, small_disk: Path) -> None:
     assert len(list(small_disk.iterdir())) == 1
 
 
-def test_f16_no_room_for_another_file(there: Transport, small_disk: Path) -> None:
+def test_f16_put_without_free_inodes_is_reported_as_disk_full(there: Transport, small_disk: Path) -> None:
     with contextlib.suppress(OSError):
         for number in range(20):  # more than the disk counts
             (small_disk / f"taken{number}").touch()
@@ -351,7 +357,7 @@ def test_f16_no_room_for_another_file(there: Transport, small_disk: Path) -> Non
         there.put(b"", str(small_disk / "file"))
 
 
-def test_a_read_only_disk(there: Transport, small_disk: Path) -> None:
+def test_put_on_a_read_only_file_system_is_an_error(there: Transport, small_disk: Path) -> None:
     import subprocess
 
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
@@ -360,7 +366,7 @@ def test_a_read_only_disk(there: Transport, small_disk: Path) -> None:
 
 
 @pytest.mark.skipif(AS_ROOT, reason="root may write anywhere")
-def test_no_permission(there: Transport, tmp_path: Path) -> None:
+def test_put_without_permission_is_an_error(there: Transport, tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(StoreError, match="permission denied"):
         there.put(b"x", str(tmp_path / "file"))

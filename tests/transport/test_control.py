@@ -54,7 +54,7 @@ def logins(lab: SshLab) -> int:
     return lab.servers["login"].log.count("Accepted publickey for ")
 
 
-def test_one_login_for_all_commands(there: OpenSSHTransport, lab: SshLab) -> None:
+def test_commands_share_a_single_login(there: OpenSSHTransport, lab: SshLab) -> None:
     before = logins(lab)
     for number in range(3):
         assert there.run(["echo", str(number)]).ok
@@ -65,7 +65,7 @@ def test_one_login_for_all_commands(there: OpenSSHTransport, lab: SshLab) -> Non
     assert logins(lab) == before + 1
 
 
-def test_c13_the_sockets_are_private(there: OpenSSHTransport, lab: SshLab) -> None:
+def test_c13_control_sockets_are_private(there: OpenSSHTransport, lab: SshLab) -> None:
     there.open()
     folder = lab.root / "run/dtslurm"
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -73,7 +73,7 @@ def test_c13_the_sockets_are_private(there: OpenSSHTransport, lab: SshLab) -> No
 
 
 @pytest.mark.parametrize("fault", ["mode", "link", "file"])
-def test_c13_a_folder_that_others_may_use_is_refused(lab: SshLab, fault: str) -> None:
+def test_c13_socket_directory_open_to_other_users_is_refused(lab: SshLab, fault: str) -> None:
     runtime = lab.root / fault
     runtime.mkdir()
     place = runtime / "dtslurm"
@@ -89,7 +89,7 @@ def test_c13_a_folder_that_others_may_use_is_refused(lab: SshLab, fault: str) ->
         control.folder({"XDG_RUNTIME_DIR": str(runtime)})
 
 
-def test_c13_a_folder_that_another_user_holds_keeps_nobody_from_logging_in(
+def test_c13_socket_directory_of_another_user_is_replaced_by_the_cache_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared, home = Path(tempfile.mkdtemp(dir="/tmp")), Path(tempfile.mkdtemp(dir="/tmp"))
@@ -119,7 +119,7 @@ def test_c13_a_folder_that_another_user_holds_keeps_nobody_from_logging_in(
 
 
 @pytest.mark.parametrize("runtime", ["", "/no/such/folder", "long"])
-def test_c13_the_path_is_always_short_enough(tmp_path: Path, runtime: str) -> None:
+def test_c13_socket_path_is_short_enough(tmp_path: Path, runtime: str) -> None:
     if runtime == "long":
         place = tmp_path / ("x" * 100)
         place.mkdir()
@@ -129,7 +129,7 @@ def test_c13_the_path_is_always_short_enough(tmp_path: Path, runtime: str) -> No
     assert len(str(path)) + 17 < 104
 
 
-def test_logins_are_told_apart(tmp_path: Path, lab: SshLab) -> None:
+def test_socket_path_depends_on_host_user_and_configuration(tmp_path: Path, lab: SshLab) -> None:
     what: list[tuple[str | None, ...]] = [
         ("a", None, None),
         ("a", "b", None),
@@ -140,7 +140,7 @@ def test_logins_are_told_apart(tmp_path: Path, lab: SshLab) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_f57_a_master_that_died_or_stopped_is_replaced(
+def test_f57_dead_or_stopped_master_is_replaced(
     there: OpenSSHTransport, lab: SshLab, number: signal.Signals
 ) -> None:
     there.run(["true"])
@@ -155,14 +155,14 @@ def test_f57_a_master_that_died_or_stopped_is_replaced(
         time.sleep(0.05)
 
 
-def test_f57_a_master_that_stops_in_the_middle(there: OpenSSHTransport, lab: SshLab) -> None:
+def test_f57_master_stopped_during_a_stream_is_replaced(there: OpenSSHTransport, lab: SshLab) -> None:
     with there.stream(["sh", "-c", "echo on; sleep 60"]) as stream:
         assert next(stream) == b"on\n"
         os.kill(master(sockets(lab)[0]), signal.SIGSTOP)
         assert there.run(["echo", "x"], timeout=20).stdout == "x\n"
 
 
-def test_processes_that_race_make_one_login(there: OpenSSHTransport, lab: SshLab) -> None:
+def test_concurrent_processes_share_a_single_login(there: OpenSSHTransport, lab: SshLab) -> None:
     there.logout()
     before = logins(lab)
     code = (
@@ -184,7 +184,7 @@ def test_processes_that_race_make_one_login(there: OpenSSHTransport, lab: SshLab
     assert logins(lab) == before + 1
 
 
-def test_the_user_s_own_master_is_used(lab: SshLab, there: OpenSSHTransport) -> None:
+def test_existing_master_of_the_user_is_used(lab: SshLab, there: OpenSSHTransport) -> None:
     own = lab.root / "mine"
     lab.host("mine", lab.servers["login"].port, f"ControlPath {own}")
     argv = ["ssh", "-F", str(lab.config), "-M", "-N", "-f", "mine"]
@@ -200,7 +200,7 @@ def test_the_user_s_own_master_is_used(lab: SshLab, there: OpenSSHTransport) -> 
 
 
 @pytest.mark.parametrize("fault", ["", "no socket", "open folder", "gone", "link"])
-def test_whose_a_control_socket_is(tmp_path: Path, fault: str) -> None:
+def test_control_socket_must_be_private_to_the_user(tmp_path: Path, fault: str) -> None:
     folder = tmp_path / "f"
     folder.mkdir(0o700)
     path = folder / "s"
@@ -228,7 +228,7 @@ def test_whose_a_control_socket_is(tmp_path: Path, fault: str) -> None:
                 assert not control.is_own_socket(path)
 
 
-def test_at_most_three_commands_of_all_programs(tmp_path: Path) -> None:
+def test_at_most_three_turns_are_held_at_once_by_all_programs(tmp_path: Path) -> None:
     path = tmp_path / "s"
     holding = threading.Semaphore(0)
     free = threading.Event()
@@ -252,7 +252,7 @@ def test_at_most_three_commands_of_all_programs(tmp_path: Path) -> None:
         thread.join()
 
 
-def test_at_most_three_channels_of_one_process(there: OpenSSHTransport) -> None:
+def test_at_most_three_channels_are_open_in_a_process(there: OpenSSHTransport) -> None:
     from contextlib import ExitStack
 
     with ExitStack() as stack:
@@ -263,7 +263,7 @@ def test_at_most_three_channels_of_one_process(there: OpenSSHTransport) -> None:
     assert there.run(["true"]).ok
 
 
-def test_an_odd_folder_for_sockets(lab: SshLab) -> None:
+def test_socket_directory_with_special_characters_works(lab: SshLab) -> None:
     runtime = lab.root / "a %h b"
     runtime.mkdir(mode=0o700)
     transport = connect("login", transport="openssh", env={**lab.environ(), "XDG_RUNTIME_DIR": str(runtime)})
@@ -276,12 +276,12 @@ def test_an_odd_folder_for_sockets(lab: SshLab) -> None:
 # ---- which transport
 
 
-def test_no_host_is_this_machine() -> None:
+def test_missing_host_selects_the_local_transport() -> None:
     assert isinstance(connect(None), LocalTransport)
     assert isinstance(connect("login", transport="local"), LocalTransport)
 
 
-def test_openssh_where_there_is_an_ssh(tmp_path: Path) -> None:
+def test_openssh_is_chosen_when_ssh_is_installed(tmp_path: Path) -> None:
     (tmp_path / "ssh").write_text("#!/bin/sh\n")
     assert choose(None, {"PATH": str(tmp_path)})[0] == "paramiko"
     (tmp_path / "ssh").chmod(0o755)
@@ -289,7 +289,7 @@ def test_openssh_where_there_is_an_ssh(tmp_path: Path) -> None:
     assert choose("paramiko", {"PATH": str(tmp_path)})[0] == "paramiko"
 
 
-def test_a_transport_is_made_without_any_effect(tmp_path: Path) -> None:
+def test_creating_a_transport_has_no_side_effects(tmp_path: Path) -> None:
     env = {"PATH": "", "XDG_RUNTIME_DIR": str(tmp_path), "DTSLURM_SSH_CONFIG": "/no/such/file"}
     for kind in ("openssh", "paramiko"):
         connect("login", transport=kind, env=env).close()

@@ -34,7 +34,9 @@ END_ERR = f"\x1e{NONCE}-end\x1e".encode()
     ),
     cuts=st.lists(st.integers(0, 400), max_size=12),
 )
-def test_the_payload_comes_out_however_it_is_cut(noise: bytes, payload: list[bytes], cuts: list[int]) -> None:
+def test_call_outputs_extract_the_payload_from_any_chunks(
+    noise: bytes, payload: list[bytes], cuts: list[int]
+) -> None:
     data = b"".join(payload)
     whole = noise + BEGIN + data + END + b"trailing"
     if f"\x1e{NONCE}-begin ".encode() in noise + b"\x1e" or f"\x1e{NONCE}-end".encode() in data:
@@ -47,7 +49,7 @@ def test_the_payload_comes_out_however_it_is_cut(noise: bytes, payload: list[byt
     assert answer.verdict() == (3, "-")
 
 
-def test_an_answer_is_complete_when_both_outputs_are() -> None:
+def test_call_is_complete_when_both_outputs_have_ended() -> None:
     answer = remote_command.CallOutputs(NONCE)
     answer.feed(BEGIN + END, b"")
     states = [answer.ended]
@@ -55,13 +57,13 @@ def test_an_answer_is_complete_when_both_outputs_are() -> None:
     assert [*states, answer.ended] == [False, True]
 
 
-def test_a_line_is_not_held_back() -> None:
+def test_output_line_is_returned_at_once() -> None:
     answer = remote_command.CallOutputs(NONCE)
     answer.feed(BEGIN, b"")
     assert answer.feed(b"line\n", b"")[0] == b"line\n"
 
 
-def test_a_cut_answer_is_never_taken_for_an_end() -> None:
+def test_truncated_output_is_not_complete() -> None:
     for length in range(len(END)):
         answer = remote_command.CallOutputs(NONCE)
         answer.feed(BEGIN + b"data" + END[:length], BEGIN_ERR + END_ERR)
@@ -75,7 +77,7 @@ def test_a_cut_answer_is_never_taken_for_an_end() -> None:
         max_size=5,
     )
 )
-def test_f22_the_line_is_plain_for_any_shell(words: list[str]) -> None:
+def test_f22_remote_command_line_is_safe_for_any_shell(words: list[str]) -> None:
     line = remote_command.call(["printf", *words], env={"A": words[0]}, limit=3, stdin=False).line
     assert line.isascii()
     assert line.isprintable()
@@ -112,13 +114,15 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         ("hos", "host", 22, KeyCheck.UNKNOWN),
     ],
 )
-def test_known_names(keys: list[str], names: str, host: str, port: int, verdict: KeyCheck) -> None:
+def test_known_hosts_names_match(
+    keys: list[str], names: str, host: str, port: int, verdict: KeyCheck
+) -> None:
     kind, key = keys[0].split()
     lines = list(known_hosts.read(f"# a comment\n\n{names} {keys[0]} me@here\n", "file"))
     assert known_hosts.judge(lines, host, port, kind, key)[0] is verdict
 
 
-def test_changed_and_revoked(keys: list[str]) -> None:
+def test_changed_and_revoked_host_keys_are_recognized(keys: list[str]) -> None:
     kind, key = keys[0].split()
     changed = list(known_hosts.read(f"host {keys[1]}\n", "f"))
     assert known_hosts.judge(changed, "host", 22, kind, key) == (KeyCheck.CHANGED, "f:1")
@@ -132,7 +136,7 @@ def test_changed_and_revoked(keys: list[str]) -> None:
     assert known_hosts.judge(authority, "host", 22, kind, key)[0] is KeyCheck.UNKNOWN
 
 
-def test_hashed_names_as_ssh_keygen_makes_them(keys: list[str], tmp_path: Path) -> None:
+def test_hashed_known_hosts_names_match(keys: list[str], tmp_path: Path) -> None:
     file = tmp_path / "known_hosts"
     file.write_text(f"host {keys[0]}\n[host]:2222 {keys[1]}\n")
     subprocess.run([program("ssh-keygen"), "-q", "-H", "-f", str(file)], check=True, capture_output=True)
@@ -148,7 +152,7 @@ def test_hashed_names_as_ssh_keygen_makes_them(keys: list[str], tmp_path: Path) 
 # ---- configuration for paramiko
 
 
-def test_includes_and_what_surrounds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ssh_config_includes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USER", "me")
     folder = tmp_path / ".ssh"
@@ -167,7 +171,7 @@ def test_includes_and_what_surrounds_them(tmp_path: Path, monkeypatch: pytest.Mo
     assert ssh_config.lookup(config, "a", "asked").user == "asked"
 
 
-def test_a_file_that_includes_itself_ends(tmp_path: Path) -> None:
+def test_ssh_config_that_includes_itself_is_read_once(tmp_path: Path) -> None:
     (tmp_path / "config").write_text(f"Include {tmp_path}/config\nHost a\n  Port 5\n")
     assert ssh_config.lookup(ssh_config.load(str(tmp_path / "config")), "a").port == 5
 
@@ -219,7 +223,7 @@ def test_a_file_that_includes_itself_ends(tmp_path: Path) -> None:
         ("debug1: timed out\nsomething new", HostUnavailable, "cannot connect to h over SSH"),
     ],
 )
-def test_what_ssh_says(said: str, kind: type[HostUnavailable], words: str) -> None:
+def test_ssh_error_messages_are_explained(said: str, kind: type[HostUnavailable], words: str) -> None:
     error = ssh_errors.explain("h", said, code=255)
     assert type(error) is kind
     assert words in error.message
@@ -229,7 +233,7 @@ def test_what_ssh_says(said: str, kind: type[HostUnavailable], words: str) -> No
 @pytest.mark.parametrize(
     "said", ["dd: fsync failed for '/x': Disk quota exceeded", "mv: /x: Disc quota exceeded\n"]
 )
-def test_a_quota_over_there(said: str) -> None:
+def test_quota_error_of_the_login_node_is_recognized(said: str) -> None:
     number = disk.number_of(said)
     assert disk.is_full(number)
     error = disk.refusal(number, said, "/x", "write", room="file system /", where="login")
@@ -237,7 +241,7 @@ def test_a_quota_over_there(said: str) -> None:
     assert "quota -s" in error.hint
 
 
-def test_the_room_that_df_tells() -> None:
+def test_free_space_is_read_from_df() -> None:
     blocks = "Filesystem 1024-blocks Used Available Capacity Mounted on\nnas:/x 2048 1024 1024 50% /my home"
     inodes = "Filesystem Inodes IUsed IFree IUse% Mounted on\nnas:/x 100 10 90 10% /my home"
     assert disk.room_of(blocks, inodes) == "file system /my home: 1.0 MiB of 2.0 MiB free, 90 of 100 files"
@@ -246,7 +250,7 @@ def test_the_room_that_df_tells() -> None:
 
 
 @pytest.mark.parametrize("ending", ["TERM", "HUP", "outputs closed"])
-def test_f16_a_file_that_is_not_written_to_its_end_leaves_nothing(tmp_path: Path, ending: str) -> None:
+def test_f16_interrupted_put_leaves_no_file(tmp_path: Path, ending: str) -> None:
     argv = remote_command.put_argv(str(tmp_path / "file"), 0o600, 1000)
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, bufsize=0

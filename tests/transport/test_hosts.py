@@ -19,7 +19,9 @@ from tests.transport.linking import Reach, home, logins, server
 from tests.waiting import busyness
 
 
-def test_f19_a_banner_and_noisy_start_up_files(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
+def test_f19_banner_and_startup_file_output_do_not_affect_results(
+    sshd_lab: SshLab, to: Reach, tmp_path: Path
+) -> None:
     banner = sshd_lab.root / "banner"
     banner.write_text("*** WELCOME ***\nThe site was down yesterday.\n")
     one = server(sshd_lab, "noisy", lines=[f"Banner {banner}"])
@@ -34,7 +36,7 @@ def test_f19_a_banner_and_noisy_start_up_files(sshd_lab: SshLab, to: Reach, tmp_
         assert b"".join(stream) == b"x"
 
 
-def test_f20_what_start_up_files_set_does_not_bend_slurm(sshd_lab: SshLab, to: Reach) -> None:
+def test_f20_startup_file_variables_do_not_affect_commands(sshd_lab: SshLab, to: Reach) -> None:
     server(sshd_lab, "settings")
     lines = "export SBATCH_PARTITION=x SQUEUE_STATES=F SLURM_JOB_ID=7 SLURM_CONF=/c RANK=1\n"
     lines += "export MINE='a\nSLURM_B=c'\n"
@@ -46,7 +48,7 @@ def test_f20_what_start_up_files_set_does_not_bend_slurm(sshd_lab: SshLab, to: R
     assert done.stdout == ",,,,/c,a\nSLURM_B=c\n0\n"
 
 
-def test_programs_that_only_login_shells_find(sshd_lab: SshLab, to: Reach) -> None:
+def test_programs_on_the_login_shell_path_are_found(sshd_lab: SshLab, to: Reach) -> None:
     server(sshd_lab, "modules")
     folder = home(sshd_lab, "modules") / "opt slurm/bin"
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +60,7 @@ def test_programs_that_only_login_shells_find(sshd_lab: SshLab, to: Reach) -> No
 
 
 @pytest.mark.parametrize("shell", ["bash", "dash", "zsh", "tcsh", "fish"])
-def test_f22_any_login_shell(sshd_lab: SshLab, to: Reach, shell: str, tmp_path: Path) -> None:
+def test_f22_any_login_shell_is_supported(sshd_lab: SshLab, to: Reach, shell: str, tmp_path: Path) -> None:
     found = shutil.which(shell)
     if found is None:
         skip_or_fail(shell, "tests/sshd/install.sh")
@@ -75,7 +77,7 @@ def test_f22_any_login_shell(sshd_lab: SshLab, to: Reach, shell: str, tmp_path: 
         there.run(["sleep", "600"], timeout=2)
 
 
-def test_a_home_with_spaces_and_unicode(sshd_lab: SshLab, to: Reach) -> None:
+def test_home_directory_with_spaces_and_unicode_works(sshd_lab: SshLab, to: Reach) -> None:
     odd = sshd_lab.root / "homes" / "Jürgen & Søn's 家"
     odd.mkdir(parents=True, exist_ok=True)
     server(sshd_lab, "odd-home", env={"HOME": str(odd)})
@@ -86,7 +88,7 @@ def test_a_home_with_spaces_and_unicode(sshd_lab: SshLab, to: Reach) -> None:
     assert there.get(f"{odd}/runs/a file") == b"x"
 
 
-def test_no_sftp_is_needed(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
+def test_files_are_transferred_without_sftp(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
     one = server(sshd_lab, "plain")
     assert "sftp" not in (one.folder / "sshd_config").read_text()
     there = to("plain")
@@ -94,7 +96,7 @@ def test_no_sftp_is_needed(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
     assert there.get(str(tmp_path / "file")) == b"x" * 5_000_000
 
 
-def test_f58_more_commands_than_sessions(sshd_lab: SshLab, to: Reach) -> None:
+def test_f58_commands_wait_when_the_server_limits_sessions(sshd_lab: SshLab, to: Reach) -> None:
     one = server(sshd_lab, "two-sessions", lines=["MaxSessions 2"])
     there = to("two-sessions")
     there.open()
@@ -115,7 +117,9 @@ def test_f58_more_commands_than_sessions(sshd_lab: SshLab, to: Reach) -> None:
     assert logins(one) == before, "a refused session must not become a login of its own"
 
 
-def test_f58_no_session_left(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
+def test_f58_command_fails_unstarted_when_no_session_is_free(
+    sshd_lab: SshLab, to: Reach, tmp_path: Path
+) -> None:
     one = server(sshd_lab, "one-session", lines=["MaxSessions 1"])
     there = to("one-session")
     there.open()
@@ -131,7 +135,7 @@ def test_f58_no_session_left(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> Non
     assert logins(one) == before
 
 
-def test_a_host_that_runs_something_else(sshd_lab: SshLab, to: Reach) -> None:
+def test_host_with_a_forced_command_is_an_error(sshd_lab: SshLab, to: Reach) -> None:
     server(sshd_lab, "forced", lines=["ForceCommand echo This host only forwards."])
     with pytest.raises(TransportError) as caught:
         to("forced").run(["true"], timeout=20)
@@ -140,7 +144,7 @@ def test_a_host_that_runs_something_else(sshd_lab: SshLab, to: Reach) -> None:
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="only root may give sshd a PAM stack of its own")
-def test_f59_a_host_that_drops_every_login(sshd_lab: SshLab, to: Reach) -> None:
+def test_f59_host_that_drops_every_login_is_tried_at_most_twice(sshd_lab: SshLab, to: Reach) -> None:
     folder = sshd_lab.root / "pam-dropping"
     folder.mkdir(exist_ok=True)
     stack = "auth required pam_permit.so\naccount required pam_permit.so\nsession required pam_deny.so\n"
@@ -155,7 +159,7 @@ def test_f59_a_host_that_drops_every_login(sshd_lab: SshLab, to: Reach) -> None:
     assert logins(one) - before <= 2
 
 
-def test_c14_a_host_that_never_stops_printing(sshd_lab: SshLab, to: Reach) -> None:
+def test_c14_endless_output_of_a_host_is_limited(sshd_lab: SshLab, to: Reach) -> None:
     server(sshd_lab, "flood", lines=["ForceCommand yes"])
     with pytest.raises(TransportError, match="prints endlessly"):
         to("flood").run(["true"], timeout=600)

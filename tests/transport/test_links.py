@@ -18,7 +18,7 @@ from tests.sshd.servers import SshLab, fingerprint, free_port, make_key, program
 from tests.transport.linking import Reach, logins, name_for, server
 
 
-def test_through_a_jump_host(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
+def test_jump_host_is_used_with_a_single_login(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
     jump = server(sshd_lab, "jump", lines=["ForceCommand /bin/false"])
     far_one = server(sshd_lab, "behind")
     sshd_lab.host("behind-jump", far_one.port, "ProxyJump jump")
@@ -30,7 +30,7 @@ def test_through_a_jump_host(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> Non
     assert logins(jump) == before + 1
 
 
-def test_through_two_jump_hosts(sshd_lab: SshLab, to: Reach) -> None:
+def test_two_jump_hosts_are_used(sshd_lab: SshLab, to: Reach) -> None:
     server(sshd_lab, "jump", lines=["ForceCommand /bin/false"])
     server(sshd_lab, "jump2", lines=["ForceCommand /bin/false"])
     far_one = server(sshd_lab, "behind")
@@ -38,7 +38,7 @@ def test_through_two_jump_hosts(sshd_lab: SshLab, to: Reach) -> None:
     assert to("behind-two").run(["echo", "x"]).stdout == "x\n"
 
 
-def test_through_a_command(sshd_lab: SshLab, to: Reach) -> None:
+def test_proxy_command_is_used(sshd_lab: SshLab, to: Reach) -> None:
     server(sshd_lab, "jump", lines=["ForceCommand /bin/false"])
     far_one = server(sshd_lab, "behind")
     ssh = f"{program('ssh')} -F {sshd_lab.config} -W %h:%p jump"
@@ -46,14 +46,14 @@ def test_through_a_command(sshd_lab: SshLab, to: Reach) -> None:
     assert to("behind-command").run(["echo", "x"]).stdout == "x\n"
 
 
-def test_a_jump_host_that_cannot_reach_the_host(sshd_lab: SshLab, to: Reach) -> None:
+def test_jump_host_that_cannot_reach_the_host_is_reported(sshd_lab: SshLab, to: Reach) -> None:
     server(sshd_lab, "jump", lines=["ForceCommand /bin/false"])
     sshd_lab.host("behind-nothing", free_port(), "ProxyJump jump")
     with pytest.raises(HostUnavailable, match="the jump host cannot reach behind-nothing"):
         to("behind-nothing").run(["true"])
 
 
-def test_c11_a_jump_host_with_an_unknown_key(sshd_lab: SshLab, to: Reach) -> None:
+def test_c11_jump_host_with_an_unknown_key_is_refused(sshd_lab: SshLab, to: Reach) -> None:
     stranger = server(sshd_lab, "strange-jump", known=False)
     far_one = server(sshd_lab, "behind")
     sshd_lab.host("behind-strange", far_one.port, "ProxyJump strange-jump")
@@ -62,7 +62,7 @@ def test_c11_a_jump_host_with_an_unknown_key(sshd_lab: SshLab, to: Reach) -> Non
     assert fingerprint(stranger.folder / "hostkey") in caught.value.message
 
 
-def test_50_ms_of_latency(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
+def test_commands_and_transfers_work_with_50_ms_latency(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
     one = server(sshd_lab, "plain")
     with Proxy(one.port, delay=0.05) as proxy:
         there = to(name_for(sshd_lab, proxy, one))
@@ -80,7 +80,7 @@ def test_50_ms_of_latency(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
 # ---- keys of hosts
 
 
-def test_c11_an_unknown_host_key_is_refused(sshd_lab: SshLab, to: Reach) -> None:
+def test_c11_unknown_host_key_is_refused(sshd_lab: SshLab, to: Reach) -> None:
     one = server(sshd_lab, "unknown", known=False)
     before = sshd_lab.known_hosts.read_text()
     with pytest.raises(LoginRefused, match="the host key of unknown is not known on this machine") as caught:
@@ -92,7 +92,7 @@ def test_c11_an_unknown_host_key_is_refused(sshd_lab: SshLab, to: Reach) -> None
     assert logins(one) == 0
 
 
-def test_c11_a_changed_host_key_is_refused(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
+def test_c11_changed_host_key_is_refused(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
     one = server(sshd_lab, "changed", known=False)
     if f":{one.port} " not in sshd_lab.known_hosts.read_text():
         with sshd_lab.known_hosts.open("a") as file:
@@ -104,7 +104,7 @@ def test_c11_a_changed_host_key_is_refused(sshd_lab: SshLab, to: Reach, tmp_path
     assert logins(one) == 0
 
 
-def test_c11_a_revoked_host_key_is_refused(sshd_lab: SshLab, to: Reach) -> None:
+def test_c11_revoked_host_key_is_refused(sshd_lab: SshLab, to: Reach) -> None:
     one = server(sshd_lab, "revoked")
     if "@revoked" not in sshd_lab.known_hosts.read_text():
         with sshd_lab.known_hosts.open("a") as file:
@@ -117,20 +117,20 @@ def test_c11_a_revoked_host_key_is_refused(sshd_lab: SshLab, to: Reach) -> None:
 # ---- no link
 
 
-def test_a_host_that_refuses_the_connection(sshd_lab: SshLab, to: Reach) -> None:
+def test_refused_connection_is_reported(sshd_lab: SshLab, to: Reach) -> None:
     sshd_lab.host("down", free_port())
     with pytest.raises(HostUnavailable, match="down refused the connection") as caught:
         to("down").run(["true"])
     assert caught.value.transient
 
 
-def test_a_name_that_does_not_resolve(sshd_lab: SshLab, to: Reach) -> None:
+def test_unresolvable_host_name_is_reported(sshd_lab: SshLab, to: Reach) -> None:
     sshd_lab.host("lost", 22, "HostName no-such-host.invalid")
     with pytest.raises(HostUnavailable, match="the name of lost cannot be resolved"):
         to("lost").run(["true"])
 
 
-def test_a_host_that_does_not_answer(sshd_lab: SshLab, to: Reach) -> None:
+def test_silent_host_is_reported(sshd_lab: SshLab, to: Reach) -> None:
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -140,7 +140,7 @@ def test_a_host_that_does_not_answer(sshd_lab: SshLab, to: Reach) -> None:
     sshd_lab.hosts = [one for one in sshd_lab.hosts if not one.startswith("Host silent\n")]
 
 
-def test_f59_a_refused_login_is_not_tried_again(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
+def test_f59_refused_login_is_not_repeated(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
     one = server(sshd_lab, "plain")
     make_key(tmp_path / "wrong")
     sshd_lab.host(f"denied-{tmp_path.name}", one.port, f"IdentityFile {tmp_path}/wrong")
@@ -162,12 +162,12 @@ def test_f59_a_refused_login_is_not_tried_again(sshd_lab: SshLab, to: Reach, tmp
 
 
 @pytest.mark.parametrize("host", ["-oProxyCommand=touch /tmp/x", "a b", "a;b", "", "a\nb", "$(id)", "a/b"])
-def test_c10_a_host_is_never_an_option(kind: str, host: str) -> None:
+def test_c10_host_that_is_not_a_host_name_is_refused(kind: str, host: str) -> None:
     with pytest.raises(RequestInvalid, match="is not a host name"):
         connect(host, transport=kind)
 
 
 @pytest.mark.parametrize("user", ["-l", "a b", "a;b", "", "a\nb"])
-def test_c10_a_user_is_never_an_option(kind: str, user: str) -> None:
+def test_c10_user_that_is_not_a_user_name_is_refused(kind: str, user: str) -> None:
     with pytest.raises(RequestInvalid, match="is not a user name"):
         connect("host", user=user, transport=kind)

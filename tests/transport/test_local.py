@@ -19,7 +19,7 @@ HERE = LocalTransport()
 AS_ROOT = os.geteuid() == 0
 
 
-def test_a_time_out_ends_the_whole_group_and_keeps_what_was_said(tmp_path: Path) -> None:
+def test_timeout_ends_the_process_group_and_keeps_stderr(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     script = f"sleep 60 & echo $! > {note}; echo nearly there >&2; wait"
     with pytest.raises(CommandTimeout) as caught:
@@ -28,7 +28,7 @@ def test_a_time_out_ends_the_whole_group_and_keeps_what_was_said(tmp_path: Path)
     assert ends_in_time(int(note.read_text()))
 
 
-def test_a_stray_that_holds_the_pipe_does_not_hold_us(tmp_path: Path) -> None:
+def test_detached_process_with_the_pipe_does_not_delay_the_timeout(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     with pytest.raises(CommandTimeout):
         HERE.run(["sh", "-c", f"setsid sleep 600 & echo $! > {note}; sleep 600"], timeout=3)
@@ -37,7 +37,7 @@ def test_a_stray_that_holds_the_pipe_does_not_hold_us(tmp_path: Path) -> None:
     os.kill(stray, signal.SIGKILL)
 
 
-def test_a_caller_that_is_interrupted_leaves_no_command_behind(tmp_path: Path) -> None:
+def test_interrupted_caller_leaves_no_command(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     code = f"""
 import signal, threading
@@ -59,16 +59,16 @@ LocalTransport().run(["sh", "-c", "echo $$ > {note}; sleep 60"])
      "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LD_PRELOAD", "BASH_ENV",
      "BASH_FUNC_module%%", "CUDA_VISIBLE_DEVICES"],
 )  # fmt: skip
-def test_what_would_bend_commands_is_left_out(name: str) -> None:
+def test_variables_that_affect_slurm_and_torch_are_removed(name: str) -> None:
     assert name not in scrubbed({name: "x"})
 
 
-def test_what_says_which_slurm_is_meant_stays() -> None:
+def test_variables_that_select_the_slurm_cluster_are_retained() -> None:
     kept = {"SLURM_CONF": "a", "SLURM_CLUSTERS": "b", "SLURM_JWT": "c", "PATH": "d", "RANKING": "e"}
     assert scrubbed(kept) == kept
 
 
-def test_put_gives_the_mode_whatever_the_umask(tmp_path: Path) -> None:
+def test_put_sets_the_mode_with_any_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         HERE.put(b"x", str(tmp_path / "script"), mode=0o755)
@@ -78,7 +78,7 @@ def test_put_gives_the_mode_whatever_the_umask(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="only root may become somebody else")
-def test_no_permission_as_another_user(tmp_path: Path) -> None:
+def test_put_without_permission_as_another_user_is_an_error(tmp_path: Path) -> None:
     code = (
         "import os\nfrom dtslurm.transport.local import LocalTransport\nos.setuid(65534)\n"
         f"LocalTransport().put(b'x', '{tmp_path}/file')"
@@ -88,7 +88,7 @@ def test_no_permission_as_another_user(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exceeded_quota_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import errno
 
     def refuse(_handle: int) -> None:

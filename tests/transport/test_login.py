@@ -132,7 +132,7 @@ def at_terminal(lab: SshLab, host: str, transport: str = "openssh") -> Terminal:
 @needs_pam
 @pytest.mark.parametrize("transport", REMOTE)
 @pytest.mark.parametrize("host", ["both", "code"])
-def test_a_second_factor_at_the_terminal(factors: SshLab, host: str, transport: str) -> None:
+def test_second_factor_is_entered_at_the_terminal(factors: SshLab, host: str, transport: str) -> None:
     factors.logout()
     with at_terminal(factors, host, transport) as one:
         one.wait_until("Password:")
@@ -143,7 +143,7 @@ def test_a_second_factor_at_the_terminal(factors: SshLab, host: str, transport: 
 
 
 @needs_pam
-def test_one_login_serves_later_commands_without_a_terminal(factors: SshLab) -> None:
+def test_single_login_serves_later_commands_without_a_terminal(factors: SshLab) -> None:
     factors.logout()
     with at_terminal(factors, "both") as one:
         one.wait_until("Password:")
@@ -157,7 +157,7 @@ def test_one_login_serves_later_commands_without_a_terminal(factors: SshLab) -> 
 
 @needs_pam
 @pytest.mark.parametrize("transport", REMOTE)
-def test_f59_a_wrong_code_three_times(factors: SshLab, transport: str) -> None:
+def test_f59_three_wrong_codes_end_in_a_single_login_attempt(factors: SshLab, transport: str) -> None:
     factors.logout()
     before = attempts(factors.servers["both"])
     with at_terminal(factors, "both", transport) as one:
@@ -172,7 +172,7 @@ def test_f59_a_wrong_code_three_times(factors: SshLab, transport: str) -> None:
 @needs_pam
 @pytest.mark.parametrize("transport", REMOTE)
 @pytest.mark.parametrize("host", ["both", "code"])
-def test_f59_nobody_to_ask(factors: SshLab, host: str, transport: str) -> None:
+def test_f59_login_without_a_terminal_is_refused_once(factors: SshLab, host: str, transport: str) -> None:
     factors.logout()
     there = reach(factors, host, transport)
     with pytest.raises(LoginRefused, match="keyboard-interactive") as caught:
@@ -185,7 +185,7 @@ def test_f59_nobody_to_ask(factors: SshLab, host: str, transport: str) -> None:
 
 
 @needs_pam
-def test_a_second_factor_by_callback(factors: SshLab) -> None:
+def test_second_factor_is_given_by_a_callback(factors: SshLab) -> None:
     there, seen = asked_by(factors, "both", [CODE])
     assert there.run(["echo", "x"]).stdout == "x\n"
     assert there.run(["echo", "y"]).stdout == "y\n"
@@ -196,7 +196,7 @@ def test_a_second_factor_by_callback(factors: SshLab) -> None:
 
 
 @needs_pam
-def test_a_callback_that_is_right_at_last(factors: SshLab) -> None:
+def test_callback_may_give_the_right_code_at_the_third_question(factors: SshLab) -> None:
     there, seen = asked_by(factors, "code", ["wrong", "wrong too", CODE])
     assert there.run(["echo", "x"]).stdout == "x\n"
     there.close()
@@ -204,7 +204,7 @@ def test_a_callback_that_is_right_at_last(factors: SshLab) -> None:
 
 
 @needs_pam
-def test_f59_a_callback_that_is_wrong_three_times(factors: SshLab) -> None:
+def test_f59_callback_with_three_wrong_codes_ends_the_login(factors: SshLab) -> None:
     there, seen = asked_by(factors, "both", ["wrong"])
     with pytest.raises(LoginRefused, match="did not accept the password or code, 3 times"):
         there.run(["true"])
@@ -215,7 +215,7 @@ def test_f59_a_callback_that_is_wrong_three_times(factors: SshLab) -> None:
 
 
 @needs_pam
-def test_an_interrupted_login_leaves_the_terminal_in_order(factors: SshLab) -> None:
+def test_interrupted_login_restores_the_terminal(factors: SshLab) -> None:
     factors.logout()
     code = (
         "from dtslurm.transport.connect import connect\nimport os\n"
@@ -232,7 +232,7 @@ def test_an_interrupted_login_leaves_the_terminal_in_order(factors: SshLab) -> N
         one.end()
 
 
-def test_an_unknown_key_is_asked_about_at_the_terminal(sshd_lab: SshLab) -> None:
+def test_unknown_host_key_is_confirmed_at_the_terminal(sshd_lab: SshLab) -> None:
     sshd_lab.server("asks", known=False)
     with at_terminal(sshd_lab, "asks") as one:
         one.wait_until(r"Are you sure you want to continue connecting")
@@ -243,7 +243,7 @@ def test_an_unknown_key_is_asked_about_at_the_terminal(sshd_lab: SshLab) -> None
 
 
 @pytest.mark.parametrize("transport", REMOTE)
-def test_a_key_with_a_passphrase(sshd_lab: SshLab, transport: str, tmp_path: Path) -> None:
+def test_key_with_a_passphrase_is_unlocked(sshd_lab: SshLab, transport: str, tmp_path: Path) -> None:
     if "locked" not in sshd_lab.servers:
         one = sshd_lab.server("locked", client=[f"IdentityFile {sshd_lab.root}/locked-key"])
         key = sshd_lab.root / "locked-key"
@@ -278,7 +278,7 @@ def test_a_key_with_a_passphrase(sshd_lab: SshLab, transport: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("transport", REMOTE)
-def test_keys_of_an_agent_and_c12_it_is_never_forwarded(
+def test_agent_keys_are_used_and_c12_the_agent_is_not_forwarded(
     sshd_lab: SshLab, transport: str, tmp_path: Path
 ) -> None:
     sshd_lab.server(f"agent-{transport}", client=["ForwardAgent yes"])
@@ -306,7 +306,7 @@ def test_keys_of_an_agent_and_c12_it_is_never_forwarded(
 
 
 @pytest.mark.parametrize("transport", REMOTE)
-def test_a_configuration_that_cannot_be_used(sshd_lab: SshLab, transport: str, tmp_path: Path) -> None:
+def test_invalid_ssh_configuration_is_reported(sshd_lab: SshLab, transport: str, tmp_path: Path) -> None:
     (tmp_path / "config").write_text("Host x\n  Port many\n")
     env = {**sshd_lab.environ(), "DTSLURM_SSH_CONFIG": str(tmp_path / "config")}
     with pytest.raises((LoginRefused, HostUnavailable), match="configuration") as caught:
