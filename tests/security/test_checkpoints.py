@@ -45,7 +45,7 @@ def give_away(checkpoint: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
 
 
-def saved(folder: Path) -> Path:
+def save_net(folder: Path) -> Path:
     """Save a net, and return its checkpoint."""
     torch.manual_seed(1)
     net = torch.nn.Linear(3, 2)
@@ -55,7 +55,7 @@ def saved(folder: Path) -> Path:
     return path
 
 
-def written(checkpoint: Path, name: str, data: bytes) -> None:
+def write_with_manifest(checkpoint: Path, name: str, data: bytes) -> None:
     """Write a file of a checkpoint as an attacker does: the manifest says that it is right."""
     (checkpoint / name).write_bytes(data)
     known = Manifest.read(checkpoint)
@@ -75,7 +75,7 @@ class ByName:
         return getattr, (self.kind, self.name)
 
 
-def test_members_of_enumerations_are_read_as_every_python_pickles_them() -> None:
+def test_enumeration_members_pickled_by_name_are_read() -> None:
     data = pickle.dumps(ByName(_MEM_FORMAT_ENCODING, "TORCH_PRESERVE_FORMAT"))
     assert _Plain(io.BytesIO(data)).load() is _MEM_FORMAT_ENCODING.TORCH_PRESERVE_FORMAT
 
@@ -89,39 +89,39 @@ def test_members_of_enumerations_are_read_as_every_python_pickles_them() -> None
         (_MEM_FORMAT_ENCODING, []),
     ],
 )
-def test_nothing_else_is_reached_by_name(kind: Any, name: str) -> None:
+def test_other_attributes_are_not_reachable_by_name(kind: Any, name: str) -> None:
     with pytest.raises(pickle.UnpicklingError, match="holds no getattr of"):
         _Plain(io.BytesIO(pickle.dumps(ByName(kind, name)))).load()
 
 
-def restored(folder: Path) -> Any:
+def restore_net(folder: Path) -> Any:
     torch.manual_seed(2)
     net = torch.nn.Linear(3, 2)
     return net if Checkpointer(folder).restore({"model": net}) else None
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_a_good_checkpoint_of_others_is_restored(
+def test_valid_checkpoint_of_another_user_is_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    path = saved(tmp_path / "checkpoints")
+    path = save_net(tmp_path / "checkpoints")
     assert not is_foreign(path)
     torch.manual_seed(1)
     wanted = torch.nn.Linear(3, 2)
     give_away(path, how, monkeypatch)
     assert is_foreign(path)
-    assert torch.equal(restored(tmp_path / "checkpoints").weight, wanted.weight)
+    assert torch.equal(restore_net(tmp_path / "checkpoints").weight, wanted.weight)
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_an_index_that_calls_something_is_refused(
+def test_checkpoint_index_that_calls_a_function_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    path, proof = saved(tmp_path / "checkpoints"), tmp_path / "proof"
-    written(path, ".metadata", pickle.dumps(Evil(proof)))
+    path, proof = save_net(tmp_path / "checkpoints"), tmp_path / "proof"
+    write_with_manifest(path, ".metadata", pickle.dumps(Evil(proof)))
     give_away(path, how, monkeypatch)
     with pytest.raises(CheckpointFailed) as failed:
-        restored(tmp_path / "checkpoints")
+        restore_net(tmp_path / "checkpoints")
     assert "holds no posix.system" in str(failed.value)
     assert not proof.exists()
 
@@ -129,7 +129,7 @@ def test_an_index_that_calls_something_is_refused(
 @pytest.mark.parametrize(
     "call", ["os system", "builtins eval", "torch load", "torch.hub load", "subprocess Popen"]
 )
-def test_no_call_of_an_index_is_known(tmp_path: Path, call: str) -> None:
+def test_function_calls_in_an_index_are_refused(tmp_path: Path, call: str) -> None:
     module, name = call.split()
     (tmp_path / ".metadata").write_bytes(f"c{module}\n{name}\n.".encode())
     with pytest.raises(pickle.UnpicklingError, match="holds no"):
@@ -137,8 +137,8 @@ def test_no_call_of_an_index_is_known(tmp_path: Path, call: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["../other.distcp", "/etc/passwd", "..", "a/b"])
-def test_no_file_outside_is_read(tmp_path: Path, name: str) -> None:
-    path = saved(tmp_path / "checkpoints")
+def test_index_that_names_a_file_outside_the_checkpoint_is_refused(tmp_path: Path, name: str) -> None:
+    path = save_net(tmp_path / "checkpoints")
     index = dcp.FileSystemReader(str(path)).read_metadata()
     for place in index.storage_data.values():
         place.relative_path = name
@@ -147,7 +147,7 @@ def test_no_file_outside_is_read(tmp_path: Path, name: str) -> None:
         PlainReader(str(path)).read_metadata()
 
 
-def test_a_value_that_calls_something_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_value_that_calls_a_function_is_refused(tmp_path: Path) -> None:
     proof = tmp_path / "proof"
     dcp.save({"a": {"value": Evil(proof), "plain": 5}}, checkpoint_id=str(tmp_path / "c"))
     proof.unlink(missing_ok=True)
@@ -158,7 +158,7 @@ def test_a_value_that_calls_something_is_refused(tmp_path: Path) -> None:
     assert not proof.exists()
 
 
-def test_plain_values_and_tensors_come_back(tmp_path: Path) -> None:
+def test_plain_values_and_tensors_are_restored(tmp_path: Path) -> None:
     values = {"a": {"n": 5, "s": "x", "f": 0.5, "l": [1, {"d": None}], "t": torch.arange(3)}}
     dcp.save(values, checkpoint_id=str(tmp_path / "c"))
     wanted = {"a": {"n": 0, "s": "", "f": 0.0, "l": [0, {"d": 1}], "t": torch.zeros(3, dtype=torch.int64)}}
@@ -168,17 +168,17 @@ def test_plain_values_and_tensors_come_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("umask", [0, 0o002, 0o077])
-def test_what_is_saved_is_closed_to_others_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+def test_saved_checkpoint_is_not_writable_by_other_users_with_any_umask(tmp_path: Path, umask: int) -> None:
     old = os.umask(umask)
     try:
-        path = saved(tmp_path / "checkpoints")
+        path = save_net(tmp_path / "checkpoints")
     finally:
         os.umask(old)
     assert not is_foreign(path)
     assert len([*path.iterdir()]) == 3
 
 
-def test_a_file_system_that_refuses_modes_costs_no_checkpoint(
+def test_checkpoint_is_saved_on_a_file_system_that_refuses_chmod(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: Path, mode: int) -> None:
@@ -187,8 +187,8 @@ def test_a_file_system_that_refuses_modes_costs_no_checkpoint(
     monkeypatch.setattr(Path, "chmod", refuse)
     old = os.umask(0)
     try:
-        path = saved(tmp_path / "checkpoints")
+        path = save_net(tmp_path / "checkpoints")
     finally:
         os.umask(old)
     assert is_foreign(path)
-    assert restored(tmp_path / "checkpoints") is not None
+    assert restore_net(tmp_path / "checkpoints") is not None

@@ -88,7 +88,7 @@ def frame(data: bytes = b"", **head: Any) -> bytes:
     return json.dumps(head).encode() + b"\n" + data
 
 
-def piece(path: Any, data: bytes = b"x", **changes: Any) -> bytes:
+def file_frame_of(path: Any, data: bytes = b"x", **changes: Any) -> bytes:
     head = {"run": 0, "path": path, "offset": 0, "length": len(data), "size": len(data), "mtime_ns": 0}
     return frame(data, **{**head, **changes})
 
@@ -138,73 +138,73 @@ OTHER_PLACES = [
 
 
 @pytest.mark.parametrize("path", [*NOT_REQUESTED, *OTHER_PLACES])
-def test_a_file_that_was_not_requested_is_refused(tmp_path: Path, path: str) -> None:
+def test_unrequested_file_is_refused(tmp_path: Path, path: str) -> None:
     with pytest.raises(TransportError, match=r"not requested|another path"):
-        receive(tmp_path / "here", piece(path) + END, "checkpoints/*")
+        receive(tmp_path / "here", file_frame_of(path) + END, "checkpoints/*")
     assert everything_in(tmp_path) == set()
 
 
 @pytest.mark.parametrize("path", ["checkpoints/.git/config", "checkpoints/.GIT/hooks/post-checkout"])
-def test_the_configuration_of_git_never_comes(tmp_path: Path, path: str) -> None:
+def test_git_configuration_is_never_received(tmp_path: Path, path: str) -> None:
     with pytest.raises(TransportError, match="not requested"):
-        receive(tmp_path, piece(path) + END, "checkpoints/*")
+        receive(tmp_path, file_frame_of(path) + END, "checkpoints/*")
 
 
 @pytest.mark.parametrize("path", [".bashrc", ".ssh/authorized_keys", "logs/.hidden", ".config/x/y"])
-def test_no_hidden_file_comes_into_a_folder_that_is_the_users(tmp_path: Path, path: str) -> None:
+def test_hidden_files_are_not_received_into_a_directory_of_the_user(tmp_path: Path, path: str) -> None:
     with pytest.raises(TransportError, match="not requested"):
-        receive(tmp_path, piece(path) + END, "*", hidden=False)
+        receive(tmp_path, file_frame_of(path) + END, "*", hidden=False)
     assert everything_in(tmp_path) == set()
 
 
-def test_hidden_files_of_a_run_come_into_a_folder_of_its_own(tmp_path: Path) -> None:
-    receive(tmp_path, piece(".hydra/config.yaml") + END)
+def test_hidden_files_are_received_into_a_separate_run_directory(tmp_path: Path) -> None:
+    receive(tmp_path, file_frame_of(".hydra/config.yaml") + END)
     assert everything_in(tmp_path) == {".hydra/config.yaml"}
 
 
 @pytest.mark.parametrize(
     "path", ["job.json", "script.sbatch", "secrets", "submitting", "x/0.json/../../job.json"]
 )
-def test_a_mirror_takes_over_no_record(tmp_path: Path, path: str) -> None:
+def test_mirror_receives_no_run_records(tmp_path: Path, path: str) -> None:
     from dtslurm.services.runs import sync
 
     with pytest.raises(TransportError):
-        receive(tmp_path, piece(path) + END, *RECORDS, "*", skip=sync._SKIPPED, hidden=False)
+        receive(tmp_path, file_frame_of(path) + END, *RECORDS, "*", skip=sync._SKIPPED, hidden=False)
     assert everything_in(tmp_path) == set()
 
 
-def test_a_name_with_control_characters_is_a_file_name(tmp_path: Path) -> None:
-    copied = receive(tmp_path, piece("checkpoints/\x1b]0;evil\x07\n") + END, "checkpoints/*")
+def test_file_name_with_control_characters_stays_inside_the_target(tmp_path: Path) -> None:
+    copied = receive(tmp_path, file_frame_of("checkpoints/\x1b]0;evil\x07\n") + END, "checkpoints/*")
     assert [path.parent for path in copied.files] == [tmp_path / "checkpoints"]
 
 
 @pytest.mark.parametrize("link", ["checkpoints", "checkpoints/a"])
-def test_a_link_in_the_target_is_not_followed(tmp_path: Path, link: str) -> None:
+def test_symbolic_link_in_the_target_path_is_not_followed(tmp_path: Path, link: str) -> None:
     (tmp_path / "outside").mkdir()
     place = tmp_path / "here" / link
     place.parent.mkdir(parents=True)
     place.symlink_to(tmp_path / "outside")
     with pytest.raises(TransportError, match="a symbolic link"):
-        receive(tmp_path / "here", piece("checkpoints/a/b") + END)
+        receive(tmp_path / "here", file_frame_of("checkpoints/a/b") + END)
     assert everything_in(tmp_path / "outside") == set()
 
 
-def test_a_link_in_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
+def test_symbolic_link_in_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "outside").write_text("mine")
     (tmp_path / "here").mkdir()
     (tmp_path / "here/a").symlink_to(tmp_path / "outside")
     with pytest.raises(StoreError):
-        receive(tmp_path / "here", piece("a", b"evil") + END)
+        receive(tmp_path / "here", file_frame_of("a", b"evil") + END)
     assert (tmp_path / "outside").read_text() == "mine"
 
 
-def test_a_pipe_in_place_of_the_file_does_not_block(tmp_path: Path) -> None:
+def test_fifo_in_place_of_the_file_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a")
     with pytest.raises(StoreError):
-        receive(tmp_path, piece("a") + END)
+        receive(tmp_path, file_frame_of("a") + END)
 
 
-def test_a_checksum_condemns_no_file_that_did_not_come(tmp_path: Path) -> None:
+def test_wrong_checksum_does_not_delete_a_file_that_was_not_received(tmp_path: Path) -> None:
     """`fetch` deletes a copy whose checksum is wrong, to bring it once more."""
     (tmp_path / "mine.py").write_text("mine")
     with pytest.raises(TransportError, match="checksum"):
@@ -231,7 +231,7 @@ def fetch_here(
     return fetch(context, record, patterns, tmp_path / "here" / target if target else None)
 
 
-def test_fetch_brings_hidden_files_into_the_folder_of_the_run(tmp_path: Path) -> None:
+def test_fetch_copies_hidden_files_into_the_run_directory(tmp_path: Path) -> None:
     for _ in range(2):
         fetched = fetch_here(tmp_path, run_folder(tmp_path))
         assert everything_in(tmp_path / "here") == {
@@ -240,7 +240,7 @@ def test_fetch_brings_hidden_files_into_the_folder_of_the_run(tmp_path: Path) ->
         assert [(item.kind, item.names) for item in fetched.left_out] == [("hidden", ("sub/.git/config",))]
 
 
-def test_fetch_brings_no_hidden_file_into_a_folder_of_the_user(tmp_path: Path) -> None:
+def test_fetch_copies_no_hidden_files_into_a_directory_of_the_user(tmp_path: Path) -> None:
     write(tmp_path / "here", {".bashrc": "mine", "train.py": ""})
     fetched = fetch_here(tmp_path, run_folder(tmp_path), target=".")
     assert everything_in(tmp_path / "here") == {".bashrc", "train.py", "checkpoints/1", "job.json"}
@@ -251,16 +251,14 @@ def test_fetch_brings_no_hidden_file_into_a_folder_of_the_user(tmp_path: Path) -
     )
 
 
-def test_fetch_says_so_where_all_that_matches_is_hidden(tmp_path: Path) -> None:
+def test_fetch_reports_that_all_matching_files_are_hidden(tmp_path: Path) -> None:
     write(tmp_path / "here", {"train.py": ""})
     fetched = fetch_here(tmp_path, run_folder(tmp_path), ".hydra", target=".")
     assert (fetched.files, [item.kind for item in fetched.left_out]) == ((), ["hidden"])
 
 
 @pytest.mark.parametrize("patterns", [(), ("job.json",), ("*.json",)])
-def test_the_record_that_fetch_brings_is_that_of_this_machine(
-    tmp_path: Path, patterns: tuple[str, ...]
-) -> None:
+def test_fetch_copies_the_local_run_record(tmp_path: Path, patterns: tuple[str, ...]) -> None:
     """Else `resubmit ./run-1` would run a line here that the login node wrote."""
     write(tmp_path, {"mirror/job.json": "ours"})
     folder = run_folder(tmp_path)
@@ -272,7 +270,7 @@ def test_the_record_that_fetch_brings_is_that_of_this_machine(
     assert everything_in(tmp_path / "here/other") == {"checkpoints/1"}
 
 
-def test_a_folder_whose_record_names_a_mirror_elsewhere_is_no_run(tmp_path: Path) -> None:
+def test_directory_whose_record_names_another_mirror_is_not_a_run(tmp_path: Path) -> None:
     context = Context(cwd=tmp_path)
     folder = tmp_path / "run-1"
     values = {"token": "0", "cluster": "local", "name": "n", "phase": "submitted", "created_at": 1.0}
@@ -285,12 +283,12 @@ def test_a_folder_whose_record_names_a_mirror_elsewhere_is_no_run(tmp_path: Path
 
 @pytest.mark.ssh
 @pytest.mark.parametrize("transport", ["openssh", "paramiko"])
-def test_a_login_node_whose_python_is_hostile_writes_nothing_else(
+def test_login_node_with_a_hostile_python_writes_no_unrequested_file(
     tmp_path: Path, sshd_lab: SshLab, transport: str
 ) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
-    answer = piece("checkpoints/1") + piece(".git/config", b"[core]fsmonitor=evil") + END
+    answer = file_frame_of("checkpoints/1") + file_frame_of(".git/config", b"[core]fsmonitor=evil") + END
     (programs / "answer").write_bytes(answer)
     (programs / "python3").write_text(f"#!/bin/sh\nexec cat {programs}/answer\n")
     (programs / "python3").chmod(0o700)
@@ -309,7 +307,7 @@ def test_a_login_node_whose_python_is_hostile_writes_nothing_else(
 @pytest.mark.parametrize(
     "path", ["outside", "own/../outside", "own/link/file", "own", "own/.", "own/..", "", "/"]
 )
-def test_nothing_is_removed_outside_of_a_folder_of_the_tool(tmp_path: Path, path: str) -> None:
+def test_remove_refuses_paths_outside_the_tool_directory(tmp_path: Path, path: str) -> None:
     from dtslurm.transport.deletion import remove
 
     write(tmp_path, {"outside/file": "mine", "own/run/file": ""})
@@ -319,7 +317,7 @@ def test_nothing_is_removed_outside_of_a_folder_of_the_tool(tmp_path: Path, path
     assert everything_in(tmp_path) == {"outside/file", "own/run/file", "own/link"}
 
 
-def test_a_link_is_removed_and_not_what_it_leads_to(tmp_path: Path) -> None:
+def test_remove_deletes_a_link_and_not_its_target(tmp_path: Path) -> None:
     from dtslurm.transport.deletion import remove
 
     write(tmp_path, {"outside/file": "mine"})
@@ -330,7 +328,7 @@ def test_a_link_is_removed_and_not_what_it_leads_to(tmp_path: Path) -> None:
     assert everything_in(tmp_path) == {"outside/file"}
 
 
-def test_all_deletions_are_made_in_one_place() -> None:
+def test_all_deletions_are_in_the_deletion_module() -> None:
     package = Path(dtslurm.__file__).parent
     for path in package.rglob("*.py"):
         name = path.relative_to(package).as_posix()
@@ -344,7 +342,7 @@ def test_all_deletions_are_made_in_one_place() -> None:
 
 
 @pytest.mark.parametrize("name", ["..", ".", "", "home", "x-20260101-000000-zzz", "-rf", "a b"])
-def test_a_folder_that_is_not_named_like_a_run_is_removed_nowhere(tmp_path: Path, name: str) -> None:
+def test_directory_without_a_run_name_is_not_removed(tmp_path: Path, name: str) -> None:
     from dtslurm.services.runs import records
 
     write(tmp_path, {"state/dtslurm/remote/x/1": "", "home/file": "mine"})
@@ -357,7 +355,7 @@ def test_a_folder_that_is_not_named_like_a_run_is_removed_nowhere(tmp_path: Path
     assert (everything_in(tmp_path), run) == ({"state/dtslurm/remote/x/1", "home/file"}, [])
 
 
-def test_a_run_in_place_of_which_a_link_stands_stays_on_the_cluster(tmp_path: Path) -> None:
+def test_symbolic_link_in_place_of_a_run_is_not_removed_on_the_cluster(tmp_path: Path) -> None:
     from dtslurm.services.runs import records
 
     write(tmp_path, {"root/run/file": "", "outside/file": ""})
@@ -408,7 +406,7 @@ def record_of(prepared: Prepared, **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_where_files_of_a_run_are_is_never_taken_from_the_cluster(
+def test_local_paths_of_a_run_are_not_taken_from_the_remote_record(
     tmp_path: Path, submitted_once: tuple[Context, Prepared]
 ) -> None:
     context, prepared = submitted_once
@@ -430,7 +428,9 @@ def test_where_files_of_a_run_are_is_never_taken_from_the_cluster(
     assert (tmp_path / "victim/file").exists()
 
 
-def test_what_was_asked_is_never_taken_from_the_cluster(submitted_once: tuple[Context, Prepared]) -> None:
+def test_request_of_a_run_is_not_taken_from_the_remote_record(
+    submitted_once: tuple[Context, Prepared],
+) -> None:
     """Else `resubmit` would run a line of theirs here, and `fetch --mirror` upload to their server."""
     from dtslurm.services.request.experiment_trackers import _server
     from dtslurm.services.submit.resubmit import restore_request
@@ -462,7 +462,7 @@ def test_what_was_asked_is_never_taken_from_the_cluster(submitted_once: tuple[Co
     ],
     ids=lambda changes: str(changes)[:40],
 )  # fmt: skip
-def test_a_record_that_is_malformed_gives_one_clear_error(
+def test_malformed_remote_record_is_a_transport_error(
     submitted_once: tuple[Context, Prepared], changes: dict[str, Any]
 ) -> None:
     context, prepared = submitted_once
@@ -471,7 +471,7 @@ def test_a_record_that_is_malformed_gives_one_clear_error(
 
 
 @pytest.mark.parametrize("told", ["x", "[]", "7", "[" * 100_000])
-def test_a_record_that_is_none_gives_one_clear_error(
+def test_undecodable_remote_record_is_a_transport_error(
     submitted_once: tuple[Context, Prepared], told: str
 ) -> None:
     context, prepared = submitted_once
@@ -483,7 +483,7 @@ def test_a_record_that_is_none_gives_one_clear_error(
     "rest",
     ['{"event": "submitted", "job_id": "7; rm"}\0', "\0job-x", '{"event": "submitted", "job_id": [7]}\0'],
 )
-def test_a_job_of_no_number_gives_one_clear_error(
+def test_invalid_remote_job_id_is_a_transport_error(
     submitted_once: tuple[Context, Prepared], rest: str
 ) -> None:
     context, prepared = submitted_once
@@ -491,7 +491,7 @@ def test_a_job_of_no_number_gives_one_clear_error(
         known(context, prepared, record_of(prepared, job_id=None), rest)
 
 
-def test_the_record_of_another_run_is_not_taken_over(submitted_once: tuple[Context, Prepared]) -> None:
+def test_remote_record_of_another_run_is_refused(submitted_once: tuple[Context, Prepared]) -> None:
     context, prepared = submitted_once
     other = replace(records.planned_record(context, prepared), token="0123456789ab")
     context.index.put(other)
@@ -502,7 +502,9 @@ def test_the_record_of_another_run_is_not_taken_over(submitted_once: tuple[Conte
 NASTY = "a\x1b]0;evil\x07\x1b[2Jb\x9b3J\x00\x7f"
 
 
-def test_names_from_a_login_node_move_no_cursor(capfd: pytest.CaptureFixture[str]) -> None:
+def test_names_from_a_login_node_are_printed_without_control_characters(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     from dtslurm.cli.commands.fetch import _describe
     from dtslurm.cli.printing import output
     from dtslurm.services.results.fetch import SkippedFiles
@@ -520,37 +522,37 @@ WRONG_FRAMES = {
     "no object": b"[1]\n",
     "a deep object": b'{"run":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n",
     "a deep value": b'{"run": 0, "left":' + b"[" * 200 + b"]" * 200 + b"}\n",
-    "another run": piece("a", run=1),
-    "a negative run": piece("a", run=-1),
-    "a run that is a boolean": piece("a", run=False),
-    "a run that is a text": piece("a", run="0"),
+    "another run": file_frame_of("a", run=1),
+    "a negative run": file_frame_of("a", run=-1),
+    "a run that is a boolean": file_frame_of("a", run=False),
+    "a run that is a text": file_frame_of("a", run="0"),
     "no path": frame(run=0, offset=0, length=0, size=0, mtime_ns=0),
-    "a path that is a number": piece(7),
-    "a path that is a list": piece(["a"]),
-    "a negative offset": piece("a", offset=-1),
-    "a huge offset": piece("a", offset=2**80, size=2**80 + 1),
-    "a hole": piece("a", offset=1 << 40, size=(1 << 40) + 1),
-    "NaN as offset": piece("a", offset=float("nan")),
-    "a boolean as offset": piece("a", offset=False),
-    "a fraction as size": piece("a", size=1.5),
-    "more than its size": piece("a", b"xx", size=1),
-    "a huge time": piece("a", mtime_ns=2**80),
-    "no time": piece("a", mtime_ns=None),
-    "a huge length": piece("a", length=int(1e11)),
-    "a negative length": piece("a", length=-5),
-    "a length that is a text": piece("a", length="1"),
-    "a file twice": piece("a") + piece("b") + piece("a"),
-    "pieces without an end": piece("a", b"", size=9) + piece("a", b"", size=9),
-    "a size that grows": piece("a", size=2) + piece("a", offset=1, size=3),
+    "a path that is a number": file_frame_of(7),
+    "a path that is a list": file_frame_of(["a"]),
+    "a negative offset": file_frame_of("a", offset=-1),
+    "a huge offset": file_frame_of("a", offset=2**80, size=2**80 + 1),
+    "a hole": file_frame_of("a", offset=1 << 40, size=(1 << 40) + 1),
+    "NaN as offset": file_frame_of("a", offset=float("nan")),
+    "a boolean as offset": file_frame_of("a", offset=False),
+    "a fraction as size": file_frame_of("a", size=1.5),
+    "more than its size": file_frame_of("a", b"xx", size=1),
+    "a huge time": file_frame_of("a", mtime_ns=2**80),
+    "no time": file_frame_of("a", mtime_ns=None),
+    "a huge length": file_frame_of("a", length=int(1e11)),
+    "a negative length": file_frame_of("a", length=-5),
+    "a length that is a text": file_frame_of("a", length="1"),
+    "a file twice": file_frame_of("a") + file_frame_of("b") + file_frame_of("a"),
+    "pieces without an end": file_frame_of("a", b"", size=9) + file_frame_of("a", b"", size=9),
+    "a size that grows": file_frame_of("a", size=2) + file_frame_of("a", offset=1, size=3),
     "a reason that is a number": frame(run=0, gone=7),
     "counts that are a list": frame(run=0, left=[1]),
     "counts that are texts": frame(run=0, left={"snapshot": "1"}),
-    "a checksum that is none": piece("a") + frame(run=0, path="a", sha256=None),
+    "a checksum that is none": file_frame_of("a") + frame(run=0, path="a", sha256=None),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("answer", WRONG_FRAMES.values(), ids=WRONG_FRAMES.keys())
-def test_a_frame_that_is_malformed_gives_one_clear_error(tmp_path: Path, answer: bytes) -> None:
+def test_malformed_frame_is_a_permanent_transport_error(tmp_path: Path, answer: bytes) -> None:
     with pytest.raises(TransportError) as caught:
         receive(tmp_path / "here", answer + END)
     assert not caught.value.transient
@@ -570,13 +572,13 @@ def endless_frames(**head: Any) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("answer", [endless_head(), endless_frames(gone="no")], ids=["a head", "frames"])
-def test_an_answer_without_end_is_given_up(tmp_path: Path, answer: Iterator[bytes]) -> None:
+def test_endless_frame_answer_is_limited(tmp_path: Path, answer: Iterator[bytes]) -> None:
     with pytest.raises(TransportError, match="more than"):
         receive(tmp_path, answer)
 
 
-@pytest.mark.parametrize("answer", [b"", b'{"run"', piece("a", b"xx")[:-1], piece("a")])
-def test_an_answer_that_is_cut_off_can_be_continued(tmp_path: Path, answer: bytes) -> None:
+@pytest.mark.parametrize("answer", [b"", b'{"run"', file_frame_of("a", b"xx")[:-1], file_frame_of("a")])
+def test_truncated_frame_answer_is_a_transient_error(tmp_path: Path, answer: bytes) -> None:
     with pytest.raises(TransportError, match="ended in the middle") as caught:
         receive(tmp_path, answer)
     assert caught.value.transient
@@ -604,7 +606,7 @@ def packed(value: bytes, mark: str = "dtslurm-x:") -> str:
         "",
     ],
 )
-def test_an_answer_that_is_malformed_gives_one_clear_error(answer: str) -> None:
+def test_malformed_query_answer_is_a_transport_error(answer: str) -> None:
     with pytest.raises(TransportError):
         remote_query._unpacked("dtslurm-x:", answer, "")
 
@@ -626,7 +628,7 @@ def artifact(**row: Any) -> dict[str, Any]:
         artifact(metrics=7),
     ],
 )
-def test_artifacts_that_are_malformed_give_one_clear_error(
+def test_malformed_artifact_list_is_a_transport_error(
     answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dtslurm.services.results import artifacts
@@ -651,7 +653,7 @@ def test_artifacts_that_are_malformed_give_one_clear_error(
         '{"a": ' + "9" * 5000 + "}",
     ],
 )
-def test_a_worker_that_answers_malformed_json_gives_one_clear_error(text: str) -> None:
+def test_malformed_worker_answer_is_a_transport_error(text: str) -> None:
     from dtslurm.remote import remote_worker
 
     with pytest.raises(TransportError):
@@ -659,7 +661,7 @@ def test_a_worker_that_answers_malformed_json_gives_one_clear_error(text: str) -
 
 
 @pytest.mark.parametrize("chunk", [b"x" * (1 << 16), b"x" * 100 + b"\n", b"\n" * 1000])
-def test_a_worker_that_talks_without_end_is_given_up(chunk: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_worker_answer_is_limited(chunk: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     from dtslurm.remote import answers, remote_worker
 
     monkeypatch.setattr(answers, "LARGEST", 1 << 20)
@@ -722,7 +724,7 @@ WRONG_LOGS = {
 
 
 @pytest.mark.parametrize("answer", WRONG_LOGS.values(), ids=WRONG_LOGS.keys())
-def test_a_log_frame_that_is_malformed_gives_one_clear_error(answer: bytes) -> None:
+def test_malformed_log_frame_is_a_permanent_transport_error(answer: bytes) -> None:
     stream = LogStream(Hostile(wire.MAGIC + answer), WantedLogs("/far/run"), python="python3")
     with pytest.raises(TransportError) as caught:
         stream.read(0.1)
@@ -734,7 +736,7 @@ def test_a_log_frame_that_is_malformed_gives_one_clear_error(answer: bytes) -> N
     [log(wire.CAUGHT_UP, b'{"first": 7}'), log(wire.CAUGHT_UP, b'{"first": {"": true}}'),
      log(wire.HELLO, b'{"utc_offset": 1e400}'), log(wire.HELLO, b'{"utc_offset": %d}' % 10**30)],
 )  # fmt: skip
-def test_a_word_without_meaning_is_passed_over(frames_sent: bytes) -> None:
+def test_log_frame_with_implausible_values_is_ignored(frames_sent: bytes) -> None:
     stream = LogStream(Hostile(wire.MAGIC + frames_sent), WantedLogs("/far/run"), python="python3")
     stream.read(0.1)
     assert abs(stream.utc_offset) < 86_400
@@ -742,7 +744,7 @@ def test_a_word_without_meaning_is_passed_over(frames_sent: bytes) -> None:
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000, "{", "7", '{"a": 1'])
-def test_an_event_that_is_malformed_is_passed_over(line: str) -> None:
+def test_malformed_event_line_is_skipped(line: str) -> None:
     sent = file_frame(name="events.jsonl", kind="events") + log(
         wire.DATA, struct.pack(">Q", 0) + line.encode() + b'\n{"event": "x"}\n'
     )
@@ -755,7 +757,7 @@ def test_an_event_that_is_malformed_is_passed_over(line: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["", "x", "-1 -", "1", "0 z", "9" * 5000 + " -", "\u0663 -", "0 - -"])
-def test_an_exit_code_that_is_none_gives_one_clear_error(word: str) -> None:
+def test_malformed_exit_code_is_a_transport_error(word: str) -> None:
     answer = remote_command.CallOutputs("nonce")
     answer.feed(b"\x1enonce-begin 1\x1ex\x1enonce-end " + word.encode("utf-8") + b"\x1e", b"")
     with pytest.raises(TransportError):
@@ -763,7 +765,7 @@ def test_an_exit_code_that_is_none_gives_one_clear_error(word: str) -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_mark_that_never_closes_is_given_up(begun: bool) -> None:
+def test_unterminated_mark_is_limited(begun: bool) -> None:
     answer = remote_command.CallOutputs("nonce")
     answer.feed(b"\x1enonce-begin 1\x1e\x1enonce-end " if begun else b"\x1enonce-begin ", b"")
     with pytest.raises(TransportError):
@@ -778,7 +780,7 @@ LAX = ("StrictHostKeyChecking no", "StrictHostKeyChecking off", "StrictHostKeyCh
 @pytest.mark.ssh
 @pytest.mark.parametrize("transport", ["openssh", "paramiko"])
 @pytest.mark.parametrize("state", ["unknown", "changed", "revoked", "jump"])
-def test_a_host_with_another_key_is_refused_whatever_the_configuration_says(
+def test_unknown_changed_or_revoked_host_key_is_refused_despite_a_lax_configuration(
     sshd_lab: SshLab, tmp_path: Path, transport: str, state: str
 ) -> None:
     alias = f"{transport}-{state}"
@@ -804,7 +806,7 @@ def test_a_host_with_another_key_is_refused_whatever_the_configuration_says(
 
 @pytest.mark.ssh
 @pytest.mark.parametrize("lax", LAX)
-def test_a_key_that_is_not_known_is_not_learned(sshd_lab: SshLab, lax: str) -> None:
+def test_unknown_host_key_is_not_added_to_known_hosts(sshd_lab: SshLab, lax: str) -> None:
     alias = lax.replace(" ", "-")
     server = sshd_lab.server(alias, client=[lax], known=False)
     before = sshd_lab.known_hosts.read_text()
@@ -816,7 +818,7 @@ def test_a_key_that_is_not_known_is_not_learned(sshd_lab: SshLab, lax: str) -> N
 
 
 @pytest.mark.ssh
-def test_a_configuration_of_any_name_is_read(sshd_lab: SshLab, tmp_path: Path) -> None:
+def test_ssh_configuration_path_with_special_characters_is_read(sshd_lab: SshLab, tmp_path: Path) -> None:
     sshd_lab.server("named")
     config = tmp_path / "a b*[c]?%d"
     config.write_text(sshd_lab.config.read_text())
@@ -859,7 +861,7 @@ print(int(peak) << 10)
 """
 
 
-def test_hostile_answers_take_little_memory(tmp_path: Path) -> None:
+def test_hostile_answers_use_little_memory(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", GREEDY, str(tmp_path)], capture_output=True, text=True, check=False,
         cwd=Path(__file__).parents[2],

@@ -55,7 +55,7 @@ COMMANDS = (
 )
 
 
-def made(runs: Runs, text: str) -> None:
+def make_runs(runs: Runs, text: str) -> None:
     """Make runs of whose records, logs and metrics all that can hold text holds this one."""
     for number in ("41", "42"):
         record = runs.add(
@@ -77,8 +77,8 @@ def made(runs: Runs, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", NAMES)
-def test_no_command_prints_what_a_terminal_acts_on(invoke: Run, runs: Runs, folder: Path, kind: str) -> None:
-    made(runs, NAMES[kind])
+def test_no_command_prints_control_sequences(invoke: Run, runs: Runs, folder: Path, kind: str) -> None:
+    make_runs(runs, NAMES[kind])
     for words in COMMANDS:
         done = invoke(*words)
         assert "Traceback" not in done.stderr.replace("Traceback (most recent call last)", ""), done.stderr
@@ -89,10 +89,10 @@ def test_no_command_prints_what_a_terminal_acts_on(invoke: Run, runs: Runs, fold
 
 @pytest.mark.parametrize("kind", NAMES)
 @pytest.mark.parametrize("page", ["report", "compare"])
-def test_no_page_holds_what_a_browser_acts_on(
+def test_html_pages_contain_no_active_content(
     invoke: Run, runs: Runs, folder: Path, kind: str, page: str
 ) -> None:
-    made(runs, NAMES[kind])
+    make_runs(runs, NAMES[kind])
     words = ("41",) if page == "report" else ("41", "42")
     invoke(page, *words, "-o", "page.html", code=0)
     text = (folder / "page.html").read_text("utf-8")
@@ -104,7 +104,7 @@ def test_no_page_holds_what_a_browser_acts_on(
 
 @pytest.mark.parametrize("kind", NAMES)
 @pytest.mark.parametrize("form", [(), ("--csv",), ("--by", "name", "-a")])
-def test_what_accounting_says_of_others(
+def test_accounting_output_contains_no_control_sequences(
     invoke: Run, slurm: Programs, kind: str, form: tuple[str, ...]
 ) -> None:
     slurm.say("sacct", jobs(NAMES[kind].replace("\n", " "), "vision"))
@@ -124,20 +124,20 @@ def test_what_accounting_says_of_others(
         ("vision", "vision"),
     ],
 )
-def test_no_cell_is_a_formula(invoke: Run, slurm: Programs, account: str, cell: str) -> None:
+def test_csv_cells_contain_no_formulas(invoke: Run, slurm: Programs, account: str, cell: str) -> None:
     slurm.say("sacct", jobs(account))
     [row] = csv.DictReader(io.StringIO(invoke(*USAGE, "--csv", code=0).stdout))
     assert row["account"] == cell
 
 
 @pytest.mark.parametrize("kind", NAMES)
-def test_cleaned_text_is_plain_and_its_words_stay(kind: str) -> None:
+def test_safe_text_is_plain_and_keeps_its_start(kind: str) -> None:
     clean = safe(NAMES[kind])
     assert ACTS.search(clean) is None
     assert is_plain(clean.encode(), clean)
     assert clean.startswith(("a", "[", "<", "{"))
 
 
-def test_words_of_other_scripts_stay_as_they_are() -> None:
+def test_safe_keeps_words_of_other_scripts() -> None:
     for word in ("модель", "模型", "می\u200cخواهم", "क्\u200dष", "👩\u200d🔬", "naïve"):
         assert safe(word) == word

@@ -25,7 +25,7 @@ def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("umask", [0, 0o002, 0o027])
-def test_nothing_that_dtslurm_keeps_can_be_written_by_others(tmp_path: Path, umask: int) -> None:
+def test_files_and_directories_of_dtslurm_are_not_writable_by_other_users(tmp_path: Path, umask: int) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "train.py").write_text("print('trained')\n")
@@ -63,7 +63,9 @@ def test_nothing_that_dtslurm_keeps_can_be_written_by_others(tmp_path: Path, uma
 
 @pytest.mark.parametrize("umask", [0, 0o002, 0o077])
 @pytest.mark.parametrize("make", [make_folders, make_own_folder])
-def test_every_level_is_closed(tmp_path: Path, make: Callable[[Path], None], umask: int) -> None:
+def test_make_folders_creates_every_level_private(
+    tmp_path: Path, make: Callable[[Path], None], umask: int
+) -> None:
     old = os.umask(umask)
     try:
         make(tmp_path / "a" / "b" / "c")
@@ -73,7 +75,7 @@ def test_every_level_is_closed(tmp_path: Path, make: Callable[[Path], None], uma
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o700
 
 
-def test_a_folder_that_was_open_is_closed_and_one_of_another_user_refused(
+def test_open_directory_is_closed_and_a_directory_of_another_user_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "cache"
@@ -89,7 +91,9 @@ def test_a_folder_that_was_open_is_closed_and_one_of_another_user_refused(
 @pytest.mark.parametrize(
     "how", ["another user's", "writable by all", "writable by the group", "a link", "a pipe"]
 )
-def test_what_others_planted_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_files_planted_by_other_users_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     path = tmp_path / "known.json"
     if how == "a pipe":
         os.mkfifo(path, 0o600)
@@ -106,7 +110,7 @@ def test_what_others_planted_is_not_read(tmp_path: Path, monkeypatch: pytest.Mon
             look(path)
 
 
-def test_a_planted_python_of_a_login_node_is_not_used(tmp_path: Path) -> None:
+def test_python_path_planted_for_a_login_node_is_not_used(tmp_path: Path) -> None:
     """What is known of a site names a program that runs there as the user."""
     from dtslurm.services.wiring import login_node
 
@@ -135,7 +139,7 @@ def submit(tmp_path: Path, root: Path, *words: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize("inside", ["", "runs", "a/b/runs"])
-def test_a_run_root_that_everybody_can_rename_is_refused(tmp_path: Path, inside: str) -> None:
+def test_run_root_in_a_world_writable_directory_is_refused(tmp_path: Path, inside: str) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
@@ -150,7 +154,7 @@ def test_a_run_root_that_everybody_can_rename_is_refused(tmp_path: Path, inside:
     assert submit(tmp_path, root).returncode == 0
 
 
-def test_a_run_root_that_a_link_leads_to_is_looked_at(tmp_path: Path) -> None:
+def test_run_root_behind_a_symbolic_link_is_checked(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     (shared / "runs").mkdir(parents=True)
     shared.chmod(0o777)
@@ -158,7 +162,7 @@ def test_a_run_root_that_a_link_leads_to_is_looked_at(tmp_path: Path) -> None:
     assert OPEN in submit(tmp_path, tmp_path / "runs").stderr
 
 
-def test_a_run_root_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_root_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "theirs"
     root.mkdir(mode=0o777)
     root.chmod(0o1777)

@@ -59,7 +59,7 @@ def project(tmp_path: Path) -> Iterator[Project]:
     assert all(name.isdecimal() or name.startswith(".objects") for name in left)
 
 
-def rewrite(script: Path) -> None:
+def rewrite_script(script: Path) -> None:
     """Write other code of the same length over a script, as its job could, and set the time back."""
     before = script.stat()
     script.chmod(0o600)
@@ -69,22 +69,26 @@ def rewrite(script: Path) -> None:
     assert (script.stat().st_size, script.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
 
 
-def test_a_script_that_its_job_rewrote_is_not_the_next_runs(project: Project, transport: Transport) -> None:
+def test_next_run_does_not_use_a_script_rewritten_by_an_earlier_job(
+    project: Project, transport: Transport
+) -> None:
     first = project.run(transport)
-    rewrite(first / "train.py")
+    rewrite_script(first / "train.py")
     second = project.run(transport)
     assert [(second / name).read_text() for name in ("train.py", "again.py")] == [RIGHT, RIGHT]
     assert (first / "train.py").read_text() == WRONG  # that job's own from now on
-    rewrite(second / "again.py")
+    rewrite_script(second / "again.py")
     assert (project.run(transport) / "train.py").read_text() == RIGHT
 
 
-def test_nor_is_it_by_a_tree_made_ahead(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prebuilt_tree_with_a_script_rewritten_by_an_earlier_job_is_not_used(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prebuilt_tree, "LEAST", 1)
     first = project.run(FarSide())
     asked = request(project.parcel(), (), 1.0, {})
     prebuilt_tree.make_spare(asked)
-    rewrite(first / "train.py")
+    rewrite_script(first / "train.py")
     objects, used = Objects(stored.choose_objects_folder(os.fsencode(asked["objects"]))), []
 
     def made(staging: bytes, code: bytes) -> bool:
@@ -96,9 +100,7 @@ def test_nor_is_it_by_a_tree_made_ahead(project: Project, monkeypatch: pytest.Mo
     assert (project.run(FarSide()) / "train.py").read_text() == RIGHT
 
 
-def test_what_nothing_happened_to_is_not_read_again(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unchanged_objects_are_not_read_again(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     project.run(HERE)
     files = snap(project.here).files
 
@@ -112,7 +114,7 @@ def test_what_nothing_happened_to_is_not_read_again(
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": "b"}', "null", "\xff"])
-def test_seals_that_cannot_be_read_cost_nothing_but_time(project: Project, text: str) -> None:
+def test_unreadable_seals_do_not_prevent_a_run(project: Project, text: str) -> None:
     project.run(HERE)
     seals = project.runs / ".objects" / "seals"
     seals.chmod(0o600)
@@ -120,7 +122,7 @@ def test_seals_that_cannot_be_read_cost_nothing_but_time(project: Project, text:
     assert (project.run(HERE) / "train.py").read_text() == RIGHT
 
 
-def test_seals_do_not_grow_without_end(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seal_file_does_not_grow_without_limit(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored, "MOST_SEALS", 2)
     for number in range(4):
         (project.here / "other.py").write_text(f"{number}\n")
@@ -131,7 +133,9 @@ def test_seals_do_not_grow_without_end(project: Project, monkeypatch: pytest.Mon
 # ---- a run root that several users share
 
 
-def test_the_second_user_of_a_run_root_has_objects_too(project: Project, transport: Transport) -> None:
+def test_second_user_of_a_run_root_gets_a_separate_object_store(
+    project: Project, transport: Transport
+) -> None:
     theirs = project.runs / ".objects"
     theirs.mkdir(parents=True, mode=0o700)
     mine = Path(f"{theirs}-{os.geteuid()}")
@@ -150,7 +154,7 @@ def test_the_second_user_of_a_run_root_has_objects_too(project: Project, transpo
 # ---- secrets after the end
 
 
-def reading(script: str) -> str:
+def lines_reading_secrets(script: str) -> str:
     """Return the lines of a script that read the secrets."""
     [lines] = re.findall(
         r"((?:^# The supervisor deletes.*\n^\[ -e .*\n)?^\. \S*secrets .*\n(?:^(?:#|mkdir|\[|rm) .*\n)*)",
@@ -180,15 +184,17 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_job_that_starts_once_deletes_them_when_it_has_read_them(render_job: Render, run: Path) -> None:
-    lines = reading(render_job("h100x8-ib", "torchrun", secrets=("TOKEN",), requeue=False).script)
+def test_single_start_job_deletes_its_secrets_after_reading(render_job: Render, run: Path) -> None:
+    lines = lines_reading_secrets(
+        render_job("h100x8-ib", "torchrun", secrets=("TOKEN",), requeue=False).script
+    )
     assert start(lines, run).stdout == "has abc\n"
     assert not (run / "secrets").exists()
 
 
-def test_the_last_task_of_an_array_deletes_them(render_job: Render, run: Path) -> None:
+def test_last_task_of_an_array_deletes_the_secrets(render_job: Render, run: Path) -> None:
     job = render_job("h100x8-ib", "torchrun", secrets=("TOKEN",), requeue=False, array="0-1")
-    lines = reading(job.script)
+    lines = lines_reading_secrets(job.script)
     assert start(lines, run, "0").stdout == "has abc\n"
     assert start(lines, run, "0").stdout == "has abc\n"
     assert (run / "secrets").exists()
@@ -196,15 +202,17 @@ def test_the_last_task_of_an_array_deletes_them(render_job: Render, run: Path) -
     assert not (run / "secrets").exists()
 
 
-def test_a_job_that_may_start_again_keeps_them(render_job: Render, run: Path) -> None:
-    lines = reading(render_job("h100x8-ib", "torchrun", secrets=("TOKEN",), requeue=True).script)
+def test_requeueable_job_keeps_its_secrets(render_job: Render, run: Path) -> None:
+    lines = lines_reading_secrets(
+        render_job("h100x8-ib", "torchrun", secrets=("TOKEN",), requeue=True).script
+    )
     assert start(lines, run).stdout == "has abc\n"
     assert start(lines, run).stdout == "has abc\n"
 
 
-def test_a_copy_that_comes_after_the_end_needs_none(render_job: Render, run: Path) -> None:
+def test_late_copy_of_a_finished_run_starts_without_secrets(render_job: Render, run: Path) -> None:
     job = render_job("h100x8-ib", "torchrun", secrets=("TOKEN",), max_restarts=3)
-    lines = reading(job.script)
+    lines = lines_reading_secrets(job.script)
     assert start(lines, run).stdout == "has abc\n"
     secrets.delete_after_end(str(run), {})
     assert not (run / "secrets").exists()
@@ -213,7 +221,7 @@ def test_a_copy_that_comes_after_the_end_needs_none(render_job: Render, run: Pat
     assert start(lines, run).stdout == "has nothing\n"
 
 
-def test_the_supervisor_of_the_last_task_deletes_them(run: Path) -> None:
+def test_supervisor_of_the_last_task_deletes_the_secrets(run: Path) -> None:
     env = {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_TASK_COUNT": "2"}
     secrets.delete_after_end(f"{run}/tasks/0", env)
     secrets.delete_after_end(f"{run}/tasks/0", env)
@@ -223,14 +231,14 @@ def test_the_supervisor_of_the_last_task_deletes_them(run: Path) -> None:
     secrets.delete_after_end(f"{run}/tasks/1", {**env, "SLURM_ARRAY_TASK_ID": "1"})  # and says nothing of it
 
 
-def test_a_job_without_secrets_reads_none(render_job: Render) -> None:
+def test_job_without_secrets_reads_none(render_job: Render) -> None:
     job = render_job("h100x8-ib", "torchrun")
     assert "secrets" not in job.script
     assert replace(job.spec, secrets=()) == job.spec
 
 
 @pytest.mark.parametrize("planted", ["nothing", "one", "both"])
-def test_no_image_of_another_user_is_run(render_job: Render, tmp_path: Path, planted: str) -> None:
+def test_images_of_another_user_are_not_used(render_job: Render, tmp_path: Path, planted: str) -> None:
     script = render_job(
         "h100x8-ib", "srun", nodes=2, container="nvcr.io/nvidia/pytorch:25.01-py3", runtime="pyxis"
     ).script

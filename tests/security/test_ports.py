@@ -26,7 +26,7 @@ def clock() -> Iterator[health.Clock]:
     made.close()
 
 
-def asked(clock: health.Clock, message: bytes, wait_s: float = 0.3) -> bytes:
+def clock_answer(clock: health.Clock, message: bytes, wait_s: float = 0.3) -> bytes:
     """Return what the first node says to a datagram; nothing if it says nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
         link.settimeout(wait_s)
@@ -45,13 +45,13 @@ def asked(clock: health.Clock, message: bytes, wait_s: float = 0.3) -> bytes:
     [b"", b"?", b"x" * 47, b"x" * 48, b"x" * 5000, bytes(32), network.sign(b"n" * 16, "another key")],
     ids=["nothing", "old", "short", "long", "huge", "zeros", "key"],
 )
-def test_the_clock_is_silent_to_who_does_not_know_the_key(clock: health.Clock, message: bytes) -> None:
-    assert asked(clock, message) == b""
+def test_clock_server_does_not_answer_without_the_key(clock: health.Clock, message: bytes) -> None:
+    assert clock_answer(clock, message) == b""
     assert network.clock("127.0.0.1", clock.port, clock.key)[0]["level"] == "ok"
 
 
-def test_an_answer_that_was_heard_says_nothing_to_the_next_question(clock: health.Clock) -> None:
-    said = asked(clock, network.sign(b"first" * 3 + b".", clock.key), 5.0)
+def test_replayed_clock_answer_is_refused(clock: health.Clock) -> None:
+    said = clock_answer(clock, network.sign(b"first" * 3 + b".", clock.key), 5.0)
     assert said
     answer = network.verify(said, clock.key)
     assert answer is not None
@@ -59,7 +59,7 @@ def test_an_answer_that_was_heard_says_nothing_to_the_next_question(clock: healt
     assert network.build_answer(said, "another key", 1.0) is None
 
 
-def test_idle_strangers_keep_nobody_waiting(clock: health.Clock) -> None:
+def test_idle_clients_do_not_delay_the_clock_server(clock: health.Clock) -> None:
     strangers = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(200)]
     for one in strangers:
         one.connect(("127.0.0.1", clock.port))
@@ -71,7 +71,7 @@ def test_idle_strangers_keep_nobody_waiting(clock: health.Clock) -> None:
         one.close()
 
 
-def test_who_answers_in_the_first_nodes_place_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forged_clock_server_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "PATIENCE_S", 1.0)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as forger:
         forger.bind(("127.0.0.1", 0))
@@ -88,7 +88,7 @@ def test_who_answers_in_the_first_nodes_place_is_not_believed(monkeypatch: pytes
         assert network.verify(network.sign(question[32:] + b"1.0", "forged"), "key") is None
 
 
-def test_the_clock_listens_where_the_other_nodes_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_server_listens_on_the_address_that_other_nodes_use(monkeypatch: pytest.MonkeyPatch) -> None:
     bound: list[str] = []
 
     class Socket(socket.socket):
@@ -111,7 +111,7 @@ def test_the_clock_listens_where_the_other_nodes_ask(monkeypatch: pytest.MonkeyP
         assert bound == expected
 
 
-def test_the_key_is_in_no_command_line(clock: health.Clock) -> None:
+def test_clock_key_is_not_on_the_command_line(clock: health.Clock) -> None:
     words = health.command("/top", ["n1", "n2"], [], "n1", clock.port)
     assert clock.key not in " ".join(words)
     assert len(bytes.fromhex(clock.key)) == 16
@@ -121,33 +121,33 @@ def test_the_key_is_in_no_command_line(clock: health.Clock) -> None:
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "nvrx"])
-def test_c32_the_name_of_a_meeting_is_secret(render_job: Render, launcher: str) -> None:
+def test_c32_rendezvous_id_is_random(render_job: Render, launcher: str) -> None:
     script = render_job("h100x8-ib", launcher, nodes=2, launcher_options={"rdzv_backend": "c10d"}).script
     assert "--rdzv-id=" not in script
     assert "--rdzv-backend=c10d" in script
     assert "SLURM_JOB_ID" not in "".join(re.findall("^PET_RDZV_ID=.*$", script, re.MULTILINE))
-    names = {drawn(script, "PET_RDZV_ID") for _ in range(3)}
+    names = {generated_value(script, "PET_RDZV_ID") for _ in range(3)}
     assert len(names) == 3
     assert {len(bytes.fromhex(name)) for name in names} == {16}
 
 
-def test_static_rendezvous_stays_the_usual_one(render_job: Render) -> None:
+def test_static_rendezvous_uses_no_id(render_job: Render) -> None:
     script = render_job("h100x8-ib", "torchrun", nodes=2).script
     assert "--rdzv" not in script
     assert "PET_RDZV_ID" not in script
 
 
-def test_ray_is_started_with_a_token(render_job: Render) -> None:
+def test_ray_starts_with_a_random_token_and_directory(render_job: Render) -> None:
     script = render_job("h100x8-ib", "ray", nodes=2).script
     assert "export RAY_AUTH_MODE RAY_AUTH_TOKEN" in script
-    assert len(bytes.fromhex(drawn(script, "RAY_AUTH_TOKEN"))) == 32
-    folder = drawn(script, "DTSLURM_RAY_FOLDER")
+    assert len(bytes.fromhex(generated_value(script, "RAY_AUTH_TOKEN"))) == 32
+    folder = generated_value(script, "DTSLURM_RAY_FOLDER")
     assert re.fullmatch("/tmp/ray-[0-9a-f]{16}", folder)
-    assert folder != drawn(script, "DTSLURM_RAY_FOLDER")
+    assert folder != generated_value(script, "DTSLURM_RAY_FOLDER")
 
 
 @pytest.mark.parametrize("planted", ["none", "own", "file", "link"])
-def test_ray_takes_no_folder_of_another_user(render_job: Render, tmp_path: Path, planted: str) -> None:
+def test_ray_refuses_a_directory_of_another_user(render_job: Render, tmp_path: Path, planted: str) -> None:
     [check] = re.findall(
         r"^mkdir -m 700 .*?^}$", render_job("h100x8-ib", "ray", nodes=2).script, re.MULTILINE | re.DOTALL
     )
@@ -167,7 +167,7 @@ def test_ray_takes_no_folder_of_another_user(render_job: Render, tmp_path: Path,
     assert done.returncode == (1 if refused else 0)
 
 
-def drawn(script: str, name: str) -> str:
+def generated_value(script: str, name: str) -> str:
     """Return a value as the script makes it."""
     [line] = re.findall(rf'(?<!\S){name}="[^\n]*"', script)
     text = f'{line}; printf %s "${name}"'

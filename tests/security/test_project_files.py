@@ -93,7 +93,7 @@ def give_away(path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["another user's", "writable by all", "writable by a group"])
 @pytest.mark.parametrize("name", FILES)
-def test_what_others_can_write_decides_nothing(
+def test_project_file_writable_by_other_users_is_refused(
     project: Path, run: Run, monkeypatch: pytest.MonkeyPatch, name: str, how: str
 ) -> None:
     path = write(project, name, FILES[name])
@@ -137,7 +137,7 @@ def file(mode: int, user: int = 1000, group: int = 1000) -> Any:
         (file(0o646), {}, 1000, "every user"),
     ],
 )
-def test_whose_a_file_is(
+def test_distrust_reason_follows_owner_and_mode(
     found: Any, env: dict[str, str], user: int, told: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def group(number: int) -> Any:
@@ -154,7 +154,7 @@ def test_whose_a_file_is(
 
 
 @pytest.mark.parametrize("what", ASKS)
-def test_what_a_project_asks_for_must_be_trusted_once(
+def test_project_setting_that_runs_code_or_reads_secrets_requires_trust(
     project: Path, run: Run, tmp_path: Path, what: str
 ) -> None:
     proof = tmp_path / "proof"
@@ -188,7 +188,7 @@ def test_what_a_project_asks_for_must_be_trusted_once(
     assert "you have not trusted this setting" in run(*words, code=2).stderr
 
 
-def test_a_projects_profile_must_be_trusted_and_says_what_it_stands_in_for(
+def test_project_profile_requires_trust_and_names_the_profile_that_it_replaces(
     project: Path, run: Run, tmp_path: Path
 ) -> None:
     path = write(project, "cluster_profiles/local.yaml", "extends: local\ntitle: another\n")
@@ -205,7 +205,7 @@ def test_a_projects_profile_must_be_trusted_and_says_what_it_stands_in_for(
 
 
 @pytest.mark.parametrize("words", [("render",), ("submit", "--dry-run"), ("submit",)])
-def test_no_command_logs_in_to_a_host_that_only_the_project_names(
+def test_no_command_connects_to_a_host_from_an_untrusted_project_profile(
     project: Path, run: Run, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     proof, programs = tmp_path / "proof", tmp_path / "programs"
@@ -222,7 +222,7 @@ def test_no_command_logs_in_to_a_host_that_only_the_project_names(
     assert proof.exists() or words == ("render",)  # the stand-in for ssh would have told
 
 
-def test_a_projects_template_must_be_trusted(project: Path, run: Run, tmp_path: Path) -> None:
+def test_project_template_requires_trust(project: Path, run: Run, tmp_path: Path) -> None:
     proof = tmp_path / "proof"
     text = "{% extends 'base.sbatch.j2' %}\n{% block setup %}touch " + str(proof) + "\n{% endblock %}\n"
     path = write(project, "templates/single.sbatch.j2", text)
@@ -241,7 +241,7 @@ def test_a_projects_template_must_be_trusted(project: Path, run: Run, tmp_path: 
 
 @pytest.mark.parametrize("ask", ["secrets: [GITHUB_TOKEN]", "env: {GITHUB_TOKEN: }"])
 @pytest.mark.parametrize("where", ["job.yaml", "more.yaml"])
-def test_a_job_file_that_takes_what_is_the_users_must_be_trusted(
+def test_job_file_that_reads_secrets_of_the_user_requires_trust(
     project: Path, run: Run, where: str, ask: str
 ) -> None:
     write(project, "more.yaml", "time: '1'\n")
@@ -258,7 +258,7 @@ def test_a_job_file_that_takes_what_is_the_users_must_be_trusted(
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_profile_that_discover_writes_is_trusted_unless_it_amends_one_that_is_not(
+def test_discovered_profile_is_trusted_unless_it_amends_an_untrusted_profile(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
     monkeypatch.delenv("DTSLURM_TRUSTED_FOLDERS")
@@ -272,7 +272,7 @@ def test_a_profile_that_discover_writes_is_trusted_unless_it_amends_one_that_is_
         Context(cwd=project).cluster("ours")
 
 
-def test_folders_can_be_trusted_where_nobody_looks(project: Path, run: Run) -> None:
+def test_directories_can_be_trusted_by_an_environment_variable(project: Path, run: Run) -> None:
     write(project, "dtslurm.yaml", "defaults:\n  setup: ['true']\n")
     words = ("submit", "--parsable", "--cluster", "local", "-l", "single", "-t", "1", "train.py")
     run(*words, code=2, DTSLURM_TRUSTED_FOLDERS=f"{project}/other")
@@ -281,7 +281,9 @@ def test_folders_can_be_trusted_where_nobody_looks(project: Path, run: Run) -> N
 
 
 @pytest.mark.parametrize("how", ["a folder that others may write to", "a link"])
-def test_nobody_else_can_trust_for_the_user(project: Path, run: Run, tmp_path: Path, how: str) -> None:
+def test_trust_entries_that_other_users_can_change_are_ignored(
+    project: Path, run: Run, tmp_path: Path, how: str
+) -> None:
     write(project, "dtslurm.yaml", "defaults:\n  setup: ['true']\n")
     run("trust", code=0)
     entries = tmp_path / "state" / "dtslurm" / "trusted"

@@ -199,7 +199,7 @@ def _look_around(
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__.strip("_"))
-def test_git_runs_nothing_that_the_repository_names(clone: Clone, attack: Callable[[Clone], None]) -> None:
+def test_git_runs_no_program_of_the_repository(clone: Clone, attack: Callable[[Clone], None]) -> None:
     attack(clone)
     clone.touch()
 
@@ -210,7 +210,7 @@ def test_git_runs_nothing_that_the_repository_names(clone: Clone, attack: Callab
         assert "Traceback" not in done.stderr
 
 
-def test_a_bare_repository_among_the_files_is_none_of_ours(clone: Clone) -> None:
+def test_git_configuration_of_a_nested_bare_repository_is_not_used(clone: Clone) -> None:
     clone.commit()
     bare = clone.folder / "sub"
     clone.git("init", "-q", str(bare))
@@ -235,7 +235,7 @@ def test_a_bare_repository_among_the_files_is_none_of_ours(clone: Clone) -> None
         assert done.returncode in {0, 2}, done.stderr  # git does not look into one
 
 
-def test_a_dry_run_starts_no_interpreter_of_the_project(clone: Clone) -> None:
+def test_dry_run_starts_no_interpreter_of_the_project(clone: Clone) -> None:
     python = clone.write(".venv/bin/python", clone.program.read_text())
     python.chmod(0o755)
     clone.write(".venv/pyvenv.cfg", "home = /usr/bin\nuv = 0.5\n")

@@ -15,7 +15,7 @@ from tests.warm import run_dtslurm
 GOLD = 'gold\'en $key "ä"'
 
 
-def test_no_page_shows_a_secret_of_env(tmp_path: Path) -> None:
+def test_no_page_shows_a_secret_of_the_environment(tmp_path: Path) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "train.py").write_text("print('trained')\n")
@@ -74,7 +74,7 @@ def test_no_page_shows_a_secret_of_env(tmp_path: Path) -> None:
         ("", ""),
     ],
 )
-def test_what_is_hidden(text: str, shown: str) -> None:
+def test_secrets_are_hidden_in_text(text: str, shown: str) -> None:
     env = [["API_KEY", "gold-key"], ["TOKENS", "2048"], ["MAX_TOKEN", "x1"], ["SEED_TOKEN", None]]
     assert hide_secrets(text, {"spec": {"env": env}, "request": {"env": ["HF_TOKEN=gold-key"]}}) == shown
 
@@ -82,7 +82,7 @@ def test_what_is_hidden(text: str, shown: str) -> None:
 @pytest.mark.parametrize(
     "document", [{}, {"spec": 1}, {"spec": {"env": 7}}, {"spec": {"env": [[1, 2, 3], 4]}}]
 )
-def test_a_record_that_is_broken_hides_nothing_and_breaks_nothing(document: dict[str, object]) -> None:
+def test_malformed_record_is_not_changed_by_hiding_secrets(document: dict[str, object]) -> None:
     text = json.dumps(document)
     assert hide_secrets(text, document) == text
 
@@ -97,7 +97,7 @@ def test_a_record_that_is_broken_hides_nothing_and_breaks_nothing(document: dict
         "secrets.yaml", ".databrickscfg", "KAGGLE.JSON", "a/b/.Bash_History",
     ],
 )  # fmt: skip
-def test_credentials_are_no_code(path: str) -> None:
+def test_credential_files_are_recognized(path: str) -> None:
     assert is_secret(path)
 
 
@@ -108,5 +108,5 @@ def test_credentials_are_no_code(path: str) -> None:
         "credentials.py", "kaggle.py", "data/kaggle.jsonl", "id_rsa.pub", ".env.example", "secrets.py",
     ],
 )  # fmt: skip
-def test_code_is_code(path: str) -> None:
+def test_code_files_are_not_credential_files(path: str) -> None:
     assert not is_secret(path)

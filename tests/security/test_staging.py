@@ -40,7 +40,7 @@ def bring(item: Item) -> dict[str, object]:
     return node.bring(item, files.tree(item.source), "copy", {}, 1, dict(os.environ))
 
 
-def theirs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let something, and all below it, be another user's; only root can do so really."""
     if os.geteuid() == 0:
         for one in [path, *(path.rglob("*") if path.is_dir() else ())]:
@@ -51,7 +51,7 @@ def theirs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node, "is_own", lambda one: own(one) and os.lstat(one).st_ino not in known)
 
 
-def test_a_copy_that_another_user_prepared_is_not_taken(item: Item, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_staged_copy_prepared_by_another_user_is_refused(item: Item, monkeypatch: pytest.MonkeyPatch) -> None:
     bring(item)
     copy = Path(item.to)
     times = (copy / "0.bin").stat()
@@ -59,14 +59,14 @@ def test_a_copy_that_another_user_prepared_is_not_taken(item: Item, monkeypatch:
     os.utime(copy / "0.bin", (times.st_atime, int(times.st_mtime)))
     assert bring(item)["kept"] is True  # nothing but its owner tells
     for path in (copy, Path(f"{copy}.dtslurm.json")):
-        theirs(path, monkeypatch)
+        give_away(path, monkeypatch)
     with pytest.raises(files.Failed, match="belongs to another user, or is a link"):
         bring(item)
 
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("kind", ["file", "folder", "link"])
-def test_nothing_that_lies_there_is_used_or_followed(
+def test_files_and_links_planted_at_the_staging_target_are_refused(
     item: Item, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, kind: str
 ) -> None:
     place = tmp_path / "disk" / part.format("copy")
@@ -79,7 +79,7 @@ def test_nothing_that_lies_there_is_used_or_followed(
     else:
         place.symlink_to(precious)
     if kind != "link":
-        theirs(place, monkeypatch)
+        give_away(place, monkeypatch)
     with pytest.raises(files.Failed, match="belongs to another user, or is a link"):
         bring(item)
     assert precious.read_text() == "mine"
@@ -87,7 +87,7 @@ def test_nothing_that_lies_there_is_used_or_followed(
     assert "belongs to another user, or is a link" in found["problems"][0]
 
 
-def test_a_copy_that_others_may_write_to_is_made_anew(item: Item) -> None:
+def test_staged_copy_writable_by_other_users_is_replaced(item: Item) -> None:
     assert bring(item)["kept"] is False
     Path(item.to).chmod(0o777)
     assert bring(item)["kept"] is False
@@ -95,7 +95,7 @@ def test_a_copy_that_others_may_write_to_is_made_anew(item: Item) -> None:
     assert bring(item)["kept"] is True
 
 
-def test_an_archive_opens_no_copy_to_others(item: Item, tmp_path: Path) -> None:
+def test_unpacked_archive_is_not_writable_by_other_users(item: Item, tmp_path: Path) -> None:
     archive = tmp_path / "data.tar"
     shutil.chown(item.source, os.geteuid())
     Path(item.source).chmod(0o777)
