@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.gpu(alone=True), pytest.mark.slow]
 GIB = 4
 
 
-def test_saving_and_restoring(gpu_cli: GpuCli, record: Record) -> None:
+def test_checkpoint_saves_and_restores_identical_weights(gpu_cli: GpuCli, record: Record) -> None:
     job, status = gpu_cli.train("-l", "single", str(SCRIPTS / "checkpoints.py"), str(GIB))
     output = gpu_cli.output(job)
     assert status["state"] == "COMPLETED", output

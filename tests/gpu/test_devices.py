@@ -42,14 +42,14 @@ def busy(gpu_python: Path, seconds: int, gib: int) -> subprocess.Popen[str]:
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
 
     def works() -> bool:  # the utilization alone may still be that of the previous program
-        now = looked_up()
+        now = sample_of_nvidia_smi()
         return bool(now["util"] > 90 and now["memory_used"] >= gib << 30)
 
     wait_until(works, "its work", limit=90)
     return process
 
 
-def looked_up() -> dict[str, Any]:
+def sample_of_nvidia_smi() -> dict[str, Any]:
     """Return what nvidia-smi says now, in the sampler's words."""
     cells = nvidia_smi.ask(*NvidiaSmi.FIELDS)[0]
     row = NvidiaSmi.row(", ".join(cells.values()))
@@ -65,16 +65,16 @@ def compare(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
             assert far <= max(share * theirs[name], least), f"{name}: {ours} {theirs}"
 
 
-def test_the_library_says_what_the_program_says(gpu_python: Path, record: Record) -> None:
+def test_nvml_values_match_nvidia_smi(gpu_python: Path, record: Record) -> None:
     """At rest, and under load: use, memory, power, temperature, clock, errors."""
     nvml = Nvml(dict(os.environ), 1)
     program = NvidiaSmi(dict(os.environ), 1)
     try:
-        seen = {"at_rest": {"sampler": nvml.sample()[0], "nvidia_smi": looked_up()}}
+        seen = {"at_rest": {"sampler": nvml.sample()[0], "nvidia_smi": sample_of_nvidia_smi()}}
         with busy(gpu_python, 8, HELD_GIB) as process:
             nvml.sample()
             time.sleep(2)  # SM activity is an average over the time since the last sample
-            seen["busy"] = {"sampler": nvml.sample()[0], "nvidia_smi": looked_up()}
+            seen["busy"] = {"sampler": nvml.sample()[0], "nvidia_smi": sample_of_nvidia_smi()}
             health = {one["check"]: one for one in preflight.gpus({"gpus": 1}, dict(os.environ))}
             process.wait(60)
             rate = process.stdout.read().split()[-1] if process.stdout else ""
@@ -95,7 +95,7 @@ def test_the_library_says_what_the_program_says(gpu_python: Path, record: Record
     assert health["gpu-memory"]["level"] == "warn"
 
 
-def test_health_checks_pass_on_a_sound_gpu(record: Record) -> None:
+def test_health_checks_pass_on_a_working_gpu(record: Record) -> None:
     """By the library, and by the program as where there is no library."""
     by_library = preflight.gpus({"gpus": 1, "intra_node": "nvlink"}, dict(os.environ))
     by_program = preflight._by_program(1)  # as where the library is missing
@@ -108,7 +108,7 @@ def test_health_checks_pass_on_a_sound_gpu(record: Record) -> None:
     assert [one["level"] for one in missing if one["check"] == "gpus"] == ["bad"]
 
 
-def test_the_machine_is_described(record: Record) -> None:
+def test_probe_and_local_queue_describe_the_machine(record: Record) -> None:
     """What `cluster discover` and the queue on this machine see."""
     (probed,) = gpus.gpus()
     model = machine.gpu_model()
@@ -119,14 +119,14 @@ def test_the_machine_is_described(record: Record) -> None:
     assert theirs["name"] in probed.values()
 
 
-def test_a_run_notes_its_gpu(gpu_cli: GpuCli, record: Record) -> None:
+def test_telemetry_of_a_run_matches_nvidia_smi(gpu_cli: GpuCli, record: Record) -> None:
     """The notes beside a run tell what nvidia-smi tells of the same moment."""
     job = gpu_cli.start("-l", "single", str(SCRIPTS / "burn.py"), "14", str(HELD_GIB))
     run, theirs = gpu_cli.run_dir(job), []
     path = run.path / "metrics" / "0" / "node-0.jsonl"
 
     def over() -> bool:
-        theirs.append((time.time(), looked_up()))
+        theirs.append((time.time(), sample_of_nvidia_smi()))
         return bool(run.ranks(0)) and run.ranks(0)[0].exit_code is not None
 
     wait_until(over, "the end of the run", limit=120)
@@ -150,7 +150,7 @@ def reported() -> list[str]:
     return [line for line in kernel.splitlines() if "Xid" in line]
 
 
-def test_an_error_report_of_the_driver_is_seen(gpu_python: Path, record: Record) -> None:
+def test_xid_of_the_driver_is_reported(gpu_python: Path, record: Record) -> None:
     """A kernel that reads beyond its memory makes the driver report an Xid."""
     nvml = Nvml(dict(os.environ), 1)
     assert nvml.sample()[0].get("xid") is None
@@ -172,7 +172,7 @@ def test_an_error_report_of_the_driver_is_seen(gpu_python: Path, record: Record)
     }
 
 
-def test_a_look_is_short(record: Record) -> None:
+def test_sample_takes_less_than_a_tenth_of_a_second(record: Record) -> None:
     """It is taken beside training."""
     nvml = Nvml(dict(os.environ), 1)
     nvml.sample()

@@ -36,13 +36,13 @@ def fail(cli: GpuCli, record: Record, way: str, expected: str, options: tuple[st
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way not in FILL_THE_MEMORY])
-def test_a_failure_is_named(gpu_cli: GpuCli, record: Record, way: str) -> None:
+def test_failure_is_diagnosed(gpu_cli: GpuCli, record: Record, way: str) -> None:
     fail(gpu_cli, record, way, *WAYS[way])
 
 
 @pytest.mark.gpu(alone=True)
 @pytest.mark.parametrize("way", FILL_THE_MEMORY)
-def test_memory_that_is_full_is_named(gpu_cli: GpuCli, record: Record, way: str) -> None:
+def test_full_memory_is_diagnosed(gpu_cli: GpuCli, record: Record, way: str) -> None:
     fail(gpu_cli, record, way, *WAYS[way])
 
 
@@ -56,7 +56,7 @@ torch.cuda.synchronize()
 
 
 @pytest.mark.gpu(alone=True)
-def test_a_kernel_that_never_ends_is_seen(gpu_cli: GpuCli, record: Record) -> None:
+def test_hanging_kernel_is_located_in_the_running_job(gpu_cli: GpuCli, record: Record) -> None:
     """A look at the running job names the line that waits for the GPU; a cancel ends it."""
     job = gpu_cli.start("-l", "single", gpu_cli.script(HANG, "hang.py"))
     gpu_cli.wait_until(lambda: "waits" in gpu_cli.output(job))

@@ -28,7 +28,7 @@ def losses(text: str) -> list[float]:
 
 
 @pytest.mark.parametrize("framework", CASES)
-def test_training(gpu_cli: GpuCli, record: Record, framework: str) -> None:
+def test_framework_trains_on_the_gpu(gpu_cli: GpuCli, record: Record, framework: str) -> None:
     launcher, (script, *words) = CASES[framework]
     job, status = gpu_cli.train("-l", launcher, str(SCRIPTS / script), *words)
     output = gpu_cli.output(job)
@@ -63,7 +63,7 @@ def emit(cli: GpuCli, form: str) -> str:
     return cli("plan", *PLANNED.split(), "--emit", form).stdout
 
 
-def test_accelerate_runs_what_is_emitted(gpu_cli: GpuCli, record: Record) -> None:
+def test_accelerate_runs_the_emitted_configuration(gpu_cli: GpuCli, record: Record) -> None:
     config = gpu_cli.folder / "planned.yaml"
     config.write_text(emit(gpu_cli, "accelerate"))
     option = ("--launcher-option", f"config_file={config}")
@@ -71,14 +71,14 @@ def test_accelerate_runs_what_is_emitted(gpu_cli: GpuCli, record: Record) -> Non
     finish(gpu_cli, record, "accelerate", job, status["state"])
 
 
-def test_deepspeed_runs_what_is_emitted(gpu_cli: GpuCli, record: Record) -> None:
+def test_deepspeed_runs_the_emitted_configuration(gpu_cli: GpuCli, record: Record) -> None:
     config = gpu_cli.folder / "planned.json"
     config.write_text(emit(gpu_cli, "deepspeed"))
     job, status = gpu_cli.train("-l", "deepspeed", str(SCRIPTS / "train_llama.py"), "deepspeed", str(config))
     finish(gpu_cli, record, "deepspeed", job, status["state"])
 
 
-def test_torchrun_runs_what_is_emitted(gpu_cli: GpuCli, record: Record) -> None:
+def test_torchrun_runs_the_emitted_lines_and_options(gpu_cli: GpuCli, record: Record) -> None:
     """Paste the printed lines into the script, and pass it the printed options."""
     printed = emit(gpu_cli, "torchrun").splitlines()
     lines = [line.removeprefix("# ") for line in printed if re.match(r"# (mesh =|fully_shard)", line)]
@@ -102,7 +102,7 @@ def finish(cli: GpuCli, record: Record, form: str, job: str, state: str) -> None
 
 
 @pytest.mark.gpu(alone=True)
-def test_torchtitan_runs_what_is_emitted(gpu_cli: GpuCli, record: Record) -> None:
+def test_torchtitan_runs_the_emitted_configuration(gpu_cli: GpuCli, record: Record) -> None:
     """titan.py registers the flavor, as the emitted file demands; write_titan.py makes tokenizer and data."""
     argv = [str(gpu_cli.interpreter), str(CPU_SCRIPTS / "write_titan.py")]
     done = subprocess.run(argv, cwd=gpu_cli.folder, capture_output=True, text=True, check=False)

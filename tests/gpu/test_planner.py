@@ -17,7 +17,9 @@ pytestmark = [pytest.mark.gpu(alone=True), pytest.mark.slow]
 
 
 @pytest.mark.timeout(1200)
-def test_memory_and_step_time(gpu_python: Path, tmp_path: Path, record: Record) -> None:
+def test_planned_memory_and_step_time_match_measurements(
+    gpu_python: Path, tmp_path: Path, record: Record
+) -> None:
     """Most configurations train; what each measures is recorded as it comes, and the page scores it."""
     asked = tmp_path / "configurations.json"
     asked.write_text(json.dumps(configurations()))
@@ -38,7 +40,7 @@ def test_memory_and_step_time(gpu_python: Path, tmp_path: Path, record: Record) 
     assert Errors.of(one.time for one in found).median < 0.5
 
 
-def test_a_run_calibrates_the_plan(gpu_cli: GpuCli, record: Record) -> None:
+def test_calibration_by_a_run_matches_its_step_time(gpu_cli: GpuCli, record: Record) -> None:
     """`plan --calibrate JOB` takes a run in, and `plan` tells what the run took from then on."""
     row = CALIBRATED_ON
     (gpu_cli.folder / "row.json").write_text(json.dumps([row] * 4))

@@ -19,7 +19,7 @@ RECORDED = results.read()
 DATA = Path(__file__).with_name("data")
 
 
-def test_a_row_of_nvidia_smi_is_read() -> None:
+def test_recorded_nvidia_smi_row_is_parsed() -> None:
     cells = RECORDED["devices"]["rows"]["sampler"]
     row = NvidiaSmi.row(", ".join(cells[field] for field in NvidiaSmi.FIELDS))
     assert row is not None
@@ -27,7 +27,7 @@ def test_a_row_of_nvidia_smi_is_read() -> None:
     assert (row["power_w"], row["throttle"], row["ecc_uncorrected"]) == (485.0, ["power"], 0)
 
 
-def test_a_row_of_health_is_read() -> None:
+def test_recorded_health_row_is_parsed() -> None:
     cells = RECORDED["devices"]["health_row"]
     found = preflight.by_table(", ".join(cells[field] for field in preflight.FIELDS), 1)
     recorded = RECORDED["devices"]["health"]["by_program"]
@@ -38,7 +38,7 @@ def test_a_row_of_health_is_read() -> None:
 
 
 @pytest.mark.parametrize("way", [way for way in RECORDED["failures"] if way in WAYS])
-def test_what_ranks_wrote_on_a_gpu_is_understood(way: str, tmp_path: Path) -> None:
+def test_recorded_failure_logs_are_diagnosed(way: str, tmp_path: Path) -> None:
     """The logs are those of the recorded failures, with other paths."""
     logs = [path.read_text() for path in sorted(DATA.glob(f"{way}.rank-*.log"))]
     told = say(tmp_path, *(Left(log, 1) for log in logs))
@@ -48,7 +48,7 @@ def test_what_ranks_wrote_on_a_gpu_is_understood(way: str, tmp_path: Path) -> No
     )
 
 
-def test_at_least_forty_configurations_are_on_the_list_and_can_be_planned() -> None:
+def test_at_least_forty_configurations_can_be_planned() -> None:
     rows = configurations()
     assert len(rows) >= 40
     assert {row["precision"] for row in rows} == {"bf16", "fp32"}
@@ -56,7 +56,7 @@ def test_at_least_forty_configurations_are_on_the_list_and_can_be_planned() -> N
     assert all(estimate(row, "H100-80GB").memory.allocated < 76 for row in rows)
 
 
-def test_the_planner_is_near_what_was_measured() -> None:
+def test_planner_is_close_to_the_recorded_measurements() -> None:
     """Its count of memory was corrected by these rows; its step times were not."""
     rows = measured(RECORDED["planner"]["rows"])
     found = ratios(rows, RECORDED["machine"]["gpu"]["name"])
@@ -66,7 +66,7 @@ def test_the_planner_is_near_what_was_measured() -> None:
     assert text.count("| llama-") + text.count("| qwen3-") == len(rows)
 
 
-def test_what_was_not_measured_is_not_told() -> None:
+def test_page_marks_values_that_were_not_measured() -> None:
     assert "Not yet measured on a GPU." in page({})
     machine = {"machine": RECORDED["machine"]}
     text = page(machine)
@@ -74,7 +74,7 @@ def test_what_was_not_measured_is_not_told() -> None:
     assert text.count("not yet measured |") == len(WAYS)
 
 
-def test_values_are_kept_beside_each_other(tmp_path: Path) -> None:
+def test_recorded_values_accumulate(tmp_path: Path) -> None:
     path = tmp_path / "gpu.json"
     results.record("devices", "one", 1, path)
     results.record("devices", "two", {"a": 2}, path)
