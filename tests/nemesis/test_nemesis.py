@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slurm
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [18, 34])
-def test_a_schedule_keeps_the_promises(seed: int) -> None:
+def test_schedule_breaks_no_promise(seed: int) -> None:
     """A process of its own, for it becomes a login node of a cluster of its own."""
     words = [sys.executable, "-m", "tests.nemesis", "--seed", str(seed)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
