@@ -49,7 +49,7 @@ with SlurmLab(pathlib.Path(sys.argv[1])) as lab:
 """
 
 
-def orphans(lab_root: Path) -> list[int]:
+def orphan_pids(lab_root: Path) -> list[int]:
     wait_until((lab_root / "pids").exists)
     pids = [int(word) for word in (lab_root / "pids").read_text(encoding="utf-8").split()]
     assert all(map(is_alive, pids))
@@ -62,7 +62,7 @@ def own_lab(slurm_software: Software, lab_root: Path) -> Iterator[SlurmLab]:
         yield lab
 
 
-def test_nodes_and_partitions(slurm_lab: SlurmLab) -> None:
+def test_lab_has_the_expected_nodes_and_partitions(slurm_lab: SlurmLab) -> None:
     slurm_lab.wait_idle()
     out = slurm_lab.run(["sinfo", "-h", "-o", "%P|%D|%l|%s|%c|%G"]).stdout.split()
     assert out == [
@@ -87,26 +87,28 @@ def test_batch_job_sees_its_gpus(slurm_lab: SlurmLab, tmp_path: Path) -> None:
     assert len({line.split()[0] for line in lines}) == 2
 
 
-def test_sacct_tells_how_a_job_ended(slurm_lab: SlurmLab) -> None:
+def test_sacct_reports_the_end_of_a_job(slurm_lab: SlurmLab) -> None:
     done = slurm_lab.run(["sbatch", "--parsable", "--wait", "-o", "/dev/null", "--wrap=exit 3"], check=False)
     assert done.returncode == 3
     query = ["sacct", "-j", done.stdout.strip(), "-X", "-n", "-P", "-o", "State,ExitCode"]
     wait_until(lambda: slurm_lab.run(query).stdout.strip() == "FAILED|3:0")
 
 
-def test_a_failed_command_says_what_it_printed(slurm_lab: SlurmLab) -> None:
+def test_failed_command_error_contains_its_output(slurm_lab: SlurmLab) -> None:
     with pytest.raises(FailedCommand, match="invalid partition"):
         slurm_lab.run(["sbatch", "-p", "nowhere", "--wrap=true"])
 
 
-def test_environment_of_the_test_is_not_the_users(slurm_env: SlurmLab, tmp_path: Path) -> None:
+def test_test_environment_is_separate_from_the_environment_of_the_user(
+    slurm_env: SlurmLab, tmp_path: Path
+) -> None:
     assert os.environ["SLURM_CONF"] == str(slurm_env.layout.slurm_conf)
     assert Path(os.environ["DTSLURM_RUN_ROOT"]).parent == tmp_path
     assert subprocess.run(["squeue", "-h"], check=True, capture_output=True).stderr == b""
 
 
 @pytest.mark.slow
-def test_requeued_job_starts_again_soon(slurm_lab: SlurmLab, tmp_path: Path) -> None:
+def test_requeued_job_starts_again_within_40_s(slurm_lab: SlurmLab, tmp_path: Path) -> None:
     wrap = "--wrap=echo started >> starts; sleep 100"
     job = slurm_lab.run(["sbatch", "--parsable", "-o", "/dev/null", wrap], cwd=tmp_path).stdout.strip()
     starts = tmp_path / "starts"
@@ -116,7 +118,7 @@ def test_requeued_job_starts_again_soon(slurm_lab: SlurmLab, tmp_path: Path) -> 
     slurm_lab.run(["scancel", job])
 
 
-def test_controller_hangs_and_crashes(own_lab: SlurmLab) -> None:
+def test_lab_pauses_kills_and_restarts_the_controller(own_lab: SlurmLab) -> None:
     job = own_lab.run(["sbatch", "--parsable", "-o", "/dev/null", "--wrap=sleep 100"]).stdout.strip()
     own_lab.pause_controller()
     with pytest.raises(subprocess.TimeoutExpired):
@@ -130,10 +132,10 @@ def test_controller_hangs_and_crashes(own_lab: SlurmLab) -> None:
     assert job in own_lab.run(["squeue", "-h", "-o", "%i"]).stdout.split()
 
 
-def test_node_dies_and_comes_back(own_lab: SlurmLab) -> None:
+def test_lab_kills_and_restarts_a_node(own_lab: SlurmLab) -> None:
     (own_lab.root / "job.sh").write_text(ORPHAN, encoding="utf-8")
     job = own_lab.run(["sbatch", "--parsable", "-w", "n2", "-o", "/dev/null", "job.sh"]).stdout.strip()
-    pids = orphans(own_lab.root)
+    pids = orphan_pids(own_lab.root)
     own_lab.kill_node("n2")
     assert not any(map(is_alive, pids))
     own_lab.start_node("n2")
@@ -143,7 +145,7 @@ def test_node_dies_and_comes_back(own_lab: SlurmLab) -> None:
         own_lab.kill_node("n9")
 
 
-def test_extra_lines_replace_defaults(slurm_software: Software, lab_root: Path) -> None:
+def test_extra_configuration_lines_replace_defaults(slurm_software: Software, lab_root: Path) -> None:
     extra = ["KillWait=7", "PartitionName=main Nodes=n1 Default=YES MaxTime=5 State=UP"]
     with SlurmLab(lab_root, software=slurm_software, nodes=2, gpus=0, extra_conf=extra) as lab:
         settings = lab.run(["scontrol", "show", "config"]).stdout
@@ -152,7 +154,7 @@ def test_extra_lines_replace_defaults(slurm_software: Software, lab_root: Path) 
     assert sorted(limits) == ["main* 5:00", "short 10:00"]
 
 
-def test_a_faulty_configuration_is_reported_and_leaves_nothing(
+def test_invalid_configuration_is_reported_and_leaves_no_process(
     slurm_software: Software, lab_root: Path
 ) -> None:
     lab = SlurmLab(lab_root, software=slurm_software, extra_conf=["SelectType=select/nonsense"])
@@ -161,13 +163,13 @@ def test_a_faulty_configuration_is_reported_and_leaves_nothing(
     assert keeper.marked(lab.token) == []
 
 
-def test_down_leaves_nothing_behind(own_lab: SlurmLab) -> None:
+def test_down_ends_all_processes_of_the_lab(own_lab: SlurmLab) -> None:
     (own_lab.root / "job.sh").write_text(ORPHAN, encoding="utf-8")
     own_lab.run(["sbatch", "-o", "/dev/null", "--export=NONE", "job.sh"])
     client = subprocess.Popen(["srun", "sleep", "1000"], env=own_lab.environ(), cwd=own_lab.root)
     bystander = subprocess.Popen(["sleep", "1000"])
     try:
-        pids = orphans(own_lab.root)
+        pids = orphan_pids(own_lab.root)
         own_lab.down()
         own_lab.down()
         assert client.wait(10) != 0
@@ -184,13 +186,13 @@ def test_down_leaves_nothing_behind(own_lab: SlurmLab) -> None:
 
 @pytest.mark.slurm
 @pytest.mark.parametrize("victim", ["owner", "keeper"])
-def test_death_of_the_owner_ends_the_cluster(victim: str, tmp_path: Path) -> None:
+def test_lab_ends_when_its_owner_or_keeper_is_killed(victim: str, tmp_path: Path) -> None:
     argv = [sys.executable, "-c", OWNER, str(tmp_path), ORPHAN]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as owner:
         try:
             assert owner.stdout is not None
             token, keeper_pid = owner.stdout.readline().split()
-            pids = orphans(tmp_path)
+            pids = orphan_pids(tmp_path)
             os.kill(owner.pid if victim == "owner" else int(keeper_pid), signal.SIGKILL)
             wait_until(lambda: not keeper.marked(token) and not any(map(is_alive, pids)))
         finally:
@@ -210,7 +212,7 @@ def python_for(user: int) -> str:
 
 
 @pytest.mark.slurm
-def test_an_ordinary_user_can_have_one(slurm_software: Software) -> None:
+def test_ordinary_user_can_run_a_lab(slurm_software: Software) -> None:
     """Root tries it as nobody; anybody else is one already."""
     user = os.geteuid() or NOBODY
     root = os.geteuid() == 0

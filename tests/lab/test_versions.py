@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ET
 from tests.lab import versions
 
 
-def test_the_readme_says_what_was_recorded() -> None:
+def test_readme_shows_the_recorded_versions() -> None:
     record = versions.recorded()
     text = versions.README.read_text()
     assert text == versions.in_readme(text, record), "python -m tests.lab.versions writes it"
@@ -20,7 +20,7 @@ def test_the_readme_says_what_was_recorded() -> None:
         assert missing == len(row["failed"])
 
 
-def test_every_test_that_speaks_to_a_slurm_has_its_column() -> None:
+def test_every_slurm_test_file_has_a_version_column() -> None:
     """A new file of end-to-end tests is put into a column, or here if it says nothing of Slurm's version."""
     elsewhere = {"test_containers", "test_images", "test_fault_matrix", "test_survival_torch"}
     elsewhere |= {"test_far", "test_far_artifacts", "test_far_faults"}
@@ -30,12 +30,12 @@ def test_every_test_that_speaks_to_a_slurm_has_its_column() -> None:
     assert len(versions.places(versions.COLUMNS)) == len(named)
 
 
-def test_everyone_can_run_the_programs_that_root_unpacked() -> None:
+def test_unpacked_slurm_programs_are_executable_by_everyone() -> None:
     folders = [folder for folder in versions.prefix_of("sid").parents if folder.exists()]
     assert os.geteuid() != 0 or all(folder.stat().st_mode & stat.S_IXOTH for folder in folders)
 
 
-def test_a_report_is_counted_by_the_last_try_and_without_what_was_skipped() -> None:
+def test_outcomes_count_the_last_try_and_ignore_skipped_tests() -> None:
     report = """<testsuites><testsuite>
       <testcase classname="tests.e2e.test_runs" name="test_a[slurm]"><failure message="x"/></testcase>
       <testcase classname="tests.e2e.test_runs" name="test_a[slurm]"/>
@@ -50,14 +50,14 @@ def test_a_report_is_counted_by_the_last_try_and_without_what_was_skipped() -> N
     assert failed == ["test_discover::test_c"]
 
 
-def test_what_failed_is_in_the_table() -> None:
+def test_failed_tests_are_listed_below_the_table() -> None:
     row = {"suite": "sid", "cells": {"submit": {"passed": 1, "of": 2}}, "failed": ["test_runs::test_a"]}
     told = versions.table({"26.05.5": row})
     assert "| 26.05.5 | 1 of 2 | not run |" in told
     assert "Failed: 26.05.5: `test_runs::test_a`." in told
 
 
-def test_columns_that_are_run_again_replace_what_was_known_of_them() -> None:
+def test_rerun_columns_replace_recorded_columns() -> None:
     old = {
         "suite": "sid",
         "cells": {"submit": {"passed": 1, "of": 2}, "diagnose": {"passed": 0, "of": 1}},
