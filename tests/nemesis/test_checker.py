@@ -13,231 +13,227 @@ from tests.nemesis.history import Event, History, dump, load, of_bodies
 from tests.nemesis.schedule import DAEMONS, FAULTS, HORIZON_S, make
 
 
-def client_event(at: float, what: str, **values: Any) -> Event:
+def did(at: float, what: str, **values: Any) -> Event:
     """Return something that took a tenth of a second, by a client."""
     return Event(at, at + 0.1, "api", what, "r", {"result": "ok", "job": "7", **values})
 
 
-def state_event(at: float, state: str, *, terminal: bool = True, **values: Any) -> Event:
+def told(at: float, state: str, *, terminal: bool = True, **values: Any) -> Event:
     what = {"state": state, "terminal": terminal, "source": "squeue", "reason": "", "job": "7", **values}
     return Event(at, at + 0.1, "watcher", "seen", "r", what)
 
 
-def final_event(state: str, *, terminal: bool = True, **values: Any) -> Event:
-    return Event(99, 99.1, "final", "final", "r", state_event(99, state, terminal=terminal, **values).values)
+def final(state: str, *, terminal: bool = True, **values: Any) -> Event:
+    return Event(99, 99.1, "final", "final", "r", told(99, state, terminal=terminal, **values).values)
 
 
-def body_event(at: float, what: str, attempt: int = 0, job: str = "7", **values: Any) -> Event:
+def body(at: float, what: str, attempt: int = 0, job: str = "7", **values: Any) -> Event:
     return Event(at, at, "body", what, "r", {"attempt": attempt, "job": job, **values})
 
 
-DONE = [body_event(2, "begin"), body_event(3, "commit"), body_event(4, "end", code=0)]
-FAILED = [body_event(2, "begin"), body_event(4, "end", code=3)]
+DONE = [body(2, "begin"), body(3, "commit"), body(4, "end", code=0)]
+FAILED = [body(2, "begin"), body(4, "end", code=3)]
 AGAIN = [
-    client_event(1, "submit"),
+    did(1, "submit"),
     *DONE,
-    body_event(6, "begin", 1),
-    body_event(7, "end", 1, code=0),
-    final_event("COMPLETED"),
+    body(6, "begin", 1),
+    body(7, "end", 1, code=0),
+    final("COMPLETED"),
 ]
 
 
-def plan_events(*, supervised: bool) -> Event:
+def planned(*, supervised: bool) -> Event:
     return Event(0, 0, "owner", "plan", "r", {"supervised": supervised})
 
 
 IN_CIRCLES = [
-    client_event(1, "submit"),
-    *(
-        event
-        for n in range(3)
-        for event in (body_event(2 + n, "begin", n), body_event(2.5 + n, "end", n, code=3))
-    ),
-    final_event("FAILED", code=93),
+    did(1, "submit"),
+    *(event for n in range(3) for event in (body(2 + n, "begin", n), body(2.5 + n, "end", n, code=3))),
+    final("FAILED", code=93),
 ]
-LATE = [client_event(1, "submit"), *DONE]
+LATE = [did(1, "submit"), *DONE]
 LOST = "the scheduler does not know this job (any more)"
 FINE: dict[str, list[Event]] = {
     "failed when Slurm had lost its job": [
-        client_event(1, "submit"),
+        did(1, "submit"),
         *FAILED,
-        state_event(5, "UNKNOWN", terminal=False, reason=LOST),
-        final_event("FAILED", code=1),
+        told(5, "UNKNOWN", terminal=False, reason=LOST),
+        final("FAILED", code=1),
     ],
     "queued once more for a lost node, and not started again": [
-        client_event(1, "submit"),
-        body_event(2, "begin"),
-        state_event(3, "PENDING", terminal=False),
-        body_event(4, "end", code=0),
-        final_event("FAILED", code=1, reason=NOT_STARTED_AGAIN),
+        did(1, "submit"),
+        body(2, "begin"),
+        told(3, "PENDING", terminal=False),
+        body(4, "end", code=0),
+        final("FAILED", code=1, reason=NOT_STARTED_AGAIN),
     ],
-    "taken by Slurm while its script ended": [*LATE, state_event(4.5, "TIMEOUT"), final_event("TIMEOUT")],
-    "failed three times, and given up by its supervisor": [plan_events(supervised=True), *IN_CIRCLES],
+    "taken by Slurm while its script ended": [*LATE, told(4.5, "TIMEOUT"), final("TIMEOUT")],
+    "failed three times, and given up by its supervisor": [planned(supervised=True), *IN_CIRCLES],
     "failed three times, once without a word of its end": [
-        plan_events(supervised=True),
+        planned(supervised=True),
         *(event for event in IN_CIRCLES if event.until != 2.5),
     ],
     "done again because Slurm lost its node, and nothing supervises it": [
-        plan_events(supervised=False),
+        planned(supervised=False),
         *AGAIN,
     ],
     "done": [
-        client_event(1, "submit"),
+        did(1, "submit"),
         *DONE,
-        state_event(3, "RUNNING", terminal=False),
-        state_event(5, "COMPLETED"),
-        final_event("COMPLETED"),
+        told(3, "RUNNING", terminal=False),
+        told(5, "COMPLETED"),
+        final("COMPLETED"),
     ],
-    "failed": [client_event(1, "submit"), *FAILED, final_event("FAILED", code=3)],
-    "refused": [client_event(1, "submit", result="refused")],
+    "failed": [did(1, "submit"), *FAILED, final("FAILED", code=3)],
+    "refused": [did(1, "submit", result="refused")],
     "cancelled": [
-        client_event(1, "submit"),
-        body_event(2, "begin"),
-        client_event(3, "cancel"),
-        final_event("CANCELLED"),
+        did(1, "submit"),
+        body(2, "begin"),
+        did(3, "cancel"),
+        final("CANCELLED"),
     ],
     "cancelled while its ranks were on their way to a node that was cut off": [
-        client_event(1, "submit"),
-        client_event(2, "cancel"),
-        body_event(2.9, "begin"),
-        final_event("CANCELLED"),
+        did(1, "submit"),
+        did(2, "cancel"),
+        body(2.9, "begin"),
+        final("CANCELLED"),
     ],
     "over, and not when the controller came back without what it had not saved": [
-        client_event(1, "submit"),
-        body_event(2, "begin"),
-        client_event(3, "cancel"),
-        state_event(3.5, "CANCELLED"),
+        did(1, "submit"),
+        body(2, "begin"),
+        did(3, "cancel"),
+        told(3.5, "CANCELLED"),
         Event(4, 6, "nemesis", "fault", "", {"kind": "N2", "target": "controller"}),
-        state_event(7, "RUNNING", terminal=False),
-        client_event(9, "cancel"),
-        final_event("CANCELLED"),
+        told(7, "RUNNING", terminal=False),
+        did(9, "cancel"),
+        final("CANCELLED"),
     ],
     "over, and not yet for a window whose clock is ahead": [
         *LATE,
-        state_event(5, "COMPLETED"),
+        told(5, "COMPLETED"),
         Event(3, 8, "nemesis", "fault", "", {"kind": "N12", "target": "100"}),
-        state_event(6, "RUNNING", terminal=False),
-        final_event("COMPLETED"),
+        told(6, "RUNNING", terminal=False),
+        final("COMPLETED"),
     ],
     "over, and told a little late where a clock was off just before": [
         *LATE,
-        state_event(5, "COMPLETED"),
+        told(5, "COMPLETED"),
         Event(3, 5.5, "nemesis", "fault", "", {"kind": "N12", "target": "-400"}),
-        state_event(6, "RUNNING", terminal=False),
-        final_event("COMPLETED"),
+        told(6, "RUNNING", terminal=False),
+        final("COMPLETED"),
     ],
     "failed, and requeued while it was looked at": [
-        client_event(1, "submit"),
+        did(1, "submit"),
         *FAILED,
-        state_event(5, "FAILED", code=3),
-        Event(5.9, 6.3, "watcher 0", "seen", "r", state_event(6, "PENDING", terminal=False).values),
-        client_event(6, "requeue"),
-        body_event(7, "begin", 1),
-        body_event(8, "end", 1, code=0),
-        final_event("COMPLETED"),
+        told(5, "FAILED", code=3),
+        Event(5.9, 6.3, "watcher 0", "seen", "r", told(6, "PENDING", terminal=False).values),
+        did(6, "requeue"),
+        body(7, "begin", 1),
+        body(8, "end", 1, code=0),
+        final("COMPLETED"),
     ],
     "forgotten by the controller, and told so": [
-        client_event(1, "submit"),
-        final_event("UNKNOWN", terminal=False, reason="lost"),
+        did(1, "submit"),
+        final("UNKNOWN", terminal=False, reason="lost"),
     ],
     "saved and gone on": [
-        client_event(1, "submit"),
-        body_event(2, "begin"),
-        body_event(3, "end", code=85),
-        body_event(9, "begin", 1),
-        body_event(12, "end", 1, code=0),
-        final_event("COMPLETED"),
+        did(1, "submit"),
+        body(2, "begin"),
+        body(3, "end", code=85),
+        body(9, "begin", 1),
+        body(12, "end", 1, code=0),
+        final("COMPLETED"),
     ],
     "requeued after its end": [
-        client_event(1, "submit"),
+        did(1, "submit"),
         *DONE,
-        state_event(5, "COMPLETED"),
-        client_event(6, "requeue"),
-        state_event(7, "PENDING", terminal=False),
-        body_event(8, "begin", 1),
-        body_event(9, "end", 1, code=0),
-        final_event("COMPLETED"),
+        told(5, "COMPLETED"),
+        did(6, "requeue"),
+        told(7, "PENDING", terminal=False),
+        body(8, "begin", 1),
+        body(9, "end", 1, code=0),
+        final("COMPLETED"),
     ],
     "cancelled, requeued, and at work again": [
-        client_event(1, "submit"),
-        client_event(3, "cancel"),
-        client_event(4, "requeue"),
+        did(1, "submit"),
+        did(3, "cancel"),
+        did(4, "requeue"),
         *[Event(e.at + 9, e.until + 9, e.who, e.what, e.run, e.values) for e in DONE],
-        final_event("COMPLETED"),
+        final("COMPLETED"),
     ],
     "cleaned when it was over": [
-        client_event(1, "submit"),
+        did(1, "submit"),
         *DONE,
-        client_event(6, "requeue", result="refused"),
-        client_event(7, "clean"),
+        did(6, "requeue", result="refused"),
+        did(7, "clean"),
     ],
     "withdrawn, and submitted anew under its key": [
         Event(1, 30, "api", "submit", "r", {"result": "ok", "job": "8"}),
-        state_event(20, "CANCELLED", job=None),
+        told(20, "CANCELLED", job=None),
         *[Event(e.at + 30, e.until + 30, e.who, e.what, e.run, e.values) for e in DONE],
-        final_event("COMPLETED"),
+        final("COMPLETED"),
     ],
 }
 WRONG: dict[str, tuple[str, list[Event]]] = {
-    "accepted and not known": ("lost", [client_event(1, "submit")]),
-    "at work and not known": ("lost", [client_event(1, "submit", result="killed"), *DONE]),
+    "accepted and not known": ("lost", [did(1, "submit")]),
+    "at work and not known": ("lost", [did(1, "submit", result="killed"), *DONE]),
     "at work and told to have no job": (
         "lost",
-        [*DONE, final_event("UNKNOWN", terminal=False, job=None, reason="x")],
+        [*DONE, final("UNKNOWN", terminal=False, job=None, reason="x")],
     ),
-    "waiting for ever": ("lost", [client_event(1, "submit"), final_event("PENDING", terminal=False)]),
-    "unknown, nobody says why": ("lost", [client_event(1, "submit"), final_event("UNKNOWN", terminal=False)]),
-    "its job finds the run taken": ("lost", [client_event(1, "submit"), final_event("FAILED", code=87)]),
-    "two jobs": ("doubled", [client_event(1, "submit"), *DONE, body_event(3, "begin", 1, job="8"), final_event("COMPLETED")]),
-    "an attempt twice": ("doubled", [client_event(1, "submit"), *DONE, body_event(3, "begin"), final_event("COMPLETED")]),
+    "waiting for ever": ("lost", [did(1, "submit"), final("PENDING", terminal=False)]),
+    "unknown, nobody says why": ("lost", [did(1, "submit"), final("UNKNOWN", terminal=False)]),
+    "its job finds the run taken": ("lost", [did(1, "submit"), final("FAILED", code=87)]),
+    "two jobs": ("doubled", [did(1, "submit"), *DONE, body(3, "begin", 1, job="8"), final("COMPLETED")]),
+    "an attempt twice": ("doubled", [did(1, "submit"), *DONE, body(3, "begin"), final("COMPLETED")]),
     "not started again, though it never waited for that": (
         "false verdict",
-        [client_event(1, "submit"), *DONE, final_event("FAILED", code=1, reason=NOT_STARTED_AGAIN)],
+        [did(1, "submit"), *DONE, final("FAILED", code=1, reason=NOT_STARTED_AGAIN)],
     ),
     "done, and done again": ("doubled", AGAIN),
-    "done, and done again under a supervisor": ("doubled", [plan_events(supervised=True), *AGAIN]),
+    "done, and done again under a supervisor": ("doubled", [planned(supervised=True), *AGAIN]),
     "done twice by one attempt": (
         "doubled",
-        [plan_events(supervised=False), *DONE, body_event(5, "begin"), body_event(6, "end", code=0), final_event("COMPLETED")],
+        [planned(supervised=False), *DONE, body(5, "begin"), body(6, "end", code=0), final("COMPLETED")],
     ),
-    "given up though nobody supervises it": ("false verdict", [plan_events(supervised=False), *IN_CIRCLES]),
-    "taken by Slurm long after it was done": ("false verdict", [*LATE, state_event(7, "TIMEOUT"), final_event("TIMEOUT")]),
+    "given up though nobody supervises it": ("false verdict", [planned(supervised=False), *IN_CIRCLES]),
+    "taken by Slurm long after it was done": ("false verdict", [*LATE, told(7, "TIMEOUT"), final("TIMEOUT")]),
     "an old attempt commits": (
         "stale commit",
-        [client_event(1, "submit"), body_event(2, "begin"), body_event(5, "begin", 1), body_event(6, "commit"),
-         body_event(7, "end", 1, code=0), final_event("COMPLETED")],
+        [did(1, "submit"), body(2, "begin"), body(5, "begin", 1), body(6, "commit"),
+         body(7, "end", 1, code=0), final("COMPLETED")],
     ),
     "a cancelled run begins": (
         "revived",
-        [client_event(1, "submit"), client_event(2, "cancel"), body_event(5, "begin", 1), final_event("CANCELLED")],
+        [did(1, "submit"), did(2, "cancel"), body(5, "begin", 1), final("CANCELLED")],
     ),
-    "at work after it was cleaned": ("lost", [client_event(1, "submit"), *DONE, client_event(5, "clean"), body_event(6, "begin", 1)]),
+    "at work after it was cleaned": ("lost", [did(1, "submit"), *DONE, did(5, "clean"), body(6, "begin", 1)]),
     "started again after it was cleaned": (
         "lost",
-        [client_event(1, "submit"), *DONE, client_event(5, "clean"), client_event(6, "requeue")],
+        [did(1, "submit"), *DONE, did(5, "clean"), did(6, "requeue")],
     ),
     "completed before its end": (
         "false verdict",
-        [client_event(1, "submit"), state_event(2.5, "COMPLETED"), *DONE, final_event("COMPLETED")],
+        [did(1, "submit"), told(2.5, "COMPLETED"), *DONE, final("COMPLETED")],
     ),
     "over, and back long after a clock was off": (
         "false verdict",
-        [*LATE, state_event(5, "COMPLETED"), Event(1, 2, "nemesis", "fault", "", {"kind": "N12", "target": "-400"}),
-         state_event(6, "RUNNING", terminal=False), final_event("COMPLETED")],
+        [*LATE, told(5, "COMPLETED"), Event(1, 2, "nemesis", "fault", "", {"kind": "N12", "target": "-400"}),
+         told(6, "RUNNING", terminal=False), final("COMPLETED")],
     ),
-    "completed and never done": ("false verdict", [client_event(1, "submit"), body_event(2, "begin"), final_event("COMPLETED")]),
+    "completed and never done": ("false verdict", [did(1, "submit"), body(2, "begin"), final("COMPLETED")]),
     "failed and at work": (
         "false verdict",
-        [client_event(1, "submit"), body_event(2, "begin"), state_event(2.2, "NODE_FAIL"), body_event(4, "commit"),
-         body_event(5, "end", code=0), final_event("COMPLETED")],
+        [did(1, "submit"), body(2, "begin"), told(2.2, "NODE_FAIL"), body(4, "commit"),
+         body(5, "end", code=0), final("COMPLETED")],
     ),
-    "failed though done": ("false verdict", [client_event(1, "submit"), *DONE, final_event("FAILED", code=1)]),
-    "another exit code": ("false verdict", [client_event(1, "submit"), *FAILED, final_event("FAILED", code=1)]),
-    "cancelled by nobody": ("false verdict", [client_event(1, "submit"), final_event("CANCELLED")]),
+    "failed though done": ("false verdict", [did(1, "submit"), *DONE, final("FAILED", code=1)]),
+    "another exit code": ("false verdict", [did(1, "submit"), *FAILED, final("FAILED", code=1)]),
+    "cancelled by nobody": ("false verdict", [did(1, "submit"), final("CANCELLED")]),
     "over, and not over": (
         "false verdict",
-        [client_event(1, "submit"), *FAILED, state_event(5, "FAILED", code=3), state_event(6, "PENDING", terminal=False),
-         final_event("FAILED", code=3)],
+        [did(1, "submit"), *FAILED, told(5, "FAILED", code=3), told(6, "PENDING", terminal=False),
+         final("FAILED", code=3)],
     ),
 }  # fmt: skip
 
