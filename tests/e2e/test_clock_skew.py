@@ -40,9 +40,7 @@ def on_skewed_node(folder: Path, seconds: int) -> list[str]:
 
 @ON_SLURM
 @pytest.mark.parametrize("seconds", [-50, 100])
-def test_f66_a_wrong_clock_neither_misses_nor_advances_the_time_limit(
-    cli: Cli, folder: Path, seconds: int
-) -> None:
+def test_f66_wrong_node_clock_does_not_shift_the_time_limit(cli: Cli, folder: Path, seconds: int) -> None:
     options = ("-l", "single", "-t", "1", "--total-time", "1h", "--hang-timeout", "off")
     job = cli.submit(*options, *on_skewed_node(folder, seconds), cli.script(TRAIN))
     run = cli.run_dir(job)
@@ -55,7 +53,7 @@ def test_f66_a_wrong_clock_neither_misses_nor_advances_the_time_limit(
 
 
 @ON_SLURM
-def test_f66_the_health_check_tells_a_clock_that_differs_from_the_controllers(cli: Cli, folder: Path) -> None:
+def test_f66_health_check_reports_a_clock_that_differs_from_the_controller(cli: Cli, folder: Path) -> None:
     options = ("-l", "single", "--max-restarts", "1")
     job = cli.submit(*options, *on_skewed_node(folder, -50), cli.script("print('done')"))
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"

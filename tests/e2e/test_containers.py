@@ -71,7 +71,7 @@ def test_every_rank_runs_in_the_image(boxed: Cli) -> None:
     assert (status["state"], status["exit_code"]) == ("COMPLETED", 0)
 
 
-def test_the_early_signal_goes_in_and_exit_codes_come_out(boxed: Cli) -> None:
+def test_early_signal_and_exit_codes_cross_the_container(boxed: Cli) -> None:
     script = boxed.script(
         """
         import os, signal, time

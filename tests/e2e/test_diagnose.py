@@ -42,7 +42,7 @@ WAYS = {
 }  # fmt: skip
 
 
-def diagnosed(cli: Cli, job: str, *words: str) -> dict[str, Any]:
+def verdict_of(cli: Cli, job: str, *words: str) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(cli("diagnose", "--json", *words, job).stdout)
     assert document["schema"] == 1
     assert document["job"] == job
@@ -53,11 +53,11 @@ def diagnosed(cli: Cli, job: str, *words: str) -> dict[str, Any]:
 @pytest.mark.sampled(4)
 @WITHOUT_SSH
 @pytest.mark.parametrize("way", WAYS)
-def test_one_rank_fails(cli: Cli, way: str) -> None:
+def test_diagnose_names_the_rank_that_failed_and_the_cause(cli: Cli, way: str) -> None:
     failure, cause, code, signal, blame = WAYS[way]
     job = cli.submit(*TWO_BY_TWO, cli.script(FAILURE.replace("{failure}", failure)))
     cli.wait_for_end(job, limit=120)
-    verdict = diagnosed(cli, job)
+    verdict = verdict_of(cli, job)
     assert (verdict["cause"], verdict["rank"], verdict["local_rank"]) == (cause, 3, 1)
     assert (verdict["exit_code"], verdict["signal"]) == (code, signal)
     assert verdict["node"] == {record.rank: record.host for record in cli.run_dir(job).ranks(0)}[3]
@@ -69,18 +69,18 @@ def test_one_rank_fails(cli: Cli, way: str) -> None:
 
 
 @WITHOUT_SSH
-def test_the_frame_of_the_users_code_is_shown(cli: Cli) -> None:
+def test_diagnose_shows_the_frame_of_the_user_code(cli: Cli) -> None:
     script = cli.script("import json\n\ndef load():\n    json.loads('no json')\n\nload()\n")
     job = cli.submit(script)
     cli.wait_for_end(job)
-    verdict = diagnosed(cli, job)
+    verdict = verdict_of(cli, job)
     assert verdict["cause"] == "python-exception"
     assert "train.py:4 in load" in verdict["summary"]
     assert any("json.loads('no json')" in line["text"] for line in verdict["evidence"])
 
 
 @WITHOUT_SSH
-def test_a_rank_that_hangs_is_named_by_those_who_wait(cli: Cli) -> None:
+def test_diagnose_names_the_hanging_rank_from_the_collective_timeouts(cli: Cli) -> None:
     job = cli.submit(
         *TWO_BY_TWO, "--python", sys.executable,
         cli.script("""
@@ -104,12 +104,12 @@ def test_a_rank_that_hangs_is_named_by_those_who_wait(cli: Cli) -> None:
         """),
     )  # fmt: skip
     cli.wait_for_end(job, limit=200)
-    verdict = diagnosed(cli, job)
+    verdict = verdict_of(cli, job)
     assert (verdict["cause"], verdict["rank"]) == ("collective-timeout", 2)
 
 
 @WITHOUT_SSH
-def test_an_exception_among_ranks_that_lose_their_connection(cli: Cli) -> None:
+def test_diagnose_finds_an_exception_among_ranks_with_lost_connections(cli: Cli) -> None:
     job = cli.submit(
         "-N2", "--ntasks-per-node", "2", "-l", "torchrun", "--python", sys.executable,
         cli.script("""
@@ -122,26 +122,26 @@ def test_an_exception_among_ranks_that_lose_their_connection(cli: Cli) -> None:
         """),
     )  # fmt: skip
     cli.wait_for_end(job, limit=200)
-    verdict = diagnosed(cli, job)
+    verdict = verdict_of(cli, job)
     assert (verdict["cause"], verdict["rank"]) == ("python-exception", 1)
     assert "KeyError" in verdict["summary"]
 
 
 @WITHOUT_SSH
-def test_cancelled(cli: Cli) -> None:
+def test_diagnose_reports_a_cancelled_job(cli: Cli) -> None:
     job = cli.submit(*TWO_BY_TWO, cli.script("import time; print('hello', flush=True); time.sleep(90)"))
     run = cli.run_dir(job)
     cli.wait_until(lambda: len(run.ranks(0)) == 4)
     cli("cancel", job)
     cli.wait_for_end(job, limit=120)
-    verdict = diagnosed(cli, job)
+    verdict = verdict_of(cli, job)
     assert (verdict["cause"], verdict["rank"], verdict["blame"]) == ("cancelled", None, "user")
 
 
 @pytest.mark.sampled(1)
 @WITHOUT_SSH
 @pytest.mark.slow
-def test_a_time_limit_is_the_cause_unless_a_rank_failed_before(cli: Cli) -> None:
+def test_diagnose_reports_a_time_limit_unless_a_rank_failed_before(cli: Cli) -> None:
     failed = cli.submit(
         "-t", "1", *TWO_BY_TWO,
         cli.script("""
@@ -158,31 +158,31 @@ def test_a_time_limit_is_the_cause_unless_a_rank_failed_before(cli: Cli) -> None
         script = cli.script("import time; print('hello', flush=True); time.sleep(290)", "fine.py")
         fine = cli.submit("-t", "1", *TWO_BY_TWO, script)
         cli.wait_for_end(fine, limit=200)
-        verdict = diagnosed(cli, fine)
+        verdict = verdict_of(cli, fine)
         assert (verdict["cause"], verdict["rank"], verdict["blame"]) == ("time-limit", None, "user")
         assert "1 min" in verdict["summary"]
     cli.wait_for_end(failed, limit=200)
-    verdict = diagnosed(cli, failed)
+    verdict = verdict_of(cli, failed)
     assert (verdict["cause"], verdict["rank"]) == ("python-exception", 1)
 
 
 @WITHOUT_SSH
-def test_nothing_failed(cli: Cli) -> None:
+def test_diagnose_reports_that_nothing_failed(cli: Cli) -> None:
     job = cli.submit(cli.script("print('WARNING: error: CUDA out of memory in autotune, ignored')"))
     cli.wait_for_end(job)
-    assert diagnosed(cli, job)["cause"] == "none"
+    assert verdict_of(cli, job)["cause"] == "none"
     assert "did not fail" in cli("diagnose", job).stdout
 
 
 @WITHOUT_SSH
-def test_an_attempt_that_is_not_there_is_told(cli: Cli) -> None:
+def test_diagnose_reports_a_missing_attempt(cli: Cli) -> None:
     job = cli.submit(cli.script("print(1)"))
     cli.wait_for_end(job)
     assert "no attempt 7, only 0" in cli("diagnose", "--attempt", "7", job, code=2).stderr
 
 
 @WITHOUT_SSH
-def test_c1_no_terminal_command_comes_through(cli: Cli) -> None:
+def test_c1_diagnose_prints_no_control_sequences(cli: Cli) -> None:
     job = cli.submit(
         cli.script(r"raise ValueError('\x1b]52;c;ZXZpbA==\x07\x1b[2J evil\nJobState=COMPLETED')")
     )
@@ -194,16 +194,16 @@ def test_c1_no_terminal_command_comes_through(cli: Cli) -> None:
 
 
 @WITHOUT_SSH
-def test_c30_what_a_log_says_changes_no_verdict_of_a_run_that_did_well(cli: Cli) -> None:
+def test_c30_log_text_does_not_change_the_verdict_of_a_successful_run(cli: Cli) -> None:
     lines = "print('Segmentation fault'); print('srun: error: Node failure on n1')"
     job = cli.submit(cli.script(lines))
     cli.wait_for_end(job)
-    assert diagnosed(cli, job)["cause"] == "none"
+    assert verdict_of(cli, job)["cause"] == "none"
 
 
 @pytest.mark.parametrize("cli", ["local"], indirect=True)
 @pytest.mark.skipif(os.geteuid() != 0, reason="root mounts the small disk")
-def test_f67_a_disk_that_the_logs_filled_is_named(cli: Cli, tmp_path: Path) -> None:
+def test_f67_diagnose_names_a_disk_filled_by_logs(cli: Cli, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k,mode=0700", "tmpfs", small], check=True)
@@ -211,7 +211,7 @@ def test_f67_a_disk_that_the_logs_filled_is_named(cli: Cli, tmp_path: Path) -> N
         script = cli.script("for number in range(100000): print(number, 'x' * 50)")
         job = cli.submit("--run-root", str(small), "-l", "srun", "--no-sample", script)
         assert cli.wait_for_end(job)["statuses"][0]["state"] == "FAILED"
-        verdict = diagnosed(cli, job)
+        verdict = verdict_of(cli, job)
         assert (verdict["cause"], verdict["blame"]) == ("disk-full", "unknown")
         assert verdict["confidence"] < 0.7  # a guess, and said to be one
         assert "0 bytes are free" in verdict["evidence"][0]["text"]
@@ -220,7 +220,7 @@ def test_f67_a_disk_that_the_logs_filled_is_named(cli: Cli, tmp_path: Path) -> N
 
 
 @ON_SLURM
-def test_f13_a_missing_output_folder_is_told_in_words(cli: Cli) -> None:
+def test_f13_missing_output_directory_is_explained(cli: Cli) -> None:
     job = cli.submit("--sbatch=--hold", cli.script("print(1)"))
     logs = cli.run_dir(job).path / "logs"
     shutil.rmtree(logs)
@@ -237,6 +237,6 @@ def test_f13_a_missing_output_folder_is_told_in_words(cli: Cli) -> None:
     cli.wait_until(accounted)
     if told["signal"] == 53:
         assert "could not open the job's output file" in cli("status", job).stdout.replace("\n", " ")
-    verdict = diagnosed(cli, job)
+    verdict = verdict_of(cli, job)
     assert (verdict["cause"], verdict["blame"]) == ("unknown", "site")
     assert "could not start the script" in verdict["summary"]

@@ -47,7 +47,7 @@ def values(document: dict[str, Any]) -> dict[str, Any]:
 
 
 @ON_SLURM
-def test_a_profile_is_written_proved_and_kept_up_to_date(cli: Cli) -> None:
+def test_discover_writes_and_updates_a_profile_that_check_verifies(cli: Cli) -> None:
     with_gpus(cli)
     path = cli.folder / "cluster_profiles" / "mine.yaml"
     done = cli("cluster", "discover", "-o", str(path), "--json")
@@ -87,7 +87,7 @@ def test_a_profile_is_written_proved_and_kept_up_to_date(cli: Cli) -> None:
 
 
 @ON_SLURM
-def test_memory_that_no_node_has_is_told_before_a_job_is_refused(cli: Cli) -> None:
+def test_cluster_check_reports_memory_that_no_node_has(cli: Cli) -> None:
     profiles = cli.folder / "cluster_profiles"
     profiles.mkdir()
     (profiles / "greedy.yaml").write_text("extends: slurm\nslurm: {extra_options: [--mem=9T]}\n")
@@ -99,7 +99,7 @@ def test_memory_that_no_node_has_is_told_before_a_job_is_refused(cli: Cli) -> No
 
 
 @ON_SLURM
-def test_nothing_is_overwritten_without_a_yes(cli: Cli) -> None:
+def test_discover_overwrites_a_file_only_after_confirmation(cli: Cli) -> None:
     path = cli.folder / "lab.yaml"
     own = "# mine\nslurm:\n  partition: short   # I like it\n"
     path.write_text(own)
@@ -117,7 +117,7 @@ def test_nothing_is_overwritten_without_a_yes(cli: Cli) -> None:
     )
 
 
-def test_over_ssh(tmp_path: Path, sshd_login: Login) -> None:
+def test_discover_and_check_work_over_ssh(tmp_path: Path, sshd_login: Login) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
     cli = Cli("far", folder, {**sshd_login.env, "PATH": os.environ["PATH"]})
@@ -134,7 +134,7 @@ def test_over_ssh(tmp_path: Path, sshd_login: Login) -> None:
 
 @pytest.mark.slow
 @ON_SLURM
-def test_the_network_between_two_nodes_is_measured(cli: Cli) -> None:
+def test_cluster_check_measures_the_network_between_two_nodes(cli: Cli) -> None:
     pytest.importorskip("torch", reason="the check measures with torch")
     with_gpus(cli)
     profiles = cli.folder / "cluster_profiles"
@@ -156,7 +156,7 @@ def test_the_network_between_two_nodes_is_measured(cli: Cli) -> None:
 
 
 @pytest.fixture(scope="module")
-def thousand(slurm_software: Software) -> Iterator[ManyNodes]:
+def thousand_nodes(slurm_software: Software) -> Iterator[ManyNodes]:
     root = Path(tempfile.mkdtemp(prefix="dtslurm-lab-", dir="/tmp"))
     try:
         lab = ManyNodes(root)
@@ -168,12 +168,12 @@ def thousand(slurm_software: Software) -> Iterator[ManyNodes]:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def test_a_thousand_nodes_of_five_kinds_cost_few_requests(thousand: ManyNodes, tmp_path: Path) -> None:
-    cli = Cli("slurm", tmp_path, {**thousand.env, "DTSLURM_RUN_ROOT": str(tmp_path / "runs")})
+def test_discover_of_a_thousand_nodes_makes_few_requests(thousand_nodes: ManyNodes, tmp_path: Path) -> None:
+    cli = Cli("slurm", tmp_path, {**thousand_nodes.env, "DTSLURM_RUN_ROOT": str(tmp_path / "runs")})
     with_gpus(cli)
-    before = thousand.asked()
+    before = thousand_nodes.asked()
     done = cli("cluster", "discover", "--json", "-p", "short", "-o", "big.yaml")
-    after = thousand.asked()
+    after = thousand_nodes.asked()
     assert sum(after.values()) - sum(before.values()) <= 10, (before, after)
     document = json.loads(done.stdout)
     assert document["nodes"] == 1000
@@ -191,27 +191,29 @@ def test_a_thousand_nodes_of_five_kinds_cost_few_requests(thousand: ManyNodes, t
     assert proof["ok"] is True
 
 
-def test_another_version_of_slurm_is_a_notice(thousand: ManyNodes, tmp_path: Path) -> None:
-    cli = Cli("slurm", tmp_path, dict(thousand.env))
+def test_cluster_check_notes_another_slurm_version(thousand_nodes: ManyNodes, tmp_path: Path) -> None:
+    cli = Cli("slurm", tmp_path, dict(thousand_nodes.env))
     path = tmp_path / "old.yaml"
     path.write_text('extends: slurm\nslurm: {version: "19.05.8", partition: short}\n')
     done = cli("cluster", "check", str(path), "--no-probe", "-l", "srun")
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("notice")]
-    assert line.split() == ["notice", "slurm.version", "19.05.8", thousand.version]
+    assert line.split() == ["notice", "slurm.version", "19.05.8", thousand_nodes.version]
 
 
 # ---- Bad input ----
 
 
-def test_a_machine_without_slurm_is_told_so(tmp_path: Path) -> None:
+def test_discover_reports_a_machine_without_slurm(tmp_path: Path) -> None:
     cli = Cli("none", tmp_path, {"PATH": "/nonexistent"})
     assert "no sbatch on this machine's PATH" in cli("cluster", "discover", code=2).stderr
     assert "without Slurm" in cli("cluster", "check", "local", code=2).stderr
     assert "give HOST or --cluster" in cli("cluster", "discover", "x", "--cluster", "y", code=2).stderr
 
 
-def test_partitions_and_files_that_make_no_sense(thousand: ManyNodes, tmp_path: Path) -> None:
-    cli = Cli("slurm", tmp_path, dict(thousand.env))
+def test_discover_refuses_unknown_partitions_and_unsuitable_files(
+    thousand_nodes: ManyNodes, tmp_path: Path
+) -> None:
+    cli = Cli("slurm", tmp_path, dict(thousand_nodes.env))
     told = cli("cluster", "discover", "-p", "nope", code=2).stderr
     assert "there is no partition nope; there are: cpu, h100, main, short" in told
     assert "must end in .yaml" in cli("cluster", "discover", "-o", "x.txt", code=2).stderr
@@ -220,14 +222,16 @@ def test_partitions_and_files_that_make_no_sense(thousand: ManyNodes, tmp_path: 
     assert "bad.yaml:" in cli("cluster", "discover", "-o", "bad.yaml", "--no-probe", code=2).stderr
 
 
-def test_a_site_known_by_its_name_is_built_on(thousand: ManyNodes, tmp_path: Path) -> None:
+def test_discover_extends_the_included_profile_of_a_known_cluster(
+    thousand_nodes: ManyNodes, tmp_path: Path
+) -> None:
     """Its Slurm calls itself as a profile that comes along; scontrol is the real one but for that name."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    real = thousand.software.which("scontrol")
+    real = thousand_nodes.software.which("scontrol")
     (folder / "scontrol").write_text(f'#!/bin/sh\n"{real}" "$@" | sed "/^ClusterName/s/= .*/= snellius/"\n')
     (folder / "scontrol").chmod(0o755)
-    cli = Cli("slurm", tmp_path, {**thousand.env, "PATH": f"{folder}:{thousand.env['PATH']}"})
+    cli = Cli("slurm", tmp_path, {**thousand_nodes.env, "PATH": f"{folder}:{thousand_nodes.env['PATH']}"})
     document = json.loads(cli("cluster", "discover", "--no-probe", "--json").stdout)
     assert (document["name"], document["extends"]) == ("snellius", "snellius")
     assert "extends: snellius\n" in document["profile"]
@@ -253,7 +257,7 @@ NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 
 
 @pytest.fixture(scope="module")
-def quiet(slurm_software: Software) -> Iterator[SlurmLab]:
+def private_lab(slurm_software: Software) -> Iterator[SlurmLab]:
     """A cluster whose users see their own jobs and nothing else."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("only root can ask Slurm as somebody else")
@@ -269,20 +273,20 @@ def quiet(slurm_software: Software) -> Iterator[SlurmLab]:
 
 
 @pytest.fixture
-def stranger(quiet: SlurmLab, tmp_path: Path) -> Cli:
+def stranger(private_lab: SlurmLab, tmp_path: Path) -> Cli:
     """The command line of one of its users: nobody, as far as Slurm's commands go."""
     programs, folder = tmp_path / "bin", tmp_path / "project"
     programs.mkdir()
     folder.mkdir()
     for name in ("scontrol", "sinfo", "squeue", "sacct", "sacctmgr", "srun", "sbatch", "scancel"):
         wrapper = programs / name
-        wrapper.write_text(f'#!/bin/sh\nexec {" ".join(NOBODY)} "{quiet.software.which(name)}" "$@"\n')
+        wrapper.write_text(f'#!/bin/sh\nexec {" ".join(NOBODY)} "{private_lab.software.which(name)}" "$@"\n')
         wrapper.chmod(0o755)
-    path = f"{programs}:{quiet.env.get('PATH', os.environ['PATH'])}"
-    return Cli("slurm", folder, {**quiet.env, "PATH": path, "DTSLURM_RUN_ROOT": str(tmp_path / "runs")})
+    path = f"{programs}:{private_lab.env.get('PATH', os.environ['PATH'])}"
+    return Cli("slurm", folder, {**private_lab.env, "PATH": path, "DTSLURM_RUN_ROOT": str(tmp_path / "runs")})
 
 
-def test_what_a_site_keeps_private_is_told_and_not_guessed(stranger: Cli) -> None:
+def test_discover_reports_private_cluster_data_without_guessing(stranger: Cli) -> None:
     done = stranger("cluster", "discover", "--no-probe", "--json", "-o", "mine.yaml")
     document = json.loads(done.stdout)
     assert (document["nodes"], document["node_types"]) == (0, {})
@@ -309,9 +313,11 @@ def test_what_a_site_keeps_private_is_told_and_not_guessed(stranger: Cli) -> Non
     assert "no runs yet" in stranger("status").stdout + stranger("status").stderr
 
 
-def test_jobs_of_ones_own_are_seen_where_those_of_others_are_not(stranger: Cli, quiet: SlurmLab) -> None:
+def test_user_sees_their_jobs_when_jobs_of_other_users_are_private(
+    stranger: Cli, private_lab: SlurmLab
+) -> None:
     for prefix in ([], NOBODY):
-        quiet.run([*prefix, "sbatch", "--hold", "--output=/dev/null", "--wrap=true"], cwd=Path("/"))
+        private_lab.run([*prefix, "sbatch", "--hold", "--output=/dev/null", "--wrap=true"], cwd=Path("/"))
     env = {**os.environ, **stranger.env}
     done = subprocess.run(commands.squeue(), env=env, capture_output=True, text=True, check=False)
     [job] = parse.squeue(done.stdout, uid=65534, observed_at=0.0).jobs

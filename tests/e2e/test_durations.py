@@ -55,7 +55,7 @@ def shown_durations(cli: Cli, job: str) -> dict[str, str]:
 
 @ON_SLURM
 @pytest.mark.parametrize("words", [(), ("--max-restarts", "1")])
-def test_all_screens_show_one_duration_and_one_notation_of_nodes(cli: Cli, words: tuple[str, ...]) -> None:
+def test_all_screens_show_the_same_duration_and_node_notation(cli: Cli, words: tuple[str, ...]) -> None:
     job = cli.submit(*SIZES, *words, cli.script(TRAIN))
     told = cli.wait_for_end(job)
     shown = shown_durations(cli, job)

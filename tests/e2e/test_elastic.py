@@ -59,13 +59,13 @@ def check_survived(cli: Cli, job: str, run: RunDir) -> None:
 
 
 @WITHOUT_SSH
-def test_the_loss_of_an_agent_is_survived(cli: Cli) -> None:
+def test_elastic_job_survives_the_loss_of_an_agent(cli: Cli) -> None:
     job, run = submit(cli, "node", "nnodes=1:2", "max_restarts=1")
     check_survived(cli, job, run)
 
 
 @WITHOUT_SSH
-def test_the_code_is_that_of_the_first_failure_since_the_last_restart(cli: Cli) -> None:
+def test_exit_code_is_the_first_failure_since_the_last_restart(cli: Cli) -> None:
     how = "nnodes=1:2" if cli.cluster == "local" else "rdzv_backend=c10d"
     job, run = submit(cli, "codes", "max_restarts=1", how)
     status = cli.wait_for_end(job, limit=240)["statuses"][0]
@@ -103,7 +103,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slurm
-def test_f16_a_disk_that_is_full_for_a_moment_does_not_fail_a_run_that_ended_well(
+def test_f16_temporarily_full_disk_does_not_fail_a_successful_run(
     disk: Path, own_lab: SlurmLab, tmp_path: Path
 ) -> None:
     folder = tmp_path / "project"
@@ -122,7 +122,7 @@ def test_f16_a_disk_that_is_full_for_a_moment_does_not_fail_a_run_that_ended_wel
 
 
 @pytest.mark.slurm
-def test_the_loss_of_a_node_is_survived(own_lab: SlurmLab, tmp_path: Path) -> None:
+def test_elastic_job_survives_the_loss_of_a_node(own_lab: SlurmLab, tmp_path: Path) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
     cli = Cli("slurm", folder, {**own_lab.env, "DTSLURM_RUN_ROOT": str(tmp_path / "runs")})
@@ -134,7 +134,7 @@ def test_the_loss_of_a_node_is_survived(own_lab: SlurmLab, tmp_path: Path) -> No
 
 
 @pytest.mark.slurm
-def test_training_that_cannot_go_on_does_not_start_again_over_its_results(
+def test_job_without_checkpoints_does_not_restart_after_the_loss_of_a_node(
     own_lab: SlurmLab, tmp_path: Path
 ) -> None:
     folder = tmp_path / "project"

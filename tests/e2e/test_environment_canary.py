@@ -14,7 +14,7 @@ PROGRAM = """
 
 
 @WITHOUT_SSH
-def test_c19_c20_the_submitters_environment_neither_travels_nor_runs(cli: Cli, tmp_path: Path) -> None:
+def test_c19_c20_submitter_environment_is_neither_copied_nor_executed(cli: Cli, tmp_path: Path) -> None:
     ran, script = tmp_path / "ran", tmp_path / "evil.sh"
     script.write_text(f"echo \"${{SLURM_JOB_ID-}}\" >>'{ran}'\n")
     cli.env |= {

@@ -54,7 +54,7 @@ def prepared(project: Path, **options: object) -> tuple[Context, Prepared]:
     return context, prepare(context, request, standalone=False)
 
 
-def worked(project: Path) -> int:
+def worked_count(project: Path) -> int:
     path = project / "worked"
     return len(path.read_text()) if path.exists() else 0
 
@@ -69,7 +69,7 @@ def lose_the_answer(lab: SlurmLab, context: Context, job: Prepared) -> JobRecord
     return record
 
 
-def end_of(context: Context, token: str) -> JobState:
+def end_state(context: Context, token: str) -> JobState:
     deadline = time.monotonic() + 60
     while True:
         (view,) = views(context, [find(context, token)])
@@ -79,7 +79,7 @@ def end_of(context: Context, token: str) -> JobState:
         time.sleep(0.3)
 
 
-def settled(context: Context, token: str) -> JobRecord:
+def settled_record(context: Context, token: str) -> JobRecord:
     deadline = time.monotonic() + 60
     while True:
         (view,) = views(context, [find(context, token)])
@@ -89,25 +89,25 @@ def settled(context: Context, token: str) -> JobRecord:
         time.sleep(0.3)
 
 
-def test_f1_a_job_whose_answer_was_lost_is_found_again(lab: SlurmLab, project: Path) -> None:
+def test_f1_job_with_a_lost_sbatch_answer_is_found(lab: SlurmLab, project: Path) -> None:
     context, job = prepared(project)
     record = lose_the_answer(lab, context, job)
     (view,) = views(context, [record])
     assert view.statuses[0].state is JobState.UNKNOWN
     lab.resume_controller()
-    assert settled(context, record.token).job_id is not None
-    assert end_of(context, record.token) is JobState.COMPLETED
-    assert worked(project) == 1
+    assert settled_record(context, record.token).job_id is not None
+    assert end_state(context, record.token) is JobState.COMPLETED
+    assert worked_count(project) == 1
 
 
-def test_f3_a_request_served_after_it_was_given_up_does_no_work(lab: SlurmLab, project: Path) -> None:
+def test_f3_late_job_of_a_withdrawn_run_does_no_work(lab: SlurmLab, project: Path) -> None:
     """The controller loses the request; a minute later the run is given up; then the job comes after all."""
     context, job = prepared(project)
     record = lose_the_answer(lab, context, job)
     lab.kill_controller()
     lab.start_controller()
     context.clock = lambda: time.time() + 100
-    assert settled(context, record.token).phase == "withdrawn"
+    assert settled_record(context, record.token).phase == "withdrawn"
     (view,) = views(context, [find(context, record.token)])
     assert view.terminal
     assert "you can submit again" in view.statuses[0].reason
@@ -117,22 +117,22 @@ def test_f3_a_request_served_after_it_was_given_up_does_no_work(lab: SlurmLab, p
         ["sbatch", "--wait", "--parsable", f"--comment={record.comment}", str(script)], check=False
     )
     assert late.returncode == 87
-    assert worked(project) == 0
+    assert worked_count(project) == 0
     log = (Path(record.run_dir) / "logs" / "batch.log").read_text()
     assert "ends without work: its run belongs to withdrawn" in log
 
 
-def test_f3_two_jobs_of_one_submission_work_once(lab: SlurmLab, project: Path) -> None:
+def test_f3_second_job_of_a_submission_does_no_work(lab: SlurmLab, project: Path) -> None:
     context, job = prepared(project)
     record = submit(context, job)
-    assert end_of(context, record.token) is JobState.COMPLETED
+    assert end_state(context, record.token) is JobState.COMPLETED
     second = lab.run(["sbatch", "--wait", str(RunDir(Path(record.run_dir)).script_path)], check=False)
     assert second.returncode == 87
-    assert worked(project) == 1
+    assert worked_count(project) == 1
 
 
 @pytest.fixture
-def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A run root on a file system in which no file can be made any more, once it is full; mounted before
     nodes start, so that they see it."""
     with small_disk(tmp_path / "disk", "nr_inodes=400") as disk:
@@ -155,21 +155,23 @@ def start_on_full_disk(lab: SlurmLab, project: Path, disk: Path) -> tuple[Contex
     return context, record
 
 
-def test_f16_a_run_that_cannot_be_claimed_for_a_moment_starts_all_the_same(
-    full: Path, lab: SlurmLab, project: Path
+def test_f16_run_starts_after_its_claim_was_delayed_by_a_full_disk(
+    full_disk: Path, lab: SlurmLab, project: Path
 ) -> None:
-    context, record = start_on_full_disk(lab, project, full)
+    context, record = start_on_full_disk(lab, project, full_disk)
     log = Path(record.run_dir) / "logs" / "batch.log"
     wait_until(lambda: "/claim" in log.read_text(), "the first try", limit=30)
-    shutil.rmtree(full / "filler")
-    assert end_of(context, record.token) is JobState.COMPLETED
-    assert worked(project) == 1
+    shutil.rmtree(full_disk / "filler")
+    assert end_state(context, record.token) is JobState.COMPLETED
+    assert worked_count(project) == 1
 
 
-def test_f16_a_run_that_cannot_be_claimed_says_why(full: Path, lab: SlurmLab, project: Path) -> None:
-    context, record = start_on_full_disk(lab, project, full)
-    assert end_of(context, record.token) is JobState.FAILED
-    assert worked(project) == 0
+def test_f16_run_that_cannot_be_claimed_reports_the_reason(
+    full_disk: Path, lab: SlurmLab, project: Path
+) -> None:
+    context, record = start_on_full_disk(lab, project, full_disk)
+    assert end_state(context, record.token) is JobState.FAILED
+    assert worked_count(project) == 0
     log = (Path(record.run_dir) / "logs" / "batch.log").read_text()
     assert re.search(r"job \d+ ends without work.*/claim.*No space left on device", log)
     (view,) = views(context, [find(context, record.token)])
@@ -178,18 +180,18 @@ def test_f16_a_run_that_cannot_be_claimed_says_why(full: Path, lab: SlurmLab, pr
     assert any("No space left on device" in line.text for line in found.verdict.evidence), found
 
 
-def test_f3_every_task_of_an_array_works(lab: SlurmLab, project: Path) -> None:
+def test_f3_every_array_task_works(lab: SlurmLab, project: Path) -> None:
     context, job = prepared(project, array="0-3")
     record = submit(context, job)
-    assert end_of(context, record.token) is JobState.COMPLETED
-    assert worked(project) == 4
+    assert end_state(context, record.token) is JobState.COMPLETED
+    assert worked_count(project) == 4
 
 
-def test_f6_a_number_given_to_another_job_is_not_this_run(lab: SlurmLab, project: Path) -> None:
+def test_f6_job_id_reused_by_another_job_is_not_attributed_to_the_run(lab: SlurmLab, project: Path) -> None:
     """A controller killed right after its answer may forget the job and give its number away again."""
     context, job = prepared(project)
     record = submit(context, job)
-    assert end_of(context, record.token) is JobState.COMPLETED
+    assert end_state(context, record.token) is JobState.COMPLETED
     other = lab.run(["sbatch", "--parsable", "--job-name=other", "--wrap=sleep 60"]).stdout.strip()
     stolen = JobRecord(
         token="0123456789ab", cluster="slurm", name="mine", run_dir=record.run_dir, phase="submitted",
@@ -200,7 +202,7 @@ def test_f6_a_number_given_to_another_job_is_not_this_run(lab: SlurmLab, project
     assert not view.trouble
 
 
-def test_f6_what_carries_another_token_is_not_this_run(lab: SlurmLab, project: Path) -> None:
+def test_f6_job_with_another_token_is_not_attributed_to_the_run(lab: SlurmLab, project: Path) -> None:
     context, job = prepared(project)
     record = submit(context, job)
     other = lab.run(

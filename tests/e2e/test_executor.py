@@ -147,7 +147,7 @@ def test_functions_return_their_results(cli: Cli) -> None:
     assert "adding 2 2" in told["out"]
 
 
-def test_an_exception_comes_back_with_its_traceback(cli: Cli) -> None:
+def test_exception_is_returned_with_its_traceback(cli: Cli) -> None:
     told = run(
         cli,
         """
@@ -162,7 +162,7 @@ def test_an_exception_comes_back_with_its_traceback(cli: Cli) -> None:
 
 
 @WITHOUT_SSH
-def test_the_error_of_a_job_is_that_of_the_task_that_failed_not_of_one_ended_with_it(cli: Cli) -> None:
+def test_job_error_is_the_error_of_the_task_that_failed_first(cli: Cli) -> None:
     told = run(
         cli,
         """
@@ -183,7 +183,7 @@ def test_the_error_of_a_job_is_that_of_the_task_that_failed_not_of_one_ended_wit
 
 
 @pytest.mark.parametrize("cli", ["local"], indirect=True)
-def test_a_result_that_the_disk_does_not_take_is_told(cli: Cli) -> None:
+def test_result_that_does_not_fit_on_the_disk_is_reported(cli: Cli) -> None:
     told = run(
         cli,
         """
@@ -197,7 +197,7 @@ def test_a_result_that_the_disk_does_not_take_is_told(cli: Cli) -> None:
 
 @WITHOUT_SSH
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_ranks_know_their_places_and_each_other(cli: Cli, launcher: str) -> None:
+def test_ranks_have_their_job_environment_and_communicate(cli: Cli, launcher: str) -> None:
     told = run(
         cli,
         f"""
@@ -212,7 +212,7 @@ def test_ranks_know_their_places_and_each_other(cli: Cli, launcher: str) -> None
 
 
 @WITHOUT_SSH
-def test_submitits_helpers_work_in_the_rank_and_in_what_it_starts(cli: Cli) -> None:
+def test_submitit_helpers_work_in_ranks_and_child_processes(cli: Cli) -> None:
     told = run(
         cli,
         """
@@ -228,7 +228,7 @@ def test_submitits_helpers_work_in_the_rank_and_in_what_it_starts(cli: Cli) -> N
 
 
 @WITHOUT_SSH
-def test_a_function_gets_the_variables_that_are_named(cli: Cli) -> None:
+def test_function_receives_only_named_variables(cli: Cli) -> None:
     told = run(
         cli,
         """
@@ -240,7 +240,7 @@ def test_a_function_gets_the_variables_that_are_named(cli: Cli) -> None:
     assert told["values"] == ["here", "3", None]
 
 
-def test_stdout_and_stderr_are_apart_unless_asked_for_together(cli: Cli) -> None:
+def test_stdout_and_stderr_are_separate_unless_merged(cli: Cli) -> None:
     told = run(
         cli,
         """
@@ -264,7 +264,7 @@ def test_stdout_and_stderr_are_apart_unless_asked_for_together(cli: Cli) -> None
     assert "to err" in log
 
 
-def test_a_job_is_made_again_of_its_folder_and_id(cli: Cli) -> None:
+def test_job_is_recreated_from_its_folder_and_id(cli: Cli) -> None:
     told = run(cli, "tell(id=executor().submit(add, 20, 3).job_id)")
     again = run(
         cli,
@@ -281,7 +281,7 @@ def test_a_job_is_made_again_of_its_folder_and_id(cli: Cli) -> None:
 
 
 @WITHOUT_SSH
-def test_jobs_can_be_kept_and_cancelled(cli: Cli) -> None:
+def test_pickled_job_can_be_cancelled(cli: Cli) -> None:
     told = run(
         cli,
         """
@@ -301,7 +301,7 @@ def test_jobs_can_be_kept_and_cancelled(cli: Cli) -> None:
 
 
 @ON_SLURM
-def test_a_cancelled_job_is_over_before_slurm_has_killed_its_processes(cli: Cli) -> None:
+def test_cancelled_job_is_done_before_slurm_kills_its_processes(cli: Cli) -> None:
     told = run(
         cli,
         """
@@ -320,7 +320,7 @@ def test_a_cancelled_job_is_over_before_slurm_has_killed_its_processes(cli: Cli)
 
 
 @WITHOUT_SSH
-def test_a_function_that_dies_without_a_word_is_not_waited_for(cli: Cli) -> None:
+def test_function_that_exits_without_a_result_is_reported_without_a_wait(cli: Cli) -> None:
     told = run(
         cli,
         """
@@ -334,7 +334,7 @@ def test_a_function_that_dies_without_a_word_is_not_waited_for(cli: Cli) -> None
 
 
 @WITHOUT_SSH
-def test_several_tasks_without_a_result_are_not_waited_for(cli: Cli) -> None:
+def test_tasks_that_exit_without_a_result_are_reported_without_a_wait(cli: Cli) -> None:
     told = run(
         cli,
         """
@@ -349,7 +349,7 @@ def test_several_tasks_without_a_result_are_not_waited_for(cli: Cli) -> None:
 
 
 @ON_SLURM
-def test_another_function_costs_the_cluster_one_sbatch(cli: Cli, tmp_path: Path) -> None:
+def test_second_submission_runs_only_sbatch(cli: Cli, tmp_path: Path) -> None:
     shims, calls = tmp_path / "shims", tmp_path / "calls"
     shims.mkdir()
     path = cli.env.get("PATH", os.environ["PATH"])
@@ -377,7 +377,7 @@ def test_another_function_costs_the_cluster_one_sbatch(cli: Cli, tmp_path: Path)
 
 @WITHOUT_SSH
 @pytest.mark.parametrize("timeout", [True, False])
-def test_a_checkpoint_goes_on_where_it_was(cli: Cli, timeout: bool) -> None:
+def test_checkpointed_function_continues_after_an_interruption(cli: Cli, timeout: bool) -> None:
     told = run(
         cli,
         f"""
@@ -414,7 +414,7 @@ def test_a_checkpoint_goes_on_where_it_was(cli: Cli, timeout: bool) -> None:
         ),
     ],
 )
-def test_what_cannot_be_sent_is_said_at_once(cli: Cli, text: str, told: str) -> None:
+def test_unsendable_function_or_option_is_refused_before_submission(cli: Cli, text: str, told: str) -> None:
     stderr = run(cli, text, code=1)["stderr"]
     assert told in stderr.strip().rpartition("Traceback")[2]
     assert not (Path(cli.env["DTSLURM_RUN_ROOT"])).exists()
@@ -422,7 +422,7 @@ def test_what_cannot_be_sent_is_said_at_once(cli: Cli, text: str, told: str) -> 
 
 @pytest.mark.slurm
 @pytest.mark.parametrize("cli", ["far"], indirect=True)
-def test_another_python_there_is_told_before_anything_is_queued(cli: Cli, tmp_path: Path) -> None:
+def test_unsuitable_remote_python_is_reported_before_submission(cli: Cli, tmp_path: Path) -> None:
     other = tmp_path / "python"
     other.write_text('#!/bin/sh\necho \'{"python": "3.7.9", "submitit": "", "cloudpickle": "1.6.0"}\'\n')
     other.chmod(0o755)
@@ -433,7 +433,7 @@ def test_another_python_there_is_told_before_anything_is_queued(cli: Cli, tmp_pa
 
 
 @pytest.mark.parametrize("cli", ["local"], indirect=True)
-def test_the_oldest_submitit_that_is_supported_works(cli: Cli, tmp_path: Path) -> None:
+def test_oldest_supported_submitit_works(cli: Cli, tmp_path: Path) -> None:
     folder = str(tmp_path / "old")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run(
@@ -454,7 +454,7 @@ def test_the_oldest_submitit_that_is_supported_works(cli: Cli, tmp_path: Path) -
 
 
 @WITHOUT_SSH
-def test_a_hydra_multirun_is_one_array(cli: Cli) -> None:
+def test_hydra_multirun_is_a_single_array(cli: Cli) -> None:
     cli.script(
         """
         import hydra

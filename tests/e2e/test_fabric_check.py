@@ -15,7 +15,7 @@ ASKED = ("-N2", "--ntasks-per-node=2", "--fabric-check", "--python", sys.executa
 
 
 @WITHOUT_SSH
-def test_training_starts_on_a_good_fabric(cli: Cli) -> None:
+def test_training_starts_after_a_passed_fabric_check(cli: Cli) -> None:
     job = cli.submit(*ASKED, cli.script("print('trained')"))
     assert [item["state"] for item in cli.wait_for_end(job, 150)["statuses"]] == ["COMPLETED"]
     run = cli.run_dir(job).path
@@ -28,7 +28,7 @@ def test_training_starts_on_a_good_fabric(cli: Cli) -> None:
 
 
 @WITHOUT_SSH
-def test_training_does_not_start_on_a_bad_one(cli: Cli) -> None:
+def test_training_does_not_start_after_a_failed_fabric_check(cli: Cli) -> None:
     profiles = cli.folder / "cluster_profiles"
     profiles.mkdir()
     fabric = "fabric: {kind: ethernet, environment_from: ethernet, expected_busbw_gbs: 1000000}"
@@ -47,6 +47,6 @@ def test_training_does_not_start_on_a_bad_one(cli: Cli) -> None:
 
 
 @WITHOUT_SSH
-def test_a_single_rank_has_nothing_to_measure(cli: Cli) -> None:
+def test_fabric_check_with_a_single_rank_is_refused(cli: Cli) -> None:
     told = cli("render", "--cluster", cli.cluster, "--fabric-check", cli.script("pass"), code=2).stderr
     assert "--fabric-check measures the network between ranks, and this job has only one rank" in told

@@ -18,12 +18,12 @@ from tests.store.trees import git
 pytestmark = pytest.mark.slurm
 
 
-def runs(tmp_path: Path) -> list[Path]:
+def run_dirs(tmp_path: Path) -> list[Path]:
     """The run directories on the cluster."""
     return [path for path in (tmp_path / "runs").glob("*") if not path.name.startswith(".")]
 
 
-def test_f78_the_job_runs_what_was_there_at_submission(far: Cli) -> None:
+def test_f78_job_runs_the_code_at_submission(far: Cli) -> None:
     far.script("import helper; print('says', helper.WORD)")
     far.script("WORD = 'then'", "helper.py")
     job = far.submit("--sbatch=--hold", "train.py")
@@ -33,7 +33,7 @@ def test_f78_the_job_runs_what_was_there_at_submission(far: Cli) -> None:
     assert "says then" in far("logs", job).stdout
 
 
-def test_data_that_git_ignores_is_named_before_the_job_and_after_its_failure(far: Cli) -> None:
+def test_ignored_data_files_are_named_at_submission_and_after_the_failure(far: Cli) -> None:
     git(far.folder, "init", "-q")
     (far.folder / "data").mkdir()
     (far.folder / "data" / "train.csv").write_text("1,2")
@@ -49,7 +49,7 @@ def test_data_that_git_ignores_is_named_before_the_job_and_after_its_failure(far
     assert "read 1,2" in far("logs", again).stdout
 
 
-def test_results_come_back(far: Cli, tmp_path: Path) -> None:
+def test_fetch_copies_results_from_the_cluster(far: Cli, tmp_path: Path) -> None:
     job = far.submit(
         far.script(
             """
@@ -79,7 +79,7 @@ def test_results_come_back(far: Cli, tmp_path: Path) -> None:
     assert "matches nope" in far("fetch", job, "nope", code=3).stderr
 
 
-def test_a_failure_there_is_explained_here(far: Cli) -> None:
+def test_remote_failure_is_diagnosed_locally(far: Cli) -> None:
     job = far.submit("-N2", "-l", "srun", far.script("import no_such_module"))
     far.wait_for_end(job)
     verdict = json.loads(far("diagnose", job, "--json").stdout)["verdict"]
@@ -90,14 +90,14 @@ def test_a_failure_there_is_explained_here(far: Cli) -> None:
     assert "ModuleNotFoundError" in far("logs", job, "--rank", str(verdict["rank"])).stdout
 
 
-def test_a_jump_host_is_passed_through(far: Cli, tmp_path: Path, sshd_login: Login) -> None:
+def test_submission_through_a_jump_host_works(far: Cli, tmp_path: Path, sshd_login: Login) -> None:
     far_profile(tmp_path, sshd_login.jumped)
     job = far.submit(far.script("print('hello')"))
     assert far.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
     assert "hello" in far("logs", job).stdout
 
 
-def test_doctor_explains_the_link(far: Cli) -> None:
+def test_doctor_describes_the_connection(far: Cli) -> None:
     findings = {
         item["what"]: item
         for item in json.loads(far("doctor", "--cluster", "far", "--json").stdout)["findings"]
@@ -109,28 +109,30 @@ def test_doctor_explains_the_link(far: Cli) -> None:
     assert findings["sbatch"]["ok"]
 
 
-def test_what_slurm_refuses_leaves_nothing_anywhere(far: Cli, tmp_path: Path) -> None:
+def test_submission_refused_by_slurm_leaves_no_files(far: Cli, tmp_path: Path) -> None:
     far.script("pass")
     done = far(
         "submit", "--cluster", "far", "-t", "5", "--no-check", "--sbatch=--licenses=none", "train.py", code=3
     )
     assert "Invalid license" in done.stderr
-    assert runs(tmp_path) == []
+    assert run_dirs(tmp_path) == []
     assert far.recorded_runs() == []
     assert list((tmp_path / "state" / "dtslurm" / "remote" / "far").glob("*")) == []
 
 
-def test_f14_problems_there_are_told_before_anything_is_sent(far: Cli, tmp_path: Path) -> None:
+def test_f14_remote_problems_are_reported_before_files_are_sent(far: Cli, tmp_path: Path) -> None:
     far.script("pass")
     words = ("submit", "--cluster", "far", "-t", "5")
     done = far(*words, "--python", "/no/python", "--chdir", "/no/folder", "train.py", code=2)
     assert "the interpreter /no/python does not exist on login" in done.stderr
     assert "the working directory /no/folder does not exist on login" in done.stderr
     assert "did you mean 'main'" in far(*words, "-p", "mian", "train.py", code=2).stderr
-    assert runs(tmp_path) == []
+    assert run_dirs(tmp_path) == []
 
 
-def test_without_a_link_nothing_is_queued_and_all_is_told(far: Cli, tmp_path: Path) -> None:
+def test_submission_without_a_connection_queues_nothing_and_reports_the_host(
+    far: Cli, tmp_path: Path
+) -> None:
     far.script("pass")
     far_profile(tmp_path, "no-such-host.invalid")
     done = far("submit", "--cluster", "far", "-t", "5", "train.py", code=4)
@@ -139,7 +141,9 @@ def test_without_a_link_nothing_is_queued_and_all_is_told(far: Cli, tmp_path: Pa
     assert far.recorded_runs() == []
 
 
-def test_f18_twenty_at_once_make_one_job(far: Cli, tmp_path: Path) -> None:
+def test_f18_twenty_concurrent_submissions_with_the_same_key_make_a_single_job(
+    far: Cli, tmp_path: Path
+) -> None:
     far.script("print('hello')")
     words = (
         "submit",
@@ -160,12 +164,12 @@ def test_f18_twenty_at_once_make_one_job(far: Cli, tmp_path: Path) -> None:
     assert len(ids) == 1, [done.stderr for done in told]
     assert ids != {""}
     far.started += ids
-    assert len(runs(tmp_path)) == 1
+    assert len(run_dirs(tmp_path)) == 1
     assert far.wait_for_end(ids.pop())["statuses"][0]["state"] == "COMPLETED"
 
 
 @pytest.mark.parametrize("after", [0.05, 0.3, 0.6, 0.9, 1.2, 1.6, 2.2])
-def test_f2_a_client_killed_at_any_time_leaves_one_job(far: Cli, tmp_path: Path, after: float) -> None:
+def test_f2_client_killed_at_any_time_leaves_a_single_job(far: Cli, tmp_path: Path, after: float) -> None:
     """The same request under the same key afterwards finds the job, or makes the only one."""
     far("doctor", "--cluster", "far")
     far.script("import os; open(os.environ['DTSLURM_RUN_DIR'] + '/worked', 'a').write('x')")
@@ -187,5 +191,5 @@ def test_f2_a_client_killed_at_any_time_leaves_one_job(far: Cli, tmp_path: Path,
     job = far(*words, timeout=600).stdout.strip()
     far.started.append(job)
     assert far.wait_for_end(job, limit=120)["statuses"][0]["state"] == "COMPLETED"
-    made = [path / "worked" for path in runs(tmp_path) if (path / "worked").exists()]
+    made = [path / "worked" for path in run_dirs(tmp_path) if (path / "worked").exists()]
     assert [path.read_text() for path in made] == ["x"]

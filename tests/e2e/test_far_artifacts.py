@@ -24,7 +24,7 @@ with open(os.environ["DTSLURM_ARTIFACTS"], "a") as told:
 """
 
 
-def test_results_are_kept_thinned_out_and_brought_here(far: Cli, tmp_path: Path) -> None:
+def test_remote_artifacts_are_registered_pruned_and_pulled(far: Cli, tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared" / "words.txt").write_text("some")
     far.script('import os\nopen(os.environ["DTSLURM_STAGED_WORDS"] + "/words.txt").read()\n' + SAVE)

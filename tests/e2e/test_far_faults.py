@@ -53,7 +53,9 @@ def without_slurm(sshd_login: Login, tmp_path: Path) -> str:
     return "bare"
 
 
-def test_a_login_node_without_sbatch(far: Cli, tmp_path: Path, without_slurm: str) -> None:
+def test_submission_to_a_login_node_without_sbatch_is_refused(
+    far: Cli, tmp_path: Path, without_slurm: str
+) -> None:
     far_profile(tmp_path, without_slurm)
     assert "bare has no program scontrol" in submit(far, code=4)
     profile = tmp_path / "config/dtslurm/cluster_profiles/far.yaml"
@@ -63,7 +65,7 @@ def test_a_login_node_without_sbatch(far: Cli, tmp_path: Path, without_slurm: st
     nothing_is_left(far, tmp_path, tmp_path / "runs")
 
 
-def test_f16_a_run_root_without_room(far: Cli, tmp_path: Path, sshd_login: Login) -> None:
+def test_f16_submission_to_a_full_run_root_is_refused(far: Cli, tmp_path: Path, sshd_login: Login) -> None:
     with small_disk(tmp_path / "small", "size=64k,nr_inodes=200") as small:
         far_profile(tmp_path, sshd_login.host, root=small)
         assert f"the file system of {small}/" in submit(far, code=2)
@@ -74,7 +76,9 @@ def test_f16_a_run_root_without_room(far: Cli, tmp_path: Path, sshd_login: Login
         nothing_is_left(far, tmp_path, small)
 
 
-def test_f16_a_run_root_that_takes_no_more_files(far: Cli, tmp_path: Path, sshd_login: Login) -> None:
+def test_f16_submission_to_a_run_root_without_inodes_is_refused(
+    far: Cli, tmp_path: Path, sshd_login: Login
+) -> None:
     with small_disk(tmp_path / "small", "size=20m,nr_inodes=6") as small:
         far_profile(tmp_path, sshd_login.host, root=small)
         assert "more files" in submit(far, code=2)
@@ -82,7 +86,9 @@ def test_f16_a_run_root_that_takes_no_more_files(far: Cli, tmp_path: Path, sshd_
         nothing_is_left(far, tmp_path, small)
 
 
-def test_a_read_only_home_over_there(far: Cli, tmp_path: Path, sshd_login: Login) -> None:
+def test_submission_to_a_read_only_remote_home_is_refused(
+    far: Cli, tmp_path: Path, sshd_login: Login
+) -> None:
     with small_disk(tmp_path / "home", "size=1m") as home:
         subprocess.run(["mount", "-o", "remount,ro", str(home)], check=True)
         far_profile(tmp_path, sshd_login.host, root=home / "runs")
@@ -91,7 +97,9 @@ def test_a_read_only_home_over_there(far: Cli, tmp_path: Path, sshd_login: Login
         nothing_is_left(far, tmp_path, home / "runs")
 
 
-def test_a_read_only_home_over_here(far: Cli, tmp_path: Path) -> None:
+def test_submission_from_a_read_only_local_home_is_refused_unless_only_the_cache_is_affected(
+    far: Cli, tmp_path: Path
+) -> None:
     with small_disk(tmp_path / "here", "size=1m") as here:
         subprocess.run(["mount", "-o", "remount,ro", str(here)], check=True)
         far.env["XDG_STATE_HOME"] = str(here / "state")
@@ -103,7 +111,7 @@ def test_a_read_only_home_over_here(far: Cli, tmp_path: Path) -> None:
         assert far.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
 
 
-def test_a_home_with_spaces_and_unicode(
+def test_remote_home_with_spaces_and_unicode_works(
     far: Cli, tmp_path: Path, sshd_login: Login, slurm_lab: SlurmLab
 ) -> None:
     home = sshd_login.lab.home("hömé of ☃ x")
@@ -115,7 +123,7 @@ def test_a_home_with_spaces_and_unicode(
     assert "hello" in far("logs", job).stdout
 
 
-def test_links_in_circles_sockets_and_devices_in_the_tree(far: Cli, tmp_path: Path) -> None:
+def test_link_cycles_sockets_and_devices_in_the_project_are_skipped(far: Cli, tmp_path: Path) -> None:
     (far.folder / "circle").symlink_to("circle")
     (far.folder / "above").symlink_to("..")
     os.mkfifo(far.folder / "pipe")
@@ -136,7 +144,7 @@ def test_links_in_circles_sockets_and_devices_in_the_tree(far: Cli, tmp_path: Pa
     assert {path.name for path in code.iterdir()} == {"train.py", "circle", "above"}
 
 
-def test_f66_a_clock_that_differs_is_told(far: Cli) -> None:
+def test_f66_clock_difference_to_the_login_node_is_reported(far: Cli) -> None:
     env = {**os.environ, **far.env}
     context = Context(cwd=far.folder, env=env, clock=lambda: time.time() - 300)
     request = JobRequest(script="train.py", cluster="far", time="5")
@@ -144,7 +152,7 @@ def test_f66_a_clock_that_differs_is_told(far: Cli) -> None:
     assert any("clock is 300 s ahead of" in line or "clock is 299 s ahead of" in line for line in notices)
 
 
-def test_f57_a_login_node_that_restarts_interrupts_no_following(
+def test_f57_following_continues_after_a_restart_of_the_login_node(
     tmp_path: Path, sshd_login: Login, slurm_lab: SlurmLab
 ) -> None:
     lab = sshd_login.lab

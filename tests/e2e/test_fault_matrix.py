@@ -261,7 +261,9 @@ def trial(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("step", STEPS)
-def test_f1_f2_f5_f16_none_or_one_job(trial: Trial, tmp_path: Path, step: str, fault: str) -> None:
+def test_f1_f2_f5_f16_fault_at_any_step_leaves_at_most_a_single_job(
+    trial: Trial, tmp_path: Path, step: str, fault: str
+) -> None:
     process = trial.start(step)
     out, err = trial.hit(fault, process)
     seen = trial.settle()
@@ -294,7 +296,9 @@ def test_f1_f2_f5_f16_none_or_one_job(trial: Trial, tmp_path: Path, step: str, f
     assert all(json.loads((path / "job.json").read_text()) for path in left)
 
 
-def test_f2_a_job_that_a_forgetful_controller_starts_again_trains_once(trial: Trial, tmp_path: Path) -> None:
+def test_f2_job_requeued_by_a_controller_that_lost_its_state_trains_once(
+    trial: Trial, tmp_path: Path
+) -> None:
     process, worked = trial.start("queued"), tmp_path / "worked"
     wait_until(worked.exists, "training")
     trial.hit("controller down", process)

@@ -43,7 +43,7 @@ def events(run: Path, name: str) -> list[dict[str, Any]]:
 
 
 @ON_SLURM
-def test_a_spare_node_takes_the_place_of_a_bad_one_which_the_next_job_does_without(
+def test_spare_node_replaces_a_bad_node_and_the_next_job_excludes_the_bad_node(
     cli: Cli, tmp_path: Path
 ) -> None:
     profile(tmp_path, "fabric", FABRIC)
@@ -92,7 +92,7 @@ def test_a_spare_node_takes_the_place_of_a_bad_one_which_the_next_job_does_witho
 
 
 @ON_SLURM
-def test_without_a_spare_one_the_job_starts_anew_elsewhere(
+def test_job_without_a_spare_node_is_requeued_on_other_nodes(
     cli: Cli, tmp_path: Path, slurm_lab: SlurmLab
 ) -> None:
     profile(tmp_path, "fabric", f"{FABRIC}slurm:\n  start_now: yes\n")
@@ -119,7 +119,7 @@ def test_without_a_spare_one_the_job_starts_anew_elsewhere(
 
 
 @WITHOUT_SSH
-def test_a_fault_that_all_nodes_have_stops_the_run_in_words(cli: Cli, tmp_path: Path) -> None:
+def test_fault_of_all_nodes_stops_the_run_with_a_diagnosis(cli: Cli, tmp_path: Path) -> None:
     profile(tmp_path, "fabric", FABRIC.replace("slurm", cli.cluster))
     cli.script("print('hello')")
     words = ["--cluster", "fabric", "-N2", "-l", "srun", "--python", sys.executable, "--health-check"]
@@ -132,7 +132,7 @@ def test_a_fault_that_all_nodes_have_stops_the_run_in_words(cli: Cli, tmp_path: 
 
 
 @OVER_SSH
-def test_a_team_keeps_its_notes_on_the_cluster(cli: Cli, tmp_path: Path) -> None:
+def test_shared_bad_node_list_is_kept_on_the_cluster(cli: Cli, tmp_path: Path) -> None:
     profile(tmp_path, "team", f"extends: far\npaths:\n  node_memory: {tmp_path}/team.jsonl\n")
     cli.script("print('hello')")
     said = cli("cluster", "nodes", "--cluster", "team", "add", "n[1-2]", "--reason", "power supply")

@@ -33,7 +33,7 @@ def lab(lab_root: Path, slurm_software: Software) -> Iterator[SlurmLab]:
         yield lab
 
 
-def commands(cli: Cli, job: str, reason: str) -> list[list[str]]:
+def suggested_commands(cli: Cli, job: str, reason: str) -> list[list[str]]:
     """Wait until a job waits for a reason, and return the words of the commands that `status` tells."""
     cli.wait_until(lambda: reason in str(cli.status(job)["statuses"][0]["reason"]), 120)
     shown = cli("status", job).stdout
@@ -43,14 +43,14 @@ def commands(cli: Cli, job: str, reason: str) -> list[list[str]]:
     return [shlex.split(one) for one in found]
 
 
-def test_f23_f32_f32b_each_wait_has_a_command_that_ends_it(lab: SlurmLab, tmp_path: Path) -> None:
+def test_f23_f32_f32b_status_suggests_a_command_that_ends_each_wait(lab: SlurmLab, tmp_path: Path) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
     cli = Cli("slurm", folder, {**lab.env, "DTSLURM_RUN_ROOT": str(tmp_path / "runs")})
     cli.script("print('trained')\n", "train.py")
 
     def obey(job: str, reason: str) -> None:
-        for words in commands(cli, job, reason):
+        for words in suggested_commands(cli, job, reason):
             if words[0] == "dtslurm":  # a job that the first command set free may be over by now
                 cli(*words[1:], code=None)
             else:
@@ -78,7 +78,7 @@ def test_f23_f32_f32b_each_wait_has_a_command_that_ends_it(lab: SlurmLab, tmp_pa
 
 
 @ON_SLURM
-def test_f32b_a_run_excludes_no_more_nodes_than_the_partition_can_spare(cli: Cli) -> None:
+def test_f32b_run_excludes_no_node_that_the_job_needs(cli: Cli) -> None:
     shutil.copy(Path(__file__).with_name("surviving_train.py"), cli.folder / "train.py")
     words = ["-N2", "-l", "srun", "-x", "n3,n4", "--max-restarts", "2", "--env", "FAULT=gpu@12"]
     job = cli.submit(*words, "--python", sys.executable, "train.py")
@@ -91,11 +91,11 @@ def test_f32b_a_run_excludes_no_more_nodes_than_the_partition_can_spare(cli: Cli
 
 
 @ON_SLURM
-def test_f32b_who_excludes_too_many_nodes_is_told_which(cli: Cli, slurm_lab: SlurmLab) -> None:
+def test_f32b_status_names_the_excess_excluded_nodes(cli: Cli, slurm_lab: SlurmLab) -> None:
     cli.script("print('trained')\n", "train.py")
     job = cli.submit("-N2", "-x", "n4", "--sbatch=--begin=now+1hour", "--python", sys.executable, "train.py")
     slurm_lab.run(["scontrol", "update", f"JobId={job}", "ExcNodeList=n2,n3,n4", "StartTime=now"])
-    told = commands(cli, job, "BadConstraints")
+    told = suggested_commands(cli, job, "BadConstraints")
     assert "excludes n[2-4]" in cli("status", job).stdout
     assert told[0][1:] == ["update", f"JobId={job}", "ExcNodeList="]
     for words in told[:2]:

@@ -45,7 +45,7 @@ class TestIntegration(IntegrationTestSuite):
     """Programs of their own."""
 
 
-def test_every_key_of_submitit_slurm_is_there() -> None:
+def test_hydra_launcher_has_every_submitit_slurm_key() -> None:
     theirs = {*SlurmQueueConf.__dataclass_fields__, "wait_for_completion"}  # the last is of the main branch
     assert theirs <= set(DtslurmQueueConf.__dataclass_fields__)
     same = ("signal_delay_s", "max_num_timeout", "array_parallelism", "timeout_min", "stderr_to_stdout")
@@ -55,7 +55,7 @@ def test_every_key_of_submitit_slurm_is_there() -> None:
     assert ConfigStore.instance().load("hydra/launcher/dtslurm.yaml").node.wait_for_completion is True
 
 
-def test_a_sweep_that_is_not_waited_for_returns_at_once(tmp_path: Path) -> None:
+def test_unawaited_hydra_sweep_returns_at_once(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(
         textwrap.dedent(
             """

@@ -53,67 +53,67 @@ def submit(boxed: Cli, image: str = "torch:2.9", ranks: str = "1") -> str:
     return boxed.submit(*words, "--container", image, "train.py")
 
 
-def pulls(boxed: Cli) -> list[list[str]]:
+def pull_commands(boxed: Cli) -> list[list[str]]:
     path = boxed.folder / "pulls"
     return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def images(boxed: Cli) -> list[Path]:
+def image_files(boxed: Cli) -> list[Path]:
     return sorted((Path(boxed.env["DTSLURM_RUN_ROOT"]) / ".images").glob("*.sif"))
 
 
-def said(boxed: Cli, job: str) -> list[str]:
+def rank_output(boxed: Cli, job: str) -> list[str]:
     return [path.read_text().strip() for path in sorted(boxed.run_dir(job).logs(0).glob("rank-*.log"))]
 
 
 @ON_SLURM
-def test_jobs_that_want_one_image_pull_it_once(boxed: Cli) -> None:
+def test_jobs_with_the_same_image_pull_the_image_once(boxed: Cli) -> None:
     first = submit(boxed, ranks="2")
-    boxed.wait_until(lambda: pulls(boxed), limit=120)
+    boxed.wait_until(lambda: pull_commands(boxed), limit=120)
     second = submit(boxed, ranks="2")
     boxed.wait_until(lambda: boxed.state(second) == "RUNNING", limit=120)
-    assert said(boxed, first) == said(boxed, second) == []  # nobody runs in half an image
-    assert images(boxed) == []
+    assert rank_output(boxed, first) == rank_output(boxed, second) == []  # nobody runs in half an image
+    assert image_files(boxed) == []
     (boxed.folder / "go").touch()
     third = submit(boxed, ranks="2")
     for job in (first, second, third):
         assert boxed.wait_for_end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
-        [image] = images(boxed)
-        assert said(boxed, job) == [f"['half', 'whole'] {image.name}"] * 4
-    assert [words[1] for words in pulls(boxed)] == ["docker://torch:2.9"]
+        [image] = image_files(boxed)
+        assert rank_output(boxed, job) == [f"['half', 'whole'] {image.name}"] * 4
+    assert [words[1] for words in pull_commands(boxed)] == ["docker://torch:2.9"]
 
 
 @pytest.mark.parametrize("cli", ["local"], indirect=True)
-def test_half_an_image_is_never_taken_for_whole(boxed: Cli) -> None:
+def test_partial_image_is_not_used(boxed: Cli) -> None:
     first = submit(boxed)
-    boxed.wait_until(lambda: pulls(boxed), limit=120)
-    os.kill(int(pulls(boxed)[0][0]), signal.SIGKILL)
+    boxed.wait_until(lambda: pull_commands(boxed), limit=120)
+    os.kill(int(pull_commands(boxed)[0][0]), signal.SIGKILL)
     assert boxed.wait_for_end(first, limit=180)["statuses"][0]["state"] == "FAILED"
-    assert said(boxed, first) == []
-    assert images(boxed) == []
+    assert rank_output(boxed, first) == []
+    assert image_files(boxed) == []
     (boxed.folder / "go").touch()
     second = submit(boxed)
     assert boxed.wait_for_end(second, limit=180)["statuses"][0]["state"] == "COMPLETED"
-    assert len(pulls(boxed)) == 2
+    assert len(pull_commands(boxed)) == 2
 
 
 @pytest.mark.parametrize("cli", ["local"], indirect=True)
-def test_an_image_that_is_not_there_is_named(boxed: Cli) -> None:
+def test_missing_image_is_named(boxed: Cli) -> None:
     (boxed.folder / "go").touch()
     job = submit(boxed, "none:1")
     assert boxed.wait_for_end(job, limit=180)["statuses"][0]["state"] == "FAILED"
     told = (boxed.run_dir(job).path / "logs" / "batch.log").read_text()
     assert "the image could not be pulled: docker://none:1" in told
-    assert images(boxed) == []
+    assert image_files(boxed) == []
     assert '"cause": "container' in boxed("diagnose", "--json", job, code=None).stdout
 
 
 @pytest.mark.parametrize("cli", ["local"], indirect=True)
-def test_the_latest_is_each_runs_own(boxed: Cli) -> None:
+def test_image_with_the_tag_latest_is_pulled_for_each_run(boxed: Cli) -> None:
     (boxed.folder / "go").touch()
     for count in (1, 2):
         job = submit(boxed, "torch")
         assert boxed.wait_for_end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
-        assert said(boxed, job) == ["['half', 'whole'] image.sif"]
-        assert len(pulls(boxed)) == count
-    assert images(boxed) == []
+        assert rank_output(boxed, job) == ["['half', 'whole'] image.sif"]
+        assert len(pull_commands(boxed)) == count
+    assert image_files(boxed) == []

@@ -16,7 +16,7 @@ MANY_RECORDS = """
 
 
 @pytest.mark.parametrize("cli", ["local"], indirect=True)
-def test_the_end_of_a_job_reads_more_records_than_fit_on_a_command_line(
+def test_end_of_a_job_reads_more_records_than_fit_on_a_command_line(
     cli: Cli,
 ) -> None:
     options = ("-N2", "-l", "srun", "--setup", "ulimit -s 256")  # room for 128 KiB of arguments

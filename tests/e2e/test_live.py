@@ -41,13 +41,13 @@ TROUBLES = {
 }
 
 
-def started(cli: Cli, job: str, word: str = "now") -> None:
+def wait_for_output(cli: Cli, job: str, word: str = "now") -> None:
     cli.wait_until(
         lambda: word in "".join(path.read_text() for path in cli.run_dir(job).logs(0).glob("rank-*.log"))
     )
 
 
-def looked(cli: Cli, job: str) -> dict[str, Any]:
+def live_diagnosis(cli: Cli, job: str) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(cli("diagnose", "--live", "--json", job).stdout)
     assert (document["schema"], document["job"], document["live"]) == (1, job, True)
     return document
@@ -58,7 +58,7 @@ def until_waiting(cli: Cli, job: str, count: int) -> dict[str, Any]:
     seen: dict[str, Any] = {}
 
     def wait() -> bool:
-        seen.update(looked(cli, job))
+        seen.update(live_diagnosis(cli, job))
         counts: list[int] = [place["count"] for place in seen["places"] if place["kind"] == "waits"]
         return sum(counts) == count
 
@@ -70,7 +70,7 @@ def check(cli: Cli, trouble: str, per_node: int) -> None:
     code, words = TROUBLES[trouble]
     script = cli.script(TRAINING.replace("{trouble}", code))
     job = cli.submit(*TWO_NODES, "--ntasks-per-node", str(per_node), "-l", "torchrun", script)
-    started(cli, job)
+    wait_for_output(cli, job)
     seen = until_waiting(cli, job, 2 * per_node - 1)
     verdict = seen["verdict"]
     assert (verdict["cause"], verdict["rank"], verdict["suspects"]) == ("hang", per_node, str(per_node))
@@ -87,25 +87,25 @@ def check(cli: Cli, trouble: str, per_node: int) -> None:
 
 
 @WITHOUT_SSH
-def test_a_rank_that_sleeps_is_named(cli: Cli) -> None:
+def test_live_diagnosis_names_a_sleeping_rank(cli: Cli) -> None:
     check(cli, "sleeps", 2)
 
 
 @ON_SLURM
 @pytest.mark.parametrize("trouble", ["stopped", "blocked"])
-def test_a_rank_that_is_stopped_or_blocked_is_named(cli: Cli, trouble: str) -> None:
+def test_live_diagnosis_names_a_stopped_or_blocked_rank(cli: Cli, trouble: str) -> None:
     check(cli, trouble, 1)
 
 
 @pytest.mark.parametrize(
     "cli", [pytest.param("far", marks=[pytest.mark.slurm, pytest.mark.ssh])], indirect=True
 )
-def test_over_ssh_too(cli: Cli) -> None:
+def test_live_diagnosis_works_over_ssh(cli: Cli) -> None:
     check(cli, "sleeps", 1)
 
 
 @WITHOUT_SSH
-def test_a_job_that_computes_makes_progress(cli: Cli) -> None:
+def test_live_diagnosis_reports_the_progress_of_a_computing_job(cli: Cli) -> None:
     job = cli.submit(
         *TWO_NODES, "-l", "srun",
         cli.script("""
@@ -125,15 +125,15 @@ def test_a_job_that_computes_makes_progress(cli: Cli) -> None:
         """),
     )  # fmt: skip
     cli.wait_until(lambda: len(cli.run_dir(job).ranks(0)) == 2)
-    started(cli, job)
-    verdict = looked(cli, job)["verdict"]
+    wait_for_output(cli, job)
+    verdict = live_diagnosis(cli, job)["verdict"]
     assert (verdict["cause"], verdict["rank"]) == ("none", None)
     assert "makes progress" in cli("diagnose", "--live", job).stdout
     assert "--live" in cli("diagnose", job).stdout
 
 
 @ON_SLURM
-def test_a_node_is_looked_at_when_the_first_one_is_done(cli: Cli) -> None:
+def test_live_diagnosis_examines_a_node_when_the_first_node_has_finished(cli: Cli) -> None:
     job = cli.submit(
         *TWO_NODES, "-l", "srun",
         cli.script("""
@@ -146,15 +146,15 @@ def test_a_node_is_looked_at_when_the_first_one_is_done(cli: Cli) -> None:
         """),
     )  # fmt: skip
     cli.wait_until(lambda: 0 in [record.exit_code for record in cli.run_dir(job).ranks(0)])
-    started(cli, job)
-    document = looked(cli, job)
+    wait_for_output(cli, job)
+    document = live_diagnosis(cli, job)
     assert document["verdict"]["cause"] != "hang"
     [working] = [look for look in document["ranks"] if look["rank"] == 1]
     assert working["by"] in ("py-spy", "signal", "proc")
 
 
 @WITHOUT_SSH
-def test_a_job_that_does_not_run_is_told_so(cli: Cli) -> None:
+def test_live_diagnosis_of_an_ended_job_is_refused(cli: Cli) -> None:
     job = cli.submit(cli.script("print(1)"))
     cli.wait_for_end(job)
     assert "is not running: its state is COMPLETED" in cli("diagnose", "--live", job, code=2).stderr

@@ -46,7 +46,7 @@ def on_a_terminal(cli: Cli, *words: str) -> str:
     return written.decode("utf-8", "replace")
 
 
-def test_following_begins_before_the_job_does_and_goes_on_into_the_next_attempt(cli: Cli) -> None:
+def test_logs_follow_begins_before_the_job_and_continues_into_the_next_attempt(cli: Cli) -> None:
     first = cli.submit(cli.script("import time; time.sleep(2)", "first.py"))
     script = cli.script(
         """
@@ -73,7 +73,7 @@ def test_following_begins_before_the_job_does_and_goes_on_into_the_next_attempt(
     assert "attempt 1 begins" in err
 
 
-def test_a_job_that_is_over_is_shown_whole_also_when_followed(cli: Cli) -> None:
+def test_logs_of_an_ended_job_are_complete_also_when_followed(cli: Cli) -> None:
     job = cli.submit(
         "-l", "srun", "--ntasks-per-node", "2", cli.script("for i in range(3000): print('line', i)")
     )
@@ -87,7 +87,7 @@ def test_a_job_that_is_over_is_shown_whole_also_when_followed(cli: Cli) -> None:
     assert [line["text"] for line in document["lines"]] == ["line 2998", "line 2999"]
 
 
-def test_the_last_lines_of_a_log_with_a_line_of_a_gigabyte_are_few_bytes(cli: Cli) -> None:
+def test_tail_of_a_log_with_a_gigabyte_line_is_short(cli: Cli) -> None:
     script = cli.script(
         """
         import os
@@ -106,7 +106,7 @@ def test_the_last_lines_of_a_log_with_a_line_of_a_gigabyte_are_few_bytes(cli: Cl
 
 
 @WITHOUT_SSH
-def test_lines_of_a_time(cli: Cli) -> None:
+def test_logs_are_selected_by_time(cli: Cli) -> None:
     script = cli.script(
         """
         print("2020-01-01 10:00:00,000 early")
@@ -123,7 +123,7 @@ def test_lines_of_a_time(cli: Cli) -> None:
     assert "is not a time" in cli("logs", job, "--since", "soon", code=2).stderr
 
 
-def test_c1_a_terminal_gets_folded_lines_and_no_commands(cli: Cli) -> None:
+def test_c1_terminal_output_has_folded_lines_and_no_control_sequences(cli: Cli) -> None:
     script = cli.script(
         """
         import os
@@ -149,7 +149,7 @@ def test_c1_a_terminal_gets_folded_lines_and_no_commands(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("-f",)])
-def test_a_run_whose_logs_are_gone(cli: Cli, words: tuple[str, ...]) -> None:
+def test_logs_of_a_run_with_deleted_log_files_are_empty(cli: Cli, words: tuple[str, ...]) -> None:
     job = cli.submit(cli.script("print('x')"))
     cli.wait_for_end(job)
     run = cli.run_dir(job)

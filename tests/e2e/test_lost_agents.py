@@ -24,12 +24,12 @@ def train(cli: Cli, *words: str) -> tuple[str, RunDir]:
     options = ["-N2", "-l", "srun", "--max-restarts", "2", "--env", "PACE=0.5", "--env", "STEPS=50", *words]
     job = cli.submit(*options, "--python", sys.executable, "train.py")
     run = cli.run_dir(job)
-    cli.wait_until(lambda: len(nodes_heard(run)) == 2)
+    cli.wait_until(lambda: len(nodes_with_heartbeats(run)) == 2)
     cli.wait_until(lambda: len(run.metrics(0)) > 2)
     return job, run
 
 
-def nodes_heard(run: RunDir) -> list[str]:
+def nodes_with_heartbeats(run: RunDir) -> list[str]:
     """Return the nodes that have given a sign of life, in a file or over the network."""
     folder = run.path / "ranks/0/beats"
     if (folder / "supervisor.json").exists():
@@ -37,7 +37,7 @@ def nodes_heard(run: RunDir) -> list[str]:
     return [path.stem for path in folder.glob("*.json")]
 
 
-def agents(run: RunDir, node: str) -> list[int]:
+def agent_processes(run: RunDir, node: str) -> list[int]:
     """Return the processes that give a node's signs of life."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -55,7 +55,7 @@ def agents(run: RunDir, node: str) -> list[int]:
 def strike(run: RunDir, number: signal.Signals, place: int) -> str:
     """Kill or freeze the agent of a node; return the node."""
     node: str = events_of(run, "attempt")[0]["nodes"][place]
-    [agent] = agents(run, node)
+    [agent] = agent_processes(run, node)
     os.kill(agent, number)
     return node
 
@@ -66,7 +66,7 @@ def strike(run: RunDir, number: signal.Signals, place: int) -> str:
 @pytest.mark.parametrize(
     ("number", "place"), [(signal.SIGKILL, 0), (signal.SIGKILL, 1), (signal.SIGSTOP, 0), (signal.SIGSTOP, 1)]
 )
-def test_f87_ranks_train_on_beside_an_agent_that_is_gone(
+def test_f87_ranks_continue_training_when_an_agent_is_killed_or_frozen(
     cli: Cli, number: signal.Signals, place: int, layout: tuple[str, ...]
 ) -> None:
     job, run = train(cli, *layout)
@@ -77,11 +77,11 @@ def test_f87_ranks_train_on_beside_an_agent_that_is_gone(
     assert [one["cause"] for one in events_of(run, "attempt_ended")] == ["done"]
     assert events_of(run, "node_excluded") == []
     assert [one["node"] for one in events_of(run, "agent_restarted")] == [node]
-    cli.wait_until(lambda: agents(run, node) == [])
+    cli.wait_until(lambda: agent_processes(run, node) == [])
 
 
 @ON_SLURM
-def test_f87_a_node_without_agent_is_not_taken_for_the_cause_of_another_ranks_end(cli: Cli) -> None:
+def test_f87_node_without_an_agent_is_not_blamed_for_the_failure_of_another_rank(cli: Cli) -> None:
     job, run = train(cli, "--env", "FAULT=exit1@24@0")
     cli.wait_until(lambda: len(run.metrics(0)) >= 22)
     strike(run, signal.SIGKILL, 1)

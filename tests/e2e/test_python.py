@@ -23,7 +23,7 @@ def run(cli: Cli, text: str) -> dict[str, Any]:
     )
 
 
-def test_a_script_is_submitted_followed_and_waited_for(cli: Cli) -> None:
+def test_python_api_submits_follows_and_waits_for_a_script(cli: Cli) -> None:
     told = run(
         cli,
         """
@@ -42,7 +42,7 @@ def test_a_script_is_submitted_followed_and_waited_for(cli: Cli) -> None:
 
 
 @WITHOUT_SSH
-def test_a_failure_is_awaited_and_explained(cli: Cli) -> None:
+def test_python_api_awaits_and_explains_a_failure(cli: Cli) -> None:
     told = run(
         cli,
         """
@@ -65,7 +65,7 @@ def test_a_failure_is_awaited_and_explained(cli: Cli) -> None:
 
 
 @WITHOUT_SSH
-def test_waiting_has_a_limit_and_the_job_can_be_ended(cli: Cli) -> None:
+def test_python_api_wait_times_out_and_cancel_ends_the_job(cli: Cli) -> None:
     told = run(
         cli,
         """

@@ -46,7 +46,7 @@ def options(cli: Cli, nodes: int, launcher: str) -> list[str]:
 
 @pytest.mark.parametrize("nodes", [1, 2])
 @WITHOUT_SSH
-def test_ranks_of_torchrun_without_a_process_group_are_told_everywhere(cli: Cli, nodes: int) -> None:
+def test_torchrun_ranks_without_a_process_group_are_reported_everywhere(cli: Cli, nodes: int) -> None:
     words = options(cli, nodes, "torchrun")
     done = cli("submit", "-f", *words, cli.script(TRAIN), "alone", str(nodes - 1), timeout=240)
     text = (
@@ -70,7 +70,7 @@ def test_ranks_of_torchrun_without_a_process_group_are_told_everywhere(cli: Cli,
 
 
 @WITHOUT_SSH
-def test_ranks_that_form_a_group_are_not_accused(cli: Cli) -> None:
+def test_ranks_in_a_process_group_are_not_reported(cli: Cli) -> None:
     job = cli.submit(*options(cli, 2, "torchrun")[2:], cli.script(TRAIN), "group", "1")
     cli.wait_for_end(job, limit=240)
     run = cli.run_dir(job)
@@ -80,7 +80,7 @@ def test_ranks_that_form_a_group_are_not_accused(cli: Cli) -> None:
 
 
 @WITHOUT_SSH
-def test_ranks_of_srun_that_work_apart_get_a_note_and_no_warning(cli: Cli) -> None:
+def test_separate_srun_ranks_get_a_note_without_a_warning(cli: Cli) -> None:
     job = cli.submit(*options(cli, 1, "srun")[2:], cli.script(TRAIN), "alone", "0")
     cli.wait_for_end(job, limit=240)
     shown = cli("status", job).stdout

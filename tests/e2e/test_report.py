@@ -42,7 +42,7 @@ def in_browser(page: Path) -> str:
     return done.stdout
 
 
-def test_a_failed_run_on_one_page(cli: Cli) -> None:
+def test_report_shows_a_failed_run_on_a_single_page(cli: Cli) -> None:
     job = cli.submit("-l", "srun", "--ntasks-per-node", "2", cli.script(TRAIN))
     cli.wait_for_end(job, limit=120)
     page = cli.folder / "page.html"
@@ -57,7 +57,7 @@ def test_a_failed_run_on_one_page(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("cli", ["local"], indirect=True)
-def test_a_browser_draws_it_and_runs_nothing_of_the_logs(cli: Cli) -> None:
+def test_report_page_draws_charts_and_runs_no_script_of_the_logs(cli: Cli) -> None:
     job = cli.submit("-l", "srun", "--ntasks-per-node", "2", cli.script(TRAIN))
     cli.wait_for_end(job)
     cli("report", "-o", "page.html", job)
@@ -90,7 +90,7 @@ sweep:
 
 
 @pytest.mark.parametrize("cli", ["local"], indirect=True)
-def test_the_page_of_a_sweep_has_its_trials_their_curves_and_why_trials_failed(cli: Cli) -> None:
+def test_report_of_a_sweep_shows_trials_curves_and_failures(cli: Cli) -> None:
     cli.script(TRIAL, "trial.py")
     (cli.folder / "sweep.yaml").write_text(SWEEP)
     job = cli.submit("sweep.yaml")
@@ -117,7 +117,7 @@ def test_the_page_of_a_sweep_has_its_trials_their_curves_and_why_trials_failed(c
 
 
 @pytest.mark.parametrize("cli", ["local"], indirect=True)
-def test_the_page_of_an_array_is_of_the_task_that_failed(cli: Cli) -> None:
+def test_report_of_an_array_shows_the_failed_task(cli: Cli) -> None:
     script = cli.script(
         "import os\nif os.environ['SLURM_ARRAY_TASK_ID'] == '1':\n    raise KeyError('label')"
     )
@@ -130,7 +130,7 @@ def test_the_page_of_an_array_is_of_the_task_that_failed(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("cli", ["local"], indirect=True)
-def test_what_cannot_be_reported_is_said(cli: Cli) -> None:
+def test_report_of_an_unstarted_or_unknown_run_is_refused(cli: Cli) -> None:
     before = cli.submit(cli.script("import time; time.sleep(300)", "wait.py"))
     waiting = cli.submit("-d", f"afterok:{before}", cli.script(TRAIN))
     assert "has not started" in cli("report", waiting, code=2).stderr
@@ -138,7 +138,7 @@ def test_what_cannot_be_reported_is_said(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("cli", ["local"], indirect=True)
-def test_a_browser_draws_two_runs_over_each_other(cli: Cli) -> None:
+def test_compare_page_draws_two_runs_in_the_same_charts(cli: Cli) -> None:
     script = cli.script(TRAIN)
     jobs = [
         cli.submit("-l", "srun", "--ntasks-per-node", "2", script, *words) for words in ((), ("--lr", "2"))

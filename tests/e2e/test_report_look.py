@@ -103,7 +103,7 @@ def measure_page(page: Path, *, width: int, dark: bool) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("cli", ["local"], indirect=True)
-def test_pages_fit_a_phone_and_all_of_their_text_can_be_read(cli: Cli) -> None:
+def test_pages_fit_a_phone_screen_with_readable_text(cli: Cli) -> None:
     script = cli.script(TRAIN)
     (cli.folder / "sweep.yaml").write_text(SWEEP)
     size = ("-l", "srun", "--ntasks-per-node", "2")

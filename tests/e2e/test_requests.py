@@ -31,7 +31,7 @@ def requests(lab: SlurmLab) -> int:
     return sum(int(number) for number in QUESTIONS.findall(told))
 
 
-def settled(lab: SlurmLab) -> bool:
+def settled_requests(lab: SlurmLab) -> bool:
     before = requests(lab)
     time.sleep(SETTLED_S)
     return requests(lab) == before
@@ -53,7 +53,7 @@ def window(cli: Cli, job: str, output: Path) -> Iterator[subprocess.Popen[bytes]
 
 @pytest.mark.slow
 @ON_SLURM
-def test_f21_five_windows_ask_five_times_a_minute_at_most(
+def test_f21_five_windows_make_at_most_five_requests_a_minute(
     cli: Cli, slurm_lab: SlurmLab, tmp_path: Path
 ) -> None:
     cli.script("import time; print('here I am', flush=True); time.sleep(600)")
@@ -64,7 +64,7 @@ def test_f21_five_windows_ask_five_times_a_minute_at_most(
         windows = [stack.enter_context(window(cli, job, output)) for output in outputs]
         cli.wait_until(lambda: all(b"here I am" in output.read_bytes() for output in outputs))
         cli.wait_until(lambda: all(b"RUNNING" in output.read_bytes() for output in outputs))
-        cli.wait_until(lambda: settled(slurm_lab))
+        cli.wait_until(lambda: settled_requests(slurm_lab))
         before, begin = requests(slurm_lab), time.monotonic()
         time.sleep(WATCHED_S)
         asked, minutes = requests(slurm_lab) - before, (time.monotonic() - begin) / 60

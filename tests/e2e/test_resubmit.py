@@ -18,7 +18,7 @@ COUNTS = """
 
 
 @WITHOUT_SSH
-def test_resubmit_asks_for_the_same_again(cli: Cli) -> None:
+def test_resubmit_repeats_the_request_or_continues_from_a_checkpoint(cli: Cli) -> None:
     words = [
         "--python",
         sys.executable,
@@ -55,7 +55,7 @@ def test_resubmit_asks_for_the_same_again(cli: Cli) -> None:
 
 
 @WITHOUT_SSH
-def test_a_run_without_a_request_says_so(cli: Cli) -> None:
+def test_resubmit_of_a_run_without_a_request_is_refused(cli: Cli) -> None:
     job = cli.submit("--python", sys.executable, "--env", "GREETING=x", cli.script(COUNTS))
     cli.wait_for_end(job)
     path = cli.run_dir(job).path / "job.json"

@@ -31,13 +31,13 @@ TELL = """
 """
 
 
-def told(path: Path) -> dict[str, Any]:
+def printed_variables(path: Path) -> dict[str, Any]:
     value: dict[str, Any] = json.loads(path.read_text().splitlines()[-1])
     return value
 
 
 @pytest.mark.proves("single", "logs")
-def test_single_f82_values_arrive_as_they_were_given(cli: Cli) -> None:
+def test_single_f82_values_arrive_unchanged(cli: Cli) -> None:
     script = cli.script(TELL)
     odd = [
         "a b",
@@ -57,7 +57,7 @@ def test_single_f82_values_arrive_as_they_were_given(cli: Cli) -> None:
     status = cli.wait_for_end(job)
     assert [item["state"] for item in status["statuses"]] == ["COMPLETED"]
     run = cli.run_dir(job)
-    values = told(run.logs(0) / "rank-0.log")
+    values = printed_variables(run.logs(0) / "rank-0.log")
     assert [bytes.fromhex(item).decode() for item in values["argv"]] == odd
     assert values["SLURM_JOB_NAME"] == name
     assert values["GREETING"] == "it's; $(date)\nbye, a=b"
@@ -69,7 +69,7 @@ def test_single_f82_values_arrive_as_they_were_given(cli: Cli) -> None:
 
 
 @WITHOUT_SSH
-def test_relative_outputs_are_where_sbatch_would_have_put_them(cli: Cli) -> None:
+def test_relative_outputs_are_written_to_the_submission_directory(cli: Cli) -> None:
     git(cli.folder, "init", "-q")
     script = cli.script("""
         from pathlib import Path
@@ -104,7 +104,7 @@ def test_relative_outputs_of_a_snapshot_are_shown_and_fetched(cli: Cli, tmp_path
     assert not (tmp_path / "fetched" / "code" / script).exists()
 
 
-def test_c21_files_and_folders_are_the_users_alone(cli: Cli) -> None:
+def test_c21_run_files_and_directories_are_private(cli: Cli) -> None:
     job = cli.submit(cli.script("print('hello')"))
     cli.wait_for_end(job)
     for path in [cli.run_dir(job).path, *cli.run_dir(job).path.rglob("*")]:
@@ -112,11 +112,11 @@ def test_c21_files_and_folders_are_the_users_alone(cli: Cli) -> None:
 
 
 @pytest.mark.quick
-def test_srun_over_two_nodes(cli: Cli) -> None:
+def test_srun_starts_ranks_on_two_nodes(cli: Cli) -> None:
     job = cli.submit("-N2", "--ntasks-per-node", "2", "-l", "srun", cli.script(TELL))
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
     run = cli.run_dir(job)
-    values = [told(run.logs(0) / f"rank-{rank}.log") for rank in range(4)]
+    values = [printed_variables(run.logs(0) / f"rank-{rank}.log") for rank in range(4)]
     assert [value["RANK"] for value in values] == ["0", "1", "2", "3"]
     assert [value["LOCAL_RANK"] for value in values] == ["0", "1", "0", "1"]
     assert {value["WORLD_SIZE"] for value in values} == {"4"}
@@ -126,11 +126,13 @@ def test_srun_over_two_nodes(cli: Cli) -> None:
     assert run.manifest(0)["world_size"] == 4
 
 
-def test_every_rank_sees_the_jobs_gpus_of_its_node(cli: Cli) -> None:
+def test_every_rank_sees_the_gpus_of_the_job_on_its_node(cli: Cli) -> None:
     job = cli.submit("--gpus-per-node", "2", "-l", "srun", cli.script(TELL))
     cli.wait_for_end(job)
     run = cli.run_dir(job)
-    devices = [told(run.logs(0) / f"rank-{rank}.log")["CUDA_VISIBLE_DEVICES"] for rank in range(2)]
+    devices = [
+        printed_variables(run.logs(0) / f"rank-{rank}.log")["CUDA_VISIBLE_DEVICES"] for rank in range(2)
+    ]
     assert [len((value or "").split(",")) for value in devices] == [2, 2]
 
 
@@ -139,7 +141,7 @@ def test_every_rank_sees_the_jobs_gpus_of_its_node(cli: Cli) -> None:
 @pytest.mark.proves("launcher", "runs", "logs")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("launcher", ["single", "srun", "torchrun"])
-def test_digits_train(cli: Cli, launcher: str) -> None:
+def test_digits_example_trains(cli: Cli, launcher: str) -> None:
     example = Path(__file__).parents[2] / "examples" / "digits" / "train.py"
     place = [] if launcher == "single" else ["-N2", "--gpus-per-node", "2"]
     world = 1 if launcher == "single" else 4
@@ -166,7 +168,7 @@ def test_digits_train(cli: Cli, launcher: str) -> None:
 @WITHOUT_SSH
 @pytest.mark.proves("launcher", "exit")
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_f44_the_failing_ranks_own_code_is_the_jobs(cli: Cli, launcher: str) -> None:
+def test_f44_exit_code_of_the_failed_rank_is_the_exit_code_of_the_job(cli: Cli, launcher: str) -> None:
     script = cli.script(
         """
         import os, sys, time
@@ -191,7 +193,7 @@ def test_f44_the_failing_ranks_own_code_is_the_jobs(cli: Cli, launcher: str) -> 
     assert "rank 3 failed first, exit code 42" in shown.stdout
 
 
-def test_a_list_of_runs_names_the_exception(cli: Cli) -> None:
+def test_status_list_names_the_exception(cli: Cli) -> None:
     script = cli.script(
         """
         import os, time
@@ -230,7 +232,7 @@ raise SystemExit(1)
         ),
     ],
 )
-def test_an_exception_is_named_whatever_its_class(cli: Cli, failure: str, shown: str) -> None:
+def test_exception_of_any_class_is_named(cli: Cli, failure: str, shown: str) -> None:
     job = cli.submit("-l", "single", cli.script(failure))
     cli.wait_for_end(job)
     expected = f"{shown} (rank 0)" if shown else "rank 0 failed first, exit code 1"
@@ -240,7 +242,7 @@ def test_an_exception_is_named_whatever_its_class(cli: Cli, failure: str, shown:
 
 
 @pytest.mark.proves("single", "exit")
-def test_a_killed_rank_is_recorded_with_its_signal(cli: Cli) -> None:
+def test_killed_rank_is_recorded_with_its_signal(cli: Cli) -> None:
     job = cli.submit(cli.script("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"))
     status = cli.wait_for_end(job)["statuses"][0]
     assert (status["state"], status["exit_code"]) == ("FAILED", 137)
@@ -250,7 +252,7 @@ def test_a_killed_rank_is_recorded_with_its_signal(cli: Cli) -> None:
 @pytest.mark.parametrize("options", [(), ("--max-restarts", "0")], ids=["plain", "supervised"])
 @pytest.mark.parametrize("code", [0, 3])
 @WITHOUT_SSH
-def test_teardown_runs_last_and_leaves_the_jobs_exit_code_alone(
+def test_teardown_runs_last_and_does_not_change_the_exit_code(
     cli: Cli, code: int, options: tuple[str, ...]
 ) -> None:
     script = cli.script(f"import sys; print('trained', flush=True); sys.exit({code})")
@@ -291,7 +293,7 @@ def test_teardown_runs_after_a_cancel_and_a_failed_setup(cli: Cli) -> None:
 
 
 @WITHOUT_SSH
-def test_array(cli: Cli) -> None:
+def test_array_tasks_have_separate_states_and_logs(cli: Cli) -> None:
     script = cli.script(
         "import os, sys; i = os.environ['SLURM_ARRAY_TASK_ID']; print('task', i); sys.exit(i == '3')"
     )
@@ -309,7 +311,7 @@ def test_array(cli: Cli) -> None:
 
 
 @WITHOUT_SSH
-def test_dependencies(cli: Cli) -> None:
+def test_dependent_jobs_start_by_the_result_of_the_first_job(cli: Cli) -> None:
     good = cli.submit(cli.script("print('first')", "good.py"))
     bad = cli.submit(cli.script("raise SystemExit(3)", "bad.py"))
     after_good = cli.submit("-d", f"afterok:{good}", cli.script("print('second')", "next.py"))
@@ -323,7 +325,7 @@ def test_dependencies(cli: Cli) -> None:
     assert "never start" in cli("status", after_bad).stdout.lower()
 
 
-def test_cancel(cli: Cli) -> None:
+def test_cancel_ends_running_and_pending_jobs(cli: Cli) -> None:
     job = cli.submit(cli.script("import time; print('up', flush=True); time.sleep(100)"))
     cli.wait_until(lambda: "up" in cli("logs", job).stdout)
     assert f"cancelled: {job}" in cli("cancel", job).stderr
@@ -339,7 +341,7 @@ def test_cancel(cli: Cli) -> None:
     assert cli.wait_for_end(waiting)["statuses"][0]["state"] == "CANCELLED"
 
 
-def test_a_job_whose_record_a_later_version_wrote_is_shown_and_cancelled_by_its_id(cli: Cli) -> None:
+def test_job_with_a_record_of_a_later_version_is_shown_and_cancelled_by_id(cli: Cli) -> None:
     job = cli.submit(cli.script(UNTIL), "never")
     cli.wait_until(lambda: cli.state(job) == "RUNNING")
     record = cli.status(job)["record"]
@@ -361,7 +363,7 @@ def test_a_job_whose_record_a_later_version_wrote_is_shown_and_cancelled_by_its_
 
 
 @pytest.mark.parametrize("kept_up", [[], ["--max-restarts", "1"]], ids=["plain", "supervised"])
-def test_a_job_that_starts_while_it_is_cancelled_ends_as_cancelled(cli: Cli, kept_up: list[str]) -> None:
+def test_job_that_starts_during_a_cancel_ends_as_cancelled(cli: Cli, kept_up: list[str]) -> None:
     go = cli.folder / "go"
     first = cli.submit(cli.script(UNTIL), str(go))
     job = cli.submit("-d", f"afterany:{first}", *kept_up, cli.script("print('ran')", "quick.py"))
@@ -375,7 +377,7 @@ def test_a_job_that_starts_while_it_is_cancelled_ends_as_cancelled(cli: Cli, kep
 
 
 @pytest.mark.parametrize("kept_up", [[], ["--max-restarts", "1"]], ids=["plain", "supervised"])
-def test_what_is_cancelled_has_time_to_save(cli: Cli, kept_up: list[str]) -> None:
+def test_cancelled_job_has_time_to_save(cli: Cli, kept_up: list[str]) -> None:
     script = cli.script(
         """
         import pathlib, signal, sys, time
@@ -397,7 +399,7 @@ def test_what_is_cancelled_has_time_to_save(cli: Cli, kept_up: list[str]) -> Non
     cli.wait_until((cli.folder / "saved").exists)  # Slurm calls it cancelled while it still saves
 
 
-def test_hold_and_release(cli: Cli) -> None:
+def test_held_job_waits_until_release(cli: Cli) -> None:
     go = cli.folder / "go"
     first = cli.submit(cli.script(UNTIL), str(go))
     held = cli.submit("-d", f"afterany:{first}", cli.script("print('ran')", "quick.py"))
@@ -409,7 +411,7 @@ def test_hold_and_release(cli: Cli) -> None:
     assert cli.wait_for_end(held)["statuses"][0]["state"] == "COMPLETED"
 
 
-def test_requeue_keeps_every_attempts_logs(cli: Cli) -> None:
+def test_requeue_keeps_the_logs_of_every_attempt(cli: Cli) -> None:
     script = cli.script(
         """
         import os, time
@@ -436,7 +438,7 @@ def test_requeue_keeps_every_attempts_logs(cli: Cli) -> None:
 
 
 @WITHOUT_SSH
-def test_a_run_that_cannot_go_on_is_not_requeued_and_its_user_learns_why(cli: Cli) -> None:
+def test_requeue_of_a_run_that_cannot_continue_is_refused_with_the_reason(cli: Cli) -> None:
     job = cli.submit(cli.script("import time; time.sleep(100)"))
     cli.wait_until(lambda: cli.state(job) == "RUNNING")
     for _ in ("running", "over"):
@@ -448,7 +450,7 @@ def test_a_run_that_cannot_go_on_is_not_requeued_and_its_user_learns_why(cli: Cl
 
 
 @WITHOUT_SSH
-def test_training_that_was_done_is_done_again_only_if_asked(cli: Cli) -> None:
+def test_completed_training_is_repeated_only_by_an_explicit_requeue(cli: Cli) -> None:
     script = cli.script("import os; print('attempt', os.environ['DTSLURM_ATTEMPT'])")
     job = cli.submit("--max-restarts", "1", script)
     cli.wait_for_end(job)
@@ -463,7 +465,7 @@ def test_training_that_was_done_is_done_again_only_if_asked(cli: Cli) -> None:
 @WITHOUT_SSH
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_time_limit_with_an_early_signal(cli: Cli) -> None:
+def test_early_signal_arrives_before_the_time_limit(cli: Cli) -> None:
     script = cli.script(
         """
         import signal, sys, time
@@ -487,7 +489,7 @@ def test_time_limit_with_an_early_signal(cli: Cli) -> None:
         assert "early signal" in (run.logs(0) / f"rank-{rank}.log").read_text()
 
 
-def test_follow_shows_everything_and_ends_with_the_jobs_code(cli: Cli) -> None:
+def test_submit_follow_shows_all_output_and_returns_the_exit_code(cli: Cli) -> None:
     script = cli.script(
         """
         import os, sys, time
@@ -518,7 +520,7 @@ def test_follow_shows_everything_and_ends_with_the_jobs_code(cli: Cli) -> None:
     assert "rank logs" in done.stderr
 
 
-def test_wait_gives_the_jobs_code(cli: Cli) -> None:
+def test_submit_wait_returns_the_exit_code(cli: Cli) -> None:
     words = ["submit", "--cluster", cli.cluster, "-t", "10", "--wait"]
     cli(*words, cli.script("raise SystemExit(5)"), code=5)
     done = cli(*words, "--follow", "--json", cli.script("print('fine')"))
@@ -526,7 +528,7 @@ def test_wait_gives_the_jobs_code(cli: Cli) -> None:
     assert "[0] fine" in done.stderr
 
 
-def test_a_rank_may_work_on_when_others_are_done(cli: Cli) -> None:
+def test_rank_may_continue_after_the_other_ranks_have_finished(cli: Cli) -> None:
     """Rank 0 often saves or evaluates alone at the end, however short a wait the site's srun has."""
     script = cli.script(
         """
@@ -543,7 +545,7 @@ def test_a_rank_may_work_on_when_others_are_done(cli: Cli) -> None:
     assert "[0] exported" in cli("logs", job).stdout
 
 
-def test_logs_can_be_chosen(cli: Cli) -> None:
+def test_logs_are_selected_by_rank_text_and_number(cli: Cli) -> None:
     script = cli.script("import os\nfor i in range(4): print('step', i, 'of rank', os.environ['RANK'])")
     job = cli.submit("--ntasks-per-node", "2", "-l", "srun", script)
     cli.wait_for_end(job)
@@ -556,7 +558,7 @@ def test_logs_can_be_chosen(cli: Cli) -> None:
     cli("logs", job, "--grep", "(", code=2)
 
 
-def test_f83_the_outer_jobs_variables_do_not_leak_and_the_usual_ones_are_there(cli: Cli) -> None:
+def test_f83_slurm_variables_of_an_outer_job_are_not_exported_and_login_variables_are_set(cli: Cli) -> None:
     cli.env.update(
         {"SBATCH_JOB_NAME": "stray", "SBATCH_PARTITION": "nowhere", "SLURM_JOB_ID": "99", "SLURM_NTASKS": "7",
          "RANK": "5", "MASTER_ADDR": "elsewhere", "PYTHONPATH": "/nowhere", "CANARY_TOKEN": "hf_canary"}
@@ -573,7 +575,7 @@ def test_f83_the_outer_jobs_variables_do_not_leak_and_the_usual_ones_are_there(c
 
 
 @pytest.mark.parametrize("cli", ["local"], indirect=True)
-def test_auto_starts_one_rank_without_variables_unless_the_script_fails_so(cli: Cli) -> None:
+def test_auto_launcher_sets_rank_variables_only_for_a_script_that_requires_them(cli: Cli) -> None:
     cli.script(
         "import os\nimport torch.distributed as dist\nprint('distributed', 'RANK' in os.environ)\n", "free.py"
     )
@@ -588,7 +590,7 @@ def test_auto_starts_one_rank_without_variables_unless_the_script_fails_so(cli: 
 @pytest.mark.parametrize("earlier_run", [True, False])
 @pytest.mark.parametrize("state", ["read-only", "full"])
 @WITHOUT_SSH
-def test_f16_a_home_that_cannot_be_written_hides_no_run(
+def test_f16_unwritable_home_does_not_hide_runs(
     cli: Cli, tmp_path: Path, state: str, *, earlier_run: bool
 ) -> None:
     with small_disk(tmp_path / "home", "size=1m") as home:

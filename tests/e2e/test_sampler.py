@@ -29,7 +29,7 @@ sys.exit("no notes came: " + str(list(folder.iterdir())))
 """
 
 
-def running(run: RunDir) -> list[str]:
+def sampler_commands(run: RunDir) -> list[str]:
     """Return the command lines of the run's samplers that are alive."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -42,13 +42,13 @@ def running(run: RunDir) -> list[str]:
     return found
 
 
-def notes(run: RunDir, node: int, attempt: int = 0) -> list[dict[str, object]]:
+def telemetry_lines(run: RunDir, node: int, attempt: int = 0) -> list[dict[str, object]]:
     return list(json_lines(run.path / "metrics" / str(attempt) / f"node-{node}.jsonl"))
 
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 @WITHOUT_SSH
-def test_every_node_is_noted_and_the_job_does_not_feel_it(cli: Cli, launcher: str) -> None:
+def test_every_node_is_sampled_without_an_effect_on_the_job(cli: Cli, launcher: str) -> None:
     script = cli.script(TRAIN)
     options = ("-N2", "--ntasks-per-node=2", "-l", launcher, "--python", sys.executable)
     job = cli.submit(*options, script, "2", "0")
@@ -57,51 +57,51 @@ def test_every_node_is_noted_and_the_job_does_not_feel_it(cli: Cli, launcher: st
     run = cli.run_dir(job)
     assert "noted by all nodes" in (run.logs(0) / "rank-0.log").read_text()
     for node in (0, 1):
-        first, *_, last = notes(run, node)
+        first, *_, last = telemetry_lines(run, node)
         assert (first["schema"], first["node_rank"]) == (1, node)
         assert {"nics", "disks", "memory_used", "memory_total", "load", "time"} <= set(first)
         assert "gpus" not in first
         assert "cpu_percent" in last
     if cli.cluster == "slurm":
-        assert notes(run, 0)[0]["node"] != notes(run, 1)[0]["node"]
+        assert telemetry_lines(run, 0)[0]["node"] != telemetry_lines(run, 1)[0]["node"]
     seen = read_telemetry(Context(cwd=cli.folder), run.load())
     assert [(item.node_rank, item.gpus) for item in seen.nodes] == [(0, ()), (1, ())]
     assert [rank.exit_code for rank in seen.ranks.values()] == [0, 0, 0, 0]
-    cli.wait_until(lambda: not running(run))
+    cli.wait_until(lambda: not sampler_commands(run))
 
 
 @WITHOUT_SSH
-def test_an_exit_code_is_the_training_codes_own_and_nothing_stays_behind(cli: Cli) -> None:
+def test_sampled_job_returns_the_exit_code_of_training_and_leaves_no_process(cli: Cli) -> None:
     job = cli.submit("-l", "single", cli.script(TRAIN), "1", "7")
     status = cli.wait_for_end(job)["statuses"][0]
     assert (status["state"], status["exit_code"]) == ("FAILED", 7)
     run = cli.run_dir(job)
-    assert len(notes(run, 0)) >= 2
-    cli.wait_until(lambda: not running(run))
+    assert len(telemetry_lines(run, 0)) >= 2
+    cli.wait_until(lambda: not sampler_commands(run))
 
 
 @WITHOUT_SSH
-def test_a_job_may_be_killed_with_its_sampler(cli: Cli) -> None:
+def test_cancelled_job_ends_its_sampler(cli: Cli) -> None:
     job = cli.submit("-l", "single", cli.script("import time; time.sleep(600)"))
     run = cli.run_dir(job)
-    cli.wait_until(lambda: notes(run, 0))
-    assert len(running(run)) == 1
+    cli.wait_until(lambda: telemetry_lines(run, 0))
+    assert len(sampler_commands(run)) == 1
     cli("cancel", job)
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "CANCELLED"
-    cli.wait_until(lambda: not running(run))
+    cli.wait_until(lambda: not sampler_commands(run))
 
 
 @ON_SLURM
-def test_each_task_of_an_array_has_notes_of_its_own(cli: Cli) -> None:
+def test_each_array_task_has_separate_telemetry(cli: Cli) -> None:
     job = cli.submit("-a", "0-1", "-l", "single", cli.script(TRAIN), "1", "0")
     assert {item["state"] for item in cli.wait_for_end(job, 120)["statuses"]} == {"COMPLETED"}
     tasks = cli.run_dir(job).tasks()
-    assert [len(notes(task, 0)) >= 2 for task in tasks.values()] == [True, True]
+    assert [len(telemetry_lines(task, 0)) >= 2 for task in tasks.values()] == [True, True]
     seen = read_telemetry(Context(cwd=cli.folder), cli.run_dir(job).load(), task="1")
     assert (seen.task, seen.tasks, len(seen.nodes)) == ("1", ("0", "1"), 1)
 
 
-def test_the_program_travels_with_the_run(cli: Cli) -> None:
+def test_sampler_program_is_copied_into_the_run_directory(cli: Cli) -> None:
     run = cli.run_dir(cli.submit("--no-check", "-l", "single", cli.script("pass")))
     assert (run.path / "sampler.py").is_file()
     document = run.document()
@@ -109,7 +109,7 @@ def test_the_program_travels_with_the_run(cli: Cli) -> None:
 
 
 @ON_SLURM
-def test_without_sampling_there_is_no_word_of_it(cli: Cli) -> None:
+def test_no_sample_option_omits_the_sampler(cli: Cli) -> None:
     job = cli.submit("--no-sample", "-l", "single", cli.script("print('hello')"))
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
     run = cli.run_dir(job)
@@ -125,7 +125,7 @@ def test_without_sampling_there_is_no_word_of_it(cli: Cli) -> None:
 
 
 @ON_SLURM
-def test_a_broken_sampler_breaks_nothing(cli: Cli) -> None:
+def test_broken_sampler_does_not_affect_the_job(cli: Cli) -> None:
     job = cli.submit("--sbatch=--hold", "-l", "single", cli.script("print('trained')"))
     run = cli.run_dir(job)
     (run.path / "sampler.py").write_text("raise SystemExit(9)")

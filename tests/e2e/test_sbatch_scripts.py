@@ -13,7 +13,7 @@ from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli
 
 
 @WITHOUT_SSH
-def test_options_of_torchrun_reach_it(cli: Cli) -> None:
+def test_launcher_options_reach_torchrun(cli: Cli) -> None:
     script = cli.script("import os; print('role', os.environ['ROLE_NAME'])")
     options = ("--launcher-option", "role=my trainer", "--launcher-option", "--start-method=fork")
     job = cli.submit("-l", "torchrun", *options, "--python", sys.executable, script)
@@ -22,7 +22,7 @@ def test_options_of_torchrun_reach_it(cli: Cli) -> None:
 
 
 @WITHOUT_SSH
-def test_the_tasks_number_in_an_argument_is_filled_in(cli: Cli) -> None:
+def test_array_task_id_in_an_argument_is_substituted(cli: Cli) -> None:
     script = cli.script("import sys; print('seed', *sys.argv[1:])")
     job = cli.submit("-l", "single", "--array", "3-4", script, "$SLURM_ARRAY_TASK_ID", "$(id) $HOME")
     cli.wait_for_end(job)
@@ -31,7 +31,7 @@ def test_the_tasks_number_in_an_argument_is_filled_in(cli: Cli) -> None:
 
 
 @WITHOUT_SSH
-def test_the_output_of_the_script_is_copied_where_sbatch_would_write_it(cli: Cli) -> None:
+def test_script_output_is_copied_to_the_output_files(cli: Cli) -> None:
     script = cli.script("print('trained')")
     copies = ("-o", "logs/%x-%j.out", "--error", "%x.err")
     shell = ("--setup", "echo in the script", "--setup", "echo an error >&2")
@@ -46,14 +46,14 @@ def test_the_output_of_the_script_is_copied_where_sbatch_would_write_it(cli: Cli
 
 
 @WITHOUT_SSH
-def test_a_program_left_in_the_background_does_not_hold_the_job(cli: Cli) -> None:
+def test_background_program_does_not_delay_the_end_of_the_job(cli: Cli) -> None:
     job = cli.submit("-l", "single", "-o", "x.out", "--setup", "sleep 600 &", cli.script("print('trained')"))
     assert {status["state"] for status in cli.wait_for_end(job)["statuses"]} == {"COMPLETED"}
     assert (cli.folder / "x.out").read_text().startswith("the logs of the ranks are in")
 
 
 @WITHOUT_SSH
-def test_a_failed_job_keeps_its_code_where_its_output_is_copied(cli: Cli) -> None:
+def test_failed_job_with_copied_output_keeps_its_exit_code(cli: Cli) -> None:
     script = cli.script("raise SystemExit(7)")
     done = cli(
         "submit", "--cluster", cli.cluster, "-t", "5", "-f", "-l", "single", "-o", "x.out", script, code=7
@@ -63,7 +63,7 @@ def test_a_failed_job_keeps_its_code_where_its_output_is_copied(cli: Cli) -> Non
 
 
 @ON_SLURM
-def test_slurm_has_the_options_under_their_own_names(cli: Cli) -> None:
+def test_sbatch_options_reach_slurm_under_their_names(cli: Cli) -> None:
     script = cli.script("print('trained')")
     options = ("--comment", "for the paper", "--nice=7", "--mail-type=END", "--hold")
     job = cli.submit("-l", "single", *options, "--signal=B:USR1@120", script, "--nice=3")
@@ -93,7 +93,7 @@ default_node_type: bound
 
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])
 @WITHOUT_SSH
-def test_ranks_run_on_the_cpus_that_the_profile_gives_them(cli: Cli, launcher: str) -> None:
+def test_ranks_run_on_the_cpus_given_by_the_profile(cli: Cli, launcher: str) -> None:
     cpus = sorted(os.sched_getaffinity(0))[:2]
     profiles = cli.folder / "cluster_profiles"
     profiles.mkdir()

@@ -29,14 +29,14 @@ def argvs() -> Iterator[bytes]:
             continue
 
 
-def holding(folder: Path) -> list[str]:
+def files_with_the_secret(folder: Path) -> list[str]:
     marks = (CANARY.encode(), b"c4n4ry")
     files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     return sorted(path.name for path in files if any(mark in path.read_bytes() for mark in marks))
 
 
 @pytest.mark.parametrize("launcher", ["single", "srun", "torchrun"])
-def test_c16_c17_c18_c34_a_secret_is_in_one_file_only(cli: Cli, tmp_path: Path, launcher: str) -> None:
+def test_c16_c17_c18_c34_secret_is_stored_in_a_single_file(cli: Cli, tmp_path: Path, launcher: str) -> None:
     import hashlib
 
     cli.env["WANDB_API_KEY"] = CANARY
@@ -59,13 +59,13 @@ def test_c16_c17_c18_c34_a_secret_is_in_one_file_only(cli: Cli, tmp_path: Path, 
         assert b"c4n4ry" not in shown.stdout
     cli.wait_for_end(job)
     assert hashlib.sha256(CANARY.encode()).hexdigest() in log.read_text()
-    assert holding(run.path) == []  # it starts once, and has read them
-    assert holding(tmp_path / "state") == []
+    assert files_with_the_secret(run.path) == []  # it starts once, and has read them
+    assert files_with_the_secret(tmp_path / "state") == []
     told = cli("status", "--json", job).stdout + cli("logs", job).stdout
     assert "c4n4ry" not in told
 
 
-def test_what_is_wrong_with_a_secret_is_told_without_its_value(cli: Cli) -> None:
+def test_invalid_secret_is_reported_without_its_value(cli: Cli) -> None:
     done = cli(
         *("submit", "--cluster", cli.cluster, "-t", "5", "--secret", "KEY=c4n4ry", "--secret", "NO_SUCH_KEY"),
         *("--secret", "1x", cli.script("pass")),
@@ -80,7 +80,7 @@ def test_what_is_wrong_with_a_secret_is_told_without_its_value(cli: Cli) -> None
     assert "'1x' is not a variable name" in done.stderr
 
 
-def test_a_variable_that_looks_secret_is_pointed_to_the_safe_way(cli: Cli) -> None:
+def test_secret_option_is_suggested_for_a_variable_that_looks_secret(cli: Cli) -> None:
     done = cli(
         *("submit", "--cluster", cli.cluster, "-t", "5", "--dry-run", "--env", "HF_TOKEN=abc"),
         cli.script("pass"),
@@ -88,7 +88,7 @@ def test_a_variable_that_looks_secret_is_pointed_to_the_safe_way(cli: Cli) -> No
     assert "--secret HF_TOKEN" in done.stderr
 
 
-def test_a_rendered_script_asks_for_its_secrets(cli: Cli) -> None:
+def test_rendered_script_requires_its_secrets_from_the_environment(cli: Cli) -> None:
     words = ("--secret", "WANDB_API_KEY", "--secret", "HF_TOKEN")
     done = cli("render", "--cluster", "local", "-t", "5", *words, cli.script("pass"))
     way = "submit with: sbatch --export=WANDB_API_KEY,HF_TOKEN"

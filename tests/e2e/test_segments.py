@@ -38,7 +38,7 @@ def lab(lab_root: Path, slurm_software: Software) -> Iterator[SlurmLab]:
         yield lab
 
 
-def test_a_planned_job_gets_whole_segments_of_each_rack(lab: SlurmLab, tmp_path: Path) -> None:
+def test_planned_job_gets_whole_segments_of_each_rack(lab: SlurmLab, tmp_path: Path) -> None:
     """One node of one rack and three of the other are free at first: it waits for two of each."""
     folder = tmp_path / "project"
     folder.mkdir()

@@ -54,7 +54,7 @@ SAVES = """
 @pytest.mark.slurm
 @pytest.mark.proves("launcher", "signal")
 @pytest.mark.parametrize("launcher", ["single", "srun", "torchrun"])
-def test_the_early_signal_reaches_every_rank(launcher: str, tmp_path: Path, slurm_lab: SlurmLab) -> None:
+def test_early_signal_reaches_every_rank(launcher: str, tmp_path: Path, slurm_lab: SlurmLab) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
     cli = Cli("slurm", folder, {**slurm_lab.env, "DTSLURM_RUN_ROOT": str(tmp_path / "runs")})
@@ -73,7 +73,9 @@ def test_the_early_signal_reaches_every_rank(launcher: str, tmp_path: Path, slur
 
 @WITHOUT_SSH
 @pytest.mark.parametrize(("launcher", "slow"), [("srun", 0), ("srun", 3), ("torchrun", 2)])
-def test_a_rank_may_go_on_saving_when_others_have_left_with_85(cli: Cli, launcher: str, slow: int) -> None:
+def test_rank_may_continue_saving_after_other_ranks_have_exited_with_85(
+    cli: Cli, launcher: str, slow: int
+) -> None:
     job, run = start_saving(cli, launcher, slow, "6", "85")
     status = cli.wait_for_end(job, limit=180)["statuses"][0]
     assert (run.logs(0) / f"rank-{slow}.log").read_text().splitlines()[-1] == "saved"
@@ -82,7 +84,7 @@ def test_a_rank_may_go_on_saving_when_others_have_left_with_85(cli: Cli, launche
 
 
 @WITHOUT_SSH
-def test_a_rank_that_fails_to_save_ends_those_that_wait_for_it(cli: Cli) -> None:
+def test_rank_that_fails_to_save_ends_the_job_with_its_code(cli: Cli) -> None:
     job, run = start_saving(cli, "srun", 1, "1", "7")
     status = cli.wait_for_end(job, limit=180)["statuses"][
         0
@@ -93,7 +95,7 @@ def test_a_rank_that_fails_to_save_ends_those_that_wait_for_it(cli: Cli) -> None
 
 
 @WITHOUT_SSH
-def test_cancelling_ends_ranks_that_wait_for_one_that_hangs(cli: Cli) -> None:
+def test_cancel_ends_a_hanging_rank_that_other_ranks_wait_for(cli: Cli) -> None:
     job, run = start_saving(cli, "srun", 1, "600", "85")
     cli.wait_until(lambda: [record.exit_code for record in run.ranks(0)].count(85) == 3)
     cli("cancel", job)
@@ -124,7 +126,7 @@ def send_early_signal(cli: Cli, job: str, run: RunDir) -> None:
 
 @pytest.mark.timeout(400)
 @ON_SLURM
-def test_f34_a_raised_time_limit_counts_for_the_supervisor_and_for_a_cancel(
+def test_f34_raised_time_limit_applies_to_the_supervisor_and_to_a_cancel(
     cli: Cli, slurm_lab: SlurmLab
 ) -> None:
     """The supervisor learns of the new limit in time, and does not take a cancel for the end of the old."""

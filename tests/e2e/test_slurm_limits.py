@@ -44,7 +44,9 @@ def command_line(tmp_path: Path, lab: SlurmLab) -> Cli:
         (["--no-check", "-w", "n9"], 3, "Invalid node name specified"),
     ],
 )
-def test_f10_refusals(slurm: Cli, tmp_path: Path, words: list[str], code: int, said: str) -> None:
+def test_f10_invalid_submissions_are_refused_before_queueing(
+    slurm: Cli, tmp_path: Path, words: list[str], code: int, said: str
+) -> None:
     time = [] if "-t" in words else ["-t", "5"]
     done = slurm("submit", "--cluster", "slurm", *time, *words, "train.py", code=code)
     assert said in done.stderr
@@ -53,7 +55,7 @@ def test_f10_refusals(slurm: Cli, tmp_path: Path, words: list[str], code: int, s
     assert slurm.recorded_runs() == []
 
 
-def test_an_mpi_that_srun_does_not_offer(slurm: Cli) -> None:
+def test_mpi_type_that_srun_does_not_offer_is_refused(slurm: Cli) -> None:
     (slurm.folder / "cluster_profiles").mkdir()
     (slurm.folder / "cluster_profiles" / "other.yaml").write_text("extends: slurm\nslurm:\n  mpi: pmix_v9\n")
     words = ["submit", "--cluster", "other", "-t", "5", "-l", "mpi"]
@@ -63,7 +65,7 @@ def test_an_mpi_that_srun_does_not_offer(slurm: Cli) -> None:
     slurm(*words, "--launcher-option", "mpi=pmi2", "--dry-run", "train.py")
 
 
-def test_the_rendered_script_runs_with_plain_sbatch(slurm: Cli, slurm_lab: SlurmLab) -> None:
+def test_rendered_script_runs_with_plain_sbatch(slurm: Cli, slurm_lab: SlurmLab) -> None:
     slurm("render", "--cluster", "slurm", "-t", "5", "--write", "job.sbatch", "train.py")
     for _ in range(2):
         slurm_lab.run(["sbatch", "--wait", "job.sbatch"], cwd=slurm.folder, env=slurm.env)
@@ -71,7 +73,7 @@ def test_the_rendered_script_runs_with_plain_sbatch(slurm: Cli, slurm_lab: Slurm
     assert [path.read_text() for path in logs] == ["hello\n", "hello\n"]
 
 
-def test_f54_what_slurm_has_forgotten_is_told_by_the_runs_own_record(
+def test_f54_state_of_a_job_forgotten_by_slurm_comes_from_the_run_record(
     tmp_path: Path, lab_root: Path, slurm_software: Software
 ) -> None:
     with SlurmLab(lab_root, min_job_age=2, nodes=1, software=slurm_software) as lab:
@@ -93,7 +95,7 @@ def test_f54_what_slurm_has_forgotten_is_told_by_the_runs_own_record(
         assert "no record" in unknown["reason"]
 
 
-def test_f55_f63_a_controller_that_hangs_is_no_verdict_on_a_job(
+def test_f55_f63_hanging_controller_does_not_change_the_job_state(
     tmp_path: Path, lab_root: Path, slurm_software: Software
 ) -> None:
     with SlurmLab(lab_root, nodes=1, software=slurm_software) as lab:
@@ -119,7 +121,7 @@ def test_f55_f63_a_controller_that_hangs_is_no_verdict_on_a_job(
         slurm("cancel", job)
 
 
-def test_f23_f25_f29_f39_doctor_tells_how_jobs_end_here_and_what_to_ask_for(slurm: Cli) -> None:
+def test_f23_f25_f29_f39_doctor_describes_how_jobs_end_on_the_cluster(slurm: Cli) -> None:
     def told() -> dict[str, str]:
         findings = json.loads(slurm("doctor", "--cluster", "slurm", "--json").stdout)["findings"]
         return {one["what"]: f"{one['found']}; {one['hint']}" for one in findings}

@@ -77,7 +77,7 @@ def submit(cli: Cli, *words: str, nodes: str = "n[1-4]", count: int = 4) -> str:
     return cli.submit("-l", "srun", "-N", str(count), "-w", nodes, *words)
 
 
-def said(cli: Cli, job: str) -> str:
+def batch_log(cli: Cli, job: str) -> str:
     return (cli.run_dir(job).path / "logs" / "batch.log").read_text()
 
 
@@ -86,19 +86,19 @@ def events(cli: Cli, job: str, name: str) -> list[dict[str, Any]]:
     return [one for one in map(json.loads, lines) if one["event"] == name]
 
 
-def has(cli: Cli, job: str, attempt: int = 0) -> list[str]:
+def files_seen_by_ranks(cli: Cli, job: str, attempt: int = 0) -> list[str]:
     """Return what each rank said it has."""
     logs = cli.run_dir(job).path / "logs" / str(attempt)
     return [path.read_text().strip() for path in sorted(logs.glob("rank-*.log"))]
 
 
-def state(cli: Cli, job: str) -> tuple[str, int | None]:
+def end_state(cli: Cli, job: str) -> tuple[str, int | None]:
     status = cli.wait_for_end(job, limit=180)["statuses"][0]
     return status["state"], status["exit_code"]
 
 
 @contextlib.contextmanager
-def held(lab: SlurmLab, node: str, name: str = "data") -> Iterator[None]:
+def delayed_staging(lab: SlurmLab, node: str, name: str = "data") -> Iterator[None]:
     """Let a node's staging wait, as a slow disk would."""
     path = lab.root / "disks" / node / f".{name}.dtslurm-lock"
     with path.open("a") as lock:
@@ -133,18 +133,20 @@ def empty(lab: SlurmLab) -> None:
     clean(lab)
 
 
-def test_every_node_has_the_data_and_brings_results_back(cli: Cli, lab: SlurmLab, data: Path) -> None:
+def test_staging_gives_every_node_the_data_and_copies_results_back(
+    cli: Cli, lab: SlurmLab, data: Path
+) -> None:
     local = lab.root / "local"
     words = ["--stage", f"{data}:{local}/data", "--stage-out", f"{local}/out:results"]
     job = submit(cli, *words, "train.py", f"{local}/out")
-    assert state(cli, job) == ("COMPLETED", 0), said(cli, job)
-    assert has(cli, job) == ["has 9 it's one.txt shard-0.tar shard-1.tar shard-2.tar"] * 4
+    assert end_state(cli, job) == ("COMPLETED", 0), batch_log(cli, job)
+    assert files_seen_by_ranks(cli, job) == ["has 9 it's one.txt shard-0.tar shard-1.tar shard-2.tar"] * 4
     for node in ("n1", "n2", "n3", "n4"):
         disk = lab.root / "disks" / node
         assert (disk / "data" / "shard-7.tar").read_bytes() == bytes([7]) * 40_000
         assert not list(disk.glob(".*-part"))
-    assert "staged" in said(cli, job)
-    assert "of the time limit are left" in said(cli, job)
+    assert "staged" in batch_log(cli, job)
+    assert "of the time limit are left" in batch_log(cli, job)
     done = [one for one in events(cli, job, "staging") if one["done"] and "out" not in one]
     assert {one["node"] for one in done} == {"n1", "n2", "n3", "n4"}
     assert {(one["bytes"], one["total"]) for one in done} == {(320_001, 320_001)}
@@ -157,37 +159,39 @@ def test_every_node_has_the_data_and_brings_results_back(cli: Cli, lab: SlurmLab
     # Another job on the same nodes copies nothing; a source that has changed is copied anew.
     before = (lab.root / "disks/n1/data/shard-0.tar").stat().st_ino
     job = submit(cli, "--stage", f"{data}:{local}/data", "train.py")
-    assert state(cli, job) == ("COMPLETED", 0)
-    assert "is already on all nodes" in said(cli, job)
+    assert end_state(cli, job) == ("COMPLETED", 0)
+    assert "is already on all nodes" in batch_log(cli, job)
     assert (lab.root / "disks/n1/data/shard-0.tar").stat().st_ino == before
     (data / "shard-8.tar").write_text("new")
     (data / "shard-7.tar").unlink()
     job = submit(cli, "--stage", f"{data}:{local}/data:method=pack", "train.py")
-    assert state(cli, job) == ("COMPLETED", 0), said(cli, job)
-    assert "by pack" in said(cli, job)
+    assert end_state(cli, job) == ("COMPLETED", 0), batch_log(cli, job)
+    assert "by pack" in batch_log(cli, job)
     assert not (lab.root / "disks/n4/data/shard-7.tar").exists()
     assert not list((cli.run_dir(job).path / "staged").rglob("*.tar"))
 
 
-def test_shares_are_even_and_sbcast_reaches_all(cli: Cli, lab: SlurmLab, data: Path) -> None:
+def test_staging_distributes_shards_evenly_and_sbcast_reaches_all_nodes(
+    cli: Cli, lab: SlurmLab, data: Path
+) -> None:
     local = lab.root / "local"
     shutil.rmtree(data / "deep")
     job = submit(cli, "--stage", f"{data}:{local}/data:shards=node", "train.py")
-    assert state(cli, job) == ("COMPLETED", 0), said(cli, job)
-    assert all(text.startswith("has 2 ") for text in has(cli, job))
+    assert end_state(cli, job) == ("COMPLETED", 0), batch_log(cli, job)
+    assert all(text.startswith("has 2 ") for text in files_seen_by_ranks(cli, job))
     told = json.loads((cli.run_dir(job).path / "staged" / "data.shards.json").read_text())
     assert sorted(one["node"] for one in told["files"]) == [0, 0, 1, 1, 2, 2, 3, 3]
     clean(lab)
     job = submit(cli, "--stage", f"{data}:{local}/data:method=sbcast", "train.py")
-    assert state(cli, job) == ("COMPLETED", 0), said(cli, job)
-    assert has(cli, job) == ["has 8 shard-0.tar shard-1.tar shard-2.tar shard-3.tar"] * 4
-    assert "by sbcast" in said(cli, job)
+    assert end_state(cli, job) == ("COMPLETED", 0), batch_log(cli, job)
+    assert files_seen_by_ranks(cli, job) == ["has 8 shard-0.tar shard-1.tar shard-2.tar shard-3.tar"] * 4
+    assert "by sbcast" in batch_log(cli, job)
     assert sorted(path.name for path in (lab.root / "disks/n2").iterdir()) == [
         ".data.dtslurm-lock", "data", "data.dtslurm.json",
     ]  # fmt: skip
 
 
-def test_results_come_back_on_the_early_signal(cli: Cli, lab: SlurmLab, tmp_path: Path) -> None:
+def test_results_are_copied_on_the_early_signal(cli: Cli, lab: SlurmLab, tmp_path: Path) -> None:
     local, go = lab.root / "local", tmp_path / "go"
     cli.script(
         f"""\
@@ -205,7 +209,7 @@ def test_results_come_back_on_the_early_signal(cli: Cli, lab: SlurmLab, tmp_path
     words = ["--stage-out", f"{local}/early:early", "--signal-before", "60"]
     job = submit(cli, *words, "wait.py", nodes="n[1-2]", count=2)
     run = cli.run_dir(job).path
-    cli.wait_until(lambda: has(cli, job) == ["wrote", "wrote"], limit=120)
+    cli.wait_until(lambda: files_seen_by_ranks(cli, job) == ["wrote", "wrote"], limit=120)
 
     def told() -> list[bool]:
         return [json.loads(path.read_text())["final"] for path in sorted(run.glob("early/node-*.json"))]
@@ -217,16 +221,16 @@ def test_results_come_back_on_the_early_signal(cli: Cli, lab: SlurmLab, tmp_path
     cli.wait_until(signalled, limit=120)  # what waits for the signal may not be up yet
     assert (run / "early/node-1/half.txt").read_text() == "so far"
     go.touch()
-    assert state(cli, job) == ("COMPLETED", 0), said(cli, job)
+    assert end_state(cli, job) == ("COMPLETED", 0), batch_log(cli, job)
     assert told() == [True, True]
     assert (run / "early/node-1/half.txt").read_text() == "all of it"
 
 
-def test_a_full_disk_is_told_before_anything_is_copied(cli: Cli, lab: SlurmLab, data: Path) -> None:
+def test_full_local_disk_is_reported_before_the_copy(cli: Cli, lab: SlurmLab, data: Path) -> None:
     words = ["--stage", f"{data}:{lab.root}/local/data", "train.py"]
     job = submit(cli, *words, nodes="n[1-2,5]", count=3)
-    assert state(cli, job)[1] == 88
-    told = said(cli, job)
+    assert end_state(cli, job)[1] == 88
+    told = batch_log(cli, job)
     assert re.search(r"staging failed: n5: .* do not fit on \S+, where 64\.0 KiB are free", told)
     assert "nothing was copied" in told
     assert not list((lab.root / "disks/n1").iterdir())
@@ -234,24 +238,24 @@ def test_a_full_disk_is_told_before_anything_is_copied(cli: Cli, lab: SlurmLab, 
     assert "do not fit" in json.dumps(verdict)
 
 
-def test_a_node_that_lacks_the_source_is_named(cli: Cli, lab: SlurmLab, data: Path) -> None:
+def test_node_without_the_source_is_named(cli: Cli, lab: SlurmLab, data: Path) -> None:
     local = lab.root / "local"
     source = local / "only-here"  # what lies at this path is each node's own
     shutil.copytree(data, lab.root / "disks/n1/only-here")
     job = submit(cli, "--no-check", "--stage", f"{source}:{local}/data:method=copy", "train.py")
-    assert state(cli, job)[1] == 88
-    told = said(cli, job)
+    assert end_state(cli, job)[1] == 88
+    told = batch_log(cli, job)
     assert f"n3: {source} does not exist on this node" in told
     assert "n1:" not in told
     assert not (lab.root / "disks/n1/data").exists()
 
 
-def test_a_slow_node_is_waited_for_and_a_killed_one_is_not_taken_for_whole(
+def test_staging_waits_for_a_slow_node_and_replaces_a_partial_copy(
     cli: Cli, lab: SlurmLab, data: Path
 ) -> None:
     words = ["--stage", f"{data}:{lab.root}/local/data", "train.py"]
     n2 = lab.root / "disks/n2"
-    with held(lab, "n2"):
+    with delayed_staging(lab, "n2"):
         job = submit(cli, *words)
         cli.wait_until(lambda: stagers("n2") and (lab.root / "disks/n3/data").exists(), limit=120)
         cli.wait_until(lambda: "(75%), 3 of 4 nodes have finished" in cli("status", job).stdout, limit=120)
@@ -262,23 +266,23 @@ def test_a_slow_node_is_waited_for_and_a_killed_one_is_not_taken_for_whole(
         (draft / "shard-1.tar").write_bytes(b"half")
         for pid in stagers("n2"):
             os.kill(pid, signal.SIGKILL)
-    assert state(cli, job)[1] == 88
-    assert "n2 ended without an error message while it copied" in said(cli, job)
+    assert end_state(cli, job)[1] == 88
+    assert "n2 ended without an error message while it copied" in batch_log(cli, job)
     assert not (n2 / "data").exists()
-    assert has(cli, job) == []
+    assert files_seen_by_ranks(cli, job) == []
 
     kept = (n2 / ".data.dtslurm-part" / "shard-0.tar").stat().st_ino
-    with held(lab, "n2"):
+    with delayed_staging(lab, "n2"):
         job = submit(cli, *words)
         cli.wait_until(lambda: stagers("n2"), limit=120)
-        assert has(cli, job) == []  # no rank starts before all have the data
-    assert state(cli, job) == ("COMPLETED", 0), said(cli, job)
-    assert "on 1 of 4 nodes" in said(cli, job)
+        assert files_seen_by_ranks(cli, job) == []  # no rank starts before all have the data
+    assert end_state(cli, job) == ("COMPLETED", 0), batch_log(cli, job)
+    assert "on 1 of 4 nodes" in batch_log(cli, job)
     assert (n2 / "data" / "shard-0.tar").stat().st_ino == kept
     assert (n2 / "data" / "shard-1.tar").read_bytes() == bytes([1]) * 40_000
 
 
-def test_a_node_that_comes_in_is_staged_before_it_takes_ranks(cli: Cli, lab: SlurmLab, data: Path) -> None:
+def test_spare_node_is_staged_before_it_runs_ranks(cli: Cli, lab: SlurmLab, data: Path) -> None:
     """The first attempt fails as of its node; the spare one has the data when the next begins."""
     cli.script(
         TRAIN + "if os.environ['DTSLURM_ATTEMPT'] == '0' and os.environ['SLURM_PROCID'] == '1':\n"
@@ -288,29 +292,29 @@ def test_a_node_that_comes_in_is_staged_before_it_takes_ranks(cli: Cli, lab: Slu
     )
     words = ["--stage", f"{data}:{lab.root}/local/data", "--spare-nodes", "1", "--max-restarts", "2"]
     job = submit(cli, *words, "fall.py", nodes="n[1-3]", count=2)
-    assert state(cli, job) == ("COMPLETED", 0), said(cli, job)
+    assert end_state(cli, job) == ("COMPLETED", 0), batch_log(cli, job)
     nodes = [one["nodes"] for one in events(cli, job, "attempt")]
     assert len(nodes) == 2
-    assert has(cli, job, 1) == ["has 9 it's one.txt shard-0.tar shard-1.tar shard-2.tar"] * 2
+    assert files_seen_by_ranks(cli, job, 1) == ["has 9 it's one.txt shard-0.tar shard-1.tar shard-2.tar"] * 2
     brought = [one["node"] for one in events(cli, job, "staging") if one["attempt"] == 1]
     assert set(brought) == set(nodes[1]) - set(nodes[0])
 
 
-def test_a_node_that_is_lost_while_it_copies_is_left_out(cli: Cli, lab: SlurmLab, data: Path) -> None:
+def test_node_lost_during_staging_is_excluded(cli: Cli, lab: SlurmLab, data: Path) -> None:
     words = ["--stage", f"{data}:{lab.root}/local/data", "--spare-nodes", "1", "--max-restarts", "2"]
     try:
-        with held(lab, "n2"):
+        with delayed_staging(lab, "n2"):
             job = submit(cli, *words, "train.py", nodes="n[1-3]", count=2)
             cli.wait_until(lambda: stagers("n2") and (lab.root / "disks/n1/data").exists(), limit=120)
             lab.kill_node("n2")
             lab.run(
                 ["scontrol", "update", "nodename=n2", "state=down", "reason=power"]
             )  # or Slurm takes a minute
-        assert state(cli, job) == ("COMPLETED", 0), said(cli, job)
+        assert end_state(cli, job) == ("COMPLETED", 0), batch_log(cli, job)
     finally:
         lab.start_node("n2")
         lab.wait_idle()
     assert not (lab.root / "disks/n2/data").exists()
     assert [one["nodes"] for one in events(cli, job, "attempt")][1:] == [["n1", "n3"]]
-    assert has(cli, job, 0) == []
-    assert has(cli, job, 1) == ["has 9 it's one.txt shard-0.tar shard-1.tar shard-2.tar"] * 2
+    assert files_seen_by_ranks(cli, job, 0) == []
+    assert files_seen_by_ranks(cli, job, 1) == ["has 9 it's one.txt shard-0.tar shard-1.tar shard-2.tar"] * 2

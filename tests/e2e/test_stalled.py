@@ -43,19 +43,19 @@ COMPILE = """
 STALLED = re.compile(r"STALLED \d+m\d\ds")
 
 
-def stalled(cli: Cli, job: str) -> bool:
+def stalled_ranks(cli: Cli, job: str) -> bool:
     return any(found["stalled"] for found in cli.status(job)["activity"].values())
 
 
 @pytest.mark.slow
 @pytest.mark.sampled(1)
-def test_a_run_that_does_nothing_is_stalled_and_one_that_compiles_is_not(cli: Cli) -> None:
+def test_idle_run_is_reported_as_stalled_and_a_compiling_run_is_not(cli: Cli) -> None:
     several = cli.cluster != "local"
     words = ("-N2", "-l", "srun") if several else ("-l", "single")
     compiles = cli.submit("-l", "single", cli.script(STEPS + COMPILE, "compile.py"))
     job = cli.submit(*words, "--python", sys.executable, cli.script(STEPS + SLEEP, "hang.py"))
     assert "STALLED" not in cli("status", job).stdout
-    cli.wait_until(lambda: stalled(cli, job), 400)
+    cli.wait_until(lambda: stalled_ranks(cli, job), 400)
 
     shown = cli("status", job).stdout
     assert STALLED.search(shown.splitlines()[0])
@@ -90,7 +90,7 @@ def test_a_run_that_does_nothing_is_stalled_and_one_that_compiles_is_not(cli: Cl
     assert "RUNNING" in next(line for line in listed.splitlines() if line.startswith(compiles))
 
 
-def test_a_run_without_samples_is_not_called_stalled(cli: Cli) -> None:
+def test_run_without_samples_is_not_reported_as_stalled(cli: Cli) -> None:
     job = cli.submit("--no-sample", "-l", "single", cli.script("import time; time.sleep(600)"))
     cli.wait_until(lambda: cli.state(job) == "RUNNING")
     assert cli.status(job)["activity"] == {}

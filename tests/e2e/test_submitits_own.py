@@ -26,7 +26,7 @@ NOT_OURS = {
     "core/test_plugins.py::test_skip_bad_plugin": "expects that no other plugin is installed",
     "local/test_local.py::test_local_job": "looks at the private process of a local job",
     "local/test_local.py::test_killed": "kills the private process of a local job",
-    "local/test_local.py::test_cancel": "knows no state but INTERRUPTED, and looks at a private process",
+    "local/test_local.py::test_cancel_ends_running_and_pending_jobs": "knows no state but INTERRUPTED, and looks at a private process",
     "slurm/test_slurm.py::test_mocked_missing_state": "looks at a mock of sacct",
     "slurm/test_slurm.py::test_slurm_job_mocked": "looks at a mock of sbatch",
     "slurm/test_slurm.py::test_slurm_job_array_mocked": "looks at a mock of sbatch",
@@ -51,7 +51,7 @@ IN_A_HURRY = (
 
 
 @WITHOUT_SSH
-def test_submitits_own_tests_pass(cli: Cli, tmp_path: Path) -> None:
+def test_submitit_test_suite_passes(cli: Cli, tmp_path: Path) -> None:
     left_out = [f"--deselect=submitit/{name}" for name in (*NOT_OURS, *IN_A_HURRY)]
     argv = [sys.executable, "-m", "pytest", "-p", "tests.e2e.submitit_adapter", "--pyargs", "submitit", "-q"]
     options = ["-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={PACKAGE.parent}", "--timeout=300"]

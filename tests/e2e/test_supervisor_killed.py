@@ -61,7 +61,7 @@ def start(cli: Cli, *words: str) -> tuple[str, RunDir]:
 
 
 @WITHOUT_SSH
-def test_f85_a_killed_supervisor_is_started_again_and_resumes_its_attempt(cli: Cli) -> None:
+def test_f85_killed_supervisor_is_restarted_and_resumes_its_attempt(cli: Cli) -> None:
     job, run = start(cli)
     killed = supervisor_of(run)
     os.kill(killed, signal.SIGKILL)
@@ -77,7 +77,7 @@ def test_f85_a_killed_supervisor_is_started_again_and_resumes_its_attempt(cli: C
 
 
 @WITHOUT_SSH
-def test_f85_a_killed_supervisor_restarts_what_fails_after_it(cli: Cli) -> None:
+def test_f85_restarted_supervisor_handles_a_later_failure(cli: Cli) -> None:
     job, run = start(cli)
     os.kill(supervisor_of(run), signal.SIGKILL)
     cli.wait_until(lambda: events_of(run, "supervisor_killed"))
@@ -91,7 +91,7 @@ def test_f85_a_killed_supervisor_restarts_what_fails_after_it(cli: Cli) -> None:
 
 
 @ON_SLURM
-def test_f85_a_supervisor_killed_with_all_its_programs_costs_no_attempt(cli: Cli) -> None:
+def test_f85_attempt_continues_after_the_supervisor_and_its_programs_are_killed(cli: Cli) -> None:
     job, run = start(cli)
     for pid in processes_with([f"{run.path}/supervisor"]):  # as by pkill -f: the nodes' watchers too
         os.kill(pid, signal.SIGKILL)
@@ -105,7 +105,7 @@ def test_f85_a_supervisor_killed_with_all_its_programs_costs_no_attempt(cli: Cli
 
 
 @ON_SLURM
-def test_f85_a_supervisor_that_is_killed_again_and_again_ends_the_job_and_is_named(cli: Cli) -> None:
+def test_f85_repeatedly_killed_supervisor_ends_the_job_and_is_diagnosed(cli: Cli) -> None:
     job, run = start(cli)
     for count in range(5):
         cli.wait_until(lambda: processes_with([f"{run.path}/supervisor", "--world-size="]))
@@ -121,7 +121,7 @@ def test_f85_a_supervisor_that_is_killed_again_and_again_ends_the_job_and_is_nam
 
 
 @ON_SLURM
-def test_f85_a_supervisor_killed_with_its_batch_script_is_named(cli: Cli) -> None:
+def test_f85_supervisor_killed_with_its_batch_script_is_diagnosed(cli: Cli) -> None:
     job, run = start(cli)
     supervisor = supervisor_of(run)
     for pid in {parent_of(supervisor), supervisor}:
@@ -140,7 +140,7 @@ def test_f85_a_supervisor_killed_with_its_batch_script_is_named(cli: Cli) -> Non
 
 
 @WITHOUT_SSH
-def test_f86_a_stopped_supervisor_is_told_by_status_and_diagnose(cli: Cli) -> None:
+def test_f86_stopped_supervisor_is_reported_by_status_and_diagnose(cli: Cli) -> None:
     job, run = start(cli)
     stopped = supervisor_of(run)
     os.kill(stopped, signal.SIGSTOP)
@@ -162,7 +162,7 @@ def test_f86_a_stopped_supervisor_is_told_by_status_and_diagnose(cli: Cli) -> No
 
 
 @WITHOUT_SSH
-def test_f88_a_python_that_is_upgraded_below_a_running_supervisor(cli: Cli) -> None:
+def test_f88_supervisor_continues_after_its_python_is_removed(cli: Cli) -> None:
     """The library that the supervisor runs with goes away, as with a package or a conda environment."""
     old, programs = cli.folder / "old", cli.folder / "programs"
     library = Path(sysconfig.get_path("stdlib"))

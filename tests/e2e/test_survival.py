@@ -24,7 +24,7 @@ import pytest
 from dtslurm.store.rundir import RunDir
 from tests.conftest import skip_or_fail_without_slurm
 from tests.e2e.conftest import Cli
-from tests.e2e.test_lost_agents import LARGE, nodes_heard
+from tests.e2e.test_lost_agents import LARGE, nodes_with_heartbeats
 from tests.lab.cluster import SlurmLab
 from tests.lab.software import SlurmUnavailable, Software
 
@@ -179,7 +179,7 @@ class Survival:
     def at_its_fault(self, name: str) -> Case:
         case = self.cases[name]
         self.wait_until((case.run.path / "fault").exists)
-        self.wait_until(lambda: len(nodes_heard(case.run)) == 2)
+        self.wait_until(lambda: len(nodes_with_heartbeats(case.run)) == 2)
         return case
 
     def inject(self) -> None:
@@ -250,7 +250,7 @@ def survival(slurm_software: Software, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_node_that_is_lost_is_replaced_by_a_spare_one(survival: Survival, layout: str) -> None:
+def test_lost_node_is_replaced_by_a_spare_node(survival: Survival, layout: str) -> None:
     case = survival.over("node lost" + layout)
     survival.row(case, "node-failure")
     survival.survived(case, "node-failure")
@@ -261,7 +261,7 @@ def test_a_node_that_is_lost_is_replaced_by_a_spare_one(survival: Survival, layo
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_f41_a_node_that_freezes_is_noticed_by_its_silence(survival: Survival, layout: str) -> None:
+def test_f41_frozen_node_is_detected_by_its_missing_heartbeats(survival: Survival, layout: str) -> None:
     case = survival.over("node frozen" + layout)
     survival.row(case, "node-failure")
     survival.survived(case, "node-failure")
@@ -269,7 +269,7 @@ def test_f41_a_node_that_freezes_is_noticed_by_its_silence(survival: Survival, l
     assert case.nodes(0)[1] not in case.nodes(1)
 
 
-def test_f40_f42_a_copy_that_slurm_believes_dead_ends_itself(survival: Survival) -> None:
+def test_f40_f42_attempt_on_a_node_lost_to_slurm_ends(survival: Survival) -> None:
     case = survival.over("slurmd killed")
     survival.row(case, "lost", "node-failure")
     assert case.causes()[0] in {"lost", "node-failure"}  # whoever was quicker: Slurm, or the copy's own srun
@@ -279,7 +279,7 @@ def test_f40_f42_a_copy_that_slurm_believes_dead_ends_itself(survival: Survival)
     assert not late, "the old copy went on after the new one had begun"
 
 
-def test_f40_f42_a_step_without_its_daemon_is_ended_and_made_anew(survival: Survival) -> None:
+def test_f40_f42_step_without_slurmstepd_is_ended_and_restarted(survival: Survival) -> None:
     case = survival.over("slurmstepd killed")
     survival.row(case, "killed", "done")
     survival.survived(case, *case.causes()[:-1])
@@ -289,14 +289,14 @@ def test_f40_f42_a_step_without_its_daemon_is_ended_and_made_anew(survival: Surv
         assert not [row for row in case.run.metrics(0) if row["time"] > began + 10]
 
 
-def test_a_lost_batch_node_brings_a_new_start_elsewhere(survival: Survival) -> None:
+def test_lost_batch_node_causes_a_requeue_on_other_nodes(survival: Survival) -> None:
     case = survival.over("batch node lost")
     survival.row(case, "lost")
     survival.survived(case, "lost")
     assert case.nodes(0)[0] not in case.nodes(1)
 
 
-def test_f25_f27_a_preempted_run_saves_and_requeues_itself(survival: Survival) -> None:
+def test_f25_f27_preempted_run_saves_and_is_requeued(survival: Survival) -> None:
     case = survival.over("preempted")
     survival.row(case, "preempted")
     survival.survived(case, "preempted")
@@ -305,7 +305,7 @@ def test_f25_f27_a_preempted_run_saves_and_requeues_itself(survival: Survival) -
     assert case.run.metrics(1)[0]["step"] == saved + 1  # nothing is repeated
 
 
-def test_a_run_that_is_queued_twice_trains_once(survival: Survival) -> None:
+def test_second_copy_of_a_running_run_is_refused(survival: Survival) -> None:
     case = survival.cases["twice"]
     code, seconds, causes = json.loads((case.run.path / "second").read_text())
     assert (code, causes) == (87, [])
@@ -313,7 +313,7 @@ def test_a_run_that_is_queued_twice_trains_once(survival: Survival) -> None:
     case.cancel()
 
 
-def test_f34_a_cancelled_run_stays_cancelled(survival: Survival) -> None:
+def test_f34_cancelled_run_stays_cancelled(survival: Survival) -> None:
     case = survival.cases["cancelled"]
     assert survival.cli.wait_for_end(case.job)["statuses"][0]["state"] == "CANCELLED"
     time.sleep(10)  # longer than a requeued job waits here
@@ -322,7 +322,7 @@ def test_f34_a_cancelled_run_stays_cancelled(survival: Survival) -> None:
     assert survival.cli.wait_for_end(case.job)["statuses"][0]["state"] == "CANCELLED"
 
 
-def test_f34_scancel_alone_is_enough_though_the_ranks_save_and_want_to_go_on(survival: Survival) -> None:
+def test_f34_scancel_ends_a_run_whose_ranks_exit_with_85(survival: Survival) -> None:
     case = survival.cases["cancelled by scancel"]
     survival.wait_until(lambda: case.run.ranks(0)[0].exit_code is not None)
     assert case.run.ranks(0)[0].exit_code == 85
@@ -339,7 +339,7 @@ def test_f34_scancel_alone_is_enough_though_the_ranks_save_and_want_to_go_on(sur
     ("name", "code", "cause"),
     [("exit1", 1, "exit-code"), ("signal9", 137, "killed"), ("signal11", 139, "segfault")],
 )
-def test_f43_a_rank_that_dies_starts_again_in_the_same_job(
+def test_f43_failed_rank_is_restarted_within_the_same_job(
     survival: Survival, name: str, code: int, cause: str
 ) -> None:
     case = survival.over(name)
@@ -351,7 +351,7 @@ def test_f43_a_rank_that_dies_starts_again_in_the_same_job(
     assert f"rank 1 failed first, with exit code {code}" in (case.run.logs(0) / "step.log").read_text()
 
 
-def test_every_attempt_of_a_job_can_be_read(survival: Survival) -> None:
+def test_logs_and_diagnosis_of_every_attempt_are_available(survival: Survival) -> None:
     case = survival.over("signal9")
     text = survival.cli("logs", case.job, "--attempt", "0", "--rank", "1").stdout
     assert "step 12" in text
@@ -362,7 +362,7 @@ def test_every_attempt_of_a_job_can_be_read(survival: Survival) -> None:
     assert survival.cli.wait_for_end(case.job)["statuses"][0]["state"] == "COMPLETED"
 
 
-def test_a_mistake_in_the_code_stops_at_once(survival: Survival) -> None:
+def test_code_error_stops_the_run_without_a_restart(survival: Survival) -> None:
     case = survival.over("mistake")
     survival.row(case, "python-exception")
     assert case.causes() == ["python-exception"]
@@ -371,7 +371,7 @@ def test_a_mistake_in_the_code_stops_at_once(survival: Survival) -> None:
     assert (status["state"], status["exit_code"]) == ("FAILED", 1)
 
 
-def test_f47_a_broken_node_is_left_out_by_the_requeue(survival: Survival) -> None:
+def test_f47_node_with_a_broken_gpu_is_excluded_by_the_requeue(survival: Survival) -> None:
     case = survival.over("broken GPU")
     survival.row(case, "gpu-fault")
     survival.survived(case, "gpu-fault")
@@ -381,7 +381,7 @@ def test_f47_a_broken_node_is_left_out_by_the_requeue(survival: Survival) -> Non
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_f45_a_rank_that_hangs_is_found_named_and_started_again(survival: Survival, layout: str) -> None:
+def test_f45_hanging_rank_is_detected_named_and_restarted(survival: Survival, layout: str) -> None:
     case = survival.over("hang" + layout)
     survival.row(case, "hang")
     survival.survived(case, "hang")
@@ -391,7 +391,7 @@ def test_f45_a_rank_that_hangs_is_found_named_and_started_again(survival: Surviv
     assert told.startswith("rank 0\n")
 
 
-def test_f45_how_long_a_pause_may_be_is_learned_from_the_steps(survival: Survival) -> None:
+def test_f45_hang_timeout_is_learned_from_the_steps(survival: Survival) -> None:
     case = survival.over("hang, time-out learned")
     survival.row(case, "hang")
     survival.survived(case, "hang")
@@ -400,7 +400,7 @@ def test_f45_how_long_a_pause_may_be_is_learned_from_the_steps(survival: Surviva
     assert re.search(r"no rank wrote output for \d+ s.* \(the longest pause before: \d+ s\)", hang["summary"])
 
 
-def test_f45_ranks_that_compute_at_one_place_hang_too(survival: Survival) -> None:
+def test_f45_ranks_that_spin_in_the_same_place_are_a_hang(survival: Survival) -> None:
     case = survival.over("hang of ranks that compute")
     survival.row(case, "hang")
     survival.survived(case, "hang")
@@ -408,13 +408,13 @@ def test_f45_ranks_that_compute_at_one_place_hang_too(survival: Survival) -> Non
     assert told.startswith("rank 1\n")
 
 
-def test_a_time_limit_is_no_end_with_total_time(survival: Survival) -> None:
+def test_run_with_a_total_time_continues_after_the_time_limit(survival: Survival) -> None:
     case = survival.over("time limit")
     survival.row(case, "time-limit")
     survival.survived(case, "time-limit")
 
 
-def test_f29_the_early_signal_makes_it_save_and_go_on(survival: Survival) -> None:
+def test_f29_run_saves_at_the_early_signal_and_continues(survival: Survival) -> None:
     case = survival.over("time limit, early signal")
     survival.row(case, "checkpointed")
     causes = case.causes()
@@ -423,7 +423,7 @@ def test_f29_the_early_signal_makes_it_save_and_go_on(survival: Survival) -> Non
     assert case.run.metrics(1)[0]["step"] == case.run.metrics(0)[-1]["step"] + 1
 
 
-def test_f38_where_requeue_is_forbidden_a_successor_goes_on(survival: Survival) -> None:
+def test_f38_successor_job_continues_when_requeue_is_forbidden(survival: Survival) -> None:
     case = survival.over("requeue forbidden")
     survival.row(case, "checkpointed")
     survival.survived(case, "checkpointed")
@@ -436,7 +436,7 @@ def test_f38_where_requeue_is_forbidden_a_successor_goes_on(survival: Survival) 
 # ---- The controller, which all runs need ----
 
 
-def test_f28_a_requeue_waits_for_a_controller_that_does_not_answer(survival: Survival) -> None:
+def test_f28_requeue_is_retried_until_the_controller_answers(survival: Survival) -> None:
     case = survival.submit("controller frozen", "exit85@12@0", RESTARTS)
     survival.at_its_fault(case.name)
     survival.lab.pause_controller()

@@ -183,7 +183,7 @@ def survival(
             }
             found = Survival(lab, Cli("slurm", state / "project", env, prefix=lab.inside([])), disk)
             with ThreadPoolExecutor(2) as pool:
-                list(pool.map(found.submit, looked_at(request.session.items)))
+                list(pool.map(found.submit, runs_used_by(request.session.items)))
             if "cable pulled" in found.cases:
                 restart_controller(found)
             with ThreadPoolExecutor(len(FAULTS)) as pool:
@@ -198,7 +198,7 @@ def survival(
         shutil.rmtree(root, ignore_errors=True)
 
 
-def looked_at(tests: Sequence[pytest.Item]) -> list[str]:
+def runs_used_by(tests: Sequence[pytest.Item]) -> list[str]:
     """Return the runs that the tests of this file look at."""
     marks = [mark for test in tests if test.path == Path(__file__) for mark in test.iter_markers("runs")]
     return ["undisturbed", *dict.fromkeys(name for mark in marks for name in mark.args)]
@@ -270,7 +270,7 @@ FAULTS: dict[str, Callable[[Survival], None]] = {
 
 
 @pytest.mark.runs("time limit")
-def test_f40_a_run_that_is_queued_a_second_time_trains_once(survival: Survival) -> None:
+def test_f40_second_copy_of_a_running_run_is_refused(survival: Survival) -> None:
     case = survival.cases["time limit"]
     assert survival.second_code == 87
     survival.rows.append(
@@ -280,7 +280,7 @@ def test_f40_a_run_that_is_queued_a_second_time_trains_once(survival: Survival) 
 
 
 @pytest.mark.runs("cable pulled")
-def test_f56_a_controller_that_is_killed_and_started_again_disturbs_no_run(survival: Survival) -> None:
+def test_f56_restarted_controller_does_not_affect_runs(survival: Survival) -> None:
     case = survival.over("cable pulled")
     began, ended = case.events("attempt")[0]["time"], case.events("attempt_ended")[0]["time"]
     assert began < survival.restarted_at < case.fault_at < ended
@@ -289,7 +289,7 @@ def test_f56_a_controller_that_is_killed_and_started_again_disturbs_no_run(survi
 
 
 @pytest.mark.runs("cable pulled")
-def test_f40_f41_f68_a_node_cut_off_is_replaced_and_a_spoilt_checkpoint_left_out(
+def test_f40_f41_f68_unreachable_node_is_replaced_and_a_damaged_checkpoint_skipped(
     survival: Survival,
 ) -> None:
     case = survival.over("cable pulled")
@@ -313,7 +313,9 @@ def test_f40_f41_f68_a_node_cut_off_is_replaced_and_a_spoilt_checkpoint_left_out
 
 
 @pytest.mark.runs("slow, then killed")
-def test_f43_f46_a_slow_rank_is_named_and_left_alone_a_killed_one_starts_again(survival: Survival) -> None:
+def test_f43_f46_slow_rank_is_named_without_a_restart_and_a_killed_rank_is_restarted(
+    survival: Survival,
+) -> None:
     case = survival.over("slow, then killed")
     survival.row("slow, then killed", "kill", "killed", words="rank killed under torchrun")
     assert "rank 1 is slow: " in case.log()
@@ -329,7 +331,7 @@ def test_f43_f46_a_slow_rank_is_named_and_left_alone_a_killed_one_starts_again(s
 
 
 @pytest.mark.runs("first node lost")
-def test_a_lost_first_node_takes_the_supervisor_along_and_slurm_starts_it_anew(survival: Survival) -> None:
+def test_job_is_requeued_after_its_first_node_with_the_supervisor_is_lost(survival: Survival) -> None:
     case = survival.over("first node lost")
     survival.row("first node lost", "crawl", "lost")
     assert case.causes() == ["lost", "done"]
@@ -338,7 +340,7 @@ def test_a_lost_first_node_takes_the_supervisor_along_and_slurm_starts_it_anew(s
 
 
 @pytest.mark.runs("slurmd killed")
-def test_f40_f42_a_copy_whose_slurmd_is_killed_goes_on_until_slurm_starts_another(
+def test_f40_f42_copy_without_slurmd_runs_until_slurm_starts_another_copy(
     survival: Survival,
 ) -> None:
     case = survival.over("slurmd killed")
@@ -358,7 +360,7 @@ def test_f40_f42_a_copy_whose_slurmd_is_killed_goes_on_until_slurm_starts_anothe
 
 
 @pytest.mark.runs("preempted")
-def test_f25_f27_a_preempted_run_saves_in_its_grace_and_goes_on(survival: Survival) -> None:
+def test_f25_f27_preempted_run_saves_in_its_grace_time_and_continues(survival: Survival) -> None:
     case = survival.over("preempted")
     survival.row("preempted", "SIGTERM", "preempted", words="preempted by a higher priority")
     assert case.causes() == ["preempted", "done"]
@@ -368,7 +370,7 @@ def test_f25_f27_a_preempted_run_saves_in_its_grace_and_goes_on(survival: Surviv
 
 
 @pytest.mark.runs("time limit, early signal")
-def test_f29_the_early_signal_has_it_save_and_go_on(survival: Survival) -> None:
+def test_f29_run_saves_at_the_early_signal_and_continues(survival: Survival) -> None:
     case = survival.over("time limit, early signal")
     survival.row("time limit, early signal", "SIGUSR2", "checkpointed")
     assert case.causes() == ["checkpointed", "done"]
@@ -379,7 +381,7 @@ def test_f29_the_early_signal_has_it_save_and_go_on(survival: Survival) -> None:
 
 
 @pytest.mark.runs("time limit")
-def test_f39_a_time_limit_without_a_signal_is_no_end_with_total_time(survival: Survival) -> None:
+def test_f39_run_with_a_total_time_continues_after_a_time_limit_without_a_signal(survival: Survival) -> None:
     case = survival.over("time limit")
     survival.row("time limit", "SIGTERM", "time-limit", words="time limit, no early signal")
     assert case.causes() == ["time-limit", "done"]
@@ -396,7 +398,7 @@ def repeats_nothing(case: Case) -> None:
 
 
 @pytest.mark.runs("again and again")
-def test_f33_f43_f45_one_fault_after_the_other_ends_with_the_same_weights(survival: Survival) -> None:
+def test_f33_f43_f45_repeated_faults_end_with_the_same_weights(survival: Survival) -> None:
     case = survival.over("again and again")
     causes = {"exit": "exit-code", "segv": "segfault", "stop": "hang"}
     for attempt, (kind, cause) in enumerate(causes.items()):
@@ -412,7 +414,7 @@ def test_f33_f43_f45_one_fault_after_the_other_ends_with_the_same_weights(surviv
 
 
 @pytest.mark.runs("no spare node")
-def test_where_no_node_is_spare_torchrun_goes_on_with_fewer(survival: Survival) -> None:
+def test_torchrun_continues_on_fewer_nodes_when_no_spare_node_exists(survival: Survival) -> None:
     case = survival.over("no spare node")
     survival.row("no spare node", "crawl", "node-failure", words="node lost, none spare")
     assert case.causes() == ["node-failure", "done"]
@@ -427,7 +429,7 @@ def test_where_no_node_is_spare_torchrun_goes_on_with_fewer(survival: Survival) 
 
 
 @pytest.mark.runs("disk full")
-def test_a_full_disk_stops_it_with_the_last_checkpoint_good(survival: Survival) -> None:
+def test_full_disk_stops_the_run_and_its_last_checkpoint_resumes(survival: Survival) -> None:
     case = survival.over("disk full")
     case.fault_at = float((survival.cli.folder / "fault-full").read_text())
     survival.row("disk full", "full", "disk-full", words="disk full while it saves")

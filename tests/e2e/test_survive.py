@@ -46,7 +46,7 @@ def same(one: Any, other: Any) -> bool:
 
 @pytest.mark.sampled(1, "the example")
 @WITHOUT_SSH
-def test_a_requeued_job_ends_with_the_weights_of_one_that_was_left_alone(cli: Cli) -> None:
+def test_requeued_job_ends_with_the_weights_of_an_undisturbed_job(cli: Cli) -> None:
     wanted = whole(cli)
     job, run = start(cli, pause="0.01")
     cli.wait_until((run.path / "checkpoints" / "step-00000100-a0").exists, limit=240)
@@ -76,7 +76,9 @@ def preempting(tmp_path: Path, lab_root: Path, slurm_software: Software) -> Iter
 
 @pytest.mark.sampled(1, "the example")
 @pytest.mark.slurm
-def test_f25_f27_preempted_it_saves_in_the_grace_and_goes_on(preempting: tuple[Cli, SlurmLab]) -> None:
+def test_f25_f27_preempted_example_saves_in_the_grace_time_and_continues(
+    preempting: tuple[Cli, SlurmLab],
+) -> None:
     cli, lab = preempting
     wanted = whole(cli)
     job, run = start(cli, "-p", "main", pause="0.02")
@@ -95,7 +97,7 @@ def test_f25_f27_preempted_it_saves_in_the_grace_and_goes_on(preempting: tuple[C
 
 
 @ON_SLURM
-def test_f45_a_rank_that_is_alone_hangs_as_soon_as_others_do(cli: Cli) -> None:
+def test_f45_hang_of_a_single_rank_is_detected_at_the_hang_timeout(cli: Cli) -> None:
     script = cli.script("""
         import os, time
         print("step 1", flush=True)

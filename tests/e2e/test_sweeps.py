@@ -60,13 +60,13 @@ def submit(cli: Cli, text: str, *words: str, code: int = 0) -> list[str]:
     return jobs
 
 
-def trials(cli: Cli, selector: str) -> list[dict[str, Any]]:
+def trial_results(cli: Cli, selector: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(cli("sweep", "results", "--json", selector).stdout)["trials"]
     return found
 
 
 @WITHOUT_SSH
-def test_stages_follow_each_other_and_know_each_others_folders(cli: Cli) -> None:
+def test_stages_run_in_order_with_the_directories_of_earlier_stages(cli: Cli) -> None:
     cli.script(SHOW, "show.py")
     jobs = submit(
         cli,
@@ -94,7 +94,7 @@ stages:
 
 
 @WITHOUT_SSH
-def test_where_one_stage_fails_the_next_never_runs(cli: Cli) -> None:
+def test_stage_after_a_failed_stage_is_cancelled(cli: Cli) -> None:
     cli.script("raise SystemExit(3)")
     cli.script("", "after.py")
     text = """\
@@ -108,7 +108,7 @@ stages: {first: {}, second: {needs: [first]}, last: {needs: ["afterany:second"],
 
 
 @ON_SLURM
-def test_all_stages_are_queued_or_none(cli: Cli) -> None:
+def test_failed_submission_of_a_stage_cancels_the_other_stages(cli: Cli) -> None:
     cli.script("import time; time.sleep(600)")
     text = "script: train.py\nno_check: true\nstages: {a: {}, second: {needs: [a], constraint: nosuch}}\n"
     done = cli("submit", job(cli, text), code=3)
@@ -120,7 +120,7 @@ def test_all_stages_are_queued_or_none(cli: Cli) -> None:
 @pytest.mark.parametrize(
     "cli", ["local", pytest.param("far", marks=[pytest.mark.slurm, pytest.mark.ssh])], indirect=True
 )
-def test_a_sweep_runs_and_what_failed_is_resumed(cli: Cli) -> None:
+def test_sweep_runs_and_resumes_its_failed_trials(cli: Cli) -> None:
     cli.script(TRAIN)
     text = """\
 script: train.py
@@ -130,7 +130,7 @@ tracker: [wandb]
 sweep: {grid: {lr: [1, 2, 3], seed: [0, 1]}, max_parallel: 4}
 """
     [queued] = submit(cli, text, "--wait", code=3)
-    found = trials(cli, queued)
+    found = trial_results(cli, queued)
     assert [one["state"] for one in found] == ["done"] * 5 + ["failed"]
     assert [one["name"] for one in found[:2]] == ["lr=1,seed=0", "lr=2,seed=0"]
     assert [(one["best"], one["last"], one["step"]) for one in found[:2]] == [(0.5, 0.5, 2), (1.0, 1.0, 2)]
@@ -144,7 +144,7 @@ sweep: {grid: {lr: [1, 2, 3], seed: [0, 1]}, max_parallel: 4}
     again = json.loads(cli("sweep", "resume", "--json", queued).stdout)["runs"][0]["job_id"]
     cli.started.append(again)
     cli.wait_for_end(again)
-    found = trials(cli, again)
+    found = trial_results(cli, again)
     assert [one["state"] for one in found] == ["done"] * 6
     resumed = next(one for one in found if one["number"] == 3)
     assert resumed["job"] == f"{again}_0"  # and its checkpoints were those of its first try
@@ -155,7 +155,7 @@ sweep: {grid: {lr: [1, 2, 3], seed: [0, 1]}, max_parallel: 4}
 
 
 @WITHOUT_SSH
-def test_of_several_that_resume_a_sweep_at_once_one_does(cli: Cli) -> None:
+def test_concurrent_resumes_of_a_sweep_start_a_single_resume(cli: Cli) -> None:
     cli.script(FAILS_ONCE)
     [queued] = submit(
         cli, "script: train.py\nargs: ['${lr}']\nsweep: {points: [{lr: 1}, {lr: 2}]}\n", "--wait", code=3
@@ -165,11 +165,11 @@ def test_of_several_that_resume_a_sweep_at_once_one_does(cli: Cli) -> None:
     [again] = [json.loads(done.stdout)["runs"][0]["job_id"] for done in tried if done.returncode == 0]
     cli.started.append(again)
     assert [done.returncode for done in tried].count(2) == 2
-    assert [one["job"] for one in trials(cli, queued)] == [f"{again}_0", f"{again}_1"]
+    assert [one["job"] for one in trial_results(cli, queued)] == [f"{again}_0", f"{again}_1"]
 
 
 @ON_SLURM
-def test_a_large_sweep_is_several_arrays_and_still_one_sweep(cli: Cli) -> None:
+def test_large_sweep_is_split_into_arrays_and_reported_as_a_single_sweep(cli: Cli) -> None:
     cli.script(TRAIN)
     profiles = cli.folder / "cluster_profiles"
     profiles.mkdir()
@@ -184,7 +184,7 @@ sweep: {grid: {lr: [1, 2, 3, 4, 5]}, when: lr != 4, max_parallel: 1}
 """
     jobs = submit(cli, text, "--wait")
     assert len(jobs) == 2
-    found = trials(cli, jobs[1])
+    found = trial_results(cli, jobs[1])
     assert [(one["number"], one["job"]) for one in found] == [
         (number, f"{jobs[number // 2]}_{number % 2}") for number in range(4)
     ]
@@ -192,7 +192,7 @@ sweep: {grid: {lr: [1, 2, 3, 4, 5]}, when: lr != 4, max_parallel: 1}
 
 
 @ON_SLURM
-def test_trials_that_share_a_node_fail_each_for_itself(cli: Cli) -> None:
+def test_trials_that_share_a_node_fail_independently(cli: Cli) -> None:
     cli.script(TRAIN)
     text = """\
 script: train.py
@@ -202,7 +202,7 @@ cpus_per_task: 1
 sweep: {points: [{lr: 1, seed: 0}, {lr: 2, seed: 1}, {lr: 3, seed: 0}], trials_per_node: 2}
 """
     [queued] = submit(cli, text, "--wait", code=3)
-    found = {one["number"]: one for one in trials(cli, queued)}
+    found = {one["number"]: one for one in trial_results(cli, queued)}
     assert [found[number]["state"] for number in range(3)] == ["done", "failed", "done"]
     assert [found[number]["job"] for number in range(3)] == [f"{queued}_0", f"{queued}_0", f"{queued}_1"]
     assert [found[number]["best"] for number in (0, 2)] == [0.5, 1.5]
@@ -220,7 +220,7 @@ if lr > 1:
 
 
 @ON_SLURM
-def test_trials_that_others_beat_are_stopped_early(cli: Cli) -> None:
+def test_beaten_trials_are_stopped_early(cli: Cli) -> None:
     cli.script(ASHA)
     text = """\
 script: train.py
@@ -228,12 +228,12 @@ args: ["${lr}"]
 sweep: {grid: {lr: [1, 2, 3]}, asha: {min_steps: 1, eta: 2}, max_parallel: 1}
 """
     [queued] = submit(cli, text, "--wait")
-    assert [one["state"] for one in trials(cli, queued)] == ["done", "stopped", "stopped"]
+    assert [one["state"] for one in trial_results(cli, queued)] == ["done", "stopped", "stopped"]
     assert "stopped early" in cli("logs", f"{queued}_1").stdout
 
 
 @ON_LOCAL
-def test_a_sweep_is_stopped_and_goes_on(cli: Cli) -> None:
+def test_stopped_sweep_is_resumed(cli: Cli) -> None:
     cli.script("import os, sys, time\ntime.sleep(0 if os.path.exists(sys.argv[2]) else 600)")
     flag = cli.folder / "go"
     text = f"""\
@@ -243,19 +243,19 @@ args: ["${{lr}}", {flag}]
 sweep: {{grid: {{lr: [1, 2]}}, max_parallel: 1}}
 """
     [queued] = submit(cli, text)
-    cli.wait_until(lambda: any(one["state"] == "running" for one in trials(cli, queued)))
+    cli.wait_until(lambda: any(one["state"] == "running" for one in trial_results(cli, queued)))
     assert "pending or running" in cli("sweep", "resume", queued, code=2).stderr
     cli("sweep", "stop", queued)
     cli.wait_for_end(queued)
-    cli.wait_until(lambda: {one["state"] for one in trials(cli, queued)} <= {"failed", "never ran"})
+    cli.wait_until(lambda: {one["state"] for one in trial_results(cli, queued)} <= {"failed", "never ran"})
     flag.touch()
     again = json.loads(cli("sweep", "resume", "--json", queued).stdout)["runs"][0]["job_id"]
     cli.wait_for_end(again)
-    assert [one["state"] for one in trials(cli, queued)] == ["done", "done"]
+    assert [one["state"] for one in trial_results(cli, queued)] == ["done", "done"]
 
 
 @ON_LOCAL
-def test_optuna_chooses_what_trials_run_with(cli: Cli) -> None:
+def test_optuna_chooses_the_values_of_trials(cli: Cli) -> None:
     pytest.importorskip("optuna")
     cli.script(
         "import json, os, sys\n"
@@ -269,7 +269,7 @@ args: ["${{x}}"]
 sweep: {{random: {{x: "uniform(0, 1)"}}, samples: 4, max_parallel: 2, optuna: {{sampler: tpe}}}}
 """
     [queued] = submit(cli, text, "--wait")
-    found = trials(cli, queued)
+    found = trial_results(cli, queued)
     assert {one["state"] for one in found} == {"done"}
     assert len({one["values"]["x"] for one in found}) == 4
     import optuna
@@ -282,7 +282,7 @@ sweep: {{random: {{x: "uniform(0, 1)"}}, samples: 4, max_parallel: 2, optuna: {{
 
 
 @ON_LOCAL
-def test_a_sweep_is_resumed_on_its_own_cluster_whatever_the_default_is_now(cli: Cli) -> None:
+def test_sweep_is_resumed_on_its_original_cluster(cli: Cli) -> None:
     cli.script(FAILS_ONCE)
     (cli.folder / "cluster_profiles").mkdir()
     (cli.folder / "cluster_profiles" / "other.yaml").write_text("extends: local\n")

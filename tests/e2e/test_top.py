@@ -86,7 +86,7 @@ def tmux() -> Iterator[list[Terminal]]:
 
 
 @WITHOUT_SSH
-def test_a_job_that_trains_is_watched_and_cancelled(cli: Cli, tmux: list[Terminal]) -> None:
+def test_top_shows_and_cancels_a_training_job(cli: Cli, tmux: list[Terminal]) -> None:
     script = cli.script(TRAIN)
     job = cli.submit("-N2", "--ntasks-per-node", "1", "-l", "srun", script)
     terminal = Terminal(cli)
@@ -144,7 +144,7 @@ def use_a_shell(cli: Cli, terminal: Terminal, job: str) -> None:
 
 
 @ON_SLURM
-def test_a_shell_opens_beside_a_running_job(cli: Cli, tmux: list[Terminal]) -> None:
+def test_top_opens_a_shell_beside_a_running_job(cli: Cli, tmux: list[Terminal]) -> None:
     job = cli.submit("--ntasks-per-node", "1", "-l", "srun", cli.script(TRAIN))
     terminal = Terminal(cli, job)
     tmux.append(terminal)
@@ -156,7 +156,7 @@ def test_a_shell_opens_beside_a_running_job(cli: Cli, tmux: list[Terminal]) -> N
 
 
 @pytest.mark.slurm
-def test_a_cluster_over_ssh_whose_link_is_lost_and_comes_back(
+def test_top_over_ssh_recovers_from_a_lost_connection(
     tmp_path: Path, sshd_login: Login, slurm_lab: SlurmLab, tmux: list[Terminal]
 ) -> None:
     lab = sshd_login.lab
@@ -199,7 +199,7 @@ def test_a_cluster_over_ssh_whose_link_is_lost_and_comes_back(
 
 
 @WITHOUT_SSH
-def test_one_frame_for_pipes_and_programs(cli: Cli) -> None:
+def test_top_prints_a_single_frame_for_pipes_and_json(cli: Cli) -> None:
     script = cli.script(TRAIN)
     job = cli.submit("--ntasks-per-node", "1", "-l", "srun", script)
     cli.wait_until(lambda: "of 100,000" in cli("top", "--once", job).stdout)
@@ -218,9 +218,7 @@ def test_one_frame_for_pipes_and_programs(cli: Cli) -> None:
 
 
 @ON_SLURM
-def test_a_time_limit_that_is_raised_while_the_job_runs_shows_everywhere(
-    cli: Cli, slurm_lab: SlurmLab
-) -> None:
+def test_raised_time_limit_is_shown_on_every_screen(cli: Cli, slurm_lab: SlurmLab) -> None:
     job = cli.submit("-t", "3", "--ntasks-per-node", "1", "-l", "srun", cli.script(TRAIN))
     cli.wait_until(lambda: cli.state(job) == "RUNNING")
     slurm_lab.run(["scontrol", "update", f"JobId={job}", "TimeLimit=50"])
@@ -240,7 +238,7 @@ def test_a_time_limit_that_is_raised_while_the_job_runs_shows_everywhere(
 
 
 @ON_SLURM
-def test_a_job_in_the_queue_whose_run_has_no_record_is_shown_as_in_status(
+def test_top_and_status_show_a_queued_job_without_a_run_record(
     cli: Cli, slurm_lab: SlurmLab, tmp_path: Path, tmux: list[Terminal]
 ) -> None:
     asked = tmp_path / "asked"
@@ -297,9 +295,7 @@ def test_a_job_in_the_queue_whose_run_has_no_record_is_shown_as_in_status(
         (tmp_path / "moved").rename(run)
 
 
-def test_a_cluster_that_cannot_be_reached_at_the_start_is_said(
-    cli_far_down: Cli, tmux: list[Terminal]
-) -> None:
+def test_top_reports_a_cluster_that_cannot_be_reached(cli_far_down: Cli, tmux: list[Terminal]) -> None:
     terminal = Terminal(cli_far_down)
     tmux.append(terminal)
     shown = terminal.wait_until("gone:", "lost-run")

@@ -10,21 +10,21 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import ON_SLURM, Cli
-from tests.e2e.test_sampler import TRAIN, notes
+from tests.e2e.test_sampler import TRAIN, telemetry_lines
 
 NVML = Path(__file__).parents[1] / "worker" / "data" / "nvml.c"
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for the GPU library to look at")
 @ON_SLURM
-def test_gpu_hours_are_held_used_and_idle(cli: Cli, tmp_path: Path) -> None:
+def test_usage_reports_held_used_and_idle_gpu_hours(cli: Cli, tmp_path: Path) -> None:
     library = tmp_path / "libnvidia-ml.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(NVML)], check=True)
     fake = ("--env", f"DTSLURM_NVML={library}", "--env", "FAKE_GPUS=2")
     script = cli.script(TRAIN)
     job = cli.submit("-N1", "--gpus-per-node=2", "-J", "greedy", *fake, "-l", "single", script, "1", "0")
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
-    assert [len(record["gpus"]) for record in notes(cli.run_dir(job), 0)][:2] == [2, 2]  # type: ignore[arg-type]
+    assert [len(record["gpus"]) for record in telemetry_lines(cli.run_dir(job), 0)][:2] == [2, 2]  # type: ignore[arg-type]
 
     def told() -> dict[str, float]:
         answer = json.loads(
@@ -44,5 +44,5 @@ def test_gpu_hours_are_held_used_and_idle(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cli", ["local"], indirect=True)
-def test_a_cluster_without_accounting_says_nothing(cli: Cli) -> None:
+def test_usage_reports_no_jobs_without_accounting(cli: Cli) -> None:
     assert "has no jobs" in cli("usage", "--cluster", "local").stderr
