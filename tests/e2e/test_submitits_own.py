@@ -26,7 +26,7 @@ NOT_OURS = {
     "core/test_plugins.py::test_skip_bad_plugin": "expects that no other plugin is installed",
     "local/test_local.py::test_local_job": "looks at the private process of a local job",
     "local/test_local.py::test_killed": "kills the private process of a local job",
-    "local/test_local.py::test_cancel_ends_running_and_pending_jobs": "knows no state but INTERRUPTED, and looks at a private process",
+    "local/test_local.py::test_cancel": "knows no state but INTERRUPTED, and looks at a private process",
     "slurm/test_slurm.py::test_mocked_missing_state": "looks at a mock of sacct",
     "slurm/test_slurm.py::test_slurm_job_mocked": "looks at a mock of sbatch",
     "slurm/test_slurm.py::test_slurm_job_array_mocked": "looks at a mock of sbatch",

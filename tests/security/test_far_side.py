@@ -837,7 +837,7 @@ from dtslurm.errors import TransportError
 from dtslurm.logs import frames
 from dtslurm.services.wiring import remote_query
 from dtslurm.worker.logtail import frames as wire
-from tests.security.test_far_side import endless_head, log, piece, receive
+from tests.security.test_far_side import endless_head, file_frame_of, log, receive
 
 def harmless(attack):
     try:
@@ -852,7 +852,7 @@ harmless(lambda: list(frames.Decoder().feed(wire.MAGIC + log(wire.PACKED, BOMB))
 harmless(lambda: remote_query._unpacked("m:", "m:" + base64.b64encode(BOMB).decode() + "\\n", ""))
 nested = b'{"a": [' + b"[[]]," * ((10 << 20) // 5) + b"0]}"
 remote_query._unpacked("m:", "m:" + base64.b64encode(zlib.compress(nested)).decode() + "\\n", "")
-for answer in (piece("a", length=int(1e11)), endless_head()):
+for answer in (file_frame_of("a", length=int(1e11)), endless_head()):
     harmless(lambda: receive(Path(sys.argv[1]), answer if not isinstance(answer, bytes) else
                              (part for parts in ([answer], endless_head()) for part in parts)))
 # ru_maxrss would count the process that started this one, too
