@@ -72,26 +72,28 @@ def read(python: Path, program: str, path: Path, words: int = 3) -> list[str]:
     return done.stdout.split()[-words:]
 
 
-def test_accelerate_reads_it(torch_python: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_accelerate_reads_the_emitted_configuration(torch_python: Path, tmp_path: Path) -> None:  # noqa: F811
     path = emitted(tmp_path, "accelerate", "llama-3-8b", "--gpu", "H100", "-N", "2", "--gbs", "256")
     assert read(torch_python, ACCELERATE, path) == ["FSDP", "16", "bf16"]
 
 
-def test_accelerate_reads_hybrid_sharding(torch_python: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_accelerate_reads_an_emitted_hybrid_sharding_configuration(
+    torch_python: Path, tmp_path: Path
+) -> None:
     layout = "dp=16,mbs=1,gbs=256,zero=3,shard=8"
     path = emitted(tmp_path, "accelerate", "llama-3-8b", "--gpu", "H100", "-N", "2", "--layout", layout)
     assert read(torch_python, ACCELERATE, path) == ["FSDP", "16", "bf16"]
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
-def test_deepspeed_reads_it(torch_python: Path, tmp_path: Path, zero: int) -> None:  # noqa: F811
+def test_deepspeed_reads_the_emitted_configuration(torch_python: Path, tmp_path: Path, zero: int) -> None:  # noqa: F811
     layout = f"dp=16,mbs=1,gbs=256,zero={zero},recompute=full"
     words = ("llama-3-8b", "--gpu", "H100", "-N", "2", "--layout", layout)
     path = emitted(tmp_path, "deepspeed", *words)
     assert read(torch_python, DEEPSPEED, path)[-2:] == [str(zero), "256"]
 
 
-def test_torchtitan_0_2_reads_its_toml(torch_python: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_torchtitan_0_2_reads_the_emitted_toml(torch_python: Path, tmp_path: Path) -> None:  # noqa: F811
     layout = "tp=8,dp=2,mbs=1,gbs=256,zero=3,recompute=selective"
     words = ("llama-3-70b", "--gpu", "B200", "-N", "2", "-s", "8192", "--layout", layout)
     path = emitted(tmp_path, "torchtitan-0.2", *words)
@@ -113,7 +115,7 @@ def titan_python() -> Path:
         ("qwen3-30b-a3b", "dp=16,ep=8,mbs=1,gbs=256,zero=3,recompute=full", "1 1 FullAC qwen3 48"),
     ],
 )
-def test_torchtitan_0_3_reads_its_module(
+def test_torchtitan_0_3_reads_the_emitted_module(
     titan_python: Path, tmp_path: Path, model: str, layout: str, told: str
 ) -> None:
     words = (model, "--gpu", "B200", "-N", "2", "-s", "4096", "--layout", layout)

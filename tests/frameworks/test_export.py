@@ -95,7 +95,7 @@ def read(cli: Cli, python: Path, program: str) -> dict[str, object]:
     return found
 
 
-def test_a_model_repository_is_read_by_its_own_libraries(cli: Cli, saved: str, python: Path) -> None:
+def test_huggingface_libraries_read_the_exported_model_repository(cli: Cli, saved: str, python: Path) -> None:
     cli("artifacts", "pull", saved, "export", "--to", "hf:./repository")
     found = read(cli, python, READ_FOLDER)
     assert (found["bias"], found["shape"]) == ([1.0] * 3, [3, 4])
@@ -103,7 +103,7 @@ def test_a_model_repository_is_read_by_its_own_libraries(cli: Cli, saved: str, p
     assert "| accuracy | 0.91 |" in str(found["text"])
 
 
-def test_mlflows_registry_has_each_pull_as_a_version(cli: Cli, saved: str, python: Path) -> None:
+def test_mlflow_registry_contains_each_export_as_a_version(cli: Cli, saved: str, python: Path) -> None:
     [packages] = python.parents[1].glob("lib/python3*/site-packages")
     store = cli.folder / "store"
     cli.env |= {"PYTHONPATH": str(packages), "MLFLOW_TRACKING_URI": store.as_uri()}

@@ -181,7 +181,7 @@ def ranks_of(launcher: str) -> list[int]:
 
 @pytest.mark.proves("kind", "runs", "logs")
 @pytest.mark.sampled(1)
-def test_all_ranks_train_together(kind: str, cli: Cli) -> None:
+def test_ranks_train_together(kind: str, cli: Cli) -> None:
     launcher, python, options = KINDS[kind]
     job = cli.submit(*words(launcher, python(), *options), f"{launcher}_fit.py")
     status = cli.wait_for_end(job, limit=300)["statuses"][0]
@@ -206,7 +206,7 @@ def test_all_ranks_train_together(kind: str, cli: Cli) -> None:
 
 @pytest.mark.proves("kind", "exit")
 @pytest.mark.sampled(1, "other ways")
-def test_the_failing_ranks_code_is_the_jobs(kind: str, cli: Cli) -> None:
+def test_exit_code_of_the_failed_rank_is_the_exit_code_of_the_job(kind: str, cli: Cli) -> None:
     launcher, python, options = KINDS[kind]
     job = cli.submit(*words(launcher, python(), *options), f"{launcher}_fit.py", "fail")
     status = cli.wait_for_end(job, limit=300)["statuses"][0]
@@ -220,7 +220,7 @@ def test_the_failing_ranks_code_is_the_jobs(kind: str, cli: Cli) -> None:
 
 @pytest.mark.proves("kind", "signal")
 @pytest.mark.sampled(1, "other ways")
-def test_the_early_signal_reaches_the_training_code(kind: str, cli: Cli) -> None:
+def test_early_signal_reaches_the_training_code(kind: str, cli: Cli) -> None:
     launcher, python, options = KINDS[kind]
     chosen = [*words(launcher, python(), *options), "--signal-before", "60"]
     job = cli.submit(*chosen, f"{launcher}_fit.py", "wait")
@@ -237,7 +237,7 @@ def test_the_early_signal_reaches_the_training_code(kind: str, cli: Cli) -> None
 
 
 @pytest.mark.sampled(1, "other ways")
-def test_tensorflow_finds_its_workers_by_slurm_itself(cli: Cli) -> None:
+def test_tensorflow_slurm_resolver_finds_the_workers(cli: Cli) -> None:
     chosen = words("tensorflow", tensorflow_python(), "form=slurm")
     place = chosen.index("CUDA_VISIBLE_DEVICES=")
     del chosen[
@@ -257,7 +257,7 @@ def test_tensorflow_finds_its_workers_by_slurm_itself(cli: Cli) -> None:
 
 
 @pytest.mark.sampled(1, "other ways")
-def test_mpirun_where_srun_has_no_pmi(cli: Cli) -> None:
+def test_mpirun_starts_ranks_when_srun_has_no_pmi(cli: Cli) -> None:
     job = cli.submit(*words("mpi", mpi_python(), "start=mpirun"), "mpi_fit.py", "fail")
     status = cli.wait_for_end(job, limit=120)["statuses"][0]
     assert (status["state"], status["exit_code"]) == ("FAILED", 17), output(cli, job)

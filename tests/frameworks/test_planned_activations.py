@@ -48,7 +48,9 @@ MODELS: dict[str, tuple[dict[str, Any], float]] = {
 }
 
 
-def test_each_layer_keeps_what_is_planned(llama_python: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_planned_activations_match_the_activations_of_transformers_models(
+    llama_python: Path, tmp_path: Path
+) -> None:
     models = {name: {**SHAPE, **values} for name, (values, _) in MODELS.items()}
     path = tmp_path / "models.json"
     path.write_text(json.dumps(models))

@@ -75,7 +75,7 @@ def cli(activated: Activated, torch_python: Path) -> Cli:  # noqa: F811 - the fi
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", CASES)
-def test_ranks_that_each_train_alone_are_found(cli: Cli, case: str) -> None:
+def test_ranks_that_train_separately_are_reported(cli: Cli, case: str) -> None:
     launcher, text, options, args = CASES[case]
     script = cli.script(text, "apart.py")
     job = cli.submit("-N2", "--ntasks-per-node", "2", "-l", launcher, *options, script, *args)

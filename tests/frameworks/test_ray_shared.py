@@ -47,7 +47,7 @@ def submit(cli: Cli, *words: str) -> str:
 
 
 @pytest.mark.sampled(1, "shared nodes")
-def test_two_jobs_share_a_node(cli: Cli) -> None:
+def test_two_ray_jobs_share_a_node(cli: Cli) -> None:
     jobs = [submit(cli, "first", "second")]
     cli.wait_until((cli.folder / "first").exists, 300)  # two that start at once take longer than Ray waits
     jobs.append(submit(cli, "second", "first"))
@@ -60,7 +60,7 @@ def test_two_jobs_share_a_node(cli: Cli) -> None:
 
 
 @pytest.mark.sampled(1, "shared nodes")
-def test_a_cancelled_job_leaves_nothing_in_tmp(cli: Cli) -> None:
+def test_cancelled_ray_job_removes_its_directory_and_refuses_clients_without_a_token(cli: Cli) -> None:
     job = submit(cli, "ready", "never")
     cli.wait_until((cli.folder / "ready").exists, 300)
     ray = folder(cli, job)
@@ -91,7 +91,7 @@ def find_raylet(run: Path) -> int | None:
 
 
 @pytest.mark.sampled(1, "shared nodes")
-def test_a_node_that_needs_longer_than_ray_itself_waits(cli: Cli) -> None:
+def test_ray_job_waits_for_a_slow_node(cli: Cli) -> None:
     (cli.folder / "second").touch()
     job = submit(cli, "first", "second")
     run = cli.run_dir(job).path

@@ -126,7 +126,7 @@ def tool(activated: Activated) -> Cli:
     return activated(Path(sys.executable))
 
 
-def test_simple_slurm_asks_for_the_same_job(tool: Cli, slurm_lab: SlurmLab) -> None:
+def test_simple_slurm_example_and_dtslurm_submit_the_same_job(tool: Cli, slurm_lab: SlurmLab) -> None:
     python = peer("simple-slurm")
     (theirs, ours), *_ = examples("simple_slurm")
     tool.script("import sys\nprint('demo', sys.argv[1])", "demo.py")
@@ -148,7 +148,7 @@ def test_simple_slurm_asks_for_the_same_job(tool: Cli, slurm_lab: SlurmLab) -> N
         assert f"demo {task}\n" in tool("logs", f"{jobs[1]}_{task}").stdout
 
 
-def test_simple_slurms_command_and_its_way_to_cancel(tool: Cli, slurm_lab: SlurmLab) -> None:
+def test_simple_slurm_command_and_cancel_examples_match_dtslurm(tool: Cli, slurm_lab: SlurmLab) -> None:
     python = peer("simple-slurm")
     _, (theirs, ours), (cancel_theirs, cancel_ours) = examples("simple_slurm")
     (tool.folder / "hostname.sh").write_text("#!/bin/sh\necho $HOSTNAME\n")
@@ -174,7 +174,7 @@ def test_simple_slurms_command_and_its_way_to_cancel(tool: Cli, slurm_lab: Slurm
     slurm_lab.wait_for("an empty queue", lambda: not slurm_lab.run(["squeue", "-h"]).stdout.strip())
 
 
-def test_torchx_runs_the_same_program_here(tool: Cli, tmp_path: Path) -> None:
+def test_torchx_local_example_and_dtslurm_run_the_same_program(tool: Cli, tmp_path: Path) -> None:
     python = peer("torchx")
     (theirs, ours), _ = examples("TorchX")
     tool.script("import sys\nprint(f'Hello, {sys.argv[1]}!')", "my_app.py")
@@ -184,7 +184,7 @@ def test_torchx_runs_the_same_program_here(tool: Cli, tmp_path: Path) -> None:
     assert "Hello, your name!" in done.stdout
 
 
-def test_torchx_trains_with_the_same_ranks(tool: Cli, slurm_lab: SlurmLab) -> None:
+def test_torchx_slurm_example_and_dtslurm_start_the_same_ranks(tool: Cli, slurm_lab: SlurmLab) -> None:
     python = peer("torchx")
     _, (theirs, ours) = examples("TorchX")
     tool.script(DIST_APP, "dist_app.py")
@@ -200,7 +200,7 @@ def test_torchx_trains_with_the_same_ranks(tool: Cli, slurm_lab: SlurmLab) -> No
 
 
 @pytest.mark.timeout(1500)
-def test_nemo_run_calls_the_same_function(tool: Cli, tmp_path: Path) -> None:
+def test_nemo_run_example_and_dtslurm_call_the_same_function(tool: Cli, tmp_path: Path) -> None:
     python = peer("nemo-run")
     [(theirs, ours)] = examples("NeMo Run")
     tool.script("def pretrain(steps: int):\n    print('pretrained', steps, 'steps')", "recipe.py")
@@ -216,7 +216,7 @@ def test_nemo_run_calls_the_same_function(tool: Cli, tmp_path: Path) -> None:
     assert "pretrained 3 steps" in log.read_text()
 
 
-def test_skypilots_task_is_a_job_file(tool: Cli) -> None:
+def test_skypilot_task_runs_as_a_job_file(tool: Cli) -> None:
     [(_, ours)] = examples("SkyPilot")
     text = (ROOT / "docs" / "migrate.md").read_text().partition("### SkyPilot's task")[2]
     (tool.folder / "my_task.yaml").write_text(text.partition("```yaml\n")[2].partition("```")[0])
@@ -228,7 +228,7 @@ def test_skypilots_task_is_a_job_file(tool: Cli) -> None:
     assert "--epochs 1 8\n" in tool("logs", job).stdout
 
 
-def test_lightnings_example_trains(activated: Activated, torch_python: Path) -> None:  # noqa: F811
+def test_lightning_example_trains(activated: Activated, torch_python: Path) -> None:  # noqa: F811
     tool = activated(torch_python)
     [metadata] = (torch_python.parents[1] / "lib").glob(
         "python*/site-packages/lightning-*.dist-info/METADATA"

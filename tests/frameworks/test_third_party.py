@@ -113,7 +113,7 @@ def log(run: RunDir, rank: int) -> str:
 @pytest.mark.sampled(1, "programs")
 @pytest.mark.parametrize("launcher", ["accelerate", "torchrun", "srun"])
 @pytest.mark.parametrize("script", TOGETHER)
-def test_accelerates_test_scripts(cli: Cli, script: str, launcher: str) -> None:
+def test_accelerate_test_scripts_run(cli: Cli, script: str, launcher: str) -> None:
     path = packages(cli) / "accelerate/test_utils/scripts" / f"{script}.py"
     run = run_to_its_end(cli, RANKS_PER_NODE[script], "-l", launcher, str(path))
     for rank in (0, RANKS_PER_NODE[script]):  # the first rank of each node prints
@@ -122,7 +122,7 @@ def test_accelerates_test_scripts(cli: Cli, script: str, launcher: str) -> None:
 
 @pytest.mark.sampled(1, "programs")
 @pytest.mark.parametrize("launcher", ["lightning", "torchrun", "srun"])
-def test_lightnings_boring_model_by_lightnings_command_line(cli: Cli, launcher: str) -> None:
+def test_lightning_cli_trains_the_boring_model(cli: Cli, launcher: str) -> None:
     script = cli.script(LIGHTNING_CLI, "boring.py")
     words = ["fit", "--trainer.num_nodes=2", "--trainer.devices=2", "--trainer.max_epochs=2"]
     run = run_to_its_end(cli, 2, "-l", launcher, script, *words, "--trainer.logger=false")
@@ -136,7 +136,7 @@ def test_lightnings_boring_model_by_lightnings_command_line(cli: Cli, launcher: 
 
 @pytest.mark.sampled(1, "programs")
 @pytest.mark.parametrize("launcher", ["deepspeed", "torchrun", "srun"])
-def test_deepspeeds_measurement_of_all_gather(cli: Cli, launcher: str) -> None:
+def test_deepspeed_all_gather_benchmark_runs(cli: Cli, launcher: str) -> None:
     folder = extensions(Path(cli.env["VIRTUAL_ENV"]))
     env = {"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": folder}
     words = [word for name, value in env.items() for word in ("--env", f"{name}={value}")]
@@ -146,7 +146,7 @@ def test_deepspeeds_measurement_of_all_gather(cli: Cli, launcher: str) -> None:
 
 
 @pytest.mark.sampled(1, "programs")
-def test_torchtitans_debug_model_by_its_own_words(cli: Cli) -> None:
+def test_torchtitan_debug_model_trains(cli: Cli) -> None:
     python = Path(cli.env["VIRTUAL_ENV"], "bin", "python")
     argv = [str(python), str(SCRIPTS / "write_titan.py")]
     done = subprocess.run(argv, cwd=cli.folder, capture_output=True, text=True, timeout=300, check=False)
@@ -161,7 +161,7 @@ def test_torchtitans_debug_model_by_its_own_words(cli: Cli) -> None:
 
 
 @pytest.mark.sampled(1, "programs")
-def test_submitits_torch_distributed_environment(cli: Cli, torch_python: Path) -> None:  # noqa: F811
+def test_submitit_torch_distributed_environment_works(cli: Cli, torch_python: Path) -> None:  # noqa: F811
     cli.script(
         """
         import submitit

@@ -109,7 +109,7 @@ def everything(run: RunDir) -> str:
 @pytest.mark.proves("case", "runs", "logs")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", TRAINED)
-def test_training(cli: Cli, case: str) -> None:
+def test_launcher_trains_the_model(cli: Cli, case: str) -> None:
     job = submit(cli, case)
     status = cli.wait_for_end(job, limit=180)["statuses"][0]
     run = cli.run_dir(job)
@@ -133,7 +133,7 @@ def test_training(cli: Cli, case: str) -> None:
 
 
 @pytest.mark.sampled(1, "each its own")
-def test_accelerate_gets_the_options_that_dtslurm_does_not_read(cli: Cli) -> None:
+def test_accelerate_receives_unknown_launcher_options(cli: Cli) -> None:
     script = cli.script("""
         import os
         from accelerate import Accelerator
@@ -152,7 +152,9 @@ def test_accelerate_gets_the_options_that_dtslurm_does_not_read(cli: Cli) -> Non
 @pytest.mark.sampled(1, "each its own")
 @pytest.mark.parametrize(("fault", "code"), [("exit", 42), ("kill", 137)])
 @pytest.mark.parametrize("case", CASES)
-def test_the_failing_ranks_code_is_the_jobs(cli: Cli, case: str, fault: str, code: int) -> None:
+def test_exit_code_of_the_failed_rank_is_the_exit_code_of_the_job(
+    cli: Cli, case: str, fault: str, code: int
+) -> None:
     job = submit(cli, case, FAULT=fault)
     status = cli.wait_for_end(job, limit=180)["statuses"][0]
     run = cli.run_dir(job)
@@ -164,7 +166,7 @@ def test_the_failing_ranks_code_is_the_jobs(cli: Cli, case: str, fault: str, cod
 
 @pytest.mark.sampled(1, "each its own")
 @pytest.mark.parametrize("launcher", ["accelerate", "deepspeed", "nvrx"])
-def test_a_function_runs_as_ranks(cli: Cli, launcher: str, torch_python: Path) -> None:
+def test_function_runs_as_ranks_of_the_launcher(cli: Cli, launcher: str, torch_python: Path) -> None:
     cli.script(
         """
         import submitit
@@ -199,7 +201,7 @@ def test_a_function_runs_as_ranks(cli: Cli, launcher: str, torch_python: Path) -
 
 @pytest.mark.sampled(1, "each its own")
 @pytest.mark.parametrize("case", ["deepspeed", "deepspeed-nossh"])
-def test_a_killed_launcher_is_no_success(cli: Cli, case: str) -> None:
+def test_killed_launcher_fails_the_job(cli: Cli, case: str) -> None:
     job = submit(cli, case, FAULT="launcher")
     status = cli.wait_for_end(job, limit=240)["statuses"][0]
     run = cli.run_dir(job)
@@ -211,7 +213,7 @@ def test_a_killed_launcher_is_no_success(cli: Cli, case: str) -> None:
 
 
 @pytest.mark.sampled(1, "each its own")
-def test_cancelling_leaves_deepspeeds_ranks_time_to_save(cli: Cli) -> None:
+def test_cancel_leaves_deepspeed_ranks_time_to_save(cli: Cli) -> None:
     script = cli.script(
         """
         import signal, sys, time
@@ -244,7 +246,7 @@ def test_cancelling_leaves_deepspeeds_ranks_time_to_save(cli: Cli) -> None:
 @pytest.mark.proves("case", "signal")
 @pytest.mark.sampled(1, "each its own")
 @pytest.mark.parametrize("case", [case for case in CASES if case != "lightning"])
-def test_the_early_signal_reaches_every_rank(cli: Cli, case: str) -> None:
+def test_early_signal_reaches_every_rank(cli: Cli, case: str) -> None:
     job = submit(cli, case, signal=True, LISTEN="USR2")
     run = cli.run_dir(job)
     wait_for_log(cli, run, "listening")
@@ -256,7 +258,7 @@ def test_the_early_signal_reaches_every_rank(cli: Cli, case: str) -> None:
 
 @pytest.mark.sampled(1, "each its own")
 @pytest.mark.proves("lightning", "signal")
-def test_lightning_saves_on_the_early_signal_and_requeues_nothing(cli: Cli) -> None:
+def test_lightning_saves_at_the_early_signal_without_a_requeue(cli: Cli) -> None:
     job = submit(cli, "lightning", signal=True, LISTEN="USR1")
     run = cli.run_dir(job)
     wait_for_log(cli, run, "listening")
@@ -283,7 +285,7 @@ def llama_python() -> Path:
 
 @pytest.mark.sampled(1, "each its own")
 @pytest.mark.proves("llamafactory", "runs", "exit", "logs")
-def test_llamafactory_trains_by_its_yaml(activated: Activated, llama_python: Path) -> None:
+def test_llamafactory_trains_from_its_yaml_file(activated: Activated, llama_python: Path) -> None:
     cli = activated(llama_python)
     argv = [str(llama_python), str(SCRIPTS / "write_llama.py")]
     done = subprocess.run(argv, cwd=cli.folder, capture_output=True, text=True, timeout=300, check=False)
@@ -314,7 +316,7 @@ def test_llamafactory_trains_by_its_yaml(activated: Activated, llama_python: Pat
 
 
 @pytest.mark.sampled(1, "each its own")
-def test_nvrx_goes_on_without_a_node(cli: Cli) -> None:
+def test_nvrx_continues_without_a_lost_node(cli: Cli) -> None:
     options = ("nnodes=1:2", "max_restarts=2")
     python = str(Path(cli.env["VIRTUAL_ENV"], "bin", "python"))
     job, run = elastic.submit(cli, "node", *options, launcher="nvrx", python=python)
@@ -323,7 +325,7 @@ def test_nvrx_goes_on_without_a_node(cli: Cli) -> None:
 
 @pytest.mark.sampled(1, "each its own")
 @pytest.mark.proves("torchtitan", "runs", "exit", "logs")
-def test_torchtitan_trains_by_its_toml(cli: Cli) -> None:
+def test_torchtitan_trains_from_its_toml_file(cli: Cli) -> None:
     python = Path(cli.env["VIRTUAL_ENV"], "bin", "python")
     argv = [str(python), str(SCRIPTS / "write_titan.py")]
     done = subprocess.run(argv, cwd=cli.folder, capture_output=True, text=True, timeout=300, check=False)

@@ -54,7 +54,7 @@ def server() -> Iterator[Uploads]:
         yield served
 
 
-def test_trackers_know_what_the_run_is(tmp_path: Path, server: Uploads) -> None:
+def test_trackers_record_the_identity_of_the_run(tmp_path: Path, server: Uploads) -> None:
     python = environment("trackers", TRACKERS)
     cli = user_of(python, tmp_path, (SCRIPTS / "track.py").read_text())
     head = commit(cli.folder)
@@ -112,7 +112,7 @@ def test_trackers_know_what_the_run_is(tmp_path: Path, server: Uploads) -> None:
     assert (sent["tags"], sent["commit"]) == (["a", "b", "cluster:local", "branch:main"], head)
 
 
-def test_aim_knows_what_the_run_is(tmp_path: Path) -> None:
+def test_aim_records_the_identity_of_the_run(tmp_path: Path) -> None:
     python = environment("aim", ("aim==3.29.1",))
     [shown] = re.findall(r"```python\n(.*?)```", TOLD.read_text(), re.DOTALL)
     cli = user_of(python, tmp_path, f"import os\nimport aim\n{shown}run.close()\n")
