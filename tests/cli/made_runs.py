@@ -20,7 +20,7 @@ from dtslurm.worker.delivery.objects import STAMP
 ENDED = 1_750_000_000  # long enough ago that no scheduler is asked any more
 
 
-def ended(job: str, state: JobState = JobState.COMPLETED, **values: Any) -> JobStatus:
+def ended_job(job: str, state: JobState = JobState.COMPLETED, **values: Any) -> JobStatus:
     """The last observation of a job, or of a task of it."""
     code = 0 if state is JobState.COMPLETED else 1
     known = {"exit_code": code, "start_time": ENDED - 90, "end_time": ENDED, "nodelist": "n1", **values}
@@ -29,7 +29,7 @@ def ended(job: str, state: JobState = JobState.COMPLETED, **values: Any) -> JobS
     )
 
 
-def rank(number: int, host: str, code: int = 0) -> str:
+def rank_record(number: int, host: str, code: int = 0) -> str:
     """The record that a rank leaves behind."""
     known = {"rank": number, "local_rank": 0, "node_rank": number, "host": host, "pid": 7, "signal": None}
     return json.dumps({**known, "started": ENDED - 80, "ended": ENDED, "exit_code": code})
@@ -55,7 +55,7 @@ class Runs:
                 "job_id": job,
                 "phase": "submitted",
                 "created_at": ENDED - 100.0 + int(job),
-                "final": final or (ended(job),),
+                "final": final or (ended_job(job),),
                 "script": "train.py",
                 "launcher": "torchrun",
                 **values,

@@ -14,7 +14,7 @@ with open(os.environ["DTSLURM_ARTIFACTS"], "a") as register:
 """
 
 
-def test_what_is_known_of_a_result_is_a_line_each(run: Run, folder: Path, tmp_path: Path) -> None:
+def test_artifacts_show_lists_the_properties_line_by_line(run: Run, folder: Path, tmp_path: Path) -> None:
     (folder / "train.py").write_text(TRAIN)
     here = {"XDG_STATE_HOME": str(tmp_path), "DTSLURM_RUN_ROOT": str(tmp_path / "runs")}
     run("submit", "--cluster", "local", "-t", "5", "--wait", "train.py", code=0, **here)

@@ -29,22 +29,22 @@ def made(runs: Runs) -> JobRecord:
     return record
 
 
-def rows(text: str) -> dict[str, list[str]]:
+def table_rows(text: str) -> dict[str, list[str]]:
     return {line.split()[-1]: line.split() for line in text.splitlines()[1:]}
 
 
-def test_the_table_tells_sizes_metrics_and_what_is_wrong(invoke: Run, made: JobRecord) -> None:
+def test_the_artifact_table_shows_sizes_metrics_pins_and_problems(invoke: Run, made: JobRecord) -> None:
     del made
     invoke("artifacts", "pin", "train", "checkpoints/step-1", code=0)
     shown = invoke("artifacts", "list", "train", code=0).stdout
     assert shown.splitlines()[0].split() == ["KIND", "STEP", "SIZE", "METRICS", "NOTE", "PATH"]
-    found = rows(shown)
+    found = table_rows(shown)
     assert found["checkpoints/step-1"][:6] == ["checkpoint", "1", "2.0", "KiB", "-", "pinned"]
     assert found["out.txt"][:6] == ["output", "-", "5", "B", "loss=0.1235", "epoch=3"]
     assert found["gone.bin"] == ["output", "-", "-", "-", "it", "no", "longer", "exists", "gone.bin"]
 
 
-def test_as_data_it_is_a_list(invoke: Run, made: JobRecord) -> None:
+def test_artifacts_list_and_show_print_json(invoke: Run, made: JobRecord) -> None:
     del made
     listed = json.loads(invoke("artifacts", "list", "--json", "train", code=0).stdout)["artifacts"]
     assert [(one["path"], one["step"]) for one in listed][:2] == [
@@ -55,7 +55,7 @@ def test_as_data_it_is_a_list(invoke: Run, made: JobRecord) -> None:
     assert (one["path"], one["problem"]) == ("checkpoints/step-3", "")
 
 
-def test_a_run_without_results_says_how_they_come_to_be(invoke: Run, runs: Runs) -> None:
+def test_a_run_without_artifacts_explains_how_to_register_them(invoke: Run, runs: Runs) -> None:
     runs.add("bare", "8")
     done = invoke("artifacts", "list", "bare", code=0)
     assert (done.stdout, "--artifact PATTERN" in done.stderr) == ("", True)
@@ -63,7 +63,7 @@ def test_a_run_without_results_says_how_they_come_to_be(invoke: Run, runs: Runs)
     assert "no artifact to delete" in invoke("artifacts", "prune", "bare", code=0).stderr
 
 
-def test_a_check_reads_files_whole(invoke: Run, made: JobRecord) -> None:
+def test_artifacts_show_with_check_compares_checksums(invoke: Run, made: JobRecord) -> None:
     (Path(made.run_dir) / "checkpoints" / "step-2" / "weights.bin").write_text("x" * 4096)
     asked = ("artifacts", "show", "train", "checkpoints/step-2")
     assert "problem" not in invoke(*asked, code=0).stdout
@@ -72,7 +72,7 @@ def test_a_check_reads_files_whole(invoke: Run, made: JobRecord) -> None:
     assert "step-1" not in checked
 
 
-def test_what_is_pinned_stays_until_it_is_let_go(invoke: Run, made: JobRecord) -> None:
+def test_prune_keeps_pinned_artifacts_until_they_are_unpinned(invoke: Run, made: JobRecord) -> None:
     assert invoke("artifacts", "pin", "train", "*/step-1", code=0).stderr == "pinned: checkpoints/step-1\n"
     told = invoke("artifacts", "pin", "--json", "train", "*/step-2", code=0).stdout
     assert json.loads(told)["pinned"] == ["checkpoints/step-1", "checkpoints/step-2"]
@@ -90,13 +90,13 @@ def test_what_is_pinned_stays_until_it_is_let_go(invoke: Run, made: JobRecord) -
     assert not (Path(made.run_dir) / "checkpoints" / "step-1").exists()
 
 
-def test_pruning_as_data_tells_whether_it_was_done(invoke: Run, made: JobRecord) -> None:
+def test_prune_json_tells_whether_artifacts_were_deleted(invoke: Run, made: JobRecord) -> None:
     del made
     told = json.loads(invoke("artifacts", "prune", "--json", "--keep", "2", "train", code=0).stdout)
     assert (told["deleted"], [one["step"] for one in told["artifacts"]]) == (False, [1])
 
 
-def test_pull_brings_the_newest_checkpoint_where_nothing_else_is_said(
+def test_artifacts_pull_copies_the_latest_checkpoint_by_default(
     invoke: Run, made: JobRecord, folder: Path
 ) -> None:
     del made
@@ -107,7 +107,7 @@ def test_pull_brings_the_newest_checkpoint_where_nothing_else_is_said(
     assert (told["to"], told["files"]) == ("b", [str(folder / "b" / "out.txt")])
 
 
-def test_a_repository_for_hugging_face_is_of_one_artifact(invoke: Run, made: JobRecord, folder: Path) -> None:
+def test_a_hugging_face_export_takes_a_single_artifact(invoke: Run, made: JobRecord, folder: Path) -> None:
     del made
     several = invoke("artifacts", "pull", "train", "--to", "hf:hub", "checkpoints/*", code=2)
     assert "--to hf: needs a single artifact, and 3 match" in several.stderr
@@ -126,7 +126,7 @@ def test_a_repository_for_hugging_face_is_of_one_artifact(invoke: Run, made: Job
         (("train", "--to", "mlflow:"), "--to mlflow:: write mlflow:NAME"),
     ],
 )
-def test_what_cannot_be_brought_is_told(
+def test_a_missing_artifact_or_an_invalid_destination_is_reported(
     invoke: Run, made: JobRecord, words: tuple[str, ...], told: str
 ) -> None:
     del made

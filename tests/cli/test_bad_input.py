@@ -17,16 +17,16 @@ from tests.disks import small_disk
 SUBMIT = ("submit", "--cluster", "local", "-t", "10")
 
 
-def written(tmp_path: Path) -> list[Path]:
+def submission_files(tmp_path: Path) -> list[Path]:
     """Return what a submission would have left behind."""
     return [*(tmp_path / "runs").glob("*"), *(tmp_path / "local").glob("jobs/*")]
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def assert_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("DTSLURM_RUN_ROOT", str(tmp_path / "runs"))
     yield
-    assert written(tmp_path) == []
+    assert submission_files(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         ([], "Missing argument 'SCRIPT|JOB.yaml'"),
     ],
 )
-def test_a_wrong_request_is_told(run: Run, folder: Path, words: list[str], said: str) -> None:
+def test_submit_reports_an_invalid_request(run: Run, folder: Path, words: list[str], said: str) -> None:
     (folder / "data.txt").write_text("")
     (folder / "empty.yaml").write_text("")
     (folder / "job.yaml").write_text("script: train.py\nenv: {DTSLURM_RUN_DIR: /nonex}\n")
@@ -80,19 +80,19 @@ def test_a_wrong_request_is_told(run: Run, folder: Path, words: list[str], said:
     assert done.stdout == ""
 
 
-def test_all_problems_come_at_once(run: Run) -> None:
+def test_submit_reports_all_problems_together(run: Run) -> None:
     done = run(*SUBMIT, "-N0", "--mem", "much", "-J", "a\nb", "-l", "torchrum", "-a", "x", "none.py", code=2)
     assert "6 problems" in done.stderr
     for word in ("--nodes", "much", "--job-name", "torchrum", "--array", "none.py"):
         assert word in done.stderr
 
 
-def test_an_unknown_cluster(run: Run) -> None:
+def test_submit_suggests_the_closest_cluster_name(run: Run) -> None:
     done = run("submit", "--cluster", "perlmuter", "train.py", code=2)
     assert "did you mean 'perlmutter'" in done.stderr
 
 
-def test_without_home_the_run_root_is_the_accounts(run: Run, folder: Path) -> None:
+def test_without_home_the_run_root_is_in_the_account_home_folder(run: Run, folder: Path) -> None:
     done = run(
         *SUBMIT, "--dry-run", "train.py", code=0, prefix=("env", "-u", "HOME", "-u", "DTSLURM_RUN_ROOT")
     )
@@ -101,25 +101,25 @@ def test_without_home_the_run_root_is_the_accounts(run: Run, folder: Path) -> No
 
 
 @pytest.mark.parametrize("variable", ["", None])
-def test_a_variable_of_the_run_root_that_is_not_set(run: Run, variable: str | None) -> None:
+def test_a_run_root_with_an_unset_or_empty_variable_is_refused(run: Run, variable: str | None) -> None:
     extra = {} if variable is None else {"SCRATCH": variable}
     done = run(*SUBMIT, "--run-root", "$SCRATCH/runs", "train.py", code=2, **extra)
     assert "needs $SCRATCH, which is not set here" in done.stderr
 
 
-def test_a_script_whose_name_looks_like_an_option(run: Run, folder: Path) -> None:
+def test_a_script_named_like_an_option_is_rendered_as_a_path(run: Run, folder: Path) -> None:
     (folder / "-x.py").write_text("print('hello')\n")
     assert " ./-x.py <" in run("render", "--cluster", "local", "--", "-x.py", code=0).stdout
 
 
-def test_a_script_that_cannot_be_read(run: Run, folder: Path) -> None:
+def test_an_unreadable_script_is_refused(run: Run, folder: Path) -> None:
     (folder / "train.py").chmod(0)
     # Root reads everything, unless it gives that power up.
     ordinary = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
     assert "permission denied" in run(*SUBMIT, "train.py", code=2, prefix=ordinary).stderr
 
 
-def test_a_profile_with_ten_mistakes(run: Run, folder: Path) -> None:
+def test_ten_mistakes_in_a_profile_are_reported_with_their_lines(run: Run, folder: Path) -> None:
     profiles = folder / "cluster_profiles"
     profiles.mkdir()
     (profiles / "bad.yaml").write_text(
@@ -146,65 +146,65 @@ node_types:
     assert "title" in done.stderr
 
 
-def test_no_sbatch(run: Run) -> None:
+def test_a_missing_sbatch_is_reported(run: Run) -> None:
     done = run("submit", "--cluster", "a100x8-ib", "-t", "10", "-A", "x", "train.py", code=2, PATH="/nowhere")
     assert "no sbatch" in done.stderr
 
 
-def test_a_run_root_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
+def test_a_run_root_below_a_file_is_refused(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = run(*SUBMIT, "--run-root", str(tmp_path / "file" / "runs"), "train.py", code=5)
     assert str(tmp_path / "file") in done.stderr
     assert "hint:" in done.stderr
 
 
-def test_a_read_only_run_root(run: Run) -> None:
+def test_a_read_only_run_root_is_refused(run: Run) -> None:
     done = run(*SUBMIT, "--run-root", "/proc/runs", "train.py", code=5)
     assert "/proc/runs" in done.stderr
 
 
-def test_a_full_disk(run: Run, tmp_path: Path) -> None:
+def test_a_run_root_on_a_full_disk_is_refused_and_stays_empty(run: Run, tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", "size=4k") as small:
         done = run(*SUBMIT, "--run-root", str(small / "runs"), "train.py", code=5)
         assert "full" in done.stderr or "no space" in done.stderr.lower()
         assert not list(small.glob("runs/*"))
 
 
-def test_a_run_root_with_a_variable_that_is_not_set(run: Run) -> None:
+def test_a_run_root_with_an_unknown_variable_is_refused(run: Run) -> None:
     done = run(*SUBMIT, "--run-root", "$NOWHERE/runs", "train.py", code=2)
     assert "$NOWHERE" in done.stderr
 
 
 @pytest.mark.parametrize("root", ["runs-%j", "a\nb"])
-def test_a_run_root_that_slurm_would_change(run: Run, root: str) -> None:
+def test_a_run_root_with_characters_that_slurm_expands_is_refused(run: Run, root: str) -> None:
     assert (
         ", which Slurm changes in file names" in run(*SUBMIT, "--run-root", root, "train.py", code=2).stderr
     )
 
 
 @pytest.mark.parametrize("verb", ["logs", "status", "cancel", "diagnose", "report"])
-def test_a_home_that_there_is_not(run: Run, verb: str) -> None:
+def test_a_path_in_the_home_of_an_unknown_user_is_an_unknown_run(run: Run, verb: str) -> None:
     name = "~nobody-here/runs/train-1"
     assert f"no run '{name}' is known on this machine" in run(verb, name, code=3).stderr
 
 
-def test_an_unknown_job(run: Run) -> None:
+def test_an_unknown_job_is_reported(run: Run) -> None:
     for verb in ("status", "logs", "cancel", "requeue", "hold", "release"):
         assert "no run '99'" in run(verb, "99", code=3).stderr
 
 
-def test_an_unknown_command(run: Run) -> None:
+def test_an_unknown_command_is_reported_with_the_closest_command(run: Run) -> None:
     assert "No such command 'sumbit'; did you mean 'submit'?" in run("sumbit", code=2).stderr
 
 
-def test_c1_c2_hostile_names_do_not_reach_the_terminal(run: Run) -> None:
+def test_c1_c2_escape_sequences_in_names_are_not_printed(run: Run) -> None:
     done = run(*SUBMIT, "\x1b]0;owned\x07.py", code=2)
     assert "\x1b" not in done.stderr
     assert "\x07" not in done.stderr
 
 
 @pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", ".", "..", "-rf", "a/b", "%x%j"])
-def test_c6_a_name_is_no_path(run: Run, tmp_path: Path, name: str) -> None:
+def test_c6_a_job_name_cannot_move_the_run_directory(run: Run, tmp_path: Path, name: str) -> None:
     done = run(*SUBMIT, f"--job-name={name}", "--dry-run", "--json", "train.py")
     if done.returncode:
         assert "--job-name" in done.stderr

@@ -19,7 +19,7 @@ if os.environ["DTSLURM_ATTEMPT"] == "0":
 """
 
 
-def attempts(run: Run, job: str) -> list[Any]:
+def changed_script_flags(run: Run, job: str) -> list[Any]:
     """Return of each attempt whether it started with a changed script, once the job is over."""
 
     def seen() -> Any:
@@ -30,19 +30,21 @@ def attempts(run: Run, job: str) -> list[Any]:
     return [one["script_changed"] for one in seen()["attempts"]]
 
 
-def submit(run: Run, *words: str) -> str:
+def submit_job(run: Run, *words: str) -> str:
     done = run("submit", "--cluster", "local", "-l", "srun", "--json", *words, "train.py", code=0)
     job: str = json.loads(done.stdout)["run"]["job_id"]
     return job
 
 
 @pytest.mark.parametrize("edited", [True, False])
-def test_an_edit_reaches_a_job_that_waits_and_is_told(run: Run, folder: Path, edited: bool) -> None:
-    job = submit(run, "--hold")
+def test_an_edit_of_the_script_while_the_job_is_pending_is_reported(
+    run: Run, folder: Path, edited: bool
+) -> None:
+    job = submit_job(run, "--hold")
     if edited:
         (folder / "train.py").write_text("print('edited')\n")
     run("release", job, code=0)
-    assert attempts(run, job) == [edited]
+    assert changed_script_flags(run, job) == [edited]
     assert json.loads(run("diagnose", job, "--json", code=0).stdout)["script_changed"] is edited
     for command in ("status", "diagnose"):
         shown = run(command, job, code=0).stdout
@@ -50,14 +52,16 @@ def test_an_edit_reaches_a_job_that_waits_and_is_told(run: Run, folder: Path, ed
         assert ("attempt 0 started with the changed file. --snapshot freezes the code" in shown) is edited
 
 
-def test_an_edit_between_two_attempts_is_told_of_the_later_one(run: Run, folder: Path) -> None:
+def test_an_edit_of_the_script_between_attempts_is_reported_for_the_later_attempt(
+    run: Run, folder: Path
+) -> None:
     (folder / "train.py").write_text(EDITS_ITSELF)
-    job = submit(run, "--max-restarts", "1")
-    assert attempts(run, job) == [False, True]
+    job = submit_job(run, "--max-restarts", "1")
+    assert changed_script_flags(run, job) == [False, True]
     assert "attempt 1 started with the changed file" in run("status", job, code=0).stdout
     earlier = run("diagnose", job, "--attempt", "0", "--json", code=0).stdout
     assert json.loads(earlier)["script_changed"] is False
 
 
-def test_nothing_is_said_where_a_hash_is_missing(run: Run) -> None:
-    assert attempts(run, submit(run, "--snapshot")) == [None]
+def test_a_snapshot_run_has_no_statement_about_a_changed_script(run: Run) -> None:
+    assert changed_script_flags(run, submit_job(run, "--snapshot")) == [None]

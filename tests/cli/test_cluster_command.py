@@ -21,7 +21,7 @@ slurm: {partition: main, account: ""}
 
 
 @pytest.fixture
-def ours(folder: Path) -> Path:
+def custom_profile(folder: Path) -> Path:
     path = folder / "cluster_profiles" / "ours.yaml"
     path.parent.mkdir()
     path.write_text(PROFILE)
@@ -29,18 +29,18 @@ def ours(folder: Path) -> Path:
     return path
 
 
-def rows(text: str) -> dict[str, list[str]]:
+def table_rows(text: str) -> dict[str, list[str]]:
     """Rows of a table by their first cell."""
     found = [re.split(r" {2,}", line.strip()) for line in text.splitlines()[1:]]
     return {cells[0]: cells[1:] for cells in found}
 
 
-def test_the_list_marks_the_default_and_says_why(
-    invoke: Run, ours: Path, monkeypatch: pytest.MonkeyPatch
+def test_cluster_list_marks_the_default_cluster_and_its_reason(
+    invoke: Run, custom_profile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DTSLURM_CLUSTER", "ours")
     done = invoke("cluster", "list", code=0)
-    found = rows(done.stdout)
+    found = table_rows(done.stdout)
     assert found["ours *"][0] == "Ours"
     assert found["ours *"][1].endswith("cluster_profiles/ours.yaml")
     assert found["perlmutter"][1:] == ["packaged", "documentation 2026-08"]
@@ -50,22 +50,24 @@ def test_the_list_marks_the_default_and_says_why(
     assert (told["default"], told["default_because"]) == ("ours", "$DTSLURM_CLUSTER")
     places = {entry["name"]: entry["path"] for entry in told["clusters"]}
     assert {"ours", "local", "perlmutter"} <= places.keys()
-    assert places["ours"] == str(ours)
+    assert places["ours"] == str(custom_profile)
 
 
-def test_a_profile_that_is_wrong_is_listed_with_its_mistake(invoke: Run, ours: Path) -> None:
-    ours.write_text("titel: x\n")
+def test_cluster_list_shows_the_mistake_of_an_invalid_profile(invoke: Run, custom_profile: Path) -> None:
+    custom_profile.write_text("titel: x\n")
     [cells] = [
-        cells for name, cells in rows(invoke("cluster", "list", code=0).stdout).items() if name == "ours"
+        cells
+        for name, cells in table_rows(invoke("cluster", "list", code=0).stdout).items()
+        if name == "ours"
     ]
     assert cells[0] == "-"
     assert "titel" in cells[1]
 
 
-@pytest.mark.usefixtures("ours")
-def test_each_value_is_shown_with_where_it_is_from(invoke: Run) -> None:
+@pytest.mark.usefixtures("custom_profile")
+def test_cluster_show_prints_each_value_with_its_origin(invoke: Run) -> None:
     shown = invoke("cluster", "show", "ours", code=0).stdout
-    found = rows(shown)
+    found = table_rows(shown)
     assert found["title"] == ["Ours", "cluster_profiles/ours.yaml:2"]
     assert found["slurm.partition"] == ["main", "cluster_profiles/ours.yaml:3"]
     assert "slurm.account" not in found  # nothing is said there
@@ -75,29 +77,29 @@ def test_each_value_is_shown_with_where_it_is_from(invoke: Run) -> None:
     assert told["origins"]["title"] == "cluster_profiles/ours.yaml:2"
 
 
-def test_the_documents_behind_values_are_numbered(invoke: Run) -> None:
+def test_cluster_show_with_sources_numbers_the_documents(invoke: Run) -> None:
     shown = invoke("cluster", "show", "perlmutter", "--sources", code=0).stdout
     numbers = re.findall(r"^\[(\d+)\] NERSC", shown, re.MULTILINE)
     assert numbers == ["1", "2", "3"]
-    assert any(cells[-1].endswith("[1]") for cells in rows(shown).values())
+    assert any(cells[-1].endswith("[1]") for cells in table_rows(shown).values())
 
 
 @pytest.mark.usefixtures("slurm")
-def test_a_profile_is_completed_by_what_its_slurm_says(invoke: Run) -> None:
+def test_cluster_show_live_adds_values_of_slurm(invoke: Run) -> None:
     assert "max_time" not in invoke("cluster", "show", "slurm", code=0).stdout
-    found = rows(invoke("cluster", "show", "slurm", "--live", code=0).stdout)
+    found = table_rows(invoke("cluster", "show", "slurm", "--live", code=0).stdout)
     assert found["slurm.partitions.main.max_time"][0] == "1-00:00:00"
 
 
 @pytest.mark.parametrize("kind", ["profile", "job"])
-def test_schemas_are_json(invoke: Run, kind: str) -> None:
+def test_cluster_schema_prints_json(invoke: Run, kind: str) -> None:
     assert json.loads(invoke("cluster", "schema", kind, code=0).stdout)["type"] == "object"
 
 
 # ---- Doctor ----
 
 
-def test_what_works_is_a_table(invoke: Run, runs: Runs) -> None:
+def test_doctor_prints_a_table_of_checks(invoke: Run, runs: Runs) -> None:
     runs.add("train", "7")
     done = invoke("doctor", "--cluster", "local", code=0)
     found = {cells[0]: cells[1] for cells in map(str.split, done.stdout.splitlines()[1:])}
@@ -108,14 +110,14 @@ def test_what_works_is_a_table(invoke: Run, runs: Runs) -> None:
     assert "GiB free)" in done.stdout
 
 
-def test_an_unknown_cluster_fails(invoke: Run) -> None:
+def test_doctor_fails_for_an_unknown_cluster(invoke: Run) -> None:
     done = invoke("doctor", "--cluster", "perlmuter", code=1)
     assert re.search(r"^FAIL  cluster .*; did you mean 'perlmutter'", done.stdout, re.MULTILINE)
     told = json.loads(invoke("doctor", "--cluster", "perlmuter", "--json", code=1).stdout)
     assert (told["ok"], told["findings"][-1]["ok"]) == (False, False)
 
 
-def test_slurms_programs_and_its_ways_are_told(invoke: Run, slurm: Programs) -> None:
+def test_doctor_shows_the_slurm_programs_and_version(invoke: Run, slurm: Programs) -> None:
     done = invoke("doctor", "--cluster", "slurm", code=0)
     assert f"{slurm.folder}/squeue" in done.stdout
     assert re.search(r"^- +version +slurm 24\.11\.5", done.stdout, re.MULTILINE)
@@ -124,7 +126,7 @@ def test_slurms_programs_and_its_ways_are_told(invoke: Run, slurm: Programs) -> 
     assert {one["what"]: one["ok"] for one in told}["sbatch"] is True
 
 
-def test_a_slurm_that_does_not_answer_fails(invoke: Run, slurm: Programs) -> None:
+def test_doctor_fails_if_slurm_does_not_answer(invoke: Run, slurm: Programs) -> None:
     slurm.say(
         "scontrol show config", "slurm_load_ctl_conf error: Unable to contact slurm controller\n", code=1
     )
@@ -132,7 +134,9 @@ def test_a_slurm_that_does_not_answer_fails(invoke: Run, slurm: Programs) -> Non
     assert re.search(r"^FAIL +scheduler ", done.stdout, re.MULTILINE)
 
 
-def test_a_run_root_that_cannot_be_told_is_said(invoke: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_fails_if_the_run_root_has_an_unset_variable(
+    invoke: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DTSLURM_RUN_ROOT", "$NOWHERE/runs")
     done = invoke("doctor", "--cluster", "local", code=1)
     assert re.search(r"^FAIL +run root .*\$NOWHERE", done.stdout, re.MULTILINE)
@@ -152,11 +156,11 @@ def test_a_run_root_that_cannot_be_told_is_said(invoke: Run, monkeypatch: pytest
         (2**52, "4096.0 TiB"),
     ],
 )
-def test_sizes(amount: float, words: str) -> None:
+def test_format_bytes_chooses_the_unit(amount: float, words: str) -> None:
     assert format_bytes(amount) == words
 
 
-def test_doctor_looks_at_the_run_root_as_submit_does(
+def test_doctor_checks_the_run_root_like_submit(
     invoke: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()

@@ -9,28 +9,28 @@ import pytest
 from tests.cli.conftest import Run
 
 
-def listed(run: Run) -> list[str]:
+def bad_node_names(run: Run) -> list[str]:
     return [
         one["node"]
         for one in json.loads(run("cluster", "nodes", "--cluster", "a100x8-ib", "--json").stdout)["nodes"]
     ]
 
 
-def test_nodes_are_noted_and_forgotten_by_hand(run: Run) -> None:
+def test_cluster_nodes_adds_lists_and_removes_nodes(run: Run) -> None:
     where = ("--cluster", "a100x8-ib")
     assert "the bad-node list of a100x8-ib is empty" in run("cluster", "nodes", *where).stderr
     added = run(
         "cluster", "nodes", "add", "n[3-4]", "n7", "--reason", "slow\x1b[2J disk", "--expires", "2d", *where
     )
     assert added.stderr == "n[3-4,7] of a100x8-ib: excluded for 2d00h\n"
-    assert listed(run) == ["n3", "n4", "n7"]
+    assert bad_node_names(run) == ["n3", "n4", "n7"]
     table = run("cluster", "nodes", *where).stdout.splitlines()
     assert table[0].split() == ["NODE", "WHY", "JOB", "BY", "SEEN", "HOLDS"]
     assert "slow" in table[1]
     assert "\x1b" not in table[1]
     removed = run("cluster", "nodes", *where, "remove", "n[3-5]")
     assert "n5 is not on the bad-node list of a100x8-ib" in removed.stderr
-    assert listed(run) == ["n7"]
+    assert bad_node_names(run) == ["n7"]
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def test_nodes_are_noted_and_forgotten_by_hand(run: Run) -> None:
         (("remove",), "NODE"),
     ],
 )
-def test_what_cannot_be_noted_is_told(run: Run, words: tuple[str, ...], said: str) -> None:
+def test_cluster_nodes_refuses_invalid_arguments(run: Run, words: tuple[str, ...], said: str) -> None:
     done = run("cluster", "nodes", *words, "--cluster", "a100x8-ib", code=2)
     assert said in done.stderr
     assert "Traceback" not in done.stderr
-    assert listed(run) == []
+    assert bad_node_names(run) == []

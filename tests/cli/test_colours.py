@@ -14,7 +14,7 @@ from rich.text import Text
 
 from dtslurm.model.runs.state import JobState
 from tests.cli.conftest import Run
-from tests.cli.made_runs import Runs, ended
+from tests.cli.made_runs import Runs, ended_job
 from tests.cli.test_diagnose_command import FAILED
 
 ERROR = "ZeroDivisionError: division by zero"
@@ -28,9 +28,9 @@ Shown = Callable[..., str]
 
 
 @pytest.fixture
-def shown(folder: Path, tmp_path: Path, runs: Runs) -> Shown:
+def run_on_terminal(folder: Path, tmp_path: Path, runs: Runs) -> Shown:
     """Run ``dtslurm`` on a terminal of 80 columns, with a run that failed; return all that it wrote there."""
-    runs.add("train", "7", ended("7", JobState.FAILED), files=TELLS_MORE)
+    runs.add("train", "7", ended_job("7", JobState.FAILED), files=TELLS_MORE)
 
     def call(*words: str, **extra: str) -> str:
         known = {name: value for name, value in os.environ.items() if name not in {"NO_COLOR", "FORCE_COLOR"}}
@@ -58,7 +58,7 @@ def shown(folder: Path, tmp_path: Path, runs: Runs) -> Shown:
     return call
 
 
-def numbers(style: Style) -> tuple[int | None, int | None]:
+def colour_numbers(style: Style) -> tuple[int | None, int | None]:
     """Return the numbers of the colours of text and background: 1 is red, 2 green, 5 magenta, 7 white."""
     return style.color and style.color.number, style.bgcolor and style.bgcolor.number
 
@@ -74,22 +74,30 @@ def styles_of(text: Text, part: str) -> list[Style]:
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
-def test_a_terminal_gets_the_same_text_in_readable_colours(words: tuple[str, ...], shown: Shown) -> None:
-    coloured = shown(*words)
+def test_a_terminal_gets_the_plain_text_in_readable_colours(
+    words: tuple[str, ...], run_on_terminal: Shown
+) -> None:
+    coloured = run_on_terminal(*words)
     text = Text.from_ansi(coloured)
-    plain = shown(*words, NO_COLOR="1", TERM="dumb")
+    plain = run_on_terminal(*words, NO_COLOR="1", TERM="dumb")
     assert "\x1b[" in coloured
     assert "\x1b" not in plain
     assert [line.rstrip() for line in text.plain.splitlines()] == [
         line.rstrip() for line in plain.splitlines()
     ]
     styles = {span.style for span in text.spans if isinstance(span.style, Style)}
-    assert {numbers(style) for style in styles} <= {(None, None), (1, None), (2, None), (5, None), (7, 1)}
+    assert {colour_numbers(style) for style in styles} <= {
+        (None, None),
+        (1, None),
+        (2, None),
+        (5, None),
+        (7, 1),
+    }
 
 
 @pytest.mark.parametrize("command", ["diagnose", "status"])
-def test_the_exception_is_what_stands_out_most(command: str, shown: Shown) -> None:
-    text = Text.from_ansi(shown(command, "train"))
+def test_the_exception_is_highlighted(command: str, run_on_terminal: Shown) -> None:
+    text = Text.from_ansi(run_on_terminal(command, "train"))
     on_red = [
         text.plain[span.start : span.end]
         for span in text.spans
@@ -97,29 +105,29 @@ def test_the_exception_is_what_stands_out_most(command: str, shown: Shown) -> No
     ]
     assert " ".join(on_red).removesuffix(" (rank 0)") == ERROR
     state = styles_of(text, "FAILED")[0]
-    assert (state.bold, numbers(state)) == (True, (1, None))
+    assert (state.bold, colour_numbers(state)) == (True, (1, None))
 
 
-def test_evidence_is_quoted_plainly_and_what_is_secondary_is_dimmed(shown: Shown) -> None:
-    text = Text.from_ansi(shown("diagnose", "train"))
+def test_labels_and_locations_are_dimmed(run_on_terminal: Shown) -> None:
+    text = Text.from_ansi(run_on_terminal("diagnose", "train"))
     [first, *_] = styles_of(text, "logs   ")
     assert first.dim
-    text = Text.from_ansi(shown("status", "train"))
+    text = Text.from_ansi(run_on_terminal("status", "train"))
     for label in ("asked", "run  "):
         assert styles_of(text, label)[0].dim
     assert not styles_of(text, "torchrun")[0].dim
 
 
-def test_the_best_layout_stands_out(shown: Shown) -> None:
-    text = Text.from_ansi(shown(*COMMANDS[2]))
+def test_plan_highlights_the_best_layout(run_on_terminal: Shown) -> None:
+    text = Text.from_ansi(run_on_terminal(*COMMANDS[2]))
     first = next(line for line in text.plain.splitlines() if line.startswith("1  "))
     [style, *_] = styles_of(text, first.split()[1])
-    assert (style.bold, numbers(style)) == (True, (2, None))
+    assert (style.bold, colour_numbers(style)) == (True, (2, None))
     second = next(line for line in text.plain.splitlines() if line.startswith("2  "))
     assert styles_of(text, second.split()[1])[0].color is None
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
-def test_json_and_pipes_have_no_colours(words: tuple[str, ...], shown: Shown, run: Run) -> None:
-    assert "\x1b" not in shown(*words, "--json")
+def test_json_and_pipes_contain_no_colours(words: tuple[str, ...], run_on_terminal: Shown, run: Run) -> None:
+    assert "\x1b" not in run_on_terminal(*words, "--json")
     assert "\x1b" not in run(*words, code=0, TERM="xterm").stdout

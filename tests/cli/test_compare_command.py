@@ -13,7 +13,7 @@ from tests.cli.made_runs import Runs
 
 
 @pytest.fixture
-def two(runs: Runs) -> None:
+def two_runs(runs: Runs) -> None:
     for job, slope in (("17", 0.1), ("18", 0.2)):
         lines = "\n".join(json.dumps({"step": step, "loss": 4 - slope * step}) for step in range(10))
         events = [{"time": 1_750_000_000 - 90, "event": "started", "attempt": 0, "nodes": "n1"}]
@@ -31,8 +31,8 @@ def two(runs: Runs) -> None:
         record.write_text(json.dumps(document))
 
 
-@pytest.mark.usefixtures("two")
-def test_results_and_differences_stand_beside_each_other(invoke: Run) -> None:
+@pytest.mark.usefixtures("two_runs")
+def test_compare_prints_results_and_differences_side_by_side(invoke: Run) -> None:
     said = invoke("compare", "17", "18", code=0).stdout
     assert "last loss  3.1        2.2" in said
     assert "args           --lr 0.1  --lr 0.2" in said
@@ -40,8 +40,8 @@ def test_results_and_differences_stand_beside_each_other(invoke: Run) -> None:
     assert max(map(len, said.splitlines())) <= 80
 
 
-@pytest.mark.usefixtures("two")
-def test_as_json(invoke: Run) -> None:
+@pytest.mark.usefixtures("two_runs")
+def test_compare_prints_json(invoke: Run) -> None:
     told = json.loads(invoke("compare", "18", "17", "--json", code=0).stdout)
     assert [run["record"]["job_id"] for run in told["runs"]] == ["18", "17"]
     assert told["runs"][0]["curves"]["loss"][-1] == [9, pytest.approx(2.2)]
@@ -50,8 +50,8 @@ def test_as_json(invoke: Run) -> None:
     ]
 
 
-@pytest.mark.usefixtures("two")
-def test_as_a_page(invoke: Run, folder: Path) -> None:
+@pytest.mark.usefixtures("two_runs")
+def test_compare_writes_an_html_page(invoke: Run, folder: Path) -> None:
     invoke("compare", "17", "18", "-o", "two.html", code=0)
     text = (folder / "two.html").read_text()
     assert '"label":"loss"' in text
@@ -60,10 +60,10 @@ def test_as_a_page(invoke: Run, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("jobs", [("17",), tuple("123456789")])
-def test_one_run_alone_cannot_be_compared(invoke: Run, jobs: tuple[str, ...]) -> None:
+def test_compare_accepts_two_to_eight_runs(invoke: Run, jobs: tuple[str, ...]) -> None:
     assert "can be compared" in invoke("compare", *jobs, code=2).stderr
 
 
-def test_curves_that_are_flat_or_short_are_drawn() -> None:
+def test_overlay_draws_short_and_flat_curves() -> None:
     assert len(overlay([((0, 1.0),), ((0, 1.0), (5, 1.0))], 40)) == 15
     assert overlay([((3, 2.0), (4, 1.0)), ()], 60)[-1].split() == ["3", "4"]

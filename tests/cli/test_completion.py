@@ -18,19 +18,19 @@ from tests.cli.conftest import Run
 from tests.conftest import skip_or_fail
 
 
-def offered(run: Run, *words: str) -> list[str]:
+def completions(run: Run, *words: str) -> list[str]:
     asked = {"COMP_WORDS": " ".join(["dtslurm", *words]), "COMP_CWORD": str(len(words))}
     told = run(_DTSLURM_COMPLETE="bash_complete", **asked).stdout
     return [line.partition(",")[2] for line in told.splitlines() if line]
 
 
-def test_commands_options_clusters_and_runs_are_offered(run: Run, folder: Path) -> None:
-    assert offered(run, "st") == ["status"]
-    assert "--ntasks-per-node" in offered(run, "submit", "--nt")
-    assert "perlmutter" in offered(run, "submit", "--cluster", "perl")
+def test_completion_offers_commands_options_clusters_and_runs(run: Run, folder: Path) -> None:
+    assert completions(run, "st") == ["status"]
+    assert "--ntasks-per-node" in completions(run, "submit", "--nt")
+    assert "perlmutter" in completions(run, "submit", "--cluster", "perl")
     job = run("submit", "--cluster", "local", "-t", "2", "--parsable", "train.py", code=0).stdout.strip()
-    assert offered(run, "logs", "") == [job]
-    assert offered(run, "cancel", f"{job}9") == []
+    assert completions(run, "logs", "") == [job]
+    assert completions(run, "cancel", f"{job}9") == []
 
 
 # What a user's shell does with the file, and what it then offers for a word that was begun.
@@ -63,7 +63,9 @@ zpty -d shell
 @pytest.mark.parametrize(
     ("words", "wanted"), [("dtslurm diagn", "diagnose"), ("dtslurm submit --nta", "--ntasks-per-node")]
 )
-def test_a_shell_completes(shell: str, words: str, wanted: str, run: Run, tmp_path: Path) -> None:
+def test_the_completion_script_works_in_each_shell(
+    shell: str, words: str, wanted: str, run: Run, tmp_path: Path
+) -> None:
     program = shutil.which(shell)
     if program is None:
         skip_or_fail(shell, "tests/dashboard/install.sh")
@@ -87,7 +89,7 @@ def test_a_shell_completes(shell: str, words: str, wanted: str, run: Run, tmp_pa
     assert wanted in done.stdout, done.stdout + done.stderr
 
 
-def test_the_manual_has_every_command_and_nothing_that_groff_would_take_for_its_own() -> None:
+def test_the_manual_page_has_every_command_and_valid_groff() -> None:
     text = page(cli)
     for name in COMMANDS:
         assert re.search(rf"^\.SS dtslurm {name}\b", text, re.MULTILINE)
@@ -106,7 +108,7 @@ def test_the_manual_has_every_command_and_nothing_that_groff_would_take_for_its_
         assert found == []
 
 
-def test_the_version_tells_the_commit_of_a_checkout(run: Run) -> None:
+def test_version_contains_the_commit_of_a_checkout(run: Run) -> None:
     root = Path(dtslurm.__file__).parents[1]
     told = run("--version", code=0).stdout
     assert told.startswith(f"dtslurm {dtslurm.__version__}")

@@ -29,26 +29,26 @@ default_node_type: c
 
 
 @pytest.fixture
-def two(folder: Path) -> Path:
+def two_partition_cluster(folder: Path) -> Path:
     """A cluster called ``two`` in the folder."""
-    return cluster(folder, TWO)
+    return write_profile(folder, TWO)
 
 
-def cluster(folder: Path, text: str, name: str = "two") -> Path:
+def write_profile(folder: Path, text: str, name: str = "two") -> Path:
     path = folder / "cluster_profiles" / f"{name}.yaml"
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     return path
 
 
-def asked(invoke: Run, *words: str, name: str = "two") -> tuple[dict[str, str], str]:
+def render_directives(invoke: Run, *words: str, name: str = "two") -> tuple[dict[str, str], str]:
     """Return what a script asks Slurm for, and what is said of it."""
     done = invoke("render", "--cluster", name, "-l", "srun", *words, "train.py", code=0)
     pairs = (line[10:].partition("=") for line in done.stdout.splitlines() if line.startswith("#SBATCH --"))
     return {option: value.strip('"') for option, _, value in pairs}, done.stderr
 
 
-def refused(invoke: Run, *words: str, name: str = "two") -> str:
+def render_error(invoke: Run, *words: str, name: str = "two") -> str:
     return invoke("render", "--cluster", name, "-l", "srun", *words, "train.py", code=2).stderr
 
 
@@ -63,37 +63,45 @@ def refused(invoke: Run, *words: str, name: str = "two") -> str:
         ("tacc-lonestar6", "a100x3", "gpu-a100"),
     ],
 )
-def test_a_node_type_that_is_asked_for_brings_its_partition(
-    name: str, node_type: str, partition: str, invoke: Run, two: Path
+def test_a_requested_node_type_selects_its_partition(
+    name: str, node_type: str, partition: str, invoke: Run, two_partition_cluster: Path
 ) -> None:
-    assert asked(invoke, "--node-type", node_type, "-A", "x", name=name)[0]["partition"] == partition
+    assert (
+        render_directives(invoke, "--node-type", node_type, "-A", "x", name=name)[0]["partition"] == partition
+    )
 
 
-def test_the_usual_partition_stays_where_it_has_the_nodes_asked_for(invoke: Run, folder: Path) -> None:
-    cluster(folder, "extends: delta\nslurm: {partition: gpuA100x4-interactive}\n", "mine")
-    options, _ = asked(invoke, "--node-type", "a100x4", "-A", "x", name="mine")
+def test_the_default_partition_is_kept_if_it_has_the_requested_nodes(invoke: Run, folder: Path) -> None:
+    write_profile(folder, "extends: delta\nslurm: {partition: gpuA100x4-interactive}\n", "mine")
+    options, _ = render_directives(invoke, "--node-type", "a100x4", "-A", "x", name="mine")
     assert options["partition"] == "gpuA100x4-interactive"
 
 
-def test_a_partition_of_other_nodes_than_those_asked_for_is_refused(invoke: Run, two: Path) -> None:
-    told = refused(invoke, "-p", "cpu", "--node-type", "g")
+def test_a_partition_without_the_requested_node_type_is_refused(
+    invoke: Run, two_partition_cluster: Path
+) -> None:
+    told = render_error(invoke, "-p", "cpu", "--node-type", "g")
     assert "--node-type g: partition cpu has c nodes; g nodes are in partition gpu: give -p gpu" in told
 
 
-def test_a_partition_whose_nodes_are_not_told_takes_any_type(invoke: Run, two: Path) -> None:
-    options, _ = asked(invoke, "-p", "mix", "--node-type", "g")
+def test_a_partition_with_unknown_node_types_accepts_any_node_type(
+    invoke: Run, two_partition_cluster: Path
+) -> None:
+    options, _ = render_directives(invoke, "-p", "mix", "--node-type", "g")
     assert (options["partition"], options["gpus-per-node"]) == ("mix", "4")
 
 
-def test_a_partition_whose_nodes_are_not_told_has_not_those_of_another(invoke: Run, two: Path) -> None:
-    options, _ = asked(invoke, "-p", "mix", "-c", "8", "--mem", "20G")
+def test_a_partition_with_unknown_node_types_does_not_get_the_limits_of_another(
+    invoke: Run, two_partition_cluster: Path
+) -> None:
+    options, _ = render_directives(invoke, "-p", "mix", "-c", "8", "--mem", "20G")
     assert (options["cpus-per-task"], options["mem"]) == ("8", "20G")
     assert "gpus-per-node" not in options
 
 
-def test_the_one_type_that_names_a_partition_is_its_nodes(invoke: Run, folder: Path) -> None:
-    cluster(folder, TWO.replace("gpu: {node_type: g}", "gpu: {}"))
-    options, told = asked(invoke, "-p", "gpu", "--mem", "3500M")
+def test_a_partition_gets_the_node_type_that_names_this_partition(invoke: Run, folder: Path) -> None:
+    write_profile(folder, TWO.replace("gpu: {node_type: g}", "gpu: {}"))
+    options, told = render_directives(invoke, "-p", "gpu", "--mem", "3500M")
     assert (options["gpus-per-node"], options["constraint"]) == ("4", "a100")
     assert "all 4 GPUs of each g node" in told
 
@@ -110,15 +118,15 @@ def test_the_one_type_that_names_a_partition_is_its_nodes(invoke: Run, folder: P
         (("-p", "cpu"), ""),
     ],
 )
-def test_a_job_without_gpus_says_why_where_nodes_cannot_be_told(
+def test_a_job_without_gpus_explains_why_no_gpus_are_requested(
     words: tuple[str, ...], told: str, invoke: Run, folder: Path
 ) -> None:
     text = TWO.replace("gpu: {node_type: g}", "gpu: {}\n    new: {}").replace("default_time: 5:00:00", "")
-    cluster(
+    write_profile(
         folder,
         text.replace("default_node", "  h: {gpus: {model: H100, count: 8}, partition: gpu}\ndefault_node"),
     )
-    said = asked(invoke, "-t", "5", *words)[1]
+    said = render_directives(invoke, "-t", "5", *words)[1]
     assert told in said
     assert ("no GPUs" in said) == bool(told)
 
@@ -156,14 +164,14 @@ default_node_type: c
         ),
     ],
 )
-def test_several_partitions_may_be_asked_for(
+def test_several_partitions_can_be_requested(
     words: tuple[str, ...], gpus: str | None, told: str, invoke: Run, folder: Path
 ) -> None:
-    cluster(folder, LISTS)
+    write_profile(folder, LISTS)
     if told:
-        assert told in refused(invoke, *words)
+        assert told in render_error(invoke, *words)
         return
-    options, _ = asked(invoke, *words)
+    options, _ = render_directives(invoke, *words)
     assert options.get("gpus-per-node") == gpus
     assert options["partition"] == (words[1] if words[0] == "-p" else "main,short")
 
@@ -176,10 +184,10 @@ def test_several_partitions_may_be_asked_for(
         (("-p", "gpu"), "05:00:00", ""),
     ],
 )
-def test_the_usual_time_is_cut_down_to_the_partitions_limit(
-    words: tuple[str, ...], time: str, told: str, invoke: Run, two: Path
+def test_the_default_time_is_reduced_to_the_limit_of_the_partition(
+    words: tuple[str, ...], time: str, told: str, invoke: Run, two_partition_cluster: Path
 ) -> None:
-    options, said = asked(invoke, *words)
+    options, said = render_directives(invoke, *words)
     assert options["time"] == time
     assert told in said
     assert ("usual default" in said) == bool(told)
@@ -194,11 +202,11 @@ def test_the_usual_time_is_cut_down_to_the_partitions_limit(
         (("-p", "cpu,mix"), "usual"),
     ],
 )
-def test_a_partitions_qos_goes_before_the_clusters(
+def test_the_qos_of_a_partition_takes_precedence_over_the_cluster_qos(
     words: tuple[str, ...], qos: str, invoke: Run, folder: Path
 ) -> None:
-    cluster(folder, TWO.replace("slurm:\n", "slurm:\n  qos: usual\n"))
-    assert asked(invoke, *words)[0]["qos"] == qos
+    write_profile(folder, TWO.replace("slurm:\n", "slurm:\n  qos: usual\n"))
+    assert render_directives(invoke, *words)[0]["qos"] == qos
 
 
 @pytest.mark.parametrize(
@@ -217,15 +225,17 @@ def test_a_partitions_qos_goes_before_the_clusters(
         ),
     ],
 )  # fmt: skip
-def test_a_constraint_asked_for_leaves_those_of_the_nodes(
+def test_a_requested_constraint_is_combined_with_the_constraint_of_the_nodes(
     words: tuple[str, ...], constraint: str, told: str, invoke: Run
 ) -> None:
-    options, said = asked(invoke, "--node-type", "gpu-80g", *words, name="perlmutter")
+    options, said = render_directives(invoke, "--node-type", "gpu-80g", *words, name="perlmutter")
     assert options["constraint"] == constraint
     assert told in said
     assert ("--constraint" in said) == bool(told)
 
 
-def test_gpus_that_a_constraint_chooses_stay_beside_another(invoke: Run, folder: Path) -> None:
-    cluster(folder, TWO.replace("slurm:\n", "slurm:\n  gpu_request: constraint\n"))
-    assert asked(invoke, "--node-type", "g", "-C", "nvme")[0]["constraint"] == "a100&nvme"
+def test_a_constraint_that_selects_gpus_is_combined_with_a_requested_constraint(
+    invoke: Run, folder: Path
+) -> None:
+    write_profile(folder, TWO.replace("slurm:\n", "slurm:\n  gpu_request: constraint\n"))
+    assert render_directives(invoke, "--node-type", "g", "-C", "nvme")[0]["constraint"] == "a100&nvme"

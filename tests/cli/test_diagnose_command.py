@@ -12,19 +12,19 @@ from dtslurm.model.runs.state import JobState
 from dtslurm.services.observe import live as live_service
 from dtslurm.services.observe.live import Live
 from tests.cli.conftest import Run
-from tests.cli.made_runs import Runs, ended, rank
+from tests.cli.made_runs import Runs, ended_job, rank_record
 
 FAILED = {
     "logs/0/rank-0.log": "first try\n",
     "logs/1/rank-0.log": "Traceback (most recent call last):\nZeroDivisionError: division by zero\n",
-    "ranks/0/0.json": rank(0, "n1", 3),
-    "ranks/1/0.json": rank(0, "n1", 1),
+    "ranks/0/0.json": rank_record(0, "n1", 3),
+    "ranks/1/0.json": rank_record(0, "n1", 1),
     "ranks/1/first-failure": "0 1\n",
 }
 
 
-def test_the_verdict_is_on_the_newest_attempt(invoke: Run, runs: Runs) -> None:
-    runs.add("train", "7", ended("7", JobState.FAILED), files=FAILED)
+def test_diagnose_examines_the_newest_attempt_by_default(invoke: Run, runs: Runs) -> None:
+    runs.add("train", "7", ended_job("7", JobState.FAILED), files=FAILED)
     shown = invoke("diagnose", "train", code=0).stdout
     assert shown.startswith("job 7 (train, attempt 1): FAILED\n")
     assert "ZeroDivisionError: division by zero" in shown
@@ -49,37 +49,41 @@ def test_the_verdict_is_on_the_newest_attempt(invoke: Run, runs: Runs) -> None:
         (("9_5",), "task 5 of 9 has not started"),
     ],
 )
-def test_what_cannot_be_diagnosed_is_told(invoke: Run, runs: Runs, words: tuple[str, ...], told: str) -> None:
-    runs.add("train", "7", ended("7", JobState.FAILED), files=FAILED)
-    runs.add("fresh", "8", ended("8", JobState.CANCELLED))
-    runs.add("many", "9", ended("9_0"), array="0-5", files={"tasks/0/logs/0/rank-0.log": "x\n"})
+def test_diagnose_refuses_attempts_and_tasks_that_do_not_exist(
+    invoke: Run, runs: Runs, words: tuple[str, ...], told: str
+) -> None:
+    runs.add("train", "7", ended_job("7", JobState.FAILED), files=FAILED)
+    runs.add("fresh", "8", ended_job("8", JobState.CANCELLED))
+    runs.add("many", "9", ended_job("9_0"), array="0-5", files={"tasks/0/logs/0/rank-0.log": "x\n"})
     assert told in invoke("diagnose", *words, code=2).stderr
 
 
-def test_a_run_that_never_started_has_a_verdict_too(invoke: Run, runs: Runs) -> None:
-    runs.add("fresh", "8", ended("8", JobState.CANCELLED, start_time=None, reason="CANCELLED by 0"))
+def test_diagnose_describes_a_run_that_never_started(invoke: Run, runs: Runs) -> None:
+    runs.add("fresh", "8", ended_job("8", JobState.CANCELLED, start_time=None, reason="CANCELLED by 0"))
     shown = invoke("diagnose", "fresh", code=0).stdout
     assert shown.startswith("job 8 (fresh): CANCELLED\n")
 
 
-def test_a_script_that_ended_before_its_first_attempt_is_judged_by_what_it_left(
+def test_diagnose_uses_the_batch_log_of_a_script_that_ended_before_its_first_attempt(
     invoke: Run, runs: Runs
 ) -> None:
     refused = "job 7 ends without work: its run belongs to job-6\n"
-    runs.add("second", "7", ended("7", JobState.FAILED), files={"logs/batch.log": refused})
+    runs.add("second", "7", ended_job("7", JobState.FAILED), files={"logs/batch.log": refused})
     assert refused.strip() in invoke("diagnose", "second", code=0).stdout
     submitted = json.dumps({"time": 1, "event": "submitted"}) + "\n"
-    runs.add("mute", "8", ended("8", JobState.FAILED), files={"events.jsonl": submitted})
+    runs.add("mute", "8", ended_job("8", JobState.FAILED), files={"events.jsonl": submitted})
     assert "Slurm could not start the script" in " ".join(invoke("diagnose", "mute", code=0).stdout.split())
 
 
 @pytest.mark.parametrize(("number", "who"), [("0", "root"), ("4294967294", "uid 4294967294")])
-def test_who_cancelled_it_is_told(invoke: Run, runs: Runs, number: str, who: str) -> None:
-    runs.add("fresh", "8", ended("8", JobState.CANCELLED, raw_state=f"CANCELLED by {number}"))
+def test_diagnose_names_the_user_who_cancelled_the_job(
+    invoke: Run, runs: Runs, number: str, who: str
+) -> None:
+    runs.add("fresh", "8", ended_job("8", JobState.CANCELLED, raw_state=f"CANCELLED by {number}"))
     assert who in invoke("diagnose", "fresh", code=0).stdout
 
 
-def of_tasks(runs: Runs, *tasks: int) -> None:
+def add_array_run(runs: Runs, *tasks: int) -> None:
     files: dict[str, Any] = {}
     for task in tasks:
         files |= {f"tasks/{task}/{place}": text for place, text in FAILED.items()}
@@ -87,29 +91,29 @@ def of_tasks(runs: Runs, *tasks: int) -> None:
     runs.add(
         "many",
         "9",
-        *(ended(f"9_{task}", state) for task, state in enumerate(states)),
+        *(ended_job(f"9_{task}", state) for task, state in enumerate(states)),
         array="0-2",
         files=files,
     )
 
 
-def test_of_an_array_it_is_the_first_task_that_failed_or_the_one_named(invoke: Run, runs: Runs) -> None:
-    of_tasks(runs, 0, 1, 2)
+def test_diagnose_of_an_array_selects_the_named_or_the_first_failed_task(invoke: Run, runs: Runs) -> None:
+    add_array_run(runs, 0, 1, 2)
     assert invoke("diagnose", "many", code=0).stdout.startswith("job 9_1 (many, attempt 1): FAILED\n")
     assert invoke("diagnose", "9_2", code=0).stdout.startswith("job 9_2 (many, attempt 1): FAILED\n")
 
 
-def test_an_array_of_which_nothing_has_started(invoke: Run, runs: Runs) -> None:
-    of_tasks(runs)
+def test_diagnose_of_an_array_without_started_tasks_shows_the_first_task(invoke: Run, runs: Runs) -> None:
+    add_array_run(runs)
     assert invoke("diagnose", "many", code=0).stdout.startswith("job 9_0 (many): COMPLETED\n")
 
 
-def test_a_live_verdict_is_words_or_data(invoke: Run, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diagnose_live_prints_text_or_json(invoke: Run, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     record = runs.add("train", "7")
     verdict = LiveVerdict(cause="none", summary="It goes on.", confidence=0.9)
     found = Live(
-        record=record, status=ended("7", JobState.RUNNING), attempt=2, task=None, verdict=verdict, looks=(),
-        gpus=None, by={}, missing=("no rank has recorded its process id",),
+        record=record, status=ended_job("7", JobState.RUNNING), attempt=2, task=None, verdict=verdict,
+        looks=(), gpus=None, by={}, missing=("no rank has recorded its process id",),
     )  # fmt: skip
     monkeypatch.setattr(live_service, "diagnose_live", lambda *_, **__: found)
     shown = invoke("diagnose", "--live", "train", code=0).stdout

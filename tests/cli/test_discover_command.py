@@ -20,16 +20,16 @@ FILE = ("-o", "cluster_profiles/lab.yaml")
 
 
 @pytest.fixture
-def profile(folder: Path) -> Path:
+def profile_path(folder: Path) -> Path:
     return folder / "cluster_profiles" / "lab.yaml"
 
 
-def widened(slurm: Programs) -> None:
+def raise_time_limit(slurm: Programs) -> None:
     """Let the partition's time limit be another one."""
     slurm.say("scontrol -o show partition", PARTITIONS.replace("MaxTime=1-00:00:00", "MaxTime=2-00:00:00"))
 
 
-def test_a_profile_goes_to_stdout_with_its_evidence(invoke: Run, slurm: Programs) -> None:
+def test_discover_prints_a_profile_to_stdout(invoke: Run, slurm: Programs) -> None:
     done = invoke(*DISCOVER, code=0)
     assert re.search(r"^node_types:\n", done.stdout, re.MULTILINE)
     assert re.search(r"max_time: .?1-00:00:00", done.stdout)
@@ -38,62 +38,69 @@ def test_a_profile_goes_to_stdout_with_its_evidence(invoke: Run, slurm: Programs
 
 
 @pytest.mark.usefixtures("slurm")
-def test_as_data_it_has_the_facts_too(invoke: Run) -> None:
+def test_discover_json_contains_the_facts(invoke: Run) -> None:
     told = json.loads(invoke(*DISCOVER, "--json", code=0).stdout)
     assert (told["name"], told["nodes"], told["node_types"]) == ("lab", 2, {"gpu-a100x8": 2})
     assert {fact["key"] for fact in told["facts"]} >= {"slurm.version", "slurm.partition"}
     assert (told["path"], told["written"], told["probes"]) == (None, False, [])
 
 
-def test_what_is_written_is_found_again_and_nothing_is_new(
-    invoke: Run, slurm: Programs, profile: Path
+def test_discover_finds_no_new_values_in_a_profile_that_it_wrote(
+    invoke: Run, slurm: Programs, profile_path: Path
 ) -> None:
     del slurm
     wrote = invoke(*DISCOVER, *FILE, code=0)
     assert re.search(r"wrote .*lab\.yaml: \d+ values; verify it with dtslurm cluster check lab", wrote.stderr)
     assert wrote.stdout == ""
-    text = profile.read_text()
+    text = profile_path.read_text()
     again = invoke(*DISCOVER, *FILE, code=0)
     assert "lab.yaml: no new values" in again.stderr
-    assert profile.read_text() == text
+    assert profile_path.read_text() == text
 
 
-def test_nothing_is_changed_where_nobody_can_agree(invoke: Run, slurm: Programs, profile: Path) -> None:
+def test_discover_without_a_terminal_changes_a_profile_only_with_yes(
+    invoke: Run, slurm: Programs, profile_path: Path
+) -> None:
     invoke(*DISCOVER, *FILE, code=0)
-    before = profile.read_text()
-    widened(slurm)
+    before = profile_path.read_text()
+    raise_time_limit(slurm)
     done = invoke(*DISCOVER, *FILE, code=0)
     assert re.search(r"^-.*max_time: .?1-00:00:00", done.stderr, re.MULTILINE)
     assert re.search(r"^\+.*max_time: .?2-00:00:00", done.stderr, re.MULTILINE)
     assert "not written: there is no terminal for the confirmation; --yes confirms in advance" in done.stderr
     assert "lab.yaml was not changed" in done.stderr
-    assert profile.read_text() == before
+    assert profile_path.read_text() == before
     told = json.loads(invoke(*DISCOVER, *FILE, "--json", code=0).stdout)
-    assert (told["written"], told["path"]) == (False, str(profile))
+    assert (told["written"], told["path"]) == (False, str(profile_path))
     assert "changed 1 and added 0 values" in invoke(*DISCOVER, *FILE, "--yes", code=0).stderr
-    assert "2-00:00:00" in profile.read_text()
+    assert "2-00:00:00" in profile_path.read_text()
 
 
 @pytest.mark.parametrize(("said", "changed"), [("y\n", True), ("n\n", False), ("\n", False)])
-def test_who_sits_there_is_asked(
-    invoke: Run, slurm: Programs, profile: Path, monkeypatch: pytest.MonkeyPatch, said: str, changed: bool
+def test_discover_on_a_terminal_asks_before_a_change(
+    invoke: Run,
+    slurm: Programs,
+    profile_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    said: str,
+    changed: bool,
 ) -> None:
     invoke(*DISCOVER, *FILE, code=0)
-    widened(slurm)
+    raise_time_limit(slurm)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("click.termui.visible_prompt_func", lambda _="": said.strip())
     done = invoke(*DISCOVER, *FILE, code=0)
-    assert ("2-00:00:00" in profile.read_text()) is changed
+    assert ("2-00:00:00" in profile_path.read_text()) is changed
     assert ("lab.yaml was not changed" in done.stderr) is not changed
 
 
-def test_what_was_edited_by_hand_stays(invoke: Run, slurm: Programs, profile: Path) -> None:
+def test_discover_keeps_values_that_were_edited(invoke: Run, slurm: Programs, profile_path: Path) -> None:
     del slurm
     invoke(*DISCOVER, *FILE, code=0)
-    profile.write_text(profile.read_text().replace("1-00:00:00", "0-12:00:00"))
+    profile_path.write_text(profile_path.read_text().replace("1-00:00:00", "0-12:00:00"))
     done = invoke(*DISCOVER, *FILE, "--yes", code=0)
     assert "your value is kept: slurm.partitions.main.max_time is 0-12:00:00, found 1-00:00:00" in done.stderr
-    assert "0-12:00:00" in profile.read_text()
+    assert "0-12:00:00" in profile_path.read_text()
 
 
 @pytest.mark.parametrize(
@@ -107,13 +114,13 @@ def test_what_was_edited_by_hand_stays(invoke: Run, slurm: Programs, profile: Pa
     ],
 )
 @pytest.mark.usefixtures("slurm")
-def test_what_cannot_be_discovered_is_told(invoke: Run, words: tuple[str, ...], told: str) -> None:
+def test_discover_refuses_invalid_arguments(invoke: Run, words: tuple[str, ...], told: str) -> None:
     done = invoke(*DISCOVER, *words, code=2)
     assert told in done.stderr
     assert done.stdout == ""
 
 
-def test_a_slurm_that_says_nothing_is_no_cluster(invoke: Run, slurm: Programs) -> None:
+def test_discover_reports_a_slurm_that_does_not_answer(invoke: Run, slurm: Programs) -> None:
     for command in ("scontrol show config", "scontrol -o show partition", "scontrol -o show node"):
         slurm.say(command, "slurm_load error: Unable to contact slurm controller\n", code=1)
     done = invoke(*DISCOVER, code=3)
@@ -121,7 +128,7 @@ def test_a_slurm_that_says_nothing_is_no_cluster(invoke: Run, slurm: Programs) -
     assert "Unable to contact slurm controller" in done.stderr
 
 
-def test_refused_probes_are_told_and_the_profile_is_made_all_the_same(invoke: Run, slurm: Programs) -> None:
+def test_discover_writes_a_profile_although_probes_were_refused(invoke: Run, slurm: Programs) -> None:
     slurm.say("sbatch --parsable", "sbatch: error: Invalid account\n", code=1)
     done = invoke("cluster", "discover", "--account", "mine", "--qos", "high", code=0)
     assert "notice: the probe of gpu-a100x8 failed: " in done.stderr
@@ -131,7 +138,7 @@ def test_refused_probes_are_told_and_the_profile_is_made_all_the_same(invoke: Ru
 # ---- cluster check ----
 
 
-def test_a_profile_that_is_right_is_proved(invoke: Run, slurm: Programs) -> None:
+def test_cluster_check_confirms_a_correct_profile(invoke: Run, slurm: Programs) -> None:
     invoke(*DISCOVER, *FILE, code=0)
     slurm.say("sbatch --test-only", "sbatch: Job 1 to start at 2026-01-01T00:00:00\n")
     done = invoke("cluster", "check", "lab", "--no-probe", "-l", "srun", code=0)
@@ -142,11 +149,13 @@ def test_a_profile_that_is_right_is_proved(invoke: Run, slurm: Programs) -> None
     assert (told["ok"], told["cluster"], told["probes"]) == (True, "lab", [])
 
 
-def test_node_types_that_only_asking_brings_are_tried(invoke: Run, slurm: Programs, profile: Path) -> None:
+def test_cluster_check_submits_dry_runs_for_partitions_and_other_node_types(
+    invoke: Run, slurm: Programs, profile_path: Path
+) -> None:
     invoke(*DISCOVER, *FILE, code=0)
     slurm.say("sbatch --test-only", "sbatch: Job 1 to start at 2026-01-01T00:00:00\n")
-    profile.write_text(
-        profile.read_text().replace("node_types:\n", "node_types:\n  rare: {cpus: 2, partition: main}\n")
+    profile_path.write_text(
+        profile_path.read_text().replace("node_types:\n", "node_types:\n  rare: {cpus: 2, partition: main}\n")
     )
     done = invoke("cluster", "check", "lab", "--no-probe", "-l", "srun", "-l", "torchrun", code=None)
     tried = [line for line in done.stdout.splitlines() if "--test-only" in line]
@@ -156,10 +165,12 @@ def test_node_types_that_only_asking_brings_are_tried(invoke: Run, slurm: Progra
     ]
 
 
-def test_a_claim_that_is_wrong_ends_with_1(invoke: Run, slurm: Programs, profile: Path) -> None:
+def test_cluster_check_exits_with_1_for_a_wrong_value(
+    invoke: Run, slurm: Programs, profile_path: Path
+) -> None:
     invoke(*DISCOVER, *FILE, code=0)
     slurm.say("sbatch --test-only", "sbatch: error: Batch job submission failed: Invalid qos\n", code=1)
-    profile.write_text(profile.read_text().replace("count: 8", "count: 4"))
+    profile_path.write_text(profile_path.read_text().replace("count: 8", "count: 4"))
     done = invoke("cluster", "check", "lab", "--no-probe", "-l", "srun", "-p", "main", code=1)
     first = done.stdout.splitlines()[1]
     assert first.startswith("differs")
@@ -178,20 +189,20 @@ NO_NODES = "allocation failure: Requested node configuration is not available"
         ("", "unknown", NO_NODES),
     ],
 )
-def test_what_no_node_has_is_wrong_where_all_nodes_are_up(
+def test_an_unavailable_node_configuration_is_wrong_only_if_all_nodes_are_up(
     invoke: Run, slurm: Programs, listed: str, verdict: str, found: str
 ) -> None:
     invoke(*DISCOVER, *FILE, code=0)
     slurm.say("sbatch --test-only", f"{NO_NODES}\n", code=1)
     slurm.say("sinfo", listed, code=int(not listed))
     done = invoke(*CHECK, code=int(verdict == "differs"))
-    assert [row["found"] for row in rows(done.stdout, DRY_RUN, verdict)] == [found]
+    assert [row["found"] for row in claim_rows(done.stdout, DRY_RUN, verdict)] == [found]
 
 
-def test_two_nodes_that_a_partition_does_not_have_are_no_claim(invoke: Run, slurm: Programs) -> None:
+def test_cluster_check_does_not_require_two_nodes_in_a_partition(invoke: Run, slurm: Programs) -> None:
     invoke(*DISCOVER, *FILE, code=0)
     slurm.do("sbatch --test-only", f"grep -q nodes=1 && exit 0; echo '{NO_NODES}'; exit 1")
-    assert len(rows(invoke(*CHECK, code=0).stdout, DRY_RUN, "unknown")) == 1
+    assert len(claim_rows(invoke(*CHECK, code=0).stdout, DRY_RUN, "unknown")) == 1
 
 
 @pytest.mark.parametrize(
@@ -202,22 +213,22 @@ def test_two_nodes_that_a_partition_does_not_have_are_no_claim(invoke: Run, slur
         ("auto", "ok", "available"),
     ],
 )
-def test_a_default_launcher_is_one(
-    invoke: Run, slurm: Programs, profile: Path, name: str, verdict: str, found: str
+def test_cluster_check_verifies_the_default_launcher(
+    invoke: Run, slurm: Programs, profile_path: Path, name: str, verdict: str, found: str
 ) -> None:
     invoke(*DISCOVER, *FILE, code=0)
     slurm.say("sbatch --test-only", "sbatch: Job 1 to start at 2026-01-01T00:00:00\n")
-    profile.write_text(f"{profile.read_text()}\ndefault_launcher: {name}\n")
+    profile_path.write_text(f"{profile_path.read_text()}\ndefault_launcher: {name}\n")
     done = invoke(*CHECK, code=int(verdict == "differs"))
-    assert [row["found"] for row in rows(done.stdout, "default_launcher", verdict)] == [found]
+    assert [row["found"] for row in claim_rows(done.stdout, "default_launcher", verdict)] == [found]
 
 
-def rows(printed: str, what: str, verdict: str) -> list[dict[str, str]]:
+def claim_rows(printed: str, what: str, verdict: str) -> list[dict[str, str]]:
     claims = json.loads(printed)["claims"]
     return [row for row in claims if (row["what"], row["verdict"]) == (what, verdict)]
 
 
 @pytest.mark.usefixtures("slurm")
-def test_what_cannot_be_checked_is_told(invoke: Run) -> None:
+def test_cluster_check_refuses_local_clusters_and_unknown_launchers(invoke: Run) -> None:
     assert "without Slurm" in invoke("cluster", "check", "local", code=2).stderr
     assert "did you mean 'srun'" in invoke("cluster", "check", "a100x8-ib", "-l", "srum", code=2).stderr

@@ -13,7 +13,9 @@ from dtslurm.cli.examples import EXAMPLES
 from dtslurm.cli.main import cli
 
 
-def commands(command: click.Command, context: click.Context) -> Iterator[tuple[str, click.Command, str]]:
+def iterate_commands(
+    command: click.Command, context: click.Context
+) -> Iterator[tuple[str, click.Command, str]]:
     """Yield each command below, with its path and its help."""
     if not isinstance(command, click.Group):
         return
@@ -22,23 +24,24 @@ def commands(command: click.Command, context: click.Context) -> Iterator[tuple[s
         assert below is not None
         inner = click.Context(below, info_name=name, parent=context, terminal_width=100)
         yield inner.command_path.removeprefix("dtslurm "), below, below.get_help(inner)
-        yield from commands(below, inner)
+        yield from iterate_commands(below, inner)
 
 
 COMMANDS = {
-    path: (command, text) for path, command, text in commands(cli, click.Context(cli, info_name="dtslurm"))
+    path: (command, text)
+    for path, command, text in iterate_commands(cli, click.Context(cli, info_name="dtslurm"))
 }
 
 
 @pytest.mark.parametrize("path", COMMANDS)
-def test_every_command_has_examples(path: str) -> None:
+def test_every_command_has_examples_in_its_help(path: str) -> None:
     command, text = COMMANDS[path]
     if not isinstance(command, click.Group):
         assert "Examples:" in text
         assert f"  dtslurm {path}" in text.partition("Examples:")[2]
 
 
-def test_no_example_is_of_a_command_that_does_not_exist() -> None:
+def test_every_example_belongs_to_an_existing_command() -> None:
     assert EXAMPLES.keys() <= COMMANDS.keys()
 
 
@@ -56,12 +59,12 @@ def test_every_example_can_be_parsed(line: str) -> None:
 
 
 @pytest.mark.parametrize("path", COMMANDS)
-def test_no_names_of_types_are_shown(path: str) -> None:
+def test_the_help_shows_no_type_names(path: str) -> None:
     assert not re.search(
-        r"\b(TEXT|INTEGER|FLOAT|RANGE|PATH|FILENAME|DIRECTORY|BOOLEAN|UUID)\b", options_of(path)
+        r"\b(TEXT|INTEGER|FLOAT|RANGE|PATH|FILENAME|DIRECTORY|BOOLEAN|UUID)\b", option_column(path)
     )
 
 
-def options_of(path: str) -> str:
+def option_column(path: str) -> str:
     """Return the left column of a command's options."""
     return "\n".join(re.findall(r"^  (-[^ ].*?)(?:  .*)?$", COMMANDS[path][1], re.MULTILINE))

@@ -37,7 +37,7 @@ main()
 
 
 @pytest.fixture
-def queue(slurm: Programs) -> Path:
+def job_folder(slurm: Programs) -> Path:
     """A folder with a file for each job that sbatch queued: its comment."""
     folder = slurm.folder / "queue"
     folder.mkdir()
@@ -72,29 +72,31 @@ def run_program(folder: Path, *words: str, code: str = "") -> Finished:
 
 
 def test_an_interrupt_before_the_answer_of_sbatch_names_the_job(
-    slurm: Programs, queue: Path, folder: Path, invoke: Run
+    slurm: Programs, job_folder: Path, folder: Path, invoke: Run
 ) -> None:
-    slurm.do("sbatch --parsable", take_job(queue, 4711, INTERRUPT))
+    slurm.do("sbatch --parsable", take_job(job_folder, 4711, INTERRUPT))
     done = run_program(folder, *SUBMIT, "train.py")
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr.splitlines()[-1] == QUEUED + CANCEL
     assert "cancelled: 4711" in invoke("cancel", "4711", code=0).stderr
-    assert list(queue.iterdir()) == []
+    assert list(job_folder.iterdir()) == []
 
 
-def test_an_interrupt_without_a_job_says_so(slurm: Programs, queue: Path, folder: Path, invoke: Run) -> None:
+def test_an_interrupt_without_a_queued_job_says_that_no_job_was_submitted(
+    slurm: Programs, job_folder: Path, folder: Path, invoke: Run
+) -> None:
     slurm.do("sbatch --parsable", INTERRUPT)
     done = run_program(folder, *SUBMIT, "train.py")
     assert done.returncode == 130
     assert done.stderr.splitlines()[-1] == "interrupted: no job was submitted"
     assert "CANCELLED" in invoke("status", code=0).stdout
-    assert list(queue.iterdir()) == []
+    assert list(job_folder.iterdir()) == []
 
 
-def test_an_interrupt_while_slurm_does_not_answer_says_that_it_is_not_known(
-    slurm: Programs, queue: Path, folder: Path
+def test_an_interrupt_while_slurm_does_not_answer_reports_an_unknown_submission(
+    slurm: Programs, job_folder: Path, folder: Path
 ) -> None:
-    slurm.do("sbatch --parsable", take_job(queue, 4711, INTERRUPT))
+    slurm.do("sbatch --parsable", take_job(job_folder, 4711, INTERRUPT))
     slurm.refuse("squeue", "slurm_load_jobs error: Unable to contact slurm controller\n")
     done = run_program(folder, *SUBMIT, "train.py")
     assert done.returncode == 130
@@ -113,33 +115,33 @@ def test_an_interrupt_while_slurm_does_not_answer_says_that_it_is_not_known(
     ],
 )
 def test_an_interrupt_after_the_answer_of_sbatch_names_the_job(
-    slurm: Programs, queue: Path, folder: Path, function: str, options: tuple[str, ...]
+    slurm: Programs, job_folder: Path, folder: Path, function: str, options: tuple[str, ...]
 ) -> None:
-    slurm.do("sbatch --parsable", take_job(queue, 4711))
+    slurm.do("sbatch --parsable", take_job(job_folder, 4711))
     done = run_program(folder, function, *SUBMIT, *options, "train.py", code=AT_FUNCTION)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr.splitlines()[-1] == QUEUED + CANCEL
 
 
-def test_an_interrupt_at_a_later_stage_cancels_all_of_them_and_says_so(
-    slurm: Programs, queue: Path, folder: Path
+def test_an_interrupt_at_a_later_stage_cancels_all_stages(
+    slurm: Programs, job_folder: Path, folder: Path
 ) -> None:
-    slurm.do("sbatch --parsable", f"if [ -f {queue}/1 ]; then {take_job(queue, 2, INTERRUPT)}; "
-             f"else {take_job(queue, 1)}; fi")  # fmt: skip
+    slurm.do("sbatch --parsable", f"if [ -f {job_folder}/1 ]; then {take_job(job_folder, 2, INTERRUPT)}; "
+             f"else {take_job(job_folder, 1)}; fi")  # fmt: skip
     (folder / "job.yaml").write_text(STAGES)
     (folder / "job.yaml").chmod(0o644)
     done = run_program(folder, "submit", "--no-snapshot", "job.yaml")
     assert done.returncode == 130
     assert done.stderr.splitlines()[-1] == "interrupted: 1, 2 were queued and are cancelled again"
-    assert list(queue.iterdir()) == []
+    assert list(job_folder.iterdir()) == []
 
 
 def test_an_interrupt_of_resubmit_names_the_job(
-    slurm: Programs, queue: Path, folder: Path, invoke: Run
+    slurm: Programs, job_folder: Path, folder: Path, invoke: Run
 ) -> None:
-    slurm.do("sbatch --parsable", take_job(queue, 7))
+    slurm.do("sbatch --parsable", take_job(job_folder, 7))
     invoke(*SUBMIT, "train.py", code=0)
-    slurm.do("sbatch --parsable", take_job(queue, 4711, INTERRUPT))
+    slurm.do("sbatch --parsable", take_job(job_folder, 4711, INTERRUPT))
     done = run_program(folder, "resubmit", "7")
     assert done.returncode == 130
     assert done.stderr.splitlines()[-1] == QUEUED + CANCEL
@@ -174,7 +176,7 @@ main()
     assert process.returncode == 130
 
 
-def test_a_shells_background_job_ignores_interrupts_also_at_the_start(folder: Path) -> None:
+def test_a_background_job_of_a_shell_ignores_interrupts_from_the_start(folder: Path) -> None:
     code = (
         "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         "from dtslurm.__main__ import main\n"

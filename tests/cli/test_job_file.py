@@ -20,15 +20,15 @@ env: {A: file}
 
 
 @pytest.fixture
-def job(folder: Path) -> Path:
+def job_file(folder: Path) -> Path:
     path = folder / "job.yaml"
     path.write_text(JOB)
     path.chmod(0o644)
     return path
 
 
-@pytest.mark.usefixtures("job")
-def test_the_command_line_holds_over_the_file(run: Run) -> None:
+@pytest.mark.usefixtures("job_file")
+def test_the_command_line_overrides_the_job_file(run: Run) -> None:
     words = ("-t", "20", "--set", "lr=3e-4", "--env", "A=line", "--", "--more", "1")
     script = run("render", "job.yaml", *words, code=0).stdout
     assert "train.py --lr 3e-4 --more 1" in script
@@ -38,14 +38,14 @@ def test_the_command_line_holds_over_the_file(run: Run) -> None:
     assert "export A=file" not in script
 
 
-@pytest.mark.usefixtures("job")
-def test_options_may_also_stand_before_the_file(run: Run) -> None:
+@pytest.mark.usefixtures("job_file")
+def test_options_may_precede_the_job_file(run: Run) -> None:
     script = run("render", "-t", "20", "job.yaml", code=0).stdout
     assert "#SBATCH --time=00:20:00" in script
 
 
-@pytest.mark.usefixtures("job")
-def test_each_value_tells_where_it_came_from(run: Run) -> None:
+@pytest.mark.usefixtures("job_file")
+def test_json_shows_the_origin_of_each_value(run: Run) -> None:
     origins = json.loads(run("render", "--json", "job.yaml", "-N", "1", code=0).stdout)["origins"]
     assert origins["args"] == "job.yaml:3"
     assert origins["env"] == "job.yaml:8"
@@ -53,17 +53,17 @@ def test_each_value_tells_where_it_came_from(run: Run) -> None:
     assert origins["nodes"] == "command line"
 
 
-def test_a_project_holds_below_the_file(folder: Path, job: Path, run: Run) -> None:
+def test_the_job_file_overrides_the_project_file(folder: Path, job_file: Path, run: Run) -> None:
     project = folder / "dtslurm.yaml"
     project.write_text("defaults: {time: 99, account: mine, env: {A: project}}\n")
     project.chmod(0o644)
-    script = run("render", job.name, code=0).stdout
+    script = run("render", job_file.name, code=0).stdout
     assert "#SBATCH --time=00:10:00" in script
     assert "#SBATCH --account=mine" in script
     assert "export A=file" in script
 
 
-@pytest.mark.usefixtures("job")
+@pytest.mark.usefixtures("job_file")
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -74,12 +74,12 @@ def test_a_project_holds_below_the_file(folder: Path, job: Path, run: Run) -> No
         (("absent.yaml",), "script absent.yaml does not exist"),
     ],
 )
-def test_a_wrong_request_is_told(run: Run, words: tuple[str, ...], told: str) -> None:
+def test_an_invalid_job_file_request_is_reported(run: Run, words: tuple[str, ...], told: str) -> None:
     assert told in run("submit", *words, code=2).stderr
 
 
-def test_trackers_are_told_by_their_own_variables(folder: Path, job: Path, run: Run) -> None:
-    job.write_text(JOB + "tracker: [wandb]\ntracking: {project: llm, tags: x}\n")
+def test_tracker_settings_become_environment_variables(folder: Path, job_file: Path, run: Run) -> None:
+    job_file.write_text(JOB + "tracker: [wandb]\ntracking: {project: llm, tags: x}\n")
     script = run("render", "job.yaml", "--tracking", "tags=y", "--env", "WANDB_MODE=offline", code=0).stdout
     assert "export WANDB_PROJECT=llm" in script
     assert "export WANDB_TAGS=y,cluster:local" in script
@@ -89,19 +89,21 @@ def test_trackers_are_told_by_their_own_variables(folder: Path, job: Path, run: 
     assert "did you mean 'wandb'" in told
 
 
-def test_after_a_script_everything_is_the_scripts(folder: Path, run: Run) -> None:
+def test_words_after_a_script_are_arguments_of_the_script(folder: Path, run: Run) -> None:
     (folder / "train.py").write_text("print(1)\n")
     script = run("render", "--cluster", "local", "-l", "srun", "train.py", "--set", "lr=1", code=0).stdout
     assert "train.py --set lr=1" in script
 
 
 @pytest.mark.parametrize(("value", "line"), [("true", "--requeue"), ("false", "--no-requeue")])
-def test_a_job_file_says_whether_slurm_may_requeue(
-    folder: Path, job: Path, run: Run, value: str, line: str
+def test_a_job_file_decides_whether_slurm_may_requeue(
+    folder: Path, job_file: Path, run: Run, value: str, line: str
 ) -> None:
     (folder / "train.py").write_text(
         "from dtslurm import train\nwith train.session() as run:\n    run.restore()\n"
     )
-    assert "#SBATCH --requeue\n" in run("render", job.name, code=0).stdout  # it goes on from its checkpoints
-    job.write_text(f"{JOB}requeue: {value}\n")
-    assert f"#SBATCH {line}\n" in run("render", job.name, code=0).stdout
+    assert (
+        "#SBATCH --requeue\n" in run("render", job_file.name, code=0).stdout
+    )  # it goes on from its checkpoints
+    job_file.write_text(f"{JOB}requeue: {value}\n")
+    assert f"#SBATCH {line}\n" in run("render", job_file.name, code=0).stdout

@@ -15,27 +15,27 @@ from dtslurm.cli.commands import logs as logs_command
 from dtslurm.cli.printing import output
 from dtslurm.model.runs.state import JobState
 from tests.cli.conftest import Run
-from tests.cli.made_runs import ENDED, Runs, ended, rank
+from tests.cli.made_runs import ENDED, Runs, ended_job, rank_record
 
 
 @pytest.fixture(autouse=True)
-def made(runs: Runs) -> None:
+def finished_run(runs: Runs) -> None:
     files = {
         "logs/0/rank-0.log": "first try\n",
         "logs/1/rank-0.log": "one\ntwo\nthree\n",
         "logs/1/rank-1.log": "one\nzwei\n",
         "logs/batch.log": "srun: hello\n",
-        "ranks/1/0.json": rank(0, "n1"),
-        "ranks/1/1.json": rank(1, "n2"),
+        "ranks/1/0.json": rank_record(0, "n1"),
+        "ranks/1/1.json": rank_record(1, "n2"),
     }
     runs.add("train", "7", world_size=2, files=files)
 
 
-def lines(invoke: Run, *words: str) -> list[str]:
+def log_lines(invoke: Run, *words: str) -> list[str]:
     return sorted(invoke("logs", *words, code=0).stdout.splitlines())
 
 
-def test_without_choices_it_is_all_of_the_newest_attempt(invoke: Run) -> None:
+def test_logs_show_all_ranks_of_the_newest_attempt_by_default(invoke: Run) -> None:
     done = invoke("logs", code=0)
     assert done.stderr == "the newest run: job 7 (train)\n"
     assert sorted(done.stdout.splitlines()) == [
@@ -55,22 +55,27 @@ def test_without_choices_it_is_all_of_the_newest_attempt(invoke: Run) -> None:
         (("--fold", "--rank", "0-1", "-n", "5"), ["[0-1] one", "[0] three", "[0] two", "[1] zwei"]),
     ],
 )
-def test_lines_are_chosen(invoke: Run, words: tuple[str, ...], shown: list[str]) -> None:
-    assert lines(invoke, *words, "train") == shown
+def test_logs_select_lines_by_rank_node_attempt_and_pattern(
+    invoke: Run, words: tuple[str, ...], shown: list[str]
+) -> None:
+    assert log_lines(invoke, *words, "train") == shown
 
 
-def test_lines_of_a_time(invoke: Run, runs: Runs) -> None:
+def test_logs_select_lines_by_time(invoke: Run, runs: Runs) -> None:
     minutes = range(ENDED - ENDED % 60, ENDED - ENDED % 60 + 240, 60)
     stamps = [datetime.fromtimestamp(moment).strftime("%Y-%m-%d %H:%M") for moment in minutes]
     text = "".join(f"{stamp}:00 step {number}\n" for number, stamp in enumerate(stamps))
     runs.add("timed", "8", files={"logs/0/rank-0.log": text})
-    since, until = lines(invoke, "--since", stamps[1], "timed"), lines(invoke, "--until", stamps[1], "timed")
+    since, until = (
+        log_lines(invoke, "--since", stamps[1], "timed"),
+        log_lines(invoke, "--until", stamps[1], "timed"),
+    )
     assert [line[-6:] for line in since] == ["step 1", "step 2", "step 3"]
     assert [line[-6:] for line in until] == ["step 0", "step 1"]
-    assert lines(invoke, "--since", "10m", "timed") == []
+    assert log_lines(invoke, "--since", "10m", "timed") == []
 
 
-def test_as_data_each_line_has_its_rank_and_attempt(invoke: Run) -> None:
+def test_logs_json_has_rank_and_attempt_of_each_line(invoke: Run) -> None:
     told = json.loads(invoke("logs", "--json", "--rank", "1", "train", code=0).stdout)
     assert told["job_id"] == "7"
     assert told["lines"][0] == {"source": "1", "text": "one", "rank": 1, "attempt": 1, "task": None}
@@ -78,7 +83,7 @@ def test_as_data_each_line_has_its_rank_and_attempt(invoke: Run) -> None:
     assert [line["text"] for line in followed["lines"]] == ["one", "zwei"]
 
 
-def test_following_what_is_over_ends_at_once(invoke: Run) -> None:
+def test_logs_follow_ends_immediately_for_a_finished_run(invoke: Run) -> None:
     done = invoke("logs", "-f", "--rank", "1", "train", code=0)
     assert done.stdout == "[1] one\n[1] zwei\n"
     assert done.stderr == "train: COMPLETED\n"
@@ -91,7 +96,7 @@ def test_following_what_is_over_ends_at_once(invoke: Run) -> None:
         (("--rank", "1", "--attempt", "0"), "no output; the job is COMPLETED"),
     ],
 )
-def test_why_there_is_nothing(invoke: Run, words: tuple[str, ...], told: str) -> None:
+def test_logs_explain_an_empty_selection(invoke: Run, words: tuple[str, ...], told: str) -> None:
     done = invoke("logs", *words, "train", code=0)
     assert (done.stdout, done.stderr) == ("", f"{told}\n")
 
@@ -107,7 +112,7 @@ def test_why_there_is_nothing(invoke: Run, words: tuple[str, ...], told: str) ->
     ],
 )
 @pytest.mark.parametrize("following", [(), ("-f",)])
-def test_what_the_run_has_not_is_not_found(
+def test_logs_exit_with_3_for_a_rank_or_attempt_that_does_not_exist(
     invoke: Run, words: tuple[str, ...], told: str, following: tuple[str, ...]
 ) -> None:
     done = invoke("logs", *following, *words, "train", code=3)
@@ -115,28 +120,30 @@ def test_what_the_run_has_not_is_not_found(
 
 
 @pytest.mark.parametrize("following", [(), ("-f",)])
-def test_a_task_has_attempts_of_its_own(invoke: Run, runs: Runs, following: tuple[str, ...]) -> None:
+def test_logs_check_attempts_per_array_task(invoke: Run, runs: Runs, following: tuple[str, ...]) -> None:
     files = {"tasks/3/logs/0/rank-0.log": "of 3\n", "tasks/4/logs/1/rank-0.log": "of 4\n"}
-    runs.add("many", "10", ended("10_3"), ended("10_4"), array="3-4", files=files)
+    runs.add("many", "10", ended_job("10_3"), ended_job("10_4"), array="3-4", files=files)
     assert invoke("logs", *following, "--attempt", "1", "10_4", code=0).stdout == "[4/0] of 4\n"
     done = invoke("logs", *following, "--attempt", "1", "10_3", code=3)
     assert (done.stdout, done.stderr) == ("", "error: the run has no attempt 1, only 0\n")
 
 
-def test_an_attempt_to_come_may_be_followed(invoke: Run, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_follow_accepts_a_future_attempt_of_an_active_run(
+    invoke: Run, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
     monkeypatch.setattr(logs_command, "follow_to_end", lambda *given, **_: asked.append(given[2].attempt))
-    runs.add("alive", "9", ended("9", JobState.UNKNOWN), files={"logs/0/rank-0.log": "x\n"})
+    runs.add("alive", "9", ended_job("9", JobState.UNKNOWN), files={"logs/0/rank-0.log": "x\n"})
     invoke("logs", "-f", "--attempt", "1", "alive", code=0)
     assert asked == [1]
 
 
-def test_ranks_that_are_there_are_shown_without_the_others(invoke: Run) -> None:
-    assert lines(invoke, "--rank", "1,9", "train") == ["[1] one", "[1] zwei"]
+def test_logs_show_existing_ranks_and_ignore_others_in_the_selection(invoke: Run) -> None:
+    assert log_lines(invoke, "--rank", "1,9", "train") == ["[1] one", "[1] zwei"]
 
 
-def test_a_job_that_may_still_write_has_written_nothing_yet(invoke: Run, runs: Runs) -> None:
-    runs.add("fresh", "9", ended("9", JobState.UNKNOWN, nodelist="", end_time=ENDED))
+def test_logs_of_an_active_run_say_that_there_is_no_output_yet(invoke: Run, runs: Runs) -> None:
+    runs.add("fresh", "9", ended_job("9", JobState.UNKNOWN, nodelist="", end_time=ENDED))
     assert "no output yet; the job is UNKNOWN" in invoke("logs", "fresh").stderr
 
 
@@ -152,20 +159,20 @@ def test_a_job_that_may_still_write_has_written_nothing_yet(invoke: Run, runs: R
         (("--until", "25:99"), "--until '25:99' is not a time"),
     ],
 )
-def test_a_wrong_choice_is_told(invoke: Run, words: tuple[str, ...], told: str) -> None:
+def test_logs_refuse_an_invalid_selection(invoke: Run, words: tuple[str, ...], told: str) -> None:
     done = invoke("logs", *words, "train", code=2)
     assert told in done.stderr
     assert done.stdout == ""
 
 
-def test_one_task_of_an_array_is_chosen_by_its_id(invoke: Run, runs: Runs) -> None:
+def test_logs_select_an_array_task_by_its_id(invoke: Run, runs: Runs) -> None:
     files = {f"tasks/{task}/logs/0/rank-0.log": f"of {task}\n" for task in (3, 4)}
-    runs.add("many", "10", ended("10_3"), ended("10_4"), array="3-4", files=files)
-    assert lines(invoke, "many") == ["[3/0] of 3", "[4/0] of 4"]
-    assert lines(invoke, "10_4") == ["[4/0] of 4"]
+    runs.add("many", "10", ended_job("10_3"), ended_job("10_4"), array="3-4", files=files)
+    assert log_lines(invoke, "many") == ["[3/0] of 3", "[4/0] of 4"]
+    assert log_lines(invoke, "10_4") == ["[4/0] of 4"]
 
 
-def test_who_stops_following_is_told_that_the_job_goes_on(
+def test_an_interrupt_of_logs_follow_says_that_the_job_continues(
     invoke: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
@@ -176,7 +183,7 @@ def test_who_stops_following_is_told_that_the_job_goes_on(
     assert done.stderr == "the job continues; dtslurm logs -f 7 follows it again\n\n"
 
 
-def test_what_is_told_at_the_end_comes_after_the_line_of_progress(
+def test_the_message_after_an_interrupt_comes_after_the_progress_line(
     invoke: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
@@ -198,14 +205,16 @@ def test_what_is_told_at_the_end_comes_after_the_line_of_progress(
     assert told == ["the screen is free", "the job continues; dtslurm logs -f 7 follows it again"]
 
 
-def test_a_terminal_gets_the_end_of_what_is_followed(invoke: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_follow_prints_the_folded_last_lines_on_a_terminal(
+    invoke: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(output, "is_terminal", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
     shown = invoke("logs", "-f", "--rank", "0-1", "train", code=0).stdout
     assert [line in shown for line in ("[0-1] one", "[0] three", "[1] zwei")] == [True, True, True]
 
 
-def test_a_run_that_no_job_came_of_has_no_output(invoke: Run, runs: Runs) -> None:
+def test_logs_of_a_run_without_a_job_explain_the_missing_output(invoke: Run, runs: Runs) -> None:
     record = runs.add("lost", "9")
     runs.change(record, job_id=None, phase="withdrawn", final=())
     for words in ([], ["-f"]):

@@ -17,7 +17,7 @@ from tests.cli.conftest import Run
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_table_of_commands_tells_the_truth(name: str, run: Run) -> None:
+def test_the_table_of_commands_matches_the_commands(name: str, run: Run) -> None:
     module, _, attribute = COMMANDS[name][0].partition(":")
     command = getattr(importlib.import_module(module), attribute)
     assert isinstance(command, click.Command)
@@ -25,7 +25,7 @@ def test_the_table_of_commands_tells_the_truth(name: str, run: Run) -> None:
 
 
 @pytest.mark.parametrize("command", [submit, render])
-def test_the_help_has_every_option_once(command: click.Command) -> None:
+def test_the_help_lists_every_option_once(command: click.Command) -> None:
     context = click.Context(command, info_name="x")
     said = command.get_help(context)
     options = [one for one in command.params if isinstance(one, click.Option)]
@@ -35,7 +35,7 @@ def test_the_help_has_every_option_once(command: click.Command) -> None:
     assert [name for names in SECTIONS.values() for name in names if name not in known] == []
 
 
-def test_a_lost_index_is_made_anew(run: Run, tmp_path: Path) -> None:
+def test_status_and_logs_rebuild_a_lost_index(run: Run, tmp_path: Path) -> None:
     job = run("submit", "--cluster", "local", "-t", "5", "--wait", "--parsable", "train.py", code=0)
     [index] = tmp_path.rglob("runs.sqlite")
     index.unlink()
@@ -49,7 +49,7 @@ def test_version(run: Run) -> None:
     assert run("--version", code=0).stdout.startswith("dtslurm ")
 
 
-def test_a_reader_that_goes_away_is_no_error(run: Run, folder: object) -> None:
+def test_a_closed_pipe_is_no_error(run: Run, folder: object) -> None:
     import os
     import subprocess
     import sys
@@ -60,7 +60,7 @@ def test_a_reader_that_goes_away_is_no_error(run: Run, folder: object) -> None:
     assert "BrokenPipe" not in done.stderr
 
 
-def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
+def test_a_deleted_current_directory_is_reported(tmp_path: Path) -> None:
     (gone := tmp_path / "gone").mkdir()
     for words in ("status", "render train.py", "plan llama-3-8b"):
         script = f"rmdir {gone}; {sys.executable} -m dtslurm {words}; code=$?; mkdir {gone}; exit $code"
@@ -71,7 +71,7 @@ def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
         assert hint.startswith("hint: ")
 
 
-def test_the_newest_run_is_meant_where_no_job_is_named(run: Run, folder: Path) -> None:
+def test_commands_without_a_job_use_the_newest_run(run: Run, folder: Path) -> None:
     told = run("logs", code=3).stderr
     assert "this machine has no run yet" in told
     for word in ("older", "newer"):

@@ -20,7 +20,7 @@ EARLIER = Path(__file__).parent / "earlier_version"
 
 
 @pytest.fixture
-def earlier(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def earlier_runs(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The run root with the runs of the earlier version, whose installation is still there."""
     root, other = tmp_path / "root", tmp_path / "other"
     shutil.copytree(EARLIER, root)
@@ -41,7 +41,7 @@ def earlier(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return root
 
 
-def test_runs_of_an_earlier_version_are_read(invoke: Run, earlier: Path) -> None:
+def test_runs_of_an_earlier_version_are_readable(invoke: Run, earlier_runs: Path) -> None:
     rows = [line.split()[:5] for line in invoke("status", code=0).stdout.splitlines()[1:]]
     assert rows == [["3", "old-sup", "local", "FAILED", "1"], ["2", "old-bad", "local", "FAILED", "1"]]
     for job, attempt in (("2", 0), ("3", 1)):
@@ -53,9 +53,7 @@ def test_runs_of_an_earlier_version_are_read(invoke: Run, earlier: Path) -> None
         assert "[0] hello\n" in invoke("logs", job, "--attempt", str(attempt), code=0).stdout
 
 
-def test_a_record_of_a_later_version_keeps_what_we_do_not_know(
-    invoke: Run, folder: Path, tmp_path: Path
-) -> None:
+def test_unknown_fields_of_a_later_version_are_kept(invoke: Run, folder: Path, tmp_path: Path) -> None:
     words = ("submit", "--cluster", "local", "-t", "5", "--run-root", str(tmp_path / "root"), "--json")
     record: dict[str, Any] = json.loads(invoke(*words, "train.py", code=0).stdout)["run"]
     path = Path(record["run_dir"]) / "job.json"
@@ -72,7 +70,7 @@ def test_a_record_of_a_later_version_keeps_what_we_do_not_know(
     assert "dreamed" in events.read_text()
 
 
-def test_the_index_of_a_later_version_serves(invoke: Run, folder: Path, tmp_path: Path) -> None:
+def test_the_index_of_a_later_version_is_usable(invoke: Run, folder: Path, tmp_path: Path) -> None:
     words = ("submit", "--cluster", "local", "-t", "5", "--run-root", str(tmp_path / "root"), "train.py")
     invoke(*words, code=0)
     with sqlite3.connect(default_path(os.environ)) as connection:

@@ -17,7 +17,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "plan.md"
 SMALL = ("plan", "llama-3-8b", "--gpu", "H100-80GB", "-N", "2", "--gbs", "256")
 
 
-def schema() -> dict[str, object]:
+def documented_schema() -> dict[str, object]:
     found = re.search(r"<!-- schema: begin -->\n```json\n(.*?)```", DOCS.read_text(), re.DOTALL)
     assert found
     parsed: dict[str, object] = json.loads(found[1])
@@ -34,9 +34,9 @@ def schema() -> dict[str, object]:
         (*SMALL[:-2], "--layout", "tp=2,dp=8,mbs=1,gbs=256,zero=1,recompute=full"),
     ],
 )
-def test_the_document_is_the_one_described(run: Run, words: tuple[str, ...]) -> None:
+def test_plan_json_matches_the_documented_schema(run: Run, words: tuple[str, ...]) -> None:
     document = json.loads(run(*words, "--json").stdout)
-    jsonschema.validate(document, schema())
+    jsonschema.validate(document, documented_schema())
     assert document["candidates"]
     for item in document["candidates"]:
         for name in ("memory_gib", "step_time_s"):
@@ -47,7 +47,7 @@ def test_the_document_is_the_one_described(run: Run, words: tuple[str, ...]) -> 
         assert layout["tp"] * layout["pp"] * layout["cp"] * layout["dp"] == gpus
 
 
-def test_people_get_layouts_reasons_and_bars(run: Run) -> None:
+def test_plan_prints_layouts_reasons_and_bars(run: Run) -> None:
     done = run(*SMALL, "--tokens", "1e12")
     assert re.search(r"^1 +tp=\d", done.stdout, re.MULTILINE)
     assert re.search(r"^1 \[W+G+", done.stdout, re.MULTILINE)
@@ -59,7 +59,7 @@ def test_people_get_layouts_reasons_and_bars(run: Run) -> None:
     assert "assumed:" in done.stderr
 
 
-def test_times_have_an_interval_and_ties_are_named(run: Run) -> None:
+def test_plan_gives_intervals_of_times_and_names_ties(run: Run) -> None:
     document = json.loads(run(*SMALL, "--tokens", "1e12", "--json").stdout)
     factors = set()
     for item in document["candidates"]:
@@ -79,7 +79,7 @@ def test_times_have_an_interval_and_ties_are_named(run: Run) -> None:
     assert "would decide" in shown
 
 
-def test_a_mixture_or_a_new_chip_has_a_wider_interval(run: Run) -> None:
+def test_a_mixture_of_experts_or_a_new_gpu_has_a_wider_interval(run: Run) -> None:
     def width(*words: str) -> float:
         step = json.loads(run("plan", *words, "--json").stdout)["candidates"][0]["step_time_s"]
         return float(step["high"] / step["low"])
@@ -89,21 +89,21 @@ def test_a_mixture_or_a_new_chip_has_a_wider_interval(run: Run) -> None:
     assert width("llama-3-8b", "--gpu", "L40S", "-N", "8", "--gpus-per-node", "8") >= dense
 
 
-def test_old_gpus_are_planned_for_in_fp16(run: Run) -> None:
+def test_gpus_without_bf16_are_planned_with_fp16(run: Run) -> None:
     done = run("plan", "gpt2", "--gpu", "V100-32GB", "--json")
     assert json.loads(done.stdout)["precision"] == "fp16"
 
 
-def test_what_offloading_would_do_is_said(run: Run) -> None:
+def test_plan_mentions_offloading_if_no_layout_fits(run: Run) -> None:
     words = ("plan", "llama-2-7b", "--gpu", "A100-40GB", "--gpus-per-node", "2", "--gbs", "64")
     assert "optimizer states in host memory" in run(*words, "--framework", "deepspeed", code=2).stdout
 
 
-def test_one_gpu_is_enough_is_said(run: Run) -> None:
+def test_plan_says_if_one_gpu_is_enough(run: Run) -> None:
     assert "one GPU is enough" in run("plan", "gpt2", "--gpu", "A100", "--gbs", "256").stdout
 
 
-def test_what_does_not_fit_says_what_would(run: Run) -> None:
+def test_plan_reports_the_number_of_nodes_that_a_model_needs(run: Run) -> None:
     done = run("plan", "llama-3-405b", "--gpu", "H100-80GB", "-N", "4", "--gbs", "512", code=2)
     assert "no layout fits" in done.stdout
     assert re.search(r"it fits from about \d+ nodes on", done.stdout)
@@ -112,10 +112,10 @@ def test_what_does_not_fit_says_what_would(run: Run) -> None:
     )
     assert document["candidates"] == []
     assert document["unfit"]
-    jsonschema.validate(document, schema())
+    jsonschema.validate(document, documented_schema())
 
 
-def test_a_layout_that_does_not_fit_is_still_estimated(run: Run) -> None:
+def test_a_layout_that_does_not_fit_is_estimated(run: Run) -> None:
     done = run("plan", "llama-3-70b", "--gpu", "H100", "--layout", "dp=8,gbs=8,zero=1", code=2)
     assert "it needs" in done.stdout
 
@@ -169,19 +169,19 @@ def test_a_layout_that_does_not_fit_is_still_estimated(run: Run) -> None:
         (("t5-base", "--layout", "pp=8,gbs=8"), "pipelines over an encoder and a decoder"),
     ],
 )
-def test_a_wrong_request_is_told(run: Run, words: tuple[str, ...], said: str) -> None:
+def test_plan_refuses_invalid_arguments(run: Run, words: tuple[str, ...], said: str) -> None:
     machine = () if "--gpu" in words else ("--gpu", "H100-80GB")
     done = run("plan", *words, *machine, code=2)
     assert said in done.stderr
     assert done.stdout == ""
 
 
-def test_all_problems_come_at_once(run: Run) -> None:
+def test_plan_reports_all_problems_together(run: Run) -> None:
     done = run("plan", "llama-9", "--gpu", "x", "-N0", "--gbs", "-1", "--layout", "tp=0,yy=1", code=2)
     assert "6 problems" in done.stderr
 
 
-def test_more_than_the_profile_has(run: Run, folder: Path) -> None:
+def test_plan_refuses_more_nodes_or_gpus_than_the_profile_has(run: Run, folder: Path) -> None:
     profiles = folder / "cluster_profiles"
     profiles.mkdir()
     (profiles / "small.yaml").write_text("extends: h100x8-ib\nslurm:\n  max_nodes: 4\n")
@@ -191,7 +191,7 @@ def test_more_than_the_profile_has(run: Run, folder: Path) -> None:
     assert "--gpus-per-node 16: a node of small has 8 GPUs; valid: 1 to 8" in done.stderr
 
 
-def test_a_cluster_without_gpus_says_so(run: Run) -> None:
+def test_plan_on_a_cluster_without_gpus_asks_for_a_gpu(run: Run) -> None:
     assert "name a GPU, as in --gpu" in run("plan", "gpt2", "--cluster", "local", code=2).stderr
 
 
@@ -206,7 +206,7 @@ def test_a_cluster_without_gpus_says_so(run: Run) -> None:
         ("[" * 100000, "config.json"),
     ],
 )
-def test_a_wrong_config_is_told(run: Run, folder: Path, text: str, said: str) -> None:
+def test_an_invalid_model_config_is_reported(run: Run, folder: Path, text: str, said: str) -> None:
     path = folder / "config.json"
     path.write_bytes(text.encode(errors="surrogateescape"))
     done = run("plan", "--model-config", "config.json", "--gpu", "H100", code=2)
@@ -214,12 +214,12 @@ def test_a_wrong_config_is_told(run: Run, folder: Path, text: str, said: str) ->
     assert "Traceback" not in done.stderr
 
 
-def test_a_config_that_is_not_there(run: Run) -> None:
+def test_a_missing_model_config_is_reported(run: Run) -> None:
     done = run("plan", "--model-config", "none.json", "--gpu", "H100", code=2)
     assert "none.json: no such file or directory" in done.stderr
 
 
-def test_a_checkpoint_folder_is_a_model(run: Run, folder: Path) -> None:
+def test_plan_accepts_a_checkpoint_folder_as_model(run: Run, folder: Path) -> None:
     made = folder / "checkpoint"
     made.mkdir()
     config = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}
@@ -228,7 +228,7 @@ def test_a_checkpoint_folder_is_a_model(run: Run, folder: Path) -> None:
     assert document["model"]["parameters"] == 124_439_808
 
 
-def test_a_picture_is_drawn(run: Run, folder: Path) -> None:
+def test_plan_draws_an_svg_file(run: Run, folder: Path) -> None:
     run(*SMALL, "--scaling", "--plot", "plan.svg")
     root = ET.parse(folder / "plan.svg").getroot()
     assert root.tag.endswith("svg")
@@ -237,7 +237,7 @@ def test_a_picture_is_drawn(run: Run, folder: Path) -> None:
         assert word in words
 
 
-def test_a_picture_that_cannot_be_written(run: Run) -> None:
+def test_a_plot_in_a_missing_folder_is_reported(run: Run) -> None:
     assert "no such file or directory" in run(*SMALL, "--plot", "nowhere/plan.svg", code=5).stderr
 
 
@@ -251,7 +251,7 @@ lab,4,llama3-8b,8.03,32,4096,32,8,14336,128256,8192,Abacus,8,1,1,1,1,1,8,none,1,
 """
 
 
-def test_measured_rows_are_predicted(run: Run, folder: Path) -> None:
+def test_plan_evaluate_predicts_measured_rows(run: Run, folder: Path) -> None:
     (folder / "rows.csv").write_text(ROWS)
     document = json.loads(run("plan", "--evaluate", "rows.csv", "--json").stdout)
     one, crashed, unknown, alien = document["rows"]
@@ -271,7 +271,9 @@ def test_measured_rows_are_predicted(run: Run, folder: Path) -> None:
     ("content", "said"),
     [("", "does not name column gpu, gpus"), ("a,b\n1,2\n", "does not name column"), (None, "no such file")],
 )
-def test_a_table_that_cannot_be_used(run: Run, folder: Path, content: str | None, said: str) -> None:
+def test_plan_evaluate_refuses_an_unusable_table(
+    run: Run, folder: Path, content: str | None, said: str
+) -> None:
     if content is not None:
         (folder / "rows.csv").write_text(content)
     assert said in run("plan", "--evaluate", "rows.csv", code=2).stderr
@@ -280,7 +282,7 @@ def test_a_table_that_cannot_be_used(run: Run, folder: Path, content: str | None
 @pytest.mark.parametrize(
     ("version", "head"), [("0.2.2", "[model]"), ("0.3.0", "def planned()"), (None, "def planned()")]
 )
-def test_torchtitan_is_told_as_the_installed_version_reads(
+def test_the_torchtitan_output_matches_the_installed_version(
     version: str | None, head: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packages = tmp_path / "venv" / "lib" / "python3.12" / "site-packages"

@@ -21,7 +21,7 @@ COLUMNS = (
 SMALL = ("plan", "llama-3-8b", "--gpu", "H100-80GB", "-N", "2", "--gbs", "256")
 
 
-def test_all_tokens_cost_time_energy_and_money(invoke: Run) -> None:
+def test_plan_computes_time_energy_and_price_of_all_tokens(invoke: Run) -> None:
     told = (*SMALL, "--tokens", "1e12")
     plain = invoke(*told, code=0).stdout
     [hours] = re.findall(r"^1e\+12 tokens: \S+ \(\S+ to \S+\), ([\d,]+) GPU-hours$", plain, re.MULTILINE)
@@ -35,12 +35,12 @@ def test_all_tokens_cost_time_energy_and_money(invoke: Run) -> None:
     assert float(energy.replace(",", "")) == pytest.approx(known / 1000, abs=0.1)
 
 
-def test_a_mixture_tells_how_many_parameters_are_active(invoke: Run) -> None:
+def test_plan_shows_the_active_parameters_of_a_mixture_of_experts(invoke: Run) -> None:
     shown = invoke("plan", "mixtral-8x7b", "--gpu", "H100-80GB", "-N", "4", code=0).stdout
     assert re.match(r"mixtral-8x7b: 46\.7 B parameters, 12\.9 B active; 4 x 8 H100", shown)
 
 
-def test_the_curve_tells_where_it_does_not_fit(invoke: Run) -> None:
+def test_the_scaling_curve_marks_node_counts_that_do_not_fit(invoke: Run) -> None:
     shown = invoke(
         "plan", "llama-3-70b", "--gpu", "H100-80GB", "-N", "4", "--gbs", "256", "--scaling", code=0
     ).stdout
@@ -57,7 +57,7 @@ def test_the_curve_tells_where_it_does_not_fit(invoke: Run) -> None:
 
 
 @pytest.mark.parametrize("model", ["llama-3-8b", "llama-3-70b", "mixtral-8x7b", "gpt2"])
-def test_a_first_layout_that_is_not_the_fastest_says_why_it_is_the_first(invoke: Run, model: str) -> None:
+def test_plan_explains_a_first_layout_that_is_not_the_fastest(invoke: Run, model: str) -> None:
     words = ("plan", model, "--gpu", "H100-80GB", "-N", "4", "--gbs", "256")
     candidates = json.loads(invoke(*words, "--json", code=0).stdout)["candidates"]
     times = [item["step_time_s"]["total"] for item in candidates]
@@ -65,7 +65,7 @@ def test_a_first_layout_that_is_not_the_fastest_says_why_it_is_the_first(invoke:
     assert (times[0] > min(times)) == bool(re.search(reason, invoke(*words).stdout, re.MULTILINE))
 
 
-def test_the_bars_have_one_legend_and_a_scale(invoke: Run) -> None:
+def test_the_bars_share_a_legend_and_have_a_scale(invoke: Run) -> None:
     shown = invoke("plan", "mixtral-8x7b", "--gpu", "H100-80GB", "-N", "4", code=0).stdout
     legend = shown[shown.index("  W weights") :].partition("\n\n")[0]
     marks = re.findall(r"(?:^ +|, )(\S) ", legend, re.MULTILINE)
@@ -76,7 +76,7 @@ def test_the_bars_have_one_legend_and_a_scale(invoke: Run) -> None:
     assert re.search(r"^   0 +[\d.]+ +[\d.]+ s$", shown, re.MULTILINE)
 
 
-def test_what_is_emitted_goes_to_stdout_alone(invoke: Run, folder: Path) -> None:
+def test_emit_prints_only_the_configuration_to_stdout(invoke: Run, folder: Path) -> None:
     done = invoke(*SMALL, "--framework", "megatron", "--emit", "megatron", code=0)
     assert "--tensor-model-parallel-size" in done.stdout
     assert "why:" not in done.stdout
@@ -88,7 +88,7 @@ def test_what_is_emitted_goes_to_stdout_alone(invoke: Run, folder: Path) -> None
 
 
 @pytest.mark.parametrize("node_type", [(), ("--node-type", "h100x8")])
-def test_a_job_file_names_the_cluster_that_was_planned_for(
+def test_an_emitted_job_file_names_the_planned_cluster(
     invoke: Run, folder: Path, node_type: tuple[str, ...]
 ) -> None:
     words = ("plan", "llama-3-8b", "--cluster", "h100x8-ib", *node_type, "-N", "2", "--emit", "job")
@@ -100,16 +100,16 @@ def test_a_job_file_names_the_cluster_that_was_planned_for(
     assert "cluster:" not in invoke(*SMALL, "--emit", "job", code=0).stdout
 
 
-def test_emit_and_json_are_two_forms(invoke: Run) -> None:
+def test_emit_and_json_cannot_be_combined(invoke: Run) -> None:
     assert "only one of them" in invoke(*SMALL, "--emit", "job", "--json", code=2).stderr
 
 
-def test_a_node_type_that_there_is_not_is_named(invoke: Run) -> None:
+def test_plan_reports_an_unknown_node_type(invoke: Run) -> None:
     words = ("plan", "llama-3-8b", "--cluster", "h100x8-ib", "--node-type", "nope")
     assert "--node-type nope: cluster h100x8-ib has no such type (" in invoke(*words, code=2).stderr
 
 
-def test_where_nothing_fits_there_is_nothing_to_emit_or_draw(invoke: Run, folder: Path) -> None:
+def test_emit_and_plot_are_refused_if_no_layout_fits(invoke: Run, folder: Path) -> None:
     large = ("plan", "llama-3-405b", "--gpu", "H100-80GB", "-N", "1", "--gbs", "64")
     assert (
         "no layout fits, so there is no configuration to print"
@@ -119,7 +119,7 @@ def test_where_nothing_fits_there_is_nothing_to_emit_or_draw(invoke: Run, folder
     assert not (folder / "p.svg").exists()
 
 
-def test_measured_rows_stand_beside_what_is_predicted(invoke: Run, folder: Path) -> None:
+def test_plan_evaluate_prints_measured_and_predicted_values_side_by_side(invoke: Run, folder: Path) -> None:
     shape = "llama3-8b,8.03,32,4096,32,8,14336,128256,8192,H100"
     rows = [
         f"lab,1,{shape},8,1,1,2,1,1,4,ZeRO-1,1,128,none,bf16,9e3,,60,NeMo,ok\n",
@@ -148,7 +148,7 @@ def test_measured_rows_stand_beside_what_is_predicted(invoke: Run, folder: Path)
     assert [row.get("reason") is None for row in told] == [True, True, False, True]
 
 
-def test_a_run_that_measured_only_its_steps_tells_of_those(invoke: Run, folder: Path) -> None:
+def test_calibration_accepts_a_run_with_only_step_times_or_only_memory(invoke: Run, folder: Path) -> None:
     (folder / "cluster_profiles").mkdir()
     (folder / "cluster_profiles" / "small.yaml").write_text("extends: h100x8-ib\n")
     path = folder / "runs" / "train-1"
@@ -202,30 +202,30 @@ def test_a_run_that_measured_only_its_steps_tells_of_those(invoke: Run, folder: 
         ),
     ],
 )
-def test_what_a_cluster_does_not_have_is_not_planned_for(
+def test_plan_refuses_gpus_and_nodes_that_the_cluster_does_not_have(
     invoke: Run, folder: Path, nodes: str, words: tuple[str, ...], told: str
 ) -> None:
-    site(folder, nodes)
+    write_cluster(folder, nodes)
     done = invoke("plan", "llama-3-8b", "--cluster", "site", *words, code=2)
     assert told in done.stderr
     assert done.stdout == ""
 
 
-def test_a_gpu_of_another_size_is_planned_for_as_the_profile_says(invoke: Run, folder: Path) -> None:
-    site(folder, "a: {gpus: {model: A100, count: 8, memory: 20G}}")
+def test_the_gpu_memory_of_the_profile_is_used(invoke: Run, folder: Path) -> None:
+    write_cluster(folder, "a: {gpus: {model: A100, count: 8, memory: 20G}}")
     words = ("plan", "gpt2", "--cluster", "site", "--node-type", "a", "--json")
     told = json.loads(invoke(*words, code=0).stdout)["machine"]
     assert told["memory_gib"] == pytest.approx(19.7)
 
 
-def site(folder: Path, nodes: str) -> None:
+def write_cluster(folder: Path, nodes: str) -> None:
     path = folder / "cluster_profiles" / "site.yaml"
     path.parent.mkdir()
     path.write_text(f"name: site\nscheduler: slurm\nslurm: {{max_nodes: 16}}\nnode_types:\n  {nodes}\n")
 
 
 @pytest.mark.parametrize("width", [80, 100])
-def test_on_a_terminal_no_word_and_no_layout_is_broken_inside(
+def test_a_terminal_breaks_lines_only_between_words_and_layouts(
     invoke: Run, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     words = ("plan", "deepseek-v3", "--gpu", "H100-80GB", "-N", "64")
@@ -238,7 +238,7 @@ def test_on_a_terminal_no_word_and_no_layout_is_broken_inside(
     assert not [part for part in re.split(r"[\s,]+", "\n".join(lines)) if part not in parts]
 
 
-def test_this_machines_own_gpus_are_planned_for(
+def test_plan_on_cluster_local_uses_the_local_gpus(
     invoke: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     smi = tmp_path / "nvidia-smi"

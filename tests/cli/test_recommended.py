@@ -16,7 +16,7 @@ from dtslurm.cli.main import cli as program
 from dtslurm.config import signatures
 from dtslurm.model.runs.state import JobState
 from tests.cli.conftest import Run
-from tests.cli.made_runs import Runs, ended, rank
+from tests.cli.made_runs import Runs, ended_job, rank_record
 
 PACKAGE = Path(dtslurm.__file__).parent
 NAMED = re.compile(r"\bdtslurm ([a-z][^;,()'\"`\n\[\]]*)")
@@ -33,7 +33,7 @@ NOT_RUN = {
 }
 
 
-def literals(tree: ast.AST) -> Iterator[str]:
+def string_literals(tree: ast.AST) -> Iterator[str]:
     """Yield the texts of a module but its docstrings; what is filled in stands as ``{...}``."""
     held = {id(one) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for one in node.values}
     held |= {
@@ -52,13 +52,13 @@ def literals(tree: ast.AST) -> Iterator[str]:
             yield "".join(str(one.value) if isinstance(one, ast.Constant) else "{x}" for one in node.values)
 
 
-def recommended() -> list[str]:
+def recommended_commands() -> list[str]:
     """Return what follows ``dtslurm`` in each message, with the sentence that goes on behind it."""
     texts = [
         text
         for path in PACKAGE.rglob("*.py")
         if path.name != "examples.py"  # test_help.py runs those
-        for text in literals(ast.parse(path.read_text()))
+        for text in string_literals(ast.parse(path.read_text()))
     ]
     for one in signatures.load(PACKAGE, {}):
         texts += [one.summary, one.advice]
@@ -72,7 +72,7 @@ def is_prose(sentence: str) -> bool:
     return word not in COMMANDS and (word in PROSE or word.endswith("s"))
 
 
-def command_of(sentence: str) -> tuple[click.Command | None, tuple[str, ...], list[str]]:
+def parse_command(sentence: str) -> tuple[click.Command | None, tuple[str, ...], list[str]]:
     """Return the command that a sentence begins with, its name, and the words that belong to it."""
     words = [word.rstrip(".") for word in sentence.replace("{x}", " {x}").split()]
     command: click.Command | None = program
@@ -86,19 +86,19 @@ def command_of(sentence: str) -> tuple[click.Command | None, tuple[str, ...], li
         if value:
             value = False
         elif word.startswith("-"):
-            value = command is not None and takes_a_value(command, word)
+            value = command is not None and option_takes_value(command, word)
         elif "{" not in word and word not in {"JOB", "SCRIPT"}:
             break
         given.append(word)
     return command, tuple(name), given
 
 
-def takes_a_value(command: click.Command, option: str) -> bool:
+def option_takes_value(command: click.Command, option: str) -> bool:
     found = next((one for one in command.params if option.split("=", maxsplit=1)[0] in one.opts), None)
     return isinstance(found, click.Option) and not (found.is_flag or found.count or "=" in option)
 
 
-def filled(name: tuple[str, ...], given: list[str]) -> list[str]:
+def fill_arguments(name: tuple[str, ...], given: list[str]) -> list[str]:
     script = name == ("submit",)
     replaced = {"JOB": JOB, "SCRIPT": SCRIPT}
     words = [re.sub(r"\{x\}", SCRIPT if script else JOB, replaced.get(word, word)) for word in given]
@@ -114,14 +114,14 @@ def filled(name: tuple[str, ...], given: list[str]) -> list[str]:
     return [*name, *words, *(["--dry-run"] if name == ("submit",) and "--dry-run" not in words else [])]
 
 
-def test_the_messages_are_found() -> None:
-    assert len(recommended()) > 50
-    assert {"cancel JOB", "release JOB"} <= {one for one in recommended() if len(one) < 12}
+def test_recommended_commands_are_extracted_from_the_messages() -> None:
+    assert len(recommended_commands()) > 50
+    assert {"cancel JOB", "release JOB"} <= {one for one in recommended_commands() if len(one) < 12}
 
 
-@pytest.mark.parametrize("sentence", recommended())
+@pytest.mark.parametrize("sentence", recommended_commands())
 def test_a_recommended_command_exists(sentence: str) -> None:
-    command, name, given = command_of(sentence)
+    command, name, given = parse_command(sentence)
     assert command is not None, f"there is no command {' '.join(name)}"
     known = {option for one in command.params for option in (*one.opts, *one.secondary_opts)}
     unknown = [word for word in given if word.startswith("-") and word.split("=")[0] not in known]
@@ -132,15 +132,17 @@ def test_a_recommended_command_exists(sentence: str) -> None:
     "words",
     sorted(
         {
-            tuple(filled(name, given))
-            for _, name, given in map(command_of, recommended())
+            tuple(fill_arguments(name, given))
+            for _, name, given in map(parse_command, recommended_commands())
             if name not in NOT_RUN and "--live" not in given
         }
     ),
     ids=" ".join,
 )
 def test_a_recommended_command_runs(words: tuple[str, ...], invoke: Run, runs: Runs) -> None:
-    failed = ended(JOB, JobState.FAILED)
-    runs.add("train", JOB, failed, files={"ranks/0/0.json": rank(0, "n1", 1), "logs/0/rank-0.log": "no\n"})
+    failed = ended_job(JOB, JobState.FAILED)
+    runs.add(
+        "train", JOB, failed, files={"ranks/0/0.json": rank_record(0, "n1", 1), "logs/0/rank-0.log": "no\n"}
+    )
     said = invoke(*words)
     assert "Usage:" not in said.stderr, said.stderr  # that this run has ended is no fault of the message

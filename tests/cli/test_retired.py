@@ -19,12 +19,12 @@ from dtslurm.cli.retired import retired_option
 @retired_option("--var", instead="--env", until="0.4", multiple=True)
 @retired_option("--no-look", instead="--no-watch", until="0.4", is_flag=True, flag_value=False, default=None)
 @click.argument("words", nargs=-1)
-def command(**values: Any) -> None:
+def sample_command(**values: Any) -> None:
     click.echo(repr(dict(sorted(values.items()))))
 
 
-def ran(*words: str) -> Any:
-    return CliRunner().invoke(command, words)
+def invoke_sample(*words: str) -> Any:
+    return CliRunner().invoke(sample_command, words)
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def ran(*words: str) -> Any:
         (["--no-look"], ["--no-watch"]),
     ],
 )
-def test_an_old_name_does_what_the_new_one_does_and_warns(old: list[str], new: list[str]) -> None:
-    asked, wanted = ran(*old), ran(*new)
+def test_an_old_option_name_acts_like_the_new_name_and_warns(old: list[str], new: list[str]) -> None:
+    asked, wanted = invoke_sample(*old), invoke_sample(*new)
     assert asked.exit_code == wanted.exit_code == 0
     assert asked.stdout == wanted.stdout
     assert wanted.stderr == ""
@@ -45,26 +45,26 @@ def test_an_old_name_does_what_the_new_one_does_and_warns(old: list[str], new: l
     assert asked.stderr == f"Warning: {name} is now {instead}; the old name will be removed in 0.4.\n"
 
 
-def test_a_value_is_checked_as_the_new_option_checks_it() -> None:
-    done = ran("--spares", "-1")
+def test_the_value_of_an_old_option_is_validated_like_the_new_option() -> None:
+    done = invoke_sample("--spares", "-1")
     assert done.exit_code == 2
     assert "'--spare-nodes'" in done.stderr
 
 
-def test_both_names_at_once_are_a_mistake() -> None:
+def test_the_old_and_the_new_option_name_together_are_refused() -> None:
     for words in (["--spares", "1", "--spare-nodes", "2"], ["--spare-nodes", "2", "--spares", "1"]):
-        done = ran(*words)
+        done = invoke_sample(*words)
         assert done.exit_code == 2
         assert "--spares is the old name of --spare-nodes" in done.stderr
 
 
-def test_help_shows_the_new_name_alone() -> None:
-    shown = ran("--help").stdout
+def test_the_help_shows_only_the_new_option_name() -> None:
+    shown = invoke_sample("--help").stdout
     assert "--spare-nodes" in shown
     assert "--spares" not in shown
 
 
-def test_what_follows_two_dashes_is_not_ours() -> None:
-    done = ran("--", "--spares", "3")
+def test_an_old_option_name_after_two_dashes_is_an_argument() -> None:
+    done = invoke_sample("--", "--spares", "3")
     assert done.stderr == ""
     assert "'words': ('--spares', '3')" in done.stdout

@@ -13,7 +13,7 @@ import pytest
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.state import JobState
 from tests.cli.conftest import Run
-from tests.cli.made_runs import ENDED, Runs, ended, rank
+from tests.cli.made_runs import ENDED, Runs, ended_job, rank_record
 
 LOG = {"logs/0/rank-0.log": "hello\n", "checkpoints/a.pt": "x" * 3000}
 CODE = {"train.py": "pass\n"}
@@ -22,7 +22,7 @@ SNAPSHOT = (
 )
 
 
-def test_only_what_is_new_travels(invoke: Run, runs: Runs, folder: Path) -> None:
+def test_fetch_copies_only_new_files_and_skips_the_snapshot(invoke: Run, runs: Runs, folder: Path) -> None:
     runs.deliver(runs.add("train", "7", files=LOG), CODE)
     first = invoke("fetch", "train", code=0)
     brought, left = first.stderr.splitlines()
@@ -38,7 +38,7 @@ def test_only_what_is_new_travels(invoke: Run, runs: Runs, folder: Path) -> None
     assert "uploaded" not in told
 
 
-def test_c24_the_values_of_secrets_are_not_fetched(invoke: Run, runs: Runs, folder: Path) -> None:
+def test_c24_fetch_never_copies_secrets(invoke: Run, runs: Runs, folder: Path) -> None:
     secrets = {"secrets": "export TOKEN=hush", "secrets.md": "", "sub/secrets": ""}
     runs.deliver(runs.add("train", "7", files={**LOG, **secrets}), CODE)
     invoke("fetch", "train", code=0)
@@ -52,7 +52,7 @@ def test_c24_the_values_of_secrets_are_not_fetched(invoke: Run, runs: Runs, fold
     assert (got / "code" / "train.py").exists()
 
 
-def with_outputs(runs: Runs, record: JobRecord) -> JobRecord:
+def add_job_outputs(runs: Runs, record: JobRecord) -> JobRecord:
     """Give a run code, and what a job writes beside it."""
     runs.deliver(record, {**CODE, "lib/model.py": "pass\n", "lib/data.py": "pass\n"})
     code = Path(record.run_dir) / "code"
@@ -62,8 +62,10 @@ def with_outputs(runs: Runs, record: JobRecord) -> JobRecord:
     return record
 
 
-def test_files_that_the_job_wrote_beside_its_code_are_fetched(invoke: Run, runs: Runs, folder: Path) -> None:
-    with_outputs(runs, runs.add("train", "7", files={**LOG, "secrets": "export TOKEN=hush"}))
+def test_fetch_copies_files_that_the_job_wrote_in_the_code_folder(
+    invoke: Run, runs: Runs, folder: Path
+) -> None:
+    add_job_outputs(runs, runs.add("train", "7", files={**LOG, "secrets": "export TOKEN=hush"}))
     shown = invoke("fetch", "train", code=0).stderr.splitlines()
     code = folder / "train-7" / "code"
     assert sorted(str(path.relative_to(code)) for path in code.rglob("*.*")) == [
@@ -88,7 +90,7 @@ def test_files_that_the_job_wrote_beside_its_code_are_fetched(invoke: Run, runs:
     assert [item["kind"] for item in everything["left_out"]] == ["not_files"]
 
 
-def test_what_was_kept_offline_is_uploaded_and_the_rest_is_said(
+def test_fetch_sync_uploads_offline_wandb_runs(
     invoke: Run, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bin").mkdir()
@@ -120,26 +122,26 @@ def test_what_was_kept_offline_is_uploaded_and_the_rest_is_said(
         (("train", "-o", "../runs/train-7"), 2, "already"),
     ],
 )
-def test_what_cannot_be_fetched_is_told(
+def test_fetch_reports_patterns_without_a_match_and_an_unusable_destination(
     invoke: Run, runs: Runs, words: tuple[str, ...], code: int, told: str
 ) -> None:
     runs.add("train", "7", files=LOG)
     assert told in invoke("fetch", *words, code=code).stderr
 
 
-def test_a_report_is_a_page_in_a_file(invoke: Run, runs: Runs, folder: Path) -> None:
+def test_report_writes_an_html_page(invoke: Run, runs: Runs, folder: Path) -> None:
     started = {"time": ENDED - 90, "event": "started", "attempt": 0, "nodes": "n1"}
     over = {"time": ENDED, "event": "ended", "attempt": 0, "exit_code": 1}
     files = {
         "logs/0/rank-0.log": "RuntimeError: \x1b]0;evil title\x07\x1b[31m<b>no</b>\x1b[0m\n",
-        "ranks/0/0.json": rank(0, "n1", 1),
+        "ranks/0/0.json": rank_record(0, "n1", 1),
         "ranks/0/first-failure": "0 1\n",
         "events.jsonl": [started, over],
         "metrics/0/train.jsonl": [{"step": step, "loss": 3.0 - step} for step in range(3)],
         "script.sbatch": "#!/bin/bash\n#SBATCH --nodes=1\n\techo '\x1b[1mbold'\n",
     }
     runs.add(
-        "train", "7", ended("7", JobState.FAILED), files=files, command="train.py --lr 1", time_limit=3600
+        "train", "7", ended_job("7", JobState.FAILED), files=files, command="train.py --lr 1", time_limit=3600
     )
     assert invoke("report", "train", code=0).stdout == f"{folder / 'train-7.html'}\n"
     page = (folder / "train-7.html").read_text()
@@ -151,8 +153,8 @@ def test_a_report_is_a_page_in_a_file(invoke: Run, runs: Runs, folder: Path) -> 
     assert "it is a folder" in invoke("report", "-o", ".", "train", code=5).stderr
 
 
-def test_there_is_nothing_to_report_of_what_never_started(invoke: Run, runs: Runs) -> None:
-    runs.add("train", "7", ended("7", JobState.CANCELLED, start_time=None))
+def test_report_of_a_run_that_never_started_is_refused(invoke: Run, runs: Runs) -> None:
+    runs.add("train", "7", ended_job("7", JobState.CANCELLED, start_time=None))
     assert "train has not started, so it has nothing to report" in invoke("report", code=2).stderr
 
 
@@ -160,25 +162,25 @@ def test_there_is_nothing_to_report_of_what_never_started(invoke: Run, runs: Run
 
 
 @pytest.fixture
-def many(runs: Runs) -> JobRecord:
+def array_run(runs: Runs) -> JobRecord:
     files = {f"tasks/{task}/logs/0/rank-0.log": f"of {task}\n" for task in (1, 2)}
-    files |= {f"tasks/{task}/ranks/0/0.json": rank(0, f"n{task}") for task in (1, 2)}
+    files |= {f"tasks/{task}/ranks/0/0.json": rank_record(0, f"n{task}") for task in (1, 2)}
     files |= {f"logs/batch-{task}.log": f"batch {task}\n" for task in (1, 2)}
     return runs.add(
-        "many", "7", ended("7_1"), ended("7_2", JobState.FAILED), array="1-2", files={**LOG, **files}
+        "many", "7", ended_job("7_1"), ended_job("7_2", JobState.FAILED), array="1-2", files={**LOG, **files}
     )
 
 
-@pytest.mark.usefixtures("many")
-def test_the_state_of_one_task_is_shown_alone(invoke: Run) -> None:
+@pytest.mark.usefixtures("array_run")
+def test_status_can_show_a_single_array_task(invoke: Run) -> None:
     whole, one = invoke("status", "7", code=0).stdout, invoke("status", "7_1", code=0).stdout
     assert ("FAILED" in whole.upper(), "FAILED" in one.upper()) == (True, False)
     [told] = json.loads(invoke("status", "--json", "7_2", code=0).stdout)["runs"]
     assert [item["job_id"] for item in told["statuses"]] == ["7_2"]
 
 
-@pytest.mark.usefixtures("many")
-def test_the_files_of_one_task_are_fetched_alone(invoke: Run, folder: Path) -> None:
+@pytest.mark.usefixtures("array_run")
+def test_fetch_can_copy_the_files_of_a_single_array_task(invoke: Run, folder: Path) -> None:
     invoke("fetch", "7_2", code=0)
     got = sorted(str(path.relative_to(folder / "many-7")) for path in (folder / "many-7").rglob("*.*"))
     assert got == ["logs/batch-2.log", "tasks/2/logs/0/rank-0.log", "tasks/2/ranks/0/0.json"]
@@ -186,10 +188,10 @@ def test_the_files_of_one_task_are_fetched_alone(invoke: Run, folder: Path) -> N
     assert [path.name for path in (folder / "other").rglob("*.*")] == ["rank-0.log"]
 
 
-def test_files_that_tasks_wrote_beside_their_code_are_told_of(
-    invoke: Run, runs: Runs, many: JobRecord
+def test_fetch_of_a_task_mentions_the_outputs_in_the_shared_code_folder(
+    invoke: Run, runs: Runs, array_run: JobRecord
 ) -> None:
-    with_outputs(runs, many)
+    add_job_outputs(runs, array_run)
     shown = invoke("fetch", "7_2", code=0).stderr
     assert shown.splitlines()[1:] == [
         (
@@ -200,8 +202,8 @@ def test_files_that_tasks_wrote_beside_their_code_are_told_of(
     assert "left out" not in invoke("fetch", "7_2", "logs/*", code=0).stderr
 
 
-@pytest.mark.usefixtures("many")
-def test_each_task_has_a_report_of_its_own(invoke: Run, folder: Path) -> None:
+@pytest.mark.usefixtures("array_run")
+def test_each_array_task_has_its_own_report(invoke: Run, folder: Path) -> None:
     for task in ("1", "2"):
         assert invoke("report", f"7_{task}", code=0).stdout == f"{folder / f'many-7_{task}.html'}\n"
 
@@ -209,10 +211,10 @@ def test_each_task_has_a_report_of_its_own(invoke: Run, folder: Path) -> None:
 @pytest.mark.parametrize(
     "words", [("status",), ("fetch",), ("logs",), ("logs", "-f"), ("report",), ("diagnose",), ("resubmit",)]
 )
-def test_a_task_that_there_is_none_of_is_refused(
-    invoke: Run, runs: Runs, many: JobRecord, words: tuple[str, ...]
+def test_an_array_task_that_does_not_exist_is_refused(
+    invoke: Run, runs: Runs, array_run: JobRecord, words: tuple[str, ...]
 ) -> None:
-    assert many.array == "1-2"
+    assert array_run.array == "1-2"
     assert invoke(*words, "7_9", code=3).stderr == "error: job 7 has no task 9, only 1-2\n"
     runs.add("one", "8")
     assert invoke(*words, "8_1", code=3).stderr == "error: job 8 has no task 1: it is not a job array\n"
@@ -221,7 +223,7 @@ def test_a_task_that_there_is_none_of_is_refused(
 # ---- Again ----
 
 
-def test_a_run_is_submitted_once_more_as_it_was_asked_for(invoke: Run, tmp_path: Path) -> None:
+def test_resubmit_repeats_or_continues_a_run(invoke: Run, tmp_path: Path) -> None:
     first = invoke("submit", "--cluster", "local", "-t", "5", "--parsable", "--wait", "train.py", "--lr", "1")
     job = first.stdout.strip()
     again = invoke("resubmit", job, code=0)
@@ -246,24 +248,24 @@ def test_a_run_is_submitted_once_more_as_it_was_asked_for(invoke: Run, tmp_path:
         ({"sweep": "/runs/tune-1"}, "train is a sweep; dtslurm sweep resume runs its failed trials again"),
     ],
 )
-def test_what_cannot_be_asked_for_again_is_told(
+def test_resubmit_refuses_runs_without_a_request_and_sweeps(
     invoke: Run, runs: Runs, values: dict[str, Any], told: str
 ) -> None:
     runs.add("train", "7", **values)
     assert told in invoke("resubmit", "train", code=2).stderr
 
 
-def other_cluster(folder: Path) -> None:
+def add_second_cluster(folder: Path) -> None:
     """Describe a second cluster, on which jobs run on this machine too."""
     profiles = folder / "cluster_profiles"
     profiles.mkdir()
     (profiles / "other.yaml").write_text("extends: local\n")
 
 
-def test_a_run_is_repeated_on_its_own_cluster_whatever_the_default_is_now(
+def test_resubmit_uses_the_cluster_of_the_run_not_the_default(
     invoke: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other_cluster(folder)
+    add_second_cluster(folder)
     monkeypatch.setenv("DTSLURM_CLUSTER", "other")
     job = invoke("submit", "-t", "5", "--parsable", "--wait", "train.py", code=0).stdout.strip()
     monkeypatch.setenv("DTSLURM_CLUSTER", "local")
@@ -278,8 +280,8 @@ def test_a_run_is_repeated_on_its_own_cluster_whatever_the_default_is_now(
     )
 
 
-def test_a_run_is_repeated_on_the_cluster_that_is_named(invoke: Run, folder: Path) -> None:
-    other_cluster(folder)
+def test_resubmit_with_cluster_uses_the_named_cluster(invoke: Run, folder: Path) -> None:
+    add_second_cluster(folder)
     job = invoke("submit", "--cluster", "local", "-t", "5", "--parsable", "--wait", "train.py", code=0).stdout
     again = json.loads(invoke("resubmit", "--json", "--cluster", "other", job.strip(), code=0).stdout)["run"]
     assert again["cluster"] == "other"
@@ -291,20 +293,22 @@ def test_a_run_is_repeated_on_the_cluster_that_is_named(invoke: Run, folder: Pat
     )
 
 
-def known(record: JobRecord, **values: object) -> None:
+def extend_record(record: JobRecord, **values: object) -> None:
     """Write more into a run's record."""
     path = Path(record.run_dir) / "job.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-def known_request(runs: Runs, folder: Path, **values: object) -> None:
-    record = runs.add("train", "7", array="0-1", final=(ended("7_0"), ended("7_1")))
+def add_array_with_request(runs: Runs, folder: Path, **values: object) -> None:
+    record = runs.add("train", "7", array="0-1", final=(ended_job("7_0"), ended_job("7_1")))
     asked = {"request": {"script": "train.py", "env": []}, "submitted_in": str(folder)}
-    known(record, **{**asked, **values})
+    extend_record(record, **{**asked, **values})
 
 
-def test_a_task_of_an_array_is_submitted_once_more_alone(invoke: Run, runs: Runs, folder: Path) -> None:
-    known_request(runs, folder, request={"script": "train.py", "env": [], "cluster": "local", "array": "0-1"})
+def test_resubmit_can_repeat_a_single_array_task(invoke: Run, runs: Runs, folder: Path) -> None:
+    add_array_with_request(
+        runs, folder, request={"script": "train.py", "env": [], "cluster": "local", "array": "0-1"}
+    )
     made = json.loads(invoke("resubmit", "--json", "7_1", code=0).stdout)["run"]
     assert made["array"] == "1"
     said = " ".join(invoke("status", made["job_id"], code=0).stdout.split())
@@ -316,24 +320,24 @@ def test_a_task_of_an_array_is_submitted_once_more_alone(invoke: Run, runs: Runs
     invoke("cancel", made["job_id"], onward["job_id"], code=0)
 
 
-def test_a_folder_that_is_gone_cannot_be_submitted_from(invoke: Run, runs: Runs, tmp_path: Path) -> None:
-    known_request(runs, tmp_path / "gone")
+def test_resubmit_refuses_a_run_whose_submission_folder_was_deleted(
+    invoke: Run, runs: Runs, tmp_path: Path
+) -> None:
+    add_array_with_request(runs, tmp_path / "gone")
     assert (
         f"7 was submitted from {tmp_path / 'gone'}, which does not exist any more"
         in invoke("resubmit", "7", code=2).stderr
     )
 
 
-def test_tasks_of_an_array_have_checkpoints_of_their_own(invoke: Run, runs: Runs, folder: Path) -> None:
-    known_request(runs, folder)
+def test_resubmit_from_checkpoint_refuses_a_whole_array(invoke: Run, runs: Runs, folder: Path) -> None:
+    add_array_with_request(runs, folder)
     done = invoke("resubmit", "--from-checkpoint", "7", code=2)
     assert "each task of a job array has its own checkpoints" in done.stderr
     assert "resubmit single tasks, such as 7_0" in done.stderr
 
 
-def test_no_second_training_begins_on_the_checkpoints_of_one_that_is_not_over(
-    invoke: Run, folder: Path
-) -> None:
+def test_resubmit_from_checkpoint_refuses_a_job_that_is_still_active(invoke: Run, folder: Path) -> None:
     (folder / "long.py").write_text("import time; time.sleep(50)\n")
     job = invoke("submit", "--cluster", "local", "-t", "5", "--parsable", "long.py", code=0).stdout.strip()
     again = ""
@@ -348,15 +352,17 @@ def test_no_second_training_begins_on_the_checkpoints_of_one_that_is_not_over(
         invoke("cancel", *filter(None, (job, again)), code=0)
 
 
-def test_a_chain_of_runs_has_one_end_that_trains(invoke: Run, runs: Runs, folder: Path) -> None:
+def test_resubmit_from_checkpoint_refuses_a_chain_with_an_active_run(
+    invoke: Run, runs: Runs, folder: Path
+) -> None:
     first = runs.add("train", "7")
     asked = {"script": "train.py", "env": [], "cluster": "local"}
     for_it = {"request": asked, "submitted_in": str(folder)}
-    known(first, **for_it)
-    alive = ended("8", JobState.UNKNOWN, end_time=None)
+    extend_record(first, **for_it)
+    alive = ended_job("8", JobState.UNKNOWN, end_time=None)
     onward = runs.add("train", "8", alive, parent=first.run_dir)
     env = [f"DTSLURM_CHECKPOINT_DIR={first.run_dir}/checkpoints"]
-    known(onward, **{**for_it, "request": {**asked, "env": env}})
+    extend_record(onward, **{**for_it, "request": {**asked, "env": env}})
     for job in ("7", "8"):
         done = invoke("resubmit", "--from-checkpoint", job, code=2)
         assert re.search(
@@ -365,7 +371,9 @@ def test_a_chain_of_runs_has_one_end_that_trains(invoke: Run, runs: Runs, folder
         )
         assert f"submit a new run with --env {env[0]}" in done.stderr
     runs.add("train", "9", alive, parent=first.run_dir)  # a repetition has checkpoints of its own
-    known(runs.change(onward, final=(ended("8"),)), **{**for_it, "request": {**asked, "env": env}})
+    extend_record(
+        runs.change(onward, final=(ended_job("8"),)), **{**for_it, "request": {**asked, "env": env}}
+    )
     job = invoke("resubmit", "--from-checkpoint", "--parsable", "7", code=0).stdout.strip()
     invoke("cancel", job)
 
@@ -373,7 +381,7 @@ def test_a_chain_of_runs_has_one_end_that_trains(invoke: Run, runs: Runs, folder
 # ---- What has ended ----
 
 
-def test_what_had_ended_before_is_told_as_that(invoke: Run) -> None:
+def test_cancel_reports_that_a_job_had_already_ended(invoke: Run) -> None:
     asked = ("submit", "--cluster", "local", "-t", "5", "--parsable", "--wait", "train.py")
     job = invoke(*asked, code=0).stdout.strip()
     assert invoke("cancel", job, code=0).stderr == f"{job} had already ended: COMPLETED\n"
@@ -381,7 +389,7 @@ def test_what_had_ended_before_is_told_as_that(invoke: Run) -> None:
     assert (told["cancelled"], told["ended"]) == ([], {job: "COMPLETED"})
 
 
-def test_a_run_without_a_job_cannot_be_changed(invoke: Run, runs: Runs) -> None:
+def test_a_run_without_a_job_id_cannot_be_changed(invoke: Run, runs: Runs) -> None:
     record = runs.add("train", "7")
     runs.change(record, job_id=None, phase="unknown", final=())
     done = invoke("hold", "train", code=2)
@@ -392,7 +400,7 @@ def test_a_run_without_a_job_cannot_be_changed(invoke: Run, runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("verb", ["logs", "status", "cancel", "requeue"])
-def test_a_run_whose_directory_is_gone_is_told_from_one_never_known(
+def test_a_deleted_run_directory_is_distinguished_from_an_unknown_run(
     invoke: Run, runs: Runs, tmp_path: Path, verb: str
 ) -> None:
     record = runs.add("lost", "62", cluster="big")
@@ -414,14 +422,14 @@ def test_a_run_whose_directory_is_gone_is_told_from_one_never_known(
     assert "dtslurm cancel 63 --cluster local ends its job if it still runs" in said
 
 
-def test_a_damaged_record_is_told_as_that(invoke: Run, runs: Runs) -> None:
+def test_a_damaged_record_is_reported(invoke: Run, runs: Runs) -> None:
     record = runs.add("torn", "7")
     (Path(record.run_dir) / "job.json").write_text("{")
     assert f"{record.run_dir}/job.json is not JSON" in invoke("status", "7", code=5).stderr
 
 
 @pytest.mark.parametrize("verb", ["logs", "status", "cancel", "requeue"])
-def test_a_moved_run_directory_is_told_before_anything_is_done(
+def test_a_moved_run_directory_is_reported_before_any_action(
     invoke: Run, runs: Runs, tmp_path: Path, verb: str
 ) -> None:
     record = runs.add("train", "7")
@@ -441,7 +449,7 @@ def test_a_moved_run_directory_is_told_before_anything_is_done(
 # ---- Clean ----
 
 
-def test_clean_says_what_would_go_and_what_stays(invoke: Run, runs: Runs) -> None:
+def test_clean_lists_files_to_delete_and_runs_to_keep(invoke: Run, runs: Runs) -> None:
     record = runs.add("old", "7", files=LOG)
     runs.deliver(record, CODE)
     old = Path(record.run_dir)
@@ -458,16 +466,16 @@ def test_clean_says_what_would_go_and_what_stays(invoke: Run, runs: Runs) -> Non
     assert (old.exists(), kept.exists()) == (False, True)
 
 
-def test_a_root_that_cannot_be_looked_at_is_told_of(invoke: Run, runs: Runs) -> None:
+def test_clean_reports_a_run_root_whose_profile_is_missing(invoke: Run, runs: Runs) -> None:
     runs.add("old", "7", cluster="gone")
     done = invoke("clean", code=0)
     assert re.search(r"^gone: .*no cluster profile", done.stderr, re.MULTILINE)
     assert done.stdout == ""
 
 
-def test_clean_says_which_run_another_one_needs(invoke: Run, runs: Runs) -> None:
+def test_clean_names_the_run_that_needs_a_kept_run(invoke: Run, runs: Runs) -> None:
     old = runs.add("old", "7", files=LOG)
-    alive = ended("8", JobState.UNKNOWN, end_time=None)
+    alive = ended_job("8", JobState.UNKNOWN, end_time=None)
     runs.add("onward", "8", alive, parent=old.run_dir)
     said = invoke("clean", "--runs", "--yes", code=0).stderr
     assert f"{old.run_dir}: kept, because job 8 continues from it or belongs to it and is kept" in said

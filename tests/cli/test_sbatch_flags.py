@@ -17,7 +17,7 @@ EVERY = WITH_VALUE | WITH_OPTIONAL_VALUE | WITHOUT_VALUE
 
 
 @pytest.fixture(autouse=True)
-def script(folder: Path) -> None:
+def write_script(folder: Path) -> None:
     (folder / "train.py").write_text("")
 
 
@@ -49,7 +49,7 @@ def directives(text: str) -> list[str]:
         (("-e", "%j.err"), "--error=%j.err"),
     ],
 )
-def test_what_becomes_a_directive(words: tuple[str, ...], directive: str, invoke: Run) -> None:
+def test_sbatch_options_become_directives(words: tuple[str, ...], directive: str, invoke: Run) -> None:
     said = directives(invoke(*RENDER, *words, "train.py", code=0).stdout)
     assert said.count(directive) == 1
 
@@ -68,22 +68,22 @@ def test_what_becomes_a_directive(words: tuple[str, ...], directive: str, invoke
         (("--gres=mps:50", "--gpus-per-node", "1"), "a part of a GPU: give only one of these options"),
     ],
 )
-def test_what_dtslurm_decides_is_refused(words: tuple[str, ...], told: str, invoke: Run) -> None:
+def test_sbatch_options_that_dtslurm_sets_are_refused(words: tuple[str, ...], told: str, invoke: Run) -> None:
     assert told in " ".join(invoke(*RENDER, *words, "train.py", code=2).stderr.split())
 
 
-def test_counts_that_say_the_same_are_left_out(invoke: Run) -> None:
+def test_counts_that_match_the_layout_are_omitted(invoke: Run) -> None:
     words = ("-N2", "--gpus-per-node", "4", "--ntasks=8", "--gpus-per-task=1")
     said = directives(invoke(*RENDER, *words, "train.py", code=0).stdout)
     assert not [line for line in said if line.startswith(("--ntasks=", "--gpus-per-task"))]
 
 
-def test_memory_per_cpu_replaces_the_profiles_memory(invoke: Run) -> None:
+def test_mem_per_cpu_replaces_the_memory_of_the_profile(invoke: Run) -> None:
     said = directives(invoke(*RENDER, "--mem-per-cpu", "4G", "train.py", code=0).stdout)
     assert [line for line in said if line.startswith("--mem")] == ["--mem-per-cpu=4G"]
 
 
-def test_a_part_of_a_gpu_is_no_whole_gpu(invoke: Run) -> None:
+def test_a_gres_for_a_part_of_a_gpu_requests_no_whole_gpus(invoke: Run) -> None:
     text = invoke(*RENDER, "--gres=mps:50", "--ntasks-per-node", "2", "train.py", code=0).stdout
     said = directives(text)
     assert "--gres=mps:50" in said
@@ -91,7 +91,7 @@ def test_a_part_of_a_gpu_is_no_whole_gpu(invoke: Run) -> None:
     assert "ACCELERATE_USE_CPU" not in text
 
 
-def test_what_follows_the_script_is_its_own(invoke: Run) -> None:
+def test_sbatch_options_after_the_script_are_arguments_of_the_script(invoke: Run) -> None:
     arguments = ("--exclusive=user", "--comment", "x", "--nice", "--hold")
     done = invoke(*RENDER, "--exclusive", "train.py", *arguments, code=0)
     assert f"train.py {' '.join(arguments)} " in done.stdout
@@ -99,7 +99,7 @@ def test_what_follows_the_script_is_its_own(invoke: Run) -> None:
     assert not [line for line in directives(done.stdout) if "comment" in line or "nice" in line]
 
 
-def test_what_follows_a_job_file_is_dtslurms_up_to_two_dashes(folder: Path, invoke: Run) -> None:
+def test_options_after_a_job_file_belong_to_dtslurm_up_to_two_dashes(folder: Path, invoke: Run) -> None:
     (folder / "job.yaml").write_text("script: train.py\n")
     (folder / "job.yaml").chmod(0o644)
     done = invoke(*RENDER, "job.yaml", "--exclusive=user", "--comment", "x", "--", "--nice=3", code=0)
@@ -107,19 +107,19 @@ def test_what_follows_a_job_file_is_dtslurms_up_to_two_dashes(folder: Path, invo
     assert "train.py --nice=3 " in done.stdout
 
 
-def test_a_misspelt_option_is_none(invoke: Run) -> None:
+def test_a_misspelt_sbatch_option_is_refused_with_a_suggestion(invoke: Run) -> None:
     done = invoke(*RENDER, "--exclusiv", "train.py", code=2)
     assert "No such option" in done.stderr
     assert "--exclusive" in done.stderr
 
 
-def test_the_help_has_one_line_for_all_of_them(invoke: Run) -> None:
+def test_the_help_mentions_sbatch_options_in_one_line(invoke: Run) -> None:
     said = " ".join(invoke("submit", "--help", code=0).stdout.split())
     assert "sbatch's own names work too" in said
     assert "--mail-user" not in said
 
 
-def test_the_manual_of_sbatch_has_no_other_options() -> None:
+def test_the_manual_page_of_sbatch_has_no_unknown_options() -> None:
     page = Path("/usr/share/man/man1/sbatch.1.gz")
     if not page.exists():
         pytest.skip("sbatch's manual page is not here")

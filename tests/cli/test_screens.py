@@ -22,12 +22,12 @@ RECORD = JobRecord(
 )
 
 
-def block(rank: int, *lines: str, task: str | None = None) -> LogBlock:
+def log_block(rank: int, *lines: str, task: str | None = None) -> LogBlock:
     data = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
     return LogBlock(LogFile("rank", rank, task=task), data)
 
 
-def view(*states: JobState, trouble: str = "", reason: str = "") -> RunView:
+def run_view(*states: JobState, trouble: str = "", reason: str = "") -> RunView:
     return RunView(
         RECORD, tuple(JobStatus(job_id="17", state=state, reason=reason) for state in states), trouble
     )
@@ -36,27 +36,32 @@ def view(*states: JobState, trouble: str = "", reason: str = "") -> RunView:
 @pytest.mark.parametrize(
     ("seen", "words"),
     [
-        (view(JobState.RUNNING), "llama: RUNNING"),
-        (view(JobState.PENDING, reason="Priority"), "llama: PENDING (Priority)"),
-        (view(JobState.PENDING, reason="None"), "llama: PENDING"),
-        (view(JobState.RUNNING, JobState.PENDING, JobState.RUNNING), "llama: 2 RUNNING, 1 PENDING"),
-        (view(JobState.RUNNING, trouble="no route"), "llama: RUNNING, last known state (no route)"),
-        (view(JobState.UNKNOWN, trouble="no route"), "llama: state unknown: no route"),
-        (view(JobState.UNKNOWN), "llama: UNKNOWN"),
+        (run_view(JobState.RUNNING), "llama: RUNNING"),
+        (run_view(JobState.PENDING, reason="Priority"), "llama: PENDING (Priority)"),
+        (run_view(JobState.PENDING, reason="None"), "llama: PENDING"),
+        (run_view(JobState.RUNNING, JobState.PENDING, JobState.RUNNING), "llama: 2 RUNNING, 1 PENDING"),
+        (run_view(JobState.RUNNING, trouble="no route"), "llama: RUNNING, last known state (no route)"),
+        (run_view(JobState.UNKNOWN, trouble="no route"), "llama: state unknown: no route"),
+        (run_view(JobState.UNKNOWN), "llama: UNKNOWN"),
     ],
 )
-def test_a_state_in_a_line(seen: RunView, words: str) -> None:
+def test_the_state_of_a_run_is_described_in_one_line(seen: RunView, words: str) -> None:
     assert state_words(seen) == words
 
 
-def test_a_pipe_gets_prefixed_lines_and_people_the_state_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_gets_prefixed_lines_and_stderr_the_state_once(capsys: pytest.CaptureFixture[str]) -> None:
     stream = io.StringIO()
     plain, silent = PlainScreen(stream), PlainScreen(stream)
     silent.show([])
-    plain.state(view(JobState.RUNNING))
-    plain.state(view(JobState.RUNNING))
+    plain.state(run_view(JobState.RUNNING))
+    plain.state(run_view(JobState.RUNNING))
     plain.show(
-        [block(3, "a", "b"), Notice("attempt 1 begins"), block(4, "\x1b[2Jc", task="7"), Mark.CAUGHT_UP]
+        [
+            log_block(3, "a", "b"),
+            Notice("attempt 1 begins"),
+            log_block(4, "\x1b[2Jc", task="7"),
+            Mark.CAUGHT_UP,
+        ]
     )
     plain.end()
     assert (plain.shown, silent.shown) == (True, False)
@@ -64,44 +69,50 @@ def test_a_pipe_gets_prefixed_lines_and_people_the_state_once(capsys: pytest.Cap
     assert capsys.readouterr().err == "llama: RUNNING\nattempt 1 begins\n"
 
 
-def test_an_encoding_that_lacks_a_character_loses_only_that(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_character_that_the_encoding_lacks_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
-    PlainScreen(stream).show([block(0, "loss ↓ 2")])
+    PlainScreen(stream).show([log_block(0, "loss ↓ 2")])
     assert raw.getvalue() == b"[0] loss ? 2\n"
     assert capsys.readouterr().err == ""
 
 
-def terminal(*, fold: bool = True, colours: bool = False) -> tuple[TerminalScreen, io.StringIO]:
+def terminal_screen(*, fold: bool = True, colours: bool = False) -> tuple[TerminalScreen, io.StringIO]:
     stream = io.StringIO()
     return TerminalScreen(stream, fold=fold, colours=colours), stream
 
 
-def test_equal_lines_of_ranks_are_one(capsys: pytest.CaptureFixture[str]) -> None:
-    shown, stream = terminal()
-    shown.state(view(JobState.RUNNING))  # it is told elsewhere
-    shown.show([block(0, "ready"), block(1, "ready"), block(2, "ready", "mine")])
+def test_equal_lines_of_several_ranks_are_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    shown, stream = terminal_screen()
+    shown.state(run_view(JobState.RUNNING))  # it is told elsewhere
+    shown.show([log_block(0, "ready"), log_block(1, "ready"), log_block(2, "ready", "mine")])
     assert stream.getvalue() == ""  # what was there at the start is folded over its whole length
     shown.show([Mark.CAUGHT_UP])
     assert stream.getvalue() == "[0-2] ready\n[2] mine\n"
-    shown.show([block(5, "late"), Notice("attempt 1 begins")])
+    shown.show([log_block(5, "late"), Notice("attempt 1 begins")])
     assert stream.getvalue().endswith("[5] late\n")  # before the notice
-    shown.show([block(6, "last")])
+    shown.show([log_block(6, "last")])
     shown.end()
     assert stream.getvalue().endswith("[6] last\n")
     assert capsys.readouterr().err == "attempt 1 begins\n"
 
 
-def test_lines_are_not_folded_where_it_is_not_wanted() -> None:
-    shown, stream = terminal(fold=False)
-    shown.show([block(0, "x"), LogBlock(LogFile("batch"), b"x\n"), block(1, "x", task="4")])
+def test_lines_are_not_folded_without_fold() -> None:
+    shown, stream = terminal_screen(fold=False)
+    shown.show([log_block(0, "x"), LogBlock(LogFile("batch"), b"x\n"), log_block(1, "x", task="4")])
     assert stream.getvalue() == "[0] x\n[batch] x\n[4/1] x\n"
 
 
-def test_each_rank_has_its_colour() -> None:
-    shown, stream = terminal(colours=True)
+def test_each_rank_prefix_has_a_colour() -> None:
+    shown, stream = terminal_screen(colours=True)
     shown.show(
-        [block(0, "a"), block(10, "b"), block(1, "c"), block(2, "c"), LogBlock(LogFile("node"), b"d\n")]
+        [
+            log_block(0, "a"),
+            log_block(10, "b"),
+            log_block(1, "c"),
+            log_block(2, "c"),
+            LogBlock(LogFile("node"), b"d\n"),
+        ]
     )
     shown.end()
     alone, other, many, launcher = stream.getvalue().splitlines()
@@ -111,7 +122,7 @@ def test_each_rank_has_its_colour() -> None:
     assert launcher == "\x1b[2m[node0]\x1b[0m d"
 
 
-def with_progress() -> tuple[LiveScreen, Progress, io.StringIO]:
+def live_screen() -> tuple[LiveScreen, Progress, io.StringIO]:
     """A screen with progress below, and what is drawn around that."""
     drawn = io.StringIO()
     console = Console(file=drawn, width=80, highlight=False)
@@ -121,11 +132,11 @@ def with_progress() -> tuple[LiveScreen, Progress, io.StringIO]:
     return LiveScreen(RECORD, progress, fold=True, colours=False), progress, drawn
 
 
-def test_the_line_of_progress_is_of_the_runs_own_words() -> None:
-    shown, progress, _ = with_progress()
+def test_the_progress_line_shows_state_steps_and_loss() -> None:
+    shown, progress, _ = live_screen()
     metrics = LogFile("metrics")
     [task] = progress.tasks
-    shown.state(view(JobState.RUNNING))
+    shown.state(run_view(JobState.RUNNING))
     assert task.description == "llama: RUNNING"
     shown.show([Record(metrics, {"step": 5, "total_steps": 100, "loss": 1.23456})])
     assert (task.completed, task.total, task.fields["values"]) == (5, 100, "loss 1.235")
@@ -137,15 +148,15 @@ def test_the_line_of_progress_is_of_the_runs_own_words() -> None:
     assert task.fields["values"] == "[3] 37%|###"
 
 
-def test_lines_come_above_the_progress() -> None:
-    shown, _, drawn = with_progress()
-    shown.show([block(0, "[red]hello[/]"), Notice("attempt [1] begins"), Mark.CAUGHT_UP])
+def test_log_lines_are_printed_above_the_progress() -> None:
+    shown, _, drawn = live_screen()
+    shown.show([log_block(0, "[red]hello[/]"), Notice("attempt [1] begins"), Mark.CAUGHT_UP])
     assert drawn.getvalue() == "[0] [red]hello[/]\nattempt [1] begins\n"
 
 
-def test_a_flood_goes_past_the_progress(capsys: pytest.CaptureFixture[str]) -> None:
-    shown, progress, drawn = with_progress()
-    shown.show([block(0, *(f"line {number}" for number in range(200))), Mark.CAUGHT_UP])
+def test_many_lines_are_printed_directly_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    shown, progress, drawn = live_screen()
+    shown.show([log_block(0, *(f"line {number}" for number in range(200))), Mark.CAUGHT_UP])
     progress.stop()
     assert capsys.readouterr().out.splitlines()[-1] == "[0] line 199"
     assert "line" not in drawn.getvalue()
@@ -162,7 +173,7 @@ def test_a_flood_goes_past_the_progress(capsys: pytest.CaptureFixture[str]) -> N
         (True, True, None, PlainScreen, False),
     ],
 )
-def test_which_screen_it_is(
+def test_the_screen_type_depends_on_terminal_and_fold(
     on_stderr: bool, tty: bool, fold: bool | None, kind: type, folds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output, "is_terminal", lambda: tty)
@@ -180,7 +191,7 @@ def test_which_screen_it_is(
         (False, {"TERM": "xterm"}, False),
     ],
 )
-def test_colours_are_for_who_can_see_and_wants_them(
+def test_colours_require_a_terminal_and_no_no_color(
     tty: bool, env: dict[str, str], has: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output, "is_terminal", lambda: tty)
@@ -190,10 +201,10 @@ def test_colours_are_for_who_can_see_and_wants_them(
     assert output.has_colours() is has
 
 
-def test_following_on_a_terminal_ends_with_what_was_held_back(
+def test_the_live_screen_prints_folded_lines_at_its_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TERM", "dumb")
     with screen.live(RECORD, fold=True) as shown:
-        shown.show([block(0, "a"), block(1, "a")])
+        shown.show([log_block(0, "a"), log_block(1, "a")])
     assert "[0-1] a" in capsys.readouterr().out

@@ -32,17 +32,17 @@ container: {runtime: apptainer}
 
 
 @pytest.fixture(autouse=True)
-def site(slurm: Programs, folder: Path) -> Path:
+def site_profile(slurm: Programs, folder: Path) -> Path:
     """A cluster with customs; the Slurm here takes what it is asked."""
     slurm.say("sbatch --test-only", "sbatch: Job 1 to start at 2026-01-01T00:00:00\n")
     parts = [PARTITIONS.replace("PartitionName=main", f"PartitionName={name}") for name in ("gpu", "long")]
     slurm.say("scontrol -o show partition", "".join(parts))
     path = folder / "cluster_profiles" / "site.yaml"
     path.parent.mkdir()
-    return written(path, PROFILE)
+    return write_file(path, PROFILE)
 
 
-def written(path: Path, text: str) -> Path:
+def write_file(path: Path, text: str) -> Path:
     path.write_text(text)
     path.chmod(0o644)
     return path
@@ -53,7 +53,7 @@ RENDER = ("render", *ASKED)
 SUBMIT = ("submit", *ASKED, "--python", sys.executable, "-l", "srun")
 
 
-def test_a_job_that_fits_is_rendered(invoke: Run) -> None:
+def test_a_valid_request_is_rendered_without_messages(invoke: Run) -> None:
     done = invoke(*RENDER, "-N", "2", "--gpus-per-node", "8", "train.py", code=0)
     assert "#SBATCH --account=mine" in done.stdout
     assert "#SBATCH --mem" not in done.stdout
@@ -104,14 +104,16 @@ def test_a_job_that_fits_is_rendered(invoke: Run) -> None:
         ),
     ],
 )
-def test_what_the_site_does_not_take(invoke: Run, words: tuple[str, ...], told: str) -> None:
+def test_requests_that_violate_the_profile_are_refused(
+    invoke: Run, words: tuple[str, ...], told: str
+) -> None:
     done = invoke(*words, code=2)
     assert told in done.stderr
     assert done.stdout == ""
 
 
-def test_memory_that_must_be_asked_for(invoke: Run, site: Path) -> None:
-    written(site, PROFILE.replace("mem: forbidden", "mem: required").replace("memory: 512G, ", ""))
+def test_a_profile_may_require_mem(invoke: Run, site_profile: Path) -> None:
+    write_file(site_profile, PROFILE.replace("mem: forbidden", "mem: required").replace("memory: 512G, ", ""))
     assert "cluster site requires --mem" in invoke(*RENDER, "train.py", code=2).stderr
     assert "#SBATCH --mem=10G" in invoke(*RENDER, "--mem", "10G", "train.py", code=0).stdout
 
@@ -123,8 +125,10 @@ def test_memory_that_must_be_asked_for(invoke: Run, site: Path) -> None:
         ("pyxis", "container runtime pyxis: srun has no option --container-image"),
     ],
 )
-def test_a_site_without_containers(invoke: Run, slurm: Programs, site: Path, runtime: str, told: str) -> None:
-    written(site, PROFILE.replace("runtime: apptainer", f"runtime: {runtime}"))
+def test_a_container_is_refused_without_a_runtime(
+    invoke: Run, slurm: Programs, site_profile: Path, runtime: str, told: str
+) -> None:
+    write_file(site_profile, PROFILE.replace("runtime: apptainer", f"runtime: {runtime}"))
     asked = (*SUBMIT, "--dry-run", "--container", "docker://x", "train.py")
     assert told in invoke(*asked, code=2).stderr
     if runtime == "pyxis":
@@ -132,8 +136,8 @@ def test_a_site_without_containers(invoke: Run, slurm: Programs, site: Path, run
         assert "--container-image" in invoke(*asked, code=0).stdout
 
 
-def test_a_module_may_bring_the_runtime(invoke: Run, site: Path) -> None:
-    written(site, PROFILE + "environment: {modules: [apptainer]}\n")
+def test_the_container_runtime_may_come_from_a_module(invoke: Run, site_profile: Path) -> None:
+    write_file(site_profile, PROFILE + "environment: {modules: [apptainer]}\n")
     assert "apptainer" in invoke(*RENDER, "--container", "docker://x", "train.py", code=0).stdout
 
 
@@ -167,13 +171,13 @@ def test_a_module_may_bring_the_runtime(invoke: Run, site: Path) -> None:
         ),
     ],
 )
-def test_what_there_is_to_know(invoke: Run, words: tuple[str, ...], told: str) -> None:
+def test_render_prints_notices(invoke: Run, words: tuple[str, ...], told: str) -> None:
     done = invoke(*RENDER, *words, "train.py", code=0)
     assert told in done.stderr
     assert done.stdout.startswith("#!/bin/bash")
 
 
-def test_without_a_time_the_partitions_own_holds(invoke: Run) -> None:
+def test_without_a_time_the_default_limit_of_the_partition_applies(invoke: Run) -> None:
     done = invoke("render", "--cluster", "site", "-A", "mine", "train.py", code=0)
     assert "note: no --time given: the partition's default limit applies\n" in done.stderr
 
@@ -181,7 +185,7 @@ def test_without_a_time_the_partitions_own_holds(invoke: Run) -> None:
 # ---- Slurm's own word, and sbatch's ----
 
 
-def test_slurm_is_asked_before_anything_is_queued(invoke: Run, slurm: Programs) -> None:
+def test_a_refused_dry_run_of_slurm_stops_the_submission(invoke: Run, slurm: Programs) -> None:
     refusal = "sbatch: error: Batch job submission failed: Invalid qos specification\n"
     slurm.refuse("sbatch --test-only", refusal)
     done = invoke(*SUBMIT, "train.py", code=2)
@@ -189,14 +193,14 @@ def test_slurm_is_asked_before_anything_is_queued(invoke: Run, slurm: Programs) 
     assert not any(line.startswith("sbatch --parsable") for line in slurm.asked)
 
 
-def test_what_only_keeps_a_job_waiting_is_no_problem(invoke: Run, slurm: Programs) -> None:
+def test_busy_nodes_in_the_dry_run_cause_only_a_note(invoke: Run, slurm: Programs) -> None:
     slurm.refuse("sbatch --test-only", "allocation failure: Requested nodes are busy\n")
     slurm.say("sbatch --parsable", "4711\n")
     done = invoke(*SUBMIT, "train.py", code=0)
     assert "note: sbatch --test-only: allocation failure: Requested nodes are busy\n" in done.stderr
 
 
-def test_a_slurm_that_does_not_answer_takes_no_job(invoke: Run, slurm: Programs) -> None:
+def test_a_slurm_that_does_not_answer_stops_the_submission(invoke: Run, slurm: Programs) -> None:
     slurm.refuse(
         "sbatch --test-only", "sbatch: error: Unable to contact slurm controller (connect failure)\n"
     )
@@ -205,7 +209,7 @@ def test_a_slurm_that_does_not_answer_takes_no_job(invoke: Run, slurm: Programs)
     assert not any(line.startswith("sbatch --parsable") for line in slurm.asked)
 
 
-def test_a_job_is_queued_with_its_mark(invoke: Run, slurm: Programs) -> None:
+def test_a_submitted_job_carries_its_token_as_comment(invoke: Run, slurm: Programs) -> None:
     slurm.say("sbatch --parsable", "4711\n")
     done = invoke(*SUBMIT, "train.py", code=0)
     assert "submitted job 4711 (train) to site" in done.stderr
@@ -214,11 +218,11 @@ def test_a_job_is_queued_with_its_mark(invoke: Run, slurm: Programs) -> None:
 
 
 @pytest.mark.parametrize("name", ["site", "other"])
-def test_the_slurm_of_another_cluster_takes_no_job(
+def test_the_slurm_of_another_cluster_is_not_used(
     invoke: Run, slurm: Programs, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    written(folder / "cluster_profiles" / "site.yaml", f"{PROFILE}login: {{host: site.invalid}}\n")
-    conf = written(tmp_path / "slurm.conf", f"ClusterName={name}\n")
+    write_file(folder / "cluster_profiles" / "site.yaml", f"{PROFILE}login: {{host: site.invalid}}\n")
+    conf = write_file(tmp_path / "slurm.conf", f"ClusterName={name}\n")
     monkeypatch.setenv("SLURM_CONF", str(conf))
     slurm.say("sbatch --parsable", "4711\n")
     done = invoke(*SUBMIT, "train.py", code=0 if name == "site" else 4)
@@ -234,23 +238,23 @@ def test_the_slurm_of_another_cluster_takes_no_job(
         assert "this machine's Slurm was not recognised as the cluster's Slurm" in doctor
 
 
-def test_what_sbatch_refuses_leaves_no_run(invoke: Run, slurm: Programs, tmp_path: Path) -> None:
+def test_a_job_that_sbatch_refuses_leaves_no_run(invoke: Run, slurm: Programs, tmp_path: Path) -> None:
     del slurm  # it refuses whatever it is not told to take
     assert "refused" in invoke(*SUBMIT, "train.py", code=3).stderr
     assert not list((tmp_path / "runs").glob("train-*"))
     assert "no runs yet" in invoke("status", code=0).stderr
 
 
-def test_a_secret_is_no_variable_of_the_site(
-    invoke: Run, site: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_secret_must_not_be_a_variable_of_the_profile(
+    invoke: Run, site_profile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HOME", "hush")
-    written(site, PROFILE + "environment: {variables: {HF_HOME: {value: /scratch}}}\n")
+    write_file(site_profile, PROFILE + "environment: {variables: {HF_HOME: {value: /scratch}}}\n")
     refused = invoke(*SUBMIT, "--secret", "HF_HOME", "train.py", code=2).stderr
     assert "environment.variables of the cluster's profile also sets HF_HOME" in refused
 
 
-def test_secrets_are_not_in_sbatchs_environment(
+def test_secrets_are_stored_in_a_private_file_only(
     invoke: Run, slurm: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_TOKEN", "hush")
@@ -262,11 +266,11 @@ def test_secrets_are_not_in_sbatchs_environment(
     assert (run / "secrets").stat().st_mode & 0o077 == 0
 
 
-def test_a_cluster_that_forbids_requeueing_refuses_to_allow_it(invoke: Run, site: Path) -> None:
-    written(site, PROFILE.replace("mem: forbidden", "requeue: forbidden"))
+def test_a_profile_may_forbid_or_require_requeues(invoke: Run, site_profile: Path) -> None:
+    write_file(site_profile, PROFILE.replace("mem: forbidden", "requeue: forbidden"))
     refused = invoke(*RENDER, "--requeue", "train.py", code=2).stderr
     assert "--requeue: cluster site does not allow requeues (slurm.requeue of its profile)" in refused
     assert "#SBATCH --no-requeue" in invoke(*RENDER, "train.py", code=0).stdout
-    written(site, PROFILE.replace("mem: forbidden", "requeue: required"))
+    write_file(site_profile, PROFILE.replace("mem: forbidden", "requeue: required"))
     refused = invoke(*RENDER, "--no-requeue", "train.py", code=2).stderr
     assert "cluster site does not accept --no-requeue" in refused

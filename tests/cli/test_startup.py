@@ -20,7 +20,7 @@ from dtslurm.store.rundir import RunDir
 HEAVY = {"torch", "paramiko", "submitit", "textual", "jinja2", "pydantic"}
 
 
-def modules_after(*words: str) -> set[str]:
+def imported_modules(*words: str) -> set[str]:
     program = (
         "import sys; sys.argv = ['dtslurm', *sys.argv[1:]]\n"
         "from dtslurm.__main__ import main\n"
@@ -35,12 +35,12 @@ def modules_after(*words: str) -> set[str]:
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["status"]])
-def test_nothing_heavy_is_imported(words: list[str]) -> None:
-    assert modules_after(*words) & HEAVY == set()
+def test_short_commands_import_no_heavy_module(words: list[str]) -> None:
+    assert imported_modules(*words) & HEAVY == set()
 
 
-def test_help_imports_no_command() -> None:
-    modules = modules_after("--help")
+def test_help_imports_no_command_module() -> None:
+    modules = imported_modules("--help")
     loaded = {name for name in modules if name.startswith("dtslurm.")}
     assert loaded <= {
         "dtslurm.__main__",
@@ -52,29 +52,29 @@ def test_help_imports_no_command() -> None:
     assert modules & {"pathlib", "json", "dataclasses"} == set()
 
 
-def test_render_imports_nothing_that_only_submitting_needs() -> None:
-    assert modules_after("render", "--help") & {"torch", "paramiko", "submitit", "textual"} == set()
+def test_render_help_imports_no_submission_module() -> None:
+    assert imported_modules("render", "--help") & {"torch", "paramiko", "submitit", "textual"} == set()
 
 
-def test_rendering_a_script_imports_nothing_of_job_files_and_no_packages_metadata(
+def test_render_imports_no_job_file_module_and_no_package_metadata(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    loaded = modules_after("render", "--cluster", "a100x8-ib", "-A", "x", "-t", "60", "train.py")
+    loaded = imported_modules("render", "--cluster", "a100x8-ib", "-A", "x", "-t", "60", "train.py")
     assert "dtslurm.render.script" in loaded
     unneeded = {"config.jobs", "model.job_file", "model.sweep", "model.diagnosis"}
     assert loaded & {"importlib.metadata", "email", *(f"dtslurm.{name}" for name in unneeded)} == set()
 
 
-def test_a_plan_imports_only_what_it_needs() -> None:
-    loaded = modules_after("plan", "gpt2", "--gpu", "A100", "--json")
+def test_plan_imports_only_needed_modules() -> None:
+    loaded = imported_modules("plan", "gpt2", "--gpu", "A100", "--json")
     assert loaded & (HEAVY | {"numpy", "rich", "yaml", "dtslurm.services.wiring.context"}) == set()
 
 
 @pytest.fixture
-def far_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def remote_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A job on a cluster behind SSH, whose profile is remembered; return the user's folder."""
     profile = tmp_path / "CONFIG/dtslurm/cluster_profiles/far.yaml"
     profile.parent.mkdir(parents=True)
@@ -111,9 +111,9 @@ def far_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.usefixtures("far_job")
-def test_a_look_at_jobs_behind_ssh_makes_no_profile_and_nothing_that_only_submitting_needs() -> None:
-    loaded = modules_after("status", "--cluster", "far")
+@pytest.mark.usefixtures("remote_job")
+def test_status_of_a_remote_job_imports_no_profile_or_submission_module() -> None:
+    loaded = imported_modules("status", "--cluster", "far")
     assert {"dtslurm.scheduler.slurm", "dtslurm.transport.ssh.openssh"} <= loaded
     models = {name.rpartition(".")[2] for name in loaded if name.startswith("dtslurm.model.")}
     assert models == {

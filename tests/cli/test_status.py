@@ -24,7 +24,7 @@ from dtslurm.services.runs.status import RunView
 from dtslurm.services.wiring.context import Context
 from dtslurm.store.rundir import RunDir
 from tests.cli.conftest import Run
-from tests.cli.made_runs import ENDED, Runs, ended
+from tests.cli.made_runs import ENDED, Runs, ended_job
 from tests.cli.slurm_programs import Programs, list_jobs
 from tests.waiting import wait_until
 
@@ -32,11 +32,11 @@ NOW = 1_800_000_000.0
 COLUMNS = ("JOB", "NAME", "CLUSTER", "STATE", "RANKS", "AGE", "TIME", "NODES", "ABOUT")
 
 
-def status(job_id: str = "17", state: JobState = JobState.RUNNING, **values: Any) -> JobStatus:
+def job_status(job_id: str = "17", state: JobState = JobState.RUNNING, **values: Any) -> JobStatus:
     return JobStatus(**{"job_id": job_id, "state": state, "observed_at": NOW, "source": "squeue", **values})
 
 
-def view(*statuses: JobStatus, **values: Any) -> RunView:
+def run_view(*statuses: JobStatus, **values: Any) -> RunView:
     record = JobRecord(
         **{
             "token": "t", "cluster": "perlmutter", "name": "llama", "run_dir": "/nowhere/run", "job_id": "17",
@@ -46,30 +46,30 @@ def view(*statuses: JobStatus, **values: Any) -> RunView:
     return RunView(record, statuses, observed_at=NOW - 2)
 
 
-def abouts(seen: RunView) -> list[str]:
+def about_column(seen: RunView) -> list[str]:
     return [row[-1] for row in rows(seen, NOW)]
 
 
-def pending(reason: str, start: float | None = None) -> JobStatus:
+def pending_status(reason: str, start: float | None = None) -> JobStatus:
     guess = None if start is None else int(start)
-    return status(state=JobState.PENDING, reason=reason, estimated_start=guess)
+    return job_status(state=JobState.PENDING, reason=reason, estimated_start=guess)
 
 
-def test_a_waiting_job_says_why_and_that_a_start_is_only_a_guess() -> None:
-    (told,) = abouts(view(pending("Priority", NOW + 3600)))
+def test_a_pending_job_shows_its_reason_and_an_estimated_start() -> None:
+    (told,) = about_column(run_view(pending_status("Priority", NOW + 3600)))
     assert told.startswith("Priority: jobs of higher priority are ahead; may start ")
     assert told.endswith("(Slurm's estimate)")
-    assert "may start" not in abouts(view(pending("Priority", NOW - 3600)))[0]
-    assert "will never start" in abouts(view(pending("PartitionTimeLimit")))[0]
-    assert abouts(view(pending("None"))) == [""]
+    assert "may start" not in about_column(run_view(pending_status("Priority", NOW - 3600)))[0]
+    assert "will never start" in about_column(run_view(pending_status("PartitionTimeLimit")))[0]
+    assert about_column(run_view(pending_status("None"))) == [""]
 
 
-def stalled(quiet: float = 220.0) -> Activity:
+def stalled_activity(quiet: float = 220.0) -> Activity:
     return Activity(stalled=True, since=NOW - quiet, quiet_s=quiet, summary="no work of any rank")
 
 
-def test_a_stalled_job_says_so_in_place_of_its_state() -> None:
-    seen = replace(view(status(time_left=300)), activities={"17": stalled()})
+def test_a_stalled_job_is_shown_as_stalled() -> None:
+    seen = replace(run_view(job_status(time_left=300)), activities={"17": stalled_activity()})
     [row] = rows(seen, NOW)
     assert (row[3], row[-1]) == (
         "STALLED 3m40s", "no work of any rank: dtslurm diagnose --live 17; 5m00s left",
@@ -80,33 +80,33 @@ def test_a_stalled_job_says_so_in_place_of_its_state() -> None:
     assert lines[-1] == "  next       dtslurm diagnose --live 17   dtslurm logs 17   dtslurm cancel 17"
 
 
-def test_a_job_whose_ranks_wait_for_a_child_says_so() -> None:
+def test_a_job_whose_rank_waits_for_a_child_process_says_so() -> None:
     waits = Activity(stalled=False, since=NOW, quiet_s=90, summary="rank 0 waits for its child cc1plus")
-    seen = replace(view(status()), activities={"17": waits})
+    seen = replace(run_view(job_status()), activities={"17": waits})
     [row] = rows(seen, NOW)
     assert (row[3], row[-1]) == ("RUNNING", "rank 0 waits for its child cc1plus")
     assert "  work       rank 0 waits for its child cc1plus" in full(seen, History((), ()), NOW, 80)
 
 
-def test_stalled_tasks_of_an_array_are_one_row() -> None:
-    activities = {"17_1": stalled(90.0), "17_3": stalled(400.0)}
-    seen = view(*(status(f"17_{task}") for task in (1, 2, 3)), array="1-3")
+def test_stalled_array_tasks_are_grouped_in_one_row() -> None:
+    activities = {"17_1": stalled_activity(90.0), "17_3": stalled_activity(400.0)}
+    seen = run_view(*(job_status(f"17_{task}") for task in (1, 2, 3)), array="1-3")
     found = rows(replace(seen, activities=activities), NOW)
     assert [row[:4:3] for row in found] == [["17 (2 tasks)", "STALLED 6m40s"], ["17_2", "RUNNING"]]
 
 
-def test_stalled_runs_are_selected_by_their_state() -> None:
-    hung = replace(view(status()), activities={"17": stalled()})
+def test_stalled_runs_can_be_selected_by_state() -> None:
+    hung = replace(run_view(job_status()), activities={"17": stalled_activity()})
     states = parse_states("stalled")
-    assert select_runs([hung, view(status())], states, None, "age", NOW) == [hung]
+    assert select_runs([hung, run_view(job_status())], states, None, "age", NOW) == [hung]
     assert select_runs([hung], parse_states("running"), None, "age", NOW) == [hung]
 
 
-def test_tasks_of_an_array_are_grouped() -> None:
-    seen = view(
-        *(status(f"17_{task}", JobState.COMPLETED, exit_code=0) for task in range(3)),
-        status("17_3"),
-        status("17_[4-1003:2%8]", JobState.PENDING, reason="JobArrayTaskLimit"),
+def test_array_tasks_in_the_same_state_are_grouped() -> None:
+    seen = run_view(
+        *(job_status(f"17_{task}", JobState.COMPLETED, exit_code=0) for task in range(3)),
+        job_status("17_3"),
+        job_status("17_[4-1003:2%8]", JobState.PENDING, reason="JobArrayTaskLimit"),
         array="0-1003%8",
     )
     assert [row[0] for row in rows(seen, NOW)] == ["17 (3 tasks)", "17_3", "17_[4-1003:2%8]"]
@@ -115,11 +115,11 @@ def test_tasks_of_an_array_are_grouped() -> None:
     assert "ArrayTaskThrottle" in text
 
 
-def test_a_held_task_is_not_hidden_behind_those_that_wait_their_turn() -> None:
-    seen = view(
-        *(status(f"17_{task}", JobState.PENDING, reason="JobArrayTaskLimit") for task in (1, 3)),
-        status("17_2", JobState.PENDING, reason="JobHeldUser"),
-        status("17_4", JobState.PENDING, reason="None"),
+def test_a_held_array_task_is_shown_separately_from_pending_tasks() -> None:
+    seen = run_view(
+        *(job_status(f"17_{task}", JobState.PENDING, reason="JobArrayTaskLimit") for task in (1, 3)),
+        job_status("17_2", JobState.PENDING, reason="JobHeldUser"),
+        job_status("17_4", JobState.PENDING, reason="None"),
         array="0-4%1",
     )
     assert [(row[0], row[3], row[-1].partition(":")[0]) for row in rows(seen, NOW)] == [
@@ -136,40 +136,42 @@ def test_a_held_task_is_not_hidden_behind_those_that_wait_their_turn() -> None:
 
 
 @pytest.mark.parametrize("reason", ["Dependency", "Priority", "Resources", "BeginTime", "JobHeldUser"])
-def test_a_cancelled_run_is_not_explained_by_what_it_waited_for(reason: str) -> None:
-    assert abouts(view(status(state=JobState.CANCELLED, reason=reason))) == [""]
+def test_a_cancelled_run_does_not_show_its_former_pending_reason(reason: str) -> None:
+    assert about_column(run_view(job_status(state=JobState.CANCELLED, reason=reason))) == [""]
 
 
 @pytest.mark.parametrize("reason", ["DependencyNeverSatisfied", "NodeDown", "OutOfMemory"])
-def test_a_reason_that_may_explain_an_end_is_told(reason: str) -> None:
-    assert abouts(view(status(state=JobState.CANCELLED, reason=reason))) != [""]
+def test_a_cancelled_run_shows_a_reason_that_may_explain_its_end(reason: str) -> None:
+    assert about_column(run_view(job_status(state=JobState.CANCELLED, reason=reason))) != [""]
 
 
-def test_a_task_that_failed_tells_its_own_first_failure(tmp_path: Path) -> None:
+def test_a_failed_array_task_shows_its_first_failed_rank(tmp_path: Path) -> None:
     (tmp_path / "tasks/4/logs/0").mkdir(parents=True)
     (tmp_path / "tasks/4/ranks/0").mkdir(parents=True)
     (tmp_path / "tasks/4/ranks/0/first-failure").write_text("3 7\n")
-    failed = status("17_4", JobState.FAILED, exit_code=7)
-    seen = view(failed, array="0-7", run_dir=str(tmp_path))
-    assert abouts(seen) == ["rank 3 failed first, exit code 7"]
+    failed = job_status("17_4", JobState.FAILED, exit_code=7)
+    seen = run_view(failed, array="0-7", run_dir=str(tmp_path))
+    assert about_column(seen) == ["rank 3 failed first, exit code 7"]
 
 
-def test_parts_of_a_heterogeneous_job_are_one_run() -> None:
-    seen = view(status("17+0"), status("17+1"))
+def test_components_of_a_heterogeneous_job_in_one_state_share_a_row() -> None:
+    seen = run_view(job_status("17+0"), job_status("17+1"))
     assert [row[0] for row in rows(seen, NOW)] == ["17 (2 parts)"]
-    seen = view(status("17+0"), status("17+1", JobState.PENDING, reason="Resources"))
+    seen = run_view(job_status("17+0"), job_status("17+1", JobState.PENDING, reason="Resources"))
     assert [row[0] for row in rows(seen, NOW)] == ["17+0", "17+1"]
 
 
-def test_a_job_that_nobody_knows_is_unknown_with_the_reason() -> None:
-    seen = view(status(state=JobState.UNKNOWN, reason="the scheduler does not know this job (any more)"))
+def test_an_unknown_job_shows_the_reason() -> None:
+    seen = run_view(
+        job_status(state=JobState.UNKNOWN, reason="the scheduler does not know this job (any more)")
+    )
     assert rows(seen, NOW)[0][3] == "UNKNOWN"
-    assert "does not know this job" in abouts(seen)[0]
+    assert "does not know this job" in about_column(seen)[0]
 
 
-def test_time_left_counts_on_between_questions() -> None:
-    seen = view(status(time_left=600, observed_at=NOW - 60, start_time=int(NOW) - 100))
-    assert abouts(seen) == ["9m00s left"]
+def test_the_time_left_decreases_between_queries() -> None:
+    seen = run_view(job_status(time_left=600, observed_at=NOW - 60, start_time=int(NOW) - 100))
+    assert about_column(seen) == ["9m00s left"]
     assert rows(seen, NOW)[0][6] == "1m40s"
 
 
@@ -187,14 +189,14 @@ HOSTILE = [
 
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("terminal", [True, False])
-def test_c2_f64_no_name_or_reason_commands_the_terminal_or_makes_a_row(
+def test_c2_f64_names_and_reasons_cannot_control_the_terminal_or_add_rows(
     text: str, terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(output, "is_terminal", lambda: terminal)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("NO_COLOR", "1")
-    seen = view(
-        status(state=JobState.PENDING, reason=text, nodelist=text, name=text), name=text, cluster=text
+    seen = run_view(
+        job_status(state=JobState.PENDING, reason=text, nodelist=text, name=text), name=text, cluster=text
     )
     output.table(COLUMNS, rows(seen, NOW))
     shown = capsys.readouterr().out
@@ -209,13 +211,15 @@ def test_c2_f64_no_name_or_reason_commands_the_terminal_or_makes_a_row(
 
 
 @pytest.mark.parametrize("width", [80, 160])
-def test_a_table_fits_the_terminal_and_loses_no_word(
+def test_a_table_fits_the_terminal_and_keeps_all_words(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(output, "is_terminal", lambda: True)
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("NO_COLOR", "1")
-    seen = view(pending("AssocGrpGRESRunMinutes", NOW + 3600), name="a-name-that-is-longer-than-most-of-them")
+    seen = run_view(
+        pending_status("AssocGrpGRESRunMinutes", NOW + 3600), name="a-name-that-is-longer-than-most-of-them"
+    )
     columns = list(COLUMNS) if width > 120 else ["JOB", "NAME", "STATE", "TIME", "ABOUT"]
     cells = [[row[COLUMNS.index(name)] for name in columns] for row in rows(seen, NOW)]
     output.table(columns, cells)
@@ -225,8 +229,10 @@ def test_a_table_fits_the_terminal_and_loses_no_word(
     assert all(word in words for word in ("GPUs", "estimate)", "AssocGrpGRESRunMinutes:"))
 
 
-def test_one_run_in_full_fits_too() -> None:
-    seen = view(pending("ReqNodeNotAvail, UnavailableNodes:n[1-40]", NOW + 90_000), time_limit=3600)
+def test_the_full_status_fits_80_columns() -> None:
+    seen = run_view(
+        pending_status("ReqNodeNotAvail, UnavailableNodes:n[1-40]", NOW + 90_000), time_limit=3600
+    )
     lines = list(full(seen, History((), ()), NOW, 80))
     assert max(map(len, lines)) <= 80
     assert sum("what to do" in line for line in lines) == 1
@@ -250,17 +256,17 @@ EVENTS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def test_a_state_is_said_once(tmp_path: Path) -> None:
+def test_a_final_state_is_printed_once(tmp_path: Path) -> None:
     for folder in ("logs", "ranks"):
         (tmp_path / folder / "0").mkdir(parents=True)
     (tmp_path / "ranks" / "0" / "first-failure").write_text("0 143\n")
-    ended = status(state=JobState.CANCELLED, start_time=int(NOW) - 60, end_time=int(NOW), nodelist="n1")
-    lines = list(full(view(ended, run_dir=str(tmp_path)), History((), ()), NOW, 80))
+    ended = job_status(state=JobState.CANCELLED, start_time=int(NOW) - 60, end_time=int(NOW), nodelist="n1")
+    lines = list(full(run_view(ended, run_dir=str(tmp_path)), History((), ()), NOW, 80))
     [line] = [line for line in lines if line.startswith("  cancelled")]
     assert line.endswith(", after 1m00s, on n1")
 
 
-def test_attempts_are_read_out_of_the_events() -> None:
+def test_attempts_are_derived_from_the_events() -> None:
     found = attempts_of(EVENTS)
     assert [(one.number, one.nodes, one.exit_code, one.how) for one in found] == [
         (0, "n[1-2]", 85, "exit code 85: checkpointed, wants to go on"),
@@ -270,31 +276,31 @@ def test_attempts_are_read_out_of_the_events() -> None:
     ]
 
 
-def test_a_state_that_only_the_run_itself_told_is_marked() -> None:
+def test_a_state_known_only_from_the_run_directory_is_shown_as_completing() -> None:
     ended = replace(
-        status(), state=JobState.COMPLETED, flags=frozenset({StateFlag.COMPLETING}), source="record"
+        job_status(), state=JobState.COMPLETED, flags=frozenset({StateFlag.COMPLETING}), source="record"
     )
-    assert rows(view(ended), NOW)[0][3] == "COMPLETING"
+    assert rows(run_view(ended), NOW)[0][3] == "COMPLETING"
 
 
-def test_f49_nodes_that_do_not_come_free_are_told_as_the_sites_to_mend() -> None:
+def test_f49_nodes_that_stay_in_completing_are_reported_for_the_cluster_support() -> None:
     for state, source in ((JobState.UNKNOWN, "squeue"), (JobState.FAILED, "record")):
-        ending = replace(status(), state=state, flags=frozenset({StateFlag.COMPLETING}), source=source)
-        assert "not free" not in abouts(view(replace(ending, end_time=int(NOW) - 60)))[0]
-        (told,) = abouts(view(replace(ending, end_time=int(NOW) - 720)))
+        ending = replace(job_status(), state=state, flags=frozenset({StateFlag.COMPLETING}), source=source)
+        assert "not free" not in about_column(run_view(replace(ending, end_time=int(NOW) - 60)))[0]
+        (told,) = about_column(run_view(replace(ending, end_time=int(NOW) - 720)))
         assert told.startswith("ended 12m00s ago, and the nodes of the job are not free yet")
         assert "support" in told
 
 
-def test_f42_a_job_whose_daemon_is_gone_is_told_by_its_own_record(tmp_path: Path) -> None:
+def test_f42_the_run_record_shows_the_end_of_a_job_on_a_dead_node(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    running = status(start_time=int(NOW) - 900)
+    running = job_status(start_time=int(NOW) - 900)
     for code, state in ((0, "COMPLETING"), (1, "COMPLETING")):
         word = {"time": int(NOW) - 600, "event": "ended", "exit_code": code}
         (tmp_path / "events.jsonl").write_text(json.dumps(word) + "\n")
         seen = apply_events(running, run)
-        assert (rows(view(seen), NOW)[0][3], seen.terminal, seen.exit_code) == (state, False, code)
-        (told,) = abouts(view(seen))
+        assert (rows(run_view(seen), NOW)[0][3], seen.terminal, seen.exit_code) == (state, False, code)
+        (told,) = about_column(run_view(seen))
         assert told.startswith("ended 10m00s ago: ")
         assert "cancel the job to free the nodes" in told
     soon = apply_events(
@@ -307,7 +313,7 @@ def test_f42_a_job_whose_daemon_is_gone_is_told_by_its_own_record(tmp_path: Path
     )  # started anew
 
 
-def test_status_as_data_tells_when_the_scheduler_was_asked(run: Run, tmp_path: Path) -> None:
+def test_status_json_contains_the_time_of_the_query(run: Run, tmp_path: Path) -> None:
     job = run("submit", "--cluster", "local", "-t", "5", "--parsable", "train.py", code=0).stdout.strip()
     before = time.time()
     (seen,) = json.loads(run("status", "--json", job, code=0).stdout)["runs"]
@@ -321,8 +327,8 @@ def test_status_as_data_tells_when_the_scheduler_was_asked(run: Run, tmp_path: P
     run("cancel", job)
 
 
-def test_a_pipe_gets_one_line_for_each_row(capsys: pytest.CaptureFixture[str]) -> None:
-    seen = view(pending("AssocGrpGRESRunMinutes", NOW + 3600))
+def test_a_pipe_gets_one_line_per_row(capsys: pytest.CaptureFixture[str]) -> None:
+    seen = run_view(pending_status("AssocGrpGRESRunMinutes", NOW + 3600))
     output.table(COLUMNS, rows(seen, NOW))
     assert len(capsys.readouterr().out.splitlines()) == 2
 
@@ -335,18 +341,20 @@ def test_a_pipe_gets_one_line_for_each_row(capsys: pytest.CaptureFixture[str]) -
         (["--node", "nowhere"], 0, "no output on nowhere; the job is COMPLETED on local1"),
     ],
 )
-def test_logs_that_there_are_not(run: Run, tmp_path: Path, words: list[str], code: int, told: str) -> None:
+def test_logs_explain_a_missing_rank_attempt_or_node(
+    run: Run, tmp_path: Path, words: list[str], code: int, told: str
+) -> None:
     asked = ("--cluster", "local", "--run-root", str(tmp_path / "runs"), "--wait", "-t", "5")
     run("submit", *asked, "train.py", code=0, XDG_STATE_HOME=str(tmp_path))
     done = run("logs", *words, "train", code=code, XDG_STATE_HOME=str(tmp_path))
     assert (done.stdout, told in done.stderr) == ("", True)
 
 
-def test_runs_are_chosen_by_state_and_time_and_sorted(invoke: Run, runs: Runs) -> None:
-    runs.add("old", "1", ended("1", JobState.FAILED, end_time=ENDED - 90 * 86400))
-    runs.add("lost", "2", ended("2", JobState.NODE_FAIL))
-    runs.add("bad", "3", ended("3", JobState.FAILED, start_time=ENDED - 7200))
-    runs.add("good", "4", ended("4"))
+def test_status_selects_runs_by_state_and_time_and_sorts_them(invoke: Run, runs: Runs) -> None:
+    runs.add("old", "1", ended_job("1", JobState.FAILED, end_time=ENDED - 90 * 86400))
+    runs.add("lost", "2", ended_job("2", JobState.NODE_FAIL))
+    runs.add("bad", "3", ended_job("3", JobState.FAILED, start_time=ENDED - 7200))
+    runs.add("good", "4", ended_job("4"))
 
     def names(*words: str) -> list[str]:
         shown = json.loads(invoke("status", "--json", *words, code=0).stdout)["runs"]
@@ -373,14 +381,14 @@ def test_runs_are_chosen_by_state_and_time_and_sorted(invoke: Run, runs: Runs) -
         (("--watch",), "--watch needs a terminal, and shows only the list of runs"),
     ],
 )
-def test_a_wrong_choice_of_runs_is_refused(invoke: Run, words: tuple[str, ...], said: str) -> None:
+def test_status_refuses_an_invalid_selection(invoke: Run, words: tuple[str, ...], said: str) -> None:
     assert said in invoke("status", *words, code=2).stderr
 
 
-def test_watch_shows_the_list_until_it_is_interrupted(
+def test_status_watch_repeats_the_list_until_an_interrupt(
     invoke: Run, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs.add("good", "4", ended("4"))
+    runs.add("good", "4", ended_job("4"))
     pauses: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -401,7 +409,7 @@ LATER = "{}/job.json has schema 2; this dtslurm reads schema 1 (this file is of 
 
 
 @pytest.fixture
-def waiting(invoke: Run, folder: Path, tmp_path: Path) -> dict[str, Any]:
+def active_job(invoke: Run, folder: Path, tmp_path: Path) -> dict[str, Any]:
     """The record of a job of the embedded scheduler whose rank sleeps."""
     (folder / "train.py").write_text("import time; time.sleep(300)\n")
     words = ("submit", "--cluster", "local", "-t", "5", "--run-root", str(tmp_path / "root"), "--json")
@@ -427,10 +435,10 @@ def write_later_record(run: Path) -> str:
 
 
 @pytest.mark.parametrize("change", [lose_directory, lose_record, write_later_record])
-def test_a_running_job_whose_record_cannot_be_read_is_shown_and_cancelled(
-    invoke: Run, waiting: dict[str, Any], change: Any
+def test_an_active_job_with_an_unreadable_record_is_shown_and_can_be_cancelled(
+    invoke: Run, active_job: dict[str, Any], change: Any
 ) -> None:
-    job, run = waiting["job_id"], Path(waiting["run_dir"])
+    job, run = active_job["job_id"], Path(active_job["run_dir"])
     reason = change(run)
     shown = invoke("status", code=0)
     [row] = [line.split() for line in shown.stdout.splitlines()[1:]]
@@ -440,7 +448,7 @@ def test_a_running_job_whose_record_cannot_be_read_is_shown_and_cancelled(
     assert f"dtslurm cancel {job} --cluster local ends the job" in shown.stderr
     for words in ((), (job,)):
         [one] = json.loads(invoke("status", "--json", *words, code=0).stdout)["runs"]
-        assert (one["record"]["job_id"], one["record"]["token"]) == (job, waiting["token"])
+        assert (one["record"]["job_id"], one["record"]["token"]) == (job, active_job["token"])
         assert one["record_problem"].startswith(reason)
         assert [status["state"] for status in one["statuses"]] == ["RUNNING"]
     full_text = invoke("status", job, code=0).stdout
@@ -455,7 +463,7 @@ def test_a_running_job_whose_record_cannot_be_read_is_shown_and_cancelled(
     assert job not in invoke("status", code=0).stdout
 
 
-def test_a_job_that_only_the_queue_knows_is_shown_and_cancelled(
+def test_a_job_known_only_to_the_queue_is_shown_and_can_be_cancelled(
     invoke: Run, slurm: Programs, runs: Runs, tmp_path: Path
 ) -> None:
     queue = tmp_path / "queue"
@@ -491,7 +499,7 @@ def test_a_job_that_only_the_queue_knows_is_shown_and_cancelled(
     )
 
 
-def test_a_deleted_run_that_the_queue_does_not_list_makes_no_more_questions(
+def test_a_deleted_run_absent_from_the_queue_is_marked_as_ended(
     invoke: Run, slurm: Programs, runs: Runs
 ) -> None:
     slurm.say("squeue", "")
@@ -501,7 +509,7 @@ def test_a_deleted_run_that_the_queue_does_not_list_makes_no_more_questions(
     assert [row.ended for row in Context().index.rows()] == [True]
 
 
-def test_a_job_whose_record_is_lost_is_shown_while_slurm_does_not_answer(
+def test_a_job_with_a_lost_record_is_shown_while_slurm_does_not_answer(
     invoke: Run, slurm: Programs, runs: Runs
 ) -> None:
     slurm.refuse("squeue", "slurm_load_jobs error: Unable to contact slurm controller\n")

@@ -22,18 +22,18 @@ from dtslurm.services.runs.status import RunView
 from dtslurm.services.runs.tasks import number_in
 from dtslurm.services.wiring.context import Context
 from tests.cli.conftest import Run
-from tests.cli.made_runs import Runs, ended, rank
+from tests.cli.made_runs import Runs, ended_job, rank_record
 
 SUBMIT = ("submit", "--cluster", "local", "-t", "5")
 STAGES = "time: 5\ncluster: local\nstages:\n  a: {script: train.py}\n  b: {script: train.py, needs: [a]}\n"
 
 
-def job_file(folder: Path, text: str) -> None:
+def write_job_file(folder: Path, text: str) -> None:
     (folder / "job.yaml").write_text(text)
     (folder / "job.yaml").chmod(0o644)
 
 
-def test_refusals_of_options_name_commands_that_exist(invoke: Run, folder: Path) -> None:
+def test_refused_options_name_existing_commands(invoke: Run, folder: Path) -> None:
     (folder / "train.py").write_text("")
     for option in ("wait", "test-only", "parsable"):
         said = invoke(*SUBMIT, f"--sbatch=--{option}", "train.py", code=2).stderr
@@ -42,18 +42,20 @@ def test_refusals_of_options_name_commands_that_exist(invoke: Run, folder: Path)
     assert "dtslurm submit --wait" in invoke(*SUBMIT, "--sbatch=--wait", "train.py", code=2).stderr
 
 
-def test_a_job_without_time_on_this_machine_has_no_limit(invoke: Run, folder: Path) -> None:
+def test_a_job_without_time_on_cluster_local_has_no_limit(invoke: Run, folder: Path) -> None:
     (folder / "train.py").write_text("")
     said = invoke("submit", "--cluster", "local", "--dry-run", "train.py").stderr
     assert "no --time given: the job has no time limit" in said
 
 
-def test_the_default_of_gpus_is_told(invoke: Run) -> None:
+def test_the_help_describes_the_default_number_of_gpus(invoke: Run) -> None:
     said = " ".join(invoke("submit", "--help").stdout.split())
     assert "[default: all if --node-type or the profile names the node type, else none]" in said
 
 
-def test_following_shows_the_output_and_ends_with_the_jobs_code(invoke: Run, folder: Path) -> None:
+def test_submit_follow_prints_the_output_and_exits_with_the_code_of_the_job(
+    invoke: Run, folder: Path
+) -> None:
     (folder / "train.py").write_text("print('hello')\nraise SystemExit(7)\n")
     done = invoke(*SUBMIT, "-f", "train.py", code=7)
     assert "[0] hello\n" in done.stdout
@@ -64,22 +66,22 @@ def test_following_shows_the_output_and_ends_with_the_jobs_code(invoke: Run, fol
     assert "  why            dtslurm diagnose " in done.stderr
 
 
-def test_a_script_that_follows_gets_its_data_on_stdout_alone(invoke: Run) -> None:
+def test_submit_follow_with_json_prints_only_json_to_stdout(invoke: Run) -> None:
     done = invoke(*SUBMIT, "-f", "--json", "train.py", code=0)
     told = json.loads(done.stdout)
     assert [status["state"] for status in told["statuses"]] == ["COMPLETED"]
     assert "[0] hello\n" in done.stderr
 
 
-def test_stages_that_were_waited_for_are_told_each(invoke: Run, folder: Path) -> None:
-    job_file(folder, STAGES)
+def test_submit_wait_with_json_describes_each_stage(invoke: Run, folder: Path) -> None:
+    write_job_file(folder, STAGES)
     told = json.loads(invoke("submit", "--wait", "--json", "job.yaml", code=0).stdout)
     assert [run["run"]["stage"] for run in told["runs"]] == ["a", "b"]
     assert told["run"]["stage"] == "a"
 
 
-def test_stages_that_were_queued_are_told_together(invoke: Run, folder: Path) -> None:
-    job_file(folder, STAGES)
+def test_submit_lists_all_queued_stages(invoke: Run, folder: Path) -> None:
+    write_job_file(folder, STAGES)
     done = invoke("submit", "job.yaml", code=0)
     jobs = re.findall(r"^submitted job (\d+) \([ab], stage [ab]\) to local$", done.stderr, re.MULTILINE)
     assert len(jobs) == 2
@@ -89,8 +91,8 @@ def test_stages_that_were_queued_are_told_together(invoke: Run, folder: Path) ->
     invoke("cancel", *jobs, *(run["job_id"] for run in told["runs"]))
 
 
-def test_a_dry_run_as_data_has_every_stage(invoke: Run, folder: Path) -> None:
-    job_file(folder, STAGES)
+def test_a_dry_run_as_json_contains_every_stage(invoke: Run, folder: Path) -> None:
+    write_job_file(folder, STAGES)
     told = json.loads(invoke("submit", "--dry-run", "--json", "job.yaml", code=0).stdout)
     assert [stage["launcher"] for stage in told["stages"]] == ["single", "single"]
     one = json.loads(invoke(*SUBMIT, "--dry-run", "--json", "train.py", code=0).stdout)
@@ -98,8 +100,8 @@ def test_a_dry_run_as_data_has_every_stage(invoke: Run, folder: Path) -> None:
     assert one["script"].startswith("#!/bin/bash\n")
 
 
-def test_a_sweep_tells_how_to_look_at_its_trials(invoke: Run, folder: Path) -> None:
-    job_file(
+def test_submitting_a_sweep_names_the_sweep_status_command(invoke: Run, folder: Path) -> None:
+    write_job_file(
         folder, "time: 5\ncluster: local\nscript: train.py\nargs: ['${x}']\nsweep: {grid: {x: [1, 2]}}\n"
     )
     done = invoke("submit", "job.yaml", code=0)
@@ -108,11 +110,11 @@ def test_a_sweep_tells_how_to_look_at_its_trials(invoke: Run, folder: Path) -> N
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 2)])
-def test_very_many_trials_are_queued_only_if_the_person_agrees(
+def test_a_very_large_sweep_requires_a_confirmation(
     invoke: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
 ) -> None:
     asked: list[str] = []
-    job_file(
+    write_job_file(
         folder, "time: 5\ncluster: local\nscript: train.py\nargs: ['${x}', '${y}']\n"
         f"sweep: {{grid: {{x: {list(range(110))}, y: {list(range(100))}}}}}\n",
     )  # fmt: skip
@@ -130,7 +132,7 @@ def test_very_many_trials_are_queued_only_if_the_person_agrees(
     assert ("no job was queued" in done.stderr) is (code == 2)
 
 
-def test_a_script_is_written_for_its_owner_alone(invoke: Run, folder: Path) -> None:
+def test_render_write_creates_a_private_executable_file(invoke: Run, folder: Path) -> None:
     done = invoke("render", "--cluster", "local", "--write", "out.sbatch", "train.py", code=0)
     assert done.stdout == ""
     assert (folder / "out.sbatch").read_text().startswith("#!/bin/bash\n")
@@ -142,13 +144,13 @@ def test_a_script_is_written_for_its_owner_alone(invoke: Run, folder: Path) -> N
 # ---- The last words on a run ----
 
 
-def last_words(record: JobRecord, capsys: pytest.CaptureFixture[str]) -> str:
+def end_summary(record: JobRecord, capsys: pytest.CaptureFixture[str]) -> str:
     capsys.readouterr()
     show_end(Context(), RunView(record, record.final))
     return capsys.readouterr().err
 
 
-def test_the_end_tells_results_metrics_and_where_all_is(
+def test_the_end_summary_lists_metrics_results_and_paths(
     runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics = [{"step": 9, "time": 1.0, "loss": 1.23456789, "tokens_per_s": 7, "total_steps": 9}]
@@ -160,7 +162,7 @@ def test_the_end_tells_results_metrics_and_where_all_is(
         "metrics/1/train.jsonl": "",
     }
     record = runs.add("train", "7", files=files)
-    assert last_words(record, capsys).splitlines() == [
+    assert end_summary(record, capsys).splitlines() == [
         "job 7 (train): COMPLETED after 1m30s",
         "  loss 1.235, tokens per s 7",
         f"  results        {record.run_dir}/checkpoints",
@@ -170,50 +172,56 @@ def test_the_end_tells_results_metrics_and_where_all_is(
     assert [_number(value) for value in (0.00001234, 12, "x")] == ["1.234e-05", "12", "x"]
 
 
-def test_a_failure_is_told_with_the_last_lines_that_say_anything(
+def test_the_end_summary_of_a_failure_quotes_the_last_log_lines(
     runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = "".join(f"line {number}\n\n" for number in range(9))
-    files = {"ranks/0/first-failure": "0 7\n", "ranks/0/0.json": rank(0, "n3", 7), "logs/0/rank-0.log": log}
-    record = runs.add("train", "7", ended("7", JobState.FAILED), files=files)
-    said = last_words(record, capsys)
+    files = {
+        "ranks/0/first-failure": "0 7\n",
+        "ranks/0/0.json": rank_record(0, "n3", 7),
+        "logs/0/rank-0.log": log,
+    }
+    record = runs.add("train", "7", ended_job("7", JobState.FAILED), files=files)
+    said = end_summary(record, capsys)
     assert "  rank 0 on n3 failed first, with exit code 7\n  | line 3\n" in said
     assert "  | line 2" not in said
     (Path(record.run_dir) / "logs/0/rank-0.log").unlink()
-    assert "  | " not in last_words(record, capsys)
+    assert "  | " not in end_summary(record, capsys)
 
 
-def test_a_far_run_is_to_be_brought_here(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
-    record = runs.add("train", "7", ended("7", start_time=None))
+def test_the_end_summary_of_a_remote_run_suggests_fetch(
+    runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = runs.add("train", "7", ended_job("7", start_time=None))
     far = runs.change(record, mirror=record.run_dir)
-    said = last_words(far, capsys)
+    said = end_summary(far, capsys)
     assert said.startswith("job 7 (train): COMPLETED\n")
     assert said.endswith("  bring it here  dtslurm fetch 7\n")
 
 
 @pytest.mark.parametrize("options", [(), ("--json",), ("--parsable",)])
-def test_who_stops_waiting_is_told_that_the_job_goes_on(
+def test_an_interrupt_of_submit_wait_says_that_the_job_continues(
     invoke: Run, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(logs, "wait", interrupted)
+    monkeypatch.setattr(logs, "wait", raise_interrupt)
     said = invoke(*SUBMIT, "--wait", *options, "train.py", code=130).stderr
     found = re.search(r"^the job continues; dtslurm logs -f (\d+) follows it again$", said, re.MULTILINE)
     assert found, said
     invoke("cancel", found[1])
 
 
-def test_who_stops_waiting_for_several_is_told_all_of_them(
+def test_an_interrupt_of_submit_wait_lists_all_stages(
     invoke: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "wait", interrupted)
-    job_file(folder, STAGES)
+    monkeypatch.setattr(logs, "wait", raise_interrupt)
+    write_job_file(folder, STAGES)
     said = invoke("submit", "--wait", "--json", "job.yaml", code=130).stderr
     found = re.search(r"^the jobs continue; dtslurm status (\d+) (\d+) shows them$", said, re.MULTILINE)
     assert found, said
     invoke("cancel", *found.groups())
 
 
-def interrupted(*_: object, **__: object) -> None:
+def raise_interrupt(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
@@ -230,7 +238,9 @@ def interrupted(*_: object, **__: object) -> None:
         (None, "17", None),
     ],
 )
-def test_the_task_in_a_jobs_name(job: str | None, known: str, task: str | None) -> None:
+def test_number_in_extracts_the_array_index_of_a_job_id(
+    job: str | None, known: str, task: str | None
+) -> None:
     assert number_in(job, known) == task
 
 
@@ -243,7 +253,7 @@ def test_the_task_in_a_jobs_name(job: str | None, known: str, task: str | None) 
         (click.UsageError("no"), 2),
     ],
 )
-def test_how_the_program_ends(
+def test_the_exit_code_depends_on_the_exception(
     invoke: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
 ) -> None:
     def broken(**_: object) -> None:
@@ -253,7 +263,9 @@ def test_how_the_program_ends(
     assert invoke("status").returncode == code
 
 
-def test_a_reader_that_has_gone_ends_it_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_closed_stdout_ends_the_program_with_exit_code_0(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def gone() -> None:
         raise BrokenPipeError
 
@@ -266,13 +278,13 @@ def test_a_reader_that_has_gone_ends_it_well(monkeypatch: pytest.MonkeyPatch, tm
     assert (left.value.code, (tmp_path / "out").read_text()) == (0, "")
 
 
-def test_completing_in_between_asks_for_no_version(invoke: Run) -> None:
+def test_resilient_parsing_does_not_print_the_version(invoke: Run) -> None:
     assert invoke("--version", code=0).stdout.startswith("dtslurm ")
     with program.cli.make_context("dtslurm", ["--version"], resilient_parsing=True) as context:
         assert context.params == {}
 
 
-def test_the_manual_is_the_same_tree(invoke: Run) -> None:
+def test_the_manual_command_prints_the_manual_page(invoke: Run) -> None:
     shown = invoke("manual", code=0).stdout
     assert shown == page(program.cli) + "\n"
     assert shown.startswith('.TH DTSLURM 1 "" "dtslurm ')
@@ -291,7 +303,7 @@ def test_the_manual_is_the_same_tree(invoke: Run) -> None:
         (("--once", " \t"), "--once has an empty key"),
     ],
 )
-def test_what_would_show_a_secret_or_queue_twice_is_refused(
+def test_unsafe_secrets_and_empty_idempotency_keys_are_refused(
     invoke: Run, monkeypatch: pytest.MonkeyPatch, verb: str, words: tuple[str, ...], told: str
 ) -> None:
     monkeypatch.setenv("KEY", "hush")
@@ -300,9 +312,11 @@ def test_what_would_show_a_secret_or_queue_twice_is_refused(
     assert "hush" not in done.stdout + done.stderr
 
 
-def test_a_job_file_is_refused_the_same(invoke: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_file_with_unsafe_secrets_or_an_empty_key_is_refused(
+    invoke: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KEY", "hush")
-    job_file(
+    write_job_file(
         folder,
         "script: train.py\ncluster: local\ntime: 5\nonce: ''\nsecrets: [KEY]\nenv: {KEY: x}\n",
     )
@@ -311,13 +325,13 @@ def test_a_job_file_is_refused_the_same(invoke: Run, folder: Path, monkeypatch: 
     assert "--secret KEY: --env also sets KEY" in done.stderr
 
 
-def test_a_secret_holds_over_what_a_tracker_is_told(invoke: Run) -> None:
+def test_a_secret_replaces_the_variable_of_a_tracker(invoke: Run) -> None:
     words = ("--tracker", "mlflow", "--secret", "MLFLOW_TRACKING_URI", "train.py")
     script = invoke("render", "--cluster", "local", "-t", "5", *words, code=0).stdout
     assert "export MLFLOW_TRACKING_URI" not in script
 
 
-def test_once_is_of_the_key_alone_and_says_what_differs(invoke: Run, folder: Path) -> None:
+def test_once_compares_only_the_key_and_lists_the_differences(invoke: Run, folder: Path) -> None:
     (folder / "other.py").write_text("")
     once = (*SUBMIT, "--parsable", "--once", "k")
     first = invoke(*once, "train.py", code=0)

@@ -15,7 +15,7 @@ from dtslurm.services.wiring.context import Context
 from tests.cli.conftest import Run
 
 
-def told(
+def end_text(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], *ended: tuple[str, JobState], **values: Any
 ) -> str:
     record = JobRecord(
@@ -28,36 +28,44 @@ def told(
     return capsys.readouterr().err
 
 
-def fail(place: Path, code: int) -> None:
+def write_first_failure(place: Path, code: int) -> None:
     for folder in ("logs", "ranks"):
         (place / folder / "0").mkdir(parents=True)
     (place / "ranks" / "0" / "first-failure").write_text(f"2 {code}\n")
 
 
-def test_a_time_limit_is_no_failure_of_a_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fail(tmp_path, 143)
-    said = told(tmp_path, capsys, ("17", JobState.TIMEOUT))
+def test_a_timeout_is_not_described_as_a_rank_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_first_failure(tmp_path, 143)
+    said = end_text(tmp_path, capsys, ("17", JobState.TIMEOUT))
     assert "\n  the time limit was reached\n" in said
     assert "failed first" not in said
 
 
-def test_a_rank_that_saved_did_not_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fail(tmp_path, 85)
-    said = told(tmp_path, capsys, ("17", JobState.FAILED))
+def test_exit_code_85_is_described_as_a_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_first_failure(tmp_path, 85)
+    said = end_text(tmp_path, capsys, ("17", JobState.FAILED))
     assert "\n  rank 2 saved a checkpoint and ended with 85, which requests a requeue\n" in said
     assert "failed first" not in said
 
 
-def test_each_task_of_an_array_tells_its_own_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fail(tmp_path / "tasks" / "3", 143)
-    fail(tmp_path / "tasks" / "4", 7)
+def test_the_end_summary_describes_each_array_task(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_first_failure(tmp_path / "tasks" / "3", 143)
+    write_first_failure(tmp_path / "tasks" / "4", 7)
     ends = (("17_3", JobState.TIMEOUT), ("17_4", JobState.FAILED), ("17_5", JobState.COMPLETED))
-    said = told(tmp_path, capsys, *ends, array="3-5")
+    said = end_text(tmp_path, capsys, *ends, array="3-5")
     assert "  task 3: the time limit was reached\n" in said
     assert "  task 4: rank 2 failed first, with exit code 7\n" in said
 
 
-def test_a_stage_that_never_started_says_why_and_once_says_so(run: Run, folder: Path, tmp_path: Path) -> None:
+def test_a_stage_that_never_started_and_a_repeated_submission_are_explained(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
     here = {"XDG_STATE_HOME": str(tmp_path), "DTSLURM_RUN_ROOT": str(tmp_path / "runs")}
     (folder / "train.py").write_text("raise SystemExit(7)")
     (folder / "job.yaml").write_text(

@@ -16,20 +16,20 @@ from dtslurm.model.jobs.sweep import MEMBERS, SETTINGS, TRIALS
 from dtslurm.model.runs.state import JobState
 from dtslurm.store.lock import try_lock
 from tests.cli.conftest import Run
-from tests.cli.made_runs import ENDED, Runs, ended
+from tests.cli.made_runs import ENDED, Runs, ended_job
 
 STARTED = {"time": ENDED - 60, "event": "started"}
 
 
-def told(code: int) -> list[dict[str, Any]]:
+def trial_events(code: int) -> list[dict[str, Any]]:
     return [STARTED, {"time": ENDED, "event": "ended", "exit_code": code}]
 
 
-def losses(*values: float) -> list[dict[str, float]]:
+def loss_lines(*values: float) -> list[dict[str, float]]:
     return [{"step": step, "loss": value} for step, value in enumerate(values, start=1)]
 
 
-def a_sweep(runs: Runs, states: list[JobState], files: dict[str, object], **settings: Any) -> JobRecord:
+def add_sweep(runs: Runs, states: list[JobState], files: dict[str, object], **settings: Any) -> JobRecord:
     """A sweep of as many trials as states are given, each a task of its own."""
     folder = runs.root / "tune-40"
     known = {"schema": 1, "sweep": str(folder), "per_task": 1, "metric": "loss", "mode": "min", **settings}
@@ -38,7 +38,7 @@ def a_sweep(runs: Runs, states: list[JobState], files: dict[str, object], **sett
         for number in range(len(states))
     ]
     return runs.add(
-        "tune", "40", *(ended(f"40_{task}", state) for task, state in enumerate(states)),
+        "tune", "40", *(ended_job(f"40_{task}", state) for task, state in enumerate(states)),
         sweep=str(folder), array=f"0-{len(states) - 1}",
         files={
             SETTINGS: json.dumps(known), TRIALS: list(trials),
@@ -51,27 +51,28 @@ DONE, FAILED, CANCELLED = JobState.COMPLETED, JobState.FAILED, JobState.CANCELLE
 
 
 @pytest.fixture
-def tuned(runs: Runs) -> JobRecord:
+def finished_sweep(runs: Runs) -> JobRecord:
     """Trial 1 is the best, 2 was stopped, 3 failed and 4 never ran."""
-    return a_sweep(
+    return add_sweep(
         runs, [DONE, DONE, DONE, FAILED, CANCELLED],
         {
-            "tasks/0/events.jsonl": told(0), "tasks/0/metrics/0/train.jsonl": losses(3.0, 2.5),
-            "tasks/1/events.jsonl": told(0), "tasks/1/metrics/0/train.jsonl": losses(1.25, 1.5),
-            "tasks/2/events.jsonl": told(0), "tasks/2/metrics/0/train.jsonl": losses(9.0),
+            "tasks/0/events.jsonl": trial_events(0), "tasks/0/metrics/0/train.jsonl": loss_lines(3.0, 2.5),
+            "tasks/1/events.jsonl": trial_events(0), "tasks/1/metrics/0/train.jsonl": loss_lines(1.25, 1.5),
+            "tasks/2/events.jsonl": trial_events(0), "tasks/2/metrics/0/train.jsonl": loss_lines(9.0),
             "tasks/2/stopped.json": '{"step": 1}',
-            "tasks/3/events.jsonl": told(7), "tasks/3/trial.json": '{"values": {"lr": "drawn"}}',
+            "tasks/3/events.jsonl": trial_events(7), "tasks/3/trial.json": '{"values": {"lr": "drawn"}}',
         },
     )  # fmt: skip
 
 
-def cells(line: str) -> list[str]:
+def table_cells(line: str) -> list[str]:
     return re.split(r" {2,}", line.strip())
 
 
-def test_a_metric_that_no_trial_writes_is_said(runs: Runs, invoke: Run) -> None:
-    a_sweep(
-        runs, [DONE, DONE], {"tasks/0/metrics/0/train.jsonl": losses(3.0), "tasks/1/events.jsonl": told(0)},
+def test_a_sweep_metric_that_no_trial_writes_is_reported(runs: Runs, invoke: Run) -> None:
+    add_sweep(
+        runs, [DONE, DONE],
+        {"tasks/0/metrics/0/train.jsonl": loss_lines(3.0), "tasks/1/events.jsonl": trial_events(0)},
         metric="acc", mode="max",
     )  # fmt: skip
     for verb in ("status", "results"):
@@ -82,49 +83,50 @@ def test_a_metric_that_no_trial_writes_is_said(runs: Runs, invoke: Run) -> None:
         )
 
 
-@pytest.mark.usefixtures("tuned")
-def test_the_status_lists_what_failed_and_names_the_best(invoke: Run) -> None:
+@pytest.mark.usefixtures("finished_sweep")
+def test_sweep_status_lists_failed_trials_and_the_best_trial(invoke: Run) -> None:
     done = invoke("sweep", "status", "tune", code=0)
     first, heads, failed, never, best = done.stdout.splitlines()
     assert first == "sweep tune (job 40) on local: 2 done, 1 stopped, 1 failed, 1 never ran"
-    assert cells(heads) == ["TRIAL", "lr", "STATE", "BEST loss", "LAST", "STEP", "JOB"]
-    assert cells(failed) == ["3", "drawn", "failed", "-", "-", "-", "40_3"]
-    assert cells(never) == ["4", "4", "never ran", "-", "-", "-", "40_4"]
+    assert table_cells(heads) == ["TRIAL", "lr", "STATE", "BEST loss", "LAST", "STEP", "JOB"]
+    assert table_cells(failed) == ["3", "drawn", "failed", "-", "-", "-", "40_3"]
+    assert table_cells(never) == ["4", "4", "never ran", "-", "-", "-", "40_4"]
     assert best == "best so far: lr=1, loss 1.25"
     assert "dtslurm sweep resume tune runs the failed and the missing trials again" in done.stderr
 
 
-@pytest.mark.usefixtures("tuned")
-def test_the_status_as_data(invoke: Run) -> None:
+@pytest.mark.usefixtures("finished_sweep")
+def test_sweep_status_prints_json(invoke: Run) -> None:
     found = json.loads(invoke("sweep", "status", "--json", "40", code=0).stdout)
     assert found["counts"] == {"done": 2, "stopped": 1, "failed": 1, "never ran": 1}
     assert (found["jobs"], found["metric"], found["mode"]) == (["40"], "loss", "min")
     assert [trial["exit_code"] for trial in found["trials"]] == [0, 0, 0, 7, None]
 
 
-@pytest.mark.usefixtures("tuned")
-def test_the_results_have_the_best_first(invoke: Run) -> None:
+@pytest.mark.usefixtures("finished_sweep")
+def test_sweep_results_are_sorted_by_the_metric(invoke: Run) -> None:
     _, *rows = invoke("sweep", "results", "tune", code=0).stdout.splitlines()
-    assert [cells(row)[0] for row in rows] == ["1", "0", "2", "3", "4"]
-    assert cells(rows[0]) == ["1", "1", "done", "1.25", "1.5", "2", "40_1"]
+    assert [table_cells(row)[0] for row in rows] == ["1", "0", "2", "3", "4"]
+    assert table_cells(rows[0]) == ["1", "1", "done", "1.25", "1.5", "2", "40_1"]
     found = json.loads(invoke("sweep", "results", "--json", "-n", "2", "tune", code=0).stdout)
     assert [trial["name"] for trial in found["trials"]] == ["lr=1", "lr=0"]
 
 
-def test_more_may_be_better(invoke: Run, runs: Runs) -> None:
-    a_sweep(
+def test_mode_max_selects_the_largest_metric(invoke: Run, runs: Runs) -> None:
+    add_sweep(
         runs, [DONE, DONE],
         {
-            "tasks/0/events.jsonl": told(0), "tasks/0/metrics/0/train.jsonl": losses(1.0, 5.0, 2.0),
-            "tasks/1/events.jsonl": told(0), "tasks/1/metrics/0/train.jsonl": losses(4.0),
+            "tasks/0/events.jsonl": trial_events(0),
+            "tasks/0/metrics/0/train.jsonl": loss_lines(1.0, 5.0, 2.0),
+            "tasks/1/events.jsonl": trial_events(0), "tasks/1/metrics/0/train.jsonl": loss_lines(4.0),
         },
         mode="max",
     )  # fmt: skip
     assert "best so far: lr=0, loss 5\n" in invoke("sweep", "status", "tune", code=0).stdout
 
 
-@pytest.mark.usefixtures("tuned")
-def test_the_results_as_csv(invoke: Run) -> None:
+@pytest.mark.usefixtures("finished_sweep")
+def test_sweep_results_prints_csv(invoke: Run) -> None:
     rows = list(csv.DictReader(io.StringIO(invoke("sweep", "results", "--csv", "tune", code=0).stdout)))
     assert (rows[0]["trial"], rows[0]["lr"], rows[0]["best"], rows[0]["state"]) == ("1", "1", "1.25", "done")
     assert (rows[-1]["best"], rows[-1]["exit_code"], rows[-1]["folder"]) == ("", "", "")
@@ -132,72 +134,78 @@ def test_the_results_as_csv(invoke: Run) -> None:
     assert "give only one of --csv and --json" in both.stderr
 
 
-def test_many_that_failed_are_counted(invoke: Run, runs: Runs) -> None:
-    a_sweep(runs, [CANCELLED] * 23, {})
+def test_a_long_list_of_failed_trials_is_shortened(invoke: Run, runs: Runs) -> None:
+    add_sweep(runs, [CANCELLED] * 23, {})
     done = invoke("sweep", "status", "tune", code=0)
     assert len(done.stdout.splitlines()) == 22
     assert "and 3 more; dtslurm sweep results tune has all of them" in done.stderr
 
 
-def test_where_all_is_done_there_is_nothing_to_resume_or_stop(invoke: Run, runs: Runs) -> None:
-    a_sweep(runs, [DONE], {"tasks/0/events.jsonl": told(0)})
+def test_a_finished_sweep_has_no_trials_to_resume_or_stop(invoke: Run, runs: Runs) -> None:
+    add_sweep(runs, [DONE], {"tasks/0/events.jsonl": trial_events(0)})
     assert "every trial is done: no trial to run again" in invoke("sweep", "resume", "tune", code=0).stderr
     assert json.loads(invoke("sweep", "resume", "--json", "tune", code=0).stdout)["runs"] == []
     assert invoke("sweep", "stop", "tune", code=0).stderr == "the sweep has no pending or running jobs\n"
     assert json.loads(invoke("sweep", "stop", "--json", "tune", code=0).stdout)["cancelled"] == []
 
 
-def test_trials_that_share_a_task_have_ends_of_their_own(invoke: Run, runs: Runs) -> None:
+def test_trials_that_share_a_task_have_separate_states(invoke: Run, runs: Runs) -> None:
     rank = {"started": ENDED - 50, "ended": ENDED - 5}
-    record = a_sweep(
+    record = add_sweep(
         runs, [DONE, DONE],
         {
-            "tasks/0/events.jsonl": told(1),
-            "tasks/0/trials/0/metrics/0/train.jsonl": losses(2.0),
-            "tasks/0/trials/1/metrics/0/train.jsonl": losses(3.0),
+            "tasks/0/events.jsonl": trial_events(1),
+            "tasks/0/trials/0/metrics/0/train.jsonl": loss_lines(2.0),
+            "tasks/0/trials/1/metrics/0/train.jsonl": loss_lines(3.0),
             "tasks/0/ranks/0/0.json": json.dumps({**rank, "exit_code": 0}),
             "tasks/0/ranks/0/1.json": json.dumps({**rank, "exit_code": 1}),
         },
         per_task=2,
     )  # fmt: skip
-    runs.change(record, final=(ended("40_0", FAILED),))
+    runs.change(record, final=(ended_job("40_0", FAILED),))
     found = json.loads(invoke("sweep", "results", "--json", "tune", code=0).stdout)["trials"]
     assert [(one["name"], one["state"], one["job"]) for one in found] == [
         ("lr=0", "done", "40_0"), ("lr=1", "failed", "40_0"),
     ]  # fmt: skip
 
 
-def test_a_sweep_cut_off_while_it_was_queued_is_its_first_run(invoke: Run, tuned: JobRecord) -> None:
-    (Path(tuned.run_dir) / MEMBERS).write_text("{")
+def test_a_sweep_with_a_damaged_member_list_consists_of_its_first_run(
+    invoke: Run, finished_sweep: JobRecord
+) -> None:
+    (Path(finished_sweep.run_dir) / MEMBERS).write_text("{")
     assert json.loads(invoke("sweep", "status", "--json", "tune", code=0).stdout)["jobs"] == ["40"]
 
 
-def test_a_run_of_a_sweep_that_is_gone_is_told(invoke: Run, tuned: JobRecord) -> None:
-    gone = str(Path(tuned.run_dir).with_name("tune-41"))
-    (Path(tuned.run_dir) / MEMBERS).write_text(json.dumps({"runs": [tuned.run_dir, gone]}))
+def test_a_deleted_run_of_a_sweep_is_reported(invoke: Run, finished_sweep: JobRecord) -> None:
+    gone = str(Path(finished_sweep.run_dir).with_name("tune-41"))
+    (Path(finished_sweep.run_dir) / MEMBERS).write_text(json.dumps({"runs": [finished_sweep.run_dir, gone]}))
     assert (
         f"{gone}, a run directory of this sweep, does not exist any more"
         in invoke("sweep", "status", "tune", code=3).stderr
     )
 
 
-def test_what_a_later_run_resumed_counts(invoke: Run, runs: Runs, tuned: JobRecord) -> None:
+def test_the_results_of_a_resumed_trial_count(invoke: Run, runs: Runs, finished_sweep: JobRecord) -> None:
     again = runs.add(
-        "tune", "41", ended("41_0"), sweep=tuned.run_dir, array="0",
+        "tune", "41", ended_job("41_0"), sweep=finished_sweep.run_dir, array="0",
         files={
             TRIALS: [{"number": 3, "name": "lr=3", "values": {"lr": "3"}, "checkpoints": ""}],
-            "tasks/0/events.jsonl": told(0), "tasks/0/metrics/0/train.jsonl": losses(0.5),
+            "tasks/0/events.jsonl": trial_events(0), "tasks/0/metrics/0/train.jsonl": loss_lines(0.5),
         },
     )  # fmt: skip
-    (Path(tuned.run_dir) / MEMBERS).write_text(json.dumps({"runs": [tuned.run_dir, again.run_dir]}))
+    (Path(finished_sweep.run_dir) / MEMBERS).write_text(
+        json.dumps({"runs": [finished_sweep.run_dir, again.run_dir]})
+    )
     done = invoke("sweep", "status", "41", code=0)  # any of a sweep's jobs names it
     assert "sweep tune (job 40, 41) on local: 3 done, 1 stopped, 1 never ran" in done.stdout
     assert "best so far: lr=3, loss 0.5" in done.stdout
 
 
-def test_trials_still_to_run_are_not_resumed(invoke: Run, runs: Runs, tuned: JobRecord) -> None:
-    alive = (*(ended(f"40_{task}") for task in range(4)), ended("40_4", JobState.UNKNOWN))
-    runs.change(tuned, final=alive)
+def test_sweep_resume_refuses_while_trials_are_active(
+    invoke: Run, runs: Runs, finished_sweep: JobRecord
+) -> None:
+    alive = (*(ended_job(f"40_{task}") for task in range(4)), ended_job("40_4", JobState.UNKNOWN))
+    runs.change(finished_sweep, final=alive)
     done = invoke("sweep", "resume", "tune", code=2)
     assert "tune: 1 trial pending or running" in done.stderr
     assert "dtslurm sweep stop tune ends them" in done.stderr
@@ -214,35 +222,43 @@ def test_trials_still_to_run_are_not_resumed(invoke: Run, runs: Runs, tuned: Job
     ],
 )
 @pytest.mark.parametrize("folded", [False, True])
-def test_a_trial_that_was_requeued_is_as_slurm_says(
-    invoke: Run, runs: Runs, tuned: JobRecord, state: JobState, times: dict[str, Any], told: str, folded: bool
+def test_the_state_of_a_requeued_trial_follows_slurm(
+    invoke: Run,
+    runs: Runs,
+    finished_sweep: JobRecord,
+    state: JobState,
+    times: dict[str, Any],
+    told: str,
+    folded: bool,
 ) -> None:
     task = "40_[3]" if folded else "40_3"
-    rest = (ended("40_0"), ended("40_1"), ended("40_2"), ended("40_4", CANCELLED))
-    runs.change(tuned, final=(*rest, ended(task, state, **times)))
+    rest = (ended_job("40_0"), ended_job("40_1"), ended_job("40_2"), ended_job("40_4", CANCELLED))
+    runs.change(finished_sweep, final=(*rest, ended_job(task, state, **times)))
     found = json.loads(invoke("sweep", "results", "--json", "tune", code=0).stdout)["trials"]
     assert [one["state"] for one in found if one["number"] == 3] == [told]
 
 
-def test_a_trial_that_was_stopped_early_and_requeued_waits(invoke: Run, runs: Runs, tuned: JobRecord) -> None:
-    rest = (ended("40_0"), ended("40_1"), ended("40_3", FAILED), ended("40_4", CANCELLED))
-    runs.change(tuned, final=(*rest, ended("40_2", JobState.PENDING)))
+def test_a_stopped_trial_that_was_requeued_is_waiting(
+    invoke: Run, runs: Runs, finished_sweep: JobRecord
+) -> None:
+    rest = (ended_job("40_0"), ended_job("40_1"), ended_job("40_3", FAILED), ended_job("40_4", CANCELLED))
+    runs.change(finished_sweep, final=(*rest, ended_job("40_2", JobState.PENDING)))
     done = invoke("sweep", "status", "tune", code=0)
     assert "2 done, 1 waiting, 1 failed, 1 never ran" in done.stdout
     assert "sweep resume" not in done.stderr  # it wants the sweep over
 
 
-def test_a_sweep_is_resumed_by_one_process_at_a_time(invoke: Run, tuned: JobRecord) -> None:
-    with try_lock(Path(tuned.run_dir) / "resuming.lock"):
+def test_only_one_process_resumes_a_sweep(invoke: Run, finished_sweep: JobRecord) -> None:
+    with try_lock(Path(finished_sweep.run_dir) / "resuming.lock"):
         done = invoke("sweep", "resume", "tune", code=2)
     assert "tune: another dtslurm process is resuming this sweep; no job was queued" in done.stderr
     assert "another dtslurm" not in invoke("sweep", "resume", "tune", code=2).stderr
 
 
-def test_a_trial_that_failed_cannot_be_resumed_where_nobody_knows_what_was_asked(
-    invoke: Run, tuned: JobRecord
+def test_sweep_resume_refuses_a_run_without_a_recorded_request(
+    invoke: Run, finished_sweep: JobRecord
 ) -> None:
-    del tuned
+    del finished_sweep
     assert "40: the record does not contain the request" in invoke("sweep", "resume", "tune", code=2).stderr
 
 
@@ -254,7 +270,9 @@ def test_a_trial_that_failed_cannot_be_resumed_where_nobody_knows_what_was_asked
         ("nodes: 2", "trials that share a node run on one node: set nodes to 1"),
     ],
 )
-def test_trials_that_share_a_node_leave_little_to_say(invoke: Run, folder: Path, job: str, told: str) -> None:
+def test_trials_that_share_a_node_restrict_launcher_and_sizes(
+    invoke: Run, folder: Path, job: str, told: str
+) -> None:
     sweep = "sweep: {grid: {x: [1, 2]}, trials_per_node: 2}"
     (folder / "job.yaml").write_text(
         f"cluster: local\ntime: 5\nscript: train.py\nargs: ['${{x}}']\n{job}\n{sweep}\n"
@@ -263,13 +281,13 @@ def test_trials_that_share_a_node_leave_little_to_say(invoke: Run, folder: Path,
     assert told in invoke("submit", "job.yaml", code=2).stderr
 
 
-def test_a_trial_that_failed_is_never_the_best(runs: Runs, invoke: Run) -> None:
-    a_sweep(
+def test_a_failed_trial_is_never_the_best(runs: Runs, invoke: Run) -> None:
+    add_sweep(
         runs, [DONE, FAILED, DONE],
         {
-            "tasks/0/events.jsonl": told(0), "tasks/0/metrics/0/train.jsonl": losses(3.0),
-            "tasks/1/events.jsonl": told(1), "tasks/1/metrics/0/train.jsonl": losses(0.5),
-            "tasks/2/events.jsonl": told(0), "tasks/2/logs/0/rank-0.log": "step 1/3 loss 2.0\n",
+            "tasks/0/events.jsonl": trial_events(0), "tasks/0/metrics/0/train.jsonl": loss_lines(3.0),
+            "tasks/1/events.jsonl": trial_events(1), "tasks/1/metrics/0/train.jsonl": loss_lines(0.5),
+            "tasks/2/events.jsonl": trial_events(0), "tasks/2/logs/0/rank-0.log": "step 1/3 loss 2.0\n",
         },
     )  # fmt: skip
     trials = json.loads(invoke("sweep", "results", "--json", "tune", code=0).stdout)["trials"]

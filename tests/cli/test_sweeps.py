@@ -23,12 +23,12 @@ stages:
 """
 
 
-def job(folder: Path, text: str) -> None:
+def write_job_file(folder: Path, text: str) -> None:
     (folder / "job.yaml").write_text(text)
     (folder / "job.yaml").chmod(0o644)
 
 
-def nothing_was_queued(run: Run) -> None:
+def assert_no_run(run: Run) -> None:
     assert json.loads(run("status", "--json", code=0).stdout)["runs"] == []
 
 
@@ -58,26 +58,28 @@ def nothing_was_queued(run: Run) -> None:
         ),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_queued(
+def test_an_invalid_sweep_or_stage_is_refused_before_submission(
     folder: Path, run: Run, text: str, told: str
 ) -> None:
-    job(folder, f"cluster: local\ntime: 5\nstages: {text}\n")
+    write_job_file(folder, f"cluster: local\ntime: 5\nstages: {text}\n")
     assert told in run("submit", "job.yaml", code=2).stderr
-    nothing_was_queued(run)
+    assert_no_run(run)
 
 
-def test_a_million_points_ask_first(folder: Path, run: Run) -> None:
+def test_a_sweep_of_a_million_points_is_refused_without_yes(folder: Path, run: Run) -> None:
     axes = ", ".join(f"{name}: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]" for name in "abcdef")
     args = ", ".join(f"'${{{name}}}'" for name in "abcdef")
-    job(folder, f"cluster: local\nscript: train.py\ntime: 5\nargs: [{args}]\nsweep: {{grid: {{{axes}}}}}\n")
+    write_job_file(
+        folder, f"cluster: local\nscript: train.py\ntime: 5\nargs: [{args}]\nsweep: {{grid: {{{axes}}}}}\n"
+    )
     told = run("submit", "job.yaml", code=2).stderr
     assert "the sweep has 1,000,000 points, and no job was queued" in told
     assert "--yes" in told
-    nothing_was_queued(run)
+    assert_no_run(run)
 
 
-def test_a_dry_run_shows_each_stages_script_with_the_trials_variables(folder: Path, run: Run) -> None:
-    job(folder, TWO)
+def test_a_dry_run_shows_the_script_of_each_stage_and_the_trial_variables(folder: Path, run: Run) -> None:
+    write_job_file(folder, TWO)
     script = run("submit", "job.yaml", "--dry-run", code=0).stdout
     assert script.count("#!/bin/bash\n#SBATCH") == 2
     assert 'trial.py" --env=TAG -- ' in script
@@ -85,11 +87,11 @@ def test_a_dry_run_shows_each_stages_script_with_the_trials_variables(folder: Pa
     assert "'$${HOME}'" in script
     assert "#SBATCH --array=0-2%2" in script
     assert "export DTSLURM_STAGE_PREPARE_DIR=" in script
-    nothing_was_queued(run)
+    assert_no_run(run)
 
 
-def test_one_stage_is_chosen_by_name(folder: Path, run: Run) -> None:
-    job(folder, TWO)
+def test_only_selects_a_stage(folder: Path, run: Run) -> None:
+    write_job_file(folder, TWO)
     assert "select a stage with --only: prepare, train" in run("render", "job.yaml", code=2).stderr
     assert "#SBATCH --job-name=prepare" in run("render", "job.yaml", "--only", "prepare", code=0).stdout
     assert "is a sweep" in run("render", "job.yaml", "--only", "train", code=2).stderr
@@ -100,7 +102,7 @@ def test_one_stage_is_chosen_by_name(folder: Path, run: Run) -> None:
     assert "--wait waits for all" in run("submit", "job.yaml", "-f", code=2).stderr
 
 
-def test_a_run_that_is_no_sweep_is_told(folder: Path, run: Run) -> None:
+def test_sweep_commands_refuse_a_run_without_a_sweep(folder: Path, run: Run) -> None:
     del folder
     token = run(
         "submit", "--cluster", "local", "-t", "1", "--parsable", "--wait", "train.py", code=0

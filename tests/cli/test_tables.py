@@ -18,13 +18,15 @@ from dtslurm.services.runs.history import History
 from dtslurm.services.runs.run_times import Attempt
 from dtslurm.services.runs.status import RunView
 from tests.cli.conftest import Run
-from tests.cli.made_runs import Runs, ended
+from tests.cli.made_runs import Runs, ended_job
 
 NOW = 1_800_000_000.0
 NOTHING = History((), ())
 
 
-def view(*statuses: JobStatus, trouble: str = "", asked: float | None = NOW - 2, **values: Any) -> RunView:
+def run_view(
+    *statuses: JobStatus, trouble: str = "", asked: float | None = NOW - 2, **values: Any
+) -> RunView:
     known: dict[str, Any] = {
         "token": "t", "cluster": "hpc", "name": "llama", "run_dir": "/nowhere/run", "job_id": "17",
         "phase": "submitted", "created_at": 0, "world_size": 64, "launcher": "torchrun", **values,
@@ -32,72 +34,76 @@ def view(*statuses: JobStatus, trouble: str = "", asked: float | None = NOW - 2,
     return RunView(JobRecord(**known), statuses, trouble, asked)
 
 
-def state(job: str = "17", word: JobState = JobState.RUNNING, **values: Any) -> JobStatus:
+def job_status(job: str = "17", word: JobState = JobState.RUNNING, **values: Any) -> JobStatus:
     return JobStatus(**{"job_id": job, "state": word, "observed_at": NOW, "source": "squeue", **values})
 
 
-def told(seen: RunView, history: History = NOTHING, **values: Any) -> list[str]:
+def full_lines(seen: RunView, history: History = NOTHING, **values: Any) -> list[str]:
     return list(full(seen, history, NOW, None, **values))
 
 
-def field(lines: list[str], label: str) -> str:
+def field_text(lines: list[str], label: str) -> str:
     [found] = [line[13:] for line in lines if line[:13].strip() == label]
     return found
 
 
-def test_a_row_tells_the_stage_the_attempt_and_the_time_that_is_left() -> None:
+def test_a_row_shows_stage_attempt_and_time_left() -> None:
     stages = {"prepare": "p", "train": "t"}
-    staged = view(state(time_left=600, restarts=2), stage="train", stages=stages)
+    staged = run_view(job_status(time_left=600, restarts=2), stage="train", stages=stages)
     assert rows(staged, NOW)[0][-1] == "stage train, 2 of 2; attempt 2; 10m00s left"
-    assert rows(view(state(), stage="train", stages=stages), NOW)[0][-1] == "stage train, 2 of 2"
-    recorded = view(state(source="record", reason="the batch script has ended"))
+    assert rows(run_view(job_status(), stage="train", stages=stages), NOW)[0][-1] == "stage train, 2 of 2"
+    recorded = run_view(job_status(source="record", reason="the batch script has ended"))
     assert rows(recorded, NOW)[0][-1] == "the batch script has ended"
-    assert rows(view(state(word=JobState.UNKNOWN)), NOW)[0][-1] == "no evidence"
+    assert rows(run_view(job_status(word=JobState.UNKNOWN)), NOW)[0][-1] == "no evidence"
 
 
-def test_many_tasks_in_one_state_are_cut_short() -> None:
-    tasks = [state(f"17_{task}", start_time=int(NOW) - 5) for task in range(14)]
-    lines = told(view(*tasks, state("17_[14-15]", JobState.PENDING, submit_time=int(NOW) - 60), array="0-15"))
-    assert field(lines, "running") == "17 (14 tasks): 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 4 more"
-    assert field(lines, "pending") == "17_[14-15]: for 1m00s"
+def test_a_long_list_of_tasks_in_one_state_is_shortened() -> None:
+    tasks = [job_status(f"17_{task}", start_time=int(NOW) - 5) for task in range(14)]
+    lines = full_lines(
+        run_view(*tasks, job_status("17_[14-15]", JobState.PENDING, submit_time=int(NOW) - 60), array="0-15")
+    )
+    assert field_text(lines, "running") == "17 (14 tasks): 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 4 more"
+    assert field_text(lines, "pending") == "17_[14-15]: for 1m00s"
 
 
-def test_attempts_and_the_newest_events_are_lines() -> None:
+def test_attempts_and_the_newest_events_are_listed() -> None:
     attempts = (
         Attempt(0, "n1", NOW - 900, NOW - 600, 85, "exit code 85"),
         Attempt(1, "n2", NOW - 500, None, None, "goes on"),
         Attempt(2),
     )
     events = [{"time": NOW - 100 + number, "event": f"event {number}"} for number in range(14)]
-    lines = told(view(state()), History(attempts, (*events, {"event": "no time"})))
+    lines = full_lines(run_view(job_status()), History(attempts, (*events, {"event": "no time"})))
     clock = [time.strftime("%H:%M:%S", time.localtime(NOW - ago)) for ago in (900, 600, 500)]
     begin = next(number for number, line in enumerate(lines) if line.startswith("  attempts"))
     assert [line[13:] for line in lines[begin : begin + 3]] == [
         f"0  {clock[0]} - {clock[1]}  n1  exit code 85", f"1  from {clock[2]}  n2  goes on", "2  from ?",
     ]  # fmt: skip
-    assert field(lines, "events") == "(3 before these)"
+    assert field_text(lines, "events") == "(3 before these)"
     assert any(line.endswith("event 13") for line in lines)
     assert not any(line.endswith("event 2") for line in lines)
     assert any(line.endswith("?  no time") for line in lines)
 
 
-def test_a_far_run_is_named_with_its_cluster() -> None:
-    lines = told(view(state(), mirror="/here/copy", parent="/runs/before", command="train.py --lr 1"))
-    assert field(lines, "run") == "hpc:/nowhere/run"
-    assert field(lines, "parent run") == "/runs/before"
-    assert field(lines, "command") == "train.py --lr 1"
+def test_a_remote_run_directory_is_shown_with_its_cluster() -> None:
+    lines = full_lines(
+        run_view(job_status(), mirror="/here/copy", parent="/runs/before", command="train.py --lr 1")
+    )
+    assert field_text(lines, "run") == "hpc:/nowhere/run"
+    assert field_text(lines, "parent run") == "/runs/before"
+    assert field_text(lines, "command") == "train.py --lr 1"
 
 
 @pytest.mark.parametrize(
     ("seen", "asked"),
     [
-        (view(state()), "2s ago"),
-        (view(state(), trouble="no route"), "2s ago; no route"),
-        (view(state(), asked=None), "the scheduler was not queried: the record is final"),
+        (run_view(job_status()), "2s ago"),
+        (run_view(job_status(), trouble="no route"), "2s ago; no route"),
+        (run_view(job_status(), asked=None), "the scheduler was not queried: the record is final"),
     ],
 )
-def test_when_the_scheduler_was_asked(seen: RunView, asked: str) -> None:
-    assert field(told(seen), "asked") == asked
+def test_the_age_of_the_scheduler_answer_is_shown(seen: RunView, asked: str) -> None:
+    assert field_text(full_lines(seen), "asked") == asked
 
 
 @pytest.mark.parametrize(
@@ -108,30 +114,32 @@ def test_when_the_scheduler_was_asked(seen: RunView, asked: str) -> None:
         (JobState.FAILED, "dtslurm diagnose 17   dtslurm logs 17"),
     ],
 )
-def test_what_may_come_next_is_offered(word: JobState, offered: str) -> None:
-    assert field(told(view(state(word=word))), "next") == offered
+def test_the_next_commands_depend_on_the_state(word: JobState, offered: str) -> None:
+    assert field_text(full_lines(run_view(job_status(word=word))), "next") == offered
 
 
-def test_stages_are_told_with_what_each_is_doing() -> None:
+def test_all_stages_are_shown_with_their_states() -> None:
     stages = {"prepare": "p", "train": "t", "test": "x"}
-    this = view(state(), stage="train", stages=stages)
-    before = view(state("16", JobState.COMPLETED), token="p", job_id="16")
-    lines = told(this, chain=[("prepare", before), ("train", this), ("test", None)])
-    assert field(lines, "stages") == "prepare 16 COMPLETED → train 17 RUNNING (this) → test (gone)"
+    this = run_view(job_status(), stage="train", stages=stages)
+    before = run_view(job_status("16", JobState.COMPLETED), token="p", job_id="16")
+    lines = full_lines(this, chain=[("prepare", before), ("train", this), ("test", None)])
+    assert field_text(lines, "stages") == "prepare 16 COMPLETED → train 17 RUNNING (this) → test (gone)"
 
 
-def test_a_run_whose_job_is_not_known_has_no_number() -> None:
-    unknown = view(state("", JobState.UNKNOWN, reason="the answer of sbatch was lost"), job_id=None)
-    assert told(unknown)[0] == "job ?  llama  on hpc: UNKNOWN"
-    assert "the answer of sbatch was lost" in "\n".join(told(unknown))
-    assert field(told(unknown), "next") == "dtslurm status t"
-    assert "the record is final" not in "\n".join(told(unknown))
-    never = view(state("", JobState.CANCELLED, source="record"), job_id=None, phase="withdrawn", asked=None)
-    assert field(told(never), "next") == "dtslurm resubmit t"
-    assert field(told(never), "asked") == "the scheduler was not queried: the run has no job"
+def test_a_run_without_a_known_job_is_shown_without_a_job_id() -> None:
+    unknown = run_view(job_status("", JobState.UNKNOWN, reason="the answer of sbatch was lost"), job_id=None)
+    assert full_lines(unknown)[0] == "job ?  llama  on hpc: UNKNOWN"
+    assert "the answer of sbatch was lost" in "\n".join(full_lines(unknown))
+    assert field_text(full_lines(unknown), "next") == "dtslurm status t"
+    assert "the record is final" not in "\n".join(full_lines(unknown))
+    never = run_view(
+        job_status("", JobState.CANCELLED, source="record"), job_id=None, phase="withdrawn", asked=None
+    )
+    assert field_text(full_lines(never), "next") == "dtslurm resubmit t"
+    assert field_text(full_lines(never), "asked") == "the scheduler was not queried: the run has no job"
 
 
-def shown(
+def show_table(
     found: list[RunView], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
 ) -> tuple[str, str]:
     monkeypatch.setattr(output, "is_terminal", lambda: True)
@@ -150,25 +158,27 @@ def shown(
         (160, ["a", "a"], ["JOB", "NAME", "CLUSTER", "STATE", "RANKS", "AGE", "TIME", "NODES", "ABOUT"]),
     ],
 )
-def test_a_narrow_terminal_gets_what_matters_most(
+def test_a_narrow_terminal_shows_fewer_columns(
     width: int, clusters: list[str], heads: list[str], monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    out, _ = shown([view(state(), cluster=name) for name in clusters], monkeypatch, capsys, width)
+    out, _ = show_table(
+        [run_view(job_status(), cluster=name) for name in clusters], monkeypatch, capsys, width
+    )
     assert out.splitlines()[0].split() == heads
 
 
-def test_a_cluster_that_did_not_answer_is_told_once(
+def test_a_cluster_that_did_not_answer_is_reported_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    old = view(state(), trouble="no route", asked=NOW - 60)
-    never = view(state(), trouble="no key", asked=None, cluster="far")
-    _, err = shown([old, old, never], monkeypatch, capsys, 80)
+    old = run_view(job_status(), trouble="no route", asked=NOW - 60)
+    never = run_view(job_status(), trouble="no key", asked=None, cluster="far")
+    _, err = show_table([old, old, never], monkeypatch, capsys, 80)
     assert err == "hpc: no route; last update 1m00s ago\nfar: no key\n"
 
 
-def test_a_run_whose_profile_is_gone_ends_status_with_3(invoke: Run, runs: Runs) -> None:
-    runs.add("lost", "7", ended("7", JobState.RUNNING, end_time=None), cluster="gone")
+def test_status_exits_with_3_if_a_profile_was_deleted(invoke: Run, runs: Runs) -> None:
+    runs.add("lost", "7", ended_job("7", JobState.RUNNING, end_time=None), cluster="gone")
     done = invoke("status", code=3)
     assert "RUNNING" in done.stdout
     assert re.search(r"^gone: .*no cluster profile", done.stderr, re.MULTILINE)
@@ -176,10 +186,10 @@ def test_a_run_whose_profile_is_gone_ends_status_with_3(invoke: Run, runs: Runs)
     assert "no cluster profile" in told["trouble"]
 
 
-def test_several_runs_in_full_stand_apart(invoke: Run, runs: Runs) -> None:
+def test_the_full_status_of_several_runs_is_separated_by_empty_lines(invoke: Run, runs: Runs) -> None:
     stages = {"a": f"{7:012x}", "b": f"{8:012x}", "c": "f" * 12}
     runs.add("one", "7", stage="a", stages=stages)
-    runs.add("two", "8", ended("8", JobState.FAILED), stage="b", stages=stages, time_limit=60)
+    runs.add("two", "8", ended_job("8", JobState.FAILED), stage="b", stages=stages, time_limit=60)
     done = invoke("status", "7", "8", code=0)
     first, second = done.stdout.split("\n\n")
     assert first.startswith(
@@ -204,7 +214,7 @@ class Screen:
         monkeypatch.setenv("FORCE_COLOR", "1")
 
 
-def test_what_is_over_at_once_shows_no_bar(
+def test_a_fast_transfer_shows_no_progress_bar(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Screen(monkeypatch)
@@ -213,7 +223,7 @@ def test_what_is_over_at_once_shows_no_bar(
     assert capsys.readouterr().err == ""
 
 
-def test_what_takes_longer_shows_a_bar_and_takes_it_away(
+def test_a_slow_transfer_shows_a_progress_bar(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     screen = Screen(monkeypatch)
@@ -227,7 +237,7 @@ def test_what_takes_longer_shows_a_bar_and_takes_it_away(
     assert "\x1b[2J" not in drawn
 
 
-def test_what_is_no_terminal_gets_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_gets_no_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.transfer() as show:
         show("weights.bin", 5, 10)
     assert capsys.readouterr().err == ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.cli.conftest import Run
 
 
-def test_a_dumb_terminal_gets_one_frame_as_text(tmp_path: Path) -> None:
+def test_top_on_a_dumb_terminal_prints_one_frame_as_text(tmp_path: Path) -> None:
     here, there = os.openpty()
     env = {**os.environ, "TERM": "dumb", "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
     words = [sys.executable, "-m", "dtslurm", "top"]
@@ -20,6 +20,6 @@ def test_a_dumb_terminal_gets_one_frame_as_text(tmp_path: Path) -> None:
     assert (done.returncode, b"\x1b" in said, b"no runs" in said) == (0, False, True)
 
 
-def test_a_theme_that_there_is_not_is_refused_for_one_frame_too(invoke: Run) -> None:
+def test_top_refuses_an_unknown_theme(invoke: Run) -> None:
     assert "no theme 'nope' (there are: nord, " in invoke("top", "--once", "--theme", "nope", code=2).stderr
     assert "no runs" in invoke("top", "--once", "--theme", "nord", code=0).stdout

@@ -17,7 +17,7 @@ from tests.cli.conftest import Run
 from tests.cli.slurm_programs import Programs
 
 
-def row(**values: object) -> UsageRow:
+def usage_row(**values: object) -> UsageRow:
     known: dict[str, object] = {
         "group": "proj",
         "jobs": 3,
@@ -46,17 +46,17 @@ def row(**values: object) -> UsageRow:
         ({"gpu_hours_known": 0.0}, "100.0 GPU-hours allocated; no samples show how many were idle"),
     ],
 )
-def test_the_sentence_that_matters(values: dict[str, object], said: str) -> None:
-    assert headline(row(**values)) == said
+def test_the_headline_states_the_idle_gpu_hours(values: dict[str, object], said: str) -> None:
+    assert headline(usage_row(**values)) == said
 
 
-def test_what_no_sample_tells_is_no_zero() -> None:
-    assert _cells(row())[2:4] == ["20.0 h", "60.0 h"]
-    assert _cells(row(gpu_hours_known=0.0))[2:4] == ["?", "?"]
-    assert _cells(row(gpu_hours_known=0.0, gpu_hours_held=0.0))[2:4] == ["-", "-"]
+def test_hours_without_samples_are_shown_as_unknown() -> None:
+    assert _cells(usage_row())[2:4] == ["20.0 h", "60.0 h"]
+    assert _cells(usage_row(gpu_hours_known=0.0))[2:4] == ["?", "?"]
+    assert _cells(usage_row(gpu_hours_known=0.0, gpu_hours_held=0.0))[2:4] == ["-", "-"]
 
 
-def jobs(*accounts: str) -> str:
+def sacct_output(*accounts: str) -> str:
     """What sacct says of a job of each account: an hour on eight GPUs."""
     lines = []
     for number, account in enumerate(accounts):
@@ -81,8 +81,8 @@ def jobs(*accounts: str) -> str:
 USAGE = ("usage", "--cluster", "slurm", "--since", "2025-06-30")
 
 
-def test_each_account_has_a_row_and_all_have_one(invoke: Run, slurm: Programs) -> None:
-    slurm.say("sacct", jobs("vision", "speech", "speech"))
+def test_usage_prints_a_row_per_account_and_a_sum(invoke: Run, slurm: Programs) -> None:
+    slurm.say("sacct", sacct_output("vision", "speech", "speech"))
     first, heads, *rows = invoke(*USAGE, code=0).stdout.splitlines()
     assert first == "24.0 GPU-hours allocated; no samples show how many were idle"
     assert heads.split() == ["ACCOUNT", "JOBS", "IDLE", "USED", "ALLOCATED", "REQUESTED", "CPU", "ALLOCATED"]
@@ -90,21 +90,21 @@ def test_each_account_has_a_row_and_all_have_one(invoke: Run, slurm: Programs) -
     assert re.split(r" {2,}", rows[0]) == ["speech", "2", "?", "?", "16.0 h", "32.0 h", "64.0 h"]
 
 
-def test_one_group_needs_no_sum(invoke: Run, slurm: Programs) -> None:
-    slurm.say("sacct", jobs("vision"))
+def test_usage_with_one_group_prints_no_sum(invoke: Run, slurm: Programs) -> None:
+    slurm.say("sacct", sacct_output("vision"))
     *_, last = invoke(*USAGE, "--by", "name", code=0).stdout.splitlines()
     assert last.split()[0] == "train"
 
 
-def test_the_same_as_csv_and_json(invoke: Run, slurm: Programs) -> None:
-    slurm.say("sacct", jobs("vision", "speech"))
+def test_usage_prints_csv_and_json(invoke: Run, slurm: Programs) -> None:
+    slurm.say("sacct", sacct_output("vision", "speech"))
     rows = list(csv.DictReader(io.StringIO(invoke(*USAGE, "--csv", code=0).stdout)))
     assert [(one["account"], one["gpu_hours_held"]) for one in rows] == [("speech", "8.0"), ("vision", "8.0")]
     told = json.loads(invoke(*USAGE, "--json", code=0).stdout)
     assert (told["by"], told["total"]["jobs"], told["total"]["gpu_hours_held"]) == ("account", 2, 16.0)
 
 
-def test_where_there_is_nothing_it_is_said(invoke: Run, slurm: Programs) -> None:
+def test_usage_reports_that_accounting_has_no_jobs(invoke: Run, slurm: Programs) -> None:
     slurm.say("sacct", "")
     done = invoke(*USAGE, code=0)
     assert done.stdout == ""
@@ -112,12 +112,12 @@ def test_where_there_is_nothing_it_is_said(invoke: Run, slurm: Programs) -> None
 
 
 @pytest.mark.usefixtures("slurm")
-def test_accounting_that_does_not_answer_is_told(invoke: Run) -> None:
+def test_usage_reports_that_accounting_does_not_answer(invoke: Run) -> None:
     done = invoke(*USAGE)
     assert "slurm" in done.stderr
     assert "refused" in done.stderr
 
 
 @pytest.mark.usefixtures("slurm")
-def test_a_time_that_is_none_is_told(invoke: Run) -> None:
+def test_usage_refuses_an_invalid_time(invoke: Run) -> None:
     assert "--since" in invoke("usage", "--since", "yesterday-ish", code=2).stderr

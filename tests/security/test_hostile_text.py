@@ -11,7 +11,7 @@ import pytest
 
 from dtslurm.logs.clean import is_plain, safe
 from tests.cli.conftest import Run, folder, invoke, runs, slurm
-from tests.cli.made_runs import ENDED, Runs, ended, rank
+from tests.cli.made_runs import ENDED, Runs, ended_job, rank_record
 from tests.cli.slurm_programs import Programs
 from tests.cli.test_usage_command import USAGE, jobs
 
@@ -61,13 +61,13 @@ def make_runs(runs: Runs, text: str) -> None:
         record = runs.add(
             f"run{number}",
             number,
-            ended(number, reason=text, exit_code=1),
+            ended_job(number, reason=text, exit_code=1),
             script=text,
             files={
                 "logs/0/rank-0.log": f"{text}\nTraceback (most recent call last):\nValueError: {text}\n",
                 "logs/batch.log": f"slurmstepd: error: {text}\n",
                 "metrics/0/train.jsonl": [{"time": ENDED - 50, "step": 1, f"loss {text}": 1.5}],
-                "ranks/0/0.json": rank(0, text, 1),
+                "ranks/0/0.json": rank_record(0, text, 1),
                 "ranks/0/first-failure": "0 1\n",
                 "ranks/0/first-failure-error": f"ValueError: {text}\n",
                 "events.jsonl": [{"event": "started", "time": ENDED - 90, "attempt": 0, "node": text}],
