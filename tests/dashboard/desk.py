@@ -83,7 +83,7 @@ def row_of(record: JobRecord, **values: object) -> JobRow:
     return made.row(1, **{**known, "run_dir": record.run_dir, **values})
 
 
-def over() -> None:
+def join_feed_threads() -> None:
     """Wait until the feed's threads have ended."""
     for thread in threading.enumerate():
         if thread.name == "dtslurm-feed":

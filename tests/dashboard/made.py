@@ -133,7 +133,7 @@ def many_jobs(count: int = 2000) -> Board:
     return Board(rows=tuple(rows), clusters=(ClusterLine(name="hpc", observed_at=NOW),), taken_at=NOW)
 
 
-def pulse_of(ranks: int, per_node: int = 8, *, steps: int = 200, odd: bool = True) -> RunTelemetry:
+def telemetry_of(ranks: int, per_node: int = 8, *, steps: int = 200, odd: bool = True) -> RunTelemetry:
     """A pulse of a job with GPUs; if ``odd``, one rank is silent, one has failed and a GPU is idle."""
     dice = random.Random(2)
     found = {}
@@ -219,7 +219,7 @@ def _sample(node: int, time: float, gpus: tuple[GpuSample, ...], seconds: int) -
 
 
 def page_of(ranks: int = 16, key: str = "000000000001", **values: object) -> Page:
-    made = pulse_of(ranks, **values)  # type: ignore[arg-type]
+    made = telemetry_of(ranks, **values)  # type: ignore[arg-type]
     return page(made, key=key, taken_at=NOW, limit_at=NOW + 10_677, world_size=ranks)
 
 

@@ -13,24 +13,26 @@ from tests.dashboard.made import Made, app_of
 Use = Callable[[Pilot[None], TopApp], Awaitable[None]]
 
 
-def use(what: Use, source: Made | None = None, size: tuple[int, int] = (80, 24), **values: object) -> TopApp:
+def use_app(
+    what: Use, source: Made | None = None, size: tuple[int, int] = (80, 24), **values: object
+) -> TopApp:
     app = app_of(source, **values)
 
     async def run() -> None:
         async with app.run_test(size=size) as pilot:
-            await settled(pilot)
+            await wait_until_stable(pilot)
             await what(pilot, app)
 
     asyncio.run(run())
     return app
 
 
-def told(app: TopApp) -> str:
+def notification_text(app: TopApp) -> str:
     """Return what the person was told lately."""
     return " | ".join(note.message for note in app._notifications)
 
 
-def seen(app: TopApp) -> str:
+def screen_text(app: TopApp) -> str:
     """Return what stands on the screen, as text."""
     lines = app.screen._compositor.render_strips()
     return "\n".join("".join(segment.text for segment in strip)[: app.size.width] for strip in lines)
@@ -44,20 +46,20 @@ async def wait_until_shown(pilot: Pilot[None], text: str) -> None:
     """
     assert isinstance(pilot.app, TopApp)
     for _ in range(600):
-        if text in seen(pilot.app):
+        if text in screen_text(pilot.app):
             return
         await pilot.pause(0.1)
-    raise AssertionError(f"{text!r} is not shown:\n{seen(pilot.app)}")
+    raise AssertionError(f"{text!r} is not shown:\n{screen_text(pilot.app)}")
 
 
-async def settled(pilot: Pilot[None]) -> None:
+async def wait_until_stable(pilot: Pilot[None]) -> None:
     """Wait until nothing changes any more; the log looks at its store ten times a second."""
     before = ""
     for _ in range(600):
         await pilot.app.workers.wait_for_complete()
         await pilot.pause(0.11)
         assert isinstance(pilot.app, TopApp)
-        now = seen(pilot.app)
+        now = screen_text(pilot.app)
         if now == before:
             return
         before = now

@@ -18,10 +18,10 @@ from dtslurm.dashboard.jobs import JobsScreen
 from dtslurm.dashboard.logview import LogView
 from dtslurm.dashboard.rows import Rows
 from tests.dashboard.made import NOW, Made, row
-from tests.dashboard.screen import seen, settled, told, use
+from tests.dashboard.screen import notification_text, screen_text, use_app, wait_until_stable
 
 
-def test_nothing_is_done_without_a_yes() -> None:
+def test_actions_require_a_yes() -> None:
     source = Made()
     verbs = {"c": "cancel", "R": "requeue", "H": "hold", "U": "release"}
 
@@ -35,28 +35,28 @@ def test_nothing_is_done_without_a_yes() -> None:
         await pilot.press("up")
         for verb in verbs:
             await pilot.press(*(["down"] if verb == "U" else []), verb)
-            await settled(pilot)
+            await wait_until_stable(pilot)
             await pilot.press("y")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         jobs = ["4701", "4701", "4701", "4702"]
         assert source.asked == list(zip(verbs.values(), jobs, strict=True))
 
-    use(what, source)
+    use_app(what, source)
 
 
-def test_what_runs_is_not_released() -> None:
+def test_release_of_a_job_that_is_not_held_is_refused() -> None:
     source = Made()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("U")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert isinstance(app.screen, JobsScreen)
-        assert "nothing to release: the job is not held" in told(app)
+        assert "nothing to release: the job is not held" in notification_text(app)
 
-    use(what, source)
+    use_app(what, source)
 
 
-def test_keys_of_one_burst_go_where_they_were_meant_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_typed_into_the_filter_trigger_no_action(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow link brings many at once: what is typed into the filter must not cancel anything."""
     monkeypatch.setattr(dialogs, "_READING_S", 1e9)
     source = Made()
@@ -64,62 +64,62 @@ def test_keys_of_one_burst_go_where_they_were_meant_to(monkeypatch: pytest.Monke
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         for key in "/cy":
             app.post_message(Key("slash" if key == "/" else key, key))
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert app.screen.choice.words == "cy"  # type: ignore[attr-defined]
         await pilot.press("escape")
         for key in "cy":
             app.post_message(Key(key, key))
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert isinstance(app.screen, Confirm)
         assert source.asked == []
 
-    use(what, source)
+    use_app(what, source)
 
 
-def test_read_only_offers_and_does_nothing() -> None:
+def test_a_read_only_dashboard_shows_no_actions_and_ignores_their_keys() -> None:
     source = Made()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
-        assert "READ-ONLY" in seen(app)
+        assert "READ-ONLY" in screen_text(app)
         for key in ("c", "y", "R", "y", "x", "y", "H", "y", "U", "y"):
             await pilot.press(key)
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert isinstance(app.screen, JobsScreen)
-        assert "cancel" not in seen(app).lower().replace("cancelled", "")
+        assert "cancel" not in screen_text(app).lower().replace("cancelled", "")
         await pilot.press("question_mark")
-        await settled(pilot)
-        first = seen(app)
+        await wait_until_stable(pilot)
+        first = screen_text(app)
         await pilot.press("end")  # the help is longer than 24 lines
-        await settled(pilot)
-        assert "all commands, themes" in seen(app)
-        assert "requeue" not in first + seen(app)
+        await wait_until_stable(pilot)
+        assert "all commands, themes" in screen_text(app)
+        assert "requeue" not in first + screen_text(app)
 
-    use(what, source, read_only=True)
+    use_app(what, source, read_only=True)
     assert {asked[0] for asked in source.asked} <= {"stop"}
 
 
-def test_filter_sort_and_fold() -> None:
+def test_the_list_can_be_filtered_sorted_and_folded() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("slash", *"llama")
-        await settled(pilot)
-        assert "4701" in seen(app)
-        assert "4705" not in seen(app)
+        await wait_until_stable(pilot)
+        assert "4701" in screen_text(app)
+        assert "4705" not in screen_text(app)
         await pilot.press("enter", "down")
         assert isinstance(app.screen, JobsScreen)
         assert app.screen.row() is not None
         await pilot.press("escape")
-        await settled(pilot)
-        assert "4705" in seen(app)
+        await wait_until_stable(pilot)
+        assert "4705" in screen_text(app)
         await pilot.press("t")
-        assert "4705" not in seen(app)
+        assert "4705" not in screen_text(app)
         await pilot.press("t", *"ssssssss", "S")
-        await settled(pilot)
-        assert "4705" in seen(app)
+        await wait_until_stable(pilot)
+        assert "4705" in screen_text(app)
 
-    use(what)
+    use_app(what)
 
 
-def test_the_cursor_stays_on_its_job_when_others_come() -> None:
+def test_the_cursor_stays_on_its_job_when_rows_are_added() -> None:
     source = Made()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
@@ -127,76 +127,76 @@ def test_the_cursor_stays_on_its_job_when_others_come() -> None:
         assert app.screen.row().job_id == "4703"  # type: ignore[attr-defined]
         newer = row(0, job_id="4800", key="new", token="new", created=NOW)
         source.post(replace(source.board, rows=(newer, *source.board.rows)))
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert app.screen.row().job_id == "4703"  # type: ignore[attr-defined]
-        assert "4800" in seen(app)
+        assert "4800" in screen_text(app)
 
-    use(what, source)
+    use_app(what, source)
 
 
-def test_the_mouse_chooses_opens_sorts_and_changes_panes() -> None:
+def test_the_mouse_selects_opens_sorts_and_changes_panes() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.click(Rows, offset=(20, 2))
         assert app.screen.row().job_id == "4702"  # type: ignore[attr-defined]
         await pilot.click(Rows, offset=(14, 0))
         assert app.screen.choice.sort == "name"  # type: ignore[attr-defined]
         await pilot.click(Rows, offset=(20, 1), times=2)
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert isinstance(app.screen, JobScreen)
         await pilot.click("#tabs", offset=(17, 0))
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert app.screen.pane == "ranks"
 
-    use(what)
+    use_app(what)
 
 
-def test_logs_are_searched_filtered_and_harmless() -> None:
+def test_logs_can_be_searched_and_filtered_and_contain_no_escape_sequences() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter", "4")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         view = app.screen.query_one("#log", LogView)
         place = view.scroll_offset.y
         assert view.count - place <= view.size.height  # it follows
-        assert "\x1b" not in seen(app)
-        assert "wiped? �" in seen(app)
+        assert "\x1b" not in screen_text(app)
+        assert "wiped? �" in screen_text(app)
         await pilot.press("home", "slash", *"step 7 ", "enter")
-        await settled(pilot)
-        assert "step 7 loss" in seen(app)
+        await wait_until_stable(pilot)
+        assert "step 7 loss" in screen_text(app)
         assert view.scroll_offset.y < place
         place = view.scroll_offset.y
         await pilot.press("n")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert view.scroll_offset.y > place
         await pilot.press("e")
-        await settled(pilot)
-        assert "CUDA out of memory" in seen(app)
+        await wait_until_stable(pilot)
+        assert "CUDA out of memory" in screen_text(app)
         await pilot.press("f", *"out of memory", "enter")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert view.count == 1
         await pilot.press("escape", "end")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert view.count > 200
         await pilot.press("slash", "(", "enter")
-        await settled(pilot)
-        assert "not a regular expression" in told(app)
+        await wait_until_stable(pilot)
+        assert "not a regular expression" in notification_text(app)
         await pilot.press("escape", "escape")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert isinstance(app.screen, JobsScreen)
 
-    use(what)
+    use_app(what)
 
 
-def test_ranks_whose_log_is_wanted_are_asked_for() -> None:
+def test_logs_can_be_limited_to_ranks() -> None:
     source = Made()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter", "4", "r", *"0,2-3", "enter")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         await pilot.press("r", *"x", "enter")
-        await settled(pilot)
-        assert "names no ranks" in told(app)
+        await wait_until_stable(pilot)
+        assert "names no ranks" in notification_text(app)
 
-    use(what, source)
+    use_app(what, source)
     assert ("follow", "4701", "0,2-3") in source.asked
 
 
@@ -207,52 +207,52 @@ def test_copying_also_writes_a_file(tmp_path: Path) -> None:
         await pilot.press("y")
         assert app.clipboard == "4701\n/scratch/ada/runs/train-1"
         await pilot.press("enter", "4")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         await pilot.press("y")
 
-    use(what, clipboard=target)
+    use_app(what, clipboard=target)
     assert "RuntimeError: CUDA out of memory" in target.read_text()
     assert "\x1b" not in target.read_text()
 
 
-def test_the_shell_opens_on_a_node_of_a_running_job_after_a_yes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shell_opens_on_a_node_of_a_running_job_after_a_yes(monkeypatch: pytest.MonkeyPatch) -> None:
     source = Made()
     opened: list[tuple[str, str]] = []
     monkeypatch.setattr(TopApp, "open_shell", lambda self, job, node: opened.append((job.job_id, node)))
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("x", "enter", "x")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         await pilot.press("y", "enter", "3", "down", "x")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         await pilot.press("y")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         await pilot.press("q", "down", "x")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert isinstance(app.screen, JobsScreen)  # a pending job has no node
 
-    use(what, source)
+    use_app(what, source)
     assert opened == [("4701", "gpu01"), ("4701", "gpu02")]
 
 
-def test_a_job_named_at_the_start_opens_at_once() -> None:
+def test_a_job_named_at_the_start_is_opened() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         assert isinstance(app.screen, JobScreen)
         assert app.screen.row().job_id == "4705"
         assert app.screen.pane == "verdict"
         assert "gpu-out-of-memory" in str(app.screen.query_one("#saying", Static).visual)
 
-    use(what, job=lambda job: job.job_id == "4705")
+    use_app(what, job=lambda job: job.job_id == "4705")
 
 
-def test_the_palette_knows_the_actions() -> None:
+def test_the_command_palette_lists_the_actions() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         titles = {command.title for command in app.get_system_commands(app.screen)}
         assert {"Theme", "Help", "Copy", "Cancel", "Requeue", "Hold", "Release", "Shell"} <= titles
         await pilot.press("ctrl+p")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         await pilot.press("escape")
         app.read_only = True
         assert "Cancel" not in {command.title for command in app.get_system_commands(app.screen)}
 
-    use(what)
+    use_app(what)

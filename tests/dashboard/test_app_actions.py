@@ -24,36 +24,36 @@ from dtslurm.errors import HostUnavailable, RequestInvalid
 from dtslurm.model.runs.activity import Activity
 from dtslurm.model.runs.state import JobState
 from dtslurm.services.observe.run_list import Board, JobRow
-from tests.dashboard.desk import Desk, over
+from tests.dashboard.desk import Desk, join_feed_threads
 from tests.dashboard.made import NOW, Made, row
-from tests.dashboard.screen import seen, settled, told, use
+from tests.dashboard.screen import notification_text, screen_text, use_app, wait_until_stable
 
 
-def chosen(app: TopApp) -> str:
+def job_under_cursor(app: TopApp) -> str:
     """Return the id of the job under the cursor, empty if there is none."""
     assert isinstance(app.screen, JobsScreen)
     row = app.screen.row()
     return row.job_id if row is not None else ""
 
 
-def test_the_answer_is_chosen_by_arrows_too() -> None:
+def test_the_answer_can_be_chosen_with_arrow_keys() -> None:
     source = Made()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("c")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         await pilot.press("right", "left", "enter")  # No
         assert source.asked == []
         await pilot.press("c")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         await pilot.press("right", "enter")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert source.asked == [("cancel", "4701")]
 
-    use(what, source)
+    use_app(what, source)
 
 
-def test_the_palettes_commands_ask_first_as_keys_do() -> None:
+def test_palette_commands_ask_for_confirmation() -> None:
     source = Made()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
@@ -67,77 +67,77 @@ def test_the_palettes_commands_ask_first_as_keys_do() -> None:
         commands["Refresh"]()
         assert source.asked == [("poke",)]
         commands["Help"]()
-        await settled(pilot)
-        assert "the job before" not in seen(app)
-        assert "ask the clusters now" in seen(app)
+        await wait_until_stable(pilot)
+        assert "the job before" not in screen_text(app)
+        assert "ask the clusters now" in screen_text(app)
 
-    use(what, source)
+    use_app(what, source)
 
 
-def test_in_front_of_a_question_there_is_nothing_to_act_on() -> None:
+def test_the_palette_of_a_dialog_has_no_job_actions() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("question_mark")
         titles = {command.title for command in app.get_system_commands(app.screen)}
         assert {"Copy", "Cancel", "Shell"}.isdisjoint(titles)
         assert {"Help", "Refresh", "Quit"} <= titles
 
-    use(what)
+    use_app(what)
 
 
-def test_f5_asks_the_clusters() -> None:
+def test_f5_refreshes_the_board() -> None:
     source = Made()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("f5")
         assert source.asked == [("poke",)]
 
-    use(what, source)
+    use_app(what, source)
 
 
-def verdict(app: TopApp) -> str:
+def diagnosis_text(app: TopApp) -> str:
     assert isinstance(app.screen, JobScreen)
     return str(app.screen.query_one("#saying", Static).visual)
 
 
 @pytest.mark.parametrize("keys", [("d",), ("enter", "d"), ("enter", "5", "d")])
-def test_one_key_looks_at_every_rank_of_a_running_job(keys: tuple[str, ...]) -> None:
+def test_the_d_key_examines_every_rank_of_a_running_job(keys: tuple[str, ...]) -> None:
     source = Made()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press(*keys)
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert ("live", "4701") in source.asked
         assert isinstance(app.screen, JobScreen)
         assert app.screen.pane == "verdict"
-        assert "the job hangs (90%)" in verdict(app)
+        assert "the job hangs (90%)" in diagnosis_text(app)
         source.post(Diagnosed(app.screen.row().key, ("nothing has failed so far",)))  # which came late
-        await settled(pilot)
-        assert "the job hangs (90%)" in verdict(app)
+        await wait_until_stable(pilot)
+        assert "the job hangs (90%)" in diagnosis_text(app)
 
-    use(what, source)
+    use_app(what, source)
 
 
-def test_a_job_that_does_not_run_has_no_ranks_to_look_at() -> None:
+def test_the_d_key_on_a_job_that_is_not_running_shows_a_message() -> None:
     source = Made()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("down", "d")
-        assert "there are no ranks to look at: the job does not run" in told(app)
+        assert "there are no ranks to look at: the job does not run" in notification_text(app)
         assert isinstance(app.screen, JobsScreen)
         assert not [asked for asked in source.asked if asked[0] == "live"]
 
-    use(what, source)
+    use_app(what, source)
 
 
-def test_a_stalled_job_has_room_for_its_state() -> None:
+def test_the_state_column_fits_a_stalled_state() -> None:
     activity = Activity(stalled=True, since=NOW - 745, quiet_s=745, summary="no work of any rank")
     source = Made(board=Board(rows=(row(1, activity=activity),), taken_at=NOW))
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
-        assert "■ STALLED 12m25s " in seen(app)
-        assert "d looks at every rank" in seen(app)
+        assert "■ STALLED 12m25s " in screen_text(app)
+        assert "d looks at every rank" in screen_text(app)
 
-    use(what, source)
+    use_app(what, source)
 
 
 class Shells(Made):
@@ -161,145 +161,147 @@ class Shells(Made):
         (OSError("no terminal"), "no terminal"),
     ],
 )  # fmt: skip
-def test_how_a_shell_ended_is_told(monkeypatch: pytest.MonkeyPatch, end: int | Exception, words: str) -> None:
+def test_the_end_of_a_shell_is_reported(
+    monkeypatch: pytest.MonkeyPatch, end: int | Exception, words: str
+) -> None:
     source = Shells()
     source.end = end
     monkeypatch.setattr(TopApp, "suspend", lambda _: nullcontext())
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("x")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         await pilot.press("y")
-        await settled(pilot)
-        assert told(app) == words
+        await wait_until_stable(pilot)
+        assert notification_text(app) == words
         assert isinstance(app.screen, JobsScreen)
 
-    use(what, source)
+    use_app(what, source)
     assert source.asked[0] == ("shell", "4701", "gpu01")
 
 
-def test_where_the_terminal_cannot_be_given_away_that_is_told() -> None:
+def test_a_terminal_that_cannot_be_suspended_is_reported() -> None:
     source = Made()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         app.open_shell(source.board.rows[0], "gpu01")
-        await settled(pilot)
-        assert "not supported in this environment" in told(app)
+        await wait_until_stable(pilot)
+        assert "not supported in this environment" in notification_text(app)
         assert source.asked == []
 
-    use(what, source)
+    use_app(what, source)
 
 
-def test_a_list_of_nodes_that_cannot_be_read_is_no_place_for_a_shell() -> None:
+def test_an_invalid_node_list_prevents_a_shell() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("x")
-        await settled(pilot)
-        assert told(app) == "a shell opens on a running job only"
+        await wait_until_stable(pilot)
+        assert notification_text(app) == "a shell opens on a running job only"
         assert isinstance(app.screen, JobsScreen)
 
-    use(what, Made(board=Board(rows=(row(1, nodelist="gpu[01-"),))))
+    use_app(what, Made(board=Board(rows=(row(1, nodelist="gpu[01-"),))))
 
 
-def test_a_file_that_cannot_be_written_does_not_keep_from_copying(tmp_path: Path) -> None:
+def test_copying_works_if_the_copy_file_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "state").touch()
     target = tmp_path / "state" / "copied.txt"
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("y")
         assert app.clipboard == "4701\n/scratch/ada/runs/train-1"
-        assert told(app) in {
+        assert notification_text(app) in {
             f"copied 2 lines; {target}: Not a directory",
             f"copied 2 lines; {target}: File exists",
         }
 
-    use(what, clipboard=target)
+    use_app(what, clipboard=target)
 
 
-def test_where_there_is_no_job_there_is_nothing_to_do() -> None:
+def test_keys_do_nothing_on_an_empty_list() -> None:
     source = Made(board=Board())
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("y", "enter", "x", "c", "pagedown", "pageup")
-        await settled(pilot)
-        assert (told(app), app.clipboard, chosen(app)) == ("", "", "")
+        await wait_until_stable(pilot)
+        assert (notification_text(app), app.clipboard, job_under_cursor(app)) == ("", "", "")
         assert isinstance(app.screen, JobsScreen)
 
-    use(what, source)
+    use_app(what, source)
     assert source.asked == [("stop",)]
 
 
-def test_the_cursor_goes_by_screens_and_no_further_than_there_are_jobs() -> None:
+def test_the_page_keys_stop_at_the_ends_of_the_list() -> None:
     rows = tuple(row(number) for number in range(1, 41))
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         screenful = app.screen.query_one(Rows).size.height - 2
         await pilot.press("pagedown")
-        assert chosen(app) == str(4701 + screenful)
+        assert job_under_cursor(app) == str(4701 + screenful)
         await pilot.press("pagedown", "pagedown", "pagedown")
-        assert chosen(app) == "4740"
-        await settled(pilot)
-        assert "train-40" in seen(app)
+        assert job_under_cursor(app) == "4740"
+        await wait_until_stable(pilot)
+        assert "train-40" in screen_text(app)
         await pilot.press("pageup")
-        assert chosen(app) == str(4740 - screenful)
+        assert job_under_cursor(app) == str(4740 - screenful)
         await pilot.press("g")
-        await settled(pilot)
-        assert chosen(app) == "4701"
-        assert "train-40" not in seen(app)
+        await wait_until_stable(pilot)
+        assert job_under_cursor(app) == "4701"
+        assert "train-40" not in screen_text(app)
 
-    use(what, Made(board=Board(rows=rows, taken_at=NOW)))
+    use_app(what, Made(board=Board(rows=rows, taken_at=NOW)))
 
 
-def test_a_title_sorts_and_then_turns_round_and_one_of_no_order_does_nothing() -> None:
+def test_a_click_on_a_column_title_sorts_and_then_reverses() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         title = str(app.screen.query_one(Rows).render_line(0).text)
         name, about = title.index("NAME"), title.index("ABOUT")
         await pilot.click(Rows, offset=(about, 0))
-        await settled(pilot)
-        assert "▼" not in seen(app)
+        await wait_until_stable(pilot)
+        assert "▼" not in screen_text(app)
         await pilot.click(Rows, offset=(name, 0))
-        await settled(pilot)
-        assert "NAME▼" in seen(app).splitlines()[2]
+        await wait_until_stable(pilot)
+        assert "NAME▼" in screen_text(app).splitlines()[2]
         await pilot.press("home")
-        first = chosen(app)
+        first = job_under_cursor(app)
         await pilot.click(Rows, offset=(name, 0))
-        await settled(pilot)
+        await wait_until_stable(pilot)
         await pilot.press("end")
-        assert chosen(app) == first
+        assert job_under_cursor(app) == first
 
-    use(what, size=(110, 24))
+    use_app(what, size=(110, 24))
 
 
-def test_a_job_that_went_as_it_was_opened_opens_nothing() -> None:
+def test_opening_a_job_that_has_disappeared_does_nothing() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         rows = app.screen.query_one(Rows)
         rows.post_message(Rows.Chosen(rows, "gone"))
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert isinstance(app.screen, JobsScreen)
 
-    use(what)
+    use_app(what)
 
 
-def test_a_click_below_the_jobs_chooses_none() -> None:
+def test_a_click_below_the_rows_selects_nothing() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.click(Rows, offset=(5, app.screen.query_one(Rows).size.height - 1))
-        await settled(pilot)
-        assert chosen(app) == "4701"
+        await wait_until_stable(pilot)
+        assert job_under_cursor(app) == "4701"
 
-    use(what, Made(board=Board(rows=(row(1), row(2)))))
+    use_app(what, Made(board=Board(rows=(row(1), row(2)))))
 
 
-def test_the_list_is_left_by_nothing_but_its_end() -> None:
+def test_leave_job_on_the_list_does_nothing() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         app.leave_job()
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert isinstance(app.screen, JobsScreen)
-        assert "4701" in seen(app)
+        assert "4701" in screen_text(app)
 
-    use(what)
+    use_app(what)
 
 
 @pytest.fixture
-def as_before() -> Iterator[None]:
+def restored_interpreter_settings() -> Iterator[None]:
     """Leave the interpreter as it was found: the dashboard tunes it for its own process."""
     turn, thresholds = sys.getswitchinterval(), gc.get_threshold()
     yield
@@ -308,7 +310,7 @@ def as_before() -> Iterator[None]:
     gc.unfreeze()
 
 
-def shown(
+def start_dashboard(
     monkeypatch: pytest.MonkeyPatch,
     *,
     theme: str | None = None,
@@ -322,10 +324,10 @@ def shown(
         async def look() -> None:
             async with app.run_test(size=(100, 24)) as pilot:
                 for _ in range(200):
-                    await settled(pilot)
-                    if "asking" not in seen(app):
+                    await wait_until_stable(pilot)
+                    if "asking" not in screen_text(app):
                         break
-                found.append((app.theme, seen(app)))
+                found.append((app.theme, screen_text(app)))
 
         asyncio.run(look())
 
@@ -333,31 +335,31 @@ def shown(
     start.run(
         cluster=None, key=key, read_only=False, ascii_only=ascii_only, theme=theme, say=lambda _: ("well",)
     )
-    over()
+    join_feed_threads()
     return found[0]
 
 
 @pytest.mark.parametrize("theme", ["colour-blind", "nord", None])
-@pytest.mark.usefixtures("as_before")
-def test_it_starts_in_the_theme_that_was_asked_for(
+@pytest.mark.usefixtures("restored_interpreter_settings")
+def test_the_dashboard_starts_with_the_requested_theme(
     monkeypatch: pytest.MonkeyPatch, theme: str | None
 ) -> None:
-    used, screen = shown(monkeypatch, theme=theme)
+    used, screen = start_dashboard(monkeypatch, theme=theme)
     assert used == (theme or "textual-dark")
     assert "no runs yet; dtslurm submit SCRIPT starts one" in screen
 
 
-@pytest.mark.usefixtures("as_before")
-def test_it_starts_with_the_job_that_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("restored_interpreter_settings")
+def test_the_dashboard_starts_with_the_named_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(tmp_path, monkeypatch)
     record, _ = desk.run(1)
     desk.run(2, job="8")
     desk.say("7", JobState.RUNNING, start_time=int(NOW))
-    _, screen = shown(monkeypatch, key=record.token, ascii_only=True)
+    _, screen = start_dashboard(monkeypatch, key=record.token, ascii_only=True)
     assert "train  7 on local" in screen
     assert "1 overview" in screen
 
 
-def test_a_theme_that_there_is_not_is_refused_and_the_others_are_named() -> None:
+def test_an_unknown_theme_is_refused_with_a_list_of_themes() -> None:
     with pytest.raises(RequestInvalid, match=r"no theme 'pink' \(there are: .*, and 17 more\)"):
         start.run(cluster=None, key=None, read_only=False, ascii_only=False, theme="pink", say=lambda _: ())

@@ -19,109 +19,109 @@ from dtslurm.model.runs.telemetry import RunTelemetry, TrainPoint
 from dtslurm.services.observe.run_list import Board, ClusterLine
 from dtslurm.views.run_page import Page, page
 from tests.dashboard.made import NOW, Made, board, many_jobs, page_of, row
-from tests.dashboard.screen import seen, settled, told, use
+from tests.dashboard.screen import notification_text, screen_text, use_app, wait_until_stable
 
 
-def test_why_a_job_waits_has_its_column_on_a_small_terminal_beside_a_scroll_bar() -> None:
+def test_a_narrow_terminal_has_an_about_column_beside_a_scroll_bar() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
-        await settled(pilot)
+        await wait_until_stable(pilot)
         clusters = tuple(ClusterLine(name=name, observed_at=NOW) for name in ("hpc", "other"))
         app.post_message(Arrived(replace(many_jobs(100), clusters=clusters)))
-        await settled(pilot)
-        head = seen(app).splitlines()[2].strip("│")
+        await wait_until_stable(pilot)
+        head = screen_text(app).splitlines()[2].strip("│")
         assert app.screen.query_one(Rows).room == 77
         assert head[:77].split() == ["STATE", "NAME", "JOB", "CLUSTER", "TIME/LIMIT", "DONE", "ABOUT"], head
         await pilot.press("slash", *"train-1")  # few are left, and no scroll bar
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert app.screen.query_one(Rows).room == 78
 
-    use(what, Made())
+    use_app(what, Made())
 
 
-def test_two_thousand_jobs() -> None:
+def test_the_list_handles_two_thousand_jobs() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("end")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert app.screen.row().job_id == "6700"  # type: ignore[attr-defined]
         await pilot.press("slash", *"train-1999")
-        await settled(pilot)
-        assert "6699" in seen(app)
+        await wait_until_stable(pilot)
+        assert "6699" in screen_text(app)
 
-    use(what, Made(board=many_jobs()))
+    use_app(what, Made(board=many_jobs()))
 
 
-def test_ten_thousand_ranks() -> None:
+def test_the_rank_grid_handles_ten_thousand_ranks() -> None:
     def big(_: object) -> Page:
         return page_of(10_000)
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter", "2")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         grid = app.screen.query_one(RankGrid)
         assert len(grid.cells) == 10_000
         assert not grid.cards
         await pilot.press("o")
         assert grid.cursor == 5
         await pilot.press("end")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert grid.cursor == 9999
-        assert "rank 9999" in seen(app)
+        assert "rank 9999" in screen_text(app)
         for mode in ("gpu", "memory", "silence", "state"):
             await pilot.press("m")
             assert grid.mode == mode
         await pilot.press("enter")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert app.screen.pane == "logs"  # type: ignore[attr-defined]
 
     source = Made(board=Board(rows=(row(1, ranks=10_000),)), page=big)
-    use(what, source)
+    use_app(what, source)
     assert ("follow", "4701", "9999") in source.asked
 
 
 @pytest.mark.parametrize("size", [(20, 5), (1, 1)])
-def test_no_size_is_too_small(size: tuple[int, int]) -> None:
+def test_very_small_terminals_cause_no_error(size: tuple[int, int]) -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter")
         for pane in "12345":
             await pilot.press(pane)
-            await settled(pilot)
+            await wait_until_stable(pilot)
         await pilot.press("question_mark", "escape", "q", "c", "n")
         await pilot.resize_terminal(80, 24)
-        await settled(pilot)
+        await wait_until_stable(pilot)
         await pilot.resize_terminal(*size)
-        await settled(pilot)
+        await wait_until_stable(pilot)
 
-    use(what, size=size)
+    use_app(what, size=size)
 
 
-def test_a_cluster_that_never_answered_and_a_user_without_runs() -> None:
+def test_keys_cause_no_error_without_runs_and_without_an_answer() -> None:
     dead = Board(clusters=(ClusterLine(name="hpc", trouble="there is no link to login.hpc"),), taken_at=NOW)
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
-        assert "no link to login.hpc" in seen(app)
-        assert "no runs yet" in seen(app)
+        assert "no link to login.hpc" in screen_text(app)
+        assert "no runs yet" in screen_text(app)
         await pilot.press("enter", "c", "x", "y", "R", "down", "up", "end", "home")
-        await settled(pilot)
+        await wait_until_stable(pilot)
 
-    use(what, Made(board=dead))
+    use_app(what, Made(board=dead))
 
 
-def test_a_lost_link_is_said_and_the_last_picture_stays() -> None:
+def test_a_lost_connection_is_reported_and_the_last_page_stays() -> None:
     source = Made()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         before = page_of(16)
         source.post(replace(before, trouble="the link was cut", taken_at=NOW - 42))
-        await settled(pilot)
-        assert "the link was cut; last seen 42s ago" in seen(app)
-        assert "tokens/s" in seen(app)
+        await wait_until_stable(pilot)
+        assert "the link was cut; last seen 42s ago" in screen_text(app)
+        assert "tokens/s" in screen_text(app)
         source.post(before)
-        await settled(pilot)
-        assert "live" in seen(app)
+        await wait_until_stable(pilot)
+        assert "live" in screen_text(app)
 
-    use(what, source)
+    use_app(what, source)
 
 
 BAD_PAGES = {
@@ -145,7 +145,7 @@ BAD_PAGES = {
 }
 
 
-def test_bad_input_is_drawn_all_the_same() -> None:
+def test_malformed_pages_are_drawn() -> None:
     source = Made()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
@@ -154,26 +154,26 @@ def test_bad_input_is_drawn_all_the_same() -> None:
             source.post(bad)
             for pane in "1235":
                 await pilot.press(pane)
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert isinstance(app.screen, JobScreen)
 
-    use(what, source)
+    use_app(what, source)
 
 
-def test_words_for_the_person_are_shown_as_they_are() -> None:
+def test_notifications_are_not_parsed_as_markup() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         app.post_message(Arrived(Notification("[bold]no[/] markup [", bad=True)))
-        await settled(pilot)
-        assert "[bold]no[/] markup [" in told(app)
+        await wait_until_stable(pilot)
+        assert "[bold]no[/] markup [" in notification_text(app)
 
-    use(what)
+    use_app(what)
 
 
-def test_ascii_is_all_that_is_drawn_where_it_is_all_there_is() -> None:
+def test_ascii_mode_draws_only_ascii_characters() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         for keys in (["enter"], ["2"], ["3"], ["4"], ["question_mark"]):
             await pilot.press(*keys)
-            await settled(pilot)
+            await wait_until_stable(pilot)
             drawn = "".join(
                 segment.text
                 for widget in app.screen.query(Widget)
@@ -182,35 +182,35 @@ def test_ascii_is_all_that_is_drawn_where_it_is_all_there_is() -> None:
             )
             assert drawn.isascii(), sorted({letter for letter in drawn if not letter.isascii()})
 
-    use(what, ascii_only=True)
+    use_app(what, ascii_only=True)
 
 
 @pytest.mark.parametrize("theme", ["colour-blind", "ansi-dark"])
-def test_themes(theme: str) -> None:
+def test_colour_blind_and_ansi_themes_are_drawn(theme: str) -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         app.theme = theme
-        await settled(pilot)
+        await wait_until_stable(pilot)
         await pilot.press("enter", "2")
-        await settled(pilot)
-        assert "stand out" in seen(app)
+        await wait_until_stable(pilot)
+        assert "stand out" in screen_text(app)
 
-    use(what)
+    use_app(what)
 
 
-def test_no_color_draws_no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_draws_only_shades_of_grey(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter", "2")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         for strip in app.screen._compositor.render_strips():
             for segment in strip:
                 if segment.style is not None and segment.style.color is not None:
                     triplet = segment.style.color.get_truecolor()
                     assert triplet.red == triplet.green == triplet.blue
 
-    use(what)
+    use_app(what)
 
 
-def test_boards_of_the_same_rows_change_nothing() -> None:
+def test_boards_of_equal_rows_are_equal() -> None:
     assert board() == board()

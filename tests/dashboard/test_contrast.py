@@ -11,7 +11,7 @@ from textual.theme import BUILTIN_THEMES
 
 from dtslurm.dashboard import theme as look
 from tests.dashboard.made import app_of
-from tests.dashboard.screen import settled
+from tests.dashboard.screen import wait_until_stable
 from tests.dashboard.test_screens import SCREENS
 
 NO_TEXT = " ·─│╭╮╰╯┌┐└┘├┤▁▂▃▄▅▆▇█▊▔▎"
@@ -28,7 +28,7 @@ def colour(style: Style, otherwise: str) -> Color:
 
 
 @pytest.mark.parametrize("theme", THEMES)
-def test_labels_have_contrast_on_every_ground(theme: str) -> None:
+def test_labels_have_enough_contrast_on_every_background(theme: str) -> None:
     async def measure() -> dict[str, float]:
         app = app_of()
         app.wanted_theme = theme
@@ -55,16 +55,16 @@ def test_labels_have_contrast_on_every_ground(theme: str) -> None:
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("theme", THEMES)
-def test_whatever_is_drawn_can_be_read(theme: str) -> None:
+def test_all_drawn_text_has_enough_contrast(theme: str) -> None:
     async def measure(keys: tuple[str, ...]) -> dict[str, float]:
         app = app_of()
         app.wanted_theme = theme
         found = {}
         async with app.run_test(size=(80, 24)) as pilot:
-            await settled(pilot)
+            await wait_until_stable(pilot)
             for key in keys:
                 await pilot.press(key)
-                await settled(pilot)
+                await wait_until_stable(pilot)
             for strip in app.screen._compositor.render_strips():
                 for text, style, _ in strip:
                     shown = style and style.color and style.bgcolor and text.strip(NO_TEXT)

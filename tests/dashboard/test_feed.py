@@ -8,7 +8,7 @@ from dtslurm.dashboard.feed import Feed, Notification
 from dtslurm.services.wiring.context import Context
 
 
-def test_a_fault_of_our_own_is_told_and_not_lost_behind_the_screen() -> None:
+def test_an_exception_in_a_feed_thread_is_posted_as_notification() -> None:
     def broken() -> Context:
         raise KeyError("profile")
 

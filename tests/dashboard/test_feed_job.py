@@ -18,7 +18,7 @@ from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.state import JobState
 from dtslurm.services.logs.log_stream import Item, Mark, Notice, OutputSummary, Rewritten
 from dtslurm.views.run_page import Page
-from tests.dashboard.desk import Desk, over, row_of
+from tests.dashboard.desk import Desk, join_feed_threads, row_of
 from tests.dashboard.made import NOW
 
 
@@ -27,14 +27,14 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     for name in ("_PAGE_S", "_FAR_PAGE_S", "_IDLE_PAGE_S", "_REST_S"):
         monkeypatch.setattr(feed_module, name, 0.01)
     yield Desk(tmp_path, monkeypatch)
-    over()
+    join_feed_threads()
 
 
 def lines(store: LineStore) -> list[tuple[str, str]]:
     return store.lines(range(store.first, store.total))
 
 
-def test_a_watched_job_has_pages_until_another_is_watched(desk: Desk) -> None:
+def test_a_watched_job_gets_pages_until_watching_ends(desk: Desk) -> None:
     record, files = desk.run(1)
     files.start(2)
     files.rank(0)
@@ -47,12 +47,12 @@ def test_a_watched_job_has_pages_until_another_is_watched(desk: Desk) -> None:
     told = desk.next(Page, lambda page: page.ranks[1].state == "failed")
     assert told.ranks[0].state == "running"
     feed.watch(None)
-    over()  # its thread ends
+    join_feed_threads()  # its thread ends
     while not desk.posts.empty():
         assert isinstance(desk.posts.get(), Page)
 
 
-def test_ranks_of_a_job_that_is_over_and_left_no_end_are_lost(desk: Desk) -> None:
+def test_ranks_of_an_ended_job_without_a_recorded_end_are_lost(desk: Desk) -> None:
     record, files = desk.run(1)
     files.start(1)
     files.rank(0)
@@ -62,7 +62,7 @@ def test_ranks_of_a_job_that_is_over_and_left_no_end_are_lost(desk: Desk) -> Non
     feed.stop()
 
 
-def test_what_cannot_be_read_any_more_is_said_below_the_last_picture(desk: Desk) -> None:
+def test_a_read_error_is_shown_below_the_last_page(desk: Desk) -> None:
     record, files = desk.run(1)
     files.start(1)
     files.rank(0)
@@ -78,7 +78,7 @@ def test_what_cannot_be_read_any_more_is_said_below_the_last_picture(desk: Desk)
     feed.stop()
 
 
-def test_a_job_of_which_nothing_was_ever_read_has_a_page_with_the_reason(desk: Desk) -> None:
+def test_a_job_without_readable_data_gets_a_page_with_the_reason(desk: Desk) -> None:
     record, files = desk.run(1)
     files.start(1)
     feed = desk.feed()
@@ -92,7 +92,7 @@ def test_a_job_of_which_nothing_was_ever_read_has_a_page_with_the_reason(desk: D
     feed.stop()
 
 
-def written(desk: Desk) -> JobRecord:
+def write_run(desk: Desk) -> JobRecord:
     record, files = desk.run(1)
     files.start(2)
     files.rank(0, log=b"hello\nworld\n")
@@ -107,29 +107,29 @@ def written(desk: Desk) -> JobRecord:
         ("1", "rank 1", [("1", "other")]),
     ],
 )
-def test_output_is_kept_with_whose_it_is(
+def test_log_lines_are_stored_with_their_rank(
     desk: Desk, ranks: str, words: str, wanted: list[tuple[str, str]]
 ) -> None:
-    store, record = LineStore(), written(desk)
+    store, record = LineStore(), write_run(desk)
     desk.feed().follow(row_of(record, over=True), store, ranks)
-    over()
+    join_feed_threads()
     assert sorted(lines(store)) == wanted
     while not desk.posts.empty():
         assert desk.posts.get() == LogState(record.token, words)
 
 
-def test_output_of_a_job_that_runs_is_followed_until_the_page_is_left(desk: Desk) -> None:
-    store, record = LineStore(), written(desk)
+def test_the_log_of_a_running_job_is_followed_until_the_page_is_left(desk: Desk) -> None:
+    store, record = LineStore(), write_run(desk)
     feed = desk.feed()
     feed.follow(row_of(record), store)
     desk.next(LogState)
     desk.next(LogState)  # everything that was there has come
     assert ("0", "hello") in lines(store)
     feed.follow(None, store)
-    over()
+    join_feed_threads()
 
 
-def test_output_that_cannot_be_followed_says_why_and_how_to_try_again(desk: Desk) -> None:
+def test_a_log_that_cannot_be_followed_shows_the_reason_and_the_retry_key(desk: Desk) -> None:
     record, _ = desk.run(1, cluster="gone")
     desk.feed().follow(row_of(record), LineStore())
     desk.next(LogState)
@@ -159,7 +159,7 @@ class Stream:
         return self.rounds.pop()
 
 
-def test_of_many_ranks_alarms_and_words_about_the_stream_stand_among_the_lines(
+def test_alarms_and_notices_are_stored_among_the_log_lines(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank, events = LogFile("rank", 3), LogFile("events")
@@ -176,7 +176,7 @@ def test_of_many_ranks_alarms_and_words_about_the_stream_stand_among_the_lines(
     monkeypatch.setattr(feed_module, "LogStream", Stream)
     store, (record, _) = LineStore(), desk.run(1)
     desk.feed().follow(row_of(record), store)
-    over()
+    join_feed_threads()
     assert lines(store) == [
         ("*", "connection lost (reset); reconnecting in 1 s"),
         ("node1", "srun: hello"),
@@ -199,7 +199,7 @@ def test_of_many_ranks_alarms_and_words_about_the_stream_stand_among_the_lines(
         ("0,3-7", False, "rank 0,3-7", 20_000),
     ],
 )
-def test_of_hundreds_of_ranks_only_alarms_unless_more_is_wanted(
+def test_many_ranks_are_followed_as_summaries_unless_ranks_are_selected(
     ranks: str, summary: bool, words: str, most: int
 ) -> None:
     record = JobRecord(
@@ -212,17 +212,17 @@ def test_of_hundreds_of_ranks_only_alarms_unless_more_is_wanted(
 
 
 @pytest.mark.parametrize("text", ["x", "0,", "3-", "-3", "3-x", "7-3", "0,7-3", "1.5", "²", "12345678901"])
-def test_what_names_no_ranks_is_refused(text: str) -> None:
+def test_invalid_rank_ranges_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=f"'{text}' names no ranks: write 0,3-7, or "):
         parse_rank_ranges(text)
 
 
-def test_ranks_are_named_by_numbers_and_ranges() -> None:
+def test_rank_ranges_are_parsed() -> None:
     assert parse_rank_ranges("0, 3-7 ,9-9") == ((0, 0), (3, 7), (9, 9))
     assert parse_rank_ranges(" ") is parse_rank_ranges("*") is None
 
 
-def test_the_verdict_is_said_in_the_words_of_who_asked(desk: Desk) -> None:
+def test_a_diagnosis_is_formatted_by_the_given_function(desk: Desk) -> None:
     record, files = desk.run(1)
     desk.say("7", JobState.FAILED, exit_code=3, start_time=int(NOW) - 60, end_time=int(NOW))
     files.start(1)
@@ -232,7 +232,7 @@ def test_the_verdict_is_said_in_the_words_of_who_asked(desk: Desk) -> None:
     assert desk.next(Diagnosed) == Diagnosed(record.token, ("FAILED at attempt 0",))
 
 
-def test_what_the_ranks_do_now_is_said_too(desk: Desk) -> None:
+def test_a_live_diagnosis_is_formatted_by_the_given_function(desk: Desk) -> None:
     record, files = desk.run(1)
     desk.say("7", JobState.RUNNING, start_time=int(NOW) - 60)
     files.start(1)
@@ -242,7 +242,7 @@ def test_what_the_ranks_do_now_is_said_too(desk: Desk) -> None:
     assert desk.next(Diagnosed) == Diagnosed(record.token, ("Live: RUNNING",), live=True)
 
 
-def test_of_a_job_that_does_not_run_that_is_said(desk: Desk) -> None:
+def test_a_live_diagnosis_of_a_pending_job_shows_the_state(desk: Desk) -> None:
     record, _ = desk.run(1)
     desk.say("7", JobState.PENDING)
     desk.feed().live(row_of(record))
@@ -251,7 +251,7 @@ def test_of_a_job_that_does_not_run_that_is_said(desk: Desk) -> None:
     assert "7 is not running: its state is PENDING" in "\n".join(found.lines)
 
 
-def test_a_verdict_that_cannot_be_had_says_why(desk: Desk) -> None:
+def test_a_failed_diagnosis_shows_the_reason(desk: Desk) -> None:
     record, files = desk.run(1)
     files.start(1)
     desk.feed().verdict(row_of(record), attempt=4)
@@ -260,7 +260,7 @@ def test_a_verdict_that_cannot_be_had_says_why(desk: Desk) -> None:
     assert "job 7 has no attempt 4, only 0" in "\n".join(told.lines)
 
 
-def test_a_queue_that_does_not_answer_leaves_the_verdict_to_the_runs_own_files(
+def test_a_diagnosis_uses_the_run_directory_if_the_queue_does_not_answer(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def silent(_: object) -> None:

@@ -13,14 +13,14 @@ from dtslurm.views.forecast import Forecast, forecast
 STEADY = [(1000.0 + 2 * step, float(100 + step)) for step in range(60)]  # half a step a second
 
 
-def told(**values: object) -> Forecast:
+def forecast_of(**values: object) -> Forecast:
     found = forecast(STEADY, now=1120.0, **values)  # type: ignore[arg-type]
     assert found is not None
     return found
 
 
-def test_the_end_is_where_the_present_pace_leads() -> None:
-    found = told(total=1000)
+def test_the_forecast_extrapolates_the_current_pace() -> None:
+    found = forecast_of(total=1000)
     assert found.step == 159
     assert found.pace == pytest.approx(0.5)
     assert found.done_at == pytest.approx(1118 + (1000 - 159) * 2)
@@ -28,23 +28,23 @@ def test_the_end_is_where_the_present_pace_leads() -> None:
     assert found.share == pytest.approx(0.159)
 
 
-def test_a_limit_that_comes_first_cuts_at_the_step_reached_by_then() -> None:
-    found = told(total=1000, limit_at=1118 + 200.0)
+def test_a_time_limit_before_the_end_gives_the_last_step() -> None:
+    found = forecast_of(total=1000, limit_at=1118 + 200.0)
     assert found.cut_at == 259
     assert words.cut_words(found) == "will be cut at step 259 of 1,000"
 
 
-def test_a_limit_that_comes_later_cuts_nothing() -> None:
-    assert told(total=1000, limit_at=1e6).cut_at is None
+def test_a_time_limit_after_the_end_cuts_nothing() -> None:
+    assert forecast_of(total=1000, limit_at=1e6).cut_at is None
 
 
-def test_without_a_total_there_is_a_pace_and_no_end() -> None:
-    found = told(limit_at=1200.0)
+def test_without_a_total_the_forecast_has_only_a_pace() -> None:
+    found = forecast_of(limit_at=1200.0)
     assert (found.total, found.done_at, found.cut_at, found.share) == (None, None, None, None)
     assert found.pace == pytest.approx(0.5)
 
 
-def test_steps_that_go_back_are_a_restart_and_only_what_follows_counts() -> None:
+def test_only_steps_after_a_restart_count() -> None:
     points = [*STEADY, (1200.0, 120.0), (1201.0, 121.0), (1202.0, 122.0)]
     found = forecast(points, total=130, now=1202.0)
     assert found is not None
@@ -52,14 +52,14 @@ def test_steps_that_go_back_are_a_restart_and_only_what_follows_counts() -> None
     assert found.pace == pytest.approx(1.0)
 
 
-def test_a_clock_that_goes_back_gives_no_negative_pace() -> None:
+def test_a_clock_that_is_set_back_gives_no_negative_pace() -> None:
     points = [(1000.0, 1.0), (1010.0, 2.0), (500.0, 3.0), (510.0, 4.0), (520.0, 5.0)]
     found = forecast(points, total=10, now=520.0)
     assert found is not None
     assert found.pace == pytest.approx(0.1)
 
 
-def test_a_run_that_stands_still_is_said_to() -> None:
+def test_a_run_without_new_steps_is_stalled() -> None:
     found = forecast(STEADY, total=1000, now=1118.0 + 300)
     assert found is not None
     assert found.stalled
@@ -68,9 +68,7 @@ def test_a_run_that_stands_still_is_said_to() -> None:
 
 
 @pytest.mark.parametrize(("pace", "every"), [(50, 10), (1, 5), (400, 5)])
-def test_lines_that_were_read_together_tell_the_pace_only_from_reading_to_reading(
-    pace: int, every: int
-) -> None:
+def test_the_pace_of_batched_lines_is_measured_between_batches(pace: int, every: int) -> None:
     batches = [
         [(1000.0 + number * every, float(number * pace * every + line)) for line in range(pace * every)]
         for number in range(4)
@@ -87,7 +85,7 @@ def test_lines_that_were_read_together_tell_the_pace_only_from_reading_to_readin
     assert words.steps_per_second(drawn[: 2 * pace * every]) == []
 
 
-def test_what_is_no_number_is_left_out() -> None:
+def test_points_that_are_not_finite_are_ignored() -> None:
     points = [(math.nan, 1.0), (1.0, math.inf), (1.0, 1e308), (2.0, -4.0)]
     assert forecast(points, now=5.0) is None
     found = forecast([*points, (3.0, 7.0)], total=math.inf, now=5.0)
@@ -95,7 +93,7 @@ def test_what_is_no_number_is_left_out() -> None:
     assert (found.step, found.total) == (7, None)
 
 
-def test_done_is_done() -> None:
+def test_a_finished_run_has_no_expected_end() -> None:
     found = forecast([(1.0, 9.0), (2.0, 10.0)], total=10, now=3.0, limit_at=3.5)
     assert found is not None
     assert (found.share, found.done_at, found.cut_at) == (1.0, None, None)
@@ -108,7 +106,7 @@ numbers = st.floats() | st.integers(-5, 10**6).map(float)
 @example([(-3.2e303, 0.0), (0.0, 1.0)], 56951.0, 0.0, 0.0)
 @example([(0.0, 0.0), (1.0, 5e-324)], 100.0, 0.0, 0.0)
 @example([(0.0, 0.0), (9e11, 5e-324)], 100.0, 0.0, 0.0)
-def test_any_points_give_a_forecast_that_can_be_said(
+def test_arbitrary_points_give_a_printable_forecast(
     points: list[tuple[float, float]], total: float, now: float, limit: float
 ) -> None:
     if not math.isfinite(now):

@@ -22,12 +22,12 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     return Desk(tmp_path, monkeypatch)
 
 
-def drawn(found: Board, width: int = 200) -> list[str]:
+def board_lines(found: Board, width: int = 200) -> list[str]:
     return frame.render_frame(found, None, None, width=width, now=NOW)
 
 
-def test_the_list_has_a_line_for_each_job_and_for_each_cluster_that_is_in_trouble() -> None:
-    lines = drawn(board())
+def test_one_frame_has_a_line_per_job_and_per_failed_cluster() -> None:
+    lines = board_lines(board())
     assert lines[0].startswith("3 running · 2 pending")
     assert lines[1].split() == ["STATE", "NAME", "JOB", "CLUSTER", "SIZE", "TIME/LIMIT", "DONE", "ABOUT"]
     assert lines[2].startswith("● RUNNING    llama-8b")
@@ -37,38 +37,38 @@ def test_the_list_has_a_line_for_each_job_and_for_each_cluster_that_is_in_troubl
     assert not any("hpc ok" in line for line in lines)
 
 
-def test_without_runs_that_is_all_there_is_to_say() -> None:
-    assert drawn(Board()) == ["no runs yet"]
+def test_one_frame_without_runs_says_so() -> None:
+    assert board_lines(Board()) == ["no runs yet"]
 
 
-def test_lines_are_cut_to_the_width_by_what_a_terminal_shows_of_them() -> None:
-    lines = drawn(board(), width=40)
+def test_lines_are_cut_to_the_display_width() -> None:
+    lines = board_lines(board(), width=40)
     assert all(len(line) <= 40 for line in lines)
     assert lines[2].endswith("…")
-    wide = drawn(Board(rows=(row(1, name="数" * 40),)), width=40)
+    wide = board_lines(Board(rows=(row(1, name="数" * 40),)), width=40)
     assert wide[2].startswith("● RUNNING  数数")
     assert len(wide[2]) < 30
 
 
-def paged(size: int, **values: object) -> str:
+def page_text(size: int, **values: object) -> str:
     job = row(1, ranks=size)
     shown = replace(page_of(size, job.key), **values)  # type: ignore[arg-type]
     return "\n".join(frame.render_frame(Board(rows=(job,)), shown, job.key, width=100, now=NOW))
 
 
-def test_a_stalled_job_says_so_on_its_page_and_names_the_command_that_tells_more() -> None:
+def test_the_page_of_a_stalled_job_names_diagnose_live() -> None:
     activity = Activity(
         stalled=True, since=NOW - 220, quiet_s=220, summary="no work for 3m40s; rank 3 is stopped"
     )
-    lines = paged(4, activity=activity).splitlines()
+    lines = page_text(4, activity=activity).splitlines()
     assert lines[0].startswith("■ STALLED 3m40s  train-1")
     assert lines[2:4] == [
         "no work for 3m40s", "dtslurm diagnose --live 4701 looks at every rank; rank 3 is stopped",
     ]  # fmt: skip
 
 
-def test_a_page_tells_progress_curves_ranks_nodes_and_events() -> None:
-    told = paged(16)
+def test_the_page_shows_progress_curves_ranks_nodes_and_events() -> None:
+    told = page_text(16)
     for part in (
         "train-1  4701 on hpc · 16 ranks on gpu[01-02]",
         "step 2,000 of 50,000 (4%)",
@@ -85,28 +85,30 @@ def test_a_page_tells_progress_curves_ranks_nodes_and_events() -> None:
     assert "more ranks" not in told
 
 
-def test_of_many_ranks_the_first_are_told_and_how_many_more_there_are() -> None:
-    told = paged(1000)
+def test_many_ranks_are_shortened_to_the_first_with_a_count() -> None:
+    told = page_text(1000)
     assert "rank 15: " in told
     assert "rank 16: " not in told
     assert "and 984 more ranks" in told
 
 
-def test_a_page_that_cannot_be_had_says_why() -> None:
-    told = paged(1, ranks=(), nodes=(), points=(), events=(), forecast=None, trouble="no link to login.hpc")
+def test_an_unavailable_page_shows_the_reason() -> None:
+    told = page_text(
+        1, ranks=(), nodes=(), points=(), events=(), forecast=None, trouble="no link to login.hpc"
+    )
     assert "\nno link to login.hpc\n" in told
     assert "no ranks yet" in told
     assert "no events yet" in told
 
 
-def test_progress_without_an_end_has_no_bar() -> None:
+def test_progress_without_a_total_has_no_bar() -> None:
     forecast = replace(page_of(4).forecast, total=None, done_at=None, cut_at=None)  # type: ignore[type-var]
-    told = paged(4, forecast=forecast)
+    told = page_text(4, forecast=forecast)
     assert "\nstep 2,000 · " in told
     assert "██" not in told
 
 
-def test_one_look_asks_every_cluster_and_running_jobs_how_far_they_are(desk: Desk) -> None:
+def test_query_board_asks_every_cluster_and_reads_the_progress_of_running_jobs(desk: Desk) -> None:
     _, files = desk.run(1)
     desk.run(2, cluster="gone", job="8")
     desk.say("7", JobState.RUNNING, start_time=int(NOW) - 60)
@@ -122,9 +124,7 @@ def test_one_look_asks_every_cluster_and_running_jobs_how_far_they_are(desk: Des
     assert [one.job_id for one in frame.query_board(desk.context, "local").rows] == ["7"]
 
 
-def test_a_cluster_that_does_not_answer_in_time_is_not_waited_for(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_query_board_does_not_wait_for_a_slow_cluster(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = threading.Event()
 
     def late(_: object) -> dict[str, list[JobStatus]]:
@@ -143,7 +143,7 @@ def test_a_cluster_that_does_not_answer_in_time_is_not_waited_for(
     assert [line.trouble for line in found.clusters] == ["no answer within 0 s"]
 
 
-def test_a_page_is_of_a_job_on_the_board(desk: Desk) -> None:
+def test_page_of_returns_the_page_of_a_job_on_the_board(desk: Desk) -> None:
     record, files = desk.run(1)
     desk.say("7", JobState.RUNNING, start_time=int(NOW) - 60)
     files.start(2)

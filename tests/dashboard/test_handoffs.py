@@ -23,9 +23,9 @@ from dtslurm.model.runs.activity import Activity
 from dtslurm.model.runs.state import JobState
 from dtslurm.services.observe.run_list import Board, ClusterReader, JobRow, Runs
 from dtslurm.services.wiring.context import Context
-from tests.dashboard.desk import Desk, over, row_of
+from tests.dashboard.desk import Desk, join_feed_threads, row_of
 from tests.dashboard.made import NOW, Made, board, row
-from tests.dashboard.screen import seen, settled, told, use
+from tests.dashboard.screen import notification_text, screen_text, use_app, wait_until_stable
 from tests.waiting import wait_until
 
 
@@ -46,7 +46,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
         (("enter", "p"), ("pager", "4701", "0", "0")),
     ],
 )
-def test_the_log_of_the_shown_rank_opens_in_the_pager_or_the_editor(
+def test_the_log_of_the_selected_rank_opens_in_the_pager_or_editor(
     monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...], asked: tuple[str, ...]
 ) -> None:
     source = Made()
@@ -55,13 +55,13 @@ def test_the_log_of_the_shown_rank_opens_in_the_pager_or_the_editor(
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         for key in keys:
             await pilot.press(key)
-            await settled(pilot)
+            await wait_until_stable(pilot)
         assert asked in source.asked
 
-    use(what, source)
+    use_app(what, source)
 
 
-def test_a_log_that_is_not_there_and_a_run_without_ranks_are_told(desk: Desk) -> None:
+def test_a_missing_log_file_is_reported(desk: Desk) -> None:
     record, files = desk.run(1)
     files.start(1)
     feed = desk.feed()
@@ -70,7 +70,7 @@ def test_a_log_that_is_not_there_and_a_run_without_ranks_are_told(desk: Desk) ->
 
 
 @pytest.mark.parametrize("opener", [PAGER, EDITOR])
-def test_a_log_opens_with_the_program_that_the_user_named(
+def test_a_log_opens_with_the_program_of_the_environment(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, opener: object
 ) -> None:
     record, files = desk.run(1)
@@ -89,22 +89,22 @@ def test_a_log_opens_with_the_program_that_the_user_named(
     assert (tmp_path / "words").read_text() == f"-x\n{log}\n"
 
 
-def there(*names: str) -> Callable[[str], str | None]:
+def fake_which(*names: str) -> Callable[[str], str | None]:
     return lambda name: f"/bin/{name}" if name in names else None
 
 
-def test_a_program_is_the_named_one_or_one_that_is_there() -> None:
-    assert find_program(PAGER, {"PAGER": "less -S"}, there("less")) == ["less", "-S"]
-    assert find_program(PAGER, {"PAGER": "most"}, there("more")) == ["more"]
-    assert find_program(PAGER, {"PAGER": "'"}, there("less")) == ["less"]
-    assert find_program(PAGER, {}, there("less", "more")) == ["less"]
-    assert find_program(EDITOR, {"VISUAL": "code -w", "EDITOR": "vi"}, there("code")) == ["code", "-w"]
-    assert find_program(EDITOR, {"VISUAL": " ", "EDITOR": "ed"}, there("ed", "vi")) == ["ed"]
+def test_find_program_prefers_the_named_program_that_is_installed() -> None:
+    assert find_program(PAGER, {"PAGER": "less -S"}, fake_which("less")) == ["less", "-S"]
+    assert find_program(PAGER, {"PAGER": "most"}, fake_which("more")) == ["more"]
+    assert find_program(PAGER, {"PAGER": "'"}, fake_which("less")) == ["less"]
+    assert find_program(PAGER, {}, fake_which("less", "more")) == ["less"]
+    assert find_program(EDITOR, {"VISUAL": "code -w", "EDITOR": "vi"}, fake_which("code")) == ["code", "-w"]
+    assert find_program(EDITOR, {"VISUAL": " ", "EDITOR": "ed"}, fake_which("ed", "vi")) == ["ed"]
 
 
-def test_where_there_is_no_program_the_message_names_what_was_looked_for() -> None:
+def test_a_missing_program_is_reported_with_the_names_that_were_tried() -> None:
     with pytest.raises(CommandNotFound) as caught:
-        find_program(EDITOR, {"EDITOR": "emacs"}, there())
+        find_program(EDITOR, {"EDITOR": "emacs"}, fake_which())
     text = str(caught.value)
     assert "there is no editor on this machine: neither vi nor nano is installed" in text
     assert "$EDITOR is 'emacs', which is no program here" in text
@@ -114,17 +114,17 @@ def test_where_there_is_no_program_the_message_names_what_was_looked_for() -> No
 # ---- Reports
 
 
-def test_a_key_writes_the_report_of_the_chosen_attempt() -> None:
+def test_the_w_key_writes_a_report() -> None:
     source = Made()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("w")
         assert source.asked == [("report", "4701", "None")]
 
-    use(what, source)
+    use_app(what, source)
 
 
-def test_a_report_is_written_beside_the_one_before_and_its_place_is_told(desk: Desk) -> None:
+def test_a_report_is_written_under_a_new_name_and_its_path_is_reported(desk: Desk) -> None:
     record, files = desk.run(1)
     files.start(1)
     files.rank(0, ended=2000, exit_code=0)
@@ -135,10 +135,10 @@ def test_a_report_is_written_beside_the_one_before_and_its_place_is_told(desk: D
         word = desk.next(Notification)
         assert word == Notification(f"wrote the report to {desk.folder / name}")
         assert "<html" in (desk.folder / name).read_text()
-        over()
+        join_feed_threads()
 
 
-def test_a_report_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_report_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"cannot write .*gone/run-1.html: No such file"):
         write_new(tmp_path / "gone", "run-1", "text")
 
@@ -147,76 +147,76 @@ def test_a_report_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keys", [("A",), ("enter", "A")])
-def test_a_run_is_submitted_once_more_after_a_question(keys: tuple[str, ...]) -> None:
+def test_the_a_key_resubmits_a_run_after_a_confirmation(keys: tuple[str, ...]) -> None:
     source = Made()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press(*keys)
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert isinstance(app.screen, Confirm)
-        assert "Submit llama-8b (4701 on hpc) once more" in seen(app)
+        assert "Submit llama-8b (4701 on hpc) once more" in screen_text(app)
         await pilot.press("n")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert ("resubmit", "4701") not in source.asked
         await pilot.press("A")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         await pilot.press("y")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert source.asked[-1] == ("resubmit", "4701")
 
-    use(what, source)
+    use_app(what, source)
 
 
 @pytest.mark.parametrize("key", ["A", "D", "v"])
-def test_read_only_neither_submits_nor_edits(key: str) -> None:
+def test_a_read_only_dashboard_does_not_submit_or_edit(key: str) -> None:
     source = Made(board=Board() if key == "D" else board())
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
-        assert "starts a demo" not in seen(app)
+        assert "starts a demo" not in screen_text(app)
         if key == "v":
             await pilot.press("enter")
         await pilot.press(key)
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert not isinstance(app.screen, Confirm)
         assert {asked[0] for asked in source.asked} <= {"watch", "follow"}
 
-    use(what, source, read_only=True)
+    use_app(what, source, read_only=True)
 
 
-def test_the_next_command_about_a_run_is_copied() -> None:
+def test_the_next_command_of_a_run_is_copied() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("Y")
         assert app.clipboard == "dtslurm logs -f 4701"
         await pilot.press("enter", "Y")
         assert app.clipboard == "dtslurm logs -f 4701"
 
-    use(what)
+    use_app(what)
 
 
-def test_where_there_is_no_run_a_key_starts_the_demo_after_a_question() -> None:
+def test_without_runs_the_d_key_starts_the_demo_after_a_confirmation() -> None:
     source = Made(board=Board())
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
-        assert "D starts a demo on this machine" in seen(app)
+        assert "D starts a demo on this machine" in screen_text(app)
         await pilot.press("D")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         await pilot.press("y")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert source.asked == [("demo",)]
 
-    use(what, source)
+    use_app(what, source)
 
 
-def test_where_there_are_runs_the_demo_is_not_started() -> None:
+def test_with_runs_the_d_key_does_not_start_the_demo() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("D")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert isinstance(app.screen, JobsScreen)
 
-    use(what)
+    use_app(what)
 
 
-def test_the_demo_trains_and_tells_of_every_step(
+def test_the_demo_trains_and_records_every_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DTSLURM_METRICS", str(tmp_path / "train.jsonl"))
@@ -229,7 +229,7 @@ def test_the_demo_trains_and_tells_of_every_step(
 
 
 @pytest.mark.e2e
-def test_the_demo_runs_and_is_submitted_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_can_be_run_and_resubmitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     posts: list[object] = []
     monkeypatch.chdir(tmp_path)
     feed = Feed(Context, lambda _: ())
@@ -256,94 +256,94 @@ def test_the_demo_runs_and_is_submitted_once_more(tmp_path: Path, monkeypatch: p
     for one in rows():
         feed.act("cancel", one)
     wait_until(lambda: all(one.over for one in rows()), "both runs have ended")
-    over()
+    join_feed_threads()
 
 
 # ---- Events
 
 
-def running(**values: object) -> JobRow:
+def running_row(**values: object) -> JobRow:
     return row(1, name="llama", **values)
 
 
-def ended(**values: object) -> JobRow:
-    return running(state="FAILED", over=True, about="rank 3 failed first", **values)
+def failed_row(**values: object) -> JobRow:
+    return running_row(state="FAILED", over=True, about="rank 3 failed first", **values)
 
 
 STALLED = Activity(stalled=True, since=NOW - 600, quiet_s=600, summary="no work of any rank")
 WORKS = Activity(stalled=False, since=NOW, quiet_s=0, summary="")
 
 
-def test_an_end_is_an_event_once_and_only_of_a_run_that_was_seen_alive() -> None:
+def test_an_end_is_announced_once_for_runs_that_were_seen_active() -> None:
     announcer = Announcer()
-    assert announcer.read(Board(rows=(ended(), row(2)))) == []
-    assert announcer.read(Board(rows=(ended(), row(2, state="COMPLETED", over=True, ok=True)))) == [
+    assert announcer.read(Board(rows=(failed_row(), row(2)))) == []
+    assert announcer.read(Board(rows=(failed_row(), row(2, state="COMPLETED", over=True, ok=True)))) == [
         "train-2 (4702) completed"
     ]
-    assert announcer.read(Board(rows=(ended(), row(2, state="COMPLETED", over=True, ok=True)))) == []
+    assert announcer.read(Board(rows=(failed_row(), row(2, state="COMPLETED", over=True, ok=True)))) == []
 
 
-def test_a_state_that_is_unknown_is_no_life_and_no_end() -> None:
+def test_an_unknown_state_is_neither_active_nor_ended() -> None:
     announcer = Announcer()
-    unknown = running(state="UNKNOWN", unknown=True)
+    unknown = running_row(state="UNKNOWN", unknown=True)
     assert announcer.read(Board(rows=(unknown,))) == []
-    assert announcer.read(Board(rows=(ended(),))) == []
-    announcer.read(Board(rows=(running(),)))
+    assert announcer.read(Board(rows=(failed_row(),))) == []
+    announcer.read(Board(rows=(running_row(),)))
     announcer.read(Board(rows=(unknown,)))
-    assert announcer.read(Board(rows=(ended(),))) == ["llama (4701) failed: rank 3 failed first"]
+    assert announcer.read(Board(rows=(failed_row(),))) == ["llama (4701) failed: rank 3 failed first"]
 
 
-def test_a_stall_is_an_event_once_until_the_run_works_again() -> None:
+def test_a_stall_is_announced_once_until_the_run_works_again() -> None:
     announcer = Announcer()
-    stalled = Board(rows=(running(activity=STALLED),))
+    stalled = Board(rows=(running_row(activity=STALLED),))
     assert announcer.read(stalled) == []  # it had stalled before
-    announcer.read(Board(rows=(running(activity=WORKS),)))
+    announcer.read(Board(rows=(running_row(activity=WORKS),)))
     text = "llama (4701) stalled: its ranks have done nothing for 10m00s"
     assert announcer.read(stalled) == [text]
-    assert announcer.read(Board(rows=(running(),))) == []  # nobody has looked
+    assert announcer.read(Board(rows=(running_row(),))) == []  # nobody has looked
     assert announcer.read(stalled) == []
-    announcer.read(Board(rows=(running(activity=WORKS),)))
+    announcer.read(Board(rows=(running_row(activity=WORKS),)))
     assert announcer.read(stalled) == [text]
 
 
-def test_of_an_array_the_whole_ends_and_not_each_task() -> None:
+def test_the_end_of_an_array_is_announced_once_for_all_tasks() -> None:
     announcer = Announcer()
-    whole = running(tasks=(("RUNNING", 2),), job_id="9")
-    tasks = tuple(running(key=f"t{task}", task=str(task)) for task in range(2))
+    whole = running_row(tasks=(("RUNNING", 2),), job_id="9")
+    tasks = tuple(running_row(key=f"t{task}", task=str(task)) for task in range(2))
     announcer.read(Board(rows=(whole, *tasks)))
     done = tuple(replace(one, over=True, ok=True, state="COMPLETED") for one in (whole, *tasks))
     assert announcer.read(Board(rows=done)) == ["llama (9) completed"]
 
 
-def test_many_events_are_one_line_that_commands_no_terminal() -> None:
+def test_several_announcements_form_one_line_without_escape_sequences() -> None:
     text = sentence([f"run\x1b]52;c;ZXZpbA==\x07 {number}\n" for number in range(5)])
     assert text == "run 0; run 1; run 2; and 2 more"
     assert terminal_notification("a\x07b\x1b[2J") == "\x1b]9;dtslurm: ab\x07"
 
 
-def test_a_run_that_ends_rings_once_and_not_where_that_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Made(board=Board(rows=(running(), row(2))))
+def test_the_bell_rings_once_per_ended_run_unless_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Made(board=Board(rows=(running_row(), row(2))))
     rung: list[str] = []
     monkeypatch.setattr(TopApp, "bell", lambda _: rung.append("bell"))
     monkeypatch.setattr(TopApp, "write_sequence", lambda _, sequence: rung.append(sequence))
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         for _ in range(2):
-            source.post(Board(rows=(ended(), row(2))))
-            await settled(pilot)
+            source.post(Board(rows=(failed_row(), row(2))))
+            await wait_until_stable(pilot)
         words = "llama (4701) failed: rank 3 failed first"
         assert rung == ["bell", f"\x1b]9;dtslurm: {words}\x07"]
-        assert words in told(app)
+        assert words in notification_text(app)
         await pilot.press("b")
-        assert "is silent when a run ends" in told(app)
-        source.post(Board(rows=(ended(), row(2, state="COMPLETED", over=True, ok=True))))
-        await settled(pilot)
+        assert "is silent when a run ends" in notification_text(app)
+        source.post(Board(rows=(failed_row(), row(2, state="COMPLETED", over=True, ok=True))))
+        await wait_until_stable(pilot)
         assert len(rung) == 2
 
-    use(what, source)
+    use_app(what, source)
 
 
-def test_the_help_names_every_new_key() -> None:
+def test_the_help_lists_the_keys_of_external_programs() -> None:
     assert {key: key in Help(read_only=False)._text for key in ("p v ", "w  ", "A submit", "b  ", "y Y")} == (
         dict.fromkeys(("p v ", "w  ", "A submit", "b  ", "y Y"), True)
     )

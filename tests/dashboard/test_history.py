@@ -26,17 +26,17 @@ from dtslurm.model.runs.state import JobState
 from dtslurm.model.runs.telemetry import TrainPoint
 from dtslurm.services.observe.run_list import Board
 from dtslurm.services.observe.utilization_history import UtilizationHistory, UtilizationRow
-from tests.dashboard.desk import Desk, over
+from tests.dashboard.desk import Desk, join_feed_threads
 from tests.dashboard.made import NOW, Made, board, page_of, row
-from tests.dashboard.screen import seen, settled, use
+from tests.dashboard.screen import screen_text, use_app, wait_until_stable
 
 
-def told(rank: int, seconds: float, steps: int = 20) -> list[TrainPoint]:
+def rank_points(rank: int, seconds: float, steps: int = 20) -> list[TrainPoint]:
     return [TrainPoint(time=NOW + step, rank=rank, step=step, step_time_s=seconds) for step in range(steps)]
 
 
-def test_the_slow_rank_comes_first_and_is_red() -> None:
-    points = [*told(0, 1.0), *told(1, 1.0), *told(2, 1.0), *told(3, 2.0)]
+def test_the_slowest_rank_is_first_and_red() -> None:
+    points = [*rank_points(0, 1.0), *rank_points(1, 1.0), *rank_points(2, 1.0), *rank_points(3, 2.0)]
     strips = step_strips(points, 10)
     assert strips is not None
     assert [(strip.label, strip.stands_out) for strip in strips.rows] == [
@@ -49,17 +49,18 @@ def test_the_slow_rank_comes_first_and_is_red() -> None:
     assert len(strips.rows[0].cells) == 10
 
 
-def test_a_rank_that_slows_down_is_red_from_then_on() -> None:
+def test_a_rank_is_red_from_the_time_of_its_slowdown() -> None:
     late = [
-        replace(point, step_time_s=3.0 if point.step and point.step >= 10 else 1.0) for point in told(1, 1.0)
+        replace(point, step_time_s=3.0 if point.step and point.step >= 10 else 1.0)
+        for point in rank_points(1, 1.0)
     ]
-    strips = step_strips([*told(0, 1.0), *told(2, 1.0), *late], 20)
+    strips = step_strips([*rank_points(0, 1.0), *rank_points(2, 1.0), *late], 20)
     assert strips is not None
     [slow] = [strip for strip in strips.rows if strip.label == "rank 1"]
     assert [kind for _, kind in slow.cells] == ["good"] * 10 + ["bad"] * 10
 
 
-def test_step_times_follow_from_moments_where_no_rank_says_them() -> None:
+def test_step_times_are_derived_from_timestamps() -> None:
     points = [
         TrainPoint(time=NOW + step * pace, rank=rank, step=step)
         for rank, pace in ((0, 1.0), (1, 2.0), (2, 1.0))
@@ -70,14 +71,14 @@ def test_step_times_follow_from_moments_where_no_rank_says_them() -> None:
     assert strips.rows[0] == replace(strips.rows[0], label="rank 1", cells=(("█", "bad"),), stands_out=True)
 
 
-def test_a_slow_rank_has_no_holes_and_a_long_gap_is_one() -> None:
+def test_a_slow_rank_has_no_gaps_and_a_long_pause_is_a_gap() -> None:
     slow = [TrainPoint(time=NOW + 3 * step, rank=1, step=step, step_time_s=3.0) for step in range(7)]
-    strips = step_strips([*told(0, 1.0), *told(2, 1.0), *slow], 20)
+    strips = step_strips([*rank_points(0, 1.0), *rank_points(2, 1.0), *slow], 20)
     assert strips is not None
     assert strips.rows[0].label == "rank 1"
     assert "".join(text for text, _ in strips.rows[0].cells) == "█" * 19 + " "  # its last step ended before
-    gap = [*told(1, 1.0)[:5], *told(1, 1.0)[15:]]
-    strips = step_strips([*told(0, 1.0), *gap], 20)
+    gap = [*rank_points(1, 1.0)[:5], *rank_points(1, 1.0)[15:]]
+    strips = step_strips([*rank_points(0, 1.0), *gap], 20)
     assert strips is not None
     assert "".join(text for text, _ in strips.rows[1].cells).count(" ") == 10
 
@@ -86,18 +87,20 @@ def test_a_slow_rank_has_no_holes_and_a_long_gap_is_one() -> None:
     "points",
     [
         [],
-        told(0, 1.0),
+        rank_points(0, 1.0),
         [TrainPoint(step=1, rank=0), TrainPoint(step=1, rank=1)],
         [TrainPoint(time=NOW, step=1, rank=0), TrainPoint(time=NOW, step=1, rank=1)],
     ],
 )
-def test_where_no_two_ranks_tell_steps_there_are_no_step_times(points: list[TrainPoint]) -> None:
+def test_step_strips_require_steps_of_two_ranks_over_time(points: list[TrainPoint]) -> None:
     assert step_strips(points, 10) is None
 
 
-def test_of_many_ranks_those_that_stand_out_are_kept() -> None:
+def test_outliers_are_kept_if_there_are_too_many_ranks() -> None:
     points = [
-        point for rank in range(MOST_STRIPS + 100) for point in told(rank, 2.0 if rank == 600 else 1.0, 2)
+        point
+        for rank in range(MOST_STRIPS + 100)
+        for point in rank_points(rank, 2.0 if rank == 600 else 1.0, 2)
     ]
     strips = step_strips(points, 10)
     assert strips is not None
@@ -118,7 +121,7 @@ USE = UtilizationHistory(
 )  # fmt: skip
 
 
-def test_a_gpu_that_idles_while_others_work_comes_first() -> None:
+def test_a_gpu_that_is_idle_while_others_work_is_first() -> None:
     strips = utilization_strips(USE, 96)
     assert [strip.label for strip in strips.rows] == [
         "gpu02 gpu 1", "gpu01 gpu 0", "gpu01 gpu 1", "gpu02 gpu 0",
@@ -128,14 +131,14 @@ def test_a_gpu_that_idles_while_others_work_comes_first() -> None:
     assert [kind for _, kind in strips.rows[2].cells] == ["good", "warn", "good", "good"]
 
 
-def test_without_gpus_the_cpus_of_the_nodes_are_shown() -> None:
+def test_without_gpus_cpu_use_is_shown() -> None:
     strips = utilization_strips(replace(USE, rows=USE.rows[-1:]), 96)
     assert [strip.label for strip in strips.rows] == ["gpu01 cpu"]
     assert strips.legend.startswith("CPU use")
     assert utilization_strips(replace(USE, rows=()), 96).rows == ()
 
 
-def test_a_spark_line_is_the_mean_of_all_gpus_and_nothing_where_there_is_none() -> None:
+def test_a_spark_line_shows_the_mean_use_of_all_gpus() -> None:
     assert average_gpus(replace(USE, rows=USE.rows[-1:]), 8) == ()
     assert average_gpus(USE, 4)[:2] == pytest.approx((69.5, 53.0))
     assert len(average_gpus(USE, 2)) == 2
@@ -145,56 +148,56 @@ def test_a_spark_line_is_the_mean_of_all_gpus_and_nothing_where_there_is_none() 
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)])
-def test_the_pane_shows_the_slow_rank_first_with_a_legend(size: tuple[int, int]) -> None:
-    points = tuple(point for rank in range(16) for point in told(rank, 2.0 if rank == 7 else 1.0))
+def test_the_history_pane_shows_the_slow_rank_first_with_a_legend(size: tuple[int, int]) -> None:
+    points = tuple(point for rank in range(16) for point in rank_points(rank, 2.0 if rank == 7 else 1.0))
     source = Made(page=lambda job: replace(page_of(16, job.key), points=points))
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter", "6")
-        await settled(pilot)
-        lines = seen(app).splitlines()
+        await wait_until_stable(pilot)
+        lines = screen_text(app).splitlines()
         [first] = [line for line in lines if "▲ rank 7" in line]
         assert "█" * 20 in first
-        assert "▲ 1 row stands out" in seen(app)
-        assert "step time / median of all ranks" in seen(app)
+        assert "▲ 1 row stands out" in screen_text(app)
+        assert "step time / median of all ranks" in screen_text(app)
         assert not [asked for asked in source.asked if asked[0] == "history"]
 
-    use(what, source, size=size)
+    use_app(what, source, size=size)
 
 
-def test_where_no_steps_are_known_the_use_of_gpus_is_asked_for_once() -> None:
+def test_without_steps_the_history_pane_requests_gpu_use_once() -> None:
     source = Made(use=USE)
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter", "6")
-        await settled(pilot)
-        assert "▲ gpu02 gpu 1" in seen(app)
-        assert "GPU use, 0 to 100 % by height" in seen(app)
+        await wait_until_stable(pilot)
+        assert "▲ gpu02 gpu 1" in screen_text(app)
+        assert "GPU use, 0 to 100 % by height" in screen_text(app)
         source.post(source.page(source.board.rows[0]))
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert [asked for asked in source.asked if asked[0] == "history"] == [("history", "4701", "0")]
         await pilot.press("G", "g", "j", "k", "pagedown")
         source.post(RunUtilization(source.board.rows[0].key, 5, replace(USE, rows=())))  # of another attempt
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert app.screen.query_one(StripView).strips.rows == ()
 
-    use(what, source)
+    use_app(what, source)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)])
-def test_the_list_has_the_use_of_gpus_where_there_are_samples(size: tuple[int, int]) -> None:
+def test_the_list_has_a_gpu_use_column_if_there_are_samples(size: tuple[int, int]) -> None:
     source = Made(board=Board(rows=board().rows[:2], clusters=board().clusters[:1], taken_at=NOW))
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
-        assert "GPU USE" not in seen(app)
+        assert "GPU USE" not in screen_text(app)
         source.post(GpuUtilization({"000000000001": (0.0, 50.0, 100.0, 100.0), "gone": (1.0,)}))
-        await settled(pilot)
-        assert "GPU USE" in seen(app)
+        await wait_until_stable(pilot)
+        assert "GPU USE" in screen_text(app)
         first, second = (app.screen.query_one(Rows).render_line(number).text for number in (1, 2))
         assert "▁▅██" in first
         assert not set(second) & set("▁▂▃▄▅▆▇█")
 
-    use(what, source, size=size)
+    use_app(what, source, size=size)
 
 
 @pytest.fixture
@@ -208,7 +211,7 @@ def sample(time: float, util: float | None) -> dict[str, object]:
     return {"time": time, "node": "n1", "node_rank": 0, "cpu_percent": 3.0, "gpus": gpus}
 
 
-def test_the_feed_posts_the_use_of_running_and_of_ended_runs_with_samples(desk: Desk) -> None:
+def test_the_feed_posts_the_gpu_use_of_runs_with_samples(desk: Desk) -> None:
     tokens = []
     for number, util in ((1, 80.0), (2, 20.0), (3, None)):
         record, files = desk.run(number, job=str(number))
@@ -224,16 +227,16 @@ def test_the_feed_posts_the_use_of_running_and_of_ended_runs_with_samples(desk: 
     feed.start(desk.posts.put)
     found = desk.next(GpuUtilization, lambda value: len(value.values) == 2)
     feed.stop()
-    over()
+    join_feed_threads()
     assert found.values == {tokens[0]: (80.0, 80.0), tokens[1]: (20.0, 20.0)}
 
 
-def test_the_feed_posts_the_history_of_an_attempt(desk: Desk) -> None:
+def test_the_feed_posts_the_utilization_history_of_an_attempt(desk: Desk) -> None:
     record, files = desk.run(1)
     files.start(1)
     files.lines("node-0.jsonl", sample(NOW - 20, 70.0), sample(NOW - 5, 90.0))
     feed = desk.feed()
     feed.history(row(1, key=record.token, token=record.token), 0)
     history = desk.next(RunUtilization).history
-    over()
+    join_feed_threads()
     assert [(one.label, one.values) for one in history.gpus] == [("n1 gpu 0", (70.0, 90.0))]

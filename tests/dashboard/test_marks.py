@@ -15,40 +15,40 @@ from dtslurm.dashboard.jobs import JobsScreen
 from dtslurm.dashboard.reader import Reader
 from dtslurm.model.runs.state import JobState
 from dtslurm.services.observe.run_list import Board
-from tests.dashboard.desk import Desk, over, row_of
+from tests.dashboard.desk import Desk, join_feed_threads, row_of
 from tests.dashboard.made import NOW, Made, board, row
-from tests.dashboard.screen import seen, settled, told, use
+from tests.dashboard.screen import notification_text, screen_text, use_app, wait_until_stable
 
 
-def test_space_marks_the_run_and_goes_on_to_the_next() -> None:
+def test_space_marks_a_run_and_moves_to_the_next() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("space", "space")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert isinstance(app.screen, JobsScreen)
         assert app.screen.marked == ["000000000001", "000000000002"]
-        assert "◆ llama-8b" in seen(app)
-        assert "◆ llama-70b" in seen(app)
-        assert seen(app).count("◆") == 2
-        assert "2 marked" in seen(app)
+        assert "◆ llama-8b" in screen_text(app)
+        assert "◆ llama-70b" in screen_text(app)
+        assert screen_text(app).count("◆") == 2
+        assert "2 marked" in screen_text(app)
         await pilot.press("k", "space")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert app.screen.marked == ["000000000001"]
         await pilot.press("escape")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert app.screen.marked == []
 
-    use(what)
+    use_app(what)
 
 
-def test_of_keys_that_come_together_each_marks_where_the_last_one_led() -> None:
+def test_queued_keys_mark_the_rows_that_the_cursor_reached() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         for key, character in (("j", "j"), ("j", "j"), ("space", " "), ("j", "j"), ("space", " ")):
             app.post_message(Key(key, character))
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert isinstance(app.screen, JobsScreen)
         assert app.screen.marked == ["000000000003", "000000000005"]
 
-    use(what)
+    use_app(what)
 
 
 def test_marked_runs_are_compared_in_the_order_of_their_marks() -> None:
@@ -56,30 +56,30 @@ def test_marked_runs_are_compared_in_the_order_of_their_marks() -> None:
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("down", "space", "home", "space", "C")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert source.asked == [("compare", "4702", "4701")]
         assert isinstance(app.screen, Reader)
-        assert "state  FAILED  COMPLETED" in seen(app)
+        assert "state  FAILED  COMPLETED" in screen_text(app)
         await pilot.press("y")
         assert app.clipboard == "state  FAILED  COMPLETED\nloss by step"
         await pilot.press("q")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert isinstance(app.screen, JobsScreen)
 
-    use(what, source)
+    use_app(what, source)
 
 
-def test_what_comes_after_its_screen_was_left_is_shown_nowhere_else() -> None:
+def test_a_comparison_is_not_shown_after_its_screen_was_left() -> None:
     source = Made()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         source.post(ComparisonText(("state",)))
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert not isinstance(app.screen, Reader)
 
-    use(what, source)
+    use_app(what, source)
 
 
 @pytest.mark.parametrize("marks", [0, 1, 9])
@@ -88,42 +88,42 @@ def test_two_to_eight_runs_can_be_compared(marks: int) -> None:
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press(*["space"] * marks, "C")
-        await settled(pilot)
-        assert f"2 to 8 runs can be compared; {marks} are marked (space marks one)" in told(app)
+        await wait_until_stable(pilot)
+        assert f"2 to 8 runs can be compared; {marks} are marked (space marks one)" in notification_text(app)
         assert source.asked == []
 
-    use(what, source)
+    use_app(what, source)
 
 
-def test_a_task_is_marked_as_its_run() -> None:
+def test_marking_an_array_task_marks_its_run() -> None:
     source = Made()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("down", "down", "down", "enter", "down", "space", "space")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert isinstance(app.screen, JobsScreen)
         assert app.screen.marked == []  # both marks were of the same array
         await pilot.press("space")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert app.screen.marked == ["a" * 12]
 
-    use(what, source)
+    use_app(what, source)
 
 
-def test_a_mark_goes_with_its_run() -> None:
+def test_a_mark_disappears_with_its_run() -> None:
     source = Made()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("space")
         source.post(Board(rows=board().rows[1:], taken_at=NOW))
-        await settled(pilot)
+        await wait_until_stable(pilot)
         assert isinstance(app.screen, JobsScreen)
         assert app.screen.marked == []
 
-    use(what, source)
+    use_app(what, source)
 
 
-def test_the_feed_compares_the_runs_that_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_feed_compares_the_named_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(tmp_path, monkeypatch)
     rows = []
     for number, loss in ((1, 2.0), (2, 1.0)):
@@ -136,11 +136,11 @@ def test_the_feed_compares_the_runs_that_are_named(tmp_path: Path, monkeypatch: 
     feed = desk.feed(say_comparison=lambda found: lines(found, 78))
     feed.compare(rows)
     text = "\n".join(desk.next(ComparisonText).lines)
-    over()
+    join_feed_threads()
     assert "7 train" in text
     assert "last loss" in text
     assert "loss by step" in text
     assert "the requests are identical" in text
     feed.compare([rows[0], row_of(record, token="gone")])
     assert "no run" in desk.next(Notification).text
-    over()
+    join_feed_threads()

@@ -14,10 +14,10 @@ from dtslurm.model.runs.activity import Activity, NodeActivity
 from dtslurm.model.runs.telemetry import NodeSample, RankTelemetry, RunTelemetry, TrainPoint
 from dtslurm.services.observe.run_list import with_page
 from dtslurm.views.run_page import MOST_POINTS, Page, page
-from tests.dashboard.made import NOW, page_of, pulse_of, row
+from tests.dashboard.made import NOW, page_of, row, telemetry_of
 
 
-def test_stragglers_and_idle_gpus_stand_out_and_others_do_not() -> None:
+def test_stragglers_and_idle_gpus_are_outliers() -> None:
     found = {cell.rank: cell.odd for cell in page_of(16).odd}
     assert found == {
         5: "no output while other ranks write",
@@ -27,7 +27,7 @@ def test_stragglers_and_idle_gpus_stand_out_and_others_do_not() -> None:
     assert page_of(16, odd=False).odd == ()
 
 
-def test_a_run_that_is_silent_as_a_whole_has_no_straggler() -> None:
+def test_a_run_that_is_silent_on_all_ranks_has_no_outlier() -> None:
     ranks = {
         rank: RankTelemetry(rank=rank, spoke=NOW - 600 - rank, started=1, node_rank=0) for rank in range(8)
     }
@@ -37,21 +37,21 @@ def test_a_run_that_is_silent_as_a_whole_has_no_straggler() -> None:
     assert made.odd == ()
 
 
-def stalled_pulse() -> RunTelemetry:
+def stalled_telemetry() -> RunTelemetry:
     node = NodeActivity(
         time=NOW - 2, ranks=(0, 1, 2, 3), seen=(0, 1, 2, 3), learned=True, output=NOW - 220, cpu=NOW - 221
     )
-    return replace(pulse_of(4), activity=(node,))
+    return replace(telemetry_of(4), activity=(node,))
 
 
-def test_a_stalled_run_has_no_pace_on_its_page() -> None:
-    made = page(stalled_pulse(), key="k", taken_at=NOW)
+def test_the_page_of_a_stalled_run_has_no_expected_end() -> None:
+    made = page(stalled_telemetry(), key="k", taken_at=NOW)
     assert made.activity is not None
     assert (made.activity.stalled, made.activity.quiet_s) == (True, 220)
     assert made.forecast is not None
     assert made.forecast.stalled
     assert not any("done in" in line for line in words.forecast_words(made.forecast, NOW))
-    over = page(stalled_pulse(), key="k", taken_at=NOW, over=True)
+    over = page(stalled_telemetry(), key="k", taken_at=NOW, over=True)
     assert over.activity is None
     found = with_page(row(1), made)
     assert found.stalled
@@ -62,7 +62,7 @@ def test_a_stalled_run_has_no_pace_on_its_page() -> None:
     assert with_page(replace(found, activity=later), made).activity == later
 
 
-def test_ranks_without_a_record_wait_and_after_the_end_those_without_an_end_are_lost() -> None:
+def test_ranks_without_a_record_wait_and_ranks_without_an_end_are_lost() -> None:
     pulse = RunTelemetry(
         now=NOW, attempt=0, attempts=(0,), world_size=3, ranks={1: RankTelemetry(rank=1, started=1)}
     )
@@ -76,21 +76,21 @@ def test_ranks_without_a_record_wait_and_after_the_end_those_without_an_end_are_
     assert page(earlier, key="k", taken_at=NOW).ranks[1].state == "lost"
 
 
-def test_the_page_of_a_run_names_its_parent_run() -> None:
+def test_the_page_header_names_the_parent_run() -> None:
     assert "parent run" not in words.header(row(1), None, NOW)[1][0]
     assert words.header(row(2, parent="train-1"), None, NOW)[1][0].startswith(
         "attempt 0 · parent run train-1 · "
     )
 
 
-def test_85_is_an_end_that_wants_to_go_on() -> None:
+def test_exit_code_85_is_shown_as_done() -> None:
     ranks = {0: RankTelemetry(rank=0, started=1, ended=2, exit_code=85)}
     assert page(RunTelemetry(now=NOW, attempt=0, ranks=ranks), key="k", taken_at=NOW).ranks[0].state == "done"
 
 
-def test_points_and_events_go_on_and_begin_anew_with_another_attempt() -> None:
+def test_points_and_events_accumulate_until_a_new_attempt() -> None:
     first = page_of(4)
-    more = replace(pulse_of(4), train=(TrainPoint(step=2010, loss=0.1),), events=({"event": "ended"},))
+    more = replace(telemetry_of(4), train=(TrainPoint(step=2010, loss=0.1),), events=({"event": "ended"},))
     second = page(more, key=first.key, taken_at=NOW, before=first)
     assert len(second.points) == len(first.points) + 1
     assert [event["event"] for event in second.events][-1] == "ended"
@@ -98,7 +98,7 @@ def test_points_and_events_go_on_and_begin_anew_with_another_attempt() -> None:
     assert len(third.points) == 1
 
 
-def test_a_long_run_keeps_its_newest_points() -> None:
+def test_a_long_run_is_thinned_and_keeps_its_newest_points() -> None:
     pulse = RunTelemetry(
         now=NOW, attempt=0, train=tuple(TrainPoint(step=step, loss=1.0) for step in range(20_000))
     )
@@ -108,7 +108,7 @@ def test_a_long_run_keeps_its_newest_points() -> None:
     assert made.points[0].step == 0
 
 
-def test_a_loss_that_is_no_number_is_told_and_not_drawn() -> None:
+def test_a_nan_loss_is_reported_and_not_drawn() -> None:
     values = [2.0, 1.5, math.nan, math.inf]
     train = tuple(TrainPoint(step=step, loss=value) for step, value in enumerate(values))
     made = page(RunTelemetry(now=NOW, attempt=0, train=train), key="k", taken_at=NOW)
@@ -117,20 +117,20 @@ def test_a_loss_that_is_no_number_is_told_and_not_drawn() -> None:
     assert page_of(4).lost_at is None
 
 
-def test_rates_and_shares_of_a_node() -> None:
+def test_the_page_computes_rates_and_shares_of_a_node() -> None:
     node = page_of(16).nodes[0]
     assert (node.receives, node.sends) == (1e9, 2e9)
     assert node.memory == 0.2
     assert node.alarms == ("GPU 0: slowed (thermal)",)
 
 
-def test_a_clock_that_is_behind_gives_no_negative_age() -> None:
+def test_a_sample_from_the_future_has_age_zero() -> None:
     sample = NodeSample(node="n1", node_rank=0, time=NOW + 500)
     made = page(RunTelemetry(now=NOW, attempt=0, nodes=(sample,)), key="k", taken_at=NOW)
     assert made.nodes[0].age == 0
 
 
-def test_a_curve_falls_from_the_upper_left_to_the_lower_right() -> None:
+def test_a_falling_curve_is_drawn_from_upper_left_to_lower_right() -> None:
     drawn = curve([(0, 1.0), (1, 0.0)], 4, 2)
     assert [len(line) for line in drawn] == [4, 4]
     assert drawn[0][0] != " "
@@ -143,7 +143,7 @@ values = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e99, max_v
 
 
 @given(st.lists(st.tuples(values, values), max_size=50), st.integers(0, 60), st.integers(0, 20))
-def test_any_curve_fits(points: list[tuple[float, float]], width: int, height: int) -> None:
+def test_arbitrary_curves_fit_their_area(points: list[tuple[float, float]], width: int, height: int) -> None:
     assert all(len(line) == width for line in curve(points, width, height))
     assert len(plot("loss", points, width, height)) <= max(1, height)
 
@@ -169,14 +169,16 @@ NAMES = ("ended", "attempt_ended", "decision", "hang", "health", "staging", "onw
         st.tuples(st.dictionaries(st.sampled_from(KEYS), junk), junk | st.sampled_from(NAMES)), max_size=6
     )
 )
-def test_any_events_are_lines(found: list[tuple[dict[str, Any], object]]) -> None:
+def test_arbitrary_events_become_lines_without_escape_sequences(
+    found: list[tuple[dict[str, Any], object]],
+) -> None:
     events = tuple({**values, "event": name} for values, name in found)
     told = words.timeline(Page(key="k", events=events), NOW)
     assert 1 <= len(told) <= max(1, len(events))
     assert not any("\n" in text or "\x1b" in text for text, _ in told)
 
 
-def test_numbers_are_short_enough_for_an_axis() -> None:
+def test_format_short_fits_an_axis() -> None:
     known = {
         0.0: "0",
         3e-4: "0.0003",

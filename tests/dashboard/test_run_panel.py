@@ -15,10 +15,10 @@ from dtslurm.services.observe.run_list import with_page
 from dtslurm.views.forecast import Forecast
 from tests.dashboard import made
 from tests.dashboard.made import NOW, Made, app_of, row
-from tests.dashboard.screen import settled
+from tests.dashboard.screen import wait_until_stable
 
 
-def test_a_bar_says_whether_it_is_of_steps_or_of_time() -> None:
+def test_a_progress_bar_names_steps_or_time() -> None:
     steps = row(1, forecast=Forecast(step=20_000, total=50_000, pace=3.2, done_at=NOW + 9375))
     assert words.progress_bar(steps, NOW)[0] == "███▎···· 40% steps 2h36m"
     assert words.progress_bar(row(1, start=int(NOW) - 3600, limit=7200), NOW)[0] == "████···· 50% time 1h00m"
@@ -34,11 +34,11 @@ def test_a_bar_says_whether_it_is_of_steps_or_of_time() -> None:
     ],
     ids=str,
 )
-def test_no_bar_where_no_progress_is_known(values: dict[str, object]) -> None:
+def test_a_run_without_known_progress_has_no_bar(values: dict[str, object]) -> None:
     assert words.progress_bar(row(1, **values), NOW)[0] == ""
 
 
-def test_a_stalled_run_has_no_time_left() -> None:
+def test_a_stalled_run_shows_no_remaining_time() -> None:
     stalled = Forecast(step=10, total=100, pace=1.0, done_at=NOW + 90, stalled=True)
     assert words.progress_bar(row(1, forecast=stalled), NOW)[0].endswith("10% steps")
 
@@ -53,23 +53,23 @@ def test_a_stalled_run_has_no_time_left() -> None:
     ],
     ids=str,
 )
-def test_the_next_command(values: dict[str, object], command: str) -> None:
+def test_the_next_command_depends_on_the_state(values: dict[str, object], command: str) -> None:
     assert words.next_command(row(1, **values)) == command
 
 
-def test_the_panel_follows_the_cursor_and_asks_for_nothing() -> None:
+def test_the_panel_follows_the_cursor_without_requests() -> None:
     async def look() -> None:
         board = made.board()
         first = with_page(board.rows[0], made.page_of())
         source = Made(board=replace(board, rows=(first, *board.rows[1:])))
         app = app_of(source)
         async with app.run_test(size=(120, 40)) as pilot:
-            await settled(pilot)
+            await wait_until_stable(pilot)
             assert app.screen.query_one("#panel").display
             assert not app.screen.query_one("#about").display
             assert app.screen.query_one(Curves).display
             await pilot.press("down", "down", "down", "down")
-            await settled(pilot)
+            await wait_until_stable(pilot)
             text = str(app.screen.query_one("#facts", Static).visual)
             assert "rank 3 failed first" in text
             assert "dtslurm diagnose 4705" in text
@@ -83,16 +83,16 @@ def test_a_narrow_terminal_shows_the_cause_below_the_list() -> None:
     async def look() -> None:
         app = app_of()
         async with app.run_test(size=(80, 24)) as pilot:
-            await settled(pilot)
+            await wait_until_stable(pilot)
             await pilot.press("down", "down", "down", "down")
-            await settled(pilot)
+            await wait_until_stable(pilot)
             assert not app.screen.query_one("#panel").display
             assert "rank 3 failed first" in str(app.screen.query_one("#detail", Static).visual)
 
     asyncio.run(look())
 
 
-def test_a_plot_has_values_beside_it_and_steps_below() -> None:
+def test_a_plot_has_value_labels_and_step_labels() -> None:
     lines = [label + dots for label, dots in plot("loss", [(10, 4.0), (2000, 1.0)], 40, 8)]
     assert lines[1].startswith("     4 ┤")
     assert lines[-2].startswith("     1 ┤")
@@ -101,12 +101,12 @@ def test_a_plot_has_values_beside_it_and_steps_below() -> None:
     assert {len(line) for line in lines} == {40}
 
 
-def test_smoothing_starts_at_the_first_value_and_follows_the_rest() -> None:
+def test_smoothing_starts_at_the_first_value() -> None:
     assert smooth([(0, 4.0), (1, 2.0)], 0.5) == [(0, 4.0), (1, 3.0)]
     assert smooth([]) == []
 
 
-def test_a_logarithmic_axis_shows_the_values_themselves() -> None:
+def test_a_logarithmic_axis_is_labelled_with_original_values() -> None:
     points = logarithms([(0, 0.0), (1, 100.0), (2, 1.0)])
     assert points == [(1, 2.0), (2, 0.0)]
     lines = [label for label, _ in plot("loss", points, 40, 8, logarithmic=True)]
@@ -114,24 +114,24 @@ def test_a_logarithmic_axis_shows_the_values_themselves() -> None:
     assert lines[-2] == "     1 ┤"
 
 
-def test_keys_smooth_the_curves_and_show_them_on_the_full_screen() -> None:
+def test_keys_smooth_and_maximise_the_curves() -> None:
     async def look() -> None:
         app = app_of()
         async with app.run_test(size=(80, 24)) as pilot:
-            await settled(pilot)
+            await wait_until_stable(pilot)
             await pilot.press("z")  # nothing to zoom in a narrow list
-            await settled(pilot)
+            await wait_until_stable(pilot)
             assert not app.screen.has_class("-maximized-view")
             await pilot.press("enter")
-            await settled(pilot)
+            await wait_until_stable(pilot)
             await pilot.press("z", "a", "l")
-            await settled(pilot)
+            await wait_until_stable(pilot)
             curves = app.screen.query_one(Curves)
             assert app.screen.maximized is curves
             assert curves.size.height > 20
             assert "smoothed, log scale" in curves.render().plain
             await pilot.press("escape")
-            await settled(pilot)
+            await wait_until_stable(pilot)
             assert not app.screen.has_class("-maximized-view")
             assert len(app.screen_stack) == 2
 

@@ -11,7 +11,7 @@ import pytest
 
 from dtslurm.dashboard.app import TopApp
 from tests.dashboard.made import app_of
-from tests.dashboard.screen import settled
+from tests.dashboard.screen import wait_until_stable
 
 GOLDEN = Path(__file__).parent / "golden"
 SIZES = [(80, 24), (160, 50)]
@@ -29,15 +29,15 @@ SCREENS = {
 }
 
 
-def picture(app: TopApp, size: tuple[int, int], keys: tuple[str, ...], wanted: str) -> str:
+def draw_screen(app: TopApp, size: tuple[int, int], keys: tuple[str, ...], wanted: str) -> str:
     """Return the screen after these keys, as soon as it is the wanted one, else what it stays at."""
 
     async def draw() -> str:
         async with app.run_test(size=size) as pilot:
-            await settled(pilot)
+            await wait_until_stable(pilot)
             for key in keys:
                 await pilot.press(key)
-                await settled(pilot)
+                await wait_until_stable(pilot)
             for _ in range(1 if os.environ.get("UPDATE_GOLDEN") else 150):
                 # The number is a checksum of what Textual draws with, no part of the picture.
                 drawn = re.sub(r"terminal-\d+", "terminal", app.export_screenshot())
@@ -49,9 +49,9 @@ def picture(app: TopApp, size: tuple[int, int], keys: tuple[str, ...], wanted: s
     return asyncio.run(draw())
 
 
-def compare(path: Path, size: tuple[int, int], keys: tuple[str, ...]) -> None:
+def compare_with_golden(path: Path, size: tuple[int, int], keys: tuple[str, ...]) -> None:
     wanted = path.read_text(encoding="utf-8") if path.is_file() else ""
-    drawn = picture(app_of(), size, keys, wanted)
+    drawn = draw_screen(app_of(), size, keys, wanted)
     if os.environ.get("UPDATE_GOLDEN"):
         path.parent.mkdir(exist_ok=True)
         path.write_text(drawn, encoding="utf-8")
@@ -59,11 +59,11 @@ def compare(path: Path, size: tuple[int, int], keys: tuple[str, ...]) -> None:
         assert drawn == wanted
 
 
-def test_the_picture_in_the_readme() -> None:
-    compare(Path(__file__).parents[2] / "docs" / "top.svg", (104, 30), ("enter",))
+def test_the_screenshot_in_the_readme_is_current() -> None:
+    compare_with_golden(Path(__file__).parents[2] / "docs" / "top.svg", (104, 30), ("enter",))
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("name", SCREENS)
-def test_a_screen_is_as_it_was(name: str, size: tuple[int, int]) -> None:
-    compare(GOLDEN / f"{name}-{size[0]}x{size[1]}.svg", size, SCREENS[name])
+def test_each_screen_matches_its_golden_screenshot(name: str, size: tuple[int, int]) -> None:
+    compare_with_golden(GOLDEN / f"{name}-{size[0]}x{size[1]}.svg", size, SCREENS[name])

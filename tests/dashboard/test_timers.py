@@ -11,7 +11,7 @@ from textual.timer import Timer
 from textual.widget import Widget
 
 from dtslurm.dashboard.app import TopApp
-from tests.dashboard.screen import settled, use
+from tests.dashboard.screen import use_app, wait_until_stable
 
 _SHORT_S = 0.3  # shorter ones draw all the time
 
@@ -51,46 +51,46 @@ def test_every_timer_of_every_screen_fires(monkeypatch: pytest.MonkeyPatch) -> N
         await pilot.press("enter")
         for pane in "123456":
             await pilot.press(pane)
-            await settled(pilot)
+            await wait_until_stable(pilot)
         app.leave_job()
         await pilot.press("question_mark")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         await pilot.press("escape")
-        await settled(pilot)
+        await wait_until_stable(pilot)
         for _ in range(100):
             if timers.fired == timers.started:
                 break
             await pilot.pause(0.1)
 
-    use(what)
+    use_app(what)
     assert {0.1, 1.0, 300.0} <= timers.started
     assert timers.fired == timers.started
 
 
-def widgets() -> list[Widget]:
+def live_widgets() -> list[Widget]:
     """Return all widgets of this process. Asked for its class, some other object of torch's warns."""
     gc.collect()
     return [one for one in gc.get_objects() if issubclass(type(one), Widget)]
 
 
-def test_pages_that_were_left_leave_nothing_behind() -> None:
-    others = widgets()  # of tests before this one
+def test_left_pages_leave_no_widgets() -> None:
+    others = live_widgets()  # of tests before this one
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         for _ in range(3):
             await pilot.press("enter", "2", "4", "1")
-            await settled(pilot)
+            await wait_until_stable(pilot)
             await pilot.press("q")
-            await settled(pilot)
+            await wait_until_stable(pilot)
         left = ["not looked yet"]
         for _ in range(50):  # a page that was left ends some time later
             app._collect_garbage()
             known = {id(one) for screen in app.screen_stack for one in (screen, *screen.walk_children())}
             known |= set(map(id, others))
-            left = [type(one).__name__ for one in widgets() if id(one) not in known]
+            left = [type(one).__name__ for one in live_widgets() if id(one) not in known]
             if not left:
                 break
             await pilot.pause(0.2)
         assert left == []
 
-    use(what)
+    use_app(what)

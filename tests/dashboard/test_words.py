@@ -29,7 +29,9 @@ from tests.dashboard.made import NOW, board, page_of, row
         ({"about": "asks for too much", "never": True}, "asks for too much: it will never start as it is"),
     ],
 )
-def test_why_a_job_waits_and_until_when(values: dict[str, object], said: str) -> None:
+def test_the_about_text_of_a_pending_job_has_reason_and_estimated_start(
+    values: dict[str, object], said: str
+) -> None:
     waiting = row(1, state="PENDING", pending=True, start=None, **values)
     assert words.about_words(waiting, NOW)[0] == said
 
@@ -45,7 +47,7 @@ def test_why_a_job_waits_and_until_when(values: dict[str, object], said: str) ->
         ({"start": int(NOW) + 60}, "0s/4h00m"),  # a clock that is ahead
     ],
 )
-def test_how_long_a_job_ran_of_what_it_may(values: dict[str, object], said: str) -> None:
+def test_the_time_text_shows_elapsed_time_and_limit(values: dict[str, object], said: str) -> None:
     assert words.time_words(row(1, **values), NOW) == said
 
 
@@ -53,7 +55,7 @@ def test_how_long_a_job_ran_of_what_it_may(values: dict[str, object], said: str)
     ("values", "said"),
     [({}, "2n 16g"), ({"gpus": None}, "2n 16r"), ({"nodes": None, "gpus": None}, "- 16r")],
 )
-def test_how_large_a_job_is(values: dict[str, object], said: str) -> None:
+def test_the_size_text_shows_nodes_and_gpus_or_ranks(values: dict[str, object], said: str) -> None:
     assert words.size_words(row(1, **values)) == said
 
 
@@ -83,7 +85,7 @@ STEADY = Forecast(step=100, total=1000, pace=2.0, done_at=NOW + 450)
         ),
     ],
 )
-def test_how_far_a_run_is(told: Forecast, lines: list[str]) -> None:
+def test_the_forecast_text_shows_step_pace_and_end(told: Forecast, lines: list[str]) -> None:
     assert words.forecast_words(told, NOW) == lines
 
 
@@ -91,11 +93,11 @@ STALLED = Activity(stalled=True, since=NOW - 220, quiet_s=220, summary="no work 
 COMPILES = Activity(stalled=False, since=NOW - 90, quiet_s=90, summary="rank 0 waits for its child cc1plus")
 
 
-def test_a_stalled_job_says_so_in_place_of_its_state() -> None:
+def test_the_list_and_header_mark_a_stalled_job() -> None:
     stalled = row(1, activity=STALLED, forecast=replace(STEADY, cut_at=900, stalled=True))
     assert words.state_piece(stalled) == ("■ STALLED 3m40s", "bad")
     assert words.about_words(stalled, NOW) == ("no work for 3m40s; rank 3 is stopped", "bad")
-    assert second_line(stalled) == "no work for 3m40s; d looks at every rank; rank 3 is stopped"
+    assert detail_line(stalled) == "no work for 3m40s; d looks at every rank; rank 3 is stopped"
     assert words.header(stalled, None, NOW)[0][0].startswith("■ STALLED 3m40s  train-1")
     assert words.counts(Board(rows=(stalled, row(2)))) == "1 running · 1 stalled"
     assert [piece for piece, _ in words.activity_words(stalled, "d")] == [
@@ -104,7 +106,7 @@ def test_a_stalled_job_says_so_in_place_of_its_state() -> None:
     assert words.state_piece(row(1, activity=STALLED, state="COMPLETED", over=True))[0] == "✓ COMPLETED"
 
 
-def test_a_job_whose_ranks_wait_for_a_child_runs() -> None:
+def test_a_job_whose_rank_waits_for_a_child_process_is_shown_as_running() -> None:
     compiles = row(1, activity=COMPILES)
     assert words.state_piece(compiles) == ("● RUNNING", "good")
     assert words.about_words(compiles, NOW) == ("rank 0 waits for its child cc1plus", "warn")
@@ -112,7 +114,7 @@ def test_a_job_whose_ranks_wait_for_a_child_runs() -> None:
     assert words.activity_words(row(1), "d") == []
 
 
-def test_the_rate_of_a_stalled_job_is_not_shown_as_if_it_went_on() -> None:
+def test_the_throughput_of_a_stalled_job_is_marked_as_former() -> None:
     page = page_of(steps=20)
     assert [title for title, _ in words.curves(page, 2)][1].startswith("tokens/s 4")
     stopped = replace(page, forecast=replace(STEADY, stalled=True))
@@ -121,24 +123,24 @@ def test_the_rate_of_a_stalled_job_is_not_shown_as_if_it_went_on() -> None:
     assert titles[1].endswith(", before it stalled")
 
 
-def test_nothing_is_said_of_a_cut_where_there_is_none() -> None:
+def test_without_a_cut_the_forecast_mentions_none() -> None:
     assert words.cut_words(STEADY) == ""
     assert words.progress_words(row(1)) == ""
     assert words.progress_words(row(1, forecast=STEADY)) == "10%"
     assert words.progress_words(row(1, forecast=Forecast(step=41_200))) == "41,200"
 
 
-def second_line(job: JobRow) -> str:
+def detail_line(job: JobRow) -> str:
     return words.detail(job, NOW)[1][0]
 
 
-def test_below_the_list_stands_what_the_chosen_job_does() -> None:
+def test_the_detail_lines_describe_the_selected_job() -> None:
     assert words.detail(row(1), NOW)[0][0] == "train-1 4701 on hpc: gpu[01-02], 16 ranks"
     assert words.detail(row(1, nodelist="", ranks=1), NOW)[0][0].endswith(": no nodes yet, 1 rank")
-    assert second_line(row(1, forecast=STEADY)) == "step 100 of 1,000 (10%) · 2 steps/s · done in 7m30s"
-    assert second_line(row(1, about="attempt 2", forecast=STEADY)).startswith("attempt 2; step 100 of")
-    assert second_line(row(1, forecast=STEADY, over=True, ok=True, about="")) == ""
-    assert second_line(row(1, about="asks for too much", fix="lower --time")) == (
+    assert detail_line(row(1, forecast=STEADY)) == "step 100 of 1,000 (10%) · 2 steps/s · done in 7m30s"
+    assert detail_line(row(1, about="attempt 2", forecast=STEADY)).startswith("attempt 2; step 100 of")
+    assert detail_line(row(1, forecast=STEADY, over=True, ok=True, about="")) == ""
+    assert detail_line(row(1, about="asks for too much", fix="lower --time")) == (
         "asks for too much: lower --time"
     )
 
@@ -157,16 +159,16 @@ def test_below_the_list_stands_what_the_chosen_job_does() -> None:
         ),
     ],
 )
-def test_how_a_cluster_answers(line: ClusterLine, said: tuple[str, str]) -> None:
+def test_the_cluster_text_shows_age_and_errors(line: ClusterLine, said: tuple[str, str]) -> None:
     assert words.cluster_words(line, NOW) == said
 
 
-def test_states_are_counted_in_a_fixed_order_and_an_array_counts_by_its_tasks() -> None:
+def test_the_counts_have_a_fixed_order_and_count_array_tasks() -> None:
     assert words.counts(board()).startswith("3 running · 2 pending · 1 failed · 2 completed · 1 cancelled")
     assert words.counts(Board()) == "no runs yet"
 
 
-def test_a_rank_is_told_of_as_far_as_it_is_known() -> None:
+def test_a_rank_is_described_with_its_known_values() -> None:
     assert words.rank_words(RankCell(rank=3)) == "rank 3: waiting · log 0B"
     full = RankCell(
         rank=3,
@@ -185,7 +187,7 @@ def test_a_rank_is_told_of_as_far_as_it_is_known() -> None:
     )
 
 
-def test_many_that_stand_out_are_three_and_a_number() -> None:
+def test_a_list_of_outliers_is_shortened_to_three() -> None:
     cells = tuple(RankCell(rank=rank, state="failed", odd="exit code 1") for rank in range(5))
     page = Page(key="k", ranks=cells)
     assert words.odd_words(page) == "stand out: 0 exit code 1; 1 exit code 1; 2 exit code 1 and 2 more"
@@ -193,7 +195,7 @@ def test_many_that_stand_out_are_three_and_a_number() -> None:
     assert words.rank_counts(Page(key="k")) == "no ranks yet"
 
 
-def test_a_node_that_tells_nothing_has_dashes_and_an_old_sample_says_its_age() -> None:
+def test_missing_node_values_are_dashes_and_old_samples_show_their_age() -> None:
     cells = words.node_cells(NodeCell(name="n1", age=120))
     assert {cells[key][0] for key in ("gpu", "memory", "heat", "cpu", "ram", "rx", "tx", "disk")} == {"-"}
     assert cells["about"] == ("last sample 2m00s ago", "bad")
@@ -209,12 +211,12 @@ def test_a_node_that_tells_nothing_has_dashes_and_an_old_sample_says_its_age() -
 
 
 @pytest.mark.parametrize(("use", "kind"), [(60.0, "good"), (20.0, "warn"), (19.0, "bad")])
-def test_how_busy_gpus_are_is_seen_by_the_colour(use: float, kind: str) -> None:
+def test_the_colour_of_gpu_use_depends_on_the_value(use: float, kind: str) -> None:
     cells = words.node_cells(NodeCell(name="n1", gpus=(GpuSample(index=0, util=use),)))
     assert cells["gpu"][1] == kind
 
 
-def test_the_head_of_a_job_tells_its_time_its_reason_or_its_end() -> None:
+def test_the_header_shows_time_reason_or_end() -> None:
     assert words.header(row(1), None, NOW)[1][0] == "attempt 0 · 1h02m of 4h00m"
     assert words.header(row(1, limit=None, attempt=2), None, NOW)[1][0] == "attempt 2 · 1h02m"
     assert words.header(row(1, start=None), None, NOW)[1][0] == "attempt 0 · not started"
@@ -223,7 +225,7 @@ def test_the_head_of_a_job_tells_its_time_its_reason_or_its_end() -> None:
     assert words.header(row(1, nodelist=""), None, NOW)[0][0].endswith("16 ranks on 2n 16g")
 
 
-def test_where_nobody_tells_a_throughput_steps_a_second_are_drawn() -> None:
+def test_without_a_throughput_steps_per_second_are_drawn() -> None:
     points = tuple(TrainPoint(step=step, time=NOW + 2 * step, loss=1.0) for step in range(10))
     page = Page(key="k", points=points)
     assert [title for title, _ in words.curves(page, 4)] == ["loss 1", "steps/s 0.5"]
