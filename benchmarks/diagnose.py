@@ -30,7 +30,7 @@ from pathlib import Path
 from dtslurm.diagnose.verdict import judge
 from dtslurm.services.observe.diagnose import gather
 from dtslurm.transport.local import LocalTransport
-from tests.diagnose.generator import KINDS, Made, make, right
+from tests.diagnose.generator import KINDS, Made, is_right, make_run
 from tests.diagnose.judge import SIGNATURES, verdict
 from tests.diagnose.phrases import Half
 
@@ -66,14 +66,14 @@ def time_rounds(run: Callable[[], object]) -> list[float]:
 
 def measure_speed(folder: Path) -> dict[str, object]:
     """Return the seconds of a diagnosis and of grep for one word over the same files."""
-    made = make(folder / "run", "hang-nccl", 7, "held-out", world=RANKS)
+    made = make_run(folder / "run", "hang-nccl", 7, "held-out", world=RANKS)
     size = prepend_output(made)
     transport = LocalTransport()
 
     def diagnose() -> None:
         evidence = gather(transport, sys.executable, made.folder, 0, made.batch, SIGNATURES, RANKS)
         result = judge(made.facts, evidence, SIGNATURES)
-        assert right(made, result.cause, result.rank)
+        assert is_right(made, result.cause, result.rank)
 
     def grep() -> None:
         subprocess.run(["grep", "-rci", "error", made.folder], stdout=subprocess.DEVNULL, check=False)
@@ -107,10 +107,10 @@ def measure_accuracy(folder: Path, half: Half) -> dict[str, object]:
     by_confidence: dict[str, list[bool]] = {name: [] for name in CONFIDENCE_LEVELS}
     for name in KINDS:
         for seed in SEEDS[half]:
-            made = make(folder / half / name / str(seed), name, seed, half)
+            made = make_run(folder / half / name / str(seed), name, seed, half)
             result = verdict(made.folder, made.facts, made.batch)
             runs += 1
-            is_correct = right(made, result.cause, result.rank)
+            is_correct = is_right(made, result.cause, result.rank)
             correct += is_correct
             levels = CONFIDENCE_LEVELS.items()
             level = next(name for name, least in levels if result.confidence >= least)

@@ -21,7 +21,7 @@ from dtslurm.services.observe.run_list import JobRow
 from dtslurm.services.wiring.context import Context
 from tests.dashboard import made
 from tests.services.test_pulse import Made as Files
-from tests.services.test_runs import make
+from tests.services.test_runs import create_run
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ class Desk:
 
     def run(self, number: int, cluster: str = "local", job: str = "7") -> tuple[JobRecord, Files]:
         """Make a run, and return its record and what writes its files."""
-        record = make(self.context(), number, cluster, job)
+        record = create_run(self.context(), number, cluster, job)
         return record, Files(Path(record.run_dir))
 
     def say(self, job: str, state: JobState, **values: Any) -> None:

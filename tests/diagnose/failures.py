@@ -46,17 +46,17 @@ class Left:
     told_to_end: bool = False
 
 
-def waits(log: str = NCCL, **values: Any) -> Left:
+def collective_timeout(log: str = NCCL, **values: Any) -> Left:
     """A rank that gave up waiting in a collective."""
     return Left(log, 134, 6, **values)
 
 
-def lost(log: str = LOST, **values: Any) -> Left:
+def lost_connection(log: str = LOST, **values: Any) -> Left:
     """A rank that lost the connection to another."""
     return Left(log, 1, **values)
 
 
-def say(
+def diagnose_run(
     folder: Path,
     *ranks: Left,
     first: tuple[int, int] | None = None,

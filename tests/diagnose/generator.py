@@ -158,7 +158,7 @@ class _Run:
         return re.sub(r"\{(\w+)\}", lambda found: words.get(found[1], found[0]), line)
 
 
-def make(folder: Path, name: str, seed: int, half: Half, *, world: int | None = None) -> Made:
+def make_run(folder: Path, name: str, seed: int, half: Half, *, world: int | None = None) -> Made:
     """Write a failed run of a kind and return what is right of it.
 
     Args:
@@ -175,18 +175,18 @@ def make(folder: Path, name: str, seed: int, half: Half, *, world: int | None = 
     run.server_time = dice.random() < 0.5
     run.words_chosen = seed
     run.failed_at = START + dice.uniform(100, 5000)
-    run.culprits = _culprits(run)
+    run.culprits = choose_culprits(run)
     local = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(run.failed_at + 5))
     sequence = dice.randrange(100, 100000)
     run.words = {"job": str(dice.randrange(10, 99999)), "at": local, "seq": str(sequence),
                  "ahead": str(sequence + dice.randrange(0, 3)), "done": str(sequence - 1)}  # fmt: skip
     for rank in range(run.world):
-        _one_rank(run, rank)
-    batch = _write(run, folder)
-    return Made(name, folder, _facts(run), kind.cause, set(run.culprits), kind.blame, batch)
+        end_rank(run, rank)
+    batch = write_run(run, folder)
+    return Made(name, folder, job_facts(run), kind.cause, set(run.culprits), kind.blame, batch)
 
 
-def _culprits(run: _Run) -> set[int]:
+def choose_culprits(run: _Run) -> set[int]:
     who = run.kind.who
     if who == "nobody":
         return set()
@@ -200,20 +200,20 @@ def _culprits(run: _Run) -> set[int]:
     return {run.dice.randrange(run.world)}
 
 
-def _one_rank(run: _Run, rank: int) -> None:
-    run.logs[rank] = _beginning(run, rank)
+def end_rank(run: _Run, rank: int) -> None:
+    run.logs[rank] = log_until_failure(run, rank)
     wait = 600.0 if run.kind.others.startswith(("timeout", "rendezvous")) else 0.0
     if run.kind.others == "timeout-breaks":
         wait = run.dice.uniform(5, 15)  # less than clocks differ by
     if run.kind.cause == "time-limit" or run.kind.state == "TIMEOUT":
         wait = 3000.0
     if rank in run.culprits:
-        _culprits_end(run, rank, wait)
+        end_culprit(run, rank, wait)
     else:
-        _others_end(run, rank, run.failed_at + wait + run.dice.uniform(0.3, 5))
+        end_other_rank(run, rank, run.failed_at + wait + run.dice.uniform(0.3, 5))
 
 
-def _culprits_end(run: _Run, rank: int, wait: float) -> None:
+def end_culprit(run: _Run, rank: int, wait: float) -> None:
     dice, kind, log = run.dice, run.kind, run.logs[rank]
     if kind.says is not None:
         log += run.phrase("timeout-nccl" if kind.says == "all-time-out" else kind.says, rank)
@@ -231,7 +231,7 @@ def _culprits_end(run: _Run, rank: int, wait: float) -> None:
     run.ends[rank] = (end, code, signal)
 
 
-def _others_end(run: _Run, rank: int, end: float) -> None:
+def end_other_rank(run: _Run, rank: int, end: float) -> None:
     dice, kind, log = run.dice, run.kind, run.logs[rank]
     if kind.others == "never":
         run.ends[rank] = None
@@ -253,7 +253,7 @@ def _others_end(run: _Run, rank: int, end: float) -> None:
         run.ends[rank] = (end, 134, 6) if aborts else (end, 1, None)
 
 
-def _beginning(run: _Run, rank: int) -> list[str]:
+def log_until_failure(run: _Run, rank: int) -> list[str]:
     """Return a rank's log up to the failure: setting up, steps, noise."""
     dice = run.dice
     small = run.world > 256
@@ -269,7 +269,7 @@ def _beginning(run: _Run, rank: int) -> list[str]:
     return log
 
 
-def _facts(run: _Run) -> JobFacts:
+def job_facts(run: _Run) -> JobFacts:
     known = run.kind.state != "UNKNOWN"
     times = [end[0] for end in run.ends.values() if end is not None]
     last = max(times, default=run.failed_at + 30) + 2
@@ -288,7 +288,7 @@ def _facts(run: _Run) -> JobFacts:
 # ---- To disk ----
 
 
-def _write(run: _Run, folder: Path) -> Path:
+def write_run(run: _Run, folder: Path) -> Path:
     logs, ranks = folder / "logs" / "0", folder / "ranks" / "0"
     logs.mkdir(parents=True)
     ranks.mkdir(parents=True)
@@ -299,17 +299,17 @@ def _write(run: _Run, folder: Path) -> Path:
     for rank, lines in run.logs.items():
         end = run.ends[rank]
         stopped = run.failed_at if rank in run.culprits or end is None else end[0]
-        _put(run, logs / f"rank-{rank}.log", "\n".join(lines) + "\n", rank, stopped)
-        _put(
+        write_file(run, logs / f"rank-{rank}.log", "\n".join(lines) + "\n", rank, stopped)
+        write_file(
             run,
             ranks / f"{rank}.json",
             json.dumps(_record(run, rank, end)),
             rank,
             end[0] if end else START + 5,
         )
-    _first_failure(run, ranks)
+    write_first_failure(run, ranks)
     if run.kind.dumps:
-        _dumps(run, ranks)
+        write_flight_records(run, ranks)
     culprit = min(run.culprits, default=0)
     text = run.phrase(run.kind.batch, culprit) if run.kind.batch else []
     if run.kind.cause != "none":
@@ -319,7 +319,7 @@ def _write(run: _Run, folder: Path) -> Path:
     return batch
 
 
-def _put(run: _Run, path: Path, text: str, rank: int, when: float) -> None:
+def write_file(run: _Run, path: Path, text: str, rank: int, when: float) -> None:
     path.write_text(text)
     shown = when if run.server_time else when + run.skew[run.node(rank)]
     os.utime(path, (shown, shown))
@@ -339,23 +339,23 @@ def _record(run: _Run, rank: int, end: tuple[float, int | None, int | None] | No
         "ended": int(end[0] + skew) if end else None,
         "exit_code": end[1] if end else None,
         "signal": end[2] if end else None,
-        **({"told_to_end": True} if end and end[2] == 15 and not _alone(run) else {}),
+        **({"told_to_end": True} if end and end[2] == 15 and not is_external_signal(run) else {}),
     }
 
 
-def _alone(run: _Run) -> bool:
+def is_external_signal(run: _Run) -> bool:
     """Tell whether the signal that ended the culprit came to it alone, from outside of the run."""
     return run.kind.signal == 15 and not run.kind.late
 
 
-def _first_failure(run: _Run, ranks: Path) -> None:
+def write_first_failure(run: _Run, ranks: Path) -> None:
     failed = [(end[0], rank, end[1]) for rank, end in run.ends.items() if end is not None and end[1]]
     if failed and run.dice.random() < 0.9:  # without it where the file system lost the race
         _, rank, code = min(failed)
         (ranks / "first-failure").write_text(f"{rank} {code}\n")
 
 
-def _dumps(run: _Run, ranks: Path) -> None:
+def write_flight_records(run: _Run, ranks: Path) -> None:
     sequence = int(run.words["seq"])
     for rank in range(run.world):
         behind = rank in run.culprits
@@ -368,7 +368,7 @@ def _dumps(run: _Run, ranks: Path) -> None:
         (ranks / f"flight_{rank}").write_text(json.dumps({"version": "2.9", "entries": entries}))
 
 
-def right(made: Made, cause: str, rank: int | None) -> bool:
+def is_right(made: Made, cause: str, rank: int | None) -> bool:
     """Tell whether an answer is right: the cause, and the rank where there is one."""
     if cause != made.cause:
         return False

@@ -14,7 +14,7 @@ Half = Literal["tuning", "held-out"]
 Lines = tuple[str, ...]
 
 
-def _read(half: Half) -> dict[str, tuple[Lines, ...]]:
+def read_phrases(half: Half) -> dict[str, tuple[Lines, ...]]:
     text = (Path(__file__).parent / "data" / f"{half}.txt").read_text()
     found: dict[str, list[Lines]] = {}
     for block in ("\n" + text).split("\n=== ")[1:]:
@@ -23,4 +23,7 @@ def _read(half: Half) -> dict[str, tuple[Lines, ...]]:
     return {kind: tuple(ways) for kind, ways in found.items()}
 
 
-PHRASES: dict[Half, dict[str, tuple[Lines, ...]]] = {"tuning": _read("tuning"), "held-out": _read("held-out")}
+PHRASES: dict[Half, dict[str, tuple[Lines, ...]]] = {
+    "tuning": read_phrases("tuning"),
+    "held-out": read_phrases("held-out"),
+}

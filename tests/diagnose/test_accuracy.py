@@ -11,7 +11,7 @@ import pytest
 from dtslurm.diagnose import findings
 from dtslurm.diagnose.verdict import judge
 from dtslurm.model.runs.diagnosis import JobFacts
-from tests.diagnose.generator import KINDS, make, right
+from tests.diagnose.generator import KINDS, is_right, make_run
 from tests.diagnose.judge import SIGNATURES, verdict
 from tests.diagnose.phrases import PHRASES, Half
 
@@ -25,7 +25,9 @@ LEAST_OF_SAMPLED: dict[Half, float] = {"tuning": 0.96, "held-out": 0.9}
 @pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("half", ["tuning", "held-out"])
-def test_top_1_accuracy(half: Half, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+def test_the_top_1_accuracy_on_generated_failures_is_high(
+    half: Half, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
     wrong, count = [], 0
     seeds, least = list(SEEDS[half]), LEAST[half]
     if not pytestconfig.option.everything:
@@ -33,10 +35,10 @@ def test_top_1_accuracy(half: Half, tmp_path: Path, pytestconfig: pytest.Config)
         least = LEAST_OF_SAMPLED[half]
     for name in KINDS:
         for seed in seeds:
-            made = make(tmp_path / name / str(seed), name, seed, half)
+            made = make_run(tmp_path / name / str(seed), name, seed, half)
             told = verdict(made.folder, made.facts, made.batch)
             count += 1
-            if not right(made, told.cause, told.rank):
+            if not is_right(made, told.cause, told.rank):
                 wrong.append(f"{name} {seed}: {told.cause} rank {told.rank}: {told.summary}")
     assert count >= 25 * 3
     assert 1 - len(wrong) / count >= least, "\n".join(wrong)
@@ -45,27 +47,27 @@ def test_top_1_accuracy(half: Half, tmp_path: Path, pytestconfig: pytest.Config)
 @pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["exception", "hang-nccl", "node-unsaid", "gpu-memory-and-timeouts"])
-def test_4096_ranks(name: str, tmp_path: Path) -> None:
-    made = make(tmp_path / "run", name, 3, "held-out", world=4096)
+def test_a_failure_among_4096_ranks_is_diagnosed(name: str, tmp_path: Path) -> None:
+    made = make_run(tmp_path / "run", name, 3, "held-out", world=4096)
     told = verdict(made.folder, made.facts, made.batch)
     assert (told.cause, told.rank in made.ranks) == (made.cause, True)
 
 
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.blame is not None])
-def test_blame(name: str, tmp_path: Path) -> None:
-    made = make(tmp_path / "run", name, 2, "tuning", world=16)
+def test_the_generated_failures_are_blamed_correctly(name: str, tmp_path: Path) -> None:
+    made = make_run(tmp_path / "run", name, 2, "tuning", world=16)
     told = verdict(made.folder, made.facts, made.batch)
     assert (told.cause, told.blame) == (made.cause, made.blame)
     assert told.evidence
 
 
 @pytest.mark.parametrize("name", ["host-memory", "host-memory-by-state", "host-memory-in-python"])
-def test_f50_memory_that_ran_out_has_one_name_however_it_shows(name: str, tmp_path: Path) -> None:
-    made = make(tmp_path / "run", name, 2, "tuning", world=16)
+def test_f50_every_form_of_host_out_of_memory_has_one_cause(name: str, tmp_path: Path) -> None:
+    made = make_run(tmp_path / "run", name, 2, "tuning", world=16)
     assert verdict(made.folder, made.facts, made.batch).cause == "host-out-of-memory"
 
 
-def test_a_warning_that_no_host_name_is_known_is_no_failure_to_meet(tmp_path: Path) -> None:
+def test_a_warning_about_a_host_name_is_not_a_rendezvous_failure(tmp_path: Path) -> None:
     (tmp_path / "logs/0").mkdir(parents=True)
     (tmp_path / "ranks/0").mkdir(parents=True)
     line = "[W1121 23:58:19.9 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved.\n"
@@ -88,7 +90,7 @@ def test_a_warning_that_no_host_name_is_known_is_no_failure_to_meet(tmp_path: Pa
         ("loading the model\n", "node"),
     ],
 )
-def test_a_node_is_blamed_for_an_import_only_if_another_got_past_it(
+def test_a_node_is_blamed_for_an_import_error_only_if_another_node_got_past_the_import(
     tmp_path: Path, other: str, blame: str
 ) -> None:
     """A rank that srun ends at once, as another one has failed, shows nothing of its own node."""
@@ -106,7 +108,7 @@ def test_a_node_is_blamed_for_an_import_only_if_another_got_past_it(
     assert (told.cause, told.rank, told.blame) == ("import-error", 0, blame)
 
 
-def test_the_halves_say_the_same_things_in_other_words() -> None:
+def test_the_tuning_and_held_out_phrases_cover_the_same_causes_in_other_words() -> None:
     assert set(PHRASES["tuning"]) == set(PHRASES["held-out"])
     both = {way for ways in PHRASES["tuning"].values() for way in ways if way}
     alike = [way for ways in PHRASES["held-out"].values() for way in ways if way in both]
@@ -114,7 +116,7 @@ def test_the_halves_say_the_same_things_in_other_words() -> None:
     assert not [way for way in alike if not any(words in way[0] for words in slurms_own)]
 
 
-def test_where_nothing_tells_the_cause_is_unknown_and_says_where_to_look() -> None:
+def test_without_evidence_the_cause_is_unknown_and_sacct_is_advised() -> None:
     facts = JobFacts(job_id="17", state="FAILED", over=True, exit_code=3, world_size=2)
     told = judge(facts, findings.read({}, [], 2), SIGNATURES)
     assert (told.cause, told.rank, told.exit_code) == ("unknown", None, 3)

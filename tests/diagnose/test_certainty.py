@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.diagnose.failures import GLOO, Left, lost, say, waits
+from tests.diagnose.failures import GLOO, Left, collective_timeout, diagnose_run, lost_connection
 
 UNCAUGHT = """Traceback (most recent call last):
   File "/home/me/train.py", line 40, in <module>
@@ -41,29 +41,31 @@ DIRECT = "The above exception was the direct cause of the following exception:"
 
 @pytest.mark.parametrize("signal", [15, 2, 1, 10])
 @pytest.mark.parametrize("others", [GLOO, ""])
-def test_a_signal_from_outside_comes_before_the_timeouts_of_others(
+def test_a_signal_from_outside_takes_precedence_over_timeouts_of_other_ranks(
     tmp_path: Path, signal: int, others: str
 ) -> None:
     ended = Left("", 128 + signal, signal, ended=100)
-    rest = [lost(others or "RuntimeError: Connection closed by peer", ended=700 if others else 101)] * 3
-    told = say(tmp_path, rest[0], ended, *rest[1:])
+    rest = [
+        lost_connection(others or "RuntimeError: Connection closed by peer", ended=700 if others else 101)
+    ] * 3
+    told = diagnose_run(tmp_path, rest[0], ended, *rest[1:])
     assert (told.cause, told.rank, told.signal, told.confidence) == ("killed", 1, signal, 0.85)
     assert "which no part of the run sent" in told.summary
 
 
-def test_an_interrupt_of_one_rank_alone_is_no_end_of_the_job(tmp_path: Path) -> None:
+def test_an_interrupt_of_one_rank_is_a_kill_of_that_rank(tmp_path: Path) -> None:
     interrupted = Left("Traceback (most recent call last):\nKeyboardInterrupt", 130, 2, ended=100)
-    told = say(tmp_path, waits(ended=700), interrupted)
+    told = diagnose_run(tmp_path, collective_timeout(ended=700), interrupted)
     assert (told.cause, told.rank) == ("killed", 1)
 
 
-def test_a_signal_that_the_launcher_sent_on_is_no_cause(tmp_path: Path) -> None:
+def test_a_signal_passed_on_by_the_launcher_is_not_the_cause(tmp_path: Path) -> None:
     ended = Left("", 143, 15, ended=100, told_to_end=True)
-    told = say(tmp_path, waits(ended=700), ended)
+    told = diagnose_run(tmp_path, collective_timeout(ended=700), ended)
     assert told.cause == "collective-timeout"
 
 
-def test_an_abort_as_python_ends_after_an_exception_is_no_cause(tmp_path: Path) -> None:
+def test_an_abort_after_an_exception_is_not_the_cause(tmp_path: Path) -> None:
     aborted = (
         "Traceback (most recent call last):\n"
         '  File "/home/u/train.py", line 7, in <module>\n    {}["missing"]\n    ~~^^^^^^^^^^^\n'
@@ -72,24 +74,28 @@ def test_an_abort_as_python_ends_after_an_exception_is_no_cause(tmp_path: Path) 
         "Thread 0x00007f82a867cb80 (most recent call first):\n  <no Python frame>\n\n"
         "Extension modules: numpy._core._multiarray_umath, torch._C (total: 2)\n"
     )
-    told = say(tmp_path, waits(ended=110), Left(aborted, 134, 6, ended=100), first=(1, 134))
+    told = diagnose_run(
+        tmp_path, collective_timeout(ended=110), Left(aborted, 134, 6, ended=100), first=(1, 134)
+    )
     assert (told.cause, told.rank, told.exit_code) == ("python-exception", 1, 134)
 
 
-def test_a_signal_after_another_rank_ended_with_a_code_is_no_cause(tmp_path: Path) -> None:
-    told = say(tmp_path, Left("", 143, 15, ended=100), Left("", 42, ended=100), first=(1, 42))
+def test_a_signal_after_the_exit_code_of_another_rank_is_not_the_cause(tmp_path: Path) -> None:
+    told = diagnose_run(tmp_path, Left("", 143, 15, ended=100), Left("", 42, ended=100), first=(1, 42))
     assert (told.cause, told.rank, told.exit_code) == ("exit-code", 1, 42)
 
 
-def test_a_signal_after_others_gave_up_is_no_cause(tmp_path: Path) -> None:
-    told = say(tmp_path, waits(ended=600), waits(ended=601), Left("", 143, 15, ended=690))
+def test_a_signal_after_timeouts_of_other_ranks_is_not_the_cause(tmp_path: Path) -> None:
+    told = diagnose_run(
+        tmp_path, collective_timeout(ended=600), collective_timeout(ended=601), Left("", 143, 15, ended=690)
+    )
     assert (told.cause, told.rank) == ("collective-timeout", 2)
 
 
 @pytest.mark.parametrize("line", ["heartbeat {}", "step {} loss 0.5", "WARNING: queue {} is empty"])
-def test_a_traceback_before_much_output_is_still_the_cause(tmp_path: Path, line: str) -> None:
+def test_a_traceback_before_much_output_is_the_cause_with_lower_confidence(tmp_path: Path, line: str) -> None:
     log = UNCAUGHT + "\n" + "\n".join(line.format(number) for number in range(100_000))
-    told = say(tmp_path, Left(log, 1))
+    told = diagnose_run(tmp_path, Left(log, 1))
     assert (told.cause, told.rank) == ("python-exception", 0)
     assert "KeyError: 'label'" in told.summary
     assert told.confidence < 0.9
@@ -106,8 +112,8 @@ def test_a_traceback_before_much_output_is_still_the_cause(tmp_path: Path, line:
         "AssertionError: loss=inf at step 40, aborting",
     ],
 )
-def test_a_training_loop_that_stops_at_an_infinite_loss(tmp_path: Path, line: str) -> None:
-    assert say(tmp_path, Left(line, 1)).cause == "nan-loss"
+def test_a_stop_at_an_infinite_loss_is_diagnosed_as_nan_loss(tmp_path: Path, line: str) -> None:
+    assert diagnose_run(tmp_path, Left(line, 1)).cause == "nan-loss"
 
 
 @pytest.mark.parametrize(
@@ -120,14 +126,14 @@ def test_a_training_loop_that_stops_at_an_infinite_loss(tmp_path: Path, line: st
         "RuntimeError: [../gloo/transport/tcp/pair.cc:176] Try again",
     ],
 )  # fmt: skip
-def test_what_gloo_says_of_another_rank_is_no_cause(tmp_path: Path, line: str) -> None:
-    told = say(tmp_path, Left(line, 1, ended=500), Left("", 3, ended=100), first=(1, 3))
+def test_a_gloo_error_about_another_rank_is_not_the_cause(tmp_path: Path, line: str) -> None:
+    told = diagnose_run(tmp_path, Left(line, 1, ended=500), Left("", 3, ended=100), first=(1, 3))
     assert (told.cause, told.rank) == ("exit-code", 1)
 
 
-def test_tensors_of_different_sizes_in_gloo(tmp_path: Path) -> None:
+def test_different_tensor_sizes_in_gloo_are_a_collective_mismatch(tmp_path: Path) -> None:
     line = "RuntimeError: [enforce fail at gloo/pair.cc:446] op.preamble.length <= op.nbytes. 40 vs 20"
-    told = say(tmp_path, lost(), Left(line, 1))
+    told = diagnose_run(tmp_path, lost_connection(), Left(line, 1))
     assert (told.cause, told.rank) == ("collective-mismatch", 1)
     assert "40" in told.summary
 
@@ -149,16 +155,16 @@ def test_tensors_of_different_sizes_in_gloo(tmp_path: Path) -> None:
         (CUT_SHORT, 1, None, "disk-full", 0.75),
     ],
 )  # fmt: skip
-def test_thin_evidence_is_told_with_little_certainty(
+def test_weak_evidence_gives_low_confidence(
     tmp_path: Path, line: str, code: int, signal: int | None, cause: str, most: float
 ) -> None:
-    told = say(tmp_path, Left(line, code, signal))
+    told = diagnose_run(tmp_path, Left(line, code, signal))
     assert told.cause == cause
     assert told.confidence <= most
 
 
-def test_a_message_of_many_lines_is_quoted_whole(tmp_path: Path) -> None:
-    told = say(tmp_path, Left(STATE_DICT, 1))
+def test_a_multi_line_error_message_is_quoted_completely(tmp_path: Path) -> None:
+    told = diagnose_run(tmp_path, Left(STATE_DICT, 1))
     texts = [line.text for line in told.evidence]
     assert "RuntimeError: Error(s) in loading state_dict for GPT:" in texts
     assert any(text.strip().startswith("Missing key(s)") for text in texts)
@@ -166,7 +172,7 @@ def test_a_message_of_many_lines_is_quoted_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("link", [CONTEXT, DIRECT])
-def test_a_chain_names_its_innermost_cause(tmp_path: Path, link: str) -> None:
-    told = say(tmp_path, Left(WRAPPED.format(link), 1))
+def test_a_chain_of_exceptions_names_its_innermost_cause(tmp_path: Path, link: str) -> None:
+    told = diagnose_run(tmp_path, Left(WRAPPED.format(link), 1))
     assert "KeyError: 'label'" in told.summary
     assert any("KeyError: 'label'" in line.text for line in told.evidence)

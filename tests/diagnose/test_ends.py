@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.diagnose.failures import Left, say, waits
+from tests.diagnose.failures import Left, collective_timeout, diagnose_run
 
 TRACEBACK = """Traceback (most recent call last):
   File "/home/me/train.py", line 9, in load
@@ -47,15 +47,17 @@ subprocess.CalledProcessError: Command '['false']' returned non-zero exit status
          "gpu-out-of-memory"),
     ],
 )  # fmt: skip
-def test_an_exception_that_was_caught_does_not_explain_how_the_process_ended(
+def test_a_caught_exception_does_not_explain_the_end_of_the_process(
     tmp_path: Path, log: str, code: int, signal: int | None, cause: str
 ) -> None:
-    told = say(tmp_path, Left(log, code, signal), first=(0, code))
+    told = diagnose_run(tmp_path, Left(log, code, signal), first=(0, code))
     assert (told.cause, told.rank) == (cause, 0)
 
 
-def test_who_hung_after_an_exception_and_was_killed_last_failed_by_it(tmp_path: Path) -> None:
-    told = say(tmp_path, Left(TRACEBACK, 137, 9, ended=700), waits(ended=660), first=(1, 134))
+def test_a_rank_killed_last_after_an_exception_failed_by_the_exception(tmp_path: Path) -> None:
+    told = diagnose_run(
+        tmp_path, Left(TRACEBACK, 137, 9, ended=700), collective_timeout(ended=660), first=(1, 134)
+    )
     assert (told.cause, told.rank) == ("python-exception", 0)
 
 
@@ -63,19 +65,19 @@ def test_who_hung_after_an_exception_and_was_killed_last_failed_by_it(tmp_path: 
     ("link", "cause", "word"),
     [(CONTEXT, "python-exception", "KeyError"), (DIRECT, "import-error", "flash_attn_nope")],
 )
-def test_of_a_chain_the_exception_that_was_not_caught_is_told(
+def test_the_uncaught_exception_of_a_chain_is_reported(
     tmp_path: Path, link: str, cause: str, word: str
 ) -> None:
-    told = say(tmp_path, Left(IMPORT.format(link), 1))
+    told = diagnose_run(tmp_path, Left(IMPORT.format(link), 1))
     assert told.cause == cause
     assert word in told.summary
 
 
-def test_memory_that_ran_out_is_told_whatever_came_of_its_handling(tmp_path: Path) -> None:
+def test_an_out_of_memory_error_is_reported_despite_later_exceptions(tmp_path: Path) -> None:
     log = IMPORT.format(CONTEXT).replace(
         "ModuleNotFoundError: No module named 'flash_attn_nope'", "RuntimeError: CUDA error: out of memory"
     )
-    assert say(tmp_path, Left(log, 1)).cause == "gpu-out-of-memory"
+    assert diagnose_run(tmp_path, Left(log, 1)).cause == "gpu-out-of-memory"
 
 
 @pytest.mark.parametrize(
@@ -87,23 +89,21 @@ def test_memory_that_ran_out_is_told_whatever_came_of_its_handling(tmp_path: Pat
         ("Could not override 'optimizer.lrr'.", 1, "python-exception"),
     ],
 )
-def test_what_a_user_gave_wrongly_is_named_and_is_for_the_user_to_correct(
-    tmp_path: Path, line: str, code: int, cause: str
-) -> None:
-    told = say(tmp_path, Left(line, code))
+def test_wrong_arguments_are_blamed_on_the_user(tmp_path: Path, line: str, code: int, cause: str) -> None:
+    told = diagnose_run(tmp_path, Left(line, code))
     assert (told.cause, told.blame) == (cause, "user")
     assert told.evidence[0].text == line
 
 
-def test_the_last_words_are_told_where_no_error_is_known(tmp_path: Path) -> None:
-    told = say(tmp_path, Left("the data set has no split 'trian'", 1))
+def test_the_last_output_line_is_quoted_if_no_error_is_recognised(tmp_path: Path) -> None:
+    told = diagnose_run(tmp_path, Left("the data set has no split 'trian'", 1))
     assert told.cause == "exit-code"
     assert "its last output is: the data set has no split 'trian'" in told.summary
 
 
-def test_a_command_that_failed_is_the_ranks_own_error_and_a_launchers_report(tmp_path: Path) -> None:
-    own = say(tmp_path / "a", Left(COMMAND.format("/home/me/prepare.py"), 1))
+def test_a_failed_subprocess_is_an_error_of_the_rank_but_not_in_launcher_output(tmp_path: Path) -> None:
+    own = diagnose_run(tmp_path / "a", Left(COMMAND.format("/home/me/prepare.py"), 1))
     assert (own.cause, own.rank) == ("python-exception", 0)
     assert "CalledProcessError" in own.summary
     text = COMMAND.format("/venv/lib/python3.11/site-packages/accelerate/commands/launch.py")
-    assert say(tmp_path / "b", Left("", 3), launchers=[text]).cause == "exit-code"
+    assert diagnose_run(tmp_path / "b", Left("", 3), launchers=[text]).cause == "exit-code"

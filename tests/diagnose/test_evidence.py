@@ -27,7 +27,7 @@ from tests.diagnose.judge import SIGNATURES
 OOM = b"RuntimeError: CUDA error: out of memory"
 
 
-def found(folder: Path, data: bytes, name: str = "rank-0.log") -> dict[str, Any]:
+def log_findings(folder: Path, data: bytes, name: str = "rank-0.log") -> dict[str, Any]:
     logs = folder / "logs" / "0"
     logs.mkdir(parents=True, exist_ok=True)
     (logs / name).write_bytes(data)
@@ -45,14 +45,14 @@ def hits(log: dict[str, Any]) -> list[tuple[str, int, str]]:
     return [(SIGNATURES[key].cause, line, text) for key, line, text, *_ in log.get("hits", [])]
 
 
-def test_a_hit_has_its_line_number_and_text(tmp_path: Path) -> None:
-    log = found(tmp_path, b"one\ntwo\n" + OOM + b"\nfour\n")
+def test_a_hit_has_line_number_and_text(tmp_path: Path) -> None:
+    log = log_findings(tmp_path, b"one\ntwo\n" + OOM + b"\nfour\n")
     assert hits(log) == [("gpu-out-of-memory", 3, OOM.decode())]
     assert log["tail"] == ["one", "two", OOM.decode(), "four"]
 
 
-def test_a_syntax_error_is_where_it_was_written(tmp_path: Path) -> None:
-    log = found(
+def test_a_syntax_error_is_located_in_its_source_file(tmp_path: Path) -> None:
+    log = log_findings(
         tmp_path,
         b"""Traceback (most recent call last):
   File "/home/me/train.py", line 1, in <module>
@@ -67,14 +67,14 @@ SyntaxError: '(' was never closed
     assert (frame["file"], frame["line"], frame["function"]) == ("/home/me/model.py", 7, "<module>")
 
 
-def unlike(count: int, dice: random.Random) -> bytes:
+def distinct_lines(count: int, dice: random.Random) -> bytes:
     """Lines of which no two are alike."""
     letters = "abcdefghijklmopqrstuvwyz"  # no n: it could make a nan
     return "".join("".join(dice.choices(letters, k=60)) + "\n" for _ in range(count)).encode()
 
 
 @pytest.mark.parametrize("grep", [True, False])
-def test_the_same_is_found_in_lines_that_are_all_unlike(
+def test_errors_among_distinct_lines_are_found_with_and_without_grep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grep: bool
 ) -> None:
     asked: list[list[str]] = []
@@ -88,27 +88,33 @@ def test_the_same_is_found_in_lines_that_are_all_unlike(
     if not grep:
         monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     dice = random.Random(3)
-    data = unlike(9000, dice) + OOM + b"\n" + unlike(9000, dice) + b"Loss is nan, stopping training\n"
-    assert [line for _, line, _ in hits(found(tmp_path, data))] == [9001, 18002]
+    data = (
+        distinct_lines(9000, dice)
+        + OOM
+        + b"\n"
+        + distinct_lines(9000, dice)
+        + b"Loss is nan, stopping training\n"
+    )
+    assert [line for _, line, _ in hits(log_findings(tmp_path, data))] == [9001, 18002]
     assert len(asked) == 1
 
 
-def test_a_word_with_numbers_is_found_among_lines_that_differ_in_numbers_only(tmp_path: Path) -> None:
+def test_an_error_with_numbers_is_found_among_lines_that_differ_only_in_numbers(tmp_path: Path) -> None:
     lines = [b"step %d loss %.3f" % (number, 1 / (number + 1)) for number in range(40_000)]
     lines[20_000] = b"OSError: [Errno 28] No space left on device"
     lines[30_000] = b"loss: inf"
     lines[31_000] = b"loss: 1.2"
-    log = found(tmp_path, b"\n".join(lines))
+    log = log_findings(tmp_path, b"\n".join(lines))
     assert (20_001, lines[20_000].decode()) in [(line, text) for _, line, text in hits(log)]
 
 
-def test_a_line_across_pieces_is_found_whole(tmp_path: Path) -> None:
+def test_a_line_across_two_read_blocks_is_found(tmp_path: Path) -> None:
     for pad in range(search.PIECE - 60, search.PIECE + 5, 7):
-        log = found(tmp_path, b"x" * pad + b"\n" + OOM + b"\nend")
+        log = log_findings(tmp_path, b"x" * pad + b"\n" + OOM + b"\nend")
         assert hits(log) == [("gpu-out-of-memory", 2, OOM.decode())]
 
 
-def test_several_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_give_the_same_hits_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logs = tmp_path / "logs" / "0"
     logs.mkdir(parents=True)
     for rank in range(100):
@@ -125,61 +131,63 @@ def test_several_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pyte
     assert [item["hits"][0][1] for item in alone] == [int(Path(path).stem[5:]) + 1 for path in paths]
 
 
-def test_f73_a_giant_line_and_a_progress_bar_cost_little(tmp_path: Path) -> None:
+def test_f73_a_very_long_line_and_a_progress_bar_are_processed(tmp_path: Path) -> None:
     bar = b"\r".join(b"step %d of 9" % number for number in range(200_000))
-    log = found(tmp_path, b"a" * 10_000_000 + b"\n" + bar + b"\r" + OOM + b"\n")
+    log = log_findings(tmp_path, b"a" * 10_000_000 + b"\n" + bar + b"\r" + OOM + b"\n")
     assert hits(log) == [("gpu-out-of-memory", 2, OOM.decode())]
     assert max(map(len, log["tail"])) <= evidence_lines.SHOWN
 
 
-def test_f74_nul_and_broken_utf_8_do_no_harm(tmp_path: Path) -> None:
-    log = found(tmp_path, b"\0\0\xff\xfe\n\x80" + OOM + b"\xc3\n\0")
+def test_f74_nul_bytes_and_invalid_utf_8_are_processed(tmp_path: Path) -> None:
+    log = log_findings(tmp_path, b"\0\0\xff\xfe\n\x80" + OOM + b"\xc3\n\0")
     assert [cause for cause, _, _ in hits(log)] == ["gpu-out-of-memory"]
     json.dumps(log)
 
 
-def test_f72_an_empty_and_a_vanished_log_are_no_evidence(tmp_path: Path) -> None:
-    assert hits(found(tmp_path, b"")) == []
+def test_f72_empty_and_missing_logs_give_no_hits(tmp_path: Path) -> None:
+    assert hits(log_findings(tmp_path, b"")) == []
     gone = tmp_path / "logs" / "0" / "rank-1.log"
     gone.symlink_to(tmp_path / "nowhere")
-    assert hits(found(tmp_path, b"")) == []
+    assert hits(log_findings(tmp_path, b"")) == []
 
 
-def test_of_a_huge_log_head_and_tail_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_head_and_tail_of_a_very_large_log_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(search, "WHOLE", 1000)
     monkeypatch.setattr(search, "HEAD", 300)
     monkeypatch.setattr(search, "TAIL", 300)
-    log = found(tmp_path, OOM + b"\n" + b"x\n" * 5000 + OOM + b"\nlast\n")
+    log = log_findings(tmp_path, OOM + b"\n" + b"x\n" * 5000 + OOM + b"\nlast\n")
     assert [line for _, line, _ in hits(log)] == [1, 5002]
 
 
-def test_a_log_full_of_errors_still_shows_its_end(tmp_path: Path) -> None:
-    log = found(tmp_path, b"ImportError: no such thing, falling back\n" * 5000 + OOM + b"\n")
+def test_the_last_error_of_a_log_with_many_errors_is_found(tmp_path: Path) -> None:
+    log = log_findings(tmp_path, b"ImportError: no such thing, falling back\n" * 5000 + OOM + b"\n")
     assert ("gpu-out-of-memory", 5001, OOM.decode()) in hits(log)
 
 
-def test_a_chain_of_exceptions_is_kept_together(tmp_path: Path) -> None:
+def test_a_chain_of_exceptions_is_parsed_as_one_traceback(tmp_path: Path) -> None:
     text = (
         b'Traceback (most recent call last):\n  File "/home/me/a.py", line 3, in load\n    open(x)\n'
         b"FileNotFoundError: x\n\nThe above exception was the direct cause of the following exception:\n\n"
         b'Traceback (most recent call last):\n  File "/home/me/b.py", line 9, in main\n    load()\n'
         b'  File "/usr/lib/python3.11/site-packages/z.py", line 1, in z\n    y()\nRuntimeError: no data\n'
     )
-    [chain] = found(tmp_path, text)["tracebacks"]
+    [chain] = log_findings(tmp_path, text)["tracebacks"]
     assert [block["error"] for block in chain["blocks"]] == ["FileNotFoundError: x", "RuntimeError: no data"]
     assert [block["frame"]["file"] for block in chain["blocks"]] == ["/home/me/a.py", "/home/me/b.py"]
     assert [block["link"] for block in chain["blocks"]] == ["", "cause"]
     assert [block["line"] for block in chain["blocks"]] == [4, 13]
 
 
-def test_it_is_told_whether_training_went_on_after_a_line(tmp_path: Path) -> None:
+def test_a_hit_records_whether_training_continued(tmp_path: Path) -> None:
     steps = b"".join(b"step %d loss 0.%d\n" % (number, number) for number in range(20))
-    [went_on] = found(tmp_path, steps + OOM + b"\n" + steps)["hits"]
-    [final] = found(tmp_path, steps + OOM + b"\nframe #0: abort\n")["hits"]
+    [went_on] = log_findings(tmp_path, steps + OOM + b"\n" + steps)["hits"]
+    [final] = log_findings(tmp_path, steps + OOM + b"\nframe #0: abort\n")["hits"]
     assert (went_on[6], final[6]) == (True, False)
 
 
-def test_a_pickled_flight_record_is_read_and_runs_nothing(tmp_path: Path) -> None:
+def test_a_pickled_flight_record_is_read_without_executing_code(tmp_path: Path) -> None:
     import pickle
 
     ranks = tmp_path / "ranks" / "0"
@@ -191,7 +199,7 @@ def test_a_pickled_flight_record_is_read_and_runs_nothing(tmp_path: Path) -> Non
     ]  # fmt: skip
     (ranks / "flight_3").write_bytes(pickle.dumps({"entries": entries}))
     (ranks / "flight_4").write_bytes(b"cos\nsystem\n(S'touch /tmp/never'\ntR.")
-    found(tmp_path, b"")
+    log_findings(tmp_path, b"")
     [dump] = flight.flight_dumps(str(ranks))
     assert dump["rank"] == 3
     [group] = dump["groups"].values()
@@ -199,7 +207,7 @@ def test_a_pickled_flight_record_is_read_and_runs_nothing(tmp_path: Path) -> Non
     assert not Path("/tmp/never").exists()
 
 
-def test_torchs_own_flight_record_is_read(tmp_path: Path) -> None:
+def test_a_flight_record_of_torch_is_read(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     program = """
 import sys, time, torch, torch.distributed as dist
@@ -219,7 +227,7 @@ dist.destroy_process_group()
     assert (group["enqueued"], group["completed"], group["stuck"]) == (3, 3, None)
 
 
-def test_it_answers_over_stdin_in_one_marked_line(tmp_path: Path) -> None:
+def test_the_worker_program_answers_in_one_marked_line(tmp_path: Path) -> None:
     (tmp_path / "logs" / "0").mkdir(parents=True)
     request = {"run_dir": str(tmp_path), "attempt": 0, "signatures": []}
     call = f"sys.modules['far.lib.answer'].tell('mark:', module.answer({request!r}))"
@@ -234,5 +242,5 @@ def test_it_answers_over_stdin_in_one_marked_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", [*EVIDENCE, "evidence.evidence", *SHARED, "stacks.readers", "stacks.stacks", "stacks.live"]
 )
-def test_the_program_is_python_3_6(name: str) -> None:
+def test_the_worker_program_is_valid_python_3_6(name: str) -> None:
     ast.parse(assets.worker(name.replace(".", "/") + ".py").read_text(), feature_version=(3, 6))

@@ -21,40 +21,41 @@ C10D = SITE + "torch/distributed/distributed_c10d.py"
 LOGGER = StackFrame("wrapper", SITE + "torch/distributed/c10d_logger.py", 83)
 
 
-def stack(*inner: StackFrame, line: int = 120) -> tuple[StackFrame, ...]:
+def stack_frames(*inner: StackFrame, line: int = 120) -> tuple[StackFrame, ...]:
     return (*inner, replace(MAIN[0], line=line), MAIN[1])
 
 
 COLLECTIVES = {
-    "all_reduce": stack(StackFrame("all_reduce", C10D, 3252), LOGGER),
-    "barrier": stack(StackFrame("barrier", C10D, 5300), LOGGER, line=130),
-    "recv": stack(
+    "all_reduce": stack_frames(StackFrame("all_reduce", C10D, 3252), LOGGER),
+    "barrier": stack_frames(StackFrame("barrier", C10D, 5300), LOGGER, line=130),
+    "recv": stack_frames(
         StackFrame("batch_isend_irecv", C10D, 2800),
         StackFrame("_communicate", SITE + "megatron/core/pipeline_parallel/p2p_communication.py", 210),
     ),
-    "backward": stack(
+    "backward": stack_frames(
         StackFrame("_engine_run_backward", SITE + "torch/autograd/graph.py", 979),
         StackFrame("backward", SITE + "torch/_tensor.py", 623),
     ),
-    "synchronize": stack(StackFrame("synchronize", SITE + "torch/cuda/__init__.py", 1050)),
+    "synchronize": stack_frames(StackFrame("synchronize", SITE + "torch/cuda/__init__.py", 1050)),
 }
-INIT = stack(
+INIT = stack_frames(
     StackFrame("_create_c10d_store", SITE + "torch/distributed/rendezvous.py", 190),
     StackFrame("init_process_group", C10D, 1700),
 )
-LOADS = stack(
+LOADS = stack_frames(
     StackFrame("get", "/usr/lib/python3.11/queue.py", 171),
     StackFrame("_try_get_data", SITE + "torch/utils/data/dataloader.py", 1250),
 )
-SLEEPS = stack(StackFrame("read", "/home/me/run/data/loader.py", 88))
+SLEEPS = stack_frames(StackFrame("read", "/home/me/run/data/loader.py", 88))
 COMPUTES = [
-    stack(StackFrame("forward", SITE + "torch/nn/modules/linear.py", 125), line=n) for n in range(90, 99)
+    stack_frames(StackFrame("forward", SITE + "torch/nn/modules/linear.py", 125), line=n)
+    for n in range(90, 99)
 ]
 
 Ranks = list[RankLook]
 
 
-def rank(number: int, frames: tuple[StackFrame, ...] = (), **values: object) -> RankLook:
+def rank_look(number: int, frames: tuple[StackFrame, ...] = (), **values: object) -> RankLook:
     look = RankLook(
         rank=number, local_rank=number % 8, host=f"n{number // 8}", pid=1000 + number, state="S", moved=False,
         frames=frames, by="py-spy", silent_s=600.0 + number % 3,
@@ -62,56 +63,56 @@ def rank(number: int, frames: tuple[StackFrame, ...] = (), **values: object) -> 
     return replace(look, **values)  # type: ignore[arg-type]
 
 
-def waiting(world: int, dice: random.Random, kinds: int = 1) -> Ranks:
+def waiting_ranks(world: int, dice: random.Random, kinds: int = 1) -> Ranks:
     """All ranks wait for others; where kinds > 1, in collectives of several groups."""
     chosen = dice.sample(["all_reduce", "barrier", "recv", "backward", "synchronize"], kinds)
-    return [rank(number, COLLECTIVES[dice.choice(chosen)]) for number in range(world)]
+    return [rank_look(number, COLLECTIVES[dice.choice(chosen)]) for number in range(world)]
 
 
 def sleeper(world: int, odd: int, dice: random.Random) -> Ranks:
-    ranks = waiting(world, dice, dice.randint(1, 3))
-    ranks[odd] = rank(odd, dice.choice([SLEEPS, LOADS]))
+    ranks = waiting_ranks(world, dice, dice.randint(1, 3))
+    ranks[odd] = rank_look(odd, dice.choice([SLEEPS, LOADS]))
     return ranks
 
 
 def stopped(world: int, odd: int, dice: random.Random) -> Ranks:
-    ranks = waiting(world, dice, dice.randint(1, 2))
-    ranks[odd] = rank(odd, dice.choice([SLEEPS, COLLECTIVES["all_reduce"], COMPUTES[0], ()]), state="T")
+    ranks = waiting_ranks(world, dice, dice.randint(1, 2))
+    ranks[odd] = rank_look(odd, dice.choice([SLEEPS, COLLECTIVES["all_reduce"], COMPUTES[0], ()]), state="T")
     return ranks
 
 
 def blocked(world: int, odd: int, dice: random.Random) -> Ranks:
-    ranks = waiting(world, dice)
+    ranks = waiting_ranks(world, dice)
     waits = "read of /lustre/shard-7 (ll_file_read)"
-    ranks[odd] = rank(odd, dice.choice([SLEEPS, ()]), state="D", waits=waits)
+    ranks[odd] = rank_look(odd, dice.choice([SLEEPS, ()]), state="D", waits=waits)
     return ranks
 
 
 def gone(world: int, odd: int, dice: random.Random) -> Ranks:
-    ranks = waiting(world, dice, 2)
-    ranks[odd] = rank(odd, by="none", state="", moved=None)
+    ranks = waiting_ranks(world, dice, 2)
+    ranks[odd] = rank_look(odd, by="none", state="", moved=None)
     return ranks
 
 
 def ended(world: int, odd: int, dice: random.Random) -> Ranks:
-    ranks = waiting(world, dice)
-    ranks[odd] = rank(odd, by="", state="", ended=True, exit_code=0, moved=None)
+    ranks = waiting_ranks(world, dice)
+    ranks[odd] = rank_look(odd, by="", state="", ended=True, exit_code=0, moved=None)
     return ranks
 
 
 def absent(world: int, odd: int, dice: random.Random) -> Ranks:
-    return [rank(number, INIT) for number in range(world) if number != odd]
+    return [rank_look(number, INIT) for number in range(world) if number != odd]
 
 
 def another_way(world: int, odd: int, dice: random.Random) -> Ranks:
-    ranks = [rank(number, COLLECTIVES["all_reduce"]) for number in range(world)]
-    ranks[odd] = rank(odd, COLLECTIVES["barrier"])
+    ranks = [rank_look(number, COLLECTIVES["all_reduce"]) for number in range(world)]
+    ranks[odd] = rank_look(odd, COLLECTIVES["barrier"])
     return ranks
 
 
 def by_proc(world: int, odd: int, dice: random.Random) -> Ranks:
     ranks = [
-        rank(
+        rank_look(
             number, by="proc", moved=None, waits=f"recvfrom of socket:[{dice.randrange(9999)}] (sk_wait_data)"
         )
         for number in range(world)
@@ -122,12 +123,12 @@ def by_proc(world: int, odd: int, dice: random.Random) -> Ranks:
 
 def spins(world: int, odd: int, dice: random.Random) -> Ranks:
     """GPUs wait for each other while their processes ask them over and over; one is elsewhere."""
-    ranks = [rank(number, MAIN_LOSS, cpu=1.0, state="R") for number in range(world)]
-    ranks[odd] = rank(odd, SLEEPS)
+    ranks = [rank_look(number, MAIN_LOSS, cpu=1.0, state="R") for number in range(world)]
+    ranks[odd] = rank_look(odd, SLEEPS)
     return ranks
 
 
-MAIN_LOSS = stack(line=141)
+MAIN_LOSS = stack_frames(line=141)
 HANGS: dict[str, Callable[[int, int, random.Random], Ranks]] = {
     made.__name__: made
     for made in (sleeper, stopped, blocked, gone, ended, absent, another_way, by_proc, spins)
@@ -136,7 +137,7 @@ HANGS: dict[str, Callable[[int, int, random.Random], Ranks]] = {
 
 @pytest.mark.parametrize("world", [4, 8, 64, 1024, 4096])
 @pytest.mark.parametrize("name", HANGS)
-def test_the_rank_that_keeps_the_others_is_named(name: str, world: int) -> None:
+def test_the_blocking_rank_is_named_in_every_kind_of_hang(name: str, world: int) -> None:
     for seed in range(3):
         dice = random.Random(f"{name} {world} {seed}")
         odd = dice.randrange(world)
@@ -152,19 +153,22 @@ def test_the_rank_that_keeps_the_others_is_named(name: str, world: int) -> None:
         assert (found.confidence < 0.7) == (name in ("by_proc", "spins")), "guesses are called so"
 
 
-def test_a_whole_node_that_is_blocked_is_named_by_its_ranks() -> None:
-    looks = [rank(number, COLLECTIVES["all_reduce"]) for number in range(64)]
-    looks[16:24] = [rank(number, state="D", by="proc", waits="stat (nfs_wait)") for number in range(16, 24)]
+def test_a_blocked_node_is_named_by_its_ranks() -> None:
+    looks = [rank_look(number, COLLECTIVES["all_reduce"]) for number in range(64)]
+    looks[16:24] = [
+        rank_look(number, state="D", by="proc", waits="stat (nfs_wait)") for number in range(16, 24)
+    ]
     found = judge(looks, 64)
     assert (found.cause, found.rank, found.suspects) == ("hang", None, "16-23")
     assert "8 ranks (16-23)" in found.summary
 
 
 @pytest.mark.parametrize("world", [1, 8, 1024])
-def test_ranks_that_compute_make_progress(world: int) -> None:
+def test_computing_ranks_are_not_a_hang(world: int) -> None:
     dice = random.Random(world)
     looks = [
-        rank(n, dice.choice(COMPUTES), cpu=1.0, state="R", moved=True, silent_s=3.0) for n in range(world)
+        rank_look(n, dice.choice(COMPUTES), cpu=1.0, state="R", moved=True, silent_s=3.0)
+        for n in range(world)
     ]
     found = judge(looks, world)
     assert (found.cause, found.rank) == ("none", None)
@@ -172,70 +176,72 @@ def test_ranks_that_compute_make_progress(world: int) -> None:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_some_that_came_first_to_a_collective_are_no_hang(share: float) -> None:
+def test_ranks_that_reached_a_collective_early_are_not_a_hang(share: float) -> None:
     dice = random.Random(str(share))
     looks = [
-        rank(n, COLLECTIVES["all_reduce"], silent_s=5.0)
+        rank_look(n, COLLECTIVES["all_reduce"], silent_s=5.0)
         if n < share * 256
-        else rank(n, dice.choice(COMPUTES), cpu=1.0, state="R", moved=True, silent_s=5.0)
+        else rank_look(n, dice.choice(COMPUTES), cpu=1.0, state="R", moved=True, silent_s=5.0)
         for n in range(256)
     ]
     assert judge(looks, 256).cause == "none"
 
 
-def test_one_that_computes_for_long_while_all_wait_is_slow_and_a_guess() -> None:
-    looks = [rank(number, COLLECTIVES["all_reduce"]) for number in range(64)]
-    looks[5] = rank(5, COMPUTES[0], cpu=1.0, state="R", moved=True)
+def test_a_rank_that_computes_while_others_wait_is_slow_with_low_confidence() -> None:
+    looks = [rank_look(number, COLLECTIVES["all_reduce"]) for number in range(64)]
+    looks[5] = rank_look(5, COMPUTES[0], cpu=1.0, state="R", moved=True)
     found = judge(looks, 64)
     assert (found.cause, found.rank) == ("slow", 5)
     assert found.confidence < 0.7
 
 
-def test_all_at_one_collective_blames_no_rank() -> None:
-    found = judge([rank(number, COLLECTIVES["all_reduce"]) for number in range(64)], 64)
+def test_a_hang_of_all_ranks_in_one_collective_names_no_rank() -> None:
+    found = judge([rank_look(number, COLLECTIVES["all_reduce"]) for number in range(64)], 64)
     assert (found.cause, found.rank) == ("hang", None)
     assert found.confidence <= 0.5
     assert "network" in found.summary
 
 
-def test_all_at_one_collective_just_now_is_no_hang() -> None:
-    assert judge([rank(n, COLLECTIVES["all_reduce"], silent_s=2.0) for n in range(64)], 64).cause == "none"
+def test_a_recent_wait_of_all_ranks_is_not_a_hang() -> None:
+    assert (
+        judge([rank_look(n, COLLECTIVES["all_reduce"], silent_s=2.0) for n in range(64)], 64).cause == "none"
+    )
 
 
-def test_all_asleep_at_one_place_of_their_own_is_a_guess() -> None:
-    found = judge([rank(number, SLEEPS) for number in range(8)], 8)
+def test_a_sleep_of_all_ranks_in_user_code_is_a_hang_with_low_confidence() -> None:
+    found = judge([rank_look(number, SLEEPS) for number in range(8)], 8)
     assert (found.cause, found.rank) == ("hang", None)
     assert found.confidence < 0.7
     assert "read (data/loader.py:88)" in found.summary
 
 
-def test_one_that_ended_early_is_no_hang_while_the_others_go_on() -> None:
-    looks = [rank(n, COMPUTES[0], cpu=1.0, state="R", moved=True, silent_s=1.0) for n in range(8)]
-    looks[0] = rank(0, by="", ended=True, exit_code=0)
+def test_an_early_end_of_one_rank_is_not_a_hang_while_others_compute() -> None:
+    looks = [rank_look(n, COMPUTES[0], cpu=1.0, state="R", moved=True, silent_s=1.0) for n in range(8)]
+    looks[0] = rank_look(0, by="", ended=True, exit_code=0)
     assert judge(looks, 8).cause == "none"
 
 
-def test_one_that_failed_while_the_others_stay_is_named() -> None:
-    looks = [rank(number, SLEEPS) for number in range(8)]
-    looks[3] = rank(3, by="", state="", ended=True, exit_code=1)
-    looks[4] = rank(4, by="", state="", ended=True, exit_code=0)
+def test_a_failed_rank_is_named_while_others_are_still_there() -> None:
+    looks = [rank_look(number, SLEEPS) for number in range(8)]
+    looks[3] = rank_look(3, by="", state="", ended=True, exit_code=1)
+    looks[4] = rank_look(4, by="", state="", ended=True, exit_code=0)
     found = judge(looks, 8)
     assert (found.cause, found.rank) == ("hang", 3)
     assert "dtslurm diagnose without --live" in found.advice
 
 
-def test_of_a_node_that_could_not_be_seen_nothing_is_claimed() -> None:
-    looks = [rank(number, by="", state="", moved=None) for number in range(8)]
+def test_ranks_that_were_not_examined_give_an_unknown_cause() -> None:
+    looks = [rank_look(number, by="", state="", moved=None) for number in range(8)]
     found = judge(looks, 8)
     assert (found.cause, found.rank) == ("unknown", None)
 
 
-def test_places_are_named_as_people_do() -> None:
+def test_stack_locations_are_shortened() -> None:
     assert short(C10D) == "torch/distributed/distributed_c10d.py"
     assert short("/usr/lib/python3.11/queue.py") == "queue.py"
     assert short("/home/me/run/train.py") == "run/train.py"
-    assert kind_of(rank(0, LOADS)) == "data"
-    [place] = judge([rank(0, SLEEPS)], 1).places
+    assert kind_of(rank_look(0, LOADS)) == "data"
+    [place] = judge([rank_look(0, SLEEPS)], 1).places
     assert place.what == "sleeping in read (data/loader.py:88)"
-    [place] = judge([rank(0, LOADS)], 1).places
+    [place] = judge([rank_look(0, LOADS)], 1).places
     assert place.what == "waiting for its data, in get (queue.py:171), called by train (run/train.py:120)"

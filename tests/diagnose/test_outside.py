@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.worker.evidence import evidence
-from tests.diagnose.failures import START, Left, lost, say, waits
+from tests.diagnose.failures import START, Left, collective_timeout, diagnose_run, lost_connection
 
 TOLD = Left("step 9", code=143, signal=15, told_to_end=True)
 LIMIT = "slurmstepd: error: *** STEP 17.0 ON n1 CANCELLED AT 2026-11-21T16:30:23 DUE TO TIME LIMIT ***"
@@ -17,36 +17,36 @@ LIMIT = "slurmstepd: error: *** STEP 17.0 ON n1 CANCELLED AT 2026-11-21T16:30:23
 
 
 @pytest.mark.parametrize(("limit", "text"), [(7260, " of 2 h 01 min"), (660, " of 11 min"), (None, "")])
-def test_a_time_limit_is_named_with_its_length(tmp_path: Path, limit: int | None, text: str) -> None:
-    told = say(tmp_path, TOLD, TOLD, state="TIMEOUT", time_limit=limit)
+def test_a_time_limit_is_reported_with_its_length(tmp_path: Path, limit: int | None, text: str) -> None:
+    told = diagnose_run(tmp_path, TOLD, TOLD, state="TIMEOUT", time_limit=limit)
     assert (told.cause, told.blame, told.rank) == ("time-limit", "user", None)
     assert told.summary == f"the time limit{text} was reached"
     assert [line.text for line in told.evidence] == ["the job's state is TIMEOUT"]
 
 
-def test_a_job_that_had_hung_before_its_time_limit_is_told_so(tmp_path: Path) -> None:
+def test_a_job_that_hung_before_its_time_limit_is_reported_as_hung(tmp_path: Path) -> None:
     ranks = [Left(code=143, signal=15, wrote=wrote) for wrote in (60, 40)]
-    told = say(tmp_path, *ranks, state="TIMEOUT", end=START + 1240)
+    told = diagnose_run(tmp_path, *ranks, state="TIMEOUT", end=START + 1240)
     assert told.summary.endswith(
         "; no rank wrote output in the last 19 min, so the job hung; the output of rank 1 stopped first"
     )
 
 
-def test_a_job_none_of_whose_ranks_wrote_is_not_said_to_have_hung(tmp_path: Path) -> None:
-    told = say(tmp_path, Left(None), state="TIMEOUT", time_limit=60)
+def test_a_job_without_output_at_its_time_limit_is_not_reported_as_hung(tmp_path: Path) -> None:
+    told = diagnose_run(tmp_path, Left(None), state="TIMEOUT", time_limit=60)
     assert told.summary == "the time limit of 1 min was reached"
 
 
 @pytest.mark.parametrize("where", ["batch", "rank"])
-def test_slurms_own_line_counts_where_its_state_is_not_known(tmp_path: Path, where: str) -> None:
+def test_a_time_limit_line_of_slurm_counts_if_the_state_is_unknown(tmp_path: Path, where: str) -> None:
     ranks = [Left(LIMIT, code=143, signal=15) if where == "rank" else TOLD, TOLD]
-    told = say(tmp_path, *ranks, batch=LIMIT if where == "batch" else "", state="UNKNOWN")
+    told = diagnose_run(tmp_path, *ranks, batch=LIMIT if where == "batch" else "", state="UNKNOWN")
     assert told.cause == "time-limit"
     assert [line.text for line in told.evidence] == [LIMIT]
 
 
-def test_a_job_that_gave_way_is_told_so(tmp_path: Path) -> None:
-    told = say(tmp_path, TOLD, state="PREEMPTED", reason="Preempted")
+def test_a_preemption_is_reported(tmp_path: Path) -> None:
+    told = diagnose_run(tmp_path, TOLD, state="PREEMPTED", reason="Preempted")
     assert (told.cause, told.blame) == ("preempted", "site")
     assert told.evidence[0].text == "the job's state is PREEMPTED, reason Preempted"
     assert told.time == START + 700
@@ -56,63 +56,65 @@ def test_a_job_that_gave_way_is_told_so(tmp_path: Path) -> None:
     ("by", "asked", "who"),
     [("alice", False, " by alice"), ("", True, " by dtslurm cancel"), ("", False, "")],
 )
-def test_it_is_told_who_cancelled(tmp_path: Path, by: str, asked: bool, who: str) -> None:
+def test_the_user_who_cancelled_is_reported(tmp_path: Path, by: str, asked: bool, who: str) -> None:
     events = [{"event": "cancel", "time": START + 650}] if asked else []
-    told = say(tmp_path, TOLD, state="CANCELLED", cancelled_by=by, events=events, end=None)
+    told = diagnose_run(tmp_path, TOLD, state="CANCELLED", cancelled_by=by, events=events, end=None)
     assert (told.cause, told.summary) == ("cancelled", f"the job was cancelled{who}")
     assert told.time == (START + 650 if asked else None)
 
 
-def test_a_cancel_of_ones_own_explains_what_slurm_does_not(tmp_path: Path) -> None:
+def test_a_recorded_cancel_explains_an_unknown_state(tmp_path: Path) -> None:
     events = [{"event": "cancel", "time": START + 590}]
-    assert say(tmp_path / "a", TOLD, state="UNKNOWN", events=events).cause == "cancelled"
+    assert diagnose_run(tmp_path / "a", TOLD, state="UNKNOWN", events=events).cause == "cancelled"
     failed = Left("RuntimeError: CUDA error: out of memory", code=1, ended=100)
-    assert say(tmp_path / "b", failed, state="UNKNOWN", events=events).cause == "gpu-out-of-memory"
+    assert diagnose_run(tmp_path / "b", failed, state="UNKNOWN", events=events).cause == "gpu-out-of-memory"
 
 
-def test_a_rank_that_failed_long_before_the_job_was_ended_is_the_cause(tmp_path: Path) -> None:
+def test_a_rank_failure_long_before_the_end_of_the_job_is_the_cause(tmp_path: Path) -> None:
     stack = 'Traceback (most recent call last):\n  File "/home/me/t.py", line 3, in f\n    g()\n'
     failed = Left(stack + "ValueError: no such shard", code=1, ended=100)
-    early = say(tmp_path / "a", failed, TOLD, state="TIMEOUT")
+    early = diagnose_run(tmp_path / "a", failed, TOLD, state="TIMEOUT")
     assert (early.cause, early.rank) == ("python-exception", 0)
     at_the_end = Left(stack + "ValueError: no such shard", code=1, ended=699)
-    assert say(tmp_path / "b", at_the_end, TOLD, state="TIMEOUT").cause == "time-limit"
+    assert diagnose_run(tmp_path / "b", at_the_end, TOLD, state="TIMEOUT").cause == "time-limit"
     # One that is sure, and alone, failed by itself even then; what all say came of the signal.
     sure = Left("RuntimeError: CUDA error: out of memory", code=1, ended=699)
-    assert say(tmp_path / "c", sure, TOLD, TOLD, TOLD, state="TIMEOUT").cause == "gpu-out-of-memory"
-    assert say(tmp_path / "d", sure, sure, sure, TOLD, state="TIMEOUT").cause == "time-limit"
+    assert diagnose_run(tmp_path / "c", sure, TOLD, TOLD, TOLD, state="TIMEOUT").cause == "gpu-out-of-memory"
+    assert diagnose_run(tmp_path / "d", sure, sure, sure, TOLD, state="TIMEOUT").cause == "time-limit"
 
 
 # ---- A node, its memory ----
 
 
-def test_a_lost_node_is_named_by_slurm_or_by_its_silent_ranks(tmp_path: Path) -> None:
+def test_a_failed_node_is_identified_by_slurm_or_by_missing_end_records(tmp_path: Path) -> None:
     named = "srun: error: Node failure on n2"
-    told = say(tmp_path / "a", lost(), Left(host="n2"), batch=named, state="NODE_FAIL")
+    told = diagnose_run(tmp_path / "a", lost_connection(), Left(host="n2"), batch=named, state="NODE_FAIL")
     assert (told.cause, told.node, told.rank) == ("node-failure", "n2", 1)
     assert told.evidence[0].text == named
-    told = say(tmp_path / "b", lost(), Left(host="n3"), state="NODE_FAIL")
+    told = diagnose_run(tmp_path / "b", lost_connection(), Left(host="n3"), state="NODE_FAIL")
     assert (told.node, told.rank, told.summary) == ("n3", 1, "node n3 failed")
-    told = say(tmp_path / "c", lost(), lost(), state="BOOT_FAIL")
+    told = diagnose_run(tmp_path / "c", lost_connection(), lost_connection(), state="BOOT_FAIL")
     assert (told.node, told.rank, told.summary) == (None, None, "a node failed")
     assert told.advice.startswith("submit the run again; ")
-    told = say(tmp_path / "d", lost(), lost(host="n2"), batch=named, state="NODE_FAIL")
+    told = diagnose_run(
+        tmp_path / "d", lost_connection(), lost_connection(host="n2"), batch=named, state="NODE_FAIL"
+    )
     assert (told.node, told.rank) == ("n2", 1)  # its rank had still recorded its end
 
 
-def test_of_a_lost_node_no_other_cause_is_taken_unless_it_is_sure(tmp_path: Path) -> None:
+def test_only_a_confident_cause_takes_precedence_over_a_node_failure(tmp_path: Path) -> None:
     guess = Left("Loss is nan, stopping training", code=1, ended=60)
-    assert say(tmp_path / "a", guess, Left(host="n2"), state="NODE_FAIL").cause == "node-failure"
+    assert diagnose_run(tmp_path / "a", guess, Left(host="n2"), state="NODE_FAIL").cause == "node-failure"
     link = Left("NCCL WARN NET/IB : mlx5_2:1 Got async event : port error", code=1, ended=60)
-    assert say(tmp_path / "b", link, Left(host="n2"), state="NODE_FAIL").cause == "link-down"
+    assert diagnose_run(tmp_path / "b", link, Left(host="n2"), state="NODE_FAIL").cause == "link-down"
 
 
 @pytest.mark.parametrize("told_by", ["state", "batch", "launcher"])
-def test_a_rank_that_was_killed_where_memory_ran_out_is_named(tmp_path: Path, told_by: str) -> None:
+def test_a_killed_rank_is_named_if_memory_ran_out(tmp_path: Path, told_by: str) -> None:
     line = "slurmstepd: error: Detected 1 oom_kill event in StepId=17.0. Some of the step tasks have been OOM"
-    told = say(
+    told = diagnose_run(
         tmp_path,
-        lost(host="n1"),
+        lost_connection(host="n1"),
         Left(code=137, signal=9, ended=300, host="n2"),
         batch=line if told_by == "batch" else "",
         launchers=["", line] if told_by == "launcher" else [],
@@ -122,38 +124,42 @@ def test_a_rank_that_was_killed_where_memory_ran_out_is_named(tmp_path: Path, to
     assert "--mem" in told.advice
 
 
-def test_a_rank_that_was_killed_on_another_node_is_not_taken_for_it(tmp_path: Path) -> None:
+def test_a_killed_rank_on_another_node_is_not_blamed_for_out_of_memory(tmp_path: Path) -> None:
     line = "slurmstepd: error: Detected 1 oom_kill event in StepId=17.0. Some of the step tasks have been OOM"
-    told = say(tmp_path, Left(code=137, signal=9), Left(code=143, signal=15, host="n2"), launchers=["", line])
+    told = diagnose_run(
+        tmp_path, Left(code=137, signal=9), Left(code=143, signal=15, host="n2"), launchers=["", line]
+    )
     assert (told.cause, told.rank) == ("host-out-of-memory", 1)
 
 
-def test_memory_that_ran_out_names_the_one_silent_rank_or_none(tmp_path: Path) -> None:
-    one = say(tmp_path / "a", lost(), Left(), state="OUT_OF_MEMORY")
+def test_out_of_memory_names_a_rank_only_if_one_rank_has_no_end(tmp_path: Path) -> None:
+    one = diagnose_run(tmp_path / "a", lost_connection(), Left(), state="OUT_OF_MEMORY")
     assert (one.cause, one.rank, one.confidence) == ("host-out-of-memory", 1, 0.8)
-    assert say(tmp_path / "b", lost(), Left(), Left(), state="OUT_OF_MEMORY").rank is None
+    assert diagnose_run(tmp_path / "b", lost_connection(), Left(), Left(), state="OUT_OF_MEMORY").rank is None
 
 
 # ---- What launchers say ----
 
 
-def test_a_launchers_line_means_the_rank_that_ended_that_way_on_its_node(tmp_path: Path) -> None:
+def test_a_launcher_message_is_attributed_to_the_matching_rank_on_its_node(tmp_path: Path) -> None:
     line = "srun: error: n2: task 1: Segmentation fault (core dumped)"
-    ranks = [lost(), Left(code=3, host="n2"), Left(code=139, signal=11, host="n2")]
-    told = say(tmp_path / "a", *ranks, launchers=["", line])
+    ranks = [lost_connection(), Left(code=3, host="n2"), Left(code=139, signal=11, host="n2")]
+    told = diagnose_run(tmp_path / "a", *ranks, launchers=["", line])
     assert (told.cause, told.rank, told.node) == ("segfault", 2, "n2")
-    told = say(tmp_path / "b", lost(), Left(host="n2"), launchers=["", line])
+    told = diagnose_run(tmp_path / "b", lost_connection(), Left(host="n2"), launchers=["", line])
     assert (told.cause, told.rank, told.confidence) == ("segfault", 1, 0.9)  # it is alone there
-    told = say(tmp_path / "c", lost(), Left(host="n2"), Left(host="n2"), launchers=["", line])
+    told = diagnose_run(
+        tmp_path / "c", lost_connection(), Left(host="n2"), Left(host="n2"), launchers=["", line]
+    )
     assert (told.cause, told.rank, told.node) == ("segfault", None, "n2")
 
 
-def test_a_node_that_a_launcher_lost_went_down(tmp_path: Path) -> None:
-    told = say(tmp_path, lost(), Left(host="n2"), batch="srun: error: Node failure on n2")
+def test_a_node_failure_reported_by_the_launcher_is_the_cause(tmp_path: Path) -> None:
+    told = diagnose_run(tmp_path, lost_connection(), Left(host="n2"), batch="srun: error: Node failure on n2")
     assert (told.cause, told.node, told.confidence) == ("node-failure", "n2", 0.9)
 
 
-def test_an_srun_that_waits_no_longer_for_the_others_is_told_with_its_option(tmp_path: Path) -> None:
+def test_srun_with_its_wait_limit_is_reported_with_the_option(tmp_path: Path) -> None:
     said = [
         "srun: First task exited 60s ago",
         "srun: StepId=17.0 task 0: running",
@@ -162,7 +168,7 @@ def test_an_srun_that_waits_no_longer_for_the_others_is_told_with_its_option(tmp
         "slurmstepd-n1: error: *** STEP 17.0 ON n1 CANCELLED AT 2026-11-23T13:17:36 ***",
         "srun: error: n1: task 0: Killed",
     ]
-    told = say(tmp_path, Left(), Left(code=0), batch="\n".join(said))
+    told = diagnose_run(tmp_path, Left(), Left(code=0), batch="\n".join(said))
     assert (told.cause, told.blame) == ("killed", "user")
     assert told.summary == "srun ended the remaining tasks 60 s after the first task of its step had ended"
     assert "--wait=0" in told.advice
@@ -174,22 +180,22 @@ SPEAKS = (
 )
 
 
-def test_the_node_that_tells_of_a_lost_one_is_not_taken_for_it(tmp_path: Path) -> None:
+def test_the_node_that_reports_a_node_failure_is_not_blamed(tmp_path: Path) -> None:
     named = "srun: error: Node failure on n2"
     ranks = [Left(code=143, signal=15), Left(host="n2")]
-    told = say(tmp_path / "a", *ranks, batch=f"{named}\n{SPEAKS}", launchers=[SPEAKS])
+    told = diagnose_run(tmp_path / "a", *ranks, batch=f"{named}\n{SPEAKS}", launchers=[SPEAKS])
     assert (told.cause, told.node, told.rank) == ("node-failure", "n2", 1)
     assert told.evidence[0].text == named
     assert "--exclude n2" in told.advice
-    told = say(tmp_path / "b", *ranks, batch=SPEAKS, launchers=[SPEAKS])
+    told = diagnose_run(tmp_path / "b", *ranks, batch=SPEAKS, launchers=[SPEAKS])
     assert (told.cause, told.node, told.rank) == ("node-failure", "n2", 1)  # it left no last word
-    told = say(tmp_path / "c", Left(SPEAKS, code=143, signal=15), Left(host="n2"), batch=named)
+    told = diagnose_run(tmp_path / "c", Left(SPEAKS, code=143, signal=15), Left(host="n2"), batch=named)
     assert (told.cause, told.node, told.rank) == ("node-failure", "n2", 1)
 
 
-def test_where_it_is_not_known_which_node_was_lost_none_is_named(tmp_path: Path) -> None:
+def test_without_evidence_of_the_failed_node_no_node_is_named(tmp_path: Path) -> None:
     lost_both = [Left(), Left(host="n2")]
-    told = say(tmp_path / "a", *lost_both, batch=SPEAKS, state="NODE_FAIL")
+    told = diagnose_run(tmp_path / "a", *lost_both, batch=SPEAKS, state="NODE_FAIL")
     assert (told.cause, told.node, told.rank, told.summary) == (
         "node-failure",
         None,
@@ -197,7 +203,7 @@ def test_where_it_is_not_known_which_node_was_lost_none_is_named(tmp_path: Path)
         "a node failed",
     )
     ended = [Left(code=143, signal=15), Left(), Left(code=143, signal=15, host="n2")]
-    told = say(tmp_path / "b", *ended, batch=SPEAKS, state="NODE_FAIL")
+    told = diagnose_run(tmp_path / "b", *ended, batch=SPEAKS, state="NODE_FAIL")
     assert (told.cause, told.node) == ("node-failure", None)
 
 
@@ -221,10 +227,10 @@ def test_where_it_is_not_known_which_node_was_lost_none_is_named(tmp_path: Path)
         ),
     ],
 )
-def test_whose_port_was_taken_is_told_and_no_node_is_blamed(
+def test_a_port_in_use_is_reported_without_blaming_the_node(
     tmp_path: Path, line: str, summary: str, blame: str
 ) -> None:
-    told = say(tmp_path, Left(code=143, signal=15), Left(line, code=1, host="n2"))
+    told = diagnose_run(tmp_path, Left(code=143, signal=15), Left(line, code=1, host="n2"))
     assert (told.cause, told.rank, told.summary, told.blame) == ("port-in-use", 1, summary, blame)
 
 
@@ -239,9 +245,11 @@ def test_whose_port_was_taken_is_told_and_no_node_is_blamed(
         ("n5: 40.0 MiB do not fit on /local, where 64.0 KiB are free", "node"),
     ],
 )
-def test_of_a_place_that_cannot_be_staged_to_no_node_is_blamed(tmp_path: Path, line: str, blame: str) -> None:
+def test_a_staging_failure_blames_the_node_only_for_a_full_disk(
+    tmp_path: Path, line: str, blame: str
+) -> None:
     never = Left(None, started=False)
-    told = say(tmp_path, never, never, batch=f"dtslurm: staging failed: {line}", exit_code=88)
+    told = diagnose_run(tmp_path, never, never, batch=f"dtslurm: staging failed: {line}", exit_code=88)
     assert (told.cause, told.blame) == ("staging", blame)
     assert ("--exclude" in told.advice) is (blame == "node")
 
@@ -249,31 +257,33 @@ def test_of_a_place_that_cannot_be_staged_to_no_node_is_blamed(tmp_path: Path, l
 SETUP = "/var/spool/slurmd/job00017/slurm_script: line 52: module: command not found"
 
 
-def test_a_line_of_the_setup_that_failed_is_told_beside_what_may_come_of_it(tmp_path: Path) -> None:
+def test_a_failed_setup_line_is_mentioned_with_the_failure_that_may_follow_from_it(tmp_path: Path) -> None:
     lacks = Left("ModuleNotFoundError: No module named 'torch'", code=1)
-    told = say(tmp_path / "a", lacks, batch=SETUP)
+    told = diagnose_run(tmp_path / "a", lacks, batch=SETUP)
     assert (told.cause, told.rank) == ("import-error", 0)
     assert told.summary.endswith("; before that a line of the job's setup failed: module: command not found")
     assert told.evidence[-1].text == SETUP
     assert "install the module in the environment" in told.advice
-    broken = say(tmp_path / "b", Left("RuntimeError: CUDA error: out of memory", code=1), batch=SETUP)
+    broken = diagnose_run(
+        tmp_path / "b", Left("RuntimeError: CUDA error: out of memory", code=1), batch=SETUP
+    )
     assert (broken.cause, "setup" in broken.summary) == ("gpu-out-of-memory", False)
-    never = say(tmp_path / "c", Left(None, started=False), batch=SETUP)
+    never = diagnose_run(tmp_path / "c", Left(None, started=False), batch=SETUP)
     assert (never.cause, never.confidence) == ("setup", 0.4)
-    assert say(tmp_path / "d", Left(code=0), batch=SETUP, state="COMPLETED").cause == "none"
+    assert diagnose_run(tmp_path / "d", Left(code=0), batch=SETUP, state="COMPLETED").cause == "none"
 
 
 # ---- Where nothing says why ----
 
 
-def test_a_script_that_slurm_could_not_start_is_told(tmp_path: Path) -> None:
+def test_a_script_that_slurm_could_not_start_is_reported(tmp_path: Path) -> None:
     never = Left(None, started=False)
-    told = say(tmp_path / "a", never, reason="JobLaunchFailure", nodelist="n7")
+    told = diagnose_run(tmp_path / "a", never, reason="JobLaunchFailure", nodelist="n7")
     assert (told.cause, told.node, told.blame) == ("unknown", "n7", "site")
     assert told.summary.startswith(
         "Slurm could not start the script on n7: the usual cause is that the folder"
     )
-    told = say(tmp_path / "b", never, exit_code=0, signal=53)
+    told = diagnose_run(tmp_path / "b", never, exit_code=0, signal=53)
     assert told.summary.startswith("Slurm could not start the script: ")
 
 
@@ -287,27 +297,29 @@ def test_a_script_that_slurm_could_not_start_is_told(tmp_path: Path) -> None:
         ([], None, None, False),  # or all of the run
     ],
 )
-def test_a_job_that_left_no_word_could_not_write_its_output(
+def test_a_job_without_any_output_is_reported_as_not_started_by_slurm(
     tmp_path: Path, events: list[str], left: str | None, batch: str | None, told: bool
 ) -> None:
     written = [{"event": event, "time": START} for event in events]
-    verdict = say(tmp_path, Left(left, started=False), events=written, batch=batch)
+    verdict = diagnose_run(tmp_path, Left(left, started=False), events=written, batch=batch)
     assert verdict.summary.startswith("Slurm could not start the script: ") is told
 
 
-def test_a_job_that_goes_on_has_not_failed(tmp_path: Path) -> None:
-    told = say(tmp_path, Left(), Left(), state="RUNNING", over=False)
+def test_a_running_job_has_no_failure(tmp_path: Path) -> None:
+    told = diagnose_run(tmp_path, Left(), Left(), state="RUNNING", over=False)
     assert (told.cause, told.summary) == ("none", "nothing has failed so far; the job is RUNNING")
 
 
-def test_of_a_stalled_job_it_is_not_said_that_nothing_has_failed(tmp_path: Path) -> None:
-    told = say(tmp_path, Left(), Left(), state="RUNNING", over=False, stall="no work for 4m00s", job_id="17")
+def test_a_stalled_job_is_not_reported_as_healthy(tmp_path: Path) -> None:
+    told = diagnose_run(
+        tmp_path, Left(), Left(), state="RUNNING", over=False, stall="no work for 4m00s", job_id="17"
+    )
     assert (told.cause, told.summary) == ("stalled", "no work for 4m00s")
     assert "dtslurm diagnose --live 17" in told.advice
 
 
-def test_ranks_that_were_told_to_end_by_nobody_known(tmp_path: Path) -> None:
-    told = say(tmp_path, TOLD, Left(code=0))
+def test_ranks_terminated_by_an_unknown_sender_are_reported_with_low_confidence(tmp_path: Path) -> None:
+    told = diagnose_run(tmp_path, TOLD, Left(code=0))
     assert (told.cause, told.rank, told.confidence) == ("killed", 0, 0.4)
     assert told.summary == "its processes received a request to end, and the sender is not recorded"
     assert [(one.what, one.ranks) for one in told.followed_by] == [
@@ -316,15 +328,15 @@ def test_ranks_that_were_told_to_end_by_nobody_known(tmp_path: Path) -> None:
     ]
 
 
-def test_a_weak_word_of_the_launcher_is_better_than_none(tmp_path: Path) -> None:
+def test_a_weak_launcher_message_is_used_if_there_is_no_other_evidence(tmp_path: Path) -> None:
     line = "WARNING: DistStoreError: Timed out after 601 seconds waiting for clients. 6/8 clients joined."
-    told = say(tmp_path, Left(code=0), batch=f"{line} retrying")
+    told = diagnose_run(tmp_path, Left(code=0), batch=f"{line} retrying")
     assert (told.cause, told.rank, told.confidence) == ("rendezvous", None, 0.4)
 
 
-def test_where_nothing_says_why_the_end_of_the_output_is_shown(tmp_path: Path) -> None:
+def test_without_evidence_the_last_output_lines_are_shown(tmp_path: Path) -> None:
     never = Left(None, started=False)
-    told = say(tmp_path, Left(code=0), never, never, batch="one\ntwo\nthree\nfour", exit_code=7)
+    told = diagnose_run(tmp_path, Left(code=0), never, never, batch="one\ntwo\nthree\nfour", exit_code=7)
     assert (told.cause, told.exit_code) == ("unknown", 7)
     assert told.summary == (
         "the job ended FAILED with exit code 7, and its logs and records show no cause; ranks 1-2 "
@@ -345,11 +357,11 @@ def test_where_nothing_says_why_the_end_of_the_output_is_shown(tmp_path: Path) -
         ),
     ],
 )
-def test_a_full_disk_is_a_guess_where_nothing_else_explains_it(
+def test_a_full_disk_is_reported_only_if_nothing_else_explains_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: Left, cause: str, words: str
 ) -> None:
     monkeypatch.setattr(evidence, "free_bytes", lambda _folder: 100)
-    told = say(tmp_path, rank, state="COMPLETED" if rank.code == 0 else "FAILED")
+    told = diagnose_run(tmp_path, rank, state="COMPLETED" if rank.code == 0 else "FAILED")
     assert told.cause == cause
     assert told.summary.startswith(words)
     assert told.evidence[0].text == "the file system of the run directory is full: 100 bytes are free"
@@ -358,15 +370,15 @@ def test_a_full_disk_is_a_guess_where_nothing_else_explains_it(
 # ---- What came of it ----
 
 
-def test_it_is_told_what_came_of_the_first_failure(tmp_path: Path) -> None:
+def test_consequences_on_other_ranks_are_listed(tmp_path: Path) -> None:
     nan = "Loss is nan, stopping training"
-    told = say(
+    told = diagnose_run(
         tmp_path,
         Left(nan, code=1, ended=60),
         Left(nan, code=1, ended=90),
-        waits(ended=660),
-        waits(ended=660),
-        lost(ended=200),
+        collective_timeout(ended=660),
+        collective_timeout(ended=660),
+        lost_connection(ended=200),
         Left(code=137, signal=9, ended=700),
         Left(code=9, ended=700),
         Left("RuntimeError: CUDA error: out of memory", code=1, ended=300),

@@ -24,7 +24,7 @@ def findings(*events: dict[str, Any]) -> Findings:
 
 
 @pytest.mark.parametrize(("state", "over"), [("COMPLETED", True), ("RUNNING", False)])
-def test_a_run_that_did_not_fail_is_told_to_have_trained_apart(state: str, over: bool) -> None:
+def test_a_successful_or_running_job_with_separate_ranks_is_reported(state: str, over: bool) -> None:
     verdict = judge(JobFacts(state=state, over=over, world_size=2), findings(STARTED, APART), ())
     assert (verdict.cause, verdict.rank, verdict.blame) == ("not-distributed", None, "code")
     assert verdict.summary == "NOT DISTRIBUTED: the 2 ranks do not train together: no connection"
@@ -32,12 +32,12 @@ def test_a_run_that_did_not_fail_is_told_to_have_trained_apart(state: str, over:
 
 
 @pytest.mark.parametrize("events", [(), (NOTE,), (APART, TOGETHER)], ids=["nothing", "note", "together"])
-def test_a_run_is_not_accused_without_evidence(events: tuple[dict[str, Any], ...]) -> None:
+def test_ranks_apart_are_not_reported_without_evidence(events: tuple[dict[str, Any], ...]) -> None:
     verdict = judge(JobFacts(state="COMPLETED", over=True, world_size=2), findings(STARTED, *events), ())
     assert verdict.cause == "none"
 
 
-def test_what_was_seen_of_another_attempt_does_not_count() -> None:
+def test_ranks_apart_are_searched_only_in_the_given_attempt() -> None:
     assert find_ranks_apart([STARTED, APART]) is not None
     assert find_ranks_apart([STARTED, APART, AGAIN]) is None
     assert find_ranks_apart([STARTED, APART, AGAIN], 0) is not None

@@ -29,7 +29,7 @@ def findings(*events: dict[str, Any], code: int = 143) -> Findings:
     return read({"events": list(events), "records": records, "first_failures": [[0, code]]}, [], 2)
 
 
-def test_f85_a_batch_script_that_was_killed_is_the_cause() -> None:
+def test_f85_a_killed_batch_script_is_the_cause() -> None:
     verdict = judge(KILLED, findings(STARTED, BEGUN), ())
     assert (verdict.cause, verdict.rank, verdict.signal) == ("killed", None, 9)
     assert verdict.summary.startswith("SIGKILL ended the batch script")
@@ -38,11 +38,11 @@ def test_f85_a_batch_script_that_was_killed_is_the_cause() -> None:
 
 
 @pytest.mark.parametrize("events", [(STARTED, ENDED), (STARTED, BEGUN, RANK_ENDED), ()])
-def test_f85_an_end_that_the_run_recorded_was_no_kill_of_the_batch_script(events: tuple[Any, ...]) -> None:
+def test_f85_a_recorded_end_excludes_a_kill_of_the_batch_script(events: tuple[Any, ...]) -> None:
     assert "batch script" not in judge(KILLED, findings(*events), ()).summary
 
 
-def test_f85_a_killed_supervisor_whose_successor_recorded_the_end_is_not_the_cause() -> None:
+def test_f85_a_killed_supervisor_with_a_working_successor_is_not_the_cause() -> None:
     killed = {**STOPPED, "event": "supervisor_killed"}
     assert "did not restart it again" in find_killed_script([STARTED, BEGUN, killed, ENDED], None)
     assert find_killed_script([STARTED, BEGUN, killed, RANK_ENDED, ENDED], None) == ""
@@ -51,7 +51,7 @@ def test_f85_a_killed_supervisor_whose_successor_recorded_the_end_is_not_the_cau
     assert "batch script" in find_killed_script([STARTED, BEGUN, RANK_ENDED, again], 9)
 
 
-def test_f85_a_supervisor_that_crashed_was_not_killed() -> None:
+def test_f85_a_crashed_supervisor_is_distinguished_from_a_killed_one() -> None:
     facts = JobFacts(state="FAILED", over=True, exit_code=1, world_size=2, attempt=0)
     ended = {**ENDED, "exit_code": 1}
     for code, cause, word in (
@@ -67,14 +67,14 @@ def test_f85_a_supervisor_that_crashed_was_not_killed() -> None:
         assert f"(process 17 on n1) {word}" in line(killed).text
 
 
-def test_f86_a_supervisor_is_stopped_until_it_continues_or_ends() -> None:
+def test_f86_a_supervisor_counts_as_stopped_until_it_continues_or_ends() -> None:
     assert "kill -CONT 17 on n1" in find_stopped_supervisor([STARTED, STOPPED, BEGUN])
     for later in (CONTINUED, ENDED, {**STOPPED, "event": "supervisor_killed"}):
         assert find_stopped_supervisor([STARTED, STOPPED, later]) == ""
     assert find_stopped_supervisor([CONTINUED, STOPPED]) != ""
 
 
-def test_f86_a_running_job_is_diagnosed_with_its_stopped_supervisor() -> None:
+def test_f86_the_diagnosis_of_a_running_job_mentions_a_stopped_supervisor() -> None:
     running = JobFacts(state="RUNNING", over=False, world_size=2, attempt=0)
     assert "kill -CONT 17 on n1" in judge(running, findings(STARTED, BEGUN, STOPPED, code=0), ()).summary
     assert "kill -CONT" not in judge(running, findings(STARTED, BEGUN, code=0), ()).summary

@@ -8,7 +8,7 @@ import pytest
 
 from dtslurm.worker.preflight import gpus as preflight
 from dtslurm.worker.sampler_nvidia import NvidiaSmi
-from tests.diagnose.failures import Left, say
+from tests.diagnose.failures import Left, diagnose_run
 from tests.gpu import results
 from tests.gpu.configurations import configurations, estimate
 from tests.gpu.page import page
@@ -41,7 +41,7 @@ def test_recorded_health_row_is_parsed() -> None:
 def test_recorded_failure_logs_are_diagnosed(way: str, tmp_path: Path) -> None:
     """The logs are those of the recorded failures, with other paths."""
     logs = [path.read_text() for path in sorted(DATA.glob(f"{way}.rank-*.log"))]
-    told = say(tmp_path, *(Left(log, 1) for log in logs))
+    told = diagnose_run(tmp_path, *(Left(log, 1) for log in logs))
     assert told.cause == WAYS[way][0] == RECORDED["failures"][way]["told"]
     assert sorted(told.summary.partition(", at /")[0].split()) == sorted(
         RECORDED["failures"][way]["summary"].split()  # which of two ranks is told first is open

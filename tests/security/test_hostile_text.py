@@ -13,7 +13,7 @@ from dtslurm.logs.clean import is_plain, safe
 from tests.cli.conftest import Run, folder, invoke, runs, slurm
 from tests.cli.made_runs import ENDED, Runs, ended_job, rank_record
 from tests.cli.slurm_programs import Programs
-from tests.cli.test_usage_command import USAGE, jobs
+from tests.cli.test_usage_command import USAGE, sacct_output
 
 __all__ = ["folder", "invoke", "runs", "slurm"]  # fixtures
 
@@ -107,7 +107,7 @@ def test_html_pages_contain_no_active_content(
 def test_accounting_output_contains_no_control_sequences(
     invoke: Run, slurm: Programs, kind: str, form: tuple[str, ...]
 ) -> None:
-    slurm.say("sacct", jobs(NAMES[kind].replace("\n", " "), "vision"))
+    slurm.say("sacct", sacct_output(NAMES[kind].replace("\n", " "), "vision"))
     done = invoke(*USAGE, *form)
     assert ACTS.search(done.stdout + done.stderr) is None
 
@@ -125,7 +125,7 @@ def test_accounting_output_contains_no_control_sequences(
     ],
 )
 def test_csv_cells_contain_no_formulas(invoke: Run, slurm: Programs, account: str, cell: str) -> None:
-    slurm.say("sacct", jobs(account))
+    slurm.say("sacct", sacct_output(account))
     [row] = csv.DictReader(io.StringIO(invoke(*USAGE, "--csv", code=0).stdout))
     assert row["account"] == cell
 
