@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from dtslurm.launch.base import Launcher
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.jobs.destination import destination, find_partitions_of_type, may_have, names_in
+from dtslurm.model.jobs.destination import choose_destination, find_partitions_of_type, may_have, split_names
 from dtslurm.model.jobs.job import JobSpec, TaskLayout
 from dtslurm.model.jobs.sbatch import refusal, split_option
 from dtslurm.model.jobs.variables import own_variable
-from dtslurm.model.shell import job_values_in
+from dtslurm.model.shell import find_job_values
 from dtslurm.model.units import Walltime
 from dtslurm.render.directives import MEMORY_PER, find_control_characters, passes, says_the_same
 from dtslurm.slurm.arrays import valid
@@ -129,7 +129,7 @@ def array(expression: str | None, limit: int | None) -> list[str]:
 
 def job_values(request_args: Sequence[str], array: str | None) -> list[str]:
     """Return the arguments that use a variable of array tasks, although the job is not an array."""
-    names = dict.fromkeys(name for text in request_args for name in job_values_in(text))
+    names = dict.fromkeys(name for text in request_args for name in find_job_values(text))
     return [
         f"${name} in the script's arguments has a value only in a job array: give --array (-a), or "
         f"write $${name} for the literal text"
@@ -211,10 +211,10 @@ def find_rule_conflicts(spec: JobSpec, profile: ClusterProfile, layout: TaskLayo
         )
     if slurm_rules.requeue == "required" and spec.requeue is False:
         problems.append(f"cluster {profile.name} does not accept --no-requeue (slurm.requeue of its profile)")
-    resolved = destination(resources, profile)
+    resolved = choose_destination(resources, profile)
     partition, limits = resolved.partition, resolved.limits
     if partition == (resources.partition or slurm_rules.partition) and slurm_rules.partitions:
-        unknown = [name for name in names_in(partition) if name not in slurm_rules.partitions]
+        unknown = [name for name in split_names(partition) if name not in slurm_rules.partitions]
         problems += [_unknown_partition_problem(name, profile) for name in unknown]
     problems += _node_type_problem(resources.node_type, partition, profile)
     problems += _time_limit_problem(
@@ -237,7 +237,7 @@ def find_rule_conflicts(spec: JobSpec, profile: ClusterProfile, layout: TaskLayo
 
 def constraint_notices(spec: JobSpec, profile: ClusterProfile) -> list[str]:
     """Return notices on how the requested constraint was combined with those of node type and cluster."""
-    requested, resolved = spec.resources.constraint, destination(spec.resources, profile)
+    requested, resolved = spec.resources.constraint, choose_destination(spec.resources, profile)
     if resolved.left_out:
         others = " and ".join(resolved.left_out)
         return [f"--constraint {resolved.constraint}: it cannot be combined with {others}, which is omitted"]
@@ -257,7 +257,7 @@ def _node_type_problem(type_name: str | None, partition: str | None, profile: Cl
         return []
     if partition is None or may_have(partition, type_name, profile):
         return []
-    node_types = {profile.slurm.partitions[name].node_type or "" for name in names_in(partition)}
+    node_types = {profile.slurm.partitions[name].node_type or "" for name in split_names(partition)}
     partitions = find_partitions_of_type(type_name, profile)
     hint = (
         f"; {type_name} nodes are in partition {', '.join(partitions)}: give -p {partitions[0]}"

@@ -21,7 +21,7 @@ from dtslurm.config.tree import Items, Node, Problem, Scalar, Table
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.jobs import stages
 from dtslurm.model.jobs.job_file import JobFile, Stage, Work
-from dtslurm.model.paths import expanded
+from dtslurm.model.paths import expand_home
 from dtslurm.model.shell import JOB_VALUES
 from dtslurm.model.values import dataclass
 from dtslurm.suggestions import suggest_name
@@ -111,7 +111,9 @@ def load(path: Path, given: Mapping[str, str], *, cwd: Path, home: Path | None =
         )
         for name, work, table in loaded
     }
-    order = stages.ordered({name: [stage for _, stage in items] for name, items in needs_by_stage.items()})
+    order = stages.order_stages(
+        {name: [stage for _, stage in items] for name, items in needs_by_stage.items()}
+    )
     ordered = tuple(stages_by_name[name] for name in order)
     return LoadedJob(
         job=job, path=path, stages=ordered, origins=origins.collect_origins(root), files=tuple(files_read)
@@ -126,7 +128,7 @@ def _load_chain(path: Path, label: Callable[[Path], str]) -> tuple[Table, list[P
     """Return the merged tree of a file and all files that it extends, the problems, and the files."""
 
     def find(name: str, current: Path) -> Path | str:
-        target = Path(os.path.normpath(current.parent / expanded(name)))
+        target = Path(os.path.normpath(current.parent / expand_home(name)))
         return target if target.is_file() else f"file {label(target)} does not exist"
 
     trees, problems, visited = chain.follow(
@@ -186,7 +188,7 @@ def _resolve_needs(
             needs_entry = table.entries["needs"]
             key = f"stages.{name}.needs"
             try:
-                kind, stage = stages.need(text)
+                kind, stage = stages.parse_need(text)
             except ValueError as error:
                 problems.append(Problem(needs_entry.source, needs_entry.line, key, str(error)))
                 continue
@@ -197,7 +199,7 @@ def _resolve_needs(
             stage_needs.append((kind, stage))
         needs[name] = tuple(stage_needs)
     try:
-        stages.ordered({name: [stage for _, stage in items] for name, items in needs.items()})
+        stages.order_stages({name: [stage for _, stage in items] for name, items in needs.items()})
     except ValueError as error:
         entry = root.entries["stages"]
         problems.append(Problem(entry.source, entry.line, "stages", f"wait for each other: {error}"))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from dtslurm.config.tree import Items, MappingEntry, Problem, Scalar, Table
-from dtslurm.model.jobs.destination import names_in
+from dtslurm.model.jobs.destination import split_names
 from dtslurm.model.jobs.sbatch import refusal, srun_refusal
 from dtslurm.model.jobs.variables import own_variable
 from dtslurm.model.units import Walltime
@@ -142,7 +142,7 @@ def _find_unknown_names(
         return
     entry, text = field
     known_names = list(among.entries) if among else []
-    for name in (names_in(text) or [text]) if several else [text]:
+    for name in (split_names(text) or [text]) if several else [text]:
         if name not in known_names:
             suggestion = suggest_name(name, known_names)
             message = (

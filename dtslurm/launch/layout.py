@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 
 from dtslurm.model.cluster import ClusterProfile, NodeType
-from dtslurm.model.jobs.destination import Destination, destination, types_of
+from dtslurm.model.jobs.destination import Destination, choose_destination, types_of
 from dtslurm.model.jobs.job import Resources, TaskLayout
 from dtslurm.model.units import Memory, Walltime, pluralize
 from dtslurm.model.values import dataclass
@@ -36,7 +36,7 @@ def resolve(resources: Resources, profile: ClusterProfile, *, one_process: bool 
         resolution.problems.append(
             f"--node-type {resources.node_type}: cluster {profile.name} has no such type ({nearest})"
         )
-    target = destination(resources, profile)
+    target = choose_destination(resources, profile)
     node, label = target.node, target.type_name or "these"
 
     nodes = resources.nodes if resources.nodes is not None else 1

@@ -10,9 +10,9 @@ Rest = Callable[[], None]
 _T = TypeVar("_T")
 
 
-def chunked(items: Iterable[_T], rest: Rest | None) -> Iterator[_T]:
-    """Yield the items, and call ``rest`` after every `PIECE` items to let other work run."""
+def chunked(items: Iterable[_T], yield_control: Rest | None) -> Iterator[_T]:
+    """Yield the items, and call ``yield_control`` after every `PIECE` items to let other work run."""
     for number, item in enumerate(items, 1):
         yield item
-        if rest is not None and number % PIECE == 0:
-            rest()
+        if yield_control is not None and number % PIECE == 0:
+            yield_control()

@@ -48,12 +48,12 @@ class ListedNode:
     features: frozenset[str] = frozenset()
 
 
-def line(note: NodeNote) -> str:
+def format_note(note: NodeNote) -> str:
     """Return a note as a line of the bad-node file."""
     return json.dumps({"schema": 1, **asdict(note)})
 
 
-def read(lines: Iterable[str], now: float) -> list[NodeNote]:
+def parse_notes(lines: Iterable[str], now: float) -> list[NodeNote]:
     """Return the valid notes in the lines of a file that others may also write, ignoring other lines."""
     return [note for text in lines if (note := _parse_note(text, now)) is not None]
 
@@ -62,20 +62,20 @@ def _parse_note(text: str, now: float) -> NodeNote | None:
     values = parse_object(text)
     if not NODE_NAME.fullmatch(str(values.get("node", ""))):
         return None
-    when, expires = finite_number(values.get("when")), finite_number(values.get("expires"))
-    if when is None or expires is None or when > now + _MAX_CLOCK_SKEW_S:
+    noted_at, expires = finite_number(values.get("when")), finite_number(values.get("expires"))
+    if noted_at is None or expires is None or noted_at > now + _MAX_CLOCK_SKEW_S:
         return None
-    texts = {key: plain(values.get(key)) for key in ("cluster", "reason", "evidence", "job", "by")}
+    texts = {key: make_printable(values.get(key)) for key in ("cluster", "reason", "evidence", "job", "by")}
     return NodeNote(
         node=values["node"],
         **texts,
-        when=when,
-        expires=min(expires, when + LONGEST_S),
+        when=noted_at,
+        expires=min(expires, noted_at + LONGEST_S),
         removed=values.get("removed") is True,
     )
 
 
-def plain(value: object) -> str:
+def make_printable(value: object) -> str:
     """Return a value as one line of printable text, at most 300 characters long."""
     text = "".join(
         character if character.isprintable() else " "
@@ -84,34 +84,36 @@ def plain(value: object) -> str:
     return " ".join(text.split())[:_MAX_TEXT_LENGTH]
 
 
-def current(notes: Sequence[NodeNote], now: float) -> list[NodeNote]:
+def select_newest_notes(notes: Sequence[NodeNote], now: float) -> list[NodeNote]:
     """Return the newest valid note on each node, sorted by node."""
-    newest: dict[str, NodeNote] = {}
-    for note in sorted(notes, key=lambda one: one.when):
+    newest_by_node: dict[str, NodeNote] = {}
+    for note in sorted(notes, key=lambda note_: note_.when):
         if note.removed:
-            newest.pop(note.node, None)
+            newest_by_node.pop(note.node, None)
         elif note.expires > now:
-            newest[note.node] = note
-    return [newest[name] for name in sorted(newest)]
+            newest_by_node[note.node] = note
+    return [newest_by_node[name] for name in sorted(newest_by_node)]
 
 
 def choose_exclusions(
-    notes: Sequence[NodeNote], listed: Sequence[ListedNode], needed: int
+    notes: Sequence[NodeNote], listed_nodes: Sequence[ListedNode], node_count: int
 ) -> tuple[list[NodeNote], list[NodeNote]]:
-    """Return (notes on nodes to exclude, notes on nodes that a job of ``needed`` nodes cannot do without).
+    """Return (notes on nodes to exclude, notes on nodes that a job of ``node_count`` nodes needs).
 
     The newest notes take precedence. Nodes that the scheduler does not list are ignored.
     """
-    usable = {node.name for node in listed if node.usable}
-    names = {node.name for node in listed}
-    excluded: list[NodeNote] = []
+    usable_names = {node.name for node in listed_nodes if node.usable}
+    names = {node.name for node in listed_nodes}
+    excluded_notes: list[NodeNote] = []
     needed_notes: list[NodeNote] = []
-    usable_left = len(usable)
-    for note in sorted((note for note in notes if note.node in names), key=lambda one: -one.when):
-        cost = 1 if note.node in usable else 0
-        if (usable_left - cost < needed and cost) or len(names) - len(excluded) <= needed:
+    usable_left = len(usable_names)
+    for note in sorted((note for note in notes if note.node in names), key=lambda note: -note.when):
+        cost = 1 if note.node in usable_names else 0
+        if (usable_left - cost < node_count and cost) or len(names) - len(excluded_notes) <= node_count:
             needed_notes.append(note)
         else:
-            excluded.append(note)
+            excluded_notes.append(note)
             usable_left -= cost
-    return sorted(excluded, key=lambda one: one.node), sorted(needed_notes, key=lambda one: one.node)
+    return sorted(excluded_notes, key=lambda note: note.node), sorted(
+        needed_notes, key=lambda note: note.node
+    )

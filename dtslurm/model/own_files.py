@@ -65,8 +65,8 @@ def read_own_file(path: Path) -> bytes:
         return file.read()
 
 
-def _check_status(found: os.stat_result, path: Path) -> None:
-    if not stat.S_ISREG(found.st_mode):
+def _check_status(status: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "this is not a regular file", str(path))
-    if found.st_uid != os.geteuid() or found.st_mode & _OTHERS_WRITE:
+    if status.st_uid != os.geteuid() or status.st_mode & _OTHERS_WRITE:
         raise PermissionError(errno.EPERM, "other users can write to this file", str(path))

@@ -8,16 +8,16 @@ from pathlib import Path
 from dtslurm.errors import RequestInvalid
 
 
-def expanded(text: str | os.PathLike[str], home: str = "") -> Path:
+def expand_home(text: str | os.PathLike[str], home: str = "") -> Path:
     """Return a path with a leading ``~`` or ``~USER`` expanded, if there is such a user.
 
     Args:
         home: the expansion of ``~`` alone; by default the home folder of the user who runs this process.
     """
-    written = os.fspath(text)
-    if home and (written == "~" or written.startswith("~/")):
-        return Path(home + written[1:])
-    return Path(os.path.expanduser(written))  # noqa: PTH111 (Path.expanduser raises for unknown users)
+    path_text = os.fspath(text)
+    if home and (path_text == "~" or path_text.startswith("~/")):
+        return Path(home + path_text[1:])
+    return Path(os.path.expanduser(path_text))  # noqa: PTH111 (Path.expanduser raises for unknown users)
 
 
 def working_directory() -> Path:
@@ -29,6 +29,6 @@ def working_directory() -> Path:
     try:
         return Path.cwd()
     except OSError as error:
-        why = f"the current directory cannot be used: {error.strerror}"
+        problem = f"the current directory cannot be used: {error.strerror}"
         hint = "change to another directory with cd; if it was deleted and created again, run cd ."
-        raise RequestInvalid([why], hint=hint) from error
+        raise RequestInvalid([problem], hint=hint) from error

@@ -43,7 +43,7 @@ JOB_VALUES = (
 _JOB_VALUE_REFERENCE = re.compile(rf"(\$?)\$(?:\{{({'|'.join(JOB_VALUES)})\}}|({'|'.join(JOB_VALUES)})\b)")
 
 
-def with_job_values(text: str) -> str:
+def quote_with_job_values(text: str) -> str:
     """Return an argument as one word in which the shell expands ``$SLURM_ARRAY_TASK_ID`` and the like.
 
     Only the names in `JOB_VALUES` are expanded; ``$$NAME`` stands for a literal ``$NAME``.
@@ -62,11 +62,11 @@ def with_job_values(text: str) -> str:
     return Sh("".join(quote(word) for word in words if word))
 
 
-def job_values_in(text: str) -> list[str]:
+def find_job_values(text: str) -> list[str]:
     """Return the job values that `with_job_values` expands in a text."""
     return [match[2] or match[3] for match in _JOB_VALUE_REFERENCE.finditer(text) if not match[1]]
 
 
-def filled_in(text: str) -> str:
+def quote_with_variables(text: str) -> str:
     """Return a value as one word in which the shell expands ``$NAME`` and ``${NAME}``."""
     return Sh(f'"{in_double_quotes(text)}"') if re.search(_VARIABLE_REFERENCE, text) else text

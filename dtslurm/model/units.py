@@ -65,9 +65,9 @@ class Walltime:
 
     def __str__(self) -> str:
         """Return the form Slurm prints: ``[D-]HH:MM:SS``."""
-        days, rest = divmod(self.seconds, 86400)
-        hours, rest = divmod(rest, 3600)
-        minutes, seconds = divmod(rest, 60)
+        days, remainder = divmod(self.seconds, 86400)
+        hours, remainder = divmod(remainder, 3600)
+        minutes, seconds = divmod(remainder, 60)
         clock = f"{hours:02}:{minutes:02}:{seconds:02}"
         return f"{days}-{clock}" if days else clock
 
@@ -112,8 +112,8 @@ def duration(seconds: float | None) -> str:
     """Return a duration for people: ``45s``, ``12m03s``, ``3h07m``, ``2d04h``; ``-`` for None."""
     if seconds is None:
         return "-"
-    whole = max(0, int(seconds))
-    minutes, secs = divmod(whole, 60)
+    whole_seconds = max(0, int(seconds))
+    minutes, secs = divmod(whole_seconds, 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     if days:
@@ -123,16 +123,16 @@ def duration(seconds: float | None) -> str:
     return f"{minutes}m{secs:02}s" if minutes else f"{secs}s"
 
 
-def format_bytes(amount: float) -> str:
+def format_bytes(byte_count: float) -> str:
     """Return a number of bytes with a binary unit: ``512 B``, ``31.0 MiB``, ``1.5 TiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"
+        if byte_count < 1024:
+            return f"{byte_count:.0f} {unit}" if unit == "B" else f"{byte_count:.1f} {unit}"
+        byte_count /= 1024
+    return f"{byte_count:.1f} TiB"
 
 
-def moment_before(text: str, now: float) -> float:
+def parse_past_time(text: str, now: float) -> float:
     """Return the time that a text names: ``12h``, ``2d`` or ``8w`` before ``now``, or a date, 2026-01-31.
 
     Args:
@@ -147,6 +147,6 @@ def moment_before(text: str, now: float) -> float:
     return time.mktime(time.strptime(text, "%Y-%m-%d"))
 
 
-def pluralize(number: int, what: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """Return a count with its noun, such as ``1 node`` or ``1,000 nodes``."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

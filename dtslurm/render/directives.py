@@ -6,7 +6,7 @@ import re
 
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.jobs.destination import destination
+from dtslurm.model.jobs.destination import choose_destination
 from dtslurm.model.jobs.job import JobSpec, TaskLayout
 from dtslurm.model.jobs.sbatch import split_option
 
@@ -96,7 +96,7 @@ def build(
         no_kill: the job keeps its other nodes when one fails.
     """
     resources, slurm_rules = spec.resources, profile.slurm
-    resolved = destination(resources, profile)
+    resolved = choose_destination(resources, profile)
     node = resolved.node
     lines = Directives()
     lines.set("job-name", spec.name)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from dtslurm.container.base import ContainerOptions, Runtime
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.jobs.destination import destination
+from dtslurm.model.jobs.destination import choose_destination
 from dtslurm.model.jobs.job import JobSpec, TaskLayout
 from dtslurm.render.staging import staged_mounts
 
@@ -57,7 +57,7 @@ def container_entry(
     """
     if spec.container is None:
         return None
-    node = destination(spec.resources, profile).node
+    node = choose_destination(spec.resources, profile).node
     vendor = node.gpus.vendor if node and node.gpus else "nvidia"
     return ContainerOptions(
         image=spec.container,

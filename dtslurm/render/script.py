@@ -11,9 +11,9 @@ import dtslurm
 from dtslurm.container.base import FOLDER, Runtime
 from dtslurm.launch.base import Launcher
 from dtslurm.model.cluster import ClusterProfile, Variable
-from dtslurm.model.jobs.destination import destination
+from dtslurm.model.jobs.destination import choose_destination
 from dtslurm.model.jobs.job import JobSpec, Submission, TaskLayout
-from dtslurm.model.shell import Sh, filled_in, join, with_job_values
+from dtslurm.model.shell import Sh, join, quote_with_job_values, quote_with_variables
 from dtslurm.model.values import dataclass
 from dtslurm.render.directives import Directives, build, cpus_per_task
 from dtslurm.render.engine import Engine, Templates, engine_of
@@ -184,7 +184,7 @@ def _job_values(
 
 def _rank_cpus(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout) -> tuple[str, ...]:
     """Return the CPUs of each rank of a node, empty if the job may get other CPUs or chooses its own."""
-    node = destination(spec.resources, profile).node
+    node = choose_destination(spec.resources, profile).node
     option_names = {name.replace("-", "_") for name in spec.launcher_options}
     is_chosen = spec.resources.cpus_per_task is not None or not option_names.isdisjoint(
         {"numa_binding", "cpu_bind"}
@@ -280,7 +280,7 @@ def _exported_variables(
     variables.update(wanted)
     variables.update(_expand_profile_variables(profile.environment.variables))
     if layout.cpus_per_rank and "OMP_NUM_THREADS" not in variables:
-        node = destination(spec.resources, profile).node
+        node = choose_destination(spec.resources, profile).node
         cores = max(1, layout.cpus_per_rank // (node.threads_per_core if node else 1))
         variables["OMP_NUM_THREADS"] = Variable(value=str(cores), why="one thread per core of a rank")
     elif layout.ranks_per_node > 1 and not layout.gpus_per_node and "OMP_NUM_THREADS" not in variables:
@@ -300,7 +300,10 @@ def _exported_variables(
 
 def _expand_profile_variables(variables: Mapping[str, Variable]) -> dict[str, Variable]:
     """Return the variables of a profile with references to other variables expanded on the cluster."""
-    return {name: replace(variable, value=filled_in(variable.value)) for name, variable in variables.items()}
+    return {
+        name: replace(variable, value=quote_with_variables(variable.value))
+        for name, variable in variables.items()
+    }
 
 
 def _live_script(spec: JobSpec, place: RunPlace) -> str | None:
@@ -317,7 +320,7 @@ def _live_script(spec: JobSpec, place: RunPlace) -> str | None:
 
 def training_command(spec: JobSpec) -> tuple[str, ...]:
     """Return the command of one rank: the interpreter and script, the module, or the executable itself."""
-    args = tuple(map(with_job_values, spec.args))
+    args = tuple(map(quote_with_job_values, spec.args))
     if spec.module:
         return (spec.python, "-m", spec.script, *args)
     if spec.script.endswith(".py"):

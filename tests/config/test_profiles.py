@@ -9,7 +9,7 @@ from dtslurm import assets
 from dtslurm.config import profiles
 from dtslurm.errors import ProfileInvalid, ProfileNotFound
 from dtslurm.model.cluster import Partition
-from dtslurm.model.jobs.destination import destination
+from dtslurm.model.jobs.destination import choose_destination
 from dtslurm.model.jobs.options import Placement
 from tests.config.conftest import Place
 
@@ -276,7 +276,7 @@ def test_what_the_machines_are(place: Place) -> None:
     assert big is not None
     assert (big.constraint, big.gpu_count, big.schedulable_cpus) == ("gpu&hbm80g", 4, 128)
     assert perlmutter.slurm.qos == "regular"
-    node = destination(Placement(partition="boost_usr_prod"), leonardo).node
+    node = choose_destination(Placement(partition="boost_usr_prod"), leonardo).node
     assert node is not None
     assert (str(node.memory), node.schedulable_cpus) == ("494000M", 32)
     mi250x = place.load("mi250x8-slingshot").profile.node_type(None)

@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 
 from dtslurm.model import nodes
-from dtslurm.model.nodes import ListedNode, NodeNote, choose_exclusions, current, line, read
+from dtslurm.model.nodes import (
+    ListedNode,
+    NodeNote,
+    choose_exclusions,
+    format_note,
+    parse_notes,
+    select_newest_notes,
+)
 from dtslurm.slurm import parse
 from dtslurm.worker.lib.node_blocklist import exchange
 
@@ -27,7 +34,7 @@ def note(node: str, ago: float = 60.0, **more: Any) -> NodeNote:
 
 def test_notes_come_back_as_they_were() -> None:
     there = [note("n1"), note("n2", job="17", evidence="a line", by="me"), note("n3", removed=True)]
-    assert read(map(line, there), NOW) == there
+    assert parse_notes(map(format_note, there), NOW) == there
 
 
 @pytest.mark.parametrize(
@@ -49,14 +56,14 @@ def test_notes_come_back_as_they_were() -> None:
     ],
 )
 def test_what_makes_no_sense_is_left_out(text: str) -> None:
-    assert read([text, line(note("n7"))], NOW) == [note("n7")]
+    assert parse_notes([text, format_note(note("n7"))], NOW) == [note("n7")]
 
 
 def test_texts_of_others_are_made_harmless() -> None:
     text = json.dumps(
         {"node": "n1", "reason": "\x1b[2Jgone\nfor\x07 good" + "!" * 999, "when": NOW, "expires": 9e99}
     )
-    [found] = read([text], NOW)
+    [found] = parse_notes([text], NOW)
     assert found.reason.isprintable()
     assert len(found.reason) <= 300
     assert found.expires == NOW + 90 * DAY
@@ -64,11 +71,11 @@ def test_texts_of_others_are_made_harmless() -> None:
 
 def test_the_newest_note_that_holds_is_what_counts() -> None:
     old, new = note("n1", 7200, reason="old"), note("n1", reason="new")
-    assert current([new, old], NOW) == [new]
-    assert current([note("n1", 4 * DAY)], NOW) == []
-    assert current([note("n1", 100), note("n1", 50, removed=True)], NOW) == []
+    assert select_newest_notes([new, old], NOW) == [new]
+    assert select_newest_notes([note("n1", 4 * DAY)], NOW) == []
+    assert select_newest_notes([note("n1", 100), note("n1", 50, removed=True)], NOW) == []
     again = note("n1", 10)
-    assert current([note("n1", 100), again, note("n1", 50, removed=True)], NOW) == [again]
+    assert select_newest_notes([note("n1", 100), again, note("n1", 50, removed=True)], NOW) == [again]
 
 
 def listed(*names: str, down: tuple[str, ...] = ()) -> list[ListedNode]:
@@ -111,27 +118,30 @@ def test_many_append_at_once(tmp_path: Path) -> None:
 
     def write(number: int) -> None:
         for count in range(20):
-            exchange(str(path), [line(note(f"n{number}-{count}", reason="x" * 200))])
+            exchange(str(path), [format_note(note(f"n{number}-{count}", reason="x" * 200))])
 
     writers = [threading.Thread(target=write, args=(number,)) for number in range(4)]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join()
-    assert len(read(exchange(str(path), []), NOW)) == 80
+    assert len(parse_notes(exchange(str(path), []), NOW)) == 80
 
 
 def test_a_line_that_was_cut_off_stays_alone(tmp_path: Path) -> None:
     path = tmp_path / "notes.jsonl"
-    path.write_text(line(note("n1")) + "\n" + '{"node": "n2", "wh')
-    assert [one.node for one in read(exchange(str(path), [line(note("n3"))]), NOW)] == ["n1", "n3"]
+    path.write_text(format_note(note("n1")) + "\n" + '{"node": "n2", "wh')
+    assert [one.node for one in parse_notes(exchange(str(path), [format_note(note("n3"))]), NOW)] == [
+        "n1",
+        "n3",
+    ]
 
 
 def test_a_teams_file_is_for_the_team(tmp_path: Path) -> None:
     path = tmp_path / "notes.jsonl"
     before = os.umask(0o077)
     try:
-        exchange(str(path), [line(note("n1"))], 0o664)
+        exchange(str(path), [format_note(note("n1"))], 0o664)
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o664
@@ -150,12 +160,12 @@ def test_only_plain_files_are_read(tmp_path: Path) -> None:
 def test_of_a_huge_file_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dtslurm.worker.lib.node_blocklist.MOST", 500)
     path = tmp_path / "notes.jsonl"
-    exchange(str(path), [line(note(f"n{number}")) for number in range(1, 9)])
-    found = read(exchange(str(path), []), NOW)
+    exchange(str(path), [format_note(note(f"n{number}")) for number in range(1, 9)])
+    found = parse_notes(exchange(str(path), []), NOW)
     assert found[-1].node == "n8"
     assert 0 < len(found) < 8
 
 
 def test_words_are_one_line() -> None:
-    assert nodes.plain(" a\t b\n") == "a b"
-    assert nodes.plain(None) == ""
+    assert nodes.make_printable(" a\t b\n") == "a b"
+    assert nodes.make_printable(None) == ""

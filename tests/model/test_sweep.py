@@ -150,11 +150,11 @@ def test_trials_of_the_same_name_are_refused() -> None:
 
 def test_stages_stand_after_those_that_they_need() -> None:
     needs = {"evaluate": ["train"], "train": ["prepare"], "prepare": [], "other": []}
-    assert stages.ordered(needs) == ["prepare", "train", "evaluate", "other"]
+    assert stages.order_stages(needs) == ["prepare", "train", "evaluate", "other"]
     assert stages.find_ancestors("evaluate", needs) == {"train", "prepare"}
     with pytest.raises(ValueError, match=r"^(a → b → a|b → a → b)$"):
-        stages.ordered({"a": ["b"], "b": ["a"], "c": []})
+        stages.order_stages({"a": ["b"], "b": ["a"], "c": []})
     assert stages.folder_variable("pre-train") == "DTSLURM_STAGE_PRE_TRAIN_DIR"
-    assert stages.need("afterany:prep") == ("afterany", "prep")
+    assert stages.parse_need("afterany:prep") == ("afterany", "prep")
     with pytest.raises(ValueError, match="afterok:NAME"):
-        stages.need("afternotok:prep")
+        stages.parse_need("afternotok:prep")

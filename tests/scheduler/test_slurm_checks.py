@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dtslurm.model.cluster import ClusterProfile, Gpus, NodeType, Partition, SlurmCustoms
-from dtslurm.model.jobs.destination import destination
+from dtslurm.model.jobs.destination import choose_destination
 from dtslurm.model.jobs.job import JobSpec, Submission, TaskLayout
 from dtslurm.model.jobs.options import Placement
 from dtslurm.model.units import Memory, Walltime
@@ -108,7 +108,7 @@ def test_bare_profile_is_completed_from_slurm() -> None:
     assert done.slurm.gpu_request == "gpus-per-node"
     assert (done.slurm.max_array_size, done.slurm.requeue_exit_codes) == (1001, (5, 6, 99))
     alike = complete(ClusterProfile(name="slurm"), PARTITIONS, NODES[:2], {})
-    kind = destination(Placement(partition="gpu"), alike).node
+    kind = choose_destination(Placement(partition="gpu"), alike).node
     assert kind is not None
     assert kind.gpu_count == 8
     assert done.default_node_type is None  # nobody asked for whole nodes

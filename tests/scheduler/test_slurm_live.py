@@ -19,7 +19,7 @@ from dtslurm.errors import (
     SubmitUnknown,
 )
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.jobs.destination import destination
+from dtslurm.model.jobs.destination import choose_destination
 from dtslurm.model.jobs.options import Placement
 from dtslurm.model.runs.state import JobState
 from dtslurm.scheduler.slurm import SlurmScheduler
@@ -270,7 +270,7 @@ def test_slurm_validates_submissions_and_completes_the_profile(
     done = slurm.profile(ClusterProfile(name="slurm"))
     assert done.slurm.partition in done.slurm.partitions
     assert done.default_node_type is None  # nobody asked for whole nodes
-    kind = destination(Placement(), done).node
+    kind = choose_destination(Placement(), done).node
     assert kind is not None
     assert kind.gpus is not None
     assert (kind.gpus.count, kind.gpus.slurm_type, kind.cpus) == (8, "a100", 8)

@@ -269,9 +269,9 @@ def test_excluded_node_is_recorded_in_the_run_root(
         assert not path.exists() or path.read_text() == ""
         return
     assert path.stat().st_mode & 0o777 == 0o600
-    [note] = nodes.read(read_supervisor_notes([str(tmp_path / "root")]), 2000.0)
+    [note] = nodes.parse_notes(read_supervisor_notes([str(tmp_path / "root")]), 2000.0)
     assert (note.node, note.job, note.when) == ("n2", "17" if cause == "array" else "18", 1000.5)
-    assert path.read_text() == nodes.line(replace(note, reason="health: gpus: \x1b[1m7 of 8")) + "\n"
+    assert path.read_text() == nodes.format_note(replace(note, reason="health: gpus: \x1b[1m7 of 8")) + "\n"
 
 
 def test_f43_bad_node_is_recorded_and_the_run_continues_without_the_node(
@@ -285,7 +285,7 @@ def test_f43_bad_node_is_recorded_and_the_run_continues_without_the_node(
     assert keeper.judged(end, []).action == "requeue"
     [told] = keeper.ledger.events("node_excluded")
     assert (told["node"], told["reason"]) == ("n2", "node n2 is DOWN")
-    [note] = nodes.read(read_supervisor_notes([str(site.parent)]), time.time())
+    [note] = nodes.parse_notes(read_supervisor_notes([str(site.parent)]), time.time())
     assert (note.node, note.cluster, note.reason) == ("n2", "ours", "node n2 is DOWN")
     assert (note.job, note.when, note.expires) == ("17", told["time"], told["time"] + HOLDS_S)
     assert keeper.healthy() == ["n1"]

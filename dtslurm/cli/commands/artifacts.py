@@ -10,7 +10,7 @@ from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.cli.printing import output
 from dtslurm.cli.printing.progress import transfer
 from dtslurm.errors import RequestInvalid
-from dtslurm.model.paths import expanded
+from dtslurm.model.paths import expand_home
 from dtslurm.model.units import format_bytes
 from dtslurm.services.results import artifacts as service
 from dtslurm.services.runs.runs import find
@@ -172,7 +172,7 @@ def pull(target: str | None, cluster: str | None, as_json: bool, job: str, patte
     kind, destination = export.target_of(target or f"{Path(record.run_dir).name}-artifacts")
     if kind == "hf" and len(selected) != 1:
         raise RequestInvalid([f"--to hf: needs a single artifact, and {len(selected)} match"])
-    folder = context.cwd / expanded(destination)
+    folder = context.cwd / expand_home(destination)
     # The files exist in the run directory, or are copied to a folder of its name, to be kept.
     if kind != "folder":
         run_dir = Path(record.run_dir)
@@ -184,7 +184,7 @@ def pull(target: str | None, cluster: str | None, as_json: bool, job: str, patte
     outputs: list[str] = [str(path) for path in local_paths]
     if kind == "hf":
         layout_paths = export.hugging_face(
-            record, selected[0], local_paths[0], context.cwd / expanded(destination)
+            record, selected[0], local_paths[0], context.cwd / expand_home(destination)
         )
         outputs = [str(path) for path in layout_paths]
     elif kind == "mlflow":

@@ -12,7 +12,7 @@ from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.cli.printing import output
 from dtslurm.errors import StoreError
 from dtslurm.logs.clean import safe
-from dtslurm.model.paths import expanded
+from dtslurm.model.paths import expand_home
 from dtslurm.model.units import duration
 from dtslurm.services.observe.compare import METRICS, MOST_RUNS, ComparedRun, Comparison
 from dtslurm.services.observe.compare import compare as compare_runs
@@ -51,7 +51,7 @@ def compare(target: str | None, cluster: str | None, as_json: bool, jobs: tuple[
     if as_json:
         output.document(runs=comparison.runs, differences=comparison.differences)
     elif target is not None:
-        path = context.cwd / expanded(target)
+        path = context.cwd / expand_home(target)
         if path.is_dir():
             raise StoreError(f"cannot write {path}: it is a folder")
         context.transport.put(

@@ -8,7 +8,7 @@ from dtslurm.cli import completers
 from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.cli.printing import output
 from dtslurm.cli.printing.progress import transfer
-from dtslurm.model.paths import expanded
+from dtslurm.model.paths import expand_home
 from dtslurm.model.units import format_bytes, pluralize
 from dtslurm.services.results.fetch import SkippedFiles
 from dtslurm.services.results.fetch import fetch as bring
@@ -44,7 +44,7 @@ def fetch(
     """
     context = Context()
     record = find(context, job, cluster)
-    folder = context.cwd / expanded(target) if target else None
+    folder = context.cwd / expand_home(target) if target else None
     with transfer() as show:
         fetched = bring(
             context,

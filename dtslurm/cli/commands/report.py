@@ -7,7 +7,7 @@ import click
 from dtslurm.cli.options import cluster_option, job_argument
 from dtslurm.cli.printing import output
 from dtslurm.errors import StoreError
-from dtslurm.model.paths import expanded
+from dtslurm.model.paths import expand_home
 from dtslurm.services.observe.report import report as make
 from dtslurm.services.runs.runs import find
 from dtslurm.services.runs.tasks import task_of
@@ -34,7 +34,7 @@ def report(target: str | None, attempt: int | None, cluster: str | None, job: st
     else:
         text = make(context, record, attempt=attempt, task=task)
     number = record.job_id if task is None else f"{record.job_id}_{task}"
-    path = context.cwd / expanded(target or f"{record.name}-{number}.html")
+    path = context.cwd / expand_home(target or f"{record.name}-{number}.html")
     if path.is_dir():
         raise StoreError(f"cannot write {path}: it is a folder")
     context.transport.put(text.encode("utf-8", "surrogateescape"), str(path))

@@ -15,7 +15,7 @@ from dtslurm.cli.printing.status_rows import describe_queued_job, full, rows
 from dtslurm.cli.printing.styles import style_of_state
 from dtslurm.errors import JobNotFound, RequestInvalid, SlurmUnavailable, StoreError
 from dtslurm.model.runs.record import JobRecord
-from dtslurm.model.units import moment_before
+from dtslurm.model.units import parse_past_time
 from dtslurm.model.values import dataclass
 from dtslurm.services.observe.activity import add_activity
 from dtslurm.services.runs.queued_jobs import describe_unrecorded, find_queued_job, find_queued_jobs
@@ -141,7 +141,7 @@ def _parse_since(since: str | None, now: float) -> float | None:
     if since is None:
         return None
     try:
-        return moment_before(since, now)
+        return parse_past_time(since, now)
     except (ValueError, OverflowError):
         raise RequestInvalid([f"--since {since!r} is not a time: write 12h, 2d, 8w or 2026-01-31"]) from None
 

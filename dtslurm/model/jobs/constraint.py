@@ -13,12 +13,12 @@ _SET_SYNTAX = re.compile(r"[][*,]")
 _OUTSIDE_PARENTHESES = r"(?![^()]*\))"  # a position outside parentheses
 
 
-def join_constraints(*given: str | None) -> tuple[str | None, list[str]]:
+def join_constraints(*constraints: str | None) -> tuple[str | None, list[str]]:
     """Return one constraint that requires all given ones, and the constraints that it cannot include.
 
     If they cannot be combined, the last one takes precedence.
     """
-    texts = list(dict.fromkeys(text for text in given if text))
+    texts = list(dict.fromkeys(text for text in constraints if text))
     if len(texts) < 2:
         return (texts[0] if texts else None), []
     parts_by_text = [_split_for_joining(text) for text in texts]

@@ -38,27 +38,27 @@ class Destination:
     left_out: tuple[str, ...] = ()
 
 
-def destination(asked: Placement, profile: ClusterProfile) -> Destination:
+def choose_destination(placement: Placement, profile: ClusterProfile) -> Destination:
     """Return the destination of a job, which may request a partition, a node type, both or neither."""
-    partition = _choose_partition(asked, profile)
-    type_name = asked.node_type or _find_common_type(partition, profile)
+    partition = _choose_partition(placement, profile)
+    type_name = placement.node_type or _find_common_type(partition, profile)
     node = profile.node_types.get(type_name) if type_name else None
-    limits = _merge_limits(names_in(partition), profile)
+    limits = _merge_limits(split_names(partition), profile)
     constraint, left_out = join_constraints(
-        profile.slurm.constraint, node.constraint if node else None, asked.constraint
+        profile.slurm.constraint, node.constraint if node else None, placement.constraint
     )
     return Destination(
         partition=partition,
         type_name=type_name,
         node=node,
         limits=limits,
-        qos=asked.qos or limits.qos or profile.slurm.qos,
+        qos=placement.qos or limits.qos or profile.slurm.qos,
         constraint=constraint,
         left_out=tuple(left_out),
     )
 
 
-def names_in(partitions: str | None) -> list[str]:
+def split_names(partitions: str | None) -> list[str]:
     """Return the names in a list of partitions such as ``a,b``; like Slurm, without empty names."""
     return [name for name in (partitions or "").split(",") if name]
 
@@ -66,7 +66,7 @@ def names_in(partitions: str | None) -> list[str]:
 def find_partitions_of_type(type_name: str, profile: ClusterProfile) -> list[str]:
     """Return the partitions that have nodes of a type according to the profile, the type's own first."""
     node = profile.node_types.get(type_name)
-    own_partitions = names_in(node.partition) if node else []
+    own_partitions = split_names(node.partition) if node else []
     declaring = [
         name for name, partition in profile.slurm.partitions.items() if partition.node_type == type_name
     ]
@@ -78,46 +78,50 @@ def may_have(partitions: str, type_name: str, profile: ClusterProfile) -> bool:
     homes, partitions_in_profile = find_partitions_of_type(type_name, profile), profile.slurm.partitions
     return any(
         name in homes or partitions_in_profile.get(name, Partition()).node_type is None
-        for name in names_in(partitions)
+        for name in split_names(partitions)
     )
 
 
-def _choose_partition(asked: Placement, profile: ClusterProfile) -> str | None:
+def _choose_partition(placement: Placement, profile: ClusterProfile) -> str | None:
     """Return the requested partition, else that of the requested type, the cluster or the default type.
 
     The cluster's partition takes precedence if it has nodes of the requested type.
     """
     default_partition = profile.slurm.partition
-    if asked.partition:
-        return asked.partition
-    if asked.node_type:
-        return _choose_partition_for_type(asked.node_type, default_partition, profile)
+    if placement.partition:
+        return placement.partition
+    if placement.node_type:
+        return _choose_partition_for_type(placement.node_type, default_partition, profile)
     if default_partition:
         return default_partition
     default_type = profile.node_type(None)
     return default_type.partition if default_type else None
 
 
-def _choose_partition_for_type(type_name: str, usual: str | None, profile: ClusterProfile) -> str | None:
+def _choose_partition_for_type(
+    type_name: str, default_partition: str | None, profile: ClusterProfile
+) -> str | None:
     node, homes = profile.node_types.get(type_name), find_partitions_of_type(type_name, profile)
-    if not set(names_in(usual)).isdisjoint(homes):
-        return usual
+    if not set(split_names(default_partition)).isdisjoint(homes):
+        return default_partition
     if node and node.partition:
         return node.partition
-    if usual and not may_have(usual, type_name, profile) and len(homes) == 1:
+    if default_partition and not may_have(default_partition, type_name, profile) and len(homes) == 1:
         return homes[0]
-    return usual
+    return default_partition
 
 
 def types_of(partitions: str, profile: ClusterProfile) -> list[str]:
     """Return the node types whose own partitions include one of these partitions."""
-    names = set(names_in(partitions))
-    return [name for name, node in profile.node_types.items() if names.intersection(names_in(node.partition))]
+    names = set(split_names(partitions))
+    return [
+        name for name, node in profile.node_types.items() if names.intersection(split_names(node.partition))
+    ]
 
 
 def _find_common_type(partitions: str | None, profile: ClusterProfile) -> str | None:
     """Return the node type that all of the partitions have, None if it is ambiguous."""
-    types = {_find_type(name, profile) for name in names_in(partitions)} or {profile.usual_node_type}
+    types = {_find_type(name, profile) for name in split_names(partitions)} or {profile.usual_node_type}
     return types.pop() if len(types) == 1 else None
 
 
@@ -127,9 +131,9 @@ def _find_type(partition: str, profile: ClusterProfile) -> str | None:
     The usual type applies to partitions without any information, unless the type has a partition of its own.
     """
     usual_type, node = profile.usual_node_type, profile.node_type(None)
-    declared = profile.slurm.partitions.get(partition, Partition()).node_type
-    if declared:
-        return declared
+    type_name = profile.slurm.partitions.get(partition, Partition()).node_type
+    if type_name:
+        return type_name
     own_types = types_of(partition, profile)
     if own_types:
         return usual_type if usual_type in own_types else own_types[0] if len(own_types) == 1 else None

@@ -146,8 +146,8 @@ def split_signal(text: str) -> tuple[str, int | None]:
     if name.isdecimal():
         name_by_number = {str(int(number)): number.name.removeprefix("SIG") for number in signal.Signals}
         name = name_by_number.get(name, name)
-    lead = int(seconds) if seconds else _DEFAULT_LEAD_S if batch else None
-    return name.upper(), lead
+    lead_s = int(seconds) if seconds else _DEFAULT_LEAD_S if batch else None
+    return name.upper(), lead_s
 
 
 def refusal(text: str, *, profile: bool = False) -> str | None:
@@ -194,7 +194,7 @@ def _classify_option(name: str, value: str | None) -> str:
     return "gpus" if requests_gpus else _complete_name(name, (*_DTSLURM_OPTION, *_UNSUPPORTED))
 
 
-def _complete_name(name: str, known: Collection[str]) -> str:
+def _complete_name(name: str, option_names: Collection[str]) -> str:
     """Return an option's full name; like Slurm, accept an unambiguous prefix of a name."""
-    matches = [candidate for candidate in known if candidate.startswith(name)]
+    matches = [candidate for candidate in option_names if candidate.startswith(name)]
     return matches[0] if len(matches) == 1 and len(name) >= _MIN_PREFIX else name

@@ -10,7 +10,7 @@ KINDS = ("afterok", "afterany")  # as in sbatch: after success, after any end
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
-def need(text: str) -> tuple[str, str]:
+def parse_need(text: str) -> tuple[str, str]:
     """Return (kind of dependency, stage) for an item of ``needs``: ``NAME`` or ``KIND:NAME``.
 
     Raises:
@@ -24,28 +24,30 @@ def need(text: str) -> tuple[str, str]:
     return kind or "afterok", name
 
 
-def ordered(needs: Mapping[str, Sequence[str]]) -> list[str]:
+def order_stages(dependencies: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the stages in dependency order, otherwise in their written order.
 
     Raises:
         ValueError: the dependencies have a cycle; the text shows it: ``train → prepare → train``.
     """
     try:
-        TopologicalSorter(needs).prepare()
+        TopologicalSorter(dependencies).prepare()
     except CycleError as error:
         raise ValueError(" → ".join(reversed(error.args[1]))) from None
     order: list[str] = []
-    while len(order) < len(needs):
-        order.append(next(name for name in needs if name not in order and set(needs[name]) <= set(order)))
+    while len(order) < len(dependencies):
+        order.append(
+            next(name for name in dependencies if name not in order and set(dependencies[name]) <= set(order))
+        )
     return order
 
 
-def find_ancestors(name: str, needs: Mapping[str, Sequence[str]]) -> set[str]:
-    """Return all stages that a stage depends on, directly or indirectly; ``needs`` must have no cycle."""
-    earlier = set(needs[name])
-    for stage in needs[name]:
-        earlier |= find_ancestors(stage, needs)
-    return earlier
+def find_ancestors(name: str, dependencies: Mapping[str, Sequence[str]]) -> set[str]:
+    """Return all stages that a stage depends on, directly or indirectly; there must be no cycle."""
+    ancestors = set(dependencies[name])
+    for stage in dependencies[name]:
+        ancestors |= find_ancestors(stage, dependencies)
+    return ancestors
 
 
 def folder_variable(name: str) -> str:

@@ -322,11 +322,11 @@ class Sweep:
 
     def _build_point(self, number: int, factors: Sequence[list[dict[str, str]]]) -> dict[str, str]:
         remaining = number // (self.samples or 1)
-        selected: list[dict[str, str]] = []
+        value_sets: list[dict[str, str]] = []
         for values in reversed(factors):
             remaining, index = divmod(remaining, len(values))
-            selected.append(values[index])
-        point = {name: value for values in reversed(selected) for name, value in values.items()}
+            value_sets.append(values[index])
+        point = {name: value for values in reversed(value_sets) for name, value in values.items()}
         if self.random and self.optuna is None:
             generator = random.Random(f"{self.seed}:{number}")  # noqa: S311 - not for cryptography
             point |= {name: distribution.draw(generator) for name, distribution in self.random.items()}
@@ -364,10 +364,10 @@ class Sweep:
 
     def _find_condition_problems(self) -> Iterator[tuple[str, str]]:
         names = self.variables()
-        drawn = set(self.random) if self.optuna else set()
+        random_names = set(self.random) if self.optuna else set()
         for key, condition in (("when", self.when), ("unless", self.unless)):
             for name in sorted((condition.names if condition else set()) - set(_TRUTH_VALUES)):
                 if name not in names:
                     yield key, f"{name!r} is not a variable of the sweep"
-                elif name in drawn:
+                elif name in random_names:
                     yield key, f"{name!r} is chosen by Optuna when the trial starts"

@@ -28,18 +28,18 @@ _ALTERNATIVE = {
 }
 
 
-def own_variable(name: str, launcher: str = "", sets: Collection[str] = ()) -> str | None:
+def own_variable(name: str, launcher: str = "", launcher_variables: Collection[str] = ()) -> str | None:
     """Return why nobody else may set a variable, None if others may.
 
     Args:
         launcher: the launcher that starts the ranks, empty if unknown.
-        sets: the variables that the launcher, or the script on its behalf, sets.
+        launcher_variables: the variables that the launcher, or the script on its behalf, sets.
     """
     if name in _SCRIPT_VARIABLES:
         return "is set by the job script, which depends on it; remove it"
     if _SLURM_VARIABLE.fullmatch(name):
         return "is set by Slurm, and the ranks read it; remove it"
-    if name in sets:
+    if name in launcher_variables:
         return (
             f"is set for launcher {launcher}, which overrides any other value; remove "
             f"it{_ALTERNATIVE.get(name, '')}"

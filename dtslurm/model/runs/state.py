@@ -85,14 +85,14 @@ _NON_FINAL_FLAGS = {
 
 
 @lru_cache(maxsize=1024)  # many jobs share a few states
-def read_state(words: str) -> tuple[JobState, frozenset[StateFlag]]:
+def read_state(text: str) -> tuple[JobState, frozenset[StateFlag]]:
     """Parse a state as Slurm commands print it: ``RUNNING``, ``CANCELLED by 7``, ``CG``, ``A,B``.
 
     A word that no known version of Slurm prints gives ``UNKNOWN``; this is never an error.
     """
     base = JobState.UNKNOWN
     flags = set()
-    for word in re.split(r"[,+\s]+", re.sub(r" by \d+.*", "", words.strip().upper(), flags=re.IGNORECASE)):
+    for word in re.split(r"[,+\s]+", re.sub(r" by \d+.*", "", text.strip().upper(), flags=re.IGNORECASE)):
         name = _STATE_BY_SHORT_NAME.get(word, word)
         if name in JobState.__members__:
             base = JobState[name]

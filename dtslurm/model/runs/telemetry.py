@@ -227,14 +227,14 @@ class RunTelemetry:
 
         A port whose counters decreased has no rate; nor has a node whose clock went back.
         """
-        newest = next((sample for sample in self.nodes if sample.node_rank == node_rank), None)
-        earlier = next((sample for sample in self.nodes_before if sample.node_rank == node_rank), None)
-        if newest is None or earlier is None or newest.time <= earlier.time:
+        newest_sample = next((sample for sample in self.nodes if sample.node_rank == node_rank), None)
+        earlier_sample = next((sample for sample in self.nodes_before if sample.node_rank == node_rank), None)
+        if newest_sample is None or earlier_sample is None or newest_sample.time <= earlier_sample.time:
             return {}
-        seconds = newest.time - earlier.time
+        seconds = newest_sample.time - earlier_sample.time
         rates = {}
-        for name, newest_counters in newest.nics.items():
-            earlier_counters = earlier.nics.get(name, NicCounters())
+        for name, newest_counters in newest_sample.nics.items():
+            earlier_counters = earlier_sample.nics.get(name, NicCounters())
             if None in {
                 earlier_counters.rx_bytes,
                 earlier_counters.tx_bytes,
@@ -242,8 +242,8 @@ class RunTelemetry:
                 newest_counters.tx_bytes,
             }:
                 continue
-            received = (newest_counters.rx_bytes or 0) - (earlier_counters.rx_bytes or 0)
-            sent = (newest_counters.tx_bytes or 0) - (earlier_counters.tx_bytes or 0)
-            if received >= 0 and sent >= 0:
-                rates[name] = (received / seconds, sent / seconds)
+            received_bytes = (newest_counters.rx_bytes or 0) - (earlier_counters.rx_bytes or 0)
+            sent_bytes = (newest_counters.tx_bytes or 0) - (earlier_counters.tx_bytes or 0)
+            if received_bytes >= 0 and sent_bytes >= 0:
+                rates[name] = (received_bytes / seconds, sent_bytes / seconds)
         return rates

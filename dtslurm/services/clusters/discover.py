@@ -15,7 +15,7 @@ from dtslurm.discover.facts import DiscoveredCluster, Fact, listed, text_of
 from dtslurm.discover.kinds import Kind, kinds
 from dtslurm.errors import RequestInvalid, SlurmUnavailable
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.jobs.destination import destination, names_in
+from dtslurm.model.jobs.destination import choose_destination, split_names
 from dtslurm.model.jobs.options import Placement
 from dtslurm.model.units import Memory, Walltime
 from dtslurm.model.values import dataclass
@@ -262,7 +262,7 @@ def _choose_partition(
     the kind.
     """
     requested = [name for name in kind.partitions if name in wanted.partitions]
-    from_profile = [name for name in kind.partitions if name in names_in(profile.slurm.partition)]
+    from_profile = [name for name in kind.partitions if name in split_names(profile.slurm.partition)]
     default_names = [
         partition.name
         for partition in survey.partitions
@@ -284,7 +284,7 @@ def _make_target(
     options = [f"--time={_PROBE_TIME}"]
     if partition:
         options.append(f"--partition={partition}")
-    target = destination(Placement(partition=partition, qos=wanted.qos), profile)
+    target = choose_destination(Placement(partition=partition, qos=wanted.qos), profile)
     for option, value in (("account", wanted.account or slurm_rules.account), ("qos", target.qos)):
         if value:
             options.append(f"--{option}={value}")

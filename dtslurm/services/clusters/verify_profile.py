@@ -13,7 +13,7 @@ from dtslurm.discover.kinds import kinds
 from dtslurm.errors import DtslurmError, RequestInvalid
 from dtslurm.launch import registry
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.jobs.destination import destination, names_in
+from dtslurm.model.jobs.destination import choose_destination, split_names
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.jobs.options import Placement
 from dtslurm.model.values import dataclass
@@ -148,7 +148,9 @@ def _run_dry_submissions(
     launchers_by_request: dict[tuple[str, str], list[str]] = {}
     rows = []
     jobs = _list_jobs(cluster.profile, survey, wanted, launchers)
-    partitions = {where: destination(placement, cluster.profile).partition for where, placement, _ in jobs}
+    partitions = {
+        where: choose_destination(placement, cluster.profile).partition for where, placement, _ in jobs
+    }
     for where, placement, launcher in jobs:
         try:
             header = _render_header(context, cluster, wanted, placement, launcher, transport)
@@ -260,7 +262,7 @@ def _choose_partitions(profile: ClusterProfile, survey: Survey, wanted: Discover
         return list(wanted.partitions)
     live_names = {partition.name for partition in survey.partitions}
     claimed = [name for name in profile.slurm.partitions if name in live_names]
-    from_profile = [name for name in names_in(profile.slurm.partition) if name in live_names]
+    from_profile = [name for name in split_names(profile.slurm.partition) if name in live_names]
     return list(dict.fromkeys(name for name in [*from_profile, *claimed]))[:_MAX_PARTITIONS]
 
 
@@ -268,12 +270,14 @@ def _list_explicit_types(
     profile: ClusterProfile, partitions: Sequence[str], wanted: DiscoverOptions
 ) -> list[str]:
     """Return the node types of the selected partitions that a job gets only with ``--node-type``."""
-    default_types = {destination(Placement(partition=name), profile).type_name for name in partitions}
-    destinations = {name: destination(Placement(node_type=name), profile) for name in profile.node_types}
+    default_types = {choose_destination(Placement(partition=name), profile).type_name for name in partitions}
+    destinations = {
+        name: choose_destination(Placement(node_type=name), profile) for name in profile.node_types
+    }
     eligible = [
         name
         for name, target in destinations.items()
-        if not wanted.partitions or set(names_in(target.partition)).intersection(wanted.partitions)
+        if not wanted.partitions or set(split_names(target.partition)).intersection(wanted.partitions)
     ]
     return [name for name in eligible if name not in default_types][:_MAX_PARTITIONS]
 
@@ -287,7 +291,7 @@ def _render_header(
     transport: str | None,
 ) -> str:
     """Return the header of a launcher's job in a partition or on a node type: on two nodes if possible."""
-    limits = destination(placement, cluster.profile).limits
+    limits = choose_destination(placement, cluster.profile).limits
     max_nodes = limits.max_nodes or 2
     first_error: DtslurmError | None = None
     for nodes in (2, 1) if max_nodes > 1 else (1,):
@@ -379,7 +383,7 @@ def _measure_fabric(
 
 
 def _has_gpus(cluster: ActiveCluster, partition: str | None) -> bool:
-    node = destination(Placement(partition=partition), cluster.profile).node
+    node = choose_destination(Placement(partition=partition), cluster.profile).node
     return node is not None and node.gpu_count > 0
 
 

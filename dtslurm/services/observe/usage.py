@@ -9,7 +9,7 @@ from dtslurm.errors import DtslurmError, RequestInvalid, SlurmError
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.usage import GpuTime, JobUse, UsageRow
-from dtslurm.model.units import moment_before
+from dtslurm.model.units import parse_past_time
 from dtslurm.model.values import dataclass
 from dtslurm.remote.answers import interpret
 from dtslurm.services.runs.runs import recent
@@ -95,7 +95,7 @@ def _describe_error(cluster: ActiveCluster, error: DtslurmError) -> str:
 def _period(since: str, now: float) -> tuple[float, str]:
     """Return the start of the period in seconds since the epoch, and in sacct's format."""
     try:
-        began = moment_before(since, now)
+        began = parse_past_time(since, now)
     except (ValueError, OverflowError):
         raise RequestInvalid([f"--since {since!r} is not a time: write 12h, 30d, 8w or 2026-01-31"]) from None
     unit = _UNITS.get(since[-1])

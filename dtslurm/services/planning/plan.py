@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.cluster import ClusterProfile, NodeType
-from dtslurm.model.paths import expanded
+from dtslurm.model.paths import expand_home
 from dtslurm.model.values import dataclass
 from dtslurm.planner import constants as shipped
 from dtslurm.planner import explain, hardware
@@ -232,7 +232,7 @@ def read_model(cwd: Path, request: PlanRequest, problems: list[str]) -> ModelSha
     if name_or_path is None:
         problems.append("name a model, such as llama-3-8b, or give --model-config FILE")
         return None
-    path = cwd / expanded(name_or_path)
+    path = cwd / expand_home(name_or_path)
     if request.model_config is None:
         preset = presets.find_preset(name_or_path)
         if preset is not None:

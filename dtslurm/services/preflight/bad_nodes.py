@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dtslurm.errors import DtslurmError, StoreError
 from dtslurm.model import nodes
 from dtslurm.model.checked import Checked
-from dtslurm.model.jobs.destination import destination
+from dtslurm.model.jobs.destination import choose_destination
 from dtslurm.model.jobs.job import JobRecord, Resources, TaskLayout
 from dtslurm.model.nodes import ListedNode, NodeNote
 from dtslurm.model.own_files import make_own_folder, read_own_file
@@ -75,19 +75,21 @@ def read_notes(context: Context, cluster: ActiveCluster, request: JobRequest | N
         request: a submission, which may set another run root.
     """
     now = context.clock()
-    own_notes = nodes.read(_exchange_own(context, cluster, ()), now)
+    own_notes = nodes.parse_notes(_exchange_own(context, cluster, ()), now)
     own_notes += [
         entry
-        for entry in nodes.read(_query_supervisor_notes(context, cluster, request), now)
+        for entry in nodes.parse_notes(_query_supervisor_notes(context, cluster, request), now)
         if entry.cluster == cluster.name  # a run root may serve several clusters
     ]
     try:
-        shared_notes = nodes.read(_exchange_shared(context, cluster, ()), now)
+        shared_notes = nodes.parse_notes(_exchange_shared(context, cluster, ()), now)
         trouble = ""
     except DtslurmError as error:
         shared_notes, trouble = [], error.message
-    shared_names = {note.node for note in nodes.current(shared_notes, now)}
-    return NodeNotes(tuple(nodes.current([*own_notes, *shared_notes], now)), frozenset(shared_names), trouble)
+    shared_names = {note.node for note in nodes.select_newest_notes(shared_notes, now)}
+    return NodeNotes(
+        tuple(nodes.select_newest_notes([*own_notes, *shared_notes], now)), frozenset(shared_names), trouble
+    )
 
 
 def note(context: Context, cluster: ActiveCluster, notes: Sequence[NodeNote]) -> str:
@@ -96,7 +98,7 @@ def note(context: Context, cluster: ActiveCluster, notes: Sequence[NodeNote]) ->
     Raises:
         StoreError: the user's own store cannot be written.
     """
-    lines = [nodes.line(entry) for entry in notes]
+    lines = [nodes.format_note(entry) for entry in notes]
     _exchange_own(context, cluster, lines)
     try:
         _exchange_shared(context, cluster, lines)
@@ -186,7 +188,7 @@ def add(
         NodeNote(
             node=name,
             cluster=cluster.name,
-            reason=nodes.plain(reason),
+            reason=nodes.make_printable(reason),
             by=context.env.get("USER", ""),
             when=now,
             expires=now + min(holds_s, nodes.LONGEST_S),
@@ -228,7 +230,7 @@ def store_run_notes(context: Context, record: JobRecord, verdict: Verdict | None
         cluster = context.cluster_of(record)
         if cluster.profile.scheduler != "slurm":
             return
-        stored = nodes.read(_exchange_own(context, cluster, ()), now)
+        stored = nodes.parse_notes(_exchange_own(context, cluster, ()), now)
         stored_keys = {(entry.node, entry.job, int(entry.when)) for entry in stored}
         stored_jobs = {(entry.node, entry.job) for entry in stored if entry.job}
         new_notes = [
@@ -254,7 +256,7 @@ def _iter_run_notes(record: JobRecord) -> Iterator[NodeNote]:
     for event_source in [run, *tasks[:_MANY_TASKS]]:
         for event in event_source.events():
             if event.get("event") == "node_excluded" and isinstance(event.get("time"), int | float):
-                reason = nodes.plain(event.get("reason"))
+                reason = nodes.make_printable(event.get("reason"))
                 yield _make_note(record, str(event.get("node")), reason, float(event["time"]))
 
 
@@ -262,8 +264,8 @@ def _make_note(record: JobRecord, node: str, reason: str, when: float, evidence:
     return NodeNote(
         node=node,
         cluster=record.cluster,
-        reason=nodes.plain(reason),
-        evidence=nodes.plain(evidence),
+        reason=nodes.make_printable(reason),
+        evidence=nodes.make_printable(evidence),
         job=record.job_id or "",
         by="dtslurm",
         when=when,
@@ -350,7 +352,7 @@ def _list_eligible_nodes(cluster: ActiveCluster, resources: Resources) -> list[L
     profile = cluster.profile
     if not isinstance(cluster.scheduler, NodeLister):
         return []
-    target = destination(resources, profile)
+    target = choose_destination(resources, profile)
     listed = cluster.scheduler.nodes(target.partition)
     constraint = target.constraint or ""
     if re.fullmatch(r"\w+(&\w+)*", constraint):

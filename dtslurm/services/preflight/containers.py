@@ -13,7 +13,7 @@ from dtslurm.errors import RequestInvalid, TransportError
 from dtslurm.model.checked import Checked
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.jobs.job import JobSpec, Submission, TaskLayout
-from dtslurm.model.paths import expanded
+from dtslurm.model.paths import expand_home
 from dtslurm.model.shell import join
 from dtslurm.render.inside import container_entry
 from dtslurm.services.wiring.context import ActiveCluster, Context
@@ -81,7 +81,7 @@ def unpulled(submission: Submission, cluster: ActiveCluster) -> Iterator[tuple[s
 def _check_files(entry: ContainerOptions, spec: JobSpec) -> list[str]:
     """Return problems with the image file and the user's mount sources if they do not exist."""
     errors = []
-    if entry.is_file and not expanded(entry.image).exists():
+    if entry.is_file and not expand_home(entry.image).exists():
         errors.append(f"the image does not exist: {entry.image}")
     for mount in spec.container_mounts:
         source = mount.partition(":")[0]

@@ -13,7 +13,7 @@ from dtslurm.model.checked import Checked, Messages
 from dtslurm.model.jobs.job import JobSpec, Resources
 from dtslurm.model.jobs.options import JobSettings, Placement
 from dtslurm.model.jobs.sbatch import shares_gpu, split_signal
-from dtslurm.model.paths import expanded
+from dtslurm.model.paths import expand_home
 from dtslurm.model.units import Memory, Walltime
 from dtslurm.model.values import dataclass
 from dtslurm.services.request import staging
@@ -178,7 +178,7 @@ def _parse_option(flag: str, text: str | None, parse: Callable[[str], _Parsed]) 
 def _work_dir(context: Context, request: JobRequest, code: Code | None) -> str:
     if code is not None:
         return code.work_dir
-    return str(context.cwd / expanded(request.chdir)) if request.chdir else str(context.cwd)
+    return str(context.cwd / expand_home(request.chdir)) if request.chdir else str(context.cwd)
 
 
 def _remote_python(cluster: ActiveCluster, request: JobRequest) -> str:
@@ -198,7 +198,7 @@ def _absolute_image(context: Context, image: str | None) -> str | None:
 def _local_python(context: Context, request: JobRequest, activate: str | None) -> str:
     """Return the interpreter: the requested, the active environment's, else the first on PATH."""
     if request.python is not None:
-        interpreter = context.cwd / expanded(request.python)
+        interpreter = context.cwd / expand_home(request.python)
         return str(interpreter) if "/" in request.python else request.python
     if activate or request.container is not None:
         return "python"  # the environment's own, or the image's

@@ -9,7 +9,7 @@ from os.path import normpath
 from dtslurm import assets
 from dtslurm.errors import TransportError
 from dtslurm.model.cluster import ClusterProfile, LocalDisk
-from dtslurm.model.jobs.destination import destination
+from dtslurm.model.jobs.destination import choose_destination
 from dtslurm.model.jobs.job import JobSpec
 from dtslurm.model.jobs.options import Placement
 from dtslurm.model.jobs.sbatch import split_option
@@ -45,7 +45,7 @@ done
 
 def disk_of(asked: Placement, profile: ClusterProfile) -> LocalDisk | None:
     """Return the local disk of the requested nodes, None if the profile describes none."""
-    node = destination(asked, profile).node
+    node = choose_destination(asked, profile).node
     return node.local_disk if node else None
 
 
@@ -163,7 +163,7 @@ def _requests_flag(spec: JobSpec, profile: ClusterProfile, flag: str) -> bool:
     except ValueError:
         return False
     options = [option for option in spec.sbatch_options if option.startswith(f"--{name}")]
-    constraint = destination(spec.resources, profile).constraint
+    constraint = choose_destination(spec.resources, profile).constraint
     if name == "constraint" and constraint:
         options.append(f"--constraint={constraint}")
     return any((value or "").partition(":")[0] in option for option in options)

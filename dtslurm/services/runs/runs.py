@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from dtslurm.errors import DtslurmError, JobNotFound, RequestInvalid, StoreError
-from dtslurm.model.paths import expanded
+from dtslurm.model.paths import expand_home
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.services.runs.records import mirrors
 from dtslurm.services.wiring.context import Context
@@ -31,7 +31,7 @@ def find(context: Context, selector: str | None, cluster: str | None = None) -> 
     """
     if selector is None:
         return _find_newest(context, cluster)
-    path = expanded(selector)
+    path = expand_home(selector)
     if "/" in selector and (path / "job.json").is_file():
         return _with_claiming_job(_check_folder(context, path, RunDir(path).load()))
     index = context.index

@@ -18,7 +18,7 @@ from dtslurm.launch.layout import Resolution, resolve
 from dtslurm.model.checked import Checked, Messages
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.jobs.job import JobSpec, Resources, Submission, TaskLayout
-from dtslurm.model.paths import expanded
+from dtslurm.model.paths import expand_home
 from dtslurm.model.values import dataclass
 from dtslurm.render.script import RunPlace, render
 from dtslurm.services.preflight.bad_nodes import exclude_bad_nodes
@@ -364,7 +364,7 @@ def _with_script_in_job(
     if code is None or not cluster.remote or request.module:
         return Checked(request)
     script, problems = request.script, []
-    path = context.cwd.resolve() / expanded(script)
+    path = context.cwd.resolve() / expand_home(script)
     if not code.snapshot.problems and path.is_file() and not code.snapshot.holds(path):
         problems.append(
             f"{script} is not copied with the code of {code.snapshot.root}; change to its folder, "

@@ -13,7 +13,7 @@ from dtslurm import assets
 from dtslurm.config import signatures as known
 from dtslurm.launch import registry
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.jobs.destination import destination
+from dtslurm.model.jobs.destination import choose_destination
 from dtslurm.model.jobs.job import Submission
 from dtslurm.services.wiring.context import Context
 from dtslurm.worker.sampler_values import PLAIN_NODES
@@ -102,7 +102,7 @@ def health_file(submission: Submission, profile: ClusterProfile) -> dict[str, by
     if spec.health_check is False:
         return {}
     launcher = registry.load(spec.launcher).chosen(spec)
-    node = destination(spec.resources, profile).node
+    node = choose_destination(spec.resources, profile).node
     fabric, nics = profile.fabric, node.nics if node else None
     expected = {
         "schema": 1,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dtslurm import assets
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.model.access import Access
-from dtslurm.model.paths import expanded, working_directory
+from dtslurm.model.paths import expand_home, working_directory
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.shell import quote
 from dtslurm.model.values import dataclass
@@ -184,7 +184,7 @@ class Context:
                 from dtslurm.model.cluster import Paths
 
                 run_root = self.env.get("DTSLURM_RUN_ROOT") or Paths().run_root
-                index.rebuild([expanded(run_root, self.env.get("HOME", ""))])
+                index.rebuild([expand_home(run_root, self.env.get("HOME", ""))])
         return index
 
     @cached_property

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dtslurm.errors import LoginRefused
-from dtslurm.model.paths import expanded
+from dtslurm.model.paths import expand_home
 from dtslurm.model.values import dataclass
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def load(path: str | None) -> SSHConfig:
 
 def _read(path: Path, *, needed: bool, depth: int = 0) -> str:
     try:
-        text = expanded(path).read_text(encoding="utf-8", errors="surrogateescape")
+        text = expand_home(path).read_text(encoding="utf-8", errors="surrogateescape")
     except (OSError, RuntimeError) as error:
         if not needed:
             return ""
@@ -113,7 +113,7 @@ def _find_included(words: str, path: Path) -> list[Path]:
     base = Path("/etc/ssh") if str(path) == _SYSTEM else Path("~/.ssh").expanduser()
     included_paths: list[Path] = []
     for word in shlex.split(words):
-        pattern = base / expanded(word)
+        pattern = base / expand_home(word)
         included_paths += sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
     return included_paths
 
@@ -140,7 +140,8 @@ def _settings(found: Mapping[str, Any], host: str, user: str | None, port: int |
     number = port or int(found.get("port", 22))
     identity_files: str | list[str] = found.get("identityfile", [])
     keys = [
-        expanded(file) for file in ([identity_files] if isinstance(identity_files, str) else identity_files)
+        expand_home(file)
+        for file in ([identity_files] if isinstance(identity_files, str) else identity_files)
     ]
     jumps = found.get("proxyjump") or "none"
     command = found.get("proxycommand") or "none"
@@ -160,8 +161,8 @@ def _settings(found: Mapping[str, Any], host: str, user: str | None, port: int |
         command=None if command.lower() == "none" or jumps.lower() != "none" else command,
         keys=tuple(keys or (Path("~/.ssh").expanduser() / key for key in _DEFAULT_KEYS)),
         only_keys=found.get("identitiesonly", "no").lower() == "yes",
-        agent=None if agent is None or agent == "SSH_AUTH_SOCK" else str(expanded(agent)),
-        known=tuple(expanded(file) for file in shlex.split(known_hosts_files) if file.lower() != "none"),
+        agent=None if agent is None or agent == "SSH_AUTH_SOCK" else str(expand_home(agent)),
+        known=tuple(expand_home(file) for file in shlex.split(known_hosts_files) if file.lower() != "none"),
         connect_s=float(connect_timeout)
         if connect_timeout.replace(".", "", 1).isdigit() and float(connect_timeout) > 0
         else 15.0,
