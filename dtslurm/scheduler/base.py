@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from dtslurm.model.runs.queue import QueueMemory
 from dtslurm.model.runs.state import JobStatus
-from dtslurm.transport.base import Completed
 
 if TYPE_CHECKING:  # these imports would double the import time of a status query
+    from dtslurm.errors import TransportError
     from dtslurm.model.cluster import ClusterProfile
     from dtslurm.model.jobs.job import Submission
     from dtslurm.model.nodes import ListedNode
-
-Runner = Callable[[Sequence[str], float], Completed]
-"""Runs (argv, time-out in seconds) and returns the answer, as `Transport.run` does."""
+    from dtslurm.transport.base import Completed
 
 Look = Callable[[Mapping[str, Sequence[JobStatus]]], None]
 """Is told what the queue shows of jobs before they are changed, by their ids; may refuse by raising."""
@@ -57,12 +55,8 @@ class Scheduler(Protocol):
         """Return notes, one line each, on how this scheduler will run the job."""
         ...
 
-    def submit(self, submission: Submission, script_path: str, run: Runner | None = None) -> str:
+    def submit(self, submission: Submission, script_path: str) -> str:
         """Queue the script at ``script_path`` and return the job id.
-
-        Args:
-            run: a function that runs the submission command if the cluster is on another machine. It first
-                copies the files that the job needs to that machine.
 
         Raises:
             SubmitRejected: the scheduler refused the submission; there is no job.
@@ -141,6 +135,27 @@ class SharedScheduler(Protocol):
         """Return all accounting records of a job, oldest first; empty if accounting is unavailable.
 
         Each record is one execution of the job.
+        """
+        ...
+
+
+@runtime_checkable
+class CommandScheduler(Protocol):
+    """A scheduler that queues by a command, so that one request can deliver a script and queue it."""
+
+    def submit_command(self, submission: Submission, script_path: str) -> list[str]:
+        """Return the command that queues the script at ``script_path``."""
+        ...
+
+    def read_submit_answer(self, submission: Submission, answer: Completed | TransportError) -> str:
+        """Return the job id from the result of the submission's command, or from the queue if it was lost.
+
+        Args:
+            answer: the command's result, or the error that prevented it from arriving.
+
+        Raises:
+            SubmitRejected, SubmitUnknown, SlurmUnavailable: as `Scheduler.submit`.
+            CommandNotFound, HostUnavailable: ``answer`` itself, if it proves that there is no job.
         """
         ...
 

@@ -21,7 +21,7 @@ from dtslurm.model.jobs.job import Submission
 from dtslurm.model.runs.record import OUR_MARK
 from dtslurm.model.runs.state import JobState, JobStatus, StateFlag
 from dtslurm.model.units import Memory
-from dtslurm.scheduler.base import Look, Runner
+from dtslurm.scheduler.base import Look
 from dtslurm.worker.localslurm import environment, hostlist, queue
 from dtslurm.worker.localslurm import machine as local_machine
 from dtslurm.worker.localslurm import request as local_request
@@ -141,14 +141,13 @@ class LocalScheduler:
         except Refused:
             return []
 
-    def submit(self, submission: Submission, script_path: str, run: Runner | None = None) -> str:
+    def submit(self, submission: Submission, script_path: str) -> str:
         """Queue the script and return the job id; the job starts at once if resources are free.
 
         Raises:
             SubmitRejected: this machine cannot run the job; there is no job.
             SlurmUnavailable: the state folder cannot be used; there is no job.
         """
-        del run  # the submission command always runs on this machine
         machine = self._get_machine()
         try:
             script = read_file(script_path)

@@ -20,7 +20,7 @@ from dtslurm.errors import (
 from dtslurm.model.runs.queue import QueueMemory
 from dtslurm.model.runs.record import OUR_MARK
 from dtslurm.model.runs.state import JobState, JobStatus
-from dtslurm.scheduler.base import SUBMIT_TIMEOUT_S, Look, PartialResult, Runner
+from dtslurm.scheduler.base import SUBMIT_TIMEOUT_S, Look, PartialResult
 from dtslurm.scheduler.job_table import JobTable, in_order, unlisted
 from dtslurm.scheduler.partial_results import parse_partial_result
 from dtslurm.scheduler.site_answers import AnswerCache, SiteAnswers
@@ -168,25 +168,32 @@ class SlurmScheduler:
         del submission
         return []
 
-    def submit(self, submission: Submission, script_path: str, run: Runner | None = None) -> str:
+    def submit(self, submission: Submission, script_path: str) -> str:
         """Queue a script exactly once; see `Scheduler.submit`."""
-        if run is None:
-            self._slurm.require()
-        argv = commands.sbatch(
+        self._slurm.require()
+        argv = self.submit_command(submission, script_path)
+        if submission.spec.secrets:  # some clusters pass sbatch's environment to the job
+            argv = ["env", *(f"--unset={name}" for name in submission.spec.secrets), *argv]
+        answer: Completed | TransportError
+        try:
+            answer = self._slurm.transport.run(argv, timeout=SUBMIT_TIMEOUT_S)
+        except TransportError as error:
+            answer = error
+        return self.read_submit_answer(submission, answer)
+
+    def submit_command(self, submission: Submission, script_path: str) -> list[str]:
+        """Return sbatch's command line; see `CommandScheduler.submit_command`."""
+        return commands.sbatch(
             script_path, comment=submission.full_comment, work_dir=submission.spec.work_dir
         )
-        try:
-            answer = (run or self._run_sbatch)(argv, SUBMIT_TIMEOUT_S)
-        except (CommandNotFound, HostUnavailable):
-            raise
-        except TransportError as error:
-            return self._find_after_lost_answer(submission.comment, [error.message, *error.evidence])
-        return self._read_sbatch_answer(submission.comment, answer)
 
-    def _run_sbatch(self, argv: Sequence[str], timeout: float) -> Completed:
-        return self._slurm.transport.run(argv, timeout=timeout)
-
-    def _read_sbatch_answer(self, comment: str, answer: Completed) -> str:
+    def read_submit_answer(self, submission: Submission, answer: Completed | TransportError) -> str:
+        """Return the job id from sbatch's answer; see `CommandScheduler.read_submit_answer`."""
+        comment = submission.comment
+        if isinstance(answer, (CommandNotFound, HostUnavailable)):
+            raise answer
+        if isinstance(answer, TransportError):
+            return self._find_after_lost_answer(comment, [answer.message, *answer.evidence])
         if answer.ok:
             job_id = parse.submitted_id(answer.stdout)
             if job_id is not None:

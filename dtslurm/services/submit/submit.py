@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -18,7 +18,7 @@ from dtslurm.errors import (
     TransportError,
 )
 from dtslurm.model.jobs.job import JobRecord, Submission
-from dtslurm.scheduler.base import Runner
+from dtslurm.scheduler.base import SUBMIT_TIMEOUT_S, CommandScheduler
 from dtslurm.services.request import staging
 from dtslurm.services.request.code_snapshot import hash_cache
 from dtslurm.services.request.request import JobRequest
@@ -152,43 +152,32 @@ def _queue(
     context: Context,
     cluster: ActiveCluster,
     submission: Submission,
-    parcel: Delivery,
-    kept: RunDir,
+    delivery: Delivery,
+    run: RunDir,
     progress: Progress,
 ) -> str:
     """Queue the script; over SSH, the same command also creates the run directory."""
-    script = f"{submission.run_dir}/{RunDir.SCRIPT}"
-    if not cluster.remote:
-        with kept.under_way():
-            return cluster.scheduler.submit(
-                submission, script, _without_secrets(cluster, submission.spec.secrets)
+    script, scheduler = f"{submission.run_dir}/{RunDir.SCRIPT}", cluster.scheduler
+    with run.under_way():
+        if not cluster.remote or not isinstance(scheduler, CommandScheduler):
+            return scheduler.submit(submission, script)
+        answer: Completed | TransportError | None
+        try:
+            answer = deliver(
+                cluster.transport,
+                delivery,
+                then=scheduler.submit_command(submission, script),
+                event={"cluster": cluster.name},
+                worker=submission_worker_of(context, cluster),
+                timeout=SUBMIT_TIMEOUT_S,
+                progress=progress,
+                known=KnownObjects.of(hash_cache(context), cluster.name, delivery.objects),
             )
-
-    def run(argv: Sequence[str], timeout: float) -> Completed:
-        completed = deliver(
-            cluster.transport,
-            parcel,
-            then=argv,
-            event={"cluster": cluster.name},
-            worker=submission_worker_of(context, cluster),
-            timeout=timeout,
-            progress=progress,
-            known=KnownObjects.of(hash_cache(context), cluster.name, parcel.objects),
-        )
-        if completed is None:
-            raise TransportError("the run directory was created, but no job was queued")
-        return completed
-
-    with kept.under_way():
-        return cluster.scheduler.submit(submission, script, run)
-
-
-def _without_secrets(cluster: ActiveCluster, names: Sequence[str]) -> Runner | None:
-    """Return a runner that keeps secrets out of sbatch's environment, which some clusters pass to the job."""
-    if not names:
-        return None
-    env_command = ["env", *(f"--unset={name}" for name in names)]
-    return lambda argv, timeout: cluster.transport.run([*env_command, *argv], timeout=timeout)
+        except TransportError as error:
+            answer = error
+        if answer is None:
+            answer = TransportError("the run directory was created, but no job was queued")
+        return scheduler.read_submit_answer(submission, answer)
 
 
 def _build_delivery(context: Context, prepared: Prepared, record: JobRecord) -> Delivery:
