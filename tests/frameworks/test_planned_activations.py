@@ -49,7 +49,8 @@ MODELS: dict[str, tuple[dict[str, Any], float]] = {
 
 
 def test_planned_activations_match_the_activations_of_transformers_models(
-    llama_python: Path, tmp_path: Path
+    llama_python: Path,  # noqa: F811 - the fixture
+    tmp_path: Path,
 ) -> None:
     models = {name: {**SHAPE, **values} for name, (values, _) in MODELS.items()}
     path = tmp_path / "models.json"
