@@ -40,11 +40,11 @@ def test_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[]", "manifest.json is not one: TypeError"),
-        ("null", "manifest.json is not one: AttributeError"),
-        ("{}", "manifest.json is not one: KeyError('schema')"),
-        ('{"schema": 1, "files": {"a": 3}}', "manifest.json is not one: TypeError"),
-        ('{"schema": 1, "files": {}, "colour": "red"}', "manifest.json is not one: TypeError"),
+        ("[]", "manifest.json is not a manifest: TypeError"),
+        ("null", "manifest.json is not a manifest: AttributeError"),
+        ("{}", "manifest.json is not a manifest: KeyError('schema')"),
+        ('{"schema": 1, "files": {"a": 3}}', "manifest.json is not a manifest: TypeError"),
+        ('{"schema": 1, "files": {}, "colour": "red"}', "manifest.json is not a manifest: TypeError"),
         ('{"schema": 1, "files": {"a": {"bytes": "many", "sha256": ""}}}', "many"),
         ('{"schema": 1, "fil', "Unterminated string"),
     ],
@@ -58,7 +58,7 @@ def test_invalid_manifest_is_refused_with_the_reason(tmp_path: Path, text: str, 
 
 def test_manifest_of_a_later_schema_is_not_reported_as_damaged(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"schema": 2, "files": {}}')
-    with pytest.raises(store.LaterVersion, match="has schema 2, and this version knows schema 1"):
+    with pytest.raises(store.LaterVersion, match="has schema 2, and this version reads schema 1"):
         Manifest.read(tmp_path)
 
 
@@ -129,7 +129,7 @@ def test_file_of_another_node_may_appear_late(tmp_path: Path, monkeypatch: pytes
 def test_file_of_another_rank_that_never_appears_ends_the_save(tmp_path: Path) -> None:
     writing = tmp_path / ".writing-step-00000001-a0-00"
     writing.mkdir()
-    with pytest.raises(FileNotFoundError, match="is the folder shared by all nodes"):
+    with pytest.raises(FileNotFoundError, match="all nodes must share the folder"):
         store.wait_for_file(writing / "__1_0.distcp", 7, patience=-1)
     assert entry_names(tmp_path) == [writing.name]
 

@@ -93,8 +93,8 @@ def test_srun_tasks_on_a_single_node_use_localhost_as_master() -> None:
     [
         ({**TORCHRUN, **MEET, "RANK": "4"}, "RANK=4, but there are 4 processes"),
         ({**TORCHRUN, **MEET, "RANK": "x"}, "RANK='x' is not a number"),
-        (SLURM, "MASTER_ADDR does not say where the 4 processes meet"),
-        ({**TORCHRUN, "MASTER_ADDR": "n1"}, "MASTER_PORT does not say"),
+        (SLURM, "MASTER_ADDR is not set to the rendezvous address of the 4 processes"),
+        ({**TORCHRUN, "MASTER_ADDR": "n1"}, "MASTER_PORT is not set"),
         ({"RANK": "1", "WORLD_SIZE": "2", **MEET}, "none of LOCAL_RANK"),
     ],
 )

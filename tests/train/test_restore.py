@@ -150,7 +150,7 @@ def test_training_does_not_restart_from_zero_when_every_checkpoint_is_damaged(
     for name in job.names():
         shutil.rmtree(job.checkpoints / name)
     assert 0 not in job.run("dropout", 2)
-    assert re.search(rf"{job.checkpoints} has no checkpoint, and this run has saved \d there", job.text())
+    assert re.search(rf"{job.checkpoints} has no checkpoint, although this run saved \d there", job.text())
     (job.folder / "events.jsonl").unlink()
     job.done("dropout", 2)
     assert same(job.final(), undisturbed.final())
@@ -160,7 +160,7 @@ def test_training_does_not_restart_from_zero_when_every_checkpoint_is_damaged(
 def test_temporarily_unreadable_checkpoint_is_restored(job: Job, undisturbed: Job, victim: int) -> None:
     assert job.run("dropout", 2, stop_at=15, fault="kill") == [-9, -9]
     job.done("unreadable", 2, victim=victim, times=3)
-    assert "cannot be read now: [Errno 116] Stale file handle" in job.text()
+    assert "cannot be read at the moment: [Errno 116] Stale file handle" in job.text()
     assert job.events("restored")[0]["step"] >= 8
     assert same(job.final(), undisturbed.final())
     assert not [name for name in job.names() if "corrupt" in name]
@@ -239,7 +239,7 @@ def test_full_disk_leaves_the_old_checkpoint_intact_and_is_reported(
 
 def test_three_failed_checkpoints_in_a_row_end_training(job: Job, small_disk: Path) -> None:
     assert job.run("full", 2, tries=3, numbers=500_000) == [1, 1]
-    assert "3 checkpoints in a row could not be written" in job.text()
+    assert "3 consecutive checkpoints could not be written" in job.text()
     assert job.names() == ["step-00000001-a0"]
 
 
@@ -285,5 +285,5 @@ def test_checkpoint_of_objects_with_other_shapes_is_refused_and_kept(job: Job) -
     before = job.names()
     assert job.run("mismatched", 2, features=4) == [1, 1]
     assert "is intact, but does not match the objects to restore" in job.text()
-    assert "the shape of net.weight is (1, 4) here and (1, 3) in the checkpoint" in job.text()
+    assert "the shape of net.weight is (1, 4) in the model and (1, 3) in the checkpoint" in job.text()
     assert job.names() == before

@@ -71,11 +71,11 @@ def test_models_optimizers_tensors_and_custom_objects_are_restored() -> None:
         ({"rate": 0.1}, "rate is a float, which cannot be restored in place"),
         (
             {"opt": torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=1.0)},
-            "opt optimizes parameters of no model",
+            "the model whose parameters opt optimizes is not saved",
         ),
         (
             {"net": nn.Linear(2, 1), "opt": torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=1.0)},
-            "opt optimizes parameters of no model",
+            "the model whose parameters opt optimizes is not saved",
         ),
     ],
     ids=["number", "optimizer alone", "another's optimizer"],
