@@ -37,7 +37,7 @@ def estimator(
     return Estimator(Setting(presets.preset(model), nodes(count), seq_len, framework, precision, SHIPPED))
 
 
-def task(
+def training_task(
     model: str, count: int, *, seq_len: int = 4096, gbs: int = 256, framework: str = "megatron"
 ) -> TrainingTask:
     """Return a search task on so many H100 nodes."""

@@ -17,34 +17,41 @@ from tests.planner.conftest import SHIPPED, estimator
 from tests.planner.test_rows import ROW
 
 
-def run(compute: float, communication: float, host: float) -> dict[str, float]:
+def part_times(compute: float, communication: float, host: float) -> dict[str, float]:
     return {"compute": compute, "communication": communication, "host": host}
 
 
-def test_every_term_belongs_to_a_part() -> None:
+def test_every_time_term_belongs_to_a_part() -> None:
     assert {part_of(term) for term in TERMS} == set(PARTS)
     made = estimator().estimate(parse_layout("tp=2,dp=4,mbs=1,gbs=64,zero=1"))
     assert sum(made.time.parts.values()) == pytest.approx(made.time.total)
 
 
-def test_one_run_moves_all_parts_by_how_well_they_are_known() -> None:
-    found = part_factors([run(8, 1, 1)], [13.0])
-    total = sum(run(8, 1, 1)[part] * found[part] for part in PARTS)
+def test_one_measured_run_moves_all_parts_by_their_uncertainty() -> None:
+    found = part_factors([part_times(8, 1, 1)], [13.0])
+    total = sum(part_times(8, 1, 1)[part] * found[part] for part in PARTS)
     assert 12.5 < total < 13.0  # nearly what was measured, held back by the priors
     assert all(1 < found[part] < 1.6 for part in PARTS)
 
 
-def test_runs_with_other_shares_tell_the_parts_apart() -> None:
+def test_runs_with_different_shares_separate_the_parts() -> None:
     truth = {"compute": 1.0, "communication": 2.0, "host": 0.7}
-    runs = [run(10, 0.1, 0.1), run(5, 5, 0.1), run(5, 0.1, 5), run(6, 3, 1), run(3, 5, 1), run(3, 1, 4)]
+    runs = [
+        part_times(10, 0.1, 0.1),
+        part_times(5, 5, 0.1),
+        part_times(5, 0.1, 5),
+        part_times(6, 3, 1),
+        part_times(3, 5, 1),
+        part_times(3, 1, 4),
+    ]
     times = [sum(item[part] * truth[part] for part in PARTS) for item in runs]
     found = part_factors(runs, times)
     for part in PARTS:
         assert found[part] == pytest.approx(truth[part], rel=0.06)
 
 
-def test_what_agrees_with_the_plan_changes_nothing() -> None:
-    found = part_factors([run(8, 1, 1), run(2, 3, 4)], [10.0, 9.0])
+def test_a_run_that_agrees_with_the_plan_leaves_the_factors_at_one() -> None:
+    found = part_factors([part_times(8, 1, 1), part_times(2, 3, 4)], [10.0, 9.0])
     assert found == pytest.approx(dict.fromkeys(PARTS, 1.0))
 
 
@@ -52,19 +59,19 @@ def measurement(parts: dict[str, float] | None, measured: float) -> Measurement:
     return Measurement("1", "m", "G", "fsdp", "bf16", "dp=8", 4096, 10.0, measured, 50.0, 30.0, None, parts)
 
 
-def test_a_file_of_an_older_version_calibrates_the_computation() -> None:
+def test_a_calibration_file_without_parts_scales_the_computation() -> None:
     found = factors([measurement(None, 12.0)], "G", "fsdp", "bf16")
     assert found["compute_scale"] == pytest.approx(1.2, rel=0.02)
     assert found["communication_scale"] == found["host_scale"] == pytest.approx(1.0)
     assert factors([measurement(None, 12.0)], "other", "fsdp", "bf16") == {}
 
 
-def test_a_ratio_beyond_bounds_is_limited() -> None:
-    found = factors([measurement(run(10, 0, 0), 1000.0)], "G", "fsdp", "bf16")
+def test_an_extreme_ratio_is_limited() -> None:
+    found = factors([measurement(part_times(10, 0, 0), 1000.0)], "G", "fsdp", "bf16")
     assert 3.0 < found["compute_scale"] <= 4.0
 
 
-def test_the_curve_falls_where_a_cluster_is_slower_by_one_factor() -> None:
+def test_the_error_curve_falls_with_the_number_of_runs_of_a_uniformly_slower_cluster() -> None:
     items = []
     for index in range(12):
         row = {

@@ -17,10 +17,10 @@ from dtslurm.launch import registry as launchers
 from dtslurm.planner import emit, hardware, search
 from dtslurm.planner.emit.job import segment
 from dtslurm.planner.layout import Layout, parse_layout
-from tests.planner.conftest import SHIPPED, task
+from tests.planner.conftest import SHIPPED, training_task
 
 
-def toml(text: str) -> dict[str, dict[str, Any]]:
+def parse_toml(text: str) -> dict[str, dict[str, Any]]:
     """Return what the emitted subset of TOML says: sections of plain values (tomllib needs Python 3.11)."""
     values: dict[str, dict[str, Any]] = {}
     section = ""
@@ -34,7 +34,7 @@ def toml(text: str) -> dict[str, dict[str, Any]]:
     return values
 
 
-def assigned(text: str) -> dict[str, dict[str, Any]]:
+def assigned_values(text: str) -> dict[str, dict[str, Any]]:
     """Return what an emitted module assigns, by section."""
     values: dict[str, dict[str, Any]] = {}
     for section, key, value in re.findall(
@@ -55,15 +55,15 @@ FRAMEWORK = {
 }
 
 
-def megatron(text: str) -> dict[str, str]:
+def megatron_flags(text: str) -> dict[str, str]:
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     return {flag: value for flag, _, value in (line.partition(" ") for line in lines)}
 
 
 @pytest.mark.parametrize("form", emit.FORMS)
 @pytest.mark.parametrize(("model", "count"), [("llama-3-8b", 2), ("gpt2", 1), ("llama-3-70b", 16)])
-def test_what_a_search_finds_can_be_emitted(form: str, model: str, count: int) -> None:
-    asked = task(model, count, gbs=512, framework=FRAMEWORK[form])
+def test_the_best_layout_can_be_emitted_in_every_form(form: str, model: str, count: int) -> None:
+    asked = training_task(model, count, gbs=512, framework=FRAMEWORK[form])
     best = search.search(asked, SHIPPED).ranked[0].layout
     assert emit.check(form, asked, best) == []
     text = emit.emit(form, asked, best)
@@ -74,7 +74,7 @@ def test_what_a_search_finds_can_be_emitted(form: str, model: str, count: int) -
         steps = values["gradient_accumulation_steps"]
         assert values["train_batch_size"] == values["train_micro_batch_size_per_gpu"] * steps * ranks == 512
     elif form.startswith("torchtitan"):
-        degrees = (toml(text) if form == "torchtitan-0.2" else assigned(text))["parallelism"]
+        degrees = (parse_toml(text) if form == "torchtitan-0.2" else assigned_values(text))["parallelism"]
         product = 1
         for name in ("data_parallel_replicate", "data_parallel_shard", "tensor_parallel", "pipeline_parallel",
                      "context_parallel"):  # fmt: skip
@@ -84,10 +84,10 @@ def test_what_a_search_finds_can_be_emitted(form: str, model: str, count: int) -
         assert yaml.safe_load(text)["num_processes"] == asked.machine.gpus
 
 
-def test_megatron_arguments_name_the_model_and_its_split() -> None:
+def test_megatron_arguments_contain_the_model_and_the_parallelism() -> None:
     layout = Layout(tp=8, pp=8, dp=4, cp=2, vp=8, gbs=64, zero=1, recompute="full")
-    asked = task("llama-3-405b", 64, seq_len=8192, gbs=64)
-    words = megatron(emit.emit("megatron", asked, layout))
+    asked = training_task("llama-3-405b", 64, seq_len=8192, gbs=64)
+    words = megatron_flags(emit.emit("megatron", asked, layout))
     assert words["--tensor-model-parallel-size"] == "8"
     assert words["--context-parallel-size"] == "2"
     assert words["--num-layers"] == "126"
@@ -98,8 +98,10 @@ def test_megatron_arguments_name_the_model_and_its_split() -> None:
     assert {"--swiglu", "--sequence-parallel", "--use-distributed-optimizer"} <= set(words)
 
 
-def test_megatron_arguments_of_a_latent_mixture() -> None:
-    words = megatron(emit.emit("megatron", task("deepseek-v3", 8), Layout(dp=64, ep=64, gbs=256, zero=1)))
+def test_megatron_arguments_describe_latent_attention_and_experts() -> None:
+    words = megatron_flags(
+        emit.emit("megatron", training_task("deepseek-v3", 8), Layout(dp=64, ep=64, gbs=256, zero=1))
+    )
     assert words["--kv-lora-rank"] == "512"
     assert words["--qk-head-dim"] == "128"
     assert words["--num-experts"] == "256"
@@ -107,17 +109,17 @@ def test_megatron_arguments_of_a_latent_mixture() -> None:
     assert words["--moe-shared-expert-intermediate-size"] == "2048"
 
 
-def test_hybrid_sharding_has_both_dimensions() -> None:
+def test_hybrid_sharding_is_emitted_with_both_dimensions() -> None:
     layout = Layout(dp=16, gbs=16, zero=3, shard=8)
     for titan in (
-        toml(emit.emit("torchtitan-0.2", task("llama-3-8b", 2), layout))["parallelism"],
-        assigned(emit.emit("torchtitan", task("llama-3-8b", 2), layout))["parallelism"],
+        parse_toml(emit.emit("torchtitan-0.2", training_task("llama-3-8b", 2), layout))["parallelism"],
+        assigned_values(emit.emit("torchtitan", training_task("llama-3-8b", 2), layout))["parallelism"],
     ):
         assert (titan["data_parallel_replicate_degree"], titan["data_parallel_shard_degree"]) == (2, 8)
-    text = emit.emit("torchrun", task("llama-3-8b", 2), layout)
+    text = emit.emit("torchrun", training_task("llama-3-8b", 2), layout)
     assert "init_device_mesh('cuda', (2, 8,)" in text
     assert '"replicate", "shard"' in text
-    deep = json.loads(emit.emit("deepspeed", task("llama-3-8b", 2), layout))
+    deep = json.loads(emit.emit("deepspeed", training_task("llama-3-8b", 2), layout))
     assert deep["zero_optimization"]["zero_hpz_partition_size"] == 8
 
 
@@ -133,13 +135,13 @@ def test_hybrid_sharding_has_both_dimensions() -> None:
         ("accelerate", Layout(ep=2), "no word for expert parallelism"),
     ],
 )
-def test_what_a_framework_cannot_run_is_said(form: str, layout: Layout, said: str) -> None:
-    assert said in "\n".join(emit.check(form, task("mixtral-8x7b", 1), layout))
+def test_layouts_that_a_framework_cannot_run_are_reported(form: str, layout: Layout, said: str) -> None:
+    assert said in "\n".join(emit.check(form, training_task("mixtral-8x7b", 1), layout))
 
 
 @pytest.mark.parametrize("framework", ["fsdp", "megatron", "nemo", "deepspeed", "torchtitan"])
-def test_a_job_file_says_what_the_framework_is_told(framework: str, tmp_path: Path) -> None:
-    asked = task("llama-3-8b", 2, framework=framework)
+def test_an_emitted_job_file_matches_the_framework(framework: str, tmp_path: Path) -> None:
+    asked = training_task("llama-3-8b", 2, framework=framework)
     best = search.search(asked, SHIPPED).ranked[0].layout
     path = tmp_path / "job.yaml"
     path.write_text(emit.emit("job", asked, best))
@@ -154,37 +156,37 @@ def test_a_job_file_says_what_the_framework_is_told(framework: str, tmp_path: Pa
         assert found.args[found.args.index("--global-batch-size") + 1] == str(best.gbs)
 
 
-def test_a_job_for_a_framework_without_launcher_is_refused() -> None:
-    assert "jax" in emit.check("job", task("llama-3-8b", 1, framework="jax"), Layout())[0]
+def test_a_job_file_for_a_framework_without_launcher_is_refused() -> None:
+    assert "jax" in emit.check("job", training_task("llama-3-8b", 1, framework="jax"), Layout())[0]
 
 
-def test_offloading_is_said_in_json() -> None:
+def test_offloading_is_emitted_in_the_deepspeed_configuration() -> None:
     layout = replace(Layout(dp=8, gbs=8, zero=2), offload=True)
-    values = json.loads(emit.emit("deepspeed", task("llama-3-8b", 1, framework="deepspeed"), layout))
+    values = json.loads(emit.emit("deepspeed", training_task("llama-3-8b", 1, framework="deepspeed"), layout))
     assert values["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
 
 
-def test_encoders_are_not_for_megatron() -> None:
-    assert "describe decoders" in emit.check("megatron", task("t5-base", 1), Layout())[0]
+def test_megatron_configurations_refuse_encoder_models() -> None:
+    assert "describe decoders" in emit.check("megatron", training_task("t5-base", 1), Layout())[0]
 
 
 @pytest.mark.parametrize("form", ["megatron", "torchtitan"])
 @pytest.mark.parametrize("model", ["bert-base", "t5-base", "vit-b-16", "resnet-50"])
-def test_frameworks_of_decoders_refuse_what_is_none(form: str, model: str) -> None:
-    asked = task(model, 1, gbs=64, framework="fsdp")
+def test_decoder_frameworks_refuse_other_models(form: str, model: str) -> None:
+    asked = training_task(model, 1, gbs=64, framework="fsdp")
     found = emit.check(form, asked, Layout(dp=8, gbs=64))
     assert any(f"decoders, which {model} is not" in line for line in found)
 
 
-def test_torchtitan_takes_no_cuda_graphs_beside_a_pipeline() -> None:
+def test_the_torchtitan_configuration_disables_cuda_graphs_with_a_pipeline() -> None:
     layout = Layout(dp=2, pp=4, mbs=1, gbs=16, recompute="none")
-    text = emit.emit("torchtitan", task("llama-3-70b", 1), layout)
-    assert assigned(text)["training"]["disable_cuda_graphs"] is True
+    text = emit.emit("torchtitan", training_task("llama-3-70b", 1), layout)
+    assert assigned_values(text)["training"]["disable_cuda_graphs"] is True
     assert "config.activation_checkpoint = None" in text
 
 
-def test_a_model_that_torchtitan_does_not_have_is_said() -> None:
-    text = emit.emit("torchtitan", task("gpt2", 1), Layout(dp=8, gbs=8))
+def test_a_model_unknown_to_torchtitan_is_emitted_with_a_comment() -> None:
+    text = emit.emit("torchtitan", training_task("gpt2", 1), Layout(dp=8, gbs=8))
     assert "# register the flavor gpt2 with torchtitan first" in text
     assert 'config.model_spec = model_registry("gpt2")' in text
 
@@ -203,15 +205,17 @@ def test_a_model_that_torchtitan_does_not_have_is_said() -> None:
         (7, "tp=2,dp=14", None),  # no two nodes need to be near
     ],
 )
-def test_groups_that_talk_most_stay_in_a_rack(nodes: int, layout: str, size: int | None) -> None:
-    assert segment(_nodes("GB200", nodes, 4), parse_layout(f"{layout},mbs=1,gbs=5040")) == size
+def test_the_segment_size_keeps_communicating_groups_in_a_rack(
+    nodes: int, layout: str, size: int | None
+) -> None:
+    assert segment(machine_of("GB200", nodes, 4), parse_layout(f"{layout},mbs=1,gbs=5040")) == size
 
 
-def test_a_node_of_eight_gpus_needs_no_segment() -> None:
-    assert segment(_nodes("H100-80GB", 16, 8), parse_layout("tp=8,cp=2,dp=8,mbs=1,gbs=512")) is None
+def test_nodes_of_eight_gpus_need_no_segment() -> None:
+    assert segment(machine_of("H100-80GB", 16, 8), parse_layout("tp=8,cp=2,dp=8,mbs=1,gbs=512")) is None
 
 
-def _nodes(gpu: str, nodes: int, per_node: int) -> hardware.Machine:
+def machine_of(gpu: str, nodes: int, per_node: int) -> hardware.Machine:
     found = hardware.find_gpu(gpu)
     assert found is not None
     return hardware.machine(found, nodes, gpus_per_node=per_node)

@@ -13,7 +13,7 @@ from dtslurm.planner.step import Setting
 from tests.planner.conftest import SHIPPED
 
 
-def estimate(
+def estimate_layout(
     model: str, gpu: str, count: int, layout: str, *, seq_len: int, framework: str, precision: str = "bf16"
 ) -> Estimate:
     found = hardware.find_gpu(gpu)
@@ -24,16 +24,16 @@ def estimate(
     return made.estimate(parse_layout(layout))
 
 
-def test_zero_3_collapses_where_pipelines_do_not() -> None:
+def test_zero_3_loses_more_efficiency_at_scale_than_pipelines() -> None:
     # Narayanan et al. 2021 (arXiv:2104.04473), table 2: GPT-3 175B on 384 and 1,536 A100, batch 1,536.
     # ZeRO-3 fell from 144 to 44 TFLOP/s, tensor and pipeline parallelism from 153 to 141.
     def zero(count: int, layout: str) -> float:
         settings = {"seq_len": 2048, "framework": "deepspeed", "precision": "fp16"}
-        return estimate("gpt3-175b", "A100", count, layout, **settings).mfu  # type: ignore[arg-type]
+        return estimate_layout("gpt3-175b", "A100", count, layout, **settings).mfu  # type: ignore[arg-type]
 
     def split(count: int, layout: str) -> float:
         settings = {"seq_len": 2048, "framework": "megatron-2021", "precision": "fp16"}
-        return estimate("gpt3-175b", "A100", count, layout, **settings).mfu  # type: ignore[arg-type]
+        return estimate_layout("gpt3-175b", "A100", count, layout, **settings).mfu  # type: ignore[arg-type]
 
     fall = zero(192, "dp=1536,mbs=1,gbs=1536,zero=3,recompute=full") / zero(
         48, "dp=384,mbs=4,gbs=1536,zero=3,recompute=full"
@@ -46,10 +46,10 @@ def test_zero_3_collapses_where_pipelines_do_not() -> None:
 
 
 @pytest.mark.parametrize(("precision", "most"), [("bf16", 0.06), ("fp8", 0.08)])
-def test_weak_scaling_is_nearly_flat(precision: str, most: float) -> None:
+def test_weak_scaling_loses_little_throughput(precision: str, most: float) -> None:
     # DGX Cloud benchmarks: Llama 3 70B from 64 to 2,048 H100 lost 0 to 1.7 % in bf16, 3 to 5 % in fp8
     few, many = (
-        estimate(
+        estimate_layout(
             "llama-3-70b",
             "H100",
             8 * times,
@@ -63,10 +63,10 @@ def test_weak_scaling_is_nearly_flat(precision: str, most: float) -> None:
     assert 0 <= 1 - many / few < most
 
 
-def test_strong_scaling_costs() -> None:
+def test_strong_scaling_loses_some_efficiency() -> None:
     # Megatron-Core r0.8: GPT of 177B from 96 to 4,608 H100 at a fixed batch: 47 to 42 % MFU
     few, many = (
-        estimate(
+        estimate_layout(
             "gpt3-175b",
             "H100",
             count,
@@ -79,10 +79,10 @@ def test_strong_scaling_costs() -> None:
     assert 0.7 < many / few < 0.97
 
 
-def test_experts_in_the_node_beat_experts_across() -> None:
+def test_experts_within_a_node_are_faster_than_experts_across_nodes() -> None:
     # OpenEuroLLM on JUPITER: Qwen3-30B-A3B with EP 8 over two nodes lost a third against EP 4 inside one
     inside, across = (
-        estimate(
+        estimate_layout(
             "qwen3-30b-a3b", "GH200", 2, layout, seq_len=4096, framework="torchtitan"
         ).tokens_per_s_per_gpu
         for layout in (
@@ -93,7 +93,7 @@ def test_experts_in_the_node_beat_experts_across() -> None:
     assert across < 0.8 * inside
 
 
-def test_a_width_that_is_no_multiple_of_64_is_slow() -> None:
+def test_a_hidden_size_per_gpu_that_is_no_multiple_of_64_is_slower() -> None:
     # BLOOM chronicles: hidden 13,824 in place of 14,400 took 94 to 120 TFLOP/s, tp 8: 1,800 columns a GPU
     machine = hardware.machine(hardware.gpus()["A100-80-SXM"], 40)
     layout = parse_layout("tp=8,pp=10,dp=4,mbs=2,gbs=2048,zero=1,recompute=full,sp=0")

@@ -26,7 +26,7 @@ SHARDED = ("weights", "gradients", "master_weights", "optimizer")
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_states_are_those_of_the_zero_paper(zero: int) -> None:
+def test_state_sizes_match_the_zero_paper(zero: int) -> None:
     # Rajbhandari et al. 2020, table 1: 16 bytes a parameter: 2 weights, 2 gradients, 12 optimizer. DeepSpeed
     # adds 4 bytes for its own shard of gradients under stages 1 and 2.
     table = states("deepspeed", zero, "fp16")
@@ -35,14 +35,14 @@ def test_states_are_those_of_the_zero_paper(zero: int) -> None:
     assert (kept, shared) == {0: (16, 0), 1: (4, 16), 2: (2, 18), 3: (0, 16)}[zero]
 
 
-def test_megatron_keeps_18_bytes_and_shares_12() -> None:
+def test_megatron_keeps_18_bytes_or_6_and_shares_12() -> None:
     # Megatron-LM docs/dist_optimizer: bf16 weights, fp32 gradients: 18, or 6 + 12/d
     assert sum(size.kept for size in states("megatron", 0, "bf16").values()) == 18
     table = states("megatron", 1, "bf16").values()
     assert (sum(size.kept for size in table), sum(size.shared for size in table)) == (6, 12)
 
 
-def gpt_bytes(**layout: int | bool) -> tuple[float, float]:
+def gpt_activation_bytes(**layout: int | bool) -> tuple[float, float]:
     """Return bytes per token and layer of GPT-3 and of its scores, under Megatron-LM of 2021."""
     shape = presets.preset("gpt3-175b")
     [stack] = shape.stacks
@@ -52,22 +52,22 @@ def gpt_bytes(**layout: int | bool) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
-def test_activations_are_those_of_korthikanti(tp: int) -> None:
+def test_activation_sizes_match_korthikanti(tp: int) -> None:
     # Korthikanti et al. 2022 (arXiv:2205.05198), table 2; h, a, s of GPT-3
     h, a, s = 12288, 96, 2048
-    kept, scores = gpt_bytes(tp=tp, sp=True)
+    kept, scores = gpt_activation_bytes(tp=tp, sp=True)
     assert kept + scores == pytest.approx(h / tp * (34 + 5 * a * s / h))
-    kept, scores = gpt_bytes(tp=tp, sp=False)
+    kept, scores = gpt_activation_bytes(tp=tp, sp=False)
     assert kept + scores == pytest.approx(h * (10 + 24 / tp + 5 * a * s / (h * tp)))
 
 
-def test_torchtitan_keeps_every_second_product() -> None:
+def test_selective_checkpointing_of_torchtitan_keeps_every_second_product() -> None:
     # Llama 3 8B: input, keys, output projection, half of the gate's pair and attention's result, 16 bits each
     [stack] = presets.preset("llama-3-8b").stacks
     assert selected_bytes(stack, 4096, Layout()) == 2 * (4096 + 1024 + 4096 + 14336 + 4096)
 
 
-def test_moments_of_latent_mixtures_are_short_in_nvidias_recipes() -> None:
+def test_nemo_halves_the_optimizer_states_of_latent_mixtures() -> None:
     shape = presets.preset("deepseek-v3")
     layout = Layout(tp=1, pp=8, dp=32, ep=32, gbs=1024, zero=1)
     by_name = {
@@ -77,13 +77,13 @@ def test_moments_of_latent_mixtures_are_short_in_nvidias_recipes() -> None:
     assert by_name["nemo"] == pytest.approx(by_name["megatron"] / 2)
 
 
-def test_scores_without_dropout_keep_the_softmax_alone() -> None:
+def test_attention_scores_without_dropout_keep_only_the_softmax() -> None:
     [stack] = presets.preset("gpt3-175b").stacks
     kept = scores_bytes(stack, 1, 2048, FRAMEWORKS["nemo-2023"], Layout())
     assert kept == 2 * 96 * 2048
 
 
-def test_a_pipeline_holds_what_1f1b_and_interleaving_hold() -> None:
+def test_held_layers_match_1f1b_and_interleaved_schedules() -> None:
     layout = Layout(pp=8, gbs=64)
     assert held_layers(96, layout) == 96
     assert held_layers(96, replace(layout, vp=3)) == pytest.approx(96 * (1 + 7 / 24))
@@ -91,7 +91,7 @@ def test_a_pipeline_holds_what_1f1b_and_interleaving_hold() -> None:
     assert held_layers(96, replace(layout, schedule="gpipe")) == 96 / 8 * 64
 
 
-def test_stages_hold_every_parameter_once() -> None:
+def test_the_stages_hold_every_parameter_once() -> None:
     shape = presets.preset("llama-3-70b")
     load = stage_load(shape, Layout(pp=8, gbs=8))
     assert load.dense * 8 == shape.layer_params
@@ -100,7 +100,7 @@ def test_stages_hold_every_parameter_once() -> None:
     assert whole.dense + whole.embeddings == pytest.approx(shape.params, rel=1e-6)
 
 
-def test_terms_are_bytes_of_the_model() -> None:
+def test_memory_terms_match_the_parameter_bytes() -> None:
     shape = presets.preset("llama-3-8b")
     memory = estimator().memory(Layout(dp=8, gbs=8, zero=1))
     assert memory.terms["weights"] * GIB == pytest.approx(2 * shape.params, rel=1e-4)
@@ -108,7 +108,7 @@ def test_terms_are_bytes_of_the_model() -> None:
     assert memory.allocated < memory.reserved < memory.total
 
 
-def test_experts_are_spread_by_ep() -> None:
+def test_expert_weights_are_divided_by_ep() -> None:
     shape = presets.preset("qwen3-30b-a3b")
     one = estimator("qwen3-30b-a3b").memory(Layout(dp=8, gbs=8, zero=1))
     spread = estimator("qwen3-30b-a3b").memory(Layout(dp=8, ep=8, gbs=8, zero=1))
@@ -132,21 +132,21 @@ EIGHT_B = {name: estimator(framework=name) for name in FRAMEWORKS}
 
 
 @given(layout=layouts, framework=frameworks)
-def test_terms_are_never_negative_and_sum_to_the_total(layout: Layout, framework: str) -> None:
+def test_memory_terms_are_not_negative_and_sum_to_the_total(layout: Layout, framework: str) -> None:
     memory = EIGHT_B[framework].memory(layout)
     assert all(value >= 0 for value in memory.terms.values())
     assert sum(memory.terms.values()) == pytest.approx(memory.total)
 
 
 @given(layout=layouts, framework=frameworks)
-def test_more_ranks_never_need_more_under_zero_3(layout: Layout, framework: str) -> None:
+def test_more_ranks_never_need_more_memory_under_zero_3(layout: Layout, framework: str) -> None:
     sharded = replace(layout, zero=3)
     wider = replace(sharded, dp=layout.dp * 2)
     assert EIGHT_B[framework].memory(wider).total <= EIGHT_B[framework].memory(sharded).total * (1 + 1e-9)
 
 
 @given(layout=layouts, framework=frameworks)
-def test_every_further_stage_of_zero_keeps_less_states(layout: Layout, framework: str) -> None:
+def test_each_higher_zero_stage_keeps_less_state(layout: Layout, framework: str) -> None:
     made = [EIGHT_B[framework].memory(replace(layout, zero=zero)) for zero in (0, 1, 3)]
     held = [sum(memory.terms[name] for name in SHARDED) for memory in made]
     grown = 1.3 if framework == "deepspeed" and layout.dp * layout.cp <= 2 else 1  # its extra gradient shard
@@ -155,7 +155,7 @@ def test_every_further_stage_of_zero_keeps_less_states(layout: Layout, framework
 
 
 @given(layout=layouts, framework=frameworks)
-def test_recomputing_more_keeps_less(layout: Layout, framework: str) -> None:
+def test_more_recomputation_keeps_less_activation_memory(layout: Layout, framework: str) -> None:
     none, selective, full = (
         EIGHT_B[framework].memory(replace(layout, recompute=mode)).terms["activations"]
         for mode in ("none", "selective", "full")
@@ -166,27 +166,27 @@ def test_recomputing_more_keeps_less(layout: Layout, framework: str) -> None:
 
 @settings(max_examples=50)
 @given(layout=layouts, factor=st.sampled_from([2, 4]))
-def test_a_larger_micro_batch_needs_more(layout: Layout, factor: int) -> None:
+def test_a_larger_micro_batch_needs_more_memory(layout: Layout, factor: int) -> None:
     larger = replace(layout, mbs=layout.mbs * factor)
     # more per micro-batch, though a pipeline may hold fewer of them
     if larger.micro_batches >= layout.pp:
         assert EIGHT_B["megatron"].memory(larger).total > EIGHT_B["megatron"].memory(layout).total
 
 
-def test_deepspeed_under_megatron_keeps_deepspeeds_states() -> None:
+def test_megatron_deepspeed_keeps_the_states_of_deepspeed() -> None:
     for zero, precision, kept, shared in ((1, "fp16", 4, 16), (1, "bf16", 8, 12), (0, "fp16", 16, 0)):
         found = states("megatron-deepspeed", zero, precision).values()
         assert (sum(size.kept for size in found), sum(size.shared for size in found)) == (kept, shared)
 
 
-def test_every_kind_of_group_takes_memory_of_the_context() -> None:
+def test_each_kind_of_process_group_adds_context_memory() -> None:
     alone, split = (
         estimator().memory(layout).terms["context"] for layout in (Layout(), Layout(tp=2, pp=2, dp=2, gbs=2))
     )
     assert split == pytest.approx(alone + 3 * SHIPPED["nccl_gib"])
 
 
-def test_hugging_faces_llama_keeps_what_each_operator_reads() -> None:
+def test_activations_of_hugging_face_llama_match_the_operators() -> None:
     """Bytes per token and layer, counted along modeling_llama.py with 16-bit products."""
     shape = presets.preset("llama-3.2-1b")
     [stack] = shape.stacks
@@ -201,7 +201,7 @@ def test_hugging_faces_llama_keeps_what_each_operator_reads() -> None:
     assert kept - fused == 8 * h + 2 * f
 
 
-def test_layer_norms_are_one_kernel_everywhere() -> None:
+def test_layer_norms_have_the_same_size_in_eager_and_fused_frameworks() -> None:
     [stack] = presets.preset("gpt2-xl").stacks
     layout = Layout()
     eager, fused = (
@@ -210,7 +210,7 @@ def test_layer_norms_are_one_kernel_everywhere() -> None:
     assert eager == fused
 
 
-def test_activations_in_32_bits_take_twice_the_memory() -> None:
+def test_fp32_activations_take_twice_the_memory() -> None:
     terms = {}
     for precision in ("bf16", "fp32"):
         layout = Layout(mbs=4, gbs=8, zero=3, recompute="full")
@@ -221,7 +221,7 @@ def test_activations_in_32_bits_take_twice_the_memory() -> None:
     assert terms["fp32"]["logits"] == terms["bf16"]["logits"]
 
 
-def test_gradients_take_the_place_of_activations_in_the_only_micro_batch() -> None:
+def test_gradients_reuse_activation_memory_in_a_single_micro_batch() -> None:
     shape = presets.preset("llama-3.2-1b")
     one, two = (
         memory_use(shape, Layout(mbs=4, gbs=gbs, zero=3), 2048, "fsdp", "bf16", SHIPPED).terms

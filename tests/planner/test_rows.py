@@ -31,7 +31,7 @@ ROW = {
 }
 
 
-def test_a_row_is_read_as_it_says() -> None:
+def test_a_measured_row_is_parsed() -> None:
     case = read_row(ROW)
     assert str(case.layout) == "tp=1,pp=1,dp=4,cp=2,mbs=1,gbs=128,zero=1"
     assert case.framework == "nemo-2024"
@@ -66,7 +66,7 @@ def test_a_row_is_read_as_it_says() -> None:
         ({"notes": ""}, "megatron"),
     ],
 )
-def test_the_framework_is_guessed_from_what_a_row_says(changed: dict[str, str], framework: str) -> None:
+def test_the_framework_is_derived_from_the_row(changed: dict[str, str], framework: str) -> None:
     assert read_row({**ROW, **changed}).framework == framework
 
 
@@ -83,19 +83,19 @@ def test_the_framework_is_guessed_from_what_a_row_says(changed: dict[str, str], 
         ({"hidden": "", "params_b": "", "model": "secret"}, "hidden is not given"),
     ],
 )
-def test_what_cannot_be_answered_says_why(changed: dict[str, str], said: str) -> None:
+def test_a_row_that_cannot_be_predicted_gives_the_reason(changed: dict[str, str], said: str) -> None:
     with pytest.raises(RowUnanswerable, match=said):
         read_row({**ROW, **changed})
 
 
-def test_more_stages_than_layers_cannot_be() -> None:
+def test_more_stages_than_layers_are_impossible() -> None:
     row = {**ROW, "pp": "64", "cp": "1", "gpus": "64", "dp": "1"}
     with pytest.raises(RowImpossible):
         read_row(row)
     assert not predict_row(row, SHIPPED).fits
 
 
-def test_what_a_row_leaves_open_is_assumed_aloud() -> None:
+def test_a_missing_micro_batch_is_listed_as_assumption() -> None:
     assumed = read_row({**ROW, "recompute": "", "micro_batch": ""}).assumed
     assert any("micro-batch not stated" in line for line in assumed)
 
@@ -104,21 +104,21 @@ def test_what_a_row_leaves_open_is_assumed_aloud() -> None:
     ("convention", "ratio"),
     [("NVIDIA full-attn model FLOPs", 1.0), ("NVIDIA model FLOPs, causal attention", 0.89)],
 )
-def test_flops_are_counted_as_the_table_does(convention: str, ratio: float) -> None:
+def test_flops_follow_the_convention_of_the_table(convention: str, ratio: float) -> None:
     found = predict_row({**ROW, "flops_convention": convention}, SHIPPED)
     assert found.tflops is not None
     assert found.estimate is not None
     assert found.tflops / found.estimate.tflops_per_gpu == pytest.approx(ratio, abs=0.03)
 
 
-def test_gb_as_printed_is_1e9_bytes() -> None:
+def test_printed_gigabytes_are_1e9_bytes() -> None:
     assert measured_memory({"mem_gib": "80", "mem_kind": "peak allocated, GB as printed"}) == pytest.approx(
         74.5, abs=0.1
     )
     assert measured_memory({"mem_gib": "80", "mem_kind": "torch max_reserved GiB"}) == 80
 
 
-def test_choosing_wrongly_costs_what_was_measured() -> None:
+def test_the_loss_of_a_choice_is_the_measured_difference_to_the_best() -> None:
     group = [
         {**ROW, "row_id": "a", "tp": "1", "cp": "1", "dp": "8", "tokens_per_s_per_gpu": "8000"},
         {**ROW, "row_id": "b", "tp": "2", "cp": "1", "dp": "4", "tokens_per_s_per_gpu": "10000"},
@@ -130,7 +130,7 @@ def test_choosing_wrongly_costs_what_was_measured() -> None:
     assert -1 <= choice.tau <= 1
 
 
-def test_layouts_of_another_framework_are_not_compared() -> None:
+def test_layouts_of_different_frameworks_are_not_compared() -> None:
     degrees = ({"tp": "1", "dp": "8"}, {"tp": "2", "dp": "4"}, {"tp": "8", "dp": "1"})
     group = [{**ROW, "cp": "1", **one} for one in degrees]
     assert len(measure_choice_losses(evaluate(group, SHIPPED))) == 1
@@ -147,9 +147,7 @@ def test_layouts_of_another_framework_are_not_compared() -> None:
         ([1], [1], 0),
     ],
 )
-def test_kendalls_tau_counts_pairs_in_order(
-    predicted: list[float], measured: list[float], tau: float
-) -> None:
+def test_kendall_tau_counts_pairs_in_order(predicted: list[float], measured: list[float], tau: float) -> None:
     assert kendall_tau(predicted, measured) == pytest.approx(tau)
 
 
@@ -158,7 +156,7 @@ def test_every_constant_names_its_source() -> None:
         assert len(str(entry["source"])) > 10, name
 
 
-def test_crashes_are_told_from_successes() -> None:
+def test_out_of_memory_rows_are_predicted_as_not_fitting() -> None:
     found = crashes(evaluate([row for row in rows() if row["mem_gib"] or row["status"] != "ok"], SHIPPED))
     rejected, crashed, kept, succeeded = found
     assert rejected / crashed > 0.8
@@ -174,7 +172,7 @@ def test_crashes_are_told_from_successes() -> None:
         ("4x Omni-Path 100", "omnipath"),
     ],
 )
-def test_a_network_is_known_by_its_word(said: str, fabric: str) -> None:
+def test_the_fabric_is_derived_from_its_description(said: str, fabric: str) -> None:
     assert guess_fabric(said) == fabric
 
 
@@ -184,18 +182,18 @@ CELLS = st.sampled_from(
 
 
 @given(changed=st.dictionaries(st.sampled_from(sorted(ROW)), CELLS, max_size=5))
-def test_any_row_is_answered_or_says_why(changed: dict[str, str]) -> None:
+def test_any_row_is_predicted_or_gives_a_reason(changed: dict[str, str]) -> None:
     found = predict_row({**ROW, **changed}, SHIPPED)
     assert found.estimate is not None or found.reason
 
 
 @given(changed=st.dictionaries(st.sampled_from(sorted(ROW)), CELLS, max_size=5))
-def test_any_row_of_a_mixture_is_answered_or_says_why(changed: dict[str, str]) -> None:
+def test_any_row_of_a_mixture_is_predicted_or_gives_a_reason(changed: dict[str, str]) -> None:
     found = predict_row({**ROW, "model": "qwen3-30b-a3b", "layers": "48", **changed}, SHIPPED)
     assert found.estimate is not None or found.reason
 
 
-def test_a_recompute_that_was_only_inferred_is_settled_by_what_fits() -> None:
+def test_an_inferred_recompute_setting_is_replaced_by_the_setting_that_fits() -> None:
     row = {
         "model": "GPT", "layers": "24", "hidden": "2048", "heads": "16", "vocab": "50257",
         "gpu": "A100-80-SXM",
@@ -208,7 +206,7 @@ def test_a_recompute_that_was_only_inferred_is_settled_by_what_fits() -> None:
     assert any("recompute not stated" in text for text in guessed.assumed)
 
 
-def test_a_dense_model_known_by_its_size_alone_is_guessed_and_said() -> None:
+def test_a_dense_model_known_only_by_its_size_is_assumed() -> None:
     row = {"model": "Skylark-40B", "gpu": "A100-40GB", "gpus": "384", "seq_len": "2048", "tp": "8", "pp": "4",
            "micro_batch": "1", "global_batch": "1152"}  # fmt: skip
     case = read_row(row)
@@ -219,7 +217,7 @@ def test_a_dense_model_known_by_its_size_alone_is_guessed_and_said() -> None:
             read_row({**row, "model": other})
 
 
-def test_degrees_that_only_the_notes_name_count() -> None:
+def test_degrees_in_the_notes_are_used() -> None:
     row = {"model": "gpt3-175b", "gpu": "A100-80GB", "gpus": "64", "seq_len": "2048", "tp": "", "pp": "",
            "notes": "yaml of that commit: TP4 PP8 VP12 MBS1 GBS2048"}  # fmt: skip
     layout = read_row(row).layout
@@ -227,7 +225,7 @@ def test_degrees_that_only_the_notes_name_count() -> None:
     assert read_row({**row, "tp": "8", "pp": "8"}).layout.tp == 8
 
 
-def test_experts_of_a_row_that_does_not_spread_them_go_where_they_fit() -> None:
+def test_unstated_expert_parallelism_is_chosen_so_that_the_model_fits() -> None:
     row = {"model": "deepseek-v3", "gpu": "H100-80GB", "gpus": "2048", "seq_len": "4096", "tp": "1",
            "pp": "16", "micro_batch": "1", "global_batch": "15360", "precision": "fp8"}  # fmt: skip
     found = predict_row(row, SHIPPED)
@@ -251,14 +249,14 @@ def test_experts_of_a_row_that_does_not_spread_them_go_where_they_fit() -> None:
         ("0 GPUs per node", (None, None)),
     ],
 )
-def test_a_fabrics_adapters_are_shared_by_a_nodes_gpus(
+def test_the_adapters_of_a_node_are_divided_among_its_gpus(
     fabric: str, node: tuple[int | None, float | None]
 ) -> None:
     assert node_of({"fabric": fabric}, 8, "") == node
 
 
 @pytest.mark.parametrize(("hidden", "heads"), [(4096, 32), (12288, 96), (14400, 120), (2880, 20), (1, 1)])
-def test_heads_not_given_divide_the_hidden_size(hidden: int, heads: int) -> None:
+def test_unstated_heads_divide_the_hidden_size(hidden: int, heads: int) -> None:
     assert likely_heads(hidden) == heads
 
 
@@ -272,19 +270,19 @@ def test_heads_not_given_divide_the_hidden_size(hidden: int, heads: int) -> None
         ({"seq_len": "n/a"}, "4096"),
     ],
 )
-def test_a_sequence_length_is_read_as_tables_write_it(changed: dict[str, str], said: str) -> None:
+def test_sequence_lengths_are_parsed_in_table_notation(changed: dict[str, str], said: str) -> None:
     case = read_row({**ROW, **changed})
     assert case.seq_len == int(said)
     assert bool(case.assumed) == (changed["seq_len"] in {"", "n/a"})
 
 
 @pytest.mark.parametrize("word", ["0", "-", "None", "unknown"])
-def test_words_for_nothing_leave_a_degree_open(word: str) -> None:
+def test_words_for_nothing_leave_a_degree_unstated(word: str) -> None:
     assert read_row({**ROW, "vp": word, "ep": word}).layout == read_row({**ROW, "vp": "", "ep": ""}).layout
 
 
 @pytest.mark.parametrize("task", ["finetune", "continued pretraining", "SFT"])
-def test_training_all_weights_is_answered_whatever_it_is_called(task: str) -> None:
+def test_every_task_that_trains_all_weights_is_predicted(task: str) -> None:
     assert read_row({**ROW, "task": task}).layout == read_row(ROW).layout
 
 
@@ -326,7 +324,9 @@ MIXTURE = {**ROW, "model": "grok-1", "params_b": "314", "layers": "64", "hidden"
         ({"model": "deepseek-v3", "layers": "61", "hidden": "7168", "heads": "128", "tp": "4"}, 1),  # narrow
     ],
 )
-def test_experts_are_split_as_notes_say_or_as_is_usual(changed: dict[str, str], etp: int) -> None:
+def test_expert_tensor_parallelism_follows_the_notes_or_the_default(
+    changed: dict[str, str], etp: int
+) -> None:
     assert read_row({**MIXTURE, **changed}).layout.etp == etp
 
 
@@ -340,13 +340,13 @@ def test_experts_are_split_as_notes_say_or_as_is_usual(changed: dict[str, str], 
         ("AMD Primus", True),
     ],
 )
-def test_mixtures_are_uneven_unless_they_are_made_even(notes: str, even: bool) -> None:
+def test_routing_is_uneven_unless_the_notes_say_otherwise(notes: str, even: bool) -> None:
     case = read_row({**MIXTURE, "notes": notes})
     assert case.even is even
     assert not read_row({**ROW, "notes": notes}).even  # no mixture
 
 
-def test_nanotron_leaves_a_stage_empty_where_the_head_weighs_five_layers() -> None:
+def test_nanotron_rejects_an_empty_pipeline_stage() -> None:
     small = presets.preset("llama-3.2-1b")
     assert small.layers == 16
     assert [cut_by_cost(small, pp) for pp in (1, 2, 4, 8)] == [1, 2, 4, 8]
@@ -360,7 +360,7 @@ def test_nanotron_leaves_a_stage_empty_where_the_head_weighs_five_layers() -> No
     assert read_row(row).layout.pp == 16
 
 
-def test_a_batch_nobody_gives_is_a_usual_one() -> None:
+def test_unstated_batch_sizes_get_usual_values() -> None:
     open_row = {**ROW, "micro_batch": "", "global_batch": ""}
     layout = read_row(open_row).layout
     assert layout.gbs * 8192 >= 2**20 > layout.mbs * layout.dp * 8192
@@ -368,12 +368,12 @@ def test_a_batch_nobody_gives_is_a_usual_one() -> None:
 
 
 @pytest.mark.parametrize("sharding", ["HSDP", "hsdp (shard 8)"])
-def test_hybrid_sharding_is_fsdp(sharding: str) -> None:
+def test_hybrid_sharding_is_read_as_fsdp(sharding: str) -> None:
     case = read_row({**ROW, "zero_or_fsdp": sharding, "notes": "", "tp": "", "pp": ""})
     assert (case.framework, case.layout.zero) == ("fsdp", 3)
 
 
-def test_degrees_nobody_gives_are_answered_even_where_nothing_fits() -> None:
+def test_unstated_degrees_are_predicted_even_if_nothing_fits() -> None:
     row = {**ROW, "model": "gpt3-175b", "params_b": "175", "layers": "96", "hidden": "12288", "heads": "96",
            "kv_heads": "96", "ffn": "49152", "cp": "", "tp": "", "pp": "", "dp": "",
            "zero_or_fsdp": ""}  # fmt: skip
@@ -394,7 +394,7 @@ def test_degrees_nobody_gives_are_answered_even_where_nothing_fits() -> None:
         ("allenai/OLMoE-1B-7B", 6.92),
     ],
 )
-def test_models_people_publish_are_known_by_their_names(name: str, params: float) -> None:
+def test_published_model_names_are_known(name: str, params: float) -> None:
     found = presets.find_preset(name)
     assert found is not None
     assert found.params == pytest.approx(params * 1e9, rel=2e-3)
@@ -412,7 +412,7 @@ def test_models_people_publish_are_known_by_their_names(name: str, params: float
         ("nothing of it", "1f1b"),
     ],
 )
-def test_schedules_are_read_from_notes(notes: str, schedule: str) -> None:
+def test_pipeline_schedules_are_read_from_the_notes(notes: str, schedule: str) -> None:
     assert read_row({**ROW, "pp": "2", "cp": "1", "notes": notes}).layout.schedule == schedule
 
 
@@ -426,14 +426,14 @@ def test_schedules_are_read_from_notes(notes: str, schedule: str) -> None:
         ("mixtral-8x7b (2-layer proxy)", 2),
     ],
 )
-def test_a_remark_in_a_models_name_leaves_it_the_preset(name: str, layers: int) -> None:
+def test_a_remark_in_a_model_name_keeps_the_preset(name: str, layers: int) -> None:
     row = {"model": name, "gpu": "H100", "gpus": "64", "tp": "1", "pp": "1", "ep": "8", "micro_batch": "1"}
     model = read_row(row).model
     assert model.is_moe
     assert model.layers == layers
 
 
-def test_a_preset_with_a_remark_keeps_its_dense_lead_layers() -> None:
+def test_a_preset_with_fewer_layers_keeps_its_dense_lead_layers() -> None:
     row = {"model": "deepseek-v3 (5 layers)", "gpu": "H100", "gpus": "64", "tp": "1", "pp": "1", "ep": "8"}
     stacks = read_row(row).model.stacks
     assert [(stack.count, bool(stack.experts)) for stack in stacks] == [(3, False), (2, True)]
@@ -452,7 +452,7 @@ SHAPE = {"layers": "24", "hidden": "2048", "heads": "16", "ffn": "1408", "vocab"
         {"model": "llama3-8b", **dict.fromkeys(SHAPE, ""), "ep": "8"},
     ],
 )
-def test_a_mixture_is_never_planned_as_dense(changed: dict[str, str]) -> None:
+def test_a_mixture_without_stated_experts_is_not_predicted_as_dense(changed: dict[str, str]) -> None:
     with pytest.raises(RowUnanswerable, match=r"experts are not stated|is not known"):
         read_row({**ROW, **SHAPE, "ep": "1", **changed})
 
@@ -466,7 +466,7 @@ def test_a_mixture_is_never_planned_as_dense(changed: dict[str, str]) -> None:
         ("64 routed experts (top-6)", (64, 6, 0)),
     ],
 )
-def test_the_experts_that_notes_state_are_planned(notes: str, experts: tuple[int, int, int]) -> None:
+def test_experts_stated_in_the_notes_are_used(notes: str, experts: tuple[int, int, int]) -> None:
     case = read_row({**ROW, **SHAPE, "model": "Someone", "notes": notes})
     found = case.model.stacks[0].experts
     assert found is not None
@@ -474,7 +474,7 @@ def test_the_experts_that_notes_state_are_planned(notes: str, experts: tuple[int
     assert "dense lead layers not stated: none" in case.assumed
 
 
-def test_lead_layers_of_a_mixture_are_dense_if_notes_say_so() -> None:
+def test_dense_lead_layers_stated_in_the_notes_are_used() -> None:
     case = read_row({**ROW, **SHAPE, "model": "Someone", "notes": "64 experts top-6; first 2 layers dense"})
     assert [(stack.count, bool(stack.experts)) for stack in case.model.stacks] == [(2, False), (22, True)]
     assert not any("lead" in text for text in case.assumed)
@@ -484,13 +484,13 @@ def test_lead_layers_of_a_mixture_are_dense_if_notes_say_so() -> None:
     ("notes", "tied", "is_assumed"),
     [("untied embeddings", False, False), ("tied embeddings", True, False), ("", True, True)],
 )
-def test_embeddings_are_tied_if_stated_else_it_is_assumed(notes: str, tied: bool, is_assumed: bool) -> None:
+def test_tied_embeddings_are_read_or_assumed(notes: str, tied: bool, is_assumed: bool) -> None:
     case = read_row({**ROW, **SHAPE, "model": "Someone", "ffn": "8192", "notes": notes})
     assert case.model.tied is tied
     assert any(text.startswith("embeddings not stated") for text in case.assumed) is is_assumed
 
 
-def test_columns_that_agree_with_a_preset_are_the_preset() -> None:
+def test_columns_that_agree_with_a_preset_give_the_preset() -> None:
     case = read_row({**ROW, "layers": "8", "params_b": "", "vocab": "128512"})
     assert (case.model.layers, case.model.vocab, case.model.tied) == (8, 128512, False)
     assert case.assumed == ()
@@ -506,7 +506,9 @@ def test_columns_that_agree_with_a_preset_are_the_preset() -> None:
         ({"zero_or_fsdp": "FSDP2", "notes": "torchtitan; compile=yes"}, "torchtitan", ""),
     ],
 )
-def test_fsdp2_is_torchtitan_only_if_it_says_so(changed: dict[str, str], framework: str, said: str) -> None:
+def test_fsdp2_is_read_as_torchtitan_only_if_stated(
+    changed: dict[str, str], framework: str, said: str
+) -> None:
     case = read_row({**ROW, **changed})
     assert case.framework == framework
     assert any("compile not stated" in text for text in case.assumed) is bool(said)
@@ -525,7 +527,7 @@ def test_fsdp2_is_torchtitan_only_if_it_says_so(changed: dict[str, str], framewo
         ({"gpu": "V100-32GB", "precision": "fp16"}, "megatron-2021", False),
     ],
 )
-def test_the_date_of_megatron_is_read_or_assumed(
+def test_the_version_of_megatron_is_read_or_assumed(
     changed: dict[str, str], framework: str, is_assumed: bool
 ) -> None:
     case = read_row({**ROW, "gpu": "A100-80-SXM", "notes": "", **changed})
@@ -542,7 +544,7 @@ def test_the_date_of_megatron_is_read_or_assumed(
         ("", False),
     ],
 )
-def test_a_dispatcher_in_notes_counts_in_any_framework(notes: str, once: bool) -> None:
+def test_deepep_in_the_notes_is_used_in_every_framework(notes: str, once: bool) -> None:
     row = {"model": "deepseek-v3", "gpu": "H100-80GB", "gpus": "512", "seq_len": "4096", "tp": "1", "pp": "8",
            "ep": "64", "micro_batch": "1", "global_batch": "4096", "zero_or_fsdp": "ZeRO-1"}  # fmt: skip
     case = read_row({**row, "notes": notes})
@@ -563,7 +565,7 @@ def test_a_dispatcher_in_notes_counts_in_any_framework(notes: str, once: bool) -
         ),
     ],
 )
-def test_what_a_measured_figure_counts_is_assumed_aloud(changed: dict[str, str], said: str) -> None:
+def test_the_meaning_of_a_measured_figure_is_listed_as_assumption(changed: dict[str, str], said: str) -> None:
     case = read_row({**ROW, **changed})
     assert any(text.startswith(said) for text in case.assumed)
     assert not case.assumes_layout

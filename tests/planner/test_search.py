@@ -13,7 +13,7 @@ from dtslurm.planner import explain, search
 from dtslurm.planner.divide import find_layout_problems
 from dtslurm.planner.layout import Layout, LayoutProblem, parse_layout
 from dtslurm.planner.models import presets
-from tests.planner.conftest import SHIPPED, estimator, task
+from tests.planner.conftest import SHIPPED, estimator, training_task
 from tests.planner.test_memory import layouts
 
 
@@ -22,8 +22,8 @@ from tests.planner.test_memory import layouts
     [("llama-3-8b", 2, 256), ("qwen3-30b-a3b", 2, 256), ("deepseek-v3", 64, 4096), ("t5-base", 1, 64)],
 )
 @pytest.mark.parametrize("framework", ["megatron", "torchtitan", "fsdp", "deepspeed"])
-def test_every_layout_tried_is_a_valid_one(model: str, count: int, gbs: int, framework: str) -> None:
-    asked = task(model, count, gbs=gbs, framework=framework)
+def test_every_layout_of_the_search_is_valid(model: str, count: int, gbs: int, framework: str) -> None:
+    asked = training_task(model, count, gbs=gbs, framework=framework)
     groups = list(search.layouts(asked))
     assert groups
     for group in groups[:400]:
@@ -31,8 +31,8 @@ def test_every_layout_tried_is_a_valid_one(model: str, count: int, gbs: int, fra
             assert find_layout_problems(asked.model, layout, asked.machine.gpus, asked.seq_len) == []
 
 
-def test_what_is_ranked_fits_and_is_in_order() -> None:
-    found = search.search(task("llama-3-70b", 8), SHIPPED)
+def test_ranked_layouts_fit_and_are_in_order() -> None:
+    found = search.search(training_task("llama-3-70b", 8), SHIPPED)
     assert all(item.fits for item in found.ranked)
     best = found.ranked[0].time.total
     times = [item.time.total for item in found.ranked]
@@ -41,8 +41,8 @@ def test_what_is_ranked_fits_and_is_in_order() -> None:
     assert far == sorted(far)
 
 
-def test_no_layout_that_fits_is_faster_than_the_best() -> None:
-    asked = task("llama-3-8b", 1, gbs=64)
+def test_no_fitting_layout_is_faster_than_the_best() -> None:
+    asked = training_task("llama-3-8b", 1, gbs=64)
     estimator = asked.estimator(SHIPPED)
     fitting = [
         estimate.time.total
@@ -53,19 +53,19 @@ def test_no_layout_that_fits_is_faster_than_the_best() -> None:
     assert search.search(asked, SHIPPED).ranked[0].time.total <= min(fitting) * (1 + search.NEAR)
 
 
-def test_large_models_stay_in_the_node_with_tp() -> None:
-    best = search.search(task("llama-3-405b", 128, seq_len=8192, gbs=512), SHIPPED).ranked[0].layout
+def test_tensor_parallelism_of_large_models_stays_within_a_node() -> None:
+    best = search.search(training_task("llama-3-405b", 128, seq_len=8192, gbs=512), SHIPPED).ranked[0].layout
     assert best.tp <= 8
     assert best.pp > 1
 
 
-def test_reasons_name_the_term_that_costs() -> None:
-    lines = explain.runners_up(search.search(task("llama-3-70b", 8), SHIPPED))
+def test_reasons_name_the_term_that_costs_time() -> None:
+    lines = explain.runners_up(search.search(training_task("llama-3-70b", 8), SHIPPED))
     assert any("slower" in line and "%" in line for line in lines)
 
 
-def test_what_does_not_fit_says_from_how_many_nodes_on_it_does() -> None:
-    asked = task("llama-3-405b", 4, gbs=512)
+def test_the_smallest_number_of_nodes_that_fits_is_reported() -> None:
+    asked = training_task("llama-3-405b", 4, gbs=512)
     found = search.search(asked, SHIPPED)
     assert not found.ranked
     nodes = search.smallest_nodes(asked, SHIPPED, 4096)
@@ -78,29 +78,29 @@ def test_what_does_not_fit_says_from_how_many_nodes_on_it_does() -> None:
     assert not search.search(smaller, SHIPPED).ranked
 
 
-def test_more_nodes_never_take_longer_on_the_curve() -> None:
-    curve = search.scaling(task("llama-3-8b", 1, gbs=1024), SHIPPED, [1, 2, 4, 8])
+def test_more_nodes_never_take_longer_on_the_scaling_curve() -> None:
+    curve = search.scaling(training_task("llama-3-8b", 1, gbs=1024), SHIPPED, [1, 2, 4, 8])
     times = [item.time.total for _, item in curve if item]
     assert len(times) == 4
     assert times == sorted(times, reverse=True)
 
 
 @pytest.mark.parametrize("params", [("gpt2", 512), ("llama-3-70b", 1024)])
-def test_a_customary_batch_divides(params: tuple[str, int]) -> None:
+def test_the_default_batch_is_a_power_of_two(params: tuple[str, int]) -> None:
     model, gpus = params
     gbs = search.default_batch(presets.preset(model), 4096, gpus)
     assert gbs & (gbs - 1) == 0
 
 
 @given(layout=layouts)
-def test_a_layout_reads_back_from_its_own_text(layout: Layout) -> None:
+def test_a_layout_can_be_parsed_from_its_text(layout: Layout) -> None:
     read = parse_layout(str(layout))
     assert replace(read, sp=layout.sp) == layout
 
 
 @settings(max_examples=200)
 @given(text=st.text(max_size=60))
-def test_any_text_is_a_layout_or_a_problem(text: str) -> None:
+def test_any_text_is_a_layout_or_a_layout_problem(text: str) -> None:
     with contextlib.suppress(LayoutProblem):
         assert parse_layout(text).gpus >= 1
 
@@ -111,7 +111,7 @@ numbers = st.integers(1, 40)
 @given(
     tp=numbers, pp=numbers, cp=numbers, ep=numbers, dp=numbers, vp=st.integers(1, 4), mbs=numbers, gbs=numbers
 )
-def test_every_degree_that_does_not_divide_is_named(**degrees: int) -> None:
+def test_every_degree_that_does_not_divide_is_reported(**degrees: int) -> None:
     layout = Layout(**degrees)  # type: ignore[arg-type]
     model = presets.preset("mixtral-8x7b")  # 32 layers, 32 heads, 8 key-value heads, 8 experts
     said = "\n".join(find_layout_problems(model, layout, 64, 4096))
@@ -126,11 +126,11 @@ def test_every_degree_that_does_not_divide_is_named(**degrees: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 6, 7, 12])
-def test_a_customary_batch_divides_over_the_gpus(count: int) -> None:
+def test_the_default_batch_is_a_multiple_of_the_gpus(count: int) -> None:
     model = presets.preset("llama-2-7b")
     assert search.default_batch(model, 4096, 8 * count) % (8 * count) == 0
     assert search.search(
-        task("llama-2-7b", count, gbs=search.default_batch(model, 4096, 8 * count)), SHIPPED
+        training_task("llama-2-7b", count, gbs=search.default_batch(model, 4096, 8 * count)), SHIPPED
     ).ranked
 
 
@@ -141,7 +141,7 @@ def test_a_customary_batch_divides_over_the_gpus(count: int) -> None:
         ("tp=4,ep=8,etp=4,dp=4,mbs=1,gbs=8,zero=1", "ep·etp = 32 does not divide the 16 GPUs"),
     ],
 )
-def test_expert_tensor_parallelism_has_to_divide(text: str, said: str) -> None:
+def test_expert_tensor_parallelism_must_divide(text: str, said: str) -> None:
     layout = parse_layout(text)
     assert any(
         said in problem for problem in find_layout_problems(presets.preset("mixtral-8x7b"), layout, 16, 4096)
@@ -151,7 +151,7 @@ def test_expert_tensor_parallelism_has_to_divide(text: str, said: str) -> None:
     assert not find_layout_problems(presets.preset("mixtral-8x7b"), fine, 16, 4096)
 
 
-def test_of_equally_fast_layouts_sharded_optimizer_states_come_first() -> None:
+def test_among_equally_fast_layouts_sharded_optimizer_states_rank_first() -> None:
     sharded, whole = (parse_layout(f"dp=16,mbs=1,gbs=64,zero={zero}") for zero in (1, 0))
     assert search.complexity(sharded) == search.complexity(whole)  # no more traffic, so the memory decides
     estimates = [estimator("llama-3.2-1b", 2).estimate(layout) for layout in (whole, sharded)]

@@ -50,7 +50,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
-def test_parameters_are_the_published_ones(name: str, count: int) -> None:
+def test_parameter_counts_match_the_published_checkpoints(name: str, count: int) -> None:
     assert presets.preset(name).params == count
 
 
@@ -59,7 +59,7 @@ CONFIGS = json.loads((Path(__file__).parent / "published_configs.json").read_tex
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))
-def test_configs_of_other_families_have_the_published_parameters(name: str) -> None:
+def test_parameter_counts_of_other_families_match_published_configs(name: str) -> None:
     shape = read_config(CONFIGS[name]["config"], name)
     assert shape.params == pytest.approx(CONFIGS[name]["parameters"], rel=0.01)
 
@@ -74,7 +74,7 @@ def test_configs_of_other_families_have_the_published_parameters(name: str) -> N
         ({"use_sliding_window": False}, [(24, None)]),
     ],
 )
-def test_windows_are_of_the_layers_that_have_them(
+def test_attention_windows_apply_to_the_configured_layers(
     changed: dict[str, object], windows: list[tuple[int, int | None]]
 ) -> None:
     values = {**presets.config("gpt-oss-20b"), "model_type": "qwen3_moe", "sliding_window": 128, **changed}
@@ -95,18 +95,18 @@ def test_windows_are_of_the_layers_that_have_them(
         ("mistralai/Mistral-7B-v0.1", "mistral-7b"),
     ],
 )
-def test_a_model_is_known_however_it_is_spelt(spelt: str, name: str) -> None:
+def test_a_model_is_found_in_every_spelling(spelt: str, name: str) -> None:
     found = presets.find_preset(spelt)
     assert found is not None
     assert found.name == name
 
 
-def test_every_preset_reads() -> None:
+def test_every_preset_can_be_read() -> None:
     for name in presets.names():
         assert presets.preset(name).params > 0
 
 
-def test_flops_of_gpt3_are_those_of_the_megatron_paper() -> None:
+def test_flops_of_gpt3_match_the_megatron_paper() -> None:
     # Narayanan et al. 2021 (arXiv:2104.04473), Eq. 3 without recomputation: 72 B s l h^2 (1 + s/6h + V/12lh)
     shape = presets.preset("gpt3-175b")
     layers, hidden, seq, vocab = 96, 12288, 2048, 51200
@@ -114,18 +114,18 @@ def test_flops_of_gpt3_are_those_of_the_megatron_paper() -> None:
     assert shape.flops_per_token(seq) == pytest.approx(expected, rel=1e-9)
 
 
-def test_causal_attention_counts_half() -> None:
+def test_causal_attention_counts_half_of_the_flops() -> None:
     shape = presets.preset("llama-3-8b")
     assert shape.attention_flops(8192, causal=True) == shape.attention_flops(8192, causal=False) / 2
 
 
-def test_a_cut_model_keeps_its_first_layers() -> None:
+def test_with_layers_keeps_the_first_layers() -> None:
     shape = presets.preset("deepseek-v3").with_layers(5)
     assert [stack.count for stack in shape.stacks] == [3, 2]
     assert shape.layers == 5
 
 
-def config(**changed: object) -> dict[str, object]:
+def llama_config(**changed: object) -> dict[str, object]:
     path = DATA / "models.json"
     return {**json.loads(path.read_text())["llama-3-8b"], **changed}
 
@@ -136,39 +136,42 @@ def config(**changed: object) -> dict[str, object]:
         ([], "one JSON object"),
         ({}, "model_type is missing"),
         ({"model_type": "mamba9"}, "'mamba9' is not known; known are"),
-        (config(hidden_size=None), "hidden_size is missing"),
-        (config(hidden_size=-4096), "hidden_size should be 1 to"),
-        (config(hidden_size="big"), "hidden_size should be a whole number, not 'big'"),
-        (config(hidden_size=4096.5), "whole number"),
-        (config(num_hidden_layers=0), "num_hidden_layers should be 1 to"),
-        (config(num_hidden_layers=10**9), "num_hidden_layers should be 1 to 100000"),
-        (config(num_attention_heads=30), "num_attention_heads 30 does not divide hidden_size 4096; 32 would"),
-        (config(num_key_value_heads=5), "num_key_value_heads 5 does not divide num_attention_heads 32"),
-        (config(vocab_size=True), "vocab_size should be a whole number"),
-        (config(tie_word_embeddings="yes"), "should be true or false"),
+        (llama_config(hidden_size=None), "hidden_size is missing"),
+        (llama_config(hidden_size=-4096), "hidden_size should be 1 to"),
+        (llama_config(hidden_size="big"), "hidden_size should be a whole number, not 'big'"),
+        (llama_config(hidden_size=4096.5), "whole number"),
+        (llama_config(num_hidden_layers=0), "num_hidden_layers should be 1 to"),
+        (llama_config(num_hidden_layers=10**9), "num_hidden_layers should be 1 to 100000"),
+        (
+            llama_config(num_attention_heads=30),
+            "num_attention_heads 30 does not divide hidden_size 4096; 32 would",
+        ),
+        (llama_config(num_key_value_heads=5), "num_key_value_heads 5 does not divide num_attention_heads 32"),
+        (llama_config(vocab_size=True), "vocab_size should be a whole number"),
+        (llama_config(tie_word_embeddings="yes"), "should be true or false"),
         ({"model_type": "generic", "parameters": -1}, "parameters should be a positive number"),
     ],
 )
-def test_a_wrong_config_is_told(values: object, said: str) -> None:
+def test_an_invalid_config_is_reported(values: object, said: str) -> None:
     with pytest.raises(ConfigProblem) as caught:
         read_config(values, "model")
     assert said in "\n".join(caught.value.problems)
 
 
-def test_all_problems_of_a_config_come_at_once() -> None:
+def test_all_problems_of_a_config_are_reported_together() -> None:
     with pytest.raises(ConfigProblem) as caught:
-        read_config(config(hidden_size=0, vocab_size="x", num_hidden_layers=-1), "model")
+        read_config(llama_config(hidden_size=0, vocab_size="x", num_hidden_layers=-1), "model")
     assert len(caught.value.problems) == 3
 
 
-def test_an_unknown_architecture_names_the_known_ones() -> None:
+def test_an_unknown_architecture_lists_the_known_architectures() -> None:
     with pytest.raises(ConfigProblem) as caught:
         read_config({"model_type": "rwkv"}, "model")
     assert all(name in caught.value.problems[0] for name in KNOWN)
 
 
-def test_the_text_model_of_a_multimodal_one_counts() -> None:
-    shape = read_config({"model_type": "llava", "text_config": config()}, "model")
+def test_the_text_model_of_a_multimodal_config_is_used() -> None:
+    shape = read_config({"model_type": "llava", "text_config": llama_config()}, "model")
     assert shape.params == PUBLISHED["llama-3-8b"]
 
 
@@ -198,7 +201,7 @@ def test_any_config_is_a_model_or_a_list_of_problems(kind: str, changed: dict[st
     name=st.sampled_from(presets.names()),
     changed=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=3),
 )
-def test_any_spoilt_preset_is_a_model_or_a_list_of_problems(name: str, changed: dict[str, object]) -> None:
+def test_any_changed_preset_is_a_model_or_a_list_of_problems(name: str, changed: dict[str, object]) -> None:
     with contextlib.suppress(ConfigProblem):
         assert read_config({**presets.config(name), **changed}, "model").params > 0
 
@@ -227,5 +230,5 @@ def test_any_spoilt_preset_is_a_model_or_a_list_of_problems(name: str, changed: 
         ("mpt-30b", 29.96),
     ],
 )
-def test_parameters_are_about_the_ones_models_are_called_by(name: str, billions: float) -> None:
+def test_parameter_counts_match_the_names_of_the_models(name: str, billions: float) -> None:
     assert presets.preset(name).params == pytest.approx(billions * 1e9, rel=0.01)

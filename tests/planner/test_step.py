@@ -22,7 +22,7 @@ EIGHT_B = {name: estimator(count=64, framework=name) for name in ("megatron", "t
 
 
 @given(layout=layouts, framework=st.sampled_from(sorted(EIGHT_B)))
-def test_terms_are_never_negative_and_sum_to_the_total(layout: Layout, framework: str) -> None:
+def test_time_terms_are_not_negative_and_sum_to_the_total(layout: Layout, framework: str) -> None:
     time = EIGHT_B[framework].timer.step(layout)
     assert all(value >= 0 for value in time.terms.values())
     assert sum(time.terms.values()) == pytest.approx(time.total)
@@ -30,20 +30,20 @@ def test_terms_are_never_negative_and_sum_to_the_total(layout: Layout, framework
 
 
 @given(layout=layouts)
-def test_no_layout_computes_faster_than_the_data_sheet(layout: Layout) -> None:
+def test_model_flops_utilization_is_below_one(layout: Layout) -> None:
     made = EIGHT_B["megatron"].estimate(layout)
     assert 0 < made.mfu < 1
 
 
 @given(layout=layouts)
-def test_recomputing_takes_longer(layout: Layout) -> None:
+def test_full_recomputation_takes_longer(layout: Layout) -> None:
     plain = EIGHT_B["megatron"].timer.step(replace(layout, recompute="none"))
     again = EIGHT_B["megatron"].timer.step(replace(layout, recompute="full"))
     assert again.total > plain.total
 
 
 @given(layout=layouts)
-def test_the_bubble_of_equal_stages_is_the_papers(layout: Layout) -> None:
+def test_the_bubble_of_equal_stages_is_at_least_that_of_the_paper(layout: Layout) -> None:
     # Narayanan et al. 2021: bubble over ideal time = (p - 1) / (v m); unequal stages only add to it
     assume(layout.pp > 1)
     time = EIGHT_B["megatron"].timer.step(layout)
@@ -53,7 +53,7 @@ def test_the_bubble_of_equal_stages_is_the_papers(layout: Layout) -> None:
     assert time.terms["bubble"] >= least * (1 - 1e-9)
 
 
-def test_interleaving_and_zero_bubble_shrink_the_bubble() -> None:
+def test_interleaved_and_zero_bubble_schedules_reduce_the_bubble() -> None:
     plain = Layout(tp=8, pp=8, dp=8, gbs=128, zero=1)
     timer = estimator("llama-3-70b", 64).timer
     bubbles = [
@@ -69,7 +69,7 @@ def test_interleaving_and_zero_bubble_shrink_the_bubble() -> None:
     assert bubbles[0] > bubbles[1]
 
 
-def test_a_ring_moves_what_rings_move() -> None:
+def test_ring_collectives_move_the_expected_bytes() -> None:
     network = Network(nodes(2), ("megatron",), SHIPPED)
     eight = Group(8, 1)
     gathered = network.gather(1e12, eight)
@@ -78,7 +78,7 @@ def test_a_ring_moves_what_rings_move() -> None:
     assert network.gather(1e9, Group(1, 1)) == 0
 
 
-def test_groups_follow_the_order_tp_cp_dp_pp() -> None:
+def test_process_groups_follow_the_order_tp_cp_dp_pp() -> None:
     machine = nodes(4)
     assert group(machine, 8, 1) == Group(8, 1)
     assert group(machine, 32, 1) == Group(8, 4)
@@ -86,7 +86,7 @@ def test_groups_follow_the_order_tp_cp_dp_pp() -> None:
     assert group(machine, 16, 2) == Group(4, 4)
 
 
-def test_a_rack_of_nvl72_is_one_domain() -> None:
+def test_a_rack_of_nvl72_is_one_nvlink_domain() -> None:
     gb200 = hardware.find_gpu("GB200")
     assert gb200 is not None
     machine = hardware.machine(gb200, 16)
@@ -94,13 +94,13 @@ def test_a_rack_of_nvl72_is_one_domain() -> None:
     assert group(machine, 64, 1) == Group(64, 1)
 
 
-def test_tensor_parallelism_over_nodes_is_dear() -> None:
+def test_tensor_parallelism_across_nodes_costs_more_communication() -> None:
     inside = estimator(count=2).timer.step(Layout(tp=8, dp=2, gbs=64))
     across = estimator(count=2).timer.step(Layout(tp=16, dp=1, gbs=64))
     assert across.terms["tp_comm"] > 2 * inside.terms["tp_comm"]
 
 
-def test_a_thin_network_slows_zero_3() -> None:
+def test_a_slow_network_slows_zero_3() -> None:
     layout = Layout(dp=64, gbs=64, zero=3)
     fast = estimator("llama-2-13b", 8, framework="fsdp")
     thin = replace(fast.machine, nic_gbs=1.5)
@@ -109,7 +109,7 @@ def test_a_thin_network_slows_zero_3() -> None:
 
 
 @pytest.mark.parametrize("name", presets.names())
-def test_every_preset_runs(name: str) -> None:
+def test_every_preset_can_be_estimated(name: str) -> None:
     made = estimator(name, 1, seq_len=512).estimate(Layout(dp=8, gbs=64, zero=1))
     assert 0 < made.mfu < 1
 
@@ -136,17 +136,17 @@ def test_every_preset_runs(name: str) -> None:
         ("rtx4090", "RTX 4090"),
     ],
 )
-def test_a_gpu_is_known_however_it_is_spelt(spelt: str, name: str) -> None:
+def test_a_gpu_is_found_in_every_spelling(spelt: str, name: str) -> None:
     found = hardware.find_gpu(spelt)
     assert found is not None
     assert found.name == name
 
 
-def test_an_unknown_gpu_is_none() -> None:
+def test_an_unknown_gpu_is_not_found() -> None:
     assert hardware.find_gpu("Voodoo 2") is None
 
 
-def test_a_head_of_odd_rows_is_slow_unless_it_is_padded() -> None:
+def test_an_output_layer_with_an_odd_vocabulary_is_slow_unless_padded() -> None:
     odd, even = (replace(presets.preset("gpt2"), vocab=rows) for rows in (50257, 50304))
     for name, padded in (("fsdp", False), ("megatron", True)):
         kernels = Kernels(nodes(1).gpu, name, "bf16", SHIPPED)
@@ -156,7 +156,7 @@ def test_a_head_of_odd_rows_is_slow_unless_it_is_padded() -> None:
     assert shared.head(odd, 8192, 2) == shared.head(even, 8192, 2)  # two ranks share a table of whole tiles
 
 
-def test_small_collectives_in_a_node_take_what_was_measured() -> None:
+def test_small_collectives_within_a_node_match_measurements() -> None:
     network = Network(nodes(1, "A100-80GB"), ("megatron",), SHIPPED)
     for mib, busbw in ((8, 110), (64, 172), (512, 223)):  # NCCL, GB/s, eight A100
         nbytes = mib * 2**20
@@ -164,14 +164,14 @@ def test_small_collectives_in_a_node_take_what_was_measured() -> None:
         assert network.reduce(nbytes, Group(8, 1)) == pytest.approx(measured, rel=0.3)
 
 
-def test_sharded_weights_are_gathered_once_a_step_with_a_pipeline() -> None:
+def test_sharded_weights_are_gathered_once_per_step_with_a_pipeline() -> None:
     eight = EIGHT_B["torchtitan"].timer
     terms = eight.step(Layout(pp=4, dp=128, mbs=1, gbs=4096, zero=3)).terms
     assert terms["fsdp_comm"] == 0 < terms["dp_comm"]
     assert eight.step(Layout(dp=512, mbs=1, gbs=4096, zero=3)).terms["fsdp_comm"] > 0
 
 
-def test_two_gpus_of_a_mesh_have_one_link() -> None:
+def test_two_gpus_of_a_mesh_share_one_link() -> None:
     # stas00/ml-engineering, network: all-reduce of 16 GiB on two MI300X 47.7 GB/s, on eight 313
     gpu = hardware.find_gpu("MI300X")
     assert gpu
@@ -181,7 +181,7 @@ def test_two_gpus_of_a_mesh_have_one_link() -> None:
     assert speed == {2: pytest.approx(47.7, rel=0.1), 8: pytest.approx(313, rel=0.05)}
 
 
-def test_a_switch_gives_two_gpus_all_links() -> None:
+def test_two_gpus_behind_a_switch_use_all_links() -> None:
     gpu = hardware.find_gpu("H100-80GB")
     assert gpu
     assert hardware.machine(gpu, 1).reach(2) == 1
@@ -199,7 +199,7 @@ def test_softmax_is_fused_for_multiples_of_four_heads() -> None:
     assert two.terms["launch"] > four.terms["launch"]
 
 
-def test_tuned_recipes_hide_dispatch_over_nodes_behind_virtual_stages() -> None:
+def test_virtual_stages_hide_expert_communication_in_tuned_recipes() -> None:
     gpu = hardware.find_gpu("H100-80GB")
     assert gpu
     setting = Setting(presets.preset("deepseek-v3"), hardware.machine(gpu, 64), 4096, "nemo", "bf16", SHIPPED)
@@ -209,7 +209,7 @@ def test_tuned_recipes_hide_dispatch_over_nodes_behind_virtual_stages() -> None:
     assert hidden < 0.7 * exposed
 
 
-def test_a_slow_host_shows_where_kernels_are_small_unless_graphs_are_replayed() -> None:
+def test_a_slow_host_costs_time_with_small_kernels_unless_cuda_graphs_are_used() -> None:
     layout = Layout(tp=2, pp=4, dp=16, ep=32, mbs=1, gbs=1024, zero=1)
 
     def launch(model: str, gpu_name: str, framework: str, chosen: Layout) -> float:
@@ -241,7 +241,7 @@ def test_uneven_routing_waits_for_the_busiest_experts() -> None:
     assert Estimator(setting).timer.step(alone).terms["ep_comm"] == 0
 
 
-def test_splitting_experts_trades_memory_for_traffic() -> None:
+def test_expert_tensor_parallelism_reduces_memory_and_adds_communication() -> None:
     gpu = hardware.find_gpu("H100-80GB")
     assert gpu
     setting = Setting(presets.preset("grok-1"), hardware.machine(gpu, 64), 8192, "nemo-2024", "bf16", SHIPPED)

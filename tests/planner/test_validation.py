@@ -15,12 +15,12 @@ from dtslurm.planner import constants, explain, hardware
 from dtslurm.planner.intervals import PredictionClass, chip_cell, classify, interval, tie_factor
 from dtslurm.planner.measured.evaluate import RowPrediction, evaluate, predict_row
 from dtslurm.planner.search import search
-from tests.planner.conftest import SHIPPED, task
+from tests.planner.conftest import SHIPPED, training_task
 
 ROWS = tables.rows()
 
 
-def some_rows(each: int) -> list[dict[str, str]]:
+def sample_rows(each: int) -> list[dict[str, str]]:
     """Return a few rows of each table."""
     by_source: dict[str, list[dict[str, str]]] = {}
     for row in ROWS:
@@ -28,14 +28,14 @@ def some_rows(each: int) -> list[dict[str, str]]:
     return [row for items in by_source.values() for row in items[:: max(1, len(items) // each)][:each]]
 
 
-def test_every_table_has_a_laboratory_that_is_described() -> None:
+def test_every_table_has_a_described_laboratory() -> None:
     document = json.loads((tables.HERE / "sources.json").read_text("utf-8"))
     assert {row["source"] for row in ROWS} == set(document["tables"])
     assert {item["laboratory"] for item in document["tables"].values()} == set(document["laboratories"])
 
 
 def test_the_name_of_a_table_or_row_changes_no_prediction() -> None:
-    for row in some_rows(2):
+    for row in sample_rows(2):
         named = predict_row(row, SHIPPED)
         other = predict_row({**row, "source": "x", "row_id": "y", "read_from": row["read_from"]}, SHIPPED)
         assert (named.estimate, named.reason) == (other.estimate, other.reason), row["row_id"]
@@ -54,17 +54,17 @@ def test_every_fitted_constant_has_a_prior_with_a_reason() -> None:
 
 @pytest.fixture(scope="module")
 def model() -> fit.LinearModel:
-    return fit.LinearModel(fit.observations(evaluate(some_rows(6), SHIPPED)), SHIPPED)
+    return fit.LinearModel(fit.observations(evaluate(sample_rows(6), SHIPPED)), SHIPPED)
 
 
-def test_without_observations_constants_are_their_priors(model: fit.LinearModel) -> None:
+def test_without_observations_the_constants_equal_their_priors(model: fit.LinearModel) -> None:
     known = fit.prior_constants()
     found = model.constants_at(model.solve(np.zeros(len(model.items)), longest=10))
     for name in fit.priors():
         assert found[name] == pytest.approx(known[name], rel=1e-6), name
 
 
-def test_a_fold_does_not_depend_on_the_rows_it_leaves_out(model: fit.LinearModel) -> None:
+def test_the_constants_of_a_fold_do_not_depend_on_its_left_out_rows(model: fit.LinearModel) -> None:
     before = fold_constants(model, "laboratory")["shanghai-ai-lab"]
     changed = model.truth.copy()
     changed[[item.laboratory == "shanghai-ai-lab" for item in model.items]] += 1.0
@@ -77,7 +77,7 @@ def test_a_fold_does_not_depend_on_the_rows_it_leaves_out(model: fit.LinearModel
     assert after["amd"].values != fold_constants(model, "laboratory")["amd"].values
 
 
-def test_a_laboratory_is_predicted_from_the_others(model: fit.LinearModel) -> None:
+def test_a_laboratory_is_predicted_from_the_other_laboratories(model: fit.LinearModel) -> None:
     folds = fold_constants(model, "laboratory")
     rows = [row for row in ROWS if row["source"] in {"internevo", "internevo-flops"}]
     off = residuals(held_out(rows, folds, "laboratory"))
@@ -85,7 +85,7 @@ def test_a_laboratory_is_predicted_from_the_others(model: fit.LinearModel) -> No
     assert float(np.median([abs(item.error) for item in off])) < 0.12
 
 
-def test_the_linear_model_follows_the_planner_nearby(model: fit.LinearModel) -> None:
+def test_the_linear_model_agrees_with_the_planner_for_small_changes(model: fit.LinearModel) -> None:
     moved = {
         name: SHIPPED[name] * 1.05 for name in ("matmul/H100", "kernel_gap_us", "host_layer_us/megatron")
     }
@@ -106,7 +106,7 @@ def test_rows_that_are_not_scored_have_a_reason() -> None:
     assert tables.reason_not_scored(predict_row({**crawling, "status": "oom"}, SHIPPED)) == ""
 
 
-def test_chips_of_a_generation_share_a_cell() -> None:
+def test_gpus_of_a_generation_share_a_cell() -> None:
     found = {name: hardware.find_gpu(name) for name in ("H100-80GB", "GH200-96", "MI355X")}
     cells = {name: chip_cell(gpu, "fp16") for name, gpu in found.items() if gpu}
     assert cells == {"H100-80GB": "H100 16-bit", "GH200-96": "H100 16-bit", "MI355X": "MI355X 16-bit"}
@@ -115,7 +115,7 @@ def test_chips_of_a_generation_share_a_cell() -> None:
     assert cells_without(counts, "b") == set()
 
 
-def test_intervals_widen_with_what_is_not_known() -> None:
+def test_intervals_are_wider_for_unknown_gpus_and_assumed_layouts() -> None:
     gpu, new = hardware.find_gpu("H100-80GB"), hardware.find_gpu("RTX 3090")
     assert gpu is not None
     assert new is not None
@@ -136,7 +136,7 @@ def residual(source: str, laboratory: str, error: float) -> Residual:
     return Residual(RowPrediction({}), source, laboratory, PredictionClass(True, False), error)
 
 
-def test_a_factor_covers_its_share_and_tables_weigh_less_than_their_rows() -> None:
+def test_quantiles_weigh_tables_instead_of_rows() -> None:
     many = [residual("big", "a", 0.01)] * 1000
     few = [residual(f"small{number}", "b", 0.2) for number in range(20)]
     assert intervals.error_size(many) == 0.01
@@ -144,7 +144,7 @@ def test_a_factor_covers_its_share_and_tables_weigh_less_than_their_rows() -> No
     assert weighted_quantile([(3.0, 1.0), (1.0, 1.0), (2.0, 8.0)], 0.8) == 2.0
 
 
-def test_coverage_is_measured_without_the_rows_laboratory() -> None:
+def test_coverage_excludes_the_laboratory_of_the_row() -> None:
     alike = [residual(f"{name}{number}", name, 0.1) for name in "abc" for number in range(3)]
     assert intervals.coverage(alike)["rows"] == 1.0
     outlier = [residual("far", "d", 1.0)] * 3
@@ -153,8 +153,8 @@ def test_coverage_is_measured_without_the_rows_laboratory() -> None:
     assert found["by_source"] == pytest.approx(9 / 10)
 
 
-def test_layouts_that_cannot_be_told_apart_are_named_with_a_deciding_run() -> None:
-    ranked = search(task("llama-3-8b", 2), SHIPPED).ranked
+def test_ties_are_listed_with_a_deciding_run() -> None:
+    ranked = search(training_task("llama-3-8b", 2), SHIPPED).ranked
     assert explain.find_ties(ranked, 1.0) == []
     ties = explain.find_ties(ranked, 1.1)
     assert ties[0] == 2
