@@ -14,7 +14,7 @@ from dtslurm.transport.local import LocalTransport
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def remote_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "far"
     (folder / "logs" / "0").mkdir(parents=True)
     (folder / "code").mkdir()
@@ -24,80 +24,84 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def bring(source: Path, *patterns: str, digests: bool = False) -> Copied:
+def pull(source: Path, *patterns: str, digests: bool = False) -> Copied:
     wanted = PullSpec(str(source), source.parent / "here", patterns or ("*",))
     return copy(LocalTransport(), [wanted], python=sys.executable, digests=digests)
 
 
-def here(source: Path, name: str) -> bytes:
+def local_copy(source: Path, name: str) -> bytes:
     return (source.parent / "here" / name).read_bytes()
 
 
 @pytest.mark.parametrize("digests", [False, True])
-def test_only_news_travels(source: Path, digests: bool) -> None:
-    log = source / "logs" / "0" / "rank-0.log"
-    assert bring(source, digests=digests).bytes == 4002
-    assert bring(source, digests=digests).bytes == 0
+def test_only_new_bytes_are_transferred(remote_folder: Path, digests: bool) -> None:
+    log = remote_folder / "logs" / "0" / "rank-0.log"
+    assert pull(remote_folder, digests=digests).bytes == 4002
+    assert pull(remote_folder, digests=digests).bytes == 0
     with log.open("ab") as file:
         file.write(b"two\n")
-    copied = bring(source, digests=digests)
+    copied = pull(remote_folder, digests=digests)
     assert (copied.bytes, [path.name for path in copied.files]) == (4, ["rank-0.log"])
-    assert here(source, "logs/0/rank-0.log") == log.read_bytes()
+    assert local_copy(remote_folder, "logs/0/rank-0.log") == log.read_bytes()
     assert not copied.wrong
 
 
-def test_code_and_what_matches_nothing_stay_there(source: Path) -> None:
-    bring(source, "logs/*")
-    assert sorted(path.name for path in (source.parent / "here").rglob("*")) == ["0", "logs", "rank-0.log"]
+def test_code_and_unmatched_files_are_not_pulled(remote_folder: Path) -> None:
+    pull(remote_folder, "logs/*")
+    assert sorted(path.name for path in (remote_folder.parent / "here").rglob("*")) == [
+        "0",
+        "logs",
+        "rank-0.log",
+    ]
 
 
 @pytest.mark.parametrize("text", [b"", b"x", b"other\n" * 500, b"other\n" * 5000])
-def test_a_file_that_was_replaced_comes_whole(source: Path, text: bytes) -> None:
-    bring(source)
-    log = source / "logs" / "0" / "rank-0.log"
+def test_a_replaced_file_is_pulled_completely(remote_folder: Path, text: bytes) -> None:
+    pull(remote_folder)
+    log = remote_folder / "logs" / "0" / "rank-0.log"
     log.unlink()
     log.write_bytes(text)
-    assert bring(source, digests=True).wrong == []
-    assert here(source, "logs/0/rank-0.log") == text
+    assert pull(remote_folder, digests=True).wrong == []
+    assert local_copy(remote_folder, "logs/0/rank-0.log") == text
 
 
 @pytest.mark.parametrize("left", [0, 1, 255, 256, 257, 3999])
-def test_a_copy_that_was_cut_off_goes_on(source: Path, left: int) -> None:
-    bring(source)
-    with (source.parent / "here" / "logs" / "0" / "rank-0.log").open("r+b") as file:
+def test_an_interrupted_copy_is_continued(remote_folder: Path, left: int) -> None:
+    pull(remote_folder)
+    with (remote_folder.parent / "here" / "logs" / "0" / "rank-0.log").open("r+b") as file:
         file.truncate(left)
-    copied = bring(source, digests=True)
+    copied = pull(remote_folder, digests=True)
     assert (copied.bytes, copied.wrong) == (4000 - left, [])
-    assert here(source, "logs/0/rank-0.log") == b"one\n" * 1000
+    assert local_copy(remote_folder, "logs/0/rank-0.log") == b"one\n" * 1000
 
 
-def test_a_copy_that_was_changed_here_is_told(source: Path) -> None:
-    bring(source)
-    path = source.parent / "here" / "job.json"
+def test_a_locally_modified_copy_is_reported(remote_folder: Path) -> None:
+    pull(remote_folder)
+    path = remote_folder.parent / "here" / "job.json"
     then = path.stat()
     path.write_text("[]")
     os.utime(path, ns=(then.st_atime_ns, then.st_mtime_ns))
-    assert bring(source, digests=True).wrong == [path]
+    assert pull(remote_folder, digests=True).wrong == [path]
 
 
-def test_links_and_pipes_are_left_alone(source: Path) -> None:
-    os.mkfifo(source / "logs" / "pipe")
-    (source / "logs" / "link").symlink_to("/etc/passwd")
-    copied = bring(source)
+def test_links_and_pipes_are_not_pulled(remote_folder: Path) -> None:
+    os.mkfifo(remote_folder / "logs" / "pipe")
+    (remote_folder / "logs" / "link").symlink_to("/etc/passwd")
+    copied = pull(remote_folder)
     assert sorted(path.name for path in copied.files) == ["job.json", "rank-0.log"]
 
 
-def test_a_folder_that_is_gone_is_told(source: Path) -> None:
-    copied = bring(source / "nowhere")
-    assert copied.gone == {str(source / "nowhere"): "No such file or directory"}
+def test_a_missing_remote_folder_is_reported(remote_folder: Path) -> None:
+    copied = pull(remote_folder / "nowhere")
+    assert copied.gone == {str(remote_folder / "nowhere"): "No such file or directory"}
 
 
-def test_names_of_any_kind(source: Path) -> None:
+def test_files_with_unusual_names_are_pulled(remote_folder: Path) -> None:
     names = ["with space", "new\nline", "ü", "-rf", "a;b", os.fsdecode(b"latin-\xe9")]
     for name in names:
-        (source / name).write_text(name.encode("utf-8", "replace").decode())
-    bring(source)
-    assert {path.name for path in (source.parent / "here").iterdir()} >= set(names)
+        (remote_folder / name).write_text(name.encode("utf-8", "replace").decode())
+    pull(remote_folder)
+    assert {path.name for path in (remote_folder.parent / "here").iterdir()} >= set(names)
 
 
 class _Hostile(LocalTransport):
@@ -111,7 +115,7 @@ class _Hostile(LocalTransport):
 
 
 @pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", "a/../../evil", ""])
-def test_c25_a_file_for_another_place_is_refused(tmp_path: Path, name: str) -> None:
+def test_c25_a_file_for_another_path_is_refused(tmp_path: Path, name: str) -> None:
     head = f'{{"run": 0, "path": "{name}", "offset": 0, "length": 1, "size": 1, "mtime_ns": 0}}'
     hostile = _Hostile(f"print('{head}'); print('x', end='')")
     with pytest.raises(TransportError, match="another path"):
@@ -119,18 +123,18 @@ def test_c25_a_file_for_another_place_is_refused(tmp_path: Path, name: str) -> N
     assert not (tmp_path / "evil").exists()
 
 
-def test_c25_a_planted_link_is_not_followed(source: Path, tmp_path: Path) -> None:
+def test_c25_a_planted_link_is_not_followed(remote_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "logs").symlink_to(tmp_path / "outside")
     with pytest.raises(TransportError, match="a symbolic link"):
-        bring(source)
+        pull(remote_folder)
     assert list((tmp_path / "outside").iterdir()) == []
 
 
 @pytest.mark.parametrize(
     "program", ["", "print('hello')", "print('{\"end\": 1')", 'print(\'{"run": 0, "length": 9\')']
 )
-def test_c14_what_is_no_frame_is_an_error(tmp_path: Path, program: str) -> None:
+def test_c14_a_malformed_frame_is_an_error(tmp_path: Path, program: str) -> None:
     with pytest.raises(TransportError):
         copy(_Hostile(program), [PullSpec("/far", tmp_path / "here", ("*",))], python=sys.executable)

@@ -51,24 +51,24 @@ def transport(request: pytest.FixtureRequest) -> Transport:
     return HERE if request.param == "here" else FarSide()
 
 
-def parcel(tmp_path: Path, snapshot: Snapshot | None = None, name: str = "run") -> Delivery:
+def delivery(tmp_path: Path, snapshot: Snapshot | None = None, name: str = "run") -> Delivery:
     return Delivery(str(tmp_path / "root" / name), str(tmp_path / "root" / ".objects"), FILES, snapshot)
 
 
-def send(
+def send_delivery(
     transport: Transport, what: Delivery, *then: str, known: KnownObjects | None = None, timeout: float = 60
 ) -> Completed | None:
     return deliver(transport, what, then=then, python=PYTHON, timeout=timeout, known=known)
 
 
-def runs(tmp_path: Path) -> list[str]:
+def run_root_entries(tmp_path: Path) -> list[str]:
     """What lies in the run root beside the objects: run directories, and what should not be left."""
     root = tmp_path / "root"
     return sorted(path.name for path in root.iterdir() if path.name != ".objects") if root.exists() else []
 
 
-def test_a_run_arrives_with_its_code(tmp_path: Path, tree: Path, transport: Transport) -> None:
-    assert send(transport, parcel(tmp_path, snap(tree / "lib"))) is None
+def test_a_run_is_delivered_with_its_code(tmp_path: Path, tree: Path, transport: Transport) -> None:
+    assert send_delivery(transport, delivery(tmp_path, snap(tree / "lib"))) is None
     run = tmp_path / "root" / "run"
     for name, content in FILES.items():
         assert (run / name).read_bytes() == content
@@ -81,13 +81,13 @@ def test_a_run_arrives_with_its_code(tmp_path: Path, tree: Path, transport: Tran
         elif path.is_file():
             assert there.read_bytes() == path.read_bytes()
             assert os.access(there, os.X_OK) == bool(path.stat().st_mode & 0o100)
-    assert runs(tmp_path) == ["run"]
+    assert run_root_entries(tmp_path) == ["run"]
 
 
-def test_c21_nobody_else_can_read_any_of_it(tmp_path: Path, tree: Path, transport: Transport) -> None:
+def test_c21_delivered_files_are_private(tmp_path: Path, tree: Path, transport: Transport) -> None:
     old = os.umask(0)
     try:
-        send(transport, parcel(tmp_path, snap(tree)), "echo", "17")
+        send_delivery(transport, delivery(tmp_path, snap(tree)), "echo", "17")
     finally:
         os.umask(old)
     for path in (tmp_path / "root").rglob("*"):
@@ -100,25 +100,27 @@ def test_c21_nobody_else_can_read_any_of_it(tmp_path: Path, tree: Path, transpor
             ), path
 
 
-def test_two_runs_share_their_contents(tmp_path: Path, tree: Path, transport: Transport) -> None:
-    send(transport, parcel(tmp_path, snap(tree), "one"))
+def test_two_runs_share_file_contents(tmp_path: Path, tree: Path, transport: Transport) -> None:
+    send_delivery(transport, delivery(tmp_path, snap(tree), "one"))
     (tree / "train.py").write_text("print(2)\n")
-    send(transport, parcel(tmp_path, snap(tree), "two"))
+    send_delivery(transport, delivery(tmp_path, snap(tree), "two"))
     one, two = (tmp_path / "root" / name / "code" for name in ("one", "two"))
     assert (one / "data.bin").stat().st_ino == (two / "data.bin").stat().st_ino
     assert (one / "train.py").read_text() == "print(1)\n"
     assert (two / "train.py").read_text() == "print(2)\n"
 
 
-def test_editing_the_tree_changes_nothing_of_a_run(tmp_path: Path, tree: Path, transport: Transport) -> None:
-    send(transport, parcel(tmp_path, snap(tree)))
+def test_editing_the_tree_does_not_change_a_delivered_run(
+    tmp_path: Path, tree: Path, transport: Transport
+) -> None:
+    send_delivery(transport, delivery(tmp_path, snap(tree)))
     with (tree / "train.py").open("r+") as file:
         file.write("broken")
     assert (tmp_path / "root" / "run" / "code" / "train.py").read_text() == "print(1)\n"
 
 
-def test_a_run_without_code(tmp_path: Path, transport: Transport) -> None:
-    send(transport, parcel(tmp_path))
+def test_a_run_without_code_is_delivered(tmp_path: Path, transport: Transport) -> None:
+    send_delivery(transport, delivery(tmp_path))
     assert sorted(path.name for path in (tmp_path / "root" / "run").iterdir()) == [
         "job.json",
         "logs",
@@ -127,74 +129,76 @@ def test_a_run_without_code(tmp_path: Path, transport: Transport) -> None:
     assert not (tmp_path / "root" / ".objects").exists()
 
 
-def test_a_folder_without_files_of_its_own_is_there_to_work_in(
+def test_an_empty_subfolder_is_created_as_working_directory(
     tmp_path: Path, tree: Path, transport: Transport
 ) -> None:
     (tree / "empty" / "deep").mkdir(parents=True)
-    send(transport, parcel(tmp_path, snap(tree / "empty" / "deep")))
+    send_delivery(transport, delivery(tmp_path, snap(tree / "empty" / "deep")))
     assert (tmp_path / "root" / "run" / "code" / "empty" / "deep").is_dir()
 
 
-def test_what_then_says_is_passed_on(tmp_path: Path, transport: Transport) -> None:
-    done = send(transport, parcel(tmp_path), "sh", "-c", "printf 'out\\377'; echo err >&2; exit 3")
+def test_the_result_of_the_command_after_delivery_is_returned(tmp_path: Path, transport: Transport) -> None:
+    done = send_delivery(transport, delivery(tmp_path), "sh", "-c", "printf 'out\\377'; echo err >&2; exit 3")
     assert done is not None
     assert (done.code, done.stdout, done.stderr) == (3, "out\udcff", "err\n")
     assert not (tmp_path / "root" / "run" / "events.jsonl").exists()
 
 
-def test_f17_the_payload_is_complete_when_then_starts(
+def test_f17_the_delivery_is_complete_when_the_command_starts(
     tmp_path: Path, tree: Path, transport: Transport
 ) -> None:
-    what = parcel(tmp_path, snap(tree))
-    done = send(transport, what, "sh", "-c", f"cd '{what.run_dir}' && cat job.json code/train.py; cat")
+    what = delivery(tmp_path, snap(tree))
+    done = send_delivery(
+        transport, what, "sh", "-c", f"cd '{what.run_dir}' && cat job.json code/train.py; cat"
+    )
     assert done is not None
     assert done.stdout == '{"schema": 1}print(1)\n'  # and its own stdin is empty
 
 
 @pytest.mark.parametrize("printed", ["17", "17;cluster", "a plugin says hello\n17"])
-def test_the_event_of_the_submission_is_written_there(
+def test_the_submission_event_is_written_at_the_destination(
     tmp_path: Path, transport: Transport, printed: str
 ) -> None:
-    deliver(transport, parcel(tmp_path), then=["echo", printed], event={"cluster": "x"}, python=PYTHON)
+    deliver(transport, delivery(tmp_path), then=["echo", printed], event={"cluster": "x"}, python=PYTHON)
     event = json.loads((tmp_path / "root" / "run" / "events.jsonl").read_text())
     assert (event["event"], event["job_id"], event["cluster"]) == ("submitted", "17", "x")
     assert event["time"] > 0
 
 
-def test_variables_reach_then(tmp_path: Path, transport: Transport) -> None:
+def test_environment_variables_are_passed_to_the_command(tmp_path: Path, transport: Transport) -> None:
     env = {"COLOUR": "blue ☃", "PATH": os.environ["PATH"]}
-    done = deliver(transport, parcel(tmp_path), then=["sh", "-c", "echo $COLOUR"], env=env, python=PYTHON)
+    done = deliver(transport, delivery(tmp_path), then=["sh", "-c", "echo $COLOUR"], env=env, python=PYTHON)
     assert done is not None
     assert done.stdout == "blue ☃\n"
 
 
-def test_a_missing_program_is_told_before_anything_is_placed(tmp_path: Path, transport: Transport) -> None:
+def test_a_missing_command_is_reported_before_the_run_is_placed(tmp_path: Path, transport: Transport) -> None:
     with pytest.raises(CommandNotFound, match="no-such-sbatch"):
-        send(transport, parcel(tmp_path), "no-such-sbatch")
-    assert runs(tmp_path) == []
+        send_delivery(transport, delivery(tmp_path), "no-such-sbatch")
+    assert run_root_entries(tmp_path) == []
 
 
-def test_then_that_does_not_end_is_killed_and_its_outcome_unknown(
+def test_a_command_that_does_not_end_is_killed_with_an_unknown_result(
     tmp_path: Path, transport: Transport
 ) -> None:
     with pytest.raises(CommandTimeout):
-        send(transport, parcel(tmp_path), "sh", "-c", "sleep 60", timeout=1)
-    assert runs(tmp_path) == ["run"]
+        send_delivery(transport, delivery(tmp_path), "sh", "-c", "sleep 60", timeout=1)
+    assert run_root_entries(tmp_path) == ["run"]
 
 
-def test_a_run_that_is_there_is_not_touched(tmp_path: Path, tree: Path, transport: Transport) -> None:
+def test_an_existing_run_directory_is_not_changed(tmp_path: Path, tree: Path, transport: Transport) -> None:
     run = tmp_path / "root" / "run"
     write(run, {"mine": "x"})
     with pytest.raises(RunExists, match="already") as caught:
-        send(transport, parcel(tmp_path, snap(tree)), "touch", str(tmp_path / "ran"))
+        send_delivery(transport, delivery(tmp_path, snap(tree)), "touch", str(tmp_path / "ran"))
     assert caught.value.exit_code == 2
     assert [path.name for path in run.iterdir()] == ["mine"]
     assert not (tmp_path / "ran").exists()
-    assert runs(tmp_path) == ["run"]
+    assert run_root_entries(tmp_path) == ["run"]
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "dangling", "empty"])
-def test_nothing_takes_the_place_of_what_is_there(tmp_path: Path, transport: Transport, kind: str) -> None:
+def test_a_delivery_never_replaces_an_existing_path(tmp_path: Path, transport: Transport, kind: str) -> None:
     run = tmp_path / "root" / "run"
     run.parent.mkdir()
     (tmp_path / "elsewhere").mkdir()
@@ -205,69 +209,71 @@ def test_nothing_takes_the_place_of_what_is_there(tmp_path: Path, transport: Tra
     else:
         run.symlink_to(tmp_path / ("elsewhere" if kind == "link" else "nowhere"))
     with pytest.raises(RunExists):
-        send(transport, parcel(tmp_path))
+        send_delivery(transport, delivery(tmp_path))
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_a_file_changed_after_the_snapshot_stops_the_submission(
+def test_a_file_changed_after_the_snapshot_stops_the_delivery(
     tmp_path: Path, tree: Path, transport: Transport
 ) -> None:
     taken = snap(tree)
     (tree / "lib" / "deep" / "b.py").write_text("y" * 5000)
     with pytest.raises(StoreError, match=r"b\.py was changed") as caught:
-        send(transport, parcel(tmp_path, taken))
+        send_delivery(transport, delivery(tmp_path, taken))
     assert "submit again" in caught.value.hint
     (tree / "lib" / "deep" / "b.py").unlink()
     with pytest.raises(StoreError, match="was deleted"):
-        send(transport, parcel(tmp_path, taken))
-    assert runs(tmp_path) == []
-    send(transport, parcel(tmp_path, snap(tree)))
+        send_delivery(transport, delivery(tmp_path, taken))
+    assert run_root_entries(tmp_path) == []
+    send_delivery(transport, delivery(tmp_path, snap(tree)))
 
 
-def test_an_object_that_was_written_to_is_replaced(tmp_path: Path, tree: Path, transport: Transport) -> None:
-    send(transport, parcel(tmp_path, snap(tree), "one"))
+def test_a_corrupted_stored_object_is_replaced(tmp_path: Path, tree: Path, transport: Transport) -> None:
+    send_delivery(transport, delivery(tmp_path, snap(tree), "one"))
     spoilt = tmp_path / "root" / "one" / "code" / "data.bin"
     spoilt.chmod(0o600)
     spoilt.write_bytes(b"x" * 3000)
     known = KnownObjects(tmp_path / "known")
-    known.save(frozenset(parcel(tmp_path, snap(tree)).contents()))
-    send(transport, parcel(tmp_path, snap(tree), "two"), known=known)
+    known.save(frozenset(delivery(tmp_path, snap(tree)).contents()))
+    send_delivery(transport, delivery(tmp_path, snap(tree), "two"), known=known)
     assert (tmp_path / "root" / "two" / "code" / "data.bin").read_bytes() == (tree / "data.bin").read_bytes()
 
 
 # Over a link
 
 
-def test_one_round_trip_and_only_what_changed(tmp_path: Path, tree: Path) -> None:
+def test_a_second_delivery_sends_only_changes_in_one_request(tmp_path: Path, tree: Path) -> None:
     write(tree, {f"many/{number}.py": f"x = {number}\n" * 50 for number in range(300)})
     far, known = FarSide(), KnownObjects(tmp_path / "known.json")
-    send(far, parcel(tmp_path, snap(tree), "one"), known=known)
+    send_delivery(far, delivery(tmp_path, snap(tree), "one"), known=known)
     first = far.sent.copy()
     (tree / "train.py").write_text("print(2)\n")
-    send(far, parcel(tmp_path, snap(tree), "two"), known=known)
+    send_delivery(far, delivery(tmp_path, snap(tree), "two"), known=known)
     assert len(far.sent) == len(first) + 1
     assert far.sent[-1] < 25_000 + len(worker_source(*MODULES))
     assert (tmp_path / "root" / "two" / "code" / "train.py").read_text() == "print(2)\n"
 
 
-def test_a_cleaned_up_cluster_says_what_it_lacks(tmp_path: Path, tree: Path) -> None:
+def test_objects_deleted_on_the_cluster_are_sent_again(tmp_path: Path, tree: Path) -> None:
     far, known = FarSide(), KnownObjects(tmp_path / "known.json")
-    send(far, parcel(tmp_path, snap(tree), "one"), known=known)
+    send_delivery(far, delivery(tmp_path, snap(tree), "one"), known=known)
     for path in (tmp_path / "root" / ".objects").rglob("*"):
         if path.is_file():
             path.unlink()
-    send(far, parcel(tmp_path, snap(tree), "two"), known=known)
+    send_delivery(far, delivery(tmp_path, snap(tree), "two"), known=known)
     assert len(far.sent) == 3
     assert (tmp_path / "root" / "two" / "code" / "train.py").read_text() == "print(1)\n"
 
 
-def test_much_is_asked_for_before_it_is_sent_and_progress_told(tmp_path: Path, tree: Path) -> None:
+def test_a_large_delivery_asks_for_missing_objects_first_and_reports_progress(
+    tmp_path: Path, tree: Path
+) -> None:
     write(tree, {"a.bin": os.urandom(1_000_000), "b.txt": "text " * 200_000})
     far = FarSide()
     seen: list[tuple[int, int]] = []
     deliver(
         far,
-        parcel(tmp_path, snap(tree)),
+        delivery(tmp_path, snap(tree)),
         python=PYTHON,
         progress=lambda sent, total: seen.append((sent, total)),
     )
@@ -287,17 +293,17 @@ class Noisy(FarSide):
 
 
 def test_f19_a_banner_does_not_hide_the_answer(tmp_path: Path) -> None:
-    done = send(Noisy(), parcel(tmp_path), "echo", "17")
+    done = send_delivery(Noisy(), delivery(tmp_path), "echo", "17")
     assert done is not None
     assert done.stdout == "17\n"
 
 
-def test_no_python_and_no_answer_are_told_apart(tmp_path: Path) -> None:
+def test_missing_python_and_a_missing_answer_are_distinguished(tmp_path: Path) -> None:
     with pytest.raises(CommandNotFound):
-        deliver(FarSide(), parcel(tmp_path), python="no-such-python")
+        deliver(FarSide(), delivery(tmp_path), python="no-such-python")
     with pytest.raises(TransportError, match="unknown"):
-        deliver(FarSide(), parcel(tmp_path), python="true")
-    assert runs(tmp_path) == []
+        deliver(FarSide(), delivery(tmp_path), python="true")
+    assert run_root_entries(tmp_path) == []
 
 
 class Cut(FarSide):
@@ -314,27 +320,27 @@ class Cut(FarSide):
         raise TransportError("cut")
 
 
-def test_a_cut_transfer_places_nothing_and_the_next_goes_on_where_it_was(tmp_path: Path, tree: Path) -> None:
+def test_an_interrupted_transfer_places_nothing_and_is_continued(tmp_path: Path, tree: Path) -> None:
     write(tree, {f"big/{number}": os.urandom(100_000) for number in range(30)})
     taken = snap(tree)
     far = FarSide()
-    send(far, parcel(tmp_path, taken, "whole"))
+    send_delivery(far, delivery(tmp_path, taken, "whole"))
     whole = far.sent[-1]
     again = tmp_path / "again"
     for after in (0, 100, 5000, whole // 3, whole // 2):
         with pytest.raises(TransportError):
-            send(Cut(after), parcel(again, taken))
-        assert runs(again) == []
-    everything = parcel(again, taken).contents()
+            send_delivery(Cut(after), delivery(again, taken))
+        assert run_root_entries(again) == []
+    everything = delivery(again, taken).contents()
     with pytest.raises(TransportError):  # cut in the second round: the first only asks
-        deliver(SecondCut(whole // 2), parcel(again, taken), python=PYTHON)
-    assert runs(again) == []
+        deliver(SecondCut(whole // 2), delivery(again, taken), python=PYTHON)
+    assert run_root_entries(again) == []
     kept = [path for path in (again / "root" / ".objects").rglob("*") if path.is_file()]
     assert 5 < len(kept) < len(everything)
     far = FarSide()
-    send(far, parcel(again, taken))
+    send_delivery(far, delivery(again, taken))
     assert far.sent[-1] < whole * 0.6
-    assert runs(again) == ["run"]
+    assert run_root_entries(again) == ["run"]
 
 
 class SecondCut(Cut):
@@ -348,7 +354,7 @@ class SecondCut(Cut):
 
 
 def raw_answer(tmp_path: Path, **changes: object) -> tuple[int, str]:
-    asked = {**request(parcel(tmp_path), [], 10, {}), **changes}
+    asked = {**request(delivery(tmp_path), [], 10, {}), **changes}
     source = worker_source(*MODULES)
     argv = [PYTHON, "-I", "-S", "-c", BOOT, str(len(source)), "mark:"]
     done = HERE.run(argv, stdin=source + packed_request(asked) + b".")
@@ -395,17 +401,17 @@ def test_c25_hostile_paths_are_refused(tmp_path: Path, changes: dict[str, object
     code, answer = raw_answer(tmp_path, **changes)
     assert code == 76
     assert "refused" in answer
-    assert runs(tmp_path) == []
+    assert run_root_entries(tmp_path) == []
 
 
-def test_c25_the_same_is_refused_here(tmp_path: Path) -> None:
+def test_c25_hostile_paths_are_refused_locally(tmp_path: Path) -> None:
     bad = Snapshot(tmp_path, "", (SnapshotFile("../x", target="y"),))
     with pytest.raises(RequestInvalid, match="not a path below"):
-        send(HERE, parcel(tmp_path, bad))
+        send_delivery(HERE, delivery(tmp_path, bad))
 
 
 @pytest.mark.parametrize("data", [b"", b"\0\0\0\x05abc", b"\0\0\0\x03abc.", b"\xff" * 40])
-def test_garbage_is_no_traceback(data: bytes) -> None:
+def test_malformed_input_gives_an_exit_code_without_a_traceback(data: bytes) -> None:
     source = worker_source(*MODULES)
     argv = [PYTHON, "-I", "-S", "-c", BOOT, str(len(source)), "mark:"]
     done = HERE.run(argv, stdin=source + data)
@@ -413,31 +419,31 @@ def test_garbage_is_no_traceback(data: bytes) -> None:
     assert done.code in {76, 77}
 
 
-def test_content_that_is_not_what_its_name_says_is_refused(tmp_path: Path) -> None:
+def test_content_that_does_not_match_its_checksum_is_refused(tmp_path: Path) -> None:
     source = worker_source(*MODULES)
-    asked = {**request(parcel(tmp_path), [], 10, {}), "tree": [["a", DIGEST, 1]]}
+    asked = {**request(delivery(tmp_path), [], 10, {}), "tree": [["a", DIGEST, 1]]}
     blob = b"r" + bytes([32]) + DIGEST.encode() + b"\0\0\0\x01x" + b"\0\0\0\0"
     argv = [PYTHON, "-I", "-S", "-c", BOOT, str(len(source)), "mark:"]
     done = HERE.run(argv, stdin=source + packed_request(asked) + blob + b".")
     assert (done.code, "does not match its checksum" in done.stdout) == (76, True)
-    assert runs(tmp_path) == []
+    assert run_root_entries(tmp_path) == []
 
 
-def test_c26_an_objects_folder_that_others_can_write_to_is_refused(
+def test_c26_an_objects_folder_that_others_can_write_is_refused(
     tmp_path: Path, tree: Path, transport: Transport
 ) -> None:
     objects = tmp_path / "root" / ".objects"
     objects.mkdir(parents=True)
     objects.chmod(0o777)
     with pytest.raises(RequestInvalid, match="other users can write to"):
-        send(transport, parcel(tmp_path, snap(tree)))
-    assert runs(tmp_path) == []
+        send_delivery(transport, delivery(tmp_path, snap(tree)))
+    assert run_root_entries(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", [*MODULES, "telemetry.telemetry", "delivery.reclaim", "delivery.send"])
-def test_the_far_side_may_be_python_3_6(name: str) -> None:
+def test_the_delivery_programs_are_valid_python_3_6(name: str) -> None:
     ast.parse((WORKER / (name.replace(".", "/") + ".py")).read_text(), feature_version=(3, 6))
 
 
-def test_nothing_but_the_standard_library_is_needed_there() -> None:
+def test_the_delivery_program_needs_only_the_standard_library() -> None:
     assert b"dtslurm." not in zlib.decompress(worker_source(*MODULES)).replace(b"dtslurm.worker", b"")

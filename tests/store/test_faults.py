@@ -37,11 +37,11 @@ def transport(request: pytest.FixtureRequest) -> Transport:
     return HERE if request.param == "here" else FarSide()
 
 
-def runs(root: Path) -> list[str]:
+def run_root_entries(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir() if path.name != ".objects") if root.exists() else []
 
 
-def whole(run: Path, tree: Path) -> bool:
+def is_complete(run: Path, tree: Path) -> bool:
     """Whether every file of a run is there with its content."""
     files = [path.relative_to(tree) for path in tree.rglob("*.py")]
     return all((run / name).read_bytes() == content for name, content in FILES.items()) and all(
@@ -50,7 +50,7 @@ def whole(run: Path, tree: Path) -> bool:
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 4, 12, 20, 40, 48, 52, 56, 60, 64, 72])
-def test_f16_a_full_disk_at_any_write_places_nothing(
+def test_f16_a_full_disk_at_any_write_places_no_run(
     tmp_path: Path, tree: Path, transport: Transport, blocks: int
 ) -> None:
     taken = snap(tree)
@@ -67,17 +67,17 @@ def test_f16_a_full_disk_at_any_write_places_nothing(
             assert "disk full" in error.message
             assert str(disk) in error.message
             assert any(f"file system {disk}" in line for line in error.evidence)
-            assert runs(disk / "root") == []
+            assert run_root_entries(disk / "root") == []
             assert not marker.exists()
             subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
             deliver(transport, parcel, then=["touch", str(marker)], python=PYTHON)
-        assert runs(disk / "root") == ["run"]
-        assert whole(disk / "root" / "run", tree)
+        assert run_root_entries(disk / "root") == ["run"]
+        assert is_complete(disk / "root" / "run", tree)
         assert marker.exists()
 
 
 @pytest.mark.parametrize("inodes", [3, 6, 12, 30, 60, 68, 75])
-def test_f16_a_disk_without_room_for_more_files_places_nothing(
+def test_f16_a_disk_without_free_inodes_places_no_run(
     tmp_path: Path, tree: Path, transport: Transport, inodes: int
 ) -> None:
     taken = snap(tree)
@@ -85,13 +85,13 @@ def test_f16_a_disk_without_room_for_more_files_places_nothing(
         parcel = Delivery(str(disk / "root" / "run"), str(disk / "root" / ".objects"), FILES, taken)
         with pytest.raises(StoreError, match="disk full"):
             deliver(transport, parcel, python=PYTHON)
-        assert runs(disk / "root") == []
+        assert run_root_entries(disk / "root") == []
         subprocess.run(["mount", "-o", "remount,nr_inodes=5000", disk], check=True)
         deliver(transport, parcel, python=PYTHON)
-        assert whole(disk / "root" / "run", tree)
+        assert is_complete(disk / "root" / "run", tree)
 
 
-def test_f16_much_that_has_no_room_is_told_before_it_is_sent(tmp_path: Path, tree: Path) -> None:
+def test_f16_insufficient_space_is_reported_before_data_are_sent(tmp_path: Path, tree: Path) -> None:
     write(tree, {"big.bin": os.urandom(3_000_000)})
     with small_disk(tmp_path / "disk", "size=1m") as disk:
         far = FarSide()
@@ -102,7 +102,7 @@ def test_f16_much_that_has_no_room_is_told_before_it_is_sent(tmp_path: Path, tre
         assert far.sent[0] < 50_000
 
 
-def test_f16_a_quota_exceeded_far_away_is_told_with_its_numbers(tmp_path: Path) -> None:
+def test_f16_an_exceeded_remote_quota_is_reported_with_its_numbers(tmp_path: Path) -> None:
     said = {"errno": errno.EDQUOT, "verb": "write", "path": "/far/run/job.json"}
     room = {"mount": "/far", "free": 2048, "total": 1 << 40, "files_free": 3, "files": 9}
     error = _failure({"disk": {**said, "room": room}})
@@ -110,7 +110,7 @@ def test_f16_a_quota_exceeded_far_away_is_told_with_its_numbers(tmp_path: Path) 
     assert "file system /far: 2.0 KiB of 1.0 TiB free, 3 of 9 files" in error.evidence
 
 
-def test_f16_a_read_only_home_is_told(tmp_path: Path, tree: Path, transport: Transport) -> None:
+def test_f16_a_read_only_file_system_is_reported(tmp_path: Path, tree: Path, transport: Transport) -> None:
     with small_disk(tmp_path / "disk", "size=1m") as disk:
         subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
         parcel = Delivery(str(disk / "root" / "run"), str(disk / "root" / ".objects"), FILES, snap(tree))
@@ -118,15 +118,17 @@ def test_f16_a_read_only_home_is_told(tmp_path: Path, tree: Path, transport: Tra
             deliver(transport, parcel, python=PYTHON)
 
 
-def test_objects_on_another_disk_are_copied(tmp_path: Path, tree: Path, transport: Transport) -> None:
+def test_objects_on_another_file_system_are_copied(tmp_path: Path, tree: Path, transport: Transport) -> None:
     with small_disk(tmp_path / "disk", "size=8m") as disk:
         parcel = Delivery(str(tmp_path / "root" / "run"), str(disk / "objects"), FILES, snap(tree))
         deliver(transport, parcel, python=PYTHON)
-        assert whole(tmp_path / "root" / "run", tree)
+        assert is_complete(tmp_path / "root" / "run", tree)
         assert {path.stat().st_nlink for path in (tmp_path / "root" / "run" / "code").rglob("*.py")} == {1}
 
 
-def test_a_file_where_a_folder_should_be(tmp_path: Path, tree: Path, transport: Transport) -> None:
+def test_a_file_in_place_of_the_run_root_is_reported(
+    tmp_path: Path, tree: Path, transport: Transport
+) -> None:
     (tmp_path / "root").write_text("")
     parcel = Delivery(str(tmp_path / "root" / "run"), str(tmp_path / "root" / ".objects"), FILES, snap(tree))
     with pytest.raises(StoreError, match="not a folder"):
@@ -163,7 +165,7 @@ class Killed(FarSide):
         return super().run([word if word != BOOT else boot for word in argv], **options)
 
 
-def acts_needed(tmp_path: Path, tree: Path) -> int:
+def count_system_calls(tmp_path: Path, tree: Path) -> int:
     """How many acts a whole delivery takes, found by halving."""
     low, high = 0, 4000
     while low < high:
@@ -179,9 +181,11 @@ def acts_needed(tmp_path: Path, tree: Path) -> int:
     return low
 
 
-def test_f2_killed_at_any_point_it_leaves_nothing_or_a_whole_run(tmp_path: Path, tree: Path) -> None:
+def test_f2_a_delivery_killed_at_any_point_leaves_nothing_or_a_complete_run(
+    tmp_path: Path, tree: Path
+) -> None:
     taken = snap(tree)
-    needed = acts_needed(tmp_path, tree)
+    needed = count_system_calls(tmp_path, tree)
     assert needed > 100
     chosen = random.Random(4)
     points = sorted({*range(8), *range(needed - 12, needed), *chosen.sample(range(needed), 25)})
@@ -195,21 +199,19 @@ def test_f2_killed_at_any_point_it_leaves_nothing_or_a_whole_run(tmp_path: Path,
         assert not marker.exists()
         if (root / "run").exists():
             placed += 1
-            assert whole(root / "run", tree)
+            assert is_complete(root / "run", tree)
             with pytest.raises(RunExists):
                 deliver(FarSide(), parcel, python=PYTHON)
         else:
             # A search for runs finds none in what was left.
             assert list(root.glob("*/job.json")) == []
             deliver(FarSide(), parcel, then=["touch", str(marker)], python=PYTHON)
-            assert whole(root / "run", tree)
+            assert is_complete(root / "run", tree)
             assert marker.exists()
     assert 0 < placed < len(points)
 
 
-def test_f18_of_twenty_deliveries_of_one_run_one_places_it_and_runs_its_command(
-    tmp_path: Path, tree: Path
-) -> None:
+def test_f18_of_twenty_concurrent_deliveries_only_one_places_the_run(tmp_path: Path, tree: Path) -> None:
     taken = snap(tree)
     parcel = Delivery(str(tmp_path / "root" / "run"), str(tmp_path / "root" / ".objects"), FILES, taken)
     log = tmp_path / "log"
@@ -231,11 +233,11 @@ def test_f18_of_twenty_deliveries_of_one_run_one_places_it_and_runs_its_command(
     assert len([item for item in outcomes if isinstance(item, Completed)]) == 1
     assert len([item for item in outcomes if isinstance(item, RunExists)]) == 19
     assert log.read_text() == "x\n"
-    assert whole(tmp_path / "root" / "run", tree)
-    assert runs(tmp_path / "root") == ["run"]
+    assert is_complete(tmp_path / "root" / "run", tree)
+    assert run_root_entries(tmp_path / "root") == ["run"]
 
 
-def test_a_client_killed_while_it_sends_leaves_no_run(tmp_path: Path, tree: Path) -> None:
+def test_a_client_killed_while_sending_leaves_no_run(tmp_path: Path, tree: Path) -> None:
     source = worker_source(*MODULES)
     process = subprocess.Popen(
         [PYTHON, "-I", "-S", "-c", BOOT, str(len(source)), "mark:"],
@@ -251,7 +253,7 @@ def test_a_client_killed_while_it_sends_leaves_no_run(tmp_path: Path, tree: Path
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_files(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+def test_a_tree_of_many_files_is_delivered(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     tree = tmp_path / "tree"
     folders = 500 if pytestconfig.option.everything else 50
     for folder in range(folders):
@@ -269,7 +271,7 @@ def test_a_hundred_thousand_files(tmp_path: Path, pytestconfig: pytest.Config) -
     assert (tmp_path / "root" / "run" / "code" / "d49" / "199.py").read_text() == "x = 9999"
 
 
-def test_a_slow_file_server_is_asked_side_by_side_with_the_same_result(
+def test_a_slow_file_system_is_accessed_in_parallel_with_the_same_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = repository(
@@ -278,10 +280,10 @@ def test_a_slow_file_server_is_asked_side_by_side_with_the_same_result(
     monkeypatch.setattr(install_run, "SLOW_S", -1.0)
     parcel = Delivery(str(tmp_path / "root" / "run"), str(tmp_path / "root" / ".objects"), FILES, snap(tree))
     deliver(HERE, parcel)
-    assert whole(tmp_path / "root" / "run", tree)
+    assert is_complete(tmp_path / "root" / "run", tree)
     for path in (tmp_path / "root" / ".objects").rglob("0*"):
         if path.is_file():
             path.unlink()
     gone = Delivery(str(tmp_path / "root" / "two"), parcel.objects, FILES, parcel.snapshot)
     deliver(HERE, gone)
-    assert whole(tmp_path / "root" / "two", tree)
+    assert is_complete(tmp_path / "root" / "two", tree)

@@ -8,7 +8,7 @@ from pathlib import Path
 from dtslurm.store.blob_cache import BlobCache
 
 
-def test_it_is_kept(tmp_path: Path) -> None:
+def test_a_stored_blob_is_returned(tmp_path: Path) -> None:
     kept = BlobCache(tmp_path / "a" / "b")
     assert kept.get("x") is None
     kept.put("x", b"1")
@@ -17,7 +17,7 @@ def test_it_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
 
 
-def test_damage_and_others_hands_are_noticed(tmp_path: Path) -> None:
+def test_damaged_and_foreign_blobs_are_ignored(tmp_path: Path) -> None:
     kept = BlobCache(tmp_path)
     kept.put("x", b"12345")
     data = (tmp_path / "x").read_bytes()
@@ -30,14 +30,14 @@ def test_damage_and_others_hands_are_noticed(tmp_path: Path) -> None:
     assert kept.get("x") is None
 
 
-def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
+def test_an_unwritable_cache_folder_causes_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     kept = BlobCache(tmp_path / "file" / "folder")
     kept.put("x", b"1")
     assert kept.get("x") is None
 
 
-def test_what_was_kept_long_ago_goes(tmp_path: Path) -> None:
+def test_old_blobs_are_removed(tmp_path: Path) -> None:
     kept = BlobCache(tmp_path)
     for name in ("old", "new"):
         kept.put(name, b"1")

@@ -29,13 +29,13 @@ def tree(tmp_path: Path) -> Path:
     )
 
 
-def test_tracked_and_untracked_files_travel_and_ignored_ones_do_not(tree: Path) -> None:
+def test_a_snapshot_contains_tracked_and_untracked_but_no_ignored_files(tree: Path) -> None:
     write(tree, {"new.py": "x", "out/big.bin": "x", "lib/run.log": "x"})
     (tree / "lib" / "a.py").unlink()
     assert names(snap(tree)) == {"train.py", "new.py", ".gitignore"}
 
 
-def test_a_subfolder_brings_the_whole_work_tree_and_says_where_it_is(tree: Path) -> None:
+def test_a_snapshot_of_a_subfolder_contains_the_whole_work_tree(tree: Path) -> None:
     found = snap(tree / "lib")
     assert (found.root, found.inside) == (tree, "lib")
     assert "train.py" in names(found)
@@ -45,14 +45,14 @@ def test_a_subfolder_brings_the_whole_work_tree_and_says_where_it_is(tree: Path)
     assert not found.holds(Path("train.py"))
 
 
-def test_contents_are_named_by_their_digest_and_mode(tree: Path) -> None:
+def test_objects_are_named_by_digest_and_mode(tree: Path) -> None:
     (tree / "train.py").chmod(0o755)
     [one] = [one for one in snap(tree).files if one.path == "train.py"]
     assert one.digest == hashlib.sha256(b"print(1)\n").hexdigest()[:32]
     assert (one.executable, one.size, one.key) == (True, 9, one.digest + "x")
 
 
-def test_git_state_is_recorded(tree: Path) -> None:
+def test_a_snapshot_records_the_git_state(tree: Path) -> None:
     clean = snap(tree).git
     assert clean is not None
     assert (clean.branch, clean.dirty, clean.diff) == ("main", False, b"")
@@ -68,7 +68,7 @@ def test_git_state_is_recorded(tree: Path) -> None:
     assert detached.branch is None
 
 
-def test_a_huge_difference_is_cut_off(tree: Path) -> None:
+def test_a_very_large_diff_is_truncated(tree: Path) -> None:
     (tree / "train.py").write_text("x\n" * 2_000_000)
     state = snap(tree).git
     assert state is not None
@@ -76,7 +76,7 @@ def test_a_huge_difference_is_cut_off(tree: Path) -> None:
     assert len(state.diff) == 1 << 20
 
 
-def test_a_work_tree_without_a_commit(tmp_path: Path) -> None:
+def test_a_work_tree_without_a_commit_can_be_snapshotted(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     git(tmp_path / "tree", "init", "-q")
     write(tmp_path / "tree", {"a.py": "x"})
@@ -86,7 +86,7 @@ def test_a_work_tree_without_a_commit(tmp_path: Path) -> None:
     assert found.git.commit is None
 
 
-def test_c24_secrets_stay_at_home_in_files_and_in_the_difference(tree: Path) -> None:
+def test_c24_secrets_are_excluded_from_files_and_diff(tree: Path) -> None:
     secret = {
         ".env": "K=canary", "conf/.env.production": "K=canary", "key.pem": "canary", "id_rsa": "canary",
         "sub/.netrc": "canary", ".git-credentials": "canary", ".ssh/config": "canary", "ID_ED25519": "canary",
@@ -106,7 +106,7 @@ def test_c24_secrets_stay_at_home_in_files_and_in_the_difference(tree: Path) -> 
     assert b"canary" not in found.git.diff
 
 
-def test_c24_a_secret_travels_only_if_it_is_named_outright(tree: Path) -> None:
+def test_c24_a_secret_is_included_only_if_named_exactly(tree: Path) -> None:
     write(tree, {".env": "K=1", "notes.txt": "-----BEGIN PRIVATE KEY-----\n"})
     assert not {".env", "notes.txt"} & names(snap(tree, include=["*", ".e*"]))
     found = snap(tree, include=[".env", "/notes.txt"])
@@ -117,7 +117,7 @@ def test_c24_a_secret_travels_only_if_it_is_named_outright(tree: Path) -> None:
 RUN = {"job.json": "{}", "script.sbatch": "", "secrets": "export TOKEN=hush\n", "checkpoints/a.bin": "x"}
 
 
-def with_runs(tree: Path) -> None:
+def add_run_directories(tree: Path) -> None:
     """Put two fetched runs and what only looks a little like one into a tree."""
     for place in ("got", "lib/runs/got 2"):
         write(tree, {f"{place}/{name}": text for name, text in RUN.items()})
@@ -125,8 +125,8 @@ def with_runs(tree: Path) -> None:
 
 
 @pytest.mark.parametrize("in_git", [True, False])
-def test_c24_run_directories_stay_at_home_with_their_secrets(tree: Path, in_git: bool) -> None:
-    with_runs(tree)
+def test_c24_run_directories_are_excluded_from_a_snapshot(tree: Path, in_git: bool) -> None:
+    add_run_directories(tree)
     if not in_git:
         shutil.rmtree(tree / ".git")
     taken = {name for name in names(snap(tree)) if "job.json" in name or "a.bin" in name or "secrets" in name}
@@ -136,8 +136,8 @@ def test_c24_run_directories_stay_at_home_with_their_secrets(tree: Path, in_git:
 
 
 @pytest.mark.parametrize("in_git", [True, False])
-def test_c24_of_a_run_directory_taken_along_the_secrets_are_not(tree: Path, in_git: bool) -> None:
-    with_runs(tree)
+def test_c24_an_included_run_directory_excludes_its_secrets(tree: Path, in_git: bool) -> None:
+    add_run_directories(tree)
     if not in_git:
         shutil.rmtree(tree / ".git")
     assert {"got/job.json", "got/checkpoints/a.bin"} <= names(snap(tree, include=["got/"]))
@@ -146,7 +146,7 @@ def test_c24_of_a_run_directory_taken_along_the_secrets_are_not(tree: Path, in_g
     assert "got/secrets" in names(snap(tree, include=["got/secrets"]))
 
 
-def test_c24_a_run_directory_that_one_works_in_is_code(tree: Path) -> None:
+def test_c24_a_run_directory_that_contains_the_working_folder_is_code(tree: Path) -> None:
     write(tree, {f"exp/{name}": text for name, text in RUN.items()})
     write(tree, RUN)  # fetched into the top of the tree
     write(tree, {"exp/code/train.py": ""})
@@ -156,18 +156,18 @@ def test_c24_a_run_directory_that_one_works_in_is_code(tree: Path) -> None:
     assert found.runs == ()
 
 
-def test_c24_a_run_in_a_repository_within_the_tree_stays(tree: Path) -> None:
+def test_c24_run_directories_in_nested_repositories_are_excluded(tree: Path) -> None:
     repository(tree / "other", {"a.py": "", **{f"got/{name}": text for name, text in RUN.items()}})
     assert {name for name in names(snap(tree)) if name.startswith("other/")} == {"other/a.py"}
 
 
-def test_patterns_take_ignored_files_along_and_leave_others_out(tree: Path) -> None:
+def test_patterns_include_ignored_files_and_exclude_others(tree: Path) -> None:
     write(tree, {"out/model.so": "x", "out/other": "x", "docs/a.md": "x", "docs/b.py": "x"})
     found = snap(tree, include=["out/*.so"], exclude=["*.md", "lib/"])
     assert names(found) == {"train.py", ".gitignore", "out/model.so", "docs/b.py"}
 
 
-def test_submodules_and_repositories_cloned_into_the_tree_travel(tmp_path: Path, tree: Path) -> None:
+def test_submodules_and_cloned_repositories_are_included(tmp_path: Path, tree: Path) -> None:
     inner = repository(tmp_path / "inner", {"inner.py": "x", "deep/i.py": "y"})
     git(tree, "submodule", "add", "-q", str(inner), "third/inner")
     git(tree, "commit", "-q", "-m", "submodule")
@@ -184,7 +184,7 @@ def test_submodules_and_repositories_cloned_into_the_tree_travel(tmp_path: Path,
     assert not [path for path in found if path.startswith("wt/")]
 
 
-def test_outside_git_what_is_made_is_left_out(tmp_path: Path) -> None:
+def test_outside_git_generated_files_are_excluded(tmp_path: Path) -> None:
     folder = tmp_path / "plain"
     made = {".venv/bin/x": "", "__pycache__/a.pyc": "", "node_modules/m.js": "", "last.ckpt": "", "m.pt": ""}
     write(folder, {"train.py": "x", "sub/b.py": "", **made})
@@ -194,18 +194,18 @@ def test_outside_git_what_is_made_is_left_out(tmp_path: Path) -> None:
     assert names(snap(folder, include=["*.pt"])) == {"train.py", "sub/b.py", "m.pt"}
 
 
-def test_a_folder_that_its_work_tree_ignores_is_taken_by_itself(tree: Path) -> None:
+def test_a_folder_ignored_by_its_work_tree_is_snapshotted_alone(tree: Path) -> None:
     write(tree, {"out/run1/train.py": "x"})
     found = snap(tree / "out" / "run1")
     assert (names(found), found.root) == ({"train.py"}, tree / "out" / "run1")
 
 
-def test_an_empty_folder_is_a_problem(tmp_path: Path) -> None:
+def test_an_empty_folder_is_reported_as_a_problem(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "no files for the snapshot" in snap(tmp_path / "empty").problems[0]
 
 
-def test_too_much_outside_git_is_a_problem_that_names_the_largest(
+def test_too_many_or_large_files_outside_git_are_reported_with_the_largest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "plain"
@@ -219,14 +219,14 @@ def test_too_much_outside_git_is_a_problem_that_names_the_largest(
     assert snap(folder).problems
 
 
-def test_a_repository_that_git_refuses_is_a_problem_in_git_s_words(tree: Path) -> None:
+def test_a_repository_that_git_rejects_is_reported_with_the_git_message(tree: Path) -> None:
     (tree / ".git" / "HEAD").write_text("broken")
     [problem] = snap(tree).problems
     assert "git" in problem
     assert "HEAD" in problem or "not a git repository" in problem
 
 
-def test_sockets_fifos_devices_and_unreadable_files_are_named_and_left_out(tree: Path) -> None:
+def test_special_and_unreadable_files_are_listed_and_excluded(tree: Path) -> None:
     os.mkfifo(tree / "fifo")
     with socket.socket(socket.AF_UNIX) as server:
         here = Path.cwd()
@@ -241,12 +241,12 @@ def test_sockets_fifos_devices_and_unreadable_files_are_named_and_left_out(tree:
         expected.add("device")
     write(tree, {"mine.txt": "x"})
     (tree / "mine.txt").chmod(0)
-    for found in (snap(tree), snap_outside(tree)):
+    for found in (snap(tree), snapshot_outside_git(tree)):
         assert not names(found) & expected
         assert ("mine.txt" in names(found)) == AS_ROOT
 
 
-def snap_outside(tree: Path) -> snapshots.Snapshot:
+def snapshot_outside_git(tree: Path) -> snapshots.Snapshot:
     target = tree.parent / "outside"
     if not target.exists():
         target.mkdir()
@@ -258,13 +258,13 @@ def snap_outside(tree: Path) -> snapshots.Snapshot:
     return found
 
 
-def test_large_files_are_named(tree: Path) -> None:
+def test_large_files_are_listed(tree: Path) -> None:
     with (tree / "weights.bin").open("wb") as file:
         file.truncate(51_000_000)
     assert any("large" in line and "weights.bin (48.6 MiB)" in line for line in snap(tree).notices)
 
 
-def test_links_stay_links_and_lead_to_the_same_place(tmp_path: Path, tree: Path) -> None:
+def test_links_are_kept_and_lead_to_the_same_target(tmp_path: Path, tree: Path) -> None:
     (tmp_path / "data").mkdir()
     for name, target in {
         "inside": "lib/a.py", "loop": "loop", "absolute": str(tree / "train.py"), "up": "../data",
@@ -292,7 +292,7 @@ def test_a_tracked_folder_replaced_by_a_link_is_a_link(tmp_path: Path, tree: Pat
     assert "lib/a.py" not in names(found)
 
 
-def test_names_of_any_bytes(tree: Path) -> None:
+def test_file_names_may_contain_any_bytes(tree: Path) -> None:
     odd = [b"caf\xe9.py", "ünïcode ☃".encode(), b"new\nline", b"-rf", b"tab\there", b"a'b\"c$d`e", b" ", b"*"]
     for name in odd:
         (tree / os.fsdecode(name)).write_text("x")
@@ -307,7 +307,7 @@ names_of_files = st.text(
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(names_of_files, st.binary(max_size=50), min_size=1, max_size=8))
-def test_any_folder_s_files_are_found_with_their_content(
+def test_arbitrary_files_are_included_with_their_content(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]
 ) -> None:
     folder = tmp_path_factory.mktemp("any")
@@ -342,7 +342,7 @@ def test_an_unchanged_tree_is_not_read_again(tree: Path, monkeypatch: pytest.Mon
     assert read == [str(tree / "train.py")]
 
 
-def test_a_file_changed_within_its_clock_s_step_is_read_again(tree: Path) -> None:
+def test_a_file_changed_within_the_timestamp_resolution_is_read_again(tree: Path) -> None:
     first = snap(tree)
     times = (tree / "train.py").stat()
     (tree / "train.py").write_text("print(7)\n")  # same length
@@ -350,7 +350,7 @@ def test_a_file_changed_within_its_clock_s_step_is_read_again(tree: Path) -> Non
     assert snap(tree) != first
 
 
-def test_a_fresh_file_is_not_trusted(tmp_path: Path) -> None:
+def test_the_hash_of_a_recently_changed_file_is_not_cached(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("x")
     now = stamp((tmp_path / "f").stat())
     cache = HashCache(tmp_path / "cache", tmp_path)
@@ -362,7 +362,7 @@ def test_a_fresh_file_is_not_trusted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"schema":1,"root":"x","files":[]}', b"\xff\xfe"])
-def test_a_broken_cache_costs_only_time(
+def test_a_malformed_hash_cache_is_ignored(
     tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
 ) -> None:
     monkeypatch.setattr("dtslurm.store.hash_cache._RACY_NS", 0)
@@ -372,12 +372,14 @@ def test_a_broken_cache_costs_only_time(
     assert snap(tree) == first
 
 
-def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path: Path, tree: Path) -> None:
+def test_an_unwritable_hash_cache_is_ignored(tmp_path: Path, tree: Path) -> None:
     (tmp_path / "file").write_text("")
     assert names(snap(tree, tmp_path / "file" / "cache"))
 
 
-def test_many_at_once_share_a_cache(tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_snapshots_share_a_hash_cache(
+    tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dtslurm.store.hash_cache._RACY_NS", 0)
     expected = snap(tree, tmp_path / "other")
     found: list[snapshots.Snapshot] = []
@@ -390,7 +392,7 @@ def test_many_at_once_share_a_cache(tmp_path: Path, tree: Path, monkeypatch: pyt
     assert [path.name for path in (tmp_path / "cache").iterdir() if path.suffix != ".json"] == []
 
 
-def test_a_file_that_vanishes_or_keeps_changing_does_not_stop_the_rest(
+def test_a_file_that_vanishes_or_keeps_changing_does_not_stop_the_snapshot(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tree, {"gone.py": "x", "log.txt": "x"})
@@ -409,7 +411,7 @@ def test_a_file_that_vanishes_or_keeps_changing_does_not_stop_the_rest(
     assert any("change continuously: log.txt" in line for line in found.notices)
 
 
-def test_the_variables_of_a_git_hook_do_not_mislead(
+def test_git_hook_variables_do_not_redirect_the_snapshot(
     tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = repository(tmp_path / "other", {"other.py": "x"})
@@ -419,7 +421,7 @@ def test_the_variables_of_a_git_hook_do_not_mislead(
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_files(tmp_path: Path) -> None:
+def test_a_hundred_thousand_files_need_git_to_be_snapshotted(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     for folder in range(100):
         (tree / f"f{folder}").mkdir(parents=True)

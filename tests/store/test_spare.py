@@ -69,7 +69,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     assert list(site.runs.glob(".dtslurm-*")) == []  # nothing unfinished is left
 
 
-def tree(folder: Path) -> dict[str, str]:
+def folder_contents(folder: Path) -> dict[str, str]:
     """What a folder holds, folders included."""
     return {
         str(path.relative_to(folder)): (
@@ -79,14 +79,14 @@ def tree(folder: Path) -> dict[str, str]:
     }
 
 
-def test_it_becomes_the_next_runs_code(site: Site) -> None:
+def test_a_prebuilt_tree_becomes_the_code_of_the_next_run(site: Site) -> None:
     code, used = site.place()
     assert used
-    assert tree(code) == tree(site.here)
+    assert folder_contents(code) == folder_contents(site.here)
     assert site.place()[1] is False  # it was for one run
 
 
-def test_what_was_changed_added_and_removed_is_so_in_the_run(site: Site) -> None:
+def test_changes_since_the_prebuilt_tree_are_applied(site: Site) -> None:
     (site.here / "package/module0/file0.py").write_text("changed")
     (site.here / "package/module1/file1.py").unlink()
     (site.here / "package/module1/link.py").symlink_to("file6.py")
@@ -98,11 +98,11 @@ def test_what_was_changed_added_and_removed_is_so_in_the_run(site: Site) -> None
     site.send()  # without a tree made ahead of its own: it is smaller than the least, over there
     code, used = site.place()
     assert used
-    assert tree(code) == tree(site.here)
+    assert folder_contents(code) == folder_contents(site.here)
     assert os.access(code / "package/module3/file3.py", os.X_OK)
 
 
-def test_a_folder_in_place_of_a_file_and_a_file_in_place_of_a_folder(site: Site) -> None:
+def test_a_folder_can_replace_a_file_and_a_file_a_folder(site: Site) -> None:
     for number in (2, 7, 12, 17):
         (site.here / f"package/module2/file{number}.py").unlink()
     (site.here / "package/module2").rmdir()
@@ -110,11 +110,11 @@ def test_a_folder_in_place_of_a_file_and_a_file_in_place_of_a_folder(site: Site)
     write(site.here, {"package/module2": "a file", "package/module1/file1.py/inner.py": "in a folder"})
     site.send()
     code, _ = site.place()
-    assert tree(code) == tree(site.here)
+    assert folder_contents(code) == folder_contents(site.here)
 
 
 @pytest.mark.parametrize("harm", ["written to", "removed"])
-def test_a_file_of_it_that_was_harmed_is_not_used(site: Site, harm: str) -> None:
+def test_a_damaged_file_of_the_prebuilt_tree_is_replaced(site: Site, harm: str) -> None:
     folder = site.ahead()
     assert folder is not None
     path = folder / "tree/package/module0/file0.py"
@@ -123,11 +123,11 @@ def test_a_file_of_it_that_was_harmed_is_not_used(site: Site, harm: str) -> None
         path.write_text("print(9)\n")  # as long as it was
     code, used = site.place()
     assert used
-    assert tree(code) == tree(site.here)
+    assert folder_contents(code) == folder_contents(site.here)
 
 
 @pytest.mark.parametrize("harm", ["no list", "a broken list", "no tree"])
-def test_one_that_is_not_what_it_should_be_is_not_used(site: Site, harm: str) -> None:
+def test_a_damaged_prebuilt_tree_is_not_used(site: Site, harm: str) -> None:
     folder = site.ahead()
     assert folder is not None
     if harm == "no tree":
@@ -138,10 +138,10 @@ def test_one_that_is_not_what_it_should_be_is_not_used(site: Site, harm: str) ->
         (folder / "list").write_bytes(b"x")
     code, used = site.place()
     assert not used
-    assert tree(code) == tree(site.here)
+    assert folder_contents(code) == folder_contents(site.here)
 
 
-def test_while_contents_are_missing_it_stays_for_the_second_try(site: Site) -> None:
+def test_the_prebuilt_tree_is_kept_while_contents_are_missing(site: Site) -> None:
     (site.here / "package/module0/file0.py").write_text("not sent yet")
     with pytest.raises(WorkerError) as refused:
         site.place()
@@ -150,20 +150,20 @@ def test_while_contents_are_missing_it_stays_for_the_second_try(site: Site) -> N
     site.send()
     code, used = site.place()
     assert used
-    assert tree(code) == tree(site.here)
+    assert folder_contents(code) == folder_contents(site.here)
 
 
-def test_a_run_that_writes_into_its_code_changes_no_other(site: Site) -> None:
+def test_a_run_that_writes_into_its_code_changes_no_other_run(site: Site) -> None:
     first, _ = site.place()
     site.ahead()
     (first / "package/module0/output.txt").write_text("made by the job")
     (first / "package/module0/file0.py").unlink()
     second, used = site.place()
     assert used
-    assert tree(second) == tree(site.here)
+    assert folder_contents(second) == folder_contents(site.here)
 
 
-def test_clean_counts_and_removes_it_once_nobody_took_it_for_an_hour(site: Site) -> None:
+def test_clean_counts_and_removes_an_unused_prebuilt_tree_after_an_hour(site: Site) -> None:
     asked = {
         "root": str(site.runs),
         "objects": objects_folder(str(site.runs)),
@@ -184,7 +184,7 @@ def test_clean_counts_and_removes_it_once_nobody_took_it_for_an_hour(site: Site)
     assert [path.name for path in (site.runs / ".objects").rglob("*") if path.is_file()] == ["seals"]
 
 
-def test_it_is_made_after_a_large_tree_was_sent(tmp_path: Path) -> None:
+def test_a_prebuilt_tree_is_made_after_a_large_delivery(tmp_path: Path) -> None:
     site = Site(tmp_path)
     write(site.here, {f"many/{number % 50}/{number}.txt": "same" for number in range(prebuilt_tree.LEAST)})
     site.send()
@@ -194,7 +194,7 @@ def test_it_is_made_after_a_large_tree_was_sent(tmp_path: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     site.send()
-    assert tree(site.runs / "2" / "code") == tree(site.here)
+    assert folder_contents(site.runs / "2" / "code") == folder_contents(site.here)
     while not list(folder.glob("*/list")):  # made by a process of its own, which must end before we do
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -16,44 +16,44 @@ from dtslurm.store.rundir import RunDir
 from dtslurm.transport.local import LocalTransport
 
 
-def record(path: Path, token: str = "abc", **values: object) -> JobRecord:
+def run_record(path: Path, token: str = "abc", **values: object) -> JobRecord:
     base = JobRecord(
         token=token, cluster="local", name="train", run_dir=str(path), phase="planned", created_at=1.0
     )
     return replace(base, **values)  # type: ignore[arg-type]
 
 
-def files(record: JobRecord, script: bytes = b"", **details: object) -> dict[str, bytes]:
+def run_files(record: JobRecord, script: bytes = b"", **details: object) -> dict[str, bytes]:
     document = codec.encode({"schema": codec.SCHEMA, **codec.plain(record), **details})
     return {RunDir.RECORD: document, RunDir.SCRIPT: script, "secrets": b"export KEY=value"}
 
 
-def test_a_record_survives_the_disk(tmp_path: Path) -> None:
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     script = b"#!/bin/bash\n# \xff\n"
-    run.create(LocalTransport(), files(record(run.path), git={"commit": "1"}, script=script))
-    assert run.load() == record(run.path)
+    run.create(LocalTransport(), run_files(run_record(run.path), git={"commit": "1"}, script=script))
+    assert run.load() == run_record(run.path)
     assert run.script_path.read_bytes() == b"#!/bin/bash\n# \xff\n"
     status = JobStatus(job_id="7", state=JobState.FAILED, flags=frozenset({StateFlag.REQUEUED}), exit_code=3)
-    ended = record(run.path, job_id="7", phase="submitted", final=(status,))
+    ended = run_record(run.path, job_id="7", phase="submitted", final=(status,))
     run.update(LocalTransport(), ended)
     assert run.load() == ended
     assert run.document()["git"] == {"commit": "1"}
     assert not (run.path / "secrets").exists()
     with pytest.raises(RunExists):
-        run.create(LocalTransport(), files(record(run.path)))
+        run.create(LocalTransport(), run_files(run_record(run.path)))
 
 
-def test_c21_files_of_a_run_lie_as_deep_as_they_do(tmp_path: Path) -> None:
+def test_c21_run_folders_are_private_at_every_depth(tmp_path: Path) -> None:
     """As the supervisor of a far run does, whose copies are kept here."""
     run = RunDir(tmp_path / "run")
-    run.create(LocalTransport(), {**files(record(run.path)), "supervisor/worker/disk.py": b"pass"})
+    run.create(LocalTransport(), {**run_files(run_record(run.path)), "supervisor/worker/disk.py": b"pass"})
     assert (run.path / "supervisor/worker/disk.py").read_bytes() == b"pass"
     folders = [run.path, run.path / "supervisor", run.path / "supervisor/worker"]
     assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
 
 
-def test_f76_what_is_newer_or_broken_is_told(tmp_path: Path) -> None:
+def test_f76_newer_and_damaged_records_are_reported(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     with pytest.raises(StoreError, match="cannot read"):
         run.load()
@@ -68,7 +68,7 @@ def test_f76_what_is_newer_or_broken_is_told(tmp_path: Path) -> None:
         run.load()
 
 
-def test_f76_records_of_ranks_that_are_cut_off_are_left_out(tmp_path: Path) -> None:
+def test_f76_truncated_rank_records_are_ignored(tmp_path: Path) -> None:
     folder = tmp_path / "ranks" / "0"
     folder.mkdir(parents=True)
     good = {
@@ -83,16 +83,16 @@ def test_f76_records_of_ranks_that_are_cut_off_are_left_out(tmp_path: Path) -> N
     assert (found.rank, found.error) == (10, "ValueError: boom")
 
 
-def test_f76_events_cut_off_in_the_middle_are_left_out(tmp_path: Path) -> None:
+def test_f76_truncated_events_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text('{"event": "started"}\nnot json\n[1]\n{"event": "end')
     assert RunDir(tmp_path).events() == [{"event": "started"}]
 
 
-def test_the_index_finds_runs_by_every_name(tmp_path: Path) -> None:
+def test_the_index_finds_runs_by_token_job_id_name_and_folder(tmp_path: Path) -> None:
     index = Index(tmp_path / "state" / "runs.sqlite")
     run = RunDir(tmp_path / "runs" / "train-1-abc")
-    run.create(LocalTransport(), files(record(run.path, job_id="7")))
-    index.put(record(run.path, job_id="7"))
+    run.create(LocalTransport(), run_files(run_record(run.path, job_id="7")))
+    index.put(run_record(run.path, job_id="7"))
     for selector in ("abc", "7", "train", "train-1-abc"):
         assert index.find(selector) == [run.path]
     assert index.find("8") == []
@@ -101,43 +101,45 @@ def test_the_index_finds_runs_by_every_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("exact", [{"token": "107"}, {"job_id": "107"}])
-def test_a_run_named_like_another_ones_job_does_not_hide_it(tmp_path: Path, exact: dict[str, str]) -> None:
+def test_a_run_named_like_another_job_id_does_not_hide_the_other_run(
+    tmp_path: Path, exact: dict[str, str]
+) -> None:
     index = Index(tmp_path / "runs.sqlite")
-    index.put(record(tmp_path / "victim", **{"token": "a", **exact}))
-    index.put(record(tmp_path / "other", token="b", name="107", job_id="108", created_at=2.0))
+    index.put(run_record(tmp_path / "victim", **{"token": "a", **exact}))
+    index.put(run_record(tmp_path / "other", token="b", name="107", job_id="108", created_at=2.0))
     assert index.find("107") == [tmp_path / "victim"]
     assert index.find("107", cluster="elsewhere") == []
 
 
-def test_a_selector_is_no_pattern(tmp_path: Path) -> None:
+def test_a_selector_is_not_a_pattern(tmp_path: Path) -> None:
     index = Index(tmp_path / "runs.sqlite")
-    index.put(record(tmp_path / "train-1", name="x"))
+    index.put(run_record(tmp_path / "train-1", name="x"))
     for selector in ("%", "train_1", "TRAIN-1", "rain-1"):
         assert index.find(selector) == []
 
 
-def test_the_newest_runs_of_a_cluster_are_found_behind_those_of_others(tmp_path: Path) -> None:
+def test_the_newest_runs_of_a_cluster_are_found_among_other_clusters(tmp_path: Path) -> None:
     index = Index(tmp_path / "runs.sqlite")
     for number in range(5):
         cluster = "mine" if number == 0 else "theirs"
         index.put(
-            record(tmp_path / str(number), token=str(number), cluster=cluster, created_at=float(number))
+            run_record(tmp_path / str(number), token=str(number), cluster=cluster, created_at=float(number))
         )
     assert index.run_dirs(limit=2) == [tmp_path / "4", tmp_path / "3"]
     assert index.run_dirs(limit=2, cluster="mine") == [tmp_path / "0"]
 
 
-def test_f76_the_index_can_be_made_anew(tmp_path: Path) -> None:
+def test_f76_the_index_can_be_rebuilt(tmp_path: Path) -> None:
     for number in range(3):
         run = RunDir(tmp_path / "runs" / f"r{number}")
-        run.create(LocalTransport(), files(record(run.path, token=str(number))))
+        run.create(LocalTransport(), run_files(run_record(run.path, token=str(number))))
     (tmp_path / "runs" / "stray").mkdir()
     index = Index(tmp_path / "runs.sqlite")
     assert index.rebuild([tmp_path / "runs"]) == 3
     assert len(index.run_dirs()) == 3
 
 
-def test_f76_a_broken_index_is_told_and_not_a_traceback(tmp_path: Path) -> None:
+def test_f76_a_damaged_index_is_reported_without_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "runs.sqlite").write_bytes(b"not a database" * 100)
     with pytest.raises(StoreError, match="not a database") as caught:
         Index(tmp_path / "runs.sqlite").run_dirs()
@@ -148,10 +150,10 @@ def test_f76_a_broken_index_is_told_and_not_a_traceback(tmp_path: Path) -> None:
     assert caught.value.hint == "set XDG_STATE_HOME to a folder that you can write to"
 
 
-def test_many_writers_at_once(tmp_path: Path) -> None:
+def test_several_threads_can_write_the_index(tmp_path: Path) -> None:
     index = Index(tmp_path / "runs.sqlite")
     threads = [
-        threading.Thread(target=index.put, args=(record(tmp_path / str(number), token=str(number)),))
+        threading.Thread(target=index.put, args=(run_record(tmp_path / str(number), token=str(number)),))
         for number in range(20)
     ]
     for thread in threads:
