@@ -35,7 +35,7 @@ fabric:
 """
 
 
-def test_ten_mistakes_are_told_at_once_with_their_lines(place: Place) -> None:
+def test_ten_mistakes_are_reported_together_with_their_lines(place: Place) -> None:
     place.project("x", TEN_MISTAKES)
     forms = "gpus-per-node, gpus-per-node-typed, gres, gres-typed, constraint, none"
     times = "write minutes, HH:MM:SS, D-HH:MM:SS or a form like 2h30m"
@@ -140,13 +140,13 @@ def test_the_message_counts_the_problems(place: Place) -> None:
         ),
     ],
 )
-def test_each_fault_in_plain_words(place: Place, text: str, problem: str) -> None:
+def test_each_mistake_in_a_profile_has_a_clear_message(place: Place, text: str, problem: str) -> None:
     place.project("x", text + "\n")
     assert place.problems("x") == [f"cluster_profiles/x.yaml:{problem}"]
 
 
 @pytest.mark.parametrize("customs", ["gpu_request: constraint, constraint: gpu", "gpu_request: gres-typed"])
-def test_a_form_of_asking_for_gpus_has_what_it_needs(place: Place, customs: str) -> None:
+def test_a_gpu_request_form_is_accepted_if_its_values_are_present(place: Place, customs: str) -> None:
     """Discover writes no Slurm type of nodes with GPUs of several makes: those are asked for without."""
     place.project(
         "x",
@@ -161,13 +161,13 @@ def test_a_form_of_asking_for_gpus_has_what_it_needs(place: Place, customs: str)
     assert len(place.load("x").profile.node_types) == 3
 
 
-def test_a_variable_may_be_its_value_alone(place: Place) -> None:
+def test_a_variable_may_be_given_by_its_value_alone(place: Place) -> None:
     place.project("x", 'environment: {variables: {A: "1", B: {value: no, why: ours}}}\n')
     found = place.load("x").profile.environment.variables
     assert found == {"A": Variable(value="1"), "B": Variable(value="no", why="ours")}
 
 
-def test_f80_yaml_1_1_traps_are_none(place: Place) -> None:
+def test_f80_values_are_not_converted_by_yaml_1_1_rules(place: Place) -> None:
     place.project(
         "x",
         """\
@@ -212,19 +212,19 @@ def test_f80_yaml_1_1_traps_are_none(place: Place) -> None:
         ("-mblock", "would bypass dtslurm; write slurm.distribution"),
     ],
 )
-def test_what_the_script_says_to_srun_is_not_replaced(place: Place, option: str, told: str) -> None:
+def test_srun_options_that_the_script_sets_are_refused(place: Place, option: str, told: str) -> None:
     place.project("x", f"slurm: {{srun_options: ['{option}']}}\n")
     (problem,) = place.problems("x")
     assert problem.startswith(f"cluster_profiles/x.yaml:1: slurm.srun_options[0]: {option!r} {told}")
 
 
-def test_all_else_is_said_to_srun(place: Place) -> None:
+def test_other_srun_options_are_accepted(place: Place) -> None:
     options = ["--auto-resume=1", "--network=single_node_vni", "--mem=0", "-u", "--gres=nvme:1", "--exact"]
     place.project("x", f"slurm: {{srun_options: {options}}}\n")
     assert place.load("x").profile.slurm.srun_options == tuple(options)
 
 
-def test_nothing_written_means_the_default_and_quotes_mean_text(place: Place) -> None:
+def test_empty_values_give_the_default_and_quoted_values_are_text(place: Place) -> None:
     place.project(
         "x", "slurm:\nfabric:\nenvironment: {python: ''}\nnode_types: {cpu: }\nlogin: {user: null}\n"
     )
@@ -235,7 +235,7 @@ def test_nothing_written_means_the_default_and_quotes_mean_text(place: Place) ->
     assert profile.slurm == ClusterProfile(name="x").slurm
 
 
-def test_values_are_of_the_model(place: Place) -> None:
+def test_values_are_converted_to_the_types_of_the_model(place: Place) -> None:
     place.project("x", "fabric: {kind: roce, rate_gbps: 400, hcas: [mlx5_0]}\n")
     assert place.load("x").profile.fabric == Fabric(kind="roce", rate_gbps=400.0, hcas=("mlx5_0",))
 
@@ -263,7 +263,7 @@ FLOW = st.recursive(
 
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(KEYS, FLOW, max_size=6))
-def test_random_profiles_only_ever_raise_profile_invalid(entries: dict[str, str]) -> None:
+def test_random_profiles_raise_only_profile_invalid(entries: dict[str, str]) -> None:
     text = "".join(f"{key}: {value}\n" for key, value in entries.items())
     told: tuple[str, ...] = ()
     try:
@@ -285,7 +285,7 @@ def test_random_profiles_only_ever_raise_profile_invalid(entries: dict[str, str]
         ("checked: yesterday", "checked: should be 'on a live cluster DATE' or 'documentation DATE'"),
     ],
 )
-def test_how_ranks_are_bound_and_profiles_checked(text: str, told: str, tmp_path: Path) -> None:
+def test_rank_cpus_and_the_checked_field_are_validated(text: str, told: str, tmp_path: Path) -> None:
     path = tmp_path / "cluster_profiles" / "x.yaml"
     path.parent.mkdir()
     path.write_text(text)

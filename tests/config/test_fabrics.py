@@ -17,18 +17,18 @@ FOLDER = assets.templates() / "fabrics"
 SHIPPED = sorted(path.stem for path in FOLDER.iterdir())
 
 
-def fabric(place: Place, text: str) -> Fabric:
+def load_fabric(place: Place, text: str) -> Fabric:
     place.project("x", text)
     found = place.load("x").profile.fabric
     assert found is not None
     return found
 
 
-def own(place: Place, name: str, text: str) -> Path:
+def write_fabric(place: Place, name: str, text: str) -> Path:
     return place._write(place.cwd / "templates" / "fabrics" / f"{name}.yaml", text)
 
 
-def test_there_is_one_for_each_known_fabric() -> None:
+def test_there_is_a_settings_file_for_each_known_fabric() -> None:
     assert SHIPPED == [
         "azure-nd",
         "efa",
@@ -47,8 +47,8 @@ def test_there_is_one_for_each_known_fabric() -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_fabrics_give_a_reason_for_each_value_and_a_source(name: str, place: Place) -> None:
-    found = fabric(place, f"fabric: {{kind: ethernet, environment_from: {name}}}")
+def test_packaged_fabrics_give_a_reason_for_each_value_and_a_source(name: str, place: Place) -> None:
+    found = load_fabric(place, f"fabric: {{kind: ethernet, environment_from: {name}}}")
     assert found.environment
     assert all(variable.value and variable.why for variable in found.environment.values())
     root, problems = strict_yaml.parse((FOLDER / f"{name}.yaml").read_bytes(), name)
@@ -58,15 +58,15 @@ def test_shipped_fabrics_give_a_reason_for_each_value_and_a_source(name: str, pl
     assert all(isinstance(item, Scalar) and (item.text or "").startswith("https://") for item in source.items)
 
 
-def test_a_value_tells_where_it_is_from(place: Place) -> None:
+def test_fabric_values_have_an_origin(place: Place) -> None:
     place.project("x", "fabric: {kind: infiniband, environment_from: infiniband}")
     origins = place.load("x").origins
     assert origins["fabric.environment.NCCL_NET.value"].startswith("fabrics/infiniband.yaml:")
     assert origins["fabric.environment_from"] == "cluster_profiles/x.yaml:1"
 
 
-def test_the_profile_goes_before_its_fabric(place: Place) -> None:
-    found = fabric(
+def test_the_profile_overrides_its_fabric_settings(place: Place) -> None:
+    found = load_fabric(
         place,
         """\
         fabric:
@@ -89,24 +89,24 @@ def test_the_profile_goes_before_its_fabric(place: Place) -> None:
     assert list(found.environment)[-1] == "MINE"
 
 
-def test_nothing_and_null_differ(place: Place) -> None:
+def test_an_empty_environment_keeps_and_null_removes_the_fabric_settings(place: Place) -> None:
     text = "fabric:\n  kind: infiniband\n  environment_from: infiniband\n  environment:"
-    assert "NCCL_NET" in fabric(place, text).environment
-    assert not fabric(place, f"{text} null").environment
+    assert "NCCL_NET" in load_fabric(place, text).environment
+    assert not load_fabric(place, f"{text} null").environment
 
 
-def test_without_a_name_nothing_changes(place: Place) -> None:
-    assert fabric(place, "fabric: {kind: infiniband}") == Fabric(kind="infiniband")
+def test_a_fabric_without_environment_from_gets_no_settings(place: Place) -> None:
+    assert load_fabric(place, "fabric: {kind: infiniband}") == Fabric(kind="infiniband")
 
 
-def test_a_profile_extends_one_that_names_a_fabric(place: Place) -> None:
+def test_a_profile_can_extend_a_profile_with_fabric_settings(place: Place) -> None:
     place.project("x", "extends: mi250x8-slingshot\nfabric: {interfaces: [hsn0]}")
     found = place.load("x").profile.fabric
     assert found is not None
     assert found.environment["NCCL_CROSS_NIC"].value == "1"
 
 
-def test_setup_lines_and_mounts_come_with_it(place: Place) -> None:
+def test_setup_lines_and_mounts_of_the_fabric_are_added(place: Place) -> None:
     place.project(
         "x",
         "container: {runtime: pyxis, mounts: [/data, /var/tmp]}\n"
@@ -125,13 +125,13 @@ def test_setup_lines_and_mounts_come_with_it(place: Place) -> None:
     assert profile.fabric.setup == ()
 
 
-def test_a_project_brings_its_own(place: Place) -> None:
-    own(place, "infiniband", "environment: {A: {value: 1, why: ours}}\n")
-    found = fabric(place, "fabric: {kind: infiniband, environment_from: infiniband}")
+def test_a_project_can_define_its_own_fabric_settings(place: Place) -> None:
+    write_fabric(place, "infiniband", "environment: {A: {value: 1, why: ours}}\n")
+    found = load_fabric(place, "fabric: {kind: infiniband, environment_from: infiniband}")
     assert found.environment == {"A": Variable(value="1", why="ours")}
 
 
-def test_an_unknown_name_is_told_with_its_place(place: Place) -> None:
+def test_an_unknown_fabric_is_reported_with_its_position(place: Place) -> None:
     place.project("x", "fabric:\n  kind: slingshot\n  environment_from: slingshot-amdd\n")
     (problem,) = place.problems("x")
     start = "cluster_profiles/x.yaml:3: fabric.environment_from: unknown fabric 'slingshot-amdd'; did you "
@@ -139,13 +139,15 @@ def test_an_unknown_name_is_told_with_its_place(place: Place) -> None:
 
 
 @pytest.mark.parametrize("name", ["../fabrics/infiniband", "/etc/passwd", "."])
-def test_a_name_is_no_path(name: str, place: Place) -> None:
+def test_a_fabric_name_cannot_be_a_path(name: str, place: Place) -> None:
     place.project("x", f"fabric: {{kind: infiniband, environment_from: {name}}}")
     assert f"unknown fabric '{name}'" in place.problems("x")[0]
 
 
-def test_what_is_wrong_in_its_file_is_told_all_at_once(place: Place) -> None:
-    own(place, "ours", "enviroment: {}\nsetup: one\nenvironment:\n  1A: {value: 1}\n  B: {why: so}\n")
+def test_all_mistakes_in_a_fabric_file_are_reported_together(place: Place) -> None:
+    write_fabric(
+        place, "ours", "enviroment: {}\nsetup: one\nenvironment:\n  1A: {value: 1}\n  B: {why: so}\n"
+    )
     place.project("x", "fabric:\n  kind: infiniband\n  environment_from: ours\n  rate_gbps: fast\n")
     path = "templates/fabrics/ours.yaml"
     assert place.problems("x") == [
@@ -158,18 +160,18 @@ def test_what_is_wrong_in_its_file_is_told_all_at_once(place: Place) -> None:
 
 
 @pytest.mark.parametrize("value", ["[a]", "{a: b}"])
-def test_several_names_are_refused(value: str, place: Place) -> None:
+def test_several_fabric_names_are_refused(value: str, place: Place) -> None:
     place.project("x", f"fabric: {{kind: infiniband, environment_from: {value}}}")
     assert "fabric.environment_from: should be " in place.problems("x")[0]
 
 
-def test_a_file_that_all_may_write_is_refused(place: Place) -> None:
-    own(place, "ours", "environment: {}\n").chmod(0o666)
+def test_a_fabric_file_that_every_user_can_write_is_refused(place: Place) -> None:
+    write_fabric(place, "ours", "environment: {}\n").chmod(0o666)
     place.project("x", "fabric: {kind: infiniband, environment_from: ours}")
     assert place.problems("x")[0].startswith("templates/fabrics/ours.yaml:1: every user can write")
 
 
-def test_setup_lines_are_for_jobs_on_several_nodes(place: Place, render_job: Render) -> None:
+def test_fabric_setup_lines_are_rendered_only_for_several_nodes(place: Place, render_job: Render) -> None:
     place.project("x", "extends: a100x8-ib\nfabric: {kind: gib, environment_from: gcp-gib}")
     profile = profiles.load("x", cwd=place.cwd, env=place.env).profile
     line = "source /usr/local/gib/scripts/set_nccl_env.sh || exit\n"

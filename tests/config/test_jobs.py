@@ -33,7 +33,7 @@ env: {MORE: 1}
 """
 
 
-def write(folder: Path, name: str, text: str) -> Path:
+def write_file(folder: Path, name: str, text: str) -> Path:
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
@@ -41,26 +41,26 @@ def write(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def load(path: Path, **given: str) -> jobs.LoadedJob:
+def load_job_file(path: Path, **given: str) -> jobs.LoadedJob:
     return jobs.load(path, given, cwd=path.parent)
 
 
-def problems(path: Path) -> list[str]:
+def load_problems(path: Path) -> list[str]:
     with pytest.raises(ProfileInvalid) as caught:
-        load(path)
+        load_job_file(path)
     return list(caught.value.problems)
 
 
-def test_variables_stand_for_values_everywhere(tmp_path: Path) -> None:
-    job = load(write(tmp_path, "job.yaml", BASE), lr="3e-4").job
+def test_variables_are_substituted_in_all_values(tmp_path: Path) -> None:
+    job = load_job_file(write_file(tmp_path, "job.yaml", BASE), lr="3e-4").job
     assert job.args == ("--lr", "3e-4", "--model", "7b")
     assert job.env == {"TAG": "7b-lr3e-4", "SHELLS": "${HOME} and $HOME"}
     assert str(job.time) == "02:30:00"
 
 
-def test_a_file_extends_another_of_its_own_folder(tmp_path: Path) -> None:
-    write(tmp_path, "shared/base.yaml", BASE)
-    found = load(write(tmp_path, "job.yaml", OVER))
+def test_a_job_file_can_extend_another_job_file(tmp_path: Path) -> None:
+    write_file(tmp_path, "shared/base.yaml", BASE)
+    found = load_job_file(write_file(tmp_path, "job.yaml", OVER))
     assert found.job.args == ("--lr", "1e-4", "--model", "70b")
     assert (found.job.nodes, found.job.setup) == (4, ("module load b",))
     assert found.job.env["MORE"] == "1"
@@ -69,9 +69,9 @@ def test_a_file_extends_another_of_its_own_folder(tmp_path: Path) -> None:
     assert found.origins["nodes"] == "job.yaml:3"
 
 
-def test_every_problem_is_told_with_its_place(tmp_path: Path) -> None:
+def test_every_problem_of_a_job_file_is_reported_with_its_position(tmp_path: Path) -> None:
     text = 'script: t.py\nnodess: 3\nargs: ["${LR}"]\nvariables: {a: "${b}", b: "${a}", x y: 1}\ntime: soon\n'
-    found = problems(write(tmp_path, "job.yaml", text))
+    found = load_problems(write_file(tmp_path, "job.yaml", text))
     assert [line.split(": ")[:2] for line in found] == [
         ["job.yaml:2", "nodess"],
         ["job.yaml:3", "args[0]"],
@@ -96,13 +96,13 @@ def test_every_problem_is_told_with_its_place(tmp_path: Path) -> None:
         ("script: a.py\nnodes: ${n}\nvariables: {n: two}\n", "should be a whole number"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, told: str) -> None:
-    assert any(told in line for line in problems(write(tmp_path, "job.yaml", text)))
+def test_mistakes_in_a_job_file_are_named(tmp_path: Path, text: str, told: str) -> None:
+    assert any(told in line for line in load_problems(write_file(tmp_path, "job.yaml", text)))
 
 
-def test_only_variables_that_are_there_can_be_set(tmp_path: Path) -> None:
+def test_only_defined_variables_can_be_set(tmp_path: Path) -> None:
     with pytest.raises(RequestInvalid, match="did you mean 'lr'"):
-        load(write(tmp_path, "job.yaml", BASE), lrr="1")
+        load_job_file(write_file(tmp_path, "job.yaml", BASE), lrr="1")
     with pytest.raises(RequestInvalid, match="NAME=VALUE"):
         jobs.assignments(("lr",))
 
@@ -117,19 +117,19 @@ def test_only_variables_that_are_there_can_be_set(tmp_path: Path) -> None:
         ("train.py", "script: 1\n", False),
     ],
 )
-def test_a_job_file_is_told_from_a_configuration(
+def test_a_job_file_is_distinguished_from_a_configuration_file(
     tmp_path: Path, name: str, text: str, *, is_job: bool
 ) -> None:
-    assert is_job_file(write(tmp_path, name, text)) is is_job
+    assert is_job_file(write_file(tmp_path, name, text)) is is_job
     assert not is_job_file(tmp_path / "absent.yaml")
 
 
-def test_every_option_of_submit_can_be_written_down() -> None:
+def test_every_option_of_submit_can_be_in_a_job_file() -> None:
     asked = {item.name for item in fields(JobRequest)} - INTERNAL
     assert {item.name for item in fields(JobFile)} - {"variables", "stages", "sweep"} == asked
 
 
-def test_the_schema_takes_what_the_loader_takes(tmp_path: Path) -> None:
+def test_the_job_schema_accepts_the_same_files_as_the_loader(tmp_path: Path) -> None:
     checker = jsonschema.Draft202012Validator(schema.job_schema())
     checker.check_schema(checker.schema)
     for text in (BASE, OVER, "script: a.py\nnodes: ${n}\n"):
@@ -154,8 +154,8 @@ stages:
 """
 
 
-def test_stages_say_what_the_top_does_not_and_stand_in_order(tmp_path: Path) -> None:
-    found = load(write(tmp_path, "job.yaml", STAGES)).stages
+def test_stages_inherit_top_level_values_and_are_ordered_by_dependency(tmp_path: Path) -> None:
+    found = load_job_file(write_file(tmp_path, "job.yaml", STAGES)).stages
     assert [stage.name for stage in found] == ["prepare", "train", "evaluate"]
     prepare, train, evaluate = (stage.work for stage in found)
     assert (str(prepare.time), str(train.time), train.nodes) == ("00:05:00", "01:00:00", 2)
@@ -164,14 +164,14 @@ def test_stages_say_what_the_top_does_not_and_stand_in_order(tmp_path: Path) -> 
     assert found[1].origins["nodes"] == "job.yaml:9"
 
 
-def test_what_a_sweep_goes_over_is_left_for_its_trials(tmp_path: Path) -> None:
-    train = load(write(tmp_path, "job.yaml", STAGES)).stages[1].work
+def test_sweep_variables_remain_for_the_trials(tmp_path: Path) -> None:
+    train = load_job_file(write_file(tmp_path, "job.yaml", STAGES)).stages[1].work
     assert train.args == ("--lr", "${lr}", "$${HOME}")  # the variable lr of the file stands back
     assert train.env == {"SEED": "${seed}", "SIZE": "7b"}
     assert train.sweep is not None
     assert (train.sweep.name, train.sweep.variables()) == ("lr${lr}-${seed}", ["lr", "seed"])
     with pytest.raises(RequestInvalid, match="sets this variable"):
-        load(tmp_path / "job.yaml", lr="3")
+        load_job_file(tmp_path / "job.yaml", lr="3")
 
 
 @pytest.mark.parametrize(
@@ -218,26 +218,29 @@ def test_what_a_sweep_goes_over_is_left_for_its_trials(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_stages_and_sweeps_is_named(tmp_path: Path, text: str, told: str) -> None:
-    assert any(told in line for line in problems(write(tmp_path, "job.yaml", text)))
+def test_mistakes_in_stages_and_sweeps_are_named(tmp_path: Path, text: str, told: str) -> None:
+    assert any(told in line for line in load_problems(write_file(tmp_path, "job.yaml", text)))
 
 
-def test_a_setup_may_have_several_lines(tmp_path: Path) -> None:
-    job = load(
-        write(tmp_path, "job.yaml", "script: a.py\nsetup:\n- |\n  module load a\n  module load b\n")
+def test_a_setup_entry_may_have_several_lines(tmp_path: Path) -> None:
+    job = load_job_file(
+        write_file(tmp_path, "job.yaml", "script: a.py\nsetup:\n- |\n  module load a\n  module load b\n")
     ).job
     assert job.setup == ("module load a\nmodule load b\n",)
 
 
-def test_the_schema_takes_stages_and_sweeps() -> None:
+def test_the_job_schema_accepts_stages_and_sweeps() -> None:
     checker = jsonschema.Draft202012Validator(schema.job_schema())
     assert list(checker.iter_errors(yaml.safe_load(STAGES))) == []
     assert list(checker.iter_errors({"stages": {"a": {"script": "a.py", "need": ["b"]}}}))
     assert list(checker.iter_errors({"script": "a.py", "sweep": {"grids": {}}}))
 
 
-def test_values_of_the_job_stand_in_arguments_alone(tmp_path: Path) -> None:
+def test_slurm_variables_are_allowed_only_in_arguments(tmp_path: Path) -> None:
     text = 'script: t.py\narray: 0-3\nargs: ["${SLURM_ARRAY_TASK_ID}", "x-$SLURM_JOB_ID"]\n'
-    assert load(write(tmp_path, "job.yaml", text)).job.args == ("${SLURM_ARRAY_TASK_ID}", "x-$SLURM_JOB_ID")
-    [problem] = problems(write(tmp_path, "other.yaml", f"{text}env: {{A: '${{SLURM_JOB_ID}}'}}\n"))
+    assert load_job_file(write_file(tmp_path, "job.yaml", text)).job.args == (
+        "${SLURM_ARRAY_TASK_ID}",
+        "x-$SLURM_JOB_ID",
+    )
+    [problem] = load_problems(write_file(tmp_path, "other.yaml", f"{text}env: {{A: '${{SLURM_JOB_ID}}'}}\n"))
     assert "env.A: no variable 'SLURM_JOB_ID'" in problem

@@ -16,7 +16,7 @@ from tests.config.conftest import Place
 SHIPPED = sorted(path.stem for path in assets.cluster_profiles().glob("*.yaml"))
 
 
-def test_the_project_comes_before_the_user_before_the_packaged(place: Place) -> None:
+def test_project_profiles_precede_user_profiles_and_packaged_profiles(place: Place) -> None:
     assert place.load("local").path == assets.cluster_profiles() / "local.yaml"
     user = place.user("local", "title: mine\n")
     assert place.load("local").path == user
@@ -25,13 +25,13 @@ def test_the_project_comes_before_the_user_before_the_packaged(place: Place) -> 
     assert place.load("local").profile.title == "ours"
 
 
-def test_xdg_config_home_is_honoured(place: Place) -> None:
+def test_xdg_config_home_is_searched(place: Place) -> None:
     path = place._write(place.cwd / "xdg" / "dtslurm" / "cluster_profiles" / "x.yaml", "title: t\n")
     env = {**place.env, "XDG_CONFIG_HOME": str(place.cwd / "xdg")}
     assert profiles.find("x", cwd=place.cwd, env=env) == path
 
 
-def test_by_path(place: Place) -> None:
+def test_a_profile_can_be_selected_by_path(place: Place) -> None:
     path = place._write(place.cwd / "other" / "mine.yaml", "title: t\n")
     for name in ("other/mine.yaml", "./other/mine.yaml", str(path)):
         assert place.load(name).path == path
@@ -41,7 +41,9 @@ def test_by_path(place: Place) -> None:
 
 
 @pytest.mark.parametrize(("given", "meant"), [("perlmuter", "perlmutter"), ("our", "ours")])
-def test_an_unknown_name_is_told_with_the_one_that_is_like_it(place: Place, given: str, meant: str) -> None:
+def test_an_unknown_profile_is_reported_with_the_closest_known_profile(
+    place: Place, given: str, meant: str
+) -> None:
     place.project("ours", "")
     with pytest.raises(ProfileNotFound) as caught:
         place.load(given)
@@ -49,14 +51,14 @@ def test_an_unknown_name_is_told_with_the_one_that_is_like_it(place: Place, give
     assert "dtslurm cluster list" in caught.value.hint
 
 
-def test_a_name_is_the_files_name(place: Place) -> None:
+def test_a_profile_name_must_match_its_file_name(place: Place) -> None:
     place.project("x", "name: y\n")
     assert place.problems("x") == [
         "cluster_profiles/x.yaml:1: name: should be 'x', the name of the file, which --cluster uses"
     ]
 
 
-def test_variables_that_are_the_jobs_own_are_refused(place: Place) -> None:
+def test_variables_set_by_the_job_are_refused(place: Place) -> None:
     place.project(
         "x",
         """\
@@ -78,7 +80,7 @@ environment: {variables: {A: "1", B: "2"}}
 """
 
 
-def test_null_takes_away_named_sections_of_what_is_extended(place: Place) -> None:
+def test_null_removes_inherited_sections(place: Place) -> None:
     place.project("base", _EXTENDED)
     place.project(
         "x",
@@ -96,7 +98,7 @@ def test_null_takes_away_named_sections_of_what_is_extended(place: Place) -> Non
     assert not {"slurm.partitions.short", "node_types.a4"} & set(loaded.origins)
 
 
-def test_what_still_names_a_section_that_was_taken_away_is_told(place: Place) -> None:
+def test_a_reference_to_a_removed_section_is_reported(place: Place) -> None:
     place.project("base", _EXTENDED)
     place.project("x", "extends: base\nslurm: {partitions: {gpu: null}}\nnode_types: {a4: null, a8: null}\n")
     folder = "cluster_profiles"
@@ -110,14 +112,14 @@ def test_what_still_names_a_section_that_was_taken_away_is_told(place: Place) ->
     ]
 
 
-def test_a_section_that_was_taken_away_begins_anew_further_on(place: Place) -> None:
+def test_a_removed_section_can_be_defined_again(place: Place) -> None:
     place.project("base", _EXTENDED)
     place.project("middle", "extends: base\nslurm: {partitions: {short: null}}\n")
     place.project("x", "extends: middle\nslurm: {partitions: {short: {max_nodes: 2}}}\n")
     assert place.load("x").profile.slurm.partitions["short"] == Partition(max_nodes=2)
 
 
-def test_extends_merges_mappings_and_replaces_the_rest(place: Place) -> None:
+def test_extends_merges_mappings_and_replaces_other_values(place: Place) -> None:
     place.project(
         "base",
         """\
@@ -146,7 +148,7 @@ def test_extends_merges_mappings_and_replaces_the_rest(place: Place) -> None:
     assert loaded.origins["name"] == f"{folder}/top.yaml"
 
 
-def test_a_project_profile_may_extend_the_packaged_one_of_its_name(place: Place) -> None:
+def test_a_project_profile_can_extend_the_packaged_profile_of_the_same_name(place: Place) -> None:
     place.project("leonardo", "extends: leonardo\nslurm: {account: mine}\n")
     loaded = place.load("leonardo")
     assert (loaded.profile.slurm.account, loaded.profile.slurm.partition) == ("mine", "boost_usr_prod")
@@ -154,7 +156,7 @@ def test_a_project_profile_may_extend_the_packaged_one_of_its_name(place: Place)
     assert loaded.origins["slurm.partition"].startswith("leonardo.yaml:")
 
 
-def test_profiles_beside_the_projects_file_are_found_from_its_subfolders(place: Place) -> None:
+def test_profiles_beside_the_project_file_are_found_from_subfolders(place: Place) -> None:
     (place.cwd / ".git").mkdir()
     below = place.cwd / "src"
     below.mkdir()
@@ -170,13 +172,13 @@ def test_profiles_beside_the_projects_file_are_found_from_its_subfolders(place: 
     assert (found.path, found.profile.title, found.profile.slurm.qos) == (nearer, "above", "x")
 
 
-def test_the_users_own_extend_packaged_ones_in_a_checkout_too(place: Place) -> None:
+def test_user_profiles_can_extend_packaged_profiles_inside_a_checkout(place: Place) -> None:
     place.user("jumped", "extends: slurm\ntitle: mine\n")
     checkout = assets.cluster_profiles().parent
     assert profiles.load("jumped", cwd=checkout, env=place.env).profile.title == "mine"
 
 
-def test_packaged_profiles_do_not_extend_what_lies_before_them(place: Place) -> None:
+def test_a_user_profile_does_not_extend_a_project_profile(place: Place) -> None:
     own = place.user("base", "slurm: {qos: user}\n")
     place.project("base", "slurm: {qos: project}\n")
     place.user("x", "extends: base\n")
@@ -208,14 +210,16 @@ def test_packaged_profiles_do_not_extend_what_lies_before_them(place: Place) -> 
         ),
     ],
 )
-def test_wrong_parents_are_told_with_their_place(place: Place, files: dict[str, str], problem: str) -> None:
+def test_a_wrong_extends_value_is_reported_with_its_position(
+    place: Place, files: dict[str, str], problem: str
+) -> None:
     for name, text in files.items():
         place.project(name, text + "\n")
     told = problem.format(a="cluster_profiles/a.yaml", b="cluster_profiles/b.yaml")
     assert place.problems("a") == [f"cluster_profiles/{told}"]
 
 
-def test_c27_files_that_others_may_write_are_refused(place: Place) -> None:
+def test_c27_a_profile_that_every_user_can_write_is_refused(place: Place) -> None:
     path = place.project("x", "title: t\n")
     path.chmod(0o646)
     with pytest.raises(ProfileInvalid) as caught:
@@ -224,7 +228,7 @@ def test_c27_files_that_others_may_write_are_refused(place: Place) -> None:
     assert caught.value.hint.endswith(f"chmod o-w {path}")
 
 
-def test_what_is_no_file_is_refused_without_waiting(place: Place) -> None:
+def test_a_profile_that_is_no_regular_file_is_refused_without_blocking(place: Place) -> None:
     folder = place.project("x", "").parent
     os.mkfifo(folder / "pipe.yaml")
     (folder / "dir.yaml").mkdir()
@@ -236,7 +240,7 @@ def test_what_is_no_file_is_refused_without_waiting(place: Place) -> None:
     ]
 
 
-def test_a_broken_file_does_not_break_the_list(place: Place) -> None:
+def test_an_invalid_profile_is_listed_with_its_error(place: Place) -> None:
     place.project("broken", "slurm: [\n")
     place.project("wrong", "a: 1\nb: 2\n")
     entries = {entry.name: entry for entry in profiles.list_profiles(cwd=place.cwd, env=place.env)}
@@ -248,12 +252,12 @@ def test_a_broken_file_does_not_break_the_list(place: Place) -> None:
     assert entries["local"].title
 
 
-def test_no_home_and_no_folders_are_fine(tmp_path: Path) -> None:
+def test_profiles_load_without_home_and_folders(tmp_path: Path) -> None:
     assert profiles.load("local", cwd=tmp_path / "nowhere", env={}).profile.scheduler == "local"
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_profiles_load_and_say_where_from(name: str, place: Place) -> None:
+def test_packaged_profiles_load_with_title_and_sources(name: str, place: Place) -> None:
     loaded = place.load(name)
     assert loaded.profile.name == name
     assert loaded.profile.title
@@ -264,13 +268,13 @@ def test_shipped_profiles_load_and_say_where_from(name: str, place: Place) -> No
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_variables_say_why(name: str, place: Place) -> None:
+def test_fabric_variables_of_packaged_profiles_have_reasons(name: str, place: Place) -> None:
     fabric = place.load(name).profile.fabric
     for variable in fabric.environment.values() if fabric else ():
         assert variable.why
 
 
-def test_what_the_machines_are(place: Place) -> None:
+def test_packaged_profiles_describe_known_machines_correctly(place: Place) -> None:
     perlmutter, leonardo = place.load("perlmutter").profile, place.load("leonardo").profile
     big = perlmutter.node_type("gpu-80g")
     assert big is not None

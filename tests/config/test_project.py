@@ -28,7 +28,7 @@ defaults:
 """
 
 
-def write(folder: Path, text: str = TEXT) -> Path:
+def write_project(folder: Path, text: str = TEXT) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "dtslurm.yaml"
     path.write_text(text, encoding="utf-8")
@@ -36,14 +36,14 @@ def write(folder: Path, text: str = TEXT) -> Path:
     return path
 
 
-def test_no_file_is_an_empty_project(place: Place) -> None:
+def test_without_a_file_the_project_is_empty(place: Place) -> None:
     empty = project.load(place.cwd, env=place.env)
     assert empty == Project()
     assert empty.defaults == {}
 
 
-def test_defaults_read_as_the_command_line_would_give_them(place: Place) -> None:
-    path = write(place.cwd)
+def test_project_defaults_have_the_form_of_command_line_options(place: Place) -> None:
+    path = write_project(place.cwd)
     found = project.load(place.cwd, env=place.env)
     assert (found.cluster, found.path) == ("leonardo", path)
     assert found.defaults == {
@@ -59,7 +59,7 @@ def test_defaults_read_as_the_command_line_would_give_them(place: Place) -> None
     assert found.origins["defaults.nodes"] == "dtslurm.yaml:3"
 
 
-def test_every_default_is_an_option_of_submit() -> None:
+def test_every_project_default_is_an_option_of_submit() -> None:
     options = set(Project().options.__dataclass_fields__)
     request = set(JobRequest.__dataclass_fields__)
     assert options == request - {
@@ -77,34 +77,34 @@ def test_every_default_is_an_option_of_submit() -> None:
     }
 
 
-def test_it_is_found_up_to_the_top_of_the_checkout(place: Place) -> None:
-    write(place.cwd.parent)
+def test_the_project_file_is_searched_up_to_the_top_of_the_checkout(place: Place) -> None:
+    write_project(place.cwd.parent)
     deep = place.cwd / "a" / "b"
     deep.mkdir(parents=True)
     (place.cwd / ".git").mkdir()
     assert project.find(deep, env=place.env) is None
-    path = write(place.cwd)
+    path = write_project(place.cwd)
     assert project.find(deep, env=place.env) == path
 
 
-def test_it_is_found_up_to_home(place: Place) -> None:
+def test_the_project_file_is_searched_up_to_the_home_folder(place: Place) -> None:
     deep = place.home / "a" / "b"
     deep.mkdir(parents=True)
-    write(place.home.parent)
+    write_project(place.home.parent)
     assert project.find(deep, env=place.env) is None
-    path = write(place.home)
+    path = write_project(place.home)
     assert project.find(deep, env=place.env) == path
 
 
-def test_outside_home_and_checkouts_only_here_counts(place: Place) -> None:
-    write(place.cwd)
+def test_elsewhere_only_the_current_folder_is_searched(place: Place) -> None:
+    write_project(place.cwd)
     deep = place.cwd / "a"
     deep.mkdir()
     assert project.find(deep, env=place.env) is None
 
 
-def test_every_fault_is_told_at_once(place: Place) -> None:
-    write(
+def test_all_mistakes_in_a_project_file_are_reported_together(place: Place) -> None:
+    write_project(
         place.cwd, "clusters: x\ndefaults:\n  nodes: 0\n  tim: 1h\n  env: {A-B: 1}\n  sbatch: [exclusive]\n"
     )
     wanted = "should be an option such as --exclusive or --name=value"
@@ -119,13 +119,13 @@ def test_every_fault_is_told_at_once(place: Place) -> None:
     )
 
 
-def test_an_option_at_top_level_is_sent_to_defaults(place: Place) -> None:
-    write(place.cwd, "nodes: 2\n")
+def test_an_option_at_top_level_is_reported_with_its_place_in_defaults(place: Place) -> None:
+    write_project(place.cwd, "nodes: 2\n")
     with pytest.raises(ProfileInvalid, match=r"dtslurm.yaml:1: nodes: .*did you mean 'defaults.nodes'"):
         project.load(place.cwd, env=place.env)
 
 
-def test_c27_a_file_that_others_may_write_is_refused(place: Place) -> None:
-    write(place.cwd).chmod(0o666)
+def test_c27_a_project_file_that_every_user_can_write_is_refused(place: Place) -> None:
+    write_project(place.cwd).chmod(0o666)
     with pytest.raises(ProfileInvalid, match="every user can write"):
         project.load(place.cwd, env=place.env)

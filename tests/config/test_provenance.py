@@ -26,17 +26,17 @@ title: X
         ("node_types.big.sockets", "The centre's guide (docs.example.org), 2026-08"),
     ],
 )
-def test_the_nearest_source_tells(key: str, title: str) -> None:
+def test_the_most_specific_source_applies_to_a_key(key: str, title: str) -> None:
     assert [source.title for source in provenance.find_sources(key, provenance.read(TEXT))] == [title]
 
 
-def test_what_is_built_on_keeps_its_own_sources_and_a_user_s_own_values_have_none(tmp_path: Path) -> None:
+def test_inherited_values_keep_their_sources_and_custom_values_have_none(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("extends: perlmutter\nslurm:\n  account: m1\n")
     told = profiles.sources(str(tmp_path / "mine.yaml"), cwd=tmp_path, env={})
     assert told["slurm.qos"].startswith("NERSC, queues")
     assert "slurm.account" not in told
 
 
-def test_settings_of_a_network_tell_their_documents() -> None:
+def test_fabric_settings_have_sources() -> None:
     told = profiles.sources("alps-clariden", cwd=Path("/"), env={})
     assert "docs.cscs.ch/software/communication/nccl, 2026-08" in told["fabric.environment.NCCL_PROTO.value"]

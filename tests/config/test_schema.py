@@ -15,25 +15,25 @@ from dtslurm.config import schema
 FILES = sorted(assets.cluster_profiles().glob("*.yaml"))
 
 
-def check(document: Any) -> list[str]:
+def schema_errors(document: Any) -> list[str]:
     checker = jsonschema.Draft202012Validator(schema.profile_schema())
     return [error.message for error in checker.iter_errors(document)]
 
 
-def test_the_shipped_schema_is_up_to_date() -> None:
+def test_the_packaged_schema_is_up_to_date() -> None:
     shipped = (assets.cluster_profiles() / "schema.json").read_text(encoding="utf-8")
     assert shipped == schema.text(), "python -m dtslurm.config.schema > cluster_profiles/schema.json"
 
 
-def test_the_schema_is_a_schema() -> None:
+def test_the_profile_schema_is_a_valid_json_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(schema.profile_schema())
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_shipped_profiles_fit_the_schema_and_name_it(path: Path) -> None:
+def test_packaged_profiles_match_the_schema_and_reference_the_schema(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.startswith("# yaml-language-server: $schema=./schema.json\n")
-    assert check(yaml.safe_load(text)) == []
+    assert schema_errors(yaml.safe_load(text)) == []
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,8 @@ def test_shipped_profiles_fit_the_schema_and_name_it(path: Path) -> None:
         {"environment": {"variables": {"A": "1", "B": 2, "C": None}}},
     ],
 )
-def test_what_may_be_written(document: Any) -> None:
-    assert check(document) == []
+def test_valid_documents_match_the_schema(document: Any) -> None:
+    assert schema_errors(document) == []
 
 
 @pytest.mark.parametrize(
@@ -62,18 +62,18 @@ def test_what_may_be_written(document: Any) -> None:
         {"node_types": {"a": {"gpus": {"cuont": 8}}}},
     ],
 )
-def test_what_may_not_be_written(document: Any) -> None:
-    assert check(document)
+def test_invalid_documents_do_not_match_the_schema(document: Any) -> None:
+    assert schema_errors(document)
 
 
-def test_docstrings_reach_the_editor() -> None:
+def test_docstrings_are_descriptions_in_the_schema() -> None:
     properties = schema.profile_schema()["$defs"]["SlurmCustoms"]["properties"]
     assert "shortest time between two state queries" in properties["min_poll_s"]["description"]
     assert "default: 30.0" in properties["min_poll_s"]["description"]
     assert "minutes" in properties["max_time"]["description"]
 
 
-def test_it_prints_itself() -> None:
+def test_the_schema_module_prints_the_schema() -> None:
     command = [sys.executable, "-m", "dtslurm.config.schema"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True)
     assert printed.stdout == schema.text()

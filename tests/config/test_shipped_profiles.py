@@ -37,11 +37,11 @@ SHELLCHECK = Path(sys.executable).parent / "shellcheck"
 LAUNCHERS = ("torchrun", "srun", "accelerate", "deepspeed", "lightning", "jax")
 
 
-def load(name: str) -> ClusterProfile:
+def load_profile(name: str) -> ClusterProfile:
     return profiles.load(name, cwd=Path("/"), env={}).profile
 
 
-def script_of(profile: ClusterProfile, launcher_name: str) -> str:
+def render_script(profile: ClusterProfile, launcher_name: str) -> str:
     launcher = registry.load(launcher_name)
     resources = Resources(nodes=2, time=Walltime.parse("60"), gpus_per_node=None if profile.node_types else 4)
     spec = JobSpec(
@@ -65,7 +65,7 @@ def script_of(profile: ClusterProfile, launcher_name: str) -> str:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in HERE])
-def test_every_value_tells_the_document_it_is_from_and_of_when(name: str) -> None:
+def test_every_value_of_a_packaged_profile_has_a_dated_source(name: str) -> None:
     loaded = profiles.load(name, cwd=Path("/"), env={})
     assert loaded.profile.sources
     told = profiles.sources(name, cwd=Path("/"), env={})
@@ -74,7 +74,7 @@ def test_every_value_tells_the_document_it_is_from_and_of_when(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in HERE])
-def test_a_source_is_read_as_it_is_meant(name: str) -> None:
+def test_every_source_line_is_parsed_and_names_existing_keys(name: str) -> None:
     text = (assets.cluster_profiles() / f"{name}.yaml").read_text()
     sources = provenance.read(text)
     assert len(sources) == text.count("source: "), "a line is not of the form that is read"
@@ -89,9 +89,9 @@ def test_a_source_is_read_as_it_is_meant(name: str) -> None:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "local"])
-def test_a_profile_renders_with_every_launcher(name: str, launcher: str) -> None:
-    profile = load(name)
-    script = script_of(profile, launcher)
+def test_a_packaged_profile_renders_with_every_launcher(name: str, launcher: str) -> None:
+    profile = load_profile(name)
+    script = render_script(profile, launcher)
     asked = [line for line in script.splitlines() if line.startswith("#SBATCH")]
     gpu_options = [line for line in asked if re.search(r"--(gres|gpus|gpus-per-\w+)=", line)]
     if profile.slurm.gpu_request in {"none", "constraint"}:
@@ -103,39 +103,41 @@ def test_a_profile_renders_with_every_launcher(name: str, launcher: str) -> None
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "local"])
-def test_shellcheck_has_nothing_to_say_of_its_script(name: str, tmp_path: Path) -> None:
+def test_scripts_of_packaged_profiles_pass_shellcheck(name: str, tmp_path: Path) -> None:
     path = tmp_path / "script.sbatch"
-    path.write_text(script_of(load(name), "torchrun"))
+    path.write_text(render_script(load_profile(name), "torchrun"))
     found = subprocess.run(
         [SHELLCHECK, "--shell=bash", "--exclude=SC1091", path], capture_output=True, text=True, check=False
     )
     assert found.returncode == 0, found.stdout
 
 
-def test_there_are_profiles_of_forty_sites_and_clouds() -> None:
+def test_there_are_profiles_of_at_least_forty_clusters() -> None:
     assert len(set(NAMES) - HERE - GENERIC) >= 40
 
 
-def test_there_are_node_types_of_every_generation() -> None:
-    models = {str(one.gpus.model) for name in GENERIC for one in load(name).node_types.values() if one.gpus}
+def test_generic_profiles_cover_every_gpu_generation() -> None:
+    models = {
+        str(one.gpus.model) for name in GENERIC for one in load_profile(name).node_types.values() if one.gpus
+    }
     for model in ("V100", "A100", "H100", "H200", "B200", "GB200", "MI250X", "MI300X", "Gaudi2"):
         assert any(one.startswith(model) for one in models), model
 
 
 @pytest.mark.parametrize("name", ["polaris", "Gadi", "tsubame4"])
-def test_a_site_without_slurm_is_told(name: str) -> None:
+def test_a_known_cluster_without_slurm_is_reported(name: str) -> None:
     with pytest.raises(ProfileNotFound, match="not Slurm"):
         profiles.load(name, cwd=Path("/"), env={})
 
 
-def test_a_machine_that_is_gone_is_told_with_the_one_that_came_after_it() -> None:
+def test_a_decommissioned_cluster_is_reported_with_its_successor() -> None:
     with pytest.raises(ProfileNotFound, match=r"shut down .* roihu"):
         profiles.load("mahti", cwd=Path("/"), env={})
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in HERE])
-def test_a_profile_says_itself_how_it_was_checked(name: str) -> None:
+def test_a_packaged_profile_states_how_it_was_checked(name: str) -> None:
     text = (assets.cluster_profiles() / f"{name}.yaml").read_text()
     [date] = [source.date for source in provenance.read(text) if not source.keys]
     assert f"\nchecked: documentation {date}\n" in text
-    assert load(name).checked == f"documentation {date}"
+    assert load_profile(name).checked == f"documentation {date}"

@@ -19,19 +19,19 @@ WANTED = {
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Path:
+def user_signatures(tmp_path: Path) -> Path:
     folder = tmp_path / "config" / "dtslurm"
     folder.mkdir(parents=True)
     return folder / "signatures.yaml"
 
 
-def load(tmp_path: Path) -> dict[str, Signature]:
+def load_signatures(tmp_path: Path) -> dict[str, Signature]:
     found = signatures.load(tmp_path, {"XDG_CONFIG_HOME": str(tmp_path / "config"), "HOME": str(tmp_path)})
     return {one.name: one for one in found}
 
 
 @pytest.mark.parametrize("signature", PACKAGED, ids=lambda one: one.name)
-def test_the_far_side_finds_every_example(signature: Signature) -> None:
+def test_every_example_matches_its_signature_in_the_worker_program(signature: Signature) -> None:
     assert signature.examples
     there = hits.LogSignature(0, {"words": signature.words, "match": signature.match})
     for example in signature.examples:
@@ -40,44 +40,46 @@ def test_the_far_side_finds_every_example(signature: Signature) -> None:
         assert search.lines_with(f"before\n{example}\nafter".encode(), words, 0, 1), example
 
 
-def test_every_cause_that_needs_a_line_has_one() -> None:
+def test_every_cause_that_needs_a_log_line_has_a_signature() -> None:
     assert {one.cause for one in PACKAGED} >= WANTED
 
 
-def test_no_word_is_in_everyday_lines() -> None:
+def test_signature_words_do_not_occur_in_ordinary_log_lines() -> None:
     everyday = "2026-11-21 16:30:23,123 INFO trainer.py:214 step 12/100 loss 2.71 grad_norm 0.3 lr 3e-04 nccl"
     assert not [(one.name, word) for one in PACKAGED for word in one.words if word in everyday]
 
 
-def test_a_users_signature_is_added_replaces_and_takes_away(own: Path, tmp_path: Path) -> None:
-    own.write_text(
+def test_user_signatures_add_replace_and_remove_signatures(user_signatures: Path, tmp_path: Path) -> None:
+    user_signatures.write_text(
         "signatures:\n"
         "  licence:\n    cause: licence\n    words: [FlexNet]\n    match: ['FlexNet .* -(?P<code>\\d+)']\n"
         "    summary: 'no licence: {code}'\n    blame: site\n"
         "  xid: null\n"
         "  quota: {cause: my-quota, words: [Disk quota], match: [Disk quota exceeded]}\n"
     )
-    found = load(tmp_path)
+    found = load_signatures(tmp_path)
     assert found["licence"].cause == "licence"
     assert "xid" not in found
     assert found["quota"].cause == "my-quota"
 
 
-def test_a_projects_signature_goes_before_the_users(own: Path, tmp_path: Path) -> None:
-    own.write_text("signatures: {mine: {cause: a, words: [x], match: [x]}}\n")
+def test_project_signatures_precede_user_signatures(user_signatures: Path, tmp_path: Path) -> None:
+    user_signatures.write_text("signatures: {mine: {cause: a, words: [x], match: [x]}}\n")
     (tmp_path / ".git").mkdir()
     (tmp_path / "dtslurm.yaml").write_text("cluster: local\n")
     (tmp_path / "signatures.yaml").write_text("signatures: {mine: {cause: b, words: [x], match: [x]}}\n")
-    assert load(tmp_path)["mine"].cause == "b"
+    assert load_signatures(tmp_path)["mine"].cause == "b"
 
 
-def test_all_that_is_wrong_is_told_at_once_with_its_line(own: Path, tmp_path: Path) -> None:
-    own.write_text(
+def test_all_mistakes_in_signatures_are_reported_together_with_their_lines(
+    user_signatures: Path, tmp_path: Path
+) -> None:
+    user_signatures.write_text(
         "signatures:\n  one:\n    cause: Not A Slug\n    words: []\n    match: ['(']\n    role: boss\n"
         "    strength: 101\n    blame: me\n    colour: red\nother: 1\n"
     )
     with pytest.raises(ProfileInvalid) as caught:
-        load(tmp_path)
+        load_signatures(tmp_path)
     told = "\n".join(caught.value.problems)
     for part in (
         ":3: one.cause",
