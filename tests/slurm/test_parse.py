@@ -21,21 +21,21 @@ STATES = {
 }  # fmt: skip
 
 
-def by_name(jobs: list[JobStatus]) -> dict[str, JobStatus]:
+def jobs_by_name(jobs: list[JobStatus]) -> dict[str, JobStatus]:
     return {job.name: job for job in jobs}
 
 
-def ours() -> dict[str, JobStatus]:
+def recorded_jobs() -> dict[str, JobStatus]:
     return {
         job.job_id: job for job in parse.squeue(recorded.read("22.05.8", "squeue_records.txt"), uid=0).jobs
     }
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_squeue_of_every_version(version: str) -> None:
+def test_squeue_output_of_every_version_is_parsed(version: str) -> None:
     listing = parse.squeue(recorded.squeue(version), observed_at=5.0)
     assert not listing.skipped
-    jobs = by_name(listing.jobs)
+    jobs = jobs_by_name(listing.jobs)
     assert {name: jobs[name].state for name in STATES} == STATES
     assert jobs["held"].reason == "JobHeldUser"
     assert jobs["never"].reason == "DependencyNeverSatisfied"
@@ -48,10 +48,10 @@ def test_squeue_of_every_version(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_sacct_of_every_version(version: str) -> None:
+def test_sacct_output_of_every_version_is_parsed(version: str) -> None:
     listing = parse.sacct(recorded.sacct(version), observed_at=5.0)
     assert not listing.skipped
-    jobs = by_name(parse.latest(listing.jobs))
+    jobs = jobs_by_name(parse.latest(listing.jobs))
     assert (jobs["fail"].state, jobs["fail"].exit_code, jobs["fail"].signal) == (S.FAILED, 3, None)
     assert (jobs["segv"].state, jobs["segv"].exit_code, jobs["segv"].signal) == (S.FAILED, None, 11)
     assert (jobs["canc"].state, jobs["canc"].exit_code) == (S.CANCELLED, None)
@@ -64,12 +64,12 @@ def test_sacct_of_every_version(version: str) -> None:
     assert jobs["requ"].restarts == 1
 
 
-def test_a_local_date_is_no_time() -> None:
+def test_a_local_date_is_not_parsed_as_time() -> None:
     assert all(job.start_time is None for job in parse.squeue(recorded.squeue("22.05.8")).jobs)
 
 
-def test_our_own_format_field_by_field() -> None:
-    jobs = ours()
+def test_every_field_of_the_squeue_format_is_parsed() -> None:
+    jobs = recorded_jobs()
     assert len(jobs) == 13
     assert jobs["12"] == JobStatus(
         job_id="12", raw_id="12", state=S.RUNNING, raw_state="RUNNING", name='line\nbreak|pipe=eq "q"',
@@ -85,11 +85,11 @@ def test_our_own_format_field_by_field() -> None:
     assert [jobs[name].raw_id for name in ("19+0", "19+1")] == ["19", "20"]
 
 
-def test_only_the_users_own_rows() -> None:
+def test_rows_of_other_users_are_ignored() -> None:
     assert parse.squeue(recorded.read("22.05.8", "squeue_records.txt"), uid=1000).jobs == []
 
 
-def test_our_own_sacct_field_by_field() -> None:
+def test_every_field_of_the_sacct_format_is_parsed() -> None:
     columns = parse.supported(SACCT, recorded.read("22.05.8", "sacct_helpformat.txt"))
     assert [one.name for one in SACCT if one not in columns] == ["restarts"]
     listing = parse.sacct(recorded.read("22.05.8", "sacct_records.txt"), columns, uid=0)
@@ -101,7 +101,7 @@ def test_our_own_sacct_field_by_field() -> None:
     assert (jobs["13_3"].raw_id, jobs["13_3"].nodes) == ("24", 1)
 
 
-def test_f61_one_bad_row_costs_one_row() -> None:
+def test_f61_a_malformed_row_does_not_affect_other_rows() -> None:
     good = recorded.read("22.05.8", "squeue_records.txt")
     listing = parse.squeue("slurm: some banner\x1e\n" + good + f"x{FIELD_END}y{RECORD_END}\n")
     assert len(listing.jobs) == 13
@@ -113,23 +113,25 @@ def test_f61_one_bad_row_costs_one_row() -> None:
     [("COMPLETING", S.UNKNOWN, {StateFlag.COMPLETING}), ("CONFIGURING", S.RUNNING, {StateFlag.CONFIGURING}),
      ("MOONSTRUCK", S.UNKNOWN, set()), ("", S.UNKNOWN, set())],
 )  # fmt: skip
-def test_f65_states_beyond_the_base(word: str, state: JobState, flags: set[StateFlag]) -> None:
+def test_f65_unknown_and_transitional_states_are_parsed(
+    word: str, state: JobState, flags: set[StateFlag]
+) -> None:
     job = parse.status({"job_id": "1", "raw_id": "1", "raw_state": word}, "squeue", 0.0)
     assert (job.state, set(job.flags), job.raw_state, job.terminal) == (state, flags, word, False)
 
 
-def row(columns: tuple[fields.Field, ...], **values: str) -> str:
+def record_row(columns: tuple[fields.Field, ...], **values: str) -> str:
     return FIELD_END.join(values.get(one.name, "") for one in columns)
 
 
 @pytest.mark.parametrize(
     ("limit", "printed", "left"), [(365 * 86400, "364-23:59:57", None), (3600, "59:57", 3597)]
 )
-def test_a_job_without_limit_has_no_time_left(limit: int, printed: str, left: int | None) -> None:
+def test_a_job_without_a_time_limit_has_no_time_left(limit: int, printed: str, left: int | None) -> None:
     """Slurm shows a limit of 365 days where neither the job nor its partition has one."""
     times = {"start_time": "1795501403", "end_time": str(1795501403 + limit), "time_left": printed}
     columns = {"raw_id": "7", "job_id": "7", "raw_state": "RUNNING", **times}
-    [job] = parse.squeue(row(SQUEUE, **columns) + RECORD_END).jobs
+    [job] = parse.squeue(record_row(SQUEUE, **columns) + RECORD_END).jobs
     assert (job.start_time, job.time_left) == (1795501403, left)
 
 
@@ -139,9 +141,11 @@ odd_text = st.text(st.characters(codec="utf-8") | st.sampled_from("\n|=\"'\x1f\u
 
 
 @given(st.lists(odd_text, min_size=1, max_size=5), odd_text.filter(lambda text: FIELD_END not in text))
-def test_f62_c3_any_name_and_comment_come_back_whole(names: list[str], comment: str) -> None:
+def test_f62_c3_any_name_and_comment_are_preserved_by_the_squeue_parser(
+    names: list[str], comment: str
+) -> None:
     records = [
-        row(SQUEUE, job_id=str(i), raw_id=str(i), raw_state="RUNNING", comment=comment, name=name)
+        record_row(SQUEUE, job_id=str(i), raw_id=str(i), raw_state="RUNNING", comment=comment, name=name)
         + RECORD_END
         for i, name in enumerate(names, 1)
     ]
@@ -151,9 +155,9 @@ def test_f62_c3_any_name_and_comment_come_back_whole(names: list[str], comment: 
 
 
 @given(st.text("ab\n\n|=\"'\x1f\udcff é", max_size=20), st.text("cd\n7", max_size=20))
-def test_c3_f62_any_name_comes_back_whole_from_sacct(first: str, second: str) -> None:
+def test_c3_f62_any_name_is_preserved_by_the_sacct_parser(first: str, second: str) -> None:
     rows = [
-        row(SACCT, job_id=str(i), raw_id=str(i), raw_state="FAILED", exit="3:0", name=name)
+        record_row(SACCT, job_id=str(i), raw_id=str(i), raw_state="FAILED", exit="3:0", name=name)
         for i, name in enumerate((first, second), 1)
     ]
     jobs = parse.sacct("\n".join(rows) + "\n").jobs
@@ -164,7 +168,7 @@ def test_c3_f62_any_name_comes_back_whole_from_sacct(first: str, second: str) ->
     st.binary(max_size=300)
     | st.lists(st.sampled_from([b"1", b"\x1f", b"\x1e", b"\n", b"_[", b"\xff"])).map(b"".join)
 )
-def test_f61_nothing_breaks_the_readers(data: bytes) -> None:
+def test_f61_arbitrary_bytes_do_not_break_the_parsers(data: bytes) -> None:
     text = data.decode("utf-8", "surrogateescape")
     parse.latest(parse.sacct(text).jobs)
     parse.squeue(text)
@@ -178,7 +182,7 @@ def test_f61_nothing_breaks_the_readers(data: bytes) -> None:
     [("1:46", 106), ("10:00:00", 36000), ("1-02:03:04", 93784), ("UNLIMITED", None), ("INVALID", None),
      ("NOT_SET", None), ("N/A", None), ("", None), ("0:00", 0), ("-0:05", None)],
 )  # fmt: skip
-def test_durations(text: str, seconds: int | None) -> None:
+def test_durations_are_parsed(text: str, seconds: int | None) -> None:
     assert fields.seconds(text) == seconds
 
 
@@ -186,14 +190,14 @@ def test_durations(text: str, seconds: int | None) -> None:
     ("text", "number"),
     [("4", 4), ("2K", 2048), ("1.50K", 1536), ("2-8", 2), ("", None), ("N/A", None), ("x", None)],
 )
-def test_counts(text: str, number: int | None) -> None:
+def test_counts_are_parsed(text: str, number: int | None) -> None:
     assert fields.count(text) == number
 
 
 @pytest.mark.parametrize(
     "text", ["N/A", "Unknown", "None", "NONE", "", "2026-11-21T00:31:16", "0", "-1", "1" * 30]
 )
-def test_no_time(text: str) -> None:
+def test_placeholders_are_not_parsed_as_times(text: str) -> None:
     assert fields.epoch(text) is None
 
 
@@ -201,11 +205,11 @@ def test_no_time(text: str) -> None:
     ("text", "code"),
     [("3:0", (3, None)), ("0:9", (None, 9)), ("0:53", (None, 53)), ("", (None, None)), ("x:y", (None, None))],
 )  # fmt: skip
-def test_exit_codes(text: str, code: tuple[int | None, int | None]) -> None:
+def test_exit_codes_are_parsed(text: str, code: tuple[int | None, int | None]) -> None:
     assert fields.exit_code(text) == code
 
 
-def test_exit_codes_in_words() -> None:
+def test_exit_codes_are_described_in_words() -> None:
     assert "output file" in parse.exit_words(None, 53)
     assert parse.exit_words(None, 9) == "ended by signal 9 (SIGKILL)"
     assert parse.exit_words(137, None) == "exit code 137: ended by signal 9 (SIGKILL)"
@@ -219,5 +223,5 @@ def test_exit_codes_in_words() -> None:
     [("123\n", "123"), ("123;cluster\n", "123"), ("This cluster closes on Friday\n17;c1\n", "17"),
      ("42 is the answer\n7\n", "7"), ("Submitted batch job 5\n", None), ("", None), ("0\n", None)],
 )  # fmt: skip
-def test_sbatch_answers(output: str, job_id: str | None) -> None:
+def test_the_job_id_is_parsed_from_the_sbatch_answer(output: str, job_id: str | None) -> None:
     assert parse.submitted_id(output) == job_id

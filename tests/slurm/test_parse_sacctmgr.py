@@ -15,7 +15,7 @@ vision|gpu|normal,long|10|20|2-00:00:00|gres/gpu=16,node=4|node=32,mem=4000G
 """
 
 
-def test_a_user_with_two_accounts() -> None:
+def test_associations_of_several_accounts_are_parsed() -> None:
     assert associations(PRINTED) == [
         Association("lab", "", ("normal",)),
         Association("vision", "gpu", ("normal", "long"), 10, 20, Walltime(172800),
@@ -23,11 +23,11 @@ def test_a_user_with_two_accounts() -> None:
     ]  # fmt: skip
 
 
-def test_without_limits_nothing_is_known_of_them() -> None:
+def test_an_association_without_limits_is_parsed() -> None:
     assert associations("lab|||||||\n") == [Association("lab")]
 
 
 @given(st.text())
-def test_a_banner_does_no_harm(text: str) -> None:
+def test_arbitrary_text_gives_only_associations_with_an_account(text: str) -> None:
     for one in associations(text):
         assert one.account

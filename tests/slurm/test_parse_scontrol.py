@@ -14,7 +14,7 @@ from tests.slurm.recorded import VERSIONS
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_jobs_of_every_version(version: str) -> None:
+def test_scontrol_jobs_of_every_version_are_parsed(version: str) -> None:
     listing = show.jobs(recorded.read(version, "jobs.txt"), uid=0)
     assert not listing.skipped
     jobs = {job.name: job for job in listing.jobs}
@@ -31,7 +31,7 @@ def test_jobs_of_every_version(version: str) -> None:
     assert {f"{het}+0", f"{het}+1"} <= set(ids)
 
 
-def test_one_line_form_field_by_field() -> None:
+def test_every_field_of_the_one_line_form_is_parsed() -> None:
     jobs = {job.job_id: job for job in show.jobs(recorded.read("22.05.8", "jobs_oneline.txt"), uid=0).jobs}
     assert len(jobs) == 14
     assert jobs["12"] == JobStatus(
@@ -46,12 +46,12 @@ def test_one_line_form_field_by_field() -> None:
     assert jobs["19+1"].raw_id == "20"
 
 
-def test_other_users_jobs_are_left_out() -> None:
+def test_jobs_of_other_users_are_ignored() -> None:
     assert show.jobs(recorded.read("22.05.8", "jobs.txt"), uid=1000).jobs == []
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_nodes_of_every_version(version: str) -> None:
+def test_scontrol_nodes_of_every_version_are_parsed(version: str) -> None:
     first, second = show.nodes(recorded.read(version, "nodes.txt"))
     assert (first.name, second.name) == ("n1", "n2")
     assert (first.cpus, first.sockets, first.cores_per_socket, first.threads_per_core) == (8, 1, 8, 1)
@@ -61,7 +61,7 @@ def test_nodes_of_every_version(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_configuration_of_every_version(version: str) -> None:
+def test_scontrol_config_of_every_version_is_parsed(version: str) -> None:
     config = show.config(recorded.read(version, "config.txt"))
     assert config["SelectType"] == "select/cons_tres"
     assert (config["MaxArraySize"], config["JobRequeue"], config["GresTypes"]) == ("10001", "1", "gpu")
@@ -69,12 +69,12 @@ def test_configuration_of_every_version(version: str) -> None:
     assert config.get("RequeueExit") == ""
 
 
-def test_partitions() -> None:
+def test_a_recorded_partition_is_parsed() -> None:
     (partition,) = show.partitions(recorded.read("22.05.8", "partitions.txt"))
     assert partition == show.PartitionInfo(name="main", default=True, state="UP", total_nodes=2)
 
 
-def test_partition_limits() -> None:
+def test_partition_limits_are_parsed() -> None:
     text = (
         "PartitionName=gpu AllowGroups=ALL AllowAccounts=ml,vision AllowQos=ALL DenyQos=debug Default=NO "
         "MaxNodes=16 MaxTime=2-00:00:00 State=DRAIN TotalNodes=32\n"
@@ -94,12 +94,12 @@ def test_partition_limits() -> None:
      ("gpu:h100:4(S:0,2),craynetwork:4", (("h100", 4),)), ("shard:16,gpu:l40s:2(S:0-1)", (("l40s", 2),)),
      ("gpu:a100:4,gpu:nvidia_a100_3g.20gb:8", (("a100", 4), ("nvidia_a100_3g.20gb", 8)))],
 )  # fmt: skip
-def test_gres(gres: str, gpus: tuple[tuple[str, int], ...]) -> None:
+def test_gpus_are_parsed_from_gres(gres: str, gpus: tuple[tuple[str, int], ...]) -> None:
     assert show.gpus(gres) == gpus
 
 
 @given(st.text(st.characters(codec="utf-8") | st.sampled_from("\n|=\"'\x1f\udcff"), max_size=30))
-def test_c3_f62_a_name_does_not_change_the_rest(name: str) -> None:
+def test_c3_f62_a_job_name_does_not_change_other_fields(name: str) -> None:
     record = (
         f"JobId=7 JobName={name} UserId=a(5) GroupId=a(5) MCS_label=N/A JobState=FAILED Reason=None "
         "Dependency=(null) Restarts=0 ExitCode=3:0 SubmitTime=1795269424\n"
@@ -116,7 +116,7 @@ def test_c3_f62_a_name_does_not_change_the_rest(name: str) -> None:
         )
     ).map(b"".join)
 )
-def test_f61_nothing_breaks_the_readers(data: bytes) -> None:
+def test_f61_arbitrary_bytes_do_not_break_the_scontrol_parsers(data: bytes) -> None:
     text = data.decode("utf-8", "surrogateescape")
     show.jobs(text)
     show.partitions(text)

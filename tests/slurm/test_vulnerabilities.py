@@ -21,11 +21,11 @@ STEPMGR = "CVE-2024-48936 (stepmgr runs others' steps)"
         ("slurm", False),
     ],
 )
-def test_a_hole_is_in_the_series_that_had_it_until_it_was_mended(version: str, open_: bool) -> None:
+def test_a_vulnerability_is_reported_until_the_fixed_version_of_its_series(version: str, open_: bool) -> None:
     assert (STEPMGR in holes(version)) is open_
 
 
-def test_a_series_that_was_given_up_keeps_its_holes() -> None:
+def test_an_unmaintained_series_keeps_its_vulnerabilities() -> None:
     told = [hole.partition(" ")[0] for hole in holes("slurm 20.11.4")]
     assert told == ["CVE-2023-41914", "CVE-2023-49933", "CVE-2025-43904"]
     assert holes("slurm 26.05.5") == []

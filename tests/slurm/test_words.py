@@ -21,7 +21,7 @@ from tests.slurm.recorded import DATA
      ("17", "17_3", False), ("17_[1-9", "17_3", True), ("x", "17", False),
      ("171_[1-9]", "171_3", True)],
 )  # fmt: skip
-def test_which_listed_job_is_the_one_asked_for(listed: str, asked: str, stands: bool) -> None:
+def test_matches_job_id_compares_listed_and_requested_ids(listed: str, asked: str, stands: bool) -> None:
     assert arrays.matches_job_id(listed, asked) is stands
 
 
@@ -31,34 +31,34 @@ def test_array_expressions_are_not_expanded() -> None:
 
 
 @given(st.text(), st.text("0123456789_[]-,%+:"))
-def test_no_id_breaks_anything(listed: str, asked: str) -> None:
+def test_arbitrary_job_ids_cause_no_error(listed: str, asked: str) -> None:
     arrays.matches_job_id(listed, asked)
     arrays.matches_job_id(asked, asked + listed)
     arrays.task_ranges(asked)
     arrays.throttle(asked)
 
 
-def test_sbatch() -> None:
+def test_the_sbatch_command_is_built() -> None:
     assert commands.sbatch("/r/script.sbatch", comment="dtslurm:ab", work_dir="/w d") == [
         "sbatch", "--parsable", "--comment=dtslurm:ab", "--chdir=/w d", "/r/script.sbatch",
     ]  # fmt: skip
 
 
-def test_squeue_asks_the_cheapest_way_with_free_text_last() -> None:
+def test_the_squeue_command_is_local_and_puts_free_text_last() -> None:
     argv = commands.squeue()
     assert {"--local", "--me", "-h"} <= set(argv)
     assert argv[-1].endswith("%k\x1f%j\x1e")
     assert "-j" not in argv
 
 
-def test_sacct_names_ids_and_a_start() -> None:
+def test_the_sacct_command_names_job_ids_and_a_start_time() -> None:
     argv = commands.sacct(fields.SACCT, job_ids=["1", "2_3"])
     assert argv[argv.index("-j") + 1] == "1,2_3"
     assert "-S" in argv
     assert argv[-1].endswith(",Comment,JobName")
 
 
-def test_the_options_of_a_script() -> None:
+def test_sbatch_options_of_a_script_are_parsed() -> None:
     text = (
         "#!/bin/bash\n#SBATCH --partition=a\n#SBATCH -N 4 -t2:00:00 # why\n# no\n\n#SBATCH --account 'b c'\n"
     )
@@ -69,7 +69,7 @@ def test_the_options_of_a_script() -> None:
 
 
 @given(st.text("#SBATCH -=N\n'\" ab", max_size=80))
-def test_no_script_breaks_it(text: str) -> None:
+def test_arbitrary_scripts_do_not_break_the_option_parser(text: str) -> None:
     script.options(text)
     script.options("#SBATCH " + text)
 
@@ -152,7 +152,7 @@ LIMITS = [
 
 
 @pytest.mark.parametrize(("code", "words", "will_start"), SINGLE)
-def test_f32b_every_code_is_said_in_words_with_what_to_do(
+def test_f32b_every_pending_reason_is_explained_with_a_fix(
     code: str, words: str, will_start: bool | None
 ) -> None:
     for shown in (code, f"({code})", code.lower()):
@@ -164,7 +164,7 @@ def test_f32b_every_code_is_said_in_words_with_what_to_do(
 
 
 @pytest.mark.parametrize(("code", "family"), LIMITS)
-def test_f32b_every_limit_says_whose_it_is_and_what_it_counts(code: str, family: str) -> None:
+def test_f32b_every_limit_reason_names_its_owner_and_the_counted_resource(code: str, family: str) -> None:
     words, will_start = FAMILIES[family]
     said = pending.explain(code)
     assert re.search(words, said.text)
@@ -173,7 +173,7 @@ def test_f32b_every_limit_says_whose_it_is_and_what_it_counts(code: str, family:
     assert ": " in said.text or "Unknown" in code
 
 
-def test_the_list_of_limits_is_whole() -> None:
+def test_the_list_of_limit_reasons_is_complete() -> None:
     assert len(LIMITS) == 144
 
 
@@ -192,14 +192,14 @@ def test_the_list_of_limits_is_whole() -> None:
         ("", "no reason", None),
     ],
 )
-def test_f32_reasons(reason: str, words: str, will_start: bool | None) -> None:
+def test_f32_pending_reasons_are_explained(reason: str, words: str, will_start: bool | None) -> None:
     said = pending.explain(reason)
     assert words in said.text
     assert said.will_start is will_start
 
 
 @given(st.text())
-def test_every_reason_gets_words(reason: str) -> None:
+def test_any_pending_reason_gets_an_explanation(reason: str) -> None:
     assert pending.explain(reason).text
 
 
@@ -222,7 +222,7 @@ def test_every_reason_gets_words(reason: str) -> None:
         ("Slurm temporarily unable to accept job, sleeping and retrying\nSocket timed out", Trouble.LOST),
     ],
 )  # fmt: skip
-def test_f5_f8_f9_f21_kinds_of_trouble(stderr: str, kind: Trouble) -> None:
+def test_f5_f8_f9_f21_errors_of_slurm_are_classified(stderr: str, kind: Trouble) -> None:
     assert trouble(stderr) is kind
 
 
@@ -235,7 +235,7 @@ def test_f5_f8_f9_f21_kinds_of_trouble(stderr: str, kind: Trouble) -> None:
      ("sbatch: unrecognized option '--segment=2'", "23.11"),
      ("sbatch: unrecognized option '--tres-bind=x'", "--version")],
 )  # fmt: skip
-def test_hints(stderr: str, part: str) -> None:
+def test_errors_of_slurm_get_hints(stderr: str, part: str) -> None:
     assert part in hint_for(stderr)
 
 
@@ -257,11 +257,11 @@ OLD = "srun: MPI types are...\nsrun: cray_shasta\nsrun: none\nsrun: pmix_v3\n"
         ("srun: error: Unable to contact slurm controller\n", []),
     ],
 )
-def test_the_list_of_mpi_types(output: str, types: list[str]) -> None:
+def test_the_list_of_mpi_types_is_parsed(output: str, types: list[str]) -> None:
     assert parse.mpi_types(output) == types
 
 
-def test_what_a_scripts_steps_ask_of_mpi() -> None:
+def test_mpi_types_requested_by_a_script_are_parsed() -> None:
     text = (
         "cat <<END\nmpirun --mpi=x\nEND\nsrun --nodes=2 \\\n  --mpi=pmix \\\n  bash x &\nsrun --mpi=none y\n"
     )
@@ -269,7 +269,7 @@ def test_what_a_scripts_steps_ask_of_mpi() -> None:
     assert script.mpi_types("srun --nodes=2 x\necho --mpi=z\n") == set()
 
 
-def test_what_scontrol_says_of_each_job_it_was_given() -> None:
+def test_scontrol_answers_are_attributed_to_jobs() -> None:
     told = by_job(
         "1_0-1,3: No error\n1_2: Job is pending execution\n5_0: Requested operation is presently disabled\n"
         "Job is pending execution for job 7\nInvalid job id specified for job 999\nWelcome: this is n1\n"
@@ -282,5 +282,5 @@ def test_what_scontrol_says_of_each_job_it_was_given() -> None:
 
 
 @given(st.text())
-def test_no_answer_of_scontrols_breaks_anything(stderr: str) -> None:
+def test_arbitrary_scontrol_answers_cause_no_error(stderr: str) -> None:
     assert all(one.words for one in by_job(stderr))
