@@ -26,7 +26,7 @@ class Memory:
         self.puts += 1
 
 
-def test_a_template_is_compiled_once_until_it_changes(tmp_path: Path) -> None:
+def test_a_template_is_compiled_again_only_after_a_change(tmp_path: Path) -> None:
     memory = Memory()
     template = tmp_path / "t.j2"
     template.write_text("one {{ word }}")
@@ -38,7 +38,7 @@ def test_a_template_is_compiled_once_until_it_changes(tmp_path: Path) -> None:
     assert memory.puts == 2
 
 
-def test_templates_of_one_name_in_two_folders_stay_apart(tmp_path: Path) -> None:
+def test_templates_of_the_same_name_in_two_folders_are_cached_separately(tmp_path: Path) -> None:
     memory = Memory()
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -49,7 +49,7 @@ def test_templates_of_one_name_in_two_folders_stay_apart(tmp_path: Path) -> None
     assert Engine(folders, memory).render("t.j2", {}) == "b"
 
 
-def test_what_other_code_has_compiled_is_not_used(tmp_path: Path) -> None:
+def test_code_compiled_with_other_settings_is_not_used(tmp_path: Path) -> None:
     memory, settings = Memory(), tmp_path / "settings.py"
     loader = DictLoader({"t": "{{ 'constant' }}"})
 

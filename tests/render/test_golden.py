@@ -237,7 +237,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_golden(case: str, render_job: Render) -> None:
+def test_each_case_matches_its_golden_script(case: str, render_job: Render) -> None:
     profile, launcher, asked = CASES[case]
     script = render_job(profile, launcher, **asked).script.replace(dtslurm.__version__, "VERSION")
     path = GOLDEN / f"{case}.sbatch"
@@ -246,12 +246,12 @@ def test_golden(case: str, render_job: Render) -> None:
     assert script == path.read_text()
 
 
-def test_no_golden_script_is_left_over() -> None:
+def test_every_golden_script_has_a_case() -> None:
     assert {path.stem for path in GOLDEN.iterdir()} == set(CASES)
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.iterdir()), ids=lambda path: path.stem)
-def test_golden_scripts_are_clean_shell(path: Path, tmp_path: Path) -> None:
+def test_golden_scripts_pass_bash_and_shellcheck(path: Path, tmp_path: Path) -> None:
     subprocess.run(["bash", "-n", path], check=True)
     # SC1091: files that exist on the cluster only. SC2016: users' own values, which must not expand.
     command = [str(SHELLCHECK), "--shell=bash", "--severity=style", "--exclude=SC1091,SC2016"]

@@ -25,7 +25,7 @@ TASK = {**JOB, "SLURM_ARRAY_JOB_ID": "1230", "SLURM_ARRAY_TASK_ID": "17"}
         ("%a", JOB, "/w d/4294967294"),
     ],
 )
-def test_patterns(pattern: str, env: dict[str, str], path: str) -> None:
+def test_output_patterns_are_expanded_like_slurm(pattern: str, env: dict[str, str], path: str) -> None:
     word = fill_in_pattern(pattern, "/w d")
     done = subprocess.run(["bash", "-c", f"echo {word}"], env=env, capture_output=True, text=True, check=True)
     assert done.stdout == f"{path}\n"

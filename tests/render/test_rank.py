@@ -110,7 +110,7 @@ def ranks(tmp_path: Path, render_job: Render, request: pytest.FixtureRequest) ->
         started.end(rank)
 
 
-def test_the_exit_code_is_kept_when_term_goes_to_the_whole_group(ranks: Ranks) -> None:
+def test_the_exit_code_is_recorded_if_term_goes_to_the_whole_group(ranks: Ranks) -> None:
     seen: Counter[object] = Counter()
     for first in range(0, 30, 10):  # a race: bash's `wait` would lose most of them
         several = range(first, first + 10)
@@ -124,14 +124,14 @@ def test_the_exit_code_is_kept_when_term_goes_to_the_whole_group(ranks: Ranks) -
     assert seen == {(1, 85, 85, None, True): 15, (0, 143, 143, 15, True): 15}
 
 
-def test_the_early_signal_kills_nobody_who_does_not_ask_for_it(ranks: Ranks) -> None:
+def test_the_early_signal_does_not_kill_a_rank_without_a_handler(ranks: Ranks) -> None:
     ranks.start(0)
     ranks.signal(0, signal.SIGUSR2)
     (ranks.run / "go").touch()
     assert (ranks.end(0), ranks.recorded(0)) == (3, 3)
 
 
-def test_who_has_saved_stays_until_the_last_has(ranks: Ranks) -> None:
+def test_a_rank_that_saved_waits_for_the_last_rank(ranks: Ranks) -> None:
     ranks.start(0, 85)
     ranks.start(1, 85, "saved")
     for rank in (0, 1):
@@ -145,7 +145,7 @@ def test_who_has_saved_stays_until_the_last_has(ranks: Ranks) -> None:
     assert not (ranks.run / "ranks/0/running").exists()
 
 
-def test_who_has_saved_leaves_when_told(ranks: Ranks) -> None:
+def test_a_waiting_rank_leaves_on_sigterm(ranks: Ranks) -> None:
     for rank in (0, 1):
         ranks.start(rank, 85)
     ranks.signal(0, signal.SIGUSR2)
@@ -157,7 +157,7 @@ def test_who_has_saved_leaves_when_told(ranks: Ranks) -> None:
     assert ranks.end(1) == 85
 
 
-def test_who_is_told_to_leave_while_its_record_is_written_leaves(ranks: Ranks) -> None:
+def test_a_rank_leaves_on_sigterm_while_its_record_is_written(ranks: Ranks) -> None:
     slow = ranks.run / "bin/mv"
     slow.parent.mkdir()
     slow.write_text('#!/bin/sh\n/bin/mv "$@"\nsleep 1\n')
@@ -171,7 +171,7 @@ def test_who_is_told_to_leave_while_its_record_is_written_leaves(ranks: Ranks) -
 
 
 @pytest.mark.parametrize("ranks", [300, None], indirect=True)
-def test_a_record_that_did_not_fit_on_the_disk_is_written_a_little_later(ranks: Ranks) -> None:
+def test_an_exit_record_that_did_not_fit_on_the_disk_is_written_again(ranks: Ranks) -> None:
     full = ranks.run / "bin/mv"
     full.parent.mkdir()
     full.write_text('#!/bin/sh\nrm full 2>/dev/null && exit 1\nexec /bin/mv "$@"\n')
@@ -185,7 +185,9 @@ def test_a_record_that_did_not_fit_on_the_disk_is_written_a_little_later(ranks: 
 
 
 @pytest.mark.parametrize(("code", "failure"), [(7, "1 7"), (0, "")])
-def test_any_other_end_is_seen_at_once(code: int, failure: str, ranks: Ranks) -> None:
+def test_another_exit_code_is_recorded_immediately_without_waiting(
+    code: int, failure: str, ranks: Ranks
+) -> None:
     ranks.start(0, 85)
     ranks.start(1, code)
     ranks.signal(1, signal.SIGUSR2)
@@ -196,7 +198,7 @@ def test_any_other_end_is_seen_at_once(code: int, failure: str, ranks: Ranks) ->
 
 
 @pytest.mark.parametrize("ranks", [1], indirect=True)
-def test_patience_ends_with_the_lead_time(ranks: Ranks) -> None:
+def test_a_rank_waits_no_longer_than_the_lead_time(ranks: Ranks) -> None:
     for rank in (0, 1):
         ranks.start(rank, 85)
     ranks.signal(0, signal.SIGUSR2)

@@ -27,19 +27,19 @@ from dtslurm.render.text import insert_dependency
 from tests.render.conftest import Render, load_profile
 
 
-def test_f81_a_missing_value_is_an_error_and_not_a_gap(tmp_path: Path) -> None:
+def test_f81_a_missing_template_value_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "t.j2").write_text("--mem={{ memm }}")
     with pytest.raises(RenderError, match="memm"):
         Engine([tmp_path]).render("t.j2", {"mem": 1})
 
 
-def test_none_is_not_printed(tmp_path: Path) -> None:
+def test_none_in_a_template_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "t.j2").write_text("{{ value }}")
     with pytest.raises(RenderError):
         Engine([tmp_path]).render("t.j2", {"value": None})
 
 
-def test_a_template_with_a_mistake_is_named_with_its_line(tmp_path: Path) -> None:
+def test_a_template_error_is_reported_with_file_and_line(tmp_path: Path) -> None:
     (tmp_path / "t.j2").write_text("one\n{% if %}\n")
     with pytest.raises(RenderError, match=r"t\.j2:2"):
         Engine([tmp_path]).render("t.j2", {})
@@ -64,7 +64,7 @@ CAPTURES = {
 
 @pytest.mark.parametrize("case", CAPTURES)
 @pytest.mark.parametrize("value", ["plain", "$(touch pwned) ; `touch pwned` '\" *"])
-def test_text_of_templates_is_not_quoted_and_values_in_it_are(case: str, value: str, tmp_path: Path) -> None:
+def test_template_text_is_not_quoted_and_values_are_quoted(case: str, value: str, tmp_path: Path) -> None:
     (tmp_path / "base.j2").write_text(
         "{% block body %}echo {{ value }}\n{% endblock %}{% block end %}{% endblock %}"
     )
@@ -89,14 +89,14 @@ def test_text_of_templates_is_not_quoted_and_values_in_it_are(case: str, value: 
         "{{ value|trim }}",
     ],
 )
-def test_text_that_a_template_changes_is_quoted_again(changed: str, tmp_path: Path) -> None:
+def test_text_changed_by_a_template_is_quoted_again(changed: str, tmp_path: Path) -> None:
     (tmp_path / "t.j2").write_text("{% set text %}echo x {{ value }}\n{% endset %}: " + changed)
     script = Engine([tmp_path]).render("t.j2", {"value": "\n$(touch pwned)"})
     subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, check=False)
     assert not (tmp_path / "pwned").exists()
 
 
-def test_teardown_lines_of_the_profile_follow_those_of_the_job(render_job: Render) -> None:
+def test_teardown_lines_of_the_profile_follow_the_teardown_lines_of_the_job(render_job: Render) -> None:
     local = load_profile("local")
     profile = replace(local, environment=replace(local.environment, teardown=("echo site",)))
     text = render_job(profile, "srun", account=None, teardown=("echo job\n",)).script
@@ -104,7 +104,7 @@ def test_teardown_lines_of_the_profile_follow_those_of_the_job(render_job: Rende
     assert "teardown" not in render_job("local", "srun", account=None).script
 
 
-def test_a_template_of_the_users_own_extends_a_block(render_job: Render, tmp_path: Path) -> None:
+def test_a_user_template_can_extend_a_block(render_job: Render, tmp_path: Path) -> None:
     own = "{% extends 'base.sbatch.j2' %}{% block setup %}{{ super() }}\nulimit -c 0\n{% endblock %}"
     (tmp_path / "own.j2").write_text(own)
     asked = {"account": None, "ntasks_per_node": 2}
@@ -122,7 +122,7 @@ def test_a_template_of_the_users_own_extends_a_block(render_job: Render, tmp_pat
         ("#!/bin/bash\n{% for _ in range(99) %}{{ 'x' * 60_000 }}{% endfor %}\n", "", "larger than 4 MB"),
     ],
 )
-def test_f12_what_sbatch_would_refuse_is_refused_before(
+def test_f12_a_script_that_sbatch_would_refuse_is_refused(
     render_job: Render, tmp_path: Path, template: str, argument: str, said: str
 ) -> None:
     (tmp_path / "own.j2").write_text(template)
@@ -131,25 +131,25 @@ def test_f12_what_sbatch_would_refuse_is_refused_before(
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
-def test_c5_any_value_reaches_the_shell_byte_for_byte(value: str) -> None:
+def test_c5_any_value_is_preserved_by_shell_quoting(value: str) -> None:
     printed = subprocess.run(["bash", "-c", f"printf %s {join([value])}"], capture_output=True, check=True)
     assert printed.stdout == value.encode()
 
 
-def test_bytes_that_are_no_utf8_survive(render_job: Render) -> None:
+def test_bytes_that_are_not_utf_8_are_preserved(render_job: Render) -> None:
     argument = os.fsdecode(b"\xff\xfe")
     script = render_job("local", "single", account=None, args=(argument,)).script
     assert b"\xff\xfe" in script.encode("utf-8", "surrogateescape")
 
 
-def test_shell_words_are_left_to_the_shell() -> None:
+def test_shell_expressions_are_not_quoted() -> None:
     assert join(["a b", Sh('"$X"')]) == "'a b' \"$X\""
 
 
 @pytest.mark.parametrize(
     ("value", "written"), [("gpu", "gpu"), ("gpu&hbm80g", '"gpu&hbm80g"'), ('a"b\\c', '"a\\"b\\\\c"')]
 )
-def test_directive_quoting(value: str, written: str) -> None:
+def test_directive_values_are_quoted(value: str, written: str) -> None:
     assert quoted(value) == written
 
 
@@ -158,18 +158,18 @@ def test_f11_c4_a_line_break_in_a_directive_is_refused(render_job: Render) -> No
         render_job("local", "single", account=None, name="a\n#SBATCH --account=other")
 
 
-def test_options_passed_on_replace_ours(render_job: Render) -> None:
+def test_sbatch_options_replace_generated_directives(render_job: Render) -> None:
     script = render_job("local", "single", account=None, sbatch_options=("--open-mode=truncate",)).script
     assert script.count("--open-mode") == 1
 
 
 @pytest.mark.parametrize("profile", ["mi300x8", "aws-p4d"])
-def test_cpus_that_are_not_known_are_left_to_slurm(render_job: Render, profile: str) -> None:
+def test_an_unknown_number_of_cpus_is_not_requested(render_job: Render, profile: str) -> None:
     """Sites give some CPUs for each GPU, which a number of ours would replace."""
     assert "#SBATCH --cpus-per-task" not in render_job(profile, "torchrun").script
 
 
-def test_a_disk_asked_for_beside_the_gpus_leaves_them(render_job: Render) -> None:
+def test_gres_options_are_combined_with_the_gpu_request(render_job: Render) -> None:
     asked = {"gpus_per_node": 2, "sbatch_options": ("--gres=nvme:200",)}
     script = render_job("della", "torchrun", account=None, **asked).script
     assert "#SBATCH --gres=gpu:2,nvme:200\n" in script
@@ -178,18 +178,18 @@ def test_a_disk_asked_for_beside_the_gpus_leaves_them(render_job: Render) -> Non
 
 
 @pytest.mark.parametrize("text", ["-N2", "exclusive", "--Upper=1", "--"])
-def test_only_long_options_are_passed_on(text: str) -> None:
+def test_only_long_sbatch_options_are_accepted(text: str) -> None:
     with pytest.raises(ValueError, match="long option of sbatch"):
         split_option(text)
 
 
-def test_launchers_are_found_by_name() -> None:
+def test_launchers_are_found_by_name_with_suggestions() -> None:
     assert {"single", "srun", "torchrun"} <= set(registry.names())
     with pytest.raises(RequestInvalid, match="did you mean 'torchrun'"):
         registry.load("torchrum")
 
 
-def test_the_early_signal_appears_only_when_asked(render_job: Render) -> None:
+def test_the_early_signal_is_rendered_only_on_request(render_job: Render) -> None:
     assert "USR2" not in render_job("local", "torchrun", account=None).script
     asked = render_job("local", "torchrun", account=None, signal_before=60).script
     assert "#SBATCH --signal=USR2@60" in asked
@@ -197,7 +197,7 @@ def test_the_early_signal_appears_only_when_asked(render_job: Render) -> None:
 
 
 @pytest.mark.parametrize("asked", [{}, {"max_restarts": 2}], ids=["plain", "supervised"])
-def test_f24_a_new_start_leaves_the_logs_before_it_alone(asked: dict[str, Any], render_job: Render) -> None:
+def test_f24_a_new_attempt_does_not_overwrite_earlier_logs(asked: dict[str, Any], render_job: Render) -> None:
     script = render_job("slurm", "srun", account=None, **asked).script
     assert "#SBATCH --open-mode=append\n" in script
     assert 'logs="$DTSLURM_RUN_DIR/logs/$DTSLURM_ATTEMPT"' in script
@@ -205,14 +205,16 @@ def test_f24_a_new_start_leaves_the_logs_before_it_alone(asked: dict[str, Any], 
 
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun", "single"])
-def test_ranks_that_are_done_end_no_other(launcher: str, render_job: Render) -> None:
+def test_srun_steps_do_not_end_other_ranks_when_a_rank_has_finished(
+    launcher: str, render_job: Render
+) -> None:
     script = render_job("slurm", launcher, account=None, fabric_check=launcher != "single").script
     waits = re.findall(r"--wait=\S+", script)
     assert waits
     assert set(waits) == {"--wait=0"}
 
 
-def test_f51_a_port_that_is_still_held_is_passed_over(render_job: Render) -> None:
+def test_f51_a_master_port_in_use_is_skipped(render_job: Render) -> None:
     script = render_job("local", "srun", account=None, nodes=2).script
     part = script[script.index("MASTER_PORT=$((") : script.index("export MASTER_ADDR")]
     program = f"job=4211; {part.replace('$$', '$job').replace('SLURM_JOB_ID', 'job')} echo $MASTER_PORT"
@@ -232,7 +234,7 @@ def test_f51_a_port_that_is_still_held_is_passed_over(render_job: Render) -> Non
 
 
 @pytest.mark.parametrize("mark", ["stop", "tasks/3/stop"])
-def test_n2_a_cancelled_job_that_slurm_starts_again_trains_no_more(
+def test_n2_a_cancelled_job_that_slurm_restarts_does_not_train(
     mark: str, render_job: Render, tmp_path: Path
 ) -> None:
     script = render_job("local", "single", account=None, array="0-4").script
@@ -255,7 +257,7 @@ def test_n2_a_cancelled_job_that_slurm_starts_again_trains_no_more(
     assert not list(tmp_path.rglob("events.jsonl"))
 
 
-def test_what_a_script_waits_for_already_it_waits_for_still() -> None:
+def test_insert_dependency_keeps_existing_dependencies() -> None:
     script = "#!/bin/sh\n#SBATCH --dependency=afterok:1\n#SBATCH -N 2\n# words\n\ntrain\n#SBATCH --no\n"
     head, _, rest = insert_dependency(script, "afterany:7").partition("# words\n")
     assert head.splitlines() == [
@@ -277,7 +279,9 @@ def test_what_a_script_waits_for_already_it_waits_for_still() -> None:
         ("no variable's", "no variable's"),
     ],
 )
-def test_a_profiles_variables_may_name_others(render_job: Render, written: str, had: str) -> None:
+def test_variables_of_a_profile_may_refer_to_other_variables(
+    render_job: Render, written: str, had: str
+) -> None:
     site = load_profile("a100x8-ib")
     setup = replace(site.environment, variables={"HF_HOME": Variable(value=written)})
     script = render_job(replace(site, environment=setup), "single", gpus_per_node=1).script
@@ -292,7 +296,7 @@ def test_a_profiles_variables_may_name_others(render_job: Render, written: str, 
     assert told.stdout == had
 
 
-def test_what_the_user_sets_stays_as_it_is(render_job: Render) -> None:
+def test_variables_given_by_the_user_are_not_expanded(render_job: Render) -> None:
     script = render_job("a100x8-ib", "single", gpus_per_node=1, env=(("HF_HOME", "$HOME/hf"),)).script
     assert "\nexport HF_HOME='$HOME/hf'\n" in script
 
@@ -316,7 +320,7 @@ def test_what_the_user_sets_stays_as_it_is(render_job: Render) -> None:
         ("torchrun", {"requeue": True, "sbatch_options": ("--no-requeue",)}, "no-requeue"),
     ],
 )
-def test_slurm_requeues_only_runs_that_can_go_on(
+def test_slurm_requeue_is_enabled_only_for_runs_that_can_resume(
     render_job: Render, launcher: str, asked: dict[str, Any], written: str
 ) -> None:
     script = render_job("a100x8-ib", launcher, **asked).script
@@ -326,7 +330,7 @@ def test_slurm_requeues_only_runs_that_can_go_on(
 
 @pytest.mark.parametrize(("custom", "written"), [("forbidden", "no-requeue"), ("required", "requeue")])
 @pytest.mark.parametrize("asked", [{}, {"max_restarts": 1}])
-def test_the_site_has_the_last_word_on_requeueing(
+def test_the_requeue_setting_of_the_profile_takes_precedence(
     render_job: Render, custom: Any, written: str, asked: dict[str, Any]
 ) -> None:
     profile = load_profile("a100x8-ib")
@@ -335,7 +339,7 @@ def test_the_site_has_the_last_word_on_requeueing(
     assert re.findall(r"^#SBATCH --((?:no-)?requeue)$", script, re.MULTILINE) == [written]
 
 
-def test_values_of_the_job_in_arguments_are_filled_in_and_no_other_shell_text(tmp_path: Path) -> None:
+def test_only_slurm_variables_are_expanded_in_arguments(tmp_path: Path) -> None:
     arguments = [
         "--seed=$SLURM_ARRAY_TASK_ID",
         "${SLURM_ARRAY_TASK_ID}/it's $(id) `id` $HOME ${x}",
@@ -364,7 +368,7 @@ def test_values_of_the_job_in_arguments_are_filled_in_and_no_other_shell_text(tm
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "srun", "accelerate", "deepspeed", "lightning", "mpi"])
-def test_ranks_are_bound_to_the_cpus_beside_their_gpus_by_every_launcher(
+def test_ranks_are_bound_to_the_cpus_near_their_gpus_by_every_launcher(
     launcher: str, render_job: Render
 ) -> None:
     script = render_job("lumi", launcher, nodes=2).script
@@ -382,7 +386,7 @@ def test_ranks_are_bound_to_the_cpus_beside_their_gpus_by_every_launcher(
         {"launcher_options": {"numa-binding": "node"}},
     ],
 )
-def test_ranks_are_not_bound_where_others_may_have_those_cpus(
+def test_ranks_are_not_bound_if_the_cpus_may_belong_to_other_jobs(
     asked: dict[str, Any], render_job: Render
 ) -> None:
     assert "taskset" not in render_job("lumi", "torchrun", **asked).script
