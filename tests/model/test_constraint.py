@@ -22,7 +22,7 @@ from dtslurm.model.jobs.constraint import join_constraints
         (("[a|b]", "[a|b]", None), "[a|b]"),
     ],
 )
-def test_what_is_given_is_asked_for_altogether(given: tuple[str | None, ...], text: str | None) -> None:
+def test_constraints_are_joined(given: tuple[str | None, ...], text: str | None) -> None:
     assert join_constraints(*given) == (text, [])
 
 
@@ -39,7 +39,7 @@ def test_what_is_given_is_asked_for_altogether(given: tuple[str | None, ...], te
         (("gpu", None, "((a"), "((a", ["gpu"]),
     ],
 )
-def test_what_cannot_be_joined_leaves_the_others_out(
+def test_constraints_that_cannot_be_joined_replace_the_others(
     given: tuple[str | None, ...], text: str, left_out: list[str]
 ) -> None:
     assert join_constraints(*given) == (text, left_out)

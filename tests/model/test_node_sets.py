@@ -24,5 +24,5 @@ from dtslurm.model.node_sets import fold_nodes
         ("n[0-99999999],m1", "n[0-99999999],m1"),  # would fill the memory
     ],
 )
-def test_nodes_are_folded(nodes: object, folded: str) -> None:
+def test_node_lists_are_folded(nodes: object, folded: str) -> None:
     assert fold_nodes(nodes) == folded

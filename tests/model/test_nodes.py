@@ -27,13 +27,17 @@ NOW = 1_700_000_000.0
 DAY = 86400.0
 
 
-def note(node: str, ago: float = 60.0, **more: Any) -> NodeNote:
+def node_note(node: str, ago: float = 60.0, **more: Any) -> NodeNote:
     values = {"reason": "Xid 79", "when": NOW - ago, "expires": NOW - ago + 3 * DAY, **more}
     return NodeNote(node=node, cluster="c", **values)
 
 
-def test_notes_come_back_as_they_were() -> None:
-    there = [note("n1"), note("n2", job="17", evidence="a line", by="me"), note("n3", removed=True)]
+def test_written_notes_are_read_back_unchanged() -> None:
+    there = [
+        node_note("n1"),
+        node_note("n2", job="17", evidence="a line", by="me"),
+        node_note("n3", removed=True),
+    ]
     assert parse_notes(map(format_note, there), NOW) == there
 
 
@@ -55,11 +59,11 @@ def test_notes_come_back_as_they_were() -> None:
         json.dumps({"node": "n1", "when": NOW + 1e6, "expires": NOW + 2e6}),
     ],
 )
-def test_what_makes_no_sense_is_left_out(text: str) -> None:
-    assert parse_notes([text, format_note(note("n7"))], NOW) == [note("n7")]
+def test_malformed_notes_are_ignored(text: str) -> None:
+    assert parse_notes([text, format_note(node_note("n7"))], NOW) == [node_note("n7")]
 
 
-def test_texts_of_others_are_made_harmless() -> None:
+def test_texts_and_expiry_of_foreign_notes_are_limited() -> None:
     text = json.dumps(
         {"node": "n1", "reason": "\x1b[2Jgone\nfor\x07 good" + "!" * 999, "when": NOW, "expires": 9e99}
     )
@@ -69,16 +73,18 @@ def test_texts_of_others_are_made_harmless() -> None:
     assert found.expires == NOW + 90 * DAY
 
 
-def test_the_newest_note_that_holds_is_what_counts() -> None:
-    old, new = note("n1", 7200, reason="old"), note("n1", reason="new")
+def test_the_newest_valid_note_of_a_node_counts() -> None:
+    old, new = node_note("n1", 7200, reason="old"), node_note("n1", reason="new")
     assert select_newest_notes([new, old], NOW) == [new]
-    assert select_newest_notes([note("n1", 4 * DAY)], NOW) == []
-    assert select_newest_notes([note("n1", 100), note("n1", 50, removed=True)], NOW) == []
-    again = note("n1", 10)
-    assert select_newest_notes([note("n1", 100), again, note("n1", 50, removed=True)], NOW) == [again]
+    assert select_newest_notes([node_note("n1", 4 * DAY)], NOW) == []
+    assert select_newest_notes([node_note("n1", 100), node_note("n1", 50, removed=True)], NOW) == []
+    again = node_note("n1", 10)
+    assert select_newest_notes([node_note("n1", 100), again, node_note("n1", 50, removed=True)], NOW) == [
+        again
+    ]
 
 
-def listed(*names: str, down: tuple[str, ...] = ()) -> list[ListedNode]:
+def listed_nodes(*names: str, down: tuple[str, ...] = ()) -> list[ListedNode]:
     return [ListedNode(name=name, usable=name not in down) for name in names]
 
 
@@ -93,15 +99,15 @@ def listed(*names: str, down: tuple[str, ...] = ()) -> list[ListedNode]:
         (4, ("n2",), [], ["n1", "n2"]),  # or the job could not run when it is up again
     ],
 )
-def test_no_more_is_left_out_than_the_job_can_do_without(
+def test_no_more_nodes_are_excluded_than_the_job_can_spare(
     needed: int, down: tuple[str, ...], out: list[str], kept: list[str]
 ) -> None:
-    said = [note("n1", 500), note("n2", 50), note("gone")]
-    found = choose_exclusions(said, listed("n1", "n2", "n3", "n4", down=down), needed)
+    said = [node_note("n1", 500), node_note("n2", 50), node_note("gone")]
+    found = choose_exclusions(said, listed_nodes("n1", "n2", "n3", "n4", down=down), needed)
     assert tuple([one.node for one in part] for part in found) == (out, kept)
 
 
-def test_nodes_as_sinfo_lists_them() -> None:
+def test_the_node_list_of_sinfo_is_parsed() -> None:
     text = "n1|debug*|idle|gpu,a100\nn2|debug*|mix|gpu\nn2|long|mix|gpu\nn3|debug*|down*|gpu\n"
     text += "n4|long|drng@|(null)\nn5|debug*|idle~|x\nn6|debug*|idle*|x\nbroken\n"
     names = {node.name: node.usable for node in parse.node_list(text)}
@@ -113,12 +119,12 @@ def test_nodes_as_sinfo_lists_them() -> None:
 # ---- The file ----
 
 
-def test_many_append_at_once(tmp_path: Path) -> None:
+def test_several_threads_can_append_notes(tmp_path: Path) -> None:
     path = tmp_path / "notes.jsonl"
 
     def write(number: int) -> None:
         for count in range(20):
-            exchange(str(path), [format_note(note(f"n{number}-{count}", reason="x" * 200))])
+            exchange(str(path), [format_note(node_note(f"n{number}-{count}", reason="x" * 200))])
 
     writers = [threading.Thread(target=write, args=(number,)) for number in range(4)]
     for writer in writers:
@@ -128,26 +134,26 @@ def test_many_append_at_once(tmp_path: Path) -> None:
     assert len(parse_notes(exchange(str(path), []), NOW)) == 80
 
 
-def test_a_line_that_was_cut_off_stays_alone(tmp_path: Path) -> None:
+def test_a_truncated_line_does_not_affect_other_notes(tmp_path: Path) -> None:
     path = tmp_path / "notes.jsonl"
-    path.write_text(format_note(note("n1")) + "\n" + '{"node": "n2", "wh')
-    assert [one.node for one in parse_notes(exchange(str(path), [format_note(note("n3"))]), NOW)] == [
+    path.write_text(format_note(node_note("n1")) + "\n" + '{"node": "n2", "wh')
+    assert [one.node for one in parse_notes(exchange(str(path), [format_note(node_note("n3"))]), NOW)] == [
         "n1",
         "n3",
     ]
 
 
-def test_a_teams_file_is_for_the_team(tmp_path: Path) -> None:
+def test_a_team_file_is_writable_by_the_group(tmp_path: Path) -> None:
     path = tmp_path / "notes.jsonl"
     before = os.umask(0o077)
     try:
-        exchange(str(path), [format_note(note("n1"))], 0o664)
+        exchange(str(path), [format_note(node_note("n1"))], 0o664)
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o664
 
 
-def test_only_plain_files_are_read(tmp_path: Path) -> None:
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
     assert exchange(str(tmp_path / "none"), []) == []
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     os.mkfifo(tmp_path / "pipe")
@@ -157,15 +163,15 @@ def test_only_plain_files_are_read(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_of_a_huge_file_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_end_of_a_very_large_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dtslurm.worker.lib.node_blocklist.MOST", 500)
     path = tmp_path / "notes.jsonl"
-    exchange(str(path), [format_note(note(f"n{number}")) for number in range(1, 9)])
+    exchange(str(path), [format_note(node_note(f"n{number}")) for number in range(1, 9)])
     found = parse_notes(exchange(str(path), []), NOW)
     assert found[-1].node == "n8"
     assert 0 < len(found) < 8
 
 
-def test_words_are_one_line() -> None:
+def test_plain_returns_one_line() -> None:
     assert nodes.make_printable(" a\t b\n") == "a b"
     assert nodes.make_printable(None) == ""

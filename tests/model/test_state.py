@@ -24,16 +24,16 @@ from dtslurm.model.runs.state import JobState, JobStatus, StateFlag, read_state
         ("", JobState.UNKNOWN, set()),
     ],
 )
-def test_states_and_flags(words: str, state: JobState, flags: set[StateFlag]) -> None:
+def test_states_and_flags_are_parsed(words: str, state: JobState, flags: set[StateFlag]) -> None:
     assert read_state(words) == (state, frozenset(flags))
 
 
 @given(st.text())
-def test_f65_no_word_is_an_error(words: str) -> None:
+def test_f65_arbitrary_state_words_cause_no_error(words: str) -> None:
     read_state(words)
 
 
-def test_f31_a_flag_keeps_an_ended_job_from_being_over() -> None:
+def test_f31_an_ended_job_with_a_flag_is_not_terminal() -> None:
     failed = JobStatus(job_id="1", state=JobState.FAILED)
     assert failed.terminal
     assert not failed.ok
@@ -41,7 +41,7 @@ def test_f31_a_flag_keeps_an_ended_job_from_being_over() -> None:
         assert not JobStatus(job_id="1", state=JobState.FAILED, flags=frozenset({flag})).terminal
 
 
-def test_f65_unknown_is_never_over() -> None:
+def test_f65_an_unknown_state_is_not_terminal() -> None:
     unknown = JobStatus(job_id="1", state=JobState.UNKNOWN)
     assert not unknown.terminal
     assert not unknown.ok

@@ -15,7 +15,7 @@ from dtslurm.services.submit.sweep import trials_of
 GRID = {"lr": ("1e-4", "3e-4"), "seed": ("0", "1", "2")}
 
 
-def test_a_grid_is_every_combination_the_last_variable_first() -> None:
+def test_a_grid_contains_every_combination_with_the_last_variable_first() -> None:
     points = list(Sweep(grid=GRID))
     assert [tuple(point.values()) for point in points[:4]] == [
         ("1e-4", "0"),
@@ -26,14 +26,14 @@ def test_a_grid_is_every_combination_the_last_variable_first() -> None:
     assert len(points) == Sweep(grid=GRID).size() == 6
 
 
-def test_lists_zipped_go_side_by_side_and_combine_with_the_rest() -> None:
+def test_zipped_lists_advance_together_and_combine_with_points() -> None:
     sweep = Sweep(points=({"size": "7b"}, {"size": "13b"}), zipped={"a": ("1", "2"), "b": ("x", "y")})
     assert list(sweep) == [
         {"size": size, "a": a, "b": b} for size in ("7b", "13b") for a, b in (("1", "x"), ("2", "y"))
     ]
 
 
-def test_a_seed_draws_the_same_and_another_differs() -> None:
+def test_a_seed_determines_the_samples() -> None:
     spread = {
         "lr": Distribution.parse("loguniform(1e-5, 1e-2)"),
         "act": Distribution.parse("choice(relu, gelu)"),
@@ -45,7 +45,7 @@ def test_a_seed_draws_the_same_and_another_differs() -> None:
     assert {point["act"] for point in first} == {"relu", "gelu"}
 
 
-def test_a_million_points_are_worked_out_one_at_a_time() -> None:
+def test_a_very_large_grid_is_iterated_lazily() -> None:
     many = {f"v{number}": tuple(map(str, range(10))) for number in range(12)}
     sweep = Sweep(grid=many)
     assert sweep.size() == 10**12
@@ -57,7 +57,7 @@ def test_a_million_points_are_worked_out_one_at_a_time() -> None:
         st.sampled_from("abcd"), st.lists(st.integers(), min_size=1, max_size=4, unique=True), min_size=1
     )
 )
-def test_no_point_comes_twice(grid: dict[str, list[int]]) -> None:
+def test_no_point_of_a_grid_occurs_twice(grid: dict[str, list[int]]) -> None:
     sweep = Sweep(grid={name: tuple(map(str, values)) for name, values in grid.items()})
     points = [tuple(point.items()) for point in sweep]
     assert len(set(points)) == len(points) == sweep.size()
@@ -77,7 +77,7 @@ def test_no_point_comes_twice(grid: dict[str, list[int]]) -> None:
         ("-seed == 0", True),
     ],
 )
-def test_conditions(text: str, holds: bool) -> None:
+def test_conditions_are_evaluated(text: str, holds: bool) -> None:
     point = {"lr": "1e-4", "seed": "0", "model": "7b", "flag": "true"}
     assert Condition.parse(text).holds(point) is holds
 
@@ -85,12 +85,12 @@ def test_conditions(text: str, holds: bool) -> None:
 @pytest.mark.parametrize(
     "text", ["__import__('os')", "lr.real", "lr ** 9", "lambda: 1", "[x for x in y]", "lr <", "", "1 << 99"]
 )
-def test_a_condition_can_do_nothing_but_compare(text: str) -> None:
+def test_a_condition_may_contain_only_comparisons(text: str) -> None:
     with pytest.raises(ValueError, match=r"expression|only comparisons"):
         Condition.parse(text)
 
 
-def test_a_condition_that_cannot_be_worked_out_is_told_with_the_point() -> None:
+def test_a_condition_that_cannot_be_evaluated_is_reported_with_the_point() -> None:
     sweep = Sweep(grid={"model": ("7b",)}, when=Condition.parse("model < 3"))
     with pytest.raises(RequestInvalid, match="model=7b"):
         list(trials_of(sweep))
@@ -113,7 +113,7 @@ def test_a_condition_that_cannot_be_worked_out_is_told_with_the_point() -> None:
         ("uniform(nan, 1)", "finite"),
     ],
 )
-def test_a_wrong_distribution(text: str, told: str) -> None:
+def test_an_invalid_distribution_is_refused(text: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         Distribution.parse(text)
 
@@ -134,12 +134,12 @@ def test_a_wrong_distribution(text: str, told: str) -> None:
         ({"grid": GRID, "trials_per_node": 2, "trials_per_gpu": 2}, "trials_per_gpu"),
     ],
 )
-def test_what_does_not_fit_together_is_named(values: dict[str, Any], key: str) -> None:
+def test_inconsistent_sweep_settings_are_reported(values: dict[str, Any], key: str) -> None:
     assert key in [where for where, _ in Sweep(**values).problems()]
     assert Sweep(grid=GRID, when=Condition.parse("lr > 0")).problems() == []
 
 
-def test_trials_of_the_same_name_are_refused() -> None:
+def test_trials_with_equal_names_are_refused() -> None:
     with pytest.raises(RequestInvalid, match="trials 0 and 1 of the sweep have the same name: lr1e-4"):
         list(trials_of(Sweep(grid=GRID, name="lr${lr}")))
     with pytest.raises(RequestInvalid, match="same name"):
@@ -148,7 +148,7 @@ def test_trials_of_the_same_name_are_refused() -> None:
     assert names == ["0", "1", "2", "3", "4", "5"]
 
 
-def test_stages_stand_after_those_that_they_need() -> None:
+def test_stages_are_ordered_after_their_dependencies() -> None:
     needs = {"evaluate": ["train"], "train": ["prepare"], "prepare": [], "other": []}
     assert stages.order_stages(needs) == ["prepare", "train", "evaluate", "other"]
     assert stages.find_ancestors("evaluate", needs) == {"train", "prepare"}

@@ -17,7 +17,7 @@ Maker = Callable[..., Any]
 both = pytest.mark.parametrize("make", [dataclass, dataclasses.dataclass], ids=["ours", "standard"])
 
 
-def kinds(make: Maker) -> tuple[Any, Any, Any]:
+def make_classes(make: Maker) -> tuple[Any, Any, Any]:
     @make(frozen=True)
     class Point:
         x: float
@@ -36,8 +36,8 @@ def kinds(make: Maker) -> tuple[Any, Any, Any]:
 
 
 @both
-def test_they_are_shown(make: Maker) -> None:
-    point, deep, loose = kinds(make)
+def test_dataclasses_have_a_repr(make: Maker) -> None:
+    point, deep, loose = make_classes(make)
     assert repr(point(1)).endswith(".Point(x=1, note='')")
     assert repr(deep(x=1, inner=point(2))).count("x=") == 2
     itself = loose()
@@ -46,8 +46,8 @@ def test_they_are_shown(make: Maker) -> None:
 
 
 @both
-def test_equal_values_are_equal_and_have_one_hash(make: Maker) -> None:
-    point, deep, loose = kinds(make)
+def test_equal_dataclasses_have_equal_hashes(make: Maker) -> None:
+    point, deep, loose = make_classes(make)
     assert point(1, note="b") == point(1)
     assert hash(point(1, note="b")) == hash(point(1))
     assert point(1) != point(2)
@@ -62,8 +62,8 @@ def test_equal_values_are_equal_and_have_one_hash(make: Maker) -> None:
 
 
 @both
-def test_frozen_ones_stay_as_they_are(make: Maker) -> None:
-    point, deep, loose = kinds(make)
+def test_frozen_dataclasses_cannot_be_changed(make: Maker) -> None:
+    point, deep, loose = make_classes(make)
     with pytest.raises(FrozenInstanceError):
         point(1).x = 2
     with pytest.raises(FrozenInstanceError):
@@ -75,7 +75,7 @@ def test_frozen_ones_stay_as_they_are(make: Maker) -> None:
 
 
 @both
-def test_methods_of_a_class_s_own_are_kept(make: Maker) -> None:
+def test_methods_defined_by_the_class_are_kept(make: Maker) -> None:
     @make(frozen=True)
     class Own:
         x: int = 0
@@ -101,7 +101,7 @@ def test_methods_of_a_class_s_own_are_kept(make: Maker) -> None:
 
 
 @both
-def test_ordered_ones_have_the_order_of_their_fields(make: Maker) -> None:
+def test_ordered_dataclasses_compare_their_fields(make: Maker) -> None:
     @make(frozen=True, order=True)
     class Version:
         major: int
@@ -122,5 +122,5 @@ class Sent:
     x: int
 
 
-def test_they_are_pickled() -> None:
+def test_dataclasses_can_be_pickled() -> None:
     assert pickle.loads(pickle.dumps(Sent(1))) == Sent(1)
