@@ -18,12 +18,12 @@ FOLDERS = (
 )
 
 
-def joined(**parts: str) -> str:
+def join_parts(**parts: str) -> str:
     """An answer of these parts, as the shell script puts them together."""
     return "noise of a login shell\n" + "".join(f"\n\x1e{name}\n{text}" for name, text in parts.items())
 
 
-def of_version(version: str, **parts: str) -> str:
+def survey_output(version: str, **parts: str) -> str:
     """What a Slurm of this version answers."""
     told = {
         "host": HOST,
@@ -34,10 +34,10 @@ def of_version(version: str, **parts: str) -> str:
         "modules": MODULES,
         "folders": FOLDERS,
     }
-    return joined(**{**told, **parts})
+    return join_parts(**{**told, **parts})
 
 
-def node(name: str, gres: str = "(null)", **values: str) -> str:
+def node_line(name: str, gres: str = "(null)", **values: str) -> str:
     """One line of ``scontrol -o show node``."""
     told = {
         "CPUTot": "64", "Sockets": "2", "CoresPerSocket": "32", "ThreadsPerCore": "1", "RealMemory": "512000",

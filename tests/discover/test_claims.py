@@ -25,7 +25,7 @@ from dtslurm.model.cluster import (
 )
 from dtslurm.model.units import Memory, Walltime
 from dtslurm.slurm import survey
-from tests.discover.answers import node, of_version
+from tests.discover.answers import node_line, survey_output
 
 GPU = {"index": 0, "name": "NVIDIA A100-SXM4-80GB", "memory_mib": 81920, "vendor": "nvidia", "numa": 0}
 SEEN: dict[str, Any] = {
@@ -39,7 +39,7 @@ SEEN: dict[str, Any] = {
     "disks": [{"path": "/local", "kind": "xfs", "shared": False, "size_mib": 3_000_000, "free_mib": 1}],
     "online": {"pypi.org": False}, "runtimes": ["apptainer"], "limits": {"memlock": "unlimited"},
 }  # fmt: skip
-NODES = node("n1", "gpu:a100:4", ActiveFeatures="hbm80g,ib") + node(
+NODES = node_line("n1", "gpu:a100:4", ActiveFeatures="hbm80g,ib") + node_line(
     "n2", "gpu:a100:4", ActiveFeatures="hbm80g,ib"
 )
 
@@ -64,8 +64,10 @@ GOOD = ClusterProfile(
 )  # fmt: skip
 
 
-def judged(profile: ClusterProfile, seen: dict[str, Any] | None = None, nodes: str = NODES) -> dict[str, str]:
-    told = survey.read(of_version("22.05.8", nodes=nodes))
+def judge_profile(
+    profile: ClusterProfile, seen: dict[str, Any] | None = None, nodes: str = NODES
+) -> dict[str, str]:
+    told = survey.read(survey_output("22.05.8", nodes=nodes))
     groups = kinds(told.nodes)
     names = from_slurm.names_of(groups, profile)
     looked = {"gpu-a100x4": SEEN if seen is None else seen}
@@ -90,7 +92,7 @@ def judged(profile: ClusterProfile, seen: dict[str, Any] | None = None, nodes: s
         ("H200-SXM-141GB", "NVIDIA GH200 480GB", False),
     ],
 )
-def test_a_gpu_model_is_compared_by_whole_words(claimed: str, live: str, holds: bool) -> None:
+def test_gpu_models_are_compared_by_whole_words(claimed: str, live: str, holds: bool) -> None:
     profile = replace(
         GOOD,
         node_types={
@@ -98,12 +100,14 @@ def test_a_gpu_model_is_compared_by_whole_words(claimed: str, live: str, holds: 
             for name, node_type in GOOD.node_types.items()
         },
     )
-    verdict = judged(profile, {**SEEN, "gpus": [{**GPU, "name": live}] * 4})["node type gpu-a100x4, GPU"]
+    verdict = judge_profile(profile, {**SEEN, "gpus": [{**GPU, "name": live}] * 4})[
+        "node type gpu-a100x4, GPU"
+    ]
     assert verdict == ("ok" if holds else "differs")
 
 
-def test_a_true_profile_holds() -> None:
-    rows = judged(GOOD)
+def test_a_correct_profile_is_confirmed() -> None:
+    rows = judge_profile(GOOD)
     assert set(rows.values()) == {"ok"}, rows
     assert len(rows) >= 25
 
@@ -125,8 +129,8 @@ def test_a_true_profile_holds() -> None:
         ({"runtimes": ["podman"]}, {"container.runtime"}),
     ],
 )
-def test_what_a_probe_sees_otherwise_is_told(seen: dict[str, Any], wrong: set[str]) -> None:
-    rows = judged(GOOD, {**SEEN, **seen})
+def test_values_that_a_probe_contradicts_differ(seen: dict[str, Any], wrong: set[str]) -> None:
+    rows = judge_profile(GOOD, {**SEEN, **seen})
     differing = {what.rpartition(", ")[2] for what, verdict in rows.items() if verdict == "differs"}
     assert differing == wrong
 
@@ -140,29 +144,29 @@ def test_what_a_probe_sees_otherwise_is_told(seen: dict[str, Any], wrong: set[st
         (NODES.replace("hbm80g", "hbm81g"), {"slurm.constraint", "constraint"}),
     ],
 )
-def test_what_slurm_says_otherwise_is_told(nodes: str, wrong: set[str]) -> None:
-    rows = judged(GOOD, {}, nodes)
+def test_values_that_slurm_contradicts_differ(nodes: str, wrong: set[str]) -> None:
+    rows = judge_profile(GOOD, {}, nodes)
     differing = {what.rpartition(", ")[2] for what, verdict in rows.items() if verdict == "differs"}
     assert wrong <= differing
 
 
-def test_what_nothing_tells_is_unknown() -> None:
-    rows = judged(GOOD, {**SEEN, "gpus": [], "gpu_tools": [], "links": {}})
+def test_values_without_evidence_are_unknown() -> None:
+    rows = judge_profile(GOOD, {**SEEN, "gpus": [], "gpu_tools": [], "links": {}})
     assert rows["node type gpu-a100x4, GPUs in a job"] == "unknown"
     assert rows["node type gpu-a100x4, link between GPUs"] == "unknown"
     profile = ClusterProfile(name="x", slurm=SlurmCustoms(account="ml"), node_types={"v": NodeType(cpus=3)})
-    rows = judged(profile, nodes=node("c1", CPUTot="128") + node("c2", CPUTot="32"))
+    rows = judge_profile(profile, nodes=node_line("c1", CPUTot="128") + node_line("c2", CPUTot="32"))
     assert (rows["slurm.account"], rows["node type v"]) == ("unknown", "unknown")
 
 
-def test_partitions_that_are_gone_or_smaller() -> None:
+def test_missing_and_smaller_partitions_differ() -> None:
     partitions = {"main": Partition(max_time=Walltime(999_999), max_nodes=3), "old": Partition()}
-    rows = judged(ClusterProfile(name="x", slurm=SlurmCustoms(partitions=partitions)))
+    rows = judge_profile(ClusterProfile(name="x", slurm=SlurmCustoms(partitions=partitions)))
     assert rows["partition old"] == "differs"
     assert (rows["partition main, max_time"], rows["partition main, max_nodes"]) == ("differs", "differs")
 
 
-def test_dry_runs_and_bandwidth() -> None:
+def test_dry_runs_and_bandwidth_are_judged() -> None:
     assert claims.dry_run("partition p", ["srun"], "", refused=False).verdict == "ok"
     assert claims.dry_run("partition p", ["srun"], "busy", refused=None).verdict == "unknown"
     assert claims.dry_run("partition p", ["srun"], "invalid account", refused=True).verdict == "differs"
@@ -172,5 +176,5 @@ def test_dry_runs_and_bandwidth() -> None:
     assert claims.bandwidth(None, None, "no torch").verdict == "unknown"
 
 
-def test_later_facts_hold() -> None:
+def test_adding_clusters_keeps_notices() -> None:
     assert (DiscoveredCluster() + DiscoveredCluster(notices=("x",))).notices == ("x",)

@@ -12,18 +12,18 @@ from dtslurm.discover.kinds import gpu_memory, kinds
 from dtslurm.model.cluster import ClusterProfile, Gpus, NodeType
 from dtslurm.model.units import Memory
 from dtslurm.slurm import survey
-from tests.discover.answers import joined, node, of_version
+from tests.discover.answers import join_parts, node_line, survey_output
 from tests.slurm.recorded import VERSIONS
 
 
-def values(output: str, parent: ClusterProfile | None = None) -> DiscoveredCluster:
+def survey_facts(output: str, parent: ClusterProfile | None = None) -> DiscoveredCluster:
     told = survey.read(output)
     return from_slurm.facts_from_survey(told, kinds(told.nodes), parent)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_version_is_described(version: str) -> None:
-    told = survey.read(of_version(version))
+def test_the_answers_of_every_slurm_version_give_facts(version: str) -> None:
+    told = survey.read(survey_output(version))
     assert (told.cluster, told.version, told.host) == ("lab", version, "login1.lab.example.org")
     found = from_slurm.facts_from_survey(told, kinds(told.nodes))
     known = {fact.name: fact.value for fact in found.facts}
@@ -41,11 +41,11 @@ def test_every_version_is_described(version: str) -> None:
     assert [line for line in found.notices if line.startswith("accounting did not answer")]
 
 
-def test_sinfo_stands_in_where_scontrol_tells_no_nodes() -> None:
+def test_sinfo_is_used_if_scontrol_lists_no_nodes() -> None:
     row = "8|1|8|1|4000|idle|gpu:a100:4(S:0-1)|hbm40g,ib\n"
     rows = f"n1|main|{row}n1|debug|{row}"
     told = survey.read(
-        of_version(
+        survey_output(
             "24.11.5",
             nodes="slurm_load_node error: Access denied",
             sinfo=rows + "n2|main|8|1|8|1|4000+|futurestate$|(null)|\n",
@@ -57,25 +57,27 @@ def test_sinfo_stands_in_where_scontrol_tells_no_nodes() -> None:
     assert (second.gpus, second.memory, second.state) == ((), Memory(4000), "FUTURESTATE$")
 
 
-def test_private_data_and_silence_are_told() -> None:
+def test_private_data_and_missing_answers_are_reported() -> None:
     config = "ClusterName = quiet\nPrivateData = jobs,nodes\nSelectType = select/cons_res\n"
-    found = values(
-        joined(config=config, nodes=node("n1", "gpu:4"), partitions="", associations="sacctmgr: error")
+    found = survey_facts(
+        join_parts(
+            config=config, nodes=node_line("n1", "gpu:4"), partitions="", associations="sacctmgr: error"
+        )
     )
     assert any("PrivateData=jobs,nodes" in line for line in found.notices)
     assert any("partitions" in line for line in found.notices)
     assert found.value("slurm", "gpu_request") == "gres"  # cons_res has no --gpus-per-node
 
 
-def test_nodes_of_a_partition_may_differ() -> None:
+def test_different_nodes_of_a_partition_become_several_node_types() -> None:
     nodes = (
-        node("a1", "gpu:a100:4(S:0-1)", ActiveFeatures="amd,hbm40g")
-        + node("a2", "gpu:a100:4(S:0-1)", ActiveFeatures="amd,hbm40g", RealMemory="511000")
-        + node("b1", "gpu:a100:4(S:0,1)", ActiveFeatures="amd,hbm80g")
-        + node("h1", "gpu:h100:8,shard:16", CPUTot="96", CoresPerSocket="48", State="MIXED+PLANNED")
-        + node("c1", CPUTot="128", State="SOMETHING_NEW+DRAIN")
+        node_line("a1", "gpu:a100:4(S:0-1)", ActiveFeatures="amd,hbm40g")
+        + node_line("a2", "gpu:a100:4(S:0-1)", ActiveFeatures="amd,hbm40g", RealMemory="511000")
+        + node_line("b1", "gpu:a100:4(S:0,1)", ActiveFeatures="amd,hbm80g")
+        + node_line("h1", "gpu:h100:8,shard:16", CPUTot="96", CoresPerSocket="48", State="MIXED+PLANNED")
+        + node_line("c1", CPUTot="128", State="SOMETHING_NEW+DRAIN")
     )
-    found = values(of_version("22.05.8", nodes=nodes))
+    found = survey_facts(survey_output("22.05.8", nodes=nodes))
     names = {fact.key[1] for fact in found.below("node_types")}
     assert names == {"gpu-a100x4-40G", "gpu-a100x4-80G", "gpu-h100x8", "cpu-128"}
     assert found.value("node_types", "gpu-a100x4-40G", "memory") == "511000M"
@@ -86,13 +88,15 @@ def test_nodes_of_a_partition_may_differ() -> None:
     assert any("cpu-128 is available" in line for line in found.notices)
 
 
-def test_the_default_partition_is_named_only_if_it_has_nodes() -> None:
-    elsewhere = node("a1", "gpu:a100:4", Partitions="old") + node("h1", "gpu:h100:8", Partitions="old")
+def test_the_default_node_type_comes_from_the_default_partition_if_it_has_nodes() -> None:
+    elsewhere = node_line("a1", "gpu:a100:4", Partitions="old") + node_line(
+        "h1", "gpu:h100:8", Partitions="old"
+    )
     for nodes, evidence in (
         (elsewhere, "most of the GPU nodes"),
-        (elsewhere + node("c1", CPUTot="128"), "most of the nodes of partition main"),
+        (elsewhere + node_line("c1", CPUTot="128"), "most of the nodes of partition main"),
     ):
-        found = values(of_version("22.05.8", nodes=nodes))
+        found = survey_facts(survey_output("22.05.8", nodes=nodes))
         [fact] = [fact for fact in found.facts if fact.key == ("default_node_type",)]
         assert fact.evidence == evidence
 
@@ -106,10 +110,12 @@ def test_the_default_partition_is_named_only_if_it_has_nodes() -> None:
         ("gpu:a40:2,gpu:h100:4", "h100", 4),
     ],
 )
-def test_of_several_types_in_a_node_the_largest_whole_one_is_a_guess(
+def test_among_several_gpu_types_of_a_node_the_largest_whole_type_is_a_guess(
     gres: str, model: str, count: int
 ) -> None:
-    found = values(of_version("22.05.8", nodes=node("m1", gres) + node("a1", "gpu:4", Partitions="old")))
+    found = survey_facts(
+        survey_output("22.05.8", nodes=node_line("m1", gres) + node_line("a1", "gpu:4", Partitions="old"))
+    )
     above = ("node_types", f"gpu-{model}x{count}", "gpus")
     facts = {fact.key[-1]: (fact.value, fact.sure) for fact in found.below(*above)}
     assert facts["model"] == (model, "guess")
@@ -121,18 +127,25 @@ def test_of_several_types_in_a_node_the_largest_whole_one_is_a_guess(
     assert told.endswith(f"{count} {model} is a guess")
 
 
-def test_a_node_without_a_type_leaves_the_others_theirs() -> None:
-    nodes = node("a1", "gpu:a100:4") + node("h1", "gpu:h100:8") + node("x1", "gpu:2")
-    assert values(of_version("22.05.8", nodes=nodes)).value("slurm", "gpu_request") == "gpus-per-node-typed"
+def test_a_node_without_a_gpu_type_does_not_change_the_gpu_request_form() -> None:
+    nodes = node_line("a1", "gpu:a100:4") + node_line("h1", "gpu:h100:8") + node_line("x1", "gpu:2")
+    assert (
+        survey_facts(survey_output("22.05.8", nodes=nodes)).value("slurm", "gpu_request")
+        == "gpus-per-node-typed"
+    )
 
 
-def test_types_are_called_as_the_sites_profile_calls_them() -> None:
+def test_node_types_are_named_as_in_the_parent_profile() -> None:
     own = NodeType(gpus=Gpus(model="A100-SXM4-80GB", count=4, memory=Memory.parse("80G")))
     other = NodeType(gpus=Gpus(model="A100-SXM4-40GB", count=4, memory=Memory.parse("40G")))
     parent = ClusterProfile(name="site", node_types={"big": own, "small": other})
-    found = values(of_version("22.05.8", nodes=node("a1", "gpu:a100:4", ActiveFeatures="hbm80g")), parent)
+    found = survey_facts(
+        survey_output("22.05.8", nodes=node_line("a1", "gpu:a100:4", ActiveFeatures="hbm80g")), parent
+    )
     assert {fact.key[1] for fact in found.below("node_types")} == {"big"}
-    found = values(of_version("22.05.8", nodes=node("a1", "gpu:a100:4")), parent)  # it may be either
+    found = survey_facts(
+        survey_output("22.05.8", nodes=node_line("a1", "gpu:a100:4")), parent
+    )  # it may be either
     assert {fact.key[1] for fact in found.below("node_types")} == {"gpu-a100x4"}
 
 
@@ -141,7 +154,7 @@ def test_types_are_called_as_the_sites_profile_calls_them() -> None:
     [(["hbm80g"], "80G"), (["GPU_MEM:32GB", "x"], "32G"), (["a100-40gb"], "40G"), (["100g", "ib"], None),
      (["rack12g"], None), (["hbm40g", "hbm80g"], None), ([], None)],
 )  # fmt: skip
-def test_what_features_tell_of_gpus(features: list[str], size: str | None) -> None:
+def test_the_gpu_memory_is_derived_from_node_features(features: list[str], size: str | None) -> None:
     assert gpu_memory(features) == (Memory.parse(size) if size else None)
 
 
@@ -159,7 +172,7 @@ WORDS = st.sampled_from(
 
 @settings(deadline=None)
 @given(st.lists(WORDS | st.text(max_size=8), max_size=40).map("".join))
-def test_no_answer_breaks_the_reader(output: str) -> None:
+def test_arbitrary_answers_do_not_break_the_survey_parser(output: str) -> None:
     told = survey.read(output)
     found = from_slurm.facts_from_survey(told, kinds(told.nodes))
     assert all(fact.evidence for fact in found.facts)
@@ -177,14 +190,14 @@ NODES = st.lists(
 
 @settings(deadline=None)
 @given(NODES)
-def test_every_node_is_of_one_kind_and_has_what_its_kind_promises(
+def test_every_node_belongs_to_one_kind_with_its_guaranteed_values(
     rows: list[tuple[str, int, int, str]],
 ) -> None:
     text = "".join(
-        node(f"n{i}", gres, CPUTot=str(cpus), RealMemory=str(memory), ActiveFeatures=feature)
+        node_line(f"n{i}", gres, CPUTot=str(cpus), RealMemory=str(memory), ActiveFeatures=feature)
         for i, (gres, cpus, memory, feature) in enumerate(rows)
     )
-    told = survey.read(of_version("22.05.8", nodes=text)).nodes
+    told = survey.read(survey_output("22.05.8", nodes=text)).nodes
     groups = kinds(told)
     assert sorted(node.name for kind in groups for node in kind.nodes) == sorted(node.name for node in told)
     assert len({kind.name for kind in groups}) == len(groups)
