@@ -20,7 +20,7 @@ TIMEOUT = 600
 OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES")
 
 
-def job_env(run_dir: Path, **extra: str) -> dict[str, str]:
+def job_environment(run_dir: Path, **extra: str) -> dict[str, str]:
     """What the job gives the script, free of what this test run was itself started with."""
     inherited = {
         k: v for k, v in os.environ.items() if k not in OF_A_LAUNCHER and not k.startswith("TORCHELASTIC")
@@ -35,10 +35,10 @@ def job_env(run_dir: Path, **extra: str) -> dict[str, str]:
     }
 
 
-def run(run_dir: Path, *args: str) -> subprocess.CompletedProcess[str]:
+def run_script(run_dir: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *([] if args[0] == "-m" else [str(SCRIPT)]), *args],
-        env=job_env(run_dir),
+        env=job_environment(run_dir),
         cwd=run_dir,
         capture_output=True,
         text=True,
@@ -47,20 +47,20 @@ def run(run_dir: Path, *args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def metrics(run_dir: Path) -> list[dict[str, Any]]:
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     lines = (run_dir / "metrics" / "train.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 
 def epochs_with_loss(run_dir: Path) -> list[int]:
-    return [line["epoch"] for line in metrics(run_dir) if "loss" in line]
+    return [line["epoch"] for line in read_metrics(run_dir) if "loss" in line]
 
 
-def test_alone_then_resumed_with_more_epochs(tmp_path: Path) -> None:
-    first = run(tmp_path, "--epochs", "2")
+def test_a_single_process_trains_and_resumes_with_more_epochs(tmp_path: Path) -> None:
+    first = run_script(tmp_path, "--epochs", "2")
     assert (first.returncode, first.stderr) == (0, "")
     assert epochs_with_loss(tmp_path) == [1, 2]
-    *_, before_last, last = metrics(tmp_path)
+    *_, before_last, last = read_metrics(tmp_path)
     assert before_last.keys() == {"time", "step", "total_steps", "epoch", "loss", "lr", "samples_per_s"}
     assert before_last["step"] == before_last["total_steps"] == last["step"] == last["total_steps"]
     assert first.stdout.splitlines()[0].startswith("rank 0/1 on ")
@@ -71,23 +71,23 @@ def test_alone_then_resumed_with_more_epochs(tmp_path: Path) -> None:
     )
     assert [path.name for path in saved.parent.iterdir()] == ["digits.pt"]
 
-    second = run(tmp_path, "--epochs", "4")
+    second = run_script(tmp_path, "--epochs", "4")
     assert (second.returncode, second.stderr) == (0, "")
     assert f"continues after epoch 2 from {saved}" in second.stdout
     assert epochs_with_loss(tmp_path) == [1, 2, 3, 4]
 
 
 @pytest.mark.slow
-def test_two_processes_learn_the_digits(tmp_path: Path) -> None:
+def test_two_processes_reach_the_accuracy(tmp_path: Path) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = run(tmp_path, *torchrun, str(SCRIPT), "--min-accuracy", "0.97")
+    done = run_script(tmp_path, *torchrun, str(SCRIPT), "--min-accuracy", "0.97")
     assert (done.returncode, done.stderr) == (0, "")
-    assert metrics(tmp_path)[-1]["test_accuracy"] >= 0.97
+    assert read_metrics(tmp_path)[-1]["test_accuracy"] >= 0.97
     for rank in (0, 1):
         assert f"rank {rank}/2 on {socket.gethostname()}: done after" in done.stdout
 
 
-def test_signal_to_one_rank_stops_all_and_the_next_run_ends_where_an_unbroken_one_does(
+def test_a_signal_to_one_rank_stops_all_and_the_resumed_run_gives_the_same_result(
     tmp_path: Path,
 ) -> None:
     """Two processes started as srun would, with nothing but env:// variables."""
@@ -102,7 +102,7 @@ def test_signal_to_one_rank_stops_all_and_the_next_run_ends_where_an_unbroken_on
         return [
             subprocess.Popen(
                 [sys.executable, str(SCRIPT), "--epochs", "3", *args],
-                env=job_env(run_dir, RANK=str(rank), LOCAL_RANK=str(rank), **meeting),
+                env=job_environment(run_dir, RANK=str(rank), LOCAL_RANK=str(rank), **meeting),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -130,24 +130,26 @@ def test_signal_to_one_rank_stops_all_and_the_next_run_ends_where_an_unbroken_on
     assert epochs_with_loss(broken) == [1, 2, 3]
 
     assert finish(start(whole)) == [0, 0]
-    assert metrics(broken)[-2]["loss"] == metrics(whole)[-2]["loss"]
-    assert metrics(broken)[-1]["test_accuracy"] == metrics(whole)[-1]["test_accuracy"]
+    assert read_metrics(broken)[-2]["loss"] == read_metrics(whole)[-2]["loss"]
+    assert read_metrics(broken)[-1]["test_accuracy"] == read_metrics(whole)[-1]["test_accuracy"]
 
 
-def test_drill_fails_with_the_code_that_was_asked_for(tmp_path: Path) -> None:
-    failed = run(tmp_path, "--epochs", "3", "--fail-rank", "0", "--fail-epoch", "2", "--fail-code", "42")
+def test_a_drill_fails_with_the_requested_exit_code(tmp_path: Path) -> None:
+    failed = run_script(
+        tmp_path, "--epochs", "3", "--fail-rank", "0", "--fail-epoch", "2", "--fail-code", "42"
+    )
     assert failed.returncode == 42
     assert failed.stderr == "rank 0: drill, leaving with exit code 42\n"
     assert epochs_with_loss(tmp_path) == [1]
 
 
-def test_too_little_accuracy_is_a_failure(tmp_path: Path) -> None:
-    failed = run(tmp_path, "--epochs", "1", "--min-accuracy", "0.99")
+def test_insufficient_accuracy_is_a_failure(tmp_path: Path) -> None:
+    failed = run_script(tmp_path, "--epochs", "1", "--min-accuracy", "0.99")
     assert failed.returncode == 1
     assert "is below 0.99 (--min-accuracy)" in failed.stderr
 
 
-def test_batch_that_cannot_be_shared_out_is_refused(tmp_path: Path) -> None:
-    refused = run(tmp_path, "--batch-size", "0")
+def test_an_indivisible_batch_size_is_refused(tmp_path: Path) -> None:
+    refused = run_script(tmp_path, "--batch-size", "0")
     assert refused.returncode == 2
     assert "--batch-size must be a multiple of the number of processes" in refused.stderr
