@@ -14,7 +14,7 @@ CORPUS = Path(__file__).parent / "corpus"
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_what_was_found_before(name: str) -> None:
+def test_seeds_and_kept_inputs_cause_no_error(name: str) -> None:
     target = TARGETS[name]
     kept = [path.read_bytes() for path in sorted((CORPUS / name).glob("*"))]
     seeds = list(target.seeds())
@@ -26,7 +26,7 @@ def test_what_was_found_before(name: str) -> None:
 @pytest.mark.parametrize("name", TARGETS)
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(data=st.data())
-def test_any_bytes(name: str, data: st.DataObject) -> None:
+def test_mutated_seeds_cause_no_error(name: str, data: st.DataObject) -> None:
     target = TARGETS[name]
     seed = data.draw(st.sampled_from(list(target.seeds())))[:2000]
     start = data.draw(st.integers(0, len(seed)))
