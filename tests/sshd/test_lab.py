@@ -11,13 +11,13 @@ pytestmark = pytest.mark.slurm
 
 
 @pytest.mark.parametrize("jumped", [False, True])
-def test_slurm_answers_behind_ssh(sshd_login: Login, jumped: bool) -> None:
+def test_sinfo_answers_over_ssh(sshd_login: Login, jumped: bool) -> None:
     transport = connect(sshd_login.jumped if jumped else sshd_login.host, env=sshd_login.lab.environ())
     done = transport.run(["sinfo", "-h", "-o", "%D"])
     assert done.stdout == "4\n"
 
 
-def test_a_job_goes_in_and_out(sshd_login: Login) -> None:
+def test_a_job_can_be_submitted_listed_and_cancelled_over_ssh(sshd_login: Login) -> None:
     transport = connect(sshd_login.host, env=sshd_login.lab.environ())
     script = b"#!/bin/bash\n#SBATCH -o /dev/null\nsleep 600\n"
     job = transport.run(["sbatch", "--parsable"], stdin=script).stdout.strip()
