@@ -47,7 +47,7 @@ _selected: set[str] = set()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Note which cells each collected test proves."""
     for item in items:
-        if item.name.startswith("test_golden["):
+        if item.name.startswith("test_each_case_matches_its_golden_script["):
             item.add_marker(pytest.mark.proves(_golden_launcher(item), "renders"))
         params = item.callspec.params if hasattr(item, "callspec") else {}
         for mark in item.iter_markers("proves"):

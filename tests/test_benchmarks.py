@@ -37,7 +37,7 @@ def test_a_target_is_found_in_the_results_and_explained_if_it_is_missed() -> Non
         assert measurement.met or measurement.reason, measurement
 
 
-def result(output: str = "", **more: Any) -> dict[str, Any]:
+def benchmark_result(output: str = "", **more: Any) -> dict[str, Any]:
     conditions = {"seconds": 1, "date": "2026-01-02", "commit": "abc", "machine": "2 x X"}
     return {"ok": True, "output": output, "charts": [], **conditions, **more}
 
@@ -64,7 +64,7 @@ PRINTED = "first: 1,250 ms\nsecond: 90 ms\n"
 )
 def test_a_value_is_compared_with_its_target(row: dict[str, Any], measured: str, met: bool | None) -> None:
     chart = compare_rounds("T", "ms", "quick", {"quick": [2.0, 2.0], "slow": [8.0, 8.0], "broken": []})
-    results = {"top": result(PRINTED, charts=[asdict(chart)])}
+    results = {"top": benchmark_result(PRINTED, charts=[asdict(chart)])}
     row = {"figure": "time", "unit": "ms", "from": "top", **row}
     measurement = targets.compare_with_target(row, results)
     assert (measurement.measured, measurement.met) == (measured, met)
@@ -74,7 +74,7 @@ def test_a_failed_command_and_a_failed_benchmark_are_shown() -> None:
     chart = compare_rounds(
         "T", "ms", "quick", {"quick": [1.0, 2.0, 4.0], "broken": []}, {"broken": "no | module"}
     )
-    results = {"top": result("failed with exit code 1", ok=False, charts=[asdict(chart)])}
+    results = {"top": benchmark_result("failed with exit code 1", ok=False, charts=[asdict(chart)])}
     text = page.render_page(results)
     assert "| broken | failed: no   module |  |  |  |" in text
     assert "| quick | 2.00 | 1.50 to 3.00 | 1.00 x |  |" in text
@@ -99,7 +99,7 @@ def test_the_page_lists_missed_targets_with_their_reasons(monkeypatch: pytest.Mo
         },
     ]
     monkeypatch.setattr(page, "load_targets", lambda: {"Times": rows})
-    text = page.render_page({"top": result(PRINTED)})
+    text = page.render_page({"top": benchmark_result(PRINTED)})
     assert "1 of 2 targets are met." in text
     assert "| fast | ≤ 2,000 ms | 1,250 ms | yes |" in text
     missed = text.partition("## Where dtslurm falls short")[2]
@@ -117,12 +117,14 @@ def test_ratios_are_computed_within_a_round() -> None:
 def test_the_page_shows_only_output_that_no_chart_shows() -> None:
     chart = Chart("Size", "MB", "small", (Bar("small", 2.0, 2.0, 2.0, 1.0, 1.0, 1.0, note="3 packages"),))
     printed = format_charts([chart])
-    text = page.render_page({"top": result(printed + "more: 5\n", charts=[asdict(chart)])})
+    text = page.render_page({"top": benchmark_result(printed + "more: 5\n", charts=[asdict(chart)])})
     assert "| small (3 packages) | 2.00 | 1.00 x |" in text
     assert "```text\nmore: 5\n```" in text
     assert (
         "```text"
-        not in page.render_page({"top": result(printed, charts=[asdict(chart)])}).partition("### top")[2]
+        not in page.render_page({"top": benchmark_result(printed, charts=[asdict(chart)])}).partition(
+            "### top"
+        )[2]
     )
 
 
@@ -135,7 +137,7 @@ def test_the_page_describes_every_benchmark() -> None:
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_a_peer_is_pinned(name: str) -> None:
+def test_every_peer_version_is_pinned(name: str) -> None:
     assert re.fullmatch(r"\d+[\w.]+", version(name))
 
 

@@ -12,7 +12,7 @@ TEXT = """# a comment
 """
 
 
-def test_an_entry_counts_for_thirty_days() -> None:
+def test_a_second_tries_entry_is_valid_for_thirty_days() -> None:
     assert second_tries(TEXT, dt.date(2026, 1, 31)) == {
         "tests/test_a.py::test_b",
         "tests/test_c.py::test_d[x]",
@@ -20,9 +20,9 @@ def test_an_entry_counts_for_thirty_days() -> None:
     assert second_tries(TEXT, dt.date(2026, 2, 1)) == {"tests/test_c.py::test_d[x]"}
 
 
-def test_the_list_is_short() -> None:
+def test_the_list_of_second_tries_is_short() -> None:
     assert len(second_tries(SECOND_TRIES.read_text(), dt.date.min.replace(year=2000))) <= 5
 
 
-def test_the_files_that_begin_first_are_there() -> None:
+def test_the_files_that_start_first_exist() -> None:
     assert [name for name in TAKE_LONGEST if not (TESTS / name).is_file()] == []

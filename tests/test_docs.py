@@ -18,7 +18,7 @@ __all__ = ["render_job"]
 ROOT = Path(__file__).parents[1]
 
 
-def block(document: str, language: str) -> str:
+def code_block(document: str, language: str) -> str:
     found = re.search(
         rf"^```{language}\n(.*?)^```$", (ROOT / "docs" / document).read_text(), re.MULTILINE | re.DOTALL
     )
@@ -26,7 +26,7 @@ def block(document: str, language: str) -> str:
     return found[1]
 
 
-def test_the_table_of_launchers_is_whole() -> None:
+def test_the_table_of_launchers_is_complete() -> None:
     text = (ROOT / "docs" / "launchers.md").read_text()
     for name in registry.names():
         launcher = registry.load(name)
@@ -35,14 +35,14 @@ def test_the_table_of_launchers_is_whole() -> None:
         assert re.findall(r"`(\w+)=", row) == list(launcher.options)
 
 
-def test_a_launcher_of_ones_own(tmp_path: Path) -> None:
+def test_the_documented_custom_launcher_works(tmp_path: Path) -> None:
     package = tmp_path / "site"
     package.mkdir()
-    code = block("launchers.md", "python")
+    code = code_block("launchers.md", "python")
     assert len([line for line in code.splitlines() if line.strip()]) <= 15
     (package / "mypackage.py").write_text(code)
     entry = re.search(
-        r'^\[project\.entry-points\."(.+)"\]\n(.+)$', block("launchers.md", "toml"), re.MULTILINE
+        r'^\[project\.entry-points\."(.+)"\]\n(.+)$', code_block("launchers.md", "toml"), re.MULTILINE
     )
     assert entry
     info = package / "mypackage-1.dist-info"
@@ -67,8 +67,10 @@ def test_a_launcher_of_ones_own(tmp_path: Path) -> None:
     )
 
 
-def test_a_template_of_ones_own(render_job: Render, tmp_path: Path) -> None:
-    (tmp_path / "core.sbatch.j2").write_text(block("templates.md", "jinja"))
+def test_the_documented_custom_template_works_and_all_blocks_are_listed(
+    render_job: Render, tmp_path: Path
+) -> None:
+    (tmp_path / "core.sbatch.j2").write_text(code_block("templates.md", "jinja"))
     script = render_job("local", "single", account=None, template="core.sbatch.j2", folders=[tmp_path]).script
     assert "\nulimit -c 0\n" in script
     names = re.findall(r"{% block (\w+) %}", (ROOT / "templates" / "base.sbatch.j2").read_text())
@@ -77,7 +79,7 @@ def test_a_template_of_ones_own(render_job: Render, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_python_does_what_the_docs_show(number: int, tmp_path: Path) -> None:
+def test_the_documented_python_examples_work(number: int, tmp_path: Path) -> None:
     text = (ROOT / "docs" / "python.md").read_text()
     code = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[number]
     (tmp_path / "train.py").write_text(

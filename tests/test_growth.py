@@ -10,13 +10,13 @@ from benchmarks.scale.growth import Curve, picture
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.0])
-def test_the_exponent_is_that_of_the_last_decade(power: float) -> None:
+def test_the_exponent_is_fitted_to_the_last_decade(power: float) -> None:
     start = ((10, 500.0), (100, 500.0))  # what a start costs says nothing of growth
     points = (*start, *((n, 3.0 * n**power) for n in (1000, 3000, 10000)))
     assert Curve("x", points).exponent == pytest.approx(power)
 
 
-def test_one_size_has_no_exponent() -> None:
+def test_a_curve_of_one_size_has_no_exponent() -> None:
     assert Curve("x", ((10, 1.0),)).exponent is None
     assert Curve("x", ()).exponent is None
 

@@ -20,7 +20,7 @@ TEXT = LOCK.read_text()
 LOCKED = [Requirement(line.rstrip("\\ ")) for line in TEXT.splitlines() if re.match(r"\w", line)]
 
 
-def asked() -> Iterator[Requirement]:
+def required_packages() -> Iterator[Requirement]:
     """Yield what the project needs, and what its development and tests do."""
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())
     yield from map(Requirement, known["project"]["dependencies"])
@@ -33,8 +33,8 @@ def asked() -> Iterator[Requirement]:
                 yield Requirement(item)
 
 
-@pytest.mark.parametrize("wanted", [*asked()], ids=lambda one: one.name)
-def test_what_is_asked_for_is_locked(wanted: Requirement) -> None:
+@pytest.mark.parametrize("wanted", [*required_packages()], ids=lambda one: one.name)
+def test_every_required_package_is_locked_to_one_version(wanted: Requirement) -> None:
     name = canonicalize_name(wanted.name)
     here = [one for one in LOCKED if canonicalize_name(one.name) == name]
     used = [one for one in here if one.marker is None or one.marker.evaluate()]
@@ -44,7 +44,7 @@ def test_what_is_asked_for_is_locked(wanted: Requirement) -> None:
     assert wanted.specifier.contains(version.version, prereleases=True)
 
 
-def test_everything_has_a_hash_and_no_place_of_its_own() -> None:
+def test_every_locked_package_has_a_hash_and_no_url() -> None:
     parts = re.split(r"^(?=\w)", TEXT, flags=re.MULTILINE)[1:]
     assert len(parts) == len(LOCKED) > 50
     assert [part.splitlines()[0] for part in parts if "--hash=sha256:" not in part] == []
@@ -52,7 +52,7 @@ def test_everything_has_a_hash_and_no_place_of_its_own() -> None:
 
 
 @pytest.mark.slow
-def test_the_lock_installs(tmp_path: Path) -> None:
+def test_the_lock_file_can_be_installed(tmp_path: Path) -> None:
     quietly([uv(), "venv", "--quiet", tmp_path / "venv"])
     python = tmp_path / "venv" / "bin" / "python"
     quietly([uv(), "pip", "install", "--quiet", "--require-hashes", "--python", python, "-r", LOCK])
@@ -62,7 +62,7 @@ def test_the_lock_installs(tmp_path: Path) -> None:
     assert told == "fine\n"
 
 
-def test_another_file_in_place_of_one_is_refused(tmp_path: Path) -> None:
+def test_a_package_with_a_wrong_hash_is_refused(tmp_path: Path) -> None:
     lines = [line for line in TEXT.splitlines() if line.startswith("click==")]
     (tmp_path / "lock").write_text(f"{lines[0]}\n    --hash=sha256:{'0' * 64}\n")
     quietly([uv(), "venv", "--quiet", tmp_path / "venv"])

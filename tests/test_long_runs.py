@@ -11,7 +11,7 @@ from tests.nemesis.schedule import FAULTS
 from tests.soak.leaks import Sample
 
 
-def test_numbers_are_formatted_as_ranges() -> None:
+def test_format_ranges_joins_consecutive_numbers() -> None:
     assert long_runs.format_ranges([5, 1, 2, 3, 9, 8]) == "1-3, 5, 8-9"
 
 

@@ -17,13 +17,13 @@ from tests.release.trial import try_out
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel built from a built sdist, as a release is."""
     return build(tmp_path_factory.mktemp("dist"))[1]
 
 
-def test_the_wheel_carries_templates_and_profiles(wheel: Path) -> None:
-    names = set(zipfile.ZipFile(wheel).namelist())
+def test_the_wheel_contains_templates_and_profiles(built_wheel: Path) -> None:
+    names = set(zipfile.ZipFile(built_wheel).namelist())
     for wanted in (ROOT / "templates").rglob("*.j2"):
         assert f"dtslurm/_data/templates/{wanted.relative_to(ROOT / 'templates')}" in names
     for wanted in (ROOT / "cluster_profiles").glob("*"):
@@ -31,11 +31,11 @@ def test_the_wheel_carries_templates_and_profiles(wheel: Path) -> None:
     assert "dtslurm/py.typed" in names
 
 
-def test_an_installed_wheel_does_its_work(wheel: Path, tmp_path: Path) -> None:
-    try_out(with_uv_tool(wheel, tmp_path / "tool"), tmp_path / "user")
+def test_an_installed_wheel_works_outside_the_checkout(built_wheel: Path, tmp_path: Path) -> None:
+    try_out(with_uv_tool(built_wheel, tmp_path / "tool"), tmp_path / "user")
 
 
-def needed(name: str, seen: set[str]) -> Iterator[str]:
+def dependency_names(name: str, seen: set[str]) -> Iterator[str]:
     """Yield what an installed package needs without any extra, all the way down."""
     for line in metadata.requires(name) or ():
         requirement, _, condition = line.partition(";")
@@ -50,14 +50,14 @@ def needed(name: str, seen: set[str]) -> Iterator[str]:
             continue  # for other systems or versions of Python
         seen.add(below)
         yield below
-        yield from needed(below, seen)
+        yield from dependency_names(below, seen)
 
 
-def test_the_list_of_dependencies_is_whole_and_their_licences_go_with_ours() -> None:
+def test_the_sbom_is_complete_and_all_licences_are_compatible() -> None:
     listed = dependencies.components()
     assert {"click", "textual", "paramiko"} <= set(listed)
     # markdown-it-py comes with an extra of its own by way of textual
-    missing = set(needed("dtslurm", set())) - set(listed)
+    missing = set(dependency_names("dtslurm", set())) - set(listed)
     assert missing == set(), "make sbom lists them"
     assert list(dependencies.unwelcome()) == []
     assert not [line for line in dependencies.SBOM.read_text().splitlines() if "file://" in line]

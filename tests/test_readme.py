@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def commands(document: str) -> list[str]:
+def command_lines(document: str) -> list[str]:
     """Return the command lines of the code blocks, without their comments."""
     blocks = BLOCK.findall((ROOT / document).read_text())
     lines = "".join(text for language, text in blocks if not language).splitlines()
@@ -30,7 +30,7 @@ def commands(document: str) -> list[str]:
 
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 DTSLURM = sorted(
-    {line for document in DOCUMENTS for line in commands(document) if line.startswith("dtslurm")}
+    {line for document in DOCUMENTS for line in command_lines(document) if line.startswith("dtslurm")}
 )
 
 
@@ -52,9 +52,9 @@ def project(
         "DTSLURM_RUN_ROOT": str(folder / "runs"),
     }
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-    run(folder, environment, "dtslurm trust")
+    run_line(folder, environment, "dtslurm trust")
     (folder / "short.py").write_text("import time\ntime.sleep(2)\n")
-    job = run(folder, environment, "dtslurm submit --parsable -t 5 short.py").stdout.strip()
+    job = run_line(folder, environment, "dtslurm submit --parsable -t 5 short.py").stdout.strip()
     return folder, environment, job
 
 
@@ -67,7 +67,7 @@ def run_dir(folder: Path, job: str) -> Path:
     return found
 
 
-def run(folder: Path, environment: dict[str, str], line: str) -> subprocess.CompletedProcess[str]:
+def run_line(folder: Path, environment: dict[str, str], line: str) -> subprocess.CompletedProcess[str]:
     done = run_dtslurm(shlex.split(line)[1:], cwd=folder, env=environment, timeout=600)
     assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
     return done
@@ -88,16 +88,16 @@ def leave_artifacts(run: Path) -> None:
             register.write(json.dumps(line) + "\n")
 
 
-def looks(folder: Path, environment: dict[str, str], line: str) -> bool:
+def succeeds(folder: Path, environment: dict[str, str], line: str) -> bool:
     return run_dtslurm(shlex.split(line)[1:], cwd=folder, env=environment, timeout=600).returncode == 0
 
 
-def wait_for_what_it_needs(
+def wait_for_requirements(
     line: str, project: tuple[Path, dict[str, str], str], slurm_lab: SlurmLab, job: str
 ) -> None:
     folder, environment, _ = project
     if " --from-checkpoint" in line:  # while it runs, its checkpoints are its own
-        run(folder, environment, f"dtslurm logs -f {job}")
+        run_line(folder, environment, f"dtslurm logs -f {job}")
     if " report " in line:
         slurm_lab.wait_for("a start", (run_dir(folder, job) / "logs" / "0").exists)
     if line == "dtslurm doctor":
@@ -105,14 +105,16 @@ def wait_for_what_it_needs(
 
 
 @pytest.mark.parametrize("line", DTSLURM)
-def test_commands(line: str, project: tuple[Path, dict[str, str], str], slurm_lab: SlurmLab) -> None:
+def test_every_documented_dtslurm_command_succeeds(
+    line: str, project: tuple[Path, dict[str, str], str], slurm_lab: SlurmLab
+) -> None:
     folder, environment, job = project
     # So many commands in a row would use up what a user may ask of a scheduler.
     shutil.rmtree(folder / "cache" / "dtslurm" / "queues", ignore_errors=True)
     line = re.sub(r"\b(17|18|4711)\b", job, line)
     if " cancel " in line or " logs -f" in line:
         (folder / "short.py").touch()
-        job = run(folder, environment, "dtslurm submit --parsable -t 5 short.py").stdout.strip()
+        job = run_line(folder, environment, "dtslurm submit --parsable -t 5 short.py").stdout.strip()
         line = f"{line.rpartition(' ')[0]} {job}"
     if "/data/imagenet" in line:
         (folder / "imagenet").mkdir(exist_ok=True)
@@ -122,29 +124,33 @@ def test_commands(line: str, project: tuple[Path, dict[str, str], str], slurm_la
         leave_artifacts(run_dir(folder, job))
     if " --live " in line:
         (folder / "long.py").write_text("import time\ntime.sleep(600)\n")
-        job = run(folder, environment, "dtslurm submit --parsable -t 20 long.py").stdout.strip()
+        job = run_line(folder, environment, "dtslurm submit --parsable -t 20 long.py").stdout.strip()
         line = f"{line.rpartition(' ')[0]} {job}"
-        slurm_lab.wait_for("a rank of it", lambda: looks(folder, environment, line))
+        slurm_lab.wait_for("a rank of it", lambda: succeeds(folder, environment, line))
     if " sweep " in line:
         (folder / "sweep.yaml").write_text(
             "script: short.py\ntime: 5\nargs: ['${a}']\nsweep: {grid: {a: [1]}}\n"
         )
         (folder / "sweep.yaml").chmod(0o644)
-        job = run(folder, environment, "dtslurm submit --parsable --wait sweep.yaml").stdout.strip()
+        job = run_line(folder, environment, "dtslurm submit --parsable --wait sweep.yaml").stdout.strip()
         line = f"{line.rpartition(' ')[0]} {job}"
-    wait_for_what_it_needs(line, project, slurm_lab, job)
-    done = run(folder, environment, line)
+    wait_for_requirements(line, project, slurm_lab, job)
+    done = run_line(folder, environment, line)
     if " --live " in line:
-        run(folder, environment, f"dtslurm cancel {job}")
+        run_line(folder, environment, f"dtslurm cancel {job}")
     if " submit " in line and " --wait " not in line:
         found = re.search(r"submitted job (\d+)", done.stderr)
         assert found
-        run(folder, environment, f"dtslurm cancel {found[1]}")
+        run_line(folder, environment, f"dtslurm cancel {found[1]}")
 
 
-def test_the_other_commands_are_ones_the_suite_knows() -> None:
+def test_the_other_documented_commands_are_known() -> None:
     """``make`` and ``pip`` lines are executed by CI itself, test_demo.py and test_packaging.py."""
-    others = {line for line in [*commands("README.md"), *commands("CONTRIBUTING.md")] if line not in DTSLURM}
+    others = {
+        line
+        for line in [*command_lines("README.md"), *command_lines("CONTRIBUTING.md")]
+        if line not in DTSLURM
+    }
     assert others == {
         "make demo",
         "make test",
@@ -157,13 +163,13 @@ def test_the_other_commands_are_ones_the_suite_knows() -> None:
     }
 
 
-def test_every_target_of_the_makefile_named_here_exists() -> None:
+def test_every_documented_make_target_exists() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for line in ("demo", "test", "test-quick", "test-all", "check", "install-dev"):
         assert re.search(rf"^{line}:", makefile, re.MULTILINE), line
 
 
-def test_the_layout_of_a_run_is_the_one_described() -> None:
+def test_the_readme_describes_the_layout_of_a_run() -> None:
     text = (ROOT / "README.md").read_text()
     for name in ("job.json", "script.sbatch", "events.jsonl", "DTSLURM_METRICS", "DTSLURM_CHECKPOINT_DIR"):
         assert name in text

@@ -41,7 +41,7 @@ def test_of_or(): ...
 """
 
 
-def collected(folder: Path, *words: str) -> list[str]:
+def collect_names(folder: Path, *words: str) -> list[str]:
     """Return what a run of the cases would take."""
     (folder / "test_cases.py").write_text(CASES)
     argv = [
@@ -70,22 +70,22 @@ def collected(folder: Path, *words: str) -> list[str]:
     return [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
 
 
-def named(tests: list[str], *beginnings: str) -> int:
+def count_prefixed(tests: list[str], *beginnings: str) -> int:
     return sum(test.startswith(beginnings) for test in tests)
 
 
 @pytest.mark.parametrize("seed", ["1", "2"])
-def test_a_seed_chooses(tmp_path: Path, seed: str) -> None:
-    chosen = collected(tmp_path, "--seed", seed)
-    assert named(chosen, "test_of_three_ways") == 4
+def test_a_seed_determines_the_sampled_cases(tmp_path: Path, seed: str) -> None:
+    chosen = collect_names(tmp_path, "--seed", seed)
+    assert count_prefixed(chosen, "test_of_three_ways") == 4
     assert {name for name in chosen if "-1]" in name} != {name for name in chosen if "-2]" in name}
-    assert named(chosen, "test_of_two_ways") == 1
-    assert named(chosen, "test_of_one_way") == 1
-    assert named(chosen, "test_of_every_way") == 3
-    assert named(chosen, "test_of_nine") == 2
-    assert named(chosen, "test_of_either", "test_of_or") == 1
-    assert collected(tmp_path, "--seed", seed) == chosen
+    assert count_prefixed(chosen, "test_of_two_ways") == 1
+    assert count_prefixed(chosen, "test_of_one_way") == 1
+    assert count_prefixed(chosen, "test_of_every_way") == 3
+    assert count_prefixed(chosen, "test_of_nine") == 2
+    assert count_prefixed(chosen, "test_of_either", "test_of_or") == 1
+    assert collect_names(tmp_path, "--seed", seed) == chosen
 
 
-def test_everything_is_all_of_them(tmp_path: Path) -> None:
-    assert len(collected(tmp_path, "--everything")) == 6 + 2 + 1 + 3 + 9 + 2
+def test_everything_collects_all_cases(tmp_path: Path) -> None:
+    assert len(collect_names(tmp_path, "--everything")) == 6 + 2 + 1 + 3 + 9 + 2

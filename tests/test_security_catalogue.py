@@ -63,7 +63,7 @@ def test_c9_a_template_bomb_is_stopped(tmp_path: Path, bomb: str) -> None:
         Engine([tmp_path]).render("bomb.j2", {})
 
 
-def test_c9_what_scripts_compute_is_computed(tmp_path: Path) -> None:
+def test_c9_ordinary_template_expressions_are_computed(tmp_path: Path) -> None:
     (tmp_path / "fine.j2").write_text(
         "{{ '-' * 80 }} {{ 3 * 4 }} {{ 2 ** 10 }} {{ 1.5 * 2 }} {{ 1000000 * 1000000 }}"
         " {{ '%03d' % 7 }} {{ '%s' | format(8) }} {{ 'ab' | center(4) | trim }} {{ 'a b' | wordwrap(80) }}"
@@ -73,12 +73,12 @@ def test_c9_what_scripts_compute_is_computed(tmp_path: Path) -> None:
     assert len(said) < LONGEST
 
 
-def test_c15_doctor_tells_what_makes_the_link() -> None:
+def test_c15_software_names_the_ssh_implementation_and_version() -> None:
     assert re.match(r"OpenSSH_\d+\.\d+", software("openssh"))
     assert software("paramiko") == f"paramiko {version('paramiko')}"
 
 
-def test_c15_no_paramiko_with_known_holes_is_taken() -> None:
+def test_c15_only_paramiko_versions_without_known_vulnerabilities_are_required() -> None:
     [asked] = [line for line in requires("dtslurm") or () if line.startswith("paramiko")]
     assert re.fullmatch(r"paramiko>=5(\.\d+)*", asked)  # 4.0.0 is the last that signs with SHA-1
 
@@ -88,7 +88,7 @@ READERS = {"worker/evidence/flight.py", "train/foreign.py"}  # by unpicklers tha
 PICKLES = {"executor.py", "worker/dtslurm_function.py", "services/submit/functions.py", *READERS}
 
 
-def imports(path: Path) -> set[str]:
+def imported_packages(path: Path) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
@@ -98,9 +98,9 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-def test_c22_nothing_that_was_found_is_unpickled() -> None:
+def test_c22_untrusted_data_are_never_unpickled() -> None:
     able = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
-    users = {path.relative_to(PACKAGE).as_posix() for path in SOURCES if imports(path) & able}
+    users = {path.relative_to(PACKAGE).as_posix() for path in SOURCES if imported_packages(path) & able}
     assert users <= PICKLES
     for name in READERS:
         reader = (PACKAGE / name).read_text()
@@ -108,7 +108,7 @@ def test_c22_nothing_that_was_found_is_unpickled() -> None:
         assert not re.search(r"pickle\.loads?\(", reader)
 
 
-def test_c27_a_strangers_repository_runs_nothing_when_its_code_is_taken(tmp_path: Path) -> None:
+def test_c27_a_hostile_repository_runs_no_program_during_a_snapshot(tmp_path: Path) -> None:
     folder = repository(tmp_path / "hostile", {"train.py": "print(1)\n"})
     ran = tmp_path / "ran"
     script = tmp_path / "evil.sh"
@@ -136,19 +136,19 @@ def test_c27_a_strangers_repository_runs_nothing_when_its_code_is_taken(tmp_path
     assert not ran.exists()
 
 
-def test_c29_jobs_are_ended_by_their_ids_only() -> None:
+def test_c29_jobs_are_cancelled_only_by_job_id() -> None:
     assert commands.scancel(["7", "8_1"]) == ["scancel", "7", "8_1"]
     for path in SOURCES:
         for line in path.read_text("utf-8").splitlines():
             assert not re.search(r"scancel.*(--name|--user|-n\b|-u\b|--me\b|--state|-t\b)", line), path
 
 
-def test_c31_nothing_listens_for_others() -> None:
+def test_c31_no_module_listens_on_a_network_port() -> None:
     """But in the job: the ports that its ranks meet at, chosen there by the launchers themselves."""
     for path in SOURCES:
         tree = ast.parse(path.read_text("utf-8"))
         assert (
-            not imports(path) & {"socketserver", "http", "xmlrpc", "wsgiref"}
+            not imported_packages(path) & {"socketserver", "http", "xmlrpc", "wsgiref"}
             or "server" not in path.read_text()
         )
         for node in ast.walk(tree):
@@ -176,13 +176,15 @@ def test_c31_nothing_listens_for_others() -> None:
         ("", []),
     ],
 )
-def test_c33_known_holes_of_a_slurm_are_named(version_line: str, numbers: list[str]) -> None:
+def test_c33_known_vulnerabilities_of_a_slurm_version_are_listed(
+    version_line: str, numbers: list[str]
+) -> None:
     told = holes(version_line)
     assert len(told) == len(numbers)
     assert all(number in line for number, line in zip(numbers, told, strict=True))
 
 
-def test_c35_what_runs_on_a_login_node_is_a_short_list() -> None:
+def test_c35_the_required_packages_of_a_login_node_are_limited() -> None:
     """Whoever adds to it adds everything that it brings along; the worker brings nothing."""
     asked = {
         re.split(r"[<>=~!;\[ ]", line)[0].lower()
@@ -195,7 +197,7 @@ def test_c35_what_runs_on_a_login_node_is_a_short_list() -> None:
     }  # fmt: skip
     ours = {path.stem for path in (PACKAGE / "worker").rglob("*.py")} | {"dtslurm", "far"}
     for path in (PACKAGE / "worker").rglob("*.py"):
-        foreign = imports(path) - set(sys.stdlib_module_names) - ours
+        foreign = imported_packages(path) - set(sys.stdlib_module_names) - ours
         in_the_job = {  # the user's own environment
             "dtslurm_function": {"submitit"},
             "fabric_check": {"torch"},

@@ -52,11 +52,11 @@ HONOURED: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-def test_the_list_is_submitits() -> None:
+def test_the_parameter_list_matches_submitit() -> None:
     assert set(HONOURED) == set(slurm._get_default_parameters())
 
 
-def asked_for(monkeypatch: pytest.MonkeyPatch, executor: Any) -> dict[str, Any]:
+def submit_options(monkeypatch: pytest.MonkeyPatch, executor: Any) -> dict[str, Any]:
     """Return the options that a function would be submitted with."""
     found: list[dict[str, Any]] = []
 
@@ -77,7 +77,9 @@ def asked_for(monkeypatch: pytest.MonkeyPatch, executor: Any) -> dict[str, Any]:
 @pytest.mark.filterwarnings("ignore:num_gpus is deprecated")
 @pytest.mark.parametrize("prefix", ["slurm_", "dtslurm_", ""])
 @pytest.mark.parametrize("name", HONOURED)
-def test_each_is_honoured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, prefix: str) -> None:
+def test_each_submitit_parameter_becomes_an_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, prefix: str
+) -> None:
     value, expected = HONOURED[name]
     executor: Any
     if prefix:
@@ -85,7 +87,7 @@ def test_each_is_honoured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name:
     else:
         executor = DtslurmExecutor(tmp_path, profile="local")
     executor.update_parameters(**{prefix + name: value})
-    options = asked_for(monkeypatch, executor)
+    options = submit_options(monkeypatch, executor)
     assert {key: options[key] for key in expected} == expected
     inner = getattr(executor, "_executor", executor)
     assert inner.parameters[name] == value
@@ -107,10 +109,10 @@ def test_a_job_keeps_the_gpus_that_its_parameters_request(
 ) -> None:
     executor = DtslurmExecutor(tmp_path, profile="local")
     executor.update_parameters(**parameters)
-    assert asked_for(monkeypatch, executor).get("gpus_per_node") != 0
+    assert submit_options(monkeypatch, executor).get("gpus_per_node") != 0
 
 
-def test_what_is_said_for_dtslurm_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dtslurm_parameters_take_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = submitit.AutoExecutor(
         tmp_path, cluster="dtslurm", dtslurm_profile="local", slurm_max_num_timeout=7, slurm_python="/opt/py"
     )
@@ -118,12 +120,12 @@ def test_what_is_said_for_dtslurm_wins(tmp_path: Path, monkeypatch: pytest.Monke
     executor.update_parameters(
         timeout_min=60, slurm_timeout_min=120, slurm_partition="a", dtslurm_partition="b", local_setup=["x"]
     )
-    options = asked_for(monkeypatch, executor)
+    options = submit_options(monkeypatch, executor)
     assert (options["time"], options["partition"], options["python"]) == ("120", "b", "/opt/py")
     assert options["gpus_per_node"] == 0  # as with submitit, where none are asked for
 
 
-def test_other_executors_are_left_alone(tmp_path: Path) -> None:
+def test_other_executors_are_not_changed(tmp_path: Path) -> None:
     executor = submitit.AutoExecutor(tmp_path, cluster="local", slurm_max_num_timeout=7)
     executor.update_parameters(slurm_partition="a", timeout_min=3)
     assert executor._executor.parameters == {"timeout_min": 3}
@@ -140,7 +142,7 @@ def test_other_executors_are_left_alone(tmp_path: Path) -> None:
         ({"nodes": "two"}, "nodes should be a whole number"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(
+def test_unsupported_parameters_are_refused_by_name(
     tmp_path: Path, parameters: dict[str, Any], told: str
 ) -> None:
     executor = DtslurmExecutor(tmp_path, profile="local")
@@ -151,12 +153,12 @@ def test_what_cannot_be_honoured_is_refused_by_name(
     assert "partitionn" not in executor.parameters
 
 
-def test_a_flag_that_is_false_is_left_out() -> None:
+def test_a_false_flag_is_omitted() -> None:
     assert slurm_parameters.convert_parameters({"exclusive": False}) == {}
 
 
 @pytest.mark.parametrize(
     ("minutes", "limit"), [(5, 5), (0.5, "00:00:30"), (1.5, "00:01:30"), (1e-9, "00:00:01"), ("2h", "2h")]
 )
-def test_minutes_may_be_fractions(minutes: Any, limit: Any) -> None:
+def test_fractional_minutes_are_converted_to_a_time_limit(minutes: Any, limit: Any) -> None:
     assert slurm_parameters.convert_parameters({"time": minutes})["time"] == limit

@@ -60,12 +60,12 @@ MANY_PARAMETERS = {
 }
 
 
-def sources() -> Iterator[tuple[Path, ast.Module]]:
+def parsed_sources() -> Iterator[tuple[Path, ast.Module]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         yield path.relative_to(PACKAGE), ast.parse(path.read_text("utf-8"))
 
 
-def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+def iterate_functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
@@ -78,24 +78,24 @@ def count_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return len([name for name in names if name not in {"self", "cls"}])
 
 
-def test_no_folder_holds_more_python_files_than_can_be_surveyed() -> None:
+def test_no_folder_contains_too_many_python_files() -> None:
     folders = [PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir())]
     counts = {str(path.relative_to(PACKAGE)): len(list(path.glob("*.py"))) for path in folders}
     assert {name: count for name, count in counts.items() if count > MOST_FILES} == {}
 
 
-def test_a_class_name_stands_for_one_class() -> None:
+def test_every_class_name_is_unique() -> None:
     places = defaultdict(list)
-    for path, tree in sources():
+    for path, tree in parsed_sources():
         for node in tree.body:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(str(path))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
-def test_no_class_and_no_module_has_a_vague_name() -> None:
+def test_no_class_or_module_has_a_vague_name() -> None:
     names = set()
-    for path, tree in sources():
+    for path, tree in parsed_sources():
         names.add(path.stem)
         names |= {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     vague = {name for name in names if name.lstrip("_").lower() in VAGUE}
@@ -105,30 +105,30 @@ def test_no_class_and_no_module_has_a_vague_name() -> None:
 def test_functions_take_few_parameters() -> None:
     many = {
         function.name
-        for path, tree in sources()
+        for path, tree in parsed_sources()
         if path.parts[0] != "cli"
-        for function in functions(tree)
+        for function in iterate_functions(tree)
         if count_parameters(function) > MOST_PARAMETERS and function.name != "__init__"
     }
     assert many <= MANY_PARAMETERS
 
 
 @pytest.fixture(scope="module")
-def imports() -> grimp.ImportGraph:
+def import_graph() -> grimp.ImportGraph:
     return grimp.build_graph("dtslurm", exclude_type_checking_imports=True, cache_dir=None)
 
 
-def test_no_module_imports_itself_through_others(imports: grimp.ImportGraph) -> None:
+def test_there_are_no_import_cycles(import_graph: grimp.ImportGraph) -> None:
     cycles = {
         module
-        for module in imports.modules
-        if any(imports.chain_exists(importer=other, imported=module)
-               for other in imports.find_modules_directly_imported_by(module))
+        for module in import_graph.modules
+        if any(import_graph.chain_exists(importer=other, imported=module)
+               for other in import_graph.find_modules_directly_imported_by(module))
     }  # fmt: skip
     assert cycles == set()
 
 
-def test_programs_that_are_copied_import_the_same_names_beside_themselves() -> None:
+def test_copied_programs_import_the_same_names_in_both_forms() -> None:
     """Type checkers see only the first of the two imports."""
     for path in (PACKAGE / "worker").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

@@ -15,17 +15,17 @@ def test_a_close_name_is_suggested(name: str, expected: str) -> None:
     assert suggest_name(name, ["single", "torchrun"]) == expected
 
 
-def test_few_names_are_listed_whole() -> None:
+def test_a_short_list_of_names_is_shown_completely() -> None:
     assert list_nearest("x", ["b", "a"]) == "a, b"
     assert list_nearest("x", []) == "none"
 
 
-def test_of_many_names_the_five_nearest_are_listed() -> None:
+def test_a_long_list_is_shortened_to_the_five_nearest_names() -> None:
     listed = list_nearest("llama-7", MODELS)
     assert listed.startswith("llama-7b, ")
     assert listed.endswith(", and 75 more")
     assert listed.count(",") == 5
 
 
-def test_names_that_are_like_nothing_are_answered_too() -> None:
+def test_an_empty_name_gets_the_five_nearest_names() -> None:
     assert list_nearest("", MODELS).count("llama") == 5

@@ -43,7 +43,11 @@ TESTS = {
         "tests/scheduler/test_job_table.py",
         "tests/discover",
     ),
-    "render": (f"{GOLDEN}::test_golden", "tests/render/test_render.py", "tests/render/test_compiled.py"),
+    "render": (
+        f"{GOLDEN}::test_each_case_matches_its_golden_script",
+        "tests/render/test_render.py",
+        "tests/render/test_compiled.py",
+    ),
 }
 # Swapping equal forms, or what only types see, makes no wrong program.
 EQUAL = ("core/ReplaceBinaryOperator_BitOr", "core/NumberReplacer")
