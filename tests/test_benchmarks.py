@@ -29,7 +29,7 @@ def test_a_target_has_a_limit_and_a_source(row: dict[str, Any]) -> None:
     assert re.compile(row.get("find", "()")).groups == 1
 
 
-def test_a_target_is_found_in_the_results_and_explained_if_it_is_missed() -> None:
+def test_every_target_has_a_result_and_every_missed_target_a_reason() -> None:
     results = page.load_results()
     for row in ROWS:
         measurement = targets.compare_with_target(row, results)

@@ -90,7 +90,7 @@ def test_prune_keeps_pinned_artifacts_until_they_are_unpinned(invoke: Run, made:
     assert not (Path(made.run_dir) / "checkpoints" / "step-1").exists()
 
 
-def test_prune_json_tells_whether_artifacts_were_deleted(invoke: Run, made: JobRecord) -> None:
+def test_prune_json_shows_whether_artifacts_were_deleted(invoke: Run, made: JobRecord) -> None:
     del made
     told = json.loads(invoke("artifacts", "prune", "--json", "--keep", "2", "train", code=0).stdout)
     assert (told["deleted"], [one["step"] for one in told["artifacts"]]) == (False, [1])

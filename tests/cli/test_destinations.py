@@ -71,7 +71,7 @@ def test_a_requested_node_type_selects_its_partition(
     )
 
 
-def test_the_default_partition_is_kept_if_it_has_the_requested_nodes(invoke: Run, folder: Path) -> None:
+def test_the_default_partition_with_the_requested_nodes_is_kept(invoke: Run, folder: Path) -> None:
     write_profile(folder, "extends: delta\nslurm: {partition: gpuA100x4-interactive}\n", "mine")
     options, _ = render_directives(invoke, "--node-type", "a100x4", "-A", "x", name="mine")
     assert options["partition"] == "gpuA100x4-interactive"

@@ -45,7 +45,7 @@ def test_discover_json_contains_the_facts(invoke: Run) -> None:
     assert (told["path"], told["written"], told["probes"]) == (None, False, [])
 
 
-def test_discover_finds_no_new_values_in_a_profile_that_it_wrote(
+def test_discover_finds_no_new_values_in_its_own_profile(
     invoke: Run, slurm: Programs, profile_path: Path
 ) -> None:
     del slurm

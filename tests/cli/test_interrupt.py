@@ -82,7 +82,7 @@ def test_an_interrupt_before_the_answer_of_sbatch_names_the_job(
     assert list(job_folder.iterdir()) == []
 
 
-def test_an_interrupt_without_a_queued_job_says_that_no_job_was_submitted(
+def test_an_interrupt_without_a_queued_job_prints_that_no_job_was_submitted(
     slurm: Programs, job_folder: Path, folder: Path, invoke: Run
 ) -> None:
     slurm.do("sbatch --parsable", INTERRUPT)

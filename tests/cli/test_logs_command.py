@@ -142,7 +142,7 @@ def test_logs_show_existing_ranks_and_ignore_others_in_the_selection(invoke: Run
     assert log_lines(invoke, "--rank", "1,9", "train") == ["[1] one", "[1] zwei"]
 
 
-def test_logs_of_an_active_run_say_that_there_is_no_output_yet(invoke: Run, runs: Runs) -> None:
+def test_logs_of_an_active_run_without_output_print_a_message(invoke: Run, runs: Runs) -> None:
     runs.add("fresh", "9", ended_job("9", JobState.UNKNOWN, nodelist="", end_time=ENDED))
     assert "no output yet; the job is UNKNOWN" in invoke("logs", "fresh").stderr
 
@@ -172,7 +172,7 @@ def test_logs_select_an_array_task_by_its_id(invoke: Run, runs: Runs) -> None:
     assert log_lines(invoke, "10_4") == ["[4/0] of 4"]
 
 
-def test_an_interrupt_of_logs_follow_says_that_the_job_continues(
+def test_an_interrupt_of_logs_follow_prints_that_the_job_continues(
     invoke: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:

@@ -99,7 +99,7 @@ def test_plan_mentions_offloading_if_no_layout_fits(run: Run) -> None:
     assert "optimizer states in host memory" in run(*words, "--framework", "deepspeed", code=2).stdout
 
 
-def test_plan_says_if_one_gpu_is_enough(run: Run) -> None:
+def test_plan_prints_if_one_gpu_is_enough(run: Run) -> None:
     assert "one GPU is enough" in run("plan", "gpt2", "--gpu", "A100", "--gbs", "256").stdout
 
 

@@ -80,7 +80,7 @@ def test_a_stalled_job_is_shown_as_stalled() -> None:
     assert lines[-1] == "  next       dtslurm diagnose --live 17   dtslurm logs 17   dtslurm cancel 17"
 
 
-def test_a_job_whose_rank_waits_for_a_child_process_says_so() -> None:
+def test_the_row_of_a_job_mentions_a_rank_that_waits_for_a_child_process() -> None:
     waits = Activity(stalled=False, since=NOW, quiet_s=90, summary="rank 0 waits for its child cc1plus")
     seen = replace(run_view(job_status()), activities={"17": waits})
     [row] = rows(seen, NOW)

@@ -200,7 +200,7 @@ def test_the_end_summary_of_a_remote_run_suggests_fetch(
 
 
 @pytest.mark.parametrize("options", [(), ("--json",), ("--parsable",)])
-def test_an_interrupt_of_submit_wait_says_that_the_job_continues(
+def test_an_interrupt_of_submit_wait_prints_that_the_job_continues(
     invoke: Run, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(logs, "wait", raise_interrupt)

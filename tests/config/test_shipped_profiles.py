@@ -136,7 +136,7 @@ def test_a_decommissioned_cluster_is_reported_with_its_successor() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in HERE])
-def test_a_packaged_profile_states_how_it_was_checked(name: str) -> None:
+def test_a_packaged_profile_states_the_source_and_date_of_its_check(name: str) -> None:
     text = (assets.cluster_profiles() / f"{name}.yaml").read_text()
     [date] = [source.date for source in provenance.read(text) if not source.keys]
     assert f"\nchecked: documentation {date}\n" in text

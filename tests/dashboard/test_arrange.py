@@ -26,7 +26,7 @@ def test_the_filter_requires_all_words_and_excludes_negated_words() -> None:
     assert arranged_jobs(Arrangement(words="LLAMA hpc gpu[01")) == ["4701"]
 
 
-def test_an_array_is_shown_if_one_of_its_tasks_matches_the_filter() -> None:
+def test_an_array_is_shown_if_any_task_matches_the_filter() -> None:
     assert arranged_jobs(Arrangement(words="4704_2")) == ["4704"]
 
 

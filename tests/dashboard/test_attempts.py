@@ -128,6 +128,6 @@ def test_a_requeued_pending_run_is_not_shown_as_live() -> None:
     use_app(what, Made(board=Board(rows=(waits,), taken_at=NOW)))
 
 
-def test_the_header_says_that_an_earlier_attempt_has_ended() -> None:
+def test_the_header_shows_that_an_earlier_attempt_has_ended() -> None:
     head = words.header(row(1), replace(page_of(4), attempt=1, attempts=(0, 1, 2)), NOW)
     assert head[1][0] == "attempt 1 · ended, attempt 2 is the newest"

@@ -111,7 +111,7 @@ def test_the_log_of_a_failed_run_opens_at_the_error_without_following() -> None:
     use_app(what, source())
 
 
-def test_a_failed_search_tells_the_direction_of_the_next_match() -> None:
+def test_a_failed_search_shows_the_direction_of_the_next_match() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter", "4", "end", "slash", *"CUDA", "enter")
         await wait_until_stable(pilot)
@@ -154,7 +154,7 @@ def test_the_l_key_loads_earlier_lines() -> None:
     use_app(what, made, size=(160, 30))
 
 
-def test_panes_say_loading_until_data_arrive() -> None:
+def test_panes_show_loading_until_data_arrive() -> None:
     class Slow(Made):
         def watch(self, row: JobRow | None, attempt: int | None = None) -> None:
             pass

@@ -37,7 +37,7 @@ def test_one_frame_has_a_line_per_job_and_per_failed_cluster() -> None:
     assert not any("hpc ok" in line for line in lines)
 
 
-def test_one_frame_without_runs_says_so() -> None:
+def test_one_frame_without_runs_shows_a_message() -> None:
     assert board_lines(Board()) == ["no runs yet"]
 
 

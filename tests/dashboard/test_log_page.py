@@ -248,7 +248,7 @@ def test_dropped_lines_are_removed_from_the_filter() -> None:
     use_log_view(what)
 
 
-def test_an_empty_log_says_that_nothing_is_written() -> None:
+def test_an_empty_log_shows_that_nothing_is_written() -> None:
     async def what(pilot: Pilot[None], app: TopApp, view: LogView) -> None:
         view.use(LineStore())
         await wait_until_scanned(pilot)

@@ -114,7 +114,9 @@ def test_a_line_across_two_read_blocks_is_found(tmp_path: Path) -> None:
         assert hits(log) == [("gpu-out-of-memory", 2, OOM.decode())]
 
 
-def test_several_processes_give_the_same_hits_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_give_the_same_hits_as_a_single_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     logs = tmp_path / "logs" / "0"
     logs.mkdir(parents=True)
     for rank in range(100):

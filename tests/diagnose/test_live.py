@@ -221,7 +221,7 @@ def test_an_early_end_of_one_rank_is_not_a_hang_while_others_compute() -> None:
     assert judge(looks, 8).cause == "none"
 
 
-def test_a_failed_rank_is_named_while_others_are_still_there() -> None:
+def test_a_failed_rank_is_named_while_other_ranks_are_still_running() -> None:
     looks = [rank_look(number, SLEEPS) for number in range(8)]
     looks[3] = rank_look(3, by="", state="", ended=True, exit_code=1)
     looks[4] = rank_look(4, by="", state="", ended=True, exit_code=0)

@@ -257,7 +257,7 @@ def test_a_staging_failure_blames_the_node_only_for_a_full_disk(
 SETUP = "/var/spool/slurmd/job00017/slurm_script: line 52: module: command not found"
 
 
-def test_a_failed_setup_line_is_mentioned_with_the_failure_that_may_follow_from_it(tmp_path: Path) -> None:
+def test_a_failed_setup_line_is_mentioned_with_its_possible_consequence(tmp_path: Path) -> None:
     lacks = Left("ModuleNotFoundError: No module named 'torch'", code=1)
     told = diagnose_run(tmp_path / "a", lacks, batch=SETUP)
     assert (told.cause, told.rank) == ("import-error", 0)

@@ -51,7 +51,7 @@ def test_f85_a_killed_supervisor_with_a_working_successor_is_not_the_cause() -> 
     assert "batch script" in find_killed_script([STARTED, BEGUN, RANK_ENDED, again], 9)
 
 
-def test_f85_a_crashed_supervisor_is_distinguished_from_a_killed_one() -> None:
+def test_f85_a_crashed_supervisor_is_distinguished_from_a_killed_supervisor() -> None:
     facts = JobFacts(state="FAILED", over=True, exit_code=1, world_size=2, attempt=0)
     ended = {**ENDED, "exit_code": 1}
     for code, cause, word in (
@@ -67,7 +67,7 @@ def test_f85_a_crashed_supervisor_is_distinguished_from_a_killed_one() -> None:
         assert f"(process 17 on n1) {word}" in line(killed).text
 
 
-def test_f86_a_supervisor_counts_as_stopped_until_it_continues_or_ends() -> None:
+def test_f86_a_supervisor_counts_as_stopped_until_a_continue_or_end_event() -> None:
     assert "kill -CONT 17 on n1" in find_stopped_supervisor([STARTED, STOPPED, BEGUN])
     for later in (CONTINUED, ENDED, {**STOPPED, "event": "supervisor_killed"}):
         assert find_stopped_supervisor([STARTED, STOPPED, later]) == ""

@@ -98,7 +98,7 @@ def test_the_exit_code_0_of_the_late_rank_is_mentioned(tmp_path: Path) -> None:
     assert "and it had ended with exit code 0" in told.summary
 
 
-def test_among_ranks_with_network_errors_the_one_without_a_timeout_is_late(tmp_path: Path) -> None:
+def test_among_ranks_with_network_errors_the_rank_without_a_timeout_is_late(tmp_path: Path) -> None:
     told = diagnose_run(tmp_path, collective_timeout(GLOO), collective_timeout(GLOO), lost_connection())
     assert told.rank == 2
     assert "only this rank reports no timeout" in told.summary

@@ -88,7 +88,7 @@ def test_different_nodes_of_a_partition_become_several_node_types() -> None:
     assert any("cpu-128 is available" in line for line in found.notices)
 
 
-def test_the_default_node_type_comes_from_the_default_partition_if_it_has_nodes() -> None:
+def test_the_default_node_type_comes_from_a_default_partition_with_nodes() -> None:
     elsewhere = node_line("a1", "gpu:a100:4", Partitions="old") + node_line(
         "h1", "gpu:h100:8", Partitions="old"
     )

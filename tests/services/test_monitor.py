@@ -116,7 +116,7 @@ def count_requests(windows: Sequence[Window], number: float, need: Freshness = W
     return slurm.asked - before
 
 
-def test_f21_five_windows_cause_no_more_requests_than_one(windows: list[Window]) -> None:
+def test_f21_five_windows_cause_no_more_requests_than_a_single_window(windows: list[Window]) -> None:
     assert 4 * 10 - 4 <= count_requests(windows[:1], 10) <= 5 * 10
     assert 4 * 10 - 4 <= count_requests(windows, 10) <= 5 * 10
 

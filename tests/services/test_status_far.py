@@ -46,16 +46,16 @@ def requests_records(record: JobRecord, *seen: JobStatus) -> bool:
     return _has_more_to_say(record, QueueSnapshot({"7": list(seen)}, 130.0))
 
 
-def test_an_active_run_is_not_asked_for_its_records(record: JobRecord) -> None:
+def test_the_records_of_an_active_run_are_not_requested(record: JobRecord) -> None:
     assert not requests_records(record, RUNNING)
 
 
-def test_a_run_that_the_scheduler_does_not_know_is_asked_for_its_records(record: JobRecord) -> None:
+def test_the_records_of_a_run_unknown_to_the_scheduler_are_requested(record: JobRecord) -> None:
     assert requests_records(record)
     assert requests_records(record, replace(RUNNING, state=JobState.UNKNOWN))
 
 
-def test_a_finished_run_is_asked_for_its_records_until_its_end_is_fetched(record: JobRecord) -> None:
+def test_the_records_of_a_finished_run_are_requested_until_its_end_is_fetched(record: JobRecord) -> None:
     assert requests_records(record, DONE)
     write_mirror_events(record, ("started", 100))
     assert requests_records(replace(record, final=(DONE,)), DONE)
@@ -63,7 +63,7 @@ def test_a_finished_run_is_asked_for_its_records_until_its_end_is_fetched(record
     assert not requests_records(replace(record, final=(DONE,)), DONE)
 
 
-def test_a_requeued_run_is_asked_for_the_records_of_its_new_end(record: JobRecord) -> None:
+def test_the_records_of_a_requeued_run_are_requested_after_its_new_end(record: JobRecord) -> None:
     write_mirror_events(record, ("started", 100), ("ended", 119))
     again = replace(DONE, state=JobState.FAILED, start_time=200, end_time=220)
     assert requests_records(replace(record, final=(DONE,)), again)

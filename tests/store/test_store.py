@@ -28,7 +28,7 @@ def run_files(record: JobRecord, script: bytes = b"", **details: object) -> dict
     return {RunDir.RECORD: document, RunDir.SCRIPT: script, "secrets": b"export KEY=value"}
 
 
-def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_written_record_is_read_back_unchanged(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     script = b"#!/bin/bash\n# \xff\n"
     run.create(LocalTransport(), run_files(run_record(run.path), git={"commit": "1"}, script=script))
