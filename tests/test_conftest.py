@@ -1,4 +1,4 @@
-"""The list of tests that may fail once is short, and its entries end; the order of files is of files."""
+"""The list of tests with a second try, and the files that start first."""
 
 from __future__ import annotations
 

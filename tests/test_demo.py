@@ -1,4 +1,4 @@
-"""``make demo``: the first thing a newcomer runs."""
+"""``make demo`` trains the digits example."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/ shows works as shown."""
+"""The examples in docs/ work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every fault of the table is made by a test that carries its number, or the table says why not."""
+"""Every fault of the table has a test with its number, or a reason."""
 
 from __future__ import annotations
 

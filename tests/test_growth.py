@@ -1,4 +1,4 @@
-"""The exponent and the picture of a benchmark's cost growth."""
+"""The exponent and the chart of a benchmark's cost growth."""
 
 from __future__ import annotations
 

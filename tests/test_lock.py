@@ -1,4 +1,4 @@
-"""What development and tests use is fixed by version and hash, and can be installed from that alone."""
+"""The lock file of the development dependencies: versions, hashes and installation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOCKED = [Requirement(line.rstrip("\\ ")) for line in TEXT.splitlines() if re.ma
 
 
 def required_packages() -> Iterator[Requirement]:
-    """Yield what the project needs, and what its development and tests do."""
+    """Yield the dependencies of the project, its tests and its checks."""
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())
     yield from map(Requirement, known["project"]["dependencies"])
     groups, waiting = known["dependency-groups"], ["test", "check"]

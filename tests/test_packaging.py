@@ -1,4 +1,4 @@
-"""What is installed works without the checkout: wheel, and wheel made from the sdist."""
+"""The built wheel: its contents, its installation and its dependencies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_an_installed_wheel_works_outside_the_checkout(built_wheel: Path, tmp_pa
 
 
 def dependency_names(name: str, seen: set[str]) -> Iterator[str]:
-    """Yield what an installed package needs without any extra, all the way down."""
+    """Yield the names of all dependencies of an installed package, without extras."""
     for line in metadata.requires(name) or ():
         requirement, _, condition = line.partition(";")
         found = re.match(r"[\w.-]+", requirement)

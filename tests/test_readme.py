@@ -1,4 +1,4 @@
-"""Every command in the README, in CONTRIBUTING and in docs/, executed."""
+"""Every command in the README, in CONTRIBUTING and in docs/ is executed."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def run_line(folder: Path, environment: dict[str, str], line: str) -> subprocess
 
 
 def leave_artifacts(run: Path) -> None:
-    """Leave what the pages speak of, as a training job does: a checkpoint, an exported model, their lines."""
+    """Write a checkpoint, an exported model and their entries, as a training job does."""
     for path, kind in (
         ("checkpoints/step-00000200-a0/model.pt", "checkpoint"),
         ("export/model.safetensors", "file"),

@@ -1,4 +1,4 @@
-"""A run takes some cases of a long matrix, the same ones for the same seed, and with --everything all."""
+"""The choice of sampled cases by seed, and all cases with --everything."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_of_or(): ...
 
 
 def collect_names(folder: Path, *words: str) -> list[str]:
-    """Return what a run of the cases would take."""
+    """Return the names of the collected sample tests."""
     (folder / "test_cases.py").write_text(CASES)
     argv = [
         sys.executable,

@@ -1,4 +1,4 @@
-"""Threats that no single room answers for: what the whole of the code does, and does not do."""
+"""Threats that concern the whole code."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_c29_jobs_are_cancelled_only_by_job_id() -> None:
 
 
 def test_c31_no_module_listens_on_a_network_port() -> None:
-    """But in the job: the ports that its ranks meet at, chosen there by the launchers themselves."""
+    """In jobs, launchers choose and open the rendezvous ports of the ranks."""
     for path in SOURCES:
         tree = ast.parse(path.read_text("utf-8"))
         assert (
@@ -185,7 +185,7 @@ def test_c33_known_vulnerabilities_of_a_slurm_version_are_listed(
 
 
 def test_c35_the_required_packages_of_a_login_node_are_limited() -> None:
-    """Whoever adds to it adds everything that it brings along; the worker brings nothing."""
+    """Each required package adds its own dependencies; worker programs require none."""
     asked = {
         re.split(r"[<>=~!;\[ ]", line)[0].lower()
         for line in requires("dtslurm") or ()

@@ -1,4 +1,4 @@
-"""The command line in a folder of its own, without any cluster but ``local``."""
+"""The fixtures of the command line tests: a project folder, and no cluster except ``local``."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def runs(tmp_path: Path) -> Runs:
 
 @pytest.fixture
 def slurm(invoke: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    """A Slurm in words alone: it tells of its nodes, and takes no job."""
+    """Slurm programs with recorded answers about nodes; sbatch refuses every job."""
     del invoke  # which sets a PATH without it
     programs = Programs(tmp_path / "programs")
     monkeypatch.setenv("PATH", f"{programs.folder}:/usr/bin:/bin")

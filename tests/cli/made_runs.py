@@ -1,4 +1,4 @@
-"""Runs of a cluster as they are left behind: their records and files, with no job that ever ran."""
+"""Records and files of finished runs, written without running a job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENDED = 1_750_000_000  # long enough ago that no scheduler is asked any more
 
 
 def ended_job(job: str, state: JobState = JobState.COMPLETED, **values: Any) -> JobStatus:
-    """The last observation of a job, or of a task of it."""
+    """Return the final status of a job or of an array task."""
     code = 0 if state is JobState.COMPLETED else 1
     known = {"exit_code": code, "start_time": ENDED - 90, "end_time": ENDED, "nodelist": "n1", **values}
     return JobStatus(
@@ -30,7 +30,7 @@ def ended_job(job: str, state: JobState = JobState.COMPLETED, **values: Any) -> 
 
 
 def rank_record(number: int, host: str, code: int = 0) -> str:
-    """The record that a rank leaves behind."""
+    """Return the text of a rank's exit record."""
     known = {"rank": number, "local_rank": 0, "node_rank": number, "host": host, "pid": 7, "signal": None}
     return json.dumps({**known, "started": ENDED - 80, "ended": ENDED, "exit_code": code})
 

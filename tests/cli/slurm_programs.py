@@ -1,4 +1,4 @@
-"""Slurm's programs as a shell finds them, each of which says what a test has it say."""
+"""Fake Slurm programs on the PATH that print the answers that a test sets."""
 
 from __future__ import annotations
 

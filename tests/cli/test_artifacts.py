@@ -1,4 +1,4 @@
-"""How the results of a run are told."""
+"""``dtslurm artifacts show`` and ``pull`` for a run on cluster ``local``."""
 
 from __future__ import annotations
 

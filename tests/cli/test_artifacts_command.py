@@ -1,4 +1,4 @@
-"""``dtslurm artifacts``: the table, what is kept, what goes, and where results come to."""
+"""``dtslurm artifacts``: list, show, pin, prune and pull."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrong requests: each is told in words, with the right exit code, before anything is written or queued."""
+"""Invalid requests: message and exit code, and nothing is written or queued."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SUBMIT = ("submit", "--cluster", "local", "-t", "10")
 
 
 def submission_files(tmp_path: Path) -> list[Path]:
-    """Return what a submission would have left behind."""
+    """Return the files that a submission would have written."""
     return [*(tmp_path / "runs").glob("*"), *(tmp_path / "local").glob("jobs/*")]
 
 

@@ -1,4 +1,4 @@
-"""A training script that is edited after it was submitted: each attempt records which one it started with."""
+"""A training script that is edited after the submission: each attempt records whether it had changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if os.environ["DTSLURM_ATTEMPT"] == "0":
 
 
 def changed_script_flags(run: Run, job: str) -> list[Any]:
-    """Return of each attempt whether it started with a changed script, once the job is over."""
+    """Return, for each attempt of a finished job, whether the script had changed."""
 
     def seen() -> Any:
         [told] = json.loads(run("status", job, "--json", code=0).stdout)["runs"]

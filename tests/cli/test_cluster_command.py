@@ -1,4 +1,4 @@
-"""``dtslurm cluster list | show | schema``, ``doctor``: what is known of clusters, and what works here."""
+"""``dtslurm cluster list``, ``show`` and ``schema``, and ``dtslurm doctor``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dtslurm cluster nodes`` by hand."""
+"""``dtslurm cluster nodes``: the bad-node list on the command line."""
 
 from __future__ import annotations
 

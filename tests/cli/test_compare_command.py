@@ -1,4 +1,4 @@
-"""``dtslurm compare`` in words, as JSON and as a page."""
+"""``dtslurm compare`` as text, JSON and HTML."""
 
 from __future__ import annotations
 

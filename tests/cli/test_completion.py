@@ -1,4 +1,4 @@
-"""What shells are offered, and the manual page."""
+"""Shell completion, and the manual page."""
 
 from __future__ import annotations
 

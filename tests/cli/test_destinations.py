@@ -1,4 +1,4 @@
-"""Where the jobs of a cluster with several partitions and node types go, and what they ask for there."""
+"""The partition, node type and directives of a job on a cluster with several partitions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def write_profile(folder: Path, text: str, name: str = "two") -> Path:
 
 
 def render_directives(invoke: Run, *words: str, name: str = "two") -> tuple[dict[str, str], str]:
-    """Return what a script asks Slurm for, and what is said of it."""
+    """Return the directives of a rendered script, and stderr."""
     done = invoke("render", "--cluster", name, "-l", "srun", *words, "train.py", code=0)
     pairs = (line[10:].partition("=") for line in done.stdout.splitlines() if line.startswith("#SBATCH --"))
     return {option: value.strip('"') for option, _, value in pairs}, done.stderr

@@ -1,4 +1,4 @@
-"""``dtslurm diagnose`` of runs that ended, of tasks and attempts of theirs, and of what was never there."""
+"""``dtslurm diagnose`` for finished runs, array tasks, attempts and runs that never started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dtslurm cluster discover``: what goes to stdout, what is written, and what of one's own stays."""
+"""``dtslurm cluster discover`` and ``cluster check``: output, written profiles and kept edits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def profile_path(folder: Path) -> Path:
 
 
 def raise_time_limit(slurm: Programs) -> None:
-    """Let the partition's time limit be another one."""
+    """Let Slurm report a longer time limit of the partition."""
     slurm.say("scontrol -o show partition", PARTITIONS.replace("MaxTime=1-00:00:00", "MaxTime=2-00:00:00"))
 
 

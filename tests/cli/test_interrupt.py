@@ -1,4 +1,4 @@
-"""Ctrl-C: what it says of a job that was queued already, and that it prints no traceback at the start."""
+"""Ctrl-C: the message about a queued job, and no traceback during the start."""
 
 from __future__ import annotations
 

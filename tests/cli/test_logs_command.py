@@ -1,4 +1,4 @@
-"""``dtslurm logs``: which lines are shown, what is said where there are none, and what is no choice."""
+"""``dtslurm logs``: selected lines, messages without output, and invalid selections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of an earlier version of dtslurm, and of a later one, beside our own."""
+"""Runs of an earlier and of a later version of dtslurm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dtslurm plan``: what it prints, what it refuses and how."""
+"""``dtslurm plan``: output and refused arguments."""
 
 from __future__ import annotations
 

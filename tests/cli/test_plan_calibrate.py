@@ -1,4 +1,4 @@
-"""``dtslurm plan --calibrate``: what a run measured moves the next plan on its cluster."""
+"""``dtslurm plan --calibrate``: a measured run changes later plans for its cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan as people read it: sums, the scaling curve, what is emitted, and measured rows."""
+"""The printed plan: totals, scaling curve, emitted configuration and measured rows."""
 
 from __future__ import annotations
 

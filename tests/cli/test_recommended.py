@@ -1,4 +1,4 @@
-"""Every command that a message recommends exists, and takes what the message gives it."""
+"""Every command that a message recommends exists and accepts the arguments of the message."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOT_RUN = {
 
 
 def string_literals(tree: ast.AST) -> Iterator[str]:
-    """Yield the texts of a module but its docstrings; what is filled in stands as ``{...}``."""
+    """Yield the string literals of a module except docstrings; replacement fields become ``{x}``."""
     held = {id(one) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for one in node.values}
     held |= {
         id(node.body[0].value)
@@ -53,7 +53,7 @@ def string_literals(tree: ast.AST) -> Iterator[str]:
 
 
 def recommended_commands() -> list[str]:
-    """Return what follows ``dtslurm`` in each message, with the sentence that goes on behind it."""
+    """Return the text after ``dtslurm`` in each message, up to the end of the clause."""
     texts = [
         text
         for path in PACKAGE.rglob("*.py")

@@ -1,4 +1,4 @@
-"""An option's old name: taken, warned of, never both."""
+"""Old option names: accepted with a warning, refused beside the new name."""
 
 from __future__ import annotations
 

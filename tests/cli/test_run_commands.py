@@ -1,4 +1,4 @@
-"""What is said and done about runs that ended: fetch, report, resubmit, cancel, requeue, clean."""
+"""Commands for finished runs: fetch, report, resubmit, cancel, requeue, clean."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_c24_fetch_never_copies_secrets(invoke: Run, runs: Runs, folder: Path) -
 
 
 def add_job_outputs(runs: Runs, record: JobRecord) -> JobRecord:
-    """Give a run code, and what a job writes beside it."""
+    """Deliver code to a run, and write job outputs beside the code."""
     runs.deliver(record, {**CODE, "lib/model.py": "pass\n", "lib/data.py": "pass\n"})
     code = Path(record.run_dir) / "code"
     for name in ("out/ckpt.pt", "lib/model.py", "__pycache__/train.cpython-310.pyc"):

@@ -1,4 +1,4 @@
-"""sbatch's options under their own names."""
+"""Options of sbatch under their own names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of output on their way to a pipe, a terminal, and a terminal with progress below."""
+"""Log lines printed to a pipe, to a terminal, and above a progress line."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_each_rank_prefix_has_a_colour() -> None:
 
 
 def live_screen() -> tuple[LiveScreen, Progress, io.StringIO]:
-    """A screen with progress below, and what is drawn around that."""
+    """Return a screen with a progress line, and the text drawn around the line."""
     drawn = io.StringIO()
     console = Console(file=drawn, width=80, highlight=False)
     progress = Progress(

@@ -1,4 +1,4 @@
-"""What a site's profile, its Slurm and its nodes do not take is told before anything is queued."""
+"""Requests that the profile, Slurm or the nodes would refuse are reported before submission."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ container: {runtime: apptainer}
 
 @pytest.fixture(autouse=True)
 def site_profile(slurm: Programs, folder: Path) -> Path:
-    """A cluster with customs; the Slurm here takes what it is asked."""
+    """Write a profile with required and forbidden options; Slurm accepts every dry run."""
     slurm.say("sbatch --test-only", "sbatch: Job 1 to start at 2026-01-01T00:00:00\n")
     parts = [PARTITIONS.replace("PartitionName=main", f"PartitionName={name}") for name in ("gpu", "long")]
     slurm.say("scontrol -o show partition", "".join(parts))

@@ -1,4 +1,4 @@
-"""What a command must not import: start-up time is felt at every call, most of all on shared homes."""
+"""The modules that commands must not import, because imports slow down every start."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_plan_imports_only_needed_modules() -> None:
 
 @pytest.fixture
 def remote_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A job on a cluster behind SSH, whose profile is remembered; return the user's folder."""
+    """Create a job on a cluster behind SSH with a cached profile; return the user's folder."""
     profile = tmp_path / "CONFIG/dtslurm/cluster_profiles/far.yaml"
     profile.parent.mkdir(parents=True)
     profile.write_text("extends: slurm\nlogin: {host: nowhere, transport: openssh}\n")

@@ -1,4 +1,4 @@
-"""How a run's state is told: rows of a table at any width, one run in full, as data."""
+"""``dtslurm status``: table rows, a single run in full, and JSON."""
 
 from __future__ import annotations
 
@@ -410,7 +410,7 @@ LATER = "{}/job.json has schema 2; this dtslurm reads schema 1 (this file is of 
 
 @pytest.fixture
 def active_job(invoke: Run, folder: Path, tmp_path: Path) -> dict[str, Any]:
-    """The record of a job of the embedded scheduler whose rank sleeps."""
+    """Return the record of a job of the local scheduler whose rank sleeps."""
     (folder / "train.py").write_text("import time; time.sleep(300)\n")
     words = ("submit", "--cluster", "local", "-t", "5", "--run-root", str(tmp_path / "root"), "--json")
     record: dict[str, Any] = json.loads(invoke(*words, "train.py", code=0).stdout)["run"]

@@ -1,4 +1,4 @@
-"""What ``submit`` and ``render`` say of what they queued, or would; and how ``submit`` ends."""
+"""Messages of ``submit`` and ``render``, and the exit codes of ``submit``."""
 
 from __future__ import annotations
 

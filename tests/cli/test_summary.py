@@ -1,4 +1,4 @@
-"""What is said of a job when it is queued and when it is over."""
+"""The messages after a submission and after the end of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dtslurm sweep``: how trials fare, the best first, and what is said where one failed."""
+"""``dtslurm sweep``: status, results, resume and stop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def loss_lines(*values: float) -> list[dict[str, float]]:
 
 
 def add_sweep(runs: Runs, states: list[JobState], files: dict[str, object], **settings: Any) -> JobRecord:
-    """A sweep of as many trials as states are given, each a task of its own."""
+    """Add a sweep with one array task for each of the states."""
     folder = runs.root / "tune-40"
     known = {"schema": 1, "sweep": str(folder), "per_task": 1, "metric": "loss", "mode": "min", **settings}
     trials = [

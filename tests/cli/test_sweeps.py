@@ -1,4 +1,4 @@
-"""Job files of several jobs: what is refused before anything is queued, and what is shown."""
+"""Job files with sweeps and stages: refused files and dry runs."""
 
 from __future__ import annotations
 

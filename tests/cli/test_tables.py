@@ -1,4 +1,4 @@
-"""Tables of runs and one run in full, at the widths of terminals, and with all that may be known."""
+"""Tables of runs, and a single run in full, at several terminal widths."""
 
 from __future__ import annotations
 

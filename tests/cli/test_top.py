@@ -1,4 +1,4 @@
-"""What `dtslurm top` does with a terminal that can do little."""
+"""``dtslurm top`` on a dumb terminal and with an unknown theme."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dtslurm usage``: the sentence that matters, the table, and the same as data."""
+"""``dtslurm usage``: headline, table, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_hours_without_samples_are_shown_as_unknown() -> None:
 
 
 def sacct_output(*accounts: str) -> str:
-    """What sacct says of a job of each account: an hour on eight GPUs."""
+    """Return sacct output with a job per account: an hour on eight GPUs."""
     lines = []
     for number, account in enumerate(accounts):
         known = {

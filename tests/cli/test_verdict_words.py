@@ -1,4 +1,4 @@
-"""A verdict as people read it: on a run that ended, and on one that runs."""
+"""The printed diagnosis of finished and of active runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def diagnosis_text(
 
 
 def field_text(text: str, label: str) -> str:
-    """A labelled text, put together from all of its lines."""
+    """Return the text after a label, joined over its lines."""
     lines = text.splitlines()
     [number] = [number for number, line in enumerate(lines) if line[:14].rstrip() == label]
     more = [line[14:] for line in lines[number + 1 :]]

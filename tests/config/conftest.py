@@ -1,4 +1,4 @@
-"""A folder tree with a user's home and a project, and profiles written into it."""
+"""A home folder and a project folder into which tests write profiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which document tells which value of a profile."""
+"""The source of each value of a profile."""
 
 from __future__ import annotations
 

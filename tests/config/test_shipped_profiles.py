@@ -1,4 +1,4 @@
-"""Every profile that comes along: where its values are from, and that its scripts are right."""
+"""The packaged profiles: sources of their values, and rendered scripts."""
 
 from __future__ import annotations
 

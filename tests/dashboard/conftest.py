@@ -1,4 +1,4 @@
-"""The dashboard's tests see the same clock everywhere, and a terminal with colours."""
+"""A fixed time zone and a colour terminal for the tests of the dashboard."""
 
 from __future__ import annotations
 

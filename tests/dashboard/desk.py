@@ -1,4 +1,4 @@
-"""Runs of this machine that the dashboard's own threads look at, and what they post of them."""
+"""Runs on this machine with a fake queue, and the posts of the dashboard's threads."""
 
 from __future__ import annotations
 

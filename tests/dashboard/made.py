@@ -1,4 +1,4 @@
-"""Made-up boards, pages and a source of them: what the dashboard's tests look at."""
+"""Sample boards and pages, and a source that posts them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def row(number: int, **values: object) -> JobRow:
 
 
 def board() -> Board:
-    """One of each kind of job, on two clusters of which one does not answer."""
+    """Return a board with a job in each state, on two clusters of which one does not answer."""
     cut = Forecast(step=20_000, total=50_000, pace=3.2, done_at=NOW + 9375, cut_at=41_200)
     array = {"token": "a" * 12, "name": "sweep", "cluster": "slow", "limit": 3600, "gpus": 1, "ranks": 1}
     rows = (
@@ -134,7 +134,7 @@ def many_jobs(count: int = 2000) -> Board:
 
 
 def telemetry_of(ranks: int, per_node: int = 8, *, steps: int = 200, odd: bool = True) -> RunTelemetry:
-    """A pulse of a job with GPUs; if ``odd``, one rank is silent, one has failed and a GPU is idle."""
+    """Return telemetry of a job with GPUs; if ``odd``, a silent rank, a failed rank and an idle GPU."""
     dice = random.Random(2)
     found = {}
     for rank in range(ranks):

@@ -1,4 +1,4 @@
-"""Uses the dashboard on a terminal that nobody sees."""
+"""Runs the dashboard on a virtual terminal."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def use_app(
 
 
 def notification_text(app: TopApp) -> str:
-    """Return what the person was told lately."""
+    """Return the texts of the shown notifications."""
     return " | ".join(note.message for note in app._notifications)
 
 
 def screen_text(app: TopApp) -> str:
-    """Return what stands on the screen, as text."""
+    """Return the screen as text."""
     lines = app.screen._compositor.render_strips()
     return "\n".join("".join(segment.text for segment in strip)[: app.size.width] for strip in lines)
 

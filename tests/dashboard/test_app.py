@@ -1,4 +1,4 @@
-"""The dashboard in use: keys, the mouse, filters, logs, questions."""
+"""The dashboard in use: keys, mouse, filters, logs and confirmations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the dashboard does for its user at this terminal: questions, shells, copies, themes, commands."""
+"""Actions of the dashboard: confirmations, shells, copies, themes and commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard where there is much, little or nothing to draw, and on any terminal."""
+"""The dashboard with very many jobs or ranks, without data, and on unusual terminals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run of several attempts: their curves are one, and none that has ended is shown as live."""
+"""A run with several attempts: joined curves, and the display of ended attempts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the threads behind the dashboard tell of what goes wrong in them."""
+"""Errors in the threads behind the dashboard."""
 
 from __future__ import annotations
 

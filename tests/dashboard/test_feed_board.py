@@ -1,4 +1,4 @@
-"""What the threads behind the dashboard post of all runs, and what they do to one."""
+"""The boards that the dashboard's threads post, and the actions on a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the threads behind the dashboard post of one job: pages, output, the verdict."""
+"""The pages, logs and diagnoses of a job that the dashboard's threads post."""
 
 from __future__ import annotations
 

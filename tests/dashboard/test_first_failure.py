@@ -1,4 +1,4 @@
-"""The rank that failed first is marked wherever ranks are shown, and its log opens where it failed."""
+"""The display of the first failed rank, and its log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One frame of the dashboard as text: what a pipe gets."""
+"""One frame of the dashboard as text for a pipe."""
 
 from __future__ import annotations
 

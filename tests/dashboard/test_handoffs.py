@@ -1,4 +1,4 @@
-"""What the dashboard hands to other programs: logs to pagers, reports to files, runs to the queue, bells."""
+"""Programs and files that the dashboard uses: pagers, editors, reports, resubmission and the bell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks over time: strips of step times or of use, the pane that shows them, and the list's spark lines."""
+"""The history pane: step times or GPU use over time, and the spark lines of the list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job's page in use: its attempts, its panes, what is copied of them, and where a shell opens."""
+"""The page of a job: attempts, panes, copying and shells."""
 
 from __future__ import annotations
 

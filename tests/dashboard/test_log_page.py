@@ -1,4 +1,4 @@
-"""The page of a job's output in use: searching, filtering, scrolling, and lines that go."""
+"""The log pane of a job: searching, filtering, scrolling and dropped lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Reading = Callable[[Pilot[None], TopApp, LogView], Awaitable[None]]
 
 
 def use_log_view(what: Reading, *lines: str) -> None:
-    """Look at a job's output: at what is made up of every job, or at these lines."""
+    """Open the log pane with the sample log or with the given lines."""
 
     async def at_the_log(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter", "4")
@@ -47,7 +47,7 @@ async def wait_until_scanned(pilot: Pilot[None]) -> None:
 
 
 def highlighted_texts(view: LogView) -> list[str]:
-    """Return what of the lines on the screen is marked as found."""
+    """Return the highlighted texts of the visible lines."""
     drawn = view.render_lines(Region(0, 0, *view.size))
     return [part.text for strip in drawn for part in strip if part.style is not None and part.style.reverse]
 

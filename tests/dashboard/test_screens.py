@@ -1,4 +1,4 @@
-"""Every screen, drawn at two sizes, compared with the picture kept of it (UPDATE_GOLDEN=1 keeps new ones)."""
+"""Every screen at two sizes, compared with its golden screenshot (UPDATE_GOLDEN=1 writes new ones)."""
 
 from __future__ import annotations
 

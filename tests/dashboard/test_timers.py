@@ -1,4 +1,4 @@
-"""The dashboard stays open: every timer that it starts can fire."""
+"""Every timer of the dashboard fires, and left pages are freed."""
 
 from __future__ import annotations
 

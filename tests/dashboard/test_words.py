@@ -1,4 +1,4 @@
-"""What the dashboard says of jobs, clusters, ranks, nodes and how far a run is."""
+"""Texts of the dashboard about jobs, clusters, ranks, nodes and progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failed runs, each written rank by rank as it left them, and what is said of them."""
+"""Failed runs written rank by rank, and their diagnosis."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Left:
 
 
 def collective_timeout(log: str = NCCL, **values: Any) -> Left:
-    """A rank that gave up waiting in a collective."""
+    """Return a rank that ended after the timeout of a collective."""
     return Left(log, 134, 6, **values)
 
 
 def lost_connection(log: str = LOST, **values: Any) -> Left:
-    """A rank that lost the connection to another."""
+    """Return a rank that lost its connection to another rank."""
     return Left(log, 1, **values)
 
 
@@ -66,7 +66,7 @@ def diagnose_run(
     dumps: Mapping[int, Sequence[Mapping[str, Any]]] | None = None,
     **facts: Any,
 ) -> Verdict:
-    """Return the verdict on a run that left this behind; a clock for each node, all of them right."""
+    """Return the diagnosis of a run with these ranks and files; all node clocks are right."""
     logs, records = folder / "logs" / "0", folder / "ranks" / "0"
     logs.mkdir(parents=True)
     records.mkdir(parents=True)

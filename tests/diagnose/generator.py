@@ -159,7 +159,7 @@ class _Run:
 
 
 def make_run(folder: Path, name: str, seed: int, half: Half, *, world: int | None = None) -> Made:
-    """Write a failed run of a kind and return what is right of it.
+    """Write a failed run of a kind, and return the correct answer.
 
     Args:
         world: how many ranks; by default 8 to 64, now and then up to 1,024.
@@ -254,7 +254,7 @@ def end_other_rank(run: _Run, rank: int, end: float) -> None:
 
 
 def log_until_failure(run: _Run, rank: int) -> list[str]:
-    """Return a rank's log up to the failure: setting up, steps, noise."""
+    """Return a rank's log lines before the failure: setup, steps, noise."""
     dice = run.dice
     small = run.world > 256
     log = [f"rank {rank} of {run.world} on n{run.node(rank) + 1}", "loading the model", "compiling kernels"]
@@ -344,7 +344,7 @@ def _record(run: _Run, rank: int, end: tuple[float, int | None, int | None] | No
 
 
 def is_external_signal(run: _Run) -> bool:
-    """Tell whether the signal that ended the culprit came to it alone, from outside of the run."""
+    """Tell whether a signal from outside the run ended only the culprit."""
     return run.kind.signal == 15 and not run.kind.late
 
 

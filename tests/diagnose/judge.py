@@ -1,4 +1,4 @@
-"""Judges a run directory as ``dtslurm diagnose`` does, in this process."""
+"""Diagnoses a run directory as ``dtslurm diagnose`` does, in this process."""
 
 from __future__ import annotations
 

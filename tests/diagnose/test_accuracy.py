@@ -1,4 +1,4 @@
-"""Whether generated failed runs are judged right; ``python -m benchmarks.diagnose`` prints the figures."""
+"""The accuracy on generated failures; ``python -m benchmarks.diagnose`` prints the figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures whose evidence is thin, hidden, or told in many lines."""
+"""Failures with weak, hidden or multi-line evidence."""
 
 from __future__ import annotations
 

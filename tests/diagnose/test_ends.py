@@ -1,4 +1,4 @@
-"""What a rank's exit code or signal says against what its log says."""
+"""The exit code or signal of a rank against the errors in its log."""
 
 from __future__ import annotations
 

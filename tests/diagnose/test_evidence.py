@@ -1,4 +1,4 @@
-"""What the far side finds in logs, whatever they hold."""
+"""The hits that the worker program finds in logs of any content."""
 
 from __future__ import annotations
 

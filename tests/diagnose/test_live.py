@@ -1,4 +1,4 @@
-"""Which rank of a running job keeps the others, judged on made-up jobs of up to thousands of ranks."""
+"""The rank that blocks a running job, in generated jobs of up to thousands of ranks."""
 
 from __future__ import annotations
 

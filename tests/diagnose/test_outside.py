@@ -1,4 +1,4 @@
-"""What ended a job from outside, and what is left where nothing says so."""
+"""Jobs that were ended from outside, and failures without evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run whose ranks trained apart is told from one that trained, whatever its state."""
+"""Runs whose ranks train separately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the run itself recorded of an end: a hang that was seen, ranks that saved."""
+"""Ends that the run itself recorded: hangs, checkpoints and supervisor decisions."""
 
 from __future__ import annotations
 

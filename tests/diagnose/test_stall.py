@@ -1,4 +1,4 @@
-"""When a running job is called stalled, and when not."""
+"""The conditions under which a running job counts as stalled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOW = 1_800_000_000.0
 
 
 def idle_node(quiet: float, *ranks: int, **ages: Any) -> NodeActivity:
-    """A node whose ranks did nothing for so long; work that is younger is given by its kind and age."""
+    """Return a node whose ranks were idle for ``quiet`` seconds, except for the kinds given with an age."""
     times = {kind: NOW - ages.pop(kind, quiet) for kind in ("output", "cpu", "children", "io", "gpu")}
     known = {
         "time": NOW - 2,

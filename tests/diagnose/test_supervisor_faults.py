@@ -1,4 +1,4 @@
-"""A supervisor that is stopped, or killed with its batch script, is told from ranks that failed."""
+"""A stopped or killed supervisor is distinguished from failed ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Behind a collective that did not end, or a lost connection: the rank that the others waited for."""
+"""The rank behind a collective that did not end, or behind a lost connection."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""From what a cluster tells of itself to a profile."""
+"""The conversion of a cluster's answers into the text of a profile."""

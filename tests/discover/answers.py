@@ -1,4 +1,4 @@
-"""What a login node answers, put together of recorded parts."""
+"""Answers of a login node, composed of recorded parts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FOLDERS = (
 
 
 def join_parts(**parts: str) -> str:
-    """An answer of these parts, as the shell script puts them together."""
+    """Join the parts of an answer as the shell script does."""
     return "noise of a login shell\n" + "".join(f"\n\x1e{name}\n{text}" for name, text in parts.items())
 
 
 def survey_output(version: str, **parts: str) -> str:
-    """What a Slurm of this version answers."""
+    """Return the answer of a login node with this Slurm version."""
     told = {
         "host": HOST,
         "config": recorded.read(version, "config.txt"),
@@ -38,7 +38,7 @@ def survey_output(version: str, **parts: str) -> str:
 
 
 def node_line(name: str, gres: str = "(null)", **values: str) -> str:
-    """One line of ``scontrol -o show node``."""
+    """Return a line of ``scontrol -o show node``."""
     told = {
         "CPUTot": "64", "Sockets": "2", "CoresPerSocket": "32", "ThreadsPerCore": "1", "RealMemory": "512000",
         "State": "IDLE", "Partitions": "main", "ActiveFeatures": "(null)", "NodeAddr": name, **values,

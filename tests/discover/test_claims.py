@@ -1,4 +1,4 @@
-"""Claims of a profile, each held against what was found."""
+"""Values of a profile compared with live evidence."""
 
 from __future__ import annotations
 

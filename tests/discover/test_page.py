@@ -1,4 +1,4 @@
-"""The profile's text, and what becomes of it when discover looks again."""
+"""The text of a profile, and the amendment of an existing profile."""
 
 from __future__ import annotations
 

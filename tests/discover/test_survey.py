@@ -1,4 +1,4 @@
-"""A login node's answer, read and made into values."""
+"""The answer of a login node, parsed and converted to facts."""
 
 from __future__ import annotations
 

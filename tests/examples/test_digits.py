@@ -1,4 +1,4 @@
-"""The digits example, run for real: alone, in company, stopped, resumed and made to fail."""
+"""The digits example: one and two processes, an early stop, a resumed run, and failures."""
 
 import json
 import os
@@ -21,7 +21,7 @@ OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT
 
 
 def job_environment(run_dir: Path, **extra: str) -> dict[str, str]:
-    """What the job gives the script, free of what this test run was itself started with."""
+    """Return the environment of the training job, without the variables of a launcher."""
     inherited = {
         k: v for k, v in os.environ.items() if k not in OF_A_LAUNCHER and not k.startswith("TORCHELASTIC")
     }

@@ -1,1 +1,1 @@
-"""Parsers under any bytes: by hypothesis in every run of the suite, guided by coverage in ``make fuzz``."""
+"""Fuzz tests of the parsers: with hypothesis in the suite, guided by coverage in ``make fuzz``."""

@@ -1,4 +1,4 @@
-"""One target under atheris; words after its name are libFuzzer's."""
+"""Runs one fuzz target under atheris; the arguments after its name belong to libFuzzer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The short form: recorded seeds, what earlier runs of ``make fuzz`` kept, and mutations of both."""
+"""The short fuzz test: recorded seeds, inputs kept by ``make fuzz``, and mutations of seeds."""
 
 from __future__ import annotations
 

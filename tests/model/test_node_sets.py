@@ -1,4 +1,4 @@
-"""Sets of nodes have one notation."""
+"""Folding of node sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is remembered of nodes: read from files that others write, and weighed against what a job needs."""
+"""Bad-node notes: parsing, expiry, exclusion of nodes, and the shared file."""
 
 from __future__ import annotations
 

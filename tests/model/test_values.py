@@ -1,4 +1,4 @@
-"""Our dataclasses behave as the standard library's."""
+"""The dataclass decorator of dtslurm behaves like the decorator of the standard library."""
 
 from __future__ import annotations
 

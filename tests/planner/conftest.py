@@ -1,4 +1,4 @@
-"""Shared pieces: machines and tasks of the planner's tests."""
+"""Machines and tasks for the tests of the planner."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def estimator(
     framework: str = "megatron",
     precision: str = "bf16",
 ) -> Estimator:
-    """Return what estimates layouts of a preset on so many H100 nodes."""
+    """Return an estimator for layouts of a preset on this many H100 nodes."""
     return Estimator(Setting(presets.preset(model), nodes(count), seq_len, framework, precision, SHIPPED))
 
 

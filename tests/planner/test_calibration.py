@@ -1,4 +1,4 @@
-"""Calibration by parts: a few runs of a cluster move computation, communication and host time apart."""
+"""Calibration factors for computation, communication and host time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations say what the layout says, in each framework's own words."""
+"""Configurations emitted for each framework."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.planner.conftest import SHIPPED, training_task
 
 
 def parse_toml(text: str) -> dict[str, dict[str, Any]]:
-    """Return what the emitted subset of TOML says: sections of plain values (tomllib needs Python 3.11)."""
+    """Parse the emitted subset of TOML: sections of plain values (tomllib needs Python 3.11)."""
     values: dict[str, dict[str, Any]] = {}
     section = ""
     for line in text.splitlines():
@@ -35,7 +35,7 @@ def parse_toml(text: str) -> dict[str, dict[str, Any]]:
 
 
 def assigned_values(text: str) -> dict[str, dict[str, Any]]:
-    """Return what an emitted module assigns, by section."""
+    """Return the values that an emitted module assigns, by section."""
     values: dict[str, dict[str, Any]] = {}
     for section, key, value in re.findall(
         r"^    config\.(training|parallelism)\.(\w+) = (.*)$", text, re.MULTILINE

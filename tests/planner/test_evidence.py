@@ -1,4 +1,4 @@
-"""What was observed of choices and scaling: the planner must say the same."""
+"""Published observations of layouts and scaling that the planner must reproduce."""
 
 from __future__ import annotations
 

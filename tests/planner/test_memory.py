@@ -1,4 +1,4 @@
-"""Memory against closed forms of the papers, and what must hold of any layout."""
+"""The memory model: formulas of papers, and properties of any layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured rows: how they are read, counted and scored; and that the planner is near what was published."""
+"""Measured rows: parsing, assumptions, scoring, and the error of the planner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search finds what divides and fits, ranks it, and says why."""
+"""The search for layouts: valid, fitting, ranked and explained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameter counts are those of the published checkpoints, to the last one."""
+"""Parameter counts of presets and configs, compared with published checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time: terms add up, and what must hold of any layout."""
+"""The time model: sums of terms, and properties of any layout."""
 
 from __future__ import annotations
 

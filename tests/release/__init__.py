@@ -1,1 +1,1 @@
-"""A release as its users get it: built, installed in clean places, what it brings along listed."""
+"""Release tests: builds, installations in clean environments, and dependencies."""

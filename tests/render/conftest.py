@@ -1,4 +1,4 @@
-"""Submissions with everything fixed, so that scripts can be compared to golden ones."""
+"""Submissions with fixed values for the comparison with golden scripts."""
 
 from __future__ import annotations
 

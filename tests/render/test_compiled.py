@@ -1,4 +1,4 @@
-"""Compiled templates are kept, as long as nothing that made them has changed."""
+"""The cache of compiled templates."""
 
 from __future__ import annotations
 

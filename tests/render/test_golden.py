@@ -1,4 +1,4 @@
-"""Golden scripts: the contract of what is rendered. ``UPDATE_GOLDEN=1 pytest tests/render`` rewrites them."""
+"""Golden scripts of the renderer. ``UPDATE_GOLDEN=1 pytest tests/render`` rewrites them."""
 
 from __future__ import annotations
 

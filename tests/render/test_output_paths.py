@@ -1,4 +1,4 @@
-"""sbatch's filename patterns, filled in by a shell as Slurm would."""
+"""Filename patterns of sbatch, expanded by a shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank's own script does with signals: run as it is rendered, without a cluster."""
+"""The signal handling of the rendered rank script, run without a cluster."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Ranks:
 
 @pytest.fixture
 def ranks(tmp_path: Path, render_job: Render, request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    """Two ranks' places in a job with an early signal, five minutes ahead or as the test's parameter says."""
+    """Two ranks of a job with an early signal; the lead time is 300 s or the test's parameter."""
     text = render_job(
         "local",
         "srun",

@@ -1,4 +1,4 @@
-"""Rules that hold in every script, whatever the golden ones say."""
+"""Rules that every rendered script obeys."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_sbatch_options_replace_generated_directives(render_job: Render) -> None
 
 @pytest.mark.parametrize("profile", ["mi300x8", "aws-p4d"])
 def test_an_unknown_number_of_cpus_is_not_requested(render_job: Render, profile: str) -> None:
-    """Sites give some CPUs for each GPU, which a number of ours would replace."""
+    """Some clusters add CPUs for each GPU, which a requested number would replace."""
     assert "#SBATCH --cpus-per-task" not in render_job(profile, "torchrun").script
 
 

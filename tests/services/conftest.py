@@ -1,4 +1,4 @@
-"""A run's folder as a job fills it, and a file system that may be written from elsewhere."""
+"""A run directory that tests fill, and a fixture that makes all file systems remote."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(tmp_path: Path) -> Run:
 
 @pytest.fixture
 def pretend_all_file_systems_are_remote(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Have the far side take every file system for one of the network."""
+    """Let the log follower treat every file system as a network file system."""
 
     def pretend() -> None:
         source = log_link.far_source

@@ -1,4 +1,4 @@
-"""What tests of log following share: a run's folder as a job fills it, a reader, and writers."""
+"""Helpers for the tests of log following: a run directory, a reader, and writers."""
 
 from __future__ import annotations
 
@@ -143,12 +143,12 @@ def follow_logs(run: Run, **wanted: Any) -> Iterator[Reader]:
 
 
 def log_follower_process() -> psutil.Process:
-    """The one far side of this process."""
+    """Return the only log follower process of this process."""
     mine = psutil.Process().children(recursive=True)
     (found,) = [item for item in mine if "dtslurm-worker" in " ".join(item.cmdline())]
     return found
 
 
 def record_values(reader: Reader) -> list[Any]:
-    """The objects of the run's events and metrics that came."""
+    """Return the received events and metrics."""
     return [item.values for item in reader.items if isinstance(item, Record)]

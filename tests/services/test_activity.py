@@ -1,4 +1,4 @@
-"""What running jobs do, by the files that samplers left."""
+"""The activity of running jobs, read from the files of samplers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = ("output", "cpu", "children", "io", "gpu")
 
 
 def activity_sample(quiet: float = 220, **values: Any) -> dict[str, Any]:
-    """What a sampler wrote of two ranks that did nothing for so long."""
+    """Return a sample of two ranks that were idle for ``quiet`` seconds."""
     known = {"schema": 1, "time": NOW - 2, "ranks": [0, 1], "seen": [0, 1], "learned": True, "longest": 5.0}
     return {**known, **dict.fromkeys(KINDS, NOW - quiet), "waits": {}, **values}
 

@@ -1,4 +1,4 @@
-"""What runs made: registered, kept, pruned, brought here, exported."""
+"""Artifacts of runs: registered, pinned, pruned, pulled and exported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of the list of runs: one of each run, those of an array, and what stays where nobody answers."""
+"""The rows of the list of runs: runs, arrays, and clusters that do not answer."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def job_status(job: str = "17", state: JobState = JobState.RUNNING, **values: An
 
 
 def replace_views(monkeypatch: pytest.MonkeyPatch, *views: RunView | Exception) -> list[list[str]]:
-    """Have the scheduler answer so, one answer a question; return what was asked."""
+    """Let the scheduler give these answers, one for each query; return the queries."""
     asked: list[list[str]] = []
     waiting = list(views)
 

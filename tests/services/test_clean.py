@@ -1,4 +1,4 @@
-"""Cleaning up: what is not surely over stays, what goes is shown first."""
+"""``clean``: previews, deleted files, and runs that are kept."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_clean_deletes_code_and_secrets_and_keeps_logs(root: Root) -> None:
 
 
 def write_job_outputs(run: Path) -> list[str]:
-    """Write what a job writes in its working directory; return the results, as paths below ``code/``."""
+    """Write the outputs of a job into ``code/``; return their paths below ``code/``."""
     code = run / "code"
     write(code, {"out/ckpt.pt": "weights" * 5000, "out/log.txt": "step 1\n", "__pycache__/m.pyc": "x"})
     write(code, {"lib/__pycache__/m.cpython-36.pyc.140": "x", "empty/x": ""})
@@ -122,7 +122,7 @@ def write_job_outputs(run: Path) -> list[str]:
 
 
 def list_files(folder: Path) -> list[str]:
-    """Return everything below a folder that is no folder."""
+    """Return the paths of all files and links below a folder."""
     paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     return sorted(str(path.relative_to(folder)) for path in paths)
 
@@ -161,7 +161,7 @@ def test_clean_deletes_job_outputs_only_with_the_outputs_option(root: Root) -> N
 
 
 def test_clean_keeps_a_whole_run_whose_job_wrote_in_the_code_folder(root: Root) -> None:
-    """So does the run that it continues; both go with the option."""
+    """The parent of the run is kept too; with the option, both are deleted."""
     first, free = root.add("first", 90), root.add("free", 90)
     second = root.add("second", 60, parent=str(first))
     write_job_outputs(second)
@@ -258,7 +258,7 @@ def test_clean_deletes_whole_runs_on_request(root: Root) -> None:
 def test_clean_keeps_a_run_that_an_active_run_refers_to(
     root: Root, values: dict[str, Any], text: str
 ) -> None:
-    """It writes its checkpoints there, or reads from there."""
+    """The active run writes its checkpoints there, or reads from there."""
     old, free = root.add("old", 400), root.add("free", 400)
     known = json.loads(json.dumps(values).replace("{old}", str(old)))
     root.add("alive", 0, JobState.RUNNING, text.format(old=old), **known)
@@ -322,7 +322,7 @@ def test_clean_keeps_a_job_that_ended_recently(root: Root) -> None:
 
 
 def write_start_event(run: Path, age: float) -> None:
-    """Write that a job of the run started so many days ago, in a file of that age."""
+    """Write a start event of ``age`` days ago, in a file of that age."""
     text = json.dumps({"time": int(NOW - age * DAY), "event": "started", "job_id": "7"})
     (run / "events.jsonl").write_text(f'not JSON, but "started"\n{text}\n')
     os.utime(run / "events.jsonl", (NOW - age * DAY, NOW - age * DAY))

@@ -1,4 +1,4 @@
-"""Which code a job runs: the snapshot of a git work tree, or the folder as it is."""
+"""The code that a job runs: a snapshot of a work tree, or the folder itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between runs."""
+"""Differences between runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Containers through ``prepare``: what is missing is told before anything is queued."""
+"""Container problems that ``prepare`` reports before submission."""
 
 from __future__ import annotations
 

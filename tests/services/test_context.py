@@ -1,4 +1,4 @@
-"""Which queue a command means on a machine that has a Slurm of its own."""
+"""The cluster and transport that a command uses on a machine with its own Slurm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A number alone is no leave to change a job: a controller that lost its state gives it to another."""
+"""Changes to a job require that the job id still belongs to the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where probes go and what they ask for, and which found values are news to a known site's profile."""
+"""The partition and options of probes, and the values that differ from a known profile."""
 
 from __future__ import annotations
 

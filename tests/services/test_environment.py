@@ -1,4 +1,4 @@
-"""Which Python a job gets, with real uv projects and environments."""
+"""The Python environment of a job, with real uv projects."""
 
 from __future__ import annotations
 

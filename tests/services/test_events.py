@@ -1,4 +1,4 @@
-"""A run's events as a person reads them."""
+"""The events of a run as text."""
 
 from __future__ import annotations
 

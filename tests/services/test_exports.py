@@ -1,4 +1,4 @@
-"""Versions in a registry like MLflow's: what is logged, and what becomes of a refusal."""
+"""Exports of artifacts to a model registry and to a Hugging Face folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions on another machine: its Python must read our pickles, and their results must come here."""
+"""Functions on a remote cluster: interpreters, results and logs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dtslurm.transport.base import Completed
 def fake_cluster(
     answer: str = "", stderr: str = "", *, remote: bool = True, python: str | None = None
 ) -> Any:
-    """A cluster whose Python says so of itself."""
+    """Return a cluster whose Python prints this answer."""
     asked: list[str] = []
 
     def run(argv: list[str], timeout: float) -> Completed:

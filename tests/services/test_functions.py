@@ -1,4 +1,4 @@
-"""Options as Python has them."""
+"""Options and time limits of the Python interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs tell of themselves where nobody else does: attempts, ends, and why one failed."""
+"""The history of a run from its own events: attempts, ends and failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that git ignores stay behind where a job runs on another machine; submit and diagnose say so."""
+"""Files that git ignores are not copied to a remote cluster; submit and diagnose report them."""
 
 from __future__ import annotations
 

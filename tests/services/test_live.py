@@ -1,4 +1,4 @@
-"""What nodes answer is put together whatever srun does to their lines."""
+"""The output of the nodes of a live diagnosis, whose lines srun may mix."""
 
 from __future__ import annotations
 

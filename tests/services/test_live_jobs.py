@@ -1,4 +1,4 @@
-"""A look at a running job: its ranks' stacks, what could not be seen, and what cannot be looked at at all."""
+"""The live diagnosis of a running job: stacks, unexamined ranks, and refused jobs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run_telemetry(*ranks: RankTelemetry, **values: Any) -> RunTelemetry:
 def replace_job_and_record_steps(
     monkeypatch: pytest.MonkeyPatch, seen: RunTelemetry, *statuses: JobStatus, answer: Any = None
 ) -> list[list[str]]:
-    """Let a job be so; return the steps that look at its nodes."""
+    """Replace the telemetry and the states of a job; return the started steps."""
     steps: list[list[str]] = []
 
     def run(argv: list[str], timeout: float) -> Completed:
@@ -66,7 +66,7 @@ def replace_job_and_record_steps(
 
 
 def print_node_output(capsys: pytest.CaptureFixture[str], node: str, ranks: dict[int, dict[str, Any]]) -> str:
-    """What a node prints."""
+    """Return the output of a node."""
     node_side.answer(node, {"node": node, "ranks": {str(rank): look for rank, look in ranks.items()}})
     return capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""What comes over one stream of a run's logs: real files and a real far side."""
+"""A log stream over real files and a real log follower."""
 
 from __future__ import annotations
 

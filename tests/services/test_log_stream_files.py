@@ -1,4 +1,4 @@
-"""What may happen to log files while they are followed: cut, replaced, renamed, gone, full of any bytes."""
+"""Log files that are truncated, replaced, renamed or deleted while they are followed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may happen to the far side and to the link while logs are followed."""
+"""Failures of the log follower and of its connection."""
 
 from __future__ import annotations
 

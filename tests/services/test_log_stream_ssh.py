@@ -1,4 +1,4 @@
-"""Logs over a real SSH connection that is cut again and again."""
+"""Log streams over a real SSH connection that is broken repeatedly."""
 
 from __future__ import annotations
 

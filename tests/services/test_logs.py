@@ -1,4 +1,4 @@
-"""When following ends, and which lines it lets through."""
+"""The end of log following, and the filters of log lines."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Answers = Callable[[], tuple[JobState, str]]
 
 
 def replace_views(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> None:
-    """Have the scheduler answer so."""
+    """Let the scheduler give these answers."""
 
     def views(context: Context, records: Sequence[JobRecord], **need: object) -> list[RunView]:
         del context, need

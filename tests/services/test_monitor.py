@@ -1,4 +1,4 @@
-"""How often a scheduler is asked, by how many windows, and what is told in between."""
+"""The number of scheduler queries of several windows, and the shared queue cache."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def windows(slurm: Slurm, tmp_path: Path) -> list[Window]:
 
 
 def count_requests(windows: Sequence[Window], number: float, need: Freshness = WINDOW) -> int:
-    """Let so many minutes pass while every window looks each second; return the requests of that time."""
+    """Let ``number`` minutes pass while every window queries each second; return the number of requests."""
     slurm = windows[0].slurm
     before, end = slurm.asked, slurm.now + 60 * number
     while slurm.now < end:
@@ -320,7 +320,7 @@ time.sleep(1000)
 
 @contextmanager
 def lock_holder(path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Another process that holds the lock."""
+    """Start a process that holds the lock."""
     with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()

@@ -1,4 +1,4 @@
-"""Nodes that were found bad: learned from runs, told to a team, and left out of what is submitted."""
+"""The bad-node list: nodes added from runs, shared with a team, and excluded from jobs."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ def test_no_node_is_excluded_if_slurm_does_not_answer(
 
 
 def write_supervisor_note(root: Path, node: str, cluster: str = "ours", ago: float = 60) -> Path:
-    """Note a node as the supervisor of a run does, and return the file."""
+    """Write a bad-node note as a supervisor does, and return the file."""
     root.mkdir(exist_ok=True)
     path = Path(supervisor_file(str(root)))
     exchange(str(path), [note_line(cluster, node, "node is DOWN", "17", NOW - ago)], own=True)

@@ -1,4 +1,4 @@
-"""A second submission under a key waits for one that is under way, and not for one whose client is dead."""
+"""Concurrent submissions with the same idempotency key."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_an_idempotency_key_determines_the_run_directory_and_token(context: Cont
 
 @pytest.fixture
 def first_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
-    """A client in the middle of its submission."""
+    """Start a client that stops in the middle of its submission."""
     for kind in ("CONFIG", "STATE", "CACHE"):
         monkeypatch.setenv(f"XDG_{kind}_HOME", str(tmp_path / kind.lower()))
     monkeypatch.setenv("DTSLURM_RUN_ROOT", str(tmp_path / "runs"))

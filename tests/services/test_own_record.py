@@ -1,4 +1,4 @@
-"""What a run's own files tell better than the scheduler."""
+"""Values that the run's own files correct in the scheduler's answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong on the cluster is told before anything is queued, all of it at once."""
+"""The preflight: problems on the cluster are reported together before submission."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_request_that_slurm_refuses_in_its_dry_run_is_refused(
 def test_a_request_that_needs_drained_nodes_is_accepted_with_a_notice(
     context: Context, slurm_env: SlurmLab
 ) -> None:
-    """Slurm's dry run says no to what it would queue and start later."""
+    """The dry run of Slurm refuses a job that Slurm would queue and start later."""
     slurm_env.run(["scontrol", "update", "nodename=n4", "state=drain", "reason=test"])
     try:
         notices = prepare_job(context, "slurm", python=sys.executable, nodes=4).submission.notices
@@ -121,7 +121,7 @@ def limited_account(slurm_env: SlurmLab) -> Iterator[str]:
 
 @pytest.fixture
 def enforced_associations(slurm_env: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A controller that says it holds to associations; what they are is asked of the real accounting."""
+    """Let the controller report that associations are enforced; accounting itself is real."""
     shim = tmp_path / "shim/scontrol"
     shim.parent.mkdir()
     shim.write_text(

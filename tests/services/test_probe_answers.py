@@ -1,4 +1,4 @@
-"""What becomes of small jobs that look at nodes: what they saw, or in words why they saw nothing."""
+"""The results of probe jobs, and the reasons for missing results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What probes and checks leave on a cluster: nothing, however they end."""
+"""Probes and checks leave no folder and no job behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checked profile is remembered until a file that it was read from, or a folder looked in, changes."""
+"""The cache of parsed profiles, and the changes that invalidate a cached profile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = sorted(path.stem for path in assets.cluster_profiles().glob("*.yaml"))
 
 @pytest.fixture
 def work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, str]]:
-    """A work folder and its user's environment, with a clock that says all was written long ago."""
+    """Return a work folder and an environment; all files count as written long ago."""
     monkeypatch.setattr("time.time_ns", lambda: 4_000_000_000 * 10**9)
     (tmp_path / "cluster_profiles").mkdir()
     env = {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "cache")}

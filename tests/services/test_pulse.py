@@ -1,4 +1,4 @@
-"""What a running job is doing, asked of the machine that holds its files."""
+"""The telemetry of a running job, read on the host that holds its files."""
 
 from __future__ import annotations
 

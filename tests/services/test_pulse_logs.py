@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - log lines as the frameworks print them
-"""Training metrics out of log lines, as the frameworks print them."""
+"""Training metrics parsed from the log lines of frameworks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's share of a file system: what the systems' own commands print, and what is made of it."""
+"""Quotas: the output of quota commands, and the resulting messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The curves of a report, and the state that it shows."""
+"""The curves of a report, and the displayed state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The head of a report: the verdict in one line, and the key figures that are known."""
+"""The header of a report: headline and key figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which runs there are, and what names one."""
+"""The list of runs, and the selectors of a run."""
 
 from __future__ import annotations
 

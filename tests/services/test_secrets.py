@@ -1,4 +1,4 @@
-"""Secrets by name: whence their values are taken, and what is told without ever telling one."""
+"""Secrets: the sources of their values, and messages without values."""
 
 from __future__ import annotations
 

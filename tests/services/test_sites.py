@@ -1,4 +1,4 @@
-"""What is remembered of a login node, what it must tell, and what a far cluster is told to lack."""
+"""The cached facts about a login node, and the requirements of a remote job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of data before a job is queued."""
+"""Staging problems that are reported before submission."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which runs on another machine are asked for their own records when their state is looked at."""
+"""The conditions under which status reads the records of a remote run."""
 
 from __future__ import annotations
 

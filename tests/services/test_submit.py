@@ -1,4 +1,4 @@
-"""Submissions whose end meets a disk that refuses: what is queued is told as queued."""
+"""Submissions on a full disk, and submissions without an answer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
 def test_f16_a_job_queued_before_the_disk_filled_is_still_known(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Told that nothing was queued, the user would submit once more."""
+    """An error message would lead the user to submit the job again."""
 
     def full(*_: Any) -> None:
         raise StoreError("the disk is full")
@@ -55,7 +55,7 @@ def test_f16_a_job_queued_before_the_disk_filled_is_still_known(
 
 
 def test_f18_a_waiting_submission_submits_after_the_first_was_refused(context: Context) -> None:
-    """Two submit under one key. The first is refused and takes its folder away."""
+    """Two clients submit with the same key; the first is refused and deletes its folder."""
     request = JobRequest(script="train.py", cluster="local", time="5", once="nightly")
     prepared = prepare(context, request, standalone=False)
     folder = Path(prepared.submission.run_dir)
@@ -103,7 +103,7 @@ def test_f21_an_unanswered_submission_is_withdrawn_after_its_client_gave_up(
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """Let no file of this process grow: writing fails, as on a full disk; pytest's own log, too."""
+    """Prevent every write of this process, as on a full disk; this includes the log of pytest."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:

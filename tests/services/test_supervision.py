@@ -1,4 +1,4 @@
-"""What submit lays into a run directory for the supervisor."""
+"""The supervisor files that submit writes into a run directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What trackers are told: the variables as a job's shell sets them, and what is uploaded afterwards."""
+"""The variables for experiment trackers, and the upload of offline runs."""
 
 from __future__ import annotations
 

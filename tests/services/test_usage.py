@@ -1,4 +1,4 @@
-"""GPU-hours out of accounting and samples."""
+"""GPU-hours from accounting and samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which jobs of accounting are runs of ours, and what their samples tell of them."""
+"""The runs of the user among accounted jobs, their samples, and fetched files."""
 
 from __future__ import annotations
 

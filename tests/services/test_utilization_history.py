@@ -1,4 +1,4 @@
-"""The utilization of a run's GPUs and CPUs: what of an answer is taken, and its summary."""
+"""The parsed utilization history of GPUs and CPUs, and its summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded answers of several Slurm versions, and the columns of theirs turned into ours."""
+"""Recorded output of several Slurm versions, converted to the requested columns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def read(version: str, name: str) -> str:
 
 
 def squeue(version: str) -> str:
-    """The recorded ``squeue -o a|b|c`` in the form we ask for; what was not recorded is N/A."""
+    """Return the recorded ``squeue -o a|b|c`` in the requested format; missing columns are N/A."""
     records = []
     for line in read(version, "squeue.txt").splitlines()[1:]:
         parts = line.split("|")
@@ -30,7 +30,7 @@ def squeue(version: str) -> str:
 
 
 def sacct(version: str) -> str:
-    """The recorded ``sacct -P`` without its steps, in the form we ask for."""
+    """Return the recorded ``sacct -P`` without steps, in the requested format."""
     head, *lines = read(version, "sacct.txt").splitlines()
     records = []
     for line in lines:

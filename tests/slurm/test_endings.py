@@ -1,4 +1,4 @@
-"""What a site's configuration says of how jobs end."""
+"""The end of jobs according to the configuration of Slurm."""
 
 from __future__ import annotations
 

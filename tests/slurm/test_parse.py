@@ -1,4 +1,4 @@
-"""squeue, sacct and sbatch output: recorded in several versions, and anything at all."""
+"""Parsers of squeue, sacct and sbatch output: recorded versions and arbitrary bytes."""
 
 from __future__ import annotations
 

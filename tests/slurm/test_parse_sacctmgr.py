@@ -1,4 +1,4 @@
-"""What ``sacctmgr -n -P show assoc`` prints, and what follows from it."""
+"""The parser of ``sacctmgr -n -P show assoc``."""
 
 from __future__ import annotations
 

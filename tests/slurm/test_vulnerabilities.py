@@ -1,4 +1,4 @@
-"""Known holes of a Slurm version."""
+"""Known vulnerabilities of Slurm versions."""
 
 from __future__ import annotations
 

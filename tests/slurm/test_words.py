@@ -1,4 +1,4 @@
-"""Ids, commands, scripts' options, pending reasons and the words of refusals."""
+"""Job ids, commands, script options, pending reasons and error messages."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tests.sshd.servers import NoSshd, SshLab, program, ssh_lab
 
 @pytest.fixture(scope="session")
 def sshd_software() -> None:
-    """See that ssh and sshd are there."""
+    """Skip or fail the test if ssh or sshd is not installed."""
     from tests.conftest import skip_or_fail
 
     try:

@@ -1,4 +1,4 @@
-"""The suite's login node: Slurm's commands through a real sshd, as from somebody's laptop."""
+"""Slurm commands on the login node of the suite through a real sshd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of far files: only news travels, whatever became of the file or of the last copy."""
+"""Pulled files: only new bytes are transferred, and changed files are detected."""
 
 from __future__ import annotations
 

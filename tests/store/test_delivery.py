@@ -1,4 +1,4 @@
-"""A run reaches the machine that queues it whole or not at all: here, and through a command's stdin."""
+"""A delivered run is complete or absent, locally and over a remote transport."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def send_delivery(
 
 
 def run_root_entries(tmp_path: Path) -> list[str]:
-    """What lies in the run root beside the objects: run directories, and what should not be left."""
+    """Return the entries of the run root except the object store."""
     root = tmp_path / "root"
     return sorted(path.name for path in root.iterdir() if path.name != ".objects") if root.exists() else []
 

@@ -1,4 +1,4 @@
-"""What a run's delivery leaves behind when the disk, the link or the process fails at any point."""
+"""Deliveries that are interrupted by a full disk, a broken connection or a killed process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run_root_entries(root: Path) -> list[str]:
 
 
 def is_complete(run: Path, tree: Path) -> bool:
-    """Whether every file of a run is there with its content."""
+    """Tell whether every file of a run exists with its content."""
     files = [path.relative_to(tree) for path in tree.rglob("*.py")]
     return all((run / name).read_bytes() == content for name, content in FILES.items()) and all(
         (run / "code" / path).read_bytes() == (tree / path).read_bytes() for path in files
@@ -166,7 +166,7 @@ class Killed(FarSide):
 
 
 def count_system_calls(tmp_path: Path, tree: Path) -> int:
-    """How many acts a whole delivery takes, found by halving."""
+    """Return the number of system calls of a complete delivery, found by bisection."""
     low, high = 0, 4000
     while low < high:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""What is kept may be lost, never wrong."""
+"""The blob cache: blobs may be lost but are never wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a snapshot takes along of a tree, and what it says of the rest."""
+"""The files of a snapshot, and its notices and problems."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ RUN = {"job.json": "{}", "script.sbatch": "", "secrets": "export TOKEN=hush\n", 
 
 
 def add_run_directories(tree: Path) -> None:
-    """Put two fetched runs and what only looks a little like one into a tree."""
+    """Add two fetched run directories, and folders that only resemble a run directory."""
     for place in ("got", "lib/runs/got 2"):
         write(tree, {f"{place}/{name}": text for name, text in RUN.items()})
     write(tree, {"half/job.json": "", "half/secrets": "", "lib/secrets": ""})

@@ -1,4 +1,4 @@
-"""A tree made ahead of the next submission: faster, and never another tree than the one that was sent."""
+"""The prebuilt tree for the next submission."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 
 def folder_contents(folder: Path) -> dict[str, str]:
-    """What a folder holds, folders included."""
+    """Return the contents of a folder, including subfolders."""
     return {
         str(path.relative_to(folder)): (
             f"-> {path.readlink()}" if path.is_symlink() else "" if path.is_dir() else path.read_text()

@@ -45,7 +45,7 @@ def test_a_written_record_is_read_back_unchanged(tmp_path: Path) -> None:
 
 
 def test_c21_run_folders_are_private_at_every_depth(tmp_path: Path) -> None:
-    """As the supervisor of a far run does, whose copies are kept here."""
+    """The supervisor files of a remote run have this depth."""
     run = RunDir(tmp_path / "run")
     run.create(LocalTransport(), {**run_files(run_record(run.path)), "supervisor/worker/disk.py": b"pass"})
     assert (run.path / "supervisor/worker/disk.py").read_bytes() == b"pass"

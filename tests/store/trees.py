@@ -1,4 +1,4 @@
-"""Trees of files to take snapshots of, and a far side that is this machine behind another face."""
+"""File trees for snapshots, and a remote transport to this machine."""
 
 from __future__ import annotations
 
