@@ -14,7 +14,7 @@ from tests.cli.made_runs import Runs
 
 
 @pytest.fixture
-def made(runs: Runs) -> JobRecord:
+def run_with_artifacts(runs: Runs) -> JobRecord:
     record = runs.add("train", "7")
     folder = Path(record.run_dir)
     for step in (1, 2, 3):
@@ -33,8 +33,10 @@ def table_rows(text: str) -> dict[str, list[str]]:
     return {line.split()[-1]: line.split() for line in text.splitlines()[1:]}
 
 
-def test_the_artifact_table_shows_sizes_metrics_pins_and_problems(invoke: Run, made: JobRecord) -> None:
-    del made
+def test_the_artifact_table_shows_sizes_metrics_pins_and_problems(
+    invoke: Run, run_with_artifacts: JobRecord
+) -> None:
+    del run_with_artifacts
     invoke("artifacts", "pin", "train", "checkpoints/step-1", code=0)
     shown = invoke("artifacts", "list", "train", code=0).stdout
     assert shown.splitlines()[0].split() == ["KIND", "STEP", "SIZE", "METRICS", "NOTE", "PATH"]
@@ -44,8 +46,8 @@ def test_the_artifact_table_shows_sizes_metrics_pins_and_problems(invoke: Run, m
     assert found["gone.bin"] == ["output", "-", "-", "-", "it", "no", "longer", "exists", "gone.bin"]
 
 
-def test_artifacts_list_and_show_print_json(invoke: Run, made: JobRecord) -> None:
-    del made
+def test_artifacts_list_and_show_print_json(invoke: Run, run_with_artifacts: JobRecord) -> None:
+    del run_with_artifacts
     listed = json.loads(invoke("artifacts", "list", "--json", "train", code=0).stdout)["artifacts"]
     assert [(one["path"], one["step"]) for one in listed][:2] == [
         ("checkpoints/step-1", 1),
@@ -63,8 +65,8 @@ def test_a_run_without_artifacts_explains_how_to_register_them(invoke: Run, runs
     assert "no artifact to delete" in invoke("artifacts", "prune", "bare", code=0).stderr
 
 
-def test_artifacts_show_with_check_compares_checksums(invoke: Run, made: JobRecord) -> None:
-    (Path(made.run_dir) / "checkpoints" / "step-2" / "weights.bin").write_text("x" * 4096)
+def test_artifacts_show_with_check_compares_checksums(invoke: Run, run_with_artifacts: JobRecord) -> None:
+    (Path(run_with_artifacts.run_dir) / "checkpoints" / "step-2" / "weights.bin").write_text("x" * 4096)
     asked = ("artifacts", "show", "train", "checkpoints/step-2")
     assert "problem" not in invoke(*asked, code=0).stdout
     checked = invoke(*asked, "--check", code=0).stdout
@@ -72,7 +74,9 @@ def test_artifacts_show_with_check_compares_checksums(invoke: Run, made: JobReco
     assert "step-1" not in checked
 
 
-def test_prune_keeps_pinned_artifacts_until_they_are_unpinned(invoke: Run, made: JobRecord) -> None:
+def test_prune_keeps_pinned_artifacts_until_they_are_unpinned(
+    invoke: Run, run_with_artifacts: JobRecord
+) -> None:
     assert invoke("artifacts", "pin", "train", "*/step-1", code=0).stderr == "pinned: checkpoints/step-1\n"
     told = invoke("artifacts", "pin", "--json", "train", "*/step-2", code=0).stdout
     assert json.loads(told)["pinned"] == ["checkpoints/step-1", "checkpoints/step-2"]
@@ -84,22 +88,22 @@ def test_prune_keeps_pinned_artifacts_until_they_are_unpinned(invoke: Run, made:
     shown = invoke("artifacts", "prune", "train", code=0)
     assert shown.stdout == "checkpoints/step-1\n"
     assert shown.stderr == "2.0 KiB would be freed; nothing was deleted, because --yes was not given\n"
-    assert (Path(made.run_dir) / "checkpoints" / "step-1").exists()
+    assert (Path(run_with_artifacts.run_dir) / "checkpoints" / "step-1").exists()
     deleted = invoke("artifacts", "prune", "--yes", "train", code=0)
     assert deleted.stderr == "deleted; 2.0 KiB freed\n"
-    assert not (Path(made.run_dir) / "checkpoints" / "step-1").exists()
+    assert not (Path(run_with_artifacts.run_dir) / "checkpoints" / "step-1").exists()
 
 
-def test_prune_json_shows_whether_artifacts_were_deleted(invoke: Run, made: JobRecord) -> None:
-    del made
+def test_prune_json_shows_whether_artifacts_were_deleted(invoke: Run, run_with_artifacts: JobRecord) -> None:
+    del run_with_artifacts
     told = json.loads(invoke("artifacts", "prune", "--json", "--keep", "2", "train", code=0).stdout)
     assert (told["deleted"], [one["step"] for one in told["artifacts"]]) == (False, [1])
 
 
 def test_artifacts_pull_copies_the_latest_checkpoint_by_default(
-    invoke: Run, made: JobRecord, folder: Path
+    invoke: Run, run_with_artifacts: JobRecord, folder: Path
 ) -> None:
-    del made
+    del run_with_artifacts
     place = folder / "train-7-artifacts" / "checkpoints" / "step-3"
     assert invoke("artifacts", "pull", "train", code=0).stdout == f"{place}\n"
     assert (place / "weights.bin").read_text() == "w" * 6144
@@ -107,8 +111,10 @@ def test_artifacts_pull_copies_the_latest_checkpoint_by_default(
     assert (told["to"], told["files"]) == ("b", [str(folder / "b" / "out.txt")])
 
 
-def test_a_hugging_face_export_takes_a_single_artifact(invoke: Run, made: JobRecord, folder: Path) -> None:
-    del made
+def test_a_hugging_face_export_takes_a_single_artifact(
+    invoke: Run, run_with_artifacts: JobRecord, folder: Path
+) -> None:
+    del run_with_artifacts
     several = invoke("artifacts", "pull", "train", "--to", "hf:hub", "checkpoints/*", code=2)
     assert "--to hf: needs a single artifact, and 3 match" in several.stderr
     assert not (folder / "hub").exists()
@@ -127,7 +133,7 @@ def test_a_hugging_face_export_takes_a_single_artifact(invoke: Run, made: JobRec
     ],
 )
 def test_a_missing_artifact_or_an_invalid_destination_is_reported(
-    invoke: Run, made: JobRecord, words: tuple[str, ...], told: str
+    invoke: Run, run_with_artifacts: JobRecord, words: tuple[str, ...], told: str
 ) -> None:
-    del made
+    del run_with_artifacts
     assert told in invoke("artifacts", "pull", *words, code=2).stderr

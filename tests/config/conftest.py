@@ -14,7 +14,7 @@ from dtslurm.errors import ProfileInvalid
 
 
 @dataclass
-class Place:
+class ProfileFolders:
     cwd: Path
     home: Path
 
@@ -45,9 +45,9 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def profile_folders(tmp_path: Path) -> ProfileFolders:
     home = tmp_path / "home"
     cwd = tmp_path / "work"
     home.mkdir()
     cwd.mkdir()
-    return Place(cwd, home)
+    return ProfileFolders(cwd, home)

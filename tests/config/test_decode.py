@@ -10,7 +10,7 @@ from dtslurm.config import decode, profiles, rules, strict_yaml
 from dtslurm.errors import ProfileInvalid
 from dtslurm.model.cluster import ClusterProfile, Fabric, NodeType, Variable
 from dtslurm.model.units import Memory, Walltime
-from tests.config.conftest import Place
+from tests.config.conftest import ProfileFolders
 
 UNSEEN_GPUS = "would bypass dtslurm; write slurm.gpu_request, and the node type's gpus"
 OPTION = "should be an option such as --exclusive or --name=value"
@@ -35,8 +35,8 @@ fabric:
 """
 
 
-def test_ten_mistakes_are_reported_together_with_their_lines(place: Place) -> None:
-    place.project("x", TEN_MISTAKES)
+def test_ten_mistakes_are_reported_together_with_their_lines(profile_folders: ProfileFolders) -> None:
+    profile_folders.project("x", TEN_MISTAKES)
     forms = "gpus-per-node, gpus-per-node-typed, gres, gres-typed, constraint, none"
     times = "write minutes, HH:MM:SS, D-HH:MM:SS or a form like 2h30m"
     told = {
@@ -52,13 +52,15 @@ def test_ten_mistakes_are_reported_together_with_their_lines(place: Place) -> No
         15: "fabric.kind: is missing",
         17: "fabric.environment.NCCL-NET: is not a variable name; use only letters, digits and _",
     }
-    assert place.problems("x") == [f"cluster_profiles/x.yaml:{line}: {text}" for line, text in told.items()]
+    assert profile_folders.problems("x") == [
+        f"cluster_profiles/x.yaml:{line}: {text}" for line, text in told.items()
+    ]
 
 
-def test_the_message_counts_the_problems(place: Place) -> None:
-    place.project("x", "a: 1\nb: 2\n")
+def test_the_message_counts_the_problems(profile_folders: ProfileFolders) -> None:
+    profile_folders.project("x", "a: 1\nb: 2\n")
     with pytest.raises(ProfileInvalid, match=r"^2 problems in cluster_profiles/x.yaml\n"):
-        place.load("x")
+        profile_folders.load("x")
 
 
 @pytest.mark.parametrize(
@@ -140,15 +142,19 @@ def test_the_message_counts_the_problems(place: Place) -> None:
         ),
     ],
 )
-def test_each_mistake_in_a_profile_has_a_clear_message(place: Place, text: str, problem: str) -> None:
-    place.project("x", text + "\n")
-    assert place.problems("x") == [f"cluster_profiles/x.yaml:{problem}"]
+def test_each_mistake_in_a_profile_has_a_clear_message(
+    profile_folders: ProfileFolders, text: str, problem: str
+) -> None:
+    profile_folders.project("x", text + "\n")
+    assert profile_folders.problems("x") == [f"cluster_profiles/x.yaml:{problem}"]
 
 
 @pytest.mark.parametrize("customs", ["gpu_request: constraint, constraint: gpu", "gpu_request: gres-typed"])
-def test_a_gpu_request_form_is_accepted_if_its_values_are_present(place: Place, customs: str) -> None:
+def test_a_gpu_request_form_is_accepted_if_its_values_are_present(
+    profile_folders: ProfileFolders, customs: str
+) -> None:
     """Discover writes no Slurm type of nodes with GPUs of several makes: those are asked for without."""
-    place.project(
+    profile_folders.project(
         "x",
         f"""\
         slurm: {{{customs}}}
@@ -158,17 +164,17 @@ def test_a_gpu_request_form_is_accepted_if_its_values_are_present(place: Place, 
           cpu:
         """,
     )
-    assert len(place.load("x").profile.node_types) == 3
+    assert len(profile_folders.load("x").profile.node_types) == 3
 
 
-def test_a_variable_may_be_given_by_its_value_alone(place: Place) -> None:
-    place.project("x", 'environment: {variables: {A: "1", B: {value: no, why: ours}}}\n')
-    found = place.load("x").profile.environment.variables
+def test_a_variable_may_be_given_by_its_value_alone(profile_folders: ProfileFolders) -> None:
+    profile_folders.project("x", 'environment: {variables: {A: "1", B: {value: no, why: ours}}}\n')
+    found = profile_folders.load("x").profile.environment.variables
     assert found == {"A": Variable(value="1"), "B": Variable(value="no", why="ours")}
 
 
-def test_f80_values_are_not_converted_by_yaml_1_1_rules(place: Place) -> None:
-    place.project(
+def test_f80_values_are_not_converted_by_yaml_1_1_rules(profile_folders: ProfileFolders) -> None:
+    profile_folders.project(
         "x",
         """\
         slurm:
@@ -182,7 +188,7 @@ def test_f80_values_are_not_converted_by_yaml_1_1_rules(place: Place) -> None:
           n: {memory: 494000}
         """,
     )
-    profile = place.load("x").profile
+    profile = profile_folders.load("x").profile
     customs = profile.slurm
     assert (customs.default_time, customs.account, customs.qos) == (Walltime(9000), "012345", "no")
     assert (customs.max_nodes, customs.exclusive, customs.partition) == (10, True, "1e3")
@@ -212,32 +218,34 @@ def test_f80_values_are_not_converted_by_yaml_1_1_rules(place: Place) -> None:
         ("-mblock", "would bypass dtslurm; write slurm.distribution"),
     ],
 )
-def test_srun_options_that_the_script_sets_are_refused(place: Place, option: str, told: str) -> None:
-    place.project("x", f"slurm: {{srun_options: ['{option}']}}\n")
-    (problem,) = place.problems("x")
+def test_srun_options_that_the_script_sets_are_refused(
+    profile_folders: ProfileFolders, option: str, told: str
+) -> None:
+    profile_folders.project("x", f"slurm: {{srun_options: ['{option}']}}\n")
+    (problem,) = profile_folders.problems("x")
     assert problem.startswith(f"cluster_profiles/x.yaml:1: slurm.srun_options[0]: {option!r} {told}")
 
 
-def test_other_srun_options_are_accepted(place: Place) -> None:
+def test_other_srun_options_are_accepted(profile_folders: ProfileFolders) -> None:
     options = ["--auto-resume=1", "--network=single_node_vni", "--mem=0", "-u", "--gres=nvme:1", "--exact"]
-    place.project("x", f"slurm: {{srun_options: {options}}}\n")
-    assert place.load("x").profile.slurm.srun_options == tuple(options)
+    profile_folders.project("x", f"slurm: {{srun_options: {options}}}\n")
+    assert profile_folders.load("x").profile.slurm.srun_options == tuple(options)
 
 
-def test_empty_values_give_the_default_and_quoted_values_are_text(place: Place) -> None:
-    place.project(
+def test_empty_values_give_the_default_and_quoted_values_are_text(profile_folders: ProfileFolders) -> None:
+    profile_folders.project(
         "x", "slurm:\nfabric:\nenvironment: {python: ''}\nnode_types: {cpu: }\nlogin: {user: null}\n"
     )
-    profile = place.load("x").profile
+    profile = profile_folders.load("x").profile
     assert profile.fabric is None
     assert profile.environment.python == ""
     assert profile.node_types == {"cpu": NodeType()}
     assert profile.slurm == ClusterProfile(name="x").slurm
 
 
-def test_values_are_converted_to_the_types_of_the_model(place: Place) -> None:
-    place.project("x", "fabric: {kind: roce, rate_gbps: 400, hcas: [mlx5_0]}\n")
-    assert place.load("x").profile.fabric == Fabric(kind="roce", rate_gbps=400.0, hcas=("mlx5_0",))
+def test_values_are_converted_to_the_types_of_the_model(profile_folders: ProfileFolders) -> None:
+    profile_folders.project("x", "fabric: {kind: roce, rate_gbps: 400, hcas: [mlx5_0]}\n")
+    assert profile_folders.load("x").profile.fabric == Fabric(kind="roce", rate_gbps=400.0, hcas=("mlx5_0",))
 
 
 KEYS = st.sampled_from(

@@ -8,7 +8,7 @@ from dtslurm.config import project
 from dtslurm.errors import ProfileInvalid
 from dtslurm.model.jobs.project import Project
 from dtslurm.services.request.request import JobRequest
-from tests.config.conftest import Place
+from tests.config.conftest import ProfileFolders
 
 TEXT = """\
 cluster: leonardo
@@ -36,15 +36,15 @@ def write_project(folder: Path, text: str = TEXT) -> Path:
     return path
 
 
-def test_without_a_file_the_project_is_empty(place: Place) -> None:
-    empty = project.load(place.cwd, env=place.env)
+def test_without_a_file_the_project_is_empty(profile_folders: ProfileFolders) -> None:
+    empty = project.load(profile_folders.cwd, env=profile_folders.env)
     assert empty == Project()
     assert empty.defaults == {}
 
 
-def test_project_defaults_have_the_form_of_command_line_options(place: Place) -> None:
-    path = write_project(place.cwd)
-    found = project.load(place.cwd, env=place.env)
+def test_project_defaults_have_the_form_of_command_line_options(profile_folders: ProfileFolders) -> None:
+    path = write_project(profile_folders.cwd)
+    found = project.load(profile_folders.cwd, env=profile_folders.env)
     assert (found.cluster, found.path) == ("leonardo", path)
     assert found.defaults == {
         "nodes": 4,
@@ -77,39 +77,40 @@ def test_every_project_default_is_an_option_of_submit() -> None:
     }
 
 
-def test_the_project_file_is_searched_up_to_the_top_of_the_checkout(place: Place) -> None:
-    write_project(place.cwd.parent)
-    deep = place.cwd / "a" / "b"
+def test_the_project_file_is_searched_up_to_the_top_of_the_checkout(profile_folders: ProfileFolders) -> None:
+    write_project(profile_folders.cwd.parent)
+    deep = profile_folders.cwd / "a" / "b"
     deep.mkdir(parents=True)
-    (place.cwd / ".git").mkdir()
-    assert project.find(deep, env=place.env) is None
-    path = write_project(place.cwd)
-    assert project.find(deep, env=place.env) == path
+    (profile_folders.cwd / ".git").mkdir()
+    assert project.find(deep, env=profile_folders.env) is None
+    path = write_project(profile_folders.cwd)
+    assert project.find(deep, env=profile_folders.env) == path
 
 
-def test_the_project_file_is_searched_up_to_the_home_folder(place: Place) -> None:
-    deep = place.home / "a" / "b"
+def test_the_project_file_is_searched_up_to_the_home_folder(profile_folders: ProfileFolders) -> None:
+    deep = profile_folders.home / "a" / "b"
     deep.mkdir(parents=True)
-    write_project(place.home.parent)
-    assert project.find(deep, env=place.env) is None
-    path = write_project(place.home)
-    assert project.find(deep, env=place.env) == path
+    write_project(profile_folders.home.parent)
+    assert project.find(deep, env=profile_folders.env) is None
+    path = write_project(profile_folders.home)
+    assert project.find(deep, env=profile_folders.env) == path
 
 
-def test_elsewhere_only_the_current_folder_is_searched(place: Place) -> None:
-    write_project(place.cwd)
-    deep = place.cwd / "a"
+def test_elsewhere_only_the_current_folder_is_searched(profile_folders: ProfileFolders) -> None:
+    write_project(profile_folders.cwd)
+    deep = profile_folders.cwd / "a"
     deep.mkdir()
-    assert project.find(deep, env=place.env) is None
+    assert project.find(deep, env=profile_folders.env) is None
 
 
-def test_all_mistakes_in_a_project_file_are_reported_together(place: Place) -> None:
+def test_all_mistakes_in_a_project_file_are_reported_together(profile_folders: ProfileFolders) -> None:
     write_project(
-        place.cwd, "clusters: x\ndefaults:\n  nodes: 0\n  tim: 1h\n  env: {A-B: 1}\n  sbatch: [exclusive]\n"
+        profile_folders.cwd,
+        "clusters: x\ndefaults:\n  nodes: 0\n  tim: 1h\n  env: {A-B: 1}\n  sbatch: [exclusive]\n",
     )
     wanted = "should be an option such as --exclusive or --name=value"
     with pytest.raises(ProfileInvalid) as caught:
-        project.load(place.cwd, env=place.env)
+        project.load(profile_folders.cwd, env=profile_folders.env)
     assert caught.value.problems == (
         "dtslurm.yaml:1: clusters: unknown key; did you mean 'cluster'?",
         "dtslurm.yaml:3: defaults.nodes: should be more than 0, not 0",
@@ -119,13 +120,15 @@ def test_all_mistakes_in_a_project_file_are_reported_together(place: Place) -> N
     )
 
 
-def test_an_option_at_top_level_is_reported_with_its_place_in_defaults(place: Place) -> None:
-    write_project(place.cwd, "nodes: 2\n")
+def test_an_option_at_top_level_is_reported_with_its_place_in_defaults(
+    profile_folders: ProfileFolders,
+) -> None:
+    write_project(profile_folders.cwd, "nodes: 2\n")
     with pytest.raises(ProfileInvalid, match=r"dtslurm.yaml:1: nodes: .*did you mean 'defaults.nodes'"):
-        project.load(place.cwd, env=place.env)
+        project.load(profile_folders.cwd, env=profile_folders.env)
 
 
-def test_c27_a_project_file_that_every_user_can_write_is_refused(place: Place) -> None:
-    write_project(place.cwd).chmod(0o666)
+def test_c27_a_project_file_that_every_user_can_write_is_refused(profile_folders: ProfileFolders) -> None:
+    write_project(profile_folders.cwd).chmod(0o666)
     with pytest.raises(ProfileInvalid, match="every user can write"):
-        project.load(place.cwd, env=place.env)
+        project.load(profile_folders.cwd, env=profile_folders.env)

@@ -109,7 +109,7 @@ def _uses(path: Path, modules: list[Path]) -> bool:
     return re.search(imported, path.read_text(), re.MULTILINE) is not None
 
 
-def tried(room: str, drawn: list[Any]) -> Iterator[dict[str, Any]]:
+def try_mutants(room: str, drawn: list[Any]) -> Iterator[dict[str, Any]]:
     """Yield what became of each mutant."""
     from cosmic_ray.mutating import mutate_and_test
 
@@ -173,7 +173,7 @@ def main() -> int:
         for room in rooms:
             every = mutants(Path(name), room)
             drawn = random.Random(chosen.seed).sample(every, min(chosen.sample, len(every)))
-            rows = list(tried(room, drawn))
+            rows = list(try_mutants(room, drawn))
             found = sum(row["outcome"] not in {"survived", "no test of its own"} for row in rows)
             lived = [row for row in rows if row["outcome"] in {"survived", "no test of its own"}]
             results[room] = {

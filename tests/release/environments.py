@@ -17,7 +17,7 @@ PIPX = "pipx==1.18.4"
 Way = tuple[str, Callable[[Path, Path], Path]]
 
 
-def found(version: str) -> Path | None:
+def find_interpreter(version: str) -> Path | None:
     """Return an interpreter of that version: on PATH, uv's, or pyenv's."""
     if program := shutil.which(f"python{version}"):
         try:  # pyenv's stand-ins are there for versions that are not chosen, too
@@ -51,7 +51,7 @@ def with_pipx(release: Path, folder: Path) -> Path:
 def ways() -> Iterator[Way]:
     """Yield every way to install that can be tried on this machine; say which cannot."""
     for version in PYTHONS:
-        python = found(version)
+        python = find_interpreter(version)
         if python is None:
             print(f"{f'Python {version}':<24}not tried: there is none on this machine")
             continue
