@@ -21,6 +21,7 @@ from dtslurm.render.inside import ContainerParts, container_entry
 from dtslurm.render.output_paths import fill_in_pattern
 from dtslurm.render.staging import staging_values
 from dtslurm.render.text import check, comment_text, heredoc_end, insert_after_comments, wrap
+from dtslurm.worker.sampler_values import plain_nodes
 
 _RESTARTS = 3  # if restarts are requested without a number
 _BASE = "base.sbatch.j2"
@@ -142,6 +143,16 @@ def render(
     )
 
 
+def _has_node_files(spec: JobSpec, layout: TaskLayout, *, restarts: bool) -> bool:
+    """Return whether the ranks of a node share a log and a file of records, which the node's agent writes.
+
+    In a container the ranks may not share a temporary folder. A launcher that restarts ranks may move a rank
+    to another node, and a rank with separate streams has files of its own anyway.
+    """
+    is_plain = restarts or spec.separate_streams or spec.container is not None
+    return spec.supervised and layout.nodes > plain_nodes(dict(spec.env)) and not is_plain
+
+
 def _job_values(
     spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, launcher: Launcher
 ) -> dict[str, object]:
@@ -157,6 +168,7 @@ def _job_values(
         "array": spec.array is not None,
         "trials": spec.trials is not None,
         "separate_streams": spec.separate_streams,
+        "node_files": _has_node_files(spec, layout, restarts=restarts),
         "nodes": layout.nodes,
         "world_size": layout.world_size,
         "ranks_per_node": layout.ranks_per_node,

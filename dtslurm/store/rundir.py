@@ -20,6 +20,7 @@ from dtslurm.store import codec
 from dtslurm.transport.base import Transport
 from dtslurm.transport.deletion import remove
 from dtslurm.worker.lib.disk import sync_folder
+from dtslurm.worker.lib.rank_files import find_node_log, open_rank_log, read_records
 
 _SUBMISSION_LOCK = "submitting"
 _MAX_ERROR_LENGTH = 300
@@ -28,7 +29,7 @@ _RUN_NAME = re.compile(r"once-[0-9a-f]{12}|[A-Za-z0-9_][A-Za-z0-9._-]*-[0-9]{8}-
 
 @dataclass(frozen=True)
 class RankRecord:
-    """The record of one rank of one attempt (``ranks/<attempt>/<rank>.json``).
+    """The record of one rank of one attempt: ``ranks/<attempt>/<rank>.json``, or a line of ``ranks-<n>.jsonl``.
 
     Attributes:
         exit_code: None while the rank runs, or if it was killed before it could record an exit code.
@@ -201,9 +202,24 @@ class RunDir:
     def ranks(self, attempt: int) -> list[RankRecord]:
         """Return the rank records of an attempt, sorted by rank."""
         folder = self.path / "ranks" / str(attempt)
-        files = [file for file in _list_folder(folder) if re.fullmatch(r"\d+\.json", file.name)]
-        records = (_read_rank_record(file) for file in sorted(files, key=lambda item: int(item.stem)))
+        values = sorted(read_records(str(folder)).items())
+        records = (_decode_rank_record(value, folder / f"{rank}.error.json") for rank, value in values)
         return [record for record in records if record is not None]
+
+    def rank_log(self, attempt: int, rank: int) -> Path:
+        """Return the path of the file with a rank's log: its own, or in a large job that of its node."""
+        path = self.logs(attempt) / f"rank-{rank}.log"
+        node_log = None if path.exists() else find_node_log(str(path.parent), rank)
+        return path if node_log is None else Path(node_log.path)
+
+    def last_output(self, attempt: int, rank: int, size: int) -> bytes:
+        """Return up to so many bytes at the end of a rank's log; empty if it cannot be read."""
+        with (
+            contextlib.suppress(OSError),
+            contextlib.closing(open_rank_log(str(self.logs(attempt)), rank)) as log,
+        ):
+            return log.read(size, max(0, log.size() - size))
+        return b""
 
     def first_failure(self, attempt: int) -> tuple[int, int] | None:
         """Return (rank, exit code) of the rank that failed first in an attempt, None if none was recorded."""
@@ -255,9 +271,8 @@ def _read_json_object(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _read_rank_record(path: Path) -> RankRecord | None:
-    value = _read_json_object(path)
-    error = _read_json_object(path.with_suffix(".error.json")).get("message")
+def _decode_rank_record(value: Mapping[str, Any], error_path: Path) -> RankRecord | None:
+    error = _read_json_object(error_path).get("message")
     if isinstance(error, dict):
         error = error.get("message")
     try:

@@ -17,15 +17,17 @@ import time
 from typing import Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 try:
-    from .sampler_values import Record, json_object, processes
+    from .sampler_values import Record, json_object, processes, rank_record
 except ImportError:  # beside this file, in a run directory
     from sampler_values import (  # type: ignore[import-not-found,no-redef]
         Record,
         json_object,
         processes,
+        rank_record,
     )
 
 PROC = "/proc"
+RANK = re.compile(rb"^\d+[:+] ", re.MULTILINE)  # before each line in the log of a node
 NEW = 1 << 16  # bytes of a log that are read per check; of more new text, only the end
 ENVIRONMENT = 1 << 20
 SOON_S, LATE_S = 5.0, 60.0  # seconds between process checks: each pause is twice the previous one
@@ -139,6 +141,8 @@ class LogReader:
         # Read an incomplete line with the next check; a progress bar ends with a carriage return.
         complete_lines = chunk[: max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1]
         self.offset = start + len(complete_lines)
+        if os.path.basename(self.path).startswith("ranks-"):
+            complete_lines = RANK.sub(b"", complete_lines)
         for match in SIZES.finditer(complete_lines):
             self.size = max([self.size, *(size_told(word) for word in match.groups() if word)])
         return TRAINS.search(complete_lines) is not None
@@ -211,6 +215,7 @@ class GroupWatch:
         self.ranks = list(range(self.node_rank * ranks_per_node, (self.node_rank + 1) * ranks_per_node))
         folder = os.path.join(self.run, "logs", self.attempt)
         names = ["rank-%d.log" % rank for rank in dict.fromkeys([*self.ranks, 0])]
+        names += ["ranks-%d.log" % rank for rank in dict.fromkeys([self.ranks[0], 0])]  # in a large job
         paths = [os.path.join(folder, name) for name in names]
         paths.append(os.path.join(self.run, "metrics", self.attempt, "train.jsonl"))
         self.logs = [LogReader(path) for path in paths]
@@ -238,7 +243,7 @@ class GroupWatch:
 
     def process_of(self, rank: int) -> Optional[int]:
         """Return the pid of a rank that runs on this node, None if there is none."""
-        record = json_object(os.path.join(self.run, "ranks", self.attempt, "%d.json" % rank))
+        record = rank_record(os.path.join(self.run, "ranks", self.attempt), rank, self.ranks[0])
         pid = record.get("pid")
         if record.get("host") != self.node or record.get("ended") is not None or not isinstance(pid, int):
             return None

@@ -29,9 +29,9 @@ try:
         Record,
         contents,
         is_large_job,
-        json_object,
         output_position,
         processes,
+        rank_record,
     )
 except ImportError:  # beside this file, in a run directory
     from json_records import (  # type: ignore[import-not-found,no-redef]
@@ -43,9 +43,9 @@ except ImportError:  # beside this file, in a run directory
         Record,
         contents,
         is_large_job,
-        json_object,
         output_position,
         processes,
+        rank_record,
     )
 
 STEPS, PAUSES = 3, 10  # training has begun after this many recorded steps, or after this many outputs
@@ -148,7 +148,8 @@ class Ranks:
         for rank in ranks:
             if self.mains.get(rank) not in processes_now:
                 self.mains.pop(rank, None)
-                record = json_object(os.path.join(self.run_dir, "ranks", self.attempt, "%d.json" % rank))
+                folder = os.path.join(self.run_dir, "ranks", self.attempt)
+                record = rank_record(folder, rank, min(ranks) if self.is_large_job else None)
                 pid = whole_number(record.get("pid"))
                 if pid in table and record.get("host") == self.node and record.get("ended") is None:
                     self.mains[rank] = pid, table[pid][19]

@@ -52,6 +52,21 @@ def json_object(path: str) -> Record:
     return parse_object(contents(path))
 
 
+def rank_record(folder: str, rank: int, first: Optional[int]) -> Record:
+    """Return a rank's record; empty if there is none.
+
+    Args:
+        folder: the folder of the attempt's records.
+        first: the first rank of the node in a large job, where the ranks of a node share a file of records.
+    """
+    if first is not None:
+        for line in reversed(contents(os.path.join(folder, "ranks-%d.jsonl" % first)).splitlines()):
+            record = parse_object(line)
+            if record.get("rank") == rank:
+                return record
+    return json_object(os.path.join(folder, "%d.json" % rank))
+
+
 def processes() -> Iterator[Tuple[int, List[str]]]:
     """Yield the pid of each of this user's processes and its ``stat`` fields, starting at the state."""
     user = os.getuid()

@@ -5,10 +5,9 @@ import re
 from typing import Any, Dict, Iterator, List, Optional
 
 from .lib.json_records import finite_number, read_lines, read_object
+from .lib.rank_files import list_rank_logs, read_record
 from .telemetry.failure import first_failure, last_exception, tail_lines
 from .telemetry.log_metrics import LogParser, from_logs, patterns_of
-
-_RANK_LOG = re.compile(r"rank-([0-9]+)\.log$")
 
 
 def _list_numbers(folder: str) -> List[int]:
@@ -30,10 +29,9 @@ def _log_records(task: str, place: Optional[int], patterns: List[Dict[str, Any]]
         logs = os.path.join(task, "logs", str(attempt))
         if place is not None:
             reading = LogParser(patterns_of(patterns), {})
-            yield from reading.news(os.path.join(logs, "rank-{}.log".format(place)))
+            yield from reading.news(logs, place)
         else:
-            matches = (_RANK_LOG.match(name) for name in os.listdir(logs))
-            yield from from_logs(logs, patterns, [int(match.group(1)) for match in matches if match], {})[0]
+            yield from from_logs(logs, patterns, list(list_rank_logs(logs)), {})[0]
 
 
 def _summarize_metric(records: Iterator[Dict[str, Any]], request: Dict[str, Any]) -> Dict[str, Any]:
@@ -82,7 +80,7 @@ def _read_times(task: str, place: Optional[int]) -> Dict[str, Any]:
             times.update(ended=event.get("time"), exit_code=event.get("exit_code"))
     if place is not None:
         for attempt in _list_numbers(os.path.join(task, "ranks"))[-1:]:
-            rank = read_object(os.path.join(task, "ranks", str(attempt), "{}.json".format(place)))
+            rank = read_record(os.path.join(task, "ranks", str(attempt)), place)
             times = {key: rank.get(key, times[key]) for key in times}
     return times
 
@@ -95,7 +93,7 @@ def _find_failure(task: str, place: Optional[int], exit_code: Any) -> Optional[D
     logs, ranks = (os.path.join(task, name, str(attempts[-1])) for name in ("logs", "ranks"))
     if place is None:
         return first_failure(logs, ranks)
-    exception = last_exception(tail_lines(os.path.join(logs, "rank-{}.log".format(place))))
+    exception = last_exception(tail_lines(logs, place))
     return dict(exception, rank=place, exit_code=exit_code) if exit_code is not None else None
 
 

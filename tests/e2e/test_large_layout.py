@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
 import pytest
 
-from tests.e2e.conftest import Cli
+from tests.e2e.conftest import WITHOUT_SSH, Cli, events_of
+from tests.e2e.test_lost_agents import agents
 
+LARGE = ("-N2", "--ntasks-per-node", "2", "-l", "srun", "--env", "DTSLURM_PLAIN_NODES=1")
 MANY_RECORDS = """
     import os, pathlib
     folder = pathlib.Path(os.environ["DTSLURM_RUN_DIR"], "ranks", os.environ["DTSLURM_ATTEMPT"])
@@ -13,6 +21,79 @@ MANY_RECORDS = """
         for number in range(3000):  # as many ranks as the argument list of a program has no room for
             (folder / f"{number:0100}.error.json").touch()
 """
+STEPS = """
+    import os, pathlib, sys, time
+    rank, folder = os.environ["RANK"], pathlib.Path(os.environ["DTSLURM_CHECKPOINT_DIR"])
+    (folder / f"files-{rank}").write_text(os.environ["DTSLURM_NODE_FILES"])
+    print("begin", rank, flush=True)
+    has_printed = False
+    for step in range(600):
+        if (folder / "print").exists() and not has_printed:
+            has_printed = True
+            print("step", step, "of", rank, flush=True)
+        if (folder / "end").exists():
+            print("end", rank, "on stderr", end="", file=sys.stderr, flush=True)
+            if rank == "3":
+                raise ValueError("bad value of rank 3")
+            time.sleep(600 if (folder / "end").read_text() == "fail" else 0)
+            break
+        time.sleep(0.2)
+"""
+
+
+def log_of(cli: Cli, job: str, *words: str) -> str:
+    return cli("logs", job, *words).stdout
+
+
+@WITHOUT_SSH
+def test_f87_the_ranks_of_a_node_share_a_log_that_outlives_its_agents(cli: Cli) -> None:
+    job = cli.submit(*LARGE, "--max-restarts", "0", cli.script(STEPS))
+    run = cli.run_dir(job)
+    checkpoints, logs = run.path / "checkpoints", run.path / "logs/0"
+    cli.wait_until(lambda: "begin 3" in log_of(cli, job, "--rank", "3"))
+    assert {path.name for path in logs.glob("rank*")} == {"ranks-0.log", "ranks-2.log"}
+    assert {path.name for path in (run.path / "ranks/0").glob("*.json*")} >= {
+        "ranks-0.jsonl",
+        "ranks-2.jsonl",
+    }
+    for node in events_of(run, "attempt")[0]["nodes"]:  # the ranks write on without an agent
+        for agent in agents(run, node):
+            os.kill(agent, signal.SIGKILL)
+    (checkpoints / "print").touch()
+    cli.wait_until(lambda: "of 2" in log_of(cli, job, "--rank", "2"))
+    cli.wait_until(lambda: "of 0" in log_of(cli, job, "--rank", "0"))
+    (checkpoints / "end").write_text("fail")
+    assert cli.wait_for_end(job, 240)["statuses"][0]["state"] == "FAILED"
+    text = log_of(cli, job, "--rank", "3")
+    assert [
+        text.count(words) for words in ("begin 3", "of 3", "end 3 on stderr", "ValueError: bad value")
+    ] == [1] * 4
+    plain = subprocess.run(
+        ["grep", "-h", "^3: ", *logs.glob("ranks-*.log")], capture_output=True, text=True, check=True
+    ).stdout
+    assert "3: ValueError: bad value of rank 3" in plain
+    diagnosis = json.loads(cli("diagnose", "--json", job, code=None).stdout)
+    assert "bad value of rank 3" in json.dumps(diagnosis)
+    assert run.first_failure(0) == (3, 1)
+    assert "bad value of rank 3" in run.first_error(0)
+    assert [record.rank for record in run.ranks(0)] == [0, 1, 2, 3]
+    assert {record.exit_code for record in run.ranks(0) if record.rank == 3} == {1}
+
+
+@WITHOUT_SSH
+def test_a_followed_rank_of_a_large_job_is_complete_and_leaves_no_files_on_its_node(cli: Cli) -> None:
+    job = cli.submit(*LARGE, "--max-restarts", "0", cli.script(STEPS))
+    run = cli.run_dir(job)
+    cli.wait_until(lambda: len(list((run.path / "checkpoints").glob("files-*"))) == 4)
+    command = ["logs", job, "--rank", "1", "--follow"]
+    (run.path / "checkpoints/end").write_text("done")
+    followed = cli(*command, timeout=240).stdout
+    assert cli.wait_for_end(job, 240)["statuses"][0]["state"] == "COMPLETED"
+    assert "begin 1" in followed
+    assert "end 1 on stderr" in followed
+    assert {record.exit_code for record in run.ranks(0)} == {0}
+    for path in (run.path / "checkpoints").glob("files-*"):
+        assert not Path(path.read_text()).exists()
 
 
 @pytest.mark.parametrize("cli", ["local"], indirect=True)

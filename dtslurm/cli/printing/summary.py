@@ -61,10 +61,9 @@ def _show_failure(place: RunDir, task: str, view: RunView) -> None:
     rank, code = failure
     host_text = next((f" on {item.host}" for item in place.ranks(attempts[-1]) if item.rank == rank), "")
     output.note(f"  {label}rank {rank}{host_text} failed first, with exit code {code}")
-    log = place.logs(attempts[-1]) / f"rank-{rank}.log"
-    for line in _last_lines(log):
+    for line in _last_lines(place.last_output(attempts[-1], rank, _TAIL_BYTES)):
         output.note(f"  | {line}")
-    output.note(f"  its log        {_path_on_cluster(view, log)}")
+    output.note(f"  its log        {_path_on_cluster(view, place.rank_log(attempts[-1], rank))}")
 
 
 def _show_ranks_apart(place: RunDir, task: str, view: RunView) -> None:
@@ -83,15 +82,9 @@ def _status_of(task: str, view: RunView) -> JobStatus | None:
     return next((status for status in view.statuses if status.job_id.endswith(f"_{task}")), None)
 
 
-def _last_lines(path: Path, count: int = 6) -> list[str]:
-    """Return the last non-empty lines of a log."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return []
-    return [line for line in text.splitlines() if line.strip()][-count:]
+def _last_lines(data: bytes, count: int = 6) -> list[str]:
+    """Return the last non-empty lines of a log's end."""
+    return [line for line in data.decode("utf-8", "replace").splitlines() if line.strip()][-count:]
 
 
 def _show_metrics(place: RunDir, task: str) -> None:

@@ -20,7 +20,10 @@ WINDOW = 4 << 20  # bytes that may be in transit unacknowledged
 _SILENCE_S = 45.0  # the worker program sends a ping every ten seconds
 _GREETING_S = 60.0
 
-_MODULES = ("lib.json_records", "logtail.frames", "logtail.files", "logtail.summary", "logtail.tailer")
+_MODULES = (
+    "lib.json_records", "lib.rank_files", "logtail.frames", "logtail.files", "logtail.summary",
+    "logtail.tailer",
+)  # fmt: skip
 
 
 class Link:

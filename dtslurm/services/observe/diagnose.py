@@ -29,7 +29,10 @@ from dtslurm.store.rundir import RunDir
 from dtslurm.transport.base import Transport
 
 _LIMIT_S = 120.0
-EVIDENCE = ("evidence.lines", "evidence.log_stacks", "evidence.flight", "evidence.search", "evidence.hits")
+EVIDENCE = (
+    "lib.rank_files", "evidence.lines", "evidence.log_stacks", "evidence.flight", "evidence.search",
+    "evidence.hits",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

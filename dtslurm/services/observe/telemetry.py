@@ -17,7 +17,7 @@ from dtslurm.services.wiring.remote_query import find_transport_and_python, quer
 from dtslurm.views import telemetry
 
 _LIMIT_S = 60.0
-PARTS = ("telemetry.failure", "telemetry.lines", "telemetry.nodes", "telemetry.log_metrics")
+PARTS = ("lib.rank_files", "telemetry.failure", "telemetry.lines", "telemetry.nodes", "telemetry.log_metrics")
 _POINTS = 2000  # training records per answer; if there are more, neighbours are merged
 
 

@@ -15,7 +15,7 @@ from dtslurm.store.rundir import RunDir
 # Files that show a run's progress. The record is written locally, and node samples are read on the cluster.
 RECORDS = (
     "events.jsonl", "*/events.jsonl", "*/train.jsonl", "*/[0-9]*.json", "*/manifest.json", "*first-failure*",
-    "*/activity-[0-9]*.json",
+    "*/ranks-[0-9]*.jsonl", "*/activity-[0-9]*.json",
 )  # fmt: skip
 LOGS = ("logs/*.log", "tasks/*.log")
 # RunDir.OWN are files that only this machine writes: the record, the script and the submission mark.

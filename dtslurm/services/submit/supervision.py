@@ -40,7 +40,7 @@ def import_from_copy(path):
 count = os.environ.get("SLURM_STEP_NUM_NODES") or os.environ.get("SLURM_NNODES", "")
 plain = os.environ.get("DTSLURM_PLAIN_NODES", "")
 is_large = count.isdigit() and int(count) > int(plain if plain.isdigit() else {PLAIN_NODES})
-if is_large and sys.argv[1:2] in (["node"], ["preflight"]):
+if is_large and sys.argv[1:2] in (["node"], ["collect"], ["preflight"]):
     try:
         import_from_copy(os.path.join(sys.path[0], "{_MODULES}"))
     except OSError:
@@ -49,6 +49,10 @@ if sys.argv[1:2] == ["node"]:
     from worker.supervisor.node import main
 
     main(restarted=sys.argv[2:] == ["restarted"])
+elif sys.argv[1:2] == ["collect"]:
+    from worker.supervisor.node import collect_files
+
+    collect_files()
 elif sys.argv[1:2] == ["preflight"]:
     from worker.preflight.main import main
 

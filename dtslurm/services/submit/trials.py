@@ -30,7 +30,7 @@ from dtslurm.store.rundir import RunDir, json_lines
 from dtslurm.views.telemetry import first_failure_of
 
 _TIMEOUT_S = 300.0
-_WORKER_MODULES = ("telemetry.failure", "telemetry.lines", "telemetry.log_metrics")
+_WORKER_MODULES = ("lib.rank_files", "telemetry.failure", "telemetry.lines", "telemetry.log_metrics")
 _RESUME_LOCK = "resuming.lock"
 _ENDED_BY_SLURM = {JobState.TIMEOUT, JobState.CANCELLED, JobState.OUT_OF_MEMORY}
 WAITING, RUNNING, DONE, STOPPED, FAILED, NEVER = (

@@ -6,11 +6,11 @@ Sent over stdin with its modules (`dtslurm.services.wiring.remote_query`); insta
 import contextlib
 import glob
 import os
-import re
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from ..lib.json_records import read_lines, read_object
+from ..lib.rank_files import read_records
 from .flight import flight_dumps
 from .hits import LogSignature, scan
 from .lines import SHOWN
@@ -56,25 +56,19 @@ def free_bytes(folder: str) -> Optional[int]:
 
 def rank_records(folder: str) -> Tuple[List[Dict[str, Any]], List[List[int]]]:
     """Return the ranks' records with their modification times, and the recorded first failures."""
-    records, first_failures = [], []
+    first_failures = []
     try:
         names = sorted(os.listdir(folder))
     except OSError:
         return [], []
+    record_by_rank = read_records(folder)
     for name in names:
         path = os.path.join(folder, name)
-        if re.match(r"^\d+\.json$", name):
-            record = read_object(path)
-            if not record:
-                continue
-            try:
-                record["written"] = os.stat(path).st_mtime
-            except OSError:  # deleted since the folder was listed
-                continue
-            error = read_object(path[:-5] + ".error.json").get("message")
+        rank, _, ending = name.partition(".")
+        if ending == "error.json" and rank.isdigit() and int(rank) in record_by_rank:
+            error = read_object(path).get("message")
             if error:
-                record["error"] = error_record(error)
-            records.append(record)
+                record_by_rank[int(rank)]["error"] = error_record(error)
         elif name.startswith("first-failure"):
             try:
                 with open(path, "rb") as file:
@@ -83,7 +77,7 @@ def rank_records(folder: str) -> Tuple[List[Dict[str, Any]], List[List[int]]]:
                 continue
             if len(fields) == 2 and fields[0].isdigit() and fields[1].isdigit():
                 first_failures.append([int(fields[0]), int(fields[1])])
-    return records, first_failures
+    return list(record_by_rank.values()), first_failures
 
 
 def error_record(message: Any) -> Dict[str, Any]:

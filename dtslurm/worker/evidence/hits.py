@@ -3,8 +3,10 @@
 import multiprocessing
 import os
 import re
+import tempfile
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Pattern, Tuple
 
+from ..lib.rank_files import NODE_LOG, NodeLog
 from .lines import PREFIX, SHOWN, Candidate, Lines, last_lines, stamp, training_went_on
 from .log_stacks import CRASH, LONGEST, TRACEBACK, tracebacks
 from .search import Search
@@ -44,9 +46,15 @@ class SignatureScanner:
         self.search = Search(sorted({TRACEBACK, CRASH, *self.by_word}))
 
     def read(self, paths: List[str]) -> List[Dict[str, Any]]:
-        """Return the evidence in these logs."""
-        candidates = self.search.candidates(paths)
-        return [look(path, candidates[path], self.by_word) for path in paths]
+        """Return the evidence in these logs, of a node's log for each of its ranks."""
+        plain_paths = [path for path in paths if not NODE_LOG.fullmatch(os.path.basename(path))]
+        candidates = self.search.candidates(plain_paths)
+        evidence = [look(path, candidates[path], self.by_word) for path in plain_paths]
+        for path in paths:
+            if path not in candidates:
+                with tempfile.TemporaryDirectory(prefix="dtslurm-") as folder:
+                    evidence += self.read(extract_logs(path, folder))
+        return evidence
 
 
 def scan(paths: List[str], signatures: List[LogSignature]) -> List[Dict[str, Any]]:
@@ -78,6 +86,25 @@ def _set_scanner(reader: SignatureScanner) -> None:
 
 def _scan_batch(paths: List[str]) -> List[Dict[str, Any]]:
     return _scanners[0].read(paths)
+
+
+def extract_logs(path: str, folder: str) -> List[str]:
+    """Write the log of each rank in a node's log into a folder, unless the rank has a log of its own."""
+    node_log, paths = NodeLog(path), []
+    try:
+        node_log.look()
+        for rank, groups in sorted(node_log.groups.items()):
+            name = "rank-{}.log".format(rank)
+            if os.path.exists(os.path.join(os.path.dirname(path), name)):
+                continue
+            paths.append(os.path.join(folder, name))
+            with open(paths[-1], "wb") as file:
+                for output in node_log.iterate(rank):
+                    file.write(output)
+            os.utime(paths[-1], (groups.written, groups.written))
+    except OSError:  # the file is gone, or the temporary folder is full
+        return paths
+    return paths
 
 
 def size_of(path: str) -> int:

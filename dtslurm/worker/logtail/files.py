@@ -1,15 +1,15 @@
 """Find a run's log files as they appear, and track a reader's position in each of them."""
 
-import errno
+import contextlib
 import json
 import os
 import re
-import stat
 import time
 import zlib
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from ..lib.json_records import read_object
+from ..lib.rank_files import NODE_LOG, LogInNodeLog, NodeLog, OpenLog, PlainLog, read_node_records
 
 TAIL = 32  # bytes before the offset that are read again each time, to detect a rewritten file
 CHECKED = 256  # bytes before the offset (at most) whose CRC-32 a reader sends to resume
@@ -88,19 +88,21 @@ class GrowingFile:
 
     ``offset`` is the end of what was sent or summarized, and ``tail`` are the last bytes before it.
     ``lines``: when the file is first opened, only this many of its last lines are sent. ``replaced``: another
-    file has the name now. ``lost``: no file has the name.
+    file has the name now. ``lost``: no file has the name. ``node_log``: the log of its node that
+    has the lines, if any.
     """
 
     __slots__ = (
-        "attempt", "changed", "failed", "fd", "hot", "inode", "kind", "lines", "lost", "name", "number",
-        "offset", "path", "replaced", "stream", "summed", "tail", "task", "waiting",
+        "attempt", "changed", "failed", "file", "hot", "inode", "kind", "lines", "lost", "name", "node_log",
+        "number", "offset", "path", "replaced", "stream", "summed", "tail", "task", "waiting",
     )  # fmt: skip
 
     def __init__(self, stream: int, path: str, name: str, kind: str, number: int, attempt: int) -> None:
         self.stream, self.path, self.name = stream, path, name
         self.kind, self.number, self.attempt = kind, number, attempt
         self.task: Optional[str] = None
-        self.fd = -1
+        self.file: Optional[OpenLog] = None
+        self.node_log: Optional[NodeLog] = None
         self.inode = 0
         self.offset = 0
         self.tail = b""
@@ -121,29 +123,39 @@ class GrowingFile:
         self.inode, self.offset, self.tail = inode, 0, b""
         self.replaced = self.lost = False
 
-    def begin(self, fd: int, known: Optional[Position]) -> str:
+    def open(self) -> OpenLog:
+        """Open the file that has the log's lines.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        if self.node_log is not None:
+            return LogInNodeLog(self.node_log, self.number)
+        return PlainLog(self.path)
+
+    def begin(self, file: OpenLog, known: Optional[Position]) -> str:
         """Choose the offset to start from; return the reason for FILE."""
-        status = os.fstat(fd)
-        self.inode, self.offset = status.st_ino, 0
+        size = file.size()
+        self.inode, self.offset = file.inode, 0
         reason = "new"
         if known is not None:
-            is_resumable = can_resume(fd, status.st_size, known)
+            is_resumable = can_resume(file, size, known)
             self.offset, reason = (known[1], "resumed") if is_resumable else (0, "replaced")
         elif self.lines is not None:
-            self.offset = start_of_last(fd, status.st_size, self.lines)
+            self.offset = start_of_last(file, size, self.lines)
         elif self.summed:
-            self.offset = max(0, status.st_size - BLOCK)
+            self.offset = max(0, size - BLOCK)
         tail_size = min(TAIL, self.offset)
-        self.tail = os.pread(fd, tail_size, self.offset - tail_size)
+        self.tail = file.read(tail_size, self.offset - tail_size)
         return reason
 
-    def fresh(self, fd: int, most: int) -> Optional[bytes]:
+    def fresh(self, file: OpenLog, most: int) -> Optional[bytes]:
         """Return up to ``most`` bytes after the offset, None if the bytes before the offset changed."""
         tail_size = len(self.tail)
         start = self.offset - tail_size
-        chunk = os.pread(fd, tail_size + 1, start)  # usually nothing is new: read one byte first
+        chunk = file.read(tail_size + 1, start)  # usually nothing is new: read one byte first
         if len(chunk) > tail_size:
-            chunk = os.pread(fd, tail_size + most, start)
+            chunk = file.read(tail_size + most, start)
         if not chunk.startswith(self.tail):
             return None
         return chunk[tail_size:]
@@ -154,28 +166,26 @@ class GrowingFile:
         self.tail = data[-TAIL:] if len(data) >= TAIL else (self.tail + data)[-TAIL:]
 
 
-def can_resume(fd: int, size: int, known: Position) -> bool:
+def can_resume(file: OpenLog, size: int, known: Position) -> bool:
     """Return whether a file still has the content that the reader has read."""
     _, offset, checked_size, crc = known
-    return (
-        size >= offset and zlib.crc32(os.pread(fd, checked_size, offset - checked_size)) & 0xFFFFFFFF == crc
-    )
+    return size >= offset and zlib.crc32(file.read(checked_size, offset - checked_size)) & 0xFFFFFFFF == crc
 
 
-def start_of_last(fd: int, size: int, lines: int) -> int:
+def start_of_last(file: OpenLog, size: int, lines: int) -> int:
     """Return the offset of the last lines of a file; an unterminated line counts, too.
 
     A reader shows a very long line in pieces, so each block without a newline counts as a line. Of a progress
     bar the reader shows the last state, so a progress bar counts as one line.
     """
     end = size
-    if lines and end and os.pread(fd, 1, end - 1) == b"\n":
+    if lines and end and file.read(1, end - 1) == b"\n":
         end -= 1
     elif not lines:
         return size
     while end > 0:
         start = max(0, end - BLOCK)
-        block = os.pread(fd, end - start, start)
+        block = file.read(end - start, start)
         newlines = block.count(b"\n")
         is_piece = not newlines and len(block) == BLOCK and b"\r" not in block
         if (is_piece and lines == 1) or size - start > LONGEST_TAIL:
@@ -191,19 +201,6 @@ def start_of_last(fd: int, size: int, lines: int) -> int:
             position = block.rindex(b"\n", 0, position)
         return start + position + 1
     return 0
-
-
-def open_regular(path: str) -> int:
-    """Open a regular file for reading, without blocking on a FIFO.
-
-    Raises:
-        OSError: the file cannot be opened, or is not a regular file.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "it is not a regular file")
-    return fd
 
 
 def find_renamed(path: str, inode: int) -> Optional[str]:
@@ -295,6 +292,8 @@ class Finder:
         self.places: Dict[Optional[str], AttemptsFolder] = {}
         self.logs: Dict[str, GrowingFile] = {}
         self.hosts: Dict[str, str] = {}
+        self.node_logs: Dict[str, NodeLog] = {}
+        self.has_mixed_ranks = False
         if not request.array:
             self.places[None] = self.place(request.run, None)
 
@@ -387,6 +386,52 @@ class Finder:
                     folder.racy = True  # the rank's record may be written later
                     continue
             yield from self.add(path, inode, (kind, number, attempt), place.task)
+        if "rank" in self.request.kinds:
+            yield from self.logs_of_nodes(place, attempt, folder)
+
+    def logs_of_nodes(
+        self, place: AttemptsFolder, attempt: int, folder: WatchedFolder
+    ) -> Iterator[GrowingFile]:
+        """Yield new logs of ranks whose lines are in the logs of their nodes."""
+        records = os.path.join(place.folder, "ranks", str(attempt))
+        for node_log in self.find_node_logs(folder):
+            if self.request.nodes is not None:
+                for record in read_node_records(node_log.records_path(records)).values():
+                    path = os.path.join(records, "{}.json".format(record["rank"]))
+                    self.hosts[path] = str(record.get("host"))
+            for rank in sorted(node_log.groups):
+                path = os.path.join(folder.path, "rank-{}.log".format(rank))
+                if path in self.logs or not within(self.request.ranks, rank):
+                    continue
+                if not self.on_node(place, attempt, rank):
+                    continue
+                for log in self.add(path, 0, ("rank", rank, attempt), place.task):
+                    log.node_log = node_log
+                    yield log
+
+    def find_node_logs(self, folder: WatchedFolder) -> Iterator[NodeLog]:
+        """Yield the logs of the nodes that may have selected ranks, with their new lines.
+
+        The ranks of a node follow each other, unless a node turns out to have others.
+        """
+        firsts = sorted(int(match.group(1)) for match in map(NODE_LOG.fullmatch, folder.found) if match)
+        firsts.append(10**9)
+        for index, first in enumerate(firsts[:-1]):
+            following = firsts[index + 1]
+            may_match = self.request.ranks is None or any(
+                low < following and high >= first for low, high in self.request.ranks
+            )
+            if may_match or self.has_mixed_ranks:
+                path = os.path.join(folder.path, "ranks-{}.log".format(first))
+                node_log = self.node_logs.setdefault(path, NodeLog(path))
+                with contextlib.suppress(OSError):
+                    node_log.look()
+                    self.has_mixed_ranks = (
+                        self.has_mixed_ranks or max(node_log.groups, default=0) >= following
+                    )
+                    yield node_log
+        if len(firsts) > 1 and not self.network:
+            folder.racy = True  # another rank may write its first line, which does not change the folder
 
     def add(
         self, path: str, inode: int, what: Tuple[str, int, int], task: Optional[str]
@@ -400,6 +445,7 @@ class Finder:
             yield log
             return
         log.lost = False
+        log.node_log = None if inode else log.node_log
         if log.inode and inode not in (0, log.inode):
             try:  # some overlay file systems list different inode numbers than stat returns
                 log.replaced = os.stat(path).st_ino != log.inode

@@ -1,9 +1,9 @@
 """Summaries of the ranks' output, for readers that monitor all ranks without reading each log."""
 
 import json
-import os
 from typing import Any, Dict, Iterator, List
 
+from ..lib.rank_files import OpenLog
 from .files import BLOCK, GrowingFile
 
 SHOWN = 200  # maximum bytes of a line in a summary
@@ -18,10 +18,10 @@ class Summary:
         self.alarms = alarms
         self.rows: Dict[int, List[Any]] = {}
 
-    def take(self, log: GrowingFile, fd: int, data: bytes) -> None:
+    def take(self, log: GrowingFile, file: OpenLog, data: bytes) -> None:
         """Add new output to the log's row, and advance the log's offset."""
         row = self.rows.setdefault(log.stream, [log.stream, 0, 0, "", ""])
-        unread_bytes = os.fstat(fd).st_size - log.offset
+        unread_bytes = file.size() - log.offset
         if unread_bytes > FAR_BEHIND:
             log.offset += unread_bytes - BLOCK
             log.tail = b""

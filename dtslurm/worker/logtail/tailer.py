@@ -11,10 +11,11 @@ import os
 import socket
 import sys
 import time
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
+from ..lib.rank_files import OpenLog, PlainLog
 from . import frames as wire
-from .files import BLOCK, Finder, GrowingFile, Ranges, Request, can_resume, find_renamed, open_regular, within
+from .files import BLOCK, Finder, GrowingFile, Ranges, Request, can_resume, find_renamed, within
 from .frames import MAGIC, OFFSET, VERSION, ClientDisconnected, Pipe, write_all
 from .summary import Summary
 
@@ -192,12 +193,12 @@ class Tailer:
             is_summed = log.kind == "rank" and not within(self.focus, log.number)
             was_summed, log.summed = log.summed, is_summed
             if was_summed and not is_summed and log.inode and not log.replaced:
-                fd = self.open(log)
-                if fd >= 0:
+                file = self.open(log)
+                if file is not None:
                     log.lines = values.get("lines")
-                    log.begin(fd, None)
+                    log.begin(file, None)
                     self.pipe.send(wire.FILE, log.stream, log.describe("skipped"))
-                    self.release(log, fd)
+                    self.release(log, file)
 
     # ---- One file ----
 
@@ -212,11 +213,11 @@ class Tailer:
         if self.credit <= 0:
             self.later(log)
             return False
-        fd, is_kept_open = -1, False
+        file, is_kept_open = None, False
         try:
-            fd = self.open(log)
-            is_kept_open = fd == log.fd
-            return fd >= 0 and self.advance(log, fd)
+            file = self.open(log)
+            is_kept_open = file is log.file
+            return file is not None and self.advance(log, file)
         except (
             OSError
         ) as error:  # for example ESTALE: reopen the file at the next visit, and read on from the same offset
@@ -227,23 +228,22 @@ class Tailer:
                 self.pipe.send(wire.TROUBLE, log.stream, json.dumps({"message": message}).encode())
             return False
         finally:
-            if fd >= 0 and not is_kept_open:
-                os.close(fd)
+            if file is not None and not is_kept_open:
+                file.close()
 
-    def advance(self, log: GrowingFile, fd: int) -> bool:
+    def advance(self, log: GrowingFile, file: OpenLog) -> bool:
         """Send the next chunk of an open file."""
-        chunk = log.fresh(fd, self.piece)
+        chunk = log.fresh(file, self.piece)
         if chunk is None:
-            status = os.fstat(fd)
-            reason = "truncated" if status.st_size < log.offset else "replaced"
-            log.restart(status.st_ino)
+            reason = "truncated" if file.size() < log.offset else "replaced"
+            log.restart(file.inode)
             self.pipe.send(wire.FILE, log.stream, log.describe(reason))
-            chunk = log.fresh(fd, self.piece) or b""
+            chunk = log.fresh(file, self.piece) or b""
         if not chunk:
             return log.replaced and self.switch(log)
         log.changed = time.monotonic()
         if log.summed:
-            self.summary.take(log, fd, chunk)
+            self.summary.take(log, file, chunk)
         else:
             self.credit -= len(chunk)
             self.pipe.send(wire.DATA, log.stream, OFFSET.pack(log.offset) + chunk)
@@ -257,14 +257,14 @@ class Tailer:
         new_status = os.stat(log.path)
         if new_status.st_size == 0:
             return False  # the writer may still write to the old file
-        fd = self.open(log)
+        file = self.open(log)
         try:
             # Data was written after the last visit and before the new file was created.
-            if log.replaced and log.fresh(fd, 1):
+            if log.replaced and file is not None and log.fresh(file, 1):
                 self.later(log)
                 return True
         finally:
-            self.release(log, fd)
+            self.release(log, file)
         self.close(log)
         if log.replaced:
             log.restart(new_status.st_ino)
@@ -272,79 +272,78 @@ class Tailer:
         self.later(log)
         return True
 
-    def open(self, log: GrowingFile) -> int:
-        """Return a descriptor of the log's file, -1 if there is none.
+    def open(self, log: GrowingFile) -> Optional[OpenLog]:
+        """Return the log's open file, None if there is none.
 
         Raises:
             OSError: the file cannot be opened.
         """
-        if log.fd >= 0:
-            return log.fd
+        if log.file is not None:
+            return log.file
         if log.lost:
-            return -1
+            return None
         try:
-            fd = open_regular(log.path)
+            file = log.open()
         except FileNotFoundError:
             old_path = find_renamed(log.path, log.inode) if log.inode else None
             log.lost = old_path is None  # until the name appears again
             if old_path is None:
-                return -1
-            fd = open_regular(old_path)
+                return None
+            file = PlainLog(old_path)
         if not log.inode:
-            fd = self.begin(log, fd)
-        elif os.fstat(fd).st_ino != log.inode:
-            fd = self.find_old(log, fd)
+            file = self.begin(log, file)
+        elif file.inode != log.inode:
+            file = self.find_old(log, file)
         if not self.finder.network and self.room > 0:
-            log.fd = fd
+            log.file = file
             self.room -= 1
-        return fd
+        return file
 
-    def begin(self, log: GrowingFile, fd: int) -> int:
-        """Choose the starting offset and send FILE; return a descriptor of the file to start with."""
+    def begin(self, log: GrowingFile, file: OpenLog) -> OpenLog:
+        """Choose the starting offset and send FILE; return the file to start with."""
         position = self.request.positions.pop(log.name, None)
-        if position is not None and os.fstat(fd).st_ino != position[0]:
+        if position is not None and file.inode != position[0]:
             old_path = find_renamed(log.path, position[0])
-            old_fd = open_regular(old_path) if old_path else -1
-            if old_fd >= 0 and can_resume(old_fd, os.fstat(old_fd).st_size, position):
-                fd, old_fd = old_fd, fd
+            old_file: Optional[OpenLog] = PlainLog(old_path) if old_path else None
+            if old_file is not None and can_resume(old_file, old_file.size(), position):
+                file, old_file = old_file, file
                 log.replaced = True
-            if old_fd >= 0:
-                os.close(old_fd)
-        reason = log.begin(fd, position)
+            if old_file is not None:
+                old_file.close()
+        reason = log.begin(file, position)
         self.pipe.send(wire.FILE, log.stream, log.describe(reason))
-        return fd
+        return file
 
-    def find_old(self, log: GrowingFile, fd: int) -> int:
+    def find_old(self, log: GrowingFile, file: OpenLog) -> OpenLog:
         """Return the renamed file that was being read, or the new file if the old one is gone."""
         old_path = find_renamed(log.path, log.inode)
         if old_path is None:
-            log.restart(os.fstat(fd).st_ino)
+            log.restart(file.inode)
             self.pipe.send(wire.FILE, log.stream, log.describe("replaced"))
-            return fd
+            return file
         log.replaced = True
-        os.close(fd)
-        return open_regular(old_path)
+        file.close()
+        return PlainLog(old_path)
 
-    def release(self, log: GrowingFile, fd: int) -> None:
-        """Close a descriptor, unless it is kept open."""
-        if fd >= 0 and fd != log.fd:
-            os.close(fd)
+    def release(self, log: GrowingFile, file: Optional[OpenLog]) -> None:
+        """Close a file, unless it is kept open."""
+        if file is not None and file is not log.file:
+            file.close()
 
     def close(self, log: GrowingFile) -> None:
-        """Close a log's kept descriptor."""
-        if log.fd >= 0:
-            os.close(log.fd)
-            log.fd = -1
+        """Close a log's kept file."""
+        if log.file is not None:
+            log.file.close()
+            log.file = None
             self.room += 1
 
 
 def unchanged(log: GrowingFile) -> bool:
     """Return whether a file that is kept open has no new data. Idle logs cost only this call."""
-    if log.fd < 0 or log.replaced:
+    if log.file is None or log.replaced:
         return False
-    tail_size = len(log.tail)
     try:
-        return os.pread(log.fd, tail_size + 1, log.offset - tail_size) == log.tail
+        return log.file.is_unchanged(log.offset, log.tail)
     except OSError:
         return False
 

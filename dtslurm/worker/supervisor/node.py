@@ -2,8 +2,9 @@
 
 Every few seconds it writes ``ranks/<attempt>/beats/<node>.json``: the CPU time of each rank on this node, the
 bytes that the rank has read and written, and what its main thread waits in. In a large job it sends this over
-TCP instead, see `heartbeat_tree`. When another attempt holds the lease, it kills the remaining processes of
-its own attempt on this node.
+TCP instead, see `heartbeat_tree`, and copies the output and the records of its ranks to the files of the
+node, see `rank_collector`. When another attempt holds the lease, it kills the remaining processes of its own
+attempt on this node.
 """
 
 import json
@@ -11,10 +12,12 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from ..lib.json_records import read_object
+from ..lib.rank_collector import RankCollector
 from ..sampler_values import output_position
 from ..stacks import stacks
 from . import lease
@@ -27,7 +30,9 @@ from .heartbeats import WANTED
 
 BEAT_S = 3.0
 UNLINKED_S = 6.0  # without a link to the supervisor: then the heartbeats go into a file
+COLLECT_EVERY_S = 0.5  # between two looks for new output and records of the ranks
 LEASE_S = 60.0  # between readings of the lease while the supervisor confirms it over TCP
+NODE_FILES = "DTSLURM_NODE_FILES"  # the folder of this node into which the ranks write
 TICK = float(os.sysconf("SC_CLK_TCK"))
 
 
@@ -103,6 +108,7 @@ class NodeAgent:
         self.node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
         self.place = "SLURMD_NODENAME" if "SLURMD_NODENAME" in os.environ else "SLURM_NODEID"
         self.ranks = os.path.join(self.run_dir, "ranks", str(self.attempt))
+        self.logs = os.path.join(self.run_dir, "logs", str(self.attempt))
         self.path = os.path.join(self.ranks, "beats", self.node + ".json")
         self.parent = os.getppid()
         self.told_to_end = False
@@ -112,6 +118,9 @@ class NodeAgent:
         self.relay: Optional[Relay] = None
         if os.path.exists(os.path.join(self.ranks, "beats", ADDRESS)):
             self.relay = Relay(os.path.join(self.ranks, "beats"), self.node)
+        self.collector: Optional[RankCollector] = None
+        self.is_over = threading.Event()
+        self._collection: Optional[threading.Thread] = None
         self._main_pids: Dict[str, Any] = {}
         self._usage: List[Tuple[float, Dict[str, Tuple[float, int]]]] = []
         self._linked_at = time.monotonic()
@@ -131,6 +140,8 @@ class NodeAgent:
         same = env.get("DTSLURM_RUN_DIR") == self.run_dir and env.get("DTSLURM_ATTEMPT") == str(self.attempt)
         if not same or env.get(self.place) != os.environ.get(self.place):
             return None
+        if self.collector is None and env.get(NODE_FILES):
+            self.collect_from(env[NODE_FILES])
         return env.get("RANK", "")
 
     def beat(self) -> None:
@@ -157,10 +168,44 @@ class NodeAgent:
         self.latest = ranks
         self._write("beat", ranks)
 
+    def collect_from(self, folder: str) -> None:
+        """Start to copy the files of the ranks that write into a folder of this node."""
+        self.collector = RankCollector(folder, self.logs, self.ranks)
+        self._collection = threading.Thread(target=self._collect, args=(self.collector,), daemon=True)
+        self._collection.start()
+
+    def _collect(self, collector: RankCollector) -> None:
+        """Copy output and records, and first those of earlier attempts whose agent was killed.
+
+        Heartbeats must not wait for a slow file system, so a thread does this.
+        """
+        for attempt in range(self.attempt):
+            own_end, end = ("-{}-{}".format(number, self.node) for number in (self.attempt, attempt))
+            if collector.folder.endswith(own_end):
+                folder = collector.folder[: -len(own_end)] + end
+                parents = (os.path.dirname(path) for path in (self.logs, self.ranks))
+                leftover = RankCollector(folder, *(os.path.join(parent, str(attempt)) for parent in parents))
+                if leftover.collect(final=True):
+                    leftover.clear()
+        while not self.is_over.wait(COLLECT_EVERY_S):
+            collector.collect()
+
+    def finish_collection(self) -> None:
+        """Copy the rest, once no rank of this node runs."""
+        end = time.monotonic() + 2.0
+        while self.collector and self.ours() and time.monotonic() < end:  # ranks that were just killed
+            time.sleep(0.1)
+        self.is_over.set()
+        if self._collection:
+            self._collection.join(10.0)
+        if self.collector and not self.ours() and self.collector.collect(final=True):
+            self.collector.clear()
+
     def _main_pid_of(self, rank: str, ours: Dict[int, str]) -> Any:
         """Return the process id in a rank's record, which is read again when that process is gone."""
         if self._main_pids.get(rank) not in ours:
-            self._main_pids[rank] = read_object(os.path.join(self.ranks, rank + ".json")).get("pid")
+            folder = self.collector.folder if self.collector else self.ranks
+            self._main_pids[rank] = read_object(os.path.join(folder, rank + ".json")).get("pid")
         return self._main_pids[rank]
 
     def _write(self, kind: str, ranks: Dict[str, Any]) -> None:
@@ -175,7 +220,9 @@ class NodeAgent:
         """Return how much a rank has written to its log."""
         position = output_position(main_pid)
         if position is None:
-            log = os.path.join(self.run_dir, "logs", str(self.attempt), "rank-{}.log".format(rank))
+            log = os.path.join(self.logs, "rank-{}.log".format(rank))
+            if self.collector:
+                log = os.path.join(self.collector.folder, "{}.log".format(rank))
             position = os.stat(log).st_size if os.path.exists(log) else 0
         return position
 
@@ -270,6 +317,8 @@ class NodeAgent:
         signal.signal(signal.SIGTERM, self._on_term)
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)  # early signals are for training code
+        if os.environ.get(NODE_FILES):
+            self.collect_from(os.environ[NODE_FILES])
         if self.relay:
             self.relay.start()
         else:
@@ -288,12 +337,19 @@ class NodeAgent:
             while time.monotonic() < end and not self.told_to_end and os.getppid() == self.parent:
                 time.sleep(0.2)
         self._write("bye", {})
+        self._stay_with_ranks()
+
+    def _stay_with_ranks(self) -> None:
+        """Wait for the last ranks of this node, and for as long as their output must be copied."""
         # The ranks received TERM; kill those that remain if a later attempt takes over meanwhile.
         end = time.monotonic() + 60.0
-        while self.ours() and time.monotonic() < end:
-            if not lease.holds(self.run_dir, self.attempt):
-                self.fence()
-                return
+        while self.ours() and (self.collector or time.monotonic() < end):
+            now = time.monotonic()
+            if now < end or now - self._lease_at >= LEASE_S:
+                self._lease_at = now
+                if not lease.holds(self.run_dir, self.attempt):
+                    self.fence()
+                    return
             time.sleep(1.0)
 
     def _on_term(self, number: int, _frame: Any) -> None:
@@ -304,6 +360,14 @@ class NodeAgent:
 def main(*, restarted: bool) -> None:
     """Run the agent without output, because the rank's log belongs to the training code."""
     try:
-        NodeAgent(restarted=restarted).run()
+        agent = NodeAgent(restarted=restarted)
+        agent.run()
+        agent.finish_collection()
     except (OSError, KeyError, ValueError):
         sys.exit(1)
+
+
+def collect_files() -> None:
+    """Copy the files of this node's ranks once, for a rank that ends while no agent does so."""
+    agent = NodeAgent()
+    RankCollector(os.environ[NODE_FILES], agent.logs, agent.ranks).collect()

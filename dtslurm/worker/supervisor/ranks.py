@@ -1,11 +1,9 @@
 """Reads the records that the ranks of an attempt wrote at their ends."""
 
 import os
-import re
 from typing import Any, Dict, List, Set
 
-from ..lib.json_records import read_object
-from .files import names_in
+from ..lib.rank_files import read_records
 
 
 def all_done(run_dir: str, attempt: int, world_size: int) -> bool:
@@ -24,6 +22,4 @@ def nodes_heard(run_dir: str, attempt: int) -> Set[str]:
 
 
 def _read_records(run_dir: str, attempt: int) -> List[Dict[str, Any]]:
-    folder = os.path.join(run_dir, "ranks", str(attempt))
-    names = [name for name in names_in(folder) if re.match(r"\d+\.json$", name)]
-    return [read_object(os.path.join(folder, name)) for name in names]
+    return list(read_records(os.path.join(run_dir, "ranks", str(attempt))).values())

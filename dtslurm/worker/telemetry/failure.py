@@ -4,7 +4,7 @@ import os
 import re
 from typing import Any, Dict, List, Optional
 
-from ..lib.json_records import read_object
+from ..lib.rank_files import open_rank_log, read_record
 
 TAIL = 65536  # bytes at the end of a log that are searched for the last exception
 LONGEST = 300  # characters of an exception
@@ -26,10 +26,10 @@ def first_failure(logs: str, ranks: str) -> Optional[Dict[str, Any]]:
         return None
     rank, code = map(int, fields)
     # Without the rank's record, the exit code is all that is known.
-    if read_object(os.path.join(ranks, "{}.json".format(rank))).get("told_to_end"):
+    if read_record(ranks, rank).get("told_to_end"):
         return None
     failure: Dict[str, Any] = {"rank": rank, "exit_code": code, "error": "", "file": "", "line": None}
-    failure.update(last_exception(tail_lines(os.path.join(logs, "rank-{}.log".format(rank)))))
+    failure.update(last_exception(tail_lines(logs, rank)))
     return failure
 
 
@@ -56,14 +56,18 @@ def text_of(path: str) -> str:
         return ""
 
 
-def tail_lines(path: str) -> List[str]:
-    """Return the last lines of a log without the prefix that torchrun adds."""
+def tail_lines(logs: str, rank: int) -> List[str]:
+    """Return the last lines of a rank's log without the prefix that torchrun adds."""
     try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-            text = file.read(TAIL).decode("utf-8", "replace")
+        file = open_rank_log(logs, rank)
     except OSError:
         return []
+    try:
+        text = file.read(TAIL, max(0, file.size() - TAIL)).decode("utf-8", "replace")
+    except OSError:
+        return []
+    finally:
+        file.close()
     return [PREFIX.sub("", line.rstrip("\r")) for line in text.split("\n")]
 
 

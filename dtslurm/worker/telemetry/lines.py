@@ -4,9 +4,10 @@ import contextlib
 import math
 import os
 import re
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from ..lib.json_records import parse_lines
+from ..lib.rank_files import OpenLog, PlainLog
 
 MOST = 64 << 20  # bytes of new lines in one call; of more, the last ones
 LINE = 1 << 20  # bytes after which an incomplete line is skipped
@@ -40,22 +41,34 @@ def read_new_objects(path: str, offset: Any, most: Optional[int]) -> Tuple[List[
 
 def new_lines(path: str, offset: Any, most: int) -> Tuple[List[bytes], int]:
     """Return a file's complete lines after ``offset``, at most ``most`` bytes, and their end offset."""
+    return new_lines_of(lambda: PlainLog(path), offset, most)[:2]
+
+
+def new_lines_of(
+    open_log: Callable[[], OpenLog], offset: Any, most: int
+) -> Tuple[List[bytes], int, Optional[float]]:
+    """Return a log's new lines as `new_lines` does, and when it was written (epoch seconds)."""
     start = offset if isinstance(offset, int) and offset >= 0 else 0
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size < start:
-                start = 0
-            first = max(start, size - most)
-            file.seek(first)
-            data = file.read(size - first)
+        file = open_log()
     except OSError:
-        return [], 0
+        return [], 0, None
+    try:
+        size = file.size()
+        if size < start:
+            start = 0
+        first = max(start, size - most)
+        data = file.read(size - first, first)
+        written = file.written()
+    except OSError:
+        return [], 0, None
+    finally:
+        file.close()
     lines = data.split(b"\n")
     incomplete = lines.pop()
     if first > start and lines:
         del lines[0]  # the first line is truncated
-    return lines, first + len(data) - (0 if len(incomplete) > LINE else len(incomplete))
+    return lines, first + len(data) - (0 if len(incomplete) > LINE else len(incomplete)), written
 
 
 def thinned(records: List[Dict[str, Any]], limit: int) -> List[Dict[str, Any]]:

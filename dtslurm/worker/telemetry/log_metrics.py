@@ -1,12 +1,12 @@
 """Training metrics from the ranks' log lines. Part of ``telemetry.py`` and ``trial_report.py``."""
 
 import math
-import os
 import re
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from .lines import new_lines
+from ..lib.rank_files import open_rank_log
+from .lines import new_lines_of
 
 LOG_MOST = 8 << 20  # new bytes of a log that are read; of more, the last ones
 LINE_MOST = 4000  # bytes of one line that are read
@@ -31,12 +31,13 @@ def from_logs(
     """
     line_patterns = patterns_of(patterns)
     state: Dict[str, Any] = {"source": before.get("source", ""), "files": dict(before.get("files") or {})}
-    names = ["rank-%d.log" % rank for rank in sorted({0, max(ranks or [0])})]
+    source = re.match(r"rank-(\d+)\.log$", state["source"])
+    candidates = [int(source.group(1))] if source else sorted({0, max(ranks or [0])})
     first_records: List[Dict[str, Any]] = []
-    for name in [state["source"]] if state["source"] else names:
-        path = os.path.join(folder, name)
+    for rank in candidates:
+        name = "rank-%d.log" % rank
         reading = LogParser(line_patterns, state["files"].get(name) or {})
-        records = reading.news(path)
+        records = reading.news(folder, rank)
         state["files"][name] = reading.state
         if reading.state.get("loss"):
             state["source"] = name
@@ -90,14 +91,13 @@ class LogParser:
         self.words = [word.encode() for pattern in patterns for word in pattern.words]
         self.state = dict(state)
 
-    def news(self, path: str) -> List[Dict[str, Any]]:
-        """Return the records in the new part of the log."""
+    def news(self, logs: str, rank: int) -> List[Dict[str, Any]]:
+        """Return the records in the new part of a rank's log."""
         is_first_read = "offset" not in self.state
-        lines, self.state["offset"] = new_lines(path, self.state.get("offset"), LOG_MOST)
-        try:
-            written_at = None if is_first_read else round(os.stat(path).st_mtime, 1)
-        except OSError:
-            written_at = None
+        lines, self.state["offset"], written = new_lines_of(
+            lambda: open_rank_log(logs, rank), self.state.get("offset"), LOG_MOST
+        )
+        written_at = None if is_first_read or written is None else round(written, 1)
         records: List[Dict[str, Any]] = []
         for raw_line in lines:
             for line in raw_line.split(b"\r"):

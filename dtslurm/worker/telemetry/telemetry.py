@@ -15,6 +15,7 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from ..lib.json_records import read_object, whole_number
+from ..lib.rank_files import list_rank_logs, read_records
 from .failure import first_failure
 from .lines import entries, read_new_objects, thinned
 from .log_metrics import from_logs
@@ -119,15 +120,11 @@ def rank_states(
     Records older than ``before``, the time of the newest record in the previous answer, are not read again.
     """
     states: Dict[str, Dict[str, Any]] = {}
-    for rank, _, size, mtime in entries(logs, r"^rank-([0-9]+)\.log$"):
-        states[rank] = {"bytes": size, "spoke": round(mtime, 1) if size else None}
+    for rank, (size, written) in list_rank_logs(logs).items():
+        states[str(rank)] = {"bytes": size, "spoke": round(written, 1) if size else None}
     newest = before
-    for rank, path, _, mtime in entries(ranks, r"^([0-9]+)\.json$"):
-        if before is not None and mtime < before - SLACK_S:
-            continue
-        newest = mtime if newest is None else max(newest, mtime)
-        record = read_object(path)
-        if record:
-            state = states.setdefault(rank, {"bytes": 0, "spoke": None})
-            state.update((key, record[key]) for key in RANK_KEYS if key in record)
+    for rank, record in read_records(ranks, None if before is None else before - SLACK_S).items():
+        newest = record["written"] if newest is None else max(newest, record["written"])
+        state = states.setdefault(str(rank), {"bytes": 0, "spoke": None})
+        state.update((key, record[key]) for key in RANK_KEYS if key in record)
     return states, newest
