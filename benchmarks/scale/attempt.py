@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +24,8 @@ from pathlib import Path
 RANKS_PER_NODE = 8
 MEASURED_NODES = (2, 4, 8)
 REPORTED_NODES = (8, 128, 1_250, 12_500)
-TRAINING_S = 95
-SETTLED_S, IDLE_S = 10.0, 60.0
+TRAINING_S = 155
+SETTLED_S, IDLE_S = 10.0, 120.0  # the samplers of a large job write every two minutes
 PHASES = ("start", "idle minute", "end")
 OPERATIONS = ("create", "open", "stat", "rename", "unlink", "readdir", "mkdir", "write")
 ROLES = ("supervisor", "preflight", "agents", "samplers", "ranks and steps")
@@ -35,7 +35,7 @@ TRACED = "%file,write,pwrite64,writev,getdents64"
 _LINE = re.compile(r"^(?P<pid>\d+) +(?P<time>\d+\.\d+) (?P<call>\w+)\((?P<arguments>.*)")
 _FD_PATH = re.compile(r"^(?:AT_FDCWD|\d+)<([^>]*)>")
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
-_RANK_RECORD = re.compile(r"/ranks/0/(\d+)\.json$")
+_RANK_RECORD = re.compile(r"/(?:ranks/0|dtslurm-[^/]+)/\d+\.json$")  # of a large job in a folder of the node
 _KINDS = {
     "newfstatat": "stat", "stat": "stat", "lstat": "stat", "statx": "stat", "access": "stat",
     "faccessat": "stat", "faccessat2": "stat", "readlink": "stat", "readlinkat": "stat", "statfs": "stat",
@@ -63,10 +63,16 @@ class FileOperation:
 
 @dataclass
 class TraceReader:
-    """Reads the lines of strace into the operations below a folder, each with the role of its process."""
+    """Reads the lines of strace into the operations below a folder, each with the role of its process.
+
+    Attributes:
+        roles: of the processes.
+        record_times: when each rank's record was renamed.
+    """
 
     folder: str
     roles: dict[str, str] = field(default_factory=dict)
+    record_times: dict[str, list[float]] = field(default_factory=dict)
 
     def operations(self, lines: Iterable[str]) -> Iterator[FileOperation]:
         """Return the operations, in the order of their beginnings."""
@@ -78,9 +84,11 @@ class TraceReader:
             if call == "execve":
                 self.roles[pid] = role_of(arguments)
             path = path_of(call, arguments)
+            kind = kind_of(call, arguments)
+            if kind == "rename" and _RANK_RECORD.search(path):
+                self.record_times.setdefault(path, []).append(float(match["time"]))
             if not path.startswith(self.folder + "/"):
                 continue
-            kind = kind_of(call, arguments)
             if kind:
                 role = self.roles.get(pid, ROLES[-1])
                 yield FileOperation(float(match["time"]), kind, role, path)
@@ -119,11 +127,11 @@ class AttemptCounts:
     """The operations of one attempt.
 
     Attributes:
-        cells: how many there were, by phase, role and kind.
+        cells: how many there were, by phase, role and kind; in the idle minute the mean of two minutes.
         files: the number of files and folders in the run directory that the job created.
     """
 
-    cells: Mapping[tuple[str, str, str], int]
+    cells: Mapping[tuple[str, str, str], float]
     files: int
 
 
@@ -158,37 +166,36 @@ def measure_attempt(nodes: int, folder: Path, variables: Mapping[str, str]) -> A
     if not ended or '"exit_code": 0' not in ended[-1]:
         raise RuntimeError(f"the job of {nodes} nodes failed: {ended}; see {run_dir}")
     with trace.open(errors="replace") as lines:
-        operations = list(TraceReader(str(run_dir)).operations(lines))
+        reader = TraceReader(str(run_dir))
+        operations = list(reader.operations(lines))
     created = {operation.path for operation in operations if operation.path.endswith("/claim")}
     begin = min(operation.time for operation in operations if operation.path in created)
     of_job = {operation.path for operation in operations if operation.time >= begin}
     files = sum(str(path) in of_job and path.lstat().st_ctime >= begin for path in run_dir.rglob("*"))
-    return AttemptCounts(count_by_phase(operations, begin, nodes * RANKS_PER_NODE), files)
+    if len(reader.record_times) != nodes * RANKS_PER_NODE:
+        raise RuntimeError(f"{len(reader.record_times)} of {nodes * RANKS_PER_NODE} ranks have records")
+    return AttemptCounts(count_by_phase(operations, begin, reader.record_times), files)
 
 
 def count_by_phase(
-    operations: Sequence[FileOperation], begin: float, ranks: int
-) -> Counter[tuple[str, str, str]]:
-    """Count the operations of the start, of one minute of training, and of the end.
+    operations: Sequence[FileOperation], begin: float, renames: Mapping[str, Sequence[float]]
+) -> dict[tuple[str, str, str], float]:
+    """Count the operations of the start, of a mean minute of training, and of the end.
 
     A rank's record is renamed when training begins and when it has ended; mv makes two calls of the second.
     """
-    renames: dict[str, list[float]] = {}
-    for operation in operations:
-        if operation.kind == "rename" and _RANK_RECORD.search(operation.path):
-            renames.setdefault(operation.path, []).append(operation.time)
-    if len(renames) != ranks or any(len(times) < 2 for times in renames.values()):
-        raise RuntimeError(f"{len(renames)} of {ranks} ranks have records, each renamed twice")
+    if any(len(times) < 2 for times in renames.values()):
+        raise RuntimeError("the record of a rank was not renamed at its end")
     settled = max(times[0] for times in renames.values()) + SETTLED_S
     ended = min(times[1] for times in renames.values()) - 0.5
     if ended < settled + IDLE_S:
         raise RuntimeError(f"training ended {ended - settled:.0f} s after the start: too soon")
-    cells: Counter[tuple[str, str, str]] = Counter()
+    cells: dict[tuple[str, str, str], float] = defaultdict(float)
     for operation in operations:
         if begin <= operation.time < settled:
             cells["start", operation.role, operation.kind] += 1
         elif settled <= operation.time < settled + IDLE_S:
-            cells["idle minute", operation.role, operation.kind] += 1
+            cells["idle minute", operation.role, operation.kind] += 60 / IDLE_S
         elif operation.time >= ended:
             cells["end", operation.role, operation.kind] += 1
     return cells
@@ -261,7 +268,7 @@ def show(
             for counts in [measured[max(measured)]]
         ),
     )
-    row(name, list(totals.values()), f"{100 * deviation / largest:.0f} % of {largest:,}")
+    row(name, list(totals.values()), f"{100 * deviation / largest:.0f} % of {largest:,.0f}")
 
 
 def row(name: str, values: Sequence[float], note: str) -> None:

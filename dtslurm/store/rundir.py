@@ -29,7 +29,7 @@ _RUN_NAME = re.compile(r"once-[0-9a-f]{12}|[A-Za-z0-9_][A-Za-z0-9._-]*-[0-9]{8}-
 
 @dataclass(frozen=True)
 class RankRecord:
-    """The record of one rank of one attempt: ``ranks/<attempt>/<rank>.json``, or a line of ``ranks-<n>.jsonl``.
+    """The record of one rank of one attempt: ``ranks/<attempt>/<rank>.json``, or a line of its node.
 
     Attributes:
         exit_code: None while the rank runs, or if it was killed before it could record an exit code.
