@@ -27,7 +27,7 @@ STEPS = """
     (folder / f"files-{rank}").write_text(os.environ["DTSLURM_NODE_FILES"])
     print("begin", rank, flush=True)
     has_printed = False
-    for step in range(600):
+    for step in range(6000):
         if (folder / "print").exists() and not has_printed:
             has_printed = True
             print("step", step, "of", rank, flush=True)

@@ -3,7 +3,7 @@
 In a large job each rank writes ``<rank>.log`` and ``<rank>.json`` into a temporary folder of its node. The
 node's agent appends new content to ``ranks-<first>.log`` and ``ranks-<first>.jsonl`` (`rank_files`) in the
 run directory. These files show how much was copied, so another agent can continue at any time. When the log
-and the last record of a rank are complete there, the agent creates ``<rank>.collected``: the rank waits for it.
+and the last record of a rank are complete there, the agent creates ``<rank>.collected``, and the rank ends.
 """
 
 import contextlib
