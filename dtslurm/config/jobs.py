@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import field, fields
 from pathlib import Path
 
@@ -68,11 +68,19 @@ class LoadedJob:
     files: tuple[Path, ...] = ()
 
 
-def load(path: Path, given: Mapping[str, str], *, cwd: Path, home: Path | None = None) -> LoadedJob:
+def load(
+    path: Path,
+    given: Mapping[str, str],
+    *,
+    cwd: Path,
+    home: Path | None = None,
+    per_trial: Collection[str] = (),
+) -> LoadedJob:
     """Return the content of a job file, with its variables substituted.
 
     Args:
         given: values of variables that override the file's.
+        per_trial: further variables that each trial substitutes, unless the file has them.
 
     Raises:
         ProfileInvalid: the file, or one that it extends, is invalid; each line reads ``file:line: key:
@@ -83,7 +91,8 @@ def load(path: Path, given: Mapping[str, str], *, cwd: Path, home: Path | None =
     values, variable_problems = _resolve_variables(root, given)
     problems += variable_problems
     tables = _build_stage_tables(root, problems)
-    swept_by_stage = {name: _swept_variables(table) for name, table in tables.items()}
+    further = set(per_trial) - set(values)
+    swept_by_stage = {name: _swept_variables(table) | further for name, table in tables.items()}
     _check_overrides(path, given, values, {name for names in swept_by_stage.values() for name in names})
     job_table = root if "stages" not in root.entries else _remove_keys(root, {*_SHARED_KEYS, "stages"})
     job, stage_problems = decode.read(

@@ -34,6 +34,8 @@ class Measurement:
             not measured.
         predicted_parts_s: the predicted step by part; None in files of older versions, which count it as
             computation.
+        nodes: the number of nodes of the run; None in files of older versions.
+        failure: why the run could not train with this layout, empty if it could.
     """
 
     job: str
@@ -49,6 +51,8 @@ class Measurement:
     memory_states_gib: float
     measured_memory_gib: float | None
     predicted_parts_s: dict[str, float] | None = None
+    nodes: int | None = None
+    failure: str = ""
 
 
 def matching_measurements(

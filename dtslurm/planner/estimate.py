@@ -24,6 +24,7 @@ class Estimate:
     Attributes:
         tflops_per_gpu: model FLOPs (6 N + full attention, no recomputation) over time, per GPU.
         fits: whether the memory is within the share of the GPU that a plan may fill.
+        predicted_s: the predicted seconds of a step if ``time`` was measured, else None.
     """
 
     layout: Layout
@@ -33,6 +34,19 @@ class Estimate:
     tflops_per_gpu: float
     mfu: float
     fits: bool
+    predicted_s: float | None = None
+
+    def with_measured_time(self, seconds: float) -> Estimate:
+        """Return the estimate with a measured time of a step, in which each term keeps its share."""
+        ratio = seconds / self.time.total
+        return replace(
+            self,
+            time=StepTime({term: value * ratio for term, value in self.time.terms.items()}),
+            tokens_per_s_per_gpu=self.tokens_per_s_per_gpu / ratio,
+            tflops_per_gpu=self.tflops_per_gpu / ratio,
+            mfu=self.mfu / ratio,
+            predicted_s=self.time.total,
+        )
 
 
 class Estimator:

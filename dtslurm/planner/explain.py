@@ -29,7 +29,7 @@ _TERM_NAMES = {
     "jitter": "waiting for the slowest GPU",
     "overhead": "per-step overhead",
 }
-TRIAL_STEPS = 20  # of a run that decides between two layouts
+TRIAL_STEPS = 10  # of a run that decides between two layouts; the first three do not count
 _COMPARED_FIELDS = ("pp", "tp", "cp", "ep", "zero", "shard", "recompute", "vp", "mbs")
 _SHARDING_NAMES = {0: "plain data parallel", 1: "ZeRO-1", 2: "ZeRO-2", 3: "ZeRO-3"}
 
@@ -53,6 +53,8 @@ def why_best(found: SearchResult) -> list[str]:
         number = found.ranked.index(fastest) + 1
         gain = 1 - (fastest.time.total / fastest.layout.gbs) / (best.time.total / best.layout.gbs)
         reason = f"estimates within {NEAR:.0%} are equal, and 1 divides the model less or needs less memory"
+        if best.predicted_s is not None:
+            reason = "1 was measured, and the order may be the reverse"
         preferred = [f"1 comes first though {number} is {gain:.1%} faster by the estimate: {reason}"]
     overheads = [
         term
@@ -79,6 +81,8 @@ def why_best(found: SearchResult) -> list[str]:
 def find_ties(ranked: Sequence[Estimate], factor: float) -> list[int]:
     """Return the numbers, from 2 on, of the layouts whose order with the first may be the reverse.
 
+    The order of two layouts that were both measured is known.
+
     Args:
         factor: ratio of two predicted times below which measurements may reverse their order.
     """
@@ -87,11 +91,12 @@ def find_ties(ranked: Sequence[Estimate], factor: float) -> list[int]:
         number
         for number, item in enumerate(ranked[1:], 2)
         if 1 / factor < item.time.total / item.layout.gbs / first < factor
+        and (item.predicted_s is None or ranked[0].predicted_s is None)
     ]
 
 
 def tie_lines(ranked: Sequence[Estimate], ties: Sequence[int], factor: float, shown: int) -> list[str]:
-    """Return lines on the layouts that cannot be told apart from the first, and on the runs that would do so.
+    """Return lines on the layouts that cannot be told apart from the first, and on the cheapest deciding runs.
 
     Args:
         ranked: all layouts that fit, best first.
@@ -110,11 +115,12 @@ def tie_lines(ranked: Sequence[Estimate], ties: Sequence[int], factor: float, sh
         f"{names} cannot be told apart from 1: measured orders reverse below a difference of {factor - 1:.0%}"
     ]
     if tied_shown:
-        trials = [ranked[0], *(ranked[number - 1] for number in tied_shown)]
-        seconds = TRIAL_STEPS * sum(item.time.total for item in trials)
+        to_run = [number for number in (1, *tied_shown) if ranked[number - 1].predicted_s is None]
+        seconds = TRIAL_STEPS * sum(ranked[number - 1].time.total for number in to_run)
         lines.append(
-            f"{TRIAL_STEPS} steps of each of 1, {_join_numbers(tied_shown)} would decide: about "
-            f"{max(1, round(seconds / 60))} min, {seconds * ranked[0].layout.gpus / 3600:.1f} GPU-hours"
+            f"{TRIAL_STEPS} steps of {'each of ' if len(to_run) > 1 else ''}{_join_numbers(to_run)} would "
+            f"decide: about {max(1, round(seconds / 60))} min, "
+            f"{seconds * ranked[0].layout.gpus / 3600:.1f} GPU-hours (--top {to_run[-1]} --probe SCRIPT)"
         )
     return lines
 

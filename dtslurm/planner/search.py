@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dtslurm.planner.constants import Constants
@@ -203,6 +203,38 @@ def rank(estimates: list[Estimate]) -> list[Estimate]:
     near = [item for item in by_speed if item.time.total / item.layout.gbs <= best * (1 + NEAR)]
     near.sort(key=lambda item: (*complexity(item.layout), item.memory.total))
     return near + by_speed[len(near) :]
+
+
+def rank_measured(
+    ranked: Sequence[Estimate], measured_s: Mapping[str, float], factor: float
+) -> tuple[Estimate, ...]:
+    """Return ranked estimates with the measured times of some layouts, fastest first.
+
+    The fastest measured layout comes before layouts whose predicted times are shorter by less than
+    ``factor``, because a prediction may be off by as much.
+
+    Args:
+        measured_s: measured seconds of a step, by the layout's text.
+        factor: ratio of two times below which measurements may reverse the predicted order.
+    """
+    known = [
+        item.with_measured_time(measured_s[str(item.layout)]) if str(item.layout) in measured_s else item
+        for item in ranked
+    ]
+    measured = [item for item in known if item.predicted_s is not None]
+    if not measured:
+        return tuple(ranked)
+    known.sort(key=seconds_per_sequence)
+    best = min(measured, key=seconds_per_sequence)
+    if seconds_per_sequence(known[0]) * factor > seconds_per_sequence(best):
+        known.remove(best)
+        known.insert(0, best)
+    return tuple(known)
+
+
+def seconds_per_sequence(item: Estimate) -> float:
+    """Return the seconds of a step for each sequence of the global batch."""
+    return item.time.total / item.layout.gbs
 
 
 def complexity(layout: Layout) -> tuple[int, ...]:

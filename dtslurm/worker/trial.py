@@ -62,9 +62,9 @@ def main(argv: List[str]) -> int:
     if trial.first:
         _write_summary(trial, values)
     _set_environment(trial, names, values)
-    words = [substitute(word, values) for word in command]
+    words = [*(substitute(word, values) for word in command), *(line.get("args") or ())]
     sys.stdout.flush()
-    if not settings["asha"] and finish is None:
+    if not settings["asha"] and not settings.get("steps") and finish is None:
         os.execvp(words[0], words)  # noqa: S606 - as a shell's exec
     try:
         from .trial_asha import watch

@@ -1,5 +1,6 @@
-"""Run a trial and stop it early, by asynchronous successive halving over files in the sweep's folder.
+"""Run a trial and stop it early: after a number of steps, or by asynchronous successive halving.
 
+Halving uses files in the sweep's folder:
 ``asha/<rung>/<number>=<value>`` in that folder is a trial's metric when the trial reached a rung. A trial
 that reaches a rung continues if it is among the best 1/eta of all trials that have reached the rung (Li et
 al., 2020).
@@ -101,6 +102,7 @@ class _Watch:
         self._metric = trial.settings["metric"]
         asha = trial.settings["asha"]
         self._rungs = Rungs(trial.settings["sweep"], trial.line["number"], trial.settings) if asha else None
+        self._steps_left: Optional[int] = trial.settings.get("steps")
         self._state = {"offset": 0}
         self.mark = os.path.join(trial.folder, STOPPED)
         self.last: Optional[float] = None
@@ -120,6 +122,11 @@ class _Watch:
             value = number(record.get(self._metric))
             self.last = self.last if value is None else value
             stop_reason = self._rungs.stops(record) if self._rungs else None
+            if self._steps_left is not None and value is not None:
+                self._steps_left -= 1
+                stop_reason = (
+                    None if self._steps_left > 0 else {"step": record.get("step"), self._metric: value}
+                )
             if stop_reason and not ended:
                 self._trial.keep(STOPPED, dict(stop_reason, time=time.time()))
                 return
@@ -160,10 +167,15 @@ def watch(words: List[str], trial: Any, finish: Optional[Callable[[Optional[floa
         monitor.look(ended)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(0 if monitor.stopped else _POLL_S)
-    exit_code = _terminate(child) if monitor.stopped else child.wait()
+    steps = trial.settings.get("steps")
+    exit_code = _terminate(child, now=bool(steps)) if monitor.stopped else child.wait()
     if monitor.stopped:
         print(
-            "stopped early: other trials are better at this step; {} has the comparison".format(monitor.mark)
+            "stopped after {} values of {}".format(steps, trial.settings["metric"])
+            if steps
+            else "stopped early: other trials are better at this step; {} has the comparison".format(
+                monitor.mark
+            )
         )
         sys.stdout.flush()
     elif exit_code == 0:
@@ -175,9 +187,10 @@ def watch(words: List[str], trial: Any, finish: Optional[Callable[[Optional[floa
     return exit_code if exit_code >= 0 else 128 - exit_code
 
 
-def _terminate(child: "subprocess.Popen[bytes]") -> int:
+def _terminate(child: "subprocess.Popen[bytes]", now: bool) -> int:
+    """End the training code; ``now`` gives it no time to write a checkpoint that nobody needs."""
     if child.poll() is None:
-        child.terminate()
+        child.kill() if now else child.terminate()
     try:
         return child.wait(_GRACE_S)
     except subprocess.TimeoutExpired:

@@ -163,5 +163,5 @@ def test_ties_are_listed_with_a_deciding_run() -> None:
     named, deciding = explain.tie_lines(ranked, ties, 1.1, 3)
     assert named.startswith("2")
     assert "cannot be told apart from 1" in named
-    assert "20 steps of each of 1, 2" in deciding
+    assert "10 steps of each of 1, 2" in deciding
     assert explain.tie_lines(ranked, [], 1.1, 3) == []

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from dtslurm.cli import completers
 from dtslurm.cli.options import json_option
 from dtslurm.cli.printing import output
 from dtslurm.errors import RequestInvalid
@@ -16,9 +18,25 @@ from dtslurm.model.paths import working_directory
 
 if TYPE_CHECKING:
     from dtslurm.services.planning.plan import Plan
+    from dtslurm.services.submit.probe import ProbedLayout
 
 
-@click.command()
+class PlanCommand(click.Command):
+    """A command whose words after ``--`` are arguments of the probed script, never a MODEL."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words before ``--``, and keep the rest."""
+        own_count = args.index("--") if "--" in args else len(args)
+        remaining_args = super().parse_args(ctx, args[:own_count])
+        ctx.params["script_args"] = tuple(args[own_count + 1 :])
+        return remaining_args
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Return the usage with the script's arguments."""
+        return [*super().collect_usage_pieces(ctx), "[-- ARGS...]"]
+
+
+@click.command(cls=PlanCommand)
 @click.argument("model", required=False)
 @click.option("--model-config", metavar="FILE", help="Read a Hugging Face config.json instead of MODEL.")
 @click.option(
@@ -59,41 +77,86 @@ if TYPE_CHECKING:
     "file for dtslurm submit. torchtitan means the installed version; torchtitan-0.2 is its TOML.",
 )
 @click.option("--plot", metavar="FILE.svg", help="Draw memory, the step and the scaling curve.")
-@click.option("--calibrate", metavar="JOB", help="Calibrate with this run's measurements of --layout.")
+@click.option(
+    "--calibrate",
+    metavar="JOB",
+    shell_complete=completers.jobs,
+    help="Calibrate with this run's measurements of --layout, or with a probe.",
+)
+@click.option(
+    "--probe",
+    metavar="SCRIPT|JOB.yaml",
+    type=click.Path(),
+    help="Run a few steps of each layout shown, calibrate, and plan again. SCRIPT gets ARGS.",
+)
+@click.option("-y", "--yes", is_flag=True, help="Queue the jobs of --probe without confirmation.")
 @click.option("--evaluate", metavar="ROWS.csv", help="Predict measured runs and show the errors.")
 @json_option
 def plan(
+    script_args: tuple[str, ...],
     as_json: bool,
     evaluate: str | None,
     calibrate: str | None,
+    probe: str | None,
+    yes: bool,
     emit: str | None,
     plot: str | None,
     **asked: Any,
 ) -> None:
     """Show each layout of MODEL that fits a cluster: memory, time and reasons."""
+    _refuse_combinations({"--evaluate": evaluate, "--calibrate": calibrate, "--probe": probe}, script_args)
     if evaluate is not None:
         _show_evaluation(Path(evaluate), as_json)
         return
-    from dtslurm.cli.printing import plan_text
     from dtslurm.services.planning.plan import PlanRequest, make
 
-    if emit is not None:
-        from dtslurm.services.planning.plan_output import check_form, form_for_installed
-
-        check_form(emit)
-        emit = form_for_installed(emit, os.environ)
-        if as_json:
-            raise RequestInvalid(
-                ["--emit prints a configuration, and --json prints the plan; give only one of them"]
-            )
+    emit = _find_form(emit, as_json=as_json)
     asked["price"], asked["currency"] = _parse_price(asked["price"])
-    if calibrate is not None and not asked["layout"]:
-        raise RequestInvalid(["--calibrate needs the --layout of the run"])
     asked["scaling"] = asked["scaling"] or plot is not None  # the plot shows the scaling curve
-    new_plan = make(PlanRequest(**asked, emit=emit), working_directory())
-    if calibrate is not None:
-        _show_calibration(new_plan, calibrate, as_json)
-        return
+    request = PlanRequest(**asked, emit=emit)
+    results: Sequence[ProbedLayout] = ()
+    if probe is not None:
+        from dtslurm.cli.plan_probe import run_probe
+
+        new_plan, results = run_probe(make(request, working_directory()), probe, script_args, yes=yes)
+    elif calibrate is not None:
+        from dtslurm.cli.plan_probe import take_up_probe
+
+        probed = take_up_probe(request, calibrate)
+        if probed is None:
+            if not request.layout:
+                raise RequestInvalid(["--calibrate needs the --layout of the run"])
+            _show_calibration(make(request, working_directory()), calibrate, as_json)
+            return
+        new_plan, results = probed
+    else:
+        new_plan = make(request, working_directory())
+    _show(new_plan, results, plot, as_json=as_json)
+
+
+def _find_form(emit: str | None, *, as_json: bool) -> str | None:
+    """Return the configuration format to print, for the installed version of its framework."""
+    if emit is None:
+        return None
+    from dtslurm.services.planning.plan_output import check_form, form_for_installed
+
+    check_form(emit)
+    if as_json:
+        raise RequestInvalid(
+            ["--emit prints a configuration, and --json prints the plan; give only one of them"]
+        )
+    return form_for_installed(emit, os.environ)
+
+
+def _show(new_plan: Plan, results: Sequence[ProbedLayout], plot: str | None, *, as_json: bool) -> None:
+    """Print a plan, or the configuration of its best layout.
+
+    Raises:
+        Exit: no layout fits.
+    """
+    from dtslurm.cli.printing import plan_text
+
+    emit = new_plan.request.emit
     if plot is not None:
         from dtslurm.services.planning.plan_output import draw
 
@@ -103,11 +166,22 @@ def plan(
 
         click.echo(emitted(new_plan, emit), nl=False)
     elif as_json:
-        output.document(**plan_text.values(new_plan))
+        output.document(**plan_text.values(new_plan), **({"probe": results} if results else {}))
     else:
         plan_text.show(new_plan)
     if not new_plan.chosen or not new_plan.chosen[0].fits:
         raise click.exceptions.Exit(2)
+
+
+def _refuse_combinations(actions: Mapping[str, str | None], script_args: tuple[str, ...]) -> None:
+    given = [name for name, value in actions.items() if value is not None]
+    if len(given) > 1:
+        raise RequestInvalid([f"give only one of {' and '.join(given)}"])
+    if script_args and "--probe" not in given:
+        raise RequestInvalid(
+            [f"arguments after -- are for a script, and there is no --probe: {script_args[0]}"],
+            hint="name the script, as in --probe train.py -- --tp '${tp}'",
+        )
 
 
 def _parse_price(text: str | None) -> tuple[float | None, str]:

@@ -48,6 +48,7 @@ _TIME_MARKS = {
 _BEST = "bold green"
 _WIDTH, _STEP_WIDTH = 40, 72
 _OTHER_COLUMNS = 58  # width of the other columns of the layout table, with padding
+_MEASURED_COLUMN = 10
 _LAYOUT = (
     "tp",
     "pp",
@@ -83,7 +84,7 @@ def show(plan: Plan) -> None:
     if plan.chosen:
         output.say()
         output.table(
-            ("", "LAYOUT", "STEP", "TOKENS/S/GPU", "TFLOP/S", "MFU", "GIB"),
+            ("", "LAYOUT", *_step_columns(plan), "TOKENS/S/GPU", "TFLOP/S", "MFU", "GIB"),
             [_row(plan, index, output.width()) for index in range(1, len(plan.chosen) + 1)],
             row_styles={0: _BEST},
             lines=True,
@@ -168,15 +169,25 @@ def _two_digits(value: float) -> str:
     return f"{value:.{max(0, 1 - math.floor(math.log10(value)))}f}"
 
 
+def _step_columns(plan: Plan) -> tuple[str, ...]:
+    measured = any(item.predicted_s is not None for item in plan.chosen)
+    return ("MEASURED", "PREDICTED") if measured else ("STEP",)
+
+
 def _row(plan: Plan, index: int, width: int | None) -> list[str]:
     item = plan.chosen[index - 1]
     layout = str(item.layout)
+    columns = _step_columns(plan)
+    others = _OTHER_COLUMNS + _MEASURED_COLUMN * (len(columns) - 1)
     if width is not None:  # wrap after a comma, never within a number
-        layout = "\n".join(_fold_layout(layout, max(20, width - _OTHER_COLUMNS)))
+        layout = "\n".join(_fold_layout(layout, max(20, width - others)))
+    measured = "-" if item.predicted_s is None else f"{item.time.total:.3g} s"
+    predicted_s = item.time.total if item.predicted_s is None else item.predicted_s
     return [
         str(index),
         layout,
-        time_with_interval(item.time.total, plan.interval),
+        *([measured] if len(columns) > 1 else []),
+        time_with_interval(predicted_s, plan.interval),
         f"{item.tokens_per_s_per_gpu:,.0f}",
         f"{item.tflops_per_gpu:.0f}",
         f"{item.mfu:.1%}",
@@ -245,7 +256,7 @@ def totals(plan: Plan) -> dict[str, Any]:
     best, machine = plan.chosen[0], plan.task.machine
     assert plan.tokens is not None  # noqa: S101 - checked by the callers
     seconds = plan.tokens / (best.tokens_per_s_per_gpu * best.layout.gpus)
-    low, high = plan.interval.bounds(seconds)
+    low, high = plan.interval.bounds(seconds) if best.predicted_s is None else (seconds, seconds)
     gpu_hours = seconds / 3600 * best.layout.gpus
     result_values: dict[str, Any] = {
         "tokens": plan.tokens,
@@ -322,7 +333,8 @@ def values(plan: Plan) -> dict[str, Any]:
 def candidate(item: Estimate, interval: Interval) -> dict[str, Any]:
     """Return the JSON object of one layout's estimate."""
     layout = item.layout
-    low, high = interval.bounds(item.time.total)
+    seconds = item.time.total
+    low, high = interval.bounds(seconds) if item.predicted_s is None else (seconds, seconds)
     return {
         "layout": {
             **{name: getattr(layout, name) for name in _LAYOUT},
@@ -330,7 +342,13 @@ def candidate(item: Estimate, interval: Interval) -> dict[str, Any]:
             "text": str(layout),
         },
         "memory_gib": {"total": item.memory.total, "terms": item.memory.terms},
-        "step_time_s": {"total": item.time.total, "low": low, "high": high, "terms": item.time.terms},
+        "step_time_s": {
+            "total": seconds,
+            "low": low,
+            "high": high,
+            "terms": item.time.terms,
+            "predicted": item.predicted_s,
+        },
         "tokens_per_s_per_gpu": item.tokens_per_s_per_gpu,
         "tflops_per_gpu": item.tflops_per_gpu,
         "mfu": item.mfu,

@@ -24,12 +24,26 @@ def check(task: TrainingTask, layout: Layout) -> list[str]:
     return [f"a job for {task.framework} is yours to write: there is no launcher that knows its words"]
 
 
+def script_arguments(task: TrainingTask, layout: Layout, steps: int) -> list[str] | None:
+    """Return the words that tell a training script its layout and number of steps.
+
+    None if the framework reads its layout from a file or from the script's own arguments.
+    """
+    if task.framework in _MEGATRON_FRAMEWORKS:
+        return [*_megatron_words(task, layout), "--train-iters", str(steps)]
+    return None
+
+
+def _megatron_words(task: TrainingTask, layout: Layout) -> list[str]:
+    return [word for line in megatron.emit(task, layout).splitlines()[1:] for word in line.split()]
+
+
 def emit(task: TrainingTask, layout: Layout) -> str:
     """Return the job file."""
     lines = [f"# {summary(task, layout)}"]
     if task.framework in _MEGATRON_FRAMEWORKS:
-        args = [arg for line in megatron.emit(task, layout).splitlines()[1:] for arg in line.split()]
-        lines += ["script: pretrain_gpt.py # of Megatron-LM", *_format_args(args), "launcher: megatron"]
+        args = _format_args(_megatron_words(task, layout))
+        lines += ["script: pretrain_gpt.py # of Megatron-LM", *args, "launcher: megatron"]
     elif task.framework == "torchtitan":
         module = torchtitan.MODULE
         lines += [

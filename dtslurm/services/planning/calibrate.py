@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +16,14 @@ from dtslurm.launch import registry
 from dtslurm.model.units import pluralize
 from dtslurm.planner import constants as shipped
 from dtslurm.planner.calibrate import BOUNDS, Measurement, ratios
-from dtslurm.planner.estimate import Estimate
+from dtslurm.planner.layout import Layout
+from dtslurm.planner.search import TrainingTask
 from dtslurm.planner.step import PARTS
 from dtslurm.transport.deletion import remove
 
 if TYPE_CHECKING:
     from dtslurm.services.planning.plan import Plan
+    from dtslurm.services.wiring.context import Context
 
 SCHEMA = 1
 WARM_UP = 3
@@ -31,8 +33,9 @@ SCALED = {
     "host_scale": "host time",
     "activation_scale": "activations",
 }
-_STEP = ("step_time_s", "step_time", "step_s", "seconds_per_step")
-_MEMORY = ("memory_gib", "peak_memory_gib", "max_memory_gib")
+STEP_KEY, MEMORY_KEY = "step_time_s", "memory_gib"  # in the lines of a run's metrics
+_STEP = (STEP_KEY, "step_time", "step_s", "seconds_per_step")
+_MEMORY = (MEMORY_KEY, "peak_memory_gib", "max_memory_gib")
 _STATE_TERMS = ("weights", "gradients", "master_weights", "optimizer", "gathered_weights")
 
 
@@ -84,6 +87,8 @@ def _parse_measurement(item: Any) -> Measurement:
     parts = measurement.predicted_parts_s
     if parts is not None and not _are_seconds_by_part(parts):
         raise ValueError(f"predicted_parts_s should be seconds of {', '.join(PARTS)}, not {parts!r}")
+    if not isinstance(measurement.failure, str) or not isinstance(measurement.nodes, int | None):
+        raise TypeError("failure should be a text, and nodes a whole number")
     if not isinstance(measurement.framework, str) or measurement.framework not in _known_frameworks():
         raise ValueError(f"unknown framework {measurement.framework!r}")
     return measurement
@@ -118,9 +123,13 @@ def measured(run: Path) -> tuple[float | None, float | None]:
         step_times = _read_values(lines, _STEP)
         memory_peaks = _read_values(lines, _MEMORY)
         if step_times or memory_peaks:
-            step_times = step_times[WARM_UP:] or step_times
-            return (statistics.median(step_times) if step_times else None), max(memory_peaks, default=None)
+            return typical_step(step_times), max(memory_peaks, default=None)
     return None, None
+
+
+def typical_step(step_times: Sequence[float]) -> float | None:
+    """Return the median time of a step after the warm-up, None if there are no times."""
+    return statistics.median(step_times[WARM_UP:] or step_times) if step_times else None
 
 
 def _read_values(lines: Iterable[Mapping[str, Any]], names: Iterable[str]) -> list[float]:
@@ -171,12 +180,20 @@ def calibrate(plan: Plan, job: str, cwd: Path) -> tuple[Path, Measurement]:
             [f"run {record.name} has no {_STEP[0]} and no {_MEMORY[0]} in its metrics/<attempt>/train.jsonl"],
             hint='training code appends {"step_time_s": 1.9, "memory_gib": 61} to $DTSLURM_METRICS each step',
         )
-    estimate = plan.task.estimator(shipped.default()).estimate(layout)
-    measurement = _make_measurement(plan, record.token, estimate, step_s, memory_gib)
-    path = file_of(context.cluster(plan.cluster).path, cwd, os.environ)
-    other_measurements = [item for item in read(path) if item.job != measurement.job]
-    _write_file(path, [*other_measurements, measurement])
-    return path, measurement
+    measurement = make_measurement(plan.task, layout, record.token, (step_s, memory_gib))
+    return save(context, plan, [measurement]), measurement
+
+
+def save(context: Context, plan: Plan, measurements: Sequence[Measurement]) -> Path:
+    """Write measurements to the calibration file of a plan's cluster, replacing those of the same jobs.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    path = file_of(context.cluster(plan.cluster).path, context.cwd, os.environ)
+    jobs = {item.job for item in measurements}
+    _write_file(path, [*(item for item in read(path) if item.job not in jobs), *measurements])
+    return path
 
 
 def _starts_one_process(launcher: str) -> bool:
@@ -192,24 +209,37 @@ def capped(found: Measurement) -> Iterator[tuple[str, float, float]]:
             yield quantity, ratio, min(high, max(low, ratio))
 
 
-def _make_measurement(
-    plan: Plan, job: str, made: Estimate, step: float | None, memory: float | None
+def make_measurement(
+    task: TrainingTask,
+    layout: Layout,
+    job: str,
+    measured: tuple[float | None, float | None],
+    failure: str = "",
 ) -> Measurement:
-    task = plan.task
+    """Return a run's measurement with its predictions.
+
+    Args:
+        job: an identifier of the run.
+        measured: the seconds of a step and the peak memory in GiB, as `measured` returns them.
+        failure: why the layout failed, empty if it did not.
+    """
+    estimate = task.estimator(shipped.default()).estimate(layout)
     return Measurement(
         job=job,
         model=task.model.name,
         gpu=task.machine.gpu.name,
         framework=task.framework,
         precision=task.precision,
-        layout=str(made.layout),
+        layout=str(layout),
         seq_len=task.seq_len,
-        predicted_step_s=made.time.total,
-        measured_step_s=step,
-        predicted_memory_gib=made.memory.allocated,
-        memory_states_gib=sum(made.memory.terms[name] for name in _STATE_TERMS),
-        measured_memory_gib=memory,
-        predicted_parts_s=made.time.parts,
+        predicted_step_s=estimate.time.total,
+        measured_step_s=measured[0],
+        predicted_memory_gib=estimate.memory.allocated,
+        memory_states_gib=sum(estimate.memory.terms[name] for name in _STATE_TERMS),
+        measured_memory_gib=measured[1],
+        predicted_parts_s=estimate.time.parts,
+        nodes=task.machine.nodes,
+        failure=failure,
     )
 
 

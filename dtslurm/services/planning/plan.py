@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import field, replace
 from pathlib import Path
 
 from dtslurm.errors import RequestInvalid
@@ -13,6 +14,7 @@ from dtslurm.model.paths import expand_home
 from dtslurm.model.values import dataclass
 from dtslurm.planner import constants as shipped
 from dtslurm.planner import explain, hardware
+from dtslurm.planner.calibrate import Measurement
 from dtslurm.planner.constants import Constants
 from dtslurm.planner.divide import find_layout_problems
 from dtslurm.planner.estimate import Estimate
@@ -23,7 +25,7 @@ from dtslurm.planner.layout import Layout, LayoutProblem, parse_layout
 from dtslurm.planner.models import presets
 from dtslurm.planner.models.huggingface import ConfigProblem, read_config
 from dtslurm.planner.models.shapes import ModelShape
-from dtslurm.planner.search import SearchResult, TrainingTask, default_batch, scaling, search
+from dtslurm.planner.search import SearchResult, TrainingTask, default_batch, rank_measured, scaling, search
 from dtslurm.suggestions import list_nearest, suggest_name
 
 PRECISIONS = ("bf16", "fp16", "fp8", "fp32")
@@ -72,6 +74,7 @@ class Plan:
         cluster, node_type: the profile of the plan, and its node type if requested.
         interval: the 80 % interval of the predicted times.
         ties: numbers of the layouts in ``chosen`` that cannot be told apart from the first.
+        request: the options of the plan.
     """
 
     task: TrainingTask
@@ -88,6 +91,24 @@ class Plan:
     node_type: str | None = None
     interval: Interval = Interval(1.0)
     ties: tuple[int, ...] = ()
+    request: PlanRequest = PlanRequest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterRuns:
+    """Values from the runs in a cluster's calibration file.
+
+    Attributes:
+        constants: the planner's constants, with the factors measured on the cluster.
+        timed: the number of runs with this GPU, framework and precision whose step time was measured.
+        step_s: measured seconds of a step of this very task, by the layout's text.
+        failures: why layouts of this very task failed, by their text.
+    """
+
+    constants: Constants
+    timed: int = 0
+    step_s: Mapping[str, float] = field(default_factory=dict)
+    failures: Mapping[str, str] = field(default_factory=dict)
 
 
 def make(request: PlanRequest, cwd: Path) -> Plan:
@@ -117,18 +138,25 @@ def make(request: PlanRequest, cwd: Path) -> Plan:
     if request.gbs is None and layout is None:
         notes.append(f"global batch {gbs} sequences ({gbs * seq_len:,} tokens), a common size; --gbs sets it")
     framework = request.framework or _choose_framework(request, model)
-    constants, own_runs = shipped.default(), 0
-    if profile is not None:
-        constants, own_runs = _calibrate_constants(profile, cwd, machine, (framework, precision), notes)
-    cluster = profile.stem if profile is not None else None
     task = TrainingTask(model, machine, seq_len, gbs, framework, precision)
+    runs = ClusterRuns(constants=shipped.default())
+    if profile is not None:
+        runs = _read_cluster_runs(profile, cwd, task, notes)
     notes += model.assumptions
     if layout is not None:
-        plan = _plan_layout(task, layout, request, constants, notes, cluster)
+        plan = _plan_layout(task, layout, request, runs)
     else:
-        plan = _search_layouts(task, request, constants, notes, cluster)
+        plan = _search_layouts(task, request, runs)
     kind = classify(machine.gpu, precision, mixture=model.is_moe)
-    return replace(plan, interval=interval(kind, own_runs))
+    return replace(
+        plan,
+        notes=tuple(notes),
+        tokens=request.tokens,
+        cluster=profile.stem if profile is not None else None,
+        node_type=request.node_type if profile is not None else None,
+        interval=interval(kind, runs.timed),
+        request=request,
+    )
 
 
 _FRAMEWORK_BY_FORM = {
@@ -148,44 +176,45 @@ def _choose_framework(request: PlanRequest, model: ModelShape) -> str:
     return "megatron" if model.stacks and model.vocab and not model.stacks[0].encoder else "fsdp"
 
 
-def _plan_layout(
-    task: TrainingTask,
-    layout: Layout,
-    request: PlanRequest,
-    constants: Constants,
-    notes: list[str],
-    cluster: str | None,
-) -> Plan:
+def _plan_layout(task: TrainingTask, layout: Layout, request: PlanRequest, runs: ClusterRuns) -> Plan:
+    constants = runs.constants
     layout = replace(layout, sp=layout.sp and layout.tp > 1)
     problems = find_layout_problems(task.model, layout, task.machine.gpus, task.seq_len)
     if problems:
         raise RequestInvalid(problems)
     task = replace(task, gbs=layout.gbs)
     estimate = task.estimator(constants).estimate(layout)
+    if str(layout) in runs.step_s:
+        estimate = estimate.with_measured_time(runs.step_s[str(layout)])
     unfit: tuple[str, ...] = ()
     if not estimate.fits:
         limit_gib = task.estimator(constants).limit_gib
         unfit = (
             f"it needs {estimate.memory.total:.1f} GiB of GPU memory, and a plan may use {limit_gib:.1f} GiB",
         )
+    if str(layout) in runs.failures:
+        unfit = (*unfit, f"it failed when it was run: {runs.failures[str(layout)]}")
     return Plan(
         task,
         (estimate,),
         why=tuple(explain.why_best(SearchResult(task, (estimate,), (), 1))),
         warnings=tuple(explain.layout_warnings(task, estimate)),
         unfit=unfit,
-        notes=tuple(notes),
         tried=1,
-        tokens=request.tokens,
-        cluster=cluster,
-        node_type=request.node_type if cluster else None,
     )
 
 
-def _search_layouts(
-    task: TrainingTask, request: PlanRequest, constants: Constants, notes: list[str], cluster: str | None
-) -> Plan:
+def _search_layouts(task: TrainingTask, request: PlanRequest, runs: ClusterRuns) -> Plan:
+    constants = runs.constants
     outcome = search(task, constants)
+    factor = tie_factor(mixture=task.model.is_moe)
+    running = [item for item in outcome.ranked if str(item.layout) not in runs.failures]
+    failed = [
+        f"{item.layout}: failed when it was run: {runs.failures[str(item.layout)]}"
+        for item in outcome.ranked
+        if str(item.layout) in runs.failures
+    ]
+    outcome = replace(outcome, ranked=rank_measured(running, runs.step_s, factor))
     curve: tuple[tuple[int, Estimate | None], ...] = ()
     if request.scaling:
         node_counts = sorted(
@@ -196,32 +225,23 @@ def _search_layouts(
         return Plan(
             task,
             (),
-            unfit=tuple(explain.what_would_fit(outcome, constants)),
-            notes=tuple(notes),
+            unfit=tuple(failed or explain.what_would_fit(outcome, constants)),
             tried=outcome.tried,
             curve=curve,
-            tokens=request.tokens,
-            cluster=cluster,
-            node_type=request.node_type if cluster else None,
         )
     why = explain.why_best(outcome)
     if single_gpu_note := explain.enough_on_one(task, constants):
         why.append(single_gpu_note)
-    factor = tie_factor(mixture=task.model.is_moe)
     ties = explain.find_ties(outcome.ranked, factor)
     why += explain.tie_lines(outcome.ranked, ties, factor, request.top)
     return Plan(
         task,
         outcome.ranked[: request.top],
         why=tuple(why),
-        others=tuple(explain.runners_up(outcome)),
+        others=(*explain.runners_up(outcome), *failed),
         warnings=tuple(explain.warnings(outcome)),
         curve=curve,
-        notes=tuple(notes),
         tried=outcome.tried,
-        tokens=request.tokens,
-        cluster=cluster,
-        node_type=request.node_type if cluster else None,
         ties=tuple(number for number in ties if number <= request.top),
     )
 
@@ -405,24 +425,38 @@ def _read_layout(request: PlanRequest, problems: list[str]) -> Layout | None:
         return None
 
 
-def _calibrate_constants(
-    profile: Path, cwd: Path, machine: Machine, how: tuple[str, str], notes: list[str]
-) -> tuple[Constants, int]:
-    """Return the planner's constants with factors measured on the cluster, and the number of timed runs."""
+def _read_cluster_runs(profile: Path, cwd: Path, task: TrainingTask, notes: list[str]) -> ClusterRuns:
+    """Return what the cluster's calibration file has for a task, with a note for each factor."""
     from dtslurm.planner import calibrate
     from dtslurm.services.planning.calibrate import SCALED, file_of, read
 
     path = file_of(profile, cwd, os.environ)
     measurements = read(path)
-    factors = calibrate.factors(measurements, machine.gpu.name, *how)
+    kind = (task.machine.gpu.name, task.framework, task.precision)
+    factors = calibrate.factors(measurements, *kind)
     for name, quantity in SCALED.items():
         if name in factors:
             notes.append(
                 f"{quantity} calibrated with runs of this cluster: x {factors[name]:.2f} ({path.name})"
             )
-    timed = [
-        item
-        for item in calibrate.matching_measurements(measurements, machine.gpu.name, *how)
-        if item.measured_step_s
-    ]
-    return shipped.default().but(factors), len(timed)
+    timed = [item for item in calibrate.matching_measurements(measurements, *kind) if item.measured_step_s]
+    own = {item.layout: item for item in measurements if _is_of_task(item, task)}  # the newest of each
+    return ClusterRuns(
+        constants=shipped.default().but(factors),
+        timed=len(timed),
+        step_s={text: item.measured_step_s for text, item in own.items() if item.measured_step_s},
+        failures={text: item.failure for text, item in own.items() if item.failure},
+    )
+
+
+def _is_of_task(item: Measurement, task: TrainingTask) -> bool:
+    """Return whether a measurement is of a task's own model, machine, sequence length and numbers."""
+    machine = task.machine
+    return (item.model, item.gpu, item.nodes, item.seq_len, item.framework, item.precision) == (
+        task.model.name,
+        machine.gpu.name,
+        machine.nodes,
+        task.seq_len,
+        task.framework,
+        task.precision,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,7 +62,11 @@ class Planned:
 
 
 def load_jobs(
-    context: Context, said: JobRequest, assignments: Sequence[str] = (), stage: str | None = None
+    context: Context,
+    said: JobRequest,
+    assignments: Sequence[str] = (),
+    stage: str | None = None,
+    per_trial: Collection[str] = (),
 ) -> list[JobToSubmit]:
     """Return the jobs that a command line submits: its script, or the jobs of its job file.
 
@@ -72,6 +76,7 @@ def load_jobs(
         said: the options and arguments of the command line; they override those of the file.
         assignments: ``NAME=VALUE`` for the file's variables, from ``--set``.
         stage: return only this stage of the file.
+        per_trial: variables that each trial of an array substitutes, as those of a sweep.
 
     Raises:
         ProfileInvalid: the file is invalid; the error lists every problem.
@@ -92,7 +97,9 @@ def load_jobs(
 
     home = context.env.get("HOME")
     variables = jobs.assignments(tuple(assignments))
-    loaded = jobs.load(path, variables, cwd=context.cwd, home=Path(home) if home else None)
+    loaded = jobs.load(
+        path, variables, cwd=context.cwd, home=Path(home) if home else None, per_trial=per_trial
+    )
     require_trust(context, loaded)
     steps = [_build_job(loaded, loaded_stage, said) for loaded_stage in loaded.stages]
     if stage is not None:

@@ -35,12 +35,14 @@ class Trial:
     Attributes:
         number: index in the whole sweep.
         checkpoints: checkpoint folder of an earlier attempt of this trial, empty for the first attempt.
+        args: further arguments of the training script.
     """
 
     number: int
     name: str
     values: Mapping[str, str]
     checkpoints: str = ""
+    args: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def plan_sweep(
     request = replace(request, trials=replace(request.trials, per_task=per_task))
     if per_task > 1:
         request = replace(request, nodes=1, ntasks_per_node=per_task, launcher="srun")
-    return arrays(context, request, _sweep_settings(sweep, per_task), trials)
+    return arrays(context, request, sweep_settings(sweep, per_task), trials)
 
 
 def _check_trials(sweep: Sweep) -> Iterator[Trial]:
@@ -164,8 +166,12 @@ def _trials_per_task(request: JobRequest, sweep: Sweep) -> tuple[int, list[str]]
     return count, problems
 
 
-def _sweep_settings(sweep: Sweep, per_task: int) -> dict[str, Any]:
-    """Return the settings that the jobs of a sweep read."""
+def sweep_settings(sweep: Sweep, per_task: int, steps: int | None = None) -> dict[str, Any]:
+    """Return the settings that the jobs of a sweep read.
+
+    Args:
+        steps: stop each trial after this many values of the metric.
+    """
     return {
         "schema": 1,
         "sweep": "",  # the run directory of the first array, set when it is known
@@ -175,6 +181,7 @@ def _sweep_settings(sweep: Sweep, per_task: int) -> dict[str, Any]:
         "mode": sweep.mode,
         "asha": asdict(sweep.asha) if sweep.asha else None,
         "optuna": _optuna_settings(sweep),
+        "steps": steps,
     }
 
 

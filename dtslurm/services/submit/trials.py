@@ -54,6 +54,7 @@ class TrialView:
         folder: the trial's folder on the cluster.
         cause: the cause of a failure, empty for a trial that did not fail.
         points: (step, value) pairs of the metric, if they were requested.
+        args: further arguments of the training script.
     """
 
     number: int
@@ -70,6 +71,7 @@ class TrialView:
     folder: str = ""
     cause: str = ""
     points: tuple[tuple[float, float], ...] = field(default=(), repr=False)
+    args: tuple[str, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,18 @@ class SweepView:
         return {state: states.count(state) for state in order if state in states}
 
 
-def load_sweep(context: Context, selector: str, cluster: str | None = None, *, points: int = 0) -> SweepView:
+def load_sweep(
+    context: Context,
+    selector: str,
+    cluster: str | None = None,
+    *,
+    points: int = 0,
+    metric: tuple[str, str] | None = None,
+) -> SweepView:
     """Read the sweep that a run belongs to, with at most ``points`` points of each trial's metric.
+
+    Args:
+        metric: a metric, and ``min`` or ``max``, instead of those that the sweep compares its trials by.
 
     Raises:
         JobNotFound: no run matches ``selector``.
@@ -123,6 +135,8 @@ def load_sweep(context: Context, selector: str, cluster: str | None = None, *, p
     """
     head, runs = _load_members(context, find(context, selector, cluster))
     settings = json.loads((Path(head.folder) / SETTINGS).read_bytes())
+    if metric is not None:
+        settings |= {"metric": metric[0], "mode": metric[1]}
     run_views = views(context, runs)
     transport, python = find_transport_and_python(context, head)
     request = {
@@ -209,6 +223,7 @@ def _build_run_trials(view: RunView, told: Sequence[Mapping[str, Any]], per_task
                 points=tuple((float(step), float(value)) for step, value in record.get("points") or ()),
                 job=f"{view.record.job_id}_{task}",
                 folder=record.get("folder") or "",
+                args=tuple(line.get("args") or ()),
                 **measurements,
             )
         )
@@ -318,7 +333,8 @@ def _resume(
     if not unfinished:
         return []
     trials = [
-        Trial(trial.number, trial.name, trial.values, _checkpoint_folder(trial)) for trial in unfinished
+        Trial(trial.number, trial.name, trial.values, _checkpoint_folder(trial), trial.args)
+        for trial in unfinished
     ]
     run_context, request = restore_request(sweep.head)
     sweeping = arrays(run_context, request, sweep.settings, iter(trials))
