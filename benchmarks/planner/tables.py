@@ -12,7 +12,14 @@ from typing import Any
 from dtslurm.planner.measured.evaluate import RowPrediction
 
 HERE = Path(__file__).parent
-TABLES = ("runs.csv", "runs_ultrascale.csv", "runs_vtrain_single.csv")
+TABLES = ("runs.csv", "runs_ultrascale.csv", "runs_vtrain_single.csv", "runs_other.csv")
+
+QUALITY = {  # values of the column ``quality`` whose speed is not scored
+    "memory": "figure quoted from memory",
+    "length": "sequences shorter than the stated length",
+    "input": "limited by one process of a data loader",
+    "peak": "faster than the chip's best measured product",
+}
 
 
 @cache
@@ -47,8 +54,8 @@ def reason_not_scored(item: RowPrediction) -> str:
     """
     if item.speed_error is None or item.case is None:
         return ""
-    if item.row.get("quality") == "memory":
-        return "figure quoted from memory"
+    if reason := QUALITY.get(item.row.get("quality") or ""):
+        return reason
     if item.case.framework != "nanotron":
         return ""
     layout = item.case.layout

@@ -13,7 +13,7 @@ from pathlib import Path
 
 DATA = Path(__file__).with_name("data")
 _CHIP = re.compile(
-    r"GH200|G?B[23]00|MI\d{3}[AX]|[AHV]\d00|A10G?|A40|L40S|L4(?!0)|T4|RTX[ -]?A?\d{4}(?: ?Ada)?|PVC",
+    r"GH200|G?B[23]00|MI\d{3}[AX]|[AHV]\d00|A10G?|A40|L40S|L4(?!0)|T4|RTX[ -]?A?\d{4}(?: ?Ada)?|PVC|Gaudi ?[23]",
     re.IGNORECASE,
 )
 _CHIP_BY_ALIAS = {"MI250": "MI250X", "A6000": "RTX A6000", "MAX 1550": "PVC", "H100-94": "H100-94-NVL"}
@@ -36,6 +36,7 @@ _SMS = {  # streaming multiprocessors or compute units: the number of matrix pro
     "V100": 80, "T4": 40, "A100": 108, "A800": 108, "A10": 72, "A10G": 80, "A40": 84, "L4": 58, "L40S": 142,
     "H100": 132, "H200": 132, "H800": 132, "GH200": 132, "B200": 148, "GB200": 148, "B300": 148, "GB300": 148,
     "MI250X": 110, "MI300X": 304, "MI300A": 228, "MI325X": 304, "MI355X": 256,
+    "GAUDI2": 4, "GAUDI3": 16,  # two and eight matrix engines of 256 x 256
 }  # fmt: skip
 
 
@@ -188,8 +189,8 @@ def _parse_gpu(row: dict[str, str], shares: dict[str, dict[str, float]]) -> Gpu:
 
 
 def _normalize_chip(chip: str) -> str:
-    """Return a chip's name in a uniform spelling, such as ``RTX 6000 ADA`` or ``H100``."""
-    return re.sub(r"RTX[ -]?", "RTX ", chip.upper())
+    """Return a chip's name in a uniform spelling, such as ``RTX 6000 ADA``, ``GAUDI3`` or ``H100``."""
+    return re.sub(r"RTX[ -]?", "RTX ", chip.upper().replace("GAUDI ", "GAUDI"))
 
 
 def find_gpu(text: str, memory_gib: float | None = None) -> Gpu | None:

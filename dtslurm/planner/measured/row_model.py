@@ -13,6 +13,9 @@ from dtslurm.planner.models.shapes import Attention, Experts, ModelShape, Stack
 _MIXTURE = re.compile(
     r"\bmoe\b|\bmixture|\bexperts?\b|\d+b[-_ ]?a\d|\d+x\d+(\.\d+)?b|top-?\d+ rout", re.IGNORECASE
 )
+_ENCODER = re.compile(r"\b(ro)?bert[ai]?\b|\b(vi|dei)t\b", re.IGNORECASE)
+_IMAGES = re.compile(r"\b(vi|dei)t\b", re.IGNORECASE)
+_CLASSIFIES = re.compile(r"classif|question answer|regress", re.IGNORECASE)  # tasks without a head over words
 
 
 def read_model(row: Row, seq_len: int, notes: str) -> ModelShape:
@@ -40,7 +43,7 @@ def read_model(row: Row, seq_len: int, notes: str) -> ModelShape:
             f"the model {name!r} is a mixture, and its experts are not stated; "
             "notes such as 'MoE 64 experts top-2' state them"
         )
-    return found
+    return replace(found, head=False) if _CLASSIFIES.search(row.get("task") or "") else found
 
 
 def _agrees(row: Row, preset: ModelShape) -> bool:
@@ -109,11 +112,20 @@ def _model_of_columns(row: Row, name: str, seq_len: int, notes: str) -> ModelSha
     hidden = parse_count(row, "hidden")
     heads = parse_count(row, "heads", likely_heads(hidden))
     kv_heads = parse_count(row, "kv_heads", heads)
-    vocab = parse_count(row, "vocab", 50257)
+    is_encoder = bool(_ENCODER.search(name))
+    vocab = 0 if _IMAGES.search(name) else parse_count(row, "vocab", 50257)
     ffn = parse_count(row, "ffn", 4 * hidden)
     params = real(row, "params_b")
     head_width = hidden // heads if hidden % heads == 0 else 128
-    attention = Attention(heads, kv_heads, head_width, head_width)
+    attention = Attention(
+        heads,
+        kv_heads,
+        head_width,
+        head_width,
+        qkv_bias=is_encoder,
+        out_bias=is_encoder,
+        causal=not is_encoder,
+    )
     experts = _experts(row, name, notes, ffn)
     layers = (row.get("layers") or "").strip()
     if not layers and params is None:
