@@ -77,10 +77,7 @@ def test_accelerate_reads_the_emitted_configuration(torch_python: Path, tmp_path
     assert read(torch_python, ACCELERATE, path) == ["FSDP", "16", "bf16"]
 
 
-def test_accelerate_reads_an_emitted_hybrid_sharding_configuration(
-    torch_python: Path,  # noqa: F811 - the fixture
-    tmp_path: Path,
-) -> None:
+def test_accelerate_reads_emitted_hybrid_sharding(torch_python: Path, tmp_path: Path) -> None:  # noqa: F811
     layout = "dp=16,mbs=1,gbs=256,zero=3,shard=8"
     path = emitted(tmp_path, "accelerate", "llama-3-8b", "--gpu", "H100", "-N", "2", "--layout", layout)
     assert read(torch_python, ACCELERATE, path) == ["FSDP", "16", "bf16"]

@@ -48,10 +48,7 @@ MODELS: dict[str, tuple[dict[str, Any], float]] = {
 }
 
 
-def test_planned_activations_match_the_activations_of_transformers_models(
-    llama_python: Path,  # noqa: F811 - the fixture
-    tmp_path: Path,
-) -> None:
+def test_planned_activations_match_transformers_models(llama_python: Path, tmp_path: Path) -> None:  # noqa: F811
     models = {name: {**SHAPE, **values} for name, (values, _) in MODELS.items()}
     path = tmp_path / "models.json"
     path.write_text(json.dumps(models))
