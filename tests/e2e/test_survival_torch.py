@@ -370,7 +370,7 @@ def test_f25_f27_preempted_run_saves_in_its_grace_time_and_continues(survival: S
 
 
 @pytest.mark.runs("time limit, early signal")
-def test_f29_run_saves_at_the_early_signal_and_continues(survival: Survival) -> None:
+def test_f29_torch_run_saves_at_the_early_signal_and_continues(survival: Survival) -> None:
     case = survival.over("time limit, early signal")
     survival.row("time limit, early signal", "SIGUSR2", "checkpointed")
     assert case.causes() == ["checkpointed", "done"]

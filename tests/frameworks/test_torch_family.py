@@ -152,7 +152,7 @@ def test_accelerate_receives_unknown_launcher_options(cli: Cli) -> None:
 @pytest.mark.sampled(1, "each its own")
 @pytest.mark.parametrize(("fault", "code"), [("exit", 42), ("kill", 137)])
 @pytest.mark.parametrize("case", CASES)
-def test_exit_code_of_the_failed_rank_is_the_exit_code_of_the_job(
+def test_exit_code_of_the_failed_rank_becomes_the_exit_code_of_the_job(
     cli: Cli, case: str, fault: str, code: int
 ) -> None:
     job = submit(cli, case, FAULT=fault)
@@ -246,7 +246,7 @@ def test_cancel_leaves_deepspeed_ranks_time_to_save(cli: Cli) -> None:
 @pytest.mark.proves("case", "signal")
 @pytest.mark.sampled(1, "each its own")
 @pytest.mark.parametrize("case", [case for case in CASES if case != "lightning"])
-def test_early_signal_reaches_every_rank(cli: Cli, case: str) -> None:
+def test_early_signal_reaches_every_rank_of_the_launcher(cli: Cli, case: str) -> None:
     job = submit(cli, case, signal=True, LISTEN="USR2")
     run = cli.run_dir(job)
     wait_for_log(cli, run, "listening")

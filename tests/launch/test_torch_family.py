@@ -195,7 +195,7 @@ def test_torchrun_restarts_on_the_remaining_nodes_under_a_supervisor(render_job:
     assert "remove --launcher-option max_restarts" in problems("torchrun", twice, layout(nodes=4))
 
 
-def test_elastic_job_survives_the_loss_of_a_node(render_job: Render) -> None:
+def test_elastic_job_script_continues_without_a_lost_node(render_job: Render) -> None:
     asked = {"account": None, "nodes": 2, "launcher_options": ELASTIC}
     text = render_job("slurm", "torchrun", **asked).script
     assert "#SBATCH --no-kill\n" in text

@@ -243,7 +243,7 @@ def test_requeue_hold_and_release_are_refused_with_the_reason(queue: Queue) -> N
             act(queue.state, queue[2])
 
 
-def test_held_job_waits_until_release(queue: Queue) -> None:
+def test_held_job_stays_pending_until_release(queue: Queue) -> None:
     queue.submit()
     local_queue.hold(queue.state, queue[1])
     assert queue.look()[1] == ("PENDING", "JobHeldUser")
