@@ -1,4 +1,4 @@
-"""Ranks inside an image, by this machine's container runtime; without one nothing is shown here."""
+"""Ranks inside an image, with this machine's container runtime; without a runtime the tests are skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that fail for real, and what ``dtslurm diagnose`` says of them."""
+"""Runs that fail for real, and the diagnosis of ``dtslurm diagnose``."""
 
 from __future__ import annotations
 

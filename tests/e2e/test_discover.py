@@ -1,4 +1,4 @@
-"""Profiles written of real Slurms, here and over SSH, and proved on them."""
+"""Profiles discovered from real Slurms, here and over SSH, and verified on them."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_discover_refuses_unknown_partitions_and_unsuitable_files(
 def test_discover_extends_the_included_profile_of_a_known_cluster(
     thousand_nodes: ManyNodes, tmp_path: Path
 ) -> None:
-    """Its Slurm calls itself as a profile that comes along; scontrol is the real one but for that name."""
+    """The cluster has the name of an included profile; scontrol is real except for the cluster name."""
     folder = tmp_path / "bin"
     folder.mkdir()
     real = thousand_nodes.software.which("scontrol")

@@ -1,4 +1,4 @@
-"""Every screen shows one duration of a run and its nodes in one notation."""
+"""Every screen shows the same duration of a run, and the nodes in the same notation."""
 
 from __future__ import annotations
 

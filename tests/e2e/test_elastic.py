@@ -1,4 +1,4 @@
-"""Elastic jobs: nodes are lost and training goes on with the others; the job's end is told truly."""
+"""Elastic jobs: nodes are lost, training continues on the others, and the job's end is reported correctly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in the user's environment at submission neither reaches a job unasked nor runs in it."""
+"""The user's environment at submission is neither copied into a job without a request nor executed there."""
 
 from __future__ import annotations
 

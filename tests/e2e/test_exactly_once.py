@@ -1,4 +1,4 @@
-"""One submission makes one job that works, whatever becomes of sbatch's answer."""
+"""One submission makes one job that works, even if sbatch's answer is lost."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_f1_job_with_a_lost_sbatch_answer_is_found(lab: SlurmLab, project: Path)
 
 
 def test_f3_late_job_of_a_withdrawn_run_does_no_work(lab: SlurmLab, project: Path) -> None:
-    """The controller loses the request; a minute later the run is given up; then the job comes after all."""
+    """The controller loses the request; the run is withdrawn after a minute; then the job starts."""
     context, job = prepared(project)
     record = lose_the_answer(lab, context, job)
     lab.kill_controller()
@@ -188,7 +188,7 @@ def test_f3_every_array_task_works(lab: SlurmLab, project: Path) -> None:
 
 
 def test_f6_job_id_reused_by_another_job_is_not_attributed_to_the_run(lab: SlurmLab, project: Path) -> None:
-    """A controller killed right after its answer may forget the job and give its number away again."""
+    """A controller killed right after its answer may forget the job and reuse the job id."""
     context, job = prepared(project)
     record = submit(context, job)
     assert end_state(context, record.token) is JobState.COMPLETED

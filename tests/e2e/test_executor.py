@@ -1,4 +1,4 @@
-"""submitit's API on every kind of cluster: what its own executors promise."""
+"""submitit's API on every kind of cluster."""
 
 from __future__ import annotations
 

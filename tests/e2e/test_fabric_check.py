@@ -1,4 +1,4 @@
-"""Jobs that measure the network between their ranks before they train."""
+"""Jobs that run the fabric check before training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster behind SSH: what its user does from a laptop, and what happens when the link does not hold."""
+"""A cluster behind SSH: commands on a laptop, and broken connections."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_f18_twenty_concurrent_submissions_with_the_same_key_make_a_single_job(
 
 @pytest.mark.parametrize("after", [0.05, 0.3, 0.6, 0.9, 1.2, 1.6, 2.2])
 def test_f2_client_killed_at_any_time_leaves_a_single_job(far: Cli, tmp_path: Path, after: float) -> None:
-    """The same request under the same key afterwards finds the job, or makes the only one."""
+    """The same request with the same key finds the job later, or makes the only job."""
     far("doctor", "--cluster", "far")
     far.script("import os; open(os.environ['DTSLURM_RUN_DIR'] + '/worked', 'a').write('x')")
     words = ("submit", "--cluster", "far", "-t", "5", "--parsable", "--no-check", "--once", "k", "train.py")

@@ -1,4 +1,4 @@
-"""Results of a run on a cluster behind SSH: kept there, thinned out there, brought here."""
+"""Artifacts of a run on a cluster behind SSH: registered and pruned there, pulled to this machine."""
 
 from __future__ import annotations
 

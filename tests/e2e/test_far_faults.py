@@ -1,4 +1,4 @@
-"""Bad input and faults with a cluster behind SSH: a clear error, nothing half-submitted, nothing lost."""
+"""Invalid input and faults with a cluster behind SSH: a clear error, no partial submission, no lost job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each step of a submission over SSH, each fault: none or one job, and a record that says which."""
+"""Each fault at each step of a submission over SSH: at most one job, and a record of the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node that is bad from the start: a spare one takes its place, and the next job does not get it."""
+"""A node that is bad from the start: a spare node replaces it, and the next job excludes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that wait for something to be done: `status` says the command, the test runs it, and the job runs."""
+"""Jobs that wait for an action: `status` suggests a command, the test runs the command, and the job runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images that are pulled once for all runs, by a program that stands in for the container runtime."""
+"""Images that are pulled once for all runs, with a program in place of the container runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that run but make no progress, and what ``dtslurm diagnose --live`` says of them while they do."""
+"""Jobs that run without progress, and their diagnosis by ``dtslurm diagnose --live``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dtslurm logs`` on jobs that wait, run, come back, end and are forgotten; on a pipe and on a terminal."""
+"""``dtslurm logs`` on jobs that wait, run, are requeued, end and are deleted; on a pipe and on a terminal."""
 
 from __future__ import annotations
 

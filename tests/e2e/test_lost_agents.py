@@ -1,4 +1,4 @@
-"""The agent of a healthy node is killed or frozen: its ranks train on, and no node is taken for lost."""
+"""The agent of a healthy node is killed or frozen: its ranks continue, and no node is reported as lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""dtslurm from Python: what one does with a job."""
+"""The Python API: submit, follow, wait and cancel."""
 
 from __future__ import annotations
 

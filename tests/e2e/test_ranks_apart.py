@@ -1,4 +1,4 @@
-"""Ranks that train apart although their launcher is for a group are told so everywhere; others are not."""
+"""Ranks that train separately under a launcher for a group are reported on every screen."""
 
 from __future__ import annotations
 

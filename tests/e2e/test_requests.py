@@ -1,4 +1,4 @@
-"""What the windows of one user cost a real controller, by its own count."""
+"""The requests that the windows of one user make to a real controller, by the controller's count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run asked for once more: from the beginning, and from where it came to."""
+"""A run submitted again: from the beginning, and from its last checkpoint."""
 
 from __future__ import annotations
 

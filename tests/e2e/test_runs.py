@@ -1,4 +1,4 @@
-"""What a user does in a day, for real."""
+"""The everyday commands of a user, with real jobs."""
 
 from __future__ import annotations
 
@@ -529,7 +529,7 @@ def test_submit_wait_returns_the_exit_code(cli: Cli) -> None:
 
 
 def test_rank_may_continue_after_the_other_ranks_have_finished(cli: Cli) -> None:
-    """Rank 0 often saves or evaluates alone at the end, however short a wait the site's srun has."""
+    """Rank 0 often saves or evaluates alone at the end, for longer than the cluster's SLURM_WAIT."""
     script = cli.script(
         """
         import os, time

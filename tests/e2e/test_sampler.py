@@ -1,4 +1,4 @@
-"""Each node of a job notes how it is doing, and the job does not feel it."""
+"""The sampler on each node of a job, and its lack of effect on the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people write into scripts for sbatch, said to dtslurm."""
+"""Options that people write into sbatch scripts, given to dtslurm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that must share a rack: what ``plan --emit job`` asks for, on a Slurm whose racks are blocks."""
+"""Nodes that must share a rack: the request of ``plan --emit job``, on a Slurm whose racks are blocks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def lab(lab_root: Path, slurm_software: Software) -> Iterator[SlurmLab]:
 
 
 def test_planned_job_gets_whole_segments_of_each_rack(lab: SlurmLab, tmp_path: Path) -> None:
-    """One node of one rack and three of the other are free at first: it waits for two of each."""
+    """At first one node of one rack and three of the other are free: the job waits for two of each."""
     folder = tmp_path / "project"
     folder.mkdir()
     cli = Cli("slurm", folder, {**lab.env, "DTSLURM_RUN_ROOT": str(tmp_path / "runs")})

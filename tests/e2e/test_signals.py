@@ -1,4 +1,4 @@
-"""The early signal reaches training code under every launcher, in time and without ending anything else."""
+"""The early signal reaches training code under every launcher, in time, and ends no other process."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def send_early_signal(cli: Cli, job: str, run: RunDir) -> None:
 def test_f34_raised_time_limit_applies_to_the_supervisor_and_to_a_cancel(
     cli: Cli, slurm_lab: SlurmLab
 ) -> None:
-    """The supervisor learns of the new limit in time, and does not take a cancel for the end of the old."""
+    """The supervisor reads the new limit in time, and does not take a cancel for the old time limit."""
     script = cli.script("import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
     job = cli.submit("-t", "1", "--total-time", "1h", "--python", sys.executable, script)
     run = cli.run_dir(job)

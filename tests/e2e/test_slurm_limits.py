@@ -1,4 +1,4 @@
-"""What a real Slurm would refuse or forget: told before queueing where it can be known."""
+"""Requests that a real Slurm would refuse, and jobs that it has forgotten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data to local disks and results back, on a real Slurm of four nodes that each have a disk of their own."""
+"""Data staged to local disks and results copied back, on a real Slurm of four nodes with separate disks."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def test_staging_waits_for_a_slow_node_and_replaces_a_partial_copy(
 
 
 def test_spare_node_is_staged_before_it_runs_ranks(cli: Cli, lab: SlurmLab, data: Path) -> None:
-    """The first attempt fails as of its node; the spare one has the data when the next begins."""
+    """The first attempt fails with a GPU fault; the spare node has the data when the next attempt begins."""
     cli.script(
         TRAIN + "if os.environ['DTSLURM_ATTEMPT'] == '0' and os.environ['SLURM_PROCID'] == '1':\n"
         "    print('NCCL WARN Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus', flush=True)\n"

@@ -1,4 +1,4 @@
-"""Runs whose ranks have stopped doing anything, and runs that only look like it."""
+"""Runs whose ranks have stopped making progress, and runs that only appear to have stopped."""
 
 from __future__ import annotations
 

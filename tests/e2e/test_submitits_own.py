@@ -1,4 +1,4 @@
-"""submitit's own tests, as it is installed with them, on dtslurm's executor."""
+"""submitit's own tests, from its installed package, on dtslurm's executor."""
 
 from __future__ import annotations
 

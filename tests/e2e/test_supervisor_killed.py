@@ -163,7 +163,7 @@ def test_f86_stopped_supervisor_is_reported_by_status_and_diagnose(cli: Cli) -> 
 
 @WITHOUT_SSH
 def test_f88_supervisor_continues_after_its_python_is_removed(cli: Cli) -> None:
-    """The library that the supervisor runs with goes away, as with a package or a conda environment."""
+    """The standard library of the supervisor's Python disappears, as in a package upgrade."""
     old, programs = cli.folder / "old", cli.folder / "programs"
     library = Path(sysconfig.get_path("stdlib"))
     unneeded = shutil.ignore_patterns(

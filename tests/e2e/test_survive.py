@@ -1,4 +1,4 @@
-"""The example that survives, as a job: requeued or preempted, it ends as if nothing had happened."""
+"""The survive example as a job: after a requeue or a preemption its result is unchanged."""
 
 from __future__ import annotations
 

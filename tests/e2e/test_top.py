@@ -1,4 +1,4 @@
-"""The dashboard in a real terminal (tmux, 80x24), beside a job that trains."""
+"""The dashboard in a real terminal (tmux, 80x24), beside a training job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``dtslurm plan --emit`` prints is what the frameworks' own code reads."""
+"""The frameworks' own code reads the output of ``dtslurm plan --emit``."""
 
 from __future__ import annotations
 

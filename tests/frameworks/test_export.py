@@ -1,4 +1,4 @@
-"""Results taken over by those they are exported for: MLflow's registry, and what reads model repositories."""
+"""Exported results, read by MLflow's registry and by the libraries of model repositories."""
 
 from __future__ import annotations
 

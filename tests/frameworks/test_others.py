@@ -1,4 +1,4 @@
-"""Frameworks outside torch, for real: two nodes with two processes each on the suite's Slurm."""
+"""Frameworks outside torch: two nodes with two processes each on the suite's Slurm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``plan`` says that a layer keeps for the backward pass is what Hugging Face's models keep."""
+"""The activations that ``plan`` expects equal those that Hugging Face's models keep."""
 
 from __future__ import annotations
 

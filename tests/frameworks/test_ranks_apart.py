@@ -1,4 +1,4 @@
-"""Scripts of frameworks that start no process group: the run is marked while its ranks train apart."""
+"""Scripts that start no process group: the run is reported while its ranks train separately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ray on a node that is not the job's alone: two jobs at the same time, and what a cancelled one leaves."""
+"""Ray on a shared node: two jobs at the same time, and the remains of a cancelled job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launchers of the torch family train for real, on two nodes of the suite's Slurm."""
+"""Launchers of the torch family train on two nodes of the suite's Slurm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What real trackers know of a run whose code tells them nothing: its name, group, tags, job and commit."""
+"""The name, group, tags, job and commit that real trackers record for a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast dtslurm's training loop saves what lies on a GPU, and brings it back."""
+"""The speed at which the training loop saves and restores weights on a GPU."""
 
 from __future__ import annotations
 

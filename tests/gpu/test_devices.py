@@ -1,4 +1,4 @@
-"""The sampler, the health checks and the probe give the values that nvidia-smi prints."""
+"""The sampler, the health checks and the probe agree with nvidia-smi."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def compare(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 
 def test_nvml_values_match_nvidia_smi(gpu_python: Path, record: Record) -> None:
-    """At rest, and under load: use, memory, power, temperature, clock, errors."""
+    """Compare use, memory, power, temperature, clock and errors, at rest and under load."""
     nvml = Nvml(dict(os.environ), 1)
     program = NvidiaSmi(dict(os.environ), 1)
     try:
@@ -96,7 +96,7 @@ def test_nvml_values_match_nvidia_smi(gpu_python: Path, record: Record) -> None:
 
 
 def test_health_checks_pass_on_a_working_gpu(record: Record) -> None:
-    """By the library, and by the program as where there is no library."""
+    """Run the checks with the library, and with nvidia-smi as if there were no library."""
     by_library = preflight.gpus({"gpus": 1, "intra_node": "nvlink"}, dict(os.environ))
     by_program = preflight._by_program(1)  # as where the library is missing
     record("devices", "health", {"by_library": by_library, "by_program": by_program})
@@ -109,7 +109,7 @@ def test_health_checks_pass_on_a_working_gpu(record: Record) -> None:
 
 
 def test_probe_and_local_queue_describe_the_machine(record: Record) -> None:
-    """What `cluster discover` and the queue on this machine see."""
+    """Compare `cluster discover` and the local queue with nvidia-smi."""
     (probed,) = gpus.gpus()
     model = machine.gpu_model()
     theirs = nvidia_smi.ask("name", "memory.total", "pci.bus_id")[0]
@@ -120,7 +120,7 @@ def test_probe_and_local_queue_describe_the_machine(record: Record) -> None:
 
 
 def test_telemetry_of_a_run_matches_nvidia_smi(gpu_cli: GpuCli, record: Record) -> None:
-    """The notes beside a run tell what nvidia-smi tells of the same moment."""
+    """Compare the telemetry of a run with nvidia-smi at the same time."""
     job = gpu_cli.start("-l", "single", str(SCRIPTS / "burn.py"), "14", str(HELD_GIB))
     run, theirs = gpu_cli.run_dir(job), []
     path = run.path / "metrics" / "0" / "node-0.jsonl"
@@ -151,7 +151,7 @@ def reported() -> list[str]:
 
 
 def test_xid_of_the_driver_is_reported(gpu_python: Path, record: Record) -> None:
-    """A kernel that reads beyond its memory makes the driver report an Xid."""
+    """A kernel that reads beyond its memory causes an Xid event."""
     nvml = Nvml(dict(os.environ), 1)
     assert nvml.sample()[0].get("xid") is None
     before = set(reported())
@@ -173,7 +173,7 @@ def test_xid_of_the_driver_is_reported(gpu_python: Path, record: Record) -> None
 
 
 def test_sample_takes_less_than_a_tenth_of_a_second(record: Record) -> None:
-    """It is taken beside training."""
+    """Samples are taken beside training."""
     nvml = Nvml(dict(os.environ), 1)
     nvml.sample()
     started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What fails on a GPU for real, and what ``dtslurm diagnose`` says of it."""
+"""Real failures on a GPU, and the diagnosis of ``dtslurm diagnose``."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ torch.cuda.synchronize()
 
 @pytest.mark.gpu(alone=True)
 def test_hanging_kernel_is_located_in_the_running_job(gpu_cli: GpuCli, record: Record) -> None:
-    """A look at the running job names the line that waits for the GPU; a cancel ends it."""
+    """The live diagnosis names the line that waits for the GPU; a cancel ends the job."""
     job = gpu_cli.start("-l", "single", gpu_cli.script(HANG, "hang.py"))
     gpu_cli.wait_until(lambda: "waits" in gpu_cli.output(job))
     live = json.loads(gpu_cli("diagnose", "--live", "--json", job).stdout)

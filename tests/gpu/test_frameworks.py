@@ -79,7 +79,7 @@ def test_deepspeed_runs_the_emitted_configuration(gpu_cli: GpuCli, record: Recor
 
 
 def test_torchrun_runs_the_emitted_lines_and_options(gpu_cli: GpuCli, record: Record) -> None:
-    """Paste the printed lines into the script, and pass it the printed options."""
+    """Insert the printed lines into the script, and pass the printed options to it."""
     printed = emit(gpu_cli, "torchrun").splitlines()
     lines = [line.removeprefix("# ") for line in printed if re.match(r"# (mesh =|fully_shard)", line)]
     command = " ".join(line.rstrip("\\") for line in printed if not line.startswith("#"))

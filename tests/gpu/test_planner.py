@@ -1,4 +1,4 @@
-"""What ``plan`` expects of one GPU, held against what training takes there."""
+"""The estimates of ``plan`` for one GPU, compared with measurements of training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.gpu(alone=True), pytest.mark.slow]
 def test_planned_memory_and_step_time_match_measurements(
     gpu_python: Path, tmp_path: Path, record: Record
 ) -> None:
-    """Most configurations train; what each measures is recorded as it comes, and the page scores it."""
+    """Most configurations train; each measurement is recorded, and the page scores it."""
     asked = tmp_path / "configurations.json"
     asked.write_text(json.dumps(configurations()))
     argv = [str(gpu_python), str(SCRIPTS / "measure.py"), str(asked)]
@@ -41,7 +41,7 @@ def test_planned_memory_and_step_time_match_measurements(
 
 
 def test_calibration_by_a_run_matches_its_step_time(gpu_cli: GpuCli, record: Record) -> None:
-    """`plan --calibrate JOB` takes a run in, and `plan` tells what the run took from then on."""
+    """`plan --calibrate JOB` reads a run, and `plan` then predicts the step time of the run."""
     row = CALIBRATED_ON
     (gpu_cli.folder / "row.json").write_text(json.dumps([row] * 4))
     (gpu_cli.folder / "model.json").write_text(json.dumps(row["model"]))

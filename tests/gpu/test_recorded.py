@@ -1,4 +1,4 @@
-"""What was recorded on a GPU is read as it was there, and the documentation shows it."""
+"""Values recorded on a GPU are parsed and shown in the documentation."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_at_least_forty_configurations_can_be_planned() -> None:
 
 
 def test_planner_is_close_to_the_recorded_measurements() -> None:
-    """Its count of memory was corrected by these rows; its step times were not."""
+    """The memory model was corrected with these rows; the step times were not."""
     rows = measured(RECORDED["planner"]["rows"])
     found = ratios(rows, RECORDED["machine"]["gpu"]["name"])
     assert Errors.of(one.memory for one in found).worst < 0.06

@@ -213,7 +213,7 @@ def python_for(user: int) -> str:
 
 @pytest.mark.slurm
 def test_ordinary_user_can_run_a_lab(slurm_software: Software) -> None:
-    """Root tries it as nobody; anybody else is one already."""
+    """Root runs the lab as nobody; any other user is already an ordinary user."""
     user = os.geteuid() or NOBODY
     root = os.geteuid() == 0
     folder = Path(tempfile.mkdtemp(prefix="dtslurm-lab-", dir="/tmp"))  # pytest's own is closed to others

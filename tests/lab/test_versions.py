@@ -1,4 +1,4 @@
-"""The README's table of Slurm versions says what was recorded, and the record can be trusted."""
+"""The README's table of Slurm versions matches the recorded results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_readme_shows_the_recorded_versions() -> None:
 
 
 def test_every_slurm_test_file_has_a_version_column() -> None:
-    """A new file of end-to-end tests is put into a column, or here if it says nothing of Slurm's version."""
+    """A new file of end-to-end tests needs a column, or an entry here if Slurm's version is irrelevant."""
     elsewhere = {"test_containers", "test_images", "test_fault_matrix", "test_survival_torch"}
     elsewhere |= {"test_far", "test_far_artifacts", "test_far_faults"}
     named = {name for names in versions.COLUMNS.values() for name in names}

@@ -1,4 +1,4 @@
-"""Launchers outside torch: what they refuse, and what a task's shell makes of their templates."""
+"""Launchers outside torch: their refusals, and the environment that their templates set."""
 
 from __future__ import annotations
 

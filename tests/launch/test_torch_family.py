@@ -1,4 +1,4 @@
-"""Launchers of the torch family: what they refuse, and the words they start ranks by."""
+"""Launchers of the torch family: their refusals, and the commands that start ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Equal lines of many ranks as one."""
+"""Equal lines of many ranks are merged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames, lines, harmless text and times, all pure."""
+"""Frames, lines, safe text and times, as pure functions."""
 
 from __future__ import annotations
 

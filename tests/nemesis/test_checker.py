@@ -1,4 +1,4 @@
-"""The checker sees each kind of violation, and none in a history that is as it should be."""
+"""The checker reports each kind of violation, and no violation in a valid history."""
 
 from __future__ import annotations
 

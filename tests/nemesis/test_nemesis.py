@@ -1,4 +1,4 @@
-"""The short form: a few schedules, with what can be broken quickly. ``make nemesis`` is the long one."""
+"""The short form of the nemesis: a few schedules with fast faults. ``make nemesis`` is the long form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [18, 34])
 def test_schedule_breaks_no_promise(seed: int) -> None:
-    """A process of its own, for it becomes a login node of a cluster of its own."""
+    """The schedule runs in a separate process, because it becomes the login node of its cluster."""
     words = [sys.executable, "-m", "tests.nemesis", "--seed", str(seed)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -1,4 +1,4 @@
-"""A worker that is kept for many submissions: each happens once, whatever becomes of the worker."""
+"""A worker that serves many submissions: each happens once, even if the worker dies."""
 
 from __future__ import annotations
 

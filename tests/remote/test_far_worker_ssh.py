@@ -1,4 +1,4 @@
-"""A kept worker at the end of a real link, OpenSSH's and paramiko's: what a link does to it."""
+"""A persistent worker over a real link of OpenSSH and paramiko, and the faults of the link."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What belongs to a job among very many: the same answer as by looking at each, at the cost of its own."""
+"""The table of many jobs gives the same answers as a search, with fewer comparisons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded scheduler's face: what it takes, what it refuses, what a job finds when it runs."""
+"""The embedded scheduler's interface: submissions, refusals, and the environment of jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded scheduler at work: waiting, ending, coming back, and losing a keeper."""
+"""The embedded scheduler's control of jobs: waiting, ending, requeueing, and a lost keeper."""
 
 from __future__ import annotations
 

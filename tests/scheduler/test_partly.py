@@ -1,4 +1,4 @@
-"""What was requeued, and what not, by scontrol's words (22.05)."""
+"""Partial results of scontrol requeue, from the messages of Slurm 22.05."""
 
 from __future__ import annotations
 

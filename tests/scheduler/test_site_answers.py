@@ -1,4 +1,4 @@
-"""What a Slurm told of itself, kept for other processes."""
+"""Answers of a Slurm about its configuration, cached for other processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks by checkpoints that others wrote, or could have written: their index and values are pickles."""
+"""Attacks by checkpoints of other users: their index and values are pickles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A login node that is compromised answers as it likes: none of its answers harms the laptop."""
+"""A compromised login node: none of its answers harms the laptop."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_fifo_in_place_of_the_file_does_not_block(tmp_path: Path) -> None:
 
 
 def test_wrong_checksum_does_not_delete_a_file_that_was_not_received(tmp_path: Path) -> None:
-    """`fetch` deletes a copy whose checksum is wrong, to bring it once more."""
+    """`fetch` deletes a copy whose checksum is wrong, and copies the file again."""
     (tmp_path / "mine.py").write_text("mine")
     with pytest.raises(TransportError, match="checksum"):
         receive(tmp_path, frame(run=0, path="mine.py", sha256="0" * 64) + END)
@@ -259,7 +259,7 @@ def test_fetch_reports_that_all_matching_files_are_hidden(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("patterns", [(), ("job.json",), ("*.json",)])
 def test_fetch_copies_the_local_run_record(tmp_path: Path, patterns: tuple[str, ...]) -> None:
-    """Else `resubmit ./run-1` would run a line here that the login node wrote."""
+    """Otherwise `resubmit ./run-1` would run a line here that the login node wrote."""
     write(tmp_path, {"mirror/job.json": "ours"})
     folder = run_folder(tmp_path)
     fetched = fetch_here(tmp_path, folder, *patterns, mirror=str(tmp_path / "mirror"))
@@ -431,7 +431,7 @@ def test_local_paths_of_a_run_are_not_taken_from_the_remote_record(
 def test_request_of_a_run_is_not_taken_from_the_remote_record(
     submitted_once: tuple[Context, Prepared],
 ) -> None:
-    """Else `resubmit` would run a line of theirs here, and `fetch --mirror` upload to their server."""
+    """Otherwise `resubmit` would run a remote line here, and `fetch --mirror` upload to a remote server."""
     from dtslurm.services.request.experiment_trackers import _server
     from dtslurm.services.submit.resubmit import restore_request
 

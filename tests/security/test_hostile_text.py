@@ -1,4 +1,4 @@
-"""Attacks by text: what others wrote must not command a terminal, a spreadsheet or a browser."""
+"""Attacks by text of other users on a terminal, a spreadsheet or a browser."""
 
 from __future__ import annotations
 

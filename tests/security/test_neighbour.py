@@ -1,4 +1,4 @@
-"""Attacks by other users of the same machine: what they could plant, read or swap."""
+"""Attacks by other users of the same machine: planted, readable or replaceable files."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_files_planted_by_other_users_are_not_read(
 
 
 def test_python_path_planted_for_a_login_node_is_not_used(tmp_path: Path) -> None:
-    """What is known of a site names a program that runs there as the user."""
+    """The cached data of a login node names a program that runs there as the user."""
     from dtslurm.services.wiring import login_node
 
     path = tmp_path / "sites" / "x.json"

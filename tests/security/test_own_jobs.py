@@ -1,4 +1,4 @@
-"""What a job can do to the runs after it, and what it leaves behind."""
+"""The effects of a job on later runs, and the files that it leaves."""
 
 from __future__ import annotations
 

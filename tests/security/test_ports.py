@@ -1,4 +1,4 @@
-"""Attacks by anybody who can reach a node's ports: where ranks meet, and where nodes ask each other."""
+"""Attacks on a node's open ports: the rendezvous of ranks, and the clock server."""
 
 from __future__ import annotations
 

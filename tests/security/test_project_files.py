@@ -1,4 +1,4 @@
-"""Attacks by the files of a project: they decide what runs, and what of the user's they may have."""
+"""Attacks by the files of a project: which code they may run, and which secrets they may read."""
 
 from __future__ import annotations
 

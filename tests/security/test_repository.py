@@ -1,4 +1,4 @@
-"""Attacks by a hostile repository: commands that only read must run none of its programs."""
+"""Attacks by a hostile repository: commands that only read must not run its programs."""
 
 from __future__ import annotations
 

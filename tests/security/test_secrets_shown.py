@@ -1,4 +1,4 @@
-"""Secrets given by mistake: pages for others must not show them, and a snapshot not take them along."""
+"""Secrets given by mistake: shared pages must not show them, and a snapshot must not copy them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks by other users of a node: copies, drafts and links that they put where data is staged to."""
+"""Attacks by other users of a node: copies, drafts and links planted at a staging target."""
 
 from __future__ import annotations
 

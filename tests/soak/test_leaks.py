@@ -1,4 +1,4 @@
-"""What grows is seen; what only fills up in the beginning, or swings, is no leak."""
+"""Leaks: growth is reported; growth that ends, or a fluctuation, is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The short form: a round of everything. ``make soak`` is an hour of them."""
+"""The short form of the soak: one round. ``make soak`` runs for an hour."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slurm
 @pytest.mark.slow
 def test_soak_round_finds_no_leak(sshd_software: None) -> None:
-    """A process of its own, whose memory and files are its own."""
+    """The soak runs in a separate process, so that its memory and files are counted alone."""
     words = [sys.executable, "-m", "tests.soak", "--seconds", "0", "--rounds", "1"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

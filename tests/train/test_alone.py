@@ -1,4 +1,4 @@
-"""A session of one process: its choices, what it refuses, and a run that is not its own any more."""
+"""A session of one process: its options, its refusals, and a run that a later attempt has taken over."""
 
 from __future__ import annotations
 

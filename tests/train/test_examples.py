@@ -1,4 +1,4 @@
-"""The example and the pages that show it, as their readers run them."""
+"""The example and the code blocks of the pages, run as a reader runs them."""
 
 from __future__ import annotations
 

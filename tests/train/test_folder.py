@@ -1,4 +1,4 @@
-"""A folder of checkpoints: what counts, what is found to be spoilt, and names that are taken already."""
+"""A folder of checkpoints: which entries count, how damage is found, and names that are taken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Killed at any moment of training with loader workers, a run goes on as if nothing had happened."""
+"""Training with loader workers, killed at random moments, resumes exactly."""
 
 from __future__ import annotations
 

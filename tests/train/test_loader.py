@@ -1,4 +1,4 @@
-"""Every sample once an epoch, wherever it is broken off, and by however many ranks it goes on."""
+"""Every sample is used once an epoch, across interruptions and changes of the number of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A packed state comes back exactly: classes, keys, numbers, tensors, at any depth."""
+"""A packed state unpacks exactly: classes, keys, numbers and tensors, at any depth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that a person has pinned stay, whatever becomes of the list of them."""
+"""Pinned checkpoints are kept, even if the list of pins cannot be read."""
 
 from __future__ import annotations
 

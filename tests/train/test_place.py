@@ -1,4 +1,4 @@
-"""Where a process stands, out of each launcher's own variables."""
+"""The rank and world size of a process, from each launcher's variables."""
 
 from __future__ import annotations
 

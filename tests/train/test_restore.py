@@ -1,4 +1,4 @@
-"""Checkpoints: killed at any moment, spoilt, on a full disk, by other numbers of ranks."""
+"""Checkpoints: killed saves, damaged files, full disks, and other numbers of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that is saved and restored goes on bit for bit, whatever optimizer, scheduler or state it has."""
+"""A run resumes bit for bit with any optimizer, scheduler and custom state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each rank's files of what was staged."""
+"""The staged files of each rank."""
 
 from __future__ import annotations
 

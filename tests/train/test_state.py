@@ -1,4 +1,4 @@
-"""What of training objects is saved and comes back: objects of all kinds, copies, random numbers."""
+"""The state of training objects: saving, restoring, copies and random numbers."""
 
 from __future__ import annotations
 

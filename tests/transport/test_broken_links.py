@@ -1,4 +1,4 @@
-"""Links that break in the middle: OpenSSH and paramiko against real sshd's."""
+"""Links that break during a command: OpenSSH and paramiko against real SSH servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every transport must do alike, here and on a login node behind a real sshd."""
+"""The behavior that every transport must have, here and on a login node behind a real sshd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenSSH's control sockets: private, found when dead, shared by processes; and which transport is used."""
+"""OpenSSH control sockets: private, replaced when dead, shared by processes; the choice of a transport."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts as users have them: OpenSSH and paramiko against real sshd's."""
+"""Hosts with unusual settings: OpenSSH and paramiko against real SSH servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to a host, keys of hosts, and no way: OpenSSH and paramiko against real sshd's."""
+"""Routes to a host, host keys, and unreachable hosts: OpenSSH and paramiko against real SSH servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logging in: second factors, wrong answers, keys with passphrases, and who may be asked."""
+"""Logins: second factors, wrong answers, keys with passphrases, and prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the register of artifacts answers where the run lies: lists, pins, and what may be removed."""
+"""The register of artifacts in the run directory: lists, pins and pruning."""
 
 from __future__ import annotations
 

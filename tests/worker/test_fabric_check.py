@@ -1,4 +1,4 @@
-"""The check runs for real: torch processes that talk through gloo."""
+"""The fabric check with real torch processes that communicate through gloo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows from a look at the nodes: who trains, who is left out, when it is given up."""
+"""Decisions after the health check: train, exclude nodes, requeue or stop."""
 
 from __future__ import annotations
 

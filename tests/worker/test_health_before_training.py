@@ -1,4 +1,4 @@
-"""The look at a job's nodes before training: what is asked of them, written down, and done about it."""
+"""The health check of a job's nodes before training: its command, its events and its effects."""
 
 from __future__ import annotations
 

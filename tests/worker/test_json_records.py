@@ -1,4 +1,4 @@
-"""What the decoders of records that are not trusted accept, where those that they replace differed."""
+"""The decoders of untrusted records: which values they accept."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_objects_are_read_from_a_file_and_from_its_lines(tmp_path: Path) -> None
 
 
 def test_only_a_newline_separates_json_lines(tmp_path: Path) -> None:
-    """Separators of Unicode are valid in the strings of JSON, and in paths."""
+    """Unicode line separators are valid in JSON strings and in paths."""
     path = tmp_path / artifacts.FILE
     record = {"path": SEPARATORS}
     path.write_text(json.dumps(record, ensure_ascii=False).replace("\x0b", "\\u000b") + "\n")

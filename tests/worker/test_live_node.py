@@ -1,4 +1,4 @@
-"""The look at running ranks on one node: which processes they are there, and what goes out."""
+"""The live diagnosis on one node: how it finds rank processes, and what it prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the embedded scheduler finds on its machine, and what it tells a job of it."""
+"""The embedded scheduler's view of its machine, and the environment of its jobs."""
 
 from __future__ import annotations
 

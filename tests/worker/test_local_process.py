@@ -1,4 +1,4 @@
-"""Processes of the embedded scheduler's jobs: started, found again, signalled and ended to the last one."""
+"""Processes of the embedded scheduler's jobs: start, identification, signals and end."""
 
 from __future__ import annotations
 

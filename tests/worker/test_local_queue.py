@@ -1,4 +1,4 @@
-"""The embedded queue's decisions: who starts, who waits and why, and what may be asked of a job."""
+"""The embedded queue: which jobs start, why others wait, and which requests are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""srun and scontrol as jobs of the embedded scheduler find them: real jobs, real processes."""
+"""srun and scontrol of the embedded scheduler, with real jobs and real processes."""
 
 from __future__ import annotations
 

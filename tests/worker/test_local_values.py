@@ -1,4 +1,4 @@
-"""What the embedded scheduler reads: host lists, directives, values. Pure."""
+"""The parsers of the embedded scheduler: host lists, directives and option values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The look at a node before training: each check against a node made for it."""
+"""The preflight checks of a node, each on a simulated node."""
 
 from __future__ import annotations
 

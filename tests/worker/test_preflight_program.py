@@ -1,4 +1,4 @@
-"""Which checks a node is asked for, and what a look at it puts out."""
+"""The preflight program: its choice of checks and its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a probe sees of a node: GPUs of two makers, networks of several kinds, disks, limits, torch."""
+"""The probe of a node: GPUs of two vendors, fabrics, disks, limits and torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run as it comes over standard input: what is placed, what is answered, whatever the bytes are."""
+"""The delivery server: it installs a run from standard input and answers, whatever bytes arrive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node's sampler notes, with GPUs of several makes and with none."""
+"""The sampler's readers for GPUs of several vendors, and for the job's memory and CPU time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What AMD's GPUs tell of themselves: by the kernel driver's files, rocm-smi and amd-smi."""
+"""The sampler's readers for AMD GPUs: sysfs, rocm-smi and amd-smi."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that train apart are told from those that form a group, by their connections and their logs."""
+"""Detection of ranks that train separately, by their connections and their logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sampler's loop in this process: what a line holds, when it ends, and how a node's ports are read."""
+"""The sampler's loop in this process: its lines, its end, and the counters of network ports."""
 
 from __future__ import annotations
 

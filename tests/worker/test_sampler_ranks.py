@@ -1,4 +1,4 @@
-"""What a node's sampler sees of the ranks there: real processes, at moments that the test chooses."""
+"""The sampler's view of a node's ranks: real processes, sampled at times that the test chooses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stacks of processes are got, by each of the ways, from real processes."""
+"""Stacks of real processes, by py-spy, by a signal and from /proc."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_missing_process_is_reported(start: Start) -> None:
 
 
 def test_stack_dump_reports_a_denied_permission(start: Start) -> None:
-    """Linux lets no process look into one that has privileges which it lacks, or that hides its memory."""
+    """Linux forbids a process to inspect a process with more privileges, or with dumping disabled."""
     process = start("import ctypes\nctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE\n" + WAITS_FLAT)
     call = f"sys.stdout.write(module.dump([{process.pid}]))"
     argv = [sys.executable, "-c", inline_program(["stacks.readers", "stacks.stacks"], call)]

@@ -1,4 +1,4 @@
-"""What is made of py-spy's answers and of stacks that a program writes itself, whatever they say."""
+"""The parsers of py-spy's output and of stacks that a program writes itself."""
 
 from __future__ import annotations
 

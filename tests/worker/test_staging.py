@@ -1,4 +1,4 @@
-"""The parts of staging that one process can show."""
+"""The parts of staging that need only one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Staging as the first node sees it: all nodes are asked, then brought their data, and what is told."""
+"""Staging as the first node controls it: checks on all nodes, copies, and messages."""
 
 from __future__ import annotations
 

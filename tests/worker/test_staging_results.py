@@ -1,4 +1,4 @@
-"""Results that come back from the disks of several nodes: at the early signal, and after training."""
+"""Results copied from the disks of several nodes: at the early signal, and after training."""
 
 from __future__ import annotations
 

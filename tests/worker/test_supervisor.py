@@ -1,4 +1,4 @@
-"""The supervisor's pure parts: what follows from a cause, who may write, who is silent, what is a hang."""
+"""The supervisor's pure parts: restart policy, lease, heartbeats and attempt history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole attempt: what the step does, what happens meanwhile, and what is written down of its end."""
+"""A whole attempt: the step, events during the step, and the record of its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists of nodes on command lines, and the controller's clock, on a node whose own clock is wrong."""
+"""Host lists on command lines, and the controller's clock on a node whose own clock is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file server that answers nothing for a while: what it does not tell is not taken for absent."""
+"""A file server that fails for a while: the supervisor does not take its files for absent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training comes to its end while Slurm, a lost node or another start of the job makes that hard to know."""
+"""The end of training, when Slurm, a lost node or another start of the job makes the end uncertain."""
 
 from __future__ import annotations
 

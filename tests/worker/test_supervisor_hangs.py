@@ -1,4 +1,4 @@
-"""What is a hang: silence, and nothing that speaks against it."""
+"""Hang detection: silence of the ranks, and the evidence against a hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The watch beside a node's ranks: what it tells of real processes, and when it ends them."""
+"""The agent beside a node's ranks: its heartbeats of real processes, and when it kills them."""
 
 from __future__ import annotations
 

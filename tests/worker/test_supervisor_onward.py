@@ -1,4 +1,4 @@
-"""How a job gets its next start: what is asked of Slurm, against a scontrol that answers as told."""
+"""Requeues and successor jobs, against a scontrol with prescribed answers."""
 
 from __future__ import annotations
 

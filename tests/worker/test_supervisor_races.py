@@ -1,4 +1,4 @@
-"""Two that act at once: Slurm, its owner or another copy of the run, while the supervisor decides."""
+"""Races: Slurm, the user or another copy of the run acts while the supervisor decides."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ def test_step_refused_before_slurm_has_freed_resources_is_retried(
 def test_f90_step_refused_while_the_job_ends_is_not_a_crash(
     site: Path, monkeypatch: pytest.MonkeyPatch, state: str, ends_in: float, cause: str
 ) -> None:
-    """Training that fails in the grace time of a preemption is started again when that is over."""
+    """Training that fails in the grace time of a preemption is restarted after the preemption."""
     words = "srun: error: Unable to create step for job 17: Job/step already completing or completed"
     (site / "step.sh").write_text(f"echo '{words}'; exit 1\n")
     (site / "state").write_text(f"{state}EndTime={stamp(ends_in)}\n")

@@ -1,4 +1,4 @@
-"""A supervisor that resumes what a killed one left: an attempt that runs, has ended, or was recorded."""
+"""A supervisor that resumes after a killed supervisor: its attempt runs, has ended, or was recorded."""
 
 from __future__ import annotations
 

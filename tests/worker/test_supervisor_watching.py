@@ -1,4 +1,4 @@
-"""How soon the supervisor notices: a whole watch over an attempt, against a clock of its own."""
+"""The delay until the supervisor notices a fault, with a simulated clock."""
 
 from __future__ import annotations
 

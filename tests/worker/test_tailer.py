@@ -1,4 +1,4 @@
-"""The far side's files are read by whatever Python a login node has."""
+"""The log tailer's programs: Python version, imports, and the start of the last lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The far side's end of the pipe to those who follow logs: greeting, silence, packing and its end."""
+"""The remote end of the log follower's pipe: greeting, silence, compression and end."""
 
 from __future__ import annotations
 

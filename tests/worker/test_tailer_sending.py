@@ -1,4 +1,4 @@
-"""What the far side of log following sends, and in which order, as files grow, move and go."""
+"""What the remote tailer sends, and in which order, as files grow, move and are deleted."""
 
 from __future__ import annotations
 

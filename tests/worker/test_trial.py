@@ -1,4 +1,4 @@
-"""How one trial of a sweep starts and when it is stopped; the programs run as they do in a job."""
+"""The start and the early stop of one trial of a sweep; the programs run as they do in a job."""
 
 from __future__ import annotations
 

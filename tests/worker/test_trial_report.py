@@ -1,4 +1,4 @@
-"""What is told of a sweep's trials, out of what they left."""
+"""The report of a sweep's trials, from the files that they left."""
 
 from __future__ import annotations
 

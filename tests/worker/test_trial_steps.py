@@ -1,4 +1,4 @@
-"""What one trial of a sweep sets up, asks and watches, step by step in this process."""
+"""The setup and the supervision of one trial of a sweep, step by step in this process."""
 
 from __future__ import annotations
 
