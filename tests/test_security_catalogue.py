@@ -15,7 +15,7 @@ import dtslurm
 from dtslurm.errors import RenderError
 from dtslurm.render.engine import LONGEST, Engine
 from dtslurm.slurm import commands
-from dtslurm.slurm.vulnerabilities import holes
+from dtslurm.slurm.vulnerabilities import find_vulnerabilities
 from dtslurm.transport.connect import software
 from tests.store.trees import repository, snap, write
 
@@ -179,7 +179,7 @@ def test_c31_no_module_listens_on_a_network_port() -> None:
 def test_c33_known_vulnerabilities_of_a_slurm_version_are_listed(
     version_line: str, numbers: list[str]
 ) -> None:
-    told = holes(version_line)
+    told = find_vulnerabilities(version_line)
     assert len(told) == len(numbers)
     assert all(number in line for number, line in zip(numbers, told, strict=True))
 

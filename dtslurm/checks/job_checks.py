@@ -14,7 +14,7 @@ from dtslurm.model.jobs.variables import own_variable
 from dtslurm.model.shell import find_job_values
 from dtslurm.model.units import Walltime
 from dtslurm.render.directives import MEMORY_PER, find_control_characters, passes, says_the_same
-from dtslurm.slurm.arrays import valid
+from dtslurm.slurm.arrays import is_valid_job_id
 from dtslurm.suggestions import list_nearest, suggest_name
 
 MAX_NAME = (
@@ -53,7 +53,7 @@ def job_name(name: str) -> list[str]:
     if len(name) > MAX_NAME:
         return [f"--job-name has {len(name)} characters; the maximum is {MAX_NAME}"]
     problems = find_control_characters("--job-name", name)
-    if valid(name) and not problems:  # commands would read the name as a job id
+    if is_valid_job_id(name) and not problems:  # commands would read the name as a job id
         problems = [f"the job name {name!r} looks like a job id: set another name with --job-name (-J)"]
     return problems
 

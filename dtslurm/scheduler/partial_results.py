@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dtslurm.scheduler.base import PartialResult
 from dtslurm.scheduler.slurm_client import failure
 from dtslurm.slurm.arrays import array_of_task, base_id, matches_job_id
-from dtslurm.slurm.parse_errors import by_job
+from dtslurm.slurm.parse_errors import split_by_job
 from dtslurm.transport.base import Completed
 
 
@@ -17,7 +17,7 @@ def parse_partial_result(job_ids: Sequence[str], answer: Completed) -> PartialRe
     Raises:
         SlurmError: the change was made for no job.
     """
-    answers = by_job(answer.stderr)
+    answers = split_by_job(answer.stderr)
     # If a message names no job, a job without a message may have been changed or not.
     all_name_a_job = all(line.job for line in answers)
     done = []

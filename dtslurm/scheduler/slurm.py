@@ -26,8 +26,8 @@ from dtslurm.scheduler.partial_results import parse_partial_result
 from dtslurm.scheduler.site_answers import AnswerCache, SiteAnswers
 from dtslurm.scheduler.slurm_client import SlurmClient, failure
 from dtslurm.slurm import commands, parse
-from dtslurm.slurm.arrays import base_id, valid
-from dtslurm.slurm.parse_errors import Trouble, hint_for, trouble, words
+from dtslurm.slurm.arrays import base_id, is_valid_job_id
+from dtslurm.slurm.parse_errors import Trouble, classify_error, distinct_lines, hint_for
 from dtslurm.transport.base import Completed, Transport
 
 if TYPE_CHECKING:
@@ -195,15 +195,15 @@ class SlurmScheduler:
         if isinstance(answer, TransportError):
             return self._find_after_lost_answer(comment, [answer.message, *answer.evidence])
         if answer.ok:
-            job_id = parse.submitted_id(answer.stdout)
+            job_id = parse.parse_submitted_id(answer.stdout)
             if job_id is not None:
                 return job_id
-            printed_lines = [f"sbatch printed: {line}" for line in words(answer.stdout)] or [
+            printed_lines = [f"sbatch printed: {line}" for line in distinct_lines(answer.stdout)] or [
                 "sbatch printed nothing"
             ]
-            return self._find_after_lost_answer(comment, [*printed_lines, *words(answer.stderr)])
-        evidence = words(answer.stderr)
-        kind = trouble(answer.stderr)
+            return self._find_after_lost_answer(comment, [*printed_lines, *distinct_lines(answer.stderr)])
+        evidence = distinct_lines(answer.stderr)
+        kind = classify_error(answer.stderr)
         if not evidence or kind is Trouble.LOST:
             return self._find_after_lost_answer(
                 comment, evidence or [f"sbatch ended with code {answer.code} and no message"]
@@ -271,7 +271,7 @@ class SlurmScheduler:
 
     def runs(self, job_id: str) -> list[JobStatus]:
         """Return all accounting records of a job; see `SharedScheduler.runs`."""
-        return self._slurm.accounted([job_id]) if valid(job_id) else []
+        return self._slurm.accounted([job_id]) if is_valid_job_id(job_id) else []
 
     def _update_ended(self, listed: Mapping[str, list[JobStatus]]) -> None:
         """Query accounting for jobs that squeue no longer lists or that ended without a known exit code.
@@ -286,7 +286,7 @@ class SlurmScheduler:
         job_ids_by_key = {
             job_id: job_id
             for job_id, jobs in listed.items()
-            if valid(job_id) and _may_have_left(job_id, jobs, ended)
+            if is_valid_job_id(job_id) and _may_have_left(job_id, jobs, ended)
         }
         job_ids_by_key |= {f"{job.job_id} {job.submit_time}": base_id(job.job_id) for job in lacking_end}
         due_by_key = {
@@ -296,7 +296,9 @@ class SlurmScheduler:
             return
         self._record_accounting_queries(due_by_key)
         if self._slurm.accounting:
-            self._store_ended(parse.latest(self._slurm.accounted(list(dict.fromkeys(due_by_key.values())))))
+            self._store_ended(
+                parse.keep_latest(self._slurm.accounted(list(dict.fromkeys(due_by_key.values()))))
+            )
         lacking_exit_code = [base_id(job.job_id) for job in lacking_end if self._lacks_exit_code(job)]
         due_ids = set(due_by_key.values())
         lacking_exit_code = [job_id for job_id in dict.fromkeys(lacking_exit_code) if job_id in due_ids]
@@ -439,7 +441,7 @@ class SlurmScheduler:
         *,
         take_refusals: bool = False,
     ) -> Completed | None:
-        invalid_ids = [job_id for job_id in job_ids if not valid(job_id)]
+        invalid_ids = [job_id for job_id in job_ids if not is_valid_job_id(job_id)]
         if invalid_ids:
             raise JobNotFound(f"not a job id: {', '.join(invalid_ids)}")
         if not job_ids:

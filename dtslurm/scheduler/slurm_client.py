@@ -10,7 +10,7 @@ from dtslurm.model.runs.state import JobStatus
 from dtslurm.model.values import dataclass
 from dtslurm.slurm import commands, parse
 from dtslurm.slurm.fields import SACCT
-from dtslurm.slurm.parse_errors import Trouble, hint_for, private, trouble, words
+from dtslurm.slurm.parse_errors import Trouble, classify_error, distinct_lines, hint_for, private
 from dtslurm.transport.base import Completed, Transport
 
 QUERY_TIMEOUT_S = 30.0  # Slurm's own timeout is 10 s, and 9 s without a controller (22.05)
@@ -121,7 +121,7 @@ class SlurmClient:
                 evidence=error.evidence,
                 hint=_HINTS[Trouble.LOST],
             ) from error
-        if answer.ok or (absent_ok and trouble(answer.stderr) is Trouble.NO_JOB):
+        if answer.ok or (absent_ok and classify_error(answer.stderr) is Trouble.NO_JOB):
             return answer.stdout
         if private_ok and private(answer.stderr):
             return ""
@@ -152,7 +152,7 @@ class SlurmClient:
         # scancel exits with 0 even if it prints "error:" (22.05).
         if (answer.ok and "error:" not in answer.stderr) or (take_refusals and not answer.ok):
             return answer
-        if argv[0] == "scancel" and trouble(answer.stderr) in {Trouble.OVER, Trouble.NO_JOB}:
+        if argv[0] == "scancel" and classify_error(answer.stderr) in {Trouble.OVER, Trouble.NO_JOB}:
             return answer
         raise failure(answer)
 
@@ -183,7 +183,7 @@ class SlurmClient:
                 self.columns = tuple(self._run_sacct(commands.sacct_fields()).split())
                 if not self.columns:
                     return []
-            fields = parse.supported(SACCT, " ".join(self.columns))
+            fields = parse.select_supported_fields(SACCT, " ".join(self.columns))
             output = self._run_sacct(commands.sacct(fields, job_ids=job_ids, uid=uid))
         except (CommandNotFound, CommandTimeout):
             return []
@@ -213,9 +213,9 @@ class SlurmClient:
 
 def failure(answer: Completed) -> SlurmError:
     """Return the error for a failed command, classified by its stderr."""
-    kind = trouble(answer.stderr)
+    kind = classify_error(answer.stderr)
     program = " ".join(answer.argv[:2]) if answer.argv[0] == "scontrol" else answer.argv[0]
-    evidence = words(answer.stderr) or [f"exit code {answer.code}, no message"]
+    evidence = distinct_lines(answer.stderr) or [f"exit code {answer.code}, no message"]
     if kind in _HINTS:
         return SlurmUnavailable(f"{program}: {kind.value}", evidence=evidence, hint=_HINTS[kind])
     if kind is Trouble.NO_JOB:

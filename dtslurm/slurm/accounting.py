@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from dtslurm.model.runs.usage import JobUse
-from dtslurm.slurm.arrays import valid
+from dtslurm.slurm.arrays import is_valid_job_id
 from dtslurm.slurm.fields import FIELD_END, count, epoch, text
 
 # Free text is last: a comment or a name may contain any character, separators included.
@@ -18,16 +18,16 @@ _ROW_START = re.compile(rf"\d[^{FIELD_END}\s]*{FIELD_END}")
 _GPUS = re.compile(r"(?:^|,)gres/gpu(:[^=,]+)?=(\d{1,9})")
 
 
-def command(since: str, *, everybody: bool = False) -> list[str]:
+def command(start_time: str, *, all_users: bool = False) -> list[str]:
     """Return the sacct command that lists the executions of the caller's jobs, or of all users' jobs.
 
     Args:
-        since: the start of the period, as sacct accepts it: ``now-30days``, ``2026-01-31``.
-        everybody: include the jobs of all users.
+        start_time: the start of the period, as sacct accepts it: ``now-30days``, ``2026-01-31``.
+        all_users: include the jobs of all users.
     """
-    user_options = ["-a"] if everybody else []
+    user_options = ["-a"] if all_users else []
     argv = ["sacct", "-n", "-P", f"--delimiter={FIELD_END}", "-X", "-D", *user_options]
-    return [*argv, "-S", since, "-E", "now", "-o", ",".join(COLUMNS)]
+    return [*argv, "-S", start_time, "-E", "now", "-o", ",".join(COLUMNS)]
 
 
 def read(output: str) -> list[JobUse]:
@@ -43,7 +43,7 @@ def read(output: str) -> list[JobUse]:
     for row in rows:
         parts = row.split(FIELD_END, len(COLUMNS) - 1)
         values = dict(zip(COLUMNS, parts, strict=False))
-        if len(parts) == len(COLUMNS) and valid(values["JobID"]):
+        if len(parts) == len(COLUMNS) and is_valid_job_id(values["JobID"]):
             usages.append(_parse_usage(values))
     return usages
 

@@ -14,7 +14,7 @@ def base_id(job_id: str) -> str:
     return match[1] if match else job_id
 
 
-def valid(job_id: str) -> bool:
+def is_valid_job_id(job_id: str) -> bool:
     """Return whether the text is a job id in a form that Slurm's commands accept."""
     return _ID.fullmatch(job_id) is not None
 
@@ -39,29 +39,29 @@ def task_ranges(expression: str) -> list[range]:
     return ranges
 
 
-def throttle(expression: str) -> int | None:
+def parse_throttle(expression: str) -> int | None:
     """Return how many tasks may run at the same time (the ``%2`` of an array), or None for no limit."""
     limit = expression.strip("[] ").partition("%")[2]
     return int(limit) if limit.isascii() and limit.isdecimal() else None
 
 
-def matches_job_id(listed: str, asked: str) -> bool:
+def matches_job_id(listed_id: str, requested_id: str) -> bool:
     """Return whether the listed job is the requested one, a part of it, or a folded record with it.
 
     ``17`` matches ``17_3`` and ``17+1``; ``17_3`` also matches ``17_[1-9]``.
 
     Args:
-        listed: the job id as Slurm lists it.
-        asked: the requested job id.
+        listed_id: the job id as Slurm lists it.
+        requested_id: the requested job id.
     """
-    if listed == asked:
+    if listed_id == requested_id:
         return True
-    asked_base, listed_base = base_id(asked), base_id(listed)
+    asked_base, listed_base = base_id(requested_id), base_id(listed_id)
     if asked_base != listed_base:
         return False
-    if asked == asked_base:
+    if requested_id == asked_base:
         return True
-    task, folded = asked[len(asked_base) + 1 :], listed[len(listed_base) :]
-    if folded.startswith("_[") and task.isascii() and task.isdecimal():
-        return any(int(task) in tasks for tasks in task_ranges(folded[1:]))
+    task, task_list = requested_id[len(asked_base) + 1 :], listed_id[len(listed_base) :]
+    if task_list.startswith("_[") and task.isascii() and task.isdecimal():
+        return any(int(task) in tasks for tasks in task_ranges(task_list[1:]))
     return False

@@ -64,7 +64,11 @@ def sacct_fields() -> list[str]:
 
 
 def sacct(
-    fields: Sequence[Field], *, job_ids: Sequence[str] = (), uid: int | None = None, since: str = "now-30days"
+    fields: Sequence[Field],
+    *,
+    job_ids: Sequence[str] = (),
+    uid: int | None = None,
+    start_time: str = "now-30days",
 ) -> list[str]:
     """Return the sacct command for jobs: one record per execution (``-D``), without steps (``-X``)."""
     columns = ",".join(field.sacct for field in fields if field.sacct)
@@ -78,7 +82,7 @@ def sacct(
         "-D",
         *job_filter,
         "-S",
-        since,
+        start_time,
         "-o",
         columns,
     ]

@@ -63,7 +63,7 @@ def exit_code(value: str) -> tuple[int | None, int | None]:
     return (None, sig) if sig else (code, None)
 
 
-def known(value: str) -> bool:
+def has_value(value: str) -> bool:
     """Return whether Slurm printed a value, not a placeholder for its absence."""
     return value.strip().lower() not in _ABSENT
 

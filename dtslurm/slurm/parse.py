@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.runs.state import JobState, JobStatus, read_state
 from dtslurm.model.values import dataclass
-from dtslurm.slurm.arrays import valid
-from dtslurm.slurm.fields import FIELD_END, RECORD_END, SACCT, SQUEUE, Field, known
+from dtslurm.slurm.arrays import is_valid_job_id
+from dtslurm.slurm.fields import FIELD_END, RECORD_END, SACCT, SQUEUE, Field, has_value
 
 if TYPE_CHECKING:
     from dtslurm.model.nodes import ListedNode
@@ -62,7 +62,7 @@ def sacct(
     return listing
 
 
-def latest(jobs: Iterable[JobStatus]) -> list[JobStatus]:
+def keep_latest(jobs: Iterable[JobStatus]) -> list[JobStatus]:
     """Keep the last execution of each job.
 
     If Slurm reported no ``restarts``, set it to the number of earlier executions.
@@ -77,10 +77,14 @@ def latest(jobs: Iterable[JobStatus]) -> list[JobStatus]:
 
 
 def _count_restarts(attempts: list[JobStatus]) -> JobStatus:
-    last = attempts[-1]
+    last_attempt = attempts[-1]
     # Count only requeued executions: Slurm reuses job ids, so others may be of an older job.
     requeued = [job for job in attempts[:-1] if job.raw_state.split(" ")[0] in _REQUEUED_STATES]
-    return last if last.restarts is not None else _copy_with(last, restarts=len(requeued))
+    return (
+        last_attempt
+        if last_attempt.restarts is not None
+        else _copy_with(last_attempt, restarts=len(requeued))
+    )
 
 
 _REQUEUED_STATES = {"REQUEUED", "PREEMPTED", "NODE_FAIL", "REQUEUE_HOLD", "SPECIAL_EXIT"}
@@ -88,14 +92,14 @@ _REQUEUED_STATES = {"REQUEUED", "PREEMPTED", "NODE_FAIL", "REQUEUE_HOLD", "SPECI
 
 def mpi_types(output: str) -> list[str]:
     """Parse the output of ``commands.mpi_types``; empty if it is not a list of MPI types."""
-    heading, _, rest = output.partition("are...")
+    heading, _, listing = output.partition("are...")
     if "MPI" not in heading:
         return []
     names = []
-    for line in rest.split("\n"):
+    for line in listing.split("\n"):
         # A line may be "specific pmix plugin versions available: pmix_v4,...".
-        listed = line.removeprefix("srun: ").strip().rpartition(":")[2]
-        names += [word.strip() for word in listed.split(",") if re.fullmatch(r"[\w.-]+", word.strip())]
+        names_text = line.removeprefix("srun: ").strip().rpartition(":")[2]
+        names += [word.strip() for word in names_text.split(",") if re.fullmatch(r"[\w.-]+", word.strip())]
     return sorted(set(names))
 
 
@@ -116,7 +120,7 @@ def _parse_rows(
             listing.skipped.append(row[:_MAX_SHOWN_CHARS])
             continue
         values = {column.name: column.read(part) for column, part in zip(fields, parts, strict=True)}
-        if not valid(values["job_id"]) or not values["raw_id"].isdecimal():
+        if not is_valid_job_id(values["job_id"]) or not values["raw_id"].isdecimal():
             listing.skipped.append(row[:_MAX_SHOWN_CHARS])
         elif uid is None or values.get("uid") == uid:
             listing.jobs.append(status(values, source, observed_at))
@@ -159,18 +163,18 @@ def status(values: dict[str, Any], source: str, observed_at: float) -> JobStatus
             values["time_limit"] = _time_between(values, "start_time", "end_time")
         values["end_time"] = None  # squeue and scontrol print the end of the time limit here
         code = sig = None
-    if not known(values.get("reason", "")):
+    if not has_value(values.get("reason", "")):
         values["reason"] = ""
     return JobStatus(**values, state=state, flags=flags, exit_code=code, signal=sig)
 
 
-def supported(fields: Sequence[Field], helpformat: str) -> tuple[Field, ...]:
+def select_supported_fields(fields: Sequence[Field], helpformat: str) -> tuple[Field, ...]:
     """Return the fields that ``sacct --helpformat`` lists, and the two ids, which all versions have."""
     names = set(helpformat.split())
     return tuple(column for column in fields if column.sacct in names or column.name in {"raw_id", "job_id"})
 
 
-def submitted_id(output: str) -> str | None:
+def parse_submitted_id(output: str) -> str | None:
     """Return the job id from the output of ``sbatch --parsable``, or None if there is none.
 
     A site's plugin may print lines before the id, and ``;cluster`` may follow it.
@@ -199,12 +203,12 @@ def node_list(output: str, partition: str | None = None) -> list[ListedNode]:
         rows = [row for row in rows if row[1].endswith("*")]
     nodes_by_name = {}
     for name, _, state, features in rows:
-        usable = not state.startswith(_UNUSABLE_STATES) and "*" not in state
-        nodes_by_name[name] = ListedNode(name=name, usable=usable, features=frozenset(features.split(",")))
+        is_usable = not state.startswith(_UNUSABLE_STATES) and "*" not in state
+        nodes_by_name[name] = ListedNode(name=name, usable=is_usable, features=frozenset(features.split(",")))
     return list(nodes_by_name.values())
 
 
-def exit_words(code: int | None, sig: int | None) -> str:
+def describe_exit(code: int | None, sig: int | None) -> str:
     """Describe a job's exit code and signal in words; empty if there is nothing to describe."""
     if sig == 53:
         return (
@@ -219,7 +223,7 @@ def exit_words(code: int | None, sig: int | None) -> str:
     if code is None:
         return ""
     if 128 < code < 193:
-        return f"exit code {code}: {exit_words(None, code - 128)}"
+        return f"exit code {code}: {describe_exit(None, code - 128)}"
     meanings = {
         0: "succeeded",
         WANTS_REQUEUE: f"exit code {WANTS_REQUEUE}: checkpointed, wants to go on",

@@ -81,7 +81,7 @@ _PATTERNS: tuple[tuple[Trouble, tuple[str, ...]], ...] = (
 )
 
 
-def trouble(stderr: str) -> Trouble:
+def classify_error(stderr: str) -> Trouble:
     """Classify a failed command by its stderr; ``REFUSED`` if no pattern matches."""
     # The patterns are compiled on first use (re caches them), since most commands succeed.
     for kind, patterns in _PATTERNS:
@@ -138,7 +138,7 @@ _LACKS_NODES = (
 )
 
 
-def cannot_run(stderr: str) -> bool:
+def can_never_run(stderr: str) -> bool:
     """Return whether ``sbatch --test-only`` reports that the job can never run unless it is changed."""
     return re.search(_PERMANENT, stderr, re.IGNORECASE) is not None
 
@@ -156,7 +156,7 @@ def private(stderr: str) -> bool:
     return "access/permission denied" in stderr.lower()
 
 
-def words(stderr: str) -> list[str]:
+def distinct_lines(stderr: str) -> list[str]:
     """Return the lines of a command's stderr without empty and repeated ones."""
     return list(dict.fromkeys(line.strip() for line in stderr.split("\n") if line.strip()))
 
@@ -175,7 +175,7 @@ class JobAnswer(NamedTuple):
     """
 
     job: str
-    words: str
+    distinct_lines: str
 
     @property
     def done(self) -> bool:
@@ -188,13 +188,13 @@ class JobAnswer(NamedTuple):
         return bool(self.job) and self.words.lower().startswith("job is pending execution")
 
 
-def by_job(stderr: str) -> list[JobAnswer]:
+def split_by_job(stderr: str) -> list[JobAnswer]:
     """Return scontrol's messages job by job after a change failed for some jobs.
 
     For arrays, scontrol also reports the tasks that it changed; for other jobs only failures.
     """
     answers = []
-    for line in words(stderr):
+    for line in distinct_lines(stderr):
         if array_match := _ARRAY_MESSAGE.fullmatch(line):
             answers.append(JobAnswer(array_match[1], array_match[2]))
         elif job_match := _JOB_MESSAGE.fullmatch(line):

@@ -36,13 +36,13 @@ class Association:
 
 def associations(output: str) -> list[Association]:
     """Parse the list of associations; other lines, such as a banner, are skipped."""
-    parsed = []
+    rows = []
     for line in output.split("\n"):
         columns = [word.strip() for word in line.split("|")]
         if len(columns) != len(ASSOCIATION_FIELDS) or not columns[0]:
             continue
         account, partition, qos, max_jobs, max_submit, max_wall, max_tres, group_tres = columns
-        parsed.append(
+        rows.append(
             Association(
                 account=account,
                 partition=partition,
@@ -54,7 +54,7 @@ def associations(output: str) -> list[Association]:
                 group_tres=_parse_tres(group_tres),
             )
         )
-    return parsed
+    return rows
 
 
 def _parse_walltime(value: str) -> Walltime | None:
@@ -67,4 +67,4 @@ def _parse_walltime(value: str) -> Walltime | None:
 def _parse_tres(value: str) -> dict[str, int]:
     """Parse ``node=4,gres/gpu=16``; memory and other amounts that are not whole numbers are left out."""
     pairs = (item.partition("=")[::2] for item in value.split(","))
-    return {name: int(amount) for name, amount in pairs if name and amount.isdecimal()}
+    return {name: int(count) for name, count in pairs if name and count.isdecimal()}

@@ -37,7 +37,7 @@ def jobs(output: str, *, uid: int | None = None, observed_at: float = 0.0) -> Li
     for record in _split_records(output, "JobId"):
         user = _USER_ID.search(record)
         job = _parse_job(record, observed_at)
-        if not user or not _get_value(record, "JobState") or not arrays.valid(job.job_id):
+        if not user or not _get_value(record, "JobState") or not arrays.is_valid_job_id(job.job_id):
             listing.skipped.append(record[:200])
         elif uid is None or int(user[1]) == uid:
             listing.jobs.append(job)
@@ -46,8 +46,8 @@ def jobs(output: str, *, uid: int | None = None, observed_at: float = 0.0) -> Li
 
 def _parse_job(record: str, observed_at: float) -> JobStatus:
     name = _JOB_NAME.search(record)
-    rest = record[name.end() :] if name else record  # a name may contain any text, even "JobState="
-    comment = _COMMENT.search(rest)
+    fields_text = record[name.end() :] if name else record  # a name may contain any text, even "JobState="
+    comment = _COMMENT.search(fields_text)
     raw_id, array, task = (_get_value(record, key) for key in ("JobId", "ArrayJobId", "ArrayTaskId"))
     het, offset = _get_value(record, "HetJobId"), _get_value(record, "HetJobOffset")
     job_id = raw_id
@@ -58,16 +58,16 @@ def _parse_job(record: str, observed_at: float) -> JobStatus:
     values = {
         "raw_id": raw_id,
         "job_id": job_id,
-        "raw_state": _get_value(rest, "JobState"),
-        "exit": fields.exit_code(_get_value(rest, "ExitCode")),
-        "submit_time": fields.epoch(_get_value(rest, "SubmitTime")),
-        "start_time": fields.epoch(_get_value(rest, "StartTime")),
-        "end_time": fields.epoch(_get_value(rest, "EndTime")),
-        "nodes": fields.count(_get_value(rest, "NumNodes")),
-        "restarts": fields.count(_get_value(rest, "Restarts")),
-        "partition": _get_value(rest, "Partition"),
-        "nodelist": _get_value(rest, "NodeList"),
-        "reason": _get_value(rest, "Reason"),
+        "raw_state": _get_value(fields_text, "JobState"),
+        "exit": fields.exit_code(_get_value(fields_text, "ExitCode")),
+        "submit_time": fields.epoch(_get_value(fields_text, "SubmitTime")),
+        "start_time": fields.epoch(_get_value(fields_text, "StartTime")),
+        "end_time": fields.epoch(_get_value(fields_text, "EndTime")),
+        "nodes": fields.count(_get_value(fields_text, "NumNodes")),
+        "restarts": fields.count(_get_value(fields_text, "Restarts")),
+        "partition": _get_value(fields_text, "Partition"),
+        "nodelist": _get_value(fields_text, "NodeList"),
+        "reason": _get_value(fields_text, "Reason"),
         "comment": comment[1].strip() if comment else "",
         "name": name[1] if name else "",
     }
@@ -151,7 +151,7 @@ def partitions(output: str) -> list[PartitionInfo]:
     ]
 
 
-def graces(output: str) -> dict[str, int]:
+def parse_grace_times(output: str) -> dict[str, int]:
     """Parse the grace time in seconds of each partition that has one from ``scontrol -o show partition``."""
     seconds_by_name = {
         _get_value(record, "PartitionName"): fields.count(_get_value(record, "GraceTime")) or 0
@@ -162,11 +162,11 @@ def graces(output: str) -> dict[str, int]:
 
 def nodes(output: str) -> list[NodeInfo]:
     """Parse ``scontrol -o show node``."""
-    parsed = []
+    node_rows = []
     for record in _split_records(output, "NodeName"):
         memory = fields.count(_get_value(record, "RealMemory"))
         reserved_memory = fields.count(_get_value(record, "MemSpecLimit")) or 0
-        parsed.append(
+        node_rows.append(
             NodeInfo(
                 name=_get_value(record, "NodeName"),
                 partitions=_parse_names(_get_value(record, "Partitions")),
@@ -185,7 +185,7 @@ def nodes(output: str) -> list[NodeInfo]:
                 address=_get_value(record, "NodeAddr"),
             )
         )
-    return [node for node in parsed if node.name]
+    return [node for node in node_rows if node.name]
 
 
 def gpus(gres: str) -> tuple[tuple[str, int], ...]:
@@ -207,7 +207,7 @@ def config(output: str) -> dict[str, str]:
     """Parse ``scontrol show config`` into unconverted strings; the first occurrence of a key counts."""
     values: dict[str, str] = {}
     for line in output.split("\n"):
-        key, sign, value = line.partition("=")
-        if sign and key.strip():
+        key, separator, value = line.partition("=")
+        if separator and key.strip():
             values.setdefault(key.strip(), fields.text(value))
     return values

@@ -249,21 +249,21 @@ _RESOURCES = (
 _EXACT_BY_LOWER = {code.lower(): explanation for code, explanation in _EXACT.items()}
 
 
-def explain(reason: str, job_id: str = "JOB", excluded: str = "") -> Explanation:
+def explain(reason: str, job_id: str = "JOB", excluded_nodes: str = "") -> Explanation:
     """Explain a reason as squeue or scontrol prints it; return an unknown reason unchanged.
 
     Args:
         job_id: inserted into the suggested commands.
-        excluded: the nodes that the job excludes, which may be why too few nodes are left.
+        excluded_nodes: the nodes that the job excludes, which may be why too few nodes are left.
     """
     explanation = _look_up(reason)
-    if excluded and explanation is _EXACT["BadConstraints"]:
-        text = f"{explanation.text}; the job excludes {excluded}"
+    if excluded_nodes and explanation is _EXACT["BadConstraints"]:
+        text = f"{explanation.text}; the job excludes {excluded_nodes}"
         explanation = Explanation(text, f"{_FIX_EXCLUDED}; else {explanation.fix}", explanation.will_start)
     return replace(explanation, fix=re.sub(r"\bJOB\b", lambda _: job_id, explanation.fix))
 
 
-def only_waits(reason: str) -> bool:
+def only_explains_waiting(reason: str) -> bool:
     """Return whether the reason only explains why a job is pending.
 
     Such a reason does not explain the end of a job that was cancelled while it was pending.
@@ -281,8 +281,8 @@ def _look_up(reason: str) -> Explanation:
     for pattern, text, fix, will_start in _FREE_TEXT:
         if re.search(pattern, bare, re.IGNORECASE):
             return _add_nodes(Explanation(text, fix, will_start), bare)
-    code, sign, detail = bare.partition(",")
-    if sign and code.lower() in _EXACT_BY_LOWER:
+    code, separator, detail = bare.partition(",")
+    if separator and code.lower() in _EXACT_BY_LOWER:
         explanation = _EXACT_BY_LOWER[code.lower()]
         return Explanation(f"{explanation.text} ({detail.strip()})", explanation.fix, explanation.will_start)
     return Explanation(

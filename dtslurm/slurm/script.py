@@ -19,27 +19,27 @@ def options(script: str) -> dict[str, str]:
 
     A later line overrides an earlier one; lines after the first command are ignored.
     """
-    parsed: dict[str, str] = {}
+    values: dict[str, str] = {}
     for line in script.split("\n"):
         if line.startswith("#SBATCH"):
             try:
                 words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
             except ValueError:  # an unclosed quote: sbatch reports it
                 continue
-            _collect_options(words, parsed)
+            _collect_options(words, values)
         elif line.strip() and not line.lstrip().startswith("#"):
             break
-    return parsed
+    return values
 
 
-def _collect_options(words: list[str], found: dict[str, str]) -> None:
+def _collect_options(words: list[str], values: dict[str, str]) -> None:
     while words:
         word = words.pop(0)
         if word.startswith("--"):
-            name, sign, value = word[2:].partition("=")
-            if not sign and words and not words[0].startswith("-"):
+            name, separator, value = word[2:].partition("=")
+            if not separator and words and not words[0].startswith("-"):
                 value = words.pop(0)
-            found[name] = value
+            values[name] = value
         elif word[:2] in _SHORT_OPTIONS:
             value = word[2:] or (words.pop(0) if words else "")
-            found[_SHORT_OPTIONS[word[:2]]] = value
+            values[_SHORT_OPTIONS[word[:2]]] = value

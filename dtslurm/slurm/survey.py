@@ -9,7 +9,7 @@ from dataclasses import field
 from dtslurm.model.units import Memory
 from dtslurm.model.values import dataclass
 from dtslurm.slurm import commands, fields, parse, parse_scontrol
-from dtslurm.slurm.parse_errors import words
+from dtslurm.slurm.parse_errors import distinct_lines
 from dtslurm.slurm.parse_sacctmgr import Association, associations
 from dtslurm.slurm.parse_scontrol import NodeInfo, PartitionInfo
 
@@ -114,7 +114,7 @@ class Survey:
         return self.config.get("ClusterName", "")
 
 
-def question(limit: int, pythons: list[str]) -> list[str]:
+def build_survey_command(limit: int, pythons: list[str]) -> list[str]:
     """Return the survey command.
 
     It makes at most 5 requests to the controller, and ends each of its commands after ``limit`` seconds.
@@ -135,8 +135,8 @@ def read(output: str) -> Survey:
         "config": config.get("ClusterName"), "partitions": partitions, "nodes": nodes,
         "associations": associations(sections.get("associations", "")),
     }  # fmt: skip
-    silent = {
-        name: "; ".join(words(sections.get(name, ""))[:2])[:200] or "no answer"
+    silent_parts = {
+        name: "; ".join(distinct_lines(sections.get(name, ""))[:2])[:200] or "no answer"
         for name in _REQUIRED_PARTS
         if not answers[name]
     }
@@ -155,7 +155,7 @@ def read(output: str) -> Survey:
         runtimes=tuple(host.get("runtime", ())),
         pyxis="--container-image" in sections.get("srun", ""),
         missing=tuple(host.get("missing", ())),
-        silent=silent,
+        silent=silent_parts,
     )
 
 
@@ -167,11 +167,14 @@ def sinfo(output: str) -> list[NodeInfo]:
         if len(row) != len(_SINFO_COLUMNS) or not row[0]:
             continue
         name, partition, cpus, sockets, cores, threads, memory, state, gres, features = row
-        earlier = nodes_by_name.get(name)
+        previous_row = nodes_by_name.get(name)
         memory_mib = fields.count(memory.rstrip("+"))
         nodes_by_name[name] = NodeInfo(
             name=name,
-            partitions=(*(earlier.partitions if earlier else ()), *([partition] if partition else ())),
+            partitions=(
+                *(previous_row.partitions if previous_row else ()),
+                *([partition] if partition else ()),
+            ),
             cpus=fields.count(cpus.rstrip("+")),
             sockets=fields.count(sockets.rstrip("+")),
             cores_per_socket=fields.count(cores.rstrip("+")),
@@ -196,8 +199,8 @@ def _split_sections(output: str) -> dict[str, str]:
 def _parse_pairs(text: str) -> dict[str, list[str]]:
     values_by_key: dict[str, list[str]] = {}
     for line in text.split("\n"):
-        key, sign, value = line.partition("=")
-        if sign:
+        key, separator, value = line.partition("=")
+        if separator:
             values_by_key.setdefault(key, []).append(value.strip())
     return values_by_key
 
@@ -219,8 +222,8 @@ def _parse_folders(text: str) -> tuple[NamedFolder, ...]:
             if match:
                 df_by_path[match[1]] = match[2], int(match[3]), int(match[4])
             continue
-        name, sign, path = line.partition("=")
-        if sign and path.startswith("/") and name.isidentifier():
+        name, separator, path = line.partition("=")
+        if separator and path.startswith("/") and name.isidentifier():
             path_by_variable.setdefault(name, path)
     return tuple(
         NamedFolder(name, path, *df_by_path.get(path, ("", None, None)))

@@ -15,7 +15,7 @@ _VULNERABILITIES: tuple[tuple[str, dict[tuple[int, int], int]], ...] = (
 _FIRST_SERIES = {"CVE-2024-48936 (stepmgr runs others' steps)": (24, 5)}
 
 
-def holes(version: str) -> list[str]:
+def find_vulnerabilities(version: str) -> list[str]:
     """Return the known vulnerabilities of a version as ``sbatch --version`` prints it.
 
     The result is empty if the version cannot be parsed.
@@ -26,8 +26,8 @@ def holes(version: str) -> list[str]:
     major, minor, patch = map(int, match.groups())
     series = (major, minor)
     vulnerabilities = []
-    for name, fixed in _VULNERABILITIES:
+    for name, fixed_versions in _VULNERABILITIES:
         first_series = _FIRST_SERIES.get(name, (0, 0))
-        if first_series <= series <= max(fixed) and patch < fixed.get(series, 1 << 30):
+        if first_series <= series <= max(fixed_versions) and patch < fixed_versions.get(series, 1 << 30):
             vulnerabilities.append(name)
     return vulnerabilities

@@ -60,7 +60,7 @@ def job_file(data: bytes) -> None:
 def squeue(data: bytes) -> None:
     """Records of squeue: an id is an id, a state is known or UNKNOWN."""
     for job in parse.squeue(_text(data)).jobs:
-        assert arrays.valid(job.job_id)
+        assert arrays.is_valid_job_id(job.job_id)
         assert isinstance(job.state, JobState)
         pending.explain(job.reason, job.job_id)
         assert job.terminal in {True, False}
@@ -68,7 +68,7 @@ def squeue(data: bytes) -> None:
 
 def sacct(data: bytes) -> None:
     """Records of sacct, for the end of jobs and for usage."""
-    parse.latest(parse.sacct(_text(data)).jobs)
+    parse.keep_latest(parse.sacct(_text(data)).jobs)
     accounting.read(_text(data))
 
 
@@ -76,7 +76,7 @@ def scontrol(data: bytes) -> None:
     """Records of scontrol: jobs, partitions, nodes, the configuration."""
     text = _text(data)
     for job in parse_scontrol.jobs(text).jobs:
-        assert arrays.valid(job.job_id)
+        assert arrays.is_valid_job_id(job.job_id)
     parse_scontrol.partitions(text)
     for node in parse_scontrol.nodes(text):
         assert node.name
@@ -87,10 +87,10 @@ def scontrol(data: bytes) -> None:
 def messages(data: bytes) -> None:
     """What Slurm prints beside its data."""
     text = _text(data)
-    parse_errors.trouble(text)
-    parse_errors.words(text)
+    parse_errors.classify_error(text)
+    parse_errors.distinct_lines(text)
     parse_errors.hint_for(text)
-    number = parse.submitted_id(text)
+    number = parse.parse_submitted_id(text)
     assert number is None or number.isdecimal()
     parse.mpi_types(text)
 

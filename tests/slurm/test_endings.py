@@ -80,5 +80,5 @@ def test_the_endings_of_every_slurm_version_are_described(version: str) -> None:
 
 def test_the_grace_time_of_a_partition_is_parsed() -> None:
     text = (DATA / "22.05.8/partitions.txt").read_text()
-    assert parse_scontrol.graces(text) == {}
-    assert parse_scontrol.graces(text.replace("GraceTime=0", "GraceTime=30", 1)) == {"main": 30}
+    assert parse_scontrol.parse_grace_times(text) == {}
+    assert parse_scontrol.parse_grace_times(text.replace("GraceTime=0", "GraceTime=30", 1)) == {"main": 30}

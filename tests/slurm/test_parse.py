@@ -51,7 +51,7 @@ def test_squeue_output_of_every_version_is_parsed(version: str) -> None:
 def test_sacct_output_of_every_version_is_parsed(version: str) -> None:
     listing = parse.sacct(recorded.sacct(version), observed_at=5.0)
     assert not listing.skipped
-    jobs = jobs_by_name(parse.latest(listing.jobs))
+    jobs = jobs_by_name(parse.keep_latest(listing.jobs))
     assert (jobs["fail"].state, jobs["fail"].exit_code, jobs["fail"].signal) == (S.FAILED, 3, None)
     assert (jobs["segv"].state, jobs["segv"].exit_code, jobs["segv"].signal) == (S.FAILED, None, 11)
     assert (jobs["canc"].state, jobs["canc"].exit_code) == (S.CANCELLED, None)
@@ -90,11 +90,11 @@ def test_rows_of_other_users_are_ignored() -> None:
 
 
 def test_every_field_of_the_sacct_format_is_parsed() -> None:
-    columns = parse.supported(SACCT, recorded.read("22.05.8", "sacct_helpformat.txt"))
+    columns = parse.select_supported_fields(SACCT, recorded.read("22.05.8", "sacct_helpformat.txt"))
     assert [one.name for one in SACCT if one not in columns] == ["restarts"]
     listing = parse.sacct(recorded.read("22.05.8", "sacct_records.txt"), columns, uid=0)
     assert not listing.skipped
-    jobs = {job.job_id: job for job in parse.latest(listing.jobs)}
+    jobs = {job.job_id: job for job in parse.keep_latest(listing.jobs)}
     assert jobs["12"].name == "line\nbreak|pipe=eq `q`"
     assert (jobs["15"].exit_code, jobs["16"].signal, jobs["17"].signal) == (3, 53, 9)
     assert (jobs["18"].state, jobs["18"].restarts, jobs["18"].submit_time) == (S.RUNNING, 1, 1795269426)
@@ -170,9 +170,9 @@ def test_c3_f62_any_name_is_preserved_by_the_sacct_parser(first: str, second: st
 )
 def test_f61_arbitrary_bytes_do_not_break_the_parsers(data: bytes) -> None:
     text = data.decode("utf-8", "surrogateescape")
-    parse.latest(parse.sacct(text).jobs)
+    parse.keep_latest(parse.sacct(text).jobs)
     parse.squeue(text)
-    parse.submitted_id(text)
+    parse.parse_submitted_id(text)
     for one in fields.FIELDS:
         one.read(text)
 
@@ -210,12 +210,12 @@ def test_exit_codes_are_parsed(text: str, code: tuple[int | None, int | None]) -
 
 
 def test_exit_codes_are_described_in_words() -> None:
-    assert "output file" in parse.exit_words(None, 53)
-    assert parse.exit_words(None, 9) == "ended by signal 9 (SIGKILL)"
-    assert parse.exit_words(137, None) == "exit code 137: ended by signal 9 (SIGKILL)"
-    assert "not found" in parse.exit_words(127, None)
-    assert parse.exit_words(3, None) == "exit code 3"
-    assert parse.exit_words(None, None) == ""
+    assert "output file" in parse.describe_exit(None, 53)
+    assert parse.describe_exit(None, 9) == "ended by signal 9 (SIGKILL)"
+    assert parse.describe_exit(137, None) == "exit code 137: ended by signal 9 (SIGKILL)"
+    assert "not found" in parse.describe_exit(127, None)
+    assert parse.describe_exit(3, None) == "exit code 3"
+    assert parse.describe_exit(None, None) == ""
 
 
 @pytest.mark.parametrize(
@@ -224,4 +224,4 @@ def test_exit_codes_are_described_in_words() -> None:
      ("42 is the answer\n7\n", "7"), ("Submitted batch job 5\n", None), ("", None), ("0\n", None)],
 )  # fmt: skip
 def test_the_job_id_is_parsed_from_the_sbatch_answer(output: str, job_id: str | None) -> None:
-    assert parse.submitted_id(output) == job_id
+    assert parse.parse_submitted_id(output) == job_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtslurm.slurm.vulnerabilities import holes
+from dtslurm.slurm.vulnerabilities import find_vulnerabilities
 
 STEPMGR = "CVE-2024-48936 (stepmgr runs others' steps)"
 
@@ -22,10 +22,10 @@ STEPMGR = "CVE-2024-48936 (stepmgr runs others' steps)"
     ],
 )
 def test_a_vulnerability_is_reported_until_the_fixed_version_of_its_series(version: str, open_: bool) -> None:
-    assert (STEPMGR in holes(version)) is open_
+    assert (STEPMGR in find_vulnerabilities(version)) is open_
 
 
 def test_an_unmaintained_series_keeps_its_vulnerabilities() -> None:
-    told = [hole.partition(" ")[0] for hole in holes("slurm 20.11.4")]
+    told = [hole.partition(" ")[0] for hole in find_vulnerabilities("slurm 20.11.4")]
     assert told == ["CVE-2023-41914", "CVE-2023-49933", "CVE-2025-43904"]
-    assert holes("slurm 26.05.5") == []
+    assert find_vulnerabilities("slurm 26.05.5") == []

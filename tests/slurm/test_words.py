@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtslurm.slurm import arrays, commands, fields, parse, pending, script
-from dtslurm.slurm.parse_errors import Trouble, by_job, hint_for, trouble
+from dtslurm.slurm.parse_errors import Trouble, classify_error, hint_for, split_by_job
 from tests.slurm.recorded import DATA
 
 
@@ -27,7 +27,7 @@ def test_matches_job_id_compares_listed_and_requested_ids(listed: str, asked: st
 
 def test_array_expressions_are_not_expanded() -> None:
     assert arrays.task_ranges("0-999999999:7,5%3") == [range(0, 1000000000, 7), range(5, 6)]
-    assert (arrays.throttle("1-9%4"), arrays.throttle("1-9")) == (4, None)
+    assert (arrays.parse_throttle("1-9%4"), arrays.parse_throttle("1-9")) == (4, None)
 
 
 @given(st.text(), st.text("0123456789_[]-,%+:"))
@@ -35,7 +35,7 @@ def test_arbitrary_job_ids_cause_no_error(listed: str, asked: str) -> None:
     arrays.matches_job_id(listed, asked)
     arrays.matches_job_id(asked, asked + listed)
     arrays.task_ranges(asked)
-    arrays.throttle(asked)
+    arrays.parse_throttle(asked)
 
 
 def test_the_sbatch_command_is_built() -> None:
@@ -223,7 +223,7 @@ def test_any_pending_reason_gets_an_explanation(reason: str) -> None:
     ],
 )  # fmt: skip
 def test_f5_f8_f9_f21_errors_of_slurm_are_classified(stderr: str, kind: Trouble) -> None:
-    assert trouble(stderr) is kind
+    assert classify_error(stderr) is kind
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_mpi_types_requested_by_a_script_are_parsed() -> None:
 
 
 def test_scontrol_answers_are_attributed_to_jobs() -> None:
-    told = by_job(
+    told = split_by_job(
         "1_0-1,3: No error\n1_2: Job is pending execution\n5_0: Requested operation is presently disabled\n"
         "Job is pending execution for job 7\nInvalid job id specified for job 999\nWelcome: this is n1\n"
     )
@@ -283,4 +283,4 @@ def test_scontrol_answers_are_attributed_to_jobs() -> None:
 
 @given(st.text())
 def test_arbitrary_scontrol_answers_cause_no_error(stderr: str) -> None:
-    assert all(one.words for one in by_job(stderr))
+    assert all(one.words for one in split_by_job(stderr))

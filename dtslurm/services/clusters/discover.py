@@ -87,7 +87,9 @@ def survey_cluster(cluster: ActiveCluster) -> Survey:
     pythons = [
         name for name in (cluster.profile.login.python, "python3", "/usr/libexec/platform-python") if name
     ]
-    answer = cluster.transport.run(surveys.question(_COMMAND_LIMIT_S, pythons), timeout=6 * _COMMAND_LIMIT_S)
+    answer = cluster.transport.run(
+        surveys.build_survey_command(_COMMAND_LIMIT_S, pythons), timeout=6 * _COMMAND_LIMIT_S
+    )
     survey = surveys.read(answer.stdout)
     host = cluster.transport.host
     if "scontrol" in survey.missing and "sinfo" in survey.missing:

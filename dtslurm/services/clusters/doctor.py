@@ -18,7 +18,7 @@ from dtslurm.services.wiring.context import IF_IT_IS_ITS_OWN, ActiveCluster, Con
 from dtslurm.services.wiring.login_node import NO_PYTHON, forget, query_login_node
 from dtslurm.slurm import commands, parse_scontrol
 from dtslurm.slurm.endings import describe_endings
-from dtslurm.slurm.vulnerabilities import holes
+from dtslurm.slurm.vulnerabilities import find_vulnerabilities
 from dtslurm.store.index import default_path, explain_unwritable
 from dtslurm.store.rundir import RunDir
 from dtslurm.transport.connect import choose, software
@@ -111,7 +111,7 @@ def _check_login_node(context: Context, cluster: ActiveCluster) -> Iterator[Find
 
 def _check_version(line: str) -> Finding:
     """Return Slurm's version and its known vulnerabilities, which the site may have patched on its own."""
-    vulnerabilities = holes(line)
+    vulnerabilities = find_vulnerabilities(line)
     hint = (
         f"known vulnerabilities, unless your site patched them: {'; '.join(vulnerabilities)}"
         if vulnerabilities
@@ -179,7 +179,7 @@ def _query_config(cluster: ActiveCluster) -> str:
 def _describe_job_ends(context: Context, cluster: ActiveCluster, config: str) -> Iterator[Finding]:
     """Yield how Slurm ends and restarts jobs on this cluster, as far as its configuration shows."""
     partitions = cluster.transport.run(commands.show_partitions())
-    graces = parse_scontrol.graces(partitions.stdout if partitions.ok else "")
+    graces = parse_scontrol.parse_grace_times(partitions.stdout if partitions.ok else "")
     for truth in describe_endings(parse_scontrol.config(config), graces, _longest_checkpoint_s(context)):
         yield Finding(truth.what, truth.found, hint=truth.hint)
 

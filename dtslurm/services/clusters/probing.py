@@ -17,8 +17,8 @@ from dtslurm.remote.worker_program import NO_PYTHON, PYTHONS, inline_program
 from dtslurm.services.request.run_paths import run_root
 from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.slurm import commands
-from dtslurm.slurm.parse import submitted_id
-from dtslurm.slurm.parse_errors import words
+from dtslurm.slurm.parse import parse_submitted_id
+from dtslurm.slurm.parse_errors import distinct_lines
 
 PARTS = ("lib.json_records", "sampler_values", "probe.gpus", "probe.probe")
 _MARK = "dtslurm-probe:"
@@ -129,9 +129,10 @@ def probe(
         timeout=150,
     )
     sbatch_output = _split_sections(answer.stdout)
-    jobs = {name: submitted_id(sbatch_output.get(name, "")) for name in scripts}
+    jobs = {name: parse_submitted_id(sbatch_output.get(name, "")) for name in scripts}
     refused = {
-        name: "; ".join(words(sbatch_output.get(name, "") or answer.stderr)) or "sbatch printed nothing"
+        name: "; ".join(distinct_lines(sbatch_output.get(name, "") or answer.stderr))
+        or "sbatch printed nothing"
         for name, job in jobs.items()
         if job is None
     }

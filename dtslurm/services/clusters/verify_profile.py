@@ -29,7 +29,7 @@ from dtslurm.services.submit.prepare import AUTO, prepare
 from dtslurm.services.submit.submit import submit
 from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.slurm import commands
-from dtslurm.slurm.parse_errors import cannot_run, lacks_nodes, words
+from dtslurm.slurm.parse_errors import can_never_run, distinct_lines, lacks_nodes
 from dtslurm.slurm.survey import Survey
 
 _MAX_PARTITIONS = 12
@@ -252,9 +252,9 @@ def _judge_answer(where: str, launchers: Sequence[str], answer: _Answer, *, neve
     """
     if answer.ok:
         return claims.dry_run(where, launchers, "", refused=False)
-    reason = "; ".join(words(answer.said)[-2:]).removeprefix("sbatch: ") or "sbatch printed nothing"
+    reason = "; ".join(distinct_lines(answer.said)[-2:]).removeprefix("sbatch: ") or "sbatch printed nothing"
     reason += ", although all of its nodes are up" if never else ""
-    return claims.dry_run(where, launchers, reason, True if never or cannot_run(answer.said) else None)
+    return claims.dry_run(where, launchers, reason, True if never or can_never_run(answer.said) else None)
 
 
 def _choose_partitions(profile: ClusterProfile, survey: Survey, wanted: DiscoverOptions) -> list[str]:

@@ -394,7 +394,7 @@ def _describe(view: RunView, status: JobStatus, attempt: int) -> tuple[str, str,
 
 def _describe_state(view: RunView, status: JobStatus, attempt: int) -> tuple[str, str, bool]:
     if status.state is JobState.PENDING and status.reason:
-        explanation = explain(status.reason, excluded=status.excluded)
+        explanation = explain(status.reason, excluded_nodes=status.excluded)
         return (
             explanation.text,
             explanation.fix.replace("JOB", status.job_id),

@@ -68,7 +68,7 @@ def usage(
             continue
         try:
             answer = active.transport.run(
-                accounting.command(sacct_start, everybody=everybody), timeout=_LIMIT_S, env=QUERY_ENVIRONMENT
+                accounting.command(sacct_start, all_users=everybody), timeout=_LIMIT_S, env=QUERY_ENVIRONMENT
             )
             if not answer.ok:
                 raise SlurmError("sacct: Slurm rejected the query", evidence=answer.stderr.splitlines()[:3])

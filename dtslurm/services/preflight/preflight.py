@@ -15,7 +15,7 @@ from dtslurm.services.preflight.containers import unpulled
 from dtslurm.services.request import staging
 from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.slurm import commands
-from dtslurm.slurm.parse_errors import Trouble, cannot_run, trouble, words
+from dtslurm.slurm.parse_errors import Trouble, can_never_run, classify_error, distinct_lines
 
 _MIN_FREE_KIB = 10 * 1024
 _UNAVAILABLE = {Trouble.LOST, Trouble.NOT_SENT, Trouble.AUTH, Trouble.SETUP}
@@ -172,9 +172,9 @@ def _test_submission(cluster: ActiveCluster, submission: Submission) -> tuple[li
         return [], []  # the submission itself reports the missing sbatch
     if answer.ok:
         return [], []
-    if trouble(answer.stderr) in _UNAVAILABLE:
+    if classify_error(answer.stderr) in _UNAVAILABLE:
         raise failure(answer)
-    messages = words(answer.stderr)
-    if cannot_run(answer.stderr):
+    messages = distinct_lines(answer.stderr)
+    if can_never_run(answer.stderr):
         return [f"sbatch --test-only: {line}" for line in messages], []
     return [], [f"sbatch --test-only: {line}" for line in messages]

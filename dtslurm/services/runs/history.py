@@ -19,7 +19,7 @@ from dtslurm.services.runs.run_times import Attempt, attempts_of
 from dtslurm.services.runs.status import RunView
 from dtslurm.services.runs.sync import refresh
 from dtslurm.services.wiring.context import Context
-from dtslurm.slurm.parse import exit_words
+from dtslurm.slurm.parse import describe_exit
 from dtslurm.store.rundir import RunDir
 
 
@@ -101,7 +101,7 @@ def _describe_ends(attempts: Sequence[Attempt], view: RunView) -> list[Attempt]:
             how = "no recorded end: preempted, requeued, or a node was lost"
         elif not how:
             status = view.statuses[0]
-            how = "running" if not status.terminal else exit_words(status.exit_code, status.signal)
+            how = "running" if not status.terminal else describe_exit(status.exit_code, status.signal)
             how = how or status.word
         described.append(replace(attempt, how=how))
     return described

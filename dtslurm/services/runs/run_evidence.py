@@ -268,13 +268,13 @@ def describe_failure(run: RunDir, status: JobStatus) -> str:
     if status.exit_code:
         return f"exit code {status.exit_code}"
     if status.signal:
-        from dtslurm.slurm.parse import exit_words
+        from dtslurm.slurm.parse import describe_exit
 
-        return exit_words(None, status.signal)
+        return describe_exit(None, status.signal)
     if status.reason in {"", "None"}:
         return ""
     if status.source == "record":  # the reason is dtslurm's text, not a Slurm reason
         return status.reason
-    from dtslurm.slurm.pending import explain, only_waits
+    from dtslurm.slurm.pending import explain, only_explains_waiting
 
-    return "" if only_waits(status.reason) else explain(status.reason).text
+    return "" if only_explains_waiting(status.reason) else explain(status.reason).text

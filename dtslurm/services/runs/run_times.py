@@ -12,7 +12,7 @@ from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.units import duration
 from dtslurm.model.values import dataclass
 from dtslurm.services.runs.status import RunView
-from dtslurm.slurm.parse import exit_words
+from dtslurm.slurm.parse import describe_exit
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,6 @@ def attempts_of(events: Sequence[Mapping[str, Any]]) -> list[Attempt]:
         elif kind == "attempt_ended" or (kind == "ended" and attempt.ended is None):
             code = event.get("exit_code")
             code = code if isinstance(code, int) else None
-            how = str(event.get("summary") or exit_words(code, None))
+            how = str(event.get("summary") or describe_exit(code, None))
             attempts[number] = replace(attempt, ended=time, exit_code=code, how=how)
     return [attempts[number] for number in sorted(attempts)]
