@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dtslurm.worker.lib import rank_collector, rank_files
@@ -28,6 +28,9 @@ OUTPUT = st.lists(
     st.sampled_from([b"\n", b"17: ", b"17+ ", b"# 17 1.0\n", b"\r", b"step 1", b"\xff\x00", b"1"]),
     max_size=30,
 ).map(b"".join)
+
+
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 
 
 def text_of(node_log: NodeLog, rank: int) -> bytes:
@@ -54,6 +57,7 @@ def record(node: RankCollector, rank: int, code: int | None = None) -> None:
     draft.replace(Path(node.folder, f"{rank}.json"))
 
 
+@UNHURRIED
 @given(data=OUTPUT.filter(bool))
 def test_a_ranks_bytes_survive_the_log_of_its_node(data: bytes) -> None:
     lines = encode_lines(17, data, 1.5).partition(b"\n")[2]
@@ -62,7 +66,7 @@ def test_a_ranks_bytes_survive_the_log_of_its_node(data: bytes) -> None:
     assert all(line.startswith((b"17: ", b"17+ ")) for line in lines.split(b"\n")[:-1])
 
 
-@settings(deadline=None)
+@UNHURRIED
 @given(
     pieces=st.lists(st.tuples(st.integers(16, 18), OUTPUT.filter(bool)), max_size=12),
     size=st.integers(1, 40),

@@ -17,6 +17,7 @@ from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.values import dataclass
 from dtslurm.services.wiring.context import Context
 from dtslurm.transport.interactive import run_interactive
+from dtslurm.worker.lib.rank_files import RANK_LOG, find_node_log
 
 _MAX_FILE_NAMES = 1000
 DEMO_MODULE = "dtslurm.dashboard.actions.demo"
@@ -73,6 +74,19 @@ def find_program(
     )
 
 
+# If the rank has no log of its own, $1 becomes the log of its node, which is named after the node's first rank.
+_FIND_NODE_LOG = """\
+if [ ! -e "$1" ]; then
+  rank=${1##*/rank-} first=-1
+  for log in "${1%/*}"/ranks-*.log; do
+    number=${log##*/ranks-} number=${number%.log}
+    [ "$number" -le "${rank%.log}" ] && [ "$number" -gt "$first" ] && first=$number
+  done 2>/dev/null
+  [ "$first" -lt 0 ] || set -- "${1%/*}/ranks-$first.log"
+fi
+"""
+
+
 def log_path(record: JobRecord, rank: int, attempt: int, task: str | None) -> str:
     """Return the path of a rank's log in an attempt, on the host that stores the run directory."""
     folder = record.run_dir if task is None else f"{record.run_dir}/tasks/{task}"
@@ -89,7 +103,11 @@ def open_log(context: Context, record: JobRecord, path: str, opener: Opener) -> 
     """
     transport = context.cluster_of(record).transport
     if not transport.local:
-        return run_interactive(transport, ["sh", "-c", f'exec {opener.remote} "$1"', "sh", path])
+        return run_interactive(transport, ["sh", "-c", f'{_FIND_NODE_LOG}exec {opener.remote} "$1"', "sh", path])
+    rank = RANK_LOG.fullmatch(Path(path).name)
+    if rank and not Path(path).is_file():
+        node_log = find_node_log(str(Path(path).parent), int(rank.group(1)))
+        path = path if node_log is None else node_log.path
     if not Path(path).is_file():
         raise StoreError(f"the rank has no log: there is no {path}")
     return run_interactive(transport, [*find_program(opener), path])
