@@ -74,7 +74,7 @@ def find_program(
     )
 
 
-# If the rank has no log of its own, $1 becomes the log of its node, which is named after the node's first rank.
+# If the rank has no log of its own, $1 becomes the log of its node, named after the node's first rank.
 _FIND_NODE_LOG = """\
 if [ ! -e "$1" ]; then
   rank=${1##*/rank-} first=-1
@@ -103,7 +103,8 @@ def open_log(context: Context, record: JobRecord, path: str, opener: Opener) -> 
     """
     transport = context.cluster_of(record).transport
     if not transport.local:
-        return run_interactive(transport, ["sh", "-c", f'{_FIND_NODE_LOG}exec {opener.remote} "$1"', "sh", path])
+        program = f'{_FIND_NODE_LOG}exec {opener.remote} "$1"'
+        return run_interactive(transport, ["sh", "-c", program, "sh", path])
     rank = RANK_LOG.fullmatch(Path(path).name)
     if rank and not Path(path).is_file():
         node_log = find_node_log(str(Path(path).parent), int(rank.group(1)))
