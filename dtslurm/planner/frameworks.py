@@ -120,6 +120,14 @@ FRAMEWORKS: dict[str, Framework] = {
         ),
         Framework("deepspeed", "DeepSpeed", eager=True),
         Framework("fsdp", "PyTorch FSDP, eager, with Hugging Face's models", eager=True),
+        Framework(
+            "fsdp-2022",
+            "PyTorch before flash attention, with Hugging Face's models",
+            flash=False,
+            dropout=True,
+            eager=True,
+            like="fsdp",
+        ),
         Framework("llm-foundry", "LLM Foundry: PyTorch FSDP with fused norms and loss", like="fsdp"),
         Framework("torchtitan", "torchtitan: FSDP2 with torch.compile", keeps_gathered=True),
         Framework(
@@ -146,6 +154,7 @@ DEEPSPEED = {"deepspeed", "megatron-deepspeed"}
 NEMO = {"nemo", "nemo-2025", "nemo-2024", "nemo-2023"}
 SHARDING = {
     "fsdp",
+    "fsdp-2022",
     "llm-foundry",
     "torchtitan",
     "torchtitan-2024",

@@ -13,7 +13,8 @@ from pathlib import Path
 
 DATA = Path(__file__).with_name("data")
 _CHIP = re.compile(
-    r"GH200|G?B[23]00|MI\d{3}[AX]|[AHV]\d00|A10G?|A40|L40S|L4(?!0)|T4|RTX[ -]?A?\d{4}(?: ?Ada)?|PVC|Gaudi ?[23]",
+    r"GH200|G?B[23]00|MI\d{3}[AX]|[AHV]\d00|A10G?|A40|L40S|L4(?!0)|T4|RTX[ -]?A?\d{4}(?: ?Ada)?"
+    r"|PVC|Gaudi ?[23]",
     re.IGNORECASE,
 )
 _CHIP_BY_ALIAS = {"MI250": "MI250X", "A6000": "RTX A6000", "MAX 1550": "PVC", "H100-94": "H100-94-NVL"}
@@ -36,6 +37,7 @@ _SMS = {  # streaming multiprocessors or compute units: the number of matrix pro
     "V100": 80, "T4": 40, "A100": 108, "A800": 108, "A10": 72, "A10G": 80, "A40": 84, "L4": 58, "L40S": 142,
     "H100": 132, "H200": 132, "H800": 132, "GH200": 132, "B200": 148, "GB200": 148, "B300": 148, "GB300": 148,
     "MI250X": 110, "MI300X": 304, "MI300A": 228, "MI325X": 304, "MI355X": 256,
+    "RTX 3090": 82, "RTX 4090": 128, "RTX A6000": 84,
     "GAUDI2": 4, "GAUDI3": 16,  # two and eight matrix engines of 256 x 256
 }  # fmt: skip
 
@@ -74,6 +76,11 @@ class Gpu:
     def grace(self) -> bool:
         """Whether the host CPU is a Grace."""
         return self.chip in {"GH200", "GB200", "GB300"}
+
+    @property
+    def has_newer_attention(self) -> bool:
+        """Whether kernels faster than FlashAttention-2 exist: it does not use Hopper's instructions."""
+        return self.vendor != "nvidia" or _generation(self.chip) in {"H100", "B200"}
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -124,8 +131,10 @@ class Machine:
         """Return the share of its links that a GPU uses when ``inside`` GPUs of a domain communicate.
 
         Eight MI300X reach 313 GB/s, and two reach 47.7 GB/s, one link in seven (stas00/ml-engineering,
-        network).
+        network). The two halves of an MI250X have four links, and other pairs have one.
         """
+        if self.gpu.chip == "MI250X":
+            return 4.0 if inside == 2 else 1.0
         return (inside - 1) / (self.domain - 1) if self.meshed and 1 < inside < self.domain else 1.0
 
 

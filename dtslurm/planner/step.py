@@ -196,10 +196,16 @@ class Timer:
         (NVIDIA/NeMo, scripts/performance/recommended_model_configs: cuda_graphs is 1 for dense models and
         Mixtral on GB200, 0 for DeepSeek-V3 and on H100; Megatron-LM, docs/discussions/
         deepseek-v3-gb200-optimization).
+
+        DeepSpeed's ZeRO-3 runs Python hooks before and after each module that has weights, about a dozen in a
+        layer: they find, gather, await and release the module's weights (deepspeed/runtime/zero/
+        parameter_offload.py and partitioned_param_coordinator.py). FSDP has hooks for a layer as a whole.
         """
         of = self.constants.of
         framework = self.framework
         host = of("host_layer_us", framework.family)
+        if layout.gathers:
+            host += of("host_zero3_us", framework.family)
         if layout.tp > 1:
             host += of("host_tp_us", framework.family)
         if not framework.flash and stack.attention.heads // layout.tp * layout.mbs % 4:
@@ -367,8 +373,11 @@ class Timer:
             if ranks == shards:
                 return 0.0
             replica_group = replica_group or group(self.machine, ranks // shards, layout.tp * shards)
+            # FSDP reduces a layer's gradients among the copies while it computes the next layer's
+            # (torch/distributed/fsdp/_runtime_utils.py, _reduce_grad); the last layer's time is exposed.
             cost = self.network.reduce(grad * dense / shards, replica_group)
-            return max(cost * 0.1, cost - self.dp_hidden * window[0])
+            last = cost / self.model.layers
+            return last + max(0.0, cost - last - window[0]) + self.slowdown * min(cost - last, window[0])
         shard_group = group(self.machine, shards, layout.tp)
         all_ranks = group(self.machine, ranks, layout.tp)
         if layout.zero == 0:

@@ -64,6 +64,12 @@ def test_a_measured_row_is_parsed() -> None:
         ({"notes": "torchtitan", "read_from": "benchmarks/llama3_h100_202412.md"}, "torchtitan-2024"),
         ({"notes": "torchtitan", "read_from": "benchmarks/llama3-8b_h200_202506.md"}, "torchtitan"),
         ({"notes": ""}, "megatron"),
+        ({"framework": "Transformers", "zero_or_fsdp": "none", "notes": "torch 2.4"}, "fsdp"),
+        ({"framework": "Transformers", "zero_or_fsdp": "none", "notes": "December 2022"}, "fsdp-2022"),
+        ({"framework": "timm", "zero_or_fsdp": "none", "notes": "without flash attention"}, "fsdp-2022"),
+        ({"framework": "torchtune", "zero_or_fsdp": "none", "notes": "compile=yes"}, "torchtitan"),
+        ({"framework": "Transformers", "zero_or_fsdp": "none", "notes": "DeepSpeed ZeRO-2"}, "deepspeed"),
+        ({"framework": "Megatron-LM", "notes": "no DeepEP"}, "megatron"),
     ],
 )
 def test_the_framework_is_derived_from_the_row(changed: dict[str, str], framework: str) -> None:
@@ -93,6 +99,28 @@ def test_more_stages_than_layers_are_impossible() -> None:
     with pytest.raises(RowImpossible):
         read_row(row)
     assert not predict_row(row, SHIPPED).fits
+
+
+@pytest.mark.parametrize(
+    ("changed", "causal", "vocab", "head"),
+    [
+        ({"model": "GPT of 350 M"}, True, 30522, True),
+        ({"model": "BERT of 350 M"}, False, 30522, True),
+        ({"model": "RoBERTa of 350 M", "task": "question answering"}, False, 30522, False),
+        ({"model": "ViT-L/16", "task": "image classification"}, False, 0, False),
+        ({"model": "BERT-large", "task": "sequence classification"}, False, 30522, False),
+    ],
+)
+def test_encoders_attend_both_ways_and_tasks_without_words_have_no_head(
+    changed: dict[str, str], causal: bool, vocab: int, head: bool
+) -> None:
+    shape = {"hidden": "1024", "heads": "16", "kv_heads": "16", "layers": "24", "ffn": "4096"}
+    model = read_row(
+        {**ROW, **shape, "params_b": "0.35", "vocab": "30522", "seq_len": "512", **changed}
+    ).model
+    assert model.stacks[0].attention.causal is causal
+    assert not model.stacks[0].gated
+    assert (model.vocab, model.head) == (vocab, head)
 
 
 def test_a_missing_micro_batch_is_listed_as_assumption() -> None:

@@ -47,7 +47,10 @@ def guess_framework(row: Row, chip: str, notes: str, assumed: list[str]) -> str:
     if re.search(r"zero-?3|stage ?3|deepspeed", f"{sharding} {notes}"):
         return "deepspeed"
     if re.search(r"transformers|pytorch|torchtune|timm", row.get("framework") or "", re.IGNORECASE):
-        return _fsdp_variant(notes, assumed)  # data parallelism alone; the operators are those of FSDP's users
+        # data parallelism alone, with the operators of FSDP's users
+        if precedes_flash_attention(row, chip, notes, []):
+            return "fsdp-2022"
+        return _fsdp_variant(notes, assumed)
     if precedes_flash_attention(row, chip, notes, assumed):
         return "megatron-2021"
     return _guess_megatron_generation(f"{notes} {sharding}", chip, (row.get("model") or "").lower())
@@ -154,7 +157,9 @@ def _guess_megatron_generation(text: str, chip: str, model: str) -> str:
     """
     if "launcher" in text and chip in {"A100", "A800"}:
         return "nemo-2023"
-    tuned_pattern = r"megatron[-_ ]bridge|(?<!no )(deepep|hybridep)|(nemo|container)[ :v]*(25\.(09|1\d)|2[6-9]\.\d\d)"
+    tuned_pattern = (
+        r"megatron[-_ ]bridge|(?<!no )(deepep|hybridep)|(nemo|container)[ :v]*(25\.(09|1\d)|2[6-9]\.\d\d)"
+    )
     container_match = re.search(r"(?:nemo|container)[ :v]*(2\d\.\d\d)", text)
     is_untuned_gpt_oss = "gpt-oss" in model and (container_match is None or container_match[1] < "26.06")
     if re.search(tuned_pattern, text) and not is_untuned_gpt_oss:
