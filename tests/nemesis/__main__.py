@@ -1,4 +1,4 @@
-"""``python -m tests.nemesis [--seeds FIRST-LAST]``: random schedules of faults against a real Slurm.
+"""``python -m tests.nemesis [--seeds FIRST-LAST,...]``: random schedules of faults against a real Slurm.
 
 Prints a line for each schedule, and keeps the history and the logs of each that fails in ``build/nemesis``.
 ``--seed N`` lives one schedule again, ``--show`` prints what is in it.
@@ -51,7 +51,7 @@ class Result:
 def main() -> int:
     """Live schedules; return 1 if one broke a promise."""
     parser = argparse.ArgumentParser(prog="python -m tests.nemesis", description=__doc__)
-    parser.add_argument("--seeds", default="1-500", help="first and last")
+    parser.add_argument("--seeds", default="1-400,2000-2099", help="ranges, such as 1-400,2000-2099")
     parser.add_argument("--seed", type=int, help="this one alone")
     parser.add_argument("--lanes", type=int, default=2, help="clusters side by side")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no schedule later")
@@ -60,8 +60,7 @@ def main() -> int:
     parser.add_argument("--add", action="store_true", help="to what was recorded before")
     parser.add_argument("--lane", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    first, _, last = given.seeds.partition("-")
-    seeds = [given.seed] if given.seed is not None else list(range(int(first), int(last or first) + 1))
+    seeds = [given.seed] if given.seed is not None else _parse_ranges(given.seeds)
     if given.show:
         for seed in seeds:
             print(json.dumps(asdict(make(seed)), indent=1))
@@ -76,6 +75,15 @@ def main() -> int:
         if given.record:
             record(results, robustness.read().get("nemesis", {}) if given.add else {})
     return int(any(result.violations or result.errors for result in results))
+
+
+def _parse_ranges(text: str) -> list[int]:
+    """Return the numbers of ranges such as ``1-400,2000-2099``."""
+    seeds: list[int] = []
+    for word in text.split(","):
+        first, _, last = word.partition("-")
+        seeds += range(int(first), int(last or first) + 1)
+    return seeds
 
 
 def live_all(seeds: Sequence[int], deadline: float = float("inf")) -> Iterator[Result]:

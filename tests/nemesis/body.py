@@ -22,16 +22,21 @@ def library(path: str) -> object:
     return module
 
 
+def append_event(history: str, what: str, run: str, attempt: int, **values: object) -> None:
+    """Append an event of this attempt to the history, in one write."""
+    job = os.environ.get("SLURM_JOB_ID", "")
+    line = {"at": time.time(), "what": what, "run": run, "attempt": attempt, "job": job, **values}
+    with Path(history).open("ab", buffering=0) as file:
+        file.write(json.dumps(line).encode() + b"\n")
+
+
 def main() -> int:
     os.environ.pop("CLOCK_SKEW", None)  # by one clock only the history can be judged
     history, run, ticks, *codes = sys.argv[1:]
     files = library(os.environ["RUN_FILES"]).RunFiles.of()  # type: ignore[attr-defined]
-    job = os.environ.get("SLURM_JOB_ID", "")
 
     def tell(what: str, **values: object) -> None:
-        line = {"at": time.time(), "what": what, "run": run, "attempt": files.attempt, "job": job, **values}
-        with Path(history).open("ab", buffering=0) as file:
-            file.write(json.dumps(line).encode() + b"\n")
+        append_event(history, what, run, files.attempt, **values)
 
     files.take_lease()
     tell("begin", pid=os.getpid(), host=os.environ.get("SLURMD_NODENAME", ""))

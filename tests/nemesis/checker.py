@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from dtslurm.services.runs.run_evidence import NOT_STARTED_AGAIN
 from dtslurm.worker.supervisor.restart_policy import IN_CIRCLES, WITHOUT_PROGRESS
 from tests.nemesis.history import Event
+from tests.nemesis.schedule import NODES
 
 _SCRIPT_S = 2.0  # between the end of training and that of the script
 _START_S = 1.0  # ranks are on their way to a node that Slurm cannot tell of a cancel any more (N3)
 _SHARED_S = 3.0  # an answer is shared between windows, so one by a clock that was off lives on for as long
 _SLACK_S = 0.5  # between what a clock says and when it is written
+_QUERIES_FAIL = {"N1", "N2", "N6", "N9", "N11", "N26"}  # a submission may not know the nodes or the notes
 
 
 class Violation(NamedTuple):
     """What must not happen, and what shows that it did."""
 
-    kind: str  # lost, doubled, false verdict, stale commit, revived
+    kind: (
+        str  # lost, doubled, false verdict, stale commit, revived, lost progress, other result, omitted, ...
+    )
     run: str
     words: str
 
@@ -29,7 +34,7 @@ def check(events: Sequence[Event]) -> list[Violation]:
     found: list[Violation] = []
     for run in sorted({event.run for event in events if event.run}):
         own = [event for event in events if event.run == run or event.what == "fault"]
-        for judge in (_lost, _doubled, _stale, _revived, _cleaned, _false):
+        for judge in (_lost, _doubled, _stale, _revived, _cleaned, _false, *_OTHERS):
             found += judge(run, own)
     return found
 
@@ -207,3 +212,53 @@ def _came_back(run: str, events: Sequence[Event], looks: Sequence[Event]) -> Ite
     lost = any(first.at < event.until and event.at < later[0].at for event in killed)
     if not lost and not _asked_again(events, later[0].until):
         yield Violation("false verdict", run, f"{first.get('state')}, and {later[0].get('state')} afterwards")
+
+
+def _lost_progress(run: str, events: Sequence[Event]) -> Iterator[Violation]:
+    """An attempt of training that starts before the latest checkpoint of the attempts before it."""
+    begins = {event.get("attempt"): event.at for event in _of(events, "begin")}
+    for restored in _of(events, "restored"):
+        attempt = restored.get("attempt")
+        saved = [
+            int(match[1])
+            for event in _of(events, "saved")
+            if event.get("attempt") < attempt
+            and event.at < begins.get(attempt, 0.0)
+            and (match := re.search(r"step-(\d+)-", event.get("path")))
+        ]
+        if restored.get("step") < max(saved, default=0):
+            message = (
+                f"attempt {attempt} starts after step {restored.get('step')}, and {max(saved)} was saved"
+            )
+            yield Violation("lost progress", run, message)
+
+
+def _other_result(run: str, events: Sequence[Event]) -> Iterator[Violation]:
+    """A training whose final state is not that of the undisturbed training."""
+    expected = next((event.get("digest") for event in _of(events, "plan")), None)
+    for event in _of(events, "trained"):
+        if event.get("digest") != expected:
+            yield Violation("other result", run, f"the final state of attempt {event.get('attempt')} differs")
+
+
+def _omitted(run: str, events: Sequence[Event]) -> Iterator[Violation]:
+    """A job in the queue that the list omits, or that a cancel by its id does not find."""
+    for event in _of(events, "listed"):
+        if event.get("in_queue") and not event.get("listed") and not event.get("trouble"):
+            yield Violation("omitted", run, f"job {event.get('job')} is in the queue and not in the list")
+    for event in _of(events, "cancel"):
+        if event.get("in_queue") and event.get("known") is False:
+            yield Violation("omitted", run, f"a cancel by job id did not find it: {event.get('words')}")
+
+
+def _bad_node_used(run: str, events: Sequence[Event]) -> Iterator[Violation]:
+    """A submission that does not exclude a node which the supervisor of another run has noted as bad."""
+    faults = [event for event in _of(events, "fault") if event.get("kind") in _QUERIES_FAIL]
+    for event in _of(events, "submit"):
+        missing = sorted(set(event.get("noted", ())) - set(event.get("excluded", ())))
+        disturbed = any(fault.at < event.until and event.at < fault.until + _SHARED_S for fault in faults)
+        if missing and not disturbed and len(event.get("noted")) < len(NODES):
+            yield Violation("bad node used", run, f"{', '.join(missing)} were noted and are not excluded")
+
+
+_OTHERS = (_lost_progress, _other_result, _omitted, _bad_node_used)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
+from dtslurm.model.runs.record import JobRecord
 from tests.lab.keeper import descendants, send
 from tests.lab.network import NetworkLab
-from tests.nemesis.history import History, of_bodies
+from tests.nemesis.history import Event, History, of_bodies
 from tests.nemesis.schedule import Fault
 from tests.nemesis.site import Site
 
 PATIENCE_S = 6.0  # until a supervisor has started
+START_PATIENCE_S = 40.0  # until a run has a job, or training has saved
 HOSTILE = {
     "escape": "\x1b]0;x\x07\x1b[2J",
     "bars": "a|1|COMPLETED|0:0|dtslurm:000000000000:000000000000",
@@ -25,11 +29,24 @@ HOSTILE = {
 }
 
 
+class Owner(Protocol):
+    """A client of the runs' owner, which acts while a run directory or its record is out of reach."""
+
+    def open_runs(self) -> list[JobRecord]:
+        """Return the runs of the schedule that have a job and have not ended."""
+
+    def check_list(self, record: JobRecord) -> None:
+        """List all jobs, and note whether the run's job is among them."""
+
+    def cancel_by_job_id(self, record: JobRecord) -> None:
+        """Cancel the run's job by its id, and note the result."""
+
+
 class Nemesis:
     """Breaks what a schedule says, in threads of its own."""
 
-    def __init__(self, site: Site, history: History, bodies: Path) -> None:
-        self.site, self.history, self.bodies = site, history, bodies
+    def __init__(self, site: Site, history: History, bodies: Path, owner: Owner) -> None:
+        self.site, self.history, self.bodies, self.owner = site, history, bodies, owner
         self.clock_off = 0.0
         self.trouble: list[str] = []
         self._lock = threading.Lock()  # the keeper of the cluster does one thing at a time
@@ -55,6 +72,12 @@ class Nemesis:
             "N17": self._supervisor,
             "N18": self._agent,
             "N19": self._file_server,
+            "N21": self._unreadable_checkpoints,
+            "N22": self._moved_run,
+            "N23": self._later_record,
+            "N24": self._bad_node,
+            "N25": self._file_server,
+            "N26": self._home,
         }
         if fault.kind not in acts:
             return  # N15 and N20 are the clients' and the jobs' own
@@ -105,6 +128,79 @@ class Nemesis:
     def _file_server(self, fault: Fault) -> contextlib.AbstractContextManager[None]:
         switch = self.site.switch
         return self._pair(lambda: switch.write_text(fault.target), switch.unlink)
+
+    @contextlib.contextmanager
+    def _unreadable_checkpoints(self, fault: Fault) -> Iterator[None]:
+        """Wait for a checkpoint, then kill the rank that wrote it, so that an attempt starts meanwhile."""
+        end = time.time() + START_PATIENCE_S
+        saved: list[Event] = []
+        while not saved and time.time() < end:
+            saved = [event for event in of_bodies(self.bodies) if event.what == "saved"]
+            time.sleep(0.2)
+        with self._file_server(fault):
+            self._kill_training()
+            yield
+
+    def _kill_training(self) -> None:
+        below = set(descendants(self._keeper()))
+        events = of_bodies(self.bodies)
+        training = {event.run for event in events if event.what == "restored"}
+        for event in events:
+            if event.what == "begin" and event.run in training and event.get("pid") in below:
+                send(event.get("pid"), signal.SIGKILL)
+
+    def _wait_for_open_run(self) -> JobRecord | None:
+        end = time.time() + START_PATIENCE_S
+        while time.time() < end:
+            if runs := self.owner.open_runs():
+                return runs[0]
+            time.sleep(0.2)
+        return None
+
+    def _act_on_hidden_run(self, record: JobRecord, fault: Fault) -> None:
+        self.owner.check_list(record)
+        if fault.target == "cancel":
+            self.owner.cancel_by_job_id(record)
+
+    @contextlib.contextmanager
+    def _moved_run(self, fault: Fault) -> Iterator[None]:
+        """Move the directory of a run away, let the owner act, and move it back."""
+        record = self._wait_for_open_run()
+        if record is None:
+            yield
+            return
+        folder, away = Path(record.run_dir), self.site.disk / "moved-run"
+        folder.rename(away)
+        try:
+            self._act_on_hidden_run(record, fault)
+            yield
+        finally:
+            if folder.exists():  # a program of the job has created a directory in its place
+                folder.rename(self.site.disk / f"created-{folder.name}")
+                self.history.add("nemesis", "created", record.name)
+            away.rename(folder)
+
+    @contextlib.contextmanager
+    def _later_record(self, fault: Fault) -> Iterator[None]:
+        """Give the record of a run a later schema, let the owner act, and give it its schema back."""
+        record = self._wait_for_open_run()
+        if record is None:
+            yield
+            return
+        path = Path(record.run_dir) / "job.json"
+        schema = _replace_schema(path, 99)
+        try:
+            self._act_on_hidden_run(record, fault)
+            yield
+        finally:
+            _replace_schema(path, schema)
+
+    def _bad_node(self, fault: Fault) -> contextlib.AbstractContextManager[None]:
+        switch = self.site.switch
+        return self._pair(lambda: switch.write_text(f"bad node {fault.target}"), switch.unlink)
+
+    def _home(self, fault: Fault) -> contextlib.AbstractContextManager[None]:
+        return self._pair(lambda: self.site.damage_home(fault.target), self.site.repair_home)
 
     def _program(self, fault: Fault) -> contextlib.AbstractContextManager[None]:
         program, _, way = fault.target.partition(" ")
@@ -190,6 +286,16 @@ def _runs_supervisor(pid: int, option: str) -> bool:
     words = _words(pid).decode("utf-8", "replace").split("\0")
     programs = [number for number, word in enumerate(words[:3]) if word.endswith("/supervisor")]
     return bool(programs) and "".join(words[programs[0] + 1 : programs[0] + 2]).startswith(option)
+
+
+def _replace_schema(path: Path, schema: int) -> int:
+    """Write another schema number into a record; return the one before."""
+    document = json.loads(path.read_text())
+    before = int(document["schema"])
+    unfinished = path.with_name("job.json.nemesis")
+    unfinished.write_text(json.dumps({**document, "schema": schema}))
+    unfinished.replace(path)
+    return before
 
 
 def _words(pid: int) -> bytes:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 NODES = ("n1", "n2", "n3")
+EPOCHS = 3  # of training, ten steps each
 HORIZON_S = 7.0  # nothing is begun later
 SPLIT = 1000  # from this seed on: long runs, on nodes that Slurm gives up while they work
+MIXED = 2000  # from this seed on: real training, runs submitted later, clients of an earlier version
 PROGRAMS = ("sbatch", "squeue", "scontrol", "scancel")
 
 # What a fault can hit, and how long it lasts at most.
@@ -42,7 +44,19 @@ FAULTS: dict[str, tuple[Sequence[str], float]] = {
     "N18": (("stopped", "killed"), 4.0),  # the supervisor's agent beside the ranks of a node
     "N19": (("stale", "input/output error", "late"), 4.0),  # the file server, as jobs see it
     "N20": (("-50", "100"), 0.0),  # the clock of all jobs' processes but training code, in seconds off
+    # Only in schedules from the seed MIXED on, so that the other seeds keep their meaning:
+    "N21": (  # the checkpoints cannot be read while a killed rank starts again
+        ("stale checkpoints", "input/output error of checkpoints", "denied checkpoints"),
+        8.0,
+    ),
+    "N22": (("look", "cancel"), 4.0),  # a run directory is moved away and back; meanwhile a client acts
+    "N23": (("look", "cancel"), 4.0),  # a record is of a later version for a while; meanwhile a client acts
+    "N24": (NODES, 10.0),  # the health check of a node fails
+    "N25": (("no links",), 8.0),  # jobs cannot create symbolic links
+    "N26": (("full", "read-only"), 4.0),  # the home of the clients
 }
+MIXED_ONLY = {"N21", "N22", "N23", "N24", "N25", "N26"}
+UNSTEADY = {"N19", "N21", "N24", "N25"}  # one of them at a time: they share a switch
 NETWORKED = {"N4"}  # needs nodes with networks of their own
 NOT_NETWORKED = {"N3"}
 DAEMONS = {"N1", "N2", "N6"}  # one of them at a time: a controller does not start without munge
@@ -60,6 +74,9 @@ class Run:
     submitters: int  # more than one: all at once, under one key
     command: bool  # by a process of its own
     check: bool
+    trains: bool = False  # by dtslurm.train, for `EPOCHS`; without ticks and codes
+    kill_step: int = 0  # the first attempt of training kills itself after this step
+    earlier: bool = False  # submitted by an earlier version
 
 
 @dataclass(frozen=True)
@@ -70,6 +87,7 @@ class Act:
     verb: str
     run: str
     command: bool
+    earlier: bool = False  # by an earlier version, as a command
 
 
 @dataclass(frozen=True)
@@ -97,6 +115,8 @@ def make(seed: int) -> Schedule:
     """Return the schedule of a seed."""
     dice = random.Random(seed)
     networked = seed % 4 == 3
+    if seed >= MIXED:
+        return _mixed(dice, seed, networked)
     if seed >= SPLIT:
         return _split(dice, seed, networked)
     runs = tuple(_run(dice, f"s{seed}-r{number}") for number in range(dice.randint(2, 4)))
@@ -104,7 +124,7 @@ def make(seed: int) -> Schedule:
     acts += [_look(dice, dice.choice(runs)) for _ in range(2)]
     if dice.random() < 0.3:
         acts.append(Act(round(dice.uniform(HORIZON_S, 2 * HORIZON_S), 2), "clean", "", command=False))
-    allowed = sorted(set(FAULTS) - (NOT_NETWORKED if networked else NETWORKED))
+    allowed = sorted(set(FAULTS) - MIXED_ONLY - (NOT_NETWORKED if networked else NETWORKED))
     kinds = dice.choices(allowed, k=dice.randint(1, 3))
     if networked and dice.random() < 0.7:
         kinds[0] = "N4"
@@ -122,9 +142,56 @@ def _split(dice: random.Random, seed: int, networked: bool) -> Schedule:
     gone = Fault(
         round(dice.uniform(4, 6), 2), "N4" if networked else "N3", node, round(dice.uniform(9, 16), 2)
     )
-    other = _fault(dice, dice.choice(sorted(set(FAULTS) - NETWORKED - NOT_NETWORKED)))
+    other = _fault(dice, dice.choice(sorted(set(FAULTS) - MIXED_ONLY - NETWORKED - NOT_NETWORKED)))
     acts = [_look(dice, dice.choice(runs))]
     return Schedule(seed, networked, tuple(runs), tuple(acts), (gone, other))
+
+
+def _mixed(dice: random.Random, seed: int, networked: bool) -> Schedule:
+    """Return a schedule with a fault of `MIXED_ONLY`, and in most cases a second fault.
+
+    A run is submitted after the others, `clean` and `requeue` meet at the end of a run, and some clients are
+    of an earlier version.
+    """
+    first = sorted(MIXED_ONLY)[seed % len(MIXED_ONLY)]
+    faults = [_fault(dice, first)]
+    allowed = set(FAULTS) - {first, "N22", "N23"} - (NOT_NETWORKED if networked else NETWORKED)
+    allowed -= UNSTEADY if first in UNSTEADY else set()
+    if dice.random() < 0.7:
+        faults.append(_fault(dice, dice.choice(sorted(allowed))))
+    runs = [_run(dice, f"s{seed}-r{number}") for number in range(2)]
+    if first == "N24":  # from the beginning, so that a supervisor finds the node bad before the last run
+        faults[0] = replace(faults[0], at=0.0)
+        runs = [replace(run, supervised=True, check=True) for run in runs]
+    runs = [run if dice.random() < 0.8 else replace(run, command=True, earlier=True) for run in runs]
+    late = _run(dice, f"s{seed}-r2")
+    runs.append(replace(late, at=round(dice.uniform(10, 14), 2), command=False, check=True))
+    if first == "N21" or dice.random() < 0.15:
+        runs.append(_training(dice, f"s{seed}-r3", killed_by_fault=first == "N21"))
+    acts = [_act(dice, run) for run in runs if dice.random() < 0.3]
+    acts += [replace(_look(dice, dice.choice(runs)), earlier=dice.random() < 0.5) for _ in range(2)]
+    if dice.random() < 0.4:
+        meeting = dice.uniform(HORIZON_S, 2 * HORIZON_S)
+        acts.append(Act(round(meeting, 2), "clean", "", command=False))
+        moment = round(meeting + dice.uniform(-0.3, 0.3), 2)
+        acts.append(Act(moment, "requeue", dice.choice(runs[:2]).name, command=False))
+    return Schedule(seed, networked, tuple(runs), tuple(sorted(acts, key=lambda act: act.at)), tuple(faults))
+
+
+def _training(dice: random.Random, name: str, *, killed_by_fault: bool) -> Run:
+    """Return a supervised run that trains; unless the fault kills its rank, it may kill itself once."""
+    return Run(
+        name=name,
+        at=round(dice.uniform(0, 2), 2),
+        ticks=0,
+        codes=(0,),
+        supervised=True,
+        submitters=1,
+        command=False,
+        check=False,
+        trains=True,
+        kill_step=0 if killed_by_fault else dice.choice([0, dice.randint(4, 28)]),
+    )
 
 
 def _run(dice: random.Random, name: str) -> Run:

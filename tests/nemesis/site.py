@@ -7,18 +7,22 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from dtslurm.worker.lib.node_blocklist import supervisor_file
 from tests import preload
 from tests.lab import network
 from tests.lab.cluster import SlurmLab
 from tests.lab.network import NetworkLab
-from tests.nemesis.schedule import NODES, PROGRAMS, Fault
+from tests.nemesis.schedule import NODES, PROGRAMS, UNSTEADY, Fault
 
-DISK_MB = 96
+DISK_MB, HOME_MB = 96, 32
+ROOT = Path(__file__).parents[2]
+EARLIER = "8c3d9a76"  # a commit whose clients share the run root; its package is version 0.1.0.dev0
 # A program of Slurm as a client finds it. The file beside it says what is wrong with it now.
 SHIM = """\
 #!/bin/bash
@@ -39,34 +43,49 @@ exec "${real[@]}" "$@"
 class Site:
     """A cluster and what belongs to it; the environment of this process becomes that of a login node."""
 
-    def __init__(self, root: Path, lab: SlurmLab) -> None:
-        self.root, self.lab = root, lab
+    def __init__(self, root: Path, lab: SlurmLab, mounted: Sequence[str]) -> None:
+        self.root, self.lab, self.mounted = root, lab, mounted
         self.disk, self.shims, self.flag = root / "disk", root / "bin", root / "prolog-fails"
+        self.home = root / "home"
+        self.earlier = _extract_earlier_version(root / "earlier")
         self.switch = root / "file-server-trouble"
 
     def fill_disk(self) -> None:
         """Leave no byte on the disk of the runs."""
-        filler = os.open(self.disk / "filler", os.O_WRONLY | os.O_CREAT, 0o600)
-        try:
-            size = DISK_MB << 20
-            while size >= 4096:
-                try:
-                    os.posix_fallocate(filler, os.fstat(filler).st_size, size)
-                except OSError:
-                    size //= 2
-        finally:
-            os.close(filler)
+        if "disk" in self.mounted:
+            _fill(self.disk / "filler", DISK_MB)
 
     def free_disk(self) -> None:
         """Make room again."""
         (self.disk / "filler").unlink(missing_ok=True)
+
+    def damage_home(self, way: str) -> None:
+        """Make the file system of the clients' state, caches and settings full or read-only."""
+        if "home" not in self.mounted:
+            return
+        if way == "full":
+            _fill(self.home / "filler", HOME_MB)
+            return
+        deadline = time.monotonic() + 3  # a file that is open for writing delays the change
+        while self._remount_home("ro") and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def repair_home(self) -> None:
+        """Make the home writable, with room."""
+        if "home" in self.mounted:
+            self._remount_home("rw")
+        (self.home / "filler").unlink(missing_ok=True)
+
+    def _remount_home(self, mode: str) -> int:
+        words = ["mount", "-o", f"remount,{mode}", str(self.home)]
+        return subprocess.run(words, capture_output=True, check=False).returncode
 
     def job_variables(self, faults: Sequence[Fault]) -> tuple[str, ...]:
         """Return the variables that let faults reach the processes of a job."""
         env: dict[str, str] = {}
         for fault in faults:
             more = {}
-            if fault.kind == "N19":
+            if fault.kind in UNSTEADY:
                 more = preload.trouble_disk(self.disk / "runs", self.switch, self.root)
             elif fault.kind == "N20":
                 more = preload.skew_clock(float(fault.target), self.root)
@@ -97,9 +116,9 @@ class Site:
         os.environ["PATH"] = f"{self.shims}:{self.lab.env['PATH']}"
         for name, folder in {
             "DTSLURM_RUN_ROOT": self.disk / "runs",
-            "XDG_STATE_HOME": self.root / "state",
-            "XDG_CACHE_HOME": self.root / "cache",
-            "XDG_CONFIG_HOME": self.root / "config",
+            "XDG_STATE_HOME": self.home / "state",
+            "XDG_CACHE_HOME": self.home / "cache",
+            "XDG_CONFIG_HOME": self.home / "config",
         }.items():
             os.environ[name] = str(folder)
 
@@ -108,6 +127,8 @@ class Site:
         self.lab.run(["scancel", "--user", self.lab.user], check=False)
         for name in NODES:
             self.lab.run(["scontrol", "update", f"nodename={name}", "state=resume"], check=False)
+        Path(supervisor_file(str(self.disk / "runs"))).unlink(missing_ok=True)
+        shutil.rmtree(self.home / "state" / "dtslurm" / "nodes", ignore_errors=True)
         self.lab.wait_for("jobs", lambda: not self.lab.run(["squeue", "-h"], check=False).stdout.strip(), 40)
         self.lab.wait_idle(40)
 
@@ -117,26 +138,53 @@ def site(*, networked: bool) -> Iterator[Site]:
     """Bring a site up, and end it."""
     networked = networked and network.possible()
     root = Path(tempfile.mkdtemp(prefix="nemesis-", dir="/tmp"))
-    disk = root / "disk"
-    disk.mkdir()
-    mounted = (
-        os.geteuid() == 0
-        and not subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", disk], check=False
-        ).returncode
-    )
+    mounted = [
+        folder for folder, size in (("disk", DISK_MB), ("home", HOME_MB)) if _mount(root / folder, size)
+    ]
     try:
         conf = _conf(root)
         kind = partial(NetworkLab) if networked else partial(SlurmLab, gpus=0)
         with kind(root / "lab", nodes=len(NODES), extra_conf=conf) as lab:
-            made = Site(root, lab)
+            made = Site(root, lab, mounted)
             made._write_shims()
             made._enter()
             yield made
     finally:
-        if mounted:
-            subprocess.run(["umount", "-l", disk], check=False)
+        for folder in mounted:
+            subprocess.run(["umount", "-l", root / folder], check=False)
         shutil.rmtree(root, ignore_errors=True)
+
+
+def _mount(folder: Path, size_mb: int) -> bool:
+    """Create a folder, and mount a small file system there; return whether that was possible."""
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", f"size={size_mb}m", "tmpfs", str(folder)]
+    return os.geteuid() == 0 and not subprocess.run(words, check=False).returncode
+
+
+def _fill(path: Path, size_mb: int) -> None:
+    """Leave no free byte in a file system of this size, by a file at this path."""
+    filler = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        size = size_mb << 20
+        while size >= 4096:
+            try:
+                os.posix_fallocate(filler, os.fstat(filler).st_size, size)
+            except OSError:
+                size //= 2
+    finally:
+        os.close(filler)
+
+
+def _extract_earlier_version(folder: Path) -> Path | None:
+    """Extract the package of the commit `EARLIER`; return None if this clone does not have the commit."""
+    words = ["git", "-C", str(ROOT), "archive", EARLIER, "dtslurm", "templates", "cluster_profiles"]
+    archive = subprocess.run(words, capture_output=True, check=False)
+    if archive.returncode:
+        return None
+    folder.mkdir()
+    subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+    return folder
 
 
 def _conf(root: Path) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from dtslurm.services.runs.run_evidence import NOT_STARTED_AGAIN
 from tests.nemesis.checker import check
 from tests.nemesis.history import Event, History, dump, load, of_bodies
-from tests.nemesis.schedule import DAEMONS, FAULTS, HORIZON_S, make
+from tests.nemesis.schedule import DAEMONS, FAULTS, HORIZON_S, MIXED, MIXED_ONLY, UNSTEADY, make
 
 
 def did(at: float, what: str, **values: Any) -> Event:
@@ -174,6 +174,35 @@ FINE: dict[str, list[Event]] = {
         final("COMPLETED"),
     ],
 }
+SAVED = [planned(supervised=True), did(1, "submit"), body(2, "begin"), body(2.1, "restored", step=0)]
+SAVED += [body(3, "saved", path="/r/checkpoints/step-00000006-a0"), body(4, "begin", 1)]
+RESUMED = [body(6, "end", 1, code=0), final("COMPLETED")]
+TRAINED = [Event(0, 0, "owner", "plan", "r", {"supervised": True, "digest": "ab"}), did(1, "submit"), *DONE]
+HIDDEN = {"in_queue": True, "listed": False, "trouble": ""}
+NOTED = {"noted": ["n2"], "excluded": []}
+FINE |= {
+    "trained on from the latest checkpoint": [*SAVED, body(5, "restored", 1, step=6), *RESUMED],
+    "trained on from a checkpoint that the next attempt found first": [
+        *SAVED,
+        body(4.5, "saved", path="/r/checkpoints/step-00000009-a0"),  # by ranks that have not ended yet
+        body(5, "restored", 1, step=6),
+        *RESUMED,
+    ],
+    "trained to the same state": [*TRAINED, body(3.9, "trained", digest="ab"), final("COMPLETED")],
+    "not in the list when the queue is not known": [
+        *TRAINED, did(3, "listed", **{**HIDDEN, "trouble": "down"}), final("COMPLETED"),
+    ],
+    "not found by its id when it had left the queue": [
+        *TRAINED, did(5, "cancel", known=False, in_queue=False), final("COMPLETED")
+    ],
+    "submitted to a node that is noted while the notes cannot be read": [
+        did(1, "submit", **NOTED), *DONE, final("COMPLETED"),
+        Event(0.5, 2, "nemesis", "fault", "", {"kind": "N9", "target": "full"}),
+    ],
+    "submitted while all nodes are noted": [
+        did(1, "submit", noted=["n1", "n2", "n3"], excluded=[]), *DONE, final("COMPLETED"),
+    ],
+}  # fmt: skip
 WRONG: dict[str, tuple[str, list[Event]]] = {
     "accepted and not known": ("lost", [did(1, "submit")]),
     "at work and not known": ("lost", [did(1, "submit", result="killed"), *DONE]),
@@ -235,6 +264,24 @@ WRONG: dict[str, tuple[str, list[Event]]] = {
         [did(1, "submit"), *FAILED, told(5, "FAILED", code=3), told(6, "PENDING", terminal=False),
          final("FAILED", code=3)],
     ),
+    "trained again from an older checkpoint": (
+        "lost progress", [*SAVED, body(5, "restored", 1, step=3), *RESUMED],
+    ),
+    "trained again from the beginning": (
+        "lost progress", [*SAVED, body(5, "restored", 1, step=0), *RESUMED],
+    ),
+    "trained to another state": (
+        "other result", [*TRAINED, body(3.9, "trained", digest="cd"), final("COMPLETED")],
+    ),
+    "in the queue and not in the list": (
+        "omitted", [*TRAINED, did(3, "listed", **HIDDEN), final("COMPLETED")],
+    ),
+    "in the queue and not found by its id": (
+        "omitted", [*TRAINED, did(3, "cancel", known=False, in_queue=True), final("COMPLETED")],
+    ),
+    "submitted to a node that is noted": (
+        "bad node used", [did(1, "submit", **NOTED), *DONE, final("COMPLETED")],
+    ),
 }  # fmt: skip
 
 
@@ -266,11 +313,13 @@ def test_seed_always_gives_the_same_schedule() -> None:
 
 
 def test_schedules_contain_every_fault_within_limits() -> None:
-    plans = [make(seed) for seed in range(1, 701)]
+    plans = [make(seed) for seed in (*range(1, 701), *range(MIXED, MIXED + 300))]
     hit = {(fault.kind, fault.target) for plan in plans for fault in plan.faults}
     assert hit == {(kind, target) for kind, (targets, _) in FAULTS.items() for target in targets}
     for plan in plans:
         kinds = [fault.kind for fault in plan.faults]
         assert plan.networked or "N4" not in kinds
         assert sum(kind in DAEMONS for kind in kinds) <= 1
+        assert plan.seed < MIXED or sum(kind in UNSTEADY for kind in kinds) <= 1
+        assert bool(MIXED_ONLY.intersection(kinds)) == (plan.seed >= MIXED)
         assert all(0 <= fault.at < HORIZON_S for fault in plan.faults)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -21,6 +24,7 @@ from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.runs import clean
 from dtslurm.services.runs.control import change_jobs
+from dtslurm.services.runs.queued_jobs import find_queued_jobs
 from dtslurm.services.runs.runs import find, recent
 from dtslurm.services.runs.status import views
 from dtslurm.services.submit.prepare import prepare
@@ -28,12 +32,14 @@ from dtslurm.services.submit.submit import submit
 from dtslurm.services.wiring.context import Context
 from dtslurm.train import run_files
 from dtslurm.worker.delivery import reclaim
+from dtslurm.worker.lib.node_blocklist import read_supervisor_notes
 from tests.nemesis.faults import Nemesis
 from tests.nemesis.history import Event, History, of_bodies
-from tests.nemesis.schedule import Act, Run, Schedule
+from tests.nemesis.schedule import EPOCHS, Act, Run, Schedule
 from tests.nemesis.site import Site
 
 BODY = Path(__file__).with_name("body.py")
+TRAINING = Path(__file__).with_name("training.py")
 PATIENCE_S = 180.0  # for all runs to be over, once all is mended
 _INTERRUPTED = 130  # exit code
 STUCK_S = 45.0  # a job that does nothing for so long, its daemon killed, is ended by hand
@@ -47,7 +53,7 @@ class Workload:
         self.history = History()
         self.folder = site.root / f"s{schedule.seed}"
         self.bodies = self.folder / "bodies.jsonl"
-        self.nemesis = Nemesis(site, self.history, self.bodies)
+        self.nemesis = Nemesis(site, self.history, self.bodies, self)
         self.over = threading.Event()
         self.by_hand: list[str] = []
         self.errors: list[str] = []
@@ -55,13 +61,15 @@ class Workload:
     def live(self) -> list[Event]:
         """Return the history of the schedule, whole."""
         self.folder.mkdir()
-        shutil.copy(BODY, self.folder / "train.py")
+        shutil.copy(BODY, self.folder)
+        shutil.copy(TRAINING, self.folder)
         os.environ["RUN_FILES"] = str(Path(run_files.__file__).absolute())
         clean.LEAST_AGE_S, reclaim.LATE = 1.0, 2.0
         begin = time.time()
         plan = self.schedule
         for run in plan.runs:
-            self.history.add("owner", "plan", run.name, supervised=run.supervised)
+            digest = undisturbed_digest() if run.trains else ""
+            self.history.add("owner", "plan", run.name, supervised=run.supervised, digest=digest)
         watchers = [threading.Thread(target=self._watch, args=(number,)) for number in range(2)]
         for thread in watchers:
             thread.start()
@@ -88,12 +96,13 @@ class Workload:
     # ---- Clients
 
     def _request(self, run: Run) -> JobRequest:
+        numbers = (EPOCHS, run.kill_step) if run.trains else (run.ticks, *run.codes)
         return JobRequest(
-            script="train.py",
-            args=(str(self.bodies), run.name, str(run.ticks), *map(str, run.codes)),
+            script="training.py" if run.trains else "body.py",
+            args=(str(self.bodies), run.name, *map(str, numbers)),
             cluster="slurm",
             time="5",
-            mem="100M",
+            mem="500M" if run.trains else "100M",
             job_name=run.name,
             env=self._variables(),
             max_restarts=2 if run.supervised else None,
@@ -117,12 +126,17 @@ class Workload:
             options += [] if run.check else ["--no-check"]
             options += [word for variable in self._variables() for word in ("--env", variable)]
             request = self._request(run)
-            self._command("submit", run.name, ["submit", *options, "train.py", *request.args])
+            words = ["submit", *options, "body.py", *request.args]
+            self._command("submit", run.name, words, earlier=run.earlier)
             return
         try:
             context = self.context()
-            record = submit(context, prepare(context, self._request(run), standalone=False))
-            self.history.add("api", "submit", run.name, since=since, result="ok", job=record.job_id)
+            noted = self._noted_nodes() if run.check else []
+            prepared = prepare(context, self._request(run), standalone=False)
+            exclude = re.search(r"^#SBATCH --exclude=(\S+)", prepared.submission.script, re.MULTILINE)
+            record = submit(context, prepared)
+            values = {"noted": noted, "excluded": exclude[1].split(",") if exclude else []}
+            self.history.add("api", "submit", run.name, since=since, result="ok", job=record.job_id, **values)
         except SubmitUnknown:
             self.history.add("api", "submit", run.name, since=since, result="unknown")
         except DtslurmError as error:
@@ -130,16 +144,22 @@ class Workload:
         except Exception as error:  # noqa: BLE001 (a fault of the library: told with the schedule)
             self.errors.append(f"submit {run.name}: {error!r} {traceback.format_exc()[-1500:]}")
 
+    def _noted_nodes(self) -> list[str]:
+        """Return the nodes that supervisors have noted as bad below the run root."""
+        lines = read_supervisor_notes([str(self.site.disk / "runs")])
+        return sorted({json.loads(line)["node"] for line in lines})
+
     def _act(self, one: Act, begin: float) -> None:
         _sleep_until(begin + one.at)
         if one.verb == "clean":
             self._clean()
-        elif one.verb in {"cancel", "requeue"} and not one.command:
+        elif one.verb in {"cancel", "requeue"} and not (one.command or one.earlier):
             self._in_process(one)
         else:
             words = {"follow": ["logs", "--follow", one.run]}.get(one.verb, [one.verb, one.run])
             words += ["--json"] if one.verb == "status" else []
-            self._command(one.verb, one.run, words, limit=6 if one.verb == "follow" else 60)
+            limit = 6 if one.verb == "follow" else 60
+            self._command(one.verb, one.run, words, limit=limit, earlier=one.earlier)
 
     def _in_process(self, one: Act) -> None:
         since = time.time()
@@ -169,8 +189,11 @@ class Workload:
         for run in (run for root in roots for run in root.runs):
             self.history.add("api", "clean", run.name, since=since, result="ok")
 
-    def _command(self, verb: str, run: str, words: list[str], limit: float = 60) -> None:
+    def _command(
+        self, verb: str, run: str, words: list[str], *, limit: float = 60, earlier: bool = False
+    ) -> None:
         """Run dtslurm as a user does; N15 kills or interrupts it in the middle."""
+        package = self.site.earlier if earlier else None
         since = time.time()
         dice = random.Random(f"{self.schedule.seed} {verb} {run}")
         hit = [fault.target for fault in self.schedule.faults if fault.kind == "N15"]
@@ -178,6 +201,7 @@ class Workload:
         client = subprocess.Popen(
             [sys.executable, "-m", "dtslurm", *words],
             cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(package)} if package else None,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -208,6 +232,60 @@ class Workload:
             values |= {"code": one.get("exit_code"), "job": one.get("job_id")}
             if not ended:  # what brings an ended job back is known to the library alone
                 self.history.add(who, "seen", run["record"]["name"], since=since, terminal=False, **values)
+
+    # ---- The owner while a run directory or its record is out of reach
+
+    def open_runs(self) -> list[JobRecord]:
+        """Return the runs of the schedule that have a job and have not ended."""
+        context = self.context()
+        try:
+            records = self._records(context)
+            run_views = views(context, records) if records else []
+        except DtslurmError:
+            return []
+        return [view.record for view in run_views if view.record.job_id and not view.terminal]
+
+    def check_list(self, record: JobRecord) -> None:
+        """List all jobs, and note whether the run's job is among them."""
+        since, context = time.time(), self.context()
+        before = self._has_job(record)
+        try:
+            run_views = views(context, recent(context, 100))
+            queued = find_queued_jobs(context, run_views)
+        except DtslurmError as error:
+            self.history.add("api", "blind", since=since, words=error.message)
+            return
+        listed = [view.record.job_id for view in (*run_views, *queued.views)]
+        trouble = "; ".join(
+            [*queued.troubles.values(), *(view.trouble for view in run_views if view.trouble)]
+        )
+        self.history.add(
+            "api", "listed", record.name, since=since, job=record.job_id, listed=record.job_id in listed,
+            in_queue=before and self._has_job(record), trouble=trouble,
+        )  # fmt: skip
+
+    def cancel_by_job_id(self, record: JobRecord) -> None:
+        """Cancel the run's job by its id, and note the result."""
+        since, context = time.time(), self.context()
+        before = self._has_job(record)
+        result, words, known = "ok", "", True
+        try:
+            change_jobs(context, "cancel", [str(record.job_id)])
+        except JobNotFound as error:
+            result, words, known = "unknown", error.message, False
+        except DtslurmError as error:
+            result, words = "unknown", error.message
+        self.history.add(
+            "api", "cancel", record.name, since=since, result=result, words=words, known=known,
+            in_queue=before and self._has_job(record), by_job_id=True,
+        )  # fmt: skip
+
+    def _has_job(self, record: JobRecord) -> bool:
+        """Return whether Slurm itself lists the run's job as pending or running."""
+        words = ["squeue", "-h", "-t", "PD,R", "-o", "%i", "-j", str(record.job_id)]
+        return bool(self.site.lab.run(words, check=False).stdout.split())
+
+    # ---- Clients that look
 
     def _watch(self, number: int) -> None:
         """Look again and again at all runs of the schedule; the second watcher's clock may be off."""
@@ -299,6 +377,21 @@ class Workload:
             except JobNotFound:
                 continue
             self._see("final", "final", view.record, view.statuses[0], since)
+
+
+@functools.cache
+def undisturbed_digest() -> str:
+    """Return the digest of a training that nothing disturbs."""
+    with tempfile.TemporaryDirectory() as folder:
+        for program in (BODY, TRAINING):
+            shutil.copy(program, folder)
+        history = Path(folder, "history.jsonl")
+        env = {
+            name: value for name, value in os.environ.items() if not name.startswith(("DTSLURM_", "SLURM_"))
+        }
+        words = [sys.executable, "training.py", str(history), "undisturbed", str(EPOCHS), "0"]
+        subprocess.run(words, cwd=folder, env=env, check=True, capture_output=True)
+        return str(next(event.get("digest") for event in of_bodies(history) if event.what == "trained"))
 
 
 def _sleep_until(moment: float) -> None:

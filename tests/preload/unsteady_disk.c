@@ -1,5 +1,8 @@
 /* A file server in trouble, as LD_PRELOAD: below $UNSTEADY_FOLDER each access fails or is slow for as long as the
-   file $UNSTEADY_SWITCH is there. Its first letter says how: s(tale file handle), i(/o error), l(ate by a second). */
+   file $UNSTEADY_SWITCH is there. The first letter of its text says how: s(tale file handle), i(/o error),
+   d(enied), l(ate by a second); n(o links): only the creation of symbolic links fails; b(ad node NAME): only the
+   test file of the health check on this node fails. With the word "checkpoints", only paths below a directory of
+   this name are affected. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
@@ -13,16 +16,16 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static char mode(void) {
+enum { TEXT = 64 };
+
+/* Write the text of the switch, empty if there is no switch. */
+static void read_switch(char *text) {
     const char *path = getenv("UNSTEADY_SWITCH");
-    char letter = 0;
     int file = path ? (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY) : -1;
-    if (file >= 0) {
-        if (read(file, &letter, 1) != 1)
-            letter = 0;
+    ssize_t length = file >= 0 ? read(file, text, TEXT - 1) : 0;
+    if (file >= 0)
         close(file);
-    }
-    return letter;
+    text[length > 0 ? length : 0] = 0;
 }
 
 static int is_below(const char *path) {
@@ -32,15 +35,39 @@ static int is_below(const char *path) {
     return strncmp(path, folder, strlen(folder)) == 0;
 }
 
-/* Wait, or return -1 with errno set: the access must not happen. */
-static int suffer(const char *path) {
-    int before = errno;
-    char letter = is_below(path) ? mode() : 0;
-    if (letter == 'l')
-        usleep(1000000);
-    errno = letter == 's' ? ESTALE : letter == 'i' ? EIO : before;
-    return letter == 's' || letter == 'i' ? -1 : 0;
+/* Return whether this process runs on the node whose name ends the text. */
+static int is_on_node(const char *text) {
+    const char *node = getenv("SLURMD_NODENAME"), *name = strrchr(text, ' ');
+    return node && name && strcmp(node, name + 1) == 0;
 }
+
+static int error_of(const char *path, const char *text, int is_link) {
+    if (strstr(text, "checkpoints") && !strstr(path, "/checkpoints/"))
+        return 0;
+    switch (text[0]) {
+    case 's': return ESTALE;
+    case 'i': return EIO;
+    case 'd': return EACCES;
+    case 'n': return is_link ? EPERM : 0;
+    case 'b': return strstr(path, "/.dtslurm-health-") && is_on_node(text) ? EROFS : 0;
+    default: return 0;
+    }
+}
+
+/* Wait, or return -1 with errno set: the access must not happen. */
+static int suffer_as(const char *path, int is_link) {
+    int before = errno;
+    char text[TEXT] = "";
+    if (is_below(path))
+        read_switch(text);
+    int error = text[0] ? error_of(path, text, is_link) : 0;
+    if (text[0] == 'l')
+        usleep(1000000);
+    errno = error ? error : before;
+    return error ? -1 : 0;
+}
+
+static int suffer(const char *path) { return suffer_as(path, 0); }
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
@@ -76,13 +103,13 @@ int lstat64(const char *path, struct stat64 *to) { return suffer(path) ? -1 : RE
 int mkdir(const char *path, mode_t rights) { return suffer(path) ? -1 : REAL(mkdir)(path, rights); }
 int unlink(const char *path) { return suffer(path) ? -1 : REAL(unlink)(path); }
 int rename(const char *from, const char *to) { return suffer(to) ? -1 : REAL(rename)(from, to); }
-int symlink(const char *to, const char *path) { return suffer(path) ? -1 : REAL(symlink)(to, path); }
+int symlink(const char *to, const char *path) { return suffer_as(path, 1) ? -1 : REAL(symlink)(to, path); }
 int access(const char *path, int how) { return suffer(path) ? -1 : REAL(access)(path, how); }
 ssize_t readlink(const char *path, char *to, size_t size) {
     return suffer(path) ? -1 : REAL(readlink)(path, to, size);
 }
 int symlinkat(const char *to, int folder, const char *path) {
-    return suffer(path) ? -1 : REAL(symlinkat)(to, folder, path);
+    return suffer_as(path, 1) ? -1 : REAL(symlinkat)(to, folder, path);
 }
 ssize_t readlinkat(int folder, const char *path, char *to, size_t size) {
     return suffer(path) ? -1 : REAL(readlinkat)(folder, path, to, size);
