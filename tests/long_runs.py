@@ -35,10 +35,10 @@ of the training processes. The kinds of violations are
 - omitted: a job is in the queue, and `status` does not list it or a cancel by its job id does not find it;
 - bad node used: a submission does not exclude a node that the supervisor of another run has noted as bad.
 
-The schedules from seed 2000 on contain a fault of N21 to N26. In some of them a run trains with `dtslurm.train`: its
-state has a parameter without gradients, a tensor that grows with each step, and a loader with a worker process.
-Some of their clients are of an earlier version of dtslurm, and share the run root with the others. `clean` and
-`requeue` act at the same moment.
+The schedules from seed 2000 on contain a fault of N21 to N26. In some of them a run trains with
+`dtslurm.train`: its state has a parameter without gradients, a tensor that grows with each step, and a loader
+with a worker process. Some of their clients are of an earlier version of dtslurm, and share the run root with
+the others. `clean` and `requeue` act at the same moment.
 
 `make nemesis NEMESIS_ARGS='--seed 7'` repeats a schedule. The events are the same, but their interleaving
 can differ.
@@ -67,7 +67,7 @@ NEMESES = {
     "N19": "file server of the runs returns stale handles or errors, or delays each request by a second",
     "N20": "clock of the processes of jobs 50 s behind or 100 s ahead",
     "N21": "training killed, and its checkpoints unreadable for some seconds when it starts again",
-    "N22": "run directory moved away and back; meanwhile a client lists the jobs or cancels the job by its id",
+    "N22": "run directory moved away and back; a client lists the jobs or cancels the job by its id",
     "N23": "record of a run of a later version for some seconds; the client acts as for N22",
     "N24": "health check of a node fails, and a run is submitted later",
     "N25": "jobs cannot create symbolic links",
