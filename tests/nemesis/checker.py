@@ -16,6 +16,7 @@ _SCRIPT_S = 2.0  # between the end of training and that of the script
 _START_S = 1.0  # ranks are on their way to a node that Slurm cannot tell of a cancel any more (N3)
 _SHARED_S = 3.0  # an answer is shared between windows, so one by a clock that was off lives on for as long
 _SLACK_S = 0.5  # between what a clock says and when it is written
+_OUTLIVED = {"N11", "N12", "N15", "N16", "N19", "N23", "N25", "N26"}
 _QUERIES_FAIL = {"N1", "N2", "N6", "N9", "N11", "N26"}  # a submission may not know the nodes or the notes
 
 
@@ -69,10 +70,18 @@ def _lost(run: str, events: Sequence[Event]) -> Iterator[Violation]:
             yield Violation("lost", run, f"job {began[0].get('job')} worked, its run is told to have none")
         if accepted and not began and final.get("code") == 87:
             yield Violation("lost", run, "its only job ended without work")
+        if accepted and not began and final.get("state") == "FAILED" and _disturbs_no_start(events):
+            yield Violation("lost", run, f"FAILED with exit code {final.get('code')}, and never worked")
         if not final.get("terminal") and final.get("state") != "UNKNOWN":
             yield Violation("lost", run, f"still {final.get('state')} when all was mended")
         if final.get("state") == "UNKNOWN" and not final.get("reason"):
             yield Violation("lost", run, "UNKNOWN without a reason")
+
+
+def _disturbs_no_start(events: Sequence[Event]) -> bool:
+    """Return whether each fault is one that a starting job outlives or does not notice."""
+    kinds = {event.get("kind") for event in _of(events, "fault")}
+    return bool(kinds) and kinds <= _OUTLIVED and not _of(events, "cancel")
 
 
 def _doubled(run: str, events: Sequence[Event]) -> Iterator[Violation]:

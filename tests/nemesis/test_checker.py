@@ -279,6 +279,10 @@ WRONG: dict[str, tuple[str, list[Event]]] = {
     "in the queue and not found by its id": (
         "omitted", [*TRAINED, did(3, "cancel", known=False, in_queue=True), final("COMPLETED")],
     ),
+    "failed without work though links could be created again": (
+        "lost",
+        [did(1, "submit"), Event(2, 9, "nemesis", "fault", "", {"kind": "N25"}), final("FAILED", code=1)],
+    ),
     "submitted to a node that is noted": (
         "bad node used", [did(1, "submit", **NOTED), *DONE, final("COMPLETED")],
     ),

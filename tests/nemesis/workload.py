@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -32,16 +33,17 @@ from dtslurm.services.submit.submit import submit
 from dtslurm.services.wiring.context import Context
 from dtslurm.train import run_files
 from dtslurm.worker.delivery import reclaim
-from dtslurm.worker.lib.node_blocklist import read_supervisor_notes
 from tests.nemesis.faults import Nemesis
 from tests.nemesis.history import Event, History, of_bodies
 from tests.nemesis.schedule import EPOCHS, Act, Run, Schedule
 from tests.nemesis.site import Site
 
+ROOT = Path(__file__).parents[2]
 BODY = Path(__file__).with_name("body.py")
 TRAINING = Path(__file__).with_name("training.py")
 PATIENCE_S = 180.0  # for all runs to be over, once all is mended
 _INTERRUPTED = 130  # exit code
+_NOTED_AFTER_S = 2.0  # a supervisor writes its event before its note
 STUCK_S = 45.0  # a job that does nothing for so long, its daemon killed, is ended by hand
 
 
@@ -104,7 +106,7 @@ class Workload:
             time="5",
             mem="500M" if run.trains else "100M",
             job_name=run.name,
-            env=self._variables(),
+            env=(*self._variables(), f"PYTHONPATH={ROOT}") if run.trains else self._variables(),
             max_restarts=2 if run.supervised else None,
             requeue=True,
             once=run.name if run.submitters > 1 else None,
@@ -145,9 +147,15 @@ class Workload:
             self.errors.append(f"submit {run.name}: {error!r} {traceback.format_exc()[-1500:]}")
 
     def _noted_nodes(self) -> list[str]:
-        """Return the nodes that supervisors have noted as bad below the run root."""
-        lines = read_supervisor_notes([str(self.site.disk / "runs")])
-        return sorted({json.loads(line)["node"] for line in lines})
+        """Return the nodes that supervisors have excluded, by the events of their runs."""
+        nodes = set()
+        for path in (self.site.disk / "runs").glob("*/events.jsonl"):
+            for line in path.read_text(errors="replace").splitlines():
+                with contextlib.suppress(ValueError):
+                    event = json.loads(line)
+                    if event["event"] == "node_excluded" and event["time"] < time.time() - _NOTED_AFTER_S:
+                        nodes.add(event["node"])
+        return sorted(nodes)
 
     def _act(self, one: Act, begin: float) -> None:
         _sleep_until(begin + one.at)
