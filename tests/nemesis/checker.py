@@ -244,7 +244,7 @@ def _lost_progress(run: str, events: Sequence[Event]) -> Iterator[Violation]:
 
 def _other_result(run: str, events: Sequence[Event]) -> Iterator[Violation]:
     """A training whose final state is not that of the undisturbed training."""
-    expected = next((event.get("digest") for event in _of(events, "plan")), None)
+    expected = next((event.get("digest") for event in _of(events, "undisturbed")), None)
     for event in _of(events, "trained"):
         if event.get("digest") != expected:
             yield Violation("other result", run, f"the final state of attempt {event.get('attempt')} differs")
@@ -255,8 +255,10 @@ def _omitted(run: str, events: Sequence[Event]) -> Iterator[Violation]:
     for event in _of(events, "listed"):
         if event.get("in_queue") and not event.get("listed") and not event.get("trouble"):
             yield Violation("omitted", run, f"job {event.get('job')} is in the queue and not in the list")
+    full = [event for event in _of(events, "fault") if event.get("kind") in {"N9", "N26"}]
     for event in _of(events, "cancel"):
-        if event.get("in_queue") and event.get("known") is False:
+        disturbed = any(fault.at < event.until and event.at < fault.until for fault in full)
+        if event.get("in_queue") and event.get("known") is False and not disturbed:
             yield Violation("omitted", run, f"a cancel by job id did not find it: {event.get('words')}")
 
 

@@ -17,8 +17,9 @@ class Event:
 
     Attributes:
         who: ``body`` is the training code itself, ``nemesis`` what breaks things; all others are clients.
-        what: ``plan``, ``submit``, ``cancel``, ``requeue``, ``clean``, ``seen``, ``final``; ``begin``,
-            ``commit``, ``end``; ``fault``.
+        what: ``plan``, ``submit``, ``cancel``, ``requeue``, ``clean``, ``seen``, ``listed``, ``final``,
+            ``undisturbed`` (the training of the comparison); ``begin``, ``restored``, ``saved``, ``commit``,
+            ``trained``, ``end``; ``fault``, ``created`` (a directory in the place of one that was moved).
         run: the run's name, empty where it is about none.
         values: whether a planned run is ``supervised``; ``result`` of what a client did (ok, refused,
             unknown, killed); ``state``, ``terminal``, ``code`` and ``source`` of what it saw; ``attempt``,

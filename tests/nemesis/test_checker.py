@@ -177,7 +177,7 @@ FINE: dict[str, list[Event]] = {
 SAVED = [planned(supervised=True), did(1, "submit"), body(2, "begin"), body(2.1, "restored", step=0)]
 SAVED += [body(3, "saved", path="/r/checkpoints/step-00000006-a0"), body(4, "begin", 1)]
 RESUMED = [body(6, "end", 1, code=0), final("COMPLETED")]
-TRAINED = [Event(0, 0, "owner", "plan", "r", {"supervised": True, "digest": "ab"}), did(1, "submit"), *DONE]
+TRAINED = [did(1, "submit"), *DONE, Event(100, 100, "owner", "undisturbed", "r", {"digest": "ab"})]
 HIDDEN = {"in_queue": True, "listed": False, "trouble": ""}
 NOTED = {"noted": ["n2"], "excluded": []}
 FINE |= {

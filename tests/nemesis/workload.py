@@ -19,7 +19,7 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dtslurm.errors import DtslurmError, JobNotFound, SubmitUnknown
+from dtslurm.errors import DtslurmError, JobNotFound, StoreError, SubmitUnknown
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.services.request.request import JobRequest
@@ -70,8 +70,7 @@ class Workload:
         begin = time.time()
         plan = self.schedule
         for run in plan.runs:
-            digest = undisturbed_digest() if run.trains else ""
-            self.history.add("owner", "plan", run.name, supervised=run.supervised, digest=digest)
+            self.history.add("owner", "plan", run.name, supervised=run.supervised)
         watchers = [threading.Thread(target=self._watch, args=(number,)) for number in range(2)]
         for thread in watchers:
             thread.start()
@@ -89,6 +88,8 @@ class Workload:
             for thread in watchers:
                 thread.join()
         self._final()
+        for trained in [event for event in of_bodies(self.bodies) if event.what == "trained"]:
+            self.history.add("owner", "undisturbed", trained.run, digest=undisturbed_digest())
         return self.history.events(*of_bodies(self.bodies))
 
     def context(self, off: float = 0.0) -> Context:
@@ -279,7 +280,7 @@ class Workload:
         result, words, known = "ok", "", True
         try:
             change_jobs(context, "cancel", [str(record.job_id)])
-        except JobNotFound as error:
+        except (JobNotFound, StoreError) as error:
             result, words, known = "unknown", error.message, False
         except DtslurmError as error:
             result, words = "unknown", error.message
