@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -94,6 +96,38 @@ def test_f25_f27_preempted_example_saves_in_the_grace_time_and_continues(
     assert cli.wait_for_end(job, limit=240)["statuses"][0]["state"] == "COMPLETED"
     assert events_of(run, "restored")[-1]["step"] == last
     assert same(weights(cli), wanted)
+
+
+@pytest.mark.slurm
+def test_each_task_of_a_preempted_array_completes_once(preempting: tuple[Cli, SlurmLab]) -> None:
+    """The environment variable ``ARRAY_TASKS=1000`` repeats the test with an array of this size."""
+    cli, lab = preempting
+    tasks = int(os.environ.get("ARRAY_TASKS", "16"))
+    script = cli.script("""
+        import os, time
+        time.sleep(1)
+        with open("completed.txt", "a") as file:
+            file.write(os.environ["SLURM_ARRAY_TASK_ID"] + "\\n")
+    """)
+    completed = cli.folder / "completed.txt"
+    job = cli.submit("-p", "main", "-a", f"0-{tasks - 1}", "--max-restarts", "1", "--no-snapshot", script)
+    for share in range(1, 4):  # preempt the running tasks at a quarter, half and three quarters of the array
+        cli.wait_until(lambda share=share: _line_count(completed) >= tasks * share // 4, limit=60 + tasks)  # type: ignore[misc]
+        lab.run(["sbatch", "-p", "urgent", "--exclusive", "-t", "1", "--wrap", "sleep 1"])
+    statuses = cli.wait_for_end(job, limit=240 + tasks)["statuses"]
+    assert [item["state"] for item in statuses] == ["COMPLETED"] * tasks
+    assert set(map(int, completed.read_text().split())) == set(range(tasks))
+    attempts = 0
+    for run in cli.run_dir(job).tasks().values():
+        records = sorted(run.path.glob("ranks/*/0.json"), key=lambda path: int(path.parent.name))
+        codes = [json.loads(path.read_text())["exit_code"] for path in records]
+        assert (codes.count(0), codes[-1]) == (1, 0), (run.path, codes)
+        attempts += len(codes)
+    assert attempts > tasks, "no task was preempted"
+
+
+def _line_count(path: Path) -> int:
+    return len(path.read_text().splitlines()) if path.exists() else 0
 
 
 @ON_SLURM

@@ -106,6 +106,7 @@ class Workload:
             cluster="slurm",
             time="5",
             mem="500M" if run.trains else "100M",
+            python=sys.executable if run.trains else None,  # it has torch
             job_name=run.name,
             env=(*self._variables(), f"PYTHONPATH={ROOT}") if run.trains else self._variables(),
             max_restarts=2 if run.supervised else None,
