@@ -13,48 +13,54 @@ Find = Callable[[str, Path], Path | str]
 """Finds what ``extends: NAME`` in a file means; a text says why there is no such file."""
 
 
-def follow(
-    path: Path, *, read: Read, label: Callable[[Path], str], find: Find, what: str
+def load_chain(
+    path: Path, *, read_file: Read, label: Callable[[Path], str], find: Find, value_description: str
 ) -> tuple[list[Table], list[Problem], list[Path]]:
     """Return the trees of a file and of the files that it extends in turn, the problems, and the files read.
 
     Args:
-        what: the expected value of ``extends`` for messages, such as ``the name of one profile``.
+        value_description: the expected value of ``extends`` for messages, such as ``the name of one profile``.
     """
     from dtslurm.config import strict_yaml  # imports PyYAML, which most commands never need
 
     trees: list[Table] = []
     problems: list[Problem] = []
-    visited: list[Path] = []
+    visited_paths: list[Path] = []
     current_path: Path | None = path
     while current_path is not None:
-        visited.append(current_path)
-        table, file_problems = strict_yaml.parse(read(current_path), label(current_path))
+        visited_paths.append(current_path)
+        table, file_problems = strict_yaml.parse(read_file(current_path), label(current_path))
         problems += file_problems
         entry = table.entries.get("extends")
         trees.append(
             table._replace(entries={key: child for key, child in table.entries.items() if key != "extends"})
         )
-        current_path = _resolve_extends(entry, visited, problems, label, find, what) if entry else None
-    return trees, problems, visited
+        current_path = (
+            _resolve_extends(entry, visited_paths, problems, label, find, value_description)
+            if entry
+            else None
+        )
+    return trees, problems, visited_paths
 
 
 def _resolve_extends(
     entry: MappingEntry,
-    visited: list[Path],
+    visited_paths: list[Path],
     problems: list[Problem],
     label: Callable[[Path], str],
     find: Find,
-    what: str,
+    value_description: str,
 ) -> Path | None:
     """Return the file that ``extends`` names, or None after recording the problem."""
     if isinstance(entry.value, Scalar) and not entry.value.text:
         return None
     target = (
-        find(entry.value.text or "", visited[-1]) if isinstance(entry.value, Scalar) else f"should be {what}"
+        find(entry.value.text or "", visited_paths[-1])
+        if isinstance(entry.value, Scalar)
+        else f"should be {value_description}"
     )
-    if isinstance(target, Path) and target in visited:
-        cycle = [*visited[visited.index(target) :], target]
+    if isinstance(target, Path) and target in visited_paths:
+        cycle = [*visited_paths[visited_paths.index(target) :], target]
         target = f"is circular: {' → '.join(map(label, cycle))}"
     if isinstance(target, str):
         problems.append(Problem(entry.source, entry.line, "extends", target))
@@ -62,7 +68,7 @@ def _resolve_extends(
     return target
 
 
-def merged(trees: Sequence[Table]) -> Table:
+def merge_all(trees: Sequence[Table]) -> Table:
     """Return one tree from a file's tree and those of the files that it extends in turn.
 
     The last file is merged first, so that a value which one file removes stays absent for the files that
@@ -71,13 +77,13 @@ def merged(trees: Sequence[Table]) -> Table:
     return reduce(merge, reversed(trees))
 
 
-def merge(base: Table, over: Table) -> Table:
-    """Return ``base`` overridden by the values of ``over``; mappings are merged, lists replaced.
+def merge(base: Table, overrides: Table) -> Table:
+    """Return ``base`` overridden by the values of ``overrides``; mappings are merged, lists replaced.
 
-    A key of ``over`` without a value leaves a mapping of ``base`` unchanged; ``null`` removes the mapping.
+    A key of ``overrides`` without a value leaves a mapping of ``base`` unchanged; ``null`` removes the mapping.
     """
     entries = dict(base.entries)
-    for key, entry in over.entries.items():
+    for key, entry in overrides.entries.items():
         base_entry = entries.get(key)
         if base_entry is not None and isinstance(base_entry.value, Table):
             if isinstance(entry.value, Table):
@@ -86,4 +92,4 @@ def merge(base: Table, over: Table) -> Table:
             if isinstance(entry.value, Scalar) and not entry.value.written:
                 continue
         entries[key] = entry
-    return Table(over.source, over.line, entries)
+    return Table(overrides.source, overrides.line, entries)

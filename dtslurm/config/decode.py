@@ -34,19 +34,19 @@ def decode(
     *,
     problems: Iterable[Problem] = (),
     check: Callable[[Table], Iterable[Problem]] | None = None,
-    also: Iterable[str] = (),
+    extra_keys: Iterable[str] = (),
 ) -> _T:
     """Return an instance of the dataclass ``kind`` with the tree's values.
 
     Args:
         problems: problems found earlier, to report together with those of this tree.
         check: yields inconsistencies between values of the tree.
-        also: further valid keys of the top level, for suggestions.
+        extra_keys: further valid keys of the top level, for suggestions.
 
     Raises:
         ProfileInvalid: there are problems; ``problems`` has one line for each, sorted by file and line.
     """
-    value, all_problems = read(kind, root, also=also)
+    value, all_problems = read(kind, root, extra_keys=extra_keys)
     all_problems += problems
     if check is not None:
         all_problems += check(root)
@@ -55,9 +55,9 @@ def decode(
     return value
 
 
-def read(kind: type[_T], root: Table, *, also: Iterable[str] = ()) -> tuple[_T | None, list[Problem]]:
+def read(kind: type[_T], root: Table, *, extra_keys: Iterable[str] = ()) -> tuple[_T | None, list[Problem]]:
     """Return an instance of ``kind`` with the tree's values, or None, and all problems of the tree."""
-    converter = _TreeConverter([], tuple(also))
+    converter = _TreeConverter([], tuple(extra_keys))
     plain_values = converter.table(kind, root, "")
     value, validation_errors = _validate(kind, plain_values)
     return value, converter.problems + [_locate_problem(kind, root, error) for error in validation_errors]
@@ -77,18 +77,19 @@ def remove_null_sections(kind: type, table: Table) -> Table:
     An empty section stays, with the default values.
     """
     remaining = {
-        key: _remove_null_sections(hints(kind).get(key), entry) for key, entry in table.entries.items()
+        key: _remove_null_sections(get_field_types(kind).get(key), entry)
+        for key, entry in table.entries.items()
     }
     return table._replace(entries=remaining)
 
 
 def _remove_null_sections(hint: Any, entry: MappingEntry) -> MappingEntry:
-    hint, node = without_none(hint)[0], entry.value
+    hint, node = remove_none(hint)[0], entry.value
     if not isinstance(node, Table):
         return entry
     if is_dataclass(hint) and isinstance(hint, type):
         return entry._replace(value=remove_null_sections(hint, node))
-    section = without_none(get_args(hint)[1])[0] if is_mapping(hint) else None
+    section = remove_none(get_args(hint)[1])[0] if is_mapping(hint) else None
     if not is_dataclass(section):
         return entry
     remaining = {key: child for key, child in node.entries.items() if not _is_removed(child.value)}
@@ -96,12 +97,12 @@ def _remove_null_sections(hint: Any, entry: MappingEntry) -> MappingEntry:
 
 
 @cache
-def hints(kind: type) -> dict[str, Any]:
+def get_field_types(kind: type) -> dict[str, Any]:
     """Return the field types of a dataclass by field name."""
     return get_type_hints(kind)
 
 
-def without_none(hint: Any) -> tuple[Any, bool]:
+def remove_none(hint: Any) -> tuple[Any, bool]:
     """Return a type without its ``None``, and whether the type had a ``None``."""
     if get_origin(hint) in {Union, types.UnionType}:
         kinds = [kind for kind in get_args(hint) if kind is not type(None)]
@@ -128,19 +129,19 @@ def _validate(kind: type, data: Mapping[str, Any]) -> tuple[Any, list[Any]]:
 class _TreeConverter:
     """Converts a tree to plain values, guided by the field types, and records problems that types miss."""
 
-    def __init__(self, problems: list[Problem], also: tuple[str, ...]) -> None:
+    def __init__(self, problems: list[Problem], extra_keys: tuple[str, ...]) -> None:
         self.problems = problems
-        self._also = also
+        self._also = extra_keys
 
     def table(self, kind: type, table: Table, path: str) -> dict[str, Any]:
         values: dict[str, Any] = {}
         optional = {field.name for field in fields(kind) if not _is_required(field)}
         for key, entry in table.entries.items():
             key_path = f"{path}{key}"
-            if key not in hints(kind):
-                self._report(entry, key_path, self._describe_unknown_key(kind, key, top=not path))
+            if key not in get_field_types(kind):
+                self._report(entry, key_path, self._describe_unknown_key(kind, key, is_top=not path))
                 continue
-            hint, nullable = without_none(hints(kind)[key])
+            hint, nullable = remove_none(get_field_types(kind)[key])
             if _is_null(entry.value) and nullable:
                 values[key] = None
             elif not _is_null(entry.value) or key not in optional:
@@ -177,25 +178,23 @@ class _TreeConverter:
             problem = rules.key_problem(name, key)
             if problem:
                 self._report(child, f"{path}.{key}", problem)
-            values[key] = self._convert_value(
-                without_none(get_args(hint)[1])[0], child, name, f"{path}.{key}"
-            )
+            values[key] = self._convert_value(remove_none(get_args(hint)[1])[0], child, name, f"{path}.{key}")
         return values
 
     def _check_scalar(self, hint: Any, text: str, entry: MappingEntry, name: str, path: str) -> None:
         problem = None
         if hint in {int, float}:
-            problem = rules.number_problem(name, text, whole=hint is int)
+            problem = rules.number_problem(name, text, is_whole=hint is int)
         elif hint is str:
             problem = rules.text_problem(name, text)
         if problem:
             self._report(entry, path, problem)
 
-    def _describe_unknown_key(self, kind: type, key: str, *, top: bool) -> str:
-        field_names = list(hints(kind))
-        suggestion = suggest_name(key, field_names + (list(self._also) if top else []))
+    def _describe_unknown_key(self, kind: type, key: str, *, is_top: bool) -> str:
+        field_names = list(get_field_types(kind))
+        suggestion = suggest_name(key, field_names + (list(self._also) if is_top else []))
         if not suggestion:
-            sections = {name: without_none(hint)[0] for name, hint in hints(kind).items()}
+            sections = {name: remove_none(hint)[0] for name, hint in get_field_types(kind).items()}
             matching_keys = [
                 f"{name}.{key}"
                 for name, hint in sections.items()
@@ -262,8 +261,8 @@ def _describe_fault(fault: Any, node: Node) -> str:
         choices = [part.strip("'") for part in context["expected"].replace(" or ", ", ").split(", ")]
         suggestion = suggest_name(node.text or "", choices)
         return f"should be one of {', '.join(choices)}, not {_describe_value(node)}{suggestion}"
-    expected = "a single value" if code == "literal_error" else _EXPECTED.get(code.split("_")[0])
-    return f"should be {expected}, not {_describe_value(node)}" if expected else fault["msg"]
+    expected_kind = "a single value" if code == "literal_error" else _EXPECTED.get(code.split("_")[0])
+    return f"should be {expected_kind}, not {_describe_value(node)}" if expected_kind else fault["msg"]
 
 
 def _describe_value(node: Node) -> str:
@@ -272,6 +271,6 @@ def _describe_value(node: Node) -> str:
     return "a list" if isinstance(node, Items) else "a mapping"
 
 
-def choices(hint: Any) -> tuple[str, ...]:
+def get_literal_values(hint: Any) -> tuple[str, ...]:
     """Return the words that a ``Literal`` allows, an empty tuple for other types."""
     return get_args(hint) if get_origin(hint) is Literal else ()

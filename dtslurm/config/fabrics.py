@@ -45,11 +45,11 @@ def apply(root: Table, folders: Iterable[Path], label: Callable[[Path], str]) ->
         name = name_entry.value.text
         message = f"unknown fabric {name!r}{suggest_name(name, paths)} (known: {list_nearest(name, paths)})"
         return root, [Problem(name_entry.source, name_entry.line, "fabric.environment_from", message)]
-    shared, problems = _read_fabric(path, label)
+    shared_table, problems = _read_fabric(path, label)
     assert isinstance(fabric.value, Table)  # noqa: S101 - it has a key
-    merged = _merge_fabric(shared, fabric.value)
-    entries = {**root.entries, "fabric": MappingEntry(fabric.source, fabric.line, merged)}
-    _add_mounts(entries, merged)
+    merged_table = _merge_fabric(shared_table, fabric.value)
+    entries = {**root.entries, "fabric": MappingEntry(fabric.source, fabric.line, merged_table)}
+    _add_mounts(entries, merged_table)
     return Table(root.source, root.line, entries), problems
 
 
@@ -84,30 +84,39 @@ def _read_fabric(path: Path, label: Callable[[Path], str]) -> tuple[Table, list[
     return Table(root.source, root.line, fields), problems
 
 
-def _merge_fabric(given: Table, own: Table) -> Table:
+def _merge_fabric(shared_table: Table, own_table: Table) -> Table:
     """Return the profile's fabric over the shared one: variables merge by name, lists are replaced."""
-    entries = {**given.entries, **own.entries}
-    shared_variables, own_variables = given.entries.get("environment"), own.entries.get("environment")
+    entries = {**shared_table.entries, **own_table.entries}
+    shared_variables, own_variables = (
+        shared_table.entries.get("environment"),
+        own_table.entries.get("environment"),
+    )
     if shared_variables and own_variables and isinstance(shared_variables.value, Table):
         variables = dict(shared_variables.value.entries)
         if isinstance(own_variables.value, Table):
             for name, entry in own_variables.value.entries.items():
                 variables[name] = _merge_variable(variables.get(name), entry)
         elif not isinstance(own_variables.value, Scalar) or own_variables.value.written:
-            return Table(own.source, own.line, entries)  # null removes all; other values are reported later
+            return Table(
+                own_table.source, own_table.line, entries
+            )  # null removes all; other values are reported later
         remaining = {name: entry for name, entry in variables.items() if not _is_null(entry)}
         entries["environment"] = MappingEntry(
             own_variables.source,
             own_variables.line,
             Table(own_variables.source, own_variables.line, remaining),
         )
-    return Table(own.source, own.line, entries)
+    return Table(own_table.source, own_table.line, entries)
 
 
-def _merge_variable(below: MappingEntry | None, entry: MappingEntry) -> MappingEntry:
-    if below is None or not isinstance(below.value, Table) or not isinstance(entry.value, Table):
+def _merge_variable(shared_entry: MappingEntry | None, entry: MappingEntry) -> MappingEntry:
+    if (
+        shared_entry is None
+        or not isinstance(shared_entry.value, Table)
+        or not isinstance(entry.value, Table)
+    ):
         return entry
-    fields = {**below.value.entries, **entry.value.entries}
+    fields = {**shared_entry.value.entries, **entry.value.entries}
     return MappingEntry(entry.source, entry.line, Table(entry.source, entry.line, fields))
 
 
@@ -126,16 +135,16 @@ def _add_mounts(entries: dict[str, MappingEntry], fabric: Table) -> None:
     if not isinstance(container.value, Table):
         return
     container_mounts = container.value.entries.get("mounts")
-    existing = (
+    existing_items = (
         container_mounts.value.items if container_mounts and isinstance(container_mounts.value, Items) else ()
     )
-    texts = {item.text for item in existing if isinstance(item, Scalar)}
+    texts = {item.text for item in existing_items if isinstance(item, Scalar)}
     additional = (
         item for item in mounts.value.items if not (isinstance(item, Scalar) and item.text in texts)
     )
     location = container_mounts or mounts
     all_mounts = MappingEntry(
-        location.source, location.line, Items(location.source, location.line, (*existing, *additional))
+        location.source, location.line, Items(location.source, location.line, (*existing_items, *additional))
     )
     table = Table(
         container.value.source, container.value.line, {**container.value.entries, "mounts": all_mounts}

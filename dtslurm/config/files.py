@@ -65,7 +65,7 @@ def read(path: Path, source: str, *, packaged: bool = False, env: Mapping[str, s
         raise ProfileInvalid([f"{source}:1: cannot be read: {error.strerror or error}"]) from error
 
 
-def find_distrust_reason(found: os.stat_result, env: Mapping[str, str]) -> str | None:
+def find_distrust_reason(status: os.stat_result, env: Mapping[str, str]) -> str | None:
     """Return why a file is not trusted; None if only this user and root can have written it.
 
     As in git, the owner must be the user, root, or the user who became root with sudo. Group write permission
@@ -74,20 +74,20 @@ def find_distrust_reason(found: os.stat_result, env: Mapping[str, str]) -> str |
     trusted_uids = {0, os.geteuid()}
     if os.geteuid() == 0 and env.get("SUDO_UID", "").isdigit():
         trusted_uids.add(int(env["SUDO_UID"]))
-    if found.st_uid not in trusted_uids:
-        return f"this file belongs to {_user_name(found.st_uid)}"
-    if found.st_mode & stat.S_IWOTH:
+    if status.st_uid not in trusted_uids:
+        return f"this file belongs to {_user_name(status.st_uid)}"
+    if status.st_mode & stat.S_IWOTH:
         return "every user can write to this file"
-    if found.st_mode & stat.S_IWGRP and not _is_private_group(found.st_gid, found.st_uid):
-        return f"every member of the group {_group_name(found.st_gid)} can write to this file"
+    if status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid, status.st_uid):
+        return f"every member of the group {_group_name(status.st_gid)} can write to this file"
     return None
 
 
-def suggest_trust_command(found: os.stat_result) -> str:
+def suggest_trust_command(status: os.stat_result) -> str:
     """Return the command that makes a file trusted after the user has reviewed it."""
-    if found.st_uid not in {0, os.geteuid()}:
+    if status.st_uid not in {0, os.geteuid()}:
         return "dtslurm trust"
-    return f"chmod {'go' if found.st_mode & stat.S_IWGRP else 'o'}-w"
+    return f"chmod {'go' if status.st_mode & stat.S_IWGRP else 'o'}-w"
 
 
 def _is_private_group(group: int, user: int) -> bool:

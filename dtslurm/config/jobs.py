@@ -70,7 +70,7 @@ class LoadedJob:
 
 def load(
     path: Path,
-    given: Mapping[str, str],
+    variables: Mapping[str, str],
     *,
     cwd: Path,
     home: Path | None = None,
@@ -79,28 +79,28 @@ def load(
     """Return the content of a job file, with its variables substituted.
 
     Args:
-        given: values of variables that override the file's.
+        variables: values of variables that override the file's.
         per_trial: further variables that each trial substitutes, unless the file has them.
 
     Raises:
         ProfileInvalid: the file, or one that it extends, is invalid; each line reads ``file:line: key:
             message``.
-        RequestInvalid: ``given`` names variables that the file does not have.
+        RequestInvalid: ``variables`` names variables that the file does not have.
     """
     root, problems, files_read = _load_chain(path, lambda file: _label_file(file, cwd, home))
-    values, variable_problems = _resolve_variables(root, given)
+    values, variable_problems = _resolve_variables(root, variables)
     problems += variable_problems
     tables = _build_stage_tables(root, problems)
     further = set(per_trial) - set(values)
     swept_by_stage = {name: _swept_variables(table) | further for name, table in tables.items()}
-    _check_overrides(path, given, values, {name for names in swept_by_stage.values() for name in names})
+    _check_overrides(path, variables, values, {name for names in swept_by_stage.values() for name in names})
     job_table = root if "stages" not in root.entries else _remove_keys(root, {*_SHARED_KEYS, "stages"})
     job, stage_problems = decode.read(
         JobFile,
         _substitute_table(_remove_keys(job_table, {"variables"}), values, problems, swept_by_stage.get("")),
     )
     problems += stage_problems
-    loaded: list[tuple[str, Work, Table]] = []
+    loaded_stages: list[tuple[str, Work, Table]] = []
     for name, table in tables.items():
         work: Work | None = job
         stage_problems = []
@@ -110,22 +110,26 @@ def load(
             )
         problems += [*stage_problems, *_find_work_problems(name, table, work)]
         if work is not None:
-            loaded.append((name, work, table))
-    needs_by_stage = _resolve_needs(loaded, root, problems)
+            loaded_stages.append((name, work, table))
+    needs_by_stage = _resolve_needs(loaded_stages, root, problems)
     if problems or job is None:
         raise decode.invalid(problems)
     stages_by_name = {
         name: LoadedStage(
             name=name, work=work, needs=needs_by_stage[name], origins=origins.collect_origins(table)
         )
-        for name, work, table in loaded
+        for name, work, table in loaded_stages
     }
     order = stages.order_stages(
         {name: [stage for _, stage in items] for name, items in needs_by_stage.items()}
     )
-    ordered = tuple(stages_by_name[name] for name in order)
+    ordered_stages = tuple(stages_by_name[name] for name in order)
     return LoadedJob(
-        job=job, path=path, stages=ordered, origins=origins.collect_origins(root), files=tuple(files_read)
+        job=job,
+        path=path,
+        stages=ordered_stages,
+        origins=origins.collect_origins(root),
+        files=tuple(files_read),
     )
 
 
@@ -140,14 +144,14 @@ def _load_chain(path: Path, label: Callable[[Path], str]) -> tuple[Table, list[P
         target = Path(os.path.normpath(current.parent / expand_home(name)))
         return target if target.is_file() else f"file {label(target)} does not exist"
 
-    trees, problems, visited = chain.follow(
+    trees, problems, visited = chain.load_chain(
         path,
-        read=lambda file: files.read(file, label(file)),
+        read_file=lambda file: files.read(file, label(file)),
         label=label,
         find=find,
-        what="the path of one job file",
+        value_description="the path of one job file",
     )
-    return chain.merged(trees), problems, visited
+    return chain.merge_all(trees), problems, visited
 
 
 def _remove_keys(table: Table, keys: set[str]) -> Table:
@@ -186,12 +190,12 @@ def _build_stage_tables(root: Table, problems: list[Problem]) -> dict[str, Table
 
 
 def _resolve_needs(
-    loaded: list[tuple[str, Work, Table]], root: Table, problems: list[Problem]
+    loaded_stages: list[tuple[str, Work, Table]], root: Table, problems: list[Problem]
 ) -> dict[str, tuple[tuple[str, str], ...]]:
     """Return the dependencies of each stage; unknown stages and dependency cycles are problems."""
-    names = [name for name, _, _ in loaded]
-    needs: dict[str, tuple[tuple[str, str], ...]] = {}
-    for name, work, table in loaded:
+    names = [name for name, _, _ in loaded_stages]
+    needs_by_stage: dict[str, tuple[tuple[str, str], ...]] = {}
+    for name, work, table in loaded_stages:
         stage_needs = []
         for text in work.needs if isinstance(work, Stage) else ():
             needs_entry = table.entries["needs"]
@@ -206,13 +210,13 @@ def _resolve_needs(
                 problems.append(Problem(needs_entry.source, needs_entry.line, key, message))
                 continue
             stage_needs.append((kind, stage))
-        needs[name] = tuple(stage_needs)
+        needs_by_stage[name] = tuple(stage_needs)
     try:
-        stages.order_stages({name: [stage for _, stage in items] for name, items in needs.items()})
+        stages.order_stages({name: [stage for _, stage in items] for name, items in needs_by_stage.items()})
     except ValueError as error:
         entry = root.entries["stages"]
         problems.append(Problem(entry.source, entry.line, "stages", f"wait for each other: {error}"))
-    return needs
+    return needs_by_stage
 
 
 def _find_work_problems(name: str, table: Table, work: Work | None) -> Iterator[Problem]:
@@ -236,9 +240,9 @@ def _find_work_problems(name: str, table: Table, work: Work | None) -> Iterator[
     if work.array is not None:
         yield Problem(entry.source, entry.line, f"{prefix}sweep", "makes a job array; remove array")
     text_of_options = " ".join((*work.args, *(value or "" for value in work.env.values())))
-    mentioned = set(_find_mentions(text_of_options))
+    mentioned_names = set(_find_mentions(text_of_options))
     for variable in dict.fromkeys(work.sweep.variables()):
-        if variable not in mentioned:
+        if variable not in mentioned_names:
             message = f"has no effect: use ${{{variable}}} in args or env"
             yield Problem(entry.source, entry.line, f"{prefix}sweep: {variable}", message)
 
@@ -254,11 +258,11 @@ def _swept_variables(table: Table) -> set[str]:
 
 
 def _check_overrides(
-    path: Path, given: Mapping[str, str], values: Mapping[str, str], swept: set[str]
+    path: Path, variables: Mapping[str, str], values: Mapping[str, str], swept_names: set[str]
 ) -> None:
     problems = []
-    for name in given:
-        if name in swept:
+    for name in variables:
+        if name in swept_names:
             problems.append(f"--set {name}: the sweep of {path.name} sets this variable")
         elif name not in values:
             variable_names = ", ".join(values) or "none"
@@ -270,7 +274,7 @@ def _check_overrides(
         raise RequestInvalid(problems)
 
 
-def _resolve_variables(root: Table, given: Mapping[str, str]) -> tuple[dict[str, str], list[Problem]]:
+def _resolve_variables(root: Table, variables: Mapping[str, str]) -> tuple[dict[str, str], list[Problem]]:
     """Return the value of each variable, with references to other variables substituted, and the problems."""
     entry = root.entries.get("variables")
     if entry is None:
@@ -292,7 +296,9 @@ def _resolve_variables(root: Table, given: Mapping[str, str]) -> tuple[dict[str,
             )
         elif not isinstance(variable.value, Scalar):
             problems.append(Problem(variable.source, variable.line, key, "should be a single value"))
-        texts[name] = given.get(name, variable.value.text or "") if isinstance(variable.value, Scalar) else ""
+        texts[name] = (
+            variables.get(name, variable.value.text or "") if isinstance(variable.value, Scalar) else ""
+        )
     for _ in texts:  # a variable may refer to another, and so on
         texts = {name: substitute(text, texts, keep=True) for name, text in texts.items()}
     for name, text in texts.items():
@@ -308,9 +314,9 @@ def _find_mentions(text: str) -> Iterator[str]:
 
 
 def _substitute_table(
-    table: Table, values: Mapping[str, str], problems: list[Problem], swept: set[str] | None
+    table: Table, values: Mapping[str, str], problems: list[Problem], swept_names: set[str] | None
 ) -> Table:
-    substitution = _Substitution(values, problems, swept or set())
+    substitution = _Substitution(values, problems, swept_names or set())
     entries = {
         key: entry._replace(value=substitution.node(entry.value, key)) for key, entry in table.entries.items()
     }
@@ -320,10 +326,10 @@ def _substitute_table(
 class _Substitution:
     """Substitutes variables, and records variables without a value; trials substitute a sweep's variables."""
 
-    def __init__(self, values: Mapping[str, str], problems: list[Problem], swept: set[str]) -> None:
-        self._values = {name: text for name, text in values.items() if name not in swept}
+    def __init__(self, values: Mapping[str, str], problems: list[Problem], swept_names: set[str]) -> None:
+        self._values = {name: text for name, text in values.items() if name not in swept_names}
         self._problems = problems
-        self._swept_variables = swept
+        self._swept_variables = swept_names
 
     def node(self, node: Node, key: str) -> Node:
         """Return a value with its variables substituted."""

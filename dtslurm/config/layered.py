@@ -21,7 +21,12 @@ Read = Callable[[str, Table, list[Problem]], _Entry | None]
 
 
 def load(
-    folder: str, file_name: str, section: str, read: Read[_Entry], cwd: Path, env: Mapping[str, str] | None
+    folder: str,
+    file_name: str,
+    section: str,
+    read_entry: Read[_Entry],
+    cwd: Path,
+    env: Mapping[str, str] | None,
 ) -> list[dict[str, _Entry | None]]:
     """Return the entries of each file's only section, the packaged file's first; a removed entry is None.
 
@@ -34,14 +39,14 @@ def load(
         packaged = path.parent == assets.templates() / folder
         source = f"{folder}/{path.name}" if packaged else str(path)
         data = files.read(path, source, packaged=packaged)
-        layers.append(dict(_read_entries(data, source, section, read, problems)))
+        layers.append(dict(_read_entries(data, source, section, read_entry, problems)))
     if problems:
         raise ProfileInvalid([str(problem) for problem in problems])
     return layers
 
 
 def _read_entries(
-    data: bytes, source: str, section: str, read: Read[_Entry], problems: list[Problem]
+    data: bytes, source: str, section: str, read_entry: Read[_Entry], problems: list[Problem]
 ) -> Iterator[tuple[str, _Entry | None]]:
     from dtslurm.config import strict_yaml  # imports PyYAML, which most commands never need
 
@@ -55,16 +60,16 @@ def _read_entries(
             if isinstance(named_entry.value, Scalar) and named_entry.value.text is None:
                 yield name, None
             elif isinstance(named_entry.value, Table):
-                yield name, read(name, named_entry.value, problems)
+                yield name, read_entry(name, named_entry.value, problems)
             else:
                 problems.append(Problem(source, named_entry.line, name, "should be a mapping"))
 
 
-def check_keys(table: Table, name: str, known: Sequence[str], problems: list[Problem]) -> None:
+def check_keys(table: Table, name: str, known_keys: Sequence[str], problems: list[Problem]) -> None:
     """Record a problem for each unknown key of an entry."""
     for key, entry in table.entries.items():
-        if key not in known:
-            suggestion = suggest_name(key, list(known)) or f" ({list_nearest(key, known)})"
+        if key not in known_keys:
+            suggestion = suggest_name(key, list(known_keys)) or f" ({list_nearest(key, known_keys)})"
             problems.append(Problem(entry.source, entry.line, f"{name}.{key}", f"unknown key{suggestion}"))
 
 

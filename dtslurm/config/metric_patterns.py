@@ -27,8 +27,11 @@ def load(cwd: Path, env: Mapping[str, str] | None = None) -> tuple[LinePattern, 
     """
     patterns: dict[str, LinePattern] = {}
     for layer in layered.load("metrics", FILE_NAME, "patterns", _read_pattern, cwd, env):
-        earlier = {name: pattern for name, pattern in patterns.items() if name not in layer}
-        patterns = {**{name: pattern for name, pattern in layer.items() if pattern is not None}, **earlier}
+        other_patterns = {name: pattern for name, pattern in patterns.items() if name not in layer}
+        patterns = {
+            **{name: pattern for name, pattern in layer.items() if pattern is not None},
+            **other_patterns,
+        }
     return tuple(patterns.values())
 
 

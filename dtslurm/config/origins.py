@@ -8,13 +8,13 @@ from dtslurm.config.tree import Table
 def collect_origins(root: Table) -> dict[str, str]:
     """Return ``file:line`` of every value by its dotted key; a list counts as one value."""
     origins: dict[str, str] = {}
-    _collect(root, "", origins)
+    _collect_locations(root, "", origins)
     return origins
 
 
-def _collect(table: Table, above: str, found: dict[str, str]) -> None:
+def _collect_locations(table: Table, prefix: str, locations: dict[str, str]) -> None:
     for key, entry in table.entries.items():
         if isinstance(entry.value, Table) and entry.value.entries:
-            _collect(entry.value, f"{above}{key}.", found)
+            _collect_locations(entry.value, f"{prefix}{key}.", locations)
         else:
-            found[f"{above}{key}"] = f"{entry.source}:{entry.line}"
+            locations[f"{prefix}{key}"] = f"{entry.source}:{entry.line}"

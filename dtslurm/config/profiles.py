@@ -91,7 +91,7 @@ class _SearchPath(NamedTuple):
         candidates = (folder / f"{name}{suffix}" for folder in folders for suffix in _SUFFIXES)
         return next((path for path in candidates if os.path.lexists(path)), None)
 
-    def from_here(self, path: Path) -> tuple[Path, ...]:
+    def folders_for(self, path: Path) -> tuple[Path, ...]:
         """Return the folders to search for a file's ``extends``: its own folder, then the later ones."""
         if path.parent in self.folders:
             return self.folders[self.folders.index(path.parent) :]
@@ -141,8 +141,8 @@ def sources(name: str, *, cwd: Path | None = None, env: Mapping[str, str] | None
     Raises:
         ProfileNotFound, ProfileInvalid: as in ``load``.
     """
-    loaded = load(name, cwd=cwd, env=env)
-    return provenance.select_origins(loaded.origins, loaded.watched)
+    loaded_profile = load(name, cwd=cwd, env=env)
+    return provenance.select_origins(loaded_profile.origins, loaded_profile.watched)
 
 
 def packaged() -> Path:
@@ -156,23 +156,26 @@ def list_profiles(*, cwd: Path | None = None, env: Mapping[str, str] | None = No
     entries = []
     for name, path in sorted(_list_names(search_path).items()):
         try:
-            loaded = _load(path, search_path)
+            loaded_profile = _load(path, search_path)
         except ProfileInvalid as error:
             suffix = f" (and {len(error.problems) - 1} more)" if len(error.problems) > 1 else ""
             entries.append(ProfileEntry(name=name, path=path, error=error.problems[0] + suffix))
         else:
             entries.append(
                 ProfileEntry(
-                    name=name, path=path, title=loaded.profile.title, checked=_find_own_check(loaded, path)
+                    name=name,
+                    path=path,
+                    title=loaded_profile.profile.title,
+                    checked=_find_own_check(loaded_profile, path),
                 )
             )
     return entries
 
 
-def _find_own_check(loaded: LoadedProfile, path: Path) -> str | None:
+def _find_own_check(loaded_profile: LoadedProfile, path: Path) -> str | None:
     """Return how a profile was checked according to its own file; ``checked`` is not inherited."""
-    file_name = loaded.origins.get("checked", "").rpartition(":")[0]
-    return loaded.profile.checked if Path(file_name).name == path.name else None
+    file_name = loaded_profile.origins.get("checked", "").rpartition(":")[0]
+    return loaded_profile.profile.checked if Path(file_name).name == path.name else None
 
 
 _LIST_HINT = "dtslurm cluster list shows all profiles"
@@ -204,9 +207,9 @@ def _resolve_path(name: str, folder: Path, home: Path | None) -> Path:
     return Path(os.path.normpath(folder / name))
 
 
-def _list_names(places: _SearchPath) -> dict[str, Path]:
+def _list_names(search_path: _SearchPath) -> dict[str, Path]:
     path_by_name: dict[str, Path] = {}
-    for folder in places.folders:
+    for folder in search_path.folders:
         try:
             paths = sorted(folder.iterdir())
         except OSError:
@@ -217,32 +220,36 @@ def _list_names(places: _SearchPath) -> dict[str, Path]:
     return path_by_name
 
 
-def _load(path: Path, places: _SearchPath) -> LoadedProfile:
-    root, problems, files_read = _load_chain(path, places)
-    name, fabric_folders = path.stem, _list_fabric_folders(path, places)
-    root, fabric_problems = fabrics.apply(root, fabric_folders, places.label)
+def _load(path: Path, search_path: _SearchPath) -> LoadedProfile:
+    root, problems, files_read = _load_chain(path, search_path)
+    name, fabric_folders = path.stem, _list_fabric_folders(path, search_path)
+    root, fabric_problems = fabrics.apply(root, fabric_folders, search_path.label)
     problems += fabric_problems
     root = decode.remove_null_sections(ClusterProfile, root)
     value_origins = origins.collect_origins(root)
     if "name" not in root.entries:
-        source = places.label(path)
+        source = search_path.label(path)
         entries = {"name": MappingEntry(source, 1, Scalar(source, 1, name)), **root.entries}
         root = Table(root.source, root.line, entries)
         value_origins["name"] = source
     profile = decode.decode(
-        ClusterProfile, root, problems=problems, check=rules.profile_problems, also=("extends",)
+        ClusterProfile, root, problems=problems, check=rules.profile_problems, extra_keys=("extends",)
     )
     fabric = profile.fabric.environment_from if profile.fabric else None
     files_read += [fabrics.file(folder, fabric) for folder in fabric_folders] if fabric else []
-    folders = (*places.folders, *fabric_folders, *(file.parent for file in files_read))
-    watched = tuple(dict.fromkeys([*files_read, *folders, *places.project_files]))
-    foreign = tuple(file for file in files_read if not _is_own_or_packaged(file, places) and file.exists())
-    return LoadedProfile(profile=profile, path=path, origins=value_origins, watched=watched, foreign=foreign)
+    folders = (*search_path.folders, *fabric_folders, *(file.parent for file in files_read))
+    watched_paths = tuple(dict.fromkeys([*files_read, *folders, *search_path.project_files]))
+    untrusted_files = tuple(
+        file for file in files_read if not _is_own_or_packaged(file, search_path) and file.exists()
+    )
+    return LoadedProfile(
+        profile=profile, path=path, origins=value_origins, watched=watched_paths, foreign=untrusted_files
+    )
 
 
-def _is_own_or_packaged(path: Path, places: _SearchPath) -> bool:
+def _is_own_or_packaged(path: Path, search_path: _SearchPath) -> bool:
     """Return whether a file is part of dtslurm, or belongs to the user's own settings."""
-    user_folder = files.user_folder(places.env)
+    user_folder = files.user_folder(search_path.env)
     return any(
         path.is_relative_to(folder)
         for folder in (assets.cluster_profiles(), assets.templates(), user_folder)
@@ -254,39 +261,39 @@ def find_replaced_profile(name: str, path: Path, *, cwd: Path, env: Mapping[str,
     """Return the user's own or packaged profile that a project's profile of the same name replaces."""
     search_path = _build_search_path(cwd, env)
     other_folders = tuple(folder for folder in search_path.folders if folder != path.parent)
-    replaced = search_path.find(name, other_folders) if path.parent in search_path.folders else None
+    replaced_path = search_path.find(name, other_folders) if path.parent in search_path.folders else None
     return (
-        replaced
-        if replaced is not None
-        and _is_own_or_packaged(replaced, search_path)
+        replaced_path
+        if replaced_path is not None
+        and _is_own_or_packaged(replaced_path, search_path)
         and not _is_own_or_packaged(path, search_path)
         else None
     )
 
 
-def _list_fabric_folders(path: Path, places: _SearchPath) -> tuple[Path, ...]:
+def _list_fabric_folders(path: Path, search_path: _SearchPath) -> tuple[Path, ...]:
     """Return ``templates/fabrics`` beside each profile folder, starting with the profile's own folder."""
-    return tuple(folder.parent / "templates" / "fabrics" for folder in places.from_here(path))
+    return tuple(folder.parent / "templates" / "fabrics" for folder in search_path.folders_for(path))
 
 
-def _load_chain(path: Path, places: _SearchPath) -> tuple[Table, list[Problem], list[Path]]:
+def _load_chain(path: Path, search_path: _SearchPath) -> tuple[Table, list[Problem], list[Path]]:
     """Return the merged tree of a file and all files that it extends, the problems, and the files read."""
 
     def read(file: Path) -> bytes:
         packaged = file.parent == assets.cluster_profiles()
-        return files.read(file, places.label(file), packaged=packaged, env=places.env)
+        return files.read(file, search_path.label(file), packaged=packaged, env=search_path.env)
 
-    trees, problems, visited = chain.follow(
+    trees, problems, visited = chain.load_chain(
         path,
-        read=read,
-        label=places.label,
-        find=lambda name, current: _resolve_extends(name, current, places),
-        what="the name of one profile",
+        read_file=read,
+        label=search_path.label,
+        find=lambda name, current: _resolve_extends(name, current, search_path),
+        value_description="the name of one profile",
     )
     own_table, *base_tables = trees
     _check_file_name(own_table.entries.get("name"), path.stem, problems)
     base_tables = [_remove_name(tree) for tree in base_tables]  # a name is not inherited
-    return chain.merged([own_table, *base_tables]), problems, visited
+    return chain.merge_all([own_table, *base_tables]), problems, visited
 
 
 def _remove_name(tree: Table) -> Table:
@@ -300,16 +307,16 @@ def _check_file_name(entry: MappingEntry | None, stem: str, problems: list[Probl
     problems.append(Problem(entry.source, entry.line, "name", message))
 
 
-def _resolve_extends(name: str, current: Path, places: _SearchPath) -> Path | str:
+def _resolve_extends(name: str, current: Path, search_path: _SearchPath) -> Path | str:
     """Return the file that ``extends: NAME`` in another file means, or why there is none."""
     if _is_path(name):
-        path = _resolve_path(name, current.parent, places.home)
+        path = _resolve_path(name, current.parent, search_path.home)
         return path if os.path.lexists(path) else f"file {name} does not exist"
-    folders = places.from_here(current)
-    match = places.find(name, folders[1:] if name == current.stem else folders)
+    folders = search_path.folders_for(current)
+    match = search_path.find(name, folders[1:] if name == current.stem else folders)
     if match is not None:
         return match
     if name == current.stem:
         return "a profile cannot extend itself, and there is no later profile of this name in the search path"
-    known_names = sorted(_list_names(places._replace(folders=folders)))
+    known_names = sorted(_list_names(search_path._replace(folders=folders)))
     return f"no cluster profile {name!r}{suggest_name(name, known_names)}"

@@ -55,18 +55,20 @@ def load(cwd: Path, *, env: Mapping[str, str] | None = None) -> Project:
     root, problems = strict_yaml.parse(data, source)
     project_file = decode.decode(_ProjectFile, root, problems=problems)
     value_origins = origins.collect_origins(root)
-    untrusted = tuple(
+    untrusted_names = tuple(
         f"{location}: {key}"
         for key, location in value_origins.items()
         if key.startswith("defaults.") and key.split(".")[1] in _TRUSTED_ONLY
     )
-    trusted = trust.trust_of(os.environ if env is None else env)
+    trust_store = trust.trust_of(os.environ if env is None else env)
     return Project(
         cluster=project_file.cluster,
         options=project_file.defaults,
         path=path,
         origins=value_origins,
-        untrusted=() if trusted.has(path, encode_trusted_defaults(project_file.defaults)) else untrusted,
+        untrusted=()
+        if trust_store.has(path, encode_trusted_defaults(project_file.defaults))
+        else untrusted_names,
     )
 
 

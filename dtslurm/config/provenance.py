@@ -38,8 +38,10 @@ def read(text: str) -> list[SourceDocument]:
 def find_sources(key: str, sources: Iterable[SourceDocument]) -> tuple[SourceDocument, ...]:
     """Return the sources of a dotted key: those with the longest matching key, else the whole file's."""
     length_and_source = [(_match_length(key, source), source) for source in sources]
-    longest = max((length for length, _ in length_and_source if length is not None), default=None)
-    return tuple(source for length, source in length_and_source if length is not None and length == longest)
+    max_length = max((length for length, _ in length_and_source if length is not None), default=None)
+    return tuple(
+        source for length, source in length_and_source if length is not None and length == max_length
+    )
 
 
 def select_origins(origins: Mapping[str, str], files: Iterable[Path]) -> dict[str, str]:

@@ -48,13 +48,13 @@ _MULTILINE_FIELDS = {
 }
 
 
-def number_problem(name: str, text: str, *, whole: bool) -> str | None:
+def number_problem(name: str, text: str, *, is_whole: bool) -> str | None:
     """Return what is wrong with a number's size, None if the number is valid or the text is no number.
 
     Args:
         name: the field, as ``Class.field``.
     """
-    if whole and not _WHOLE_NUMBER.fullmatch(text):
+    if is_whole and not _WHOLE_NUMBER.fullmatch(text):
         is_integer = re.fullmatch(r"[+-]?[0-9]+", text)
         return "is too large" if is_integer else f"should be a whole number, not {quoted(text)}"
     try:
@@ -92,8 +92,8 @@ def key_problem(name: str, key: str) -> str | None:
     """Return what is wrong with a key that the file's author chose, None if nothing is."""
     if name in _VARIABLE_FIELDS and not _VARIABLE_NAME.fullmatch(key):
         return "is not a variable name; use only letters, digits and _"
-    if name in _VARIABLE_FIELDS and (why := own_variable(key)):
-        return why
+    if name in _VARIABLE_FIELDS and (reason := own_variable(key)):
+        return reason
     if not key.isprintable():
         return "contains a character that cannot be printed"
     return None
@@ -107,7 +107,7 @@ def profile_problems(root: Table) -> Iterator[Problem]:
     yield from _find_unknown_names(root, "default_node_type", "", types, "node type")
     if partitions and partitions.entries:
         name_kind = "partition in slurm.partitions"
-        yield from _find_unknown_names(slurm, "partition", "slurm.", partitions, name_kind, several=True)
+        yield from _find_unknown_names(slurm, "partition", "slurm.", partitions, name_kind, is_list=True)
     for name, entry in partitions.entries.items() if partitions else ():
         if isinstance(entry.value, Table):
             yield from _find_unknown_names(
@@ -134,25 +134,25 @@ def _get_text(table: Table | None, key: str) -> tuple[MappingEntry, str] | None:
 
 
 def _find_unknown_names(
-    table: Table | None, key: str, above: str, among: Table | None, what: str, *, several: bool = False
+    table: Table | None, key: str, prefix: str, among: Table | None, noun: str, *, is_list: bool = False
 ) -> Iterator[Problem]:
-    """Yield a problem for each undefined name; with ``several``, the value is a list such as ``a,b``."""
+    """Yield a problem for each undefined name; with ``is_list``, the value is a list such as ``a,b``."""
     field = _get_text(table, key)
     if field is None:
         return
     entry, text = field
     known_names = list(among.entries) if among else []
-    for name in (split_names(text) or [text]) if several else [text]:
+    for name in (split_names(text) or [text]) if is_list else [text]:
         if name not in known_names:
             suggestion = suggest_name(name, known_names)
             message = (
-                f"there is no {what} {name!r}{suggestion} ({', '.join(known_names) or 'none is defined'})"
+                f"there is no {noun} {name!r}{suggestion} ({', '.join(known_names) or 'none is defined'})"
             )
-            yield Problem(entry.source, entry.line, above + key, message)
+            yield Problem(entry.source, entry.line, prefix + key, message)
 
 
 def _find_excess(
-    table: Table | None, key: str, limit: str, above: str, parse: Callable[[str], Walltime]
+    table: Table | None, key: str, limit: str, prefix: str, parse: Callable[[str], Walltime]
 ) -> Iterator[Problem]:
     value, maximum = _get_text(table, key), _get_text(table, limit)
     if value is None or maximum is None:
@@ -163,10 +163,10 @@ def _find_excess(
         return
     if exceeds:
         message = f"{value[1]} is more than {limit}, which is {maximum[1]}"
-        yield Problem(value[0].source, value[0].line, above + key, message)
+        yield Problem(value[0].source, value[0].line, prefix + key, message)
 
 
-def _find_core_excess(node: Table, above: str) -> Iterator[Problem]:
+def _find_core_excess(node: Table, prefix: str) -> Iterator[Problem]:
     numbers = {
         key: int(field[1])
         for key in ("sockets", "cores_per_socket", "usable_cores")
@@ -176,16 +176,16 @@ def _find_core_excess(node: Table, above: str) -> Iterator[Problem]:
         entry = node.entries["usable_cores"]
         cores = numbers["sockets"] * numbers["cores_per_socket"]
         message = f"{numbers['usable_cores']} is more than the node's {cores} cores"
-        yield Problem(entry.source, entry.line, f"{above}usable_cores", message)
+        yield Problem(entry.source, entry.line, f"{prefix}usable_cores", message)
 
 
-def _find_rank_cpu_mismatch(node: Table, above: str) -> Iterator[Problem]:
+def _find_rank_cpu_mismatch(node: Table, prefix: str) -> Iterator[Problem]:
     entry, count = node.entries.get("rank_cpus"), _get_text(_get_table(node, "gpus"), "count")
     if entry is None or count is None or not isinstance(entry.value, Items):
         return
     if count[1].isdecimal() and len(entry.value.items) != int(count[1]):
         message = f"has CPUs for {len(entry.value.items)} ranks, but a node has {count[1]} GPUs"
-        yield Problem(entry.source, entry.line, f"{above}rank_cpus", message)
+        yield Problem(entry.source, entry.line, f"{prefix}rank_cpus", message)
 
 
 def _select_gpu_nodes(types: Table | None) -> dict[str, Table]:

@@ -59,12 +59,12 @@ def _allow_text(schema: dict[str, Any]) -> dict[str, Any]:
     return {**schema, "type": [*types, "string"]}
 
 
-def _build_file_schema(title: str, kind: type, extended: str) -> dict[str, Any]:
+def _build_file_schema(title: str, kind: type, extended_file: str) -> dict[str, Any]:
     definitions: dict[str, Any] = {}
     root = _build_object(kind, definitions)
     extends = {
         "type": "string",
-        "description": f"{extended} whose values hold where this file "
+        "description": f"{extended_file} whose values hold where this file "
         "says nothing. Mappings are merged, lists replaced, null takes a value away, in a profile also a "
         "whole partition, node type or variable.",
     }
@@ -87,10 +87,10 @@ def text(kind: str = "profile") -> str:
 
 def _build_object(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
     description_by_name = _parse_attributes(kind)
-    hints = decode.hints(kind)
+    hints = decode.get_field_types(kind)
     properties = {}
     for field in fields(kind):
-        hint, nullable = decode.without_none(hints[field.name])
+        hint, nullable = decode.remove_none(hints[field.name])
         schema = _build_value(hint, definitions, nullable=nullable or field.default_factory is not MISSING)
         notes = [
             description_by_name.get(field.name, ""),
@@ -113,12 +113,12 @@ def _build_value(hint: Any, definitions: dict[str, Any], *, nullable: bool = Fal
         schema = dict(_SCALARS[hint])
         types = [*schema["type"], *null]
         return {**schema, "type": types if len(types) > 1 else types[0]}
-    if choices := decode.choices(hint):
+    if choices := decode.get_literal_values(hint):
         return {"enum": [*choices, *([None] if nullable else [])]}
     if get_origin(hint) is tuple:
         return {"type": ["array", *null], "items": _build_value(get_args(hint)[0], definitions)}
     if decode.is_mapping(hint):
-        element, element_nullable = decode.without_none(get_args(hint)[1])
+        element, element_nullable = decode.remove_none(get_args(hint)[1])
         values = _build_value(element, definitions, nullable=element_nullable or is_dataclass(element))
         return {"type": ["object", *null], "additionalProperties": values}
     if hint.__name__ not in definitions:

@@ -27,9 +27,9 @@ def load(cwd: Path, env: Mapping[str, str] | None = None) -> tuple[Signature, ..
     """
     signatures: dict[str, Signature] = {}
     for layer in layered.load("diagnose", FILE_NAME, "signatures", _read_signature, cwd, env):
-        earlier = {name: signature for name, signature in signatures.items() if name not in layer}
+        other_signatures = {name: signature for name, signature in signatures.items() if name not in layer}
         signatures = {
-            **earlier,
+            **other_signatures,
             **{name: signature for name, signature in layer.items() if signature is not None},
         }
     return tuple(signatures.values())

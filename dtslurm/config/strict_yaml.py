@@ -96,23 +96,23 @@ def _decode_text(data: bytes, source: str) -> str:
 def _describe_syntax_error(error: yaml.YAMLError, source: str, text: str) -> Problem:
     """Return PyYAML's error as a problem in plain words; libyaml's messages differ from PyYAML's own."""
     parser_message = f"{getattr(error, 'context', None) or ''}, {getattr(error, 'problem', None) or error}"
-    mark = getattr(error, "problem_mark", None)
+    position = getattr(error, "problem_mark", None)
     start = getattr(error, "context_mark", None)
     message = next(
         (plain_message for pattern, plain_message in _PLAIN_MESSAGES if pattern in parser_message),
         parser_message.strip(", "),
     )
     if "never closed" in message and start is not None:
-        mark = start
-    line = mark.line if mark is not None else 0
+        position = start
+    line = position.line if position is not None else 0
     lines = text.splitlines() or [""]
     line = min(line, len(lines) - 1)
     if "cannot start any token" in parser_message:
-        rest = lines[line][mark.column :] if mark is not None else ""
-        if "\t" in rest[:1] or lines[line].lstrip(" ").startswith("\t"):
+        line_rest = lines[line][position.column :] if position is not None else ""
+        if "\t" in line_rest[:1] or lines[line].lstrip(" ").startswith("\t"):
             message = "a tab; YAML needs spaces"
         else:
-            message = f"text that starts with {rest[:1] or 'this character'!r} needs quotes"
+            message = f"text that starts with {line_rest[:1] or 'this character'!r} needs quotes"
     return Problem(source, line + 1, "", " ".join(message.split()))
 
 

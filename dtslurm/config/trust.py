@@ -35,18 +35,18 @@ class Trust:
 
     def has(self, path: Path, data: bytes) -> bool:
         """Return whether the user trusts this file with this content, by an entry or by its folder."""
-        real = Path(os.path.realpath(path))
-        return any(real.is_relative_to(folder) for folder in self.folders) or self.pins(path, data)
+        real_path = Path(os.path.realpath(path))
+        return any(real_path.is_relative_to(folder) for folder in self.folders) or self.pins(path, data)
 
     def pins(self, path: Path, data: bytes) -> bool:
         """Return whether the user has trusted this content itself, not only its folder."""
         if self.entries is None:
             return False
-        real = Path(os.path.realpath(path))
+        real_path = Path(os.path.realpath(path))
         try:
             folder_status, entry_status = (
                 self.entries.lstat(),
-                (self.entries / _compute_digest(real, data)).lstat(),
+                (self.entries / _compute_digest(real_path, data)).lstat(),
             )
         except OSError:
             return False
@@ -65,10 +65,10 @@ class Trust:
         if self.entries is None:
             raise FileNotFoundError("neither HOME nor XDG_STATE_HOME is set")
         make_own_folder(self.entries)
-        real = Path(os.path.realpath(path))
+        real_path = Path(os.path.realpath(path))
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-        with os.fdopen(os.open(self.entries / _compute_digest(real, data), flags, 0o600), "w") as entry:
-            entry.write(f"{real}\n")  # for users who inspect the folder
+        with os.fdopen(os.open(self.entries / _compute_digest(real_path, data), flags, 0o600), "w") as entry:
+            entry.write(f"{real_path}\n")  # for users who inspect the folder
 
 
 def trust_of(env: Mapping[str, str]) -> Trust:

@@ -28,8 +28,8 @@ def _build_schema(hint: Any) -> Any:
         return {"type": _SCALARS[hint]}
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in {Union, types.UnionType}:
-        [inner] = [kind for kind in arguments if kind is not type(None)]
-        return {"type": "nullable", "schema": _build_schema(inner)}
+        [inner_kind] = [kind for kind in arguments if kind is not type(None)]
+        return {"type": "nullable", "schema": _build_schema(inner_kind)}
     if origin is Literal:
         return {"type": "literal", "expected": list(arguments)}
     if origin is tuple:

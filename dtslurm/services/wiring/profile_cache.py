@@ -167,13 +167,13 @@ def _rebuild(hint: Any, value: Any) -> Any:
     """Rebuild a value from the form that `codec.plain` gave it; it was validated before it was cached."""
     from dtslurm.config import decode
 
-    hint, _ = decode.without_none(hint)
+    hint, _ = decode.remove_none(hint)
     if value is None:
         return None
     if hasattr(hint, "parse"):
         return hint.parse(value)
     if is_dataclass(hint) and isinstance(hint, type):
-        types = decode.hints(hint)
+        types = decode.get_field_types(hint)
         return hint(**{key: _rebuild(types[key], item) for key, item in value.items()})
     if decode.is_mapping(hint):
         return {key: _rebuild(get_args(hint)[1], item) for key, item in value.items()}
