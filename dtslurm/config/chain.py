@@ -19,7 +19,7 @@ def load_chain(
     """Return the trees of a file and of the files that it extends in turn, the problems, and the files read.
 
     Args:
-        value_description: the expected value of ``extends`` for messages, such as ``the name of one profile``.
+        value_description: the expected value of ``extends`` for messages: ``the name of one profile``.
     """
     from dtslurm.config import strict_yaml  # imports PyYAML, which most commands never need
 
@@ -80,7 +80,7 @@ def merge_all(trees: Sequence[Table]) -> Table:
 def merge(base: Table, overrides: Table) -> Table:
     """Return ``base`` overridden by the values of ``overrides``; mappings are merged, lists replaced.
 
-    A key of ``overrides`` without a value leaves a mapping of ``base`` unchanged; ``null`` removes the mapping.
+    A key of ``overrides`` without a value leaves a mapping of ``base`` unchanged; ``null`` removes it.
     """
     entries = dict(base.entries)
     for key, entry in overrides.entries.items():

@@ -175,7 +175,7 @@ class JobAnswer(NamedTuple):
     """
 
     job: str
-    distinct_lines: str
+    words: str
 
     @property
     def done(self) -> bool:

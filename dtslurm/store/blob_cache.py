@@ -34,9 +34,9 @@ class BlobCache:
             make_own_folder(self.folder)
             write_beside(self.folder / name, _checksum(data) + data)
             now = (self.folder / name).stat().st_mtime
-            for old in self.folder.iterdir():
-                if old.stat().st_mtime < now - _STALE_S:
-                    remove(old, within=self.folder)
+            for stale_path in self.folder.iterdir():
+                if stale_path.stat().st_mtime < now - _STALE_S:
+                    remove(stale_path, within=self.folder)
 
 
 def _checksum(data: bytes) -> bytes:

@@ -46,59 +46,59 @@ Progress = Callable[[int, int], None]
 
 def deliver(  # noqa: PLR0913  the brief facts of a submission, each optional
     transport: Transport,
-    parcel: Delivery,
+    delivery: Delivery,
     *,
-    then: Sequence[str] = (),
+    command: Sequence[str] = (),
     event: Mapping[str, object] | None = None,
     env: Mapping[str, str] | None = None,
     python: str = "python3",
     worker: RemoteWorker | None = None,
     timeout: float = 150.0,
     progress: Progress | None = None,
-    known: KnownObjects | None = None,
+    known_objects: KnownObjects | None = None,
 ) -> Completed | None:
-    """Install a run, then run ``then`` on the cluster; return the result of ``then``, None if it is empty.
+    """Install a run, then run ``command`` on the cluster; return the result of ``command``, None if it is empty.
 
-    The run directory appears complete, as the last step before ``then``. If ``then`` exits with 0 and prints
+    The run directory appears complete, as the last step before ``command``. If ``command`` exits with 0 and prints
     a job id as ``sbatch --parsable`` does, the run's events record the id. A remote delivery is one command:
     one round trip, or two if contents are missing that were expected to exist.
 
     Args:
-        then: a command; its stdin is closed.
+        command: a command; its stdin is closed.
         event: additional fields of the ``submitted`` event.
-        env: environment variables for ``then``.
+        env: environment variables for ``command``.
         python: Python 3.6 or later on the login node.
         worker: the worker on the login node; by default one for this run only.
-        timeout: seconds for ``then``; a transfer gets the time for its size on a slow link in addition.
+        timeout: seconds for ``command``; a transfer gets the time for its size on a slow link in addition.
         progress: called with (bytes sent, total bytes) of file contents during the transfer.
-        known: the contents assumed to exist on the cluster; updated.
+        known_objects: the contents assumed to exist on the cluster; updated.
 
     Raises:
         StoreError: a file system refused, or a file changed during the delivery. Nothing was installed.
         RunExists: the run directory exists already. Nothing was installed.
-        CommandNotFound: ``then``, or the worker's Python, does not exist. Nothing was installed.
-        CommandTimeout: ``then`` did not end in time; its effect is unknown.
+        CommandNotFound: ``command``, or the worker's Python, does not exist. Nothing was installed.
+        CommandTimeout: ``command`` did not end in time; its effect is unknown.
         TransportError: the connection failed; the effect is unknown.
     """
-    known = known or KnownObjects(None)
+    known_objects = known_objects or KnownObjects(None)
     if transport.local:
-        return _deliver_locally(transport, parcel, then, event or {}, env, timeout, progress)
+        return _deliver_locally(transport, delivery, command, event or {}, env, timeout, progress)
     worker = worker or RemoteWorker(transport, MODULES, python)
-    run_request = request(parcel, then, timeout, event or {})
-    contents = parcel.contents()
-    missing_keys: Collection[str] = contents.keys() - known.load()
+    run_request = request(delivery, command, timeout, event or {})
+    contents = delivery.contents()
+    missing_keys: Collection[str] = contents.keys() - known_objects.load()
     if sum(contents[key].size for key in missing_keys) > UNASKED:
         missing_keys = ()
     for _ in range(_MAX_ROUNDS):
         files_to_send = [contents[key] for key in sorted(missing_keys)]
-        answer = _exchange(worker, parcel, run_request, files_to_send, env, timeout, progress)
+        answer = _exchange(worker, delivery, run_request, files_to_send, env, timeout, progress)
         if "missing" not in answer:
-            completed = _parse_answer(answer, then)
-            known.save(frozenset(contents))
-            return completed
+            result = _parse_answer(answer, command)
+            known_objects.save(frozenset(contents))
+            return result
         missing_keys = [key for key in answer["missing"] if key in contents]
     raise StoreError(
-        f"files that were sent to {parcel.objects} are missing there",
+        f"files that were sent to {delivery.objects} are missing there",
         evidence=[f"still missing after {_MAX_ROUNDS} rounds: {len(missing_keys)} files"],
         hint="check whether a clean-up program deletes or changes files of that folder",
     )
@@ -106,49 +106,49 @@ def deliver(  # noqa: PLR0913  the brief facts of a submission, each optional
 
 def _exchange(
     worker: RemoteWorker,
-    parcel: Delivery,
-    asked: Mapping[str, Any],
-    sent: Sequence[SnapshotFile],
+    delivery: Delivery,
+    run_request: Mapping[str, Any],
+    files: Sequence[SnapshotFile],
     env: Mapping[str, str] | None,
     timeout: float,
     progress: Progress | None,
 ) -> dict[str, Any]:
     """Send a request with the contents of these files, and return the answer."""
-    total = sum(file.size for file in sent)
-    head = packed_request(asked)
+    total = sum(file.size for file in files)
+    head = packed_request(run_request)
     timeout_s = timeout + _LINK_ALLOWANCE_S + total / _MIN_LINK_SPEED
-    parts = _iterate_request(head, parcel, sent, total, progress)
+    parts = _iterate_request(head, delivery, files, total, progress)
     return worker.ask(parts, size=len(head) + total, timeout=timeout_s, env=env)
 
 
 def _iterate_request(
-    head: bytes, parcel: Delivery, sent: Sequence[SnapshotFile], total: int, progress: Progress | None
+    head: bytes, delivery: Delivery, files: Sequence[SnapshotFile], total: int, progress: Progress | None
 ) -> Iterator[bytes]:
     yield head
-    if not parcel.snapshot:
+    if not delivery.snapshot:
         yield b"."
         return
     sent_bytes = 0
-    for chunk, content_bytes in blobs(parcel.snapshot.root, sent):
+    for chunk, content_bytes in blobs(delivery.snapshot.root, files):
         yield chunk
         sent_bytes += content_bytes
         if progress and content_bytes:
             progress(sent_bytes, total)
 
 
-def _parse_answer(answer: Mapping[str, Any], then: Sequence[str]) -> Completed | None:
-    """Return the result of ``then``, or raise the error in the answer."""
+def _parse_answer(answer: Mapping[str, Any], command: Sequence[str]) -> Completed | None:
+    """Return the result of ``command``, or raise the error in the answer."""
     if "done" not in answer:
         raise _failure(answer)
-    done = answer["done"]
-    if "absent" in done:
-        raise CommandNotFound(f"the cluster has no program {done['absent']}; no job was queued")
-    if not done:
+    outcome = answer["done"]
+    if "absent" in outcome:
+        raise CommandNotFound(f"the cluster has no program {outcome['absent']}; no job was queued")
+    if not outcome:
         return None
-    if done["late"]:
-        evidence = [" ".join(then), *done["stderr"].splitlines()[-20:]]
-        raise CommandTimeout(f"{then[0]} did not end in time and was killed", evidence=evidence)
-    return Completed(tuple(then), done["code"], done["stdout"], done["stderr"])
+    if outcome["late"]:
+        evidence = [" ".join(command), *outcome["stderr"].splitlines()[-20:]]
+        raise CommandTimeout(f"{command[0]} did not end in time and was killed", evidence=evidence)
+    return Completed(tuple(command), outcome["code"], outcome["stdout"], outcome["stderr"])
 
 
 def _failure(answer: Mapping[str, Any]) -> DtslurmError:
@@ -174,34 +174,34 @@ def _failure(answer: Mapping[str, Any]) -> DtslurmError:
 
 def _deliver_locally(
     transport: Transport,
-    parcel: Delivery,
-    then: Sequence[str],
+    delivery: Delivery,
+    command: Sequence[str],
     event: Mapping[str, object],
     env: Mapping[str, str] | None,
     timeout: float,
     progress: Progress | None,
 ) -> Completed | None:
     """Install a run on this machine with the worker's code, in this process."""
-    if then and shutil.which(then[0], path=(env or os.environ).get("PATH")) is None:
-        raise CommandNotFound(f"this machine has no program {then[0]}; no job was queued")
+    if command and shutil.which(command[0], path=(env or os.environ).get("PATH")) is None:
+        raise CommandNotFound(f"this machine has no program {command[0]}; no job was queued")
     try:
-        _install_locally(parcel, request(parcel, then, timeout, event), progress)
+        _install_locally(delivery, request(delivery, command, timeout, event), progress)
     except WorkerError as worker_error:
         raise _failure({worker_error.key: worker_error.value}) from worker_error.__cause__
-    if not then:
+    if not command:
         return None
-    completed = transport.run(then, timeout=timeout, env=env)
-    if completed.ok:
-        note_event(raw(parcel.run_dir), completed.stdout, dict(event))
-    return completed
+    result = transport.run(command, timeout=timeout, env=env)
+    if result.ok:
+        note_event(raw(delivery.run_dir), result.stdout, dict(event))
+    return result
 
 
-def _install_locally(parcel: Delivery, asked: dict[str, Any], progress: Progress | None) -> None:
-    check(asked)
-    objects = Objects(choose_objects_folder(raw(parcel.objects)))
-    if parcel.snapshot:
+def _install_locally(delivery: Delivery, run_request: dict[str, Any], progress: Progress | None) -> None:
+    check(run_request)
+    objects = Objects(choose_objects_folder(raw(delivery.objects)))
+    if delivery.snapshot:
         objects.prepare()
-        root, contents = parcel.snapshot.root, parcel.contents()
+        root, contents = delivery.snapshot.root, delivery.contents()
         missing = [file for key, file in sorted(contents.items()) if not objects.has(key, file.size)]
         stored_bytes, total = 0, sum(file.size for file in missing)
         try:
@@ -212,4 +212,4 @@ def _install_locally(parcel: Delivery, asked: dict[str, Any], progress: Progress
                     progress(stored_bytes, total)
         finally:
             objects.settle()
-    place(asked, objects)
+    place(run_request, objects)

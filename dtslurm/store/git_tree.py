@@ -71,17 +71,15 @@ class GitTree:
         """
         if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
             return None  # GIT_DIR is ignored: the location of the files decides
-        completed = _run_git(transport, folder, "rev-parse", "--show-toplevel")
-        if not completed.ok:
-            raise GitFailed(
-                (completed.stderr.strip() or f"git ended with code {completed.code}").splitlines()[0]
-            )
-        root = Path(completed.stdout.removesuffix("\n"))
+        result = _run_git(transport, folder, "rev-parse", "--show-toplevel")
+        if not result.ok:
+            raise GitFailed((result.stderr.strip() or f"git ended with code {result.code}").splitlines()[0])
+        root = Path(result.stdout.removesuffix("\n"))
         if root != folder and _run_git(transport, folder, "check-ignore", "-q", "--", str(folder)).ok:
             return None
         return cls(transport, root)
 
-    def listing(self, *, ignored: bool = False) -> list[str]:
+    def listing(self, *, of_ignored: bool = False) -> list[str]:
         """Return the tracked and the untracked files (or the ignored ones), relative to the root.
 
         A path may be deleted, be reached through a symbolic link, or be a folder: a nested repository (see
@@ -90,10 +88,10 @@ class GitTree:
         Raises:
             GitFailed: git failed.
         """
-        completed = _run_git(self._transport, self.root, *_ls_files_args(ignored=ignored))
-        if not completed.ok:
-            raise GitFailed((completed.stderr.strip() or "git ls-files failed").splitlines()[-1])
-        return [path for path in dict.fromkeys(completed.stdout.split("\0")) if path]
+        result = _run_git(self._transport, self.root, *_ls_files_args(of_ignored=of_ignored))
+        if not result.ok:
+            raise GitFailed((result.stderr.strip() or "git ls-files failed").splitlines()[-1])
+        return [path for path in dict.fromkeys(result.stdout.split("\0")) if path]
 
     def ignored(self) -> list[str]:
         """Return the ignored files, and ignored folders (without their content) as ``x/``.
@@ -103,10 +101,10 @@ class GitTree:
         Raises:
             GitFailed: git failed.
         """
-        completed = _run_git(self._transport, self.root, *_ls_files_args(ignored=True), "--directory")
-        if not completed.ok:
-            raise GitFailed((completed.stderr.strip() or "git ls-files failed").splitlines()[-1])
-        return [path for path in completed.stdout.split("\0") if path]
+        result = _run_git(self._transport, self.root, *_ls_files_args(of_ignored=True), "--directory")
+        if not result.ok:
+            raise GitFailed((result.stderr.strip() or "git ls-files failed").splitlines()[-1])
+        return [path for path in result.stdout.split("\0") if path]
 
     def nested(self, path: str) -> GitTree | None:
         """Return the work tree in a folder that `listing` returned: a submodule or a nested clone.
@@ -121,24 +119,24 @@ class GitTree:
             return None
         return GitTree(self._transport, self.root / path) if git_path.exists() else None
 
-    def state(self, hidden: Sequence[str] = ()) -> GitState:
-        """Return the commit, branch and diff; the diff excludes ``hidden`` files too."""
+    def state(self, hidden_paths: Sequence[str] = ()) -> GitState:
+        """Return the commit, branch and diff; the diff excludes ``hidden_paths`` files too."""
         command = ["status", "--porcelain=v2", "--branch", "--untracked-files=no", _NO_SUBMODULES]
-        completed = _run_git(self._transport, self.root, *self._disable_filters(), *command)
-        lines = completed.stdout.splitlines()
+        result = _run_git(self._transport, self.root, *self._disable_filters(), *command)
+        lines = result.stdout.splitlines()
         branch_fields = dict(
             line[2:].split(" ", 1) for line in lines if line.startswith("# branch.") and line.count(" ") > 1
         )
         commit, branch = branch_fields.get("branch.oid"), branch_fields.get("branch.head")
-        dirty = any(not line.startswith("#") for line in lines)
+        is_dirty = any(not line.startswith("#") for line in lines)
         commit = None if commit == "(initial)" else commit
-        diff, is_truncated = self._read_diff(hidden) if dirty and commit else (b"", False)
-        return GitState(commit, None if branch == "(detached)" else branch, dirty, diff, is_truncated)
+        diff, is_truncated = self._read_diff(hidden_paths) if is_dirty and commit else (b"", False)
+        return GitState(commit, None if branch == "(detached)" else branch, is_dirty, diff, is_truncated)
 
-    def _read_diff(self, hidden: Sequence[str]) -> tuple[bytes, bool]:
+    def _read_diff(self, hidden_paths: Sequence[str]) -> tuple[bytes, bool]:
         pathspecs = [f":(top,exclude,icase,glob)**/{name}" for name in SECRETS]
         pathspecs += [f":(top,exclude,icase,glob)**/{name}/**" for name in SECRET_FOLDERS]
-        pathspecs += [f":(top,exclude,literal){path}" for path in hidden]
+        pathspecs += [f":(top,exclude,literal){path}" for path in hidden_paths]
         command = ["diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv", _NO_SUBMODULES]
         command = [*self._disable_filters(), *command, "--", ":/", *pathspecs]
         diff = b""
@@ -162,18 +160,20 @@ class GitTree:
         """
         if self._filter_options is None:
             query = ("--null", "--name-only", "--get-regexp", r"^filter\.")
-            completed = _run_git(self._transport, self.root, "config", "--show-scope", *query)
-            fields = completed.stdout.split("\0")
+            result = _run_git(self._transport, self.root, "config", "--show-scope", *query)
+            fields = result.stdout.split("\0")
             keys = [
                 key
                 for scope, key in zip(fields[::2], fields[1::2], strict=False)
                 if scope not in _TRUSTED_SCOPES
             ]
-            if completed.code == _UNKNOWN_OPTION_EXIT:  # git before 2.26 does not show the scope
-                completed = _run_git(self._transport, self.root, "config", *query)
-                keys = [key for key in completed.stdout.split("\0") if key]
-            if unsupported := [key for key in keys if "=" in key]:
-                raise GitFailed(f"the repository configures a filter with a = in its name: {unsupported[0]}")
+            if result.code == _UNKNOWN_OPTION_EXIT:  # git before 2.26 does not show the scope
+                result = _run_git(self._transport, self.root, "config", *query)
+                keys = [key for key in result.stdout.split("\0") if key]
+            if unsupported_keys := [key for key in keys if "=" in key]:
+                raise GitFailed(
+                    f"the repository configures a filter with a = in its name: {unsupported_keys[0]}"
+                )
             self._filter_options = [word for key in dict.fromkeys(keys) for word in ("-c", f"{key}=")]
         return self._filter_options
 
@@ -183,16 +183,16 @@ _TRUSTED_SCOPES = frozenset({"system", "global", "command"})
 _UNKNOWN_OPTION_EXIT = 129
 
 
-def _ls_files_args(*, ignored: bool) -> list[str]:
-    selection = ["--others", "--ignored"] if ignored else ["--cached", "--others"]
+def _ls_files_args(*, of_ignored: bool) -> list[str]:
+    selection = ["--others", "--ignored"] if of_ignored else ["--cached", "--others"]
     return ["ls-files", "-z", *selection, "--exclude-standard"]
 
 
-def _run_git(transport: Transport, folder: Path, *words: str) -> Completed:
+def _run_git(transport: Transport, folder: Path, *args: str) -> Completed:
     try:
-        completed = transport.run([*_GIT_COMMAND, "-C", str(folder), *words], timeout=_TIMEOUT_S)
+        result = transport.run([*_GIT_COMMAND, "-C", str(folder), *args], timeout=_TIMEOUT_S)
     except TransportError as error:
         raise GitFailed(error.message) from error
-    if completed.code == 127:  # `env` exits with 127 if it cannot find the program
+    if result.code == 127:  # `env` exits with 127 if it cannot find the program
         raise GitMissing("git is not installed on this machine")
-    return completed
+    return result

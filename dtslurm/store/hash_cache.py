@@ -23,9 +23,9 @@ _STALE_SHARE = 0.1  # share of outdated entries above which the file is rewritte
 Stamp = tuple[int, int, int, int]
 
 
-def stamp(found: os.stat_result) -> Stamp:
+def stamp(status: os.stat_result) -> Stamp:
     """Return the attributes that change with a file's content: size, mtime_ns, inode, ctime_ns."""
-    return found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns
+    return status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns
 
 
 class HashCache:
@@ -86,9 +86,9 @@ class HashCache:
         with contextlib.suppress(OSError):
             make_own_folder(self._path.parent)
             write_beside(self._path, text.encode("ascii"))
-            for old in self._path.parent.glob("*.json"):
-                if old.stat().st_mtime < self._path.stat().st_mtime - _STALE_S:
-                    remove(old, within=self._path.parent)
+            for stale_path in self._path.parent.glob("*.json"):
+                if stale_path.stat().st_mtime < self._path.stat().st_mtime - _STALE_S:
+                    remove(stale_path, within=self._path.parent)
 
 
 def write_beside(path: Path, data: bytes) -> None:

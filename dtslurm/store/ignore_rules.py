@@ -72,22 +72,22 @@ def is_made(path: str) -> bool:
 class RunFolders:
     """Finds dtslurm's run directories in a tree, such as fetched ones, whose logs and weights are no code."""
 
-    def __init__(self, root: Path, inside: str) -> None:
-        """Search the tree at ``root``; ``inside`` and its parents are never treated as run directories."""
+    def __init__(self, root: Path, project_folder: str) -> None:
+        """Search the tree at ``root``; ``project_folder`` and its parents are never treated as run directories."""
         self._root = root
         self._runs_by_folder: dict[str, str] = {"": ""}
-        while inside:
-            self._runs_by_folder[inside] = ""
-            inside = inside.rpartition("/")[0]
+        while project_folder:
+            self._runs_by_folder[project_folder] = ""
+            project_folder = project_folder.rpartition("/")[0]
 
     def around(self, folder: str) -> str:
         """Return the outermost run directory that contains or is a folder; empty if there is none."""
-        unknown = []
+        unknown_folders = []
         while folder not in self._runs_by_folder:
-            unknown.append(folder)
+            unknown_folders.append(folder)
             folder = folder.rpartition("/")[0]
         run = self._runs_by_folder[folder]
-        for subfolder in reversed(unknown):
+        for subfolder in reversed(unknown_folders):
             run = run or (subfolder if self._is_run(subfolder) else "")
             self._runs_by_folder[subfolder] = run
         return run

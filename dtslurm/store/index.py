@@ -53,14 +53,14 @@ def cache_folder(env: Mapping[str, str] | None = None) -> Path:
 def explain_unwritable(path: Path) -> str:
     """Return why a file cannot be written; empty if it can, as far as the file system reports quotas."""
     try:
-        existing = next(candidate for candidate in (path, *path.parents) if candidate.exists())
-        if not os.access(existing, os.W_OK):
-            return f"{existing} is read-only"
-        space = os.statvfs(existing)
+        existing_path = next(candidate for candidate in (path, *path.parents) if candidate.exists())
+        if not os.access(existing_path, os.W_OK):
+            return f"{existing_path} is read-only"
+        space = os.statvfs(existing_path)
     except OSError as error:
         return str(error)
     is_full = space.f_bavail * space.f_frsize < _MIN_FREE_BYTES or (space.f_files > 0 and space.f_favail == 0)
-    return f"the file system of {existing} is full" if is_full else ""
+    return f"the file system of {existing_path} is full" if is_full else ""
 
 
 class IndexRow(NamedTuple):
@@ -165,8 +165,8 @@ class Index:
         Raises:
             StoreError: the file cannot be read.
         """
-        exact = "token = ?1 OR job_id = ?1 OR substr(run_dir, -length(?1) - 1) = '/' || ?1"
-        return self._select_run_dirs(exact, selector, cluster) or self._select_run_dirs(
+        exact_condition = "token = ?1 OR job_id = ?1 OR substr(run_dir, -length(?1) - 1) = '/' || ?1"
+        return self._select_run_dirs(exact_condition, selector, cluster) or self._select_run_dirs(
             "name = ?1", selector, cluster
         )
 
@@ -188,8 +188,8 @@ class Index:
             WHERE ?1 IS NULL OR cluster = ?1 ORDER BY created_at DESC"""
         with self._connection() as connection:
             return [
-                IndexRow(token, row_cluster, job_id, name, Path(folder), created_at, bool(ended))
-                for token, row_cluster, job_id, name, folder, created_at, ended in connection.execute(
+                IndexRow(token, row_cluster, job_id, name, Path(folder), created_at, bool(has_ended))
+                for token, row_cluster, job_id, name, folder, created_at, has_ended in connection.execute(
                     query, (cluster,)
                 )
             ]

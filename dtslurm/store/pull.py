@@ -110,7 +110,7 @@ class Copied:
 
 def copy(
     transport: Transport,
-    wanted: Sequence[PullSpec],
+    specs: Sequence[PullSpec],
     *,
     python: str = "python3",
     digests: bool = False,
@@ -130,9 +130,9 @@ def copy(
     program = worker_source(
         "lib.disk", "lib.json_records", "delivery.objects", "delivery.code_files", "delivery.send"
     )
-    requests = [_make_request(spec) for spec in wanted]
+    requests = [_make_request(spec) for spec in specs]
     stdin = program + json.dumps({"runs": requests, "digests": digests}).encode("ascii") + b"\n"
-    receiver = _Receiver(wanted, [request["have"] for request in requests], progress)
+    receiver = _Receiver(specs, [request["have"] for request in requests], progress)
     with transport.stream([python, "-I", "-S", "-c", BOOT, str(len(program))], stdin=stdin) as stream:
         try:
             for head, data in _read_frames(iter(stream)):
@@ -153,25 +153,25 @@ def _await_exit(stream: Stream) -> None:
             stream.read(max(0.0, deadline - time.monotonic()))
 
 
-def _make_request(wanted: PullSpec) -> dict[str, Any]:
-    copies = {str(path.relative_to(wanted.target)): _describe_copy(path) for path in _iterate_copies(wanted)}
+def _make_request(spec: PullSpec) -> dict[str, Any]:
+    copies = {str(path.relative_to(spec.target)): _describe_copy(path) for path in _iterate_copies(spec)}
     return {
-        "path": wanted.source,
-        "patterns": wanted.patterns,
-        "skip": wanted.skip,
-        "outputs_only": wanted.outputs_only,
-        "hidden": wanted.hidden,
+        "path": spec.source,
+        "patterns": spec.patterns,
+        "skip": spec.skip,
+        "outputs_only": spec.outputs_only,
+        "hidden": spec.hidden,
         "have": copies,
     }
 
 
-def _iterate_copies(wanted: PullSpec) -> Iterator[Path]:
+def _iterate_copies(spec: PullSpec) -> Iterator[Path]:
     """Yield the existing copies that are selected; a symbolic link is not a copy."""
-    for folder, subfolders, names in os.walk(wanted.target):
-        subfolders[:] = [name for name in subfolders if not is_withheld([name], hidden=wanted.hidden)]
+    for folder, subfolders, names in os.walk(spec.target):
+        subfolders[:] = [name for name in subfolders if not is_withheld([name], hidden=spec.hidden)]
         for name in names:
             path = Path(folder) / name
-            if wanted.takes(str(path.relative_to(wanted.target))) and stat.S_ISREG(path.lstat().st_mode):
+            if spec.takes(str(path.relative_to(spec.target))) and stat.S_ISREG(path.lstat().st_mode):
                 yield path
 
 
@@ -199,10 +199,10 @@ def _read_frames(chunks: Iterator[bytes]) -> Iterator[tuple[dict[str, Any], byte
         buffer.extend(chunk)
 
     while True:
-        searched = 0
-        while (end := buffer.find(b"\n", searched)) < 0:
-            searched = len(buffer)
-            if searched > _MAX_HEAD:
+        searched_size = 0
+        while (end := buffer.find(b"\n", searched_size)) < 0:
+            searched_size = len(buffer)
+            if searched_size > _MAX_HEAD:
                 raise answers.invalid(_SENDER, f"a frame header of more than {_MAX_HEAD >> 20} MiB")
             receive()
         head = answers.parse_object(bytes(buffer[:end]), _SENDER)
@@ -227,12 +227,12 @@ class _Receiver:
 
     def __init__(
         self,
-        wanted: Sequence[PullSpec],
-        have: Sequence[Mapping[str, tuple[int, int, int]]],
+        specs: Sequence[PullSpec],
+        copies: Sequence[Mapping[str, tuple[int, int, int]]],
         progress: Callable[[Path, int, int], None],
     ) -> None:
         self.result = Copied()
-        self._wanted, self._have, self._progress = wanted, have, progress
+        self._specs, self._copies, self._progress = specs, copies, progress
         self._files_started: set[tuple[int, str]] = set()
         self._names_bytes = 0
         self._file: tuple[int, str] | None = None  # the file whose pieces are being received
@@ -247,8 +247,8 @@ class _Receiver:
             OSError: a local file cannot be written.
         """
         run = answers.read_whole(head, "run", _SENDER)
-        if run >= len(self._wanted):
-            raise answers.invalid(_SENDER, f"a file of run {run}, of {len(self._wanted)} that were requested")
+        if run >= len(self._specs):
+            raise answers.invalid(_SENDER, f"a file of run {run}, of {len(self._specs)} that were requested")
         if "gone" in head:
             self._handle_unreadable(run, head)
         elif "left" in head:
@@ -257,9 +257,9 @@ class _Receiver:
             self.result.left[run] = answers.interpret(head["left"], _parse_unsent, _SENDER)
         else:
             path = answers.read_path(head, "path", _SENDER)
-            if not self._wanted[run].takes(path):
+            if not self._specs[run].takes(path):
                 raise answers.invalid(_SENDER, "a file that was not requested", repr(path))
-            path_here = _copy_path(self._wanted[run].target, path)
+            path_here = _copy_path(self._specs[run].target, path)
             if "sha256" in head:
                 self._handle_digest((run, path), path_here, answers.read_text(head, "sha256", _SENDER))
             else:
@@ -271,40 +271,40 @@ class _Receiver:
         if (run, path) != self._file:  # else the current file became unreadable
             self._start_file((run, path), len(reason))
         self._file = None
-        self.result.gone[f"{self._wanted[run].source}/{path}".rstrip("/")] = reason
+        self.result.gone[f"{self._specs[run].source}/{path}".rstrip("/")] = reason
 
-    def _handle_digest(self, file: tuple[int, str], place: Path, sha256: str) -> None:
+    def _handle_digest(self, file: tuple[int, str], path: Path, sha256: str) -> None:
         if file != self._file:
             raise answers.invalid(_SENDER, "the checksum of a file that it did not send", repr(file[1]))
         self._file = None
         self.result.seen += 1
-        if _digest(place) != sha256:
-            self.result.wrong.append(place)
+        if _digest(path) != sha256:
+            self.result.wrong.append(path)
 
-    def _handle_piece(self, file: tuple[int, str], place: Path, head: Mapping[str, Any], data: bytes) -> None:
+    def _handle_piece(self, file: tuple[int, str], path: Path, head: Mapping[str, Any], data: bytes) -> None:
         offset, size = (answers.read_whole(head, key, _SENDER) for key in ("offset", "size"))
         mtime_ns = answers.read_whole(head, "mtime_ns", _SENDER, least=-answers.LARGEST_NUMBER)
         end = offset + len(data)
         if file != self._file:
-            copy_size = self._have[file[0]].get(file[1], (0, 0, 0))[0]
+            copy_size = self._copies[file[0]].get(file[1], (0, 0, 0))[0]
             self._start_file(file)
-            valid = offset in {0, copy_size} or offset == size
+            is_valid = offset in {0, copy_size} or offset == size
         else:
-            valid = not self._ended and (offset, size) == (self._offset, self._size)
-        if not valid or end > size:
+            is_valid = not self._ended and (offset, size) == (self._offset, self._size)
+        if not is_valid or end > size:
             raise answers.invalid(_SENDER, f"bytes {offset} to {end} of {size} of a file", repr(file[1]))
         self._file, self._offset, self._size = file, end, size
         self._ended = not data
-        is_new = bool(data) or not place.exists()
-        _write_piece(place, data, offset, size, mtime_ns)
+        is_new = bool(data) or not path.exists()
+        _write_piece(path, data, offset, size, mtime_ns)
         self.result.bytes += len(data)
-        if is_new and place not in self.result.files[-1:]:
-            self.result.files.append(place)
-        self._progress(place, end, size)
+        if is_new and path not in self.result.files[-1:]:
+            self.result.files.append(path)
+        self._progress(path, end, size)
 
-    def _start_file(self, file: tuple[int, str], more: int = 0) -> None:
+    def _start_file(self, file: tuple[int, str], extra_bytes: int = 0) -> None:
         """Record a file, which may be sent only once."""
-        self._names_bytes += len(file[1]) + more
+        self._names_bytes += len(file[1]) + extra_bytes
         if file in self._files_started:
             raise answers.invalid(_SENDER, "a file twice", repr(file[1]))
         if len(self._files_started) >= _MAX_FILES or self._names_bytes > _MAX_NAMES_BYTES:

@@ -72,21 +72,21 @@ class QueueCache:
             if not isinstance(document, dict) or document.pop("schema") != _SCHEMA:
                 return SharedQueue()
             memory = _parse_memory(document.pop("memory"))
-            shared = SharedQueue(memory=memory, **document)
+            queue = SharedQueue(memory=memory, **document)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return SharedQueue()
-        numbers = [getattr(shared, key) for key in ("tokens", "tokens_at", "slowness", "jitter", "failed_at")]
+        numbers = [getattr(queue, key) for key in ("tokens", "tokens_at", "slowness", "jitter", "failed_at")]
         has_numbers = all(
             isinstance(value, int | float) for value in [*numbers, memory.asked_at, memory.took_s]
         )
-        return shared if has_numbers and isinstance(shared.failures, int) else SharedQueue()
+        return queue if has_numbers and isinstance(queue.failures, int) else SharedQueue()
 
-    def write(self, shared: SharedQueue) -> None:
+    def write(self, queue: SharedQueue) -> None:
         """Replace the cached state; if that fails, other processes query the scheduler themselves."""
-        values = {key: value for key, value in vars(shared).items() if key != "memory"}
-        memory = plain(replace(shared.memory, jobs=(), ended=()))
+        values = {key: value for key, value in vars(queue).items() if key != "memory"}
+        memory = plain(replace(queue.memory, jobs=(), ended=()))
         memory |= {
-            key: [_encode_status(job) for job in getattr(shared.memory, key)] for key in ("jobs", "ended")
+            key: [_encode_status(job) for job in getattr(queue.memory, key)] for key in ("jobs", "ended")
         }
         document = {"schema": _SCHEMA, "memory": memory, **values}
         with contextlib.suppress(OSError):

@@ -298,11 +298,11 @@ def _whole_or_none(value: object) -> int | None:
     raise TypeError(f"{value!r} is not a whole number")
 
 
-def _make_folders(below: Path, folder: PurePosixPath) -> None:
-    """Create a folder and its parents below ``below`` with mode 0700."""
+def _make_folders(base: Path, folder: PurePosixPath) -> None:
+    """Create a folder and its parents below ``base`` with mode 0700."""
     for part in folder.parts:
-        below /= part
-        below.mkdir(exist_ok=True, mode=0o700)
+        base /= part
+        base.mkdir(exist_ok=True, mode=0o700)
 
 
 def _open_private(path: str, flags: int) -> int:

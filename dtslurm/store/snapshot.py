@@ -134,8 +134,8 @@ def take(
     except GitFailed as error:
         return Snapshot(folder, "", (), problems=(f"git cannot list {folder}: {error}",))
     root = tree.root if tree else folder
-    inside = folder.relative_to(root).as_posix() if folder != root else ""
-    runs = RunFolders(root, inside)
+    relative_folder = folder.relative_to(root).as_posix() if folder != root else ""
+    runs = RunFolders(root, relative_folder)
     selector = _FileSelector(include, exclude, notes, runs, in_git=tree is not None)
     limit = LIMIT_IN_GIT if tree else LIMIT_OUTSIDE
     try:
@@ -147,27 +147,31 @@ def take(
         entries, total = _stat_files(root, paths, notes, _Repositories(tree, selector))
         if len(entries) > limit[0] or total > limit[1]:
             problem = _too_large_problem(root, entries, total, tree)
-            return Snapshot(root, inside, (), notices=notes.lines(), problems=(problem,))
+            return Snapshot(root, relative_folder, (), notices=notes.lines(), problems=(problem,))
         files = _compute_digests(root, entries, HashCache(hash_cache, root), notes, selector)
         state = tree.state(notes.named(_SECRETS)) if tree else None
     except GitFailed as error:
-        return Snapshot(root, inside, (), problems=(f"git cannot list {root}: {error}",))
+        return Snapshot(root, relative_folder, (), problems=(f"git cannot list {root}: {error}",))
     problems = notes.problems if files else [*notes.problems, f"{root} contains no files for the snapshot"]
     excluded_runs = tuple(notes.named(_RUNS))
-    return Snapshot(root, inside, tuple(files), state, excluded_runs, notes.lines(), tuple(problems))
+    return Snapshot(root, relative_folder, tuple(files), state, excluded_runs, notes.lines(), tuple(problems))
 
 
-def _too_large_problem(root: Path, found: list[_TreeEntry], total: int, tree: GitTree | None) -> str:
-    amount = f"{format_bytes(total)} in {len(found)} files" if total else f"more than {len(found) - 1} files"
+def _too_large_problem(root: Path, entries: list[_TreeEntry], total: int, tree: GitTree | None) -> str:
+    size_text = (
+        f"{format_bytes(total)} in {len(entries)} files" if total else f"more than {len(entries) - 1} files"
+    )
     bytes_by_top: dict[str, int] = {}
-    for entry in found:
-        top = entry.path.partition("/")[0]
-        bytes_by_top[top] = bytes_by_top.get(top, 0) + entry.stamp[0]
-    largest = sorted(bytes_by_top, key=lambda top: bytes_by_top[top], reverse=True)[:3]
-    largest_text = ", ".join(f"{top} ({format_bytes(bytes_by_top[top])})" for top in largest)
+    for entry in entries:
+        top_folder = entry.path.partition("/")[0]
+        bytes_by_top[top_folder] = bytes_by_top.get(top_folder, 0) + entry.stamp[0]
+    largest = sorted(bytes_by_top, key=lambda top_folder: bytes_by_top[top_folder], reverse=True)[:3]
+    largest_text = ", ".join(
+        f"{top_folder} ({format_bytes(bytes_by_top[top_folder])})" for top_folder in largest
+    )
     not_in_git = "" if tree else ", which is not in git"
     return (
-        f"a snapshot of {root}{not_in_git}, would contain {amount}, most of it in {largest_text}: "
+        f"a snapshot of {root}{not_in_git}, would contain {size_text}, most of it in {largest_text}: "
         "exclude files that the job does not need, or switch the snapshot off"
     )
 
@@ -192,8 +196,10 @@ class _Notes:
     def lines(self) -> tuple[str, ...]:
         grouped = []
         for kind, paths in self._paths_by_kind.items():
-            more = f" and {len(paths) - _NAMES_SHOWN} more" if len(paths) > _NAMES_SHOWN else ""
-            grouped.append(f"{kind}: {', '.join(_printable(path) for path in paths[:_NAMES_SHOWN])}{more}")
+            remainder_text = f" and {len(paths) - _NAMES_SHOWN} more" if len(paths) > _NAMES_SHOWN else ""
+            grouped.append(
+                f"{kind}: {', '.join(_printable(path) for path in paths[:_NAMES_SHOWN])}{remainder_text}"
+            )
         return (*self._lines, *grouped)
 
 
@@ -250,38 +256,40 @@ class _FileSelector:
         return self.wants_ignored or (name not in MADE_FOLDERS and not self._is_excluded_run(folder))
 
 
-def _list_git_files(tree: GitTree, prefix: str, sieve: _FileSelector) -> list[str]:
+def _list_git_files(tree: GitTree, prefix: str, selector: _FileSelector) -> list[str]:
     """Return the selected paths of one work tree, which is at ``prefix`` in the snapshot."""
     paths = tree.listing()
-    if sieve.wants_ignored:
-        paths += [path for path in tree.listing(ignored=True) if sieve.included(prefix + path)]
-    return [path for path in (prefix + path for path in paths) if sieve.takes(path)]
+    if selector.wants_ignored:
+        paths += [path for path in tree.listing(of_ignored=True) if selector.included(prefix + path)]
+    return [path for path in (prefix + path for path in paths) if selector.takes(path)]
 
 
 class _Repositories:
     """Lists the repositories nested in a work tree, which git reports like files."""
 
-    def __init__(self, tree: GitTree | None, sieve: _FileSelector) -> None:
+    def __init__(self, tree: GitTree | None, selector: _FileSelector) -> None:
         self._trees = {"": tree} if tree else {}
-        self._sieve = sieve
+        self._selector = selector
 
     def listing(self, path: str) -> list[str]:
         """Return the selected paths of the repository in a folder; none if the folder is not a repository."""
-        outer = next((parent for parent in (*_iterate_parents(path), "") if parent in self._trees), None)
-        if outer is None or path in self._trees or not self._sieve.enters(path):
+        outer_folder = next(
+            (parent for parent in (*_iterate_parents(path), "") if parent in self._trees), None
+        )
+        if outer_folder is None or path in self._trees or not self._selector.enters(path):
             return []
-        nested = self._trees[outer].nested(path[len(outer) :].lstrip("/"))
-        if nested is None:
+        nested_tree = self._trees[outer_folder].nested(path[len(outer_folder) :].lstrip("/"))
+        if nested_tree is None:
             return []
-        self._trees[path] = nested
-        return _list_git_files(nested, f"{path}/", self._sieve)
+        self._trees[path] = nested_tree
+        return _list_git_files(nested_tree, f"{path}/", self._selector)
 
 
-def _list_folder_files(root: Path, sieve: _FileSelector, notes: _Notes, most: int) -> list[str]:
+def _list_folder_files(root: Path, selector: _FileSelector, notes: _Notes, max_files: int) -> list[str]:
     """Return the selected paths of a folder outside git; links are not followed, so there are no loops."""
-    selected: list[str] = []
+    selected_paths: list[str] = []
     folders = [""]
-    while folders and len(selected) <= most:
+    while folders and len(selected_paths) <= max_files:
         folder = folders.pop()
         try:
             entries = list(os.scandir(root / folder))
@@ -291,11 +299,11 @@ def _list_folder_files(root: Path, sieve: _FileSelector, notes: _Notes, most: in
         for entry in entries:
             path = f"{folder}/{entry.name}" if folder else entry.name
             if entry.is_dir(follow_symlinks=False):
-                if sieve.enters(path):
+                if selector.enters(path):
                     folders.append(path)
-            elif sieve.takes(path):
-                selected.append(path)
-    return selected
+            elif selector.takes(path):
+                selected_paths.append(path)
+    return selected_paths
 
 
 class _TreeEntry(NamedTuple):
@@ -308,14 +316,14 @@ class _TreeEntry(NamedTuple):
 
 
 def _stat_files(
-    root: Path, listed: Sequence[str], notes: _Notes, repositories: _Repositories
+    root: Path, paths: Sequence[str], notes: _Notes, repositories: _Repositories
 ) -> tuple[list[_TreeEntry], int]:
     """Return the entries of all paths, and their total size in bytes.
 
     Deleted files, files beyond a link, and special files are excluded.
     """
     entries: dict[str, _TreeEntry] = {}
-    pending = [path.rstrip("/") for path in reversed(listed)]
+    pending = [path.rstrip("/") for path in reversed(paths)]
     root_prefix = f"{root}/"
     while pending:
         path = pending.pop()
@@ -334,15 +342,15 @@ def _stat_files(
         except OSError as error:
             notes.name(f"skipped ({error.strerror})", path)
     links = {path for path, entry in entries.items() if entry.target is not None}
-    included = [
+    included_entries = [
         entries[path] for path in sorted(entries) if not links or links.isdisjoint(_iterate_parents(path))
     ]
     total = 0
-    for path, (size, *_), _, _ in included:
+    for path, (size, *_), _, _ in included_entries:
         total += size
         if size > LARGE:
             notes.name("large, and included", f"{path} ({format_bytes(size)})")
-    return included, total
+    return included_entries, total
 
 
 def _iterate_parents(path: str) -> Iterator[str]:
@@ -366,12 +374,14 @@ def _read_link(root: Path, path: str, notes: _Notes) -> _TreeEntry:
 
 
 def _compute_digests(
-    root: Path, found: Sequence[_TreeEntry], cache: HashCache, notes: _Notes, sieve: _FileSelector
+    root: Path, entries_found: Sequence[_TreeEntry], cache: HashCache, notes: _Notes, selector: _FileSelector
 ) -> list[SnapshotFile]:
     """Return the files with their digests; only changed files are read."""
-    digests = {path: cache.get(path, file_stamp) for path, file_stamp, _, target in found if target is None}
-    to_read = [entry for entry in found if entry.target is None and digests[entry.path] is None]
-    entries = {entry.path: entry for entry in found}
+    digests = {
+        path: cache.get(path, file_stamp) for path, file_stamp, _, target in entries_found if target is None
+    }
+    to_read = [entry for entry in entries_found if entry.target is None and digests[entry.path] is None]
+    entries = {entry.path: entry for entry in entries_found}
     for entry, reading in _read_all(root, to_read):
         if isinstance(reading, str):
             notes.name(reading, entry.path)
@@ -386,7 +396,7 @@ def _compute_digests(
         digest = digests.get(path) or ""
         if entry.target is not None:
             files.append(SnapshotFile(path, target=entry.target))
-        elif digest.startswith(_PRIVATE_KEY_MARK) and not sieve.is_meant(path):
+        elif digest.startswith(_PRIVATE_KEY_MARK) and not selector.is_meant(path):
             notes.name(_SECRETS, path)
         elif digest:
             files.append(
@@ -399,14 +409,14 @@ _Read = tuple[Stamp, str, int]
 
 
 def _read_all(root: Path, files: Sequence[_TreeEntry]) -> Iterator[tuple[_TreeEntry, _Read | str | None]]:
-    read: Callable[[_TreeEntry], _Read | str | None] = lambda one: _read(f"{root}/{one.path}")  # noqa: E731
+    read_entry: Callable[[_TreeEntry], _Read | str | None] = lambda one: _read(f"{root}/{one.path}")  # noqa: E731
     if len(files) < 8:
-        yield from ((entry, read(entry)) for entry in files)
+        yield from ((entry, read_entry(entry)) for entry in files)
         return
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(_READERS) as pool:
-        yield from zip(files, pool.map(read, files), strict=True)
+        yield from zip(files, pool.map(read_entry, files), strict=True)
 
 
 def _read(path: str) -> _Read | str | None:
@@ -420,23 +430,23 @@ def _read(path: str) -> _Read | str | None:
     with contextlib.closing(os.fdopen(fd, "rb", buffering=0)) as file:
         for _ in range(_TRIES):
             read_at = time.time_ns()
-            before = stamp(os.fstat(fd))
+            file_stamp = stamp(os.fstat(fd))
             file.seek(0)
             try:
-                digest = _digest(file.read, before[0])
+                digest = _digest(file.read, file_stamp[0])
             except OSError as error:
                 return f"skipped ({error.strerror})"
-            if stamp(os.fstat(fd)) == before:
-                return before, digest, read_at
+            if stamp(os.fstat(fd)) == file_stamp:
+                return file_stamp, digest, read_at
     return "skipped, because they change continuously"
 
 
-def _digest(read: Callable[[int], bytes], size: int) -> str:
-    first_chunk = read(min(_CHUNK, size + 1))
+def _digest(read_chunk: Callable[[int], bytes], size: int) -> str:
+    first_chunk = read_chunk(min(_CHUNK, size + 1))
     digest = hashlib.sha256(first_chunk)
     chunk = first_chunk
     while chunk:
-        chunk = read(_CHUNK)
+        chunk = read_chunk(_CHUNK)
         digest.update(chunk)
     prefix = _PRIVATE_KEY_MARK if PRIVATE_KEY.match(first_chunk) else ""
     return prefix + digest.hexdigest()[:DIGEST_LENGTH]

@@ -50,10 +50,10 @@ def objects_folder(run_root: str) -> str:
 
 
 def request(
-    parcel: Delivery, then: Sequence[str], limit: float, event: Mapping[str, object]
+    delivery: Delivery, command: Sequence[str], limit: float, event: Mapping[str, object]
 ) -> dict[str, Any]:
     """Return the request for the worker; see `dtslurm.worker.delivery.server`."""
-    snapshot = parcel.snapshot
+    snapshot = delivery.snapshot
     tree = None
     if snapshot:
         tree = [
@@ -61,13 +61,13 @@ def request(
             for file in snapshot.files
         ]
     return {
-        "run_dir": parcel.run_dir,
-        "objects": parcel.objects,
+        "run_dir": delivery.run_dir,
+        "objects": delivery.objects,
         "inside": snapshot.inside if snapshot else "",
         "spare": _prebuilt_tree_name(snapshot) if snapshot else None,
-        "files": [[name, 0o600, data.decode("latin-1")] for name, data in parcel.files.items()],
+        "files": [[name, 0o600, data.decode("latin-1")] for name, data in delivery.files.items()],
         "tree": tree,
-        "then": list(then),
+        "then": list(command),
         "limit": limit,
         "event": dict(event),
     }
@@ -79,10 +79,10 @@ def _prebuilt_tree_name(snapshot: Snapshot) -> str:
     return hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
-def packed_request(asked: Mapping[str, Any]) -> bytes:
+def packed_request(run_request: Mapping[str, Any]) -> bytes:
     """Return a request as the bytes to send."""
     # Digests compress badly.
-    data = zlib.compress(json.dumps(asked, separators=(",", ":")).encode("ascii"), 1)
+    data = zlib.compress(json.dumps(run_request, separators=(",", ":")).encode("ascii"), 1)
     return struct.pack(">I", len(data)) + data
 
 
@@ -97,14 +97,14 @@ def blobs(root: Path, files: Collection[SnapshotFile]) -> Iterator[tuple[bytes, 
     yield b".", 0
 
 
-def _iterate_blob(root: Path, one: SnapshotFile) -> Iterator[tuple[bytes, int]]:
-    chunks = content(root, one)
+def _iterate_blob(root: Path, file: SnapshotFile) -> Iterator[tuple[bytes, int]]:
+    chunks = content(root, file)
     first_chunk = next(chunks, b"")
     is_compressible = len(zlib.compress(first_chunk[:_SAMPLE_BYTES], 1)) < _MAX_RATIO * len(
         first_chunk[:_SAMPLE_BYTES]
     )
     compressor = zlib.compressobj(1)
-    key = one.key.encode()
+    key = file.key.encode()
     yield (b"z" if is_compressible else b"r") + bytes([len(key)]) + key, 0
     chunk = first_chunk
     while chunk:
@@ -120,13 +120,13 @@ def _iterate_blob(root: Path, one: SnapshotFile) -> Iterator[tuple[bytes, int]]:
     yield struct.pack(">I", 0), 0
 
 
-def content(root: Path, one: SnapshotFile) -> Iterator[bytes]:
+def content(root: Path, snapshot_file: SnapshotFile) -> Iterator[bytes]:
     """Yield a file's content, and check that it is still what the snapshot recorded.
 
     Raises:
         StoreError: the file cannot be read, or has changed.
     """
-    path = root / one.path
+    path = root / snapshot_file.path
     digest, size = hashlib.sha256(), 0
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -139,12 +139,12 @@ def content(root: Path, one: SnapshotFile) -> Iterator[bytes]:
         raise _changed_error(path, "was deleted") from None
     except OSError as error:
         raise store_error(error, path, "read") from error
-    if size != one.size or digest.hexdigest()[:DIGEST_LENGTH] != one.digest:
+    if size != snapshot_file.size or digest.hexdigest()[:DIGEST_LENGTH] != snapshot_file.digest:
         raise _changed_error(path, "was changed")
 
 
-def _changed_error(path: Path, how: str) -> StoreError:
+def _changed_error(path: Path, change: str) -> StoreError:
     return StoreError(
-        f"{path} {how} while the run was being submitted; no job was queued",
+        f"{path} {change} while the run was being submitted; no job was queued",
         hint="submit again; if a program writes this file continuously, exclude the file from the snapshot",
     )

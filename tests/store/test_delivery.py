@@ -58,7 +58,7 @@ def delivery(tmp_path: Path, snapshot: Snapshot | None = None, name: str = "run"
 def send_delivery(
     transport: Transport, what: Delivery, *then: str, known: KnownObjects | None = None, timeout: float = 60
 ) -> Completed | None:
-    return deliver(transport, what, then=then, python=PYTHON, timeout=timeout, known=known)
+    return deliver(transport, what, command=then, python=PYTHON, timeout=timeout, known_objects=known)
 
 
 def run_root_entries(tmp_path: Path) -> list[str]:
@@ -159,7 +159,7 @@ def test_f17_the_delivery_is_complete_when_the_command_starts(
 def test_the_submission_event_is_written_at_the_destination(
     tmp_path: Path, transport: Transport, printed: str
 ) -> None:
-    deliver(transport, delivery(tmp_path), then=["echo", printed], event={"cluster": "x"}, python=PYTHON)
+    deliver(transport, delivery(tmp_path), command=["echo", printed], event={"cluster": "x"}, python=PYTHON)
     event = json.loads((tmp_path / "root" / "run" / "events.jsonl").read_text())
     assert (event["event"], event["job_id"], event["cluster"]) == ("submitted", "17", "x")
     assert event["time"] > 0
@@ -167,7 +167,9 @@ def test_the_submission_event_is_written_at_the_destination(
 
 def test_environment_variables_are_passed_to_the_command(tmp_path: Path, transport: Transport) -> None:
     env = {"COLOUR": "blue ☃", "PATH": os.environ["PATH"]}
-    done = deliver(transport, delivery(tmp_path), then=["sh", "-c", "echo $COLOUR"], env=env, python=PYTHON)
+    done = deliver(
+        transport, delivery(tmp_path), command=["sh", "-c", "echo $COLOUR"], env=env, python=PYTHON
+    )
     assert done is not None
     assert done.stdout == "blue ☃\n"
 

@@ -59,7 +59,7 @@ def test_f16_a_full_disk_at_any_write_places_no_run(
         marker = tmp_path / "queued"
         error: StoreError | None = None
         try:
-            deliver(transport, parcel, then=["touch", str(marker)], python=PYTHON)
+            deliver(transport, parcel, command=["touch", str(marker)], python=PYTHON)
         except StoreError as caught:
             error = caught
         assert error or blocks > 40
@@ -70,7 +70,7 @@ def test_f16_a_full_disk_at_any_write_places_no_run(
             assert run_root_entries(disk / "root") == []
             assert not marker.exists()
             subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
-            deliver(transport, parcel, then=["touch", str(marker)], python=PYTHON)
+            deliver(transport, parcel, command=["touch", str(marker)], python=PYTHON)
         assert run_root_entries(disk / "root") == ["run"]
         assert is_complete(disk / "root" / "run", tree)
         assert marker.exists()
@@ -195,7 +195,7 @@ def test_f2_a_delivery_killed_at_any_point_leaves_nothing_or_a_complete_run(
         parcel = Delivery(str(root / "run"), str(root / ".objects"), FILES, taken)
         marker = tmp_path / f"queued{point}"
         with pytest.raises(TransportError):
-            deliver(Killed(point), parcel, then=["touch", str(marker)], python=PYTHON)
+            deliver(Killed(point), parcel, command=["touch", str(marker)], python=PYTHON)
         assert not marker.exists()
         if (root / "run").exists():
             placed += 1
@@ -205,7 +205,7 @@ def test_f2_a_delivery_killed_at_any_point_leaves_nothing_or_a_complete_run(
         else:
             # A search for runs finds none in what was left.
             assert list(root.glob("*/job.json")) == []
-            deliver(FarSide(), parcel, then=["touch", str(marker)], python=PYTHON)
+            deliver(FarSide(), parcel, command=["touch", str(marker)], python=PYTHON)
             assert is_complete(root / "run", tree)
             assert marker.exists()
     assert 0 < placed < len(points)
@@ -220,7 +220,7 @@ def test_f18_of_twenty_concurrent_deliveries_only_one_places_the_run(tmp_path: P
     def one(transport: Transport) -> None:
         try:
             outcomes.append(
-                deliver(transport, parcel, then=["sh", "-c", f"echo x >> '{log}'"], python=PYTHON)
+                deliver(transport, parcel, command=["sh", "-c", f"echo x >> '{log}'"], python=PYTHON)
             )
         except DtslurmError as error:
             outcomes.append(error)

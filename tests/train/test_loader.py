@@ -134,7 +134,8 @@ def test_loader_position_counts_batches_that_training_has_received() -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "batch", "words"), [(10, 3, "batch_size 3 is less than one sample"), (3, 4, "3 samples are too few")]
+    ("length", "batch", "words"),
+    [(10, 3, "batch_size 3 is less than one sample"), (3, 4, "3 samples are too few")],
 )
 def test_too_small_batch_or_dataset_is_refused(length: int, batch: int, words: str) -> None:
     with pytest.raises(RequestInvalid, match=words):
@@ -143,7 +144,9 @@ def test_too_small_batch_or_dataset_is_refused(length: int, batch: int, words: s
 
 def test_checkpoint_of_a_dataset_with_another_length_is_refused() -> None:
     saved = Loader(range(10), 4).state_dict()
-    with pytest.raises(RequestInvalid, match="the checkpoint belongs to a dataset of 10 samples, but this dataset has 11"):
+    with pytest.raises(
+        RequestInvalid, match="the checkpoint belongs to a dataset of 10 samples, but this dataset has 11"
+    ):
         Loader(range(11), 4).load_state_dict(saved)
 
 

@@ -166,12 +166,12 @@ def _queue(
             answer = deliver(
                 cluster.transport,
                 delivery,
-                then=scheduler.submit_command(submission, script),
+                command=scheduler.submit_command(submission, script),
                 event={"cluster": cluster.name},
                 worker=submission_worker_of(context, cluster),
                 timeout=SUBMIT_TIMEOUT_S,
                 progress=progress,
-                known=KnownObjects.of(hash_cache(context), cluster.name, delivery.objects),
+                known_objects=KnownObjects.of(hash_cache(context), cluster.name, delivery.objects),
             )
         except TransportError as error:
             answer = error
