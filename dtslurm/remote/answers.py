@@ -76,15 +76,15 @@ def unpack(data: bytes, sender: str, *, limit: int = LARGEST) -> bytes:
 
 
 def read_whole(
-    values: Mapping[str, Any], key: str, sender: str, *, least: int = 0, most: int = LARGEST_NUMBER
+    values: Mapping[str, Any], key: str, sender: str, *, minimum: int = 0, maximum: int = LARGEST_NUMBER
 ) -> int:
-    """Return the integer at ``key``, from ``least`` to ``most``.
+    """Return the integer at ``key``, from ``minimum`` to ``maximum``.
 
     Raises:
         InvalidAnswer: the value is missing, of another type (also a boolean), or out of range.
     """
     value = values.get(key)
-    if type(value) is not int or not least <= value <= most:
+    if type(value) is not int or not minimum <= value <= maximum:
         raise invalid(sender, f"{key} that is not a whole number in range", repr(value)[:_EVIDENCE_LENGTH])
     return value
 
@@ -127,14 +127,14 @@ def is_plain_path(path: str) -> bool:
     )
 
 
-def interpret(answer: Any, read: Callable[[Any], _Result], sender: str) -> _Result:
+def interpret(answer: Any, decode: Callable[[Any], _Result], sender: str) -> _Result:
     """Return the value of ``read(answer)``.
 
     Raises:
-        InvalidAnswer: ``read`` failed, because the answer lacks a value or has one of another type.
+        InvalidAnswer: ``decode`` failed, because the answer lacks a value or has one of another type.
     """
     try:
-        return read(answer)
+        return decode(answer)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise invalid(
             sender, "an answer with missing or wrong values", repr(error)[:_EVIDENCE_LENGTH]

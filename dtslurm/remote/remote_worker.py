@@ -43,18 +43,17 @@ def ask_worker(
         CommandNotFound: there is no program ``python``.
         TransportError: there was no answer; the effect is unknown.
     """
-    source, mark = worker_source(*modules), _mark()
-    argv = [python, "-I", "-S", "-c", BOOT, str(len(source)), mark]
-    completed = transport.run(argv, stdin=itertools.chain([source], parts), timeout=timeout, env=env)
-    answer = _answer(completed.stdout, mark)
+    source, answer_mark = worker_source(*modules), _mark()
+    argv = [python, "-I", "-S", "-c", BOOT, str(len(source)), answer_mark]
+    result = transport.run(argv, stdin=itertools.chain([source], parts), timeout=timeout, env=env)
+    answer = _answer(result.stdout, answer_mark)
     if answer is not None:
         return answer
-    if completed.code == 127:
-        raise _no_python_error(transport, python, completed.stderr.splitlines()[-5:])
+    if result.code == 127:
+        raise _no_python_error(transport, python, result.stderr.splitlines()[-5:])
     raise TransportError(
-        f"the worker program ended with exit code {completed.code} before it answered; its effects "
-        "are unknown",
-        evidence=completed.stderr.splitlines()[-20:],
+        f"the worker program ended with exit code {result.code} before it answered; its effects are unknown",
+        evidence=result.stderr.splitlines()[-20:],
         hint=f"{python} on the login node must be Python 3.6 or later",
     )
 
@@ -71,13 +70,13 @@ def _mark() -> str:
     return f"dtslurm-{os.urandom(8).hex()}:"
 
 
-def _answer(output: str, mark: str) -> dict[str, Any] | None:
+def _answer(output: str, answer_mark: str) -> dict[str, Any] | None:
     """Return the answer in the last complete line with the mark, None if there is none."""
-    if mark not in output:
+    if answer_mark not in output:
         return None
     for line in reversed(output.split("\n")[:-1]):
-        if line.startswith(mark):
-            return answers.parse_object(line[len(mark) :], _SENDER)
+        if line.startswith(answer_mark):
+            return answers.parse_object(line[len(answer_mark) :], _SENDER)
     return None
 
 
@@ -149,13 +148,13 @@ class RemoteWorker:
             self._has_served = self._has_served or "done" in answer
             return answer
         try:
-            running = self._get_worker()
+            worker = self._get_worker()
             try:
-                answer = running.ask(parts, timeout)
+                answer = worker.ask(parts, timeout)
             except BaseException:
                 self._end_worker()  # kill the worker, so that it does not act on a partial request
                 raise
-            if not running.is_reusable(answer):
+            if not worker.is_reusable(answer):
                 self._end_worker()
             return answer
         finally:
@@ -170,9 +169,9 @@ class RemoteWorker:
         return self._running
 
     def _end_worker(self) -> None:
-        running, self._running = self._running, None
-        if running is not None:
-            running.close()
+        worker, self._running = self._running, None
+        if worker is not None:
+            worker.close()
 
     def release_if_idle(self) -> bool:
         """End the persistent worker unless it processes a request; return whether one was ended."""

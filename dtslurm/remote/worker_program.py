@@ -74,15 +74,15 @@ def worker_source(*modules: str) -> bytes:
     return zlib.compress(f"{_render_loader(modules)}sys.exit(module.main())\n".encode(), 9)
 
 
-def inline_program(modules: Sequence[str], call: str) -> str:
-    """Return a program as text for ``python -`` or ``python -c``; it loads the modules and runs ``call``.
+def inline_program(modules: Sequence[str], statement: str) -> str:
+    """Return a program as text for ``python -`` or ``python -c``; it loads the modules and runs ``statement``.
 
     Args:
         modules: as for `worker_source`.
-        call: Python code, in which `json`, `sys`, and the last module as `module` are defined.
+        statement: Python code, in which `json`, `sys`, and the last module as `module` are defined.
     """
-    packed = _pack_modules(tuple(modules))
-    return f"import base64, json, sys, zlib\nexec(zlib.decompress(base64.b64decode({packed!r})))\n{call}\n"
+    packed_modules = _pack_modules(tuple(modules))
+    return f"import base64, json, sys, zlib\nexec(zlib.decompress(base64.b64decode({packed_modules!r})))\n{statement}\n"
 
 
 @cache
@@ -95,13 +95,15 @@ def _render_loader(modules: Sequence[str]) -> str:
     return f"texts = {texts!r}\n{_LOADER}"
 
 
-def run_with_any_python(name: str, boot: str, argument: str, first: Sequence[str] = ()) -> list[str]:
+def run_with_any_python(
+    name: str, boot: str, argument: str, preferred_pythons: Sequence[str] = ()
+) -> list[str]:
     """Return a command that runs the Python program ``boot`` with the first Python of version 3.6 or later.
 
     If there is none, the command prints `NO_PYTHON`.
 
     Args:
         name: the command's name in a process list.
-        first: Python interpreters to try before `PYTHONS`.
+        preferred_pythons: Python interpreters to try before `PYTHONS`.
     """
-    return ["sh", "-c", _FIND_PYTHON, name, boot, argument, *first, *PYTHONS]
+    return ["sh", "-c", _FIND_PYTHON, name, boot, argument, *preferred_pythons, *PYTHONS]

@@ -283,7 +283,7 @@ class _Receiver:
 
     def _handle_piece(self, file: tuple[int, str], path: Path, head: Mapping[str, Any], data: bytes) -> None:
         offset, size = (answers.read_whole(head, key, _SENDER) for key in ("offset", "size"))
-        mtime_ns = answers.read_whole(head, "mtime_ns", _SENDER, least=-answers.LARGEST_NUMBER)
+        mtime_ns = answers.read_whole(head, "mtime_ns", _SENDER, minimum=-answers.LARGEST_NUMBER)
         end = offset + len(data)
         if file != self._file:
             copy_size = self._copies[file[0]].get(file[1], (0, 0, 0))[0]

@@ -98,8 +98,8 @@ def software(name: str) -> str:
     """Return the name and version of the SSH implementation, whose vulnerabilities affect every login."""
     if name == "openssh":
         with contextlib.suppress(DtslurmError):
-            completed = LocalTransport().run(["ssh", "-V"])
-            return (completed.stderr or completed.stdout).strip().partition(",")[0]
+            result = LocalTransport().run(["ssh", "-V"])
+            return (result.stderr or result.stdout).strip().partition(",")[0]
     from importlib.metadata import PackageNotFoundError, version
 
     with contextlib.suppress(PackageNotFoundError):

@@ -20,19 +20,19 @@ def remove(path: Path, *, within: Path) -> bool:
         StoreError: the path is outside ``within``; nothing was removed.
         OSError: the file system refused the deletion.
     """
-    resolved = path.parent.resolve() / path.name
-    if path.name in {"", ".", ".."} or within.resolve() not in resolved.parents:
+    resolved_path = path.parent.resolve() / path.name
+    if path.name in {"", ".", ".."} or within.resolve() not in resolved_path.parents:
         raise StoreError(
             f"{path} is not below {within}, so dtslurm does not delete it",
-            evidence=[f"without symbolic links, the path is {resolved}"],
+            evidence=[f"without symbolic links, the path is {resolved_path}"],
             hint="the record of the run was changed by another program; please report this",
         )
     try:
-        mode = resolved.lstat().st_mode
+        mode = resolved_path.lstat().st_mode
     except FileNotFoundError:
         return False
     if stat.S_ISDIR(mode):
-        shutil.rmtree(resolved)
+        shutil.rmtree(resolved_path)
     else:
-        resolved.unlink(missing_ok=True)
+        resolved_path.unlink(missing_ok=True)
     return True

@@ -65,60 +65,64 @@ class Room:
         )
 
 
-def refusal(number: int, said: str, path: str, verb: str, *, room: str, where: str = "") -> StoreError:
+def refusal(
+    number: int, error_text: str, path: str, verb: str, *, free_space: str, host: str = ""
+) -> StoreError:
     """Return the error to raise when ``path`` could not be read or written.
 
     Args:
         number: the ``errno``; 0 if unknown.
-        said: the system's error message, used as evidence.
+        error_text: the system's error message, used as evidence.
         path: the file that was to be read or written.
         verb: ``read`` or ``write``.
-        room: the free space of its file system, for a full disk or quota.
-        where: the host, unless it is this machine.
+        free_space: the free space of its file system, for a full disk or quota.
+        host: the host, unless it is this machine.
     """
-    location = f"{where}:{path}" if where else path
+    location = f"{host}:{path}" if host else path
     if number == errno.ENOSPC:
         return StoreError(
             f"disk full: cannot {verb} {location}",
-            evidence=[said, room],
+            evidence=[error_text, free_space],
             hint="free space in this file system, or choose a run root on another file system",
         )
     if number == errno.EDQUOT:
         return StoreError(
             f"quota exceeded: cannot {verb} {location}",
-            evidence=[said, room],
+            evidence=[error_text, free_space],
             hint="delete your files in this file system (see quota -s, on Lustre lfs quota), or choose "
             "another folder",
         )
-    problem, hint = _MESSAGES_BY_ERRNO.get(number, (os.strerror(number) if number else said, ""))
-    return StoreError(f"cannot {verb} {location}: {problem}", evidence=[said], hint=hint)
+    problem, hint = _MESSAGES_BY_ERRNO.get(number, (os.strerror(number) if number else error_text, ""))
+    return StoreError(f"cannot {verb} {location}: {problem}", evidence=[error_text], hint=hint)
 
 
 def store_error(
-    error: OSError, path: str | Path, verb: str, room: Mapping[str, object] | None = None
+    error: OSError, path: str | Path, verb: str, room_values: Mapping[str, object] | None = None
 ) -> StoreError:
     """Return the error to raise for an ``OSError`` of the file system.
 
-    ``room`` is what `dtslurm.worker.lib.disk.room` returned on the machine of the error. If None, this
+    ``room_values`` is what `dtslurm.worker.lib.disk.room` returned on the machine of the error. If None, this
     machine's free space is read when the disk or quota is full.
     """
     number = error.errno or 0
     free_space = ""
     if is_full(number):
-        free_space = _describe_free_space(worker_disk.room(os.fsencode(path)) if room is None else room)
-    return refusal(number, str(error), str(path), verb, room=free_space)
+        free_space = _describe_free_space(
+            worker_disk.room(os.fsencode(path)) if room_values is None else room_values
+        )
+    return refusal(number, str(error), str(path), verb, free_space=free_space)
 
 
-def _describe_free_space(room: Mapping[str, object]) -> str:
-    if "trouble" in room:
-        return f"its file system cannot be examined: {room['trouble']}"
-    numbers = (int(str(room[key])) for key in ("free", "total", "files_free", "files"))
-    return str(Room(str(room["mount"]), *numbers))
+def _describe_free_space(room_values: Mapping[str, object]) -> str:
+    if "trouble" in room_values:
+        return f"its file system cannot be examined: {room_values['trouble']}"
+    numbers = (int(str(room_values[key])) for key in ("free", "total", "files_free", "files"))
+    return str(Room(str(room_values["mount"]), *numbers))
 
 
-def number_of(said: str) -> int:
+def number_of(text: str) -> int:
     """Return the ``errno`` of the error message that ends a line of a program's output, 0 if none matches."""
-    for line in said.splitlines():
+    for line in text.splitlines():
         for message, number in _ERRNO_BY_MESSAGE.items():
             if line.rstrip().endswith(message):
                 return number

@@ -19,7 +19,7 @@ def check_size(host: str, program: str, size: int) -> None:
         raise TransportError(f"{program} on {host} printed more than {MOST_OUTPUT >> 20} MiB")
 
 
-def completed(host: str, answer: CallOutputs, argv: Sequence[str], out: bytes, err: bytes) -> Completed:
+def completed(host: str, answer: CallOutputs, argv: Sequence[str], stdout: bytes, stderr: bytes) -> Completed:
     """Return the result of a remote command that has ended.
 
     Raises:
@@ -30,10 +30,10 @@ def completed(host: str, answer: CallOutputs, argv: Sequence[str], out: bytes, e
     if flag == "t":
         raise CommandTimeout(
             f"{argv[0]} on {host} did not end in time and was killed; its effects are unknown",
-            evidence=tail(err),
+            evidence=tail(stderr),
         )
-    check_start(host, argv[0], code, flag, err)
-    return Completed(tuple(argv), code, text(out), text(err), out)
+    check_start(host, argv[0], code, flag, stderr)
+    return Completed(tuple(argv), code, text(stdout), text(stderr), stdout)
 
 
 def check_start(host: str, program: str, code: int, flag: str, err: bytes) -> None:

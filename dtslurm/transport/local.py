@@ -61,13 +61,13 @@ class LocalTransport:
         deadline = time.monotonic() + timeout
         channel = _start_process(argv, stdin=stdin != b"", env=env)
         feeder = Feeder(channel, stdin, close=True) if stdin != b"" else None
-        out: list[bytes] = []
+        out_chunks: list[bytes] = []
         err: list[bytes] = []
         try:
             if feeder is not None:
                 feeder.start()
             for out_chunk, err_chunk in outputs(channel, deadline, feeder):
-                out.append(out_chunk)
+                out_chunks.append(out_chunk)
                 err.append(err_chunk)
             code = exit_code(channel, deadline)
         except TimeIsUp:
@@ -80,8 +80,8 @@ class LocalTransport:
             if feeder is not None:
                 feeder.stop()
             channel.end()
-        raw = b"".join(out)
-        return Completed(tuple(argv), code, text(raw), text(b"".join(err)), raw)
+        stdout = b"".join(out_chunks)
+        return Completed(tuple(argv), code, text(stdout), text(b"".join(err)), stdout)
 
     @contextlib.contextmanager
     def stream(self, argv: Sequence[str], *, stdin: bytes = b"") -> Iterator[Stream]:
@@ -121,9 +121,9 @@ class _LocalStream(ChannelStream):
         super().__init__(channel, argv[0], stdin)
         self._errors = b""
 
-    def _payload(self, out: bytes, err: bytes) -> bytes:
-        self._errors = (self._errors + err)[-_STDERR_TAIL_BYTES:]
-        return out
+    def _payload(self, stdout: bytes, stderr: bytes) -> bytes:
+        self._errors = (self._errors + stderr)[-_STDERR_TAIL_BYTES:]
+        return stdout
 
     def _check_exit(self) -> None:
         code = None

@@ -69,8 +69,8 @@ class PopenChannel:
             if self._released or pipe is None or pipe.closed:
                 raise BrokenPipeError
             try:
-                _, ready, _ = select.select([], [pipe], [], 0.25)
-                if ready:
+                _, writable_pipes, _ = select.select([], [pipe], [], 0.25)
+                if writable_pipes:
                     view = view[os.write(pipe.fileno(), view) :]
             except BlockingIOError:
                 continue
@@ -165,11 +165,11 @@ def has_terminal() -> bool:
 
 
 def run_in_terminal(
-    argv: Sequence[str], env: Mapping[str, str], *, hidden: re.Pattern[str]
+    argv: Sequence[str], env: Mapping[str, str], *, hidden_lines: re.Pattern[str]
 ) -> tuple[int, str]:
     """Run a program that may prompt at the terminal; return its exit code and its stderr.
 
-    stderr is also shown as it arrives, except lines that match ``hidden``. The program gets the terminal's
+    stderr is also shown as it arrives, except lines that match ``hidden_lines``. The program gets the terminal's
     foreground as its own process group, like a job of a shell, so that a later Ctrl-C does not reach the
     processes it leaves running.
 
@@ -180,7 +180,7 @@ def run_in_terminal(
     previous_handler = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # tcsetpgrp below would stop us
     try:
         with _foreground_process(argv, env, tty) as process:
-            stderr = _echo_stderr(process, hidden)
+            stderr = _echo_stderr(process, hidden_lines)
             code = process.wait()
     finally:
         os.tcsetpgrp(tty, os.getpgrp())
@@ -218,17 +218,17 @@ def _foreground_process(
             process.stderr.close()
 
 
-def _echo_stderr(process: subprocess.Popen[bytes], hidden: re.Pattern[str]) -> bytes:
+def _echo_stderr(process: subprocess.Popen[bytes], hidden_lines: re.Pattern[str]) -> bytes:
     stderr = partial_line = b""
     while process.stderr is not None:
-        ready, _, _ = select.select([process.stderr], [], [], 0.1)
-        data = os.read(process.stderr.fileno(), _CHUNK) if ready else b""
+        readable_pipes, _, _ = select.select([process.stderr], [], [], 0.1)
+        data = os.read(process.stderr.fileno(), _CHUNK) if readable_pipes else b""
         if data:
             stderr += data
             *lines, partial_line = (partial_line + data).split(b"\n")
             for line in lines:
-                if not hidden.match(line.decode("utf-8", "replace")):
+                if not hidden_lines.match(line.decode("utf-8", "replace")):
                     os.write(2, line + b"\n")
-        elif ready or process.poll() is not None:  # a background process may still hold the pipe
+        elif readable_pipes or process.poll() is not None:  # a background process may still hold the pipe
             break
     return stderr

@@ -111,8 +111,8 @@ class RemoteTransport:
         """
         raise NotImplementedError
 
-    def _unstarted_error(self, words: str) -> SessionRefused | LinkLost | None:
-        """Return the error if ``words`` (ssh's stderr) prove that the command did not start, else None."""
+    def _unstarted_error(self, stderr: str) -> SessionRefused | LinkLost | None:
+        """Return the error if ``stderr`` (ssh's stderr) prove that the command did not start, else None."""
         raise NotImplementedError
 
     def _drop(self) -> None:
@@ -184,17 +184,17 @@ class RemoteTransport:
             finally:
                 # Kill the command before its stdin ends, so that it does not take a part of its input for all
                 # of it. A server that allows one session only accepts the kill after the stream stopped.
-                killed = stream.answer.ended or self._kill(stream.answer.pid)
+                is_killed = stream.answer.ended or self._kill(stream.answer.pid)
                 stream.stop()
-                if not killed:
+                if not is_killed:
                     self._kill(stream.answer.pid)
 
     def put(self, data: bytes, path: str, *, mode: int = 0o600) -> None:
         """Write a file atomically; see `Transport.put`."""
         timeout_s = STUCK_S + len(data) / _MIN_BYTES_PER_S
-        completed = self.run(remote_command.put_argv(path, mode, len(data)), stdin=data, timeout=timeout_s)
-        if not completed.ok:
-            raise self._file_error(completed.stderr, path, "write")
+        result = self.run(remote_command.put_argv(path, mode, len(data)), stdin=data, timeout=timeout_s)
+        if not result.ok:
+            raise self._file_error(result.stderr, path, "write")
 
     def get(self, path: str) -> bytes:
         """Return a file's content; see `Transport.get`."""
@@ -229,13 +229,13 @@ class RemoteTransport:
             call.line, stdin=stdin is not None or bool(call.preamble), deadline=deadline
         )
         feeder = _make_feeder(channel, call.preamble, stdin)
-        out: list[bytes] = []
+        out_chunks: list[bytes] = []
         err: list[bytes] = []
         size = 0
         try:
             for chunks in outputs(channel, deadline, feeder):
                 stdout, stderr = answer.feed(*chunks)
-                out.append(stdout)
+                out_chunks.append(stdout)
                 err.append(stderr)
                 size += len(stdout) + len(stderr)
                 exit_status.check_size(self.host, argv[0], size)
@@ -254,7 +254,7 @@ class RemoteTransport:
             channel.end()
         if not answer.ended:
             raise self._disconnect_error(answer, argv[0])
-        return exit_status.completed(self.host, answer, argv, b"".join(out), b"".join(err))
+        return exit_status.completed(self.host, answer, argv, b"".join(out_chunks), b"".join(err))
 
     def _retry_session(self, deadline: float, attempt: Callable[[float], _Result]) -> _Result:
         """Return ``attempt(deadline)``, retried until the server accepts a session.
@@ -313,10 +313,10 @@ class RemoteTransport:
         """End the sessions that are kept open only to save time; return whether there were any."""
         return sum(release() for release in self.spare) > 0
 
-    def _busy_error(self, why: str) -> HostUnavailable:
+    def _busy_error(self, reason: str) -> HostUnavailable:
         return HostUnavailable(
             f"{self.host} accepts no more concurrent commands; this command was not started",
-            evidence=[why],
+            evidence=[reason],
             hint="end other programs that use the same login (dtslurm logs -f, an open terminal), then "
             "try again",
         )
@@ -326,13 +326,13 @@ class RemoteTransport:
     ) -> CommandTimeout:
         """Return the error of a command that did not end in time, after killing it on the host."""
         if answer.begun:
-            killed = (
+            kill_note = (
                 "and was killed"
                 if self._kill(answer.pid)
                 else "and could not be killed, because the connection does not respond"
             )
             return CommandTimeout(
-                f"{argv[0]} on {self.host} did not end within {timeout:g} s {killed}; its effects "
+                f"{argv[0]} on {self.host} did not end within {timeout:g} s {kill_note}; its effects "
                 "are unknown",
                 evidence=[" ".join(argv)[:500], *tail(err)],
             )
@@ -349,9 +349,9 @@ class RemoteTransport:
         """Return the error of a session that ended without its closing frame."""
         stderr = text(answer.words())
         if not answer.begun:
-            unstarted = self._unstarted_error(stderr)
-            if unstarted is not None:
-                return unstarted
+            unstarted_error = self._unstarted_error(stderr)
+            if unstarted_error is not None:
+                return unstarted_error
         self._drop_if_dead()
         noise_lines = tail(answer.noise())
         if answer.begun or not noise_lines:
@@ -388,15 +388,17 @@ class RemoteTransport:
         finally:
             channel.end()
 
-    def _file_error(self, said: str, path: str, verb: str) -> StoreError:
-        lines = [line for line in said.splitlines() if "records in" not in line and "records out" not in line]
+    def _file_error(self, stderr: str, path: str, verb: str) -> StoreError:
+        lines = [
+            line for line in stderr.splitlines() if "records in" not in line and "records out" not in line
+        ]
         message = "\n".join(lines)
         number = disk.number_of(message)
-        room = ""
+        free_space = ""
         if disk.is_full(number):
             df = self.run(remote_command.room_argv(path), timeout=20)
-            room = disk.room_of(*df.stdout.partition("\n\n")[::2])
-        return disk.refusal(number, message, path, verb, room=room, where=self.host)
+            free_space = disk.room_of(*df.stdout.partition("\n\n")[::2])
+        return disk.refusal(number, message, path, verb, free_space=free_space, host=self.host)
 
 
 def _make_feeder(channel: Channel, preamble: bytes, stdin: bytes | Iterable[bytes] | None) -> Feeder | None:

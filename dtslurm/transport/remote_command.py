@@ -201,24 +201,24 @@ class _Framed:
             return b""
         data, self._pending = self._pending + data, b""
         if self.begun is None:
-            mark = data.find(self.begin)
-            close = data.find(_FRAME_EDGE, mark + len(self.begin)) if mark >= 0 else -1
+            start = data.find(self.begin)
+            close = data.find(_FRAME_EDGE, start + len(self.begin)) if start >= 0 else -1
             if close < 0:
                 self._pending = data
                 return b""
-            self.noise = data[:mark]
-            self.begun = data[mark + len(self.begin) : close].decode("ascii", "replace").strip()
+            self.noise = data[:start]
+            self.begun = data[start + len(self.begin) : close].decode("ascii", "replace").strip()
             data = data[close + 1 :]
-        mark = data.find(self.end)
-        if mark >= 0:
-            close = data.find(_FRAME_EDGE, mark + len(self.end))
+        start = data.find(self.end)
+        if start >= 0:
+            close = data.find(_FRAME_EDGE, start + len(self.end))
             if close < 0:
-                self._pending = data[mark:]
+                self._pending = data[start:]
                 if len(self._pending) > _LONGEST_FRAME:
                     raise TransportError("the remote host closes an output endlessly")
             else:
-                self.ended = data[mark + len(self.end) : close].decode("ascii", "replace").strip()
-            return data[:mark]
+                self.ended = data[start + len(self.end) : close].decode("ascii", "replace").strip()
+            return data[:start]
         edge = data.rfind(_FRAME_EDGE)
         if edge >= 0 and self.end.startswith(data[edge:]):
             self._pending = data[edge:]
@@ -239,16 +239,16 @@ class CallOutputs:
     _err: _Framed = field(init=False)
 
     def __post_init__(self) -> None:
-        begin, end = (_FRAME_EDGE + f"{self.nonce}-{word}".encode() for word in ("begin", "end"))
-        self._out, self._err = _Framed(begin, end), _Framed(begin, end)
+        begin_mark, end_mark = (_FRAME_EDGE + f"{self.nonce}-{word}".encode() for word in ("begin", "end"))
+        self._out, self._err = _Framed(begin_mark, end_mark), _Framed(begin_mark, end_mark)
 
-    def feed(self, out: bytes, err: bytes) -> tuple[bytes, bytes]:
+    def feed(self, stdout: bytes, stderr: bytes) -> tuple[bytes, bytes]:
         """Consume bytes of both outputs; return those of the command.
 
         Raises:
             TransportError: more than 2 * `MOST_NOISE` bytes came before the opening frame.
         """
-        payloads = self._out.feed(out), self._err.feed(err)
+        payloads = self._out.feed(stdout), self._err.feed(stderr)
         if not self.begun and len(self._out.unframed()) + len(self._err.unframed()) > 2 * MOST_NOISE:
             raise TransportError(
                 "the remote host prints endlessly before it runs the command",

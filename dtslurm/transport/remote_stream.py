@@ -56,8 +56,8 @@ class RemoteStream(ChannelStream):
             return chunk
         return super().read(timeout)
 
-    def _payload(self, out: bytes, err: bytes) -> bytes:
-        stdout, stderr = self.answer.feed(out, err)
+    def _payload(self, stdout_bytes: bytes, stderr_bytes: bytes) -> bytes:
+        stdout, stderr = self.answer.feed(stdout_bytes, stderr_bytes)
         self._errors = (self._errors + stderr)[-_STDERR_TAIL_BYTES:]
         return stdout
 

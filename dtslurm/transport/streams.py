@@ -24,7 +24,7 @@ class ChannelStream:
         if stdin:
             self._stdin_chunks.put(stdin)
 
-    def _payload(self, out: bytes, err: bytes) -> bytes:
+    def _payload(self, stdout: bytes, stderr: bytes) -> bytes:
         """Return the bytes of the command's stdout among the channel's bytes."""
         raise NotImplementedError
 

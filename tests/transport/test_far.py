@@ -236,7 +236,7 @@ def test_ssh_error_messages_are_explained(said: str, kind: type[HostUnavailable]
 def test_quota_error_of_the_login_node_is_recognized(said: str) -> None:
     number = disk.number_of(said)
     assert disk.is_full(number)
-    error = disk.refusal(number, said, "/x", "write", room="file system /", where="login")
+    error = disk.refusal(number, said, "/x", "write", free_space="file system /", host="login")
     assert error.message == "quota exceeded: cannot write login:/x"
     assert "quota -s" in error.hint
 

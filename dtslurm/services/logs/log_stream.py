@@ -328,7 +328,7 @@ class LogStream:
             answers.read_text(values, "why", frames.SENDER),
         )
         offset = answers.read_whole(values, "offset", frames.SENDER)
-        inode = answers.read_whole(values, "inode", frames.SENDER, most=_LARGEST_INODE)
+        inode = answers.read_whole(values, "inode", frames.SENDER, maximum=_LARGEST_INODE)
         if len(name) > _LONGEST_NAME or (name not in self._files and len(self._files) >= _MOST_FILES):
             raise frames.protocol_error(
                 f"more than {_MOST_FILES:,} files, or a name that is too long for a log file"

@@ -44,7 +44,7 @@ def folder(env: Mapping[str, str]) -> Path:
     candidates.append(Path(TMP) / f"dtslurm-{os.getuid()}")
     if env.get("HOME"):
         candidates.append(Path(env["HOME"], ".cache", "dtslurm", f"ssh-{socket.gethostname().split('.')[0]}"))
-    rejected: tuple[Path, os.stat_result] | None = None
+    rejected_folder: tuple[Path, os.stat_result] | None = None
     for candidate in candidates:
         if len(os.fsencode(candidate)) + 1 + _NAME_CHARACTERS > LONGEST:
             continue
@@ -58,12 +58,12 @@ def folder(env: Mapping[str, str]) -> Path:
             ) from None
         if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077:
             return candidate
-        rejected = rejected or (candidate, status)
+        rejected_folder = rejected_folder or (candidate, status)
         if status.st_uid == os.getuid():
             break
-    if rejected is None:
+    if rejected_folder is None:
         raise TransportError("the path of every possible folder is too long for SSH's control sockets")
-    candidate, status = rejected
+    candidate, status = rejected_folder
     raise TransportError(
         f"{candidate} is not a private folder of your user, so SSH's control sockets would not be safe in it",
         evidence=[f"owner {status.st_uid}, mode {stat.filemode(status.st_mode)}"],
@@ -71,9 +71,9 @@ def folder(env: Mapping[str, str]) -> Path:
     )
 
 
-def socket_path(env: Mapping[str, str], *what: str | None) -> Path:
-    """Return the path of the control socket for the login that the strings in ``what`` identify."""
-    name = hashlib.sha256("\0".join(item or "" for item in what).encode()).hexdigest()
+def socket_path(env: Mapping[str, str], *login_parts: str | None) -> Path:
+    """Return the path of the control socket for the login that the strings in ``login_parts`` identify."""
+    name = hashlib.sha256("\0".join(item or "" for item in login_parts).encode()).hexdigest()
     return folder(env) / name[:_NAME_CHARACTERS]
 
 
@@ -138,17 +138,19 @@ def lock(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def turn(path: Path, most: int, deadline: float) -> Iterator[None]:
-    """Hold one of ``most`` session slots of the socket ``path``, shared by all processes of the user.
+def turn(path: Path, max_slots: int, deadline: float) -> Iterator[None]:
+    """Hold one of ``max_slots`` session slots of the socket ``path``, shared by all processes of the user.
 
     Raises:
         TimeoutError: no slot became free until ``deadline`` (of ``time.monotonic``).
     """
     with contextlib.ExitStack() as stack:
-        fds = [stack.enter_context(_open_lock_file(path.with_suffix(f".{slot}"))) for slot in range(most)]
+        fds = [
+            stack.enter_context(_open_lock_file(path.with_suffix(f".{slot}"))) for slot in range(max_slots)
+        ]
         while not any(map(_try_lock, fds)):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{most} commands of other programs are running on the host")
+                raise TimeoutError(f"{max_slots} commands of other programs are running on the host")
             time.sleep(_POLL_S)
         yield
 

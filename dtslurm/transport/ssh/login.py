@@ -26,28 +26,30 @@ _METHODS = {"publickey", "keyboard-interactive", "password"}
 Ask = Callable[[str, bool], str]
 
 
-def ask_at_terminal(question: str, seen: bool) -> str:
-    """Prompt the user at the terminal; echo the answer only if ``seen``."""
-    if not seen:
-        return getpass.getpass(question)
+def ask_at_terminal(prompt: str, echo: bool) -> str:
+    """Prompt the user at the terminal; echo the answer only if ``echo``."""
+    if not echo:
+        return getpass.getpass(prompt)
     with Path("/dev/tty").open("r+b", buffering=0) as terminal:
-        terminal.write(question.encode())
+        terminal.write(prompt.encode())
         return terminal.readline().decode().rstrip("\r\n")
 
 
-def authenticate(link: paramiko.Transport, target: Settings, env: Mapping[str, str], ask: Ask | None) -> None:
+def authenticate(
+    link: paramiko.Transport, target: Settings, env: Mapping[str, str], ask_user: Ask | None
+) -> None:
     """Log in, with as many authentication factors as the server requires.
 
     Args:
         link: a started client whose host key was verified.
         target: the user, host and keys.
         env: the environment, with the location of the SSH agent.
-        ask: prompts the user; None if there is no terminal.
+        ask_user: prompts the user; None if there is no terminal.
 
     Raises:
         LoginRefused: the server accepts none of the available methods.
     """
-    authentication = _Authentication(link, target, env, ask)
+    authentication = _Authentication(link, target, env, ask_user)
     try:
         allowed = link.auth_none(target.user)
     except BadAuthenticationType as error:
@@ -63,12 +65,12 @@ def authenticate(link: paramiko.Transport, target: Settings, env: Mapping[str, s
 
 class _Authentication:
     def __init__(
-        self, link: paramiko.Transport, target: Settings, env: Mapping[str, str], ask: Ask | None
+        self, link: paramiko.Transport, target: Settings, env: Mapping[str, str], ask_user: Ask | None
     ) -> None:
         self.link = link
         self.target = target
         self.env = env
-        self.ask = ask
+        self.ask = ask_user
         self.notes: list[str] = []
         self.asked = 0
         self._accepted_methods: set[str] = set()  # a method accepted for one factor is not tried for the next
@@ -95,11 +97,11 @@ class _Authentication:
                 return next_methods
         raise self.refused(allowed)
 
-    def refused(self, allowed: Sequence[str], said: str = "") -> LoginRefused:
+    def refused(self, allowed: Sequence[str], server_message: str = "") -> LoginRefused:
         """Return the error for a login that no available method completes."""
         ssh_message = f"{self.target.user}@{self.target.host}: Permission denied ({','.join(allowed)})."
-        messages = "\n".join([*self.notes, said, ssh_message])
-        error = ssh_errors.explain(self.target.host, messages, code=0, asked=self.ask is not None)
+        messages = "\n".join([*self.notes, server_message, ssh_message])
+        error = ssh_errors.explain(self.target.host, messages, code=0, was_prompted=self.ask is not None)
         message, hint = error.message, error.hint
         if self.asked >= TRIES:
             message = f"{self.target.host} did not accept the password or code, {self.asked} times"
@@ -187,15 +189,17 @@ class _Authentication:
                     break
         return None
 
-    def _answer_questions(self, title: str, told: str, questions: list[tuple[str, bool]]) -> list[str]:
-        ask = self.ask
-        if ask is None:
+    def _answer_questions(
+        self, title: str, instructions: str, questions: list[tuple[str, bool]]
+    ) -> list[str]:
+        ask_user = self.ask
+        if ask_user is None:
             return []
         target = f"({self.target.user}@{self.target.host}) "
-        preamble = "".join(f"{text}\n" for text in (title, told) if text)
+        preamble = "".join(f"{text}\n" for text in (title, instructions) if text)
         answers = []
-        for question, seen in questions:
-            answers.append(ask(f"{preamble}{target}{question}", seen))
+        for prompt, echo in questions:
+            answers.append(ask_user(f"{preamble}{target}{prompt}", echo))
             preamble = ""
         self.asked += bool(questions)
         return answers

@@ -52,8 +52,8 @@ class OpenSSHTransport(RemoteTransport):
 
     def logged_in(self) -> bool:
         """Return whether a command could run now over a login of this or another process of the user."""
-        own = control.socket_path(self._env, self._host, self._user, self._config)
-        return self._is_open() or control.alive(own)
+        own_socket = control.socket_path(self._env, self._host, self._user, self._config)
+        return self._is_open() or control.alive(own_socket)
 
     def _log_in(self) -> None:
         self._socket = self._find_or_make_login()
@@ -79,10 +79,10 @@ class OpenSSHTransport(RemoteTransport):
                 return own_socket
             settings = self._settings()
             user_socket = settings.get("controlpath", "none")
-            strict = settings.get("stricthostkeychecking") in _STRICT_VALUES
+            is_strict = settings.get("stricthostkeychecking") in _STRICT_VALUES
             if (
                 user_socket != "none"
-                and strict
+                and is_strict
                 and control.is_own_socket(Path(user_socket))
                 and control.alive(Path(user_socket))
             ):
@@ -112,7 +112,7 @@ class OpenSSHTransport(RemoteTransport):
         from dtslurm.transport.ssh import ssh_errors, strict_config
 
         may_prompt = has_terminal() if self.interactive is None else self.interactive
-        config = str(strict_config.write(self._env, self._config, asks=may_prompt))
+        config = str(strict_config.write(self._env, self._config, may_ask=may_prompt))
         options = {
             "ControlMaster": "yes",
             "ControlPath": control.quoted(path),
@@ -128,11 +128,11 @@ class OpenSSHTransport(RemoteTransport):
         flags = ["-v", "-T", "-N", "-f"]
         if may_prompt:
             command = self._ssh_argv(flags, options, config)
-            code, stderr = run_in_terminal(command, self._env, hidden=ssh_errors.CHATTER)
+            code, stderr = run_in_terminal(command, self._env, hidden_lines=ssh_errors.CHATTER)
         else:
             code, _, stderr = self._run_ssh(flags, {**options, "BatchMode": "yes"}, config)
         if code:
-            raise ssh_errors.explain(self._host, stderr, code=code, asked=may_prompt)
+            raise ssh_errors.explain(self._host, stderr, code=code, was_prompted=may_prompt)
         if not control.alive(path):
             raise HostUnavailable(f"ssh logged in to {self._host} but created no control socket")
 
@@ -146,7 +146,7 @@ class OpenSSHTransport(RemoteTransport):
         options = {"ControlPath": control.quoted(self._socket or Path("none")), **_FORCED_OPTIONS}
         return [*self._ssh_argv(["-tt"], options), shlex.join(argv)]
 
-    def _ssh_argv(self, words: list[str], options: Mapping[str, str], config: str | None = None) -> list[str]:
+    def _ssh_argv(self, args: list[str], options: Mapping[str, str], config: str | None = None) -> list[str]:
         ssh = shutil.which("ssh", path=self._env.get("PATH"))
         if ssh is None:
             raise CommandNotFound(
@@ -155,38 +155,38 @@ class OpenSSHTransport(RemoteTransport):
                 hint="install the OpenSSH client, or use --transport paramiko",
             )
         config = config or self._config
-        argv = [ssh, *(["-F", config] if config else []), *words]
+        argv = [ssh, *(["-F", config] if config else []), *args]
         for key, value in options.items():
             argv += ["-o", f"{key}={value}"]
         return [*argv, *(["-l", self._user] if self._user else []), "--", self._host]
 
     def _run_ssh(
-        self, words: list[str], options: Mapping[str, str] | None = None, config: str | None = None
+        self, args: list[str], options: Mapping[str, str] | None = None, config: str | None = None
     ) -> tuple[int, str, str]:
         """Run ssh without prompts until it ends; return its exit code, stdout and stderr."""
-        channel = self._start_ssh(self._ssh_argv(words, options or {}, config), stdin=False)
-        out, err = [], []
+        channel = self._start_ssh(self._ssh_argv(args, options or {}, config), stdin=False)
+        out_chunks, err_chunks = [], []
         size = 0
         deadline = time.monotonic() + _LOGIN_S
         try:
             while True:  # until the parent ends: its background master may keep stderr open
                 code = channel.code(0.0)
                 chunks = channel.read(0.05)
-                out.append(chunks[0])
-                err.append(chunks[1])
+                out_chunks.append(chunks[0])
+                err_chunks.append(chunks[1])
                 size += len(chunks[0]) + len(chunks[1])
                 if size > _MAX_LOGIN_OUTPUT:
                     raise HostUnavailable(
                         f"{self._host} prints endlessly during the login",
-                        evidence=text(b"".join(err)[-200:]).splitlines(),
+                        evidence=text(b"".join(err_chunks)[-200:]).splitlines(),
                     )
                 if code is not None and not any(chunks):
                     channel.release()  # the master's helpers (a ProxyJump process) must live on
-                    return code, text(b"".join(out)), text(b"".join(err))
+                    return code, text(b"".join(out_chunks)), text(b"".join(err_chunks))
                 if time.monotonic() > deadline:
                     raise HostUnavailable(
                         f"the login to {self._host} did not finish within {_LOGIN_S:g} s",
-                        evidence=text(b"".join(err)).splitlines(),
+                        evidence=text(b"".join(err_chunks)).splitlines(),
                         hint="the host or the network does not respond; try again later",
                     )
         finally:
@@ -212,12 +212,12 @@ class OpenSSHTransport(RemoteTransport):
         except OSError as error:
             raise TransportError("ssh could not be started", evidence=[str(error)]) from None
 
-    def _unstarted_error(self, words: str) -> SessionRefused | LinkLost | None:
+    def _unstarted_error(self, stderr: str) -> SessionRefused | LinkLost | None:
         from dtslurm.transport.ssh import ssh_errors
 
-        if ssh_errors.session_was_refused(words):
+        if ssh_errors.session_was_refused(stderr):
             return SessionRefused("the server allows no more sessions over one login (MaxSessions)")
-        if ssh_errors.master_is_gone(words):
+        if ssh_errors.master_is_gone(stderr):
             self._drop_if_dead()
             return LinkLost("the login ended just before the command")
         return None

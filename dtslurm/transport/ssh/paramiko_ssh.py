@@ -73,31 +73,35 @@ class ParamikoTransport(RemoteTransport):
         config = ssh_config.load(self._config)
         target = ssh_config.lookup(config, self._host, self._user)
         try:
-            self._link = self._connect(config, target, via=None, hops=0)
+            self._link = self._connect(config, target, jump_link=None, hops=0)
         except BaseException:
             self._disconnect()
             raise
 
     def _connect(
-        self, config: paramiko.SSHConfig, target: Settings, *, via: paramiko.Transport | None, hops: int
+        self, config: paramiko.SSHConfig, target: Settings, *, jump_link: paramiko.Transport | None, hops: int
     ) -> paramiko.Transport:
-        """Return a connection to ``target``, through ``via`` or through the target's own jump hosts."""
+        """Return a connection to ``target``, through ``jump_link`` or through the target's own jump hosts."""
         if hops > _MAX_HOPS:
             raise LoginRefused(
                 f"the route to {target.host} has more than {_MAX_HOPS} jump hosts",
                 hint="check ~/.ssh/config for a loop of ProxyJump",
             )
-        if via is None:
+        if jump_link is None:
             for jump in target.jumps:
-                via = self._connect(config, ssh_config.lookup(config, jump), via=via, hops=hops + 1)
-        with _explain_errors(target, jumped=via is not None):
+                jump_link = self._connect(
+                    config, ssh_config.lookup(config, jump), jump_link=jump_link, hops=hops + 1
+                )
+        with _explain_errors(target, by_jump_host=jump_link is not None):
             link = paramiko.Transport(
-                self._open_socket(target, via), default_window_size=_WINDOW, default_max_packet_size=_PACKET
+                self._open_socket(target, jump_link),
+                default_window_size=_WINDOW,
+                default_max_packet_size=_PACKET,
             )
         self._resources.callback(link.close)
         link.banner_timeout = link.handshake_timeout = target.connect_s
         known_lines = _read_known_hosts(target)
-        with _explain_errors(target, jumped=via is not None):
+        with _explain_errors(target, by_jump_host=jump_link is not None):
             options = link.get_security_options()
             key_types = _sort_key_types(
                 options.key_types, known_hosts.kinds(known_lines, _key_name(target), _key_port(target))
@@ -116,11 +120,11 @@ class ParamikoTransport(RemoteTransport):
         return self._prompt or (login.ask_at_terminal if has_terminal() else None)
 
     def _open_socket(
-        self, target: Settings, via: paramiko.Transport | None
+        self, target: Settings, jump_link: paramiko.Transport | None
     ) -> socket.socket | paramiko.Channel:
-        if via is not None:
+        if jump_link is not None:
             address = (target.name, target.port)
-            return via.open_channel("direct-tcpip", address, ("127.0.0.1", 0), timeout=target.connect_s)
+            return jump_link.open_channel("direct-tcpip", address, ("127.0.0.1", 0), timeout=target.connect_s)
         if target.command:
             tokens = {
                 "%h": target.name,
@@ -131,15 +135,15 @@ class ParamikoTransport(RemoteTransport):
             }
             carrier = CarrierProcess(_substitute_tokens(target.command, tokens), self._env)
             self._resources.callback(carrier.close)
-            ours = carrier.socket
+            own_socket = carrier.socket
         else:
-            ours = socket.create_connection((target.name, target.port), timeout=target.connect_s)
-            ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            own_socket = socket.create_connection((target.name, target.port), timeout=target.connect_s)
+            own_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if hasattr(socket, "TCP_USER_TIMEOUT"):  # end the connection if the keepalives are lost
-                ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TCP_USER_TIMEOUT_MS)
-            ours.settimeout(None)
-            self._resources.callback(ours.close)
-        return ours
+                own_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TCP_USER_TIMEOUT_MS)
+            own_socket.settimeout(None)
+            self._resources.callback(own_socket.close)
+        return own_socket
 
     # ---- sessions on it
 
@@ -164,7 +168,7 @@ class ParamikoTransport(RemoteTransport):
             raise LinkLost(f"the connection ended just before the command ({error})") from None
         return SessionChannel(session, line, stdin=stdin)
 
-    def _unstarted_error(self, words: str) -> SessionRefused | LinkLost | None:
+    def _unstarted_error(self, stderr: str) -> SessionRefused | LinkLost | None:
         return None  # `_start_session` already detects a refused session
 
 
@@ -234,7 +238,7 @@ class SessionChannel:
 
 
 @contextlib.contextmanager
-def _explain_errors(target: Settings, *, jumped: bool) -> Iterator[None]:
+def _explain_errors(target: Settings, *, by_jump_host: bool) -> Iterator[None]:
     """Convert errors of the network and of paramiko into errors that name the host."""
     host, start_s = target.host, time.monotonic()
     try:
@@ -251,7 +255,7 @@ def _explain_errors(target: Settings, *, jumped: bool) -> Iterator[None]:
         elif "banner" in message:
             message = (
                 f"stdio forwarding failed: {message}"
-                if jumped
+                if by_jump_host
                 else f"Connection closed by the host: {message}"
             )
         raise ssh_errors.explain(host, message, code=0) from None
@@ -274,18 +278,20 @@ def _key_port(target: Settings) -> int:
     return 22 if target.key_name else target.port
 
 
-def _sort_key_types(offered: Sequence[str], known: list[str]) -> list[str]:
+def _sort_key_types(offered_kinds: Sequence[str], known_kinds: list[str]) -> list[str]:
     """Return the offered key types, with those first for which a key is known."""
     preferred = [
-        kind for kind in offered if kind in known or (kind.startswith("rsa-sha2") and "ssh-rsa" in known)
+        kind
+        for kind in offered_kinds
+        if kind in known_kinds or (kind.startswith("rsa-sha2") and "ssh-rsa" in known_kinds)
     ]
-    return [*preferred, *(kind for kind in offered if kind not in preferred)]
+    return [*preferred, *(kind for kind in offered_kinds if kind not in preferred)]
 
 
-def _check_key(key: paramiko.PKey, target: Settings, known: list[known_hosts.Line]) -> None:
+def _check_key(key: paramiko.PKey, target: Settings, known_lines: list[known_hosts.Line]) -> None:
     """Raise ``LoginRefused`` unless known_hosts lists the host's key."""
     host, port = _key_name(target), _key_port(target)
-    check, line = known_hosts.judge(known, host, port, key.get_name(), key.get_base64())
+    check, line = known_hosts.judge(known_lines, host, port, key.get_name(), key.get_base64())
     if check is known_hosts.KeyCheck.KNOWN:
         return
     sha256 = known_hosts.fingerprint(key.asbytes())
@@ -303,10 +309,10 @@ def _check_key(key: paramiko.PKey, target: Settings, known: list[known_hosts.Lin
     raise ssh_errors.explain(target.host, message, code=0, fingerprint=sha256)
 
 
-def _substitute_tokens(command: str, words: Mapping[str, str]) -> str:
-    filled, rest = "", command
-    while (index := rest.find("%")) >= 0:
-        token = rest[index : index + 2]
-        filled += rest[:index] + words.get(token, token)
-        rest = rest[index + 2 :]
-    return filled + rest
+def _substitute_tokens(command: str, values: Mapping[str, str]) -> str:
+    result, remainder = "", command
+    while (index := remainder.find("%")) >= 0:
+        token = remainder[index : index + 2]
+        result += remainder[:index] + values.get(token, token)
+        remainder = remainder[index + 2 :]
+    return result + remainder

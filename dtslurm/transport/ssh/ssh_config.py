@@ -70,11 +70,9 @@ def load(path: str | None) -> SSHConfig:
     from paramiko.ssh_exception import ConfigParseError
 
     if path is None:
-        text = (
-            f"{_read(Path('~/.ssh/config'), needed=False)}\nMatch all\n{_read(Path(_SYSTEM), needed=False)}"
-        )
+        text = f"{_read(Path('~/.ssh/config'), is_required=False)}\nMatch all\n{_read(Path(_SYSTEM), is_required=False)}"
     else:
-        text = _read(Path(path), needed=True)
+        text = _read(Path(path), is_required=True)
     try:
         return SSHConfig.from_text(text)
     except (ConfigParseError, ValueError) as error:
@@ -85,11 +83,11 @@ def load(path: str | None) -> SSHConfig:
         ) from None
 
 
-def _read(path: Path, *, needed: bool, depth: int = 0) -> str:
+def _read(path: Path, *, is_required: bool, depth: int = 0) -> str:
     try:
         text = expand_home(path).read_text(encoding="utf-8", errors="surrogateescape")
     except (OSError, RuntimeError) as error:
-        if not needed:
+        if not is_required:
             return ""
         raise LoginRefused("the SSH configuration cannot be read", evidence=[str(error)]) from None
     lines = []
@@ -103,16 +101,19 @@ def _read(path: Path, *, needed: bool, depth: int = 0) -> str:
         elif depth < _MAX_INCLUDE_DEPTH:
             included_paths = _find_included(include.group(1), path)
             lines += [
-                *(_read(included_path, needed=False, depth=depth + 1) for included_path in included_paths),
+                *(
+                    _read(included_path, is_required=False, depth=depth + 1)
+                    for included_path in included_paths
+                ),
                 block,
             ]
     return "\n".join(lines)
 
 
-def _find_included(words: str, path: Path) -> list[Path]:
+def _find_included(patterns: str, path: Path) -> list[Path]:
     base = Path("/etc/ssh") if str(path) == _SYSTEM else Path("~/.ssh").expanduser()
     included_paths: list[Path] = []
-    for word in shlex.split(words):
+    for word in shlex.split(patterns):
         pattern = base / expand_home(word)
         included_paths += sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
     return included_paths
@@ -136,31 +137,31 @@ def lookup(config: SSHConfig, target: str, user: str | None = None) -> Settings:
         ) from None
 
 
-def _settings(found: Mapping[str, Any], host: str, user: str | None, port: int | None) -> Settings:
-    number = port or int(found.get("port", 22))
-    identity_files: str | list[str] = found.get("identityfile", [])
+def _settings(values: Mapping[str, Any], host: str, user: str | None, port: int | None) -> Settings:
+    number = port or int(values.get("port", 22))
+    identity_files: str | list[str] = values.get("identityfile", [])
     keys = [
         expand_home(file)
         for file in ([identity_files] if isinstance(identity_files, str) else identity_files)
     ]
-    jumps = found.get("proxyjump") or "none"
-    command = found.get("proxycommand") or "none"
-    known_hosts_files = found.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2")
-    known_hosts_files += " " + found.get(
+    jumps = values.get("proxyjump") or "none"
+    command = values.get("proxycommand") or "none"
+    known_hosts_files = values.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2")
+    known_hosts_files += " " + values.get(
         "globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
     )
-    agent = found.get("identityagent")
-    connect_timeout = found.get("connecttimeout", "none")
+    agent = values.get("identityagent")
+    connect_timeout = values.get("connecttimeout", "none")
     return Settings(
         host=host,
-        name=found["hostname"],
+        name=values["hostname"],
         port=number,
-        user=user or found.get("user") or _local_user_name(),
-        key_name=found.get("hostkeyalias", ""),
+        user=user or values.get("user") or _local_user_name(),
+        key_name=values.get("hostkeyalias", ""),
         jumps=() if jumps.lower() == "none" else tuple(jumps.split(",")),
         command=None if command.lower() == "none" or jumps.lower() != "none" else command,
         keys=tuple(keys or (Path("~/.ssh").expanduser() / key for key in _DEFAULT_KEYS)),
-        only_keys=found.get("identitiesonly", "no").lower() == "yes",
+        only_keys=values.get("identitiesonly", "no").lower() == "yes",
         agent=None if agent is None or agent == "SSH_AUTH_SOCK" else str(expand_home(agent)),
         known=tuple(expand_home(file) for file in shlex.split(known_hosts_files) if file.lower() != "none"),
         connect_s=float(connect_timeout)
@@ -172,10 +173,10 @@ def _settings(found: Mapping[str, Any], host: str, user: str | None, port: int |
 def _split(target: str) -> tuple[str | None, int | None, str]:
     """Return user, port and host of ``[user@]host[:port]``; an IPv6 address is in brackets."""
     target = target.strip().removeprefix("ssh://")
-    user, _, rest = target.rpartition("@")
-    match = re.fullmatch(r"\[(.+)\](?::(\d+))?|([^:]+)(?::(\d+))?", rest)
+    user, _, host_and_port = target.rpartition("@")
+    match = re.fullmatch(r"\[(.+)\](?::(\d+))?|([^:]+)(?::(\d+))?", host_and_port)
     if match is None:
-        return user or None, None, rest
+        return user or None, None, host_and_port
     port = match.group(2) or match.group(4)
     return user or None, int(port) if port else None, match.group(1) or match.group(3)
 

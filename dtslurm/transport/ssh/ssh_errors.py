@@ -134,24 +134,26 @@ _MASTER_GONE = re.compile(
 _SESSION_REFUSED = re.compile(r"session request failed|Session open refused by peer|no more sessions")
 
 
-def explain(host: str, said: str, *, code: int, fingerprint: str = "", asked: bool = False) -> TransportError:
+def explain(
+    host: str, stderr: str, *, code: int, fingerprint: str = "", was_prompted: bool = False
+) -> TransportError:
     """Return the error of a failed login.
 
     Args:
         host: the host as the user names it.
-        said: ssh's stderr, with or without ``-v``.
+        stderr: ssh's stderr, with or without ``-v``.
         code: ssh's exit code.
         fingerprint: the fingerprint of the host's key, if the caller knows it.
-        asked: whether the user could answer ssh's prompts.
+        was_prompted: whether the user could answer ssh's prompts.
     """
-    shown_keys = _SHOWN_KEY.findall(said)
-    jump_host = _UNREACHED.search(said) if _PROXY_MARK in said else None
-    said = "\n".join(line for line in said.splitlines() if not CHATTER.match(line))
-    evidence = [line for line in said.splitlines() if not _NOT_EVIDENCE.match(line)][-_MAX_EVIDENCE:]
+    shown_keys = _SHOWN_KEY.findall(stderr)
+    jump_host = _UNREACHED.search(stderr) if _PROXY_MARK in stderr else None
+    stderr = "\n".join(line for line in stderr.splitlines() if not CHATTER.match(line))
+    evidence = [line for line in stderr.splitlines() if not _NOT_EVIDENCE.match(line)][-_MAX_EVIDENCE:]
     for rule in _RULES:
-        if not re.search(rule.pattern, said, re.IGNORECASE):
+        if not re.search(rule.pattern, stderr, re.IGNORECASE):
             continue
-        fingerprint_match = _FINGERPRINT.search(said)
+        fingerprint_match = _FINGERPRINT.search(stderr)
         key = (
             fingerprint
             or (fingerprint_match.group() if fingerprint_match else "")
@@ -160,8 +162,10 @@ def explain(host: str, said: str, *, code: int, fingerprint: str = "", asked: bo
         substitutions = {
             "host": f"the jump host {jump_host[1]}" if jump_host else host,
             "shown": f" ({key})" if key else "",
-            "methods": _describe_methods(said),
-            "login": (_KEYS_HINT if asked or _accepts_only_keys(said) else _TERMINAL_HINT).format(host=host),
+            "methods": _describe_methods(stderr),
+            "login": (_KEYS_HINT if was_prompted or _accepts_only_keys(stderr) else _TERMINAL_HINT).format(
+                host=host
+            ),
         }
         error_class = LoginRefused if rule.refused else HostUnavailable
         return error_class(
@@ -173,25 +177,27 @@ def explain(host: str, said: str, *, code: int, fingerprint: str = "", asked: bo
     )
 
 
-def master_is_gone(said: str) -> bool:
+def master_is_gone(stderr: str) -> bool:
     """Whether ssh's message says that it could not reach its master, so that nothing was sent."""
-    return _MASTER_GONE.search(said) is not None
+    return _MASTER_GONE.search(stderr) is not None
 
 
-def session_was_refused(said: str) -> bool:
+def session_was_refused(stderr: str) -> bool:
     """Whether ssh's message says that the server accepts no more sessions, so that nothing was run."""
-    return _SESSION_REFUSED.search(said) is not None
+    return _SESSION_REFUSED.search(stderr) is not None
 
 
-def _parse_methods(said: str) -> list[str]:
-    matches = re.findall(r"Permission denied \(([a-z0-9,@.\-]+)\)", said)
+def _parse_methods(stderr: str) -> list[str]:
+    matches = re.findall(r"Permission denied \(([a-z0-9,@.\-]+)\)", stderr)
     return matches[-1].split(",") if matches else []
 
 
-def _describe_methods(said: str) -> str:
-    methods = _parse_methods(said)
+def _describe_methods(stderr: str) -> str:
+    methods = _parse_methods(stderr)
     return f"; accepted methods: {', '.join(methods)}" if methods else ""
 
 
-def _accepts_only_keys(said: str) -> bool:
-    return bool(_parse_methods(said)) and not {"password", "keyboard-interactive"} & set(_parse_methods(said))
+def _accepts_only_keys(stderr: str) -> bool:
+    return bool(_parse_methods(stderr)) and not {"password", "keyboard-interactive"} & set(
+        _parse_methods(stderr)
+    )

@@ -17,12 +17,12 @@ from dtslurm.transport.ssh import control
 _DEFAULT_FILES = ("~/.ssh/config", "/etc/ssh/ssh_config")
 
 
-def write(env: Mapping[str, str], config: str | None, *, asks: bool) -> Path:
+def write(env: Mapping[str, str], config: str | None, *, may_ask: bool) -> Path:
     """Return the path of the file; write it into the private folder of the control sockets if it is missing.
 
     Args:
         config: the user's configuration file, None for the default files.
-        asks: whether the user may accept an unknown key; changed and revoked keys are always refused.
+        may_ask: whether the user may accept an unknown key; changed and revoked keys are always refused.
 
     Raises:
         TransportError: there is no private folder.
@@ -30,7 +30,7 @@ def write(env: Mapping[str, str], config: str | None, *, asks: bool) -> Path:
     """
     files = _DEFAULT_FILES if config is None else (str(Path(config).absolute()),)
     lines = [
-        f"StrictHostKeyChecking {'ask' if asks else 'yes'}",
+        f"StrictHostKeyChecking {'ask' if may_ask else 'yes'}",
         *(f"Include {_quoted(file)}" for file in files),
     ]
     data = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
