@@ -80,16 +80,16 @@ class Scheduler(Protocol):
         """
         ...
 
-    def cancel(self, job_ids: Sequence[str], look: Look | None = None) -> None:
+    def cancel(self, job_ids: Sequence[str], inspect_jobs: Look | None = None) -> None:
         """Cancel jobs. Raise ``SlurmError`` with the scheduler's message if the scheduler refuses.
 
         Args:
-            look: a function that this method calls before it changes any job. Exceptions of ``look``
+            inspect_jobs: a function that this method calls before it changes any job. Exceptions of ``inspect_jobs``
                 propagate to the caller, here and in the methods below.
         """
         ...
 
-    def requeue(self, job_ids: Sequence[str], look: Look | None = None) -> PartialResult | None:
+    def requeue(self, job_ids: Sequence[str], inspect_jobs: Look | None = None) -> PartialResult | None:
         """Requeue running or ended jobs under the same job id.
 
         Returns:
@@ -102,11 +102,11 @@ class Scheduler(Protocol):
         """Send a signal (``SIGUSR2``) to the tasks of running jobs."""
         ...
 
-    def hold(self, job_ids: Sequence[str], look: Look | None = None) -> None:
+    def hold(self, job_ids: Sequence[str], inspect_jobs: Look | None = None) -> None:
         """Keep pending jobs from starting."""
         ...
 
-    def release(self, job_ids: Sequence[str], look: Look | None = None) -> None:
+    def release(self, job_ids: Sequence[str], inspect_jobs: Look | None = None) -> None:
         """Let held jobs start again."""
         ...
 

@@ -28,21 +28,21 @@ class JobTable:
 
     def belonging(self, job_id: str) -> list[JobStatus]:
         """Return the jobs that `covering` finds, sorted by task number."""
-        return in_order(self.covering(job_id), job_id)
+        return sort_tasks(self.covering(job_id), job_id)
 
 
-def in_order(jobs: Sequence[JobStatus], asked: str) -> list[JobStatus]:
-    """Sort tasks by number. If ``asked`` is a single task, replace the id of a folded record by it."""
-    ordered = sorted(jobs, key=lambda job: [int(number) for number in re.findall(r"\d+", job.job_id)][:2])
-    if asked != base_id(asked):
-        return [replace(job, job_id=asked) if "_[" in job.job_id else job for job in ordered]
-    return ordered
+def sort_tasks(jobs: Sequence[JobStatus], requested_id: str) -> list[JobStatus]:
+    """Sort tasks by number. If ``requested_id`` is a single task, replace the id of a folded record by it."""
+    sorted_jobs = sorted(jobs, key=lambda job: [int(number) for number in re.findall(r"\d+", job.job_id)][:2])
+    if requested_id != base_id(requested_id):
+        return [replace(job, job_id=requested_id) if "_[" in job.job_id else job for job in sorted_jobs]
+    return sorted_jobs
 
 
-def unlisted(tasks: Sequence[JobStatus], listed: Sequence[JobStatus]) -> list[JobStatus]:
-    """Return the array tasks that are absent from ``listed``, also as members of a folded record."""
-    listed_ids = {job.job_id for job in listed}
-    expressions = [job.job_id.partition("_")[2] for job in listed if "_[" in job.job_id]
+def select_unlisted_tasks(tasks: Sequence[JobStatus], listed_jobs: Sequence[JobStatus]) -> list[JobStatus]:
+    """Return the array tasks that are absent from ``listed_jobs``, also as members of a folded record."""
+    listed_ids = {job.job_id for job in listed_jobs}
+    expressions = [job.job_id.partition("_")[2] for job in listed_jobs if "_[" in job.job_id]
     folded_ranges = [numbers for expression in expressions for numbers in task_ranges(expression)]
     missing = []
     for task in tasks:

@@ -229,10 +229,10 @@ class LocalScheduler:
         return records
 
     def _to_status(self, record: Record, now: float) -> JobStatus:
-        running = record["state"] == "RUNNING"
+        is_running = record["state"] == "RUNNING"
         state = JobState(record["state"])
         reason = "" if record["reason"] == "None" else str(record["reason"])
-        if running and record["host"] != local_machine.host():
+        if is_running and record["host"] != local_machine.host():
             state, reason = JobState.UNKNOWN, ELSEWHERE.format(record["host"])
         start, limit = _to_whole_seconds(record.get("start_time")), record["time_limit"]
         has_started = start is not None
@@ -252,8 +252,8 @@ class LocalScheduler:
             submit_time=_to_whole_seconds(record["submit_time"]),
             start_time=start,
             end_time=_to_whole_seconds(record.get("end_time")),
-            time_left=max(0, int(start + limit - now)) if running and start and limit else None,
-            time_limit=int(limit) if running and limit else None,
+            time_left=max(0, int(start + limit - now)) if is_running and start and limit else None,
+            time_limit=int(limit) if is_running and limit else None,
             restarts=record["restarts"],
             comment=record["comment"],
             source="local",
@@ -262,48 +262,48 @@ class LocalScheduler:
 
     # ---- Changes ----
 
-    def cancel(self, job_ids: Sequence[str], look: Look | None = None) -> None:
+    def cancel(self, job_ids: Sequence[str], inspect_jobs: Look | None = None) -> None:
         """End jobs: SIGTERM, then SIGKILL after ``kill_wait``. Jobs that have ended are not changed.
 
         Raises:
             JobNotFound: a job does not exist; the other jobs were ended.
         """
-        self._apply_to_each(job_ids, queue.cancel, look)
+        self._apply_to_each(job_ids, queue.cancel, inspect_jobs)
 
-    def requeue(self, job_ids: Sequence[str], look: Look | None = None) -> None:
+    def requeue(self, job_ids: Sequence[str], inspect_jobs: Look | None = None) -> None:
         """Requeue running or ended jobs under the same job id.
 
         Raises:
             SlurmError: a job is already pending, forbids requeueing, or does not exist.
         """
         requeueable_states = ("RUNNING", *queue.ENDED)
-        self._apply_to_each(job_ids, queue.requeue, look, of_array=requeueable_states)
+        self._apply_to_each(job_ids, queue.requeue, inspect_jobs, of_array=requeueable_states)
 
     def signal(self, job_ids: Sequence[str], name: str) -> None:
         """Send a signal to the tasks of running jobs; see `Scheduler.signal`."""
         self._apply_to_each(job_ids, lambda state, record: queue.signal_steps(state, record, name), None)
 
-    def hold(self, job_ids: Sequence[str], look: Look | None = None) -> None:
+    def hold(self, job_ids: Sequence[str], inspect_jobs: Look | None = None) -> None:
         """Keep pending jobs from starting.
 
         Raises:
             SlurmError: a job is no longer pending or does not exist.
         """
-        self._apply_to_each(job_ids, queue.hold, look, of_array=("PENDING",))
+        self._apply_to_each(job_ids, queue.hold, inspect_jobs, of_array=("PENDING",))
 
-    def release(self, job_ids: Sequence[str], look: Look | None = None) -> None:
+    def release(self, job_ids: Sequence[str], inspect_jobs: Look | None = None) -> None:
         """Let held jobs start again.
 
         Raises:
             SlurmError: a job is no longer pending or does not exist.
         """
-        self._apply_to_each(job_ids, queue.release, look, of_array=("PENDING",))
+        self._apply_to_each(job_ids, queue.release, inspect_jobs, of_array=("PENDING",))
 
     def _apply_to_each(
         self,
         job_ids: Sequence[str],
         action: Callable[[State, Record], None],
-        look: Look | None,
+        inspect_jobs: Look | None,
         of_array: Sequence[str] = (),
     ) -> None:
         """Apply an action to each job.
@@ -311,26 +311,28 @@ class LocalScheduler:
         Of a whole array, change only the tasks whose state is in ``of_array``, or all tasks if no task is in
         such a state.
         """
-        missing, refused = [], []
-        if look is not None:
-            look(self.query(job_ids))
+        missing_ids, refusals = [], []
+        if inspect_jobs is not None:
+            inspect_jobs(self.query(job_ids))
         with self._locked_state() as state:
             for job in job_ids:
                 records = self._find_records(job)
                 if not records:
-                    missing.append(job)
+                    missing_ids.append(job)
                 if len(records) > 1:
                     records = [record for record in records if record["state"] in of_array] or records
                 for record in records:
                     try:
                         action(state, record)
                     except Refused as error:
-                        refused += error.problems
+                        refusals += error.problems
         self._start_ready_jobs()
-        if missing:
-            raise JobNotFound(f"the embedded scheduler has no job {', '.join(missing)}", evidence=refused)
-        if refused:
-            raise SlurmError("the embedded scheduler refused", evidence=refused)
+        if missing_ids:
+            raise JobNotFound(
+                f"the embedded scheduler has no job {', '.join(missing_ids)}", evidence=refusals
+            )
+        if refusals:
+            raise SlurmError("the embedded scheduler refused", evidence=refusals)
 
     def _start_ready_jobs(self) -> None:
         """Start the pending jobs that can run now."""
@@ -351,5 +353,5 @@ class LocalScheduler:
             ) from error
 
 
-def _to_whole_seconds(moment: float | None) -> int | None:
-    return None if moment is None else int(moment)
+def _to_whole_seconds(time: float | None) -> int | None:
+    return None if time is None else int(time)

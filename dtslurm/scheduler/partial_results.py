@@ -20,29 +20,29 @@ def parse_partial_result(job_ids: Sequence[str], answer: Completed) -> PartialRe
     answers = split_by_job(answer.stderr)
     # If a message names no job, a job without a message may have been changed or not.
     all_name_a_job = all(line.job for line in answers)
-    done = []
+    changed_ids = []
     for job_id in job_ids:
         job_answers = [line for line in answers if line.job and _is_about(line.job, job_id)]
         if any(line.done for line in job_answers) or (all_name_a_job and answers and not job_answers):
-            done.append(job_id)
-    if not done:
+            changed_ids.append(job_id)
+    if not changed_ids:
         raise failure(answer)
-    unchanged = [line for line in answers if not line.done]
+    unchanged_lines = [line for line in answers if not line.done]
     return PartialResult(
-        tuple(done),
-        waiting=tuple(line.job for line in unchanged if line.pending),
-        refused=tuple(": ".join(filter(None, line)) for line in unchanged if not line.pending),
+        tuple(changed_ids),
+        waiting=tuple(line.job for line in unchanged_lines if line.pending),
+        refused=tuple(": ".join(filter(None, line)) for line in unchanged_lines if not line.pending),
     )
 
 
-def _is_about(told: str, asked: str) -> bool:
+def _is_about(listed_id: str, requested_id: str) -> bool:
     """Return whether a message of scontrol (``23_0-1,3: ...``) is about the requested job, array or tasks.
 
     Args:
-        told: the job or tasks that the message names, such as ``23_0-1,3``.
-        asked: the requested id.
+        listed_id: the job or tasks that the message names, such as ``23_0-1,3``.
+        requested_id: the requested id.
     """
-    array, _, tasks = told.partition("_")
-    if array_of_task(asked) and "[" in asked:
-        return array == base_id(asked)
-    return matches_job_id(f"{array}_[{tasks}]" if tasks else array, asked)
+    array, _, tasks = listed_id.partition("_")
+    if array_of_task(requested_id) and "[" in requested_id:
+        return array == base_id(requested_id)
+    return matches_job_id(f"{array}_[{tasks}]" if tasks else array, requested_id)

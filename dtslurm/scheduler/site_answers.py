@@ -29,16 +29,16 @@ class SiteAnswers:
     """
 
     def __init__(
-        self, clock: Callable[[], float], keeper: AnswerCache | None = None, place: str = ""
+        self, clock: Callable[[], float], shared_cache: AnswerCache | None = None, scope: str = ""
     ) -> None:
         """Create an empty cache.
 
         Args:
             clock: returns the current time in seconds since the epoch.
-            keeper: the cache shared with other processes, if any.
-            place: identifies this Slurm installation and user among all that share ``keeper``.
+            shared_cache: the cache shared with other processes, if any.
+            scope: identifies this Slurm installation and user among all that share ``shared_cache``.
         """
-        self._clock, self._keeper, self._place = clock, keeper, place
+        self._clock, self._shared_cache, self._scope = clock, shared_cache, scope
         self._answers: dict[tuple[str, ...], tuple[float, str]] = {}
         self._invalid_before = float("-inf")
 
@@ -50,12 +50,12 @@ class SiteAnswers:
         self._answers[tuple(argv)] = asked_at, output
         return output
 
-    def put(self, argv: Sequence[str], asked_at: float, told: str) -> None:
+    def put(self, argv: Sequence[str], asked_at: float, output: str) -> None:
         """Store the output of a command that was run at ``asked_at``."""
-        self._answers[tuple(argv)] = asked_at, told
-        if self._keeper is not None:
-            self._keeper.put(
-                self._cache_key(argv), f"{asked_at}\n".encode() + zlib.compress(told.encode(), 1)
+        self._answers[tuple(argv)] = asked_at, output
+        if self._shared_cache is not None:
+            self._shared_cache.put(
+                self._cache_key(argv), f"{asked_at}\n".encode() + zlib.compress(output.encode(), 1)
             )
 
     def forget(self) -> None:
@@ -67,12 +67,12 @@ class SiteAnswers:
         return 0 <= self._clock() - time < KEPT_S
 
     def _load_shared(self, argv: Sequence[str]) -> tuple[float, str]:
-        data = self._keeper.get(self._cache_key(argv)) if self._keeper is not None else None
+        data = self._shared_cache.get(self._cache_key(argv)) if self._shared_cache is not None else None
         if data is None:
             return float("-inf"), ""
-        asked_at, _, compressed = data.partition(b"\n")
-        return float(asked_at), zlib.decompress(compressed).decode()
+        asked_at, _, compressed_output = data.partition(b"\n")
+        return float(asked_at), zlib.decompress(compressed_output).decode()
 
     def _cache_key(self, argv: Sequence[str]) -> str:
-        words = "\0".join([self._place, *argv])
-        return hashlib.sha256(words.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+        key_text = "\0".join([self._scope, *argv])
+        return hashlib.sha256(key_text.encode("utf-8", "surrogateescape")).hexdigest()[:32]

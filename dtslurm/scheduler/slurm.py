@@ -21,7 +21,7 @@ from dtslurm.model.runs.queue import QueueMemory
 from dtslurm.model.runs.record import OUR_MARK
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.scheduler.base import SUBMIT_TIMEOUT_S, Look, PartialResult
-from dtslurm.scheduler.job_table import JobTable, in_order, unlisted
+from dtslurm.scheduler.job_table import JobTable, select_unlisted_tasks, sort_tasks
 from dtslurm.scheduler.partial_results import parse_partial_result
 from dtslurm.scheduler.site_answers import AnswerCache, SiteAnswers
 from dtslurm.scheduler.slurm_client import SlurmClient, failure
@@ -52,23 +52,23 @@ class SlurmScheduler:
         *,
         clock: Callable[[], float] = time.time,
         uid: Callable[[], int | None] | None = None,
-        keeper: AnswerCache | None = None,
-        place: str = "",
+        shared_cache: AnswerCache | None = None,
+        scope: str = "",
     ) -> None:
         """Create the scheduler; this runs no command.
 
         Args:
             clock: returns the current time in seconds since the epoch.
             uid: returns the user id on the host where the commands run, if it is known without a query there.
-            keeper: the cache that shares the cluster's answers with other processes; see `SiteAnswers`.
-            place: identifies this Slurm installation and user in ``keeper``.
+            shared_cache: the cache that shares the cluster's answers with other processes; see `SiteAnswers`.
+            scope: identifies this Slurm installation and user in ``shared_cache``.
         """
         self._slurm = SlurmClient(transport, clock=clock, uid=uid)
         self._queried_at = self._query_duration_s = 0.0
         self._live: list[JobStatus] = []
         self._ended: dict[tuple[str, int | None], JobStatus] = {}
         self._accounting_queries: dict[str, tuple[float, int]] = {}
-        self._site_answers = SiteAnswers(clock, keeper, place)
+        self._site_answers = SiteAnswers(clock, shared_cache, scope)
         self._completed_profile: tuple[float, ClusterProfile, ClusterProfile] | None = None
 
     @property
@@ -90,11 +90,15 @@ class SlurmScheduler:
         )
 
     @memory.setter
-    def memory(self, heard: QueueMemory) -> None:
-        self._queried_at, self._query_duration_s, self._live = heard.asked_at, heard.took_s, list(heard.jobs)
-        self._ended = {(job.job_id, job.submit_time): job for job in heard.ended}
-        self._accounting_queries = dict(heard.looked)
-        self._slurm.accounting, self._slurm.columns = heard.accounting, heard.columns
+    def memory(self, queue_memory: QueueMemory) -> None:
+        self._queried_at, self._query_duration_s, self._live = (
+            queue_memory.asked_at,
+            queue_memory.took_s,
+            list(queue_memory.jobs),
+        )
+        self._ended = {(job.job_id, job.submit_time): job for job in queue_memory.ended}
+        self._accounting_queries = dict(queue_memory.looked)
+        self._slurm.accounting, self._slurm.columns = queue_memory.accounting, queue_memory.columns
 
     def profile(self, profile: ClusterProfile) -> ClusterProfile:
         """Add partitions and node types to a profile that lacks them; see `Scheduler.profile`."""
@@ -154,13 +158,13 @@ class SlurmScheduler:
         """Return an error for each ``srun --mpi`` type in the script that srun here does not offer."""
         from dtslurm.slurm.script import mpi_types
 
-        requested = mpi_types(submission.script)
-        offered = parse.mpi_types(self._query_cluster(commands.mpi_types())) if requested else []
+        requested_types = mpi_types(submission.script)
+        offered_types = parse.mpi_types(self._query_cluster(commands.mpi_types())) if requested_types else []
         return [
-            f"srun --mpi={name}: this Slurm offers {', '.join(offered)} (srun --mpi=list); choose "
+            f"srun --mpi={name}: this Slurm offers {', '.join(offered_types)} (srun --mpi=list); choose "
             "one of them with --launcher-option mpi=, or with slurm.mpi in the profile"
-            for name in sorted(requested.difference(offered))
-            if offered
+            for name in sorted(requested_types.difference(offered_types))
+            if offered_types
         ]
 
     def notices(self, submission: Submission) -> list[str]:
@@ -259,9 +263,9 @@ class SlurmScheduler:
     def recall(self, job_ids: Sequence[str]) -> Mapping[str, list[JobStatus]]:
         """Return the status records of jobs from ``memory`` alone; see `SharedScheduler.recall`."""
         live = JobTable(self._live)
-        ended = JobTable(sorted(self._ended.values(), key=lambda one: one.submit_time or 0))
+        ended_jobs = JobTable(sorted(self._ended.values(), key=lambda one: one.submit_time or 0))
         return {
-            job_id: self._merge_statuses(job_id, live.belonging(job_id), ended.covering(job_id))
+            job_id: self._merge_statuses(job_id, live.belonging(job_id), ended_jobs.covering(job_id))
             for job_id in job_ids
         }
 
@@ -273,20 +277,22 @@ class SlurmScheduler:
         """Return all accounting records of a job; see `SharedScheduler.runs`."""
         return self._slurm.accounted([job_id]) if is_valid_job_id(job_id) else []
 
-    def _update_ended(self, listed: Mapping[str, list[JobStatus]]) -> None:
+    def _update_ended(self, jobs_by_id: Mapping[str, list[JobStatus]]) -> None:
         """Query accounting for jobs that squeue no longer lists or that ended without a known exit code.
 
         One query covers all ended jobs of dtslurm, since other processes need their exit codes too.
         """
         self._drop_outdated()
         own_jobs = [job for job in self._live if OUR_MARK in job.comment]
-        requested = [job for jobs in listed.values() for job in jobs]
-        lacking_end = [job for job in (*requested, *own_jobs) if job.state.ended and not self._find_end(job)]
-        ended = JobTable(self._ended.values())
+        requested_jobs = [job for jobs in jobs_by_id.values() for job in jobs]
+        lacking_end = [
+            job for job in (*requested_jobs, *own_jobs) if job.state.ended and not self._find_end(job)
+        ]
+        ended_jobs = JobTable(self._ended.values())
         job_ids_by_key = {
             job_id: job_id
-            for job_id, jobs in listed.items()
-            if is_valid_job_id(job_id) and _may_have_left(job_id, jobs, ended)
+            for job_id, jobs in jobs_by_id.items()
+            if is_valid_job_id(job_id) and _may_have_left(job_id, jobs, ended_jobs)
         }
         job_ids_by_key |= {f"{job.job_id} {job.submit_time}": base_id(job.job_id) for job in lacking_end}
         due_by_key = {
@@ -313,16 +319,16 @@ class SlurmScheduler:
         live_ids = {
             base_id(job.job_id) for job in self._live if not job.state.ended and "_" not in job.job_id
         }
-        oldest = self._slurm.clock() - _ENDED_MAX_AGE_S
+        oldest_time = self._slurm.clock() - _ENDED_MAX_AGE_S
         self._ended = {
             key: job
             for key, job in self._ended.items()
-            if job.job_id not in live_ids and job.observed_at > oldest
+            if job.job_id not in live_ids and job.observed_at > oldest_time
         }
         self._accounting_queries = {
             key: (queried_at, count)
             for key, (queried_at, count) in self._accounting_queries.items()
-            if key not in live_ids and queried_at > oldest
+            if key not in live_ids and queried_at > oldest_time
         }
 
     def _is_accounting_query_due(self, key: str) -> bool:
@@ -360,11 +366,11 @@ class SlurmScheduler:
         return record if record is not None and record.state.ended else None
 
     def _merge_statuses(
-        self, job_id: str, listed: Sequence[JobStatus], remembered: Sequence[JobStatus]
+        self, job_id: str, listed_jobs: Sequence[JobStatus], ended_jobs: Sequence[JobStatus]
     ) -> list[JobStatus]:
         """Return the jobs in the queue, with exit codes from accounting, and jobs that left it."""
         current = []
-        for job in listed:
+        for job in listed_jobs:
             end = self._find_end(job) if job.state.ended else None
             current.append(
                 job
@@ -378,56 +384,58 @@ class SlurmScheduler:
                     source=end.source,
                 )
             )
-        listed_ids = {job.job_id for job in listed}
+        listed_ids = {job.job_id for job in listed_jobs}
         newest_by_id: dict[str, JobStatus] = {}
-        for ended_job in remembered:
+        for ended_job in ended_jobs:
             if ended_job.job_id not in listed_ids:
                 newest_by_id[ended_job.job_id] = ended_job
         left_queue = list(newest_by_id.values())
-        if listed:  # the queue's record is newer than accounting's: add only array tasks that left the queue
-            left_queue = unlisted(
-                [job for job in left_queue if "_" in job.job_id and job.state.ended], listed
+        if (
+            listed_jobs
+        ):  # the queue's record is newer than accounting's: add only array tasks that left the queue
+            left_queue = select_unlisted_tasks(
+                [job for job in left_queue if "_" in job.job_id and job.state.ended], listed_jobs
             )
-        return in_order([*current, *left_queue], job_id)
+        return sort_tasks([*current, *left_queue], job_id)
 
     def nodes(self, partition: str | None) -> list[ListedNode]:
         """List the nodes of a partition, in 1 request; see `NodeLister.nodes`."""
         return parse.node_list(self._slurm.ask(commands.sinfo(partition)), partition)
 
-    def cancel(self, job_ids: Sequence[str], look: Look | None = None) -> None:
+    def cancel(self, job_ids: Sequence[str], inspect_jobs: Look | None = None) -> None:
         """Cancel the user's own jobs and ignore those that have already ended; see `Scheduler.cancel`."""
         if not job_ids:
             return
-        listed = self._query_live(job_ids)
-        if look is not None:
-            look(listed)
-        running = [job_id for job_id, jobs in listed.items() if any(not job.terminal for job in jobs)]
-        if running:
-            self._slurm.change(commands.scancel(running))
+        jobs_by_id = self._query_live(job_ids)
+        if inspect_jobs is not None:
+            inspect_jobs(jobs_by_id)
+        running_ids = [job_id for job_id, jobs in jobs_by_id.items() if any(not job.terminal for job in jobs)]
+        if running_ids:
+            self._slurm.change(commands.scancel(running_ids))
         # scancel says nothing about ids it does not know, and exits with 0 (22.05).
-        unknown = [job_id for job_id, jobs in listed.items() if not jobs]
-        if unknown:
+        unknown_ids = [job_id for job_id, jobs in jobs_by_id.items() if not jobs]
+        if unknown_ids:
             raise JobNotFound(
-                f"Slurm lists no job {', '.join(unknown)} of yours: it has ended, or never existed",
-                evidence=[f"cancelled: {', '.join(running)}"] if running else (),
+                f"Slurm lists no job {', '.join(unknown_ids)} of yours: it has ended, or never existed",
+                evidence=[f"cancelled: {', '.join(running_ids)}"] if running_ids else (),
             )
 
-    def requeue(self, job_ids: Sequence[str], look: Look | None = None) -> PartialResult | None:
+    def requeue(self, job_ids: Sequence[str], inspect_jobs: Look | None = None) -> PartialResult | None:
         """Requeue jobs; see `Scheduler.requeue`."""
-        answer = self._change(commands.requeue, job_ids, look, take_refusals=True)
+        answer = self._change(commands.requeue, job_ids, inspect_jobs, take_refusals=True)
         return None if answer is None or answer.ok else parse_partial_result(job_ids, answer)
 
     def signal(self, job_ids: Sequence[str], name: str) -> None:
         """Send a signal to the tasks of running jobs; see `Scheduler.signal`."""
         self._slurm.change(commands.signal(job_ids, name))
 
-    def hold(self, job_ids: Sequence[str], look: Look | None = None) -> None:
+    def hold(self, job_ids: Sequence[str], inspect_jobs: Look | None = None) -> None:
         """Keep pending jobs from starting; see `Scheduler.hold`."""
-        self._change(commands.hold, job_ids, look)
+        self._change(commands.hold, job_ids, inspect_jobs)
 
-    def release(self, job_ids: Sequence[str], look: Look | None = None) -> None:
+    def release(self, job_ids: Sequence[str], inspect_jobs: Look | None = None) -> None:
         """Let held jobs start; see `Scheduler.release`."""
-        self._change(commands.release, job_ids, look)
+        self._change(commands.release, job_ids, inspect_jobs)
 
     def _query_live(self, job_ids: Sequence[str]) -> dict[str, list[JobStatus]]:
         live = JobTable(self._slurm.jobs())
@@ -437,7 +445,7 @@ class SlurmScheduler:
         self,
         build: Callable[[Sequence[str]], list[str]],
         job_ids: Sequence[str],
-        look: Look | None,
+        inspect_jobs: Look | None,
         *,
         take_refusals: bool = False,
     ) -> Completed | None:
@@ -446,14 +454,14 @@ class SlurmScheduler:
             raise JobNotFound(f"not a job id: {', '.join(invalid_ids)}")
         if not job_ids:
             return None
-        if look is not None:
-            look(self._query_live(job_ids))
+        if inspect_jobs is not None:
+            inspect_jobs(self._query_live(job_ids))
         return self._slurm.change(build(job_ids), take_refusals=take_refusals)
 
 
-def _may_have_left(job_id: str, jobs: Sequence[JobStatus], ended: JobTable) -> bool:
+def _may_have_left(job_id: str, jobs: Sequence[JobStatus], ended_jobs: JobTable) -> bool:
     """Return whether the job, or some tasks of it, may have ended and left squeue's output."""
     if not jobs:
-        return not any(job.terminal for job in ended.covering(job_id))
+        return not any(job.terminal for job in ended_jobs.covering(job_id))
     # An array's tasks leave squeue one by one (MinJobAge), so accounting is queried for them repeatedly.
     return any("_" in job.job_id for job in jobs) and "_" not in job_id

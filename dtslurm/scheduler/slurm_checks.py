@@ -23,10 +23,10 @@ def check(
 
     If ``partitions`` is empty, the site hides them, and only Slurm's dry run can tell.
     """
-    requested = options(submission.script)
+    script_options = options(submission.script)
     resources = submission.spec.resources
-    partition_names = requested.get("partition") or resources.partition or ""
-    problems = _check_array_size(requested.get("array") or submission.spec.array or "", config)
+    partition_names = script_options.get("partition") or resources.partition or ""
+    problems = _check_array_size(script_options.get("array") or submission.spec.array or "", config)
     by_name = {partition.name: partition for partition in partitions}
     if not by_name:
         return problems
@@ -39,14 +39,16 @@ def check(
                 f"{_join_names(by_name)}"
             ),
         ]
-    unknown = [name for name in names if name not in by_name]
-    problems += [f"partition {name!r} does not exist{_suggest_partition(name, by_name)}" for name in unknown]
-    if unknown:
+    unknown_names = [name for name in names if name not in by_name]
+    problems += [
+        f"partition {name!r} does not exist{_suggest_partition(name, by_name)}" for name in unknown_names
+    ]
+    if unknown_names:
         return problems
-    nodes = _parse_min_nodes(requested.get("nodes", ""), submission.layout.nodes)
-    limit = _parse_time(requested.get("time", "")) or submission.layout.time
-    account = requested.get("account") or resources.account or ""
-    qos = requested.get("qos") or resources.qos or ""
+    nodes = _parse_min_nodes(script_options.get("nodes", ""), submission.layout.nodes)
+    limit = _parse_time(script_options.get("time", "")) or submission.layout.time
+    account = script_options.get("account") or resources.account or ""
+    qos = script_options.get("qos") or resources.qos or ""
     problem_lists = [partition_problems(by_name[name], nodes, limit, account, qos) for name in names]
     # A job may name several partitions: one that accepts the job is enough.
     return (
@@ -75,39 +77,39 @@ def partition_problems(
 
 
 def _check_permission(
-    where: str, what: str, value: str, allowed: Sequence[str], denied: Sequence[str]
+    partition_label: str, noun: str, value: str, allowed: Sequence[str], denied: Sequence[str]
 ) -> list[str]:
     if not value:
         return []
-    lower = value.lower()  # Slurm stores these names in lower case
-    if allowed and lower not in {name.lower() for name in allowed}:
-        return [f"{what} {value!r} is not allowed in {where}; allowed: {', '.join(allowed)}"]
-    if not allowed and lower in {name.lower() for name in denied}:
-        return [f"{what} {value!r} is not allowed in {where}"]
+    lower_value = value.lower()  # Slurm stores these names in lower case
+    if allowed and lower_value not in {name.lower() for name in allowed}:
+        return [f"{noun} {value!r} is not allowed in {partition_label}; allowed: {', '.join(allowed)}"]
+    if not allowed and lower_value in {name.lower() for name in denied}:
+        return [f"{noun} {value!r} is not allowed in {partition_label}"]
     return []
 
 
-def association_problems(submission: Submission, known: Sequence[Association]) -> list[str]:
+def find_association_problems(submission: Submission, associations: Sequence[Association]) -> list[str]:
     """Return the reasons why none of the user's associations can accept the submission.
 
-    If ``known`` is empty, the associations are not known and the result is empty.
+    If ``associations`` is empty, the associations are not known and the result is empty.
     """
-    requested, resources = options(submission.script), submission.spec.resources
-    account = requested.get("account") or resources.account or ""
-    if not known:
+    script_options, resources = options(submission.script), submission.spec.resources
+    account = script_options.get("account") or resources.account or ""
+    if not associations:
         return []
-    matches = [assoc for assoc in known if not account or assoc.account.lower() == account.lower()]
+    matches = [assoc for assoc in associations if not account or assoc.account.lower() == account.lower()]
     if not matches:
-        accounts = ", ".join(sorted({assoc.account for assoc in known}))
+        accounts = ", ".join(sorted({assoc.account for assoc in associations}))
         return [f"you have no account {account!r} on this cluster; yours: {accounts}"]
     if not account and len({assoc.account for assoc in matches}) > 1:
         return []  # Slurm uses the user's default account, which this table does not show
-    partitions = set((requested.get("partition") or resources.partition or "").split(","))
-    usable = [assoc for assoc in matches if not assoc.partition or assoc.partition in partitions]
-    if not usable:
+    partitions = set((script_options.get("partition") or resources.partition or "").split(","))
+    usable_associations = [assoc for assoc in matches if not assoc.partition or assoc.partition in partitions]
+    if not usable_associations:
         allowed = ", ".join(sorted({assoc.partition for assoc in matches}))
         return [f"account {matches[0].account!r} is yours in these partitions only: {allowed}"]
-    problem_lists = [_check_limits(submission, assoc) for assoc in usable]
+    problem_lists = [_check_limits(submission, assoc) for assoc in usable_associations]
     return (
         []
         if not all(problem_lists)
@@ -115,28 +117,34 @@ def association_problems(submission: Submission, known: Sequence[Association]) -
     )
 
 
-def _check_limits(submission: Submission, one: Association) -> list[str]:
+def _check_limits(submission: Submission, association: Association) -> list[str]:
     """Return the reasons why one association cannot accept the submission."""
-    requested, layout = options(submission.script), submission.layout
-    name, problems = f"account {one.account!r}", []
-    qos = requested.get("qos") or submission.spec.resources.qos or ""
-    if qos and one.qos and qos.lower() not in {allowed.lower() for allowed in one.qos}:
-        problems.append(f"you cannot use QOS {qos!r} with {name}; your QOS: {', '.join(one.qos)}")
-    limit = _parse_time(requested.get("time", "")) or layout.time
-    if limit is not None and one.max_wall is not None and limit > one.max_wall:
-        problems.append(f"a time limit of {limit} is more than {name} allows: {one.max_wall} (MaxWall)")
-    if one.max_submit == 0 or one.max_jobs == 0:
+    script_options, layout = options(submission.script), submission.layout
+    name, problems = f"account {association.account!r}", []
+    qos = script_options.get("qos") or submission.spec.resources.qos or ""
+    if qos and association.qos and qos.lower() not in {allowed.lower() for allowed in association.qos}:
+        problems.append(f"you cannot use QOS {qos!r} with {name}; your QOS: {', '.join(association.qos)}")
+    limit = _parse_time(script_options.get("time", "")) or layout.time
+    if limit is not None and association.max_wall is not None and limit > association.max_wall:
+        problems.append(
+            f"a time limit of {limit} is more than {name} allows: {association.max_wall} (MaxWall)"
+        )
+    if association.max_submit == 0 or association.max_jobs == 0:
         problems.append(f"{name} accepts no jobs of yours now (MaxJobs or MaxSubmit is 0)")
-    tasks = sum(len(tasks) for tasks in task_ranges(requested.get("array") or submission.spec.array or ""))
-    if one.max_submit and tasks > one.max_submit:
-        problems.append(f"{tasks} array tasks are more than {name} allows: {one.max_submit} (MaxSubmit)")
-    nodes = _parse_min_nodes(requested.get("nodes", ""), layout.nodes)
+    tasks = sum(
+        len(tasks) for tasks in task_ranges(script_options.get("array") or submission.spec.array or "")
+    )
+    if association.max_submit and tasks > association.max_submit:
+        problems.append(
+            f"{tasks} array tasks are more than {name} allows: {association.max_submit} (MaxSubmit)"
+        )
+    nodes = _parse_min_nodes(script_options.get("nodes", ""), layout.nodes)
     requested_tres = {"node": nodes, "gres/gpu": nodes * (layout.gpus_per_node or 0)}
-    for limits, label in ((one.max_tres, "MaxTRES"), (one.group_tres, "GrpTRES")):
+    for limits, label in ((association.max_tres, "MaxTRES"), (association.group_tres, "GrpTRES")):
         problems += [
-            f"{what}={amount} is more than {name} allows: {what}={limits[what]} ({label})"
-            for what, amount in requested_tres.items()
-            if what in limits and amount > limits[what]
+            f"{resource_name}={count} is more than {name} allows: {resource_name}={limits[resource_name]} ({label})"
+            for resource_name, count in requested_tres.items()
+            if resource_name in limits and count > limits[resource_name]
         ]
     return problems
 
@@ -149,9 +157,9 @@ def _check_array_size(expression: str, config: Mapping[str, str]) -> list[str]:
     return []
 
 
-def _parse_min_nodes(value: str, otherwise: int) -> int:
-    least = value.partition("-")[0]
-    return int(least) if least.isdecimal() else otherwise
+def _parse_min_nodes(value: str, default: int) -> int:
+    minimum = value.partition("-")[0]
+    return int(minimum) if minimum.isdecimal() else default
 
 
 def _parse_time(value: str) -> Walltime | None:
@@ -161,9 +169,9 @@ def _parse_time(value: str) -> Walltime | None:
         return None
 
 
-def _suggest_partition(name: str, known: Mapping[str, PartitionInfo]) -> str:
-    return suggest_name(name, known) or f"; the partitions are: {list_nearest(name, known)}"
+def _suggest_partition(name: str, partitions: Mapping[str, PartitionInfo]) -> str:
+    return suggest_name(name, partitions) or f"; the partitions are: {list_nearest(name, partitions)}"
 
 
-def _join_names(known: Mapping[str, PartitionInfo]) -> str:
-    return ", ".join(sorted(known)) or "none"
+def _join_names(partitions: Mapping[str, PartitionInfo]) -> str:
+    return ", ".join(sorted(partitions)) or "none"

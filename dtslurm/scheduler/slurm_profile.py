@@ -137,10 +137,10 @@ def _single_node_type(partition: str, nodes: Sequence[NodeInfo], type_of: Mappin
     return next(iter(type_counts)) if len(type_counts) == 1 else None
 
 
-def _choose_gpu_request(given: GpuRequest, config: Mapping[str, str]) -> GpuRequest:
+def _choose_gpu_request(gpu_request: GpuRequest, config: Mapping[str, str]) -> GpuRequest:
     # --gpus-per-node needs the cons_tres selector; older selectors only support --gres.
     select = config.get("SelectType", "")
-    return "gres" if given == "gpus-per-node" and select and "cons_tres" not in select else given
+    return "gres" if gpu_request == "gpus-per-node" and select and "cons_tres" not in select else gpu_request
 
 
 def _parse_exit_codes(value: str) -> tuple[int, ...]:

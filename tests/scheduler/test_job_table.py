@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.scheduler import job_table
-from dtslurm.scheduler.job_table import JobTable, unlisted
+from dtslurm.scheduler.job_table import JobTable, select_unlisted_tasks
 from dtslurm.slurm.arrays import matches_job_id
 
 IDS = st.one_of(
@@ -34,7 +34,7 @@ def test_job_table_finds_the_same_jobs_as_matching_each_job(listed: list[str], a
 def test_unlisted_returns_jobs_that_no_listed_job_covers(gone: list[str], listed: list[str]) -> None:
     ours = [one for one in gone if one.startswith("17_")]
     present = [one for one in listed if one.startswith("17_")]
-    found = [job.job_id for job in unlisted(jobs(ours), jobs(present))]
+    found = [job.job_id for job in select_unlisted_tasks(jobs(ours), jobs(present))]
     assert found == [one for one in ours if not any(matches_job_id(other, one) for other in present)]
 
 

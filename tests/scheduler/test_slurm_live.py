@@ -285,26 +285,26 @@ def test_slurm_configuration_is_cached_and_refreshed_before_a_refusal(
     keeper = BlobCache(tmp_path / "kept")
     one, other = Counting(), Counting()
     fine, longer = submission(tmp_path, "true")[0], submission(tmp_path, "true", "--time=3")[0]
-    first = SlurmScheduler(one, keeper=keeper, place="lab")
+    first = SlurmScheduler(one, shared_cache=keeper, scope="lab")
     done = first.profile(ClusterProfile(name="slurm"))
     assert first.validate(fine) == []
     assert one.ran.count("scontrol") == 3
-    second = SlurmScheduler(other, keeper=keeper, place="lab")
+    second = SlurmScheduler(other, shared_cache=keeper, scope="lab")
     assert second.profile(ClusterProfile(name="slurm")) == done
     assert second.validate(fine) == []
     assert "scontrol" not in other.ran
     elsewhere = Counting()
-    SlurmScheduler(elsewhere, keeper=keeper, place="other").validate(fine)
+    SlurmScheduler(elsewhere, shared_cache=keeper, scope="other").validate(fine)
     assert "scontrol" in elsewhere.ran
 
     partition = ["scontrol", "update", f"partition={done.slurm.partition}"]
     limit = slurm_env.run(["sinfo", "-h", "-o", "%l", "-p", str(done.slurm.partition)]).stdout.strip()
     slurm_env.run([*partition, "MaxTime=1"])
     try:
-        assert SlurmScheduler(LocalTransport(), keeper=BlobCache(tmp_path / "k"), place="lab").validate(
+        assert SlurmScheduler(LocalTransport(), shared_cache=BlobCache(tmp_path / "k"), scope="lab").validate(
             longer
         )
-        late = SlurmScheduler(LocalTransport(), keeper=BlobCache(tmp_path / "k"), place="lab")
+        late = SlurmScheduler(LocalTransport(), shared_cache=BlobCache(tmp_path / "k"), scope="lab")
     finally:
         slurm_env.run([*partition, f"MaxTime={limit}"])
     assert late.validate(longer) == [], "what is refused by an old answer is asked again"

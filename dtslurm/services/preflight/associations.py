@@ -9,7 +9,7 @@ from pathlib import Path
 from dtslurm.errors import StoreError
 from dtslurm.model.jobs.job import Submission
 from dtslurm.model.own_files import read_own_file
-from dtslurm.scheduler.slurm_checks import association_problems
+from dtslurm.scheduler.slurm_checks import find_association_problems
 from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.services.wiring.login_node import cache_path
 from dtslurm.slurm import commands
@@ -71,7 +71,7 @@ def _find_refusals(submission: Submission, said: str) -> list[str]:
     enforced = config(said).get("AccountingStorageEnforce", "")
     if not {"associations", "limits", "qos", "safe", "all"} & set(enforced.split(",")):
         return []
-    return association_problems(submission, associations(said))
+    return find_association_problems(submission, associations(said))
 
 
 def _cache_path(context: Context, cluster: ActiveCluster) -> Path:

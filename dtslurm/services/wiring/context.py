@@ -361,8 +361,8 @@ class Context:
             link,
             clock=self.clock,
             uid=None if link.local else lambda: self._remote_uid(self._clusters[key]),
-            keeper=BlobCache(cache_folder(self.env) / "slurm"),
-            place=identify_slurm(self.env, link, access, path),
+            shared_cache=BlobCache(cache_folder(self.env) / "slurm"),
+            scope=identify_slurm(self.env, link, access, path),
         )
 
     def _remote_uid(self, cluster: ActiveCluster) -> int | None:
