@@ -75,14 +75,16 @@ def worker_source(*modules: str) -> bytes:
 
 
 def inline_program(modules: Sequence[str], statement: str) -> str:
-    """Return a program as text for ``python -`` or ``python -c``; it loads the modules and runs ``statement``.
+    """Return a program for ``python -`` or ``python -c`` that loads the modules and runs ``statement``.
 
     Args:
         modules: as for `worker_source`.
         statement: Python code, in which `json`, `sys`, and the last module as `module` are defined.
     """
-    packed_modules = _pack_modules(tuple(modules))
-    return f"import base64, json, sys, zlib\nexec(zlib.decompress(base64.b64decode({packed_modules!r})))\n{statement}\n"
+    packed = _pack_modules(tuple(modules))
+    return (
+        f"import base64, json, sys, zlib\nexec(zlib.decompress(base64.b64decode({packed!r})))\n{statement}\n"
+    )
 
 
 @cache

@@ -84,7 +84,7 @@ class Scheduler(Protocol):
         """Cancel jobs. Raise ``SlurmError`` with the scheduler's message if the scheduler refuses.
 
         Args:
-            inspect_jobs: a function that this method calls before it changes any job. Exceptions of ``inspect_jobs``
+            inspect_jobs: a function that this method calls before it changes any job. Its exceptions
                 propagate to the caller, here and in the methods below.
         """
         ...

@@ -390,9 +390,8 @@ class SlurmScheduler:
             if ended_job.job_id not in listed_ids:
                 newest_by_id[ended_job.job_id] = ended_job
         left_queue = list(newest_by_id.values())
-        if (
-            listed_jobs
-        ):  # the queue's record is newer than accounting's: add only array tasks that left the queue
+        # The queue's record is newer than accounting's: add only array tasks that left the queue.
+        if listed_jobs:
             left_queue = select_unlisted_tasks(
                 [job for job in left_queue if "_" in job.job_id and job.state.ended], listed_jobs
             )

@@ -142,9 +142,9 @@ def _check_limits(submission: Submission, association: Association) -> list[str]
     requested_tres = {"node": nodes, "gres/gpu": nodes * (layout.gpus_per_node or 0)}
     for limits, label in ((association.max_tres, "MaxTRES"), (association.group_tres, "GrpTRES")):
         problems += [
-            f"{resource_name}={count} is more than {name} allows: {resource_name}={limits[resource_name]} ({label})"
-            for resource_name, count in requested_tres.items()
-            if resource_name in limits and count > limits[resource_name]
+            f"{tres}={count} is more than {name} allows: {tres}={limits[tres]} ({label})"
+            for tres, count in requested_tres.items()
+            if tres in limits and count > limits[tres]
         ]
     return problems
 

@@ -57,11 +57,11 @@ def deliver(  # noqa: PLR0913  the brief facts of a submission, each optional
     progress: Progress | None = None,
     known_objects: KnownObjects | None = None,
 ) -> Completed | None:
-    """Install a run, then run ``command`` on the cluster; return the result of ``command``, None if it is empty.
+    """Install a run, then run ``command`` on the cluster; return its result, None if there is no command.
 
-    The run directory appears complete, as the last step before ``command``. If ``command`` exits with 0 and prints
-    a job id as ``sbatch --parsable`` does, the run's events record the id. A remote delivery is one command:
-    one round trip, or two if contents are missing that were expected to exist.
+    The run directory appears complete, as the last step before ``command``. If ``command`` exits with 0 and
+    prints a job id as ``sbatch --parsable`` does, the run's events record the id. A remote delivery is one
+    command: one round trip, or two if contents are missing that were expected to exist.
 
     Args:
         command: a command; its stdin is closed.

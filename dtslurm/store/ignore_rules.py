@@ -73,7 +73,7 @@ class RunFolders:
     """Finds dtslurm's run directories in a tree, such as fetched ones, whose logs and weights are no code."""
 
     def __init__(self, root: Path, project_folder: str) -> None:
-        """Search the tree at ``root``; ``project_folder`` and its parents are never treated as run directories."""
+        """Search the tree at ``root``; ``project_folder`` and its parents never count as run directories."""
         self._root = root
         self._runs_by_folder: dict[str, str] = {"": ""}
         while project_folder:

@@ -169,9 +169,9 @@ def run_in_terminal(
 ) -> tuple[int, str]:
     """Run a program that may prompt at the terminal; return its exit code and its stderr.
 
-    stderr is also shown as it arrives, except lines that match ``hidden_lines``. The program gets the terminal's
-    foreground as its own process group, like a job of a shell, so that a later Ctrl-C does not reach the
-    processes it leaves running.
+    stderr is also shown as it arrives, except lines that match ``hidden_lines``. The program gets the
+    terminal's foreground as its own process group, like a job of a shell, so that a later Ctrl-C does not
+    reach the processes it leaves running.
 
     Raises:
         KeyboardInterrupt: the user pressed Ctrl-C.

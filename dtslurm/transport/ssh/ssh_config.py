@@ -70,7 +70,8 @@ def load(path: str | None) -> SSHConfig:
     from paramiko.ssh_exception import ConfigParseError
 
     if path is None:
-        text = f"{_read(Path('~/.ssh/config'), is_required=False)}\nMatch all\n{_read(Path(_SYSTEM), is_required=False)}"
+        user_text, system_text = (_read(Path(name), is_required=False) for name in ("~/.ssh/config", _SYSTEM))
+        text = f"{user_text}\nMatch all\n{system_text}"
     else:
         text = _read(Path(path), is_required=True)
     try:
