@@ -31,26 +31,26 @@ class Amended:
     missed: tuple[str, ...] = ()
 
 
-def amend(old: str, found: DiscoveredCluster, source: str) -> Amended:
+def amend(old_text: str, cluster: DiscoveredCluster, source: str) -> Amended:
     """Return the file's text with discovered values in place of those that an earlier run wrote.
 
     A value that differs from what discover wrote is the user's and is kept; a value that the user removed
     stays removed. Values that are no longer discovered are also kept.
 
     Args:
-        old: the text of the profile.
-        found: the discovered facts.
+        old_text: the text of the profile.
+        cluster: the discovered facts.
         source: the name of the file, for error messages.
 
     Raises:
         ProfileInvalid: the file cannot be parsed.
     """
-    recorded_marks = page.read_memory(old)
-    body = page.without_memory(old)
-    values = dict(leaves(_parse_profile(body, source)))
-    changed, added, yours, missed = [], [], [], []
+    recorded_marks = page.read_memory(old_text)
+    body = page.without_memory(old_text)
+    values = dict(iterate_leaves(_parse_profile(body, source)))
+    changed_values, added_values, user_values, missed_facts = [], [], [], []
     written_values: dict[str, str] = {}
-    for fact in found.facts:
+    for fact in cluster.facts:
         current = values.get(fact.key)
         if current is not None and _is_equal(current, fact.text):
             if page.was_written(recorded_marks, fact.name, current):
@@ -59,58 +59,69 @@ def amend(old: str, found: DiscoveredCluster, source: str) -> Amended:
         is_ours = current is not None and page.was_written(recorded_marks, fact.name, current)
         was_removed = current is None and page.encoded(fact.name) in recorded_marks
         if (current is not None and not is_ours) or was_removed:
-            yours.append((fact.name, current if current is not None else "(taken out)", fact.text))
+            user_values.append((fact.name, current if current is not None else "(taken out)", fact.text))
             continue
         new_body = _insert_value(body, fact, source)
         if new_body is None:
-            missed.append(fact.name)
+            missed_facts.append(fact.name)
             continue
         body = new_body
         written_values[fact.name] = fact.text
         if current is None:
-            added.append(fact.name)
+            added_values.append(fact.name)
         else:
-            changed.append((fact.name, current, fact.text))
-    if not changed and not added:
-        return Amended(old, yours=tuple(yours), missed=tuple(missed))
+            changed_values.append((fact.name, current, fact.text))
+    if not changed_values and not added_values:
+        return Amended(old_text, yours=tuple(user_values), missed=tuple(missed_facts))
     values_to_record = _values_to_record(
-        recorded_marks, dict(leaves(_parse_profile(body, source))), written_values, {row[0] for row in yours}
+        recorded_marks,
+        dict(iterate_leaves(_parse_profile(body, source))),
+        written_values,
+        {row[0] for row in user_values},
     )
     memory = page.memory(values_to_record)
     text = body if not memory else f"{body}\n" + "\n".join([*memory, ""])
-    return Amended(text, tuple(changed), tuple(added), tuple(yours), tuple(missed))
+    return Amended(text, tuple(changed_values), tuple(added_values), tuple(user_values), tuple(missed_facts))
 
 
-def leaves(node: Node, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+def iterate_leaves(node: Node, parent_keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield (key, text) of every value of a tree; a list is one value."""
     if isinstance(node, Table):
         for key, entry in node.entries.items():
-            yield from leaves(entry.value, (*above, key))
+            yield from iterate_leaves(entry.value, (*parent_keys, key))
     elif isinstance(node, Items):
-        yield above, ", ".join(item.text or "" for item in node.items if isinstance(item, Scalar))
+        yield parent_keys, ", ".join(item.text or "" for item in node.items if isinstance(item, Scalar))
     elif node.written:
-        yield above, node.text if node.text is not None else "null"
+        yield parent_keys, node.text if node.text is not None else "null"
 
 
 def _parse_profile(text: str, source: str) -> Table:
     return strict_yaml.parse(text.encode("utf-8", "surrogateescape"), source)[0]
 
 
-def _is_equal(there: str, found: str) -> bool:
-    return there == found or there.strip().lower() == found.strip().lower()
+def _is_equal(written_value: str, discovered_value: str) -> bool:
+    return (
+        written_value == discovered_value or written_value.strip().lower() == discovered_value.strip().lower()
+    )
 
 
 def _values_to_record(
-    known: Mapping[str, str], values: Mapping[tuple[str, ...], str], wrote: dict[str, str], yours: set[str]
+    recorded_marks: Mapping[str, str],
+    values: Mapping[tuple[str, ...], str],
+    written_values: dict[str, str],
+    user_keys: set[str],
 ) -> dict[str, str]:
     """Return discover's own values in the file, and a mark for each key that the user edited."""
-    recorded = dict(wrote)
+    own_values = dict(written_values)
     for key, value in values.items():
         name = ".".join(key)
-        if name not in recorded and page.was_written(known, name, value):
-            recorded[name] = value
+        if name not in own_values and page.was_written(recorded_marks, name, value):
+            own_values[name] = value
     # A later run must still recognize the edit: record the key with a text that no value can have.
-    return {**recorded, **{name: f"\0{name}" for name in sorted(yours) if page.encoded(name) in known}}
+    return {
+        **own_values,
+        **{name: f"\0{name}" for name in sorted(user_keys) if page.encoded(name) in recorded_marks},
+    }
 
 
 def _insert_value(body: str, fact: Fact, source: str) -> str | None:
@@ -144,10 +155,13 @@ def _insert_value(body: str, fact: Fact, source: str) -> str | None:
         lines[position:position] = [*([""] if depth == 0 and position else []), *new_lines]
     text = "\n".join(lines) + "\n"
     try:
-        before, after = dict(leaves(root)), dict(leaves(_parse_profile(text, source)))
+        old_leaves, new_leaves = (
+            dict(iterate_leaves(root)),
+            dict(iterate_leaves(_parse_profile(text, source))),
+        )
     except ProfileInvalid:
         return None
-    return text if after == {**before, fact.key: fact.text} else None
+    return text if new_leaves == {**old_leaves, fact.key: fact.text} else None
 
 
 def _last_line(node: Node) -> int:

@@ -64,10 +64,10 @@ class DiscoveredCluster:
     def __add__(self, other: DiscoveredCluster) -> DiscoveredCluster:
         """Return the facts of both; if both have a value for a key, the value of ``other`` is used."""
         facts = {fact.key: fact for fact in (*self.facts, *other.facts)}
-        remarks: dict[str, list[str]] = {}
+        remarks_by_section: dict[str, list[str]] = {}
         for section, lines in (*self.remarks.items(), *other.remarks.items()):
-            remarks.setdefault(section, []).extend(lines)
-        return DiscoveredCluster(tuple(facts.values()), remarks, (*self.notices, *other.notices))
+            remarks_by_section.setdefault(section, []).extend(lines)
+        return DiscoveredCluster(tuple(facts.values()), remarks_by_section, (*self.notices, *other.notices))
 
     def value(self, *key: str) -> Any:
         """Return the value of a key, or None if there is none."""
@@ -82,8 +82,8 @@ class DiscoveredCluster:
         return [fact for fact in self.facts if fact.key[: len(key)] == key]
 
 
-def listed(names: Iterable[str], most: int = 6) -> str:
-    """Return names joined by commas, cut off after ``most`` names."""
+def join_names(names: Iterable[str], max_names: int = 6) -> str:
+    """Return names joined by commas, cut off after ``max_names`` names."""
     all_names = list(names)
-    remainder = f" and {len(all_names) - most} more" if len(all_names) > most else ""
-    return ", ".join(all_names[:most]) + remainder
+    remainder = f" and {len(all_names) - max_names} more" if len(all_names) > max_names else ""
+    return ", ".join(all_names[:max_names]) + remainder

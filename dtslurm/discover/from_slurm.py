@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from dtslurm.discover.facts import DiscoveredCluster, Fact, Sure, listed
+from dtslurm.discover.facts import DiscoveredCluster, Fact, Sure, join_names
 from dtslurm.discover.kinds import Kind, gpu_memory, own_features
 from dtslurm.model.cluster import ClusterProfile, Gpus
 from dtslurm.model.units import pluralize
@@ -75,7 +75,9 @@ def names_of(kinds: Sequence[Kind], parent: ClusterProfile | None) -> dict[str, 
             else []
         )
         other_matches = [
-            other for other in kinds if other is not kind and matches and _has_same_gpus(kind, other)
+            other_kind
+            for other_kind in kinds
+            if other_kind is not kind and matches and _has_same_gpus(kind, other_kind)
         ]
         if len(matches) == 1 and not other_matches:
             names[kind.name] = matches[0]
@@ -83,20 +85,25 @@ def names_of(kinds: Sequence[Kind], parent: ClusterProfile | None) -> dict[str, 
     return {kind_name: name if name_counts[name] == 1 else kind_name for kind_name, name in names.items()}
 
 
-def _has_same_gpus(one: Kind, other: Kind) -> bool:
-    a, b = one.node_type.gpus, other.node_type.gpus
-    return a is not None and b is not None and (a.model, a.count, a.memory) == (b.model, b.count, b.memory)
+def _has_same_gpus(first_kind: Kind, second_kind: Kind) -> bool:
+    first_gpus, second_gpus = first_kind.node_type.gpus, second_kind.node_type.gpus
+    return (
+        first_gpus is not None
+        and second_gpus is not None
+        and (first_gpus.model, first_gpus.count, first_gpus.memory)
+        == (second_gpus.model, second_gpus.count, second_gpus.memory)
+    )
 
 
-def _has_matching_gpus(kind: Kind, own: Gpus | None) -> bool:
+def _has_matching_gpus(kind: Kind, own_gpus: Gpus | None) -> bool:
     gpus = kind.node_type.gpus
-    if gpus is None or own is None or gpus.count != own.count:
+    if gpus is None or own_gpus is None or gpus.count != own_gpus.count:
         return False
-    if gpus.memory and own.memory and gpus.memory != own.memory:
+    if gpus.memory and own_gpus.memory and gpus.memory != own_gpus.memory:
         return False
     if gpus.slurm_type is None:
         return True
-    return gpus.slurm_type == own.slurm_type or gpus.model.lower() in own.model.lower()
+    return gpus.slurm_type == own_gpus.slurm_type or gpus.model.lower() in own_gpus.model.lower()
 
 
 # ---- Slurm settings ----
@@ -105,8 +112,10 @@ def _has_matching_gpus(kind: Kind, own: Gpus | None) -> bool:
 def _slurm_facts(survey: Survey, kinds: Sequence[Kind]) -> Iterator[Fact]:
     config = survey.config
 
-    def fact(key: str, value: str | int | bool | tuple[str, ...], evidence: str, sure: Sure = "sure") -> Fact:
-        return Fact(("slurm", key), value, evidence, sure)
+    def fact(
+        key: str, value: str | int | bool | tuple[str, ...], evidence: str, confidence: Sure = "sure"
+    ) -> Fact:
+        return Fact(("slurm", key), value, evidence, confidence)
 
     if survey.version:
         yield fact("version", survey.version, _CONFIG)
@@ -130,7 +139,9 @@ def _slurm_facts(survey: Survey, kinds: Sequence[Kind]) -> Iterator[Fact]:
         yield fact("requeue_exit_codes", exit_codes, f"{_CONFIG}: RequeueExit")
     default_mpi = config.get("MpiDefault", "")
     if default_mpi in {"", "none"} and "pmix" in survey.offered:
-        yield fact("mpi", "pmix", f"srun --mpi=list: {listed(survey.offered)}; MpiDefault is none", "likely")
+        yield fact(
+            "mpi", "pmix", f"srun --mpi=list: {join_names(survey.offered)}; MpiDefault is none", "likely"
+        )
 
 
 def _gpu_request_facts(survey: Survey, kinds: Sequence[Kind]) -> Iterator[Fact]:
@@ -139,13 +150,19 @@ def _gpu_request_facts(survey: Survey, kinds: Sequence[Kind]) -> Iterator[Fact]:
     gpu_kinds = [kind for kind in kinds if kind.node_type.gpus]
     if not gpu_kinds:
         return
-    mixed = [partition for partition in survey.partitions if len(_gpu_types(partition, gpu_kinds)) > 1]
+    mixed_partitions = [
+        partition for partition in survey.partitions if len(_gpu_types(partition, gpu_kinds)) > 1
+    ]
     mixed_kinds = [
-        kind for kind in gpu_kinds if any(_has_nodes_in(kind, partition.name) for partition in mixed)
+        kind
+        for kind in gpu_kinds
+        if any(_has_nodes_in(kind, partition.name) for partition in mixed_partitions)
     ]
     suffix = "-typed" if any(_slurm_gpu_type(kind) for kind in mixed_kinds) else ""
     reason = (
-        f"Gres: GPUs of several types in {listed(partition.name for partition in mixed)}; " if suffix else ""
+        f"Gres: GPUs of several types in {join_names(partition.name for partition in mixed_partitions)}; "
+        if suffix
+        else ""
     )
     if select_type and "cons_tres" not in select_type:
         yield Fact(key, f"gres{suffix}", f"{reason}{_CONFIG}: {select_type} does not support --gpus-per-node")
@@ -166,8 +183,8 @@ def _gpu_types(partition: PartitionInfo, kinds: Sequence[Kind]) -> set[str]:
 
 def _describe_mixed_gpus(kind: Kind) -> str:
     """Return a node's GPU types if a node has several (``1 a100, 3 1g.10gb``), or "" if no node has."""
-    mixed = next((counts for node in kind.nodes if len(counts := gpu_counts(node)) > 1), {})
-    return listed(f"{number} {name or 'without a type'}" for name, number in mixed.items())
+    counts_by_type = next((counts for node in kind.nodes if len(counts := gpu_counts(node)) > 1), {})
+    return join_names(f"{number} {name or 'without a type'}" for name, number in counts_by_type.items())
 
 
 def _has_nodes_in(kind: Kind, partition: str) -> bool:
@@ -176,9 +193,9 @@ def _has_nodes_in(kind: Kind, partition: str) -> bool:
 
 def _partition_facts(survey: Survey, kinds: Sequence[Kind], names: dict[str, str]) -> Iterator[Fact]:
     for partition in survey.partitions:
-        above = ("slurm", "partitions", partition.name)
+        parent_keys = ("slurm", "partitions", partition.name)
         if partition.max_time is not None:
-            yield Fact((*above, "max_time"), str(partition.max_time), f"{_PARTITION}: MaxTime")
+            yield Fact((*parent_keys, "max_time"), str(partition.max_time), f"{_PARTITION}: MaxTime")
         node_limits = [number for number in (partition.max_nodes, partition.total_nodes) if number]
         if node_limits:
             source = (
@@ -186,32 +203,34 @@ def _partition_facts(survey: Survey, kinds: Sequence[Kind], names: dict[str, str
                 if partition.max_nodes and partition.max_nodes == min(node_limits)
                 else "TotalNodes"
             )
-            yield Fact((*above, "max_nodes"), min(node_limits), f"{_PARTITION}: {source}")
+            yield Fact((*parent_keys, "max_nodes"), min(node_limits), f"{_PARTITION}: {source}")
         partition_kinds = [kind for kind in kinds if _has_nodes_in(kind, partition.name)]
         if len(partition_kinds) == 1:
             yield Fact(
-                (*above, "node_type"),
+                (*parent_keys, "node_type"),
                 names[partition_kinds[0].name],
                 f"{survey.by}: all nodes of the partition have the same type",
             )
         notes = _partition_notes(partition, partition_kinds, names)
         if notes:
-            yield Fact((*above, "note"), "; ".join(notes), _PARTITION)
+            yield Fact((*parent_keys, "note"), "; ".join(notes), _PARTITION)
 
 
-def _partition_notes(one: PartitionInfo, inside: Sequence[Kind], names: dict[str, str]) -> list[str]:
+def _partition_notes(
+    partition: PartitionInfo, kinds_inside: Sequence[Kind], names: dict[str, str]
+) -> list[str]:
     notes = []
-    if one.state not in {"UP", ""}:
-        notes.append(f"state at discovery: {one.state}")
-    if len(inside) > 1:
+    if partition.state not in {"UP", ""}:
+        notes.append(f"state at discovery: {partition.state}")
+    if len(kinds_inside) > 1:
         kinds = (
-            f"{sum(one.name in node.partitions for node in kind.nodes):,} {names[kind.name]}"
-            for kind in inside
+            f"{sum(partition.name in node.partitions for node in kind.nodes):,} {names[kind.name]}"
+            for kind in kinds_inside
         )
-        notes.append(f"several node types: {listed(kinds)}")
-    for what, allowed in (("accounts", one.allow_accounts), ("QOS", one.allow_qos)):
+        notes.append(f"several node types: {join_names(kinds)}")
+    for what, allowed in (("accounts", partition.allow_accounts), ("QOS", partition.allow_qos)):
         if allowed:
-            notes.append(f"only for {what} {listed(allowed)}")
+            notes.append(f"only for {what} {join_names(allowed)}")
     return notes
 
 
@@ -227,23 +246,30 @@ def _node_facts(survey: Survey, kinds: Sequence[Kind], names: dict[str, str]) ->
         most_common = max(
             default_kinds or kinds, key=lambda kind: (kind.node_type.gpu_count > 0, len(kind.nodes))
         )
-        what = "GPU nodes" if most_common.node_type.gpus else "nodes"
+        noun = "GPU nodes" if most_common.node_type.gpus else "nodes"
         scope = f" of partition {default}" if default_kinds else ""
-        evidence = f"most of the {what}{scope}"
+        evidence = f"most of the {noun}{scope}"
         yield Fact(("default_node_type",), names[most_common.name], evidence, "guess")
 
 
 def _node_type_facts(survey: Survey, kind: Kind, name: str, default: str | None) -> Iterator[Fact]:
-    node_type, above = kind.node_type, ("node_types", name)
+    node_type, parent_keys = kind.node_type, ("node_types", name)
     source = f"{survey.by}: {pluralize(len(kind.nodes), 'node')}"
 
     def fact(key: str, value: str | int, evidence: str, sure: Sure = "sure") -> Fact:
-        return Fact((*above, *key.split(".")), value, evidence, sure)
+        return Fact((*parent_keys, *key.split(".")), value, evidence, sure)
 
     if kind.partitions:
         partition = default if default in kind.partitions else kind.partitions[0]
-        others = f", as in {listed(other for other in kind.partitions if other != partition)}"
-        yield fact("partition", partition, source + (others if len(kind.partitions) > 1 else ""), "likely")
+        other_partitions_text = (
+            f", as in {join_names(other for other in kind.partitions if other != partition)}"
+        )
+        yield fact(
+            "partition",
+            partition,
+            source + (other_partitions_text if len(kind.partitions) > 1 else ""),
+            "likely",
+        )
     if node_type.gpus:
         gpu_types = _describe_mixed_gpus(kind)
         gres = f"Gres: {gpu_types}" if gpu_types else "Gres"
@@ -251,7 +277,7 @@ def _node_type_facts(survey: Survey, kind: Kind, name: str, default: str | None)
         yield fact("gpus.count", node_type.gpus.count, gres, "guess" if gpu_types else "sure")
         if node_type.gpus.memory:
             features = [feature for feature in kind.nodes[0].features if gpu_memory([feature])]
-            yield fact("gpus.memory", str(node_type.gpus.memory), f"feature {listed(features)}", "likely")
+            yield fact("gpus.memory", str(node_type.gpus.memory), f"feature {join_names(features)}", "likely")
         if node_type.gpus.slurm_type:
             yield fact("gpus.slurm_type", node_type.gpus.slurm_type, "Gres")
         yield fact("gpus.vendor", node_type.gpus.vendor, "the GPU's name in Gres", "guess")
@@ -299,17 +325,17 @@ def _remarks(survey: Survey, kinds: Sequence[Kind], names: dict[str, str]) -> It
     if len(accounts) > 1:
         yield (
             "slurm",
-            [f"account: your accounts are {listed(accounts, 12)} (sacctmgr); set the account to use"],
+            [f"account: your accounts are {join_names(accounts, 12)} (sacctmgr); set the account to use"],
         )
     for kind in kinds:
         unusable_count = len(kind.nodes) - len(kind.usable)
-        lines = [f"{pluralize(len(kind.nodes), 'node')}: {listed((node.name for node in kind.nodes), 3)}"]
+        lines = [f"{pluralize(len(kind.nodes), 'node')}: {join_names((node.name for node in kind.nodes), 3)}"]
         if unusable_count:
             lines.append(f"{unusable_count:,} of them were unavailable at discovery")
         yield f"node_types.{names[kind.name]}", lines
     modules = [name for name in survey.modules if any(word in name.lower() for word in _USEFUL_MODULES)]
     if modules:
-        yield "environment", [f"available modules: {listed(modules, _MAX_SHOWN_MODULES)}"]
+        yield "environment", [f"available modules: {join_names(modules, _MAX_SHOWN_MODULES)}"]
     folder_texts = [
         f"{folder.variable}={folder.path}"
         + (
@@ -330,14 +356,17 @@ def _notices(survey: Survey, kinds: Sequence[Kind], names: dict[str, str]) -> It
             yield f"accounting did not answer, so accounts and QOS are unknown ({message})"
         else:
             yield f"Slurm did not report its {name} ({message})"
-    private = survey.config.get("PrivateData", "")
-    if "nodes" in private or "partitions" in private:
-        yield f"PrivateData={private}: nodes and partitions of others are hidden"
+    private_data = survey.config.get("PrivateData", "")
+    if "nodes" in private_data or "partitions" in private_data:
+        yield f"PrivateData={private_data}: nodes and partitions of others are hidden"
     for kind in kinds:
         if kind.node_type.gpus and (gpu_types := _describe_mixed_gpus(kind)):
-            chosen = f"{kind.node_type.gpus.count} {kind.node_type.gpus.model}"
-            yield f"{names[kind.name]}: a node has GPUs of several types ({gpu_types}); {chosen} is a guess"
+            chosen_type = f"{kind.node_type.gpus.count} {kind.node_type.gpus.model}"
+            yield (
+                f"{names[kind.name]}: a node has GPUs of several types ({gpu_types}); {chosen_type} is a "
+                "guess"
+            )
         if not kind.usable:
-            states = listed(sorted({node.state for node in kind.nodes}), 3)
+            states = join_names(sorted({node.state for node in kind.nodes}), 3)
             counted_nodes = pluralize(len(kind.nodes), "node")
             yield f"none of the {counted_nodes} of {names[kind.name]} is available ({states})"

@@ -62,10 +62,10 @@ def kinds(nodes: Sequence[NodeInfo]) -> list[Kind]:
     Nodes whose memory differs slightly form one kind, with the least memory among them. Nodes with the same
     Slurm GPU type form two kinds if their features show different GPU memory.
     """
-    normalized = _normalize_memory(nodes)
-    types, type_of = node_types(normalized)
+    normalized_nodes = _normalize_memory(nodes)
+    types, type_of = node_types(normalized_nodes)
     members_by_type: dict[str, list[NodeInfo]] = {name: [] for name in types}
-    for node in normalized:
+    for node in normalized_nodes:
         members_by_type[type_of[node.name]].append(node)
     node_kinds = []
     for name, members in members_by_type.items():
@@ -108,15 +108,19 @@ def _normalize_memory(nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
     def sort_key(node: NodeInfo) -> tuple[str, int]:
         return repr(hardware(node)), node.memory.mib if node.memory else 0
 
-    normalized = []
-    least: Memory | None = None
+    normalized_nodes = []
+    min_memory: Memory | None = None
     for _, group in groupby(sorted(nodes, key=sort_key), key=lambda node: repr(hardware(node))):
-        least = None
+        min_memory = None
         for node in group:
-            if node.memory is None or least is None or least.mib < node.memory.mib * _SIMILAR_MEMORY:
-                least = node.memory
-            normalized.append(replace(node, memory=least))
-    by_name = {node.name: node for node in normalized}
+            if (
+                node.memory is None
+                or min_memory is None
+                or min_memory.mib < node.memory.mib * _SIMILAR_MEMORY
+            ):
+                min_memory = node.memory
+            normalized_nodes.append(replace(node, memory=min_memory))
+    by_name = {node.name: node for node in normalized_nodes}
     return [by_name[node.name] for node in nodes]
 
 

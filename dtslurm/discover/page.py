@@ -33,27 +33,27 @@ _YAML_KEYWORDS = {"null", "true", "false", "yes", "no", "on", "off", "~", "none"
 Branch: TypeAlias = "dict[str, Branch | Fact]"
 
 
-def text(found: DiscoveredCluster, *, head: Sequence[str], extends: str | None = None) -> str:
+def text(cluster: DiscoveredCluster, *, head: Sequence[str], extends: str | None = None) -> str:
     """Return the text of the profile.
 
     Args:
-        found: the discovered facts.
+        cluster: the discovered facts.
         head: comment lines for the start of the file.
         extends: the name of the profile that this profile extends.
     """
     lines = ["# yaml-language-server: $schema=./schema.json"]
-    lines += [comment(line) for line in (*head, *found.remarks.get("", ()))]
+    lines += [comment(line) for line in (*head, *cluster.remarks.get("", ()))]
     if extends:
         lines.append(f"extends: {scalar(extends)}")
-    tree = branch(found.facts)
+    tree = branch(cluster.facts)
     for key in sorted(tree, key=lambda key: _ORDER.index(key) if key in _ORDER else len(_ORDER)):
-        below = tree[key]
+        child = tree[key]
         if key not in {"title", "sources"}:
             lines.append("")
-        lines += _format_section(key, below, 0, key, found.remarks)
-    for section in sorted(set(found.remarks) - set(_section_paths(tree)) - {""}):
-        lines += ["", *(comment(line) for line in found.remarks[section])]
-    return "\n".join([*lines, "", *memory({fact.name: fact.text for fact in found.facts}), ""])
+        lines += _format_section(key, child, 0, key, cluster.remarks)
+    for section in sorted(set(cluster.remarks) - set(_section_paths(tree)) - {""}):
+        lines += ["", *(comment(line) for line in cluster.remarks[section])]
+    return "\n".join([*lines, "", *memory({fact.name: fact.text for fact in cluster.facts}), ""])
 
 
 def branch(facts: Sequence[Fact]) -> Branch:
@@ -71,22 +71,22 @@ def branch(facts: Sequence[Fact]) -> Branch:
     return root
 
 
-def _section_paths(tree: Branch, above: str = "") -> Iterator[str]:
-    for key, below in tree.items():
-        if not isinstance(below, Fact):
-            yield f"{above}{key}"
-            yield from _section_paths(below, f"{above}{key}.")
+def _section_paths(tree: Branch, prefix: str = "") -> Iterator[str]:
+    for key, child in tree.items():
+        if not isinstance(child, Fact):
+            yield f"{prefix}{key}"
+            yield from _section_paths(child, f"{prefix}{key}.")
 
 
 def _format_section(
-    key: str, below: Branch | Fact, depth: int, path: str, remarks: Mapping[str, Sequence[str]]
+    key: str, child: Branch | Fact, depth: int, path: str, remarks_by_section: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    if isinstance(below, Fact):
-        return line_of(below, depth)
+    if isinstance(child, Fact):
+        return line_of(child, depth)
     lines = [f"{'  ' * depth}{scalar(key)}:"]
-    lines += [f"{'  ' * (depth + 1)}{comment(line)}" for line in remarks.get(path, ())]
-    for name, value in below.items():
-        lines += _format_section(name, value, depth + 1, f"{path}.{name}", remarks)
+    lines += [f"{'  ' * (depth + 1)}{comment(line)}" for line in remarks_by_section.get(path, ())]
+    for name, value in child.items():
+        lines += _format_section(name, value, depth + 1, f"{path}.{name}", remarks_by_section)
     return lines
 
 
@@ -151,8 +151,8 @@ def memory(values: Mapping[str, str]) -> list[str]:
     for section, entries in entries_by_section.items():
         line_start = f"{MEMORY}{section}: "
         width = max(_WIDTH - len(line_start), 40)
-        wrapped = textwrap.wrap(" ".join(entries), width, break_long_words=False, break_on_hyphens=False)
-        lines += [line_start + row for row in wrapped]
+        wrapped_rows = textwrap.wrap(" ".join(entries), width, break_long_words=False, break_on_hyphens=False)
+        lines += [line_start + row for row in wrapped_rows]
     return [_MEMORY_HEAD, *lines] if lines else []
 
 
@@ -165,7 +165,7 @@ def encoded(name: str) -> str:
     """Return a key as one word, with spaces and special characters percent-encoded."""
     return re.sub(
         r"[\s=%:]|[^\x21-\x7e]",
-        lambda found: "".join(f"%{byte:02x}" for byte in found[0].encode("utf-8", "replace")),
+        lambda match: "".join(f"%{byte:02x}" for byte in match[0].encode("utf-8", "replace")),
         name,
     )
 
@@ -182,9 +182,9 @@ def read_memory(text: str) -> dict[str, str]:
     return marks
 
 
-def was_written(known: Mapping[str, str], name: str, value: str) -> bool:
+def was_written(recorded_marks: Mapping[str, str], name: str, value: str) -> bool:
     """Return whether discover wrote exactly this value for the key."""
-    return known.get(encoded(name)) == mark(value)
+    return recorded_marks.get(encoded(name)) == mark(value)
 
 
 def without_memory(text: str) -> str:

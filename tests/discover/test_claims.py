@@ -167,9 +167,9 @@ def test_missing_and_smaller_partitions_differ() -> None:
 
 
 def test_dry_runs_and_bandwidth_are_judged() -> None:
-    assert claims.dry_run("partition p", ["srun"], "", refused=False).verdict == "ok"
-    assert claims.dry_run("partition p", ["srun"], "busy", refused=None).verdict == "unknown"
-    assert claims.dry_run("partition p", ["srun"], "invalid account", refused=True).verdict == "differs"
+    assert claims.dry_run("partition p", ["srun"], "", is_refused=False).verdict == "ok"
+    assert claims.dry_run("partition p", ["srun"], "busy", is_refused=None).verdict == "unknown"
+    assert claims.dry_run("partition p", ["srun"], "invalid account", is_refused=True).verdict == "differs"
     assert claims.bandwidth(100, 60, "").verdict == "ok"
     assert claims.bandwidth(100, 40, "").verdict == "differs"
     assert claims.bandwidth(None, 40, "NCCL goes over TCP").verdict == "differs"

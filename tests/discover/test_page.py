@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dtslurm.config import profiles, strict_yaml
 from dtslurm.discover import page, sites
-from dtslurm.discover.amend import amend, leaves
+from dtslurm.discover.amend import amend, iterate_leaves
 from dtslurm.discover.facts import DiscoveredCluster, Fact
 from dtslurm.errors import ProfileInvalid
 from dtslurm.model.cluster import ClusterProfile, Login
@@ -22,7 +22,7 @@ from tests.slurm.recorded import VERSIONS
 def read_leaves(text: str) -> dict[tuple[str, ...], str]:
     root, problems = strict_yaml.parse(text.encode(), "x.yaml")
     assert problems == []
-    return dict(leaves(root))
+    return dict(iterate_leaves(root))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -155,7 +155,7 @@ def test_amending_an_edited_file_keeps_the_file_readable(edits: list[tuple[int, 
     new = amend(old, found, "x.yaml")
     after = read_leaves(new.text)
     changed = {tuple(row[0].split(".")) for row in new.changed}
-    for key, value in leaves(before):
+    for key, value in iterate_leaves(before):
         assert after[key] == value or key in changed or tuple(".".join(key).split(".")) in changed
     assert amend(new.text, found, "x.yaml").text == new.text
 

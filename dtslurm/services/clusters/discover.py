@@ -11,7 +11,7 @@ from typing import Any
 
 from dtslurm.config import profiles
 from dtslurm.discover import from_probe, from_slurm, page, sites
-from dtslurm.discover.facts import DiscoveredCluster, Fact, listed, text_of
+from dtslurm.discover.facts import DiscoveredCluster, Fact, join_names, text_of
 from dtslurm.discover.kinds import Kind, kinds
 from dtslurm.errors import RequestInvalid, SlurmUnavailable
 from dtslurm.model.cluster import ClusterProfile
@@ -139,7 +139,9 @@ def discover(
     unknown = [name for name in wanted.partitions if name not in partition_names]
     if unknown:
         raise RequestInvalid(
-            [f"there is no partition {listed(unknown)}; there are: {listed(sorted(partition_names), 20)}"]
+            [
+                f"there is no partition {join_names(unknown)}; there are: {join_names(sorted(partition_names), 20)}"
+            ]
         )
     hosts = [survey.host, host or "", cluster.profile.login.host or ""]
     candidates = [] if extends else _match_known_sites(context, survey, hosts)
@@ -243,7 +245,7 @@ def targets_of(
     selected = [kind for kind in eligible if kind.node_type.gpus] or eligible[:1]
     notices = []
     if len(selected) > _MAX_PROBES:
-        skipped = listed(names[kind.name] for kind in selected[_MAX_PROBES:])
+        skipped = join_names(names[kind.name] for kind in selected[_MAX_PROBES:])
         notices.append(f"not probed: {skipped}; select other partitions with --partition")
     targets = []
     for kind in selected[:_MAX_PROBES]:
@@ -388,7 +390,7 @@ def _comments(
             f"Recognised as {extends} by {fitting[0][1]}: values of that profile are not repeated here."
         )
     elif len(fitting) > 1:
-        site_names = listed(name for name, _ in fitting)
+        site_names = join_names(name for name, _ in fitting)
         lines.append(
             f"Known profiles that may match: {site_names}; write 'extends: NAME' with the name of the "
             "right profile."

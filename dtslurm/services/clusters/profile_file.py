@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dtslurm.config import profiles, strict_yaml
 from dtslurm.config.trust import trust_of
-from dtslurm.discover.amend import Amended, amend, leaves
+from dtslurm.discover.amend import Amended, amend, iterate_leaves
 from dtslurm.discover.facts import DiscoveredCluster
 from dtslurm.errors import StoreError
 from dtslurm.services.wiring.context import Context
@@ -34,7 +34,7 @@ def extended_by(text: str, source: str) -> str | None:
     Raises:
         ProfileInvalid: the text cannot be parsed.
     """
-    return dict(leaves(strict_yaml.parse(text.encode("utf-8", "surrogateescape"), source)[0])).get(
+    return dict(iterate_leaves(strict_yaml.parse(text.encode("utf-8", "surrogateescape"), source)[0])).get(
         ("extends",)
     )
 

@@ -156,7 +156,7 @@ def _run_dry_submissions(
             header = _render_header(context, cluster, wanted, placement, launcher, transport)
         except DtslurmError as error:
             reason = "; ".join(getattr(error, "problems", ()) or [error.message])
-            rows.append(claims.dry_run(where, [launcher], reason, refused=True))
+            rows.append(claims.dry_run(where, [launcher], reason, is_refused=True))
             continue
         launchers_by_request.setdefault((where, header), []).append(launcher)
     answers_by_request = dict(
@@ -251,7 +251,7 @@ def _judge_answer(where: str, launchers: Sequence[str], answer: _Answer, *, neve
         never: all nodes are up, and none has what the job requests.
     """
     if answer.ok:
-        return claims.dry_run(where, launchers, "", refused=False)
+        return claims.dry_run(where, launchers, "", is_refused=False)
     reason = "; ".join(distinct_lines(answer.said)[-2:]).removeprefix("sbatch: ") or "sbatch printed nothing"
     reason += ", although all of its nodes are up" if never else ""
     return claims.dry_run(where, launchers, reason, True if never or can_never_run(answer.said) else None)
