@@ -56,23 +56,25 @@ def strength(ends: Sequence[RankEnd]) -> int:
 # ---- Launchers and the batch script ----
 
 
-def find_first_failure(ends: Sequence[RankEnd], case: FailureContext) -> RankEnd:
+def find_first_failure(ends: Sequence[RankEnd], context: FailureContext) -> RankEnd:
     """Return the rank that failed first among those with a reason of their own."""
     max_strength = strength(ends)
     candidates = [end for end in ends if end.reason and end.reason.strength >= max_strength - 20] or list(
         ends
     )
-    recorded_first = case.findings.first
+    recorded_first = context.findings.first
     for end in candidates:
         if recorded_first is not None and end.rank.rank == recorded_first[0]:
             return end
     times = {end.rank.rank: time_of(end) for end in candidates}
     known_times = [time for time in times.values() if time is not None]
     if known_times:
-        latest = min(known_times) + case.slack
-        early = [end for end in candidates if (time := times[end.rank.rank]) is not None and time <= latest]
+        latest_time = min(known_times) + context.slack
+        early_ends = [
+            end for end in candidates if (time := times[end.rank.rank]) is not None and time <= latest_time
+        ]
         # A rank without a recorded end may have been killed later: its reason counts all the same.
-        candidates = early + [end for end in candidates if times[end.rank.rank] is None]
+        candidates = early_ends + [end for end in candidates if times[end.rank.rank] is None]
     return min(
         candidates, key=lambda end: (-(end.reason.strength if end.reason else 0), times[end.rank.rank] or 0)
     )
@@ -87,36 +89,36 @@ def time_of(end: RankEnd) -> float | None:
     return end.rank.log.mtime
 
 
-def failed_before_stop(end: RankEnd, case: FailureContext) -> bool:
+def failed_before_stop(end: RankEnd, context: FailureContext) -> bool:
     """Return whether a rank failed before a user or Slurm signalled the job to end."""
-    stop, time = case.stop, time_of(end)
+    stop, time = context.stop, time_of(end)
     if stop is None or end.reason is None:
         return True
     if end.reason.time is not None and end.reason.time < stop - SKEW_S:
         return True
-    written = end.rank.log.mtime
-    if any(known_time is not None and known_time < stop - SKEW_S for known_time in (time, written)):
+    last_output = end.rank.log.mtime
+    if any(known_time is not None and known_time < stop - SKEW_S for known_time in (time, last_output)):
         return True
     same_reason_count = sum(
-        1 for other in case.of_kind("cause") if other.reason and other.reason.same == end.reason.same
+        1 for other in context.of_kind("cause") if other.reason and other.reason.same == end.reason.same
     )
-    return end.reason.strength >= CERTAIN and same_reason_count <= max(1, len(case.ends) // 4)
+    return end.reason.strength >= CERTAIN and same_reason_count <= max(1, len(context.ends) // 4)
 
 
-def judge_rank(end: RankEnd, case: FailureContext) -> Verdict:
+def judge_rank(end: RankEnd, context: FailureContext) -> Verdict:
     """Return the verdict that a rank failed first, for a reason of its own."""
     reason = end.reason
     assert reason is not None  # noqa: S101 - only ranks with reasons are chosen
     confidence = 0.95 if reason.strength >= CERTAIN else 0.9 if reason.strength >= 70 else 0.75
     if reason.strength < 45:
         confidence = 0.6 if signal_of(end.rank) == 9 else 0.85 if reason.cause == "killed" else 0.7
-    recorded_first = case.findings.first
+    recorded_first = context.findings.first
     if recorded_first is not None and recorded_first[0] != end.rank.rank:
         confidence -= 0.1
-    return verdict_of(end.rank, reason, confidence, case)
+    return verdict_of(end.rank, reason, confidence, context)
 
 
-def verdict_of(rank: Rank | None, reason: Reason, confidence: float, case: FailureContext) -> Verdict:
+def verdict_of(rank: Rank | None, reason: Reason, confidence: float, context: FailureContext) -> Verdict:
     """Return the verdict for a reason, on one rank or on the job."""
     verdict = Verdict(
         cause=reason.cause,
@@ -125,12 +127,12 @@ def verdict_of(rank: Rank | None, reason: Reason, confidence: float, case: Failu
         confidence=round(confidence, 2),
         evidence=reason.lines,
         advice=reason.advice,
-        time=case.facts.end,
+        time=context.facts.end,
     )
     if rank is None:
         return verdict
     verdict = with_rank(verdict, rank, verdict.confidence, reason.lines)
-    blame, remark = assign_blame(reason, rank, case.ends)
+    blame, remark = assign_blame(reason, rank, context.ends)
     return replace(verdict, blame=blame, summary=verdict.summary + remark)
 
 

@@ -178,17 +178,19 @@ def read(document: Mapping[str, Any], names: list[str], world_size: int) -> Find
             *(rank + 1 for rank in (*records, *by_rank)),
         ]
     )
-    exact = _has_one_clock(list(records.values()))
+    has_one_clock = _has_one_clock(list(records.values()))
     first_failures = [tuple(item) for item in document.get("first_failures") or [] if len(item) == 2]
     return Findings(
-        ranks=tuple(_build_rank(rank, records.get(rank), by_rank.get(rank), exact) for rank in range(count)),
+        ranks=tuple(
+            _build_rank(rank, records.get(rank), by_rank.get(rank), has_one_clock) for rank in range(count)
+        ),
         others=tuple(log for log in logs if log.rank is None),
         events=tuple(_only_dicts(document.get("events"))),
         first=(first_failures[-1][0], first_failures[-1][1]) if first_failures else None,
         dumps=tuple(
             Dump(item["rank"], item["file"], item["groups"]) for item in _only_dicts(document.get("dumps"))
         ),
-        exact=exact,
+        exact=has_one_clock,
         free=whole_number(document.get("free")),
     )
 
@@ -219,13 +221,15 @@ def _has_one_clock(records: list[dict[str, Any]]) -> bool:
     return bool(median_gaps) and plausible and one_node_or_skewed
 
 
-def _build_rank(rank: int, record: dict[str, Any] | None, log: LogEvidence | None, exact: bool) -> Rank:
+def _build_rank(
+    rank: int, record: dict[str, Any] | None, log: LogEvidence | None, has_one_clock: bool
+) -> Rank:
     log = log or LogEvidence(f"rank-{rank}.log", rank)
     if record is None:
         return Rank(rank, log=log)
-    ended = record.get("ended")
-    if isinstance(ended, int) and exact:
-        ended = record["written"]
+    end_time = record.get("ended")
+    if isinstance(end_time, int) and has_one_clock:
+        end_time = record["written"]
     error = record.get("error") or {}
     return Rank(
         rank=rank,
@@ -233,7 +237,7 @@ def _build_rank(rank: int, record: dict[str, Any] | None, log: LogEvidence | Non
         node_rank=whole_number(record.get("node_rank")),
         host=str(record.get("host", "")),
         started=whole_number(record.get("started")),
-        ended=finite_number(ended),
+        ended=finite_number(end_time),
         exit_code=whole_number(record.get("exit_code")),
         signal=whole_number(record.get("signal")),
         recorded=True,
@@ -256,8 +260,8 @@ def _parse_log(item: dict[str, Any], names: list[str]) -> LogEvidence:
 
 
 def _parse_hits(rows: Iterable[list[Any]], names: list[str]) -> Iterable[Hit]:
-    for number, line, text, groups, time, _, went_on, after in rows:
-        yield Hit(names[number], line, text, groups, time, went_on, after)
+    for number, line, text, groups, time, _, has_continued, bytes_after in rows:
+        yield Hit(names[number], line, text, groups, time, has_continued, bytes_after)
 
 
 def _parse_frame(value: object) -> TraceFrame | None:

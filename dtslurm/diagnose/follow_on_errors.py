@@ -48,9 +48,9 @@ def assign_blame(reason: Reason, rank: Rank, ends: Sequence[RankEnd]) -> tuple[s
         len(node_ranks) > 1 or reason.cause in ("import-error", "driver-mismatch")
     )
     if is_only_here and unaffected_hosts:
-        others = len(unaffected_hosts)
+        other_host_count = len(unaffected_hosts)
         remark = (
-            f"; only on {rank.host}, the other {f'{others} nodes' if others > 1 else 'node'} passed this "
+            f"; only on {rank.host}, the other {f'{other_host_count} nodes' if other_host_count > 1 else 'node'} passed this "
             "point"
         )
         return "node", remark
@@ -65,17 +65,17 @@ def _shows_progress(end: RankEnd) -> bool:
     return has_output or end.kind in {"timeout", "lost-peer", "fine"}
 
 
-def aftermath(verdict: Verdict, ends: Sequence[RankEnd], facts: JobFacts) -> tuple[Aftermath, ...]:
+def list_consequences(verdict: Verdict, ends: Sequence[RankEnd], facts: JobFacts) -> tuple[Aftermath, ...]:
     """Return the consequences of the first failure, the largest group of ranks first."""
     ranks_by_consequence: dict[str, list[int]] = defaultdict(list)
     for end in ends:
         if end.rank.rank != verdict.rank:
-            what = _describe_consequence(end, verdict)
-            if what:
-                ranks_by_consequence[what].append(end.rank.rank)
+            consequence = _describe_consequence(end, verdict)
+            if consequence:
+                ranks_by_consequence[consequence].append(end.rank.rank)
     consequences = [
-        Aftermath(what=what, ranks=folded(ranks), count=len(ranks))
-        for what, ranks in sorted(ranks_by_consequence.items(), key=lambda item: -len(item[1]))
+        Aftermath(what=consequence, ranks=format_ranges(ranks), count=len(ranks))
+        for consequence, ranks in sorted(ranks_by_consequence.items(), key=lambda item: -len(item[1]))
     ]
     if facts.over and facts.state not in ("UNKNOWN", "COMPLETED"):
         code = f", exit code {facts.exit_code}" if facts.exit_code else ""
@@ -100,7 +100,7 @@ def _describe_consequence(end: RankEnd, verdict: Verdict) -> str:
     return f"failed as well ({end.reason.cause})"
 
 
-def folded(numbers: Iterable[int]) -> str:
+def format_ranges(numbers: Iterable[int]) -> str:
     """Return numbers as ranges: ``0-6,8``."""
     ranges: list[list[int]] = []
     for number in sorted(numbers):

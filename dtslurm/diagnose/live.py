@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dtslurm.diagnose.follow_on_errors import folded
+from dtslurm.diagnose.follow_on_errors import format_ranges
 from dtslurm.diagnose.places import format_frame, kind_of, own_frame, places, rendezvous, words
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.runs.live import LiveVerdict, RankLook
@@ -63,34 +63,36 @@ def _decide(looks: Sequence[RankLook]) -> LiveVerdict:
     by_kind: dict[str, list[RankLook]] = {}
     for look in looks:
         by_kind.setdefault(kind_of(look), []).append(look)
-    waiting = by_kind.get("waits", [])
+    waiting_looks = by_kind.get("waits", [])
     seen_count = sum(len(members) for kind, members in by_kind.items() if kind not in ("unseen", "absent"))
     if not seen_count:
         return LiveVerdict(cause="unknown", confidence=1.0, summary="no rank was examined")
-    stuck = [look for kind in _STUCK_KINDS for look in by_kind.get(kind, [])]
+    stuck_looks = [look for kind in _STUCK_KINDS for look in by_kind.get(kind, [])]
     excluded_kinds = ("waits", "unseen", *_STUCK_KINDS)
-    others = [look for kind, members in by_kind.items() if kind not in excluded_kinds for look in members]
-    if stuck:
-        return _judge_stuck(stuck, waiting, others)
-    if waiting and others:
-        return _judge_awaited(others, waiting)
-    if waiting:
-        return _judge_all_waiting(waiting)
-    if others:
-        return _judge_none_waiting(others)
+    other_looks = [
+        look for kind, members in by_kind.items() if kind not in excluded_kinds for look in members
+    ]
+    if stuck_looks:
+        return _judge_stuck(stuck_looks, waiting_looks, other_looks)
+    if waiting_looks and other_looks:
+        return _judge_awaited(other_looks, waiting_looks)
+    if waiting_looks:
+        return _judge_all_waiting(waiting_looks)
+    if other_looks:
+        return _judge_none_waiting(other_looks)
     return LiveVerdict(cause="unknown", confidence=1.0, summary="no rank could be examined")
 
 
-def _respect_unseen_output(found: LiveVerdict, looks: Sequence[RankLook]) -> LiveVerdict:
+def _respect_unseen_output(verdict: LiveVerdict, looks: Sequence[RankLook]) -> LiveVerdict:
     """Return the verdict, but not a hang while a rank without a look still writes output."""
-    active = [look for look in looks if kind_of(look) == "unseen" and _wrote_recently([look])]
-    if found.cause != "hang" or not active:
-        return found
+    active_looks = [look for look in looks if kind_of(look) == "unseen" and _wrote_recently([look])]
+    if verdict.cause != "hang" or not active_looks:
+        return verdict
     summary = (
-        f"{found.summary}; but {_name_ranks(active)}, which could not be examined, wrote output "
-        f"{_age(active)} ago"
+        f"{verdict.summary}; but {_name_ranks(active_looks)}, which could not be examined, wrote output "
+        f"{_age(active_looks)} ago"
     )
-    return replace(found, cause="unknown", confidence=min(found.confidence, 0.4), summary=summary)
+    return replace(verdict, cause="unknown", confidence=min(verdict.confidence, 0.4), summary=summary)
 
 
 def _wrote_recently(looks: Sequence[RankLook], limit: float = FRESH_S) -> bool:
@@ -101,7 +103,7 @@ def _wrote_recently(looks: Sequence[RankLook], limit: float = FRESH_S) -> bool:
 def _name_ranks(looks: Sequence[RankLook]) -> str:
     if len(looks) == 1:
         return f"rank {looks[0].rank}"
-    return f"{len(looks):,} ranks ({folded(look.rank for look in looks)})"
+    return f"{len(looks):,} ranks ({format_ranges(look.rank for look in looks)})"
 
 
 def _make_verdict(cause: str, confidence: float, suspects: Sequence[RankLook], summary: str) -> LiveVerdict:
@@ -117,7 +119,7 @@ def _make_verdict(cause: str, confidence: float, suspects: Sequence[RankLook], s
         confidence=confidence,
         summary=summary,
         rank=first_suspect.rank if first_suspect is not None and len(suspects) == 1 else None,
-        suspects=folded(look.rank for look in suspects),
+        suspects=format_ranges(look.rank for look in suspects),
         advice=advice,
     )
 
@@ -126,72 +128,77 @@ def _has_failed(look: RankLook) -> bool:
     return look.ended and look.exit_code not in (None, 0, WANTS_REQUEUE)
 
 
-def _find_progressing(looks: Sequence[RankLook], fresh: bool) -> list[RankLook]:
+def _find_progressing(looks: Sequence[RankLook], has_fresh_output: bool) -> list[RankLook]:
     """Return the ranks that make progress.
 
-    A rank that is busy at one place counts only if the job wrote output recently (``fresh``).
+    A rank that is busy at one place counts only if the job wrote output recently (``has_fresh_output``).
     """
-    return [look for look in looks if kind_of(look) == "computes" or (fresh and kind_of(look) == "busy")]
+    return [
+        look
+        for look in looks
+        if kind_of(look) == "computes" or (has_fresh_output and kind_of(look) == "busy")
+    ]
 
 
 def _judge_stuck(
-    stuck: Sequence[RankLook], waiting: Sequence[RankLook], others: Sequence[RankLook]
+    stuck_looks: Sequence[RankLook], waiting_looks: Sequence[RankLook], other_looks: Sequence[RankLook]
 ) -> LiveVerdict:
     """Judge a job with ranks that are stopped, blocked, gone, ended or never started.
 
     Ranks that wait for others wait for these.
     """
-    kinds = Counter(kind_of(look) for look in stuck)
+    kinds = Counter(kind_of(look) for look in stuck_looks)
     worst = next(kind for kind in _STUCK_KINDS if kinds[kind])
-    suspects = [look for look in stuck if kind_of(look) == worst]
+    suspects = [look for look in stuck_looks if kind_of(look) == worst]
     suspects = [look for look in suspects if _has_failed(look)] or suspects
     is_single = len(suspects) == 1
     verb = (
         ("has" if is_single else "have") if worst in ("ended", "absent") else ("is" if is_single else "are")
     )
     summary = f"{_name_ranks(suspects)} {verb} {words(suspects[0], worst)}"
-    if waiting:
-        summary += (
-            f"; {_name_ranks(waiting)} wait{'s' if len(waiting) == 1 else ''} {_waiting_place(waiting)}"
-        )
-    others_go_on = bool(_find_progressing(others, _wrote_recently(others))) or _wrote_recently(others)
-    if worst in ("ended", "blocked") and not waiting:
+    if waiting_looks:
+        summary += f"; {_name_ranks(waiting_looks)} wait{'s' if len(waiting_looks) == 1 else ''} {_waiting_place(waiting_looks)}"
+    others_go_on = bool(_find_progressing(other_looks, _wrote_recently(other_looks))) or _wrote_recently(
+        other_looks
+    )
+    if worst in ("ended", "blocked") and not waiting_looks:
         if others_go_on:
             return _make_verdict("none", 0.6, [], f"the other ranks continue, although {summary}")
         return _make_verdict("hang", 0.8 if _has_failed(suspects[0]) else 0.5, suspects, summary)
-    if worst == "absent" and not waiting and others_go_on:
-        return _make_verdict("none", 0.5, [], f"{_name_ranks(others)} continue, although {summary}")
+    if worst == "absent" and not waiting_looks and others_go_on:
+        return _make_verdict("none", 0.5, [], f"{_name_ranks(other_looks)} continue, although {summary}")
     confidence = {"stopped": 0.95, "gone": 0.9, "ended": 0.85, "absent": 0.85, "blocked": 0.8}[worst]
-    if worst == "absent" and any(rendezvous(look) for look in waiting):
+    if worst == "absent" and any(rendezvous(look) for look in waiting_looks):
         confidence = 0.95
-    return _make_verdict("hang", confidence if waiting else confidence - 0.2, suspects, summary)
+    return _make_verdict("hang", confidence if waiting_looks else confidence - 0.2, suspects, summary)
 
 
-def _judge_awaited(others: Sequence[RankLook], waiting: Sequence[RankLook]) -> LiveVerdict:
+def _judge_awaited(other_looks: Sequence[RankLook], waiting_looks: Sequence[RankLook]) -> LiveVerdict:
     """Judge a job in which some ranks wait for others, which do something else: the others are suspect."""
-    fresh = _wrote_recently([*waiting, *others])
-    moving = _find_progressing(others, fresh)
-    if len(moving) > len(waiting):
+    has_fresh_output = _wrote_recently([*waiting_looks, *other_looks])
+    moving_looks = _find_progressing(other_looks, has_fresh_output)
+    if len(moving_looks) > len(waiting_looks):
         return _make_verdict(
-            "none", 0.7, [], f"{_name_ranks(moving)} are still working, {_name_ranks(waiting)} arrived first"
+            "none",
+            0.7,
+            [],
+            f"{_name_ranks(moving_looks)} are still working, {_name_ranks(waiting_looks)} arrived first",
         )
-    idle = [look for look in others if kind_of(look) in ("sleeps", "data")]
-    suspects = idle or list(others)
-    place = words(suspects[0], kind_of(suspects[0]))
+    idle_looks = [look for look in other_looks if kind_of(look) in ("sleeps", "data")]
+    suspects = idle_looks or list(other_looks)
+    location = words(suspects[0], kind_of(suspects[0]))
     if len({words(look, kind_of(look)) for look in suspects}) > 1:
-        place = f"elsewhere, rank {suspects[0].rank} {place}"
-    be = "is" if len(suspects) == 1 else "are"
-    plural = "s" if len(waiting) == 1 else ""
-    summary = (
-        f"{_name_ranks(waiting)} wait{plural} {_waiting_place(waiting)}; {_name_ranks(suspects)} {be} {place}"
-    )
-    if idle:
+        location = f"elsewhere, rank {suspects[0].rank} {location}"
+    verb = "is" if len(suspects) == 1 else "are"
+    plural = "s" if len(waiting_looks) == 1 else ""
+    summary = f"{_name_ranks(waiting_looks)} wait{plural} {_waiting_place(waiting_looks)}; {_name_ranks(suspects)} {verb} {location}"
+    if idle_looks:
         # Ranks that sleep in their own code and have just written output may go on at any time.
-        confidence = 0.9 if len(idle) <= len(waiting) else 0.6
-        return _make_verdict("hang", 0.6 if fresh else confidence, idle, summary)
-    if fresh:
+        confidence = 0.9 if len(idle_looks) <= len(waiting_looks) else 0.6
+        return _make_verdict("hang", 0.6 if has_fresh_output else confidence, idle_looks, summary)
+    if has_fresh_output:
         return _make_verdict(
-            "none", 0.7, [], f"{summary}, and the last output is {_age([*waiting, *others])} old"
+            "none", 0.7, [], f"{summary}, and the last output is {_age([*waiting_looks, *other_looks])} old"
         )
     silent_s = max((look.silent_s or 0.0 for look in suspects), default=0.0)
     return _make_verdict("slow", 0.65 if silent_s >= LONG_S else 0.5, suspects, summary)
@@ -202,24 +209,24 @@ def _age(looks: Sequence[RankLook]) -> str:
     return f"{min(times, default=0.0):.0f} s"
 
 
-def _waiting_place(waiting: Sequence[RankLook]) -> str:
+def _waiting_place(waiting_looks: Sequence[RankLook]) -> str:
     """Return where most of the waiting ranks wait, in words."""
-    [(location, count)] = Counter(words(look, "waits") for look in waiting).most_common(1)
-    return location if count == len(waiting) else f"{location} (and at other places)"
+    [(location, count)] = Counter(words(look, "waits") for look in waiting_looks).most_common(1)
+    return location if count == len(waiting_looks) else f"{location} (and at other places)"
 
 
-def _judge_all_waiting(waiting: Sequence[RankLook]) -> LiveVerdict:
+def _judge_all_waiting(waiting_looks: Sequence[RankLook]) -> LiveVerdict:
     """Judge a job in which all ranks wait for others, at one place or at several that do not match."""
-    counts = Counter(words(look, "waits") for look in waiting)
-    if _wrote_recently(waiting):
+    counts = Counter(words(look, "waits") for look in waiting_looks)
+    if _wrote_recently(waiting_looks):
         summary = (
-            f"all {len(waiting):,} ranks are in collectives, but some wrote output just now: the job "
+            f"all {len(waiting_looks):,} ranks are in collectives, but some wrote output just now: the job "
             "seems to make progress"
         )
         return _make_verdict("none", 0.6, [], summary)
     if len(counts) == 1:
         summary = (
-            f"all {len(waiting):,} ranks wait at the same place, {next(iter(counts))}: no rank is missing, "
+            f"all {len(waiting_looks):,} ranks wait at the same place, {next(iter(counts))}: no rank is missing, "
             "so the network or a GPU is more likely than the code"
         )
         verdict = _make_verdict("hang", 0.5, [], summary)
@@ -228,18 +235,18 @@ def _judge_all_waiting(waiting: Sequence[RankLook]) -> LiveVerdict:
             advice="check the network links and the GPUs (dtslurm submit --fabric-check); NCCL_DEBUG=INFO "
             "logs more details",
         )
-    usual, _ = counts.most_common(1)[0]
-    odd = [look for look in waiting if words(look, "waits") != usual]
-    if len(odd) * 2 > len(waiting):
-        summary = f"all {len(waiting):,} ranks wait for others, at {len(counts)} places"
+    usual_location, _ = counts.most_common(1)[0]
+    odd_looks = [look for look in waiting_looks if words(look, "waits") != usual_location]
+    if len(odd_looks) * 2 > len(waiting_looks):
+        summary = f"all {len(waiting_looks):,} ranks wait for others, at {len(counts)} places"
         return _make_verdict("hang", 0.5, [], summary + "; which of them is wrong is not known")
-    outlier = odd[0]
+    outlier = odd_looks[0]
     summary = (
-        f"{len(waiting) - len(odd):,} ranks wait {usual}, {_name_ranks(odd)} "
+        f"{len(waiting_looks) - len(odd_looks):,} ranks wait {usual_location}, {_name_ranks(odd_looks)} "
         f"{words(outlier, 'waits')}: they wait for each other, which happens if ranks take different "
         "paths through the code"
     )
-    verdict = _make_verdict("hang", 0.7, odd, summary)
+    verdict = _make_verdict("hang", 0.7, odd_looks, summary)
     frame = own_frame(outlier)
     reference = f" (see {format_frame(frame)})" if frame is not None else ""
     return replace(
@@ -247,37 +254,35 @@ def _judge_all_waiting(waiting: Sequence[RankLook]) -> LiveVerdict:
     )
 
 
-def _judge_none_waiting(others: Sequence[RankLook]) -> LiveVerdict:
+def _judge_none_waiting(other_looks: Sequence[RankLook]) -> LiveVerdict:
     """Judge a job in which no rank is known to wait for another."""
-    fresh = _wrote_recently(others)
-    moving = _find_progressing(others, fresh)
-    if len(moving) * 2 >= len(others):
-        confidence = 0.9 if len(moving) == len(others) else 0.7
-        be = "is" if len(moving) == 1 else "are"
+    has_fresh_output = _wrote_recently(other_looks)
+    moving_looks = _find_progressing(other_looks, has_fresh_output)
+    if len(moving_looks) * 2 >= len(other_looks):
+        confidence = 0.9 if len(moving_looks) == len(other_looks) else 0.7
+        verb = "is" if len(moving_looks) == 1 else "are"
         return _make_verdict(
-            "none", confidence, [], f"{_name_ranks(moving)} of {len(others):,} {be} computing"
+            "none", confidence, [], f"{_name_ranks(moving_looks)} of {len(other_looks):,} {verb} computing"
         )
-    if fresh:
+    if has_fresh_output:
         return _make_verdict(
-            "none", 0.6, [], f"the last output is {_age(others)} old: the job seems to make progress"
+            "none", 0.6, [], f"the last output is {_age(other_looks)} old: the job seems to make progress"
         )
-    silent_s = min((look.silent_s for look in others if look.silent_s is not None), default=None)
+    silent_s = min((look.silent_s for look in other_looks if look.silent_s is not None), default=None)
     note = f"; no rank has written output for {silent_s:.0f} s" if silent_s is not None else ""
-    counts = Counter(words(look, kind_of(look)) for look in others)
-    usual, count = counts.most_common(1)[0]
-    odd = [look for look in others if words(look, kind_of(look)) != usual]
-    if odd and len(odd) * 4 <= len(others):
-        summary = f"{count:,} ranks are {usual}; {_name_ranks(odd)}: {words(odd[0], kind_of(odd[0]))}{note}"
-        return _make_verdict("hang", 0.6, odd, summary)
-    if count < len(others):
+    counts = Counter(words(look, kind_of(look)) for look in other_looks)
+    usual_location, count = counts.most_common(1)[0]
+    odd_looks = [look for look in other_looks if words(look, kind_of(look)) != usual_location]
+    if odd_looks and len(odd_looks) * 4 <= len(other_looks):
+        summary = f"{count:,} ranks are {usual_location}; {_name_ranks(odd_looks)}: {words(odd_looks[0], kind_of(odd_looks[0]))}{note}"
+        return _make_verdict("hang", 0.6, odd_looks, summary)
+    if count < len(other_looks):
         summary = f"the ranks are at {len(counts)} places, and none is known to wait for others{note}"
         return _make_verdict("unknown", 0.3, [], summary)
-    summary = (
-        f"{'all ' if count > 1 else ''}{_name_ranks(others)} {'are' if count > 1 else 'is'} {usual}{note}"
-    )
+    summary = f"{'all ' if count > 1 else ''}{_name_ranks(other_looks)} {'are' if count > 1 else 'is'} {usual_location}{note}"
     if silent_s is not None and silent_s < LONG_S:
         return _make_verdict("unknown", 0.4, [], summary)
-    return _make_verdict("hang", 0.5, others, summary)
+    return _make_verdict("hang", 0.5, other_looks, summary)
 
 
 def place_of(look: RankLook) -> str:

@@ -51,11 +51,13 @@ def _find_named_by_barrier(ends: Sequence[RankEnd]) -> MissingRank | None:
     missing = sorted(rank for rank in counts if rank in existing_ranks)
     if not missing:
         return None
-    others = f", like {len(missing) - 1} more" if len(missing) > 1 else ""
-    return MissingRank(missing[0], 0.9, f"the barrier reports that this rank did not arrive{others}")
+    other_ranks_text = f", like {len(missing) - 1} more" if len(missing) > 1 else ""
+    return MissingRank(
+        missing[0], 0.9, f"the barrier reports that this rank did not arrive{other_ranks_text}"
+    )
 
 
-def _find_by_dumps(dumps: Sequence[Dump], world: int) -> MissingRank | None:
+def _find_by_dumps(dumps: Sequence[Dump], world_size: int) -> MissingRank | None:
     """Compare the dumps of the largest process groups: which rank enqueued least or another operation."""
     last_by_group: dict[str, dict[int, int]] = defaultdict(dict)
     stuck_operations: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
@@ -67,13 +69,13 @@ def _find_by_dumps(dumps: Sequence[Dump], world: int) -> MissingRank | None:
                     group_state["stuck"].get("op", "")
                 )
     for _, numbers in sorted(last_by_group.items(), key=lambda item: -len(item[1])):
-        least, most = min(numbers.values()), max(numbers.values())
-        lagging_ranks = [rank for rank, number in numbers.items() if number == least]
-        if least < most and len(lagging_ranks) <= len(numbers) / 2:
+        min_number, max_number = min(numbers.values()), max(numbers.values())
+        lagging_ranks = [rank for rank, number in numbers.items() if number == min_number]
+        if min_number < max_number and len(lagging_ranks) <= len(numbers) / 2:
             return MissingRank(
                 min(lagging_ranks),
                 0.92,
-                f"its flight record ends at collective {least}, the records of other ranks at {most}",
+                f"its flight record ends at collective {min_number}, the records of other ranks at {max_number}",
             )
     for operations in stuck_operations.values():
         counts = Counter(operations.values())
@@ -86,7 +88,7 @@ def _find_by_dumps(dumps: Sequence[Dump], world: int) -> MissingRank | None:
                 f"according to its flight record it called {rare_operation} where other ranks called "
                 f"{usual_operation}",
             )
-    missing = sorted(set(range(world)) - {dump.rank for dump in dumps})
+    missing = sorted(set(range(world_size)) - {dump.rank for dump in dumps})
     if dumps and len(missing) == 1 and len(dumps) >= 2:
         return MissingRank(missing[0], 0.8, "only this rank wrote no flight record")
     return None
@@ -111,11 +113,11 @@ def _find_without_timeout(ends: Sequence[RankEnd]) -> MissingRank | None:
         )
     exited = [end for end in without_timeout if end.kind == "fine"]
     if exited and len(exited) <= len(ends) / 2:
-        first = min(exited, key=lambda end: (end.rank.ended or 0, end.rank.rank))
+        first_end = min(exited, key=lambda end: (end.rank.ended or 0, end.rank.rank))
         return MissingRank(
-            first.rank.rank,
+            first_end.rank.rank,
             0.8,
-            f"it ended with exit code {first.rank.exit_code} while other ranks still waited for it",
+            f"it ended with exit code {first_end.rank.exit_code} while other ranks still waited for it",
         )
     last_writes = sorted(
         (end.rank.log.mtime, end.rank.rank) for end in without_timeout if end.rank.log.mtime is not None
@@ -152,10 +154,12 @@ def _find_lowest_enqueued(ends: Sequence[RankEnd]) -> MissingRank | None:
             name = end.reason.groups.get("pg", "").strip()
             enqueued_by_group[name][end.rank.rank] = int(end.reason.groups["enqueued"])
     for numbers in sorted(enqueued_by_group.values(), key=len, reverse=True):
-        least, most = min(numbers.values()), max(numbers.values())
-        lagging_ranks = [rank for rank, number in numbers.items() if number == least]
-        if least < most and len(lagging_ranks) <= len(numbers) / 2:
+        min_number, max_number = min(numbers.values()), max(numbers.values())
+        lagging_ranks = [rank for rank, number in numbers.items() if number == min_number]
+        if min_number < max_number and len(lagging_ranks) <= len(numbers) / 2:
             return MissingRank(
-                min(lagging_ranks), 0.8, f"its last enqueued work is {least}, that of other ranks {most}"
+                min(lagging_ranks),
+                0.8,
+                f"its last enqueued work is {min_number}, that of other ranks {max_number}",
             )
     return None

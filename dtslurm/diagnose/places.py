@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
-from dtslurm.diagnose.follow_on_errors import folded
+from dtslurm.diagnose.follow_on_errors import format_ranges
 from dtslurm.model.runs.live import RankLook, StackFrame, StackGroup
 
 BUSY = 0.5  # cores; a rank that uses less does not compute
@@ -101,8 +101,8 @@ def short(path: str) -> str:
 
 def format_frame(frame: StackFrame) -> str:
     """Return a frame in words: ``load (data/loader.py:88)``."""
-    place = f"{short(frame.file)}:{frame.line or '?'}"
-    return place if frame.function == "<module>" else f"{frame.function} ({place})"
+    location = f"{short(frame.file)}:{frame.line or '?'}"
+    return location if frame.function == "<module>" else f"{frame.function} ({location})"
 
 
 _VERBS = {
@@ -155,19 +155,19 @@ def _strip_numbers(waits: str) -> str:
 
 def places(looks: Sequence[RankLook]) -> tuple[StackGroup, ...]:
     """Group the ranks by the place they are at, the largest group first."""
-    looks_by_place: dict[tuple[str, str], list[RankLook]] = defaultdict(list)
+    looks_by_location: dict[tuple[str, str], list[RankLook]] = defaultdict(list)
     for look in looks:
         kind = kind_of(look)
-        looks_by_place[kind, words(look, kind)].append(look)
+        looks_by_location[kind, words(look, kind)].append(look)
     groups = [
         StackGroup(
             kind=kind,
             what=what,
-            ranks=folded(look.rank for look in members),
+            ranks=format_ranges(look.rank for look in members),
             count=len(members),
             example=min(members, key=lambda look: look.rank).rank,
             frames=min(members, key=lambda look: look.rank).frames,
         )
-        for (kind, what), members in looks_by_place.items()
+        for (kind, what), members in looks_by_location.items()
     ]
     return tuple(sorted(groups, key=lambda place: (-place.count, place.example)))

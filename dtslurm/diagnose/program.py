@@ -26,10 +26,10 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         Signature(**{**fields, **{key: tuple(fields[key]) for key in ("match", "words")}})
         for fields in request["signatures"]
     )
-    parsed = findings.read(
+    parsed_findings = findings.read(
         request["found"], [signature.name for signature in signatures], int(request["world_size"])
     )
-    return asdict(judge(JobFacts(**request["facts"]), parsed, signatures))
+    return asdict(judge(JobFacts(**request["facts"]), parsed_findings, signatures))
 
 
 def main() -> None:

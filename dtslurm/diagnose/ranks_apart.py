@@ -36,16 +36,16 @@ def find_ranks_apart(events: Iterable[Mapping[str, Any]], attempt: int | None = 
     The result is None if they form a group. The default attempt is the newest.
     """
     last_event: Mapping[str, Any] = {}
-    newest = -1
+    newest_attempt = -1
     for event in events:
         number = event.get("attempt")
         if not isinstance(number, int):
             continue
-        newest = max(newest, number)
+        newest_attempt = max(newest_attempt, number)
         if event.get("event") in _EVENTS and attempt in {None, number}:
             last_event = event
     if last_event.get("event") not in _EVENTS[:2] or (
-        attempt is None and last_event.get("attempt") != newest
+        attempt is None and last_event.get("attempt") != newest_attempt
     ):
         return None
     return RanksApart(last_event["event"] == "not_distributed", describe(last_event))

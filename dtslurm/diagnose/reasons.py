@@ -80,14 +80,14 @@ class Classifier:
             for signature in self._signatures.values()
         }
 
-    def end_of(self, rank: Rank, first: tuple[int, int] | None = None) -> RankEnd:
+    def end_of(self, rank: Rank, first_exit: tuple[int, int] | None = None) -> RankEnd:
         """Return how a rank ended.
 
         Args:
             rank: the evidence on the rank.
-            first: (rank, exit code) of the rank whose end was recorded first, if known.
+            first_exit: (rank, exit code) of the rank whose end was recorded first, if known.
         """
-        causes = list(self._find_causes(rank, first is not None and first[0] == rank.rank))
+        causes = list(self._find_causes(rank, first_exit is not None and first_exit[0] == rank.rank))
         best = _first_of_strongest(causes)
         peer_reason = _strongest(self._peer_reasons(rank.log))
         if rank.exit_code in (0, WANTS_REQUEUE):
@@ -99,7 +99,9 @@ class Classifier:
             return RankEnd(rank, kind, peer_reason)
         ended_reason = self._find_ended_reason(rank.log)
         was_signalled_directly = (
-            rank.signal in _TERMINATION_SIGNALS and not rank.told_to_end and not _failed_before(rank, first)
+            rank.signal in _TERMINATION_SIGNALS
+            and not rank.told_to_end
+            and not _failed_before(rank, first_exit)
         )
         if was_signalled_directly and (ended_reason is None or ended_reason.strength < _SLURM_MESSAGE):
             return RankEnd(rank, "weak", _reason_from_external_signal(rank))
@@ -125,11 +127,13 @@ class Classifier:
         return sorted(reasons, key=lambda item: -item[1].strength)
 
     def _find_causes(self, rank: Rank, was_first: bool) -> Iterator[Reason]:
-        for logged in self._reasons_in_log(rank.log, rank.rank, rank.exit_code):
-            if logged.role == "cause":
-                is_caught = _is_ruled_out(logged, rank, was_first)
+        for log_reason in self._reasons_in_log(rank.log, rank.rank, rank.exit_code):
+            if log_reason.role == "cause":
+                is_caught = _is_ruled_out(log_reason, rank, was_first)
                 yield (
-                    replace(logged, strength=min(logged.strength, _CAUGHT_STRENGTH)) if is_caught else logged
+                    replace(log_reason, strength=min(log_reason.strength, _CAUGHT_STRENGTH))
+                    if is_caught
+                    else log_reason
                 )
         if rank.error:
             line = EvidenceLine(rank=rank.rank, file=f"{rank.rank}.error.json", line=None, text=rank.error)
@@ -195,7 +199,7 @@ class Classifier:
         handling another one was raised was caught: it does not count, unless a signature recognizes it.
         """
         best: Reason | None = None
-        chosen = chain.blocks[0]
+        chosen_block = chain.blocks[0]
         for block in chain.blocks:
             reason = self._reason_from_block(block, file, rank)
             is_later = block.link != "cause"
@@ -206,9 +210,9 @@ class Classifier:
                 or (is_later and reason.strength == best.strength)
                 or (replaces_handled and best.cause in PLAIN)
             ):
-                best, chosen = reason, block
+                best, chosen_block = reason, block
         assert best is not None  # noqa: S101 - chains without blocks are not asked
-        return _add_handled_exception(best, chosen, chain, file, rank)
+        return _add_handled_exception(best, chosen_block, chain, file, rank)
 
     def _reason_from_block(self, block: Block, file: str, rank: int | None) -> Reason:
         lines: list[EvidenceLine] = []
@@ -276,15 +280,17 @@ def _message_lines(block: Block, file: str, rank: int | None) -> list[EvidenceLi
 
 
 def _add_handled_exception(
-    reason: Reason, chosen: Block, chain: Traceback, file: str, rank: int | None
+    reason: Reason, chosen_block: Block, chain: Traceback, file: str, rank: int | None
 ) -> Reason:
     """Return a plain exception's reason, with the exception added during whose handling it was raised."""
-    handled = chain.blocks[chain.blocks.index(chosen) - 1] if chosen is not chain.blocks[0] else None
-    if handled is None or chosen.link != "context" or reason.cause not in PLAIN:
+    handled_block = (
+        chain.blocks[chain.blocks.index(chosen_block) - 1] if chosen_block is not chain.blocks[0] else None
+    )
+    if handled_block is None or chosen_block.link != "context" or reason.cause not in PLAIN:
         return reason
-    location = f" at {handled.frame.file}:{handled.frame.line}" if handled.frame else ""
-    line = EvidenceLine(rank=rank, file=file, line=handled.line, text=handled.error)
-    summary = f"{reason.summary}; raised while {handled.error.strip()}{location} was handled"
+    location = f" at {handled_block.frame.file}:{handled_block.frame.line}" if handled_block.frame else ""
+    line = EvidenceLine(rank=rank, file=file, line=handled_block.line, text=handled_block.error)
+    summary = f"{reason.summary}; raised while {handled_block.error.strip()}{location} was handled"
     return replace(reason, summary=summary, lines=(line, *reason.lines))
 
 
@@ -320,16 +326,16 @@ def _is_ruled_out(reason: Reason, rank: Rank, was_first: bool) -> bool:
 
 
 def _ends_with(tail: Sequence[str], reason: Reason, chain: Traceback | None) -> bool:
-    expected = [line.text for line in reason.lines]
+    expected_lines = [line.text for line in reason.lines]
     if chain is not None:
         # Lines without indentation may be other output of the log.
         more_lines = chain.blocks[-1].more.split("\n")
-        expected = [
+        expected_lines = [
             chain.blocks[-1].error,
             *(text for text in more_lines if text.startswith((" ", "\t"))),
         ]
     last_lines = {_RANK_PREFIX.sub("", line)[:_COMPARED_CHARS] for line in tail}
-    return not last_lines or any(text and text[:_COMPARED_CHARS] in last_lines for text in expected)
+    return not last_lines or any(text and text[:_COMPARED_CHARS] in last_lines for text in expected_lines)
 
 
 def _find_uncaught(reasons: list[Reason]) -> Reason | None:
@@ -339,13 +345,13 @@ def _find_uncaught(reasons: list[Reason]) -> Reason | None:
     return candidates[-1] if candidates else None
 
 
-def _strength_reduction(went_on: bool, after: int) -> int:
+def _strength_reduction(has_continued: bool, bytes_after: int) -> int:
     """Return by how much a line's strength is reduced because of the output after it."""
-    if went_on:
+    if has_continued:
         return 60
-    if after > 1 << 20:
+    if bytes_after > 1 << 20:
         return 45
-    return 25 if after > 1 << 16 else 0
+    return 25 if bytes_after > 1 << 16 else 0
 
 
 def _first_of_strongest(reasons: list[Reason]) -> Reason | None:
@@ -452,9 +458,9 @@ def _reasons_from_signal(rank: Rank) -> Iterator[Reason]:
     yield Reason(cause, "cause", strength, summary, advice, blame, _tail_lines(rank), same=f"signal {signal}")
 
 
-def _failed_before(rank: Rank, first: tuple[int, int] | None) -> bool:
+def _failed_before(rank: Rank, first_exit: tuple[int, int] | None) -> bool:
     """Return whether another rank failed with an exit code first, which may have caused the signal."""
-    return first is not None and first[0] != rank.rank and 0 < first[1] < 128
+    return first_exit is not None and first_exit[0] != rank.rank and 0 < first_exit[1] < 128
 
 
 def _reason_from_external_signal(rank: Rank) -> Reason:

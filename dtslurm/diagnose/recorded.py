@@ -26,23 +26,23 @@ _ADVICE = {
 }
 
 
-def seen_by_supervisor(case: FailureContext) -> Verdict | None:
+def find_observed_verdict(context: FailureContext) -> Verdict | None:
     """Return the verdict of the supervisor that ended the attempt, or None if it did not end it."""
-    event = _find_end_event(case)
-    return _verdict_from_event(event, case) if event.get("cause") in _OBSERVED_CAUSES else None
+    event = _find_end_event(context)
+    return _verdict_from_event(event, context) if event.get("cause") in _OBSERVED_CAUSES else None
 
 
-def told_by_supervisor(case: FailureContext) -> Verdict | None:
+def find_recorded_verdict(context: FailureContext) -> Verdict | None:
     """Return the verdict that the supervisor recorded, or None if it recorded no explanation."""
-    event = _find_end_event(case)
-    return None if str(event.get("cause") or "") in _UNEXPLAINED else _verdict_from_event(event, case)
+    event = _find_end_event(context)
+    return None if str(event.get("cause") or "") in _UNEXPLAINED else _verdict_from_event(event, context)
 
 
-def _find_end_event(case: FailureContext) -> Mapping[str, Any]:
+def _find_end_event(context: FailureContext) -> Mapping[str, Any]:
     """Return the event of the attempt's end, or a hang event if no end was recorded."""
     hang_event: Mapping[str, Any] = {}
-    for event in case.findings.events:
-        if event.get("attempt") != case.facts.attempt:
+    for event in context.findings.events:
+        if event.get("attempt") != context.facts.attempt:
             continue
         if event.get("event") == "attempt_ended":
             return event
@@ -51,11 +51,13 @@ def _find_end_event(case: FailureContext) -> Mapping[str, Any]:
     return hang_event
 
 
-def _verdict_from_event(event: Mapping[str, Any], case: FailureContext) -> Verdict:
+def _verdict_from_event(event: Mapping[str, Any], context: FailureContext) -> Verdict:
     rank, node = whole_number(event.get("rank")), event.get("node")
     time = finite_number(event.get("time"))
     summary, cause = str(event.get("summary") or ""), str(event["cause"])
-    rank_evidence = case.findings.ranks[rank] if rank is not None and 0 <= rank < len(case.ends) else None
+    rank_evidence = (
+        context.findings.ranks[rank] if rank is not None and 0 <= rank < len(context.ends) else None
+    )
     lines = [EvidenceLine(rank=None, file="events.jsonl", line=None, text=f"{cause}: {summary}")]
     if rank_evidence is not None:
         lines += [
@@ -76,20 +78,20 @@ def _verdict_from_event(event: Mapping[str, Any], case: FailureContext) -> Verdi
     )
 
 
-def checkpointed(case: FailureContext) -> Verdict | None:
+def judge_checkpointed_ranks(context: FailureContext) -> Verdict | None:
     """Return the verdict that ranks saved a checkpoint and asked for a requeue, or None if none did."""
-    checkpointed_ranks = [end.rank for end in case.ends if end.rank.exit_code == WANTS_REQUEUE]
-    if not checkpointed_ranks or not case.facts.over:
+    checkpointed_ranks = [end.rank for end in context.ends if end.rank.exit_code == WANTS_REQUEUE]
+    if not checkpointed_ranks or not context.facts.over:
         return None
     count = (
         "every rank"
-        if len(checkpointed_ranks) == len(case.ends)
-        else f"{len(checkpointed_ranks)} of {len(case.ends)} ranks"
+        if len(checkpointed_ranks) == len(context.ends)
+        else f"{len(checkpointed_ranks)} of {len(context.ends)} ranks"
     )
     return Verdict(
         cause="checkpointed",
         summary=f"no failure: {count} saved a checkpoint and ended with 85, which requests a requeue",
-        time=case.facts.end,
+        time=context.facts.end,
         exit_code=WANTS_REQUEUE,
         confidence=0.9,
         blame="user",

@@ -14,10 +14,10 @@ CAUSE = "setup"
 _POSSIBLE_CONSEQUENCES = {"import-error", "exit-code", "unknown"}
 
 
-def with_setup(verdict: Verdict, case: FailureContext) -> Verdict:
+def add_setup_failures(verdict: Verdict, context: FailureContext) -> Verdict:
     """Return the verdict, with the failed setup commands added if they may have led to the failure."""
     setup_failures = [
-        reason for log, reason in case.others if reason.cause == CAUSE and log.file.startswith("batch")
+        reason for log, reason in context.others if reason.cause == CAUSE and log.file.startswith("batch")
     ]
     if not setup_failures or verdict.cause not in _POSSIBLE_CONSEQUENCES:
         return verdict

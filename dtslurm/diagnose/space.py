@@ -11,13 +11,13 @@ _FULL = 64 * 1024  # bytes; a full file system may have fragments left
 _UNEXPLAINED = {"exit-code", "unknown", "killed"}
 
 
-def with_full_disk(verdict: Verdict, case: FailureContext) -> Verdict:
+def add_full_disk(verdict: Verdict, context: FailureContext) -> Verdict:
     """Return the verdict, with a remark if the run directory's file system is full now.
 
     A failure without an explanation is attributed to the full file system, which is a guess; other verdicts
     keep their cause.
     """
-    free = case.findings.free
+    free = context.findings.free
     if free is None or free >= _FULL:
         return verdict
     remark = f"the file system of the run directory is full: {free} bytes are free"

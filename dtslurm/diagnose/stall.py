@@ -43,28 +43,28 @@ def judge_activity(nodes: Sequence[NodeActivity], world_size: int, now: float) -
         world_size: the number of ranks of the job, used if the ranks themselves do not report it.
         now: seconds since the epoch.
     """
-    fresh = [node for node in nodes if node.over or now - node.time <= FRESH_S]
-    if not _covers_all_ranks(fresh, world_size):
+    fresh_nodes = [node for node in nodes if node.over or now - node.time <= FRESH_S]
+    if not _covers_all_ranks(fresh_nodes, world_size):
         return None
-    sampled_at = min(node.time for node in fresh if not node.over)
-    has_started = any(node.learned for node in fresh)
-    longest_pause_s = max(node.longest_s for node in fresh)
+    sampled_at = min(node.time for node in fresh_nodes if not node.over)
+    has_started = any(node.learned for node in fresh_nodes)
+    longest_pause_s = max(node.longest_s for node in fresh_nodes)
     limit_s = max(FLOOR_S, FACTOR * longest_pause_s) if has_started else START_S
-    last_output = max(node.output for node in fresh)
-    last_work = max(last_output, *(max(node.children, node.io, node.gpu) for node in fresh))
-    last_busy = max(last_work, *(node.cpu for node in fresh))
+    last_output = max(node.output for node in fresh_nodes)
+    last_work = max(last_output, *(max(node.children, node.io, node.gpu) for node in fresh_nodes))
+    last_busy = max(last_work, *(node.cpu for node in fresh_nodes))
     if sampled_at - last_busy >= limit_s:
-        since, missing = last_busy, "no step, output or activity of any rank"
+        quiet_since, missing = last_busy, "no step, output or activity of any rank"
     elif has_started and sampled_at - last_work >= max(BUSY_FLOOR_S, BUSY_FACTOR * limit_s):
-        since, missing = last_work, "no step or output of any rank, though ranks keep their CPUs busy,"
+        quiet_since, missing = last_work, "no step or output of any rank, though ranks keep their CPUs busy,"
     else:
-        return _not_stalled(fresh, last_output, max(now - last_output, 0.0), limit_s)
-    quiet_s = max(now - since, 0.0)
+        return _not_stalled(fresh_nodes, last_output, max(now - last_output, 0.0), limit_s)
+    quiet_s = max(now - quiet_since, 0.0)
     pause_note = (
         [f"the longest pause before: {duration(longest_pause_s)}"] if longest_pause_s >= SAMPLED_S else []
     )
-    summary = "; ".join([f"{missing} for {duration(quiet_s)}", *_describe_waits(fresh), *pause_note])
-    return Activity(stalled=True, since=since, quiet_s=quiet_s, summary=summary)
+    summary = "; ".join([f"{missing} for {duration(quiet_s)}", *_describe_waits(fresh_nodes), *pause_note])
+    return Activity(stalled=True, since=quiet_since, quiet_s=quiet_s, summary=summary)
 
 
 def _covers_all_ranks(nodes: Sequence[NodeActivity], world_size: int) -> bool:
@@ -76,11 +76,11 @@ def _covers_all_ranks(nodes: Sequence[NodeActivity], world_size: int) -> bool:
     )
 
 
-def _not_stalled(nodes: Sequence[NodeActivity], output: float, quiet: float, limit: float) -> Activity:
+def _not_stalled(nodes: Sequence[NodeActivity], last_output: float, quiet_s: float, limit: float) -> Activity:
     """Return the activity of a job that works, with the reason for a long pause in output if known."""
-    waits = _describe_waits(nodes) if quiet >= limit else []
-    summary = "; ".join([f"no output for {duration(quiet)}", *waits]) if waits else ""
-    return Activity(stalled=False, since=output, quiet_s=quiet, summary=summary)
+    waits = _describe_waits(nodes) if quiet_s >= limit else []
+    summary = "; ".join([f"no output for {duration(quiet_s)}", *waits]) if waits else ""
+    return Activity(stalled=False, since=last_output, quiet_s=quiet_s, summary=summary)
 
 
 def _describe_waits(nodes: Sequence[NodeActivity]) -> list[str]:
@@ -93,7 +93,7 @@ def _describe_waits(nodes: Sequence[NodeActivity]) -> list[str]:
         for _, rank, kind, name in sorted(waits)
         if kind in _WAIT_WORDS
     ]
-    omitted = len(sentences) - _MAX_SHOWN_WAITS
+    omitted_count = len(sentences) - _MAX_SHOWN_WAITS
     return sentences[:_MAX_SHOWN_WAITS] + (
-        [f"{omitted} more ranks wait in the same way"] if omitted > 0 else []
+        [f"{omitted_count} more ranks wait in the same way"] if omitted_count > 0 else []
     )

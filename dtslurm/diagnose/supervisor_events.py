@@ -33,9 +33,9 @@ def find_stopped_supervisor(events: Iterable[Mapping[str, Any]]) -> str:
     )
 
 
-def has_crashed(killed: Mapping[str, Any]) -> bool:
+def has_crashed(event: Mapping[str, Any]) -> bool:
     """Return whether a supervisor that ended too early exited by itself, not by a signal."""
-    exit_code = killed.get("exit_code")
+    exit_code = event.get("exit_code")
     return isinstance(exit_code, int) and exit_code <= _LARGEST_EXIT_CODE
 
 

@@ -23,15 +23,15 @@ _ADVICE_CRASHED = (
 )
 
 
-def with_stopped_supervisor(verdict: Verdict, case: FailureContext) -> Verdict:
+def with_stopped_supervisor(verdict: Verdict, context: FailureContext) -> Verdict:
     """Return the verdict on a running job, with a remark if its supervisor is stopped."""
-    remark = "" if case.facts.over else find_stopped_supervisor(case.findings.events)
+    remark = "" if context.facts.over else find_stopped_supervisor(context.findings.events)
     return replace(verdict, summary=f"{verdict.summary}; {remark}") if remark else verdict
 
 
-def batch_script_killed(case: FailureContext) -> Verdict | None:
+def batch_script_killed(context: FailureContext) -> Verdict | None:
     """Return the verdict that the batch script was killed or its supervisor ended early, or None."""
-    facts, events = case.facts, case.findings.events
+    facts, events = context.facts, context.findings.events
     summary = find_killed_script(events, facts.signal) if facts.state == "FAILED" else ""
     if not summary:
         return None
@@ -39,7 +39,7 @@ def batch_script_killed(case: FailureContext) -> Verdict | None:
         event.get("event") == "attempt_ended" and event.get("attempt") == facts.attempt for event in events
     ):
         return None
-    if any(end.reason and end.reason.strength >= CERTAIN for end in case.of_kind("cause")):
+    if any(end.reason and end.reason.strength >= CERTAIN for end in context.of_kind("cause")):
         return None
     if summary == BATCH_KILLED and any(event.get("event") == "attempt" for event in events):
         summary += ". The supervisor of the attempt ended with it"

@@ -32,14 +32,14 @@ from dtslurm.diagnose.failure_context import (
     with_rank,
 )
 from dtslurm.diagnose.findings import Findings, LogEvidence, node_of
-from dtslurm.diagnose.follow_on_errors import aftermath, folded
+from dtslurm.diagnose.follow_on_errors import format_ranges, list_consequences
 from dtslurm.diagnose.gpu_request import with_gpu_request
-from dtslurm.diagnose.peer_failures import first_weak, judge_peer_failures
+from dtslurm.diagnose.peer_failures import find_first_weak_end, judge_peer_failures
 from dtslurm.diagnose.ranks_apart import FIX, find_ranks_apart
 from dtslurm.diagnose.reasons import EXCEPTION, Classifier, Reason, signal_of
-from dtslurm.diagnose.recorded import checkpointed, seen_by_supervisor, told_by_supervisor
-from dtslurm.diagnose.setup import with_setup
-from dtslurm.diagnose.space import with_full_disk
+from dtslurm.diagnose.recorded import find_observed_verdict, find_recorded_verdict, judge_checkpointed_ranks
+from dtslurm.diagnose.setup import add_setup_failures
+from dtslurm.diagnose.space import add_full_disk
 from dtslurm.diagnose.supervisor_faults import batch_script_killed, with_stopped_supervisor
 from dtslurm.model.runs.diagnosis import EvidenceLine, JobFacts, Signature, Verdict
 
@@ -50,19 +50,19 @@ def judge(facts: JobFacts, findings: Findings, signatures: Sequence[Signature]) 
     """Return the verdict on one attempt of a job."""
     classifier = Classifier(signatures)
     ends = tuple(classifier.end_of(rank, findings.first) for rank in findings.ranks)
-    case = FailureContext(facts, findings, ends, tuple(classifier.others(findings)))
-    case = replace(case, ends=with_host_memory(case))
-    verdict = with_gpu_request(with_setup(with_full_disk(_decide(case), case), case), case)
-    verdict = with_stopped_supervisor(_with_ranks_apart(verdict, case), case)
+    context = FailureContext(facts, findings, ends, tuple(classifier.others(findings)))
+    context = replace(context, ends=with_host_memory(context))
+    verdict = with_gpu_request(add_setup_failures(add_full_disk(_decide(context), context), context), context)
+    verdict = with_stopped_supervisor(_with_ranks_apart(verdict, context), context)
     verdict = replace(verdict, advice=_adapt_advice(facts, verdict.advice))
     if verdict.cause in ("none", "stalled", "unknown", "not-distributed"):
         return verdict
-    return replace(verdict, followed_by=aftermath(verdict, case.ends, facts))
+    return replace(verdict, followed_by=list_consequences(verdict, context.ends, facts))
 
 
-def _with_ranks_apart(verdict: Verdict, case: FailureContext) -> Verdict:
+def _with_ranks_apart(verdict: Verdict, context: FailureContext) -> Verdict:
     """Return the verdict, or that the ranks do not train together if the run did not fail."""
-    observation = find_ranks_apart(case.findings.events, case.facts.attempt)
+    observation = find_ranks_apart(context.findings.events, context.facts.attempt)
     if verdict.cause != "none" or observation is None or not observation.is_fault:
         return verdict
     return Verdict(
@@ -76,72 +76,72 @@ def _adapt_advice(facts: JobFacts, advice: str) -> str:
     return re.sub(r"\bJOB\b", facts.job_id or "JOB", usable_advice)
 
 
-def _decide(case: FailureContext) -> Verdict:
-    if case.facts.state == "COMPLETED" and not case.of_kind("cause", "weak"):
+def _decide(context: FailureContext) -> Verdict:
+    if context.facts.state == "COMPLETED" and not context.of_kind("cause", "weak"):
         return Verdict(cause="none", summary="the job did not fail", blame="unknown")
-    killed_verdict = batch_script_killed(case)
+    killed_verdict = batch_script_killed(context)
     if killed_verdict is not None:
         return killed_verdict
-    own_failures = case.of_kind("cause")
-    external_cause = find_external_cause(case)
+    own_failures = context.of_kind("cause")
+    external_cause = find_external_cause(context)
     if external_cause == "node-failure":
         own_failures = [end for end in own_failures if end.reason and end.reason.strength > 83]
     elif external_cause in FROM_OUTSIDE:
-        own_failures = [end for end in own_failures if failed_before_stop(end, case)]
-    launcher_cause = launchers_word(case)
+        own_failures = [end for end in own_failures if failed_before_stop(end, context)]
+    launcher_cause = find_launcher_cause(context)
     if own_failures and (
         launcher_cause is None or launcher_cause[1].strength < CERTAIN or strength(own_failures) >= EXCEPTION
     ):
-        end = find_first_failure(own_failures, case)
+        end = find_first_failure(own_failures, context)
         if end.reason and end.reason.cause == "node-failure":  # a line of Slurm in the log of a healthy rank
-            return node_failure(case, 0.9, end.reason.lines)
-        return judge_rank(end, case)
+            return node_failure(context, 0.9, end.reason.lines)
+        return judge_rank(end, context)
     if external_cause:
-        return by_scheduler(external_cause, case)
+        return by_scheduler(external_cause, context)
     if launcher_cause is not None:
-        return of_launcher(*launcher_cause, case)
+        return judge_launcher_cause(*launcher_cause, context)
     return (
-        seen_by_supervisor(case)
-        or judge_peer_failures(case)
-        or _judge_weak(case)
-        or told_by_supervisor(case)
-        or checkpointed(case)
-        or not_launched(case)
-        or _judge_without_cause(case)
+        find_observed_verdict(context)
+        or judge_peer_failures(context)
+        or _judge_weak(context)
+        or find_recorded_verdict(context)
+        or judge_checkpointed_ranks(context)
+        or not_launched(context)
+        or _judge_without_cause(context)
     )
 
 
-def launchers_word(case: FailureContext) -> tuple[LogEvidence, Reason] | None:
+def find_launcher_cause(context: FailureContext) -> tuple[LogEvidence, Reason] | None:
     """Return the strongest cause in the log of a launcher or of the batch script, with its log."""
-    for log, reason in case.others:
+    for log, reason in context.others:
         if reason.role == "cause" and reason.strength >= 45:
             return log, reason
     return None
 
 
-def of_launcher(log: LogEvidence, reason: Reason, case: FailureContext) -> Verdict:
+def judge_launcher_cause(log: LogEvidence, reason: Reason, context: FailureContext) -> Verdict:
     """Return the verdict for a cause in a launcher's log, on the rank that the line is about if known."""
     if reason.cause == "node-failure":
-        return node_failure(case, 0.9, reason.lines)
-    node = reason.groups.get("node") or node_of(log, case.findings.ranks) or None
-    on_node = [end for end in case.ends if node and end.rank.host == node]
+        return node_failure(context, 0.9, reason.lines)
+    node = reason.groups.get("node") or node_of(log, context.findings.ranks) or None
+    on_node = [end for end in context.ends if node and end.rank.host == node]
     signals = {"segfault": 11, "bus-error": 7, "host-out-of-memory": 9}
     with_signal = [end for end in on_node if signal_of(end.rank) == signals.get(reason.cause, 0)]
     rank = with_signal[0].rank if with_signal else on_node[0].rank if len(on_node) == 1 else None
-    verdict = verdict_of(rank, reason, 0.9 if reason.strength >= CERTAIN else 0.7, case)
+    verdict = verdict_of(rank, reason, 0.9 if reason.strength >= CERTAIN else 0.7, context)
     return replace(verdict, node=node or verdict.node)
 
 
 # ---- Weak and missing evidence ----
 
 
-def _judge_weak(case: FailureContext) -> Verdict | None:
-    weak = case.of_kind("weak")
-    return judge_rank(first_weak(weak, case), case) if weak else None
+def _judge_weak(context: FailureContext) -> Verdict | None:
+    weak_ends = context.of_kind("weak")
+    return judge_rank(find_first_weak_end(weak_ends, context), context) if weak_ends else None
 
 
-def _judge_without_cause(case: FailureContext) -> Verdict:
-    facts = case.facts
+def _judge_without_cause(context: FailureContext) -> Verdict:
+    facts = context.facts
     if facts.stall:
         advice = (
             "dtslurm diagnose --live JOB examines every rank, and names the rank that the others wait for"
@@ -149,20 +149,22 @@ def _judge_without_cause(case: FailureContext) -> Verdict:
         return Verdict(cause="stalled", summary=facts.stall, advice=advice)
     if not facts.over:
         return Verdict(cause="none", summary=f"nothing has failed so far; the job is {facts.state}")
-    ended = case.of_kind("ended")
-    if ended and facts.state in ("FAILED", "UNKNOWN"):
+    ended_ends = context.of_kind("ended")
+    if ended_ends and facts.state in ("FAILED", "UNKNOWN"):
         verdict = Verdict(cause="killed", summary=(
             "its processes received a request to end, and the sender is not recorded"
         ),
                           advice="ask the cluster's support for the record of the job")  # fmt: skip
-        return with_rank(verdict, find_first_failure(ended, case).rank, 0.4, state_line(case))
-    weak_cause = next((reason for _, reason in case.others if reason.role == "cause"), None)
+        return with_rank(verdict, find_first_failure(ended_ends, context).rank, 0.4, state_line(context))
+    weak_cause = next((reason for _, reason in context.others if reason.role == "cause"), None)
     if weak_cause is not None:
-        return verdict_of(None, weak_cause, 0.4, case)
-    never_started = [end.rank.rank for end in case.ends if not end.rank.recorded]
-    start_note = f"; ranks {folded(never_started)} never started" if never_started else ""
+        return verdict_of(None, weak_cause, 0.4, context)
+    never_started = [end.rank.rank for end in context.ends if not end.rank.recorded]
+    start_note = f"; ranks {format_ranges(never_started)} never started" if never_started else ""
     code = f" with exit code {facts.exit_code}" if facts.exit_code else ""
-    batch_tail = [line for log in case.findings.others if log.file.startswith("batch") for line in log.tail]
+    batch_tail = [
+        line for log in context.findings.others if log.file.startswith("batch") for line in log.tail
+    ]
     lines = tuple(EvidenceLine(rank=None, file="batch.log", line=None, text=text) for text in batch_tail[-3:])
     summary = f"the job ended {facts.state}{code}, and its logs and records show no cause{start_note}"
     advice = (

@@ -14,7 +14,7 @@ import pytest
 from dtslurm import assets
 from dtslurm.diagnose.failure_context import FailureContext
 from dtslurm.diagnose.findings import read
-from dtslurm.diagnose.recorded import seen_by_supervisor
+from dtslurm.diagnose.recorded import find_observed_verdict
 from dtslurm.model.runs.diagnosis import JobFacts
 from dtslurm.store.rundir import json_lines
 from dtslurm.worker import artifacts
@@ -209,6 +209,6 @@ def test_diagnosis_dates_events_only_by_finite_times() -> None:
     findings = read({"schema": 1, "events": events, "records": [], "files": [], "manifest": {}}, [], 2)
     case = FailureContext(JobFacts(over=True), findings, (), ())
     assert case.stop == 50.0
-    verdict = seen_by_supervisor(case)
+    verdict = find_observed_verdict(case)
     assert verdict is not None
     assert (verdict.cause, verdict.time, verdict.rank) == ("hang", None, None)
