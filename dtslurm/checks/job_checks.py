@@ -149,8 +149,8 @@ def dependency(expression: str | None) -> list[str]:
     ]
 
 
-def signals(name: str, before: int | None) -> list[str]:
-    """Return the problems of the early signal: its name, and its lead time ``before`` in seconds."""
+def signals(name: str, lead_s: int | None) -> list[str]:
+    """Return the problems of the early signal: its name, and its lead time ``lead_s`` in seconds."""
     problems = []
     if name in {"KILL", "STOP"}:
         problems.append(
@@ -158,20 +158,20 @@ def signals(name: str, before: int | None) -> list[str]:
         )
     elif name not in _SIGNALS:
         problems.append(f"--signal {name!r} is not one of {', '.join(_SIGNALS)}")
-    if before is not None and not 1 <= before <= _MAX_SIGNAL_LEAD:
-        problems.append(f"--signal-before must be 1 to {_MAX_SIGNAL_LEAD} seconds, not {before}")
+    if lead_s is not None and not 1 <= lead_s <= _MAX_SIGNAL_LEAD:
+        problems.append(f"--signal-before must be 1 to {_MAX_SIGNAL_LEAD} seconds, not {lead_s}")
     return problems
 
 
-def lead_notices(signal: str | None, lead: int | None, limit: Walltime | None) -> list[str]:
-    """Return notices about the requested early signal; ``lead`` is in seconds before the time limit."""
-    if lead is None:
+def lead_notices(signal: str | None, lead_s: int | None, limit: Walltime | None) -> list[str]:
+    """Return notices about the requested early signal; ``lead_s`` is in seconds before the time limit."""
+    if lead_s is None:
         return [f"--signal {signal} is sent only with --signal-before SECONDS"] if signal else []
-    if limit is not None and lead * 2 > limit.seconds:
-        elapsed = limit.seconds - lead
+    if limit is not None and lead_s * 2 > limit.seconds:
+        elapsed = limit.seconds - lead_s
         return [
             (
-                f"--signal-before {lead} of --time {limit}: the early signal would come {elapsed} s "
+                f"--signal-before {lead_s} of --time {limit}: the early signal would come {elapsed} s "
                 "after the start of the job"
             )
         ]
@@ -211,19 +211,19 @@ def find_rule_conflicts(spec: JobSpec, profile: ClusterProfile, layout: TaskLayo
         )
     if slurm_rules.requeue == "required" and spec.requeue is False:
         problems.append(f"cluster {profile.name} does not accept --no-requeue (slurm.requeue of its profile)")
-    resolved = choose_destination(resources, profile)
-    partition, limits = resolved.partition, resolved.limits
+    job_destination = choose_destination(resources, profile)
+    partition, limits = job_destination.partition, job_destination.limits
     if partition == (resources.partition or slurm_rules.partition) and slurm_rules.partitions:
-        unknown = [name for name in split_names(partition) if name not in slurm_rules.partitions]
-        problems += [_unknown_partition_problem(name, profile) for name in unknown]
+        unknown_names = [name for name in split_names(partition) if name not in slurm_rules.partitions]
+        problems += [_unknown_partition_problem(name, profile) for name in unknown_names]
     problems += _node_type_problem(resources.node_type, partition, profile)
     problems += _time_limit_problem(
         resources.time, limits.max_time, slurm_rules.max_time, partition, profile.name
     )
-    lead = spec.signal_before
-    if lead is not None and layout and layout.time is not None and lead >= layout.time.seconds:
+    lead_s = spec.signal_before
+    if lead_s is not None and layout and layout.time is not None and lead_s >= layout.time.seconds:
         message = (
-            f"--signal-before {lead}: the signal would come at the start of the job, because the "
+            f"--signal-before {lead_s}: the signal would come at the start of the job, because the "
             f"time limit is {layout.time}"
         )
         problems.append(f"{message}; set a longer --time, or fewer seconds")
@@ -237,17 +237,24 @@ def find_rule_conflicts(spec: JobSpec, profile: ClusterProfile, layout: TaskLayo
 
 def constraint_notices(spec: JobSpec, profile: ClusterProfile) -> list[str]:
     """Return notices on how the requested constraint was combined with those of node type and cluster."""
-    requested, resolved = spec.resources.constraint, choose_destination(spec.resources, profile)
-    if resolved.left_out:
-        others = " and ".join(resolved.left_out)
-        return [f"--constraint {resolved.constraint}: it cannot be combined with {others}, which is omitted"]
-    if requested is None or requested == resolved.constraint:
+    requested_constraint, job_destination = (
+        spec.resources.constraint,
+        choose_destination(spec.resources, profile),
+    )
+    if job_destination.left_out:
+        omitted_texts = " and ".join(job_destination.left_out)
+        return [
+            f"--constraint {job_destination.constraint}: it cannot be combined with {omitted_texts}, which is omitted"
+        ]
+    if requested_constraint is None or requested_constraint == job_destination.constraint:
         return []
     owner = (
-        f"{resolved.type_name} nodes or the cluster require" if resolved.type_name else "the cluster requires"
+        f"{job_destination.type_name} nodes or the cluster require"
+        if job_destination.type_name
+        else "the cluster requires"
     )
     return [
-        f"--constraint {resolved.constraint}: {requested} and what {owner} (--node-type selects other nodes)"
+        f"--constraint {job_destination.constraint}: {requested_constraint} and what {owner} (--node-type selects other nodes)"
     ]
 
 
@@ -279,14 +286,14 @@ def _unknown_partition_problem(partition: str, profile: ClusterProfile) -> str:
 
 
 def _time_limit_problem(
-    asked: Walltime | None,
+    requested_time: Walltime | None,
     partition_max: Walltime | None,
     site_max: Walltime | None,
     partition: str | None,
     name: str,
 ) -> list[str]:
     max_time = partition_max or site_max
-    if asked is None or max_time is None or asked <= max_time:
+    if requested_time is None or max_time is None or requested_time <= max_time:
         return []
     scope = f"partition {partition}" if partition_max else f"cluster {name}"
-    return [f"--time {asked}: {scope} allows at most {max_time}"]
+    return [f"--time {requested_time}: {scope} allows at most {max_time}"]

@@ -49,8 +49,8 @@ class ContainerOptions:
 
         A file, or a reference with a scheme other than ``docker://``, is unchanged.
         """
-        plain = self.image.removeprefix("docker://")
-        return self.image if self.is_file or "://" in plain else plain.replace("#", "/", 1)
+        image_name = self.image.removeprefix("docker://")
+        return self.image if self.is_file or "://" in image_name else image_name.replace("#", "/", 1)
 
     @property
     def url(self) -> str:
@@ -158,5 +158,5 @@ def mount_problems(mounts: tuple[str, ...]) -> list[str]:
 
 def pairs(entry: ContainerOptions) -> list[str]:
     """Return the requested mounts as ``SRC:DST[:ro]``, after the working directory."""
-    requested = [mount if ":" in mount else f"{mount}:{mount}" for mount in entry.mounts]
-    return [f"{entry.work_dir}:{entry.work_dir}", *requested]
+    mount_pairs = [mount if ":" in mount else f"{mount}:{mount}" for mount in entry.mounts]
+    return [f"{entry.work_dir}:{entry.work_dir}", *mount_pairs]

@@ -62,8 +62,8 @@ def reference(entry: ContainerOptions) -> str:
         return entry.image.removeprefix("docker://")
     if entry.is_file or "://" in entry.reference:
         return entry.image
-    host, slash, rest = entry.reference.partition("/")
-    return f"{host}#{rest}" if slash and re.search(r"[.:]", host) else entry.reference
+    host, slash, image_name = entry.reference.partition("/")
+    return f"{host}#{image_name}" if slash and re.search(r"[.:]", host) else entry.reference
 
 
 runtime = Pyxis()

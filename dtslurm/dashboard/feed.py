@@ -427,11 +427,11 @@ class Feed:
                     telemetry,
                     key=row.key,
                     taken_at=context.clock(),
-                    before=last_page,
+                    previous_page=last_page,
                     limit_at=row.limit_at,
-                    over=row.over or row.pending or has_newer_attempt(telemetry),
+                    has_ended=row.over or row.pending or has_newer_attempt(telemetry),
                     world_size=record.world_size,
-                    rest=_yield_to_screen,
+                    yield_control=_yield_to_screen,
                 )
             except (DtslurmError, OSError) as error:
                 text = error.message if isinstance(error, DtslurmError) else str(error)

@@ -108,7 +108,7 @@ def page_of_row(context: Context, row: JobRow, attempt: int | None) -> Page:
         key=key,
         taken_at=context.clock(),
         limit_at=row.limit_at,
-        over=row.over,
+        has_ended=row.over,
         world_size=record.world_size,
     )
 

@@ -99,8 +99,8 @@ class Launcher:
         has_gpu = layout.gpus_per_node or shares_gpu(spec.sbatch_options)
         if not self.starts_accelerate or has_gpu or layout.world_size == 1:
             return {}
-        why = "otherwise Accelerate trains each rank separately if it finds no GPU"
-        return {"ACCELERATE_USE_CPU": Variable(value="true", why=why)}
+        reason = "otherwise Accelerate trains each rank separately if it finds no GPU"
+        return {"ACCELERATE_USE_CPU": Variable(value="true", why=reason)}
 
     def mpi(self, spec: JobSpec) -> str | None:
         """Return the value of srun's ``--mpi`` for the ranks; None leaves it to the cluster profile."""
@@ -191,13 +191,13 @@ class Launcher:
         """Return why an option that dtslurm does not interpret cannot be passed to the launcher."""
         program = self.started_by(spec)
         if not program:
-            nearest = list_nearest(key, self.options)
-            return [f"launcher {self.name} has no option {key!r}; its options: {nearest}"]
+            nearest_options = list_nearest(key, self.options)
+            return [f"launcher {self.name} has no option {key!r}; its options: {nearest_options}"]
         if not _OPTION_NAME.fullmatch(key):
             return [f"launcher option {key!r} is not a valid option name (letters, digits, - and _)"]
         if program == "srun":
-            if why := self.decided.get(_normalize_name(key)):
-                return [f"launcher option {key!r} {why}"]
+            if decision := self.decided.get(_normalize_name(key)):
+                return [f"launcher option {key!r} {decision}"]
             reason = srun_refusal(_format_option(key, value), in_profile=False)
             return [f"launcher option {reason}"] if reason else []
         for long_name in (*self.options, *self.decided):  # argparse accepts unambiguous prefixes of names

@@ -30,8 +30,8 @@ class Horovod(Launcher):
         """Return the requested ``--mpi``; Gloo needs none."""
         if self.option(spec, "form") == "gloo":
             return "none"
-        requested = self.option(spec, "mpi")
-        return None if requested == "profile" else requested
+        requested_type = self.option(spec, "mpi")
+        return None if requested_type == "profile" else requested_type
 
     def check(self, spec: JobSpec, layout: TaskLayout) -> list[str]:
         """Return problems: ``mpi=`` without MPI, or a container, in which the Gloo server would not run."""

@@ -32,9 +32,9 @@ def resolve(resources: Resources, profile: ClusterProfile, *, one_process: bool 
     """
     resolution = Resolution()
     if resources.node_type is not None and resources.node_type not in profile.node_types:
-        nearest = list_nearest(resources.node_type, profile.node_types)
+        nearest_types = list_nearest(resources.node_type, profile.node_types)
         resolution.problems.append(
-            f"--node-type {resources.node_type}: cluster {profile.name} has no such type ({nearest})"
+            f"--node-type {resources.node_type}: cluster {profile.name} has no such type ({nearest_types})"
         )
     target = choose_destination(resources, profile)
     node, label = target.node, target.type_name or "these"
@@ -66,13 +66,13 @@ def resolve(resources: Resources, profile: ClusterProfile, *, one_process: bool 
 
 
 def _choose_gpus_per_node(
-    resources: Resources, profile: ClusterProfile, goes: Destination, label: str, result: Resolution
+    resources: Resources, profile: ClusterProfile, destination: Destination, label: str, result: Resolution
 ) -> int:
-    node = goes.node
+    node = destination.node
     if resources.gpus_per_node is not None:
         return resources.gpus_per_node
-    if goes.type_name is None and goes.partition is not None:
-        result.notices += _explain_unknown_nodes(goes.partition, profile)
+    if destination.type_name is None and destination.partition is not None:
+        result.notices += _explain_unknown_nodes(destination.partition, profile)
     if node is None or not node.gpus:
         return 0
     if not (resources.node_type or profile.default_node_type):  # only the partition implies the node type
@@ -128,13 +128,13 @@ def _choose_memory(
     return None
 
 
-def _choose_time(profile: ClusterProfile, goes: Destination, result: Resolution) -> Walltime | None:
+def _choose_time(profile: ClusterProfile, destination: Destination, result: Resolution) -> Walltime | None:
     """Return the time limit of a job that requests none, reduced to the partition's maximum."""
-    default, maximum = profile.slurm.default_time, goes.limits.max_time
+    default, maximum = profile.slurm.default_time, destination.limits.max_time
     if default is None or maximum is None or default <= maximum:
         return default
     result.notices.append(
-        f"--time {maximum}: the maximum of partition {goes.partition}; the usual default is {default}"
+        f"--time {maximum}: the maximum of partition {destination.partition}; the usual default is {default}"
     )
     return maximum
 

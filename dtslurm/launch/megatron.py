@@ -51,8 +51,8 @@ class Megatron(Torchrun):
         common = super().variables(spec, layout)
         if not layout.gpus_per_node:
             return common
-        why = "a single queue keeps the order in which Megatron overlaps communication and computation"
-        return {**common, "CUDA_DEVICE_MAX_CONNECTIONS": Variable(value="1", why=why)}
+        reason = "a single queue keeps the order in which Megatron overlaps communication and computation"
+        return {**common, "CUDA_DEVICE_MAX_CONNECTIONS": Variable(value="1", why=reason)}
 
 
 def _find_option_value(args: Sequence[str], flag: str) -> str | None:

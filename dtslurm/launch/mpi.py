@@ -45,8 +45,8 @@ class Mpi(Launcher):
 
     def mpi(self, spec: JobSpec) -> str | None:
         """Return the requested ``--mpi``."""
-        requested = self.option(spec, "mpi")
-        return None if requested == "profile" else requested
+        requested_type = self.option(spec, "mpi")
+        return None if requested_type == "profile" else requested_type
 
     def check(self, spec: JobSpec, layout: TaskLayout) -> list[str]:
         """Return problems: features that mpirun does not support."""

@@ -79,12 +79,12 @@ class Torchrun(Launcher):
         """Return problems: restarts on several nodes need c10d, as static ranks keep old addresses."""
         is_static = self.option(spec, "rdzv_backend") == "static"
         if self.option(spec, "nnodes"):
-            return self._check_elastic(spec, layout, static=is_static)
+            return self._check_elastic(spec, layout, has_static_nodes=is_static)
         if layout.nodes > 1 and is_static and self.option(spec, "max_restarts") != "0":
             return [f"{self.name} cannot restart several nodes with static rendezvous; {_C10D_HINT}"]
         return []
 
-    def _check_elastic(self, spec: JobSpec, layout: TaskLayout, *, static: bool) -> list[str]:
+    def _check_elastic(self, spec: JobSpec, layout: TaskLayout, *, has_static_nodes: bool) -> list[str]:
         text = self.option(spec, "nnodes")
         bounds = re.fullmatch(r"([1-9]\d{0,5}):([1-9]\d{0,5})", text)
         if bounds is None or int(bounds[1]) > int(bounds[2]):
@@ -103,7 +103,7 @@ class Torchrun(Launcher):
                     "--launcher-option max_restarts"
                 )
             return problems
-        if static:
+        if has_static_nodes:
             problems.append(f"with static rendezvous the number of nodes cannot shrink; {_C10D_HINT}")
         if self.option(spec, "max_restarts") == "0":
             problems.append(
@@ -121,8 +121,8 @@ class Torchrun(Launcher):
         common = super().variables(spec, layout)
         if self.option(spec, "max_restarts") == "0":
             return common
-        why = "otherwise restarted ranks connect to the previous addresses of their peers"
-        return {**common, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": Variable(value="1", why=why)}
+        reason = "otherwise restarted ranks connect to the previous addresses of their peers"
+        return {**common, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": Variable(value="1", why=reason)}
 
     def command(self, spec: JobSpec, layout: TaskLayout, rank_command: Sequence[str]) -> tuple[str, ...]:
         """Return the command line of one node's agent."""
@@ -138,10 +138,10 @@ class Torchrun(Launcher):
         )
 
     def _format_nnodes(self, spec: JobSpec, layout: TaskLayout) -> str:
-        requested = self.option(spec, "nnodes")
-        if requested and spec.supervised:
+        requested_nodes = self.option(spec, "nnodes")
+        if requested_nodes and spec.supervised:
             return Sh('--nnodes="$SLURM_STEP_NUM_NODES"')  # the nodes of this attempt
-        return f"--nnodes={requested or layout.nodes}"
+        return f"--nnodes={requested_nodes or layout.nodes}"
 
     def _format_rendezvous_options(self, spec: JobSpec, layout: TaskLayout) -> tuple[str, ...]:
         if layout.nodes == 1:

@@ -26,10 +26,10 @@ def safe(text: str, *, colours: bool = False) -> str:
     clean_segments = [_CONTROL.sub("", _ESCAPE_SEQUENCE.sub("", segment)) for segment in segments]
     if not colour_codes:
         return clean_segments[0]
-    joined = "".join(
+    safe_text = "".join(
         segment + colour for segment, colour in zip(clean_segments, [*colour_codes, ""], strict=False)
     )
-    return f"{joined}\x1b[0m"
+    return f"{safe_text}\x1b[0m"
 
 
 def is_plain(data: bytes, text: str) -> bool:

@@ -27,8 +27,8 @@ class LineFolder:
         most: maximum number of waiting lines (after folding).
     """
 
-    def __init__(self, window: float = 0.25, most: int = 100_000) -> None:
-        self._window, self._max_waiting = window, most
+    def __init__(self, window: float = 0.25, max_waiting: int = 100_000) -> None:
+        self._window, self._max_waiting = window, max_waiting
         self._waiting: list[Folded] = []
         # Indexes into `_waiting`: of the lines with a text, ascending; and of the last line of a rank.
         self._indexes_by_text: dict[tuple[str, int, str | None], list[int]] = {}
@@ -60,14 +60,14 @@ class LineFolder:
 
         Return them at once if ``everything`` is true or the buffer is full, and otherwise an empty list.
         """
-        waiting = self._waiting
+        waiting_lines = self._waiting
         if (
             everything
-            or len(waiting) >= self._max_waiting
-            or (waiting and now - waiting[0].since >= self._window)
+            or len(waiting_lines) >= self._max_waiting
+            or (waiting_lines and now - waiting_lines[0].since >= self._window)
         ):
             self._waiting, self._indexes_by_text, self._last_index = [], {}, {}
-            return waiting
+            return waiting_lines
         return []
 
 

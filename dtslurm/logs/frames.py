@@ -34,11 +34,11 @@ class Frame(NamedTuple):
 class Decoder:
     """A decoder of the remote log follower's bytes into frames; the bytes may be split at any point."""
 
-    def __init__(self, *, begun: bool = False, packed: bool = False) -> None:
-        """Expect a greeting unless ``begun`` is true; ``packed`` frames come from a compressed frame."""
+    def __init__(self, *, is_greeted: bool = False, is_compressed: bool = False) -> None:
+        """Expect a greeting unless ``is_greeted`` is true; ``is_compressed`` frames come from a compressed frame."""
         self._data = bytearray()
-        self._begun = begun
-        self._packed = packed
+        self._is_greeted = is_greeted
+        self._is_compressed = is_compressed
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Add bytes and yield the frames that are complete.
@@ -47,14 +47,14 @@ class Decoder:
             TransportError: the bytes are not valid frames.
         """
         self._data += data
-        if not self._begun and not self._find_greeting():
+        if not self._is_greeted and not self._find_greeting():
             return
         yield from self._decode_frames()
 
     @property
     def begun(self) -> bool:
         """Whether the greeting of the remote log follower has arrived."""
-        return self._begun
+        return self._is_greeted
 
     @property
     def has_rest(self) -> bool:
@@ -69,10 +69,10 @@ class Decoder:
         position = self._data.find(wire.MAGIC)
         if position >= 0:
             del self._data[: position + len(wire.MAGIC)]
-            self._begun = True
+            self._is_greeted = True
         elif len(self._data) > _LONGEST_BANNER:
             raise protocol_error("a megabyte of text before its greeting", self.banner())
-        return self._begun
+        return self._is_greeted
 
     def _decode_frames(self) -> Iterator[Frame]:
         position = 0
@@ -87,7 +87,7 @@ class Decoder:
                     break
                 payload = bytes(buffer[position + header.size : end])
                 position = end
-                if kind == wire.PACKED and self._packed:
+                if kind == wire.PACKED and self._is_compressed:
                     raise protocol_error("compressed frames within compressed frames")
                 if kind == wire.PACKED:
                     yield from _unpack(payload)
@@ -98,7 +98,7 @@ class Decoder:
 
 
 def _unpack(payload: bytes) -> Iterator[Frame]:
-    decoder = Decoder(begun=True, packed=True)
+    decoder = Decoder(is_greeted=True, is_compressed=True)
     yield from decoder.feed(answers.unpack(payload, SENDER, limit=_LONGEST_UNPACKED))
     if decoder.has_rest:
         raise protocol_error("compressed frames with a truncated last frame")
@@ -109,9 +109,9 @@ def request(values: Mapping[str, object]) -> bytes:
     return wire.frame(wire.REQUEST, 0, json.dumps(values, separators=(",", ":")).encode())
 
 
-def credit(amount: int) -> bytes:
-    """Return the frame that permits ``amount`` more bytes."""
-    return wire.frame(wire.CREDIT, 0, wire.OFFSET.pack(amount))
+def credit(byte_count: int) -> bytes:
+    """Return the frame that permits ``byte_count`` more bytes."""
+    return wire.frame(wire.CREDIT, 0, wire.OFFSET.pack(byte_count))
 
 
 def focus(ranks: list[list[int]] | None, lines: int | None) -> bytes:
@@ -122,11 +122,11 @@ def focus(ranks: list[list[int]] | None, lines: int | None) -> bytes:
     return wire.frame(wire.FOCUS, 0, json.dumps({"ranks": ranks, "lines": lines}).encode())
 
 
-def protocol_error(what: str, evidence: list[str] | None = None) -> InvalidAnswer:
+def protocol_error(message: str, evidence: list[str] | None = None) -> InvalidAnswer:
     """Return the error for a remote log follower that violates the protocol."""
     return answers.invalid(
         SENDER,
-        what,
+        message,
         "\n".join(evidence or []),
         hint="check that your non-interactive shell prints nothing on the login node; if it prints "
         "nothing, report this",

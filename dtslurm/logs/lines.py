@@ -116,11 +116,11 @@ class Assembler:
         if not end:
             self.rest += data
             return self._split_long_line()
-        complete = data[:end] if end < len(data) else data
+        complete_bytes = data[:end] if end < len(data) else data
         if self.rest:
-            complete = bytes(self.rest) + complete
+            complete_bytes = bytes(self.rest) + complete_bytes
         self.rest = bytearray(data[end:])
-        return LogBlock(self.file, complete)
+        return LogBlock(self.file, complete_bytes)
 
     def flush(self) -> LogBlock | None:
         """Return the unfinished line at the end of the file."""

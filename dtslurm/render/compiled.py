@@ -29,9 +29,9 @@ class TemplateCache(Protocol):
 class Compiled(BytecodeCache):
     """A bytecode cache for jinja. jinja compares the template sources, this class the compiler's version."""
 
-    def __init__(self, keeper: TemplateCache, settings: Sequence[str]) -> None:
-        """Store bytecode in ``keeper``; ``settings`` are the files whose code affects compilation."""
-        self._cache = keeper
+    def __init__(self, cache: TemplateCache, settings: Sequence[str]) -> None:
+        """Store bytecode in ``cache``; ``settings`` are the files whose code affects compilation."""
+        self._cache = cache
         stamps = [_file_stamp(path) for path in (compiler.__file__, *settings)]
         self._compiler_stamp = "\n".join([*stamps, ""]).encode("utf-8", "surrogateescape")
 

@@ -96,14 +96,14 @@ def build(
         no_kill: the job keeps its other nodes when one fails.
     """
     resources, slurm_rules = spec.resources, profile.slurm
-    resolved = choose_destination(resources, profile)
-    node = resolved.node
+    job_destination = choose_destination(resources, profile)
+    node = job_destination.node
     lines = Directives()
     lines.set("job-name", spec.name)
     lines.set_if("account", resources.account or slurm_rules.account)
-    lines.set_if("partition", resolved.partition)
-    lines.set_if("qos", resolved.qos)
-    lines.set_if("constraint", resolved.constraint)
+    lines.set_if("partition", job_destination.partition)
+    lines.set_if("qos", job_destination.qos)
+    lines.set_if("constraint", job_destination.constraint)
     lines.set_if("reservation", resources.reservation or slurm_rules.reservation)
     lines.set("nodes", layout.nodes + spec.spare_nodes)
     lines.set("ntasks-per-node", tasks_per_node)
@@ -161,9 +161,12 @@ def _add_extra_option(lines: Directives, name: str, value: str | None) -> None:
     """Add an option of the profile or the user; merge a --gres for a disk with the --gres for GPUs."""
     if name == "gres" and value:
         gres_names = {item.partition(":")[0] for item in value.split(",")}
-        existing = (lines.value(name) or "").split(",")
+        existing_resources = (lines.value(name) or "").split(",")
         value = ",".join(
-            [*(item for item in existing if item and item.partition(":")[0] not in gres_names), value]
+            [
+                *(item for item in existing_resources if item and item.partition(":")[0] not in gres_names),
+                value,
+            ]
         )
     if name in _OPPOSITES:
         lines.drop(_OPPOSITES[name])

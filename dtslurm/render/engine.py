@@ -58,11 +58,11 @@ def _keep_shell_text(layout: Callable[..., str]) -> Callable[..., str]:
     """
 
     def shell_filter(text: str, *args: object, **options: object) -> str:
-        formatted = layout(text, *args, **options)
+        result = layout(text, *args, **options)
         stays_shell = isinstance(text, Sh) and all(
             isinstance(argument, int) for argument in (*args, *options.values())
         )
-        return Sh(formatted) if stays_shell else formatted
+        return Sh(result) if stays_shell else result
 
     return shell_filter
 
@@ -138,10 +138,10 @@ class _LimitedSandbox(ImmutableSandboxedEnvironment):
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Return the sandbox's ``format`` method, but reject excessive widths."""
-        wrapped = super().wrap_str_format(value)
-        if wrapped is not None and _EXCESSIVE_FORMAT_WIDTH.search(value.__self__):
+        method = super().wrap_str_format(value)
+        if method is not None and _EXCESSIVE_FORMAT_WIDTH.search(value.__self__):
             raise RenderError(f"a template formats {value.__self__[:60]!r}")
-        return wrapped
+        return method
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Compute a product, power or formatted text, but reject excessive sizes."""
@@ -159,10 +159,12 @@ class _LimitedSandbox(ImmutableSandboxedEnvironment):
 def _limit_memory() -> Iterator[None]:
     """Limit the memory that the process can allocate in this context to `MOST_MEMORY` (Linux only)."""
     try:
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         old_limits = resource.getrlimit(resource.RLIMIT_AS)
         finite_limits = [limit for limit in old_limits if limit != resource.RLIM_INFINITY]
-        resource.setrlimit(resource.RLIMIT_AS, (min([used + MOST_MEMORY, *finite_limits]), old_limits[1]))
+        resource.setrlimit(
+            resource.RLIMIT_AS, (min([used_bytes + MOST_MEMORY, *finite_limits]), old_limits[1])
+        )
     except (OSError, ValueError):
         yield
         return
@@ -175,8 +177,8 @@ def _limit_memory() -> Iterator[None]:
 class _TrustedLoader(BaseLoader):
     """A template loader that rejects untrusted files, because templates determine the commands of a job."""
 
-    def __init__(self, folders: Sequence[Path], foreign: Sequence[Path], trust: Trust | None) -> None:
-        self._folders, self._foreign, self._trust = folders, foreign, trust
+    def __init__(self, folders: Sequence[Path], untrusted_files: Sequence[Path], trust: Trust | None) -> None:
+        self._folders, self._untrusted_files, self._trust = folders, untrusted_files, trust
 
     def get_source(self, environment: JinjaEnvironment, template: str) -> tuple[str, str, Callable[[], bool]]:
         """Return a template's text, its path, and a function that returns whether the file is unchanged.
@@ -195,7 +197,12 @@ class _TrustedLoader(BaseLoader):
         is_packaged = folder == assets.templates()
         stamp = path.stat()
         data = files.read(path, f"template {path}", packaged=is_packaged)
-        if folder in self._foreign and not is_packaged and self._trust and not self._trust.has(path, data):
+        if (
+            folder in self._untrusted_files
+            and not is_packaged
+            and self._trust
+            and not self._trust.has(path, data)
+        ):
             message = f"you have not trusted this project's template {path}"
             raise RenderError(message, hint=f"{HINT} {quote(str(path))}")
         try:
@@ -221,20 +228,20 @@ class Engine:
     def __init__(
         self,
         folders: Sequence[Path],
-        keeper: TemplateCache | None = None,
-        foreign: Sequence[Path] = (),
+        template_cache: TemplateCache | None = None,
+        untrusted_files: Sequence[Path] = (),
         trust: Trust | None = None,
     ) -> None:
         self._has_user_templates = list(folders) != [assets.templates()]
         self._environment = _LimitedSandbox(
-            loader=_TrustedLoader(folders, foreign, trust),
+            loader=_TrustedLoader(folders, untrusted_files, trust),
             undefined=StrictUndefined,
             finalize=_finalize,
             trim_blocks=True,
             lstrip_blocks=True,
             keep_trailing_newline=True,
             autoescape=False,  # shell text, not HTML; _finalize quotes
-            bytecode_cache=Compiled(keeper, [__file__, shell.__file__]) if keeper else None,
+            bytecode_cache=Compiled(template_cache, [__file__, shell.__file__]) if template_cache else None,
         )
         filters = self._environment.filters
         filters.update({name: _keep_shell_text(filters[name]) for name in ("indent", "trim")})

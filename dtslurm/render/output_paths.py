@@ -48,12 +48,12 @@ def _quote_literal(text: str) -> str:
     return quote(text) if text else ""
 
 
-def _expand_letter(written: str, width: str, letter: str | None) -> str:
+def _expand_letter(pattern_text: str, width: str, letter: str | None) -> str:
     if letter is None:
         return "%"
     value = _EXPANSIONS.get(letter)
     if value is None:
-        return _quote_literal(written)
+        return _quote_literal(pattern_text)
     if width and letter in _NUMERIC_LETTERS:
         return f'"$(printf %0{min(int(width), 10)}d "{value}")"'
     return f'"{value}"' if "$" in value else value

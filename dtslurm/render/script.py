@@ -60,7 +60,7 @@ def render(
     profile: ClusterProfile,
     layout: TaskLayout,
     launcher: Launcher,
-    place: RunPlace,
+    run_place: RunPlace,
     *,
     templates: Templates,
     runtime: Runtime | None = None,
@@ -83,7 +83,7 @@ def render(
         profile,
         layout,
         tasks_per_node,
-        place.output,
+        run_place.output,
         requeue=_may_requeue(spec, profile, launcher),
         no_kill=launcher.elastic(spec) or shrinks,
     )
@@ -98,24 +98,24 @@ def render(
     srun = _step_words(spec, profile, layout, launcher, directives, shrinks=shrinks)
     values = {
         **_job_values(spec, profile, layout, launcher),
-        "run_dir": place.directory,
-        "images": place.images,
+        "run_dir": run_place.directory,
+        "images": run_place.images,
         "supervised": spec.supervised,
         "shrinks": shrinks,
         "world": Sh('"$world"') if shrinks else layout.world_size,
         "world_text": Sh("$world") if shrinks else layout.world_size,
         "supervisor": Sh(
-            wrap(_supervisor_command(spec, profile, layout, launcher, place.directory)).replace(
+            wrap(_supervisor_command(spec, profile, layout, launcher, run_place.directory)).replace(
                 "\n", "\n    "
             )
         ),
         "spare_nodes": spec.spare_nodes,
         "secrets": tuple(map(Sh, spec.secrets)),
         "starts_once": not spec.supervised and "no-requeue" in directives,
-        "copies": _output_copies(spec) if place.output else {},
-        "claim": not isinstance(place.directory, Sh),
+        "copies": _output_copies(spec) if run_place.output else {},
+        "claim": not isinstance(run_place.directory, Sh),
         "work_dir": spec.work_dir,
-        "live_script": _live_script(spec, place),
+        "live_script": _live_script(spec, run_place),
         **environment,
         **container.values(),
         "directives": Sh(directives.text()),
@@ -127,18 +127,18 @@ def render(
         else None,
     }
     values["staging"] = staging_values(
-        spec, layout, directives, place.directory, program=values["claim"] is True, shrinks=shrinks
+        spec, layout, directives, run_place.directory, program=values["claim"] is True, shrinks=shrinks
     )
     values["task_files"] = _task_files(engine, spec, layout, launcher, values)
     name = _BASE if spec.template is None else Path(spec.template).name
     script = engine.render(name, values)
     check(script, name)
     return Submission(
-        token=place.token,
+        token=run_place.token,
         cluster=profile.name,
         spec=spec,
         layout=layout,
-        run_dir=place.directory,
+        run_dir=run_place.directory,
         script=script.rstrip("\n") + "\n",
     )
 
@@ -247,10 +247,10 @@ def _continuation_option(spec: JobSpec, profile: ClusterProfile) -> list[str]:
 
     Without ``--requeue``, Slurm requeues no job by itself; the supervisor permits its own requeues.
     """
-    way = profile.slurm.go_on_by or "requeue"
-    if way == "requeue" and (profile.slurm.requeue == "forbidden" or spec.requeue is False):
-        way = "afterany"
-    return [] if way == "requeue" else [f"--go-on-by={way}"]
+    method = profile.slurm.go_on_by or "requeue"
+    if method == "requeue" and (profile.slurm.requeue == "forbidden" or spec.requeue is False):
+        method = "afterany"
+    return [] if method == "requeue" else [f"--go-on-by={method}"]
 
 
 def _environment_values(
@@ -280,16 +280,16 @@ def _conda_values(folder: str) -> dict[str, str]:
 
 
 def _exported_variables(
-    spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, wanted: Mapping[str, Variable]
+    spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, launcher_variables: Mapping[str, Variable]
 ) -> list[dict[str, str]]:
     """Return the variables to export. Later sources override earlier ones.
 
-    The order is: fabric, launcher (``wanted``), profile, default OMP_NUM_THREADS, the user's variables.
+    The order is: fabric, launcher (``launcher_variables``), profile, default OMP_NUM_THREADS, the user's variables.
     """
     variables: dict[str, Variable] = {}
     if layout.nodes > 1 and profile.fabric:
         variables.update(_expand_profile_variables(profile.fabric.environment))
-    variables.update(wanted)
+    variables.update(launcher_variables)
     variables.update(_expand_profile_variables(profile.environment.variables))
     if layout.cpus_per_rank and "OMP_NUM_THREADS" not in variables:
         node = choose_destination(spec.resources, profile).node
@@ -318,11 +318,11 @@ def _expand_profile_variables(variables: Mapping[str, Variable]) -> dict[str, Va
     }
 
 
-def _live_script(spec: JobSpec, place: RunPlace) -> str | None:
+def _live_script(spec: JobSpec, run_place: RunPlace) -> str | None:
     """Return the training script if it is outside the run directory, where the user may still change it."""
-    if isinstance(place.directory, Sh) or spec.module:
+    if isinstance(run_place.directory, Sh) or spec.module:
         return None
-    run_dir_prefix = f"{place.directory}/"
+    run_dir_prefix = f"{run_place.directory}/"
     return (
         None
         if spec.work_dir.startswith(run_dir_prefix) or spec.script.startswith(run_dir_prefix)
@@ -390,7 +390,7 @@ def _srun_words(
     tasks_per_node: int,
     directives: Directives,
     mpi: str | None,
-    ends: tuple[str, ...] = _END_OPTIONS,
+    end_options: tuple[str, ...] = _END_OPTIONS,
 ) -> tuple[str, ...]:
     slurm_rules = profile.slurm
     words = ["srun", f"--nodes={layout.nodes}", f"--ntasks={layout.nodes * tasks_per_node}"]
@@ -405,7 +405,7 @@ def _srun_words(
         words.append(f"--distribution={slurm_rules.distribution or 'block'}")
     if mpi or slurm_rules.mpi:
         words.append(f"--mpi={mpi or slurm_rules.mpi}")
-    words += [*ends, Sh('--output="$logs/node-%n.log"')]
+    words += [*end_options, Sh('--output="$logs/node-%n.log"')]
     return (*words, *slurm_rules.srun_options)
 
 
@@ -416,7 +416,11 @@ def _output_copies(spec: JobSpec) -> dict[str, Sh]:
 
 
 def _fabric_check_values(
-    spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, directives: Directives, inside: ContainerParts
+    spec: JobSpec,
+    profile: ClusterProfile,
+    layout: TaskLayout,
+    directives: Directives,
+    container_parts: ContainerParts,
 ) -> dict[str, str]:
     """Return the template values of the network check, which runs one srun task per rank."""
     fabric = profile.fabric if layout.nodes > 1 else None
@@ -434,7 +438,15 @@ def _fabric_check_values(
         srun.append("--overcommit")  # the job may have fewer CPUs than ranks
     program = Path(dtslurm.__file__).with_name("worker").joinpath("probe/fabric_check.py").read_text("utf-8")
     result_path, program_path = Sh('"$DTSLURM_RUN_DIR/fabric.json"'), Sh('"$DTSLURM_RUN_DIR/fabric_check.py"')
-    words = (*srun, *inside.words(), spec.python, program_path, result_path, f"{expected_busbw:g}", kind)
+    words = (
+        *srun,
+        *container_parts.words(),
+        spec.python,
+        program_path,
+        result_path,
+        f"{expected_busbw:g}",
+        kind,
+    )
     delimiter = heredoc_end(program, "END_OF_PYTHON")
     return {"program": Sh(program.rstrip("\n")), "end": Sh(delimiter), "srun": Sh(wrap(words))}
 

@@ -82,10 +82,12 @@ def _stage_out_item(text: str) -> dict[str, object]:
     return {"source": Sh(f'"{item.source}"'), "to": to}
 
 
-def _format_command(head: Sequence[object], middle: Sequence[object], tail: Sequence[object]) -> str:
+def _format_command(
+    first_words: Sequence[object], item_words: Sequence[object], last_words: Sequence[object]
+) -> str:
     """Return a shell command with one line per staged item."""
-    lines = [join(head), *(quote(word) for word in middle), quote(tail[0])]
-    for word in map(quote, tail[1:]):
+    lines = [join(first_words), *(quote(word) for word in item_words), quote(last_words[0])]
+    for word in map(quote, last_words[1:]):
         if len(lines[-1]) + len(word) < _WIDTH:
             lines[-1] += f" {word}"
         else:

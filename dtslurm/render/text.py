@@ -44,19 +44,19 @@ def insert_dependency(script: str, expression: str) -> str:
     first_command = next(
         number for number, line in enumerate(lines) if not line.startswith("#") and line.strip()
     )
-    existing = [line for line in lines[:first_command] if line.startswith("#SBATCH --dependency=")]
-    if existing:
-        expression = f"{existing[-1].partition('=')[2].strip()},{expression}"
+    existing_lines = [line for line in lines[:first_command] if line.startswith("#SBATCH --dependency=")]
+    if existing_lines:
+        expression = f"{existing_lines[-1].partition('=')[2].strip()},{expression}"
     last_directive = max(
         number for number, line in enumerate(lines[:first_command]) if line.startswith("#SBATCH ")
     )
-    rest = [line for line in lines[last_directive + 1 :] if line not in existing]
+    remaining_lines = [line for line in lines[last_directive + 1 :] if line not in existing_lines]
     return "".join(
         [
-            *(line for line in lines[: last_directive + 1] if line not in existing),
+            *(line for line in lines[: last_directive + 1] if line not in existing_lines),
             f"#SBATCH --dependency={expression}\n",
             "#SBATCH --kill-on-invalid-dep=yes\n",
-            *rest,
+            *remaining_lines,
         ]
     )
 

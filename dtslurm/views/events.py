@@ -98,14 +98,14 @@ def _group_key(event: Event) -> str:
 
 
 def _merge_members(members: Sequence[Event]) -> EventLine:
-    latest = max(
+    latest_time = max(
         (time for time in (finite_number(member.get("time")) for member in members) if time is not None),
         default=None,
     )
     if members[0].get("event") == "staging":
-        return EventLine(latest, _describe_staging(members))
+        return EventLine(latest_time, _describe_staging(members))
     nodes = f"{len(members)} nodes are" if len(members) > 1 else f"{_to_text(members[0].get('node'))} is"
-    return EventLine(latest, f"health: {nodes} healthy")
+    return EventLine(latest_time, f"health: {nodes} healthy")
 
 
 def _describe_staging(members: Sequence[Event]) -> str:
@@ -116,20 +116,20 @@ def _describe_staging(members: Sequence[Event]) -> str:
         0, max(int(finite_number(member.get("nodes")) or 0) for member in members) - len(members)
     )
     nodes, total_bytes = len(members) + nodes_without_event, sum(totals) + nodes_without_event * max(totals)
-    finished = sum(member.get("done") is True for member in members)
+    finished_count = sum(member.get("done") is True for member in members)
     source = _to_text(members[0].get("source"))
     target = f"{nodes} nodes" if nodes > 1 else _to_text(members[0].get("node"))
-    if finished == nodes:
+    if finished_count == nodes:
         return f"data {source} is on {target}: {amount(copied_bytes)}"
     percent = f" ({min(1.0, copied_bytes / total_bytes):.0%})" if total_bytes > 0 else ""
-    ready = f", {finished} of {nodes} nodes have finished" if nodes > 1 else ""
-    return f"copying {source} to {target}: {amount(copied_bytes)} of {amount(total_bytes)}{percent}{ready}"
+    progress_note = f", {finished_count} of {nodes} nodes have finished" if nodes > 1 else ""
+    return f"copying {source} to {target}: {amount(copied_bytes)} of {amount(total_bytes)}{percent}{progress_note}"
 
 
 def _describe_staged(event: Event) -> str:
     size, duration_s = finite_number(event.get("bytes")), finite_number(event.get("seconds"))
-    copied = f", {amount(size)} copied" if size else ""
-    return f"staging finished{copied}" + (f" in {duration(duration_s)}" if duration_s else "")
+    size_note = f", {amount(size)} copied" if size else ""
+    return f"staging finished{size_note}" + (f" in {duration(duration_s)}" if duration_s else "")
 
 
 def _describe_attempt(event: Event) -> str:
@@ -167,8 +167,8 @@ def _describe_decision(event: Event) -> str:
     text = " ".join(parts) + (f": {reason}" if reason else "")
     if event.get("counted") is not True or not event.get("budget"):
         return text
-    used, allowed, budget = (_to_text(event.get(key)) for key in ("used", "of", "budget"))
-    return f"{text} (restart {used} of {allowed} after {budget})"
+    used_restarts, allowed, budget = (_to_text(event.get(key)) for key in ("used", "of", "budget"))
+    return f"{text} (restart {used_restarts} of {allowed} after {budget})"
 
 
 def _describe_supervisor_kill(event: Event) -> str:

@@ -68,30 +68,32 @@ def forecast(
         total = None
     time, step = steps[-1]
     pace = _compute_pace(moments(steps)[-_WINDOW:])
-    quiet = max(0.0, now - time)
-    stalled = pace is not None and quiet > max(_STALLED_S, _STALLED_STEPS / pace)
+    quiet_s = max(0.0, now - time)
+    is_stalled = pace is not None and quiet_s > max(_STALLED_S, _STALLED_STEPS / pace)
     done_at = cut_at = None
     if pace is not None and total is not None and step < total:
         # While a step is overdue, the forecast end moves with the clock.
-        start = now if stalled else time
+        start = now if is_stalled else time
         done_at = start + (total - step) / pace
         if limit_at is not None and limit_at < done_at:
             cut_at = int(step + max(0.0, limit_at - start) * pace)
     return Forecast(
-        step=step, total=total, pace=pace, done_at=done_at, cut_at=cut_at, quiet_s=quiet, stalled=stalled
+        step=step, total=total, pace=pace, done_at=done_at, cut_at=cut_at, quiet_s=quiet_s, stalled=is_stalled
     )
 
 
 def _points_since_restart(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return the points since the last restart of training, at which the step number decreases."""
-    latest: list[tuple[float, float]] = []
+    latest_points: list[tuple[float, float]] = []
     for time, step in points:
         if not (abs(time) < _MAX_TIME and 0 <= step < _MAX_STEP):  # also skips NaN
             continue
-        if latest and (step < latest[-1][1] or time < latest[-1][0]):  # also if the clock was set back
-            latest = []
-        latest.append((time, step))
-    return latest
+        if latest_points and (
+            step < latest_points[-1][1] or time < latest_points[-1][0]
+        ):  # also if the clock was set back
+            latest_points = []
+        latest_points.append((time, step))
+    return latest_points
 
 
 def moments(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -186,52 +186,62 @@ class Page:
 
 
 def page(
-    pulse: RunTelemetry,
+    telemetry: RunTelemetry,
     *,
     key: str,
     taken_at: float,
-    before: Page | None = None,
+    previous_page: Page | None = None,
     limit_at: float | None = None,
-    over: bool = False,
+    has_ended: bool = False,
     world_size: int = 0,
-    rest: Rest | None = None,
+    yield_control: Rest | None = None,
 ) -> Page:
     """Build the page of a run from its telemetry.
 
     Args:
-        before: the previous page, whose points and events are continued.
+        previous_page: the previous page, whose points and events are continued.
         limit_at: the time at which the time limit ends the run, on this machine's clock.
-        over: whether the job has ended.
-        rest: see `chunked`.
+        has_ended: whether the job has ended.
+        yield_control: see `chunked`.
     """
-    same_attempt = before is not None and before.attempt == (pulse.attempt or 0) and before.key == key
-    old_points = before.points if before is not None and same_attempt else ()
-    old_events = before.events if before is not None and same_attempt else ()
-    points = thinned([*old_points, *pulse.train])
-    is_newest = pulse.attempt == max(pulse.attempts, default=pulse.attempt)
+    same_attempt = (
+        previous_page is not None
+        and previous_page.attempt == (telemetry.attempt or 0)
+        and previous_page.key == key
+    )
+    old_points = previous_page.points if previous_page is not None and same_attempt else ()
+    old_events = previous_page.events if previous_page is not None and same_attempt else ()
+    points = thinned([*old_points, *telemetry.train])
+    is_newest = telemetry.attempt == max(telemetry.attempts, default=telemetry.attempt)
     nodes = tuple(
-        sorted((_build_node_cell(sample, pulse) for sample in pulse.nodes), key=lambda cell: cell.node_rank)
+        sorted(
+            (_build_node_cell(sample, telemetry) for sample in telemetry.nodes),
+            key=lambda cell: cell.node_rank,
+        )
     )
     if limit_at is not None:
-        limit_at += pulse.now - taken_at
-    size = pulse.world_size or (world_size if pulse.attempt is not None else 0)
-    activity = None if over else activity_of(pulse, size)
-    end_forecast = None if over else forecast_end(points, pulse.now, limit_at)
+        limit_at += telemetry.now - taken_at
+    size = telemetry.world_size or (world_size if telemetry.attempt is not None else 0)
+    activity = None if has_ended else activity_of(telemetry, size)
+    end_forecast = None if has_ended else forecast_end(points, telemetry.now, limit_at)
     if end_forecast is not None and activity is not None and activity.stalled:
         end_forecast = replace(end_forecast, stalled=True)
     return Page(
         key=key,
-        attempt=pulse.attempt or 0,
-        attempts=pulse.attempts,
-        now=pulse.now,
+        attempt=telemetry.attempt or 0,
+        attempts=telemetry.attempts,
+        now=telemetry.now,
         taken_at=taken_at,
         world_size=size,
-        ranks=build_rank_cells(pulse, size, nodes, over=over or not is_newest, rest=rest),
-        first_failure=pulse.first_failure,
+        ranks=build_rank_cells(
+            telemetry, size, nodes, has_ended=has_ended or not is_newest, yield_control=yield_control
+        ),
+        first_failure=telemetry.first_failure,
         nodes=nodes,
         points=points,
-        points_from=pulse.train_from or (before.points_from if before is not None and same_attempt else ""),
-        events=tuple(drop_outdated_staging((*old_events, *pulse.events))[-MOST_EVENTS:]),
+        points_from=telemetry.train_from
+        or (previous_page.points_from if previous_page is not None and same_attempt else ""),
+        events=tuple(drop_outdated_staging((*old_events, *telemetry.events))[-MOST_EVENTS:]),
         forecast=end_forecast,
         activity=activity,
     )
@@ -267,17 +277,22 @@ def gpu_memory(gpu: GpuSample) -> float | None:
 
 
 def build_rank_cells(
-    pulse: RunTelemetry, world_size: int, nodes: Sequence[NodeCell], *, over: bool, rest: Rest | None = None
+    telemetry: RunTelemetry,
+    world_size: int,
+    nodes: Sequence[NodeCell],
+    *,
+    has_ended: bool,
+    yield_control: Rest | None = None,
 ) -> tuple[RankCell, ...]:
     """Return a cell for each rank.
 
     Args:
-        over: whether the attempt has ended, so that a rank without a recorded end is lost.
+        has_ended: whether the attempt has ended, so that a rank without a recorded end is lost.
     """
-    count = max(world_size, max(pulse.ranks, default=-1) + 1)
+    count = max(world_size, max(telemetry.ranks, default=-1) + 1)
     by_node: dict[int, list[int]] = {}
-    for rank in sorted(pulse.ranks):
-        node_rank = pulse.ranks[rank].node_rank
+    for rank in sorted(telemetry.ranks):
+        node_rank = telemetry.ranks[rank].node_rank
         if node_rank is not None:
             by_node.setdefault(node_rank, []).append(rank)
     gpus: dict[int, GpuSample] = {}
@@ -285,15 +300,18 @@ def build_rank_cells(
         ranks_on_node = by_node.get(node.node_rank, [])
         if node.gpus and len(node.gpus) >= len(ranks_on_node):
             gpus.update(zip(ranks_on_node, node.gpus, strict=False))
-    rank_cells = [_build_cell(rank, pulse, gpus.get(rank), over) for rank in chunked(range(count), rest)]
-    return tuple(_describe_differences(rank_cells, rest))
+    rank_cells = [
+        _build_cell(rank, telemetry, gpus.get(rank), has_ended)
+        for rank in chunked(range(count), yield_control)
+    ]
+    return tuple(_describe_differences(rank_cells, yield_control))
 
 
-def _build_cell(rank: int, pulse: RunTelemetry, gpu: GpuSample | None, over: bool) -> RankCell:
-    record = pulse.ranks.get(rank)
+def _build_cell(rank: int, telemetry: RunTelemetry, gpu: GpuSample | None, has_ended: bool) -> RankCell:
+    record = telemetry.ranks.get(rank)
     if record is None:
         return RankCell(rank=rank)
-    state = _rank_state(record, over)
+    state = _rank_state(record, has_ended)
     is_running = state == "running"
     return RankCell(
         rank=rank,
@@ -303,29 +321,29 @@ def _build_cell(rank: int, pulse: RunTelemetry, gpu: GpuSample | None, over: boo
         pid=record.pid,
         gpu=gpu.util if gpu is not None and is_running and drawable(gpu.util) else None,
         memory=gpu_memory(gpu) if gpu is not None and is_running else None,
-        silent=pulse.silent_s(rank) if is_running else None,
+        silent=telemetry.silent_s(rank) if is_running else None,
         size=record.bytes,
         exit_code=record.exit_code,
         signal=record.signal,
-        failed_first=pulse.first_failure is not None and pulse.first_failure.rank == rank,
+        failed_first=telemetry.first_failure is not None and telemetry.first_failure.rank == rank,
     )
 
 
-def _rank_state(known: RankTelemetry, over: bool) -> str:
-    if known.ended is not None or known.exit_code is not None:
-        if known.exit_code in {0, WANTS_REQUEUE} and not known.signal:
+def _rank_state(record: RankTelemetry, has_ended: bool) -> str:
+    if record.ended is not None or record.exit_code is not None:
+        if record.exit_code in {0, WANTS_REQUEUE} and not record.signal:
             return "done"
-        return "terminated" if known.told_to_end else "failed"
-    if known.started is None and known.spoke is None:
+        return "terminated" if record.told_to_end else "failed"
+    if record.started is None and record.spoke is None:
         return "waiting"
-    return "lost" if over else "running"
+    return "lost" if has_ended else "running"
 
 
-def _describe_differences(made: list[RankCell], rest: Rest | None) -> list[RankCell]:
+def _describe_differences(cells: list[RankCell], yield_control: Rest | None) -> list[RankCell]:
     """Return the cells with a description of how each rank differs from the other ranks."""
-    silences = finite(cell.silent for cell in made)
-    gpu_uses = finite(cell.gpu for cell in made)
-    memory_shares = finite(cell.memory for cell in made)
+    silences = finite(cell.silent for cell in cells)
+    gpu_uses = finite(cell.gpu for cell in cells)
+    memory_shares = finite(cell.memory for cell in cells)
     silence_limit = (
         max(_MIN_SILENCE_S, _SILENCE_FACTOR * statistics.median(silences)) if len(silences) > 1 else math.inf
     )
@@ -333,10 +351,10 @@ def _describe_differences(made: list[RankCell], rest: Rest | None) -> list[RankC
     memory_limit = (
         statistics.median(memory_shares) - _OUTLIER_MARGIN / 100 if len(memory_shares) > 1 else -math.inf
     )
-    running = sum(cell.state == "running" for cell in made)
-    ended = sum(cell.state == "done" for cell in made)
-    marked = []
-    for cell in chunked(made, rest):
+    running_count = sum(cell.state == "running" for cell in cells)
+    ended_count = sum(cell.state == "done" for cell in cells)
+    marked_cells = []
+    for cell in chunked(cells, yield_control):
         differences = []
         if cell.failed_first:
             differences.append("failed first")
@@ -344,7 +362,7 @@ def _describe_differences(made: list[RankCell], rest: Rest | None) -> list[RankC
             differences.append(f"signal {cell.signal}" if cell.signal else f"exit code {cell.exit_code}")
         elif cell.state == "lost":
             differences.append("end not recorded")
-        elif cell.state == "done" and ended < running:
+        elif cell.state == "done" and ended_count < running_count:
             differences.append("ended before the others")
         if cell.silent is not None and cell.silent > silence_limit:
             differences.append("no output while other ranks write")
@@ -352,15 +370,15 @@ def _describe_differences(made: list[RankCell], rest: Rest | None) -> list[RankC
             differences.append("its GPU use is lower than that of other ranks")
         if cell.memory is not None and cell.memory < memory_limit:
             differences.append("its GPU memory use is lower than that of other ranks")
-        marked.append(replace(cell, odd="; ".join(differences)) if differences else cell)
-    return marked
+        marked_cells.append(replace(cell, odd="; ".join(differences)) if differences else cell)
+    return marked_cells
 
 
-def _build_node_cell(sample: NodeSample, pulse: RunTelemetry) -> NodeCell:
-    rates = pulse.rates(sample.node_rank)
+def _build_node_cell(sample: NodeSample, telemetry: RunTelemetry) -> NodeCell:
+    rates = telemetry.rates(sample.node_rank)
     network_rates = [rate for name, rate in rates.items() if name != "lo"]
     previous_sample = next(
-        (earlier for earlier in pulse.nodes_before if earlier.node_rank == sample.node_rank),
+        (earlier for earlier in telemetry.nodes_before if earlier.node_rank == sample.node_rank),
         None,
     )
     new_errors = 0
@@ -368,16 +386,16 @@ def _build_node_cell(sample: NodeSample, pulse: RunTelemetry) -> NodeCell:
         previous_nic = previous_sample.nics.get(name) if previous_sample is not None else None
         if previous_nic is not None and nic.errors is not None and previous_nic.errors is not None:
             new_errors += max(0, nic.errors - previous_nic.errors)
-    used, total = sample.memory_used, sample.memory_total
+    used_bytes, total = sample.memory_used, sample.memory_total
     if sample.cgroup_memory is not None and sample.cgroup_limit:
-        used, total = sample.cgroup_memory, sample.cgroup_limit
+        used_bytes, total = sample.cgroup_memory, sample.cgroup_limit
     return NodeCell(
         name=sample.node,
         node_rank=sample.node_rank,
-        age=max(0.0, pulse.now - sample.time),
+        age=max(0.0, telemetry.now - sample.time),
         gpus=sample.gpus,
         cpu=sample.cpu_percent,
-        memory=used / total if used is not None and total else None,
+        memory=used_bytes / total if used_bytes is not None and total else None,
         receives=sum(rate[0] for rate in network_rates) if network_rates else None,
         sends=sum(rate[1] for rate in network_rates) if network_rates else None,
         nic_errors=new_errors,

@@ -30,19 +30,24 @@ _INTEGER_METRICS = {"rank", "step", "total_steps"}
 _METRICS = tuple(metric.name for metric in fields(TrainPoint) if metric.name != "other")
 
 
-def read(answer: _JsonObject, before: RunTelemetry | None = None, rest: Rest | None = None) -> RunTelemetry:
+def read(
+    answer: _JsonObject, previous_telemetry: RunTelemetry | None = None, yield_control: Rest | None = None
+) -> RunTelemetry:
     """Return the telemetry in a worker program's answer.
 
-    A rank record that the answer does not repeat is taken from ``before``, the previous telemetry.
+    A rank record that the answer does not repeat is taken from ``previous_telemetry``, the previous telemetry.
     """
     cursor = _mapping_or_empty(answer.get("cursor"))
-    same_attempt = before is not None and (before.task, before.attempt) == (
+    same_attempt = previous_telemetry is not None and (
+        previous_telemetry.task,
+        previous_telemetry.attempt,
+    ) == (
         answer.get("task"),
         answer.get("attempt"),
     )
-    earlier_ranks = before.ranks if before is not None and same_attempt else {}
+    earlier_ranks = previous_telemetry.ranks if previous_telemetry is not None and same_attempt else {}
     ranks = {}
-    for name, values in chunked(_mapping_or_empty(answer.get("ranks")).items(), rest):
+    for name, values in chunked(_mapping_or_empty(answer.get("ranks")).items(), yield_control):
         if name.isdecimal() and isinstance(values, Mapping):
             ranks[int(name)] = _parse_rank(int(name), values, earlier_ranks.get(int(name)))
     train = _list_of_mappings(_mapping_or_empty(answer.get("train")).get("records"))
@@ -66,11 +71,11 @@ def read(answer: _JsonObject, before: RunTelemetry | None = None, rest: Rest | N
     )
 
 
-def _parse_rank(rank: int, values: _JsonObject, known: RankTelemetry | None) -> RankTelemetry:
+def _parse_rank(rank: int, values: _JsonObject, previous_record: RankTelemetry | None) -> RankTelemetry:
     size, spoke = _int_or_none(values.get("bytes")) or 0, finite_number(values.get("spoke"))
-    if "pid" not in values and known is not None:
-        is_unchanged = (size, spoke) == (known.bytes, known.spoke)
-        return known if is_unchanged else replace(known, bytes=size, spoke=spoke)
+    if "pid" not in values and previous_record is not None:
+        is_unchanged = (size, spoke) == (previous_record.bytes, previous_record.spoke)
+        return previous_record if is_unchanged else replace(previous_record, bytes=size, spoke=spoke)
     return RankTelemetry(
         rank=rank,
         bytes=size,
@@ -151,9 +156,9 @@ def node_activity(values: _JsonObject) -> NodeActivity:
         learned=values.get("learned") is True,
         longest_s=finite_number(values.get("longest")) or 0.0,
         waits={
-            int(rank): (_text_or_empty(wait[0]), safe(_text_or_empty(wait[1]))[:32])
-            for rank, wait in _mapping_or_empty(values.get("waits")).items()
-            if rank.isdecimal() and isinstance(wait, list) and len(wait) == 2
+            int(rank): (_text_or_empty(wait_record[0]), safe(_text_or_empty(wait_record[1]))[:32])
+            for rank, wait_record in _mapping_or_empty(values.get("waits")).items()
+            if rank.isdecimal() and isinstance(wait_record, list) and len(wait_record) == 2
         },
         over=values.get("over") is True,
         **times,
@@ -203,8 +208,10 @@ def point(values: _JsonObject, world_size: int | None = None) -> TrainPoint:
         )
     for key in ("time", "epoch"):
         metrics[key] = finite_number(metrics[key])
-    other = {key: value for key, value in values.items() if value is not None and metrics.get(key) is None}
-    return TrainPoint(**metrics, other=other)
+    other_metrics = {
+        key: value for key, value in values.items() if value is not None and metrics.get(key) is None
+    }
+    return TrainPoint(**metrics, other=other_metrics)
 
 
 def _number_or_none(value: Any) -> float | None:
@@ -240,8 +247,8 @@ def _named_mappings(value: Any) -> list[tuple[str, _JsonObject]]:
     return [(name, item) for name, item in _mapping_or_empty(value).items() if isinstance(item, Mapping)]
 
 
-def activity_of(pulse: RunTelemetry, world_size: int) -> Activity | None:
+def activity_of(telemetry: RunTelemetry, world_size: int) -> Activity | None:
     """Return the activity of a running job in its newest attempt, None if it is unknown."""
-    if pulse.attempt != max(pulse.attempts, default=None):
+    if telemetry.attempt != max(telemetry.attempts, default=None):
         return None
-    return judge_activity(pulse.activity, pulse.world_size or world_size, pulse.now)
+    return judge_activity(telemetry.activity, telemetry.world_size or world_size, telemetry.now)

@@ -34,7 +34,7 @@ def failed_page(ranks: int = 4, key: str = "000000000005") -> Page:
     }
     cells[3] = RankTelemetry(rank=3, exit_code=1, **ended)
     pulse = replace(telemetry_of(4), ranks=cells, world_size=ranks, first_failure=FAILURE)
-    return page(pulse, key=key, taken_at=NOW, over=True)
+    return page(pulse, key=key, taken_at=NOW, has_ended=True)
 
 
 def failed_job(**values: object) -> JobRow:

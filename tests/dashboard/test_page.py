@@ -51,7 +51,7 @@ def test_the_page_of_a_stalled_run_has_no_expected_end() -> None:
     assert made.forecast is not None
     assert made.forecast.stalled
     assert not any("done in" in line for line in words.forecast_words(made.forecast, NOW))
-    over = page(stalled_telemetry(), key="k", taken_at=NOW, over=True)
+    over = page(stalled_telemetry(), key="k", taken_at=NOW, has_ended=True)
     assert over.activity is None
     found = with_page(row(1), made)
     assert found.stalled
@@ -71,7 +71,7 @@ def test_ranks_without_a_record_wait_and_ranks_without_an_end_are_lost() -> None
         "running",
         "waiting",
     ]
-    assert [cell.state for cell in page(pulse, key="k", taken_at=NOW, over=True).ranks][1] == "lost"
+    assert [cell.state for cell in page(pulse, key="k", taken_at=NOW, has_ended=True).ranks][1] == "lost"
     earlier = replace(pulse, attempts=(0, 1))
     assert page(earlier, key="k", taken_at=NOW).ranks[1].state == "lost"
 
@@ -91,10 +91,10 @@ def test_exit_code_85_is_shown_as_done() -> None:
 def test_points_and_events_accumulate_until_a_new_attempt() -> None:
     first = page_of(4)
     more = replace(telemetry_of(4), train=(TrainPoint(step=2010, loss=0.1),), events=({"event": "ended"},))
-    second = page(more, key=first.key, taken_at=NOW, before=first)
+    second = page(more, key=first.key, taken_at=NOW, previous_page=first)
     assert len(second.points) == len(first.points) + 1
     assert [event["event"] for event in second.events][-1] == "ended"
-    third = page(replace(more, attempt=1, attempts=(0, 1)), key=first.key, taken_at=NOW, before=second)
+    third = page(replace(more, attempt=1, attempts=(0, 1)), key=first.key, taken_at=NOW, previous_page=second)
     assert len(third.points) == 1
 
 

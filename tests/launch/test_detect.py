@@ -451,7 +451,7 @@ def test_detection_never_raises(
         nodes=nodes,
         ranks_per_node=ranks,
         gpus_per_node=gpus,
-        known=known,
+        launchers=known,
         siblings={"t.py": source},
     )
     assert detection.launcher in known or not known

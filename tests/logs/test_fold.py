@@ -38,7 +38,7 @@ def test_folder_releases_lines_after_the_window() -> None:
 
 
 def test_folder_releases_lines_at_once_when_the_buffer_is_full() -> None:
-    folder = LineFolder(window=99.0, most=10)
+    folder = LineFolder(window=99.0, max_waiting=10)
     folder.add((line(0, str(number)) for number in range(10)), 0.0)
     assert len(folder.take(0.0)) == 10
 

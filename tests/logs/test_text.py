@@ -51,7 +51,7 @@ def test_decoder_reads_frames_after_noise_from_packed_and_split_input(
 )
 def test_decoder_rejects_malformed_frames(data: bytes) -> None:
     with pytest.raises(TransportError):
-        list(Decoder(begun=True).feed(data))
+        list(Decoder(is_greeted=True).feed(data))
 
 
 @given(st.binary(max_size=300), st.integers(1, 40))

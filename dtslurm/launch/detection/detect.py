@@ -169,7 +169,7 @@ def detect(  # noqa: PLR0913 - keyword arguments describe the script and the req
     ranks_per_node: int,
     gpus_per_node: int,
     siblings: Mapping[str, str] | None = None,
-    known: Collection[str] = ("single", "srun", "torchrun"),
+    launchers: Collection[str] = ("single", "srun", "torchrun"),
     ranks_asked: bool = False,
     launcher: str | None = None,
 ) -> Detection:
@@ -179,28 +179,28 @@ def detect(  # noqa: PLR0913 - keyword arguments describe the script and the req
         source: the text of ``script``: a Python file, another executable or a configuration file.
         siblings: the texts of other files by path relative to the script's folder; `imported_files` lists the
             paths that are read.
-        known: the names of the existing launchers.
+        launchers: the names of the existing launchers.
         ranks_asked: whether the user set ``ranks_per_node``; otherwise it is the default of one rank per GPU.
         launcher: the launcher that the user chose. It is returned in any case, with warnings if it does not
             suit the script.
     """
-    default = _choose_by_ranks(nodes * ranks_per_node, known)
-    single_is_possible = nodes == 1 and (ranks_per_node == 1 or not ranks_asked) and "single" in known
+    default = _choose_by_ranks(nodes * ranks_per_node, launchers)
+    single_is_possible = nodes == 1 and (ranks_per_node == 1 or not ranks_asked) and "single" in launchers
     siblings = siblings or {}
     name = PurePosixPath(script).name or script
     if name.endswith(CONFIGURATIONS):
-        return _detect_for_configuration(source, name, default, known, launcher)
+        return _detect_for_configuration(source, name, default, launchers, launcher)
     first_line = source.lstrip("\ufeff").partition("\n")[0]
     if not name.endswith(".py") and not ("python" in first_line and first_line.startswith("#!")):
         launcher_evidence = own_launcher(source, name)
-        chosen = launcher or ("single" if launcher_evidence and single_is_possible else default[0])
+        chosen_launcher = launcher or ("single" if launcher_evidence and single_is_possible else default[0])
         warnings = (
             [f"{launcher_evidence}: each rank would start its own ranks"]
-            if launcher_evidence and chosen != "single"
+            if launcher_evidence and chosen_launcher != "single"
             else []
         )
         return Detection(
-            chosen,
+            chosen_launcher,
             f"{launcher_evidence}, itself a launcher"
             if launcher_evidence
             else f"{name} is not Python{default[1]}",
@@ -217,7 +217,7 @@ def detect(  # noqa: PLR0913 - keyword arguments describe the script and the req
         package not in sibling_modules and not _NEVER_DISTRIBUTED.fullmatch(package)
         for package in evidence.imports
     )
-    case = _ScriptCase(
+    script_case = _ScriptCase(
         evidence, name, args, nodes, ranks_per_node, gpus_per_node, has_unread_imports=has_unread_imports
     )
     if launcher_evidence := own_launcher("", name):
@@ -226,7 +226,7 @@ def detect(  # noqa: PLR0913 - keyword arguments describe the script and the req
             f"{launcher_evidence}{default[1]}",
             (f"{launcher_evidence}: each rank would start its own ranks",),
         )
-    return _detect_for_script(case, known, single_is_possible, launcher)
+    return _detect_for_script(script_case, launchers, single_is_possible, launcher)
 
 
 def find_size_conflicts(
@@ -272,78 +272,92 @@ def _collect_evidence(
     return evidence
 
 
-def _choose_by_ranks(ranks: int, known: Collection[str]) -> tuple[str, str]:
+def _choose_by_ranks(ranks: int, launchers: Collection[str]) -> tuple[str, str]:
     """Return the default launcher for a number of ranks, and a note that explains it."""
     preferred = "single" if ranks == 1 else "torchrun"
-    name = preferred if preferred in known or not known else min(known)
+    name = preferred if preferred in launchers or not launchers else min(launchers)
     return name, f"; {name} for one rank" if ranks == 1 else f"; {name} for {ranks} ranks"
 
 
 def _detect_for_configuration(
-    source: str, name: str, size: tuple[str, str], known: Collection[str], launcher: str | None
+    source: str, name: str, size: tuple[str, str], launchers: Collection[str], launcher: str | None
 ) -> Detection:
-    framework, suited = configuration(source, name)
-    if not suited:
+    framework, suited_launcher = configuration(source, name)
+    if not suited_launcher:
         return Detection(launcher or size[0], f"{name} is a configuration file of an unknown kind{size[1]}")
-    why = f"{name} is a {framework} configuration"
-    if suited in known and launcher in {None, suited}:
-        return Detection(suited, why)
-    hint = f"-l {suited} starts it" if suited in known else f"launcher {suited} is not installed"
-    return Detection(launcher or size[0], why + size[1], (f"{why}, not a script; {hint}",))
+    evidence = f"{name} is a {framework} configuration"
+    if suited_launcher in launchers and launcher in {None, suited_launcher}:
+        return Detection(suited_launcher, evidence)
+    hint = (
+        f"-l {suited_launcher} starts it"
+        if suited_launcher in launchers
+        else f"launcher {suited_launcher} is not installed"
+    )
+    return Detection(launcher or size[0], evidence + size[1], (f"{evidence}, not a script; {hint}",))
 
 
 def _detect_for_script(
-    case: _ScriptCase, known: Collection[str], alone: bool, launcher: str | None
+    script_case: _ScriptCase, launchers: Collection[str], single_is_possible: bool, launcher: str | None
 ) -> Detection:
-    kind, why = _find_kind(case.seen)
+    kind, evidence = _find_kind(script_case.seen)
     warnings: list[str] = []
     if launcher is not None:
-        chosen = launcher
-        warnings += _find_launcher_conflicts(case, kind, why, known, chosen)
+        chosen_launcher = launcher
+        warnings += _find_launcher_conflicts(script_case, kind, evidence, launchers, chosen_launcher)
     elif kind is None:
-        chosen, default_note = _choose_by_ranks(case.ranks, known)
-        why = f"{case.script} imports no known framework{default_note}"
+        chosen_launcher, default_note = _choose_by_ranks(script_case.ranks, launchers)
+        evidence = f"{script_case.script} imports no known framework{default_note}"
     else:
-        chosen, launcher_warnings = _choose_launcher(case, kind, known, alone)
-        warnings += [f"{why}: {line}" for line in launcher_warnings]
-        why += kind.note if chosen != "single" or kind.by_itself else ", which needs no launcher for one rank"
-    if chosen in {"single", "ray"}:
-        case = replace(case, nodes=1, ranks_per_node=1)
-    warnings += [line for check in _WARNING_CHECKS for line in check(case, kind, chosen)]
-    return Detection(chosen, why, tuple(dict.fromkeys(warnings)))
+        chosen_launcher, launcher_warnings = _choose_launcher(
+            script_case, kind, launchers, single_is_possible
+        )
+        warnings += [f"{evidence}: {line}" for line in launcher_warnings]
+        evidence += (
+            kind.note
+            if chosen_launcher != "single" or kind.by_itself
+            else ", which needs no launcher for one rank"
+        )
+    if chosen_launcher in {"single", "ray"}:
+        script_case = replace(script_case, nodes=1, ranks_per_node=1)
+    warnings += [line for check in _WARNING_CHECKS for line in check(script_case, kind, chosen_launcher)]
+    return Detection(chosen_launcher, evidence, tuple(dict.fromkeys(warnings)))
 
 
-def _find_kind(seen: ScriptEvidence) -> tuple[_ScriptKind | None, str]:
+def _find_kind(evidence: ScriptEvidence) -> tuple[_ScriptKind | None, str]:
     """Return the kind of a script, and the evidence for it."""
     for kind in _SCRIPT_KINDS:
-        match = seen.first(kind.pattern)
-        if match and not seen.has(kind.unless):
+        match = evidence.first(kind.pattern)
+        if match and not evidence.has(kind.unless):
             name, verb, location = match
             return kind, f"{verb} {name.removesuffix('()').removeprefix('?.')} ({location})"
     return None, ""
 
 
 def _choose_launcher(
-    case: _ScriptCase, kind: _ScriptKind, known: Collection[str], alone: bool
+    script_case: _ScriptCase, kind: _ScriptKind, launchers: Collection[str], single_is_possible: bool
 ) -> tuple[str, list[str]]:
     """Return the best available launcher for a request, and warnings of what is lost with it."""
     candidates = list(kind.launchers)
-    if case.ranks == 1 and not _needs_variables(case, kind) and "single" in known:
+    if script_case.ranks == 1 and not _needs_variables(script_case, kind) and "single" in launchers:
         return "single", []
-    if kind.by_itself and alone and candidates[0] != "ray":
+    if kind.by_itself and single_is_possible and candidates[0] != "ray":
         candidates.insert(0, "single")
-    elif kind.by_itself and alone:
+    elif kind.by_itself and single_is_possible:
         candidates.append("single")
-    available = [name for name in candidates if name in known and (name != "single" or alone)]
-    chosen = available[0] if available else _choose_by_ranks(case.ranks, known)[0]
-    if chosen == candidates[0] or candidates[0] == "single":
-        return chosen, []
-    return chosen, [f"the best launcher, {candidates[0]}, is not installed; {chosen} is used"]
+    available = [
+        name for name in candidates if name in launchers and (name != "single" or single_is_possible)
+    ]
+    chosen_launcher = available[0] if available else _choose_by_ranks(script_case.ranks, launchers)[0]
+    if chosen_launcher == candidates[0] or candidates[0] == "single":
+        return chosen_launcher, []
+    return chosen_launcher, [
+        f"the best launcher, {candidates[0]}, is not installed; {chosen_launcher} is used"
+    ]
 
 
-def _needs_variables(case: _ScriptCase, kind: _ScriptKind) -> bool:
+def _needs_variables(script_case: _ScriptCase, kind: _ScriptKind) -> bool:
     """Return whether a single rank fails without the variables that launchers for several ranks set."""
-    evidence = case.seen
+    evidence = script_case.seen
     if kind.by_itself:
         return kind.needs_env
     if any(use.name in _RANK_ENVIRONMENT and is_certain(use, evidence.calls) for use in evidence.variables):
@@ -357,62 +371,73 @@ def _needs_variables(case: _ScriptCase, kind: _ScriptKind) -> bool:
 
 
 def _find_launcher_conflicts(
-    case: _ScriptCase, kind: _ScriptKind | None, why: str, known: Collection[str], launcher: str
+    script_case: _ScriptCase,
+    kind: _ScriptKind | None,
+    evidence: str,
+    launchers: Collection[str],
+    launcher: str,
 ) -> list[str]:
     """Return why the launcher that the user chose does not suit a script."""
     if kind is None:
         return []
     if launcher == "single":
-        lacks_variables = not kind.by_itself and _needs_variables(case, kind)
-        return [f"{why}, but launcher single does not set RANK; use -l torchrun"] if lacks_variables else []
-    suited = [name for name in kind.launchers if name in known]
-    if case.ranks == 1 or launcher in kind.launchers or kind.by_itself or not suited:
+        lacks_variables = not kind.by_itself and _needs_variables(script_case, kind)
+        return (
+            [f"{evidence}, but launcher single does not set RANK; use -l torchrun"] if lacks_variables else []
+        )
+    suited_launchers = [name for name in kind.launchers if name in launchers]
+    if script_case.ranks == 1 or launcher in kind.launchers or kind.by_itself or not suited_launchers:
         return []
-    return [f"{why}, which launcher {launcher} does not support; use -l {suited[0]}"]
+    return [f"{evidence}, which launcher {launcher} does not support; use -l {suited_launchers[0]}"]
 
 
-def _find_independent_ranks(case: _ScriptCase, kind: _ScriptKind | None, launcher: str) -> list[str]:
+def _find_independent_ranks(script_case: _ScriptCase, kind: _ScriptKind | None, launcher: str) -> list[str]:
     """Return a warning if ranks form no process group, or if each rank starts processes of its own."""
     del launcher
-    if case.ranks == 1:
+    if script_case.ranks == 1:
         return []
     if kind is not None and kind.by_itself and "jax" not in kind.launchers:
-        _, why = _find_kind(case.seen)
+        _, evidence = _find_kind(script_case.seen)
         hint = (
             f"use -l {kind.launchers[0]}"
-            if kind.launchers != ("single",) or case.nodes == 1
+            if kind.launchers != ("single",) or script_case.nodes == 1
             else "start a single rank"
         )
-        return [f"{why}: each of the {case.ranks} ranks would do this separately; {hint}"]
+        return [f"{evidence}: each of the {script_case.ranks} ranks would do this separately; {hint}"]
     if (
-        case.seen.has(_DISTRIBUTED_STARTS)
-        or case.seen.has(_RANK_VARIABLE_STRINGS)
-        or not case.seen.has(_TRAINING_FRAMEWORKS)
+        script_case.seen.has(_DISTRIBUTED_STARTS)
+        or script_case.seen.has(_RANK_VARIABLE_STRINGS)
+        or not script_case.seen.has(_TRAINING_FRAMEWORKS)
     ):
         return []
-    exception = "unless an imported package does this, " if case.has_unread_imports else ""
-    return [f"{case.script} never initialises a process group: {exception}every rank would train separately"]
+    exception = "unless an imported package does this, " if script_case.has_unread_imports else ""
+    return [
+        f"{script_case.script} never initialises a process group: {exception}every rank would train separately"
+    ]
 
 
-def _find_lightning_sizes(case: _ScriptCase, kind: _ScriptKind | None, launcher: str) -> list[str]:
+def _find_lightning_sizes(script_case: _ScriptCase, kind: _ScriptKind | None, launcher: str) -> list[str]:
     """Return warnings if a Lightning Trainer is given other sizes than the job has."""
     del kind, launcher
-    sizes = (("num_nodes", case.nodes, "nodes"), ("devices", case.ranks_per_node, "ranks per node"))
+    sizes = (
+        ("num_nodes", script_case.nodes, "nodes"),
+        ("devices", script_case.ranks_per_node, "ranks per node"),
+    )
     warnings = []
-    for keywords, location in case.seen.trainers:
-        for key, expected, unit in sizes:
+    for keywords, location in script_case.seen.trainers:
+        for key, expected_count, unit in sizes:
             configured = _parse_count(
                 keywords.get(key, 1 if key == "num_nodes" and "**" not in keywords else None)
             )
-            if configured not in {None, expected}:
+            if configured not in {None, expected_count}:
                 keyword = f"{key}={keywords[key]!r}" if key in keywords else f"no {key}, which means 1"
                 warnings.append(
-                    f"{location}: the Lightning Trainer has {keyword}, but the job has {expected} {unit}"
+                    f"{location}: the Lightning Trainer has {keyword}, but the job has {expected_count} {unit}"
                 )
-    for key, expected, unit in sizes if case.seen.has(LIGHTNING) else ():
-        configured = _parse_count(_find_argument(case.args, rf"--(trainer\.)?{key}"))
-        if configured not in {None, expected}:
-            warnings.append(f"argument {key} is {configured}, but the job has {expected} {unit}")
+    for key, expected_count, unit in sizes if script_case.seen.has(LIGHTNING) else ():
+        configured = _parse_count(_find_argument(script_case.args, rf"--(trainer\.)?{key}"))
+        if configured not in {None, expected_count}:
+            warnings.append(f"argument {key} is {configured}, but the job has {expected_count} {unit}")
     return warnings
 
 
@@ -436,59 +461,63 @@ def _find_argument(args: Sequence[str], flag: str) -> str | None:
     return None
 
 
-def _find_overwritten_variables(case: _ScriptCase, kind: _ScriptKind | None, launcher: str) -> list[str]:
+def _find_overwritten_variables(
+    script_case: _ScriptCase, kind: _ScriptKind | None, launcher: str
+) -> list[str]:
     """Return warnings if the script overwrites variables of the launcher with fixed values."""
     del kind
     warnings = []
-    for name, value, location in case.seen.env:
+    for name, value, location in script_case.seen.env:
         is_local_address = (
-            name == "MASTER_ADDR" and case.nodes == 1 and value in {"localhost", "127.0.0.1", "::1"}
+            name == "MASTER_ADDR" and script_case.nodes == 1 and value in {"localhost", "127.0.0.1", "::1"}
         )
-        if name in _RANK_ENVIRONMENT and case.ranks > 1 and not is_local_address:
+        if name in _RANK_ENVIRONMENT and script_case.ranks > 1 and not is_local_address:
             warnings.append(
                 f"{location}: sets {name} to {value!r} and overrides the value of launcher {launcher}; "
                 "remove it"
             )
-        devices_needed = max(case.gpus_per_node, case.ranks_per_node)
+        devices_needed = max(script_case.gpus_per_node, script_case.ranks_per_node)
         devices = len([item for item in value.split(",") if item.strip()])
         if name == "CUDA_VISIBLE_DEVICES" and devices < devices_needed and devices_needed > 1:
             warnings.append(
                 f"{location}: sets CUDA_VISIBLE_DEVICES to {value!r}, "
-                f"but a node has {case.ranks_per_node} ranks and {case.gpus_per_node} GPUs"
+                f"but a node has {script_case.ranks_per_node} ranks and {script_case.gpus_per_node} GPUs"
             )
     return warnings
 
 
-def _find_shared_gpu(case: _ScriptCase, kind: _ScriptKind | None, launcher: str) -> list[str]:
+def _find_shared_gpu(script_case: _ScriptCase, kind: _ScriptKind | None, launcher: str) -> list[str]:
     """Return warnings if all ranks of a node use its first GPU."""
     del kind, launcher
-    if case.ranks_per_node < 2 or case.gpus_per_node < 2 or case.seen.has(_ASSIGNS_GPUS):
+    if script_case.ranks_per_node < 2 or script_case.gpus_per_node < 2 or script_case.seen.has(_ASSIGNS_GPUS):
         return []
-    consequence = f"all {case.ranks_per_node} ranks of a node would share its first GPU"
+    consequence = f"all {script_case.ranks_per_node} ranks of a node would share its first GPU"
     warnings = []
-    if "first" in case.seen.devices and _find_argument(case.args, "--device") is None:
+    if "first" in script_case.seen.devices and _find_argument(script_case.args, "--device") is None:
         warnings.append(
-            f"{case.seen.devices['first']}: a fixed device such as cuda:0; use LOCAL_RANK, otherwise "
+            f"{script_case.seen.devices['first']}: a fixed device such as cuda:0; use LOCAL_RANK, otherwise "
             f"{consequence}"
         )
-    if "current" in case.seen.devices and not case.seen.has(r"(.*\.)?set_device(_index)?"):
-        warnings.append(f"{case.seen.devices['current']}: cuda without torch.cuda.set_device: {consequence}")
+    if "current" in script_case.seen.devices and not script_case.seen.has(r"(.*\.)?set_device(_index)?"):
+        warnings.append(
+            f"{script_case.seen.devices['current']}: cuda without torch.cuda.set_device: {consequence}"
+        )
     return warnings
 
 
-def _find_local_rank_option(case: _ScriptCase, kind: _ScriptKind | None, launcher: str) -> list[str]:
+def _find_local_rank_option(script_case: _ScriptCase, kind: _ScriptKind | None, launcher: str) -> list[str]:
     """Return warnings of ``--local_rank``, which launchers no longer pass."""
     del kind
-    if case.ranks == 1:
+    if script_case.ranks == 1:
         return []
     warnings = []
-    match = case.seen.first(r"'--local[_-]rank'")
-    if match and not case.seen.has(r"'(LOCAL_RANK|SLURM_LOCALID)'"):
+    match = script_case.seen.first(r"'--local[_-]rank'")
+    if match and not script_case.seen.has(r"'(LOCAL_RANK|SLURM_LOCALID)'"):
         warnings.append(
             f"{match[2]}: expects {match[0][1:-1]}, which launcher {launcher} does not pass; read "
             "os.environ['LOCAL_RANK']"
         )
-    if _find_argument(case.args, r"--local[_-]rank") is not None:
+    if _find_argument(script_case.args, r"--local[_-]rank") is not None:
         warnings.append("argument --local_rank is the same for every rank; remove it")
     return warnings
 

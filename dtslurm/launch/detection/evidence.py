@@ -53,9 +53,9 @@ class ScriptEvidence:
     calls: list[Use] = field(default_factory=list)
     variables: list[Use] = field(default_factory=list)
 
-    def note(self, name: str, verb: str, place: str) -> None:
+    def note(self, name: str, verb: str, location: str) -> None:
         """Record a name with the location of its first use."""
-        self.names.setdefault(name, (verb, place))
+        self.names.setdefault(name, (verb, location))
 
     def first(self, pattern: str) -> tuple[str, str, str] | None:
         """Return (name, verb, location) of the first name that the pattern matches in full."""
@@ -117,8 +117,8 @@ def _walk_with_conditions(tree: ast.AST) -> Iterator[tuple[ast.AST, frozenset[st
         stack += [(child, body_guards if id(child) in body_ids else guards) for child in reversed(children)]
 
 
-def read(tree: ast.Module, file: str, seen: ScriptEvidence, local: Collection[str] = ()) -> None:
-    """Add the evidence from one file to ``seen``.
+def read(tree: ast.Module, file: str, evidence: ScriptEvidence, local: Collection[str] = ()) -> None:
+    """Add the evidence from one file to ``evidence``.
 
     Args:
         local: the modules beside the script; they take precedence over installed packages of the same name.
@@ -127,41 +127,41 @@ def read(tree: ast.Module, file: str, seen: ScriptEvidence, local: Collection[st
     bound_names: dict[str, str] = {}
     for node, _ in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            _record_import(node, f"{file}:{node.lineno}", bound_names, seen, local)
+            _record_import(node, f"{file}:{node.lineno}", bound_names, evidence, local)
     uses = UseReader(lambda node: _resolve_name(node, bound_names))
     with contextlib.suppress(RecursionError):  # a script that is nested so deeply gives no evidence
         uses.visit(tree)
-        seen.calls += uses.calls
-        seen.variables += uses.variables
+        evidence.calls += uses.calls
+        evidence.variables += uses.variables
     ignored_strings: set[int] = set()  # ids of string nodes that are no evidence
     for node, guards in nodes:
         location = f"{file}:{getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.Attribute | ast.Name):
-            seen.note(_resolve_name(node, bound_names), "uses", location)
+            evidence.note(_resolve_name(node, bound_names), "uses", location)
         elif isinstance(node, ast.Constant) and id(node) not in ignored_strings:
-            _record_string(node.value, location, seen)
+            _record_string(node.value, location, evidence)
         elif isinstance(node, ast.Call):
             ignored_strings |= {id(item.value) for item in node.keywords if item.arg == "map_location"}
-            _record_call(node, _resolve_name(node.func, bound_names), location, seen)
+            _record_call(node, _resolve_name(node.func, bound_names), location, evidence)
         for name, value in _find_assignments(node, bound_names, ignored_strings):
             if value is None:
-                seen.note(f"${name}", "sets", location)
+                evidence.note(f"${name}", "sets", location)
             elif name not in guards:
-                seen.env.append((name, value, location))
+                evidence.env.append((name, value, location))
 
 
-def _record_string(value: object, place: str, seen: ScriptEvidence) -> None:
+def _record_string(value: object, location: str, evidence: ScriptEvidence) -> None:
     if isinstance(value, str) and _RANK_STRINGS.fullmatch(value):
-        seen.note(f"'{value}'", "says", place)
+        evidence.note(f"'{value}'", "says", location)
     elif isinstance(value, str) and re.fullmatch(r"cuda:\d+", value):
-        seen.devices.setdefault("first", place)
+        evidence.devices.setdefault("first", location)
 
 
 def _record_import(
     node: ast.Import | ast.ImportFrom,
-    place: str,
+    location: str,
     names: dict[str, str],
-    seen: ScriptEvidence,
+    evidence: ScriptEvidence,
     local: Collection[str],
 ) -> None:
     module = "." * node.level + (node.module or "") if isinstance(node, ast.ImportFrom) else ""
@@ -172,24 +172,24 @@ def _record_import(
         if package in local:
             full_name, bound_name = f".{full_name}", f".{bound_name}"
         elif module:
-            seen.note(module, "imports", place)
-        seen.note(full_name, "imports", place)
+            evidence.note(module, "imports", location)
+        evidence.note(full_name, "imports", location)
         names[alias.asname or (alias.name if module else package)] = bound_name
         if package and package not in sys.stdlib_module_names:
-            seen.imports.append(package)
+            evidence.imports.append(package)
 
 
-def _record_call(node: ast.Call, called: str, place: str, seen: ScriptEvidence) -> None:
-    seen.note(f"{called}()", "uses", place)
-    if re.fullmatch(LIGHTNING, called) and not called.endswith("CLI"):
+def _record_call(node: ast.Call, callee: str, location: str, evidence: ScriptEvidence) -> None:
+    evidence.note(f"{callee}()", "uses", location)
+    if re.fullmatch(LIGHTNING, callee) and not callee.endswith("CLI"):
         keywords = {keyword.arg or "**": _evaluate_literal(keyword.value) for keyword in node.keywords}
-        seen.trainers.append((keywords, place))
-    method = node.func.attr if isinstance(node.func, ast.Attribute) else called.rpartition(".")[2]
+        evidence.trainers.append((keywords, location))
+    method = node.func.attr if isinstance(node.func, ast.Attribute) else callee.rpartition(".")[2]
     first_argument = _evaluate_literal(node.args[0]) if node.args else None
     if method == "cuda" and (not node.args or isinstance(first_argument, int)):
-        seen.devices.setdefault("first" if node.args else "current", place)
+        evidence.devices.setdefault("first" if node.args else "current", location)
     elif method in {"to", "device"} and first_argument == "cuda":
-        seen.devices.setdefault("current", place)
+        evidence.devices.setdefault("current", location)
 
 
 def _resolve_name(node: ast.AST, names: Mapping[str, str]) -> str:
@@ -210,7 +210,7 @@ def _evaluate_literal(node: ast.AST) -> Any:
 
 
 def _find_assignments(
-    node: ast.AST, names: Mapping[str, str], skipped: set[int]
+    node: ast.AST, names: Mapping[str, str], skipped_ids: set[int]
 ) -> Iterator[tuple[str, str | None]]:
     """Yield (name, value) of the environment variables that a node sets; a computed value is None."""
     pairs: list[tuple[ast.AST | None, ast.AST]] = []
@@ -227,7 +227,7 @@ def _find_assignments(
         pairs += [(ast.Constant(child.arg), child.value) for child in node.keywords if child.arg]
     for key, value in pairs:
         if isinstance(key, ast.Constant) and isinstance(key.value, str):
-            skipped.add(id(key))
+            skipped_ids.add(id(key))
             literal = value.args[0] if isinstance(value, ast.Call) and len(value.args) == 1 else value
             is_literal = isinstance(literal, ast.Constant) and isinstance(literal.value, str | int)
             yield key.value, str(_evaluate_literal(literal)) if is_literal else None

@@ -75,7 +75,7 @@ def report(
     run_history = history(context, view)
     times = _measure_times(view, telemetry.task, run_history)
     ranks = build_rank_cells(
-        telemetry, telemetry.world_size or view.record.world_size, (), over=view.terminal
+        telemetry, telemetry.world_size or view.record.world_size, (), has_ended=view.terminal
     )
     is_active = all(is_running(status) for status in _select_statuses(view, telemetry.task))
     activity = activity_of(telemetry, view.record.world_size) if is_active else None

@@ -31,7 +31,7 @@ def suggested(
             ranks_per_node=layout.ranks_per_node if layout else request.ntasks_per_node or 1,
             gpus_per_node=layout.gpus_per_node if layout else request.gpus_per_node or 0,
             siblings=siblings,
-            known=registry.own(),  # only dtslurm's own launchers are suggested
+            launchers=registry.own(),  # only dtslurm's own launchers are suggested
             ranks_asked=request.ntasks_per_node is not None,
             launcher=None if auto else fallback,
         )
