@@ -43,12 +43,12 @@ class Agreement:
         """Return whether `at` starts or reads an all-reduce at this step, and so uses its arguments."""
         return self._pending is not None or step >= self._next
 
-    def at(self, step: int, wishes: int, step_time: float) -> AgreedAction:
+    def at(self, step: int, requested_actions: int, step_time: float) -> AgreedAction:
         """Start or read the all-reduce at the end of a step, and return the agreed actions.
 
         Args:
             step: steps since this process started, counted from 1; the same on all ranks.
-            wishes: the actions this rank requests, a combination of ``STOP | SAVE | STALE | COMPARE``.
+            requested_actions: the actions this rank requests, a combination of ``STOP | SAVE | STALE | COMPARE``.
             step_time: seconds per step on this rank; 0 if unknown.
         """
         action = AgreedAction()
@@ -56,7 +56,7 @@ class Agreement:
             action = self._read(step, *self._pending)
         elif step >= self._next:
             interval = self._every or (min(LONGEST, max(1, int(0.5 / step_time))) if step_time > 0 else 1)
-            proposal = [*(wishes & flag for flag in (STOP, SAVE, STALE, COMPARE)), -interval]
+            proposal = [*(requested_actions & flag for flag in (STOP, SAVE, STALE, COMPARE)), -interval]
             numbers = torch.tensor(proposal, dtype=torch.int64)
             work = None
             if self._group is not None:
@@ -76,6 +76,6 @@ class Agreement:
         self._pending = None
         if work is not None:
             work.wait()
-        *wishes, interval = numbers.tolist()
+        *agreed_flags, interval = numbers.tolist()
         self._next = step - interval
-        return AgreedAction(*map(bool, wishes))
+        return AgreedAction(*map(bool, agreed_flags))

@@ -87,11 +87,11 @@ class Checkpointer:
         self.folder = Path(folder or os.environ.get("DTSLURM_CHECKPOINT_DIR") or "checkpoints").absolute()
         self.keep, self.max_failures = keep, max_failures
         self.run = RunFiles.of() if run is None else run
-        joined = dist.is_available() and dist.is_initialized()
+        is_distributed = dist.is_available() and dist.is_initialized()
         # A separate gloo group, because background saves must not interleave with training's collectives.
-        self._group = dist.new_group(backend="gloo") if joined else None
-        self.rank: int = dist.get_rank() if joined else 0
-        self.world_size: int = dist.get_world_size() if joined else 1
+        self._group = dist.new_group(backend="gloo") if is_distributed else None
+        self.rank: int = dist.get_rank() if is_distributed else 0
+        self.world_size: int = dist.get_world_size() if is_distributed else 1
         self._cpu_copy: Any = None
         self._pending_save: _Save | None = None
         self._failures = 0
@@ -135,9 +135,9 @@ class Checkpointer:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             attempt = broadcast(secrets.token_hex(4), self._group)
-            writing = self.folder / f".writing-{store.name_of(step, self.run.attempt)}-{attempt}"
+            unfinished_folder = self.folder / f".writing-{store.name_of(step, self.run.attempt)}-{attempt}"
             self._pending_save = _Save(
-                step, partial(self._write, step, writing, self._cpu_copy, dict(self.metrics))
+                step, partial(self._write, step, unfinished_folder, self._cpu_copy, dict(self.metrics))
             )
             self._pending_save.start()
         if wait:
@@ -203,26 +203,26 @@ class Checkpointer:
                 seconds = round(time.perf_counter() - start, 3)
                 self.run.event("restored", step=manifest.step, path=str(path), seconds=seconds, bytes=size)
             return Restored(manifest.step, manifest.world_size, path)
-        damaged, saved = self._run_on_rank_0(self._find_lost)
-        if damaged:
+        damaged_paths, saved_names = self._run_on_rank_0(self._find_lost)
+        if damaged_paths:
             raise CheckpointFailed(
                 f"no checkpoint in {self.folder} is intact",
-                evidence=damaged[:8],
+                evidence=damaged_paths[:8],
                 hint="restore an intact checkpoint, or move the damaged checkpoints away to start at step 0",
             )
-        if saved:
+        if saved_names:
             raise CheckpointFailed(
-                f"{self.folder} has no checkpoint, although this run saved {saved} there",
+                f"{self.folder} has no checkpoint, although this run saved {saved_names} there",
                 hint="restore a checkpoint, or submit the script as a new run to start at step 0",
             )
         return None
 
-    def _run_on_rank_0(self, act: Any) -> Any:
-        """Run ``act`` on rank 0; return its result, or raise its error, on every rank."""
+    def _run_on_rank_0(self, function: Any) -> Any:
+        """Run ``function`` on rank 0; return its result, or raise its error, on every rank."""
         result: Any = None
         if self.rank == 0:
             try:
-                result = act()
+                result = function()
             except OSError as error:
                 result = error
             except StaleAttempt as error:
@@ -274,7 +274,7 @@ class Checkpointer:
             CheckpointFailed: some rank cannot read the checkpoint, or a later version wrote it.
         """
         deadline = time.monotonic() + READ_PATIENCE
-        reported = False
+        is_reported = False
         while True:
             manifest, damage, read_error = self._inspect_checkpoint(path)
             if not read_error:
@@ -288,11 +288,11 @@ class Checkpointer:
                         "previous checkpoint"
                     ),
                 )
-            if self.rank == 0 and not reported:
+            if self.rank == 0 and not is_reported:
                 _print_error(
                     f"{path} cannot be read at the moment: {read_error}; retrying for {READ_PATIENCE:.0f} s"
                 )
-                reported = True
+                is_reported = True
             time.sleep(_READ_PAUSE)
 
     def _inspect_checkpoint(self, path: Path) -> tuple[Manifest | None, str, str]:
@@ -336,10 +336,10 @@ class Checkpointer:
 
     def _load(self, path: Path, manifest: Manifest, state: State) -> None:
         try:
-            saved = reader_of(path).read_metadata()
-            values = templates(state, saved)
+            metadata = reader_of(path).read_metadata()
+            values = templates(state, metadata)
             if manifest.world_size == self.world_size:
-                values[_RNG_STATES] = {str(self.rank): self._rng_template(saved)}
+                values[_RNG_STATES] = {str(self.rank): self._rng_template(metadata)}
             dcp.load(
                 values, storage_reader=reader_of(path), planner=planner_of(path), process_group=self._group
             )
@@ -368,33 +368,35 @@ class Checkpointer:
         if _RNG_STATES in values:
             set_rng_states(values[_RNG_STATES][str(self.rank)])
 
-    def _rng_template(self, saved: Metadata) -> dict[str, torch.Tensor]:
+    def _rng_template(self, metadata: Metadata) -> dict[str, torch.Tensor]:
         prefix = f"{_RNG_STATES}.{self.rank}."
         return {
             name[len(prefix) :]: torch.empty(meta.size, dtype=torch.uint8)
-            for name, meta in saved.state_dict_metadata.items()
+            for name, meta in metadata.state_dict_metadata.items()
             if name.startswith(prefix)
         }
 
     # ---- In the writer thread
 
-    def _write(self, step: int, writing: Path, values: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
+    def _write(
+        self, step: int, unfinished_folder: Path, values: Mapping[str, Any], metrics: Mapping[str, Any]
+    ) -> None:
         """Write and commit a checkpoint; raise on all ranks if any rank fails."""
         start = time.monotonic()
         try:
-            writer = dcp.FileSystemWriter(str(writing))
+            writer = dcp.FileSystemWriter(str(unfinished_folder))
             dcp.save(dict(values), storage_writer=writer, process_group=self._group)
-            file_names = self._run_on_all_ranks(lambda: self._read_file_names(writing))[0]
-            files = self._run_on_all_ranks(lambda: self._checksum_own_files(writing, file_names))
+            file_names = self._run_on_all_ranks(lambda: self._read_file_names(unfinished_folder))[0]
+            files = self._run_on_all_ranks(lambda: self._checksum_own_files(unfinished_folder, file_names))
             paths = self._run_on_all_ranks(
-                lambda: self._commit(step, writing, files) if self.rank == 0 else None
+                lambda: self._commit(step, unfinished_folder, files) if self.rank == 0 else None
             )
         except StaleAttempt:
-            self._remove_unfinished(writing)
+            self._remove_unfinished(unfinished_folder)
             raise
         except (Exception, CheckpointException) as error:
             failure = self._record_failure(step, error)
-            self._remove_unfinished(writing)
+            self._remove_unfinished(unfinished_folder)
             raise failure from error
         self._failures = 0
         self.latest = paths[0]
@@ -403,18 +405,18 @@ class Checkpointer:
             self.run.event("checkpoint", step=step, path=str(self.latest), seconds=seconds)
             self._register_and_prune(self.latest, step, metrics)
 
-    def _register_and_prune(self, latest: Path, step: int, metrics: Mapping[str, Any]) -> None:
+    def _register_and_prune(self, checkpoint: Path, step: int, metrics: Mapping[str, Any]) -> None:
         """Register a checkpoint as an artifact, and delete checkpoints beyond the ``keep`` latest."""
         try:
-            self.run.artifact(store.describe_artifact(latest, step), metrics)
+            self.run.artifact(store.describe_artifact(checkpoint, step), metrics)
             store.prune(self.folder, self.keep, self.run.pinned(self.folder))
         except (OSError, ValueError) as error:
-            _print_error(f"{latest} is written; older checkpoints are not deleted yet: {error}")
+            _print_error(f"{checkpoint} is written; older checkpoints are not deleted yet: {error}")
 
-    def _run_on_all_ranks(self, act: Any) -> list[Any]:
-        """Run ``act`` on each rank and return all results; raise an error of any rank on all ranks."""
+    def _run_on_all_ranks(self, function: Any) -> list[Any]:
+        """Run ``function`` on each rank and return all results; raise an error of any rank on all ranks."""
         try:
-            own_result = act()
+            own_result = function()
         except (Exception, StaleAttempt) as error:  # noqa: BLE001 - raised below, after the all_gather
             own_result = error
         results = all_gather(own_result, self._group)
@@ -423,24 +425,24 @@ class Checkpointer:
                 raise result
         return results
 
-    def _read_file_names(self, writing: Path) -> set[str]:
+    def _read_file_names(self, folder: Path) -> set[str]:
         """Return the names of all ranks' files on rank 0; `dcp.save` of torch 2.11 does not return them."""
         if self.rank != 0:
             return set()
-        index = reader_of(writing).read_metadata()
+        index = reader_of(folder).read_metadata()
         return {storage_info.relative_path for storage_info in index.storage_data.values()}
 
-    def _checksum_own_files(self, writing: Path, written: set[str]) -> list[CheckpointFile]:
+    def _checksum_own_files(self, folder: Path, file_names: set[str]) -> list[CheckpointFile]:
         """Return the checksums of this rank's files, which the index names; all of these files must exist."""
-        own_paths = sorted(writing / name for name in written if name.startswith(f"__{self.rank}_"))
+        own_paths = sorted(folder / name for name in file_names if name.startswith(f"__{self.rank}_"))
         if self.rank == 0:
-            own_paths.append(writing / ".metadata")
-            store.close_to_others(writing)
+            own_paths.append(folder / ".metadata")
+            store.close_to_others(folder)
         for path in own_paths:
             store.close_to_others(path)
         return [store.checksum(path, sync=True) for path in own_paths]
 
-    def _commit(self, step: int, writing: Path, files: list[list[CheckpointFile]]) -> Path:
+    def _commit(self, step: int, unfinished_folder: Path, files: list[list[CheckpointFile]]) -> Path:
         try:
             self.run.check_lease()
         except StaleAttempt as error:
@@ -448,12 +450,12 @@ class Checkpointer:
             raise
         all_files = tuple(file for share in files for file in share)
         return store.commit(
-            writing, Manifest(step, self.run.attempt, self.world_size, all_files, time.time())
+            unfinished_folder, Manifest(step, self.run.attempt, self.world_size, all_files, time.time())
         )
 
-    def _remove_unfinished(self, writing: Path) -> None:
+    def _remove_unfinished(self, folder: Path) -> None:
         if self.rank == 0:
-            store.remove(writing)
+            store.remove(folder)
 
     def _record_failure(self, step: int, error: BaseException) -> CheckpointFailed:
         evidence = _exception_lines(error)

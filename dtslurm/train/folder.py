@@ -77,11 +77,11 @@ class Manifest:
                     f"{checkpoint / MANIFEST} has schema {schema}, and this version reads schema 1"
                 )
             files = values.pop("files")
-            saved = tuple(
+            checkpoint_files = tuple(
                 CheckpointFile(name, int(entry["bytes"]), str(entry["sha256"]))
                 for name, entry in files.items()
             )
-            return cls(files=saved, **values)
+            return cls(files=checkpoint_files, **values)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{MANIFEST} is not a manifest: {error!r}") from error
 
@@ -141,16 +141,16 @@ def close_to_others(path: Path) -> None:
             path.chmod(mode & ~0o022)
 
 
-def find_damage(checkpoint: Path, files: Iterable[CheckpointFile], patience: float = 0.0) -> str:
+def find_damage(checkpoint: Path, files: Iterable[CheckpointFile], timeout_s: float = 0.0) -> str:
     """Return a message about the first missing or changed file of a checkpoint; empty if there is none.
 
     Args:
-        patience: seconds to wait for a file to appear, needed on NFS if another node wrote the file.
+        timeout_s: seconds to wait for a file to appear, needed on NFS if another node wrote the file.
 
     Raises:
         OSError: a file cannot be read now; its content may be intact.
     """
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout_s
     for file in files:
         path = checkpoint / file.name
         try:
@@ -165,37 +165,37 @@ def find_damage(checkpoint: Path, files: Iterable[CheckpointFile], patience: flo
     return ""
 
 
-def commit(writing: Path, manifest: Manifest) -> Path:
-    """Write the manifest and rename ``writing`` to its final name, the last step of a save; return the path.
+def commit(unfinished_folder: Path, manifest: Manifest) -> Path:
+    """Write the manifest and rename ``unfinished_folder`` to its final name, the last step of a save; return the path.
 
     Raises:
         OSError: a file is missing or a write failed; the checkpoint then does not exist.
     """
     for file in manifest.files:
-        wait_for_file(writing / file.name, file.size)
-    with (writing / MANIFEST).open("x", encoding="utf-8") as out:
-        out.write(manifest.text())
-        out.flush()
-        os.fsync(out.fileno())
-    close_to_others(writing / MANIFEST)
-    sync_folder(writing)
-    checkpoint = writing.parent / name_of(manifest.step, manifest.attempt)
+        wait_for_file(unfinished_folder / file.name, file.size)
+    with (unfinished_folder / MANIFEST).open("x", encoding="utf-8") as manifest_file:
+        manifest_file.write(manifest.text())
+        manifest_file.flush()
+        os.fsync(manifest_file.fileno())
+    close_to_others(unfinished_folder / MANIFEST)
+    sync_folder(unfinished_folder)
+    checkpoint = unfinished_folder.parent / name_of(manifest.step, manifest.attempt)
     # a checkpoint of the same step and attempt, by an earlier start of it
-    replaced = set_aside(checkpoint, "replaced") if checkpoint.exists() else None
-    writing.rename(checkpoint)
+    replaced_folder = set_aside(checkpoint, "replaced") if checkpoint.exists() else None
+    unfinished_folder.rename(checkpoint)
     sync_folder(checkpoint.parent)
-    if replaced is not None:
-        remove(replaced)
+    if replaced_folder is not None:
+        remove(replaced_folder)
     return checkpoint
 
 
-def wait_for_file(path: Path, size: int, patience: float = 60.0) -> None:
+def wait_for_file(path: Path, size: int, timeout_s: float = 60.0) -> None:
     """Wait until a file that another node wrote is visible on this node with its full size.
 
     Raises:
-        OSError: the file is not complete after ``patience`` seconds.
+        OSError: the file is not complete after ``timeout_s`` seconds.
     """
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout_s
     while True:
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_size == size:

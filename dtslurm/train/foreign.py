@@ -121,7 +121,7 @@ class PlainPlanner(DefaultLoadPlanner):  # type: ignore[misc]
         Raises:
             pickle.UnpicklingError: the value is not a plain value.
         """
-        plain = io.BytesIO()
-        torch.save(torch.load(value, weights_only=True), plain)  # the copy contains no calls
-        plain.seek(0)
-        super().load_bytes(read_item, plain)
+        plain_bytes = io.BytesIO()
+        torch.save(torch.load(value, weights_only=True), plain_bytes)  # the copy contains no calls
+        plain_bytes.seek(0)
+        super().load_bytes(read_item, plain_bytes)

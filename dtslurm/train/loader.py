@@ -50,9 +50,11 @@ class ShardedBatchSampler:
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        joined = dist.is_available() and dist.is_initialized()
-        self.rank = rank if rank is not None else dist.get_rank() if joined else 0
-        self.world_size = world_size if world_size is not None else dist.get_world_size() if joined else 1
+        is_distributed = dist.is_available() and dist.is_initialized()
+        self.rank = rank if rank is not None else dist.get_rank() if is_distributed else 0
+        self.world_size = (
+            world_size if world_size is not None else dist.get_world_size() if is_distributed else 1
+        )
         if batch_size < self.world_size:
             raise RequestInvalid(
                 [f"batch_size {batch_size} is less than one sample for each of {self.world_size} ranks"],
@@ -89,8 +91,8 @@ class ShardedBatchSampler:
         """Yield the positions of each batch of this rank in the endless sequence of samples."""
         position = self.position
         for size in self.sizes():
-            begin = position + size * self.rank // self.world_size
-            yield range(begin, position + size * (self.rank + 1) // self.world_size)
+            start = position + size * self.rank // self.world_size
+            yield range(start, position + size * (self.rank + 1) // self.world_size)
             position += size
 
     def samples_at(self, positions: range) -> list[int]:
@@ -128,14 +130,14 @@ class ShardedBatchSampler:
             setattr(self, name, state[name])
         self._cached_order = None
 
-    def _sample_indices(self, begin: int, end: int) -> list[int]:
-        """Return the sample indices from position ``begin`` to ``end`` of the endless sequence."""
+    def _sample_indices(self, start: int, end: int) -> list[int]:
+        """Return the sample indices from position ``start`` to ``end`` of the endless sequence."""
         indices: list[int] = []
-        while begin < end:
-            epoch, first = divmod(begin, self.length)
-            last = min(self.length, first + end - begin)
+        while start < end:
+            epoch, first = divmod(start, self.length)
+            last = min(self.length, first + end - start)
             indices += self._epoch_order(epoch)[first:last].tolist()
-            begin += last - first
+            start += last - first
         return indices
 
     def _epoch_order(self, epoch: int) -> torch.Tensor:
@@ -190,14 +192,14 @@ class _SeededDataset:
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitems__(self, places: list[tuple[int, int]]) -> Any:
+    def __getitems__(self, items: list[tuple[int, int]]) -> Any:
         if not hasattr(self._dataset, "__getitems__"):
-            return [self[place] for place in places]
-        self._seed_generators(places[0][0])
-        return self._dataset.__getitems__([index for _, index in places])
+            return [self[item] for item in items]
+        self._seed_generators(items[0][0])
+        return self._dataset.__getitems__([index for _, index in items])
 
-    def __getitem__(self, place: tuple[int, int]) -> Any:
-        position, index = place
+    def __getitem__(self, item: tuple[int, int]) -> Any:
+        position, index = item
         self._seed_generators(position)
         return self._dataset[index]
 

@@ -25,20 +25,20 @@ def pack(value: Any) -> dict[str, Any]:
     The other values are copies, so training may change the originals afterwards. They are wrapped in a tuple,
     because torch.distributed.checkpoint flattens lists and dictionaries.
     """
-    packed: dict[str, Any] = {VALUES: None}
+    flat_values: dict[str, Any] = {VALUES: None}
 
     def replace(item: Any, path: tuple[str, ...]) -> Any:
         if isinstance(item, torch.Tensor):
-            name = _choose_name(".".join(path), packed)
-            packed[name] = item
+            name = _choose_name(".".join(path), flat_values)
+            flat_values[name] = item
             return _TENSOR_MARKER, name, item.device.type
         return item if isinstance(item, _IMMUTABLE_TYPES) else copy.deepcopy(item)
 
-    packed[VALUES] = (_rebuild(value, replace, ()),)
-    return packed
+    flat_values[VALUES] = (_rebuild(value, replace, ()),)
+    return flat_values
 
 
-def unpack(packed: Mapping[str, Any]) -> Any:
+def unpack(flat_values: Mapping[str, Any]) -> Any:
     """Return the value that was packed, with each tensor on the device type that it was packed from.
 
     Raises:
@@ -48,20 +48,20 @@ def unpack(packed: Mapping[str, Any]) -> Any:
     def replace(item: Any, _: tuple[str, ...]) -> Any:
         if not _is_tensor_marker(item):
             return item
-        tensor = packed[item[1]]
+        tensor = flat_values[item[1]]
         has_device = item[2] == "cpu" or torch.get_device_module(item[2]).is_available()
         return tensor.to(item[2]) if has_device and tensor.device.type != item[2] else tensor
 
-    return _rebuild(packed[VALUES][0], replace, ())
+    return _rebuild(flat_values[VALUES][0], replace, ())
 
 
 def _rebuild(value: Any, replace: Replace, path: tuple[str, ...]) -> Any:
     """Return a copy of nested containers in which ``replace`` has replaced every other value."""
     if isinstance(value, dict):
-        copied = copy.copy(value)  # keeps the class, such as Counter or defaultdict
+        new_container = copy.copy(value)  # keeps the class, such as Counter or defaultdict
         for key, item in value.items():
-            copied[key] = _rebuild(item, replace, (*path, str(key)))
-        return copied
+            new_container[key] = _rebuild(item, replace, (*path, str(key)))
+        return new_container
     if isinstance(value, list):
         return [_rebuild(item, replace, (*path, str(number))) for number, item in enumerate(value)]
     if isinstance(value, tuple) and not _is_tensor_marker(value):
@@ -76,7 +76,9 @@ def _is_tensor_marker(value: Any) -> bool:
     )
 
 
-def _choose_name(name: str, taken: Mapping[str, Any]) -> str:
+def _choose_name(name: str, taken_names: Mapping[str, Any]) -> str:
     """Return a name that is not taken yet, because {"a.b": …} and {"a": {"b": …}} have the same path."""
     numbered_names = (f"{name}#{number}" for number in itertools.count(1))
-    return next(candidate for candidate in itertools.chain([name], numbered_names) if candidate not in taken)
+    return next(
+        candidate for candidate in itertools.chain([name], numbered_names) if candidate not in taken_names
+    )

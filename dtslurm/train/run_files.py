@@ -84,9 +84,9 @@ class RunFiles:
         self.check_lease()
         if self.folder is None or self.leased_to() == self.attempt:
             return
-        unfinished = self.folder / f".attempt-{self.attempt}-{os.getpid()}"
-        unfinished.write_text(f"{self.attempt}\n", encoding="ascii")
-        unfinished.replace(self.folder / "attempt")
+        temporary_path = self.folder / f".attempt-{self.attempt}-{os.getpid()}"
+        temporary_path.write_text(f"{self.attempt}\n", encoding="ascii")
+        temporary_path.replace(self.folder / "attempt")
 
     def artifact(self, values: Mapping[str, object], metrics: Mapping[str, Any]) -> None:
         """Append a line with an artifact and its numeric metrics to ``artifacts.jsonl``."""

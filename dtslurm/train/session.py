@@ -244,13 +244,13 @@ class Session:
         """
         check_objects(state)  # Check even without a checkpoint, so that errors appear before the first save.
         self._state = state
-        restored = self.checkpoints.restore(state)
-        self.step = self._saved_step = restored.step if restored else 0
+        checkpoint = self.checkpoints.restore(state)
+        self.step = self._saved_step = checkpoint.step if checkpoint else 0
         seed = self._options["seed"]
-        if seed is not None and (restored is None or restored.world_size != self.world_size):
+        if seed is not None and (checkpoint is None or checkpoint.world_size != self.world_size):
             seed_generators(seed + 1_000_003 * self.step + self.rank + 1)
-        if restored:
-            self.print(f"continues after step {restored.step} from {restored.path}")
+        if checkpoint:
+            self.print(f"continues after step {checkpoint.step} from {checkpoint.path}")
         now = time.perf_counter()
         self._saved_at, self._last_agreement = now, (self._local_step, now)
         self._forward_timer.step_ended()
@@ -282,15 +282,15 @@ class Session:
         self._local_step += 1
         self._forward_timer.step_ended()
         now = time.perf_counter()
-        slowest, requested, step_time = None, 0, 0.0
+        slowest_rank, requested_actions, step_time = None, 0, 0.0
         if self._agreement.due(self._local_step):
-            slowest = self._straggler.end()
-            requested, step_time = self._requested_actions(now)
-        agreed_action = self._agreement.at(self._local_step, requested, step_time)
+            slowest_rank = self._straggler.end()
+            requested_actions, step_time = self._requested_actions(now)
+        agreed_action = self._agreement.at(self._local_step, requested_actions, step_time)
         self._unwritten_metrics = metrics
         self.checkpoints.metrics = without_graph(metrics)
-        if self.rank == 0 and (slowest or now - self._last_logged[1] >= self._options["log_seconds"]):
-            self._write_metrics(now, metrics, slowest)
+        if self.rank == 0 and (slowest_rank or now - self._last_logged[1] >= self._options["log_seconds"]):
+            self._write_metrics(now, metrics, slowest_rank)
         if agreed_action.stale:
             self._exit_stale()
         if agreed_action.stop:
@@ -327,25 +327,25 @@ class Session:
         """Return the actions this rank requests of all ranks, and the seconds per step."""
         steps, elapsed = self._local_step - self._last_agreement[0], now - self._last_agreement[1]
         self._last_agreement = (self._local_step, now)
-        requested = STOP if self._received_signals else 0
+        requested_actions = STOP if self._received_signals else 0
         if self.checkpoints.stale:
-            requested |= STALE
+            requested_actions |= STALE
         if self.rank == 0:
             minutes = self._options["save_minutes"]
             if minutes is not None and now - self._saved_at >= 60 * minutes:
-                requested |= SAVE
+                requested_actions |= SAVE
             if now - self._compared_at >= COMPARE_S:
-                requested |= COMPARE
+                requested_actions |= COMPARE
                 self._compared_at = now
             if now - self._lease_at >= LEASE_S:
                 self._lease_at = now
                 # A failed check is ignored: the next one may succeed, and each save checks the lease itself.
                 with contextlib.suppress(OSError):
                     holder = self.run.leased_to()
-                    requested |= STALE if holder is not None and holder > self.run.attempt else 0
-        return requested, elapsed / steps if steps else 0.0
+                    requested_actions |= STALE if holder is not None and holder > self.run.attempt else 0
+        return requested_actions, elapsed / steps if steps else 0.0
 
-    def _write_metrics(self, now: float, metrics: dict[str, Any], slowest: Slowest | None) -> None:
+    def _write_metrics(self, now: float, metrics: dict[str, Any], slowest_rank: Slowest | None) -> None:
         last_step, last_time = self._last_logged
         self._last_logged, self._unwritten_metrics = (self.step, now), None
         values: dict[str, Any] = {"step": self.step}
@@ -355,16 +355,16 @@ class Session:
             values["step_time_s"] = round((now - last_time) / (self.step - last_step), 6)
         if self.device.type == "cuda":
             values["memory_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 3)
-        if slowest is not None:
+        if slowest_rank is not None:
             values |= {
-                "slowest_rank": slowest.rank,
-                "slowest_own_s": round(slowest.seconds, 6),
-                "median_own_s": round(slowest.median, 6),
+                "slowest_rank": slowest_rank.rank,
+                "slowest_own_s": round(slowest_rank.seconds, 6),
+                "median_own_s": round(slowest_rank.median, 6),
             }
             self.print(
-                f"rank {slowest.rank} is slow: {slowest.seconds:.3g} s per step without waiting for "
+                f"rank {slowest_rank.rank} is slow: {slowest_rank.seconds:.3g} s per step without waiting for "
                 "other ranks, "
-                f"{slowest.median:.3g} s is the median"
+                f"{slowest_rank.median:.3g} s is the median"
             )
         self._metrics.write({**values, **metrics})
 
@@ -385,10 +385,10 @@ class Session:
         raise Leave(GO_ON)
 
 
-def _device(wanted: str | torch.device | None, place: RankInfo) -> torch.device:
+def _device(requested_device: str | torch.device | None, place: RankInfo) -> torch.device:
     """Return this process's device, and make it the current device if it is a GPU."""
-    if wanted is not None:
-        device = torch.device(wanted)
+    if requested_device is not None:
+        device = torch.device(requested_device)
     elif torch.cuda.is_available():
         # Some clusters show a process all GPUs of its node, others only its own: the modulo works for both.
         device = torch.device("cuda", place.local_rank % torch.cuda.device_count())

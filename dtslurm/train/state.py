@@ -41,7 +41,7 @@ def state_dicts(objects: State) -> dict[str, Any]:
     return {name: _state_dict(name, item, objects) for name, item in objects.items()}
 
 
-def templates(objects: State, saved: Metadata) -> dict[str, Any]:
+def templates(objects: State, metadata: Metadata) -> dict[str, Any]:
     """Return the input of `load_state_dicts` with tensors of the saved shapes, into which torch reads.
 
     Tensors of models, and tensors that are objects themselves, are read in place. The templates follow the
@@ -56,18 +56,18 @@ def templates(objects: State, saved: Metadata) -> dict[str, Any]:
         if isinstance(item, torch.nn.Module | torch.Tensor):
             _check_shapes(
                 {name: current} if current is item else {f"{name}.{key}": current[key] for key in current},
-                saved,
+                metadata,
             )
             values[name] = current
         else:
-            values[name] = _template(name, current, _sharded_parameters(name, item, objects), saved)
+            values[name] = _template(name, current, _sharded_parameters(name, item, objects), metadata)
     return values
 
 
-def _check_shapes(own: State, saved: Metadata) -> None:
+def _check_shapes(own_state: State, saved_metadata: Metadata) -> None:
     """Refuse a tensor whose shape differs from the saved shape, because torch 2.4 silently reads a part."""
-    for key, value in own.items():
-        metadata = saved.state_dict_metadata.get(key)
+    for key, value in own_state.items():
+        metadata = saved_metadata.state_dict_metadata.get(key)
         if not isinstance(value, torch.Tensor) or not isinstance(metadata, TensorStorageMetadata):
             continue
         if value.shape != metadata.size:
@@ -75,15 +75,15 @@ def _check_shapes(own: State, saved: Metadata) -> None:
             raise RequestInvalid([f"the shape of {key} is {shapes}"])
 
 
-def _template(name: str, own: State, shards: State, saved: Metadata) -> dict[str, Any]:
+def _template(name: str, own_state: State, shards: State, saved_metadata: Metadata) -> dict[str, Any]:
     """Return the template of one object: a tensor for each saved one, sharded like the object's own."""
-    keys = [key for key in saved.state_dict_metadata if key.startswith(f"{name}.")]
+    keys = [key for key in saved_metadata.state_dict_metadata if key.startswith(f"{name}.")]
     tensors = {}
     for key in keys:
-        metadata, name_in_object = saved.state_dict_metadata[key], key.removeprefix(f"{name}.")
+        metadata, name_in_object = saved_metadata.state_dict_metadata[key], key.removeprefix(f"{name}.")
         if not isinstance(metadata, TensorStorageMetadata):
             continue
-        own_tensor, shard = own.get(name_in_object), shards.get(name_in_object.rpartition(".")[0])
+        own_tensor, shard = own_state.get(name_in_object), shards.get(name_in_object.rpartition(".")[0])
         if (
             own_tensor is not None
             and type(own_tensor) is not torch.Tensor
@@ -96,10 +96,10 @@ def _template(name: str, own: State, shards: State, saved: Metadata) -> dict[str
             tensors[key] = torch.empty(metadata.size, dtype=metadata.properties.dtype)
     if f"{name}.{VALUES}" in keys or not keys:
         return {VALUES: (), **{key.removeprefix(f"{name}."): tensor for key, tensor in tensors.items()}}
-    nested: dict[str, Any] = {}  # Earlier versions did not pack the states.
+    nested_values: dict[str, Any] = {}  # Earlier versions did not pack the states.
     for key in keys:
-        set_element(nested, saved.planner_data[key][1:], tensors.get(key, ()))
-    return nested
+        set_element(nested_values, saved_metadata.planner_data[key][1:], tensors.get(key, ()))
+    return nested_values
 
 
 def _sharded_parameters(name: str, item: Any, objects: State) -> dict[str, torch.Tensor]:
@@ -125,7 +125,7 @@ def check_objects(objects: State) -> None:
             _check_stateful(name, item)
 
 
-def load_state_dicts(objects: State, loaded: Mapping[str, Any]) -> None:
+def load_state_dicts(objects: State, loaded_states: Mapping[str, Any]) -> None:
     """Load the state of every object; tensors that are objects themselves were already read in place.
 
     Raises:
@@ -133,11 +133,11 @@ def load_state_dicts(objects: State, loaded: Mapping[str, Any]) -> None:
     """
     for name, item in objects.items():
         if isinstance(item, torch.nn.Module):
-            set_model_state_dict(item, loaded[name])
+            set_model_state_dict(item, loaded_states[name])
         elif isinstance(item, torch.optim.Optimizer):
-            _load_optimizer(name, item, _find_model(name, item, objects), _unpack(loaded[name]))
+            _load_optimizer(name, item, _find_model(name, item, objects), _unpack(loaded_states[name]))
         elif not isinstance(item, torch.Tensor):
-            item.load_state_dict(_unpack(loaded[name]))
+            item.load_state_dict(_unpack(loaded_states[name]))
 
 
 def _state_dict(name: str, item: Any, objects: State) -> Any:
@@ -151,8 +151,8 @@ def _state_dict(name: str, item: Any, objects: State) -> Any:
     return pack(item.state_dict())
 
 
-def _unpack(loaded: State) -> Any:
-    return unpack(loaded) if VALUES in loaded else loaded
+def _unpack(loaded_state: State) -> Any:
+    return unpack(loaded_state) if VALUES in loaded_state else loaded_state
 
 
 def _find_names(model: torch.nn.Module) -> dict[torch.nn.Parameter, str]:
@@ -185,7 +185,7 @@ def _name_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
 
 
 def _load_optimizer(
-    name: str, optimizer: torch.optim.Optimizer, model: torch.nn.Module, saved: dict[str, Any]
+    name: str, optimizer: torch.optim.Optimizer, model: torch.nn.Module, saved_state: dict[str, Any]
 ) -> None:
     """Load an optimizer's state.
 
@@ -193,14 +193,14 @@ def _load_optimizer(
         RequestInvalid: the optimizer's parameter groups differ from the saved groups.
     """
     if _has_flat_parameters(model):
-        set_optimizer_state_dict(model, optimizer, saved, options=StateDictOptions(strict=False))
+        set_optimizer_state_dict(model, optimizer, saved_state, options=StateDictOptions(strict=False))
         return
     names = _find_names(model)
     state_dict = optimizer.state_dict()
     own_groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
-    saved_groups = {frozenset(group["params"]): group for group in saved["param_groups"]}
+    saved_groups = {frozenset(group["params"]): group for group in saved_state["param_groups"]}
     if {frozenset(group) for group in own_groups} != set(saved_groups) or len(own_groups) != len(
-        saved["param_groups"]
+        saved_state["param_groups"]
     ):
         raise RequestInvalid([f"the parameter groups of {name} differ from those in the checkpoint"])
     indices_by_name: dict[Any, Any] = {}
@@ -208,26 +208,26 @@ def _load_optimizer(
     for group_names, group in zip(own_groups, state_dict["param_groups"], strict=True):
         indices_by_name.update(zip(group_names, group["params"], strict=True))
         groups.append({**saved_groups[frozenset(group_names)], "params": group["params"]})
-    state = {indices_by_name.get(key, key): value for key, value in saved["state"].items()}
-    optimizer.load_state_dict({**saved, "state": state, "param_groups": groups})
+    state = {indices_by_name.get(key, key): value for key, value in saved_state["state"].items()}
+    optimizer.load_state_dict({**saved_state, "state": state, "param_groups": groups})
     parameters = {
         names[parameter]: parameter for group in optimizer.param_groups for parameter in group["params"]
     }
-    for key, values in saved["state"].items():
+    for key, values in saved_state["state"].items():
         if key in parameters:
             _restore_dtypes(optimizer.state[parameters[key]], values)
 
 
-def _restore_dtypes(state: dict[str, Any], saved: Mapping[str, Any]) -> None:
+def _restore_dtypes(state: dict[str, Any], saved_values: Mapping[str, Any]) -> None:
     """Restore the saved dtypes, because torch's `load_state_dict` casts tensors to the parameter's dtype."""
-    for key, value in saved.items():
-        loaded = state.get(key)
+    for key, value in saved_values.items():
+        loaded_value = state.get(key)
         if (
             isinstance(value, torch.Tensor)
-            and isinstance(loaded, torch.Tensor)
-            and loaded.dtype != value.dtype
+            and isinstance(loaded_value, torch.Tensor)
+            and loaded_value.dtype != value.dtype
         ):
-            state[key] = value.to(loaded.device)
+            state[key] = value.to(loaded_value.device)
 
 
 def _check_stateful(name: str, item: Any) -> None:
@@ -251,26 +251,29 @@ def _find_model(name: str, optimizer: torch.optim.Optimizer, objects: State) -> 
     )
 
 
-def copy_to_cpu(value: Any, before: Any = None) -> Any:
-    """Return a CPU copy of a value; reuse the memory of the earlier copy ``before`` if the shapes match."""
+def copy_to_cpu(value: Any, previous_copy: Any = None) -> Any:
+    """Return a CPU copy of a value; reuse the memory of the earlier copy ``previous_copy`` if the shapes match."""
     if isinstance(value, torch.Tensor):
         value = value.detach()
         if (
-            isinstance(before, torch.Tensor)
-            and type(before) is type(value)
-            and _has_same_layout(value, before)
+            isinstance(previous_copy, torch.Tensor)
+            and type(previous_copy) is type(value)
+            and _has_same_layout(value, previous_copy)
         ):
-            return before.copy_(value, non_blocking=True)
+            return previous_copy.copy_(value, non_blocking=True)
         return value.to("cpu", copy=True)
     if isinstance(value, Mapping):
-        earlier = before if isinstance(before, Mapping) else {}
-        return {key: copy_to_cpu(item, earlier.get(key)) for key, item in value.items()}
+        previous_items = previous_copy if isinstance(previous_copy, Mapping) else {}
+        return {key: copy_to_cpu(item, previous_items.get(key)) for key, item in value.items()}
     if isinstance(value, tuple) and not _has_tensors(value):
         return value  # for example a tuple that `pack` has already copied
     if isinstance(value, list | tuple):
-        is_reusable = isinstance(before, list | tuple) and len(before) == len(value)
-        earlier_items = before if is_reusable else [None] * len(value)
-        items = [copy_to_cpu(item, earlier) for item, earlier in zip(value, earlier_items, strict=True)]
+        is_reusable = isinstance(previous_copy, list | tuple) and len(previous_copy) == len(value)
+        earlier_items = previous_copy if is_reusable else [None] * len(value)
+        items = [
+            copy_to_cpu(item, previous_items)
+            for item, previous_items in zip(value, earlier_items, strict=True)
+        ]
         return items if isinstance(value, list) else tuple(items)
     return value
 
@@ -292,9 +295,15 @@ def size_of(value: Any) -> int:
     return sum(map(size_of, value)) if isinstance(value, list | tuple) else 0
 
 
-def _has_same_layout(value: torch.Tensor, before: torch.Tensor) -> bool:
-    same = value.shape == before.shape and value.dtype == before.dtype and value.stride() == before.stride()
-    return bool(same and getattr(value, "placements", None) == getattr(before, "placements", None))
+def _has_same_layout(value: torch.Tensor, previous_copy: torch.Tensor) -> bool:
+    has_same_layout = (
+        value.shape == previous_copy.shape
+        and value.dtype == previous_copy.dtype
+        and value.stride() == previous_copy.stride()
+    )
+    return bool(
+        has_same_layout and getattr(value, "placements", None) == getattr(previous_copy, "placements", None)
+    )
 
 
 def get_rng_states() -> dict[str, torch.Tensor]:
@@ -303,8 +312,8 @@ def get_rng_states() -> dict[str, torch.Tensor]:
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
     if "numpy" in sys.modules:
-        kind, keys, *rest = sys.modules["numpy"].random.get_state()
-        states["numpy"] = _as_tensor([kind, keys.tolist(), *rest])
+        kind, keys, *remaining_values = sys.modules["numpy"].random.get_state()
+        states["numpy"] = _as_tensor([kind, keys.tolist(), *remaining_values])
     return states
 
 

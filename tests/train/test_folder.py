@@ -118,7 +118,7 @@ def test_file_of_another_node_may_appear_late(tmp_path: Path, monkeypatch: pytes
     files = Manifest.read(path).files
     (path / "__0_0.distcp").unlink()
     waits = delay_file(monkeypatch, path / "__0_0.distcp")
-    assert store.find_damage(path, files, patience=60) == ""
+    assert store.find_damage(path, files, timeout_s=60) == ""
     assert len(waits) == 2
     (path / "__0_0.distcp").write_text("wei")
     waits.clear()
@@ -130,7 +130,7 @@ def test_file_of_another_rank_that_never_appears_ends_the_save(tmp_path: Path) -
     writing = tmp_path / ".writing-step-00000001-a0-00"
     writing.mkdir()
     with pytest.raises(FileNotFoundError, match="all nodes must share the folder"):
-        store.wait_for_file(writing / "__1_0.distcp", 7, patience=-1)
+        store.wait_for_file(writing / "__1_0.distcp", 7, timeout_s=-1)
     assert entry_names(tmp_path) == [writing.name]
 
 
