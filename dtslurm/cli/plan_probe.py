@@ -68,11 +68,15 @@ def _show_costs(plan: Plan, probe: PlannedProbe) -> None:
     gpus = plan.task.machine.gpus
     output.note(
         f"{TRIAL_STEPS} steps of {pluralize(len(probe.layouts), 'layout')} on {pluralize(gpus, 'GPU')}: "
-        f"{probe.gpu_hours:.2g} GPU-hours as predicted, besides the start of each job; at most "
-        f"{probe.most_gpu_hours:.2g} GPU-hours ({probe.minutes} min each)"
+        f"{_hours(probe.gpu_hours)} as predicted, besides the start of each job; at most "
+        f"{_hours(probe.most_gpu_hours)} ({probe.minutes} min each)"
     )
     for item in probe.layouts:
         output.note(f"  {item.layout}")
+
+
+def _hours(gpu_hours: float) -> str:
+    return f"{gpu_hours:,.1f} GPU-hours" if gpu_hours >= 0.1 else "less than 0.1 GPU-hours"
 
 
 def _finish(context: Context, plan: Plan, record: JobRecord) -> tuple[Plan, Sequence[ProbedLayout]]:

@@ -96,7 +96,7 @@ def find_ties(ranked: Sequence[Estimate], factor: float) -> list[int]:
 
 
 def tie_lines(ranked: Sequence[Estimate], ties: Sequence[int], factor: float, shown: int) -> list[str]:
-    """Return lines on the layouts that cannot be told apart from the first, and on the cheapest deciding runs.
+    """Return lines on the layouts that cannot be told apart from the first, and the cheapest deciding runs.
 
     Args:
         ranked: all layouts that fit, best first.

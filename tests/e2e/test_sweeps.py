@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import signal
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,6 +40,24 @@ if not os.path.exists(kept):
     open(kept, "a").close()
     raise SystemExit(3)
 time.sleep(600)
+"""
+
+# A training script whose step time depends on the layout, and which does not end by itself.
+PROBED = """\
+import json, os, pathlib, sys, time
+pp, mbs = int(sys.argv[1]), int(sys.argv[2])
+while not pathlib.Path(sys.argv[3]).exists():
+    time.sleep(0.05)
+if pp > 1:
+    raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79 GiB in total.")
+if os.environ["RANK"] != "0":
+    time.sleep(600)
+with open(os.environ["DTSLURM_METRICS"], "a") as metrics:
+    for step in range(10_000):
+        seconds = (0.4 if mbs == 32 else 0.11) * (5 if step < 3 else 1)
+        metrics.write(json.dumps({"step": step, "step_time_s": seconds, "memory_gib": 11.5}) + "\\n")
+        metrics.flush()
+        time.sleep(0.05)
 """
 
 SHOW = """\
@@ -294,3 +315,90 @@ def test_sweep_is_resumed_on_its_original_cluster(cli: Cli) -> None:
     [again] = json.loads(cli("sweep", "resume", "--json", queued).stdout)["runs"]
     cli.started.append(again["job_id"])
     assert again["cluster"] == "other"
+
+
+def probed_plan(cli: Cli) -> list[str]:
+    """Describe a cluster with GPUs, and write a job of it; return the words of a plan of three layouts."""
+    folder = cli.folder / "cluster_profiles"
+    folder.mkdir()
+    gpus = "{model: H100-SXM5-80GB, count: 8, memory: 80G}"
+    (folder / "gpus.yaml").write_text(f"extends: {cli.cluster}\nnode_types:\n  n: {{gpus: {gpus}}}\n")
+    (cli.folder / "probed.py").write_text(PROBED)
+    (cli.folder / "job.yaml").write_text("script: probed.py\nlauncher: srun\nargs: ['${pp}', '${mbs}']\n")
+    size = ["--cluster", "gpus", "--gpus-per-node", "2", "--gbs", "64", "--precision", "fp16"]
+    return ["plan", "gpt2", *size, "--top", "3"]
+
+
+def layouts_of(plan: dict[str, Any]) -> list[str]:
+    return [item["layout"]["text"] for item in plan["candidates"]]
+
+
+@pytest.mark.parametrize(
+    "cli",
+    [
+        pytest.param("slurm", marks=pytest.mark.slurm),
+        pytest.param("far", marks=[pytest.mark.slurm, pytest.mark.ssh]),
+    ],
+    indirect=True,
+)
+def test_a_probe_measures_the_layouts_of_a_plan_and_changes_its_choice(cli: Cli) -> None:
+    words = probed_plan(cli)
+    _, second, third = layouts_of(json.loads(cli(*words, "--json").stdout))
+    start = cli.folder / "start"
+    start.touch()
+    done = cli(*words, "--json", "--yes", "--probe", "job.yaml", "--", str(start), timeout=600)
+    plan = json.loads(done.stdout)
+    assert "10 steps of 3 layouts on 2 GPUs" in done.stderr
+    assert "GPU-hours" in done.stderr
+    assert layouts_of(plan)[0] == second
+    assert third not in layouts_of(plan)
+    best = plan["candidates"][0]["step_time_s"]
+    assert best["total"] == pytest.approx(0.11)
+    assert best["predicted"] not in {None, pytest.approx(0.11)}
+    by_layout = {result["layout"]["mbs"]: result for result in plan["probe"] if result["layout"]["pp"] == 1}
+    assert by_layout[32]["step_s"] == pytest.approx(0.4)
+    assert by_layout[16]["memory_gib"] == pytest.approx(11.5)
+    [failed] = [result for result in plan["probe"] if result["failed"]]
+    assert failed["cause"] == "gpu-out-of-memory"
+    assert f"{third} (job " in done.stderr
+    assert any(line.startswith(f"{third}: failed when it was run") for line in plan["otherwise"])
+
+    [run] = cli.recorded_runs()
+    assert run["record"]["array"] == "0-2%1"  # two GPUs of eight: the layouts would share a node
+    job = run["record"]["job_id"]
+    assert "2 stopped, 1 failed" in cli("sweep", "status", job).stdout
+    shown = cli(*words).stdout  # without a probe, the answer is the same
+    assert "MEASURED" in shown
+    assert next(line for line in shown.splitlines() if line.startswith("1 ")).split()[2:4] == ["0.11", "s"]
+    file = cli.folder / "cluster_profiles" / "gpus.plan.json"
+    saved = json.loads(file.read_text())
+    file.unlink()
+    assert layouts_of(
+        json.loads(cli("plan", "--calibrate", job, "--top", "3", "--json").stdout)
+    ) == layouts_of(plan)
+    assert json.loads(file.read_text()) == saved
+    other = cli("plan", "gpt2", "-N", "2", "--calibrate", job, code=2).stderr
+    assert "nodes is 2, and was None in the probe" in other
+
+
+@ON_SLURM
+def test_a_probe_that_is_left_goes_on_and_is_taken_up(cli: Cli) -> None:
+    words = probed_plan(cli)
+    start = cli.folder / "start"
+    argv = [sys.executable, "-m", "dtslurm", *words, "--yes", "--probe", "job.yaml", "--", str(start)]
+    with subprocess.Popen(
+        argv, cwd=cli.folder, env={**os.environ, **cli.env}, stderr=subprocess.PIPE, text=True
+    ) as leaving:
+        cli.wait_until(lambda: any(run["record"]["job_id"] for run in cli.recorded_runs()))
+        [run] = cli.recorded_runs()
+        job = run["record"]["job_id"]
+        cli.started.append(job)
+        cli.wait_until(lambda: "RUNNING" in cli.state(job))
+        leaving.send_signal(signal.SIGINT)
+        assert leaving.stderr is not None
+        said = leaving.stderr.read()
+    assert f"the jobs continue; dtslurm plan --calibrate {job} waits for them" in said
+    assert leaving.returncode == 130
+    start.touch()
+    taken_up = cli("plan", "--calibrate", job, timeout=600)
+    assert "MEASURED" in taken_up.stdout
