@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import WITHOUT_SSH, Cli, events_of
-from tests.e2e.test_lost_agents import agents
+from tests.e2e.test_lost_agents import agent_processes
 
 LARGE = ("-N2", "--ntasks-per-node", "2", "-l", "srun", "--env", "DTSLURM_PLAIN_NODES=1")
 MANY_RECORDS = """
@@ -57,7 +57,7 @@ def test_f87_the_ranks_of_a_node_share_a_log_that_outlives_its_agents(cli: Cli) 
         "ranks-2.jsonl",
     }
     for node in events_of(run, "attempt")[0]["nodes"]:  # the ranks write on without an agent
-        for agent in agents(run, node):
+        for agent in agent_processes(run, node):
             os.kill(agent, signal.SIGKILL)
     (checkpoints / "print").touch()
     cli.wait_until(lambda: "of 2" in log_of(cli, job, "--rank", "2"))

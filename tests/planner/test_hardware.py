@@ -22,7 +22,7 @@ def test_an_unmeasured_gpu_gets_the_mean_matmul_share_of_its_generation() -> Non
 
 def test_a_card_without_a_measurement_follows_its_twin() -> None:
     # 3090 Ti: 81 TFLOP/s measured, of 80 (mli/transformers-benchmarks)
-    assert share("RTX 3090") == pytest.approx(81 / 80)
+    assert matmul_share("RTX 3090") == pytest.approx(81 / 80)
 
 
 @pytest.mark.parametrize("text", ["Gaudi2", "gaudi 2", "Intel Gaudi2 HL-225H"])
