@@ -211,8 +211,8 @@ def find_rule_conflicts(spec: JobSpec, profile: ClusterProfile, layout: TaskLayo
         )
     if slurm_rules.requeue == "required" and spec.requeue is False:
         problems.append(f"cluster {profile.name} does not accept --no-requeue (slurm.requeue of its profile)")
-    job_destination = choose_destination(resources, profile)
-    partition, limits = job_destination.partition, job_destination.limits
+    target = choose_destination(resources, profile)
+    partition, limits = target.partition, target.limits
     if partition == (resources.partition or slurm_rules.partition) and slurm_rules.partitions:
         unknown_names = [name for name in split_names(partition) if name not in slurm_rules.partitions]
         problems += [_unknown_partition_problem(name, profile) for name in unknown_names]
@@ -237,24 +237,23 @@ def find_rule_conflicts(spec: JobSpec, profile: ClusterProfile, layout: TaskLayo
 
 def constraint_notices(spec: JobSpec, profile: ClusterProfile) -> list[str]:
     """Return notices on how the requested constraint was combined with those of node type and cluster."""
-    requested_constraint, job_destination = (
+    requested_constraint, target = (
         spec.resources.constraint,
         choose_destination(spec.resources, profile),
     )
-    if job_destination.left_out:
-        omitted_texts = " and ".join(job_destination.left_out)
+    if target.left_out:
+        omitted_texts = " and ".join(target.left_out)
         return [
-            f"--constraint {job_destination.constraint}: it cannot be combined with {omitted_texts}, which is omitted"
+            f"--constraint {target.constraint}: it cannot be combined with {omitted_texts}, which is omitted"
         ]
-    if requested_constraint is None or requested_constraint == job_destination.constraint:
+    if requested_constraint is None or requested_constraint == target.constraint:
         return []
-    owner = (
-        f"{job_destination.type_name} nodes or the cluster require"
-        if job_destination.type_name
-        else "the cluster requires"
-    )
+    owner = f"{target.type_name} nodes or the cluster require" if target.type_name else "the cluster requires"
     return [
-        f"--constraint {job_destination.constraint}: {requested_constraint} and what {owner} (--node-type selects other nodes)"
+        (
+            f"--constraint {target.constraint}: {requested_constraint} and what {owner} "
+            "(--node-type selects other nodes)"
+        )
     ]
 
 

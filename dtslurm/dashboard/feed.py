@@ -32,7 +32,7 @@ from dtslurm.services.observe.run_list import (
     ClusterReader,
     JobRow,
     Runs,
-    with_page,
+    add_page,
 )
 from dtslurm.services.observe.telemetry import read_telemetry
 from dtslurm.services.observe.utilization_history import Percentages, UtilizationHistory, read_utilization
@@ -392,7 +392,7 @@ class Feed:
     def _publish(self) -> None:
         with self._lock:
             rows = [
-                with_page(row, cluster.pages.get(row.key))
+                add_page(row, cluster.pages.get(row.key))
                 for cluster in self._clusters.values()
                 for row in cluster.rows
             ]
@@ -421,7 +421,12 @@ class Feed:
             started_at = context.clock()
             try:
                 telemetry = read_telemetry(
-                    context, record, attempt=attempt, task=row.task, after=telemetry, rest=_yield_to_screen
+                    context,
+                    record,
+                    attempt=attempt,
+                    task=row.task,
+                    previous_telemetry=telemetry,
+                    yield_control=_yield_to_screen,
                 )
                 last_page = page(
                     telemetry,
@@ -460,7 +465,7 @@ class Feed:
         if seen is None or seen.attempts == joined or len(seen.attempts) < 2:
             return joined
         try:
-            points_by_attempt = points_of_attempts(context, record, seen, most=_MAX_EARLIER_POINTS)
+            points_by_attempt = points_of_attempts(context, record, seen, max_points=_MAX_EARLIER_POINTS)
         except (DtslurmError, OSError):
             return joined  # keep the newest attempt's curves until the next poll
         earlier = {

@@ -20,7 +20,7 @@ from dtslurm.services.observe.run_list import (
     ClusterReader,
     JobRow,
     Runs,
-    with_page,
+    add_page,
 )
 from dtslurm.services.observe.telemetry import read_telemetry
 from dtslurm.services.runs.runs import find
@@ -55,7 +55,7 @@ def query_board(contexts: Callable[[], Context], cluster: str | None) -> Board:
             if not line.trouble
             else {}
         )
-        answers[key] = tuple(with_page(row, pages.get(row.key)) for row in rows), line
+        answers[key] = tuple(add_page(row, pages.get(row.key)) for row in rows), line
 
     selected_records = {
         key: records for key, records in records_by_cluster.items() if cluster is None or key[0] == cluster
@@ -135,7 +135,7 @@ def render_frame(board: Board, shown: Page | None, key: str | None, *, width: in
 
 
 def _render_job(row: JobRow, shown: Page, width: int, now: float) -> list[str]:
-    row = with_page(row, shown)
+    row = add_page(row, shown)
     lines = [piece[0] for piece in words.header(row, shown, now)]
     lines += [piece[0] for piece in words.activity_words(row, f"dtslurm diagnose --live {row.job_id}")]
     if shown.trouble:

@@ -32,7 +32,7 @@ from dtslurm.dashboard.store import LineStore
 from dtslurm.dashboard.view import View, pattern_error
 from dtslurm.logs.clean import safe
 from dtslurm.model.units import duration
-from dtslurm.services.observe.run_list import Board, JobRow, with_page
+from dtslurm.services.observe.run_list import Board, JobRow, add_page
 from dtslurm.views.run_page import Page
 
 PANES = ("overview", "ranks", "nodes", "logs", "verdict", "history")
@@ -210,7 +210,7 @@ class JobScreen(View):
         curves.empty = words.empty_pane_text("training metrics", page, over=self._has_ended)
         earlier = self._earlier_attempts if self._attempt is None else {}
         curves.show(words.curves(page, 4, earlier), words.restarts(page, earlier))
-        lines = words.activity_words(with_page(self._row, page), "d")
+        lines = words.activity_words(add_page(self._row, page), "d")
         if page.forecast is not None:
             forecast_lines = words.forecast_words(page.forecast, now)
             room = min(40, self.size.width - len(forecast_lines[0]) - 1)
@@ -268,7 +268,7 @@ class JobScreen(View):
 
     def _update_frame(self) -> None:
         now = self.app.now()
-        head = words.header(with_page(self._row, self.page), self.page, now)
+        head = words.header(add_page(self._row, self.page), self.page, now)
         if self.page is not None:
             age = now - self.page.taken_at
             freshness = f" · seen {duration(age)} ago" if age >= 1 else " · live"

@@ -48,10 +48,10 @@ def assign_blame(reason: Reason, rank: Rank, ends: Sequence[RankEnd]) -> tuple[s
         len(node_ranks) > 1 or reason.cause in ("import-error", "driver-mismatch")
     )
     if is_only_here and unaffected_hosts:
-        other_host_count = len(unaffected_hosts)
+        host_count = len(unaffected_hosts)
         remark = (
-            f"; only on {rank.host}, the other {f'{other_host_count} nodes' if other_host_count > 1 else 'node'} passed this "
-            "point"
+            f"; only on {rank.host}, the other {f'{host_count} nodes' if host_count > 1 else 'node'} passed "
+            "this point"
         )
         return "node", remark
     if len(same_reason_ranks) == len(ends):

@@ -157,7 +157,8 @@ def _judge_stuck(
     )
     summary = f"{_name_ranks(suspects)} {verb} {words(suspects[0], worst)}"
     if waiting_looks:
-        summary += f"; {_name_ranks(waiting_looks)} wait{'s' if len(waiting_looks) == 1 else ''} {_waiting_place(waiting_looks)}"
+        plural = "s" if len(waiting_looks) == 1 else ""
+        summary += f"; {_name_ranks(waiting_looks)} wait{plural} {_waiting_place(waiting_looks)}"
     others_go_on = bool(_find_progressing(other_looks, _wrote_recently(other_looks))) or _wrote_recently(
         other_looks
     )
@@ -191,7 +192,10 @@ def _judge_awaited(other_looks: Sequence[RankLook], waiting_looks: Sequence[Rank
         location = f"elsewhere, rank {suspects[0].rank} {location}"
     verb = "is" if len(suspects) == 1 else "are"
     plural = "s" if len(waiting_looks) == 1 else ""
-    summary = f"{_name_ranks(waiting_looks)} wait{plural} {_waiting_place(waiting_looks)}; {_name_ranks(suspects)} {verb} {location}"
+    summary = (
+        f"{_name_ranks(waiting_looks)} wait{plural} {_waiting_place(waiting_looks)}; "
+        f"{_name_ranks(suspects)} {verb} {location}"
+    )
     if idle_looks:
         # Ranks that sleep in their own code and have just written output may go on at any time.
         confidence = 0.9 if len(idle_looks) <= len(waiting_looks) else 0.6
@@ -226,8 +230,8 @@ def _judge_all_waiting(waiting_looks: Sequence[RankLook]) -> LiveVerdict:
         return _make_verdict("none", 0.6, [], summary)
     if len(counts) == 1:
         summary = (
-            f"all {len(waiting_looks):,} ranks wait at the same place, {next(iter(counts))}: no rank is missing, "
-            "so the network or a GPU is more likely than the code"
+            f"all {len(waiting_looks):,} ranks wait at the same place, {next(iter(counts))}: no rank is "
+            "missing, so the network or a GPU is more likely than the code"
         )
         verdict = _make_verdict("hang", 0.5, [], summary)
         return replace(
@@ -274,12 +278,14 @@ def _judge_none_waiting(other_looks: Sequence[RankLook]) -> LiveVerdict:
     usual_location, count = counts.most_common(1)[0]
     odd_looks = [look for look in other_looks if words(look, kind_of(look)) != usual_location]
     if odd_looks and len(odd_looks) * 4 <= len(other_looks):
-        summary = f"{count:,} ranks are {usual_location}; {_name_ranks(odd_looks)}: {words(odd_looks[0], kind_of(odd_looks[0]))}{note}"
+        odd_location = words(odd_looks[0], kind_of(odd_looks[0]))
+        summary = f"{count:,} ranks are {usual_location}; {_name_ranks(odd_looks)}: {odd_location}{note}"
         return _make_verdict("hang", 0.6, odd_looks, summary)
     if count < len(other_looks):
         summary = f"the ranks are at {len(counts)} places, and none is known to wait for others{note}"
         return _make_verdict("unknown", 0.3, [], summary)
-    summary = f"{'all ' if count > 1 else ''}{_name_ranks(other_looks)} {'are' if count > 1 else 'is'} {usual_location}{note}"
+    subject = f"{'all ' if count > 1 else ''}{_name_ranks(other_looks)}"
+    summary = f"{subject} {'are' if count > 1 else 'is'} {usual_location}{note}"
     if silent_s is not None and silent_s < LONG_S:
         return _make_verdict("unknown", 0.4, [], summary)
     return _make_verdict("hang", 0.5, other_looks, summary)

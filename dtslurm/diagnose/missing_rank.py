@@ -75,7 +75,10 @@ def _find_by_dumps(dumps: Sequence[Dump], world_size: int) -> MissingRank | None
             return MissingRank(
                 min(lagging_ranks),
                 0.92,
-                f"its flight record ends at collective {min_number}, the records of other ranks at {max_number}",
+                (
+                    f"its flight record ends at collective {min_number}, "
+                    f"the records of other ranks at {max_number}"
+                ),
             )
     for operations in stuck_operations.values():
         counts = Counter(operations.values())

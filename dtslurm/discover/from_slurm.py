@@ -361,11 +361,9 @@ def _notices(survey: Survey, kinds: Sequence[Kind], names: dict[str, str]) -> It
         yield f"PrivateData={private_data}: nodes and partitions of others are hidden"
     for kind in kinds:
         if kind.node_type.gpus and (gpu_types := _describe_mixed_gpus(kind)):
-            chosen_type = f"{kind.node_type.gpus.count} {kind.node_type.gpus.model}"
-            yield (
-                f"{names[kind.name]}: a node has GPUs of several types ({gpu_types}); {chosen_type} is a "
-                "guess"
-            )
+            first_type = f"{kind.node_type.gpus.count} {kind.node_type.gpus.model}"
+            message = f"a node has GPUs of several types ({gpu_types}); {first_type} is a guess"
+            yield f"{names[kind.name]}: {message}"
         if not kind.usable:
             states = join_names(sorted({node.state for node in kind.nodes}), 3)
             counted_nodes = pluralize(len(kind.nodes), "node")

@@ -35,7 +35,7 @@ class Decoder:
     """A decoder of the remote log follower's bytes into frames; the bytes may be split at any point."""
 
     def __init__(self, *, is_greeted: bool = False, is_compressed: bool = False) -> None:
-        """Expect a greeting unless ``is_greeted`` is true; ``is_compressed`` frames come from a compressed frame."""
+        """Expect a greeting unless ``is_greeted``; ``is_compressed`` is for content of a compressed frame."""
         self._data = bytearray()
         self._is_greeted = is_greeted
         self._is_compressed = is_compressed

@@ -284,7 +284,7 @@ def _exported_variables(
 ) -> list[dict[str, str]]:
     """Return the variables to export. Later sources override earlier ones.
 
-    The order is: fabric, launcher (``launcher_variables``), profile, default OMP_NUM_THREADS, the user's variables.
+    The order is: fabric, ``launcher_variables``, profile, default OMP_NUM_THREADS, the user's variables.
     """
     variables: dict[str, Variable] = {}
     if layout.nodes > 1 and profile.fabric:

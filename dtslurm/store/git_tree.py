@@ -120,7 +120,7 @@ class GitTree:
         return GitTree(self._transport, self.root / path) if git_path.exists() else None
 
     def state(self, hidden_paths: Sequence[str] = ()) -> GitState:
-        """Return the commit, branch and diff; the diff excludes ``hidden_paths`` files too."""
+        """Return the commit, branch and diff; the diff excludes ``hidden_paths`` too."""
         command = ["status", "--porcelain=v2", "--branch", "--untracked-files=no", _NO_SUBMODULES]
         result = _run_git(self._transport, self.root, *self._disable_filters(), *command)
         lines = result.stdout.splitlines()

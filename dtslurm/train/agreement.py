@@ -48,7 +48,7 @@ class Agreement:
 
         Args:
             step: steps since this process started, counted from 1; the same on all ranks.
-            requested_actions: the actions this rank requests, a combination of ``STOP | SAVE | STALE | COMPARE``.
+            requested_actions: the actions this rank requests, a sum of ``STOP | SAVE | STALE | COMPARE``.
             step_time: seconds per step on this rank; 0 if unknown.
         """
         action = AgreedAction()

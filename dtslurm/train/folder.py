@@ -166,7 +166,7 @@ def find_damage(checkpoint: Path, files: Iterable[CheckpointFile], timeout_s: fl
 
 
 def commit(unfinished_folder: Path, manifest: Manifest) -> Path:
-    """Write the manifest and rename ``unfinished_folder`` to its final name, the last step of a save; return the path.
+    """Write the manifest and rename the folder to its final name, the last step of a save; return the path.
 
     Raises:
         OSError: a file is missing or a write failed; the checkpoint then does not exist.

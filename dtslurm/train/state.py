@@ -252,7 +252,7 @@ def _find_model(name: str, optimizer: torch.optim.Optimizer, objects: State) -> 
 
 
 def copy_to_cpu(value: Any, previous_copy: Any = None) -> Any:
-    """Return a CPU copy of a value; reuse the memory of the earlier copy ``previous_copy`` if the shapes match."""
+    """Return a CPU copy of a value; reuse the memory of ``previous_copy`` if the shapes match."""
     if isinstance(value, torch.Tensor):
         value = value.detach()
         if (

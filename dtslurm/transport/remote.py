@@ -112,7 +112,7 @@ class RemoteTransport:
         raise NotImplementedError
 
     def _unstarted_error(self, stderr: str) -> SessionRefused | LinkLost | None:
-        """Return the error if ``stderr`` (ssh's stderr) prove that the command did not start, else None."""
+        """Return the error if ssh's stderr proves that the command did not start, else None."""
         raise NotImplementedError
 
     def _drop(self) -> None:

@@ -123,7 +123,8 @@ def _describe_staging(members: Sequence[Event]) -> str:
         return f"data {source} is on {target}: {amount(copied_bytes)}"
     percent = f" ({min(1.0, copied_bytes / total_bytes):.0%})" if total_bytes > 0 else ""
     progress_note = f", {finished_count} of {nodes} nodes have finished" if nodes > 1 else ""
-    return f"copying {source} to {target}: {amount(copied_bytes)} of {amount(total_bytes)}{percent}{progress_note}"
+    copied_text = f"{amount(copied_bytes)} of {amount(total_bytes)}{percent}"
+    return f"copying {source} to {target}: {copied_text}{progress_note}"
 
 
 def _describe_staged(event: Event) -> str:

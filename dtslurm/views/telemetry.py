@@ -35,7 +35,7 @@ def read(
 ) -> RunTelemetry:
     """Return the telemetry in a worker program's answer.
 
-    A rank record that the answer does not repeat is taken from ``previous_telemetry``, the previous telemetry.
+    A rank record that the answer does not repeat is taken from ``previous_telemetry``.
     """
     cursor = _mapping_or_empty(answer.get("cursor"))
     same_attempt = previous_telemetry is not None and (

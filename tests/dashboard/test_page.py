@@ -12,7 +12,7 @@ from dtslurm.dashboard.charts.curves import plot
 from dtslurm.dashboard.charts.plot import bar, curve
 from dtslurm.model.runs.activity import Activity, NodeActivity
 from dtslurm.model.runs.telemetry import NodeSample, RankTelemetry, RunTelemetry, TrainPoint
-from dtslurm.services.observe.run_list import with_page
+from dtslurm.services.observe.run_list import add_page
 from dtslurm.views.run_page import MOST_POINTS, Page, page
 from tests.dashboard.made import NOW, page_of, row, telemetry_of
 
@@ -53,13 +53,13 @@ def test_the_page_of_a_stalled_run_has_no_expected_end() -> None:
     assert not any("done in" in line for line in words.forecast_words(made.forecast, NOW))
     over = page(stalled_telemetry(), key="k", taken_at=NOW, has_ended=True)
     assert over.activity is None
-    found = with_page(row(1), made)
+    found = add_page(row(1), made)
     assert found.stalled
     assert found.forecast == made.forecast
-    assert not with_page(row(1, over=True), made).stalled
-    assert with_page(found, page_of(4)).stalled  # a page without samples says nothing against it
+    assert not add_page(row(1, over=True), made).stalled
+    assert add_page(found, page_of(4)).stalled  # a page without samples says nothing against it
     later = Activity(stalled=False, since=NOW + 30, quiet_s=2)
-    assert with_page(replace(found, activity=later), made).activity == later
+    assert add_page(replace(found, activity=later), made).activity == later
 
 
 def test_ranks_without_a_record_wait_and_ranks_without_an_end_are_lost() -> None:

@@ -11,7 +11,7 @@ from textual.widgets import Static
 from dtslurm.dashboard import words
 from dtslurm.dashboard.charts.curves import Curves, plot
 from dtslurm.dashboard.charts.plot import logarithms, smooth
-from dtslurm.services.observe.run_list import with_page
+from dtslurm.services.observe.run_list import add_page
 from dtslurm.views.forecast import Forecast
 from tests.dashboard import made
 from tests.dashboard.made import NOW, Made, app_of, row
@@ -60,7 +60,7 @@ def test_the_next_command_depends_on_the_state(values: dict[str, object], comman
 def test_the_panel_follows_the_cursor_without_requests() -> None:
     async def look() -> None:
         board = made.board()
-        first = with_page(board.rows[0], made.page_of())
+        first = add_page(board.rows[0], made.page_of())
         source = Made(board=replace(board, rows=(first, *board.rows[1:])))
         app = app_of(source)
         async with app.run_test(size=(120, 40)) as pilot:

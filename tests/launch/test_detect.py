@@ -181,7 +181,7 @@ def test_imported_files_lists_candidate_paths() -> None:
     ],
 )
 def test_missing_launcher_is_replaced_with_a_warning(source: str, best: str, taken: str) -> None:
-    detection = detected(source, known=BUILT_IN)
+    detection = detected(source, launchers=BUILT_IN)
     assert detection.launcher == taken
     assert f"the best launcher, {best}, is not installed; {taken} is used" in detection.warnings[0]
 
@@ -317,7 +317,7 @@ def test_launcher_is_detected_for_configurations_and_programs(
 
 def test_configuration_with_a_missing_launcher_gets_a_warning() -> None:
     source = "model_name_or_path: x\nfinetuning_type: lora\n"
-    detection = detected(source, "sft.yaml", known=BUILT_IN)
+    detection = detected(source, "sft.yaml", launchers=BUILT_IN)
     assert detection.launcher == "torchrun"
     assert "launcher llamafactory is not installed" in detection.warnings[0]
     assert "-l llamafactory starts it" in detected(source, "sft.yaml", launcher="torchrun").warnings[0]

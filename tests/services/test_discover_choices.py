@@ -21,7 +21,14 @@ from dtslurm.model.cluster import (
 )
 from dtslurm.model.units import Memory
 from dtslurm.services.clusters import discover as service
-from dtslurm.services.clusters.discover import DiscoverOptions, flat, python_of, same, seen_by, targets_of
+from dtslurm.services.clusters.discover import (
+    DiscoverOptions,
+    choose_targets,
+    iterate_values,
+    means_same,
+    python_of,
+    seen_by,
+)
 from dtslurm.services.clusters.probing import Probe
 from dtslurm.services.wiring.context import Context
 from dtslurm.slurm.parse_scontrol import NodeInfo, PartitionInfo
@@ -47,7 +54,7 @@ def probe_options(
 ) -> tuple[dict[str, list[str]], list[str]]:
     profile = ClusterProfile(name="lab", slurm=customs or SlurmCustoms())
     names = {one.name: one.name for one in groups}
-    targets, notices = targets_of(
+    targets, notices = choose_targets(
         groups, names, wanted or DiscoverOptions(), profile, Survey(partitions=partitions)
     )
     return {one.name: list(one.options) for one in targets}, notices
@@ -141,7 +148,7 @@ def test_nodes_that_are_not_probed_are_listed() -> None:
     ],
 )
 def test_same_compares_profile_values_with_tolerance(key: str, there: str, found: str, equal: bool) -> None:
-    assert same(there, Fact(("node_types", "a", key), found, "x")) is equal
+    assert means_same(there, Fact(("node_types", "a", key), found, "x")) is equal
 
 
 def test_only_values_that_differ_from_the_parent_profile_are_kept() -> None:
@@ -152,7 +159,7 @@ def test_only_values_that_differ_from_the_parent_profile_are_kept() -> None:
         Fact(("slurm", "account"), "y", "sacctmgr", "guess"),
         Fact(("slurm", "qos"), "normal", "sacctmgr", "likely"),
     )
-    kept = service._news(DiscoveredCluster(facts), parent).facts
+    kept = service._select_new_facts(DiscoveredCluster(facts), parent).facts
     assert [(fact.name, fact.evidence) for fact in kept] == [
         ("slurm.partition", "scontrol (profile site: gpu)"), ("slurm.qos", "sacctmgr"),
     ]  # fmt: skip
@@ -160,7 +167,12 @@ def test_only_values_that_differ_from_the_parent_profile_are_kept() -> None:
 
 def test_flat_converts_profile_values_to_text() -> None:
     values = {"a": {"b": 1, "c": None, "d": ["x", "y"], "e": []}, "f": True, "g": 1.50}
-    assert dict(flat(values)) == {("a", "b"): "1", ("a", "d"): "x, y", ("f",): "true", ("g",): "1.5"}
+    assert dict(iterate_values(values)) == {
+        ("a", "b"): "1",
+        ("a", "d"): "x, y",
+        ("f",): "true",
+        ("g",): "1.5",
+    }
 
 
 def test_a_failed_probe_is_reported_and_adds_no_facts() -> None:

@@ -242,5 +242,5 @@ def test_describe_failure_gives_exit_code_signal_or_reason(
     ],
 )
 def test_queued_first_puts_the_submission_event_before_the_start_event(written: str, told: str) -> None:
-    events = service.queued_first([{"event": word} for word in written.split()])
+    events = service.move_submission_first([{"event": word} for word in written.split()])
     assert [event["event"] for event in events] == told.split()

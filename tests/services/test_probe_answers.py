@@ -58,7 +58,7 @@ def run_probes(monkeypatch: pytest.MonkeyPatch, site: Site, said: list[str] | No
     cluster: Any = SimpleNamespace(transport=site, scheduler=site)
     context = Context(clock=lambda: site.now)
     words: list[str] = [] if said is None else said
-    return probing.probe(context, cluster, TARGETS, wait_s=30.0, say=words.append)
+    return probing.probe(context, cluster, TARGETS, wait_s=30.0, report_progress=words.append)
 
 
 QUEUED = "\x1egpu\n11\n\x1ecpu\n12\n"

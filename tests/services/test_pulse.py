@@ -98,12 +98,12 @@ def test_a_second_read_returns_only_new_records(run_files: Made) -> None:
     run_files.lines("train.jsonl", {"step": 3})
     with run_files.file("metrics", "train.jsonl").open("a") as file:
         file.write('{"step": 4, "lo')
-    second = read_telemetry(Context(), record_of(run_files), after=first)
+    second = read_telemetry(Context(), record_of(run_files), previous_telemetry=first)
     assert ([item.step for item in second.train], second.events) == ([3], ())
     with run_files.file("metrics", "train.jsonl").open("a") as file:
         file.write('ss": 1.0}\n')
     run_files.events({"time": 2, "event": "ended", "attempt": 0, "exit_code": 0})
-    third = read_telemetry(Context(), record_of(run_files), after=second)
+    third = read_telemetry(Context(), record_of(run_files), previous_telemetry=second)
     assert [(item.step, item.loss) for item in third.train] == [(4, 1.0)]
     assert [event["event"] for event in third.events] == ["ended"]
 
@@ -119,7 +119,7 @@ def test_unchanged_rank_records_are_kept_from_the_previous_read(run_files: Made)
     os.utime(run_files.file("ranks", "0.json"), (old, old))
     run_files.file("logs", "rank-0.log").write_bytes(b"more\nand more\n")
     run_files.rank(1, ended=2000, exit_code=0)
-    second = read_telemetry(Context(), record_of(run_files), after=first)
+    second = read_telemetry(Context(), record_of(run_files), previous_telemetry=first)
     assert (second.ranks[0].pid, second.ranks[0].bytes) == (100, 14)
     assert second.ranks[1].exit_code == 0
 
@@ -133,7 +133,7 @@ def test_a_new_attempt_resets_the_telemetry(run_files: Made) -> None:
     run_files.start(1)
     run_files.file("logs", "rank-0.log").write_bytes(b"")
     run_files.lines("train.jsonl", {"step": 2})
-    second = read_telemetry(Context(), record_of(run_files), after=first)
+    second = read_telemetry(Context(), record_of(run_files), previous_telemetry=first)
     assert (second.attempt, second.attempts, [item.step for item in second.train]) == (1, (0, 1), [2])
     assert second.ranks[0].pid is None
     assert len(read_telemetry(Context(), record_of(run_files), attempt=0).train) == 2
@@ -245,7 +245,9 @@ def test_a_replaced_metrics_file_is_read_from_its_start(run_files: Made) -> None
     run_files.lines("train.jsonl", *({"step": step} for step in range(100)))
     first = read_telemetry(Context(), record_of(run_files))
     run_files.file("metrics", "train.jsonl").write_text('{"step": 1000}\n')
-    assert [item.step for item in read_telemetry(Context(), record_of(run_files), after=first).train] == [
+    assert [
+        item.step for item in read_telemetry(Context(), record_of(run_files), previous_telemetry=first).train
+    ] == [
         1000
     ]
 
@@ -269,7 +271,7 @@ def test_telemetry_of_ten_thousand_ranks_fits_into_one_answer(run_files: Made) -
     first = read_telemetry(Context(), record_of(run_files))
     assert len(first.ranks) == 10_000
     assert {first.ranks[rank].node_rank for rank in (0, 9_999)} == {0, 1249}
-    assert read_telemetry(Context(), record_of(run_files), after=first).ranks == first.ranks
+    assert read_telemetry(Context(), record_of(run_files), previous_telemetry=first).ranks == first.ranks
 
 
 def test_telemetry_is_read_per_array_task(run_files: Made) -> None:
@@ -314,7 +316,7 @@ def test_telemetry_is_read_over_ssh(
     context = Context(cwd=tmp_path)
     seen = read_telemetry(context, record)
     assert (seen.ranks[0].host, seen.rates(0), seen.train[0].step) == ("n1", {"mlx5_0": (1000.0, 2000.0)}, 1)
-    assert read_telemetry(context, record, after=seen).train == ()
+    assert read_telemetry(context, record, previous_telemetry=seen).train == ()
 
 
 TRACEBACK = b"""[rank2]: Traceback (most recent call last):

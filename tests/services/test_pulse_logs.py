@@ -139,7 +139,7 @@ def run_files(tmp_path: Path) -> Made:
 
 
 def read_run(made: Made, after: RunTelemetry | None = None, cwd: Path | None = None) -> RunTelemetry:
-    return read_telemetry(Context(cwd=cwd or made.folder), record_of(made), after=after)
+    return read_telemetry(Context(cwd=cwd or made.folder), record_of(made), previous_telemetry=after)
 
 
 def known_values(point: TrainPoint) -> dict[str, Any]:

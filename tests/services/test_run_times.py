@@ -118,7 +118,7 @@ def test_json_and_text_durations_are_rounded_alike(tmp_path: Path) -> None:
 
 def test_an_array_lasts_from_the_first_start_to_the_last_end_of_its_tasks() -> None:
     parts = [RunTimes(200.0, 300.0), None, RunTimes(100.0, 150.0)]
-    assert join_parts(parts, over=True) == RunTimes(100.0, 300.0)
-    assert join_parts([*parts, RunTimes(250.0)], over=False) == RunTimes(100.0)
-    assert join_parts([None], over=False) is None
-    assert join_parts([RunTimes(250.0)], over=True) is None
+    assert join_parts(parts, has_ended=True) == RunTimes(100.0, 300.0)
+    assert join_parts([*parts, RunTimes(250.0)], has_ended=False) == RunTimes(100.0)
+    assert join_parts([None], has_ended=False) is None
+    assert join_parts([RunTimes(250.0)], has_ended=True) is None

@@ -142,7 +142,7 @@ SPEC = JobSpec(name="train", script="train.py", work_dir="/w", launcher="srun", 
 
 def required_paths(spec: JobSpec, *, remote: bool) -> dict[str, str]:
     where: Any = SimpleNamespace(remote=remote, transport=SimpleNamespace(host="login1"))
-    return {letter + path: told for letter, path, told in preflight._needed(spec, where)}
+    return {letter + path: told for letter, path, told in preflight._list_needed_paths(spec, where)}
 
 
 def test_a_remote_job_requires_its_folder_script_and_interpreter() -> None:

@@ -11,7 +11,7 @@ import pytest
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.services.runs.monitor import QueueSnapshot
-from dtslurm.services.runs.status import _has_more_to_say
+from dtslurm.services.runs.status import _may_have_news
 from dtslurm.services.wiring.context import Context
 
 RUNNING = JobStatus(job_id="7", state=JobState.RUNNING, start_time=100)
@@ -43,7 +43,7 @@ def write_mirror_events(record: JobRecord, *events: tuple[str, int]) -> None:
 
 
 def requests_records(record: JobRecord, *seen: JobStatus) -> bool:
-    return _has_more_to_say(record, QueueSnapshot({"7": list(seen)}, 130.0))
+    return _may_have_news(record, QueueSnapshot({"7": list(seen)}, 130.0))
 
 
 def test_the_records_of_an_active_run_are_not_requested(record: JobRecord) -> None:

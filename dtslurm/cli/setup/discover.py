@@ -108,7 +108,13 @@ def discover(
     )
     login_host = host or (active_cluster.profile.login.host if active_cluster.remote else None)
     discovery = service.discover(
-        context, active_cluster, options, host=login_host, extends=extends, own=target, say=output.note
+        context,
+        active_cluster,
+        options,
+        host=login_host,
+        extends=extends,
+        own_path=target,
+        report_progress=output.note,
     )
     for line in discovery.found.notices:
         output.note(f"notice: {line}")
@@ -159,7 +165,7 @@ def _write_profile(context: Context, path: Path, old: str | None, found: Discove
             f"{_name(path)}"
         )
         return True
-    update = profile_file.amended(old, found.found, str(path))
+    update = profile_file.amend_profile(old, found.found, str(path))
     for name, current_value, found_value in update.yours[:_MAX_SHOWN]:
         output.note(f"your value is kept: {name} is {current_value}, found {found_value}")
     if len(update.yours) > _MAX_SHOWN:
@@ -265,7 +271,7 @@ def check(
         launchers=launchers,
         fabric=fabric,
         transport=transport,
-        say=output.note,
+        report_progress=output.note,
     )
     for line in proof.notices:
         output.note(f"notice: {line}")

@@ -412,7 +412,10 @@ def _find_independent_ranks(script_case: _ScriptCase, kind: _ScriptKind | None, 
         return []
     exception = "unless an imported package does this, " if script_case.has_unread_imports else ""
     return [
-        f"{script_case.script} never initialises a process group: {exception}every rank would train separately"
+        (
+            f"{script_case.script} never initialises a process group: "
+            f"{exception}every rank would train separately"
+        )
     ]
 
 
@@ -425,19 +428,19 @@ def _find_lightning_sizes(script_case: _ScriptCase, kind: _ScriptKind | None, la
     )
     warnings = []
     for keywords, location in script_case.seen.trainers:
-        for key, expected_count, unit in sizes:
+        for key, expected_size, unit in sizes:
             configured = _parse_count(
                 keywords.get(key, 1 if key == "num_nodes" and "**" not in keywords else None)
             )
-            if configured not in {None, expected_count}:
+            if configured not in {None, expected_size}:
                 keyword = f"{key}={keywords[key]!r}" if key in keywords else f"no {key}, which means 1"
                 warnings.append(
-                    f"{location}: the Lightning Trainer has {keyword}, but the job has {expected_count} {unit}"
+                    f"{location}: the Lightning Trainer has {keyword}, but the job has {expected_size} {unit}"
                 )
-    for key, expected_count, unit in sizes if script_case.seen.has(LIGHTNING) else ():
+    for key, expected_size, unit in sizes if script_case.seen.has(LIGHTNING) else ():
         configured = _parse_count(_find_argument(script_case.args, rf"--(trainer\.)?{key}"))
-        if configured not in {None, expected_count}:
-            warnings.append(f"argument {key} is {configured}, but the job has {expected_count} {unit}")
+        if configured not in {None, expected_size}:
+            warnings.append(f"argument {key} is {configured}, but the job has {expected_size} {unit}")
     return warnings
 
 

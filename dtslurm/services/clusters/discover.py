@@ -111,23 +111,23 @@ def survey_cluster(cluster: ActiveCluster) -> Survey:
 def discover(
     context: Context,
     cluster: ActiveCluster,
-    wanted: DiscoverOptions,
+    options: DiscoverOptions,
     *,
     host: str | None = None,
     extends: str | None = None,
-    own: Path | None = None,
-    say: Say = lambda _: None,
+    own_path: Path | None = None,
+    report_progress: Say = lambda _: None,
 ) -> Discovery:
     """Discover the facts about a cluster, and write its profile as text.
 
     Args:
         context: the environment and the clock.
         cluster: the cluster.
-        wanted: what to probe, and how.
+        options: what to probe, and how.
         host: the login node as the user names it, None for this machine.
         extends: the profile to complete, if the user has chosen one.
-        own: the file that will be written.
-        say: receives progress messages.
+        own_path: the file that will be written.
+        report_progress: receives progress messages.
 
     Raises:
         RequestInvalid, SlurmUnavailable, TransportError: see `survey_cluster`; or there is no such partition.
@@ -136,29 +136,43 @@ def discover(
     partition_names = {partition.name for partition in survey.partitions} | {
         name for node in survey.nodes for name in node.partitions
     }
-    unknown = [name for name in wanted.partitions if name not in partition_names]
-    if unknown:
+    unknown_names = [name for name in options.partitions if name not in partition_names]
+    if unknown_names:
         raise RequestInvalid(
             [
-                f"there is no partition {join_names(unknown)}; there are: {join_names(sorted(partition_names), 20)}"
+                (
+                    f"there is no partition {join_names(unknown_names)}; "
+                    f"there are: {join_names(sorted(partition_names), 20)}"
+                )
             ]
         )
     hosts = [survey.host, host or "", cluster.profile.login.host or ""]
     candidates = [] if extends else _match_known_sites(context, survey, hosts)
     parent_name = extends or (candidates[0][0] if len(candidates) == 1 else None)
-    parent = _load_parent(context, parent_name, own) if parent_name else None
+    parent = _load_parent(context, parent_name, own_path) if parent_name else None
     groups = kinds(survey.nodes)
     names = from_slurm.names_of(groups, parent)
     discovered = from_slurm.facts_from_survey(survey, groups, parent)
     probes: tuple[Probe, ...] = ()
-    if wanted.probe:
-        targets, notices = targets_of(groups, names, wanted, parent or cluster.profile, survey)
+    if options.probe:
+        targets, notices = choose_targets(groups, names, options, parent or cluster.profile, survey)
         python = python_of(context, cluster, parent)
-        probes = tuple(probe(context, cluster, targets, wait_s=wanted.wait_s, python=python, say=say))
+        probes = tuple(
+            probe(
+                context,
+                cluster,
+                targets,
+                wait_s=options.wait_s,
+                python=python,
+                report_progress=report_progress,
+            )
+        )
         discovered += seen_by(probes, groups, names, pyxis=survey.pyxis)
         discovered += DiscoveredCluster(notices=tuple(notices))
     discovered = _login(host, survey, parent) + discovered if host else discovered
-    discovered = _head(survey, context) + discovered if parent is None else _news(discovered, parent)
+    discovered = (
+        _head(survey, context) + discovered if parent is None else _select_new_facts(discovered, parent)
+    )
     name = parent_name or sites.profile_name(survey.cluster, host)
     head = _comments(context, survey, host, candidates, parent_name)
     text = page.text(discovered, head=head, extends=parent_name)
@@ -179,93 +193,95 @@ def _match_known_sites(context: Context, survey: Survey, hosts: Sequence[str]) -
     return sites.find_matching_profiles(profiles_by_name, survey.cluster, hosts, sample_nodes)
 
 
-def _load_parent(context: Context, name: str, own: Path | None) -> ClusterProfile:
+def _load_parent(context: Context, name: str, own_path: Path | None) -> ClusterProfile:
     """Return the profile to complete; never the file that is about to be written."""
-    if own is not None and profiles.find(name, cwd=context.cwd, env=context.env) == own:
+    if own_path is not None and profiles.find(name, cwd=context.cwd, env=context.env) == own_path:
         name = str(profiles.packaged() / f"{name}.yaml")
     return profiles.load(name, cwd=context.cwd, env=context.env).profile
 
 
-def _news(found: DiscoveredCluster, parent: ClusterProfile) -> DiscoveredCluster:
+def _select_new_facts(cluster: DiscoveredCluster, parent: ClusterProfile) -> DiscoveredCluster:
     """Return facts that the site's profile lacks, and certain ones that contradict it, with its value."""
-    profile_values = dict(flat(codec.plain(parent)))
+    profile_values = dict(iterate_values(codec.plain(parent)))
     facts = []
-    for fact in found.facts:
+    for fact in cluster.facts:
         profile_value = profile_values.get(fact.key)
         if profile_value is None:
             facts.append(fact)
-        elif fact.sure == "sure" and not same(profile_value, fact):
+        elif fact.sure == "sure" and not means_same(profile_value, fact):
             facts.append(replace(fact, evidence=f"{fact.evidence} (profile {parent.name}: {profile_value})"))
-    return replace(found, facts=tuple(facts))
+    return replace(cluster, facts=tuple(facts))
 
 
-def flat(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterable[tuple[tuple[str, ...], str]]:
+def iterate_values(
+    values: Mapping[str, Any], parent_keys: tuple[str, ...] = ()
+) -> Iterable[tuple[tuple[str, ...], str]]:
     """Yield (key, text) for every value that a profile sets."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from flat(value, (*above, key))
+            yield from iterate_values(value, (*parent_keys, key))
         elif isinstance(value, list):
             if value:
-                yield (*above, key), text_of(tuple(map(str, value)))
+                yield (*parent_keys, key), text_of(tuple(map(str, value)))
         elif value is not None:
-            yield (*above, key), text_of(value)
+            yield (*parent_keys, key), text_of(value)
 
 
-def same(there: str, fact: Fact) -> bool:
+def means_same(profile_text: str, fact: Fact) -> bool:
     """Return whether a profile's value and a discovered one mean the same."""
-    if there.strip().lower() == fact.text.strip().lower():
+    if profile_text.strip().lower() == fact.text.strip().lower():
         return True
     if fact.key[-1] in {"memory", "size", "default_mem"}:
         with contextlib.suppress(ValueError):
             # The installed memory differs from what the kernel leaves.
-            found_mib, profile_mib = Memory.parse(fact.text).mib, Memory.parse(there).mib
+            found_mib, profile_mib = Memory.parse(fact.text).mib, Memory.parse(profile_text).mib
             return abs(found_mib - profile_mib) <= 0.08 * max(found_mib, profile_mib)
     if fact.key[-1] == "model":
-        found_model, profile_model = sites.plain(fact.text), sites.plain(there)
+        found_model, profile_model = sites.plain(fact.text), sites.plain(profile_text)
         return found_model in profile_model or profile_model in found_model
     with contextlib.suppress(ValueError):
-        return float(there) == float(fact.text)
+        return float(profile_text) == float(fact.text)
     return False
 
 
 # ---- Probes ----
 
 
-def targets_of(
+def choose_targets(
     groups: Sequence[Kind],
     names: Mapping[str, str],
-    wanted: DiscoverOptions,
+    options: DiscoverOptions,
     profile: ClusterProfile,
     survey: Survey,
 ) -> tuple[list[Target], list[str]]:
     """Return the node types to probe, and notices about those that are not probed."""
     eligible = [
-        kind for kind in groups if not wanted.partitions or set(wanted.partitions) & set(kind.partitions)
+        kind for kind in groups if not options.partitions or set(options.partitions) & set(kind.partitions)
     ]
-    selected = [kind for kind in eligible if kind.node_type.gpus] or eligible[:1]
+    selected_kinds = [kind for kind in eligible if kind.node_type.gpus] or eligible[:1]
     notices = []
-    if len(selected) > _MAX_PROBES:
-        skipped = join_names(names[kind.name] for kind in selected[_MAX_PROBES:])
-        notices.append(f"not probed: {skipped}; select other partitions with --partition")
+    if len(selected_kinds) > _MAX_PROBES:
+        skipped_names = join_names(names[kind.name] for kind in selected_kinds[_MAX_PROBES:])
+        notices.append(f"not probed: {skipped_names}; select other partitions with --partition")
     targets = []
-    for kind in selected[:_MAX_PROBES]:
+    for kind in selected_kinds[:_MAX_PROBES]:
         if not kind.usable:
             notices.append(f"not probed: {names[kind.name]}, because none of its nodes can be used now")
             continue
-        partition = _choose_partition(kind, wanted, profile, survey)
-        targets.append(_make_target(kind, names[kind.name], partition, wanted, profile))
+        partition = _choose_partition(kind, options, profile, survey)
+        targets.append(_make_target(kind, names[kind.name], partition, options, profile))
     return targets, notices
 
 
 def _choose_partition(
-    kind: Kind, wanted: DiscoverOptions, profile: ClusterProfile, survey: Survey
+    kind: Kind, options: DiscoverOptions, profile: ClusterProfile, survey: Survey
 ) -> str | None:
     """Return the partition for a probe; None if the nodes are in none.
 
     The order of preference: requested, the profile's, Slurm's default, open to all accounts, most nodes of
     the kind.
     """
-    requested = [name for name in kind.partitions if name in wanted.partitions]
+    requested_partitions = [name for name in kind.partitions if name in options.partitions]
     from_profile = [name for name in kind.partitions if name in split_names(profile.slurm.partition)]
     default_names = [
         partition.name
@@ -277,8 +293,8 @@ def _choose_partition(
         for partition in survey.partitions
         if partition.state in {"UP", ""} and not partition.allow_accounts
     }
-    others = sorted(kind.partitions, key=lambda name: name not in open_to_all)
-    return next(iter([*requested, *from_profile, *default_names, *others]), None)
+    other_partitions = sorted(kind.partitions, key=lambda name: name not in open_to_all)
+    return next(iter([*requested_partitions, *from_profile, *default_names, *other_partitions]), None)
 
 
 def _make_target(
@@ -294,9 +310,9 @@ def _make_target(
             options.append(f"--{option}={value}")
     if slurm_rules.constraint:
         options.append(f"--constraint={slurm_rules.constraint}")
-    idle = [node for node in kind.idle if partition is None or partition in node.partitions]
-    if idle:
-        options.append(f"--nodelist={idle[0].name}")
+    idle_nodes = [node for node in kind.idle if partition is None or partition in node.partitions]
+    if idle_nodes:
+        options.append(f"--nodelist={idle_nodes[0].name}")
     if node_type.gpus and slurm_rules.gpu_request not in {"none", "constraint"}:
         gpu_type = f":{node_type.gpus.slurm_type}" if node_type.gpus.slurm_type else ""
         options.append(f"--gres=gpu{gpu_type}:{node_type.gpus.count}")
@@ -306,7 +322,9 @@ def _make_target(
         options.append(f"--mem={min(node_type.memory.mib // 2, _PROBE_MEMORY.mib)}M")
     options += slurm_rules.extra_options
     peers = [
-        (node.name, node.address or node.name) for node in kind.nodes if not idle or node.name != idle[0].name
+        (node.name, node.address or node.name)
+        for node in kind.nodes
+        if not idle_nodes or node.name != idle_nodes[0].name
     ]
     return Target(name=name, options=tuple(options), peers=tuple(peers[:4]))
 
@@ -373,7 +391,7 @@ def _comments(
     context: Context,
     survey: Survey,
     host: str | None,
-    fitting: Sequence[tuple[str, str]],
+    matching_sites: Sequence[tuple[str, str]],
     extends: str | None,
 ) -> list[str]:
     command = f"dtslurm cluster discover{f' {host}' if host else ''}"
@@ -385,12 +403,13 @@ def _comments(
         ),
         "edits when it runs again. dtslurm cluster check verifies the profile.",
     ]
-    if extends and fitting:
+    if extends and matching_sites:
         lines.append(
-            f"Recognised as {extends} by {fitting[0][1]}: values of that profile are not repeated here."
+            f"Recognised as {extends} by {matching_sites[0][1]}: "
+            "values of that profile are not repeated here."
         )
-    elif len(fitting) > 1:
-        site_names = join_names(name for name, _ in fitting)
+    elif len(matching_sites) > 1:
+        site_names = join_names(name for name, _ in matching_sites)
         lines.append(
             f"Known profiles that may match: {site_names}; write 'extends: NAME' with the name of the "
             "right profile."

@@ -87,9 +87,9 @@ def _check_login_node(context: Context, cluster: ActiveCluster) -> Iterator[Find
     try:
         forget(context, cluster)
         login_node = query_login_node(context, cluster)
-        before = context.clock()
+        started_at = context.clock()
         link.run(["true"])
-        seconds = context.clock() - before
+        seconds = context.clock() - started_at
     except DtslurmError as error:
         evidence = "; ".join(error.evidence)
         yield Finding(

@@ -98,7 +98,7 @@ def probe(
     *,
     wait_s: float,
     python: str = "",
-    say: Callable[[str], None] = lambda _: None,
+    report_progress: Callable[[str], None] = lambda _: None,
 ) -> list[Probe]:
     """Run one probe job for each target and return the outcomes; jobs and files are removed afterwards.
 
@@ -108,7 +108,7 @@ def probe(
         targets: the node types to probe.
         wait_s: how long to wait for jobs that do not start.
         python: the interpreter in which the probe looks for torch.
-        say: receives progress messages.
+        report_progress: receives progress messages.
 
     Raises:
         TransportError: the login node cannot be reached.
@@ -130,7 +130,7 @@ def probe(
     )
     sbatch_output = _split_sections(answer.stdout)
     jobs = {name: parse_submitted_id(sbatch_output.get(name, "")) for name in scripts}
-    refused = {
+    refusals = {
         name: "; ".join(distinct_lines(sbatch_output.get(name, "") or answer.stderr))
         or "sbatch printed nothing"
         for name, job in jobs.items()
@@ -142,26 +142,28 @@ def probe(
         states: dict[str, str] = {}
         _clean_up(cluster, folder, ())
     else:
-        say(f"probe job {', '.join(ids)} queued; waiting for {wait_s:.0f} s at most")
+        report_progress(f"probe job {', '.join(ids)} queued; waiting for {wait_s:.0f} s at most")
         try:
             texts, states = _wait_for_answers(context, cluster, folder, ids, wait_s)
         except BaseException:
             _clean_up(cluster, folder, ids)
             raise
-        unfinished = [
+        unfinished_ids = [
             job
             for name, job in jobs.items()
             if job and _END not in texts.get(_output_file(folder, scripts, name), "")
         ]
-        _clean_up(cluster, folder, unfinished)
+        _clean_up(cluster, folder, unfinished_ids)
     outcomes = []
     for name, job in jobs.items():
         text = texts.get(_output_file(folder, scripts, name), "")
-        seen = _parse_facts(text)
+        observations = _parse_facts(text)
         problem = (
-            refused.get(name, "") if job is None else _describe_problem(text, seen, states.get(job or "", ""))
+            refusals.get(name, "")
+            if job is None
+            else _describe_problem(text, observations, states.get(job or "", ""))
         )
-        outcomes.append(Probe(name=name, job_id=job, seen=seen, problem=problem))
+        outcomes.append(Probe(name=name, job_id=job, seen=observations, problem=problem))
     return outcomes
 
 
@@ -241,8 +243,8 @@ def _parse_facts(text: str) -> dict[str, Any]:
     return {}
 
 
-def _describe_problem(text: str, seen: Mapping[str, Any], state: str) -> str:
-    if seen:
+def _describe_problem(text: str, observations: Mapping[str, Any], state: str) -> str:
+    if observations:
         return ""
     output_lines = [line for line in text.splitlines() if line.strip() and not line.startswith((_MARK, _END))]
     if _END in text or output_lines:

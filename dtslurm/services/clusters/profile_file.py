@@ -39,12 +39,12 @@ def extended_by(text: str, source: str) -> str | None:
     )
 
 
-def amended(old: str, found: DiscoveredCluster, source: str) -> Amended:
+def amend_profile(old_text: str, cluster: DiscoveredCluster, source: str) -> Amended:
     """Return an existing profile updated with the discovered values; see `dtslurm.discover.amend.amend`."""
     without_head = replace(
-        found, facts=tuple(fact for fact in found.facts if fact.key[0] not in {"title", "sources"})
+        cluster, facts=tuple(fact for fact in cluster.facts if fact.key[0] not in {"title", "sources"})
     )
-    return amend(old, without_head, source)
+    return amend(old_text, without_head, source)
 
 
 def save(context: Context, path: Path, text: str) -> None:

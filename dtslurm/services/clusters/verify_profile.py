@@ -20,7 +20,13 @@ from dtslurm.model.values import dataclass
 from dtslurm.remote import answers
 from dtslurm.scheduler.base import NodeLister
 from dtslurm.scheduler.slurm_profile import complete
-from dtslurm.services.clusters.discover import DiscoverOptions, python_of, seen_by, survey_cluster, targets_of
+from dtslurm.services.clusters.discover import (
+    DiscoverOptions,
+    choose_targets,
+    python_of,
+    seen_by,
+    survey_cluster,
+)
 from dtslurm.services.clusters.probing import Probe, probe
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.runs import control
@@ -74,23 +80,23 @@ class Verification:
 def verify_profile(
     context: Context,
     cluster: ActiveCluster,
-    wanted: DiscoverOptions,
+    options: DiscoverOptions,
     *,
     launchers: Sequence[str] = (),
     fabric: bool = True,
     transport: str | None = None,
-    say: Say = lambda _: None,
+    report_progress: Say = lambda _: None,
 ) -> Verification:
     """Compare a profile's claims with the cluster.
 
     Args:
         context: the environment and the clock.
         cluster: the cluster, with the profile to verify.
-        wanted: what to probe, and how.
+        options: what to probe, and how.
         launchers: dry-run jobs of these launchers; all launchers by default.
         fabric: run a job on two nodes that measures the network between them.
         transport: the way to the login node; None for the profile's choice.
-        say: receives progress messages.
+        report_progress: receives progress messages.
 
     Raises:
         RequestInvalid, SlurmUnavailable, TransportError: see `discover.look`; or there is no such launcher.
@@ -104,13 +110,22 @@ def verify_profile(
     probes: tuple[Probe, ...] = ()
     notices: list[str] = []
     discovered = from_slurm.facts_from_survey(survey, groups, profile)
-    if wanted.probe:
-        targets, skipped = targets_of(groups, names, wanted, profile, survey)
+    if options.probe:
+        targets, target_notices = choose_targets(groups, names, options, profile, survey)
         python = python_of(context, cluster, None)
-        probes = tuple(probe(context, cluster, targets, wait_s=wanted.wait_s, python=python, say=say))
-        notices += skipped
-        probed = seen_by(probes, groups, names, pyxis=survey.pyxis)
-        discovered += probed
+        probes = tuple(
+            probe(
+                context,
+                cluster,
+                targets,
+                wait_s=options.wait_s,
+                python=python,
+                report_progress=report_progress,
+            )
+        )
+        notices += target_notices
+        probe_facts = seen_by(probes, groups, names, pyxis=survey.pyxis)
+        discovered += probe_facts
     evidence = Evidence(
         survey=survey,
         kinds=groups,
@@ -125,10 +140,10 @@ def verify_profile(
         cluster, complete(profile, survey.partitions, survey.nodes, survey.config), transport
     )
     rows += _run_dry_submissions(
-        context, live_cluster, survey, wanted, launchers or registry.names(), transport
+        context, live_cluster, survey, options, launchers or registry.names(), transport
     )
-    if fabric and wanted.probe:
-        rows.append(_measure_fabric(context, live_cluster, wanted, probes, transport, say))
+    if fabric and options.probe:
+        rows.append(_measure_fabric(context, live_cluster, options, probes, transport, report_progress))
     notices += [line for line in discovered.notices if line not in notices]
     return Verification(name=cluster.name, rows=tuple(rows), notices=tuple(notices), probes=probes)
 
@@ -140,25 +155,25 @@ def _run_dry_submissions(
     context: Context,
     cluster: ActiveCluster,
     survey: Survey,
-    wanted: DiscoverOptions,
+    options: DiscoverOptions,
     launchers: Sequence[str],
     transport: str | None,
 ) -> list[Row]:
     """Dry-run jobs of all kinds with ``sbatch --test-only``; equal requests are submitted once."""
     launchers_by_request: dict[tuple[str, str], list[str]] = {}
     rows = []
-    jobs = _list_jobs(cluster.profile, survey, wanted, launchers)
+    jobs = _list_jobs(cluster.profile, survey, options, launchers)
     partitions = {
-        where: choose_destination(placement, cluster.profile).partition for where, placement, _ in jobs
+        label: choose_destination(placement, cluster.profile).partition for label, placement, _ in jobs
     }
-    for where, placement, launcher in jobs:
+    for label, placement, launcher in jobs:
         try:
-            header = _render_header(context, cluster, wanted, placement, launcher, transport)
+            header = _render_header(context, cluster, options, placement, launcher, transport)
         except DtslurmError as error:
             reason = "; ".join(getattr(error, "problems", ()) or [error.message])
-            rows.append(claims.dry_run(where, [launcher], reason, is_refused=True))
+            rows.append(claims.dry_run(label, [launcher], reason, is_refused=True))
             continue
-        launchers_by_request.setdefault((where, header), []).append(launcher)
+        launchers_by_request.setdefault((label, header), []).append(launcher)
     answers_by_request = dict(
         zip(
             launchers_by_request,
@@ -175,30 +190,30 @@ def _run_dry_submissions(
     still_short = [key for key, answer in one_node_answers if answer.lacks_nodes]
     all_up = {
         partition: _are_all_up(cluster, partition)
-        for partition in {partitions[where] for where, _ in still_short}
+        for partition in {partitions[label] for label, _ in still_short}
     }
-    impossible = {key for key in still_short if all_up[partitions[key[0]]]}
+    impossible_keys = {key for key in still_short if all_up[partitions[key[0]]]}
     rows += [
-        _judge_answer(key[0], launchers_by_request[key], answer, never=key in impossible)
+        _judge_answer(key[0], launchers_by_request[key], answer, never_starts=key in impossible_keys)
         for key, answer in answers_by_request.items()
     ]
     return rows
 
 
 def _list_jobs(
-    profile: ClusterProfile, survey: Survey, wanted: DiscoverOptions, launchers: Sequence[str]
+    profile: ClusterProfile, survey: Survey, options: DiscoverOptions, launchers: Sequence[str]
 ) -> list[tuple[str, Placement, str]]:
     """Return (label, placement, launcher) for every launcher in every partition.
 
     Node types that no partition defaults to get one job of one launcher.
     """
-    partitions = _choose_partitions(profile, survey, wanted)
+    partitions = _choose_partitions(profile, survey, options)
     jobs = [
         (f"partition {name}", Placement(partition=name), launcher)
         for name in partitions
         for launcher in launchers
     ]
-    other_types = _list_explicit_types(profile, partitions, wanted)
+    other_types = _list_explicit_types(profile, partitions, options)
     return jobs + [(f"node type {name}", Placement(node_type=name), launchers[0]) for name in other_types]
 
 
@@ -216,15 +231,15 @@ class _Answer:
 
 
 def _submit_dry(cluster: ActiveCluster, headers: Sequence[str]) -> list[_Answer]:
-    collected: list[_Answer] = []
+    answers: list[_Answer] = []
     for start in range(0, len(headers), _SUBMISSIONS_PER_COMMAND):
         chunk = headers[start : start + _SUBMISSIONS_PER_COMMAND]
         argv = ["sh", "-c", _DRY_RUN_SCRIPT, "dtslurm-check", *chunk]
         for answer in cluster.transport.run(argv, timeout=150).stdout.split("\x1e")[1 : len(chunk) + 1]:
             exit_code, _, output = answer.partition("\n")
-            collected.append(_Answer(exit_code.strip() == "0", output))
-        collected += [_Answer(ok=False, said="")] * (start + len(chunk) - len(collected))
-    return collected
+            answers.append(_Answer(exit_code.strip() == "0", output))
+        answers += [_Answer(ok=False, said="")] * (start + len(chunk) - len(answers))
+    return answers
 
 
 def _are_all_up(cluster: ActiveCluster, partition: str | None) -> bool:
@@ -241,33 +256,35 @@ def _limit_to_one_node(header: str) -> str:
     return re.sub(r"^(#SBATCH --nodes=)\d+$", r"\g<1>1", header, flags=re.MULTILINE)
 
 
-def _judge_answer(where: str, launchers: Sequence[str], answer: _Answer, *, never: bool) -> Row:
+def _judge_answer(label: str, launchers: Sequence[str], answer: _Answer, *, never_starts: bool) -> Row:
     """Return the row of a dry-run submission.
 
     Args:
-        where: the label of the partition or node type.
+        label: the label of the partition or node type.
         launchers: the launchers with this request.
         answer: Slurm's answer.
-        never: all nodes are up, and none has what the job requests.
+        never_starts: all nodes are up, and none has what the job requests.
     """
     if answer.ok:
-        return claims.dry_run(where, launchers, "", is_refused=False)
+        return claims.dry_run(label, launchers, "", is_refused=False)
     reason = "; ".join(distinct_lines(answer.said)[-2:]).removeprefix("sbatch: ") or "sbatch printed nothing"
-    reason += ", although all of its nodes are up" if never else ""
-    return claims.dry_run(where, launchers, reason, True if never or can_never_run(answer.said) else None)
+    reason += ", although all of its nodes are up" if never_starts else ""
+    return claims.dry_run(
+        label, launchers, reason, True if never_starts or can_never_run(answer.said) else None
+    )
 
 
-def _choose_partitions(profile: ClusterProfile, survey: Survey, wanted: DiscoverOptions) -> list[str]:
-    if wanted.partitions:
-        return list(wanted.partitions)
+def _choose_partitions(profile: ClusterProfile, survey: Survey, options: DiscoverOptions) -> list[str]:
+    if options.partitions:
+        return list(options.partitions)
     live_names = {partition.name for partition in survey.partitions}
-    claimed = [name for name in profile.slurm.partitions if name in live_names]
+    profile_names = [name for name in profile.slurm.partitions if name in live_names]
     from_profile = [name for name in split_names(profile.slurm.partition) if name in live_names]
-    return list(dict.fromkeys(name for name in [*from_profile, *claimed]))[:_MAX_PARTITIONS]
+    return list(dict.fromkeys(name for name in [*from_profile, *profile_names]))[:_MAX_PARTITIONS]
 
 
 def _list_explicit_types(
-    profile: ClusterProfile, partitions: Sequence[str], wanted: DiscoverOptions
+    profile: ClusterProfile, partitions: Sequence[str], options: DiscoverOptions
 ) -> list[str]:
     """Return the node types of the selected partitions that a job gets only with ``--node-type``."""
     default_types = {choose_destination(Placement(partition=name), profile).type_name for name in partitions}
@@ -277,7 +294,7 @@ def _list_explicit_types(
     eligible = [
         name
         for name, target in destinations.items()
-        if not wanted.partitions or set(split_names(target.partition)).intersection(wanted.partitions)
+        if not options.partitions or set(split_names(target.partition)).intersection(options.partitions)
     ]
     return [name for name in eligible if name not in default_types][:_MAX_PARTITIONS]
 
@@ -285,7 +302,7 @@ def _list_explicit_types(
 def _render_header(
     context: Context,
     cluster: ActiveCluster,
-    wanted: DiscoverOptions,
+    options: DiscoverOptions,
     placement: Placement,
     launcher: str,
     transport: str | None,
@@ -296,7 +313,7 @@ def _render_header(
     first_error: DtslurmError | None = None
     for nodes in (2, 1) if max_nodes > 1 else (1,):
         request = replace(
-            _make_request(cluster, wanted, transport, registry.load(launcher).configs),
+            _make_request(cluster, options, transport, registry.load(launcher).configs),
             partition=placement.partition,
             node_type=placement.node_type,
             launcher=launcher,
@@ -316,7 +333,7 @@ def _render_header(
 
 
 def _make_request(
-    cluster: ActiveCluster, wanted: DiscoverOptions, transport: str | None, configs: Sequence[str] = ()
+    cluster: ActiveCluster, options: DiscoverOptions, transport: str | None, configs: Sequence[str] = ()
 ) -> JobRequest:
     script = f"{_SCRIPT_STEM}{configs[0] if configs else '.py'}"
     return JobRequest(
@@ -324,8 +341,8 @@ def _make_request(
         payload={script: b"pass\n"},
         cluster=cluster.name,
         transport=transport,
-        account=wanted.account,
-        qos=wanted.qos,
+        account=options.account,
+        qos=options.qos,
         job_name="dtslurm-check",
         no_check=True,
         snapshot=False,
@@ -340,43 +357,47 @@ def _make_request(
 def _measure_fabric(
     context: Context,
     cluster: ActiveCluster,
-    wanted: DiscoverOptions,
+    options: DiscoverOptions,
     probes: Sequence[Probe],
     transport: str | None,
-    say: Say,
+    report_progress: Say,
 ) -> Row:
-    expected = cluster.profile.fabric.expected_busbw_gbs if cluster.profile.fabric else None
+    expected_gbs = cluster.profile.fabric.expected_busbw_gbs if cluster.profile.fabric else None
     torch_facts = [outcome.seen.get("torch") or {} for outcome in probes if outcome.seen]
     if not torch_facts:
-        return claims.bandwidth(expected, None, "no node was examined")
+        return claims.bandwidth(expected_gbs, None, "no node was examined")
     if not any(facts.get("version") for facts in torch_facts):
         return claims.bandwidth(
-            expected,
+            expected_gbs,
             None,
             f"the check needs torch, and {torch_facts[0].get('python', 'python3')} on the nodes does "
             "not have it",
         )
-    partition = next(iter(wanted.partitions), None)
+    partition = next(iter(options.partitions), None)
     request = replace(
-        _make_request(cluster, wanted, transport), partition=partition, launcher="srun", nodes=2, time="10",
+        _make_request(cluster, options, transport), partition=partition, launcher="srun", nodes=2, time="10",
         fabric_check=True, ntasks_per_node=None if _has_gpus(cluster, partition) else 1,
         python=str(torch_facts[0]["python"]),
     )  # fmt: skip
     try:
         record = submit(context, prepare(context, request, standalone=False))
     except DtslurmError as error:
-        return claims.bandwidth(expected, None, "; ".join([error.message, *error.evidence][:2]))
-    say(f"fabric check: job {record.job_id} on two nodes; waiting for {wanted.wait_s + 300:.0f} s at most")
-    timeout_reason = _ended(context, record, wanted.wait_s)
+        return claims.bandwidth(expected_gbs, None, "; ".join([error.message, *error.evidence][:2]))
+    report_progress(
+        f"fabric check: job {record.job_id} on two nodes; waiting for {options.wait_s + 300:.0f} s at most"
+    )
+    timeout_reason = _ended(context, record, options.wait_s)
     if timeout_reason:
-        return claims.bandwidth(expected, None, timeout_reason)
+        return claims.bandwidth(expected_gbs, None, timeout_reason)
     try:
         content = cluster.transport.get(f"{record.run_dir}/fabric.json")
         measurement = answers.parse_object(content, "the fabric check")
-        return claims.bandwidth(expected, float(measurement["busbw_gbs"]), str(measurement["problem"] or ""))
+        return claims.bandwidth(
+            expected_gbs, float(measurement["busbw_gbs"]), str(measurement["problem"] or "")
+        )
     except (DtslurmError, ValueError, LookupError, TypeError):
         return claims.bandwidth(
-            expected,
+            expected_gbs,
             None,
             f"the job wrote no measurement; find the cause with dtslurm diagnose {record.job_id}",
         )

@@ -92,9 +92,9 @@ class Link:
                 self.fruitful = self.fruitful or frame.kind in {wire.DATA, wire.CAUGHT_UP}
                 yield frame
 
-    def owe(self, amount: int) -> None:
+    def owe(self, byte_count: int) -> None:
         """Count processed bytes, for which credit is granted."""
-        self._unacknowledged += amount
+        self._unacknowledged += byte_count
 
     def send(self, data: bytes) -> None:
         """Send frames."""

@@ -141,21 +141,21 @@ class LogStream:
     def __init__(
         self,
         transport: Transport,
-        wanted: LogRequest,
+        log_request: LogRequest,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         python: str = "",
     ) -> None:
         """Create the stream; ``python`` is the interpreter that is tried first on a remote host."""
-        self._transport, self._log_request, self._python = transport, wanted, python
+        self._transport, self._log_request, self._python = transport, log_request, python
         self._clock, self._sleep = clock, sleep
         self._link: Link | None = None
         self._files: dict[str, Assembler] = {}
         self._unfinished = 0
         self._first: dict[str, int] = {}
         self._caught_up = False
-        self._draining = not wanted.follow
+        self._draining = not log_request.follow
         self._ended = False
         self._focus: bytes = b""
         self.utc_offset = time.localtime().tm_gmtoff
@@ -316,8 +316,8 @@ class LogStream:
         elif frame.kind == wire.END:
             self._ended = True
             for assembler in self._files.values():
-                if rest := assembler.flush():
-                    yield from _split_records(rest)
+                if partial_line := assembler.flush():
+                    yield from _split_records(partial_line)
             yield Mark.END
 
     def _handle_file(self, link: Link, frame: Frame) -> Iterator[Item]:
@@ -340,8 +340,8 @@ class LogStream:
             return
         self.skipped = self.skipped or (reason == "new" and offset > 0)
         self._unfinished -= len(assembler.rest)
-        if rest := assembler.flush():
-            yield from _split_records(rest)
+        if partial_line := assembler.flush():
+            yield from _split_records(partial_line)
         assembler.offset, assembler.checked = offset, b""
         if reason in {"truncated", "replaced"}:
             yield Notice(f"{name} was {reason}; its output is shown again from the beginning")

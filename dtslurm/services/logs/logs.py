@@ -132,7 +132,7 @@ class _LogFilter:
 
 
 def read(
-    context: Context, record: JobRecord, wanted: LogFilter, *, in_turn: bool = False
+    context: Context, record: JobRecord, selection: LogFilter, *, in_turn: bool = False
 ) -> Iterator[list[Item]]:
     """Yield the existing output file by file, or with ``in_turn`` a piece of each file in turn.
 
@@ -140,11 +140,11 @@ def read(
         TransportError: the cluster cannot be reached.
         StoreError: the run directory does not exist.
     """
-    request = wanted.request(record, follow=False, in_turn=in_turn)
+    request = selection.request(record, follow=False, in_turn=in_turn)
     with _open_stream(context, context.cluster_of(record), request) as stream:
-        log_filter = _LogFilter(wanted, context.clock(), stream)
+        log_filter = _LogFilter(selection, context.clock(), stream)
         while not stream.ended:
-            yield [passed for item in stream.read(_POLL_S) for passed in log_filter(item)]
+            yield [output for item in stream.read(_POLL_S) for output in log_filter(item)]
 
 
 def _open_stream(context: Context, cluster: ActiveCluster, request: LogRequest) -> LogStream:
@@ -155,7 +155,7 @@ def _open_stream(context: Context, cluster: ActiveCluster, request: LogRequest) 
 def follow(
     context: Context,
     record: JobRecord,
-    wanted: LogFilter,
+    selection: LogFilter,
     *,
     watch: Callable[[RunView], None] = lambda _: None,
 ) -> Iterator[list[Item]]:
@@ -169,10 +169,10 @@ def follow(
         StoreError: the run directory does not exist.
     """
     quiet_since = context.clock()
-    request = wanted.request(record, follow=True, in_turn=True)
+    request = selection.request(record, follow=True, in_turn=True)
     cluster = context.cluster_of(record)
     with _open_stream(context, cluster, request) as stream, Watcher(context, [record]) as watcher:
-        log_filter = _LogFilter(wanted, context.clock(), stream)
+        log_filter = _LogFilter(selection, context.clock(), stream)
         attempt_notices = _AttemptNotices()
         is_pending = False
         while not stream.ended:
@@ -185,7 +185,7 @@ def follow(
                     watcher.confirm_event("started")  # a job that writes output runs
             if items:
                 quiet_since = context.clock()
-            yield [passed for item in items for passed in (*attempt_notices(item), *log_filter(item))]
+            yield [output for item in items for output in (*attempt_notices(item), *log_filter(item))]
             for view in watcher.news():
                 watch(view)
                 is_pending = any(status.state is JobState.PENDING for status in view.statuses)

@@ -16,9 +16,9 @@ from dtslurm.services.runs.status import RunView
 from dtslurm.store.rundir import RunDir
 
 
-def add_activity(found: Sequence[RunView], now: float) -> list[RunView]:
+def add_activity(views: Sequence[RunView], now: float) -> list[RunView]:
     """Add the activity of running jobs to views, from local files only, without a remote query."""
-    return [_with_activity(view, now) for view in found]
+    return [_with_activity(view, now) for view in views]
 
 
 def is_running(status: JobStatus) -> bool:

@@ -130,16 +130,16 @@ def differences(documents: Sequence[Mapping[str, Any]], diffs: Sequence[bytes]) 
     for name in names:
         values = tuple(_format_value(document.get(name)) for document in flat_documents)
         if len(set(values)) > 1:
-            section, _, rest = name.partition(".")
+            section, _, key = name.partition(".")
             safe_values = (
                 hide_secrets(value, document) for value, document in zip(values, documents, strict=True)
             )
-            unsorted.append(Difference(_SECTIONS[section], rest, tuple(safe_values)))
+            unsorted.append(Difference(_SECTIONS[section], key, tuple(safe_values)))
     if len(set(diffs)) > 1:
         sizes = tuple(f"{len(diff.splitlines())} lines" if diff else _ABSENT for diff in diffs)
         unsorted.append(Difference("code", "uncommitted changes (code.diff)", sizes))
     order = list(dict.fromkeys(_SECTIONS.values()))
-    yield from sorted(unsorted, key=lambda one: order.index(one.section))
+    yield from sorted(unsorted, key=lambda difference: order.index(difference.section))
 
 
 def _flatten(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -201,8 +201,8 @@ def _summarize_run(context: Context, view: RunView) -> ComparedRun:
 def _read_points(context: Context, record: JobRecord) -> tuple[Sequence[Sequence[TrainPoint]], str]:
     """Return the training records of all attempts of a run, and the error if they could not be read."""
     try:
-        newest = read_telemetry(context, record, points=_POINTS)
-        return list(points_of_attempts(context, record, newest, most=_POINTS).values()), ""
+        telemetry = read_telemetry(context, record, points=_POINTS)
+        return list(points_of_attempts(context, record, telemetry, max_points=_POINTS).values()), ""
     except DtslurmError as error:
         return [], error.message
 

@@ -14,25 +14,25 @@ Curve = tuple[tuple[int, float], ...]
 
 
 def points_of_attempts(
-    context: Context, record: JobRecord, newest: RunTelemetry, *, most: int
+    context: Context, record: JobRecord, telemetry: RunTelemetry, *, max_points: int
 ) -> dict[int, Sequence[TrainPoint]]:
     """Return the training records of each attempt, oldest first, with one remote query per earlier attempt.
 
     Args:
-        newest: telemetry of the newest attempt of the same task.
-        most: approximate maximum number of points per attempt.
+        telemetry: telemetry of the newest attempt of the same task.
+        max_points: approximate maximum number of points per attempt.
 
     Raises:
         TransportError: the run's files could not be read on their machine.
     """
-    if newest.attempt is None:
+    if telemetry.attempt is None:
         return {}
-    earlier: dict[int, Sequence[TrainPoint]] = {
-        number: read_telemetry(context, record, attempt=number, task=newest.task, points=most).train
-        for number in sorted(newest.attempts)
-        if number < newest.attempt
+    earlier_points: dict[int, Sequence[TrainPoint]] = {
+        number: read_telemetry(context, record, attempt=number, task=telemetry.task, points=max_points).train
+        for number in sorted(telemetry.attempts)
+        if number < telemetry.attempt
     }
-    return {**earlier, newest.attempt: newest.train}
+    return {**earlier_points, telemetry.attempt: telemetry.train}
 
 
 def join_attempts(attempts: Iterable[Sequence[TrainPoint]], metric: str) -> Curve:
@@ -49,7 +49,7 @@ def restart_steps(attempts: Mapping[int, Sequence[TrainPoint]]) -> dict[int, int
     """Return the first step of each attempt except the first attempt, if its records contain steps."""
     steps_by_attempt: dict[int, int] = {}
     for number, points in list(attempts.items())[1:]:
-        first = next((point.step for point in points if point.step is not None), None)
-        if first is not None:
-            steps_by_attempt[number] = first
+        first_step = next((point.step for point in points if point.step is not None), None)
+        if first_step is not None:
+            steps_by_attempt[number] = first_step
     return steps_by_attempt

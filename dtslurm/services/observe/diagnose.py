@@ -132,7 +132,7 @@ def gather(
     }
     answer = query_worker(transport, python, "evidence.evidence", request, timeout=_LIMIT_S, parts=EVIDENCE)
     names = [signature.name for signature in signatures]
-    return interpret(answer, lambda found: findings.read(found, names, world_size), "evidence.py")
+    return interpret(answer, lambda document: findings.read(document, names, world_size), "evidence.py")
 
 
 def _choose_task(view: RunView, task: str | None) -> tuple[JobStatus, RunDir, str | None]:
@@ -142,10 +142,10 @@ def _choose_task(view: RunView, task: str | None) -> tuple[JobStatus, RunDir, st
     by_task = {status.job_id.rpartition("_")[2]: status for status in view.statuses}
     tasks = view.run.tasks()
     if task is None:
-        failed = [
+        failed_tasks = [
             name for name in tasks if name in by_task and by_task[name].terminal and not by_task[name].ok
         ]
-        task = next(iter(failed or tasks), None)
+        task = next(iter(failed_tasks or tasks), None)
     if task is None:
         return view.statuses[0], view.run, None
     if task not in tasks:

@@ -130,8 +130,8 @@ def _choose_status(view: RunView, task: str | None) -> JobStatus:
         for status in view.statuses:
             if status.job_id.rpartition("_")[2] == task:
                 return status
-    running = [status for status in view.statuses if status.state is JobState.RUNNING]
-    return (running or list(view.statuses))[0]
+    running_statuses = [status for status in view.statuses if status.state is JobState.RUNNING]
+    return (running_statuses or list(view.statuses))[0]
 
 
 # ---- Reading stacks on the nodes ----
@@ -159,12 +159,12 @@ def _observe_ranks(
     if not is_local:
         argv = commands.step_beside(status.raw_id or status.job_id, sorted(by_node), argv)
     try:
-        completed = cluster.transport.run(argv, timeout=_LIMIT_S)
+        result = cluster.transport.run(argv, timeout=_LIMIT_S)
     except CommandTimeout:
         return {}, [f"the srun step that examines the ranks did not end within {_LIMIT_S:.0f} s"]
     except CommandNotFound as error:
         return {}, [f"no stacks: {error.message}"]
-    return _read(completed, by_node)
+    return _read(result, by_node)
 
 
 def _read(done: Completed, by_node: Mapping[str, Sequence[Sequence[int]]]) -> tuple[Looks, list[str]]:
@@ -258,13 +258,15 @@ def _describe_worker(found: Mapping[str, Any]) -> str:
     return f"process {found.get('pid')}: {live.place_of(look)}"
 
 
-def _reasons(found: Looks) -> list[str]:
+def _reasons(looks: Looks) -> list[str]:
     """Return the reasons for missing stacks, each once with its number of ranks."""
     counts: dict[str, int] = defaultdict(int)
-    for look in found.values():
+    for look in looks.values():
         if look.get("by") == "proc":
-            counts["; ".join(str(why) for why in look.get("why", []))] += 1
-    return [f"no stacks of {count} rank{'s' if count > 1 else ''}: {why}" for why, count in counts.items()]
+            counts["; ".join(str(reasons) for reasons in look.get("why", []))] += 1
+    return [
+        f"no stacks of {count} rank{'s' if count > 1 else ''}: {reasons}" for reasons, count in counts.items()
+    ]
 
 
 def _measure_gpus(now: RunTelemetry) -> GpuUse | None:
@@ -275,5 +277,7 @@ def _measure_gpus(now: RunTelemetry) -> GpuUse | None:
     if not samples:
         return None
     utils = [util for util, _ in samples]
-    idle = sum(util < _IDLE_PERCENT for util in utils)
-    return GpuUse(len(utils), idle, round(sum(utils) / len(utils), 1), max(0.0, *(age for _, age in samples)))
+    idle_count = sum(util < _IDLE_PERCENT for util in utils)
+    return GpuUse(
+        len(utils), idle_count, round(sum(utils) / len(utils), 1), max(0.0, *(age for _, age in samples))
+    )

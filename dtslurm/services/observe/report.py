@@ -120,8 +120,8 @@ def first_failed_task(view: RunView) -> str | None:
     """Return the first task of an array that started and failed; None if there is none."""
     if view.record.array is None:
         return None
-    failed = (status for status in view.statuses if status.terminal and not status.ok)
-    tasks = (status.job_id.rpartition("_")[2] for status in failed)
+    failed_statuses = (status for status in view.statuses if status.terminal and not status.ok)
+    tasks = (status.job_id.rpartition("_")[2] for status in failed_statuses)
     return next((task for task in tasks if view.run.task(task) is not None), None)
 
 
@@ -129,17 +129,17 @@ def _state(view: RunView, task: str | None, activity: Activity | None = None) ->
     return ", ".join(sorted({describe_state(status, activity) for status in _select_statuses(view, task)}))
 
 
-def _subtitle(record: JobRecord, seen: RunTelemetry, attempts: Sequence[Attempt]) -> list[str]:
+def _subtitle(record: JobRecord, telemetry: RunTelemetry, attempts: Sequence[Attempt]) -> list[str]:
     """Return the lines below the title: job, cluster and attempt."""
     job = f"job {record.job_id}" if record.job_id else "no job"
     total = [f"{len(attempts)} attempts in total"] if len(attempts) > 1 else []
-    return [f"{job} on {record.cluster}", f"attempt {seen.attempt}", *total]
+    return [f"{job} on {record.cluster}", f"attempt {telemetry.attempt}", *total]
 
 
 def _make_tiles(
     context: Context,
     view: RunView,
-    seen: RunTelemetry,
+    telemetry: RunTelemetry,
     points: Mapping[int, Sequence[TrainPoint]],
     times: RunTimes | None,
 ) -> list[Tile]:
@@ -152,7 +152,7 @@ def _make_tiles(
     return [
         *time_tile(times, view.time_limit, now),
         *training_tiles(points),
-        *size_tiles(seen.world_size or record.world_size, nodes, gpus),
+        *size_tiles(telemetry.world_size or record.world_size, nodes, gpus),
         *cost_tiles(hours, *price_gpu_hours(context, record, hours)),
     ]
 
@@ -164,15 +164,19 @@ def _select_statuses(view: RunView, task: str | None) -> Sequence[JobStatus]:
     ] or view.statuses
 
 
-def _measure_times(view: RunView, task: str | None, told: History) -> RunTimes | None:
+def _measure_times(view: RunView, task: str | None, history: History) -> RunTimes | None:
     """Return the times of the run, or of one array task, which has its own event file."""
     status = _select_statuses(view, task)[0]
-    return measure_run(status, told.events, told.attempts) if task is None else measure_view(view, status)
+    return (
+        measure_run(status, history.events, history.attempts) if task is None else measure_view(view, status)
+    )
 
 
-def _summary_rows(view: RunView, seen: RunTelemetry, attempts: Sequence[Attempt]) -> list[tuple[str, str]]:
+def _summary_rows(
+    view: RunView, telemetry: RunTelemetry, attempts: Sequence[Attempt]
+) -> list[tuple[str, str]]:
     record = view.record
-    size = seen.world_size or record.world_size
+    size = telemetry.world_size or record.world_size
     rows = [
         ("job", f"{record.job_id or 'unknown'} on {record.cluster}"),
         ("ranks", f"{size} by {record.launcher}"),
@@ -185,17 +189,17 @@ def _summary_rows(view: RunView, seen: RunTelemetry, attempts: Sequence[Attempt]
     ]
     git = document_of(record).get("git")
     if isinstance(git, dict) and git.get("commit"):
-        dirty = ", with changes (code.diff)" if git.get("dirty") else ""
-        rows.append(("code", f"commit {git['commit']} of {git.get('branch') or 'no branch'}{dirty}"))
+        dirty_note = ", with changes (code.diff)" if git.get("dirty") else ""
+        rows.append(("code", f"commit {git['commit']} of {git.get('branch') or 'no branch'}{dirty_note}"))
     return [(label, text) for label, text in rows if text]
 
 
-def _find_verdict(context: Context, view: RunView, seen: RunTelemetry) -> Mapping[str, Any] | None:
+def _find_verdict(context: Context, view: RunView, telemetry: RunTelemetry) -> Mapping[str, Any] | None:
     """Return the diagnosis of a failed attempt as values for the template; None if it did not fail."""
     if not view.terminal or not view.exit_code:
         return None
     try:
-        verdict = diagnose(context, view.record, attempt=seen.attempt, task=seen.task).verdict
+        verdict = diagnose(context, view.record, attempt=telemetry.attempt, task=telemetry.task).verdict
     except DtslurmError as error:
         return {"cause": "unknown", "summary": error.message, "advice": "", "evidence": (), "rank": None}
     return {
@@ -209,23 +213,23 @@ def _find_verdict(context: Context, view: RunView, seen: RunTelemetry) -> Mappin
     }
 
 
-def _attempt_row(one: Attempt) -> dict[str, str]:
+def _attempt_row(attempt: Attempt) -> dict[str, str]:
     return {
-        "number": str(one.number),
-        "nodes": one.nodes,
-        "started": clock_text(one.started),
-        "took": duration(one.ended - one.started) if one.started and one.ended else "",
-        "how": one.how,
+        "number": str(attempt.number),
+        "nodes": attempt.nodes,
+        "started": clock_text(attempt.started),
+        "took": duration(attempt.ended - attempt.started) if attempt.started and attempt.ended else "",
+        "how": attempt.how,
     }
 
 
 def _points_to_plot(
-    context: Context, record: JobRecord, seen: RunTelemetry, asked: int | None
+    context: Context, record: JobRecord, telemetry: RunTelemetry, attempt: int | None
 ) -> Mapping[int, Sequence[TrainPoint]]:
     """Return the training points of the requested attempt, else of all attempts."""
-    if asked is not None:
-        return {asked: seen.train}
-    return points_of_attempts(context, record, seen, most=_POINTS)
+    if attempt is not None:
+        return {attempt: telemetry.train}
+    return points_of_attempts(context, record, telemetry, max_points=_POINTS)
 
 
 def _curves(attempts: Mapping[int, Sequence[TrainPoint]]) -> list[dict[str, Any]]:

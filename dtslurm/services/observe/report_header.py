@@ -54,8 +54,8 @@ def run_headline(
     error = failure.error if failure is not None and failure.rank == verdict["rank"] else ""
     parts = [safe(error) or str(verdict["cause"])]
     if verdict["rank"] is not None:
-        where = f" on {verdict['node']}" if verdict.get("node") else ""
-        parts.append(f"rank {verdict['rank']}{where} failed first")
+        node_text = f" on {verdict['node']}" if verdict.get("node") else ""
+        parts.append(f"rank {verdict['rank']}{node_text} failed first")
     elif verdict.get("node"):
         parts.append(f"on {verdict['node']}")
     return Headline(state, "bad", " · ".join(parts))
@@ -103,10 +103,10 @@ def _rate_tile(attempts: Mapping[int, Sequence[TrainPoint]]) -> list[Tile]:
 
 def size_tiles(ranks: int, nodes: int, gpus: int) -> list[Tile]:
     """Return the tile with the number of GPUs, or of ranks if the run has no GPUs."""
-    where = f"on {pluralize(nodes, 'node')}" if nodes else ""
+    node_text = f"on {pluralize(nodes, 'node')}" if nodes else ""
     if gpus:
-        return [Tile("GPUs", f"{gpus:,}", where)]
-    return [Tile("ranks", f"{ranks:,}", where)]
+        return [Tile("GPUs", f"{gpus:,}", node_text)]
+    return [Tile("ranks", f"{ranks:,}", node_text)]
 
 
 def cost_tiles(hours: float | None, cost: float | None, currency: str) -> list[Tile]:

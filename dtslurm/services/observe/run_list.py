@@ -158,11 +158,11 @@ class Runs:
             StoreError: the index cannot be read.
         """
         index = self.context.index
-        unended = dict.fromkeys(index.run_dirs(limit=None, include_ended=False))
-        paths = unended | dict.fromkeys(index.run_dirs(limit=self.limit))
+        unended_paths = dict.fromkeys(index.run_dirs(limit=None, include_ended=False))
+        paths = unended_paths | dict.fromkeys(index.run_dirs(limit=self.limit))
         entries: dict[Path, tuple[int, JobRecord]] = {}
         records_by_cluster: dict[ClusterKey, list[JobRecord]] = {}
-        unreadable: set[str] = set()
+        unreadable_names: set[str] = set()
         for path in paths:
             entry = self._read(path)
             if entry is not None:
@@ -171,9 +171,9 @@ class Runs:
                 records_by_cluster.setdefault((record.cluster, record.profile, record.transport), []).append(
                     record
                 )
-            elif path in unended:  # the queue may contain the job of this run
-                unreadable.add(index.job_in(path)[0])
-        for name in unreadable - {key[0] for key in records_by_cluster}:
+            elif path in unended_paths:  # the queue may contain the job of this run
+                unreadable_names.add(index.job_in(path)[0])
+        for name in unreadable_names - {key[0] for key in records_by_cluster}:
             with contextlib.suppress(DtslurmError):  # the cluster has no profile any more
                 cluster = self.context.cluster(name)
                 records_by_cluster[name, str(cluster.path), cluster.way] = []
@@ -206,43 +206,45 @@ class ClusterReader:
     def read(self, records: Sequence[JobRecord]) -> tuple[tuple[JobRow, ...], ClusterLine]:
         """Return the rows of runs and the cluster's reachability; errors of the cluster are not raised."""
         rows: dict[str, tuple[JobRow, ...]] = {}
-        unsettled = []
+        unsettled_records = []
         for record in records:
-            settled = self._settled.get(record.token)
-            if settled is not None and settled[0] == record:
-                rows[record.token] = settled[1]
+            cached_entry = self._settled.get(record.token)
+            if cached_entry is not None and cached_entry[0] == record:
+                rows[record.token] = cached_entry[1]
             else:
-                unsettled.append(record)
-        trouble = ""
+                unsettled_records.append(record)
+        error_text = ""
         try:
-            run_views = add_activity(views(self.context, unsettled), self.context.clock())
+            run_views = add_activity(views(self.context, unsettled_records), self.context.clock())
         except (DtslurmError, OSError) as error:
-            run_views, trouble = [], str(error)
+            run_views, error_text = [], str(error)
         for view in run_views:
-            trouble = trouble or view.trouble
+            error_text = error_text or view.trouble
             rows[view.record.token] = self._make_rows(view)
-        if not trouble:
+        if not error_text:
             query_times = [
                 view.observed_at for view in run_views if view.observed_at is not None and not view.terminal
             ]
             self.observed_at = max(query_times, default=self.context.clock())
         queued_rows = self._find_queued(run_views)
-        for record in unsettled:
-            rows.setdefault(record.token, self._last_rows.get(record.token, (_unknown_row(record, trouble),)))
+        for record in unsettled_records:
+            rows.setdefault(
+                record.token, self._last_rows.get(record.token, (_unknown_row(record, error_text),))
+            )
         self._last_rows = rows
-        ordered = tuple(row for record in records for row in rows[record.token]) + queued_rows
-        return ordered, ClusterLine(name=self.name, observed_at=self.observed_at, trouble=trouble)
+        sorted_rows = tuple(row for record in records for row in rows[record.token]) + queued_rows
+        return sorted_rows, ClusterLine(name=self.name, observed_at=self.observed_at, trouble=error_text)
 
-    def _find_queued(self, found: Sequence[RunView]) -> tuple[JobRow, ...]:
+    def _find_queued(self, views: Sequence[RunView]) -> tuple[JobRow, ...]:
         """Return the rows of jobs in the queue whose run has no readable record.
 
         The queue snapshot of the other runs is reused; no further query is made.
         """
         try:
-            queued = find_queued_jobs(self.context, found, self.name, Freshness(background=True))
+            queued_jobs = find_queued_jobs(self.context, views, self.name, Freshness(background=True))
         except (DtslurmError, OSError):
             return ()
-        return tuple(row for view in queued.views for row in rows_of(view, {}))
+        return tuple(row for view in queued_jobs.views for row in rows_of(view, {}))
 
     def first(self, records: Sequence[JobRecord]) -> tuple[JobRow, ...]:
         """Return the rows of runs from local records alone, before the first query."""
@@ -277,7 +279,7 @@ class ClusterReader:
         return self._layouts[record.token]
 
 
-def _unknown_row(record: JobRecord, trouble: str) -> JobRow:
+def _unknown_row(record: JobRecord, error_text: str) -> JobRow:
     return JobRow(
         key=record.token,
         token=record.token,
@@ -288,7 +290,7 @@ def _unknown_row(record: JobRecord, trouble: str) -> JobRow:
         unknown=True,
         ranks=record.world_size,
         created=record.created_at,
-        about=trouble,
+        about=error_text,
         limit=record.time_limit,
         run_dir=record.run_dir,
     )
@@ -304,11 +306,11 @@ def rows_of(view: RunView, layout: Mapping[str, Any]) -> tuple[JobRow, ...]:
     )
     counts = Counter(status.word for status in view.statuses)
     worst = min(view.statuses, key=_state_priority)
-    whole = _make_row(view, worst, layout, None)
+    run_row = _make_row(view, worst, layout, None)
     starts = [row.start for row in tasks if row.start is not None]
-    ends = [row.end for row in tasks if row.end is not None]
-    whole = replace(
-        whole,
+    end_times = [row.end for row in tasks if row.end is not None]
+    run_row = replace(
+        run_row,
         job_id=view.record.job_id or "?",
         activity=None,
         tasks=tuple(counts.most_common()),
@@ -316,14 +318,14 @@ def rows_of(view: RunView, layout: Mapping[str, Any]) -> tuple[JobRow, ...]:
         ok=all(status.ok for status in view.statuses),
         start=min(starts, default=None),
         job_start=None,
-        end=max(ends, default=None) if view.terminal else None,
+        end=max(end_times, default=None) if view.terminal else None,
         about=", ".join(f"{count} {word.lower()}" for word, count in counts.most_common()),
         fix="",
     )
-    return (whole, *tasks)
+    return (run_row, *tasks)
 
 
-def with_page(row: JobRow, page: Page | None) -> JobRow:
+def add_page(row: JobRow, page: Page | None) -> JobRow:
     """Add the losses, the forecast and the newer of two activities from a job's page to its row."""
     if page is None:
         return row
@@ -331,8 +333,8 @@ def with_page(row: JobRow, page: Page | None) -> JobRow:
     if row.over:
         return row
     activities = [activity for activity in (page.activity, row.activity) if activity is not None]
-    newest = max(activities, key=lambda activity: activity.since + activity.quiet_s, default=None)
-    return replace(row, forecast=page.forecast, activity=newest)
+    newest_activity = max(activities, key=lambda activity: activity.since + activity.quiet_s, default=None)
+    return replace(row, forecast=page.forecast, activity=newest_activity)
 
 
 def _state_priority(status: JobStatus) -> int:
@@ -344,7 +346,7 @@ def _state_priority(status: JobStatus) -> int:
 def _make_row(view: RunView, status: JobStatus, layout: Mapping[str, Any], task: str | None) -> JobRow:
     record = view.record
     attempt = attempt_number(view.run_of(status), status)
-    about, fix, never = _describe(view, status, attempt)
+    description, fix, never_starts = _describe(view, status, attempt)
     nodes = status.nodes or whole_number(layout.get("nodes"))
     times = measure_view(view, status)
     gpus = whole_number(layout.get("gpus_per_node"))
@@ -372,9 +374,9 @@ def _make_row(view: RunView, status: JobStatus, layout: Mapping[str, Any], task:
         time_left=status.time_left,
         reason=status.reason,
         recorded=not view.record_problem,
-        about=about,
+        about=description,
         fix=fix,
-        never=never,
+        never=never_starts,
         nodelist=fold_nodes(status.nodelist),
         attempt=attempt,
         parent=PurePosixPath(record.parent).name,
@@ -386,10 +388,10 @@ def _make_row(view: RunView, status: JobStatus, layout: Mapping[str, Any], task:
 
 def _describe(view: RunView, status: JobStatus, attempt: int) -> tuple[str, str, bool]:
     """Describe why a job waits or how it ended, a fix, and whether it will never start."""
-    text, fix, never = _describe_state(view, status, attempt)
+    text, fix, never_starts = _describe_state(view, status, attempt)
     if not view.record_problem:
-        return text, fix, never
-    return "; ".join(filter(None, (text, UNREADABLE))), fix or describe_unrecorded(view), never
+        return text, fix, never_starts
+    return "; ".join(filter(None, (text, UNREADABLE))), fix or describe_unrecorded(view), never_starts
 
 
 def _describe_state(view: RunView, status: JobStatus, attempt: int) -> tuple[str, str, bool]:

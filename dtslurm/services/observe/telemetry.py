@@ -27,18 +27,18 @@ def read_telemetry(
     *,
     attempt: int | None = None,
     task: str | None = None,
-    after: RunTelemetry | None = None,
+    previous_telemetry: RunTelemetry | None = None,
     points: int = _POINTS,
-    rest: Rest | None = None,
+    yield_control: Rest | None = None,
 ) -> RunTelemetry:
     """Return the telemetry of a run's ranks, nodes and training; the scheduler is not queried.
 
     Args:
         attempt: number of the attempt; the newest by default. A run that has not started has none.
         task: index of the array task; by default the first that has started.
-        after: the previous telemetry: only newer training records and events are returned.
+        previous_telemetry: the previous telemetry: only newer training records and events are returned.
         points: approximate maximum number of training records in one answer.
-        rest: see `dtslurm.model.chunking.Rest`.
+        yield_control: see `dtslurm.model.chunking.Rest`.
 
     Raises:
         RequestInvalid: the attempt or task does not exist.
@@ -52,12 +52,14 @@ def read_telemetry(
         "run_dir": record.run_dir,
         "attempt": attempt,
         "task": None if task is None else str(int(task)),
-        "after": dict(after.cursor) if after is not None else None,
+        "after": dict(previous_telemetry.cursor) if previous_telemetry is not None else None,
         "train_limit": max(1, points),
         "patterns": log_patterns(context),
     }
     answer = query_worker(transport, python, "telemetry.telemetry", request, timeout=_LIMIT_S, parts=PARTS)
-    current = interpret(answer, lambda answer: telemetry.read(answer, after, rest), "telemetry.py")
+    current = interpret(
+        answer, lambda answer: telemetry.read(answer, previous_telemetry, yield_control), "telemetry.py"
+    )
     name = record.job_id or record.name
     if task is not None and str(int(task)) not in current.tasks:
         raise RequestInvalid([f"task {task} of {name} has not started"])

@@ -61,8 +61,8 @@ def usage(
     now = context.clock()
     start, sacct_start = _period(since, now)
     records = recent(context, _MOST_RUNS, cluster)
-    held: list[AccountedJob] = []
-    trouble: list[str] = []
+    jobs: list[AccountedJob] = []
+    errors: list[str] = []
     for active in _clusters(context, records, cluster):
         if active.profile.scheduler != "slurm":
             continue
@@ -73,19 +73,19 @@ def usage(
             if not answer.ok:
                 raise SlurmError("sacct: Slurm rejected the query", evidence=answer.stderr.splitlines()[:3])
         except DtslurmError as error:
-            trouble.append(_describe_error(active, error))
+            errors.append(_describe_error(active, error))
             continue
         uses = accounting.read(answer.stdout)
         samples: Mapping[str, GpuTime] = {}
         try:
             samples = _samples(context, [record for record in records if record.cluster == active.name], uses)
         except DtslurmError as error:  # the allocation is known without the samples, only the use is not
-            trouble.append(_describe_error(active, error))
+            errors.append(_describe_error(active, error))
         for use in uses:
             gpu_time = samples.get(use.job_id.partition("_")[0])
             hourly = price(active.profile, use.gpu_type)
-            held.append(AccountedJob(active.name, use, gpu_time, *(hourly or (None, ""))))
-    return Usage(start, now, tuple(held), tuple(trouble))
+            jobs.append(AccountedJob(active.name, use, gpu_time, *(hourly or (None, ""))))
+    return Usage(start, now, tuple(jobs), tuple(errors))
 
 
 def _describe_error(cluster: ActiveCluster, error: DtslurmError) -> str:
@@ -171,7 +171,7 @@ def price(profile: ClusterProfile, gpu_type: str) -> tuple[float, str] | None:
     return None if amount is None else (amount, currency)
 
 
-def rows(found: Usage, by: str) -> list[UsageRow]:
+def rows(period_usage: Usage, by: str) -> list[UsageRow]:
     """Return the usage of each group, sorted by idle GPU-hours, then by held GPU-hours, largest first.
 
     Args:
@@ -182,12 +182,12 @@ def rows(found: Usage, by: str) -> list[UsageRow]:
         "user": lambda item: item.use.user or "(unknown)",
         "name": lambda item: item.use.name,
         "cluster": lambda item: item.cluster,
-        "week": lambda item: _iso_week(max(item.use.start or item.use.submit or 0, found.since)),
+        "week": lambda item: _iso_week(max(item.use.start or item.use.submit or 0, period_usage.since)),
     }
     groups: dict[str, list[AccountedJob]] = {}
-    for item in found.held:
+    for item in period_usage.held:
         groups.setdefault(keys[by](item), []).append(item)
-    totals = [total(name, items, found) for name, items in groups.items()]
+    totals = [total(name, items, period_usage) for name, items in groups.items()]
     if by == "week":
         return sorted(totals, key=lambda row: row.group)
     return sorted(
@@ -195,7 +195,7 @@ def rows(found: Usage, by: str) -> list[UsageRow]:
     )
 
 
-def total(name: str, items: Iterable[AccountedJob], found: Usage) -> UsageRow:
+def total(name: str, items: Iterable[AccountedJob], period_usage: Usage) -> UsageRow:
     """Return the sums over the accounted jobs of one group."""
     requested_h = held_h = sampled_h = used_h = idle_h = energy_kwh = cpu_h = cost = idle_cost = 0.0
     has_power, is_priced = False, True
@@ -204,7 +204,7 @@ def total(name: str, items: Iterable[AccountedJob], found: Usage) -> UsageRow:
     for item in items:
         job_use, gpu_time = item.use, item.told
         jobs.add((item.cluster, job_use.job_id))
-        hours = _hours_in_period(job_use, found)
+        hours = _hours_in_period(job_use, period_usage)
         requested_h += job_use.gpus_asked * (job_use.limit_s or 0) / 3600
         held_h += job_use.gpus * hours
         cpu_h += job_use.cpus * hours
@@ -236,14 +236,14 @@ def total(name: str, items: Iterable[AccountedJob], found: Usage) -> UsageRow:
     )
 
 
-def _hours_in_period(use: JobUse, found: Usage) -> float:
+def _hours_in_period(use: JobUse, period_usage: Usage) -> float:
     """Return the hours within the period during which a job held its allocation."""
     if use.start is None:
         return 0.0
-    end = found.until if use.end is None else min(use.end, found.until)
-    return max(0.0, end - max(use.start, found.since)) / 3600
+    end = period_usage.until if use.end is None else min(use.end, period_usage.until)
+    return max(0.0, end - max(use.start, period_usage.since)) / 3600
 
 
-def _iso_week(moment: float) -> str:
-    year, week, _ = time.strftime("%G %V %u", time.localtime(moment)).split()
+def _iso_week(time_s: float) -> str:
+    year, week, _ = time.strftime("%G %V %u", time.localtime(time_s)).split()
     return f"{year}-W{week}"

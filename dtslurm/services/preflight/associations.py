@@ -49,29 +49,29 @@ def keep_limits(context: Context, cluster: ActiveCluster, output: str) -> str:
     return answer
 
 
-def problems(context: Context, cluster: ActiveCluster, submission: Submission, said: str) -> list[str]:
+def problems(context: Context, cluster: ActiveCluster, submission: Submission, output: str) -> list[str]:
     """Return why accounting would refuse the user's job.
 
     Args:
         context: its clock decides whether the cached answer is still valid.
         cluster: the cluster.
         submission: the job.
-        said: accounting's answer. If it may come from the cache and the job would be refused, accounting is
+        output: accounting's answer. If it may come from the cache and the job would be refused, accounting is
             queried again first.
     """
-    refusals = _find_refusals(submission, said)
+    refusals = _find_refusals(submission, output)
     if refusals and read_cached_limits(context, cluster) is not None:
         answer = cluster.transport.run(["sh", "-c", LOOK], timeout=30)
         refusals = _find_refusals(submission, keep_limits(context, cluster, answer.stdout))
     return refusals
 
 
-def _find_refusals(submission: Submission, said: str) -> list[str]:
+def _find_refusals(submission: Submission, output: str) -> list[str]:
     """Return the refusals if Slurm enforces associations; many sites only use them for accounting."""
-    enforced = config(said).get("AccountingStorageEnforce", "")
+    enforced = config(output).get("AccountingStorageEnforce", "")
     if not {"associations", "limits", "qos", "safe", "all"} & set(enforced.split(",")):
         return []
-    return find_association_problems(submission, associations(said))
+    return find_association_problems(submission, associations(output))
 
 
 def _cache_path(context: Context, cluster: ActiveCluster) -> Path:

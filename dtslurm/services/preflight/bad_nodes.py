@@ -83,12 +83,14 @@ def read_notes(context: Context, cluster: ActiveCluster, request: JobRequest | N
     ]
     try:
         shared_notes = nodes.parse_notes(_exchange_shared(context, cluster, ()), now)
-        trouble = ""
+        error_text = ""
     except DtslurmError as error:
-        shared_notes, trouble = [], error.message
+        shared_notes, error_text = [], error.message
     shared_names = {note.node for note in nodes.select_newest_notes(shared_notes, now)}
     return NodeNotes(
-        tuple(nodes.select_newest_notes([*own_notes, *shared_notes], now)), frozenset(shared_names), trouble
+        tuple(nodes.select_newest_notes([*own_notes, *shared_notes], now)),
+        frozenset(shared_names),
+        error_text,
     )
 
 
@@ -201,13 +203,13 @@ def add(
 def remove(context: Context, cluster: ActiveCluster, names: Sequence[str]) -> tuple[list[str], str]:
     """Remove the notes on nodes; return the nodes that had notes, and the error text of `note`."""
     noted_names = {entry.node for entry in read_notes(context, cluster).notes}
-    removed = [name for name in names if name in noted_names]
+    removed_names = [name for name in names if name in noted_names]
     now, user = context.clock(), context.env.get("USER", "")
     notes = [
         NodeNote(node=name, cluster=cluster.name, by=user, when=now, expires=now + HOLDS_S, removed=True)
-        for name in removed
+        for name in removed_names
     ]
-    return removed, note(context, cluster, notes) if notes else ""
+    return removed_names, note(context, cluster, notes) if notes else ""
 
 
 # ---- Notes from runs ----
@@ -219,8 +221,8 @@ def store_run_notes(context: Context, record: JobRecord, verdict: Verdict | None
         candidates = list(_iter_run_notes(record))
         if verdict is not None and verdict.node and _blames_node(verdict):
             evidence = verdict.evidence[0].text if verdict.evidence else ""
-            when = verdict.time or context.clock()
-            candidates.append(_make_note(record, verdict.node, verdict.summary, float(when), evidence))
+            noted_at = verdict.time or context.clock()
+            candidates.append(_make_note(record, verdict.node, verdict.summary, float(noted_at), evidence))
         now = context.clock()
         candidates = [
             entry for entry in candidates if nodes.NODE_NAME.fullmatch(entry.node) and entry.expires > now
@@ -230,9 +232,9 @@ def store_run_notes(context: Context, record: JobRecord, verdict: Verdict | None
         cluster = context.cluster_of(record)
         if cluster.profile.scheduler != "slurm":
             return
-        stored = nodes.parse_notes(_exchange_own(context, cluster, ()), now)
-        stored_keys = {(entry.node, entry.job, int(entry.when)) for entry in stored}
-        stored_jobs = {(entry.node, entry.job) for entry in stored if entry.job}
+        stored_notes = nodes.parse_notes(_exchange_own(context, cluster, ()), now)
+        stored_keys = {(entry.node, entry.job, int(entry.when)) for entry in stored_notes}
+        stored_jobs = {(entry.node, entry.job) for entry in stored_notes if entry.job}
         new_notes = [
             entry
             for entry in candidates
@@ -260,7 +262,7 @@ def _iter_run_notes(record: JobRecord) -> Iterator[NodeNote]:
                 yield _make_note(record, str(event.get("node")), reason, float(event["time"]))
 
 
-def _make_note(record: JobRecord, node: str, reason: str, when: float, evidence: str = "") -> NodeNote:
+def _make_note(record: JobRecord, node: str, reason: str, noted_at: float, evidence: str = "") -> NodeNote:
     return NodeNote(
         node=node,
         cluster=record.cluster,
@@ -268,8 +270,8 @@ def _make_note(record: JobRecord, node: str, reason: str, when: float, evidence:
         evidence=nodes.make_printable(evidence),
         job=record.job_id or "",
         by="dtslurm",
-        when=when,
-        expires=when + HOLDS_S,
+        when=noted_at,
+        expires=noted_at + HOLDS_S,
     )
 
 
@@ -315,35 +317,37 @@ def choose_exclusion(
     notes_by_node = {entry.node: entry for entry in known_nodes.notes}
     for name in sorted(_expand_hostlist(user_exclude)):
         notes_by_node.pop(name, None)
-    requested = [
+    requested_notes = [
         notes_by_node.pop(name)
         for name in sorted(_expand_hostlist(resources.nodelist))
         if name in notes_by_node
     ]
-    if requested:
-        notices.append(f"--nodelist requests nodes of the bad-node list: {_describe_notes(requested)}")
+    if requested_notes:
+        notices.append(f"--nodelist requests nodes of the bad-node list: {_describe_notes(requested_notes)}")
     if not notes_by_node:
         return NodeExclusion(user_exclude, tuple(notices))
     try:
         user_excluded = _expand_hostlist(user_exclude)
-        listed = [node for node in _list_eligible_nodes(cluster, resources) if node.name not in user_excluded]
+        listed_nodes = [
+            node for node in _list_eligible_nodes(cluster, resources) if node.name not in user_excluded
+        ]
     except DtslurmError as error:
         return NodeExclusion(user_exclude, (*notices, f"no bad node is excluded: {error.message}"))
-    dropped, needed = nodes.choose_exclusions(
-        list(notes_by_node.values()), listed, layout.nodes + (request.spare_nodes or 0)
+    excluded_notes, needed_notes = nodes.choose_exclusions(
+        list(notes_by_node.values()), listed_nodes, layout.nodes + (request.spare_nodes or 0)
     )
-    if needed:
+    if needed_notes:
         notices.append(
             "nodes of the bad-node list are not excluded, because the job could not run without them: "
-            f"{_describe_notes(needed)}"
+            f"{_describe_notes(needed_notes)}"
         )
-    if not dropped:
+    if not excluded_notes:
         return NodeExclusion(user_exclude, tuple(notices))
     notices.append(
-        f"{pluralize(len(dropped), 'bad node')} excluded: {_describe_notes(dropped)}; "
+        f"{pluralize(len(excluded_notes), 'bad node')} excluded: {_describe_notes(excluded_notes)}; "
         "--no-node-memory keeps bad nodes"
     )
-    hostlist = _fold_hostlist([entry.node for entry in dropped])
+    hostlist = _fold_hostlist([entry.node for entry in excluded_notes])
     return NodeExclusion(f"{user_exclude},{hostlist}" if user_exclude else hostlist, tuple(notices))
 
 
@@ -353,11 +357,11 @@ def _list_eligible_nodes(cluster: ActiveCluster, resources: Resources) -> list[L
     if not isinstance(cluster.scheduler, NodeLister):
         return []
     target = choose_destination(resources, profile)
-    listed = cluster.scheduler.nodes(target.partition)
+    listed_nodes = cluster.scheduler.nodes(target.partition)
     constraint = target.constraint or ""
     if re.fullmatch(r"\w+(&\w+)*", constraint):
-        return [node for node in listed if set(constraint.split("&")).issubset(node.features)]
-    return listed
+        return [node for node in listed_nodes if set(constraint.split("&")).issubset(node.features)]
+    return listed_nodes
 
 
 def _expand_hostlist(text: str | None) -> set[str]:
@@ -380,14 +384,14 @@ def _describe_notes(notes: Sequence[NodeNote]) -> str:
     for entry in notes[:_MOST_LISTED]:
         date = time.strftime("%d %b", time.localtime(entry.when)).lstrip("0")
         descriptions.append(f"{entry.node} ({_truncate(entry.reason) or 'noted'} on {date})")
-    more = f" and {len(notes) - _MOST_LISTED} more" if len(notes) > _MOST_LISTED else ""
-    return ", ".join(descriptions) + more
+    remainder_text = f" and {len(notes) - _MOST_LISTED} more" if len(notes) > _MOST_LISTED else ""
+    return ", ".join(descriptions) + remainder_text
 
 
-def _truncate(text: str, most: int = 60) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def _truncate(text: str, max_length: int = 60) -> str:
+    return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
 
 
-def values(found: NodeNotes) -> list[dict[str, Any]]:
+def values(node_notes: NodeNotes) -> list[dict[str, Any]]:
     """Return the notes as JSON values, each with whether the team's file has the note, too."""
-    return [{**plain(entry), "shared": entry.node in found.shared} for entry in found.notes]
+    return [{**plain(entry), "shared": entry.node in node_notes.shared} for entry in node_notes.notes]

@@ -40,12 +40,12 @@ def look(spec: JobSpec, cluster: ActiveCluster) -> str:
     )
 
 
-def problems(spec: JobSpec, found: str) -> Iterator[str]:
-    """Yield the problem; ``found`` is the interpreter without the launcher's module, empty if it has it."""
-    if found:
+def problems(spec: JobSpec, interpreter: str) -> Iterator[str]:
+    """Yield the problem; ``interpreter`` lacks the launcher's module, and is empty if there is no problem."""
+    if interpreter:
         module = _launcher_module(spec)
         yield (
-            f"{found} has no module {module}, which launcher {spec.launcher} needs: install the "
+            f"{interpreter} has no module {module}, which launcher {spec.launcher} needs: install the "
             "module for this interpreter, activate an environment that has it before you submit, or "
             "name another interpreter with --python"
         )

@@ -75,8 +75,8 @@ def preflight(context: Context, cluster: ActiveCluster, submission: Submission) 
         TransportError: the cluster cannot be reached.
         SlurmUnavailable: Slurm does not answer.
     """
-    before = context.clock()
-    path_tests = [*_needed(submission.spec, cluster), *unpulled(submission, cluster)]
+    started_at = context.clock()
+    path_tests = [*_list_needed_paths(submission.spec, cluster), *unpulled(submission, cluster)]
     pairs = [word for letter, path, _ in path_tests for word in (letter, path)]
     is_slurm = cluster.profile.scheduler == "slurm"
     limits = associations.read_cached_limits(context, cluster) if is_slurm else None
@@ -84,7 +84,7 @@ def preflight(context: Context, cluster: ActiveCluster, submission: Submission) 
     script += associations.LOOK if is_slurm and limits is None else ""
     script += quota.LOOK if cluster.remote else ""  # on this machine the write itself fails, a moment later
     answer = cluster.transport.run(["sh", "-c", script, "sh", submission.run_dir, *pairs], timeout=60)
-    after = context.clock()
+    ended_at = context.clock()
     refusals: list[str] = []
     problems: list[str] = []
     notices: list[str] = []
@@ -108,7 +108,7 @@ def preflight(context: Context, cluster: ActiveCluster, submission: Submission) 
         refusals += _space(fields, submission.run_dir) if is_writable else ()
         refusals += quota.problems(answer.stdout)
     notices += quota.notices(answer.stdout)
-    notices += _clock(fields.get("clock", ""), before, after)
+    notices += _clock(fields.get("clock", ""), started_at, ended_at)
     if is_slurm:
         limits = associations.keep_limits(context, cluster, answer.stdout) if limits is None else limits
         problems += associations.problems(context, cluster, submission, limits)
@@ -118,41 +118,41 @@ def preflight(context: Context, cluster: ActiveCluster, submission: Submission) 
     return PreflightReport(refusals, problems, notices)
 
 
-def _needed(spec: JobSpec, cluster: ActiveCluster) -> Iterator[tuple[str, str, str]]:
+def _list_needed_paths(spec: JobSpec, cluster: ActiveCluster) -> Iterator[tuple[str, str, str]]:
     """Yield (test, path, problem if the test fails) for each path that must exist when the job starts."""
-    where = f"on {cluster.transport.host}" if cluster.remote else "here"
+    host_text = f"on {cluster.transport.host}" if cluster.remote else "here"
     if "/code/" not in f"{spec.work_dir}/":
-        yield "d", spec.work_dir, f"the working directory {spec.work_dir} does not exist {where}"
+        yield "d", spec.work_dir, f"the working directory {spec.work_dir} does not exist {host_text}"
         if cluster.remote and not spec.module and spec.script:
             script = str(PurePosixPath(spec.work_dir) / spec.script)
-            yield "f", script, f"the script {script} does not exist {where}"
+            yield "f", script, f"the script {script} does not exist {host_text}"
     if spec.activate and not spec.container:
-        yield "d", spec.activate, f"the environment {spec.activate} does not exist {where}"
+        yield "d", spec.activate, f"the environment {spec.activate} does not exist {host_text}"
     if spec.python.startswith("/") and not spec.container:
-        yield "x", spec.python, f"the interpreter {spec.python} does not exist {where}"
+        yield "x", spec.python, f"the interpreter {spec.python} does not exist {host_text}"
     if not cluster.remote:
         return  # the image and its mounts were checked already
     if spec.container and spec.container.startswith("/"):
-        yield "e", spec.container, f"the image does not exist {where}: {spec.container}"
+        yield "e", spec.container, f"the image does not exist {host_text}: {spec.container}"
     for mount in spec.container_mounts if spec.container else ():
         source = mount.partition(":")[0]
         if source.startswith("/"):
-            yield "e", source, f"--container-mount {mount}: {source} does not exist {where}"
+            yield "e", source, f"--container-mount {mount}: {source} does not exist {host_text}"
 
 
-def _space(found: dict[str, str], run_dir: str) -> Iterator[str]:
-    free, files = found.get("free", ""), found.get("files", "")
+def _space(fields: dict[str, str], run_dir: str) -> Iterator[str]:
+    free, files = fields.get("free", ""), fields.get("files", "")
     if free.isdecimal() and int(free) < _MIN_FREE_KIB:
         yield f"the file system of {run_dir} is full: {format_bytes(int(free) * 1024)} are free"
     if files.isdecimal() and 0 < int(files) < 100:
         yield f"the file system of {run_dir} has room for only {files} more files"
 
 
-def _clock(there: str, before: float, after: float) -> Iterator[str]:
+def _clock(remote_time: str, started_at: float, ended_at: float) -> Iterator[str]:
     """Yield a notice if the clocks differ: the events of the two machines then have no common order."""
-    if not there.isdecimal():
+    if not remote_time.isdecimal():
         return
-    gap = int(there) - (before + after) / 2
+    gap = int(remote_time) - (started_at + ended_at) / 2
     if abs(gap) > _MAX_CLOCK_OFFSET_S:
         yield f"the cluster's clock is {abs(gap):.0f} s {'ahead of' if gap > 0 else 'behind'} this machine's"
 

@@ -74,5 +74,5 @@ def notices(output: str) -> Iterator[str]:
             yield f"you have more than your quota of {entry.files_soft} files on {entry.place}: {consequence}"
 
 
-def _format_kib(amount: int) -> str:
-    return format_bytes(amount * 1024)
+def _format_kib(kib: int) -> str:
+    return format_bytes(kib * 1024)

@@ -45,14 +45,14 @@ def code_of(
     context: Context,
     cluster: ActiveCluster,
     request: JobRequest,
-    where: RunPlace,
+    run_place: RunPlace,
 ) -> Checked[Code | None]:
     """Return the snapshot to run from; None if the job runs in a folder as it is when the job starts.
 
     On this machine a job runs in the user's folder, as with ``sbatch``, unless a snapshot is requested.
     """
-    requested = bool(request.snapshot or request.code_include or request.code_exclude)
-    if request.chdir is not None or request.snapshot is False or not (cluster.remote or requested):
+    is_requested = bool(request.snapshot or request.code_include or request.code_exclude)
+    if request.chdir is not None or request.snapshot is False or not (cluster.remote or is_requested):
         return Checked(None)
     try:
         snapshot = take(
@@ -64,14 +64,14 @@ def code_of(
         )
     except DtslurmError as error:
         return Checked(None, (error.message,))
-    ignored = _find_ignored(context, snapshot)
+    ignored_paths = _find_ignored(context, snapshot)
     notices: Sequence[str] = ()
     if cluster.remote:
-        notices = mention_notices(context.cwd, request, snapshot, ignored)
+        notices = mention_notices(context.cwd, request, snapshot, ignored_paths)
     else:
-        snapshot = replace(snapshot, files=(*snapshot.files, *_make_links(snapshot, ignored)))
-    inside = str(snapshot.inside)
-    work_dir = f"{where.directory}/code" + ("" if inside in {"", "."} else f"/{inside}")
+        snapshot = replace(snapshot, files=(*snapshot.files, *_make_links(snapshot, ignored_paths)))
+    relative_folder = str(snapshot.inside)
+    work_dir = f"{run_place.directory}/code" + ("" if relative_folder in {"", "."} else f"/{relative_folder}")
     code = Code(snapshot, work_dir, tuple(snapshot.notices))
     return Checked(code, tuple(snapshot.problems), tuple(notices))
 
@@ -81,22 +81,25 @@ def _find_ignored(context: Context, snapshot: Snapshot) -> list[str]:
     if snapshot.git is None:
         return []
     try:
-        ignored = GitTree(context.transport, snapshot.root).ignored()
+        paths = GitTree(context.transport, snapshot.root).ignored()
     except GitFailed:
         return []
-    return [path for path in ignored if not _BUILD_PRODUCT.search(path.rstrip("/"))]
+    return [path for path in paths if not _BUILD_PRODUCT.search(path.rstrip("/"))]
 
 
-def _make_links(snapshot: Snapshot, ignored: Sequence[str]) -> list[SnapshotFile]:
+def _make_links(snapshot: Snapshot, ignored_paths: Sequence[str]) -> list[SnapshotFile]:
     """Return links to ignored paths and runs, so that data beside the code keeps its path."""
     if snapshot.git is None:
         return []
-    included = {file.path for file in snapshot.files}
+    included_paths = {file.path for file in snapshot.files}
     links = []
-    for path in (*ignored, *(run for run in snapshot.runs if not _BUILD_PRODUCT.search(run.rstrip("/")))):
+    for path in (
+        *ignored_paths,
+        *(run for run in snapshot.runs if not _BUILD_PRODUCT.search(run.rstrip("/"))),
+    ):
         name = path.rstrip("/")
-        has_content = any(included_path.startswith(f"{name}/") for included_path in included)
-        if name not in included and not has_content:
+        has_content = any(included_path.startswith(f"{name}/") for included_path in included_paths)
+        if name not in included_paths and not has_content:
             links.append(SnapshotFile(name, target=str(snapshot.root / name)))
     return links
 

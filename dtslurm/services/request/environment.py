@@ -39,13 +39,13 @@ def environment(context: Context, request: JobRequest, profile: ClusterProfile |
     if active := context.env.get("VIRTUAL_ENV") or context.env.get("CONDA_PREFIX"):
         return Environment(active)
     for folder in (context.cwd, *context.cwd.parents):
-        locked = (folder / "uv.lock").is_file()
+        has_lock_file = (folder / "uv.lock").is_file()
         venv = folder / ".venv"
-        if locked:  # uv reads this variable for projects, relative to the project's folder
+        if has_lock_file:  # uv reads this variable for projects, relative to the project's folder
             venv = folder / (context.env.get("UV_PROJECT_ENVIRONMENT") or ".venv")
-        if (venv / "bin" / "activate").is_file() and (locked or _is_made_by_uv(venv)):
+        if (venv / "bin" / "activate").is_file() and (has_lock_file or _is_made_by_uv(venv)):
             return Environment(str(venv), (f"no environment is active: the job uses uv's {venv}",))
-        if locked:
+        if has_lock_file:
             return _unsynced_environment(folder, venv, profile)
     return Environment()
 

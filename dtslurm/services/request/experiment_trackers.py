@@ -248,7 +248,7 @@ def sync(context: Context, record: JobRecord, folder: Path) -> Synced:
     server = {} if _WANDB_SERVER in context.env or not runs else _server(record)
     for run in runs:
         try:
-            finished = context.transport.run(
+            result = context.transport.run(
                 ["wandb", "sync", "--", str(run)], timeout=_SYNC_LIMIT_S, env=server
             )
         except CommandNotFound:
@@ -256,8 +256,8 @@ def sync(context: Context, record: JobRecord, folder: Path) -> Synced:
                 ["cannot upload the W&B runs: wandb is not installed on this machine"],
                 hint=f"pip install wandb; then dtslurm fetch {record.job_id} --sync, or wandb sync {run}",
             ) from None
-        if not finished.ok:
-            last_lines = (finished.stderr + finished.stdout).splitlines()[-5:]
+        if not result.ok:
+            last_lines = (result.stderr + result.stdout).splitlines()[-5:]
             raise TransportError(
                 f"wandb sync {run} failed", evidence=last_lines, hint="wandb login sets the key"
             )

@@ -32,7 +32,7 @@ _QUOTED = re.compile(r"'([^']+)'|\"([^\"]+)\"")
 
 
 def mention_notices(
-    folder: Path, request: JobRequest, snapshot: Snapshot, ignored: Sequence[str]
+    folder: Path, request: JobRequest, snapshot: Snapshot, ignored_paths: Sequence[str]
 ) -> list[str]:
     """Return a warning about ignored files that the script or its arguments mention, if there are any.
 
@@ -40,21 +40,23 @@ def mention_notices(
         folder: the working directory of the request.
         request: the request, with the script and its arguments.
         snapshot: the code that will be copied.
-        ignored: the paths that git ignores, relative to the snapshot's root; folders end with ``/``.
+        ignored_paths: the paths that git ignores, relative to the snapshot's root; folders end with ``/``.
     """
     script = folder / request.script
-    missing = _find_mentioned(_find_words(script, request.args), snapshot, script.parent, ignored)
-    included = {file.path for file in snapshot.files}
+    missing = _find_mentioned(_find_words(script, request.args), snapshot, script.parent, ignored_paths)
+    included_paths = {file.path for file in snapshot.files}
     missing = [
         path
         for path in missing
-        if not any(f"{name}/".startswith(f"{path.rstrip('/')}/") for name in included)
+        if not any(f"{name}/".startswith(f"{path.rstrip('/')}/") for name in included_paths)
     ]
     if not missing:
         return []
-    more = f" and {len(missing) - _MOST_LISTED} more" if len(missing) > _MOST_LISTED else ""
+    remainder_text = f" and {len(missing) - _MOST_LISTED} more" if len(missing) > _MOST_LISTED else ""
     options = " ".join(f"--code-include {shlex.quote(path)}" for path in missing[:_MOST_LISTED])
-    subject = f"{', '.join(missing[:_MOST_LISTED])}{more}, which {script.name} or its arguments name"
+    subject = (
+        f"{', '.join(missing[:_MOST_LISTED])}{remainder_text}, which {script.name} or its arguments name"
+    )
     effect = "the job's copy of the code on the cluster does not contain these files"
     return [f"git ignores {subject}: {effect}; {options} copies them with the code; {_LARGE_DATA_HINT}"]
 
@@ -74,30 +76,32 @@ def _find_words(script: Path, args: Sequence[str]) -> set[str]:
     return words | {value for value in constants if isinstance(value, str)}
 
 
-def _find_mentioned(words: set[str], snapshot: Snapshot, beside: Path, ignored: Sequence[str]) -> list[str]:
+def _find_mentioned(
+    words: set[str], snapshot: Snapshot, beside: Path, ignored_paths: Sequence[str]
+) -> list[str]:
     """Return the ignored paths that words refer to, relative to the request's or the script's folder."""
-    ignored_by_name = {path.rstrip("/"): path for path in ignored}
+    ignored_by_name = {path.rstrip("/"): path for path in ignored_paths}
     ignored_below: dict[str, list[str]] = {}
     for name, path in ignored_by_name.items():
         for parent in _parents(name):
             ignored_below.setdefault(parent, []).append(path)
     bases = {snapshot.inside, os.path.relpath(beside.resolve(), snapshot.root)}
-    mentioned: dict[str, None] = {}
+    mentioned_paths: dict[str, None] = {}
     for word in sorted(words):
         if not word or len(word) > _LONGEST or "\n" in word or "\0" in word or word.startswith("/"):
             continue
         for base in bases:
             name = os.path.normpath(f"{base}/{word}" if base else word)
             if name in ignored_by_name:
-                mentioned[ignored_by_name[name]] = None
+                mentioned_paths[ignored_by_name[name]] = None
             elif (
                 any(parent in ignored_by_name for parent in _parents(name))
                 and (snapshot.root / name).exists()
             ):
-                mentioned[f"{name}/" if (snapshot.root / name).is_dir() else name] = None
+                mentioned_paths[f"{name}/" if (snapshot.root / name).is_dir() else name] = None
             else:
-                mentioned.update(dict.fromkeys(ignored_below.get(name, ())))
-    return list(mentioned)
+                mentioned_paths.update(dict.fromkeys(ignored_below.get(name, ())))
+    return list(mentioned_paths)
 
 
 def _parents(path: str) -> Iterator[str]:

@@ -15,12 +15,12 @@ from dtslurm.services.request.request import JobRequest
 from dtslurm.services.wiring.context import Context
 
 
-def suggested(
+def suggest_launcher(
     context: Context, request: JobRequest, resolution: Resolution, *, auto: bool
 ) -> tuple[Launcher, list[str]]:
     """Return the launcher for a request that names none, and messages about the choice."""
     layout = resolution.layout
-    fallback = "single" if layout is None or layout.world_size == 1 else "torchrun"
+    fallback_launcher = "single" if layout is None or layout.world_size == 1 else "torchrun"
     try:
         source, siblings, script_name = _read_source(context, request)
         detection = detect.detect(
@@ -33,12 +33,12 @@ def suggested(
             siblings=siblings,
             launchers=registry.own(),  # only dtslurm's own launchers are suggested
             ranks_asked=request.ntasks_per_node is not None,
-            launcher=None if auto else fallback,
+            launcher=None if auto else fallback_launcher,
         )
         launcher = registry.load(detection.launcher)
     except Exception as error:  # noqa: BLE001 - failed advice must not fail the job
-        return registry.load(fallback), [
-            f"launcher {fallback}: the script cannot be examined ({error})"
+        return registry.load(fallback_launcher), [
+            f"launcher {fallback_launcher}: the script cannot be examined ({error})"
         ] if auto else []
     return launcher, [*([f"launcher {launcher.name}: {detection.why}"] if auto else []), *detection.warnings]
 
@@ -81,8 +81,8 @@ def _read_source(context: Context, request: JobRequest) -> tuple[str, dict[str, 
     if not path.is_file():
         raise StoreError(f"file {path} does not exist")
     source = _read_text(path)
-    imported = [name for name in imported_files(source) if (path.parent / name).is_file()]
-    return source, {name: _read_text(path.parent / name) for name in imported}, path.name
+    imported_names = [name for name in imported_files(source) if (path.parent / name).is_file()]
+    return source, {name: _read_text(path.parent / name) for name in imported_names}, path.name
 
 
 def _read_text(path: Path) -> str:

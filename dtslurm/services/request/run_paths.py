@@ -31,18 +31,23 @@ def templates_of(context: Context, request: JobRequest) -> Templates:
     """
     user_folder = files.user_folder(context.env)
     project = context.cwd / "templates"
-    requested = (context.cwd / request.template).parent if request.template else None
+    template_folder = (context.cwd / request.template).parent if request.template else None
     is_from_file = request.origins.get("template", COMMAND_LINE) != COMMAND_LINE
-    foreign = (project, *([requested] if requested and is_from_file else []))
+    untrusted_folders = (project, *([template_folder] if template_folder and is_from_file else []))
     return Templates(
         folders=tuple(
             filter(
                 None,
-                (requested, project, user_folder / "templates" if user_folder else None, assets.templates()),
+                (
+                    template_folder,
+                    project,
+                    user_folder / "templates" if user_folder else None,
+                    assets.templates(),
+                ),
             )
         ),
         keeper=BlobCache(cache_folder(context.env) / "templates"),
-        foreign=() if context.dry_run else foreign,
+        foreign=() if context.dry_run else untrusted_folders,
         trust=trust_of(context.env),
     )
 
@@ -95,10 +100,10 @@ def run_root(context: Context, cluster: ActiveCluster, request: JobRequest | Non
         TransportError: the path depends on the login node, which cannot be reached.
     """
     text = _unexpanded_root(context, cluster, request)
-    forbidden = re.search(r"[%\x00-\x1f\x7f]", text)
-    if forbidden:
+    forbidden_match = re.search(r"[%\x00-\x1f\x7f]", text)
+    if forbidden_match:
         raise RequestInvalid(
-            [f"the run root {text!r} contains {forbidden[0]!r}, which Slurm changes in file names"]
+            [f"the run root {text!r} contains {forbidden_match[0]!r}, which Slurm changes in file names"]
         )
     if not cluster.remote:
         return str(context.cwd / _expand_variables(text, context.env, "here")).rstrip("/")
@@ -108,17 +113,17 @@ def run_root(context: Context, cluster: ActiveCluster, request: JobRequest | Non
 
 def _unexpanded_root(context: Context, cluster: ActiveCluster, request: JobRequest | None) -> str:
     """Return the run root of the request, else $DTSLURM_RUN_ROOT on this machine, else the profile's."""
-    requested = request.run_root if request else None
+    requested_root = request.run_root if request else None
     from_env = None if cluster.remote else context.env.get("DTSLURM_RUN_ROOT")
-    return requested or from_env or cluster.profile.paths.run_root
+    return requested_root or from_env or cluster.profile.paths.run_root
 
 
-def _expand_variables(text: str, env: Mapping[str, str], where: str) -> str:
+def _expand_variables(text: str, env: Mapping[str, str], host_text: str) -> str:
     expanded_home = re.sub(r"^~(?=/|$)", "$HOME", text)
     missing = [name for name in _variable_names(expanded_home) if not env.get(name)]
     if missing:
-        raise RequestInvalid([f"the run root {text!r} needs ${missing[0]}, which is not set {where}"])
-    return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda found: env[found[1] or found[2]], expanded_home)
+        raise RequestInvalid([f"the run root {text!r} needs ${missing[0]}, which is not set {host_text}"])
+    return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda match: env[match[1] or match[2]], expanded_home)
 
 
 def _variable_names(text: str) -> list[str]:

@@ -23,12 +23,12 @@ HIDDEN = "(hidden)"
 _MIN_HIDDEN_LENGTH = 6  # characters; shorter values also occur inside ordinary words
 
 
-def name_problems(names: Sequence[str], shown: Mapping[str, str]) -> list[str]:
+def name_problems(names: Sequence[str], sources_by_name: Mapping[str, str]) -> list[str]:
     """Return the problems with the names of secrets; no problem contains a value.
 
     Args:
         names: the values of ``--secret``.
-        shown: the option or file that writes a variable's value into the script, by the variable's name.
+        sources_by_name: by variable name, the option or file that writes the value into the script.
     """
     problems = []
     for name in names:
@@ -38,11 +38,11 @@ def name_problems(names: Sequence[str], shown: Mapping[str, str]) -> list[str]:
             )
         elif not _NAME.fullmatch(name):
             problems.append(f"--secret {name!r} is not a variable name")
-        elif why := own_variable(name):
-            problems.append(f"--secret {name} {why}")
-        elif name in shown:
+        elif reason := own_variable(name):
+            problems.append(f"--secret {name} {reason}")
+        elif name in sources_by_name:
             problems.append(
-                f"--secret {name}: {shown[name]} also sets {name}, and writes its value into the "
+                f"--secret {name}: {sources_by_name[name]} also sets {name}, and writes its value into the "
                 "script; remove one of them"
             )
     return problems

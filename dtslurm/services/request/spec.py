@@ -99,7 +99,7 @@ def spec_of(
     context: Context,
     cluster: ActiveCluster,
     request: JobRequest,
-    parsed: ParsedOptions,
+    parsed_options: ParsedOptions,
     launcher: Launcher | None,
     code: Code | None,
     activate: str | None,
@@ -110,7 +110,7 @@ def spec_of(
         context: the working directory and the environment.
         cluster: where the job will run.
         request: the user's request.
-        parsed: the sizes and times of the request.
+        parsed_options: the sizes and times of the request.
         launcher: starts the ranks of each node; None without one.
         code: the snapshot to run from; None to run in a folder on the cluster.
         activate: the folder of the environment to activate on the cluster; None without one.
@@ -126,20 +126,20 @@ def spec_of(
         if cluster.remote
         else _local_python(context, request, activate),
         activate=activate,
-        resources=parsed.resources,
+        resources=parsed_options.resources,
         launcher=launcher.name if launcher else "",
         launcher_options=launcher_options_of(request),
         env=tuple(variables_of(context, request)),
         signal=request.signal or (launcher.early_signal if launcher else "USR2"),
         spare_nodes=request.spare_nodes or 0,
-        hang_timeout=parsed.hang_timeout,
-        total_time=parsed.total_time,
+        hang_timeout=parsed_options.hang_timeout,
+        total_time=parsed_options.total_time,
         resumes=resumes_from_checkpoints(context, request),
         container=_absolute_image(context, request.container),
         fabric_check=bool(request.fabric_check),
         sample=cluster.profile.sample if request.sample is None else request.sample,
         stage_in=staging.texts(request.stage_in, staging.disk_of(request, cluster.profile)),
-        stage_out=staging.texts(request.stage_out, out=True),
+        stage_out=staging.texts(request.stage_out, is_stage_out=True),
         sbatch_options=request.sbatch,
         trials=request.trials,
         separate_streams=request.separate_streams,

@@ -43,36 +43,38 @@ done
 """
 
 
-def disk_of(asked: Placement, profile: ClusterProfile) -> LocalDisk | None:
+def disk_of(placement: Placement, profile: ClusterProfile) -> LocalDisk | None:
     """Return the local disk of the requested nodes, None if the profile describes none."""
-    node = choose_destination(asked, profile).node
+    node = choose_destination(placement, profile).node
     return node.local_disk if node else None
 
 
-def texts(written: Sequence[str], disk: LocalDisk | None = None, *, out: bool = False) -> tuple[str, ...]:
+def texts(
+    option_texts: Sequence[str], disk: LocalDisk | None = None, *, is_stage_out: bool = False
+) -> tuple[str, ...]:
     """Return staging options with destination and name made explicit; invalid ones are left to `problems`."""
-    completed = []
-    for text in written:
+    completed_texts = []
+    for text in option_texts:
         try:
-            completed.append(parse(text, disk.path if disk else "", out).text)
+            completed_texts.append(parse(text, disk.path if disk else "", is_stage_out).text)
         except ValueError:
             continue
-    return tuple(completed)
+    return tuple(completed_texts)
 
 
 def problems(request: JobRequest, spec: JobSpec, profile: ClusterProfile) -> list[str]:
     """Return the problems with the data to stage."""
     disk = disk_of(request, profile)
     errors = []
-    for option, option_texts, out in (
+    for option, option_texts, is_stage_out in (
         ("--stage", request.stage_in, False),
         ("--stage-out", request.stage_out, True),
     ):
         sources_by_name: dict[str, str] = {}
-        earlier: list[Item] = []
+        earlier_items: list[Item] = []
         for text in option_texts:
             try:
-                item = parse(text, disk.path if disk else "", out)
+                item = parse(text, disk.path if disk else "", is_stage_out)
             except ValueError as error:
                 errors.append(f"{option} {text}: {error}")
                 continue
@@ -82,26 +84,34 @@ def problems(request: JobRequest, spec: JobSpec, profile: ClusterProfile) -> lis
                     "add :name=..."
                 )
             sources_by_name[item.name] = item.source
-            if spec.container and "$" in (item.source if out else item.to):
+            if spec.container and "$" in (item.source if is_stage_out else item.to):
                 errors.append(
                     f"{option} {text}: the destination must be mounted in the container; write its "
                     "path without variables"
                 )
-            clash = _describe_result_clash(item, earlier) if out else _describe_clash(item, earlier)
+            clash = (
+                _describe_result_clash(item, earlier_items)
+                if is_stage_out
+                else _describe_clash(item, earlier_items)
+            )
             errors += [f"{option} {text}: {clash}"] if clash else []
-            earlier.append(item)
+            earlier_items.append(item)
     return errors
 
 
-def _describe_clash(item: Item, earlier: Sequence[Item]) -> str:
+def _describe_clash(item: Item, earlier_items: Sequence[Item]) -> str:
     """Return why an item's destination overlaps another destination or a source; empty if it does not."""
-    for other in earlier:
-        if _overlap(item.to, other.to):
+    for other_item in earlier_items:
+        if _overlap(item.to, other_item.to):
             return (
-                f"its destination and {other.to}, the destination of {other.source}, are the same "
+                f"its destination and {other_item.to}, the destination of {other_item.source}, are the same "
                 "folder, or one contains the other"
             )
-    pairs = [(item, item), *((item, other) for other in earlier), *((other, item) for other in earlier)]
+    pairs = [
+        (item, item),
+        *((item, other_item) for other_item in earlier_items),
+        *((other_item, item) for other_item in earlier_items),
+    ]
     for dest, origin in pairs:
         if _overlap(dest.to, origin.source):
             return (
@@ -111,15 +121,21 @@ def _describe_clash(item: Item, earlier: Sequence[Item]) -> str:
     return ""
 
 
-def _describe_result_clash(item: Item, earlier: Sequence[Item]) -> str:
-    sources = [other.source for other in earlier if _normalized(other.to) == _normalized(item.to)]
+def _describe_result_clash(item: Item, earlier_items: Sequence[Item]) -> str:
+    sources = [
+        other_item.source
+        for other_item in earlier_items
+        if _normalized(other_item.to) == _normalized(item.to)
+    ]
     return (
         f"{sources[0]} is also copied to {item.to}; give each source its own destination" if sources else ""
     )
 
 
-def _overlap(one: str, other: str) -> bool:
-    return _is_below(_normalized(one), _normalized(other)) or _is_below(_normalized(other), _normalized(one))
+def _overlap(first_path: str, second_path: str) -> bool:
+    return _is_below(_normalized(first_path), _normalized(second_path)) or _is_below(
+        _normalized(second_path), _normalized(first_path)
+    )
 
 
 def _normalized(path: str) -> str:
@@ -127,7 +143,7 @@ def _normalized(path: str) -> str:
     return normpath(_BRACED_VARIABLE.sub(r"$\1", path))
 
 
-def notices(spec: JobSpec, profile: ClusterProfile, *, submitted: bool) -> Iterator[str]:
+def notices(spec: JobSpec, profile: ClusterProfile, *, is_submitted: bool) -> Iterator[str]:
     """Yield warnings about the data to stage."""
     disk = disk_of(spec.resources, profile)
     if disk and disk.flag and _uses_disk(spec, disk) and not _requests_flag(spec, profile, disk.flag):
@@ -135,7 +151,7 @@ def notices(spec: JobSpec, profile: ClusterProfile, *, submitted: bool) -> Itera
             f"the nodes have the local disk {disk.path} only with {disk.flag}; give this option, "
             "directly or with --sbatch"
         )
-    if spec.stage_in and not submitted:
+    if spec.stage_in and not is_submitted:
         yield "with plain sbatch, cp copies the data without checking free space; dtslurm submit checks it"
         if any(item.shards for item in items(spec)):
             yield "with plain sbatch, every node gets all shards"
@@ -144,7 +160,7 @@ def notices(spec: JobSpec, profile: ClusterProfile, *, submitted: bool) -> Itera
             "--stage-out copies results back at the end of the job; with --signal-before N also before "
             "the time limit"
         )
-    if spec.artifacts and not submitted:
+    if spec.artifacts and not is_submitted:
         yield "artifacts are registered only in jobs of dtslurm submit, not with plain sbatch"
 
 
@@ -171,15 +187,22 @@ def _requests_flag(spec: JobSpec, profile: ClusterProfile, flag: str) -> bool:
 
 def sizes(cluster: ActiveCluster, spec: JobSpec) -> list[str]:
     """Return the problems with the sources: missing, not an archive, or larger than the profile's disk."""
-    staged = items(spec)
-    if not staged:
+    staged_items = items(spec)
+    if not staged_items:
         return []
     try:
-        argv = ["sh", "-c", _MEASURE_SCRIPT, "sh", str(_MEASURE_LIMIT_S), *(item.source for item in staged)]
-        answer = cluster.transport.run(argv, timeout=60 + _MEASURE_LIMIT_S * len(staged))
+        argv = [
+            "sh",
+            "-c",
+            _MEASURE_SCRIPT,
+            "sh",
+            str(_MEASURE_LIMIT_S),
+            *(item.source for item in staged_items),
+        ]
+        answer = cluster.transport.run(argv, timeout=60 + _MEASURE_LIMIT_S * len(staged_items))
     except TransportError:
         return []  # the submission itself will report that the cluster cannot be reached
-    archives = {item.source for item in staged if item.method == "unpack"}
+    archives = {item.source for item in staged_items if item.method == "unpack"}
     errors, bytes_by_source = [], {}
     for line in answer.stdout.splitlines():
         status, _, source = line.partition("=")
@@ -195,14 +218,14 @@ def sizes(cluster: ActiveCluster, spec: JobSpec) -> list[str]:
     disk = disk_of(spec.resources, cluster.profile)
     if disk is None or disk.size is None:
         return errors
-    room = disk.size.mib << 20
-    unsharded = [item for item in staged if _is_below(item.to, disk.path) and not item.shards]
-    total = sum(bytes_by_source.get(item.source, 0) for item in unsharded)
-    if total > room:
-        names = ", ".join(item.source for item in unsharded)
+    capacity = disk.size.mib << 20
+    unsharded_items = [item for item in staged_items if _is_below(item.to, disk.path) and not item.shards]
+    total = sum(bytes_by_source.get(item.source, 0) for item in unsharded_items)
+    if total > capacity:
+        names = ", ".join(item.source for item in unsharded_items)
         errors.append(
             f"--stage {names}: {format_bytes(total)} do not fit on {disk.path}, which has "
-            f"{format_bytes(room)} according to the profile of {cluster.profile.name}"
+            f"{format_bytes(capacity)} according to the profile of {cluster.profile.name}"
         )
     return errors
 

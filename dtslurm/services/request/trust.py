@@ -64,8 +64,10 @@ def require_trust(context: Context, job: LoadedJob) -> None:
     ]
     if not settings:
         return
-    trusted = trust.trust_of(context.env)
-    untrusted_files = [str(path) for path in job.files if not trusted.has(path, files.read(path, str(path)))]
+    trust_store = trust.trust_of(context.env)
+    untrusted_files = [
+        str(path) for path in job.files if not trust_store.has(path, files.read(path, str(path)))
+    ]
     if untrusted_files:
         problem = f"you have not trusted {job.path.name}, which sets {', '.join(dict.fromkeys(settings))}"
         raise RequestInvalid([problem], hint=f"{trust.HINT} {' '.join(map(quote, untrusted_files))}")
@@ -81,32 +83,34 @@ def stands_in(context: Context, cluster: ActiveCluster | None) -> list[str]:
     return [f"{cluster.path} is used in place of {hidden_profile}"] if hidden_profile else []
 
 
-def trust_files(context: Context, asked: Sequence[Path]) -> list[ProjectFile]:
+def trust_files(context: Context, requested_paths: Sequence[Path]) -> list[ProjectFile]:
     """Trust the given files with their present content, or all files of the project that need trust.
 
     Raises:
         RequestInvalid: a file is missing or cannot be read.
         StoreError: the record of trust cannot be written.
     """
-    trusted = trust.trust_of(context.env)
+    trust_store = trust.trust_of(context.env)
     trusted_files = []
-    for path in [context.cwd / name for name in asked] or list(dict.fromkeys(_find_project_files(context))):
+    for path in [context.cwd / name for name in requested_paths] or list(
+        dict.fromkeys(_find_project_files(context))
+    ):
         try:
             data = path.read_bytes()
         except OSError as error:
             raise RequestInvalid([f"{path} cannot be read: {error.strerror or error}"]) from error
         settings = _describe_file(path)
-        was_trusted = trusted.has(path, data)
+        was_trusted = trust_store.has(path, data)
         try:
-            trusted.add(path, data)
+            trust_store.add(path, data)
             if path.name == project.FILE_NAME:
-                loaded = project.load(path.parent, env=context.env)
+                project_file = project.load(path.parent, env=context.env)
                 settings = (
-                    ", ".join(sorted({setting.rpartition(" ")[2] for setting in loaded.untrusted}))
+                    ", ".join(sorted({setting.rpartition(" ")[2] for setting in project_file.untrusted}))
                     or settings
                 )
-                was_trusted = was_trusted and not loaded.untrusted
-                trusted.add(path, project.encode_trusted_defaults(loaded.options))
+                was_trusted = was_trusted and not project_file.untrusted
+                trust_store.add(path, project.encode_trusted_defaults(project_file.options))
         except OSError as error:
             message = f"cannot write the list of trusted files: {error.strerror or error}"
             raise StoreError(message, hint="set XDG_STATE_HOME to a folder that you can write to") from error

@@ -64,7 +64,7 @@ def listing(context: Context, record: JobRecord, check: Sequence[str] = ()) -> l
     return _query_artifacts(context, record, _artifact_parser("artifacts"), op="list", checksums=list(check))
 
 
-def select_artifacts(found: Sequence[Artifact], patterns: Sequence[str]) -> list[Artifact]:
+def select_artifacts(artifacts: Sequence[Artifact], patterns: Sequence[str]) -> list[Artifact]:
     """Return the artifacts that match any pattern; the pattern ``latest`` means the newest checkpoint.
 
     Raises:
@@ -74,18 +74,22 @@ def select_artifacts(found: Sequence[Artifact], patterns: Sequence[str]) -> list
     problems = []
     for pattern in patterns:
         if pattern == "latest":
-            checkpoints = [artifact for artifact in found if artifact.kind == "checkpoint" and artifact.there]
+            checkpoints = [
+                artifact for artifact in artifacts if artifact.kind == "checkpoint" and artifact.there
+            ]
             matches = sorted(checkpoints, key=lambda one: (one.step or 0, one.time or 0))[-1:]
         else:
-            plain = pattern.rstrip("/")
+            path = pattern.rstrip("/")
             matches = [
-                artifact for artifact in found if artifact.path == plain or fnmatchcase(artifact.path, plain)
+                artifact
+                for artifact in artifacts
+                if artifact.path == path or fnmatchcase(artifact.path, path)
             ]
         if not matches:
             problems.append(f"no artifact matches {pattern!r}")
         artifacts_by_path.update((artifact.path, artifact) for artifact in matches)
     if problems:
-        known_paths = ", ".join(artifact.path for artifact in found[:8]) or "none"
+        known_paths = ", ".join(artifact.path for artifact in artifacts[:8]) or "none"
         raise RequestInvalid(problems, hint=f"the artifacts are: {known_paths}")
     return list(artifacts_by_path.values())
 
@@ -113,7 +117,7 @@ def prune(
 def pull(
     context: Context,
     record: JobRecord,
-    wanted: Sequence[Artifact],
+    artifacts: Sequence[Artifact],
     target: Path,
     progress: Callable[[Path, int, int], None] = lambda *_: None,
 ) -> list[Path]:
@@ -125,7 +129,7 @@ def pull(
     """
     problems = [
         f"{artifact.path}: {artifact.problem or 'it no longer exists'}"
-        for artifact in wanted
+        for artifact in artifacts
         if not artifact.there
     ]
     problems += [
@@ -133,15 +137,15 @@ def pull(
             f"{artifact.path}: it is outside the run directory, and only files of the run directory are "
             "downloaded"
         )
-        for artifact in wanted
+        for artifact in artifacts
         if not is_plain_path(artifact.path)
     ]
     if problems:
         raise RequestInvalid(problems)
-    if wanted and target.resolve() != Path(record.run_dir):
-        fetch(context, record, [artifact.path for artifact in wanted], target, progress)
+    if artifacts and target.resolve() != Path(record.run_dir):
+        fetch(context, record, [artifact.path for artifact in artifacts], target, progress)
     paths = []
-    for artifact in wanted:
+    for artifact in artifacts:
         path = target / artifact.path
         if not path.exists():
             raise StoreError(
@@ -202,7 +206,7 @@ def _text_or_none(value: Any) -> str | None:
 
 
 def _query_artifacts(
-    context: Context, record: JobRecord, read: Callable[[Mapping[str, Any]], _Result], **request: Any
+    context: Context, record: JobRecord, decode: Callable[[Mapping[str, Any]], _Result], **request: Any
 ) -> _Result:
     transport, python = find_transport_and_python(context, record)
     answer = query_worker(
@@ -210,4 +214,4 @@ def _query_artifacts(
     )
     if "refused" in answer:
         raise RequestInvalid([str(answer["refused"])])
-    return interpret(answer, read, transport.host)
+    return interpret(answer, decode, transport.host)

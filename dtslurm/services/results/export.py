@@ -29,7 +29,7 @@ _LFS_PATTERNS = (
 )
 
 
-def hugging_face(record: JobRecord, artifact: Artifact, place: Path, folder: Path) -> list[Path]:
+def hugging_face(record: JobRecord, artifact: Artifact, source: Path, folder: Path) -> list[Path]:
     """Write an artifact as a Hugging Face model repository into ``folder``, and return its files.
 
     The artifact's files go to the top level. ``README.md`` (a model card that describes the run) and
@@ -42,10 +42,10 @@ def hugging_face(record: JobRecord, artifact: Artifact, place: Path, folder: Pat
     if folder.exists() and any(folder.iterdir()):
         raise RequestInvalid([f"folder {folder} exists and is not empty"], hint="name a new folder")
     folder.mkdir(parents=True, exist_ok=True)
-    if place.is_dir():
-        shutil.copytree(place, folder, dirs_exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, folder, dirs_exist_ok=True)
     else:
-        shutil.copy2(place, folder / place.name)
+        shutil.copy2(source, folder / source.name)
     if not (folder / "README.md").exists():
         (folder / "README.md").write_text(_render_model_card(record, artifact), encoding="utf-8")
     if not (folder / ".gitattributes").exists():
@@ -75,7 +75,7 @@ def _render_model_card(record: JobRecord, artifact: Artifact) -> str:
 def mlflow(
     record: JobRecord,
     artifacts: Sequence[Artifact],
-    places: Sequence[Path],
+    sources: Sequence[Path],
     name: str,
     settings: Mapping[str, str],
 ) -> list[str]:
@@ -105,8 +105,8 @@ def mlflow(
         run = client.create_run(experiment_id, run_name=f"{record.name}-{record.job_id}")
         run_id = run.info.run_id
         versions = [
-            _create_version(client, run.info, artifact, place, name, record)
-            for artifact, place in zip(artifacts, places, strict=True)
+            _create_version(client, run.info, artifact, source, name, record)
+            for artifact, source in zip(artifacts, sources, strict=True)
         ]
         client.set_terminated(run_id)
     except mlflow_error as error:
@@ -118,17 +118,17 @@ def mlflow(
 
 
 def _create_version(
-    client: Any, run: Any, artifact: Artifact, place: Path, name: str, record: JobRecord
+    client: Any, run: Any, artifact: Artifact, source: Path, name: str, record: JobRecord
 ) -> str:
     """Log an artifact to an MLflow run, and create a model version from it; return the version."""
-    if place.is_dir():
-        client.log_artifacts(run.run_id, str(place), artifact_path=artifact.path)
+    if source.is_dir():
+        client.log_artifacts(run.run_id, str(source), artifact_path=artifact.path)
     else:
-        client.log_artifact(run.run_id, str(place), artifact_path=str(Path(artifact.path).parent))
+        client.log_artifact(run.run_id, str(source), artifact_path=str(Path(artifact.path).parent))
     for key, value in artifact.metrics.items():
         if isinstance(value, int | float):
             client.log_metric(run.run_id, key, value, step=artifact.step or 0)
-    sha256 = artifact.sha256 or register.measure(str(place), checksum=True)["sha256"]
+    sha256 = artifact.sha256 or register.measure(str(source), checksum=True)["sha256"]
     tags = {"job_id": str(record.job_id), "path": artifact.path, "sha256": sha256}
     version = client.create_model_version(name, f"{run.artifact_uri}/{artifact.path}", run.run_id, tags=tags)
     return str(version.version)
@@ -140,11 +140,11 @@ def target_of(text: str) -> tuple[str, str]:
     Raises:
         RequestInvalid: the part after the colon is empty, or the part before it is unknown.
     """
-    kind, colon, rest = text.partition(":")
+    kind, colon, value = text.partition(":")
     if colon and kind in ("hf", "mlflow"):
-        if not rest:
+        if not value:
             raise RequestInvalid([f"--to {text}: write {kind}:{'FOLDER' if kind == 'hf' else 'NAME'}"])
-        return kind, rest
+        return kind, value
     if colon and "/" not in kind:
         raise RequestInvalid([f"--to {text}: write a folder (./{text}), hf:FOLDER or mlflow:NAME"])
     return "folder", text

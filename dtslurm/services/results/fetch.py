@@ -103,38 +103,38 @@ def fetch(
         outputs_only=not _is_named("code", run_patterns),
         hidden=_is_own_folder(folder, record),
     )
-    copied = _copy(context, record, spec, progress)
-    for path in copied.wrong:  # the file changed during the transfer, or the local copy was another file
+    result = _copy(context, record, spec, progress)
+    for path in result.wrong:  # the file changed during the transfer, or the local copy was another file
         remove(path, within=folder)
-    retried = _copy(context, record, spec, progress) if copied.wrong else Copied()
-    if retried.wrong:
-        names = ", ".join(str(path) for path in retried.wrong)
+    second_result = _copy(context, record, spec, progress) if result.wrong else Copied()
+    if second_result.wrong:
+        names = ", ".join(str(path) for path in second_result.wrong)
         raise StoreError(
             f"the downloaded copy differs from the file on the cluster: {names}",
             hint="the run may still be writing them; try again later",
         )
-    if record.run_dir in copied.gone:
+    if record.run_dir in result.gone:
         raise JobNotFound(
-            f"the run directory {record.run_dir} does not exist any more: {copied.gone[record.run_dir]}"
+            f"the run directory {record.run_dir} does not exist any more: {result.gone[record.run_dir]}"
         )
-    if copied.gone:
+    if result.gone:
         raise StoreError(
             "some files cannot be read on the cluster",
-            evidence=[f"{path}: {why}" for path, why in copied.gone.items()],
+            evidence=[f"{path}: {why}" for path, why in result.gone.items()],
         )
-    unsent = copied.left.get(0, pull.UnsentFiles())
+    unsent_files = result.left.get(0, pull.UnsentFiles())
     record_files = _write_record(context, record, spec, folder)
-    if not (copied.seen or unsent.hidden or record_files is not None):
+    if not (result.seen or unsent_files.hidden or record_files is not None):
         raise JobNotFound(
             f"no file in {record.run_dir} matches {' '.join(run_patterns) or '*'}",
             hint="write patterns for paths below the run directory, such as 'checkpoints/*'",
         )
-    left_out = _describe_unsent(unsent, record, shared=task is not None and not patterns)
-    files = tuple(dict.fromkeys([*copied.files, *retried.files, *(record_files or ())]))
-    return Fetched(folder, files, copied.bytes + retried.bytes, tuple(left_out))
+    left_out = _describe_unsent(unsent_files, record, shared=task is not None and not patterns)
+    files = tuple(dict.fromkeys([*result.files, *second_result.files, *(record_files or ())]))
+    return Fetched(folder, files, result.bytes + second_result.bytes, tuple(left_out))
 
 
-def _write_record(context: Context, record: JobRecord, wanted: PullSpec, folder: Path) -> list[Path] | None:
+def _write_record(context: Context, record: JobRecord, spec: PullSpec, folder: Path) -> list[Path] | None:
     """Write this machine's record of a remote run into the folder if a pattern matches it.
 
     The login node's copy is not trusted: a resubmission from the folder runs what the record says.
@@ -142,7 +142,7 @@ def _write_record(context: Context, record: JobRecord, wanted: PullSpec, folder:
     Returns:
         The file if it is new or changed; None if no pattern matches it or there is no record.
     """
-    if not record.mirror or not any(fnmatchcase(RunDir.RECORD, pattern) for pattern in wanted.patterns):
+    if not record.mirror or not any(fnmatchcase(RunDir.RECORD, pattern) for pattern in spec.patterns):
         return None
     try:
         content = RunDir(Path(record.mirror)).record_path.read_bytes()
@@ -155,36 +155,42 @@ def _write_record(context: Context, record: JobRecord, wanted: PullSpec, folder:
     return [target]
 
 
-def _describe_unsent(left: pull.UnsentFiles, record: JobRecord, *, shared: bool) -> Iterator[SkippedFiles]:
+def _describe_unsent(
+    unsent_files: pull.UnsentFiles, record: JobRecord, *, shared: bool
+) -> Iterator[SkippedFiles]:
     """Describe the files left out; ``shared`` includes files that array tasks wrote in ``code/``."""
-    if left.snapshot:
+    if unsent_files.snapshot:
         reason = (
-            f"{pluralize(left.snapshot, 'file')} of the snapshot in code/, unchanged since the "
+            f"{pluralize(unsent_files.snapshot, 'file')} of the snapshot in code/, unchanged since the "
             "submission; the pattern 'code/*' downloads all of code/"
         )
-        yield SkippedFiles("snapshot", left.snapshot, reason)
-    if left.byte_code:
-        reason = f"{pluralize(left.byte_code, 'file')} of byte code in code/, which Python creates again"
-        yield SkippedFiles("byte_code", left.byte_code, reason)
-    if left.not_files:
-        reason = f"links, pipes and sockets ({left.not_files}), because only regular files are downloaded"
-        yield SkippedFiles("not_files", left.not_files, reason, left.names)
-    if RunDir.SECRETS in left.skipped:
+        yield SkippedFiles("snapshot", unsent_files.snapshot, reason)
+    if unsent_files.byte_code:
+        reason = (
+            f"{pluralize(unsent_files.byte_code, 'file')} of byte code in code/, which Python creates again"
+        )
+        yield SkippedFiles("byte_code", unsent_files.byte_code, reason)
+    if unsent_files.not_files:
+        reason = (
+            f"links, pipes and sockets ({unsent_files.not_files}), because only regular files are downloaded"
+        )
+        yield SkippedFiles("not_files", unsent_files.not_files, reason, unsent_files.names)
+    if RunDir.SECRETS in unsent_files.skipped:
         reason = "the values of --secret, which stay on the cluster"
         yield SkippedFiles("secrets", 1, reason, (RunDir.SECRETS,))
-    if left.hidden:
+    if unsent_files.hidden:
         reason = (
-            f"{pluralize(left.hidden, 'hidden file')}: they are not written to a folder that already "
+            f"{pluralize(unsent_files.hidden, 'hidden file')}: they are not written to a folder that already "
             "contained other files; without -o they are downloaded, except .git, whose configuration "
             "can run commands"
         )
-        yield SkippedFiles("hidden", left.hidden, reason, left.hidden_names)
-    if shared and left.outputs:
+        yield SkippedFiles("hidden", unsent_files.hidden, reason, unsent_files.hidden_names)
+    if shared and unsent_files.outputs:
         reason = (
-            f"{pluralize(left.outputs, 'file')} that the array tasks wrote to code/, which they "
+            f"{pluralize(unsent_files.outputs, 'file')} that the array tasks wrote to code/, which they "
             f"share; dtslurm fetch {record.job_id} downloads them"
         )
-        yield SkippedFiles("shared", left.outputs, reason)
+        yield SkippedFiles("shared", unsent_files.outputs, reason)
 
 
 def _is_own_folder(folder: Path, record: JobRecord) -> bool:
@@ -208,13 +214,13 @@ def _run_patterns(task: str | None, patterns: Sequence[str]) -> Sequence[str]:
 
 
 def _file_and_folder(pattern: str) -> tuple[str, str]:
-    plain = pattern.strip("/")
-    return plain, f"{plain}/*"
+    path = pattern.strip("/")
+    return path, f"{path}/*"
 
 
 def _copy(
-    context: Context, record: JobRecord, wanted: PullSpec, progress: Callable[[Path, int, int], None]
+    context: Context, record: JobRecord, spec: PullSpec, progress: Callable[[Path, int, int], None]
 ) -> Copied:
     cluster = context.cluster_of(record)
     python = find_remote_python(context, cluster) if cluster.remote else sys.executable
-    return copy(cluster.transport, [wanted], python=python, digests=True, progress=progress)
+    return copy(cluster.transport, [spec], python=python, digests=True, progress=progress)

@@ -20,18 +20,18 @@ def submitted_hash(record: JobRecord) -> str:
     return value if isinstance(value, str) else ""
 
 
-def is_changed(submitted: str, run: RunDir, attempt: int) -> bool | None:
+def is_changed(submitted_digest: str, run: RunDir, attempt: int) -> bool | None:
     """Return whether an attempt started with a script that differs from the submitted one.
 
     Args:
-        submitted: as `submitted_hash` returns it.
+        submitted_digest: as `submitted_hash` returns it.
         run: the run directory, or the folder of one array task.
 
     Returns:
         None if a hash is missing: the run starts a module, has a snapshot, or is of an older dtslurm.
     """
-    started_hash = run.manifest(attempt).get("script_sha256") if submitted else None
-    return started_hash != submitted if isinstance(started_hash, str) and started_hash else None
+    started_hash = run.manifest(attempt).get("script_sha256") if submitted_digest else None
+    return started_hash != submitted_digest if isinstance(started_hash, str) and started_hash else None
 
 
 def describe_changed_script(record: JobRecord, attempts: Sequence[int]) -> str:
@@ -39,9 +39,9 @@ def describe_changed_script(record: JobRecord, attempts: Sequence[int]) -> str:
     if not attempts:
         return ""
     numbers = ", ".join(map(str, attempts))
-    submitted = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created_at))
+    time_text = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created_at))
     return (
-        f"{Path(record.script).name} has changed since it was submitted (at {submitted}): attempt"
+        f"{Path(record.script).name} has changed since it was submitted (at {time_text}): attempt"
         f"{'s' if len(attempts) > 1 else ''} {numbers} started with the changed file. "
         "--snapshot freezes the code"
     )

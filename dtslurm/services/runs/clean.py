@@ -124,15 +124,15 @@ def clean(
         ]
         for root, root_views in views_by_root.items()
     }
-    keep = _find_retained(
-        context, [view for ended in ended_by_root.values() for view in ended] if whole else []
+    retention = _find_retained(
+        context, [view for ended_views in ended_by_root.values() for view in ended_views] if whole else []
     )
     roots = []
     options = {"whole": whole, "outputs": outputs, "remove": remove}
     for key, root_views in sorted(views_by_root.items()):
         name, _, root = key
         try:
-            roots.append(_clean_root(context, root_views[0], root, ended_by_root[key], keep, options))
+            roots.append(_clean_root(context, root_views[0], root, ended_by_root[key], retention, options))
         except DtslurmError as error:
             roots.append(CleanRoot(name, root, trouble=(error.message,)))
     return roots
@@ -156,15 +156,15 @@ class _Retention:
         return record.job_id or record.name
 
 
-def _find_retained(context: Context, over: Sequence[RunView]) -> _Retention:
+def _find_retained(context: Context, ended_views: Sequence[RunView]) -> _Retention:
     """Find the ended runs that runs of any cluster refer to, because clusters may share a run root."""
-    if not over:
+    if not ended_views:
         return _Retention({}, {}, {})
     records = {record.token: record for record in every(context)}
-    records |= {view.record.token: view.record for view in over}
+    records |= {view.record.token: view.record for view in ended_views}
     links = find_direct_references(records.values())
     return _Retention(
-        find_transitive_references(links, records.keys() - {view.record.token for view in over}),
+        find_transitive_references(links, records.keys() - {view.record.token for view in ended_views}),
         links,
         records,
     )
@@ -182,23 +182,31 @@ def _clean_root(
     context: Context,
     any_view: RunView,
     root: str,
-    over: Sequence[RunView],
-    keep: _Retention,
+    ended_views: Sequence[RunView],
+    retention: _Retention,
     options: Mapping[str, bool],
 ) -> CleanRoot:
     cluster = context.cluster_of(any_view.record)
-    folders = {view.record.token: PurePosixPath(view.record.run_dir).name for view in over}
-    needed = {
-        folders[token]: keep.who(referrer) for token, referrer in keep.needed.items() if token in folders
+    folders = {view.record.token: PurePosixPath(view.record.run_dir).name for view in ended_views}
+    needed_folders = {
+        folders[token]: retention.who(referrer)
+        for token, referrer in retention.needed.items()
+        if token in folders
     }
-    by_folder = {folders[view.record.token]: view for view in over}
-    removable = {folder: view.record.token for folder, view in by_folder.items() if folder not in needed}
+    by_folder = {folders[view.record.token]: view for view in ended_views}
+    removable = {
+        folder: view.record.token for folder, view in by_folder.items() if folder not in needed_folders
+    }
     request = {
         "root": root,
         "objects": objects_folder(root),
         "runs": sorted(removable),
         "names": {
-            folder: sorted(folders[other] for other in keep.links.get(token, ()) if other in folders)
+            folder: sorted(
+                folders[other_token]
+                for other_token in retention.links.get(token, ())
+                if other_token in folders
+            )
             for folder, token in removable.items()
         },
         "ends": {folder: _end_time(by_folder[folder]) for folder in removable},
@@ -226,18 +234,18 @@ def _clean_root(
                 record.job_id,
                 record.name,
                 folder,
-                written["files"],
-                written["bytes"],
-                tuple(written["names"]),
+                output["files"],
+                output["bytes"],
+                tuple(output["names"]),
             )
-            for folder, written in sorted(report["outputs"].items())
+            for folder, output in sorted(report["outputs"].items())
             for record in [by_folder[folder].record]
         ),
         tuple(report["unfinished"]),
         tuple(report["pinned"]),
         {
-            **needed,
-            **{folder: keep.who(removable[referrer]) for folder, referrer in report["needed"].items()},
+            **needed_folders,
+            **{folder: retention.who(removable[referrer]) for folder, referrer in report["needed"].items()},
         },
         (
             *(f"could not delete {path}" for path in report["trouble"]),

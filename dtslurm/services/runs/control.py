@@ -87,24 +87,24 @@ def change_jobs(
         if verb == "requeue":
             _refuse_without_secrets(target, record)
         pairs_by_route[record.route].append((target, record))
-    acted = JobChanges([], {}, [])
+    changes = JobChanges([], {}, [])
     for pairs in pairs_by_route.values():
         active_cluster = context.cluster_of(pairs[0][1])
         with invalidating_cache(context, active_cluster):
-            partial = _change_on_cluster(context, active_cluster, verb, pairs)
+            partial_result = _change_on_cluster(context, active_cluster, verb, pairs)
         for target, record in pairs:
-            if partial is not None and target not in partial.done:
+            if partial_result is not None and target not in partial_result.done:
                 continue
             final_state = _describe_known_end(target, record) if verb == "cancel" else ""
             if final_state:
-                acted.ended[target] = final_state
+                changes.ended[target] = final_state
             else:
                 _record_change(context, verb, target, record)
-                acted.done.append(target)
-        if partial is not None:
-            acted.waiting.extend(partial.waiting)
-            _raise_refusals(verb, partial, pairs)
-    return acted
+                changes.done.append(target)
+        if partial_result is not None:
+            changes.waiting.extend(partial_result.waiting)
+            _raise_refusals(verb, partial_result, pairs)
+    return changes
 
 
 def _find_record(context: Context, verb: str, selector: str, cluster: str | None) -> JobRecord:
@@ -139,17 +139,23 @@ def _refuse_without_secrets(target: str, record: JobRecord) -> None:
         )
 
 
-def _raise_refusals(verb: str, partly: PartialResult, pairs: Sequence[tuple[str, JobRecord]]) -> None:
+def _raise_refusals(verb: str, partial_result: PartialResult, pairs: Sequence[tuple[str, JobRecord]]) -> None:
     """Raise an error for the refused jobs, after the other jobs were recorded.
 
     Raises:
         SlurmError: Slurm refused some of the jobs.
     """
-    if partly.refused:
-        waiting = [f"already pending: {', '.join(partly.waiting)}"] if partly.waiting else []
+    if partial_result.refused:
+        waiting_evidence = (
+            [f"already pending: {', '.join(partial_result.waiting)}"] if partial_result.waiting else []
+        )
         error = SlurmError(
             f"{verb}: Slurm refused some of the jobs; the others were changed",
-            evidence=[*partly.refused, *waiting, f"{DONE[verb]}: {', '.join(partly.done)}"],
+            evidence=[
+                *partial_result.refused,
+                *waiting_evidence,
+                f"{DONE[verb]}: {', '.join(partial_result.done)}",
+            ],
         )
         if verb == "requeue":
             _explain_no_requeue(error, pairs)
@@ -163,7 +169,7 @@ def _describe_known_end(target: str, record: JobRecord) -> str:
 
 
 def _change_on_cluster(
-    context: Context, place: ActiveCluster, verb: str, pairs: Sequence[tuple[str, JobRecord]]
+    context: Context, cluster: ActiveCluster, verb: str, pairs: Sequence[tuple[str, JobRecord]]
 ) -> PartialResult | None:
     """Change jobs on one cluster after checking that they belong to the runs; None if all were changed."""
 
@@ -171,12 +177,12 @@ def _change_on_cluster(
         for target, record in pairs:
             _update_stop_file(context, verb, target, record)
 
-    def check_and_update(listed: Mapping[str, Sequence[JobStatus]]) -> None:
-        _refuse_foreign_jobs(pairs, listed)
+    def check_and_update(jobs_by_id: Mapping[str, Sequence[JobStatus]]) -> None:
+        _refuse_foreign_jobs(pairs, jobs_by_id)
         update_stop_files()
 
     try:
-        return _call_scheduler(place.scheduler, verb, [target for target, _ in pairs], check_and_update)
+        return _call_scheduler(cluster.scheduler, verb, [target for target, _ in pairs], check_and_update)
     except SlurmUnavailable:
         if verb == "cancel":  # the job itself reads the stop file
             update_stop_files()
@@ -197,8 +203,8 @@ def _explain_no_requeue(error: SlurmError, pairs: Sequence[tuple[str, JobRecord]
     names = [target for target, record in pairs if _forbids_requeue(record)]
     if not names:
         return
-    why = "the default for a run that cannot continue from checkpoints"
-    error.evidence = (*error.evidence, f"{', '.join(names)}: submitted with --no-requeue, {why}")
+    reason = "the default for a run that cannot continue from checkpoints"
+    error.evidence = (*error.evidence, f"{', '.join(names)}: submitted with --no-requeue, {reason}")
     job = pairs[0][0] if len(pairs) == 1 else "JOB"
     error.hint = (
         f"dtslurm cancel {job} ends the job if it still runs, and {_resubmit_command(pairs)} submits "
@@ -225,7 +231,7 @@ def _resubmit_command(pairs: Sequence[tuple[str, JobRecord]]) -> str:
 
 
 def _refuse_foreign_jobs(
-    pairs: Sequence[tuple[str, JobRecord]], listed: Mapping[str, Sequence[JobStatus]]
+    pairs: Sequence[tuple[str, JobRecord]], jobs_by_id: Mapping[str, Sequence[JobStatus]]
 ) -> None:
     """Refuse to change a job that belongs to another run; a job that Slurm does not list cannot be checked.
 
@@ -233,7 +239,7 @@ def _refuse_foreign_jobs(
         JobNotFound: a listed job belongs to another run.
     """
     for target, record in pairs:
-        statuses = listed.get(target, ())
+        statuses = jobs_by_id.get(target, ())
         if statuses and not any(belongs_to_run(record, status) for status in statuses):
             raise JobNotFound(
                 f"{describe_reused_id(record)}; nothing was changed on {record.cluster}",
@@ -242,14 +248,16 @@ def _refuse_foreign_jobs(
             )
 
 
-def _call_scheduler(scheduler: Scheduler, verb: str, ids: Sequence[str], look: Look) -> PartialResult | None:
+def _call_scheduler(
+    scheduler: Scheduler, verb: str, ids: Sequence[str], inspect_jobs: Look
+) -> PartialResult | None:
     methods: dict[str, Callable[[Sequence[str], Look], PartialResult | None]] = {
         "cancel": scheduler.cancel,
         "requeue": scheduler.requeue,
         "hold": scheduler.hold,
         "release": scheduler.release,
     }
-    return methods[verb](ids, look)
+    return methods[verb](ids, inspect_jobs)
 
 
 def _update_stop_file(context: Context, verb: str, target: str, record: JobRecord) -> None:

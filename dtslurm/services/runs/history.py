@@ -38,27 +38,32 @@ def history(context: Context, view: RunView) -> History:
         refresh(context, [record])
     store_run_notes(context, record)
     run = RunDir(Path(record.folder))
-    events = queued_first(run.events())
+    events = move_submission_first(run.events())
     attempts = attempts_of(events)
     if any(not attempt.how for attempt in attempts[:-1]):
         attempts = _add_accounting(attempts, _query_accounting(context, record))
-    submitted = submitted_hash(record)
-    described = [
-        replace(attempt, script_changed=is_changed(submitted, run, attempt.number))
+    submitted_digest = submitted_hash(record)
+    described_attempts = [
+        replace(attempt, script_changed=is_changed(submitted_digest, run, attempt.number))
         for attempt in _describe_ends(attempts, view)
     ]
-    return History(tuple(described), tuple(events))
+    return History(tuple(described_attempts), tuple(events))
 
 
-def queued_first(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def move_submission_first(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Move the ``submitted`` event before ``started``: the job may start before sbatch returns."""
     kinds = [event.get("event") for event in events]
     if "submitted" not in kinds or "started" not in kinds:
         return list(events)
-    submitted, started = kinds.index("submitted"), kinds.index("started")
-    if submitted < started:
+    submitted_index, started_index = kinds.index("submitted"), kinds.index("started")
+    if submitted_index < started_index:
         return list(events)
-    return [*events[:started], events[submitted], *events[started:submitted], *events[submitted + 1 :]]
+    return [
+        *events[:started_index],
+        events[submitted_index],
+        *events[started_index:submitted_index],
+        *events[submitted_index + 1 :],
+    ]
 
 
 def _query_accounting(context: Context, record: JobRecord) -> list[JobStatus]:
@@ -94,14 +99,14 @@ def _add_accounting(attempts: Sequence[Attempt], runs: Sequence[JobStatus]) -> l
 
 def _describe_ends(attempts: Sequence[Attempt], view: RunView) -> list[Attempt]:
     """Describe the end of attempts that have no description yet."""
-    described = []
+    described_attempts = []
     for attempt in attempts:
-        how = attempt.how
-        if not how and attempt is not attempts[-1]:
-            how = "no recorded end: preempted, requeued, or a node was lost"
-        elif not how:
+        description = attempt.how
+        if not description and attempt is not attempts[-1]:
+            description = "no recorded end: preempted, requeued, or a node was lost"
+        elif not description:
             status = view.statuses[0]
-            how = "running" if not status.terminal else describe_exit(status.exit_code, status.signal)
-            how = how or status.word
-        described.append(replace(attempt, how=how))
-    return described
+            description = "running" if not status.terminal else describe_exit(status.exit_code, status.signal)
+            description = description or status.word
+        described_attempts.append(replace(attempt, how=description))
+    return described_attempts

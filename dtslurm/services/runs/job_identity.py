@@ -22,8 +22,8 @@ def belongs_to_run(record: JobRecord, status: JobStatus) -> bool:
     marks = _MARK.findall(status.comment)
     if marks or status.source not in _SLURM_SOURCES:
         return record.comment in marks or not marks
-    submitted = status.submit_time or status.start_time
-    is_older = submitted is not None and submitted < record.created_at - _MAX_CLOCK_SKEW_S
+    submit_time = status.submit_time or status.start_time
+    is_older = submit_time is not None and submit_time < record.created_at - _MAX_CLOCK_SKEW_S
     return status.name in {"", record.name} and not is_older
 
 
@@ -37,8 +37,8 @@ def describe_reused_id(record: JobRecord) -> str:
 
 def describe_job(status: JobStatus) -> str:
     """Describe a job's name, submission time and comment, as evidence of its owner."""
-    words = [f"Slurm shows job {status.job_id} {status.name or 'without a name'}"]
+    parts = [f"Slurm shows job {status.job_id} {status.name or 'without a name'}"]
     if status.submit_time is not None:
-        words.append(f"submitted {datetime.fromtimestamp(status.submit_time):%Y-%m-%d %H:%M:%S}")
-    words.append(f"with comment {status.comment}" if status.comment else "without a comment")
-    return ", ".join(words)
+        parts.append(f"submitted {datetime.fromtimestamp(status.submit_time):%Y-%m-%d %H:%M:%S}")
+    parts.append(f"with comment {status.comment}" if status.comment else "without a comment")
+    return ", ".join(parts)

@@ -73,7 +73,7 @@ class QueueSnapshot:
 
 
 def observe(
-    context: Context, cluster: ActiveCluster, job_ids: Sequence[str], need: Freshness
+    context: Context, cluster: ActiveCluster, job_ids: Sequence[str], freshness: Freshness
 ) -> QueueSnapshot:
     """Return the status of jobs, and query the scheduler if the cached answer is not fresh enough.
 
@@ -83,22 +83,22 @@ def observe(
     if not isinstance(scheduler, SharedScheduler):
         return _query_uncached(context, cluster, job_ids)
     cache = cache_of(context, cluster)
-    deadline = time.monotonic() + (0.0 if need.background else _LOCK_WAIT_S)
+    deadline = time.monotonic() + (0.0 if freshness.background else _LOCK_WAIT_S)
     while True:
-        shared, generation = _read_newest(context, cache), cache.generation()
-        if not needs_refresh(context, cluster, shared, generation, job_ids, need):
-            return _make_snapshot(scheduler, shared, generation, job_ids)
+        shared_queue, generation = _read_newest(context, cache), cache.generation()
+        if not needs_refresh(context, cluster, shared_queue, generation, job_ids, freshness):
+            return _make_snapshot(scheduler, shared_queue, generation, job_ids)
         with cache.lock() as has_lock:
-            if has_lock or (not need.background and time.monotonic() > deadline):
-                shared, generation = _read_newest(context, cache), cache.generation()
-                if needs_refresh(context, cluster, shared, generation, job_ids, need):
-                    shared = context.queues[cache.name] = _query(
-                        context, scheduler, shared, generation, job_ids
+            if has_lock or (not freshness.background and time.monotonic() > deadline):
+                shared_queue, generation = _read_newest(context, cache), cache.generation()
+                if needs_refresh(context, cluster, shared_queue, generation, job_ids, freshness):
+                    shared_queue = context.queues[cache.name] = _query(
+                        context, scheduler, shared_queue, generation, job_ids
                     )
-                    cache.write(shared)
-                return _make_snapshot(scheduler, shared, generation, job_ids)
-        if need.background:
-            return _make_snapshot(scheduler, shared, generation, job_ids)
+                    cache.write(shared_queue)
+                return _make_snapshot(scheduler, shared_queue, generation, job_ids)
+        if freshness.background:
+            return _make_snapshot(scheduler, shared_queue, generation, job_ids)
         time.sleep(_LOCK_POLL_S)
 
 
@@ -111,8 +111,10 @@ def invalidating_cache(context: Context, cluster: ActiveCluster) -> Iterator[Non
         if isinstance(cluster.scheduler, SharedScheduler):
             cache = cache_of(context, cluster)
             if not cache.change():  # the cache is not writable: mark it invalid for this process at least
-                shared = _read_newest(context, cache)
-                context.queues[cache.name] = replace(shared, generation="none", tokens_at=context.clock())
+                shared_queue = _read_newest(context, cache)
+                context.queues[cache.name] = replace(
+                    shared_queue, generation="none", tokens_at=context.clock()
+                )
 
 
 def _read_newest(context: Context, cache: QueueCache) -> SharedQueue:
@@ -120,8 +122,12 @@ def _read_newest(context: Context, cache: QueueCache) -> SharedQueue:
 
     An own answer from the future is ignored: the clock was set back since, and it would stay the newest.
     """
-    shared, own = cache.read(), context.queues.get(cache.name)
-    return own if own is not None and shared.tokens_at < own.tokens_at <= context.clock() else shared
+    shared_queue, own_queue = cache.read(), context.queues.get(cache.name)
+    return (
+        own_queue
+        if own_queue is not None and shared_queue.tokens_at < own_queue.tokens_at <= context.clock()
+        else shared_queue
+    )
 
 
 def cache_of(context: Context, cluster: ActiveCluster) -> QueueCache:
@@ -138,32 +144,36 @@ def cache_of(context: Context, cluster: ActiveCluster) -> QueueCache:
 def needs_refresh(
     context: Context,
     cluster: ActiveCluster,
-    shared: SharedQueue,
+    shared_queue: SharedQueue,
     generation: str,
     job_ids: Sequence[str],
-    need: Freshness,
+    freshness: Freshness,
 ) -> bool:
     """Return whether the cached answer is not fresh enough, and the scheduler may be queried now."""
     now = context.clock()
-    age = now - shared.memory.asked_at
-    is_valid = shared.generation == generation and age >= 0
-    failed_ago = now - shared.failed_at if shared.failures else float("inf")
+    age = now - shared_queue.memory.asked_at
+    is_valid = shared_queue.generation == generation and age >= 0
+    failed_ago = now - shared_queue.failed_at if shared_queue.failures else float("inf")
     floor = cluster.access.min_poll_s
-    if not need.background:
+    if not freshness.background:
         if 0 <= failed_ago < _REUSE_S and is_valid:
             return False
-        if not is_valid or shared.memory.asked_at < need.after:
+        if not is_valid or shared_queue.memory.asked_at < freshness.after:
             return True
-        return age > (_REUSE_S if allowance(shared, now) >= QUESTION else _REUSE_OVER_BUDGET_S)
-    if shared.failures:
-        return not 0 <= failed_ago < _interval(RUNNING_TICK_S * 2.0 ** min(shared.failures, 9), floor, shared)
+        return age > (_REUSE_S if allowance(shared_queue, now) >= QUESTION else _REUSE_OVER_BUDGET_S)
+    if shared_queue.failures:
+        return (
+            not 0
+            <= failed_ago
+            < _interval(RUNNING_TICK_S * 2.0 ** min(shared_queue.failures, 9), floor, shared_queue)
+        )
     if not is_valid:
         return True
-    if allowance(shared, now) < QUESTION:
+    if allowance(shared_queue, now) < QUESTION:
         return False
-    if shared.memory.asked_at < need.after:
+    if shared_queue.memory.asked_at < freshness.after:
         return age >= (floor if floor > RUNNING_TICK_S else _CONFIRM_S)
-    return age >= _interval(tick(shared.memory, job_ids, cluster.scheduler), floor, shared)
+    return age >= _interval(tick(shared_queue.memory, job_ids, cluster.scheduler), floor, shared_queue)
 
 
 def tick(memory: QueueMemory, job_ids: Sequence[str], scheduler: object) -> float:
@@ -174,61 +184,72 @@ def tick(memory: QueueMemory, job_ids: Sequence[str], scheduler: object) -> floa
     statuses = [status for jobs in statuses_by_id.values() for status in jobs]
     if all(statuses_by_id.values()) and all(status.terminal for status in statuses):
         return float("inf")
-    waiting = {JobState.PENDING, JobState.UNKNOWN}
-    if all(status.terminal or status.state in waiting for status in statuses):
+    waiting_states = {JobState.PENDING, JobState.UNKNOWN}
+    if all(status.terminal or status.state in waiting_states for status in statuses):
         return PENDING_TICK_S
     return RUNNING_TICK_S
 
 
-def _interval(seconds: float, floor: float, shared: SharedQueue) -> float:
-    longest = max(LONGEST_TICK_S, floor)
-    return min(max(seconds, floor) * shared.slowness, longest) * shared.jitter if seconds < 1e9 else seconds
+def _interval(seconds: float, floor: float, shared_queue: SharedQueue) -> float:
+    max_interval = max(LONGEST_TICK_S, floor)
+    return (
+        min(max(seconds, floor) * shared_queue.slowness, max_interval) * shared_queue.jitter
+        if seconds < 1e9
+        else seconds
+    )
 
 
-def allowance(shared: SharedQueue, now: float) -> float:
+def allowance(shared_queue: SharedQueue, now: float) -> float:
     """Return how many requests the budget permits now."""
-    return min(BURST, shared.tokens + max(0.0, now - shared.tokens_at) * PER_SECOND)
+    return min(BURST, shared_queue.tokens + max(0.0, now - shared_queue.tokens_at) * PER_SECOND)
 
 
 # ---- Querying ----
 
 
 def _query(
-    context: Context, scheduler: SharedScheduler, shared: SharedQueue, generation: str, ids: Sequence[str]
+    context: Context,
+    scheduler: SharedScheduler,
+    shared_queue: SharedQueue,
+    generation: str,
+    ids: Sequence[str],
 ) -> SharedQueue:
-    querying = _with_memory(scheduler, shared.memory)
+    querying = _with_memory(scheduler, shared_queue.memory)
     started_at, requests_before = context.clock(), querying.requests
-    trouble = ""
+    error_text = ""
     try:
         querying.query(ids)
     except DtslurmError as error:
-        trouble = error.message
+        error_text = error.message
     memory = querying.memory
-    is_slow = context.clock() - started_at > _SLOW_S if trouble else memory.took_s > _SLOW_S
+    is_slow = context.clock() - started_at > _SLOW_S if error_text else memory.took_s > _SLOW_S
     now = context.clock()
-    updated = replace(
-        shared,
+    updated_queue = replace(
+        shared_queue,
         memory=memory,
-        tokens=max(-BURST, allowance(shared, started_at) - (querying.requests - requests_before)),
+        tokens=max(-BURST, allowance(shared_queue, started_at) - (querying.requests - requests_before)),
         tokens_at=now,
-        slowness=min(shared.slowness * 2, 16.0) if is_slow else 1.0,
+        slowness=min(shared_queue.slowness * 2, 16.0) if is_slow else 1.0,
         jitter=0.9 + 0.2 * int.from_bytes(os.urandom(2), "big") / 0xFFFF,
     )
-    if trouble:
-        return replace(updated, failures=shared.failures + 1, failed_at=now, trouble=trouble)
-    return replace(updated, generation=generation, failures=0, trouble="")
+    if error_text:
+        return replace(updated_queue, failures=shared_queue.failures + 1, failed_at=now, trouble=error_text)
+    return replace(updated_queue, generation=generation, failures=0, trouble="")
 
 
 def _make_snapshot(
-    scheduler: SharedScheduler, shared: SharedQueue, generation: str, job_ids: Sequence[str]
+    scheduler: SharedScheduler, shared_queue: SharedQueue, generation: str, job_ids: Sequence[str]
 ) -> QueueSnapshot:
-    if shared.generation != generation or not shared.memory.asked_at:
+    if shared_queue.generation != generation or not shared_queue.memory.asked_at:
         return QueueSnapshot(
-            trouble=shared.trouble or "the scheduler was not queried since jobs were changed"
+            trouble=shared_queue.trouble or "the scheduler was not queried since jobs were changed"
         )
-    restored = _with_memory(scheduler, shared.memory)
+    restored_scheduler = _with_memory(scheduler, shared_queue.memory)
     return QueueSnapshot(
-        restored.recall(job_ids), shared.memory.asked_at, shared.trouble, _list_own_jobs(restored)
+        restored_scheduler.recall(job_ids),
+        shared_queue.memory.asked_at,
+        shared_queue.trouble,
+        _list_own_jobs(restored_scheduler),
     )
 
 
@@ -238,9 +259,9 @@ def _list_own_jobs(scheduler: object) -> Sequence[JobStatus]:
 
 def _with_memory(scheduler: SharedScheduler, memory: QueueMemory) -> SharedScheduler:
     """Return a copy of a scheduler with its own memory, because threads must not mix their answers."""
-    copied = copy.copy(scheduler)
-    copied.memory = memory
-    return copied
+    scheduler_copy = copy.copy(scheduler)
+    scheduler_copy.memory = memory
+    return scheduler_copy
 
 
 def _query_uncached(context: Context, cluster: ActiveCluster, job_ids: Sequence[str]) -> QueueSnapshot:

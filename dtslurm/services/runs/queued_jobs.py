@@ -47,8 +47,8 @@ class QueuedJobs(NamedTuple):
 def describe_unrecorded(view: RunView) -> str:
     """Describe why the record of a run cannot be read, with the command that cancels its job if any."""
     record = view.record
-    which = f"job {record.job_id}" if record.job_id else f"run {record.name}"
-    text = f"{which}: the record of the run cannot be read: {view.record_problem}"
+    label = f"job {record.job_id}" if record.job_id else f"run {record.name}"
+    text = f"{label}: the record of the run cannot be read: {view.record_problem}"
     command = cancel_command(view)
     return f"{text}; {command} ends the job" if command else text
 
@@ -62,39 +62,48 @@ def cancel_command(view: RunView) -> str:
 
 
 def find_queued_jobs(
-    context: Context, found: Sequence[RunView], cluster: str | None = None, need: Freshness | None = None
+    context: Context,
+    known_views: Sequence[RunView],
+    cluster: str | None = None,
+    freshness: Freshness | None = None,
 ) -> QueuedJobs:
     """Find the jobs of dtslurm in the queue that do not belong to the runs already shown.
 
     The queried clusters are those of runs that have not ended, and the default cluster if it is local. The
-    cached queue snapshot is used, so usually no query is made beyond those for ``found``.
+    cached queue snapshot is used, so usually no query is made beyond those for ``known_views``.
 
     Args:
-        found: the runs that are shown already.
+        known_views: the runs that are shown already.
         cluster: only jobs of this cluster.
-        need: the required freshness of the scheduler's answer; a foreground query by default.
+        freshness: the required freshness of the scheduler's answer; a foreground query by default.
     """
     rows = _read_index_rows(context, cluster)
-    need = need or Freshness()
-    shown_tokens = {view.record.token for view in found}
+    freshness = freshness or Freshness()
+    shown_tokens = {view.record.token for view in known_views}
     open_rows = [row for row in rows if not row.ended and row.token not in shown_tokens]
-    unreadable = {
+    problems_by_token = {
         row.token: problem for row in open_rows[:_MOST_RECORDS_READ] if (problem := explain_unreadable(row))
     }
     views: list[RunView] = []
-    hidden, troubles = 0, {}
-    for active_cluster, trouble in _clusters_to_query(
-        context, found, [row for row in rows if row.token in unreadable], cluster
+    hidden_count, errors_by_cluster = 0, {}
+    for active_cluster, query_error in _clusters_to_query(
+        context, known_views, [row for row in rows if row.token in problems_by_token], cluster
     ):
         rows_by_token = {row.token: row for row in rows if row.cluster == active_cluster.name}
-        waiting = [
-            row.job_id for token in unreadable if (row := rows_by_token.get(token)) is not None and row.job_id
+        waiting_ids = [
+            row.job_id
+            for token in problems_by_token
+            if (row := rows_by_token.get(token)) is not None and row.job_id
         ]
-        ids = waiting if need.background else []  # they set the query interval
-        snapshot = QueueSnapshot(trouble=trouble) if trouble else observe(context, active_cluster, ids, need)
+        ids = waiting_ids if freshness.background else []  # they set the query interval
+        snapshot = (
+            QueueSnapshot(trouble=query_error)
+            if query_error
+            else observe(context, active_cluster, ids, freshness)
+        )
         by_token = _group_by_token(snapshot.own_jobs)
-        if snapshot.trouble and not trouble:
-            troubles[active_cluster.name] = snapshot.trouble
+        if snapshot.trouble and not query_error:
+            errors_by_cluster[active_cluster.name] = snapshot.trouble
         for token, statuses in by_token.items():
             if token in shown_tokens:
                 continue
@@ -102,23 +111,27 @@ def find_queued_jobs(
             row = rows_by_token.get(token)
             if row is None and all(status.terminal for status in statuses):
                 continue  # an ended run of another machine
-            problem = (unreadable.get(token) or explain_unreadable(row)) if row is not None else NO_RECORD
+            problem = (
+                (problems_by_token.get(token) or explain_unreadable(row)) if row is not None else NO_RECORD
+            )
             if problem:
                 views.append(_make_view(context, active_cluster, row, statuses, problem, snapshot))
             elif any(not status.terminal for status in statuses):
-                hidden += 1
+                hidden_count += 1
         missing = [
-            rows_by_token[token] for token in unreadable if token in rows_by_token and token not in by_token
+            rows_by_token[token]
+            for token in problems_by_token
+            if token in rows_by_token and token not in by_token
         ]
         if snapshot.trouble:
             views += [
-                _make_view(context, active_cluster, row, (), unreadable[row.token], snapshot)
+                _make_view(context, active_cluster, row, (), problems_by_token[row.token], snapshot)
                 for row in missing
             ]
         elif missing and snapshot.observed_at is not None:
             with contextlib.suppress(StoreError):
                 context.index.mark_ended(row.token for row in missing)
-    return QueuedJobs(views, hidden, troubles)
+    return QueuedJobs(views, hidden_count, errors_by_cluster)
 
 
 def find_queued_job(context: Context, selector: str, cluster: str | None = None) -> RunView | None:
@@ -197,22 +210,22 @@ def _read_index_rows(context: Context, cluster: str | None) -> list[IndexRow]:
 
 
 def _clusters_to_query(
-    context: Context, found: Sequence[RunView], rows: Sequence[IndexRow], cluster: str | None
+    context: Context, known_views: Sequence[RunView], rows: Sequence[IndexRow], cluster: str | None
 ) -> Iterator[tuple[ActiveCluster, str]]:
     """Yield each cluster to query, with the error of its last query; empty if that succeeded."""
     keys: set[tuple[str, bool]] = set()
-    for active_cluster, trouble in _candidate_clusters(context, found, rows, cluster):
+    for active_cluster, query_error in _candidate_clusters(context, known_views, rows, cluster):
         key = active_cluster.name, active_cluster.remote
         if key not in keys and isinstance(active_cluster.scheduler, QueueLister):
             keys.add(key)
-            yield active_cluster, trouble
+            yield active_cluster, query_error
 
 
 def _candidate_clusters(
-    context: Context, found: Sequence[RunView], rows: Sequence[IndexRow], cluster: str | None
+    context: Context, known_views: Sequence[RunView], rows: Sequence[IndexRow], cluster: str | None
 ) -> Iterator[tuple[ActiveCluster, str]]:
-    relevant = [view for view in found if view.trouble or not view.terminal]
-    for view in sorted(relevant, key=lambda view: not view.trouble):
+    relevant_views = [view for view in known_views if view.trouble or not view.terminal]
+    for view in sorted(relevant_views, key=lambda view: not view.trouble):
         with contextlib.suppress(DtslurmError):
             yield context.cluster_of(view.record), view.trouble
     for name in dict.fromkeys(row.cluster for row in rows):
@@ -234,34 +247,36 @@ def _group_by_token(jobs: Sequence[JobStatus]) -> Mapping[str, list[JobStatus]]:
 
 def _make_view(
     context: Context,
-    place: ActiveCluster,
+    cluster: ActiveCluster,
     row: IndexRow | None,
     statuses: Sequence[JobStatus],
     problem: str,
-    heard: QueueSnapshot,
+    snapshot: QueueSnapshot,
 ) -> RunView:
     """Return the view of a run from its queue entries and its index row."""
-    first = statuses[0] if statuses else None
-    mark = _MARK.search(first.comment) if first is not None else None
+    first_status = statuses[0] if statuses else None
+    mark = _MARK.search(first_status.comment) if first_status is not None else None
     token = row.token if row is not None else mark[1] if mark else ""
-    job_id = base_id(first.job_id) if first is not None else row.job_id if row is not None else None
+    job_id = (
+        base_id(first_status.job_id) if first_status is not None else row.job_id if row is not None else None
+    )
     submit_times = [status.submit_time for status in statuses if status.submit_time is not None]
     folder = str(row.folder) if row is not None else ""
     record = JobRecord(
         token=token,
         script_hash=(mark[2] or "") if mark else "",
-        cluster=place.name,
-        name=row.name if row is not None else first.name if first is not None else "",
-        run_dir="" if place.remote else folder,
-        mirror=(folder or str(mirrors(context) / token)) if place.remote else "",
+        cluster=cluster.name,
+        name=row.name if row is not None else first_status.name if first_status is not None else "",
+        run_dir="" if cluster.remote else folder,
+        mirror=(folder or str(mirrors(context) / token)) if cluster.remote else "",
         phase=UNRECORDED,
         created_at=row.created_at if row is not None else float(min(submit_times, default=context.clock())),
-        profile=str(place.path),
-        transport=place.way,
+        profile=str(cluster.path),
+        transport=cluster.way,
         job_id=job_id,
         array="" if any("_" in status.job_id for status in statuses) else None,
     )
     if not statuses:
         reason = "the scheduler could not be queried"
         statuses = [JobStatus(job_id=job_id or "", state=JobState.UNKNOWN, name=record.name, reason=reason)]
-    return RunView(record, tuple(statuses), heard.trouble, heard.observed_at, record_problem=problem)
+    return RunView(record, tuple(statuses), snapshot.trouble, snapshot.observed_at, record_problem=problem)

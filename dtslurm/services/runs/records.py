@@ -65,10 +65,10 @@ def settle(
         phase = "submitted" if job_id else "withdrawn"
     elif job_id is None:
         return record
-    settled = replace(record, phase=phase, job_id=job_id)
-    save(context, settled)
-    append_event(context, settled, phase, job_id=job_id, cluster=cluster.name)
-    return settled
+    updated_record = replace(record, phase=phase, job_id=job_id)
+    save(context, updated_record)
+    append_event(context, updated_record, phase, job_id=job_id, cluster=cluster.name)
+    return updated_record
 
 
 def _withdraw_unless_claimed(transport: Transport, run_dir: str) -> str | None:

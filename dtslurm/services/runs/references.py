@@ -30,16 +30,16 @@ def find_direct_references(records: Iterable[JobRecord]) -> dict[str, set[str]]:
     }
 
 
-def find_transitive_references(links: Mapping[str, set[str]], begin: Iterable[str]) -> dict[str, str]:
-    """Return every run reachable by references from ``begin``, mapped to a run that refers to it."""
-    queue = deque(sorted(begin))
-    visited, referrers = set(queue), {}
+def find_transitive_references(links: Mapping[str, set[str]], start_tokens: Iterable[str]) -> dict[str, str]:
+    """Return every run reachable by references from ``start_tokens``, mapped to a run that refers to it."""
+    queue = deque(sorted(start_tokens))
+    visited_tokens, referrers = set(queue), {}
     while queue:
         token = queue.popleft()
-        for referenced in sorted(links[token] - visited):
-            visited.add(referenced)
-            referrers[referenced] = token
-            queue.append(referenced)
+        for token_found in sorted(links[token] - visited_tokens):
+            visited_tokens.add(token_found)
+            referrers[token_found] = token
+            queue.append(token_found)
     return referrers
 
 

@@ -90,13 +90,13 @@ def status_from_run_files(record: JobRecord, now: float) -> tuple[JobStatus, ...
     """
     if record.phase == "withdrawn":
         reason = "the answer of sbatch was lost, and Slurm created no job; you can submit again"
-        withdrawn = JobStatus(job_id="", state=JobState.CANCELLED, reason=reason, name=record.name)
-        return (replace(withdrawn, source="record", observed_at=now),)
+        withdrawn_status = JobStatus(job_id="", state=JobState.CANCELLED, reason=reason, name=record.name)
+        return (replace(withdrawn_status, source="record", observed_at=now),)
     if record.job_id is None:
-        unknown = JobStatus(
+        unknown_status = JobStatus(
             job_id="", state=JobState.UNKNOWN, reason=_describe_lookup(record, now), name=record.name
         )
-        return (replace(unknown, observed_at=now),)
+        return (replace(unknown_status, observed_at=now),)
     run = RunDir(Path(record.folder))
     if record.array is None:
         return (_status_from_events(run, record, record.job_id, now),)
@@ -116,11 +116,13 @@ def status_from_run_files(record: JobRecord, now: float) -> tuple[JobStatus, ...
 
 def _describe_lookup(record: JobRecord, now: float) -> str:
     """Describe until when dtslurm looks for the job of a submission whose answer from sbatch was lost."""
-    until = looked_for_until(record)
-    when = strftime("until %H:%M:%S", localtime(until)) if now < until else "when the scheduler answers"
+    end_time = looked_for_until(record)
+    deadline_text = (
+        strftime("until %H:%M:%S", localtime(end_time)) if now < end_time else "when the scheduler answers"
+    )
     return (
         "the answer of sbatch was lost, and it is not known whether Slurm created a job; dtslurm "
-        f"searches for the job {when}"
+        f"searches for the job {deadline_text}"
     )
 
 
@@ -179,26 +181,26 @@ def reconcile_with_records(record: JobRecord, status: JobStatus) -> JobStatus:
     if record.array is not None:
         run = run.task(status.job_id.rpartition("_")[2]) or run
     end = find_recorded_end(run) if has_wrong_code else None
-    started = [event for event in run.events() if event.get("event") == "started"]
-    if has_wrong_nodes and started and isinstance(started[-1].get("nodes"), str):
-        status = replace(status, nodelist=started[-1]["nodes"])
+    start_events = [event for event in run.events() if event.get("event") == "started"]
+    if has_wrong_nodes and start_events and isinstance(start_events[-1].get("nodes"), str):
+        status = replace(status, nodelist=start_events[-1]["nodes"])
     if (
         has_wrong_code
-        and started
+        and start_events
         and end is None
         and not record.mirror
-        and _has_unrecorded_restart(status, started[-1])
+        and _has_unrecorded_restart(status, start_events[-1])
     ):
         return replace(status, reason=NOT_STARTED_AGAIN)
     return replace(status, exit_code=end[0]) if end and end[0] else status
 
 
-def _has_unrecorded_restart(status: JobStatus, started: dict[str, Any]) -> bool:
+def _has_unrecorded_restart(status: JobStatus, start_event: dict[str, Any]) -> bool:
     """Return whether Slurm counts a restart after the last start that the script recorded.
 
     Slurm 22.05 ends a requeued job with exit code 1 if the node considers its credential revoked.
     """
-    attempt = started.get("attempt")
+    attempt = start_event.get("attempt")
     return isinstance(attempt, int) and (status.restarts or 0) > attempt
 
 
@@ -247,9 +249,9 @@ def ranks_apart(record: JobRecord, run: RunDir) -> RanksApart | None:
 
 def list_warnings(record: JobRecord, run: RunDir) -> list[str]:
     """Return a running job's warnings for the run list: ranks not distributed, supervisor stopped."""
-    apart = ranks_apart(record, run)
-    marks = [NOT_DISTRIBUTED] if apart is not None and apart.is_fault else []
-    return [*marks, *([SUPERVISOR_STOPPED] if find_stopped_supervisor(run.events()) else [])]
+    observation = ranks_apart(record, run)
+    warnings = [NOT_DISTRIBUTED] if observation is not None and observation.is_fault else []
+    return [*warnings, *([SUPERVISOR_STOPPED] if find_stopped_supervisor(run.events()) else [])]
 
 
 def describe_failure(run: RunDir, status: JobStatus) -> str:

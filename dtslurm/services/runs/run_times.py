@@ -83,19 +83,19 @@ def measure_run(
         attempts: the attempts, completed from accounting; by default those in ``events``.
     """
     attempts = attempts_of(events) if attempts is None else attempts
-    started = min(_event_times(events, "started", "attempt"), default=status.start_time)
-    if started is None:
+    start_time = min(_event_times(events, "started", "attempt"), default=status.start_time)
+    if start_time is None:
         return None
-    paused = sum(
-        max(0.0, later.started - earlier.ended)
-        for earlier, later in pairwise(attempts)
-        if earlier.ended is not None and later.started is not None
+    paused_s = sum(
+        max(0.0, next_attempt.started - previous_attempt.ended)
+        for previous_attempt, next_attempt in pairwise(attempts)
+        if previous_attempt.ended is not None and next_attempt.started is not None
     )
     if status.state.ended:
-        ended = _find_end(events, status)
-        return None if ended is None else RunTimes(started, ended, paused)
+        end_time = _find_end(events, status)
+        return None if end_time is None else RunTimes(start_time, end_time, paused_s)
     last_end = attempts[-1].ended if attempts else None
-    return None if status.state is JobState.UNKNOWN else RunTimes(started, None, paused, last_end)
+    return None if status.state is JobState.UNKNOWN else RunTimes(start_time, None, paused_s, last_end)
 
 
 def _event_times(events: Sequence[Mapping[str, Any]], *kinds: str) -> list[float]:
@@ -115,13 +115,13 @@ def measure_view(view: RunView, status: JobStatus) -> RunTimes | None:
     return measure_run(status, view.run_of(status).events())
 
 
-def join_parts(parts: Sequence[RunTimes | None], *, over: bool) -> RunTimes | None:
+def join_parts(parts: Sequence[RunTimes | None], *, has_ended: bool) -> RunTimes | None:
     """Return the times of an array or a sweep: from the first start of a part to the last end."""
     known_parts = [part for part in parts if part is not None]
     end_times = [part.ended for part in known_parts if part.ended is not None]
-    if not known_parts or (over and not end_times):
+    if not known_parts or (has_ended and not end_times):
         return None
-    return RunTimes(min(part.started for part in known_parts), max(end_times) if over else None)
+    return RunTimes(min(part.started for part in known_parts), max(end_times) if has_ended else None)
 
 
 def duration_values(view: RunView, now: float) -> dict[str, dict[str, float]]:
@@ -144,12 +144,12 @@ def attempts_of(events: Sequence[Mapping[str, Any]]) -> list[Attempt]:
         attempt = attempts.setdefault(number, Attempt(number))
         kind = event.get("event")
         if kind in {"started", "attempt"}:
-            started = attempt.started if attempt.started is not None else time
+            start_time = attempt.started if attempt.started is not None else time
             nodes = fold_nodes(event.get("nodes")) or attempt.nodes
-            attempts[number] = replace(attempt, started=started, nodes=nodes)
+            attempts[number] = replace(attempt, started=start_time, nodes=nodes)
         elif kind == "attempt_ended" or (kind == "ended" and attempt.ended is None):
             code = event.get("exit_code")
             code = code if isinstance(code, int) else None
-            how = str(event.get("summary") or describe_exit(code, None))
-            attempts[number] = replace(attempt, ended=time, exit_code=code, how=how)
+            description = str(event.get("summary") or describe_exit(code, None))
+            attempts[number] = replace(attempt, ended=time, exit_code=code, how=description)
     return [attempts[number] for number in sorted(attempts)]

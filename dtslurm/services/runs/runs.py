@@ -88,8 +88,8 @@ def describe_queued(context: Context, records: Sequence[JobRecord]) -> str:
 def _find_newest(context: Context, cluster: str | None) -> JobRecord:
     runs = recent(context, 1, cluster)
     if not runs:
-        where = f" on {cluster}" if cluster else ""
-        raise JobNotFound(f"this machine has no run{where} yet", hint="dtslurm submit starts a run")
+        cluster_text = f" on {cluster}" if cluster else ""
+        raise JobNotFound(f"this machine has no run{cluster_text} yet", hint="dtslurm submit starts a run")
     return runs[0]
 
 

@@ -26,9 +26,9 @@ def parse_states(text: str) -> frozenset[str]:
         RequestInvalid: the list contains an unknown state.
     """
     names = [name.strip().upper() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in _STATES]
-    if unknown:
-        name = unknown[0]
+    unknown_names = [name for name in names if name not in _STATES]
+    if unknown_names:
+        name = unknown_names[0]
         raise RequestInvalid(
             [f"--state {name}: unknown state{suggest_name(name, _STATES)} ({list_nearest(name, _STATES)})"]
         )
@@ -36,7 +36,7 @@ def parse_states(text: str) -> frozenset[str]:
 
 
 def select_runs(
-    found: Sequence[RunView], states: frozenset[str], since: float | None, sort: str, now: float
+    views: Sequence[RunView], states: frozenset[str], since: float | None, sort: str, now: float
 ) -> list[RunView]:
     """Return the runs that are in one of ``states`` and did not end before ``since``, sorted.
 
@@ -47,7 +47,7 @@ def select_runs(
     """
     matches = [
         view
-        for view in found
+        for view in views
         if _has_state(view, states) and (since is None or _end_or_now(view, now) >= since)
     ]
     if sort == "name":

@@ -70,8 +70,10 @@ class RunView:
     def words_of(self, statuses: Sequence[JobStatus]) -> str:
         """Return the state that several statuses share; for stalled jobs with the longest stall time."""
         activities = [self.activities.get(status.job_id) for status in statuses]
-        longest = max(activities, key=lambda activity: activity.quiet_s if activity is not None else -1.0)
-        return describe_state(statuses[0], longest)
+        longest_activity = max(
+            activities, key=lambda activity: activity.quiet_s if activity is not None else -1.0
+        )
+        return describe_state(statuses[0], longest_activity)
 
     @property
     def time_limit(self) -> int | None:
@@ -128,46 +130,50 @@ def views(
     return [views_by_token[record.token] for record in records]
 
 
-def _is_settled(final: Sequence[JobStatus], now: float) -> bool:
-    return all(status.end_time is not None and now - status.end_time > _REQUEUE_WINDOW_S for status in final)
+def _is_settled(statuses: Sequence[JobStatus], now: float) -> bool:
+    return all(
+        status.end_time is not None and now - status.end_time > _REQUEUE_WINDOW_S for status in statuses
+    )
 
 
-def _observe_cluster(context: Context, records: Sequence[JobRecord], need: Freshness) -> list[RunView]:
+def _observe_cluster(context: Context, records: Sequence[JobRecord], freshness: Freshness) -> list[RunView]:
     snapshot = QueueSnapshot()
-    trouble = ""
+    error_text = ""
     try:
         cluster = context.cluster_of(records[0])
         records = [settle(context, cluster, record) for record in records]
-        snapshot = _observe_queue(context, cluster, records, need)
-        trouble = snapshot.trouble
-        _refresh(context, [record for record in records if _has_more_to_say(record, snapshot)])
+        snapshot = _observe_queue(context, cluster, records, freshness)
+        error_text = snapshot.trouble
+        _refresh(context, [record for record in records if _may_have_news(record, snapshot)])
     except DtslurmError as error:
-        trouble = trouble or error.message
-    return [_view(context, record, replace(snapshot, trouble=trouble)) for record in records]
+        error_text = error_text or error.message
+    return [_view(context, record, replace(snapshot, trouble=error_text)) for record in records]
 
 
 def _observe_queue(
-    context: Context, cluster: ActiveCluster, records: Sequence[JobRecord], need: Freshness
+    context: Context, cluster: ActiveCluster, records: Sequence[JobRecord], freshness: Freshness
 ) -> QueueSnapshot:
     """Return a queue snapshot of runs that is newer than the last event in their run directories."""
     ids = [record.job_id for record in records if record.job_id]
-    if not ids or need.background:
-        return observe(context, cluster, ids, need) if ids else QueueSnapshot()
+    if not ids or freshness.background:
+        return observe(context, cluster, ids, freshness) if ids else QueueSnapshot()
     started_at = context.clock()
-    snapshot = observe(context, cluster, ids, _require_newer_than_events(context, records, need))
+    snapshot = observe(context, cluster, ids, _require_newer_than_events(context, records, freshness))
     remote_records = [record for record in records if record.mirror and not record.final]
     if remote_records and snapshot.observed_at is not None and snapshot.observed_at < started_at:
         _refresh(context, remote_records)  # the local copies of remote files are older than this call
-        fresher = _require_newer_than_events(context, records, need)
+        fresher = _require_newer_than_events(context, records, freshness)
         snapshot = (
             observe(context, cluster, ids, fresher) if fresher.after > snapshot.observed_at else snapshot
         )
     return snapshot
 
 
-def _require_newer_than_events(context: Context, records: Sequence[JobRecord], need: Freshness) -> Freshness:
+def _require_newer_than_events(
+    context: Context, records: Sequence[JobRecord], freshness: Freshness
+) -> Freshness:
     event_times = [_newest_event_time(record, context.clock()) for record in records]
-    return replace(need, after=max([need.after, *event_times]))
+    return replace(freshness, after=max([freshness.after, *event_times]))
 
 
 def _newest_event_time(record: JobRecord, now: float) -> float:
@@ -186,12 +192,12 @@ def _refresh(context: Context, records: Sequence[JobRecord]) -> None:
         refresh(context, records)
 
 
-def _has_more_to_say(record: JobRecord, heard: QueueSnapshot) -> bool:
+def _may_have_news(record: JobRecord, snapshot: QueueSnapshot) -> bool:
     """Return whether the run's files may hold news: how the run ended, or facts that Slurm does not know.
 
     They hold none once the end is known and the copies contain the script's ``ended`` event, its last event.
     """
-    statuses = heard.jobs.get(record.job_id or "", [])
+    statuses = snapshot.jobs.get(record.job_id or "", [])
     if statuses and not any(status.state.ended or status.state is JobState.UNKNOWN for status in statuses):
         return False
     folders = event_folders(record)
@@ -208,17 +214,17 @@ def _has_end_event(run: RunDir | None, status: JobStatus) -> bool:
     return event is not None and event.get("event") == "ended" and time >= (status.start_time or time + 1)
 
 
-def _view(context: Context, record: JobRecord, heard: QueueSnapshot) -> RunView:
-    listed = heard.jobs.get(record.job_id or "", [])
+def _view(context: Context, record: JobRecord, snapshot: QueueSnapshot) -> RunView:
+    listed_statuses = snapshot.jobs.get(record.job_id or "", [])
     reconciled = tuple(
-        reconcile_with_records(record, status) for status in listed if belongs_to_run(record, status)
+        reconcile_with_records(record, status) for status in listed_statuses if belongs_to_run(record, status)
     )
     statuses = reconciled or record.final or status_from_run_files(record, context.clock())
-    if listed and not reconciled:
+    if listed_statuses and not reconciled:
         statuses = _explain_unknown(statuses, describe_reused_id(record))
-    if heard.trouble and record.job_id:
+    if snapshot.trouble and record.job_id:
         statuses = _explain_unknown(statuses, "the scheduler could not be queried")
-    view = RunView(record, statuses, heard.trouble, heard.observed_at)
+    view = RunView(record, statuses, snapshot.trouble, snapshot.observed_at)
     if reconciled and view.terminal and _without_times(statuses) != _without_times(record.final):
         view = replace(view, record=_save_final(context, record, statuses))
         from dtslurm.services.preflight.bad_nodes import (
@@ -241,17 +247,17 @@ def _explain_unknown(statuses: Sequence[JobStatus], reason: str) -> tuple[JobSta
     return tuple(replace(status, reason=reason) if status.state is unknown else status for status in statuses)
 
 
-def _apply_newer_events(record: JobRecord, told: tuple[JobStatus, ...]) -> tuple[JobStatus, ...]:
+def _apply_newer_events(record: JobRecord, statuses: tuple[JobStatus, ...]) -> tuple[JobStatus, ...]:
     """Return statuses updated from newer events in the run directory: a start, or an unconfirmed end."""
     folders = event_folders(record)
-    return tuple(apply_events(status, folders.get(status.job_id)) for status in told)
+    return tuple(apply_events(status, folders.get(status.job_id)) for status in statuses)
 
 
 def _save_final(context: Context, record: JobRecord, statuses: tuple[JobStatus, ...]) -> JobRecord:
     """Write the final statuses to the run's record, because Slurm purges ended jobs."""
-    ended = replace(record, final=statuses)
+    final_record = replace(record, final=statuses)
     try:
-        save(context, ended)
+        save(context, final_record)
     except (StoreError, OSError):
         return record
-    return ended
+    return final_record

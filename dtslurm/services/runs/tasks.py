@@ -40,5 +40,7 @@ def select_task_view(view: RunView, task: str | None) -> RunView:
         return view
     job_id = f"{view.record.job_id}_{task}"
     statuses = JobTable(view.statuses).belonging(job_id)
-    unknown = JobStatus(job_id=job_id, state=JobState.UNKNOWN, reason="there is no record of this task")
-    return replace(view, statuses=tuple(statuses) or (unknown,))
+    unknown_status = JobStatus(
+        job_id=job_id, state=JobState.UNKNOWN, reason="there is no record of this task"
+    )
+    return replace(view, statuses=tuple(statuses) or (unknown_status,))

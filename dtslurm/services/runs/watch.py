@@ -109,11 +109,11 @@ class _ConfirmationSchedule:
         """Return the time after which the scheduler must have been queried; 0 if no query is due now."""
         return self._next if self._next <= now else 0.0
 
-    def answered(self, found: Sequence[RunView], now: float) -> None:
-        if self._next > now or any((view.observed_at or 0.0) < self._next for view in found):
+    def answered(self, views: Sequence[RunView], now: float) -> None:
+        if self._next > now or any((view.observed_at or 0.0) < self._next for view in views):
             return
         self._pause *= 2
-        confirmed = self._event in {"started", "attempt"} and all(
-            status.state is JobState.RUNNING for view in found for status in view.statuses
+        is_confirmed = self._event in {"started", "attempt"} and all(
+            status.state is JobState.RUNNING for view in views for status in view.statuses
         )
-        self._next = float("inf") if confirmed or self._pause > _LONGEST_CONFIRM_S else now + self._pause
+        self._next = float("inf") if is_confirmed or self._pause > _LONGEST_CONFIRM_S else now + self._pause

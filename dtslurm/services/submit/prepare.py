@@ -26,7 +26,7 @@ from dtslurm.services.preflight.containers import runtime_for
 from dtslurm.services.request import experiment_trackers, staging
 from dtslurm.services.request.code_snapshot import Code, code_of, git_state, script_digest
 from dtslurm.services.request.environment import Environment, environment
-from dtslurm.services.request.launcher_detection import cautions, suggested
+from dtslurm.services.request.launcher_detection import cautions, suggest_launcher
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.request.run_paths import choose_run_place, templates_of
 from dtslurm.services.request.secrets import holds_password, looks_secret, name_problems, secrets_of
@@ -303,7 +303,7 @@ def _choose_launcher(
     layout = resolve(resources, profile, one_process=launcher is not None and launcher.one_process)
     if launcher is not None or request.launcher not in {None, AUTO}:
         return _LauncherChoice(launcher, layout, ())
-    detected, advice = suggested(context, request, layout, auto=request.launcher == AUTO)
+    detected, advice = suggest_launcher(context, request, layout, auto=request.launcher == AUTO)
     if request.launcher == AUTO:
         layout = resolve(resources, profile, one_process=detected.one_process)
     return _LauncherChoice(detected, layout, advice)
@@ -448,7 +448,7 @@ def _collect_notices(
             "is a single attempt"
         )
     notices += job_checks.constraint_notices(spec, profile)
-    notices += staging.notices(spec, profile, submitted=submitted)
+    notices += staging.notices(spec, profile, is_submitted=submitted)
     if spec.template:
         notices.append(f"template {spec.template} is used; its commands run with your rights")
     if spec.fabric_check and spec.launcher in _WITHOUT_TORCH:

@@ -135,4 +135,4 @@ def _measure_sweep(context: Context, found: SweepView) -> RunTimes | None:
     """Return the summed times of all jobs of a sweep."""
     run_views = views(context, found.runs)
     job_times = [measure_view(view, status) for view in run_views for status in view.statuses]
-    return join_parts(job_times, over=all(view.terminal for view in run_views))
+    return join_parts(job_times, has_ended=all(view.terminal for view in run_views))

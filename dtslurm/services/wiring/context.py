@@ -88,10 +88,10 @@ class ActiveCluster:
         """Return the same cluster with another profile in place of its own."""
         from dtslurm.config.profiles import LoadedProfile
 
-        loaded = LoadedProfile(
+        loaded_profile = LoadedProfile(
             profile=profile, path=self.path, origins=self.origins, foreign=self.known.foreign
         )
-        return replace(self, known=loaded)
+        return replace(self, known=loaded_profile)
 
     @property
     def way(self) -> str:
@@ -242,15 +242,15 @@ class Context:
             return
         from dtslurm.config import files, trust
 
-        trusted = trust.trust_of(self.env)
-        untrusted = [
-            str(path) for path in known.foreign if not trusted.has(path, files.read(path, str(path)))
+        trust_store = trust.trust_of(self.env)
+        untrusted_paths = [
+            str(path) for path in known.foreign if not trust_store.has(path, files.read(path, str(path)))
         ]
-        if untrusted:
+        if untrusted_paths:
             raise RequestInvalid(
-                [f"you have not trusted this profile: {name}" for name in untrusted],
+                [f"you have not trusted this profile: {name}" for name in untrusted_paths],
                 hint=f"a profile determines the destination of your jobs and logins; {trust.HINT} "
-                f"{' '.join(map(quote, untrusted))}",
+                f"{' '.join(map(quote, untrusted_paths))}",
             )
 
     def cluster_without_profile(self, host: str | None, transport: str | None = None) -> ActiveCluster:
@@ -275,8 +275,8 @@ class Context:
                 link = connect(host, transport=transport, env=self.env, prompt=self.prompt)
             chosen_by = "as requested" if host else "the Slurm on this machine"
             scheduler = self._make_scheduler(profile.access, link, key, Path())
-            loaded = LoadedProfile(profile=profile, path=Path())
-            self._clusters[key] = ActiveCluster(loaded, scheduler, link, chosen_by)
+            loaded_profile = LoadedProfile(profile=profile, path=Path())
+            self._clusters[key] = ActiveCluster(loaded_profile, scheduler, link, chosen_by)
         return self._clusters[key]
 
     def completed(
@@ -286,14 +286,14 @@ class Context:
         self._clusters[cluster.name, transport or ""] = cluster.with_profile(profile)
         return self._clusters[cluster.name, transport or ""]
 
-    def _choose_transport(self, known: KnownProfile, asked: str | None) -> tuple[Transport, str]:
+    def _choose_transport(self, known: KnownProfile, transport_name: str | None) -> tuple[Transport, str]:
         """Return the transport to a cluster, and the reason for it.
 
         The Slurm on this machine is used if it is the cluster's own, else SSH to the login node.
         """
         access = known.access
         is_local = access.scheduler == "local"
-        transport = asked or (access.transport if not is_local else "auto")
+        transport = transport_name or (access.transport if not is_local else "auto")
         if transport == "local" or (transport == "auto" and (is_local or not access.host)):
             return self.transport, ""
         if is_local or not access.host:

@@ -50,7 +50,7 @@ def match_reason(
     return _match_host(ssh_host, cluster, host_names)
 
 
-def _match_profile(access: Access, origins: Mapping[str, str], cluster: str, here: list[str]) -> str:
+def _match_profile(access: Access, origins: Mapping[str, str], cluster: str, host_names: list[str]) -> str:
     """Return evidence from the profile's values, and from the profile that sets its login node.
 
     Other profiles that it extends may describe another cluster, as ``narval`` does for ``fir``.
@@ -58,20 +58,20 @@ def _match_profile(access: Access, origins: Mapping[str, str], cluster: str, her
     files = _profiles_by_key(origins)
     profile_names = {access.name, files.get("login.host", "")}
     if files.get("recognise", access.name) in profile_names:
-        match = first([name for name in (cluster.lower(), *here) if name], access.recognise)
+        match = first([name for name in (cluster.lower(), *host_names) if name], access.recognise)
         if match:
             return f"{match}, which the profile recognises"
     if cluster and plain(cluster) in _comparable(profile_names):
         return f"ClusterName {cluster}"
-    labels = {plain(label) for name in here for label in name.split(".")[:-1]}
+    labels = {plain(label) for name in host_names for label in name.split(".")[:-1]}
     if not cluster and labels & _comparable(profile_names):
-        return f"this machine's name {here[-1]}"
+        return f"this machine's name {host_names[-1]}"
     return ""
 
 
-def _match_host(host: str, cluster: str, here: list[str]) -> str:
+def _match_host(host: str, cluster: str, host_names: list[str]) -> str:
     """Return evidence from a login node's name: it fits this machine's host names or ClusterName."""
-    if match := first(here, [host, *login_names(host)]):
+    if match := first(host_names, [host, *login_names(host)]):
         return f"this machine's name {match}"
     labels = {plain(label) for label in host.split(".")[:-2]} - _GENERIC_LABELS
     return f"ClusterName {cluster}" if cluster and plain(cluster) in labels else ""
@@ -90,6 +90,6 @@ def _iter_host_names() -> Iterator[str]:
     """Yield this machine's host names in lower case. The full one is last: it may take a slow DNS lookup."""
     name = os.uname().nodename.lower()
     yield name
-    full = name if "." in name else socket.getfqdn(name).lower()
-    if full != name and not full.startswith("localhost"):
-        yield full
+    full_name = name if "." in name else socket.getfqdn(name).lower()
+    if full_name != name and not full_name.startswith("localhost"):
+        yield full_name

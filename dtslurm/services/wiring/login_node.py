@@ -81,16 +81,16 @@ def query_login_node(context: Context, cluster: ActiveCluster, names: Sequence[s
         TransportError: the login node cannot be reached, or its output names no home directory.
     """
     path = cache_path(context, cluster)
-    cached = _read(path)
+    cached_node = _read(path)
     if (
-        cached is not None
-        and cached.python  # not cached if missing: the user may have installed one since
-        and set(names) <= set(cached.variables)
-        and 0 <= context.clock() - cached.seen_at < _CACHE_TTL_S
+        cached_node is not None
+        and cached_node.python  # not cached if missing: the user may have installed one since
+        and set(names) <= set(cached_node.variables)
+        and 0 <= context.clock() - cached_node.seen_at < _CACHE_TTL_S
     ):
-        return cached
+        return cached_node
     python = cluster.access.python or ""
-    variable_names = sorted({*names, *(cached.variables if cached else ())})
+    variable_names = sorted({*names, *(cached_node.variables if cached_node else ())})
     answer = cluster.transport.run(["sh", "-c", _QUERY_SCRIPT, "sh", python, *variable_names], timeout=60)
     login_node = _parse_login_node(answer.stdout, context.clock())
     if login_node is None:
