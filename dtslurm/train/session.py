@@ -362,7 +362,8 @@ class Session:
                 "median_own_s": round(slowest_rank.median, 6),
             }
             self.print(
-                f"rank {slowest_rank.rank} is slow: {slowest_rank.seconds:.3g} s per step without waiting for "
+                f"rank {slowest_rank.rank} is slow: {slowest_rank.seconds:.3g} s per step without "
+                "waiting for "
                 "other ranks, "
                 f"{slowest_rank.median:.3g} s is the median"
             )

@@ -247,9 +247,7 @@ def test_a_replaced_metrics_file_is_read_from_its_start(run_files: Made) -> None
     run_files.file("metrics", "train.jsonl").write_text('{"step": 1000}\n')
     assert [
         item.step for item in read_telemetry(Context(), record_of(run_files), previous_telemetry=first).train
-    ] == [
-        1000
-    ]
+    ] == [1000]
 
 
 def test_many_training_records_are_thinned_and_nan_losses_are_kept(run_files: Made) -> None:
