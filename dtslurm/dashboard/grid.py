@@ -18,8 +18,8 @@ from dtslurm.dashboard import ascii_fallback, keys, theme
 from dtslurm.dashboard.cursor import Cursor
 from dtslurm.dashboard.rows import clipped
 from dtslurm.dashboard.words import RANK_KINDS, StyledText, failures_first, percent
-from dtslurm.model.units import duration
-from dtslurm.views.run_page import RankCell
+from dtslurm.model.runs.ranks import RankCell
+from dtslurm.presentation.quantities import duration
 
 MODES = ("state", "gpu", "memory", "silence")
 _CARD_WIDTH = 26

@@ -31,7 +31,7 @@ from dtslurm.dashboard.rows import Column, Rows
 from dtslurm.dashboard.store import LineStore
 from dtslurm.dashboard.view import View, pattern_error
 from dtslurm.logs.clean import safe
-from dtslurm.model.units import duration
+from dtslurm.presentation.quantities import duration
 from dtslurm.services.observe.run_list import Board, JobRow, add_page
 from dtslurm.views.run_page import Page
 

@@ -15,14 +15,15 @@ from itertools import pairwise
 from dtslurm.dashboard import ascii_fallback
 from dtslurm.dashboard.charts.plot import bar
 from dtslurm.logs.clean import safe
+from dtslurm.model.runs.ranks import RankCell
 from dtslurm.model.runs.telemetry import TrainPoint
-from dtslurm.model.units import duration, pluralize
+from dtslurm.presentation.quantities import METRIC_LABELS, duration, format_bytes_short, pluralize
+from dtslurm.presentation.states import STALLED, describe_first_failure
 from dtslurm.services.observe.curves import join_attempts, restart_steps
 from dtslurm.services.observe.run_list import Board, ClusterLine, JobRow
-from dtslurm.services.runs.status import STALLED
 from dtslurm.views import events
 from dtslurm.views.forecast import FEWEST_MOMENTS, Forecast, moments
-from dtslurm.views.run_page import NodeCell, Page, RankCell, drawable, failure_words
+from dtslurm.views.run_page import NodeCell, Page, drawable
 
 StyledText = tuple[str, str]
 _STATE_KINDS = {
@@ -287,7 +288,7 @@ def rank_words(cell: RankCell) -> str:
         parts.append(f"GPU memory {cell.memory:.0%}")
     if cell.silent is not None:
         parts.append(f"last spoke {duration(cell.silent)} ago")
-    parts.append(f"log {events.amount(cell.size)}")
+    parts.append(f"log {format_bytes_short(cell.size)}")
     if cell.odd:
         parts.append(safe(cell.odd))
     return " · ".join(parts)
@@ -314,7 +315,11 @@ def rank_counts(page: Page) -> str:
 def rank_line(page: Page) -> tuple[str, str, str]:
     """Return the parts of the line above the ranks before and after the column names, and its kind."""
     if page.first_failure is not None:
-        return f"{safe(failure_words(page.first_failure, page.ranks))} · {rank_counts(page)}", "", "bad"
+        return (
+            f"{safe(describe_first_failure(page.first_failure, page.ranks))} · {rank_counts(page)}",
+            "",
+            "bad",
+        )
     return rank_counts(page), odd_words(page), "warn" if page.odd else "dim"
 
 
@@ -338,7 +343,7 @@ def empty_pane_text(what: str, page: Page, *, over: bool) -> str:
 def outlier_pieces(page: Page) -> list[StyledText]:
     """Return the first failure, else the outlier ranks; empty if there are none."""
     if page.first_failure is not None:
-        return [(safe(failure_words(page.first_failure, page.ranks)), "bad")]
+        return [(safe(describe_first_failure(page.first_failure, page.ranks)), "bad")]
     return [(odd_words(page), "warn")] if page.odd else []
 
 
@@ -374,8 +379,8 @@ def node_cells(cell: NodeCell) -> dict[str, StyledText]:
         "heat": ("-" if cell.temperature is None else f"{cell.temperature:.0f}°", temperature_kind),
         "cpu": (percent(cell.cpu), stale_kind),
         "ram": (percent(cell.memory, of_one=True), "bad" if (cell.memory or 0) > 0.95 else stale_kind),
-        "rx": ("-" if cell.receives is None else events.amount(cell.receives), stale_kind),
-        "tx": ("-" if cell.sends is None else events.amount(cell.sends), stale_kind),
+        "rx": ("-" if cell.receives is None else format_bytes_short(cell.receives), stale_kind),
+        "tx": ("-" if cell.sends is None else format_bytes_short(cell.sends), stale_kind),
         "disk": (percent(fullest_disk, of_one=True), "bad" if (fullest_disk or 0) > 0.95 else stale_kind),
         "about": (trouble, "bad" if trouble else ""),
     }
@@ -418,10 +423,8 @@ def timeline(page: Page, now: float) -> list[StyledText]:
     return pieces or [("no events yet", "dim")]
 
 
-METRICS = (
-    ("loss", "loss"), ("tokens_per_s", "tokens/s"), ("tflops_per_gpu", "TFLOP/s per GPU"),
-    ("step_time_s", "s a step"), ("grad_norm", "gradient norm"), ("learning_rate", "learning rate"),
-)  # fmt: skip
+METRICS = ("loss", "tokens_per_s", "tflops_per_gpu", "step_time_s", "grad_norm", "learning_rate")
+_TITLES = {**METRIC_LABELS, "step_time_s": "s a step"}  # the value follows: "s a step 0.31"
 RATES = {"tokens_per_s", "tflops_per_gpu", "step_time_s"}
 
 
@@ -463,14 +466,14 @@ def curves(
     titled_curves = []
     attempts = joined_attempts(page, earlier or {})
     suffix = ", before it stalled" if page.forecast is not None and page.forecast.stalled else ""
-    for key, title in METRICS:
+    for key in METRICS:
         points = page.series(key)
         if len(attempts) > 1:
             points = [(float(step), value) for step, value in join_attempts(attempts.values(), key)]
         if points:
             last_value = points[-1][1]
             titled_curves.append(
-                (f"{title} {format_short(last_value, 4)}{suffix if key in RATES else ''}", points)
+                (f"{_TITLES[key]} {format_short(last_value, 4)}{suffix if key in RATES else ''}", points)
             )
     if len(titled_curves) < 2 and (pace := steps_per_second(page.points)):
         titled_curves.append((f"steps/s {format_short(pace[-1][1])}{suffix}", pace))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dtslurm.model.runs.activity import Activity, NodeActivity
-from dtslurm.model.units import duration
+from dtslurm.presentation.quantities import duration
 
 FRESH_S = 150.0  # a sampler writes at least once a minute: an older sample shows nothing about now
 FLOOR_S = 60.0

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dtslurm.discover.facts import DiscoveredCluster, Fact, Sure, join_names
-from dtslurm.model.units import pluralize
+from dtslurm.presentation.quantities import pluralize
 
 Seen = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dtslurm.discover.facts import DiscoveredCluster, Fact, Sure, join_names
 from dtslurm.discover.kinds import Kind, gpu_memory, own_features
 from dtslurm.model.cluster import ClusterProfile, Gpus
-from dtslurm.model.units import pluralize
+from dtslurm.presentation.quantities import pluralize
 from dtslurm.scheduler.slurm_profile import gpu_counts
 from dtslurm.slurm.parse_scontrol import NodeInfo, PartitionInfo
 from dtslurm.slurm.survey import Survey

@@ -7,8 +7,9 @@ from dataclasses import field
 from dtslurm.model.cluster import ClusterProfile, NodeType
 from dtslurm.model.jobs.destination import Destination, choose_destination, types_of
 from dtslurm.model.jobs.job import Resources, TaskLayout
-from dtslurm.model.units import Memory, Walltime, pluralize
+from dtslurm.model.units import Memory, Walltime
 from dtslurm.model.values import dataclass
+from dtslurm.presentation.quantities import pluralize
 from dtslurm.suggestions import list_nearest
 
 

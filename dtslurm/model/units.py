@@ -1,4 +1,4 @@
-"""Time limits and memory sizes in Slurm's notations, durations, and counts and bytes in words."""
+"""Time limits and memory sizes in Slurm's notations."""
 
 from __future__ import annotations
 
@@ -108,30 +108,6 @@ class Memory:
         return self.mib / 1024
 
 
-def duration(seconds: float | None) -> str:
-    """Return a duration for people: ``45s``, ``12m03s``, ``3h07m``, ``2d04h``; ``-`` for None."""
-    if seconds is None:
-        return "-"
-    whole_seconds = max(0, int(seconds))
-    minutes, secs = divmod(whole_seconds, 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days}d{hours:02}h"
-    if hours:
-        return f"{hours}h{minutes:02}m"
-    return f"{minutes}m{secs:02}s" if minutes else f"{secs}s"
-
-
-def format_bytes(byte_count: float) -> str:
-    """Return a number of bytes with a binary unit: ``512 B``, ``31.0 MiB``, ``1.5 TiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if byte_count < 1024:
-            return f"{byte_count:.0f} {unit}" if unit == "B" else f"{byte_count:.1f} {unit}"
-        byte_count /= 1024
-    return f"{byte_count:.1f} TiB"
-
-
 def parse_past_time(text: str, now: float) -> float:
     """Return the time that a text names: ``12h``, ``2d`` or ``8w`` before ``now``, or a date, 2026-01-31.
 
@@ -145,8 +121,3 @@ def parse_past_time(text: str, now: float) -> float:
     if match is not None:
         return now - int(match[1]) * _SECONDS_PER_UNIT[match[2]]
     return time.mktime(time.strptime(text, "%Y-%m-%d"))
-
-
-def pluralize(number: int, noun: str) -> str:
-    """Return a count with its noun, such as ``1 node`` or ``1,000 nodes``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -12,8 +12,8 @@ from dataclasses import field
 from pathlib import Path
 from typing import NamedTuple
 
-from dtslurm.model.units import format_bytes
 from dtslurm.model.values import dataclass
+from dtslurm.presentation.quantities import format_bytes
 from dtslurm.store.git_tree import GitFailed, GitMissing, GitState, GitTree
 from dtslurm.store.hash_cache import HashCache, Stamp, stamp
 from dtslurm.store.ignore_rules import (

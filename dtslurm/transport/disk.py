@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dtslurm.errors import StoreError
-from dtslurm.model.units import format_bytes
 from dtslurm.model.values import dataclass
+from dtslurm.presentation.quantities import format_bytes
 from dtslurm.worker.lib import disk as worker_disk
 
 _MESSAGES_BY_ERRNO = {

@@ -8,9 +8,9 @@ from typing import Any
 from dtslurm.diagnose.ranks_apart import describe
 from dtslurm.diagnose.supervisor_events import has_crashed
 from dtslurm.model.exit_codes import WANTS_REQUEUE
-from dtslurm.model.node_sets import fold_nodes
-from dtslurm.model.units import duration
 from dtslurm.model.values import dataclass
+from dtslurm.presentation.node_sets import fold_nodes
+from dtslurm.presentation.quantities import duration, format_bytes_short
 from dtslurm.worker.lib.json_records import finite_number
 
 Event = Mapping[str, Any]
@@ -120,16 +120,16 @@ def _describe_staging(members: Sequence[Event]) -> str:
     source = _to_text(members[0].get("source"))
     target = f"{nodes} nodes" if nodes > 1 else _to_text(members[0].get("node"))
     if finished_count == nodes:
-        return f"data {source} is on {target}: {amount(copied_bytes)}"
+        return f"data {source} is on {target}: {format_bytes_short(copied_bytes)}"
     percent = f" ({min(1.0, copied_bytes / total_bytes):.0%})" if total_bytes > 0 else ""
     progress_note = f", {finished_count} of {nodes} nodes have finished" if nodes > 1 else ""
-    copied_text = f"{amount(copied_bytes)} of {amount(total_bytes)}{percent}"
+    copied_text = f"{format_bytes_short(copied_bytes)} of {format_bytes_short(total_bytes)}{percent}"
     return f"copying {source} to {target}: {copied_text}{progress_note}"
 
 
 def _describe_staged(event: Event) -> str:
     size, duration_s = finite_number(event.get("bytes")), finite_number(event.get("seconds"))
-    size_note = f", {amount(size)} copied" if size else ""
+    size_note = f", {format_bytes_short(size)} copied" if size else ""
     return f"staging finished{size_note}" + (f" in {duration(duration_s)}" if duration_s else "")
 
 
@@ -287,12 +287,3 @@ def _node_set_text(value: object) -> str:
 
 def _text_or_empty(value: object) -> str:
     return "" if value in (None, "") else _to_text(value)
-
-
-def amount(size: float) -> str:
-    """Return an amount of bytes in a few characters: ``17M``."""
-    for unit in "BKMGT":
-        if size < 1000 or unit == "T":
-            return f"{size:.0f}{unit}" if size >= 10 or unit == "B" else f"{size:.1f}{unit}"
-        size /= 1024
-    return ""

@@ -7,13 +7,13 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import PurePosixPath
 from typing import Any
 
 from dtslurm.diagnose.ranks_apart import RanksApart, find_ranks_apart
 from dtslurm.model.chunking import Rest, chunked
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.runs.activity import Activity
+from dtslurm.model.runs.ranks import RankCell
 from dtslurm.model.runs.telemetry import (
     FirstFailure,
     GpuSample,
@@ -35,34 +35,6 @@ _SILENCE_FACTOR = 5.0
 # A rank is an outlier if its GPU use or used memory is this many percentage points below the median.
 _OUTLIER_MARGIN = 25.0
 _SLOWDOWN_REASONS = {"thermal", "hardware"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankCell:
-    """The state of one rank.
-
-    Attributes:
-        state: ``waiting`` (no record yet), ``running``, ``done``, ``failed``, ``terminated`` (ended by
-            SIGTERM) or ``lost`` (the attempt has ended and the rank recorded no end).
-        failed_first: whether the rank was the first to fail.
-        gpu: use of the rank's GPU in percent; ``memory`` is the used share of that GPU's memory, 0 to 1.
-        silent: seconds since the rank last wrote output, None if it never did or has ended.
-        odd: a description of how the rank differs from the other ranks, empty if it does not.
-    """
-
-    rank: int
-    state: str = "waiting"
-    node_rank: int | None = None
-    host: str = ""
-    pid: int | None = None
-    gpu: float | None = None
-    memory: float | None = None
-    silent: float | None = None
-    size: int = 0
-    exit_code: int | None = None
-    signal: int | None = None
-    failed_first: bool = False
-    odd: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,18 +217,6 @@ def page(
         forecast=end_forecast,
         activity=activity,
     )
-
-
-def failure_words(failure: FirstFailure, ranks: Sequence[RankCell]) -> str:
-    """Describe the first failed rank, its error and location, and the number of ranks terminated after it."""
-    location = f"{PurePosixPath(failure.file).name}:{failure.line}" if failure.file else ""
-    cause = failure.error or next(
-        (f"signal {cell.signal}" for cell in ranks if cell.failed_first and cell.signal),
-        f"exit code {failure.exit_code}",
-    )
-    sentence = f"failed first: rank {failure.rank} ({', '.join(filter(None, (cause, location)))})"
-    terminated = sum(cell.state == "terminated" for cell in ranks)
-    return f"{sentence}; {terminated:,} terminated after it" if terminated else sentence
 
 
 def drawable(value: object) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.model.units import format_bytes
+from dtslurm.presentation.quantities import format_bytes
 from tests.cli.conftest import Run
 from tests.cli.made_runs import Runs
 from tests.cli.slurm_programs import Programs

@@ -117,7 +117,7 @@ def test_status_of_a_remote_job_imports_no_profile_or_submission_module() -> Non
     assert {"dtslurm.scheduler.slurm", "dtslurm.transport.ssh.openssh"} <= loaded
     models = {name.rpartition(".")[2] for name in loaded if name.startswith("dtslurm.model.")}
     assert models == {
-        "access", "activity", "exit_codes", "node_sets", "own_files", "paths", "queue", "record", "runs",
+        "access", "activity", "exit_codes", "own_files", "paths", "queue", "record", "runs",
         "shell", "state", "units", "values",
     }  # fmt: skip
     assert loaded & (HEAVY | {"rich", "yaml", "logging", "tempfile"}) == set()

@@ -8,10 +8,11 @@ import pytest
 
 from dtslurm.dashboard import words
 from dtslurm.model.runs.activity import Activity
+from dtslurm.model.runs.ranks import RankCell
 from dtslurm.model.runs.telemetry import GpuSample, TrainPoint
 from dtslurm.services.observe.run_list import Board, ClusterLine, JobRow
 from dtslurm.views.forecast import Forecast
-from dtslurm.views.run_page import NodeCell, Page, RankCell
+from dtslurm.views.run_page import NodeCell, Page
 from tests.dashboard.made import NOW, board, page_of, row
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from dtslurm.model.units import duration
+from dtslurm.presentation.quantities import duration
 from dtslurm.services.runs.run_times import attempts_of
 from tests.e2e.conftest import ON_SLURM, Cli
 

@@ -10,7 +10,7 @@ import pytest
 
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus
-from dtslurm.model.units import duration
+from dtslurm.presentation.quantities import duration
 from dtslurm.services.runs.run_times import RunTimes, attempts_of, duration_values, join_parts, measure_run
 from dtslurm.services.runs.status import RunView
 

@@ -11,7 +11,7 @@ from dtslurm.cli.printing import output
 from dtslurm.cli.printing.progress import transfer
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.paths import expand_home
-from dtslurm.model.units import format_bytes
+from dtslurm.presentation.quantities import format_bytes
 from dtslurm.services.results import artifacts as service
 from dtslurm.services.runs.runs import find
 from dtslurm.services.wiring.context import Context

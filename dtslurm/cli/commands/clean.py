@@ -9,7 +9,8 @@ import click
 from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.cli.printing import output
 from dtslurm.errors import RequestInvalid
-from dtslurm.model.units import Walltime, duration, format_bytes, pluralize
+from dtslurm.model.units import Walltime
+from dtslurm.presentation.quantities import duration, format_bytes, pluralize
 from dtslurm.services.runs.clean import CleanRoot, CodeOutputs, age_used
 from dtslurm.services.runs.clean import clean as tidy
 from dtslurm.services.wiring.context import Context

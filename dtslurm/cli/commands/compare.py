@@ -13,25 +13,15 @@ from dtslurm.cli.printing import output
 from dtslurm.errors import StoreError
 from dtslurm.logs.clean import safe
 from dtslurm.model.paths import expand_home
-from dtslurm.model.units import duration
+from dtslurm.presentation.quantities import METRIC_LABELS, duration, format_number
 from dtslurm.services.observe.compare import METRICS, MOST_RUNS, ComparedRun, Comparison
 from dtslurm.services.observe.compare import compare as compare_runs
 from dtslurm.services.observe.curves import Curve
-from dtslurm.services.observe.report_header import number
 from dtslurm.services.runs.runs import find
 from dtslurm.services.wiring.context import Context
 
 _MARKS = "ox+*#%@&"
 _HEIGHT, _MARGIN = 12, 11
-_LABELS = {
-    "loss": "loss",
-    "grad_norm": "gradient norm",
-    "learning_rate": "learning rate",
-    "tokens_per_s": "tokens/s",
-    "step_time_s": "step time, s",
-    "tflops_per_gpu": "TFLOP/s per GPU",
-    "memory_gib": "memory of a GPU, GiB",
-}
 
 
 @click.command()
@@ -147,7 +137,7 @@ def summary_rows(runs: Sequence[ComparedRun]) -> list[tuple[str, ...]]:
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else number(value)
+    return "" if value is None else format_number(value)
 
 
 def overlay(curves: Sequence[Curve], width: int) -> list[str]:
@@ -171,8 +161,8 @@ def overlay(curves: Sequence[Curve], width: int) -> list[str]:
 
 
 def _render_page(found: Comparison, now: float) -> str:
+    from dtslurm.presentation.quantities import format_utc
     from dtslurm.render.page import page
-    from dtslurm.services.observe.report import clock_text
 
     names = [_run_label(run) for run in found.runs]
     charts = []
@@ -184,7 +174,7 @@ def _render_page(found: Comparison, now: float) -> str:
                 {"label": name, "values": [curve.get(step) for step in steps]}
                 for name, curve in zip(names, curves, strict=True)
             ]
-            charts.append({"label": _LABELS[metric], "steps": steps, "lines": lines})
+            charts.append({"label": METRIC_LABELS[metric], "steps": steps, "lines": lines})
     return page(
         "compare.html.j2",
         {
@@ -193,6 +183,6 @@ def _render_page(found: Comparison, now: float) -> str:
             "differences": found.differences,
             "curves": charts,
             "curves_note": "",
-            "made_at": clock_text(now),
+            "made_at": format_utc(now),
         },
     )

@@ -14,11 +14,11 @@ from dtslurm.cli.printing.verdict import field, folded, width
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.diagnosis import Verdict
 from dtslurm.model.runs.state import JobState
+from dtslurm.presentation.states import describe_state
 from dtslurm.services.observe.diagnose import Diagnosis
 from dtslurm.services.observe.diagnose import diagnose as find_cause
 from dtslurm.services.runs.changed_script import describe_changed_script
 from dtslurm.services.runs.runs import find
-from dtslurm.services.runs.status import describe_state
 from dtslurm.services.runs.tasks import task_of
 from dtslurm.services.wiring.context import Context
 

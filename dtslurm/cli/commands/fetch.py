@@ -9,7 +9,7 @@ from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.cli.printing import output
 from dtslurm.cli.printing.progress import transfer
 from dtslurm.model.paths import expand_home
-from dtslurm.model.units import format_bytes, pluralize
+from dtslurm.presentation.quantities import format_bytes, pluralize
 from dtslurm.services.results.fetch import SkippedFiles
 from dtslurm.services.results.fetch import fetch as bring
 from dtslurm.services.runs.runs import find

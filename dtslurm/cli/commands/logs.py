@@ -15,7 +15,7 @@ from dtslurm.errors import JobNotFound, RequestInvalid
 from dtslurm.logs.lines import LogBlock
 from dtslurm.logs.stamps import point_in_time
 from dtslurm.model.jobs.job import JobRecord, LogLine
-from dtslurm.model.node_sets import fold_nodes
+from dtslurm.presentation.node_sets import fold_nodes
 from dtslurm.services.logs.logs import LogFilter, follow, read
 from dtslurm.services.runs.runs import find
 from dtslurm.services.runs.status import RunView, views

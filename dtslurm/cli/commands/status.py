@@ -17,6 +17,7 @@ from dtslurm.errors import JobNotFound, RequestInvalid, SlurmUnavailable, StoreE
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.units import parse_past_time
 from dtslurm.model.values import dataclass
+from dtslurm.presentation.quantities import duration
 from dtslurm.services.observe.activity import add_activity
 from dtslurm.services.runs.queued_jobs import describe_unrecorded, find_queued_job, find_queued_jobs
 from dtslurm.services.runs.run_times import duration_values
@@ -236,5 +237,5 @@ def _show_table(found: list[RunView], now: float) -> None:
             output.note(describe_unrecorded(view))
     troubles = {f"{view.record.cluster}: {view.trouble}": view for view in found if view.trouble}
     for text, view in troubles.items():
-        age_text = f"; last update {output.duration(now - view.observed_at)} ago" if view.observed_at else ""
+        age_text = f"; last update {duration(now - view.observed_at)} ago" if view.observed_at else ""
         output.note(text + age_text)

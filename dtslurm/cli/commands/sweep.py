@@ -9,6 +9,7 @@ from dtslurm.cli.printing import output
 from dtslurm.cli.printing.progress import transfer
 from dtslurm.errors import RequestInvalid, SlurmUnavailable
 from dtslurm.model.runs.record import JobRecord
+from dtslurm.presentation.quantities import format_metric
 from dtslurm.services.submit.trials import SweepView, TrialView, load_sweep
 from dtslurm.services.submit.trials import resume as resume_trials
 from dtslurm.services.submit.trials import stop as stop_trials
@@ -140,16 +141,12 @@ def _print_table(found: SweepView, trials: list[TrialView]) -> None:
             str(trial.number),
             *(trial.values.get(name, "-") for name in names),
             trial.state,
-            *(_format_number(value) for value in (trial.best, trial.last, trial.step)),
+            *(format_metric(value, "-") for value in (trial.best, trial.last, trial.step)),
             trial.job,
         ]
         for trial in trials
     ]
     output.table(("TRIAL", *names, "STATE", f"BEST {found.metric}", "LAST", "STEP", "JOB"), rows, _COLOURS)
-
-
-def _format_number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.6g}"
 
 
 def _csv_rows(found: SweepView, trials: list[TrialView]) -> list[list[object]]:

@@ -11,6 +11,7 @@ from dtslurm.cli.printing.verdict import field
 from dtslurm.diagnose.places import format_frame
 from dtslurm.logs.clean import safe
 from dtslurm.model.runs.live import RankLook, StackGroup
+from dtslurm.presentation.quantities import duration
 from dtslurm.services.observe.live import Live
 
 _VERDICT = ("cause", "confidence", "summary", "rank", "local_rank", "node", "suspects", "advice")
@@ -118,13 +119,13 @@ def _describe_last_output(looks: Sequence[RankLook], suspect: int | None) -> str
     if not with_output:
         return "no rank has written output"
     silent_times = sorted(look.silent_s or 0.0 for look in with_output)
-    text = f"{output.duration(silent_times[0])} ago"
+    text = f"{duration(silent_times[0])} ago"
     if len(silent_times) > 1:
-        text += f" (the quietest: {output.duration(silent_times[-1])})"
+        text += f" (the quietest: {duration(silent_times[-1])})"
     suspect_silent_s = next((look.silent_s for look in with_output if look.rank == suspect), None)
     if suspect is not None and len(looks) > 1:
         text += f"; rank {suspect}: " + (
-            f"{output.duration(suspect_silent_s)} ago" if suspect_silent_s is not None else "none"
+            f"{duration(suspect_silent_s)} ago" if suspect_silent_s is not None else "none"
         )
     if len(with_output) < len(looks):
         text += f"; {len(looks) - len(with_output)} never wrote output"

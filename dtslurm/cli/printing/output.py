@@ -16,14 +16,12 @@ import click
 from dtslurm.errors import DtslurmError
 from dtslurm.logs.clean import safe
 from dtslurm.model.runs.record import JobRecord
-from dtslurm.model.units import duration
 
 __all__ = [
     "SCHEMA",
     "StyledLine",
     "comma_separated",
     "document",
-    "duration",
     "is_terminal",
     "note",
     "say",

@@ -11,6 +11,7 @@ from dtslurm.cli.printing.styles import FAILED, MAIN, SECONDARY
 from dtslurm.planner.estimate import Estimate
 from dtslurm.planner.explain import term_words
 from dtslurm.planner.intervals import Interval
+from dtslurm.presentation.quantities import duration
 from dtslurm.services.planning.plan import Plan
 
 # Both bars share one legend: memory terms have capital letters, time terms small letters.
@@ -240,8 +241,8 @@ def _print_totals(plan: Plan) -> None:
     total = totals(plan)
     output.say()
     line = (
-        f"{plan.tokens:.3g} tokens: {output.duration(total['seconds'])} "
-        f"({output.duration(total['low'])} to {output.duration(total['high'])}), "
+        f"{plan.tokens:.3g} tokens: {duration(total['seconds'])} "
+        f"({duration(total['low'])} to {duration(total['high'])}), "
         f"{total['gpu_hours']:,.0f} GPU-hours"
     )
     if "energy_mwh" in total:

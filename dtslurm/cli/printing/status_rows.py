@@ -10,13 +10,15 @@ from dtslurm.cli.printing import output
 from dtslurm.cli.printing.styles import FAILED, SECONDARY, style_exception, style_states
 from dtslurm.diagnose.ranks_apart import FIX, find_ranks_apart
 from dtslurm.diagnose.supervisor_events import find_stopped_supervisor
-from dtslurm.model.node_sets import fold_nodes
 from dtslurm.model.runs.state import JobState, JobStatus, StateFlag
+from dtslurm.presentation.node_sets import fold_nodes
+from dtslurm.presentation.quantities import duration
+from dtslurm.presentation.states import STALLED
 from dtslurm.services.runs.changed_script import describe_changed_script
 from dtslurm.services.runs.queued_jobs import UNREADABLE, cancel_command
 from dtslurm.services.runs.run_evidence import UNNOTICED, attempt_number, describe_failure, list_warnings
 from dtslurm.services.runs.run_times import measure_view
-from dtslurm.services.runs.status import STALLED, RunView
+from dtslurm.services.runs.status import RunView
 from dtslurm.slurm.arrays import task_ranges
 from dtslurm.slurm.pending import explain
 from dtslurm.views import events
@@ -81,8 +83,8 @@ def _make_row(view: RunView, word: str, items: list[JobStatus], now: float) -> l
         record.cluster,
         word,
         "?" if view.record_problem else str(record.world_size),
-        output.duration(now - record.created_at),
-        output.duration(times.duration_s(now) if times is not None else None),
+        duration(now - record.created_at),
+        duration(times.duration_s(now) if times is not None else None),
         fold_nodes(first.nodelist) or "-",
         "; ".join(filter(None, (_describe_activity(view, first), about(view, items, now)))),
     ]
@@ -132,7 +134,7 @@ def _describe_group(view: RunView, items: Sequence[JobStatus], now: float) -> st
     ended_s_ago = now - status.end_time if status.end_time is not None else 0.0
     if StateFlag.COMPLETING in status.flags and ended_s_ago > _MAX_COMPLETING_S:
         cause = f": {UNNOTICED}" if status.reason == UNNOTICED else f", and {_STUCK_HINT}"
-        return f"ended {output.duration(ended_s_ago)} ago{cause}"
+        return f"ended {duration(ended_s_ago)} ago{cause}"
     if status.state is JobState.PENDING:
         return "; ".join(filter(None, (_describe_reason(status), _describe_estimate(status, now))))
     if status.state is JobState.UNKNOWN:
@@ -144,7 +146,7 @@ def _describe_group(view: RunView, items: Sequence[JobStatus], now: float) -> st
     messages += [f"attempt {number}"] if number else []
     if status.state is JobState.RUNNING and status.time_left is not None:
         remaining_s = status.time_left - max(0.0, now - status.observed_at)
-        messages.append(f"{output.duration(remaining_s)} left")
+        messages.append(f"{duration(remaining_s)} left")
     if status.source == "record" and not status.terminal:
         messages.append(status.reason)
     return "; ".join(filter(None, messages))
@@ -245,7 +247,7 @@ def _iterate_facts(view: RunView, told: History, now: float, job: str | None) ->
     yield "ranks", f"{record.world_size} by {record.launcher}" if record.launcher else str(record.world_size)
     limit = view.time_limit
     if limit is not None:
-        yield "limit", output.duration(limit)
+        yield "limit", duration(limit)
     label = "attempts"
     for attempt in told.attempts if record.array is None else ():
         yield label, _describe_attempt(attempt, now)
@@ -273,7 +275,7 @@ def _iterate_state_facts(view: RunView, items: Sequence[JobStatus], now: float) 
     label = status.word.lower()
     parts = f"{_job_text(view, list(items))}: " if len(view.statuses) > 1 else ""
     if status.state is JobState.PENDING:
-        waits = output.duration(now - status.submit_time) if status.submit_time else ""
+        waits = duration(now - status.submit_time) if status.submit_time else ""
         yield (
             label,
             parts + "; ".join(filter(None, (waits and f"for {waits}", _describe_estimate(status, now)))),
@@ -324,7 +326,7 @@ def _describe_query(view: RunView, now: float) -> str:
             else "searching for the run's job by its token"
         )
     if view.observed_at is not None:
-        description = f"{output.duration(now - view.observed_at)} ago"
+        description = f"{duration(now - view.observed_at)} ago"
     return f"{description}; {view.trouble}" if view.trouble else description
 
 

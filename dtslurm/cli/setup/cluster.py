@@ -14,8 +14,9 @@ from dtslurm.cli.options import json_option
 from dtslurm.cli.printing import output
 from dtslurm.cli.setup.discover import check, discover
 from dtslurm.errors import RequestInvalid
-from dtslurm.model.node_sets import fold_nodes
 from dtslurm.model.units import Walltime
+from dtslurm.presentation.node_sets import fold_nodes
+from dtslurm.presentation.quantities import duration
 from dtslurm.services.wiring.context import Context
 from dtslurm.store.codec import plain
 
@@ -136,8 +137,8 @@ def nodes(ctx: click.Context, name: str | None, as_json: bool) -> None:
             bad_node.reason or bad_node.evidence or "-",
             bad_node.job or "-",
             f"{bad_node.by or '?'}{', in the team' if bad_node.node in bad_node_list.shared else ''}",
-            f"{output.duration(max(0.0, now - bad_node.when))} ago",
-            output.duration(bad_node.expires - now),
+            f"{duration(max(0.0, now - bad_node.when))} ago",
+            duration(bad_node.expires - now),
         ]
         for bad_node in bad_node_list.notes
     ]
@@ -163,7 +164,7 @@ def add(ctx: click.Context, reason: str, expires: str, name: str | None, names: 
     context = Context()
     active_cluster = context.cluster(name or ctx.obj)
     added, trouble = bad_nodes.add(context, active_cluster, _expand_node_sets(names), reason, duration_s)
-    until = output.duration(added[0].expires - added[0].when)
+    until = duration(added[0].expires - added[0].when)
     output.note(
         f"{fold_nodes([bad_node.node for bad_node in added])} of {active_cluster.name}: excluded for {until}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dtslurm.logs.clean import safe
-from dtslurm.model.units import duration
+from dtslurm.presentation.quantities import duration
 from dtslurm.services.observe.run_list import Board, JobRow
 
 _MAX_EVENTS = 3

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from dtslurm.dashboard.words import StyledText, format_moment
 from dtslurm.model.runs.telemetry import TrainPoint
-from dtslurm.model.units import pluralize
 from dtslurm.model.values import dataclass
+from dtslurm.presentation.quantities import pluralize
 from dtslurm.services.observe.utilization_history import Percentages, UtilizationHistory
 from dtslurm.views.run_page import drawable, finite
 

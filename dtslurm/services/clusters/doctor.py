@@ -9,8 +9,8 @@ from pathlib import Path
 
 import dtslurm
 from dtslurm.errors import DtslurmError, StoreError
-from dtslurm.model.units import pluralize
 from dtslurm.model.values import dataclass
+from dtslurm.presentation.quantities import pluralize
 from dtslurm.scheduler.slurm_client import failure
 from dtslurm.services.preflight.preflight import IN_AN_OPEN_FOLDER, ROOT_LOOK
 from dtslurm.services.request.run_paths import run_root

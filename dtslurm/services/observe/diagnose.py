@@ -11,11 +11,11 @@ from dtslurm.diagnose import findings
 from dtslurm.diagnose.verdict import judge
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.model.jobs.job import JobRecord
-from dtslurm.model.node_sets import fold_nodes
 from dtslurm.model.runs.activity import Activity
 from dtslurm.model.runs.diagnosis import JobFacts, Signature, Verdict
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.values import dataclass
+from dtslurm.presentation.node_sets import fold_nodes
 from dtslurm.remote.answers import interpret
 from dtslurm.services.observe.activity import add_activity
 from dtslurm.services.preflight.bad_nodes import store_run_notes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.activity import Activity
 from dtslurm.model.runs.state import JobStatus
 from dtslurm.model.runs.telemetry import RunTelemetry, TrainPoint
-from dtslurm.model.units import duration
+from dtslurm.presentation.quantities import METRIC_LABELS, duration, format_utc
+from dtslurm.presentation.states import describe_first_failure, describe_state
 from dtslurm.render.page import page
 from dtslurm.services.observe.activity import is_running
 from dtslurm.services.observe.curves import join_attempts, points_of_attempts, restart_steps
@@ -35,24 +35,15 @@ from dtslurm.services.observe.utilization_history import read_utilization, summa
 from dtslurm.services.request.secrets import hide_secrets
 from dtslurm.services.runs.history import History, history
 from dtslurm.services.runs.run_times import Attempt, RunTimes, measure_run, measure_view
-from dtslurm.services.runs.status import RunView, describe_state, views
+from dtslurm.services.runs.status import RunView, views
 from dtslurm.services.wiring.context import Context
 from dtslurm.store.rundir import RunDir
 from dtslurm.views import events
-from dtslurm.views.run_page import build_rank_cells, failure_words
+from dtslurm.views.run_page import build_rank_cells
 from dtslurm.views.telemetry import activity_of
 
 _POINTS = 4000
 _MOST_EVENTS = 200
-_CURVES = {
-    "loss": "loss",
-    "tokens_per_s": "tokens/s",
-    "step_time_s": "step time, s",
-    "tflops_per_gpu": "TFLOP/s per GPU",
-    "learning_rate": "learning rate",
-    "grad_norm": "gradient norm",
-    "memory_gib": "memory of a GPU, GiB",
-}
 
 
 def report(
@@ -89,7 +80,7 @@ def report(
         "tiles": _make_tiles(context, view, telemetry, points, times),
         "about": _subtitle(view.record, telemetry, run_history.attempts),
         "task": telemetry.task,
-        "made_at": clock_text(now),
+        "made_at": format_utc(now),
         "failures": (),
         "trials": (),
         "curves_note": "dashed lines mark restarts" if any(curve["restarts"] for curve in curves) else "",
@@ -97,15 +88,15 @@ def report(
         "verdict": verdict,
         "attempts": [_attempt_row(past_attempt) for past_attempt in run_history.attempts],
         "events": [
-            {"time": clock_text(event.time), "text": safe(event.text), "bad": event.bad}
+            {"time": format_utc(event.time), "text": safe(event.text), "bad": event.bad}
             for event in events.lines(telemetry.events or run_history.events)
         ][-_MOST_EVENTS:],
         "curves": curves,
         "utilization": utilization,
-        "utilization_begin": clock_text(utilization.begin),
-        "utilization_end": clock_text(utilization.end),
+        "utilization_begin": format_utc(utilization.begin),
+        "utilization_end": format_utc(utilization.end),
         "efficiency": summarize_utilization(utilization),
-        "first_failure": safe(failure_words(telemetry.first_failure, ranks))
+        "first_failure": safe(describe_first_failure(telemetry.first_failure, ranks))
         if telemetry.first_failure
         else "",
         "ranks": ranks,
@@ -181,7 +172,7 @@ def _summary_rows(
         ("job", f"{record.job_id or 'unknown'} on {record.cluster}"),
         ("ranks", f"{size} by {record.launcher}"),
         ("nodes", next((attempt.nodes for attempt in reversed(attempts) if attempt.nodes), "")),
-        ("submitted", clock_text(record.created_at)),
+        ("submitted", format_utc(record.created_at)),
         ("time limit", duration(view.time_limit) if view.time_limit else ""),
         ("command", record.command),
         ("run directory", record.run_dir),
@@ -217,7 +208,7 @@ def _attempt_row(attempt: Attempt) -> dict[str, str]:
     return {
         "number": str(attempt.number),
         "nodes": attempt.nodes,
-        "started": clock_text(attempt.started),
+        "started": format_utc(attempt.started),
         "took": duration(attempt.ended - attempt.started) if attempt.started and attempt.ended else "",
         "how": attempt.how,
     }
@@ -236,7 +227,7 @@ def _curves(attempts: Mapping[int, Sequence[TrainPoint]]) -> list[dict[str, Any]
     """Return the curve of each metric with at least two points, and the steps at which attempts began."""
     curves = []
     restarts = [{"attempt": number, "step": step} for number, step in restart_steps(attempts).items()]
-    for key, label in _CURVES.items():
+    for key, label in METRIC_LABELS.items():
         points = join_attempts(attempts.values(), key)
         if len(points) > 1:
             steps, values = zip(*points, strict=True)
@@ -270,8 +261,3 @@ def document_of(record: JobRecord) -> dict[str, Any]:
 
 def _run_dir(record: JobRecord) -> RunDir:
     return RunDir(Path(record.folder))
-
-
-def clock_text(time: float | None) -> str:
-    """Format a time as date and time in UTC; empty for None."""
-    return datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC") if time else ""

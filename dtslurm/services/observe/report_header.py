@@ -8,8 +8,8 @@ from typing import Any
 
 from dtslurm.logs.clean import safe
 from dtslurm.model.runs.telemetry import FirstFailure, TrainPoint
-from dtslurm.model.units import duration, pluralize
 from dtslurm.model.values import dataclass
+from dtslurm.presentation.quantities import duration, format_number, pluralize
 from dtslurm.services.observe.curves import Curve, join_attempts
 from dtslurm.services.runs.run_times import RunTimes
 
@@ -89,7 +89,9 @@ def training_tiles(attempts: Mapping[int, Sequence[TrainPoint]]) -> list[Tile]:
     loss = join_attempts(attempts.values(), "loss")
     if loss:
         step, best = min(loss, key=lambda one: one[1])
-        tiles.append(Tile("last loss", number(loss[-1][1]), f"best {number(best)} at step {step:,}"))
+        tiles.append(
+            Tile("last loss", format_number(loss[-1][1]), f"best {format_number(best)} at step {step:,}")
+        )
     return tiles
 
 
@@ -97,7 +99,7 @@ def _rate_tile(attempts: Mapping[int, Sequence[TrainPoint]]) -> list[Tile]:
     for metric, label in (("tokens_per_s", "tokens/s"), ("step_time_s", "seconds per step")):
         curve: Curve = join_attempts(attempts.values(), metric)
         if curve:
-            return [Tile(label, number(statistics.median(value for _, value in curve)), "median")]
+            return [Tile(label, format_number(statistics.median(value for _, value in curve)), "median")]
     return []
 
 
@@ -114,9 +116,4 @@ def cost_tiles(hours: float | None, cost: float | None, currency: str) -> list[T
     if hours is None:
         return []
     price = f"{cost:,.2f} {currency}".strip() if cost is not None else ""
-    return [Tile("GPU-hours", number(hours), price)]
-
-
-def number(value: float) -> str:
-    """Format a number with four significant digits or thousands separators: ``12,340``, ``0.0213``."""
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e12 else f"{value:.4g}"
+    return [Tile("GPU-hours", format_number(hours), price)]

@@ -11,10 +11,10 @@ from typing import Any
 
 from dtslurm.errors import DtslurmError, StoreError
 from dtslurm.model.jobs.job import JobRecord
-from dtslurm.model.node_sets import fold_nodes
 from dtslurm.model.runs.activity import Activity
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.values import dataclass
+from dtslurm.presentation.node_sets import fold_nodes
 from dtslurm.services.observe.activity import add_activity
 from dtslurm.services.runs.monitor import Freshness
 from dtslurm.services.runs.queued_jobs import UNREADABLE, describe_unrecorded, find_queued_jobs

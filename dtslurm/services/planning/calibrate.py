@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from dtslurm import assets
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.launch import registry
-from dtslurm.model.units import pluralize
 from dtslurm.planner import constants as shipped
 from dtslurm.planner.calibrate import BOUNDS, Measurement, ratios
 from dtslurm.planner.layout import Layout
 from dtslurm.planner.search import TrainingTask
 from dtslurm.planner.step import PARTS
+from dtslurm.presentation.quantities import pluralize
 from dtslurm.transport.deletion import remove
 
 if TYPE_CHECKING:

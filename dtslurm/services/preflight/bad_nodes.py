@@ -19,8 +19,8 @@ from dtslurm.model.jobs.destination import choose_destination
 from dtslurm.model.jobs.job import JobRecord, Resources, TaskLayout
 from dtslurm.model.nodes import ListedNode, NodeNote
 from dtslurm.model.own_files import make_own_folder, read_own_file
-from dtslurm.model.units import pluralize
 from dtslurm.model.values import dataclass
+from dtslurm.presentation.quantities import pluralize
 from dtslurm.scheduler.base import NodeLister
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.wiring.context import ActiveCluster, Context

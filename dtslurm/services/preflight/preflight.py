@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from dtslurm.errors import CommandNotFound
 from dtslurm.model.jobs.job import JobSpec, Submission
-from dtslurm.model.units import format_bytes
+from dtslurm.presentation.quantities import format_bytes
 from dtslurm.scheduler.slurm_client import failure
 from dtslurm.services.preflight import associations, interpreter, quota
 from dtslurm.services.preflight.containers import unpulled

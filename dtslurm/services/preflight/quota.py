@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from dtslurm.model.units import format_bytes
 from dtslurm.model.values import dataclass
+from dtslurm.presentation.quantities import format_bytes
 
 LEAST_KIB, LEAST_FILES = 10 * 1024, 100
 _MARK = "quota="

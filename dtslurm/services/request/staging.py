@@ -13,7 +13,7 @@ from dtslurm.model.jobs.destination import choose_destination
 from dtslurm.model.jobs.job import JobSpec
 from dtslurm.model.jobs.options import Placement
 from dtslurm.model.jobs.sbatch import split_option
-from dtslurm.model.units import format_bytes
+from dtslurm.presentation.quantities import format_bytes
 from dtslurm.render.staging import items
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.wiring.context import ActiveCluster

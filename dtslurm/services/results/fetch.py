@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 
 from dtslurm.errors import JobNotFound, RequestInvalid, StoreError
 from dtslurm.model.runs.record import JobRecord
-from dtslurm.model.units import pluralize
 from dtslurm.model.values import dataclass
+from dtslurm.presentation.quantities import pluralize
 from dtslurm.services.wiring.context import Context
 from dtslurm.services.wiring.login_node import find_remote_python
 from dtslurm.store import pull

@@ -7,10 +7,10 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from dtslurm.model.node_sets import fold_nodes
 from dtslurm.model.runs.state import JobState, JobStatus
-from dtslurm.model.units import duration
 from dtslurm.model.values import dataclass
+from dtslurm.presentation.node_sets import fold_nodes
+from dtslurm.presentation.quantities import duration
 from dtslurm.services.runs.status import RunView
 from dtslurm.slurm.parse import describe_exit
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.runs.state import JobState, StateFlag
+from dtslurm.presentation.states import STALLED
 from dtslurm.services.runs.run_times import measure_view
-from dtslurm.services.runs.status import STALLED, RunView
+from dtslurm.services.runs.status import RunView
 from dtslurm.suggestions import list_nearest, suggest_name
 
 SORTS = ("age", "name", "state", "time")

@@ -12,8 +12,8 @@ from dtslurm.errors import DtslurmError, StoreError
 from dtslurm.model.runs.activity import Activity
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus
-from dtslurm.model.units import duration
 from dtslurm.model.values import dataclass
+from dtslurm.presentation.states import STALLED, describe_state
 from dtslurm.services.runs.job_identity import belongs_to_run, describe_reused_id
 from dtslurm.services.runs.monitor import Freshness, QueueSnapshot, observe
 from dtslurm.services.runs.records import save, settle
@@ -27,7 +27,6 @@ from dtslurm.services.runs.run_evidence import (
 from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.store.rundir import RunDir
 
-STALLED = "STALLED"
 _NO_FOLDER = Path(os.devnull) / "none"  # no path below a device exists
 _REQUEUE_WINDOW_S = 300.0  # a requeue can revive an ended job until MinJobAge (default 300 s)
 
@@ -90,13 +89,6 @@ class RunView:
     def exit_code(self) -> int:
         """The exit code of ``--wait``: the highest exit code of the tasks; 1 for a failure without a code."""
         return max((_exit_code(status) for status in self.statuses), default=1)
-
-
-def describe_state(status: JobStatus, activity: Activity | None) -> str:
-    """Return the name of a state; for a stalled job, STALLED and the time since its last activity."""
-    if activity is None or not activity.stalled:
-        return status.word
-    return f"{STALLED} {duration(activity.quiet_s)}"
 
 
 def _exit_code(status: JobStatus) -> int:

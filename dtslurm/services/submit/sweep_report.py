@@ -7,9 +7,9 @@ from typing import Any
 
 from dtslurm.logs.clean import safe
 from dtslurm.model.runs.record import JobRecord
-from dtslurm.model.units import duration, pluralize
+from dtslurm.presentation.quantities import duration, format_metric, format_utc, pluralize
 from dtslurm.render.page import page
-from dtslurm.services.observe.report import clock_text, request_of, script_of
+from dtslurm.services.observe.report import request_of, script_of
 from dtslurm.services.observe.report_header import Headline, Tile, time_tile
 from dtslurm.services.runs.run_times import RunTimes, join_parts, measure_view
 from dtslurm.services.runs.status import views
@@ -37,7 +37,7 @@ def report_sweep(context: Context, record: JobRecord) -> str:
         "tiles": _build_tiles(sweep, _measure_sweep(context, sweep), context.clock()),
         "about": [f"sweep on {sweep.head.cluster}", f"compared by the {sweep.mode} of {sweep.metric}"],
         "task": None,
-        "made_at": clock_text(context.clock()),
+        "made_at": format_utc(context.clock()),
         "summary": _build_summary(sweep),
         "verdict": None,
         "failures": [_failure_row(trial) for trial in sweep.trials if trial.state == FAILED],
@@ -62,7 +62,7 @@ def _build_summary(found: SweepView) -> list[tuple[str, str]]:
             "trials",
             f"{pluralize(len(found.trials), 'trial')}, compared by the {found.mode} of {found.metric}",
         ),
-        ("submitted", clock_text(head.created_at)),
+        ("submitted", format_utc(head.created_at)),
         ("time limit", duration(head.time_limit) if head.time_limit else ""),
         ("command", head.command),
         ("run directory", head.run_dir),
@@ -81,16 +81,12 @@ def _trial_row(trial: TrialView, names: Sequence[str]) -> dict[str, object]:
         "name": safe(trial.name),
         "values": [safe(trial.values.get(name, "")) for name in names],
         "state": trial.state,
-        "best": _format_number(trial.best),
-        "last": _format_number(trial.last),
-        "step": _format_number(trial.step),
+        "best": format_metric(trial.best, ""),
+        "last": format_metric(trial.last, ""),
+        "step": format_metric(trial.step, ""),
         "took": duration(duration_s) if duration_s is not None else "",
         "job": "" if trial.state == NEVER else trial.job,
     }
-
-
-def _format_number(value: float | None) -> str:
-    return "" if value is None else f"{value:.6g}"
 
 
 def _build_curves(metric: str, trials: Sequence[TrialView]) -> list[Mapping[str, Any]]:
@@ -113,7 +109,7 @@ def _build_headline(found: SweepView) -> Headline:
     cause_text = f"first failure: {causes[0]}" if causes else ""
     best = next((trial for trial in found.ranked() if trial.best is not None and trial.state != FAILED), None)
     best_text = (
-        f"best {found.metric} {_format_number(best.best)}: {safe(best.name)}" if best is not None else ""
+        f"best {found.metric} {format_metric(best.best, '')}: {safe(best.name)}" if best is not None else ""
     )
     kind = "bad" if FAILED in counts else "good" if set(counts) <= {DONE, STOPPED} else "plain"
     return Headline(state, kind, " · ".join(filter(None, (best_text, cause_text))))
@@ -125,7 +121,7 @@ def _build_tiles(found: SweepView, times: RunTimes | None, now: float) -> list[T
     tiles = [Tile("trials", f"{len(ended)} of {len(found.trials)}", "have ended")]
     best = next((trial for trial in found.ranked() if trial.best is not None and trial.state != FAILED), None)
     if best is not None:
-        tiles.append(Tile(f"best {found.metric}", _format_number(best.best), safe(best.name)))
+        tiles.append(Tile(f"best {found.metric}", format_metric(best.best, ""), safe(best.name)))
     tiles += time_tile(times, None, now)
     steps = [trial.step for trial in found.trials if trial.step is not None]
     return [*tiles, Tile("steps", f"{max(steps):,.0f}", "of the longest trial")] if steps else tiles

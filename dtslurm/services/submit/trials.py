@@ -12,8 +12,8 @@ from dtslurm.errors import JobNotFound, RequestInvalid, StoreError, SubmitInterr
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.jobs.sweep import MEMBERS, SETTINGS, TRIALS
 from dtslurm.model.runs.state import JobState, JobStatus
-from dtslurm.model.units import pluralize
 from dtslurm.model.values import dataclass
+from dtslurm.presentation.quantities import pluralize
 from dtslurm.remote.answers import interpret
 from dtslurm.services.observe.telemetry import log_patterns
 from dtslurm.services.runs import control

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtslurm.model.node_sets import fold_nodes
+from dtslurm.presentation.node_sets import fold_nodes
 
 
 @pytest.mark.parametrize(

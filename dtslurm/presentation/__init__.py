@@ -1,0 +1,1 @@
+"""Texts for users that command line, dashboard, reports and messages share. Pure functions."""

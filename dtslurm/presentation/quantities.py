@@ -1,0 +1,68 @@
+"""Counts, sizes, durations, points in time and training metrics as text."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+METRIC_LABELS = {
+    "loss": "loss",
+    "tokens_per_s": "tokens/s",
+    "step_time_s": "step time, s",
+    "tflops_per_gpu": "TFLOP/s per GPU",
+    "learning_rate": "learning rate",
+    "grad_norm": "gradient norm",
+    "memory_gib": "memory of a GPU, GiB",
+}
+
+
+def pluralize(number: int, what: str) -> str:
+    """Return a count with its noun, such as ``1 node`` or ``1,000 nodes``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def format_number(value: float) -> str:
+    """Format a number with four significant digits or thousands separators: ``12,340``, ``0.0213``."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e12 else f"{value:.4g}"
+
+
+def format_metric(value: float | None, missing: str) -> str:
+    """Format a metric with six significant digits; return ``missing`` for None."""
+    return missing if value is None else f"{value:.6g}"
+
+
+def format_bytes(amount: float) -> str:
+    """Return a number of bytes with a binary unit: ``512 B``, ``31.0 MiB``, ``1.5 TiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
+def format_bytes_short(amount: float) -> str:
+    """Return a number of bytes in a few characters: ``17M``."""
+    for unit in "BKMGT":
+        if amount < 1000 or unit == "T":
+            return f"{amount:.0f}{unit}" if amount >= 10 or unit == "B" else f"{amount:.1f}{unit}"
+        amount /= 1024
+    return ""
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration for people: ``45s``, ``12m03s``, ``3h07m``, ``2d04h``; ``-`` for None."""
+    if seconds is None:
+        return "-"
+    whole = max(0, int(seconds))
+    minutes, secs = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d{hours:02}h"
+    if hours:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{secs:02}s" if minutes else f"{secs}s"
+
+
+def format_utc(time: float | None) -> str:
+    """Format a time as date and time in UTC; empty for None."""
+    return datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC") if time else ""
