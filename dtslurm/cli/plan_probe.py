@@ -13,8 +13,8 @@ from dtslurm.cli.printing import output
 from dtslurm.cli.printing.progress import transfer
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.jobs.job import JobRecord
-from dtslurm.model.units import pluralize
 from dtslurm.planner.explain import TRIAL_STEPS
+from dtslurm.presentation.quantities import pluralize
 from dtslurm.services.planning.plan import Plan, PlanRequest, make
 from dtslurm.services.runs.runs import selector_arguments
 from dtslurm.services.submit.probe import (

@@ -12,13 +12,13 @@ from dtslurm.errors import JobNotFound, RequestInvalid
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.jobs.sweep import SETTINGS, Sweep
 from dtslurm.model.jobs.trials import Trials
-from dtslurm.model.units import pluralize
 from dtslurm.model.values import dataclass
 from dtslurm.planner.emit import job as job_emitter
 from dtslurm.planner.estimate import Estimate
 from dtslurm.planner.explain import TRIAL_STEPS
 from dtslurm.planner.layout import Layout, parse_layout
 from dtslurm.planner.search import TrainingTask
+from dtslurm.presentation.quantities import pluralize
 from dtslurm.services.logs.logs import wait
 from dtslurm.services.observe.diagnose import diagnose
 from dtslurm.services.planning.calibrate import (
