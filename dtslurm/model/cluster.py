@@ -11,6 +11,7 @@ from dataclasses import field
 from typing import Literal
 
 from dtslurm.model.access import Access
+from dtslurm.model.paths import RUN_ROOT
 from dtslurm.model.units import Memory, Walltime
 from dtslurm.model.values import dataclass
 
@@ -290,7 +291,7 @@ class Paths:
             write it.
     """
 
-    run_root: str = "~/dtslurm-runs"
+    run_root: str = RUN_ROOT
     scratch: str | None = None
     node_memory: str | None = None
 

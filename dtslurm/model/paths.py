@@ -7,6 +7,8 @@ from pathlib import Path
 
 from dtslurm.errors import RequestInvalid
 
+RUN_ROOT = "~/dtslurm-runs"  # unless the environment or the cluster profile names another run root
+
 
 def expand_home(text: str | os.PathLike[str], home: str = "") -> Path:
     """Return a path with a leading ``~`` or ``~USER`` expanded, if there is such a user.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from dtslurm.errors import StoreError
-from dtslurm.model.own_files import check_own_file, make_own_folder
+from dtslurm.model.own_files import check_own_file, make_own_folder, read_own_file
 from dtslurm.model.runs.record import JobRecord
-from dtslurm.store.rundir import RunDir
+from dtslurm.store.rundir import RunDir, is_run_name
 
 _SCHEMA_VERSION = 1
 _MIN_FREE_BYTES = 65536  # bytes that a change of the index may need
@@ -63,6 +63,19 @@ def explain_unwritable(path: Path) -> str:
     return f"the file system of {existing_path} is full" if is_full else ""
 
 
+def note_missing(run_dir: Path) -> None:
+    """Note in a run's root that the index lacks the run, so that a later command inserts it."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+    with suppress(OSError):
+        descriptor = os.open(_missing_file(run_dir.parent), flags, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(f"{run_dir.name}\n".encode())
+
+
+def _missing_file(run_root: Path) -> Path:
+    return run_root / f".not-indexed-{os.geteuid()}"
+
+
 class IndexRow(NamedTuple):
     """The index's row of one run.
 
@@ -84,10 +97,14 @@ class Index:
     """Finds runs by token, job id or name.
 
     It opens the database for each call, because homes may be on NFS.
+
+    Attributes:
+        permanent: False for a copy that this process uses because the file cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, permanent: bool = True) -> None:
         self._path = path
+        self.permanent = permanent
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
@@ -220,6 +237,30 @@ class Index:
         with self._connection() as connection:
             rows = connection.execute("SELECT cluster, job_id FROM runs WHERE run_dir = ?", (str(run_dir),))
             return rows.fetchone() or ("", None)
+
+    def insert_missing(self, run_root: Path) -> None:
+        """Insert the runs that `note_missing` noted below a run root, and remove the notes.
+
+        Raises:
+            StoreError: the file cannot be written; the notes remain.
+        """
+        path = _missing_file(run_root)
+        if not path.exists():
+            return
+        try:
+            names = dict.fromkeys(read_own_file(path).decode("utf-8", "replace").split())
+            size = path.stat().st_size
+            for name in filter(is_run_name, names):
+                try:
+                    record = RunDir(run_root / name).load()
+                except StoreError:  # the run has been deleted
+                    continue
+                if Path(record.folder) == run_root / name:
+                    self.put(record)
+            if path.stat().st_size == size:  # another process may have appended a note
+                path.unlink()
+        except OSError:
+            return
 
     def rebuild(self, run_roots: list[Path]) -> int:
         """Insert all runs below ``run_roots`` into the index; return their number.

@@ -10,9 +10,11 @@ import pytest
 
 from dtslurm.errors import JobNotFound, RequestInvalid
 from dtslurm.model.runs.record import JobRecord
+from dtslurm.services.runs.records import remember
 from dtslurm.services.runs.runs import find, recent, selector_arguments
 from dtslurm.services.wiring.context import Context
 from dtslurm.store import codec
+from dtslurm.store.index import note_missing
 from dtslurm.store.rundir import RunDir
 
 
@@ -21,12 +23,12 @@ def context(tmp_path: Path) -> Context:
     return Context(cwd=tmp_path, env={"HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")})
 
 
-def create_run(context: Context, number: int, cluster: str, job: str) -> JobRecord:
+def create_run(context: Context, number: int, cluster: str, job: str, name: str = "") -> JobRecord:
     record = JobRecord(
         token=str(number),
         cluster=cluster,
         name="train",
-        run_dir=str(context.cwd / f"run-{number}"),
+        run_dir=str(context.cwd / (name or f"run-{number}")),
         phase="submitted",
         created_at=float(number),
         job_id=job,
@@ -35,6 +37,34 @@ def create_run(context: Context, number: int, cluster: str, job: str) -> JobReco
     run.create(context.transport, {RunDir.RECORD: codec.encode({"schema": 1, **codec.plain(record)})})
     context.index.put(record)
     return record
+
+
+def test_a_run_submitted_while_the_index_is_read_only_is_found_later(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = {**context.env, "DTSLURM_RUN_ROOT": str(tmp_path)}
+    make(context, 1, "big", "6")
+    with monkeypatch.context() as during:
+        during.setattr("dtslurm.services.wiring.context.explain_unwritable", lambda path: "it is read-only")
+        submitter = Context(cwd=tmp_path, env=env)
+        record = make(submitter, 2, "big", "7", name="train-20260131-101500-0123456789ab")
+        remember(submitter.index, record)
+        assert submitter._scratch is not None
+        submitter._scratch.cleanup()
+    later = Context(cwd=tmp_path, env=env)
+    assert find(later, "7") == record
+    assert [run.job_id for run in recent(later, 9)] == ["7", "6"]
+    assert not list(tmp_path.glob(".not-indexed-*"))
+
+
+@pytest.mark.parametrize("name", ["../elsewhere/train-20260131-101500-0123456789ab", "train", "\0"])
+def test_a_note_of_another_name_inserts_nothing(context: Context, tmp_path: Path, name: str) -> None:
+    make(context, 1, "big", "6")
+    note_missing(tmp_path / "train")
+    [notes] = tmp_path.glob(".not-indexed-*")
+    notes.write_text(f"{name}\n")
+    context.index.insert_missing(tmp_path)
+    assert [row.job_id for row in context.index.rows()] == ["6"]
 
 
 def test_recent_and_find_skip_runs_of_other_clusters_and_deleted_runs(context: Context) -> None:

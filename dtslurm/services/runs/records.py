@@ -17,7 +17,7 @@ from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.shell import join
 from dtslurm.scheduler.base import SUBMIT_TIMEOUT_S
 from dtslurm.services.wiring.context import ActiveCluster, Context
-from dtslurm.store.index import Index, state_folder
+from dtslurm.store.index import Index, note_missing, state_folder
 from dtslurm.store.rundir import RunDir, is_run_name
 from dtslurm.transport.base import Transport
 from dtslurm.transport.deletion import remove
@@ -142,11 +142,19 @@ def noting(context: Context, record: JobRecord) -> Iterator[None]:
 
 
 def remember(index: Index, record: JobRecord) -> None:
-    """Write the record to the index; ignore errors, because a full or read-only home must not stop a run."""
+    """Write the record to the index.
+
+    A full or read-only home must not stop a run: if the index cannot be written, the run root gets a note,
+    and a later command inserts the run into the index.
+    """
     try:
         index.put(record)
     except StoreError:
-        return
+        stored = False
+    else:
+        stored = index.permanent
+    if not stored and not record.mirror:
+        note_missing(Path(record.run_dir))
 
 
 def forget(context: Context, cluster: ActiveCluster, record: JobRecord, *, placed: bool) -> None:

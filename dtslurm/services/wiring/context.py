@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dtslurm import assets
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.model.access import Access
-from dtslurm.model.paths import expand_home, working_directory
+from dtslurm.model.paths import RUN_ROOT, expand_home, working_directory
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.shell import quote
 from dtslurm.model.values import dataclass
@@ -176,15 +176,15 @@ class Context:
 
             with contextlib.suppress(OSError):
                 self._scratch = tempfile.TemporaryDirectory(prefix="dtslurm-index-")
-                index, rebuilds = Index(Path(self._scratch.name) / path.name), True
+                index, rebuilds = Index(Path(self._scratch.name) / path.name, permanent=False), True
                 if path.is_file():
                     shutil.copyfile(path, Path(self._scratch.name) / path.name)
-        if rebuilds:
-            with contextlib.suppress(StoreError):  # a run is found without the index, too
-                from dtslurm.model.cluster import Paths
-
-                run_root = self.env.get("DTSLURM_RUN_ROOT") or Paths().run_root
-                index.rebuild([expand_home(run_root, self.env.get("HOME", ""))])
+        with contextlib.suppress(StoreError):  # a run is found without the index, too
+            run_root = expand_home(self.env.get("DTSLURM_RUN_ROOT") or RUN_ROOT, self.env.get("HOME", ""))
+            if rebuilds:
+                index.rebuild([run_root])
+            elif index.permanent:
+                index.insert_missing(run_root)
         return index
 
     @cached_property
