@@ -195,9 +195,17 @@ class Nemesis:
         finally:
             _replace_schema(path, schema)
 
-    def _bad_node(self, fault: Fault) -> contextlib.AbstractContextManager[None]:
-        switch = self.site.switch
-        return self._pair(lambda: switch.write_text(f"bad node {fault.target}"), switch.unlink)
+    @contextlib.contextmanager
+    def _bad_node(self, fault: Fault) -> Iterator[None]:
+        """Let the health check of the node fail until the first training begins, and for the fault's time."""
+        self.site.switch.write_text(f"bad node {fault.target}")
+        try:
+            end = time.time() + START_PATIENCE_S
+            while not of_bodies(self.bodies) and time.time() < end:
+                time.sleep(0.2)
+            yield
+        finally:
+            self.site.switch.unlink()
 
     def _home(self, fault: Fault) -> contextlib.AbstractContextManager[None]:
         return self._pair(lambda: self.site.damage_home(fault.target), self.site.repair_home)

@@ -33,9 +33,9 @@ from dtslurm.services.submit.submit import submit
 from dtslurm.services.wiring.context import Context
 from dtslurm.train import run_files
 from dtslurm.worker.delivery import reclaim
-from tests.nemesis.faults import Nemesis
+from tests.nemesis.faults import START_PATIENCE_S, Nemesis
 from tests.nemesis.history import Event, History, of_bodies
-from tests.nemesis.schedule import EPOCHS, Act, Run, Schedule
+from tests.nemesis.schedule import EPOCHS, HORIZON_S, Act, Run, Schedule
 from tests.nemesis.site import Site
 
 ROOT = Path(__file__).parents[2]
@@ -121,6 +121,8 @@ class Workload:
 
     def _submit(self, run: Run, begin: float) -> None:
         _sleep_until(begin + run.at)
+        if run.at > HORIZON_S and any(fault.kind == "N24" for fault in self.schedule.faults):
+            self._wait_for_bad_node()
         since = time.time()
         if run.command:
             options = ["--job-name", run.name, "-t", "5", "--mem", "100M", "--parsable", "--cluster", "slurm"]
@@ -147,6 +149,11 @@ class Workload:
             self.history.add("api", "submit", run.name, since=since, result="refused", words=error.message)
         except Exception as error:  # noqa: BLE001 (a fault of the library: told with the schedule)
             self.errors.append(f"submit {run.name}: {error!r} {traceback.format_exc()[-1500:]}")
+
+    def _wait_for_bad_node(self) -> None:
+        end = time.time() + START_PATIENCE_S
+        while not self._noted_nodes() and time.time() < end:
+            time.sleep(0.5)
 
     def _noted_nodes(self) -> list[str]:
         """Return the nodes that supervisors have excluded, by the events of their runs."""
