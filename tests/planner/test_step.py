@@ -109,11 +109,13 @@ def test_a_slow_network_slows_zero_3() -> None:
 
 
 def test_copies_of_fsdp_exchange_gradients_behind_the_backward_pass() -> None:
-    timer = estimator("llama-2-7b", 16, framework="torchtitan").timer
+    fast = estimator("llama-2-7b", 16, framework="torchtitan")
+    thin = replace(fast.machine, nic_gbs=6.25)
+    timer = Estimator(Setting(fast.model, thin, fast.seq_len, "torchtitan", "bf16", SHIPPED)).timer
     long, short = (
-        timer.step(Layout(dp=128, shard=8, mbs=mbs, gbs=128 * mbs, zero=3)).terms for mbs in (8, 1)
+        timer.step(Layout(dp=128, shard=8, mbs=mbs, gbs=128 * mbs, zero=3)).terms["dp_comm"] for mbs in (8, 1)
     )
-    assert long["dp_comm"] < 0.3 * short["dp_comm"]
+    assert long < 0.5 * short
 
 
 def test_deepspeeds_hooks_slow_short_sequences() -> None:
