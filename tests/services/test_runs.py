@@ -43,11 +43,11 @@ def test_a_run_submitted_while_the_index_is_read_only_is_found_later(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = {**context.env, "DTSLURM_RUN_ROOT": str(tmp_path)}
-    make(context, 1, "big", "6")
+    create_run(context, 1, "big", "6")
     with monkeypatch.context() as during:
         during.setattr("dtslurm.services.wiring.context.explain_unwritable", lambda path: "it is read-only")
         submitter = Context(cwd=tmp_path, env=env)
-        record = make(submitter, 2, "big", "7", name="train-20260131-101500-0123456789ab")
+        record = create_run(submitter, 2, "big", "7", name="train-20260131-101500-0123456789ab")
         remember(submitter.index, record)
         assert submitter._scratch is not None
         submitter._scratch.cleanup()
@@ -59,7 +59,7 @@ def test_a_run_submitted_while_the_index_is_read_only_is_found_later(
 
 @pytest.mark.parametrize("name", ["../elsewhere/train-20260131-101500-0123456789ab", "train", "\0"])
 def test_a_note_of_another_name_inserts_nothing(context: Context, tmp_path: Path, name: str) -> None:
-    make(context, 1, "big", "6")
+    create_run(context, 1, "big", "6")
     note_missing(tmp_path / "train")
     [notes] = tmp_path.glob(".not-indexed-*")
     notes.write_text(f"{name}\n")
