@@ -97,9 +97,7 @@ def test_submission_to_a_read_only_remote_home_is_refused(
         nothing_is_left(far, tmp_path, home / "runs")
 
 
-def test_submission_from_a_read_only_local_home_is_refused_unless_only_the_cache_is_affected(
-    far: Cli, tmp_path: Path
-) -> None:
+def test_submission_needs_a_writable_state_directory_but_no_writable_cache(far: Cli, tmp_path: Path) -> None:
     with small_disk(tmp_path / "here", "size=1m") as here:
         subprocess.run(["mount", "-o", "remount,ro", str(here)], check=True)
         far.env["XDG_STATE_HOME"] = str(here / "state")

@@ -558,7 +558,7 @@ def test_logs_are_selected_by_rank_text_and_number(cli: Cli) -> None:
     cli("logs", job, "--grep", "(", code=2)
 
 
-def test_f83_slurm_variables_of_an_outer_job_are_not_exported_and_login_variables_are_set(cli: Cli) -> None:
+def test_f83_variables_of_an_outer_job_are_removed_and_login_variables_are_set(cli: Cli) -> None:
     cli.env.update(
         {"SBATCH_JOB_NAME": "stray", "SBATCH_PARTITION": "nowhere", "SLURM_JOB_ID": "99", "SLURM_NTASKS": "7",
          "RANK": "5", "MASTER_ADDR": "elsewhere", "PYTHONPATH": "/nowhere", "CANARY_TOKEN": "hf_canary"}

@@ -11,7 +11,7 @@ from tests.train.conftest import Job, flat, same
 
 
 @pytest.mark.parametrize(("number", "rank"), [(signal.SIGUSR2, 0), (signal.SIGUSR2, 1), (signal.SIGTERM, 1)])
-def test_f25_f26_f37_signal_to_a_single_rank_makes_all_ranks_save_and_exit_at_the_same_step(
+def test_f25_f26_f37_signal_to_a_single_rank_makes_all_ranks_save_and_exit_together(
     job: Job, undisturbed: Job, number: int, rank: int
 ) -> None:
     job.env = {"SIGNALLED_RANK": str(rank), "SIGNAL": str(int(number))}

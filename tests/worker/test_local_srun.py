@@ -97,7 +97,7 @@ def test_slurm_task_pid_is_the_pid_of_the_task(cluster: LocalCluster) -> None:
         ("-K1 --no-kill -W1", "[ $SLURM_PROCID = 1 ] && exit 7; sleep 1.5", 7),
     ],
 )
-def test_srun_returns_the_highest_exit_code(
+def test_srun_exit_code_follows_failed_and_killed_tasks(
     cluster: LocalCluster, options: str, body: str, code: int
 ) -> None:
     assert last_line(cluster, f"rc srun {options} bash -c '{body}'", "-N2 -n4") == f"rc={code}"
