@@ -18,7 +18,7 @@ from dtslurm.dashboard import ascii_fallback, keys, theme
 from dtslurm.dashboard.cursor import Cursor
 from dtslurm.dashboard.rows import clipped
 from dtslurm.dashboard.words import RANK_KINDS, StyledText, failures_first, percent
-from dtslurm.model.runs.ranks import RankCell
+from dtslurm.model.runs.telemetry import RankCell
 from dtslurm.presentation.quantities import duration
 
 MODES = ("state", "gpu", "memory", "silence")

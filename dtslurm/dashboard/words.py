@@ -15,8 +15,7 @@ from itertools import pairwise
 from dtslurm.dashboard import ascii_fallback
 from dtslurm.dashboard.charts.plot import bar
 from dtslurm.logs.clean import safe
-from dtslurm.model.runs.ranks import RankCell
-from dtslurm.model.runs.telemetry import TrainPoint
+from dtslurm.model.runs.telemetry import RankCell, TrainPoint
 from dtslurm.presentation.quantities import METRIC_LABELS, duration, format_bytes_short, pluralize
 from dtslurm.presentation.states import STALLED, describe_first_failure
 from dtslurm.services.observe.curves import join_attempts, restart_steps

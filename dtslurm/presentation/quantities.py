@@ -30,6 +30,11 @@ def format_metric(value: float | None, missing: str) -> str:
     return missing if value is None else f"{value:.6g}"
 
 
+def format_value(value: object) -> str:
+    """Format a recorded value; a number with a fraction has four significant digits."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def format_bytes(amount: float) -> str:
     """Return a number of bytes with a binary unit: ``512 B``, ``31.0 MiB``, ``1.5 TiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -10,9 +10,8 @@ from dtslurm.presentation.quantities import duration
 
 if TYPE_CHECKING:  # a status query imports no telemetry
     from dtslurm.model.runs.activity import Activity
-    from dtslurm.model.runs.ranks import RankCell
     from dtslurm.model.runs.state import JobStatus
-    from dtslurm.model.runs.telemetry import FirstFailure
+    from dtslurm.model.runs.telemetry import FirstFailure, RankCell
 
 STALLED = "STALLED"
 

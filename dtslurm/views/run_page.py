@@ -13,11 +13,11 @@ from dtslurm.diagnose.ranks_apart import RanksApart, find_ranks_apart
 from dtslurm.model.chunking import Rest, chunked
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.runs.activity import Activity
-from dtslurm.model.runs.ranks import RankCell
 from dtslurm.model.runs.telemetry import (
     FirstFailure,
     GpuSample,
     NodeSample,
+    RankCell,
     RankTelemetry,
     RunTelemetry,
     TrainPoint,

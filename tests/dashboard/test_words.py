@@ -8,8 +8,7 @@ import pytest
 
 from dtslurm.dashboard import words
 from dtslurm.model.runs.activity import Activity
-from dtslurm.model.runs.ranks import RankCell
-from dtslurm.model.runs.telemetry import GpuSample, TrainPoint
+from dtslurm.model.runs.telemetry import GpuSample, RankCell, TrainPoint
 from dtslurm.services.observe.run_list import Board, ClusterLine, JobRow
 from dtslurm.views.forecast import Forecast
 from dtslurm.views.run_page import NodeCell, Page

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 
@@ -53,47 +53,44 @@ def compare(target: str | None, cluster: str | None, as_json: bool, jobs: tuple[
 
 
 def _show(found: Comparison) -> None:
-    names = [_run_label(run) for run in found.runs]
-    output.table(["", *names], summary_rows(found.runs))
-    for section in dict.fromkeys(difference.section for difference in found.differences):
-        output.say()
-        rows = [
-            (difference.name, *difference.values)
-            for difference in found.differences
-            if difference.section == section
-        ]
-        output.table([section.upper(), *names], rows)
-    if not found.differences:
-        output.say("\nthe requests are identical")
-    curves = [run.curves.get("loss", ()) for run in found.runs]
-    if any(curves):
-        output.say()
-        for line in overlay(curves, (output.width() or 80) - 1):
-            output.say(line)
-        output.say("  ".join(f"{_MARKS[number]} {name}" for number, name in enumerate(names)))
-    for run in found.runs:
-        if run.problem:
-            output.note(f"note: the metrics of {_run_label(run)} could not be read: {run.problem}")
+    for number, table in enumerate(_tables(found)):
+        if number:
+            output.say()
+        output.table(table[0], table[1:])
+    for line in _lines_below(found, (output.width() or 80) - 1):
+        output.say(line)
+    for line in _notes(found):
+        output.note(line)
 
 
 def lines(found: Comparison, width: int) -> list[str]:
     """Return the command's output as lines of text; the plot of losses is ``width`` columns wide."""
+    tables = [["", *_format_table(table)] for table in _tables(found)]
+    text_lines = [line for table in tables for line in table][1:]
+    return [*text_lines, *_lines_below(found, width - 1), *_notes(found)]
+
+
+def _tables(found: Comparison) -> Iterator[list[tuple[str, ...]]]:
+    """Yield the table of the results, then one for each section of differences; titles come first."""
     names = [_run_label(run) for run in found.runs]
-    text_lines = _format_table([("", *names), *summary_rows(found.runs)])
+    yield [("", *names), *summary_rows(found.runs)]
     for section in dict.fromkeys(difference.section for difference in found.differences):
-        rows = [
-            (difference.name, *difference.values)
-            for difference in found.differences
-            if difference.section == section
-        ]
-        text_lines += ["", *_format_table([(section.upper(), *names), *rows])]
-    if not found.differences:
-        text_lines += ["", "the requests are identical"]
+        rows = [item for item in found.differences if item.section == section]
+        yield [(section.upper(), *names), *((item.name, *item.values) for item in rows)]
+
+
+def _lines_below(found: Comparison, width: int) -> list[str]:
+    text_lines = [] if found.differences else ["", "the requests are identical"]
     curves = [run.curves.get("loss", ()) for run in found.runs]
     if any(curves):
-        text_lines += ["", *overlay(curves, width - 1)]
-        text_lines.append("  ".join(f"{_MARKS[number]} {name}" for number, name in enumerate(names)))
-    return text_lines + [
+        text_lines += ["", *overlay(curves, width)]
+        legend = [f"{_MARKS[number]} {_run_label(run)}" for number, run in enumerate(found.runs)]
+        text_lines.append("  ".join(legend))
+    return text_lines
+
+
+def _notes(found: Comparison) -> list[str]:
+    return [
         f"note: the metrics of {_run_label(run)} could not be read: {run.problem}"
         for run in found.runs
         if run.problem

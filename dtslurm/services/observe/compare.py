@@ -8,14 +8,14 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from dtslurm.checks.secrets import hide_secrets
 from dtslurm.errors import DtslurmError
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.telemetry import TrainPoint
 from dtslurm.model.values import dataclass
 from dtslurm.services.observe.curves import Curve, join_attempts, points_of_attempts
-from dtslurm.services.observe.gpu_hours import count_gpu_hours, count_gpus, price_gpu_hours
 from dtslurm.services.observe.telemetry import read_telemetry
-from dtslurm.services.request.secrets import hide_secrets
+from dtslurm.services.observe.usage import count_gpu_hours, count_gpus, price_gpu_hours
 from dtslurm.services.runs.history import history
 from dtslurm.services.runs.run_times import measure_run
 from dtslurm.services.runs.status import RunView, views

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dtslurm.checks.secrets import hide_secrets
 from dtslurm.errors import DtslurmError, RequestInvalid
 from dtslurm.logs.clean import safe
 from dtslurm.model.jobs.job import JobRecord
@@ -20,7 +21,6 @@ from dtslurm.render.page import page
 from dtslurm.services.observe.activity import is_running
 from dtslurm.services.observe.curves import join_attempts, points_of_attempts, restart_steps
 from dtslurm.services.observe.diagnose import diagnose
-from dtslurm.services.observe.gpu_hours import count_gpu_hours, count_gpus, price_gpu_hours
 from dtslurm.services.observe.report_header import (
     Tile,
     cost_tiles,
@@ -31,8 +31,8 @@ from dtslurm.services.observe.report_header import (
     training_tiles,
 )
 from dtslurm.services.observe.telemetry import read_telemetry
+from dtslurm.services.observe.usage import count_gpu_hours, count_gpus, price_gpu_hours
 from dtslurm.services.observe.utilization_history import read_utilization, summarize_utilization
-from dtslurm.services.request.secrets import hide_secrets
 from dtslurm.services.runs.history import History, history
 from dtslurm.services.runs.run_times import Attempt, RunTimes, measure_run, measure_view
 from dtslurm.services.runs.status import RunView, views

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from dtslurm.errors import DtslurmError, RequestInvalid, SlurmError
 from dtslurm.model.cluster import ClusterProfile
@@ -12,6 +13,7 @@ from dtslurm.model.runs.usage import GpuTime, JobUse, UsageRow
 from dtslurm.model.units import parse_past_time
 from dtslurm.model.values import dataclass
 from dtslurm.remote.answers import interpret
+from dtslurm.services.runs.run_times import RunTimes
 from dtslurm.services.runs.runs import recent
 from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.services.wiring.remote_query import find_transport_and_python, query_worker
@@ -247,3 +249,25 @@ def _hours_in_period(use: JobUse, period_usage: Usage) -> float:
 def _iso_week(time_s: float) -> str:
     year, week, _ = time.strftime("%G %V %u", time.localtime(time_s)).split()
     return f"{year}-W{week}"
+
+
+def count_gpus(document: Mapping[str, Any]) -> int:
+    """Return the number of GPUs of a run from its ``job.json``; 0 for a job without GPUs."""
+    layout = document.get("layout") or {}
+    return int(layout.get("nodes") or 0) * int(layout.get("gpus_per_node") or 0)
+
+
+def count_gpu_hours(gpus: int, times: RunTimes | None, now: float) -> float | None:
+    """Return the GPU-hours of all attempts, without the time between them; None without GPUs or times."""
+    return gpus * times.running_s(now) / 3600 if times is not None and gpus else None
+
+
+def price_gpu_hours(context: Context, record: JobRecord, hours: float | None) -> tuple[float | None, str]:
+    """Return the cost of GPU-hours and its currency; None and empty if the profile has no price."""
+    if hours is None:
+        return None, ""
+    try:
+        hourly = price(context.cluster(record.cluster).profile, "")
+    except DtslurmError:
+        return None, ""
+    return (round(hourly[0] * hours, 2), hourly[1]) if hourly else (None, "")
