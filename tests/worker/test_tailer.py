@@ -8,16 +8,20 @@ import os
 import select
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from dtslurm import assets
 from dtslurm.logs.lines import LONGEST_LINE
+from dtslurm.worker.lib.rank_files import PlainLog
 from dtslurm.worker.logtail import files, frames, tailer
 from tests.worker.tailing import Kept
 
-PROGRAMS = ["logtail/tailer.py", "logtail/files.py", "logtail/frames.py", "logtail/summary.py"]
+PROGRAMS = [
+    "logtail/tailer.py", "logtail/files.py", "logtail/frames.py", "logtail/summary.py", "lib/rank_files.py"
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -45,8 +49,8 @@ def test_start_of_last_lines_matches_tail(tmp_path: Path, text: bytes, lines: in
     path = tmp_path / "log"
     path.write_bytes(text)
     told = subprocess.run(["tail", "-n", str(lines), str(path)], capture_output=True, check=True).stdout
-    with path.open("rb") as file:
-        start = files.start_of_last(file.fileno(), len(text), lines)
+    with closing(PlainLog(str(path))) as log:
+        start = files.start_of_last(log, len(text), lines)
     assert text[start:] == told
 
 
@@ -59,10 +63,9 @@ def test_start_of_last_lines_counts_pieces_of_a_very_long_line(tmp_path: Path, l
         file.seek(0, os.SEEK_END)
         file.write("é".encode() * 40_000)
     size = path.stat().st_size
-    with path.open("rb") as file:
-        start = files.start_of_last(file.fileno(), size, lines)
-        file.seek(start)
-        assert file.read().decode()  # no character is cut in two
+    with closing(PlainLog(str(path))) as log:
+        start = files.start_of_last(log, size, lines)
+        assert log.read(size, start).decode()  # no character is cut in two
     assert size - lines * LONGEST_LINE <= start < size - (lines - 1) * LONGEST_LINE
 
 
@@ -73,8 +76,8 @@ def test_progress_bar_counts_as_a_single_line_up_to_the_size_limit(
     path = tmp_path / "log"
     text = b"before\n" + b"\r".join(b"%7d" % number for number in range(states))
     path.write_bytes(text)
-    with path.open("rb") as file:
-        start = files.start_of_last(file.fileno(), len(text), 2)
+    with closing(PlainLog(str(path))) as log:
+        start = files.start_of_last(log, len(text), 2)
     assert (start == 0) is kept
     assert len(text) - start <= files.LONGEST_TAIL + files.BLOCK
 

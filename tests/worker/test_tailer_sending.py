@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dtslurm.worker.lib.rank_files import encode_lines
 from dtslurm.worker.logtail import files, tailer
 from dtslurm.worker.logtail import frames as wire
 from tests.worker.tailing import Frames, Run, credit, nothing
@@ -362,3 +363,74 @@ def test_ranks_of_a_node_are_sent_after_their_record_names_the_node(run: Run) ->
     assert reader.texts() == {"logs/0/rank-1.log": b"1\n", "logs/0/rank-2.log": b"2\n"}
     some = run.follow(follow=False, ranks=[[0, 0], [3, 9]])
     assert sorted(some.texts()) == [RANK, "logs/0/rank-3.log"]
+
+
+# ---- Logs of nodes ----
+
+
+def node_lines(rank: int, text: bytes) -> bytes:
+    return encode_lines(rank, text, 1.0)
+
+
+def test_the_ranks_of_a_node_are_followed_in_the_log_of_the_node(run: Run) -> None:
+    run.write("logs/0/ranks-0.log", node_lines(0, b"one\n") + node_lines(1, b"half"))
+    run.write("logs/0/ranks-2.log", node_lines(2, b"of another node\n"))
+
+    def script() -> Iterator[Frames]:
+        yield from nothing()
+        run.add(
+            "logs/0/ranks-0.log", node_lines(1, b" whole\n") + node_lines(0, b"two\n") + b"# 0 2.0\n0: th"
+        )
+        yield from nothing(20)
+        run.add("logs/0/ranks-0.log", b"ree\n")
+        run.write("logs/0/ranks-4.log", node_lines(4, b"late\n") + node_lines(5, b"later\n"))
+        yield from nothing(40)
+
+    reader = run.follow(script())
+    assert reader.texts() == {
+        "logs/0/rank-0.log": b"one\ntwo\nthree\n",
+        "logs/0/rank-1.log": b"half whole\n",
+        "logs/0/rank-2.log": b"of another node\n",
+        "logs/0/rank-4.log": b"late\n",
+        "logs/0/rank-5.log": b"later\n",
+    }
+
+
+def test_only_the_logs_of_nodes_with_selected_ranks_are_read(run: Run) -> None:
+    for first in (0, 2, 4):
+        run.write(f"logs/0/ranks-{first}.log", node_lines(first, b"a\n") + node_lines(first + 1, b"b\n"))
+    reader = run.follow(nothing(1000), follow=False, ranks=[[3, 3]])
+    assert reader.texts() == {"logs/0/rank-3.log": b"b\n"}
+    assert [Path(path).name for path in run.side.finder.node_logs] == ["ranks-2.log"]
+
+
+def test_a_reader_resumes_in_the_log_of_a_node(run: Run) -> None:
+    run.write(
+        "logs/0/ranks-0.log", node_lines(0, b"one\n") + node_lines(1, b"other\n") + node_lines(0, b"two\n")
+    )
+    inode = (run.folder / "logs/0/ranks-0.log").stat().st_ino
+    known = {"logs/0/rank-0.log": [inode, 4, 4, zlib.crc32(b"one\n")]}
+    reader = run.follow(nothing(1000), follow=False, positions=known)
+    assert (RANK, "resumed") in reader.files()
+    assert reader.texts() == {RANK: b"two\n", "logs/0/rank-1.log": b"other\n"}
+
+
+def test_the_nodes_of_ranks_are_known_from_the_records_of_the_node(run: Run) -> None:
+    run.write("logs/0/ranks-0.log", node_lines(0, b"a\n"))
+    run.write("logs/0/ranks-1.log", node_lines(1, b"b\n"))
+    run.write("ranks/0/ranks-0.jsonl", b'{"rank": 0, "host": "n1"}\n')
+    run.write("ranks/0/ranks-1.jsonl", b'{"rank": 1, "host": "n2"}\n')
+    assert run.follow(nothing(1000), follow=False, nodes=["n2"]).texts() == {"logs/0/rank-1.log": b"b\n"}
+
+
+def test_the_last_lines_and_the_summary_of_a_rank_come_from_the_log_of_its_node(run: Run) -> None:
+    run.write(
+        "logs/0/ranks-0.log", node_lines(0, b"one\ntwo\nthree\n") + node_lines(1, b"first\nValueError: x\n")
+    )
+    assert run.follow(nothing(1000), follow=False, lines=2, ranks=[[0, 0]]).texts() == {RANK: b"two\nthree\n"}
+    reader = run.follow(nothing(1000), follow=False, summary=True)
+    rows = [row for summary in reader.told(wire.SUMMARY) for row in summary]
+    assert [row[1:] for row in sorted(rows)] == [
+        [14, 3, "three", ""],
+        [20, 2, "ValueError: x", "ValueError: x"],
+    ]
