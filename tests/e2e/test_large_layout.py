@@ -6,10 +6,12 @@ import json
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from dtslurm.store.rundir import RunDir
 from tests.e2e.conftest import WITHOUT_SSH, Cli, events_of
 from tests.e2e.test_lost_agents import agent_processes
 
@@ -94,6 +96,38 @@ def test_a_followed_rank_of_a_large_job_is_complete_and_leaves_no_files_on_its_n
     assert {record.exit_code for record in run.ranks(0)} == {0}
     for path in (run.path / "checkpoints").glob("files-*"):
         assert not Path(path.read_text()).exists()
+
+
+@WITHOUT_SSH
+def test_f87_the_next_attempt_copies_what_the_ranks_of_a_killed_agent_have_written(cli: Cli) -> None:
+    job = cli.submit(*LARGE, "--max-restarts", "1", cli.script(STEPS))
+    run = cli.run_dir(job)
+    checkpoints = run.path / "checkpoints"
+    cli.wait_until(lambda: "begin 3" in log_of(cli, job, "--rank", "3"))
+    files = Path((checkpoints / "files-3").read_text())
+    (checkpoints / "print").touch()
+    cli.wait_until(lambda: "of 3" in (files / "3.log").read_text())
+    for pid in processes_on(
+        run, events_of(run, "attempt")[0]["nodes"][1]
+    ):  # at most 5 s of output are not copied
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    cli.wait_until(lambda: "of 3" in log_of(cli, job, "--rank", "3", "--attempt", "0"), 240)
+    (checkpoints / "end").touch()
+    assert cli.wait_for_end(job, 300)["statuses"][0]["state"] == "COMPLETED"
+    assert log_of(cli, job, "--rank", "3", "--attempt", "0").count("begin 3") == 1
+    assert not files.exists()
+
+
+def processes_on(run: RunDir, node: str) -> list[int]:
+    """Return the processes of a run's ranks and of their agent on a node."""
+    expected = {f"SLURMD_NODENAME={node}", f"DTSLURM_RUN_DIR={run.path}", "DTSLURM_ATTEMPT=0"}
+    pids = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            variables = (folder / "environ").read_bytes().decode("utf-8", "replace").split("\0")
+            pids += [int(folder.name)] if expected <= set(variables) else []
+    return pids
 
 
 @pytest.mark.parametrize("cli", ["local"], indirect=True)

@@ -17,6 +17,7 @@ from dtslurm.worker.lib.rank_files import (
     decode_lines,
     decoded_size,
     encode_lines,
+    encode_totals,
     find_node_log,
     list_rank_logs,
     open_rank_log,
@@ -25,7 +26,9 @@ from dtslurm.worker.lib.rank_files import (
 )
 
 OUTPUT = st.lists(
-    st.sampled_from([b"\n", b"17: ", b"17+ ", b"# 17 1.0\n", b"\r", b"step 1", b"\xff\x00", b"1"]),
+    st.sampled_from(
+        [b"\n", b"17: ", b"17+ ", b"= 1 1 1.0\n", b"# 17 1.0\n", b"\r", b"step 1", b"\xff\x00", b"1"]
+    ),
     max_size=30,
 ).map(b"".join)
 
@@ -78,10 +81,11 @@ def test_each_rank_is_read_from_any_position(
     node_log = NodeLog(str(path))
     expected: dict[int, bytes] = {}
     for rank, data in pieces:
-        with path.open("ab") as file:
-            file.write(encode_lines(rank, data, 2.0))
-        node_log.look()
         expected[rank] = expected.get(rank, b"") + data
+        totals = {rank: (len(text), 2.0) for rank, text in expected.items()}
+        with path.open("ab") as file:
+            file.write(encode_lines(rank, data, 2.0) + encode_totals(totals) * (len(data) % 2))
+        node_log.look()
     for rank, text in expected.items():
         assert text_of(node_log, rank) == text
         assert b"".join(node_log.read(rank, size, start) for start in range(0, len(text), size)) == text
@@ -119,6 +123,28 @@ def test_a_rank_is_found_whatever_the_distribution(tmp_path: Path) -> None:
     assert find_node_log(str(tmp_path), 12) is None
     with pytest.raises(FileNotFoundError):
         open_rank_log(str(tmp_path), 12)
+
+
+def test_the_sizes_of_the_logs_are_in_the_last_line_of_the_nodes_log(
+    node: RankCollector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in (8, 9, 10):
+        write(node, rank, b"" if rank == 10 else b"x\n" * 100_000)
+    node.collect(final=True)
+    write(node, 8, b"= 8 1 1.0\n# 8 1.0")
+    node.collect(final=True)
+    times = {rank: Path(node.folder, f"{rank}.log").stat().st_mtime for rank in (8, 9)}
+    with monkeypatch.context() as patch:
+        patch.setattr(rank_files.NodeLog, "look", None)  # the whole file is not read
+        logs = list_rank_logs(node.logs)
+    assert {rank: size for rank, (size, _) in logs.items()} == {8: 200_017, 9: 200_000, 10: 0}
+    assert {rank: round(written, 3) for rank, (_, written) in logs.items()} == {
+        8: round(times[8], 3), 9: round(times[9], 3), 10: 0.0
+    }  # fmt: skip
+    log = Path(node.logs, "ranks-8.log")
+    log.write_bytes(log.read_bytes()[:-5])  # the agent was killed as it wrote
+    assert list_rank_logs(node.logs)[8][0] == 200_017
+    assert open_rank_log(node.logs, 8).read(1 << 20, 0) == b"x\n" * 100_000 + b"= 8 1 1.0\n# 8 1.0"
 
 
 def test_a_log_of_its_own_takes_precedence(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import time
 from typing import Dict, Iterator, List, Optional, Tuple
 
 from .json_records import parse_lines, read_object
-from .rank_files import NodeLog, encode_lines
+from .rank_files import NodeLog, encode_lines, encode_totals
 
 COLLECT_S = 5.0  # the longest time that output waits
 ALARM_S = 1.0  # the same, for output with one of these words
@@ -170,10 +170,14 @@ class RankCollector:
             node_log.look_at(descriptor)
             _truncate(descriptor, node_log.end)
             while True:
-                groups = [self._next_lines(rank, node_log, rank in ended) for rank in ranks]
-                if not any(groups):
+                output = {rank: self._next_output(rank, node_log, rank in ended) for rank in ranks}
+                lines = [encode_lines(rank, *new) for rank, new in output.items() if new[0]]
+                if not lines:
                     break
-                _append(descriptor, b"".join(groups), node_log.end)
+                totals = {rank: (groups.size, groups.written) for rank, groups in node_log.groups.items()}
+                for rank, (data, written) in output.items():
+                    totals[rank] = totals.get(rank, (0, 0.0))[0] + len(data), written
+                _append(descriptor, b"".join([*lines, encode_totals(totals)]), node_log.end)
                 node_log.look_at(descriptor)
         except OSError:
             return False
@@ -184,8 +188,8 @@ class RankCollector:
             self._waiting_since.clear()
         return True
 
-    def _next_lines(self, rank: int, node_log: NodeLog, is_ended: bool) -> bytes:
-        """Return the next output of a rank, as lines for the node's log.
+    def _next_output(self, rank: int, node_log: NodeLog, is_ended: bool) -> Tuple[bytes, float]:
+        """Return the next output of a rank for the node's log, and when the rank wrote last (epoch seconds).
 
         An incomplete line is left for later, unless the rank has ended or the line has waited for long.
         """
@@ -195,13 +199,13 @@ class RankCollector:
                 written = os.fstat(file.fileno()).st_mtime
                 data = os.pread(file.fileno(), PIECE, groups.size if groups else 0)
         except OSError:
-            return b""
+            return b"", groups.written if groups else 0.0
         since = self._waiting_since.get(rank)
         has_waited = since is not None and time.monotonic() - since >= COLLECT_S
         complete = data[: data.rfind(b"\n") + 1]
         if not is_ended and len(data) < PIECE and (complete or not has_waited):
             data = complete
-        return encode_lines(rank, data, written) if data else b""
+        return data, written if data or groups else 0.0
 
     def _copy_records(self, first: int, records: Dict[int, bytes]) -> None:
         """Append records to those of the node, except records that another agent has appended.

@@ -3,6 +3,7 @@
 A node's log is named after the first rank of the node, such as ``ranks-16.log``. ``17: text`` is a line of
 rank 17. ``17+ text`` is the beginning of a line that the rank had not ended yet; the next line of the rank
 continues it. Before each group of lines of a rank, ``# 17 1764160000.5`` states when the rank wrote the last.
+The last line, ``= 16 0 0.0 17 4096 1764160000.5``, states the length and the end of each rank's output.
 ``ranks-16.jsonl`` holds the records of the same ranks, of which the last one of a rank counts.
 """
 
@@ -13,7 +14,7 @@ import os
 import re
 import stat
 import time
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from .json_records import parse_lines, read_object
 
@@ -24,7 +25,8 @@ NODE_RECORDS = re.compile(r"ranks-(\d{1,9})\.jsonl")
 PIECE = 1 << 20  # bytes of a node's log that are read at once
 LARGEST_GROUP = 1 << 18  # bytes of a rank's lines that are decoded at once
 REREAD_S = 0.5  # between two looks for new lines in a node's log
-_GROUP = re.compile(rb"^# (\d{1,9}) (\d+(?:\.\d+)?)\n", re.MULTILINE)
+_TOTALS_TAIL = 1 << 16  # bytes at the end of a node's log in which the last line is searched
+_HEAD = re.compile(rb"^(?:# (\d{1,9}) (\d+(?:\.\d+)?)|= .*)\n", re.MULTILINE)
 
 
 def encode_lines(rank: int, data: bytes, written: float) -> bytes:
@@ -52,6 +54,35 @@ def decoded_size(rank: int, lines: bytes) -> int:
     part = "{}+ ".format(rank).encode()
     parts = lines.count(b"\n" + part) + lines.startswith(part)
     return len(lines) - lines.count(b"\n") * len(part) - parts
+
+
+def encode_totals(totals: Mapping[int, Tuple[int, float]]) -> bytes:
+    """Return the line with the length of each rank's output and the time of its end."""
+    words = ["{} {} {:.3f}".format(rank, size, written) for rank, (size, written) in sorted(totals.items())]
+    return "= {}\n".format(" ".join(words)).encode()
+
+
+def read_totals(path: str) -> Dict[int, Tuple[int, float]]:
+    """Return the length of each rank's output in a node's log, and the time of its end (epoch seconds).
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    descriptor = open_file(path)
+    try:
+        data = os.pread(descriptor, _TOTALS_TAIL, max(0, os.fstat(descriptor).st_size - _TOTALS_TAIL))
+    finally:
+        os.close(descriptor)
+    match = re.search(rb"\n= ([0-9. ]+)\n\Z", data)
+    if match:
+        words = match.group(1).split()
+        return {
+            int(words[index]): (int(words[index + 1]), float(words[index + 2]))
+            for index in range(0, len(words) - 2, 3)
+        }
+    node_log = NodeLog(path)  # the agent was killed as it wrote
+    node_log.look()
+    return {rank: (groups.size, groups.written) for rank, groups in node_log.groups.items()}
 
 
 class LineGroups:
@@ -148,13 +179,17 @@ class NodeLog:
     def _add(self, data: bytes) -> None:
         """Add complete lines that begin at `end`."""
         begin = lines_begin = 0
-        for head in [*_GROUP.finditer(data), None]:
+        for head in [*_HEAD.finditer(data), None]:
             stop = head.start() if head else len(data)
             if stop > lines_begin and self._rank is not None:
                 size = decoded_size(self._rank, data[lines_begin:stop])
                 self.groups[self._rank].add(self.end + begin, self.end + stop, size)
             if head:
-                self._rank, begin, lines_begin = int(head.group(1)), head.start(), head.end()
+                # Totals belong to the next group, so that groups of the same rank can be joined.
+                begin = begin if self._rank is None and lines_begin == stop else stop
+                self._rank, lines_begin = None, head.end()
+            if head and head.group(1):
+                self._rank = int(head.group(1))
                 self.groups.setdefault(self._rank, LineGroups()).written = float(head.group(2))
 
     def read(self, rank: int, size: int, offset: int) -> bytes:
@@ -184,7 +219,7 @@ class NodeLog:
                 data = os.pread(descriptor, lines[1] - lines[0], lines[0])
             finally:
                 os.close(descriptor)
-            self._decoded = lines, decode_lines(rank, _GROUP.sub(b"", data))
+            self._decoded = lines, decode_lines(rank, _HEAD.sub(b"", data))
         return self._decoded[1]
 
     def iterate(self, rank: int) -> Iterator[bytes]:
@@ -336,10 +371,8 @@ def list_rank_logs(folder: str) -> Dict[int, Tuple[int, float]]:
                 status = os.stat(path)
                 logs[int(plain.group(1))] = status.st_size, status.st_mtime
             elif shared:
-                node_log = NodeLog(path)
-                node_log.look()
-                for rank, groups in node_log.groups.items():
-                    logs.setdefault(rank, (groups.size, groups.written))
+                for rank, totals in read_totals(path).items():
+                    logs.setdefault(rank, totals)
     return logs
 
 
