@@ -45,6 +45,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "plan": (
         "dtslurm plan llama-3-8b --gpu H100-80GB -N 4",
         "dtslurm plan llama-3-70b --cluster h100x8-ib -N 16 -s 8192 --emit megatron",
+        "dtslurm plan llama-3-8b --cluster ours -N 2 --top 3 --probe train.py -- --tp '${tp}' --mbs '${mbs}'",
     ),
     "usage": ("dtslurm usage", "dtslurm usage --since 8w --by week --csv"),
     "clean": ("dtslurm clean", "dtslurm clean --older-than 14d --yes"),

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from dtslurm.services.submit.probe import LAYOUT_KEYS, PLACEHOLDERS
 from tests.cli.conftest import Run
 from tests.cli.slurm_programs import Programs
 
+ROOT = Path(__file__).parents[2]
 PLAN = ("plan", "gpt2", "--cluster", "small", "--gpus-per-node", "2", "--gbs", "64")
-PLACEHOLDERS = ("--", "--tp", "${tp}", "--mbs", "${mbs}")
+ARGS = ("--", "--tp", "${tp}", "--mbs", "${mbs}")
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +46,7 @@ def test_a_plan_that_cannot_tell_layouts_apart_names_the_probe_that_would(invoke
         ((*PLAN, "--probe", "sweep.yaml"), "needs one training job", "training job alone"),
         ((*PLAN, "--probe", "larger.yaml"), "another size than the plan", "--nodes"),
         ((*PLAN, "--probe", "train.py", "--calibrate", "17"), "only one of --calibrate and --probe", ""),
-        ((*PLAN, *PLACEHOLDERS), "there is no --probe: --tp", "--probe train.py"),
+        ((*PLAN, *ARGS), "there is no --probe: --tp", "--probe train.py"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_probed_says_why(
@@ -59,7 +61,7 @@ def test_what_cannot_be_probed_says_why(
 
 def test_nothing_is_queued_without_a_script_or_a_yes(invoke: Run, slurm: Programs, cluster: Path) -> None:
     (cluster / "small.yaml").write_text("extends: h100x8-ib\nslurm: {max_array_size: 1001}\n")
-    missing = invoke(*PLAN, "--probe", "trian.py", *PLACEHOLDERS, code=2).stderr
+    missing = invoke(*PLAN, "--probe", "trian.py", *ARGS, code=2).stderr
     assert "script trian.py does not exist; did you mean 'train.py'?" in missing
     (cluster.parent / "job.yaml").write_text("script: train.py\nlauncher: srun\nargs: ['${tp}']\n")
     unconfirmed = invoke(*PLAN, "--top", "3", "--probe", "job.yaml", code=2).stderr
@@ -112,5 +114,22 @@ def test_measured_layouts_are_not_run_again(invoke: Run, cluster: Path) -> None:
     }  # fmt: skip
     measurements = [{**saved, "job": layout, "layout": layout} for layout in layouts]
     (cluster / "small.plan.json").write_text(json.dumps({"schema": 1, "measurements": measurements}))
-    words = ("--top", "2", "--probe", "train.py", *PLACEHOLDERS)
+    words = ("--top", "2", "--probe", "train.py", *ARGS)
     assert "were measured on this cluster" in invoke(*PLAN, *words, code=2).stderr
+
+
+def test_the_command_and_the_job_of_the_docs_are_accepted(
+    invoke: Run, slurm: Programs, cluster: Path
+) -> None:
+    del slurm
+    section = (ROOT / "docs" / "plan.md").read_text().partition("\n## Probe\n")[2].partition("\n## ")[0]
+    [command] = re.findall(r"```sh\ndtslurm (.*)\n```", section)
+    [job] = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
+    (cluster / "mycluster.yaml").write_text("extends: h100x8-ib\n")
+    (cluster.parent / "train.yaml").write_text(f"{job}no_check: true\n")  # torch is not installed here
+    stderr = invoke(*command.split(), code=2).stderr
+    assert "10 steps of 3 layouts on 16 GPUs" in stderr
+    assert "no job was queued" in stderr
+    assert {f"`${{{name}}}`" for name in set(PLACEHOLDERS) - set(LAYOUT_KEYS) - {"shard"}} <= {
+        *re.findall(r"`\$\{\w+\}`", section)
+    }

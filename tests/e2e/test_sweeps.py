@@ -354,7 +354,7 @@ def test_a_probe_measures_the_layouts_of_a_plan_and_changes_its_choice(cli: Cli)
     assert third not in layouts_of(plan)
     best = plan["candidates"][0]["step_time_s"]
     assert best["total"] == pytest.approx(0.11)
-    assert best["predicted"] not in {None, pytest.approx(0.11)}
+    assert best["predicted"] > 0.12
     by_layout = {result["layout"]["mbs"]: result for result in plan["probe"] if result["layout"]["pp"] == 1}
     assert by_layout[32]["step_s"] == pytest.approx(0.4)
     assert by_layout[16]["memory_gib"] == pytest.approx(11.5)

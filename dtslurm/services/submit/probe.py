@@ -46,11 +46,11 @@ from dtslurm.services.submit.trials import FAILED, NEVER, TrialView, load_sweep
 from dtslurm.services.wiring.context import Context
 from dtslurm.worker.trial_text import MENTION
 
-_LAYOUT_KEYS = (
+LAYOUT_KEYS = (
     *("tp", "pp", "cp", "ep", "etp", "dp", "vp", "mbs", "gbs", "zero", "recompute", "schedule"),
     *("sp", "offload"),
 )
-PLACEHOLDERS = (*_LAYOUT_KEYS, "shard", "accumulation", "seq_len", "steps", "layout")
+PLACEHOLDERS = (*LAYOUT_KEYS, "shard", "accumulation", "seq_len", "steps", "layout")
 _SETTING = "probe"  # the key of the plan's options in the settings of the array
 _START_MIN = 15  # of the time limit: to start the job, load the data and compile kernels
 _SLOWER = 3  # times as slow as predicted, a layout still ends within the time limit
@@ -214,7 +214,7 @@ def _mentioned(request: JobRequest) -> set[str]:
 
 def _trial_values(task: TrainingTask, layout: Layout, request: JobRequest) -> dict[str, str]:
     """Return the values of the placeholders that a job uses, and the whole layout."""
-    values: dict[str, object] = {key: getattr(layout, key) for key in _LAYOUT_KEYS}
+    values: dict[str, object] = {key: getattr(layout, key) for key in LAYOUT_KEYS}
     values |= {
         "sp": int(layout.sp and layout.tp > 1),
         "offload": int(layout.offload),
