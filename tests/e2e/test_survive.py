@@ -105,7 +105,7 @@ def test_each_task_of_a_preempted_array_completes_once(preempting: tuple[Cli, Sl
     tasks = int(os.environ.get("ARRAY_TASKS", "16"))
     script = cli.script("""
         import os, time
-        time.sleep(1)
+        time.sleep(3)
         with open("completed.txt", "a") as file:
             file.write(os.environ["SLURM_ARRAY_TASK_ID"] + "\\n")
     """)
