@@ -15,12 +15,13 @@ from typing import Protocol
 from dtslurm.model.runs.record import JobRecord
 from tests.lab.keeper import descendants, send
 from tests.lab.network import NetworkLab
-from tests.nemesis.history import Event, History, of_bodies
+from tests.nemesis.history import History, of_bodies
 from tests.nemesis.schedule import Fault
 from tests.nemesis.site import Site
 
 PATIENCE_S = 6.0  # until a supervisor has started
-START_PATIENCE_S = 40.0  # until a run has a job, or training has saved
+START_PATIENCE_S = 40.0  # until a run has a job
+TRAINING_PATIENCE_S = 150.0  # until training has saved; the import of torch takes long on a busy machine
 HOSTILE = {
     "escape": "\x1b]0;x\x07\x1b[2J",
     "bars": "a|1|COMPLETED|0:0|dtslurm:000000000000:000000000000",
@@ -132,11 +133,11 @@ class Nemesis:
     @contextlib.contextmanager
     def _unreadable_checkpoints(self, fault: Fault) -> Iterator[None]:
         """Wait for a checkpoint, then kill the rank that wrote it, so that an attempt starts meanwhile."""
-        end = time.time() + START_PATIENCE_S
-        saved: list[Event] = []
-        while not saved and time.time() < end:
-            saved = [event for event in of_bodies(self.bodies) if event.what == "saved"]
-            time.sleep(0.2)
+        end = time.time() + TRAINING_PATIENCE_S
+        while time.time() < end:
+            if any(event.what in {"saved", "trained"} for event in of_bodies(self.bodies)):
+                break
+            time.sleep(0.1)
         with self._file_server(fault):
             self._kill_training()
             yield
