@@ -100,7 +100,10 @@ def test_f25_f27_preempted_example_saves_in_the_grace_time_and_continues(
 
 @pytest.mark.slurm
 def test_each_task_of_a_preempted_array_completes_once(preempting: tuple[Cli, SlurmLab]) -> None:
-    """The environment variable ``ARRAY_TASKS=1000`` repeats the test with an array of this size."""
+    """The environment variable ``ARRAY_TASKS`` sets the size of the array.
+
+    A task costs 1.1 s of CPU time, so an array of 1,000 tasks costs some 20 minutes: too much for the suite.
+    """
     cli, lab = preempting
     tasks = int(os.environ.get("ARRAY_TASKS", "16"))
     script = cli.script("""
