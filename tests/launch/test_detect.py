@@ -19,7 +19,7 @@ DDP = "import torch.distributed as dist\ndist.init_process_group('nccl')\n"
 def detected(
     source: str, script: str = "train.py", args: tuple[str, ...] = (), **request: object
 ) -> Detection:
-    values = {"nodes": 2, "ranks_per_node": 4, "gpus_per_node": 4, "known": ALL, **request}
+    values = {"nodes": 2, "ranks_per_node": 4, "gpus_per_node": 4, "launchers": ALL, **request}
     return detect(source, script, args, **values)  # type: ignore[arg-type]
 
 
