@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from dtslurm.checks.secrets import holds_password, looks_secret
 from dtslurm.launch.base import Launcher
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.jobs.destination import choose_destination, find_partitions_of_type, may_have, split_names
@@ -296,3 +297,45 @@ def _time_limit_problem(
         return []
     scope = f"partition {partition}" if partition_max else f"cluster {name}"
     return [f"--time {requested_time}: {scope} allows at most {max_time}"]
+
+
+def secret_names(names: Sequence[str], shown: Mapping[str, str]) -> list[str]:
+    """Return the problems with the names of secrets; no problem contains a value.
+
+    Args:
+        names: the values of ``--secret``.
+        shown: the option or file that writes a variable's value into the script, by the variable's name.
+    """
+    problems = []
+    for name in names:
+        if "=" in name:
+            problems.append(
+                "--secret accepts only a name: put the value into an environment variable of that name first"
+            )
+        elif not _VARIABLE.fullmatch(name):
+            problems.append(f"--secret {name!r} is not a variable name")
+        elif why := own_variable(name):
+            problems.append(f"--secret {name} {why}")
+        elif name in shown:
+            problems.append(
+                f"--secret {name}: {shown[name]} also sets {name}, and writes its value into the "
+                "script; remove one of them"
+            )
+    return problems
+
+
+def secret_notices(spec: JobSpec) -> list[str]:
+    """Return notices on variables of the script that seem to hold secrets."""
+    return [
+        *(
+            f"--env {name} is written into the script; --secret {name} keeps its value out of it"
+            for name, _ in spec.env
+            if looks_secret(name)
+        ),
+        *(
+            f"{name} is an address with a password in it, which is written into the script; "
+            f"--secret {name} keeps it out of it"
+            for name, value in spec.env
+            if holds_password(value) and not looks_secret(name)
+        ),
+    ]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import field
-
 from dtslurm.model.cluster import ClusterProfile, NodeType
+from dtslurm.model.diagnostics import Diagnostics
 from dtslurm.model.jobs.destination import Destination, choose_destination, types_of
 from dtslurm.model.jobs.job import Resources, TaskLayout
 from dtslurm.model.units import Memory, Walltime
@@ -14,12 +13,10 @@ from dtslurm.suggestions import list_nearest
 
 
 @dataclass
-class Resolution:
-    """A layout, or the problems that prevent one. ``notices`` explain choices made for the user."""
+class Resolution(Diagnostics):
+    """A layout, or the errors that prevent one; notes explain choices made for the user."""
 
     layout: TaskLayout | None = None
-    problems: list[str] = field(default_factory=list)
-    notices: list[str] = field(default_factory=list)
 
 
 def resolve(resources: Resources, profile: ClusterProfile, *, one_process: bool = False) -> Resolution:
@@ -34,7 +31,7 @@ def resolve(resources: Resources, profile: ClusterProfile, *, one_process: bool 
     resolution = Resolution()
     if resources.node_type is not None and resources.node_type not in profile.node_types:
         nearest_types = list_nearest(resources.node_type, profile.node_types)
-        resolution.problems.append(
+        resolution.error(
             f"--node-type {resources.node_type}: cluster {profile.name} has no such type ({nearest_types})"
         )
     target = choose_destination(resources, profile)
@@ -49,7 +46,7 @@ def resolve(resources: Resources, profile: ClusterProfile, *, one_process: bool 
     if profile.scheduler != "local":  # locally, ranks share CPUs, and a notice gives their number
         _check_cpus(node, label, ranks, cpus, resolution)
     if cpus is None and gpus and not (profile.slurm.exclusive or profile.slurm.gpu_request == "none"):
-        resolution.notices.append(
+        resolution.note(
             f"the number of CPUs of {label} nodes is not known, and Slurm may allocate a single CPU "
             "for all ranks of a node: give -c"
         )
@@ -73,16 +70,16 @@ def _choose_gpus_per_node(
     if resources.gpus_per_node is not None:
         return resources.gpus_per_node
     if destination.type_name is None and destination.partition is not None:
-        result.notices += _explain_unknown_nodes(destination.partition, profile)
+        result.note(*_explain_unknown_nodes(destination.partition, profile))
     if node is None or not node.gpus:
         return 0
     if not (resources.node_type or profile.default_node_type):  # only the partition implies the node type
-        result.notices.append(
+        result.note(
             f"no GPUs requested: {label} nodes have {node.gpu_count}; request GPUs with --gpus-per-node"
         )
         return 0
     which_gpus = "the GPU" if node.gpu_count == 1 else f"all {node.gpu_count} GPUs"
-    result.notices.append(f"{which_gpus} of each {label} node (--gpus-per-node to change)")
+    result.note(f"{which_gpus} of each {label} node (--gpus-per-node to change)")
     return node.gpu_count
 
 
@@ -125,7 +122,7 @@ def _choose_memory(
     leaves_gpus = node is not None and gpus < node.gpu_count and not slurm.exclusive
     if default is None or default.mib or not leaves_gpus:
         return default
-    result.notices.append("no --mem given: Slurm's default applies, which is small on this cluster")
+    result.note("no --mem given: Slurm's default applies, which is small on this cluster")
     return None
 
 
@@ -134,7 +131,7 @@ def _choose_time(profile: ClusterProfile, destination: Destination, result: Reso
     default, maximum = profile.slurm.default_time, destination.limits.max_time
     if default is None or maximum is None or default <= maximum:
         return default
-    result.notices.append(
+    result.note(
         f"--time {maximum}: the maximum of partition {destination.partition}; the usual default is {default}"
     )
     return maximum
@@ -148,9 +145,9 @@ def _check_counts(nodes: int, gpus: int, ranks: int, resources: Resources, resul
         ("--cpus-per-task", 1 if resources.cpus_per_task is None else resources.cpus_per_task, 1),
     ):
         if value < minimum:
-            result.problems.append(f"{flag} must be at least {minimum}, not {value}")
+            result.error(f"{flag} must be at least {minimum}, not {value}")
     if gpus > 0 and ranks > gpus:
-        result.notices.append(f"{ranks} ranks share {gpus} GPUs on each node")
+        result.note(f"{ranks} ranks share {gpus} GPUs on each node")
 
 
 def _check_node(
@@ -163,14 +160,14 @@ def _check_node(
     if node is None:
         return
     if node.gpus is not None and gpus > node.gpu_count:
-        result.problems.append(f"--gpus-per-node {gpus}: a {label} node has {node.gpu_count}")
+        result.error(f"--gpus-per-node {gpus}: a {label} node has {node.gpu_count}")
     if resources.mem and node.memory and resources.mem > node.memory:
-        result.problems.append(f"--mem {resources.mem}: a {label} node has {node.memory}")
+        result.error(f"--mem {resources.mem}: a {label} node has {node.memory}")
 
 
 def _check_cpus(node: NodeType | None, label: str, ranks: int, cpus: int | None, result: Resolution) -> None:
     if node and cpus and node.schedulable_cpus and cpus * ranks > node.schedulable_cpus:
-        result.problems.append(
+        result.error(
             f"{pluralize(ranks, 'rank')} x {pluralize(cpus, 'CPU')} = "
             f"{pluralize(cpus * ranks, 'CPU')} per node: a {label} node has {node.schedulable_cpus}"
         )

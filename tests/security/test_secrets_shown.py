@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.services.request.secrets import hide_secrets
+from dtslurm.checks.secrets import hide_secrets
 from dtslurm.store.ignore_rules import is_secret
 from tests.warm import run_dtslurm
 

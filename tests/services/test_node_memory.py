@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from dtslurm.errors import SlurmUnavailable
+from dtslurm.model.diagnostics import Checked, notes
 from dtslurm.model.jobs.job import JobRecord, Resources, TaskLayout
 from dtslurm.model.nodes import ListedNode
 from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
 from dtslurm.scheduler.slurm import SlurmScheduler
 from dtslurm.services.preflight import bad_nodes
-from dtslurm.services.preflight.bad_nodes import NodeExclusion, choose_exclusion
+from dtslurm.services.preflight.bad_nodes import choose_exclusion
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.transport.local import LocalTransport
@@ -100,7 +101,7 @@ def bad_node_names(context: Context, cluster: ActiveCluster) -> list[str]:
 
 def choose_nodes_to_exclude(
     context: Context, cluster: ActiveCluster, nodes: int = 1, spare: int = 0, **more: Any
-) -> NodeExclusion:
+) -> Checked[str | None]:
     own = {key: more.pop(key) for key in ("node_memory", "no_check") if key in more}
     request = JobRequest(script="train.py", spare_nodes=spare, **own)
     layout = TaskLayout(
@@ -199,7 +200,7 @@ def test_an_unusable_team_file_is_reported_and_does_not_stop_a_submission(
     notes, trouble = bad_nodes.add(context, cluster, ["n1"], "by hand", DAY)
     assert (notes[0].node, "team.jsonl: Is a directory" in trouble) == ("n1", True)
     found = choose_nodes_to_exclude(context, cluster)
-    assert found.exclude == "n1"
+    assert found.value == "n1"
     assert "cannot use the team's bad-node list" in found.notices[0]
     paths = replace(cluster.profile.paths, node_memory="$NOT_SET/nodes")
     unset = cluster.with_profile(replace(cluster.profile, paths=paths))
@@ -214,27 +215,27 @@ def test_an_empty_bad_node_list_causes_no_node_query(
 ) -> None:
     monkeypatch.delattr(SlurmScheduler, "nodes")
     monkeypatch.setattr(SlurmScheduler, "nodes", lambda *_: pytest.fail("it was asked"), raising=False)
-    assert choose_nodes_to_exclude(context, cluster, exclude="n9") == NodeExclusion("n9")
+    assert choose_nodes_to_exclude(context, cluster, exclude="n9") == Checked("n9")
 
 
 def test_bad_nodes_are_excluded_and_named(context: Context, cluster: ActiveCluster, tmp_path: Path) -> None:
     bad_nodes.store_run_notes(context, record(tmp_path, exclusion_event("n2", "Xid 79")))
     bad_nodes.add(context, cluster, ["n3", "elsewhere"], "slow", 7 * DAY)
     found = choose_nodes_to_exclude(context, cluster)
-    assert found.exclude == "n[2-3]"
-    assert found.notices == (
+    assert found.value == "n[2-3]"
+    assert found.notices == [
         f"2 bad nodes excluded: n2 (Xid 79 on {THEN}), n3 (slow on {THEN}); --no-node-memory keeps bad nodes",
-    )
-    assert choose_nodes_to_exclude(context, cluster, exclude="n4").exclude == "n4,n[2-3]"
-    assert choose_nodes_to_exclude(context, cluster, exclude="n[1-2]").exclude == "n[1-2],n3"
-    assert choose_nodes_to_exclude(context, cluster, node_memory=False) == NodeExclusion(None)
-    assert choose_nodes_to_exclude(context, cluster, no_check=True) == NodeExclusion(None)
+    ]
+    assert choose_nodes_to_exclude(context, cluster, exclude="n4").value == "n4,n[2-3]"
+    assert choose_nodes_to_exclude(context, cluster, exclude="n[1-2]").value == "n[1-2],n3"
+    assert choose_nodes_to_exclude(context, cluster, node_memory=False) == Checked(None)
+    assert choose_nodes_to_exclude(context, cluster, no_check=True) == Checked(None)
 
 
 def test_nodelist_takes_precedence_over_the_bad_node_list(context: Context, cluster: ActiveCluster) -> None:
     bad_nodes.add(context, cluster, ["n1", "n2"], "slow", 7 * DAY)
     found = choose_nodes_to_exclude(context, cluster, nodelist="n[2-3]")
-    assert found.exclude == "n1"
+    assert found.value == "n1"
     assert found.notices[0] == f"--nodelist requests nodes of the bad-node list: n2 (slow on {THEN})"
 
 
@@ -242,19 +243,15 @@ def test_bad_nodes_are_not_excluded_if_too_few_nodes_would_remain(
     context: Context, cluster: ActiveCluster
 ) -> None:
     bad_nodes.add(context, cluster, ["n1", "n2"], "slow", 7 * DAY)
-    assert choose_nodes_to_exclude(context, cluster, nodes=2).exclude == "n[1-2]"
+    assert choose_nodes_to_exclude(context, cluster, nodes=2).value == "n[1-2]"
     found = choose_nodes_to_exclude(context, cluster, nodes=3, spare=1)
-    assert found.exclude is None
+    assert found.value is None
     assert found.notices[0].startswith(
         "nodes of the bad-node list are not excluded, because the job could not run without them: n1 (slow"
     )
-    assert (
-        choose_nodes_to_exclude(context, cluster, nodes=2, exclude="n[3-4]").exclude == "n[3-4]"
-    )  # nor by both together
-    assert choose_nodes_to_exclude(context, cluster, nodes=2, exclude="n4").exclude == "n4,n1"
-    assert (
-        choose_nodes_to_exclude(context, cluster, constraint="cpu").exclude is None
-    )  # none of these nodes is meant
+    assert choose_nodes_to_exclude(context, cluster, nodes=2, exclude="n[3-4]").value == "n[3-4]"  # nor by both together
+    assert choose_nodes_to_exclude(context, cluster, nodes=2, exclude="n4").value == "n4,n1"
+    assert choose_nodes_to_exclude(context, cluster, constraint="cpu").value is None  # none of these nodes is meant
 
 
 def test_no_node_is_excluded_if_slurm_does_not_answer(
@@ -265,9 +262,7 @@ def test_no_node_is_excluded_if_slurm_does_not_answer(
 
     bad_nodes.add(context, cluster, ["n1"], "slow", 7 * DAY)
     monkeypatch.setattr(SlurmScheduler, "nodes", silent)
-    assert choose_nodes_to_exclude(context, cluster) == NodeExclusion(
-        None, ("no bad node is excluded: sinfo did not answer",)
-    )
+    assert choose_nodes_to_exclude(context, cluster) == Checked(None, notes(["no bad node is excluded: sinfo did not answer"]))
 
 
 # ---- From supervisors ----
@@ -289,12 +284,12 @@ def test_a_node_recorded_by_a_supervisor_is_excluded_immediately(
     write_supervisor_note(tmp_path / "root", "n3", cluster="another")
     write_supervisor_note(tmp_path / "root", "n4", ago=4 * DAY)
     found = choose_nodes_to_exclude(context, cluster)
-    assert found.exclude == "n2"
-    assert found.notices == (
+    assert found.value == "n2"
+    assert found.notices == [
         f"1 bad node excluded: n2 (node is DOWN on {THEN}); --no-node-memory keeps bad nodes",
-    )
+    ]
     assert bad_nodes.remove(context, cluster, ["n2"]) == (["n2"], "")
-    assert choose_nodes_to_exclude(context, cluster) == NodeExclusion(None)
+    assert choose_nodes_to_exclude(context, cluster) == Checked(None)
 
 
 def test_supervisor_notes_are_read_from_all_known_run_roots(

@@ -9,13 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from dtslurm.services.request.secrets import (
-    holds_password,
-    looks_secret,
-    name_problems,
-    secrets_of,
-    shell_file,
-)
+from dtslurm.checks import job_checks
+from dtslurm.checks.secrets import holds_password, looks_secret
+from dtslurm.services.request.spec import secrets_of, shell_file
 from dtslurm.services.wiring.context import Context
 
 
@@ -28,7 +24,7 @@ def test_the_environment_takes_precedence_over_the_keyring(monkeypatch: pytest.M
     replace_keyring(monkeypatch, {("dtslurm", "HF_TOKEN"): "kept", ("dtslurm", "WANDB_API_KEY"): "also kept"})
     checked = secrets_of(Context(env={"HF_TOKEN": "here"}), ["HF_TOKEN", "WANDB_API_KEY"])
     assert checked.value == {"HF_TOKEN": "here", "WANDB_API_KEY": "also kept"}
-    assert checked.problems == ()
+    assert checked.problems == []
 
 
 def test_missing_secrets_are_reported_without_values(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +44,7 @@ def test_missing_secrets_are_reported_without_values(monkeypatch: pytest.MonkeyP
 
 def test_invalid_secret_names_are_reported_without_values() -> None:
     shown = {"TOKEN": "--env"}
-    assert name_problems(
+    assert job_checks.secret_names(
         ["FINE", "TOKEN=hush", "A-B", "A B;$(id)", "", "A\n", "TOKEN", "SLURM_PROCID"], shown
     ) == [
         "--secret accepts only a name: put the value into an environment variable of that name first",

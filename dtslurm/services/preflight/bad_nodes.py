@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtslurm.errors import DtslurmError, StoreError
 from dtslurm.model import nodes
-from dtslurm.model.checked import Checked
+from dtslurm.model.diagnostics import Checked, notes
 from dtslurm.model.jobs.destination import choose_destination
 from dtslurm.model.jobs.job import JobRecord, Resources, TaskLayout
 from dtslurm.model.nodes import ListedNode, NodeNote
@@ -56,14 +56,6 @@ class NodeNotes:
     notes: tuple[NodeNote, ...]
     shared: frozenset[str] = frozenset()
     trouble: str = ""
-
-
-@dataclass(frozen=True)
-class NodeExclusion:
-    """The effect of the bad-node list on a job: the value of ``--exclude``, and messages to the user."""
-
-    exclude: str | None
-    notices: tuple[str, ...] = ()
 
 
 def read_notes(context: Context, cluster: ActiveCluster, request: JobRequest | None = None) -> NodeNotes:
@@ -297,13 +289,13 @@ def exclude_bad_nodes(
     if layout is None:
         return Checked(resources)
     exclusion = choose_exclusion(context, cluster, request, resources, layout)
-    return Checked(replace(resources, exclude=exclusion.exclude), notices=tuple(exclusion.notices))
+    return Checked(replace(resources, exclude=exclusion.value), exclusion.diagnostics)
 
 
 def choose_exclusion(
     context: Context, cluster: ActiveCluster, request: JobRequest, resources: Resources, layout: TaskLayout
-) -> NodeExclusion:
-    """Return the bad nodes to exclude from a job, as far as enough other nodes remain.
+) -> Checked[str | None]:
+    """Return the value of ``--exclude`` with the bad nodes, as far as enough other nodes remain.
 
     The scheduler's list of nodes is queried only if there are notes. With ``--no-check`` it may not be
     queried, and no node is excluded.
@@ -311,7 +303,7 @@ def choose_exclusion(
     user_exclude = resources.exclude
     can_list_nodes = isinstance(cluster.scheduler, NodeLister)
     if request.node_memory is False or request.no_check or not can_list_nodes:
-        return NodeExclusion(user_exclude)
+        return Checked(user_exclude)
     known_nodes = read_notes(context, cluster, request)
     notices = [known_nodes.trouble] if known_nodes.trouble else []
     notes_by_node = {entry.node: entry for entry in known_nodes.notes}
@@ -325,14 +317,14 @@ def choose_exclusion(
     if requested_notes:
         notices.append(f"--nodelist requests nodes of the bad-node list: {_describe_notes(requested_notes)}")
     if not notes_by_node:
-        return NodeExclusion(user_exclude, tuple(notices))
+        return Checked(user_exclude, notes(notices))
     try:
         user_excluded = _expand_hostlist(user_exclude)
         listed_nodes = [
             node for node in _list_eligible_nodes(cluster, resources) if node.name not in user_excluded
         ]
     except DtslurmError as error:
-        return NodeExclusion(user_exclude, (*notices, f"no bad node is excluded: {error.message}"))
+        return Checked(user_exclude, notes([*notices, f"no bad node is excluded: {error.message}"]))
     excluded_notes, needed_notes = nodes.choose_exclusions(
         list(notes_by_node.values()), listed_nodes, layout.nodes + (request.spare_nodes or 0)
     )
@@ -342,13 +334,13 @@ def choose_exclusion(
             f"{_describe_notes(needed_notes)}"
         )
     if not excluded_notes:
-        return NodeExclusion(user_exclude, tuple(notices))
+        return Checked(user_exclude, notes(notices))
     notices.append(
         f"{pluralize(len(excluded_notes), 'bad node')} excluded: {_describe_notes(excluded_notes)}; "
         "--no-node-memory keeps bad nodes"
     )
     hostlist = _fold_hostlist([entry.node for entry in excluded_notes])
-    return NodeExclusion(f"{user_exclude},{hostlist}" if user_exclude else hostlist, tuple(notices))
+    return Checked(f"{user_exclude},{hostlist}" if user_exclude else hostlist, notes(notices))
 
 
 def _list_eligible_nodes(cluster: ActiveCluster, resources: Resources) -> list[ListedNode]:

@@ -10,8 +10,8 @@ from pathlib import PurePosixPath
 from dtslurm.container import registry
 from dtslurm.container.base import FOLDER, ContainerOptions, Runtime, mount_problems
 from dtslurm.errors import RequestInvalid, TransportError
-from dtslurm.model.checked import Checked
 from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.diagnostics import Checked, errors
 from dtslurm.model.jobs.job import JobSpec, Submission, TaskLayout
 from dtslurm.model.paths import expand_home
 from dtslurm.model.shell import join
@@ -37,17 +37,19 @@ def runtime_for(
         here: the job is submitted on this machine, so files and programs can be checked.
     """
     if spec.container is None:
-        return Checked(None, ("--container-mount needs --container IMAGE",) if spec.container_mounts else ())
+        return Checked(
+            None, errors(["--container-mount needs --container IMAGE"] if spec.container_mounts else [])
+        )
     if profile.container.runtime == "none":
         problem = (
             f"--container: the profile of {profile.name} has no container runtime; set "
             "container.runtime in it (pyxis, apptainer, ...)"
         )
-        return Checked(None, (problem,))
+        return Checked(None, errors([problem]))
     try:
         runtime = registry.load(profile.container.runtime)
     except RequestInvalid as error:
-        return Checked(None, tuple(error.problems))
+        return Checked(None, errors(error.problems))
     problems = [*mount_problems(spec.container_mounts)]
     entry = container_entry(spec, profile, layout) if layout else None
     if entry is not None:
@@ -55,7 +57,7 @@ def runtime_for(
         if here:
             problems += _check_files(entry, spec)
             problems += _check_program(context, runtime, profile)
-    return Checked(runtime, tuple(problems))
+    return Checked(runtime, errors(problems))
 
 
 def unpulled(submission: Submission, cluster: ActiveCluster) -> Iterator[tuple[str, str, str]]:

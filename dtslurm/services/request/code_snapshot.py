@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dtslurm.errors import DtslurmError
-from dtslurm.model.checked import Checked
+from dtslurm.model.diagnostics import Checked, errors, notes
 from dtslurm.model.jobs.job import JobSpec
 from dtslurm.model.values import dataclass
 from dtslurm.render.script import RunPlace
@@ -33,12 +33,10 @@ class Code:
     Attributes:
         snapshot: the files.
         work_dir: the folder on the cluster that corresponds to the working directory here.
-        notices: messages to the user, each one line.
     """
 
     snapshot: Snapshot
     work_dir: str
-    notices: tuple[str, ...] = ()
 
 
 def code_of(
@@ -63,17 +61,15 @@ def code_of(
             hash_cache=hash_cache(context),
         )
     except DtslurmError as error:
-        return Checked(None, (error.message,))
-    ignored_paths = _find_ignored(context, snapshot)
-    notices: Sequence[str] = ()
+        return Checked(None, errors([error.message]))
+    ignored_paths, notices = _find_ignored(context, snapshot), list(snapshot.notices)
     if cluster.remote:
-        notices = mention_notices(context.cwd, request, snapshot, ignored_paths)
+        notices[:0] = mention_notices(context.cwd, request, snapshot, ignored_paths)
     else:
         snapshot = replace(snapshot, files=(*snapshot.files, *_make_links(snapshot, ignored_paths)))
     relative_folder = str(snapshot.inside)
     work_dir = f"{run_place.directory}/code" + ("" if relative_folder in {"", "."} else f"/{relative_folder}")
-    code = Code(snapshot, work_dir, tuple(snapshot.notices))
-    return Checked(code, tuple(snapshot.problems), tuple(notices))
+    return Checked(Code(snapshot, work_dir), [*errors(snapshot.problems), *notes(notices)])
 
 
 def _find_ignored(context: Context, snapshot: Snapshot) -> list[str]:

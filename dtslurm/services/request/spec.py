@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TypeVar
 
 from dtslurm.launch.base import Launcher
-from dtslurm.model.checked import Checked, Messages
+from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.diagnostics import Checked, Diagnostics, errors, notes
 from dtslurm.model.jobs.job import JobSpec, Resources
 from dtslurm.model.jobs.options import JobSettings, Placement
 from dtslurm.model.jobs.sbatch import shares_gpu, split_signal
 from dtslurm.model.paths import expand_home
+from dtslurm.model.shell import quote
 from dtslurm.model.units import Memory, Walltime
 from dtslurm.model.values import dataclass
 from dtslurm.services.request import staging
@@ -22,7 +25,9 @@ from dtslurm.services.request.launcher_detection import resumes_from_checkpoints
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.wiring.context import ActiveCluster, Context
 
+KEYRING_SERVICE = "dtslurm"
 _Parsed = TypeVar("_Parsed")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def name_of(request: JobRequest) -> str:
@@ -51,6 +56,74 @@ def variables_of(context: Context, request: JobRequest) -> list[tuple[str, str]]
     return pairs
 
 
+def find_environment(
+    context: Context, request: JobRequest, profile: ClusterProfile | None
+) -> Checked[str | None]:
+    """Return the folder of the venv or conda environment that a request's job activates.
+
+    The folder is None if the request names an interpreter or an image.
+
+    ``uv run`` and ``uv pip`` need no activated environment, so a job does not either. As with uv, the nearest
+    ``.venv`` in this folder and those above it is used if uv made it or ``uv.lock`` is beside it.
+    """
+    if request.python is not None:
+        return Checked(None, errors(_command_line_problems(context, request.python)))
+    if request.container is not None:
+        return Checked(None)
+    if active := context.env.get("VIRTUAL_ENV") or context.env.get("CONDA_PREFIX"):
+        return Checked(active)
+    for folder in (context.cwd, *context.cwd.parents):
+        has_lock_file = (folder / "uv.lock").is_file()
+        venv = folder / ".venv"
+        if has_lock_file:  # uv reads this variable for projects, relative to the project's folder
+            venv = folder / (context.env.get("UV_PROJECT_ENVIRONMENT") or ".venv")
+        if (venv / "bin" / "activate").is_file() and (has_lock_file or _is_made_by_uv(venv)):
+            return Checked(str(venv), notes([f"no environment is active: the job uses uv's {venv}"]))
+        if has_lock_file:
+            return _unsynced_environment(folder, venv, profile)
+    return Checked(None)
+
+
+def secrets_of(context: Context, names: Sequence[str]) -> Checked[dict[str, str]]:
+    """Return the values of the secrets, from the environment, else from the user's keyring.
+
+    No message contains a value. Invalid names are skipped; `job_checks.secret_names` reports them.
+    """
+    values: dict[str, str] = {}
+    problems = []
+    for name in names:
+        if not _VARIABLE.fullmatch(name):
+            continue
+        value = context.env.get(name) or _read_keyring(name)
+        if not value:
+            problems.append(
+                f"--secret {name}: neither your environment nor the keyring has a value of this name "
+                f"(keyring set {KEYRING_SERVICE} {name})"
+            )
+        elif "\0" in value:
+            problems.append(f"--secret {name}: the value contains a NUL byte")
+        else:
+            values[name] = value
+    return Checked(values, errors(problems))
+
+
+def _read_keyring(name: str) -> str | None:
+    """Return the value in the user's keyring; None if there is no keyring or no such entry."""
+    try:
+        import keyring
+
+        value: str | None = keyring.get_password(KEYRING_SERVICE, name)
+    except Exception:  # noqa: BLE001 - keyring backends raise errors of any type; all mean that there is no value
+        return None
+    return value
+
+
+def shell_file(values: Mapping[str, str]) -> bytes:
+    """Return the content of the shell file that exports the secrets in the job."""
+    lines = [f"export {name}={quote(value)}\n" for name, value in values.items()]
+    return "".join(lines).encode("utf-8", "surrogateescape")
+
+
 def launcher_options_of(request: JobRequest) -> dict[str, str | None]:
     """Return the launcher's options by name without leading dashes; None is an option without a value."""
     parts = [text.lstrip("-").partition("=") for text in request.launcher_options]
@@ -74,25 +147,25 @@ class ParsedOptions:
 
 def parse_options(request: JobRequest) -> Checked[ParsedOptions]:
     """Parse the sizes and times of a request; a value that cannot be parsed is None."""
-    messages = Messages()
+    diagnostics = Diagnostics()
     placement = {item.name: getattr(request, item.name) for item in fields(Placement)}
     if shares_gpu(request.sbatch):
         if request.gpus_per_node:
-            messages.problems.append(
+            diagnostics.error(
                 "--gpus-per-node requests whole GPUs, and --gres requests a part of a GPU: give only one "
                 "of these options"
             )
         placement["gpus_per_node"] = 0
     resources = Resources(
         **placement,
-        mem=messages.take(_parse_option("--mem", request.mem, Memory.parse)),
-        time=messages.take(_parse_option("--time", request.time, Walltime.parse)),
+        mem=diagnostics.take(_parse_option("--mem", request.mem, Memory.parse)),
+        time=diagnostics.take(_parse_option("--time", request.time, Walltime.parse)),
     )
     hang_timeout = {"auto": 0, "off": -1}.get(request.hang_timeout or "")
     if hang_timeout is None:
-        hang_timeout = messages.take(_parse_option("--hang-timeout", request.hang_timeout, _parse_seconds))
-    total_time = messages.take(_parse_option("--total-time", request.total_time, _parse_seconds))
-    return Checked(ParsedOptions(resources, hang_timeout, total_time), tuple(messages.problems))
+        hang_timeout = diagnostics.take(_parse_option("--hang-timeout", request.hang_timeout, _parse_seconds))
+    total_time = diagnostics.take(_parse_option("--total-time", request.total_time, _parse_seconds))
+    return Checked(ParsedOptions(resources, hang_timeout, total_time), diagnostics.diagnostics)
 
 
 def spec_of(
@@ -158,7 +231,7 @@ def with_signal_split(request: JobRequest) -> Checked[JobRequest]:
     signal_before = request.signal_before if seconds is None else seconds
     return Checked(
         replace(request, signal=name, signal_before=signal_before),
-        (contradiction,) if is_contradictory else (),
+        errors([contradiction] if is_contradictory else []),
     )
 
 
@@ -172,7 +245,7 @@ def _parse_option(flag: str, text: str | None, parse: Callable[[str], _Parsed]) 
     try:
         return Checked(parse(text))
     except ValueError as error:
-        return Checked(None, (f"{flag}: {error}",))
+        return Checked(None, errors([f"{flag}: {error}"]))
 
 
 def _work_dir(context: Context, request: JobRequest, code: Code | None) -> str:
@@ -204,3 +277,28 @@ def _local_python(context: Context, request: JobRequest, activate: str | None) -
         return "python"  # the environment's own, or the image's
     path = context.env.get("PATH")
     return shutil.which("python", path=path) or shutil.which("python3", path=path) or "python3"
+
+
+def _is_made_by_uv(venv: Path) -> bool:
+    try:
+        lines = (venv / "pyvenv.cfg").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    return any(line.partition("=")[0].strip() == "uv" for line in lines)
+
+
+def _unsynced_environment(project: Path, venv: Path, profile: ClusterProfile | None) -> Checked[str | None]:
+    if profile is not None and (profile.environment.modules or profile.environment.setup):
+        return Checked(None)  # modules or setup lines may provide a Python
+    problem = f"{project / 'uv.lock'} has no environment {venv}: run uv sync, or give --python"
+    return Checked(None, errors([problem]))
+
+
+def _command_line_problems(context: Context, python: str) -> tuple[str, ...]:
+    words = python.split()
+    if len(words) < 2 or (context.cwd / expanded(python)).exists():
+        return ()
+    hint = (
+        "without --python, the job uses the project's .venv" if words[0] == "uv" else "--setup may prepare it"
+    )
+    return (f"--python {python!r} is a command line, not an interpreter: {hint}",)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtslurm import assets
-from dtslurm.config import files, profiles, project, trust
+from dtslurm.config import files, project, trust
 from dtslurm.config.job_file_detection import is_job_file
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.model.shell import quote
 from dtslurm.model.values import dataclass
-from dtslurm.services.wiring.context import ActiveCluster, Context
+from dtslurm.services.wiring.context import Context
 
 if TYPE_CHECKING:  # not imported at run time: a script alone needs no job files
     from dtslurm.config.jobs import LoadedJob
@@ -31,22 +31,6 @@ class ProjectFile:
     path: Path
     says: str
     known: bool
-
-
-def untrusted(context: Context) -> list[str]:
-    """Return a notice on settings in the project's file that the user has not trusted; only for a dry run.
-
-    Raises:
-        RequestInvalid: a job is to be submitted, and there are such settings.
-    """
-    settings = context.project.untrusted
-    if not settings:
-        return []
-    if context.dry_run:
-        return [f"run dtslurm trust before you submit this, because of {'; '.join(settings)}"]
-    raise RequestInvalid(
-        [f"you have not trusted this setting: {setting}" for setting in settings], hint=trust.HINT
-    )
 
 
 def require_trust(context: Context, job: LoadedJob) -> None:
@@ -71,16 +55,6 @@ def require_trust(context: Context, job: LoadedJob) -> None:
     if untrusted_files:
         problem = f"you have not trusted {job.path.name}, which sets {', '.join(dict.fromkeys(settings))}"
         raise RequestInvalid([problem], hint=f"{trust.HINT} {' '.join(map(quote, untrusted_files))}")
-
-
-def stands_in(context: Context, cluster: ActiveCluster | None) -> list[str]:
-    """Return a notice if a project's profile takes precedence over another of the same name."""
-    if cluster is None or not cluster.known.foreign:
-        return []
-    hidden_profile = profiles.find_replaced_profile(
-        cluster.name, cluster.path, cwd=context.cwd, env=context.env
-    )
-    return [f"{cluster.path} is used in place of {hidden_profile}"] if hidden_profile else []
 
 
 def trust_files(context: Context, requested_paths: Sequence[Path]) -> list[ProjectFile]:

@@ -15,30 +15,30 @@ from dtslurm.errors import ProfileNotFound, RequestInvalid
 from dtslurm.launch import registry
 from dtslurm.launch.base import Launcher
 from dtslurm.launch.layout import Resolution, resolve
-from dtslurm.model.checked import Checked, Messages
 from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.diagnostics import Checked, Diagnostics, errors
 from dtslurm.model.jobs.job import JobSpec, Resources, Submission, TaskLayout
 from dtslurm.model.paths import expand_home
 from dtslurm.model.values import dataclass
 from dtslurm.render.script import RunPlace, render
+from dtslurm.render.text import insert_dependency
 from dtslurm.services.preflight.bad_nodes import exclude_bad_nodes
 from dtslurm.services.preflight.containers import runtime_for
 from dtslurm.services.request import experiment_trackers, staging
 from dtslurm.services.request.code_snapshot import Code, code_of, git_state, script_digest
-from dtslurm.services.request.environment import Environment, environment
 from dtslurm.services.request.launcher_detection import cautions, suggest_launcher
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.request.run_paths import choose_run_place, templates_of
-from dtslurm.services.request.secrets import holds_password, looks_secret, name_problems, secrets_of
 from dtslurm.services.request.spec import (
+    find_environment,
     name_of,
     parse_options,
+    secrets_of,
     spec_of,
     unset_variables,
     variables_of,
     with_signal_split,
 )
-from dtslurm.services.request.trust import stands_in, untrusted
 from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.store.git_tree import GitState
 from dtslurm.suggestions import suggest_name
@@ -95,57 +95,57 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         ProfileNotFound, ProfileInvalid: the cluster profile is missing or invalid.
         RenderError: a template is invalid.
     """
-    messages = Messages()
-    problems = messages.problems
-    original_request, request = (
-        request,
-        messages.take(with_signal_split(request.with_defaults(context.project))),
-    )
-    cluster = messages.take(_find_cluster(context, request, standalone=standalone))
-    messages.notices += untrusted(context) + stands_in(context, cluster)
+    found, original_request = Diagnostics(), request
+    request = found.take(with_signal_split(request.with_defaults(context.project)))
+    cluster = found.take(_find_cluster(context, request, standalone=standalone))
+    found.note(*context.check_project(cluster))
     if cluster is not None and not request.launcher:
         request = replace(request, launcher=cluster.profile.default_launcher)
-    launcher = messages.take(_load_launcher(request.launcher))
-    parsed = messages.take(parse_options(request))
+    launcher = found.take(_load_launcher(request.launcher))
+    parsed = found.take(parse_options(request))
     file_problems = _check_script_file(context, request)
-    problems += file_problems
-    problems += _check_options(context, request, cluster, standalone=standalone)
-    problems += name_problems(request.secrets, _plain_variables(context, request, cluster))
-    secret_values = {} if standalone else messages.take(secrets_of(context, request.secrets))
+    found.error(
+        *file_problems,
+        *_check_options(context, request, cluster, standalone=standalone),
+        *job_checks.secret_names(request.secrets, _plain_variables(context, request, cluster)),
+    )
+    secret_values = {} if standalone else found.take(secrets_of(context, request.secrets))
     is_remote = cluster is not None and cluster.remote
-    env = Environment() if is_remote else environment(context, request, cluster.profile if cluster else None)
-    problems += env.problems
+    env: Checked[str | None] = Checked(None)
+    if not is_remote:
+        env = find_environment(context, request, cluster.profile if cluster else None)
+        found.error(*env.problems)
     if cluster is None:
-        raise RequestInvalid(problems)
+        raise RequestInvalid(found.problems)
     run_place = choose_run_place(context, cluster, request, name_of(request), standalone=standalone)
-    if is_remote and not standalone and not problems:
+    if is_remote and not standalone and not found.problems:
         _start_submission_worker(context, cluster, request)
-    code = None if standalone else messages.take(code_of(context, cluster, request, run_place))
+    code = None if standalone else found.take(code_of(context, cluster, request, run_place))
 
     profile = cluster.profile
     launcher, layout, advice = _choose_launcher(context, request, parsed.resources, profile, launcher)
     if launcher is not None and not file_problems:
-        problems += _check_script_type(context, request, launcher.configs)
-    problems += layout.problems
-    request = messages.take(_with_script_in_job(context, cluster, request, code, run_place))
-    valid_layout = None if standalone or problems else layout.layout
+        found.error(*_check_script_type(context, request, launcher.configs))
+    found.error(*layout.problems)
+    request = found.take(_with_script_in_job(context, cluster, request, code, run_place))
+    valid_layout = None if standalone or found.problems else layout.layout
     parsed = replace(
         parsed,
-        resources=messages.take(exclude_bad_nodes(context, cluster, request, parsed.resources, valid_layout)),
+        resources=found.take(exclude_bad_nodes(context, cluster, request, parsed.resources, valid_layout)),
     )
-    spec = spec_of(context, cluster, request, parsed, launcher, code, env.folder)
+    spec = spec_of(context, cluster, request, parsed, launcher, code, env.value)
     git = git_state(context, cluster, code, spec.work_dir) if not standalone else None
     spec = experiment_trackers.add_tracker_variables(
         request, spec, cluster, git, "" if standalone else run_place.token
     )
     launcher = launcher.chosen(spec) if launcher is not None else None
-    problems += staging.problems(request, spec, profile)
-    problems += _find_conflicts(spec, profile, layout.layout, launcher, so_far=problems)
-    runtime = messages.take(
+    found.error(*staging.problems(request, spec, profile))
+    found.error(*_find_conflicts(spec, profile, layout.layout, launcher, so_far=found.problems))
+    runtime = found.take(
         runtime_for(context, spec, profile, layout.layout, here=not standalone and not cluster.remote)
     )
-    if problems or layout.layout is None or launcher is None:
-        raise RequestInvalid(problems)
+    if found.problems or layout.layout is None or launcher is None:
+        raise RequestInvalid(found.problems)
     if request.launcher not in {None, AUTO}:
         advice = cautions(context, request, layout.layout, launcher)
 
@@ -159,7 +159,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         runtime=runtime,
     )
     notices = (
-        *(*advice, *env.notices, *layout.notices, *messages.notices, *(code.notices if code else ())),
+        *(*advice, *env.notices, *layout.notices, *found.notices),
         *launcher.notices(spec),
         *job_checks.lead_notices(request.signal, request.signal_before, layout.layout.time),
     )
@@ -182,6 +182,18 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         request=original_request,
         folder=str(context.cwd),
     )
+
+
+def add_dependency(prepared: Prepared, after: str) -> Prepared:
+    """Return the job with a dependency; Slurm cancels the job if a required dependency fails.
+
+    Args:
+        after: sbatch's dependency expression, such as ``afterok:17:18``; empty for no dependency.
+    """
+    if not after:
+        return prepared
+    script = insert_dependency(prepared.submission.script, after)
+    return replace(prepared, submission=replace(prepared.submission, script=script))
 
 
 def _start_submission_worker(context: Context, cluster: ActiveCluster, request: JobRequest) -> None:
@@ -272,7 +284,7 @@ def _find_cluster(
             return Checked(cluster)
         return Checked(context.live_cluster(request.cluster, request.transport))
     except ProfileNotFound as error:
-        return Checked(None, tuple(f"{problem} ({error.hint})" for problem in error.problems))
+        return Checked(None, errors(f"{problem} ({error.hint})" for problem in error.problems))
 
 
 def _load_launcher(name: str | None) -> Checked[Launcher | None]:
@@ -281,7 +293,7 @@ def _load_launcher(name: str | None) -> Checked[Launcher | None]:
     try:
         return Checked(registry.load(name))
     except RequestInvalid as error:
-        return Checked(None, tuple(error.problems))
+        return Checked(None, errors(error.problems))
 
 
 class _LauncherChoice(NamedTuple):
@@ -372,7 +384,7 @@ def _with_script_in_job(
         )
     if script.startswith("/"):
         request = replace(request, script=os.path.relpath(path, context.cwd.resolve()))
-    return Checked(request, tuple(problems))
+    return Checked(request, errors(problems))
 
 
 def _suggest_script(path: Path) -> str:
@@ -426,17 +438,7 @@ def _collect_notices(
         local = profile.scheduler == "local"
         limit = "the job has no time limit" if local else "the partition's default limit applies"
         notices.append(f"no --time given: {limit}")
-    notices += [
-        f"--env {name} is written into the script; --secret {name} keeps its value out of it"
-        for name, _ in spec.env
-        if looks_secret(name)
-    ]
-    notices += [
-        f"{name} is an address with a password in it, which is written into the script; "
-        f"--secret {name} keeps it out of it"
-        for name, value in spec.env
-        if holds_password(value) and not looks_secret(name)
-    ]
+    notices += job_checks.secret_notices(spec)
     if spec.secrets and not submitted and profile.slurm.export != "forbidden":
         names = ",".join(spec.secrets)
         notices.append(

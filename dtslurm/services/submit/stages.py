@@ -9,9 +9,8 @@ from dtslurm.errors import DtslurmError, RequestInvalid, SubmitInterrupted
 from dtslurm.model.jobs import stages
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.services.runs import control
-from dtslurm.services.submit.dependencies import add_dependency
 from dtslurm.services.submit.job_file import JobToSubmit, Planned
-from dtslurm.services.submit.prepare import prepare
+from dtslurm.services.submit.prepare import add_dependency, prepare
 from dtslurm.services.submit.submit import NO_JOB, Progress, submit
 from dtslurm.services.submit.sweep import plan_sweep, save_members, submit_sweep
 from dtslurm.services.wiring.context import Context

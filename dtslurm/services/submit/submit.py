@@ -22,7 +22,7 @@ from dtslurm.scheduler.base import SUBMIT_TIMEOUT_S, CommandScheduler
 from dtslurm.services.request import staging
 from dtslurm.services.request.code_snapshot import hash_cache
 from dtslurm.services.request.request import JobRequest
-from dtslurm.services.request.secrets import shell_file
+from dtslurm.services.request.spec import shell_file
 from dtslurm.services.runs.monitor import invalidating_cache
 from dtslurm.services.runs.records import append_event, forget, noting, planned_record, remember, save, settle
 from dtslurm.services.runs.runs import describe_queued

@@ -15,8 +15,7 @@ from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.jobs.sweep import MEMBERS, SETTINGS, TRIALS, Sweep
 from dtslurm.model.values import dataclass
 from dtslurm.services.request.request import JobRequest
-from dtslurm.services.submit.dependencies import add_dependency
-from dtslurm.services.submit.prepare import Prepared, prepare
+from dtslurm.services.submit.prepare import Prepared, add_dependency, prepare
 from dtslurm.services.submit.submit import Progress, submit
 from dtslurm.services.wiring.context import Context
 from dtslurm.store import codec

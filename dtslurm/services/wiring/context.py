@@ -253,6 +253,26 @@ class Context:
                 f"{' '.join(map(quote, untrusted_paths))}",
             )
 
+    def check_project(self, cluster: ActiveCluster | None) -> list[str]:
+        """Return notices on settings that the user has not trusted, and on a profile that replaces another.
+
+        Raises:
+            RequestInvalid: this is no dry run, and the user has not trusted all of the project's settings.
+        """
+        from dtslurm.config import profiles, trust
+
+        settings = self.project.untrusted
+        if settings and not self.dry_run:
+            problems = [f"you have not trusted this setting: {setting}" for setting in settings]
+            raise RequestInvalid(problems, hint=trust.HINT)
+        notices = []
+        if settings:
+            notices.append(f"run dtslurm trust before you submit this, because of {'; '.join(settings)}")
+        if cluster is not None and cluster.known.foreign:
+            replaced = profiles.find_replaced_profile(cluster.name, cluster.path, cwd=self.cwd, env=self.env)
+            notices += [f"{cluster.path} is used in place of {replaced}"] if replaced else []
+        return notices
+
     def cluster_without_profile(self, host: str | None, transport: str | None = None) -> ActiveCluster:
         """Return a cluster that has no profile: the Slurm on this machine, or the one behind a login node.
 
