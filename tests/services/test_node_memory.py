@@ -249,9 +249,13 @@ def test_bad_nodes_are_not_excluded_if_too_few_nodes_would_remain(
     assert found.notices[0].startswith(
         "nodes of the bad-node list are not excluded, because the job could not run without them: n1 (slow"
     )
-    assert choose_nodes_to_exclude(context, cluster, nodes=2, exclude="n[3-4]").value == "n[3-4]"  # nor by both together
+    assert (
+        choose_nodes_to_exclude(context, cluster, nodes=2, exclude="n[3-4]").value == "n[3-4]"
+    )  # nor by both together
     assert choose_nodes_to_exclude(context, cluster, nodes=2, exclude="n4").value == "n4,n1"
-    assert choose_nodes_to_exclude(context, cluster, constraint="cpu").value is None  # none of these nodes is meant
+    assert (
+        choose_nodes_to_exclude(context, cluster, constraint="cpu").value is None
+    )  # none of these nodes is meant
 
 
 def test_no_node_is_excluded_if_slurm_does_not_answer(
@@ -262,7 +266,9 @@ def test_no_node_is_excluded_if_slurm_does_not_answer(
 
     bad_nodes.add(context, cluster, ["n1"], "slow", 7 * DAY)
     monkeypatch.setattr(SlurmScheduler, "nodes", silent)
-    assert choose_nodes_to_exclude(context, cluster) == Checked(None, notes(["no bad node is excluded: sinfo did not answer"]))
+    assert choose_nodes_to_exclude(context, cluster) == Checked(
+        None, notes(["no bad node is excluded: sinfo did not answer"])
+    )
 
 
 # ---- From supervisors ----

@@ -296,7 +296,7 @@ def _unsynced_environment(project: Path, venv: Path, profile: ClusterProfile | N
 
 def _command_line_problems(context: Context, python: str) -> tuple[str, ...]:
     words = python.split()
-    if len(words) < 2 or (context.cwd / expanded(python)).exists():
+    if len(words) < 2 or (context.cwd / expand_home(python)).exists():
         return ()
     hint = (
         "without --python, the job uses the project's .venv" if words[0] == "uv" else "--setup may prepare it"
