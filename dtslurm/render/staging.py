@@ -77,7 +77,7 @@ def staging_values(
 
 
 def _stage_out_item(text: str) -> dict[str, object]:
-    item = parse(text, out=True)
+    item = parse(text, is_stage_out=True)
     to = Sh(f'"$DTSLURM_RUN_DIR"/{quote(item.to)}') if not item.to.startswith("/") else item.to
     return {"source": Sh(f'"{item.source}"'), "to": to}
 

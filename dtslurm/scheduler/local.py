@@ -131,7 +131,7 @@ class LocalScheduler:
         except Refused as error:
             return list(error.problems)
         problems = local_request.find_excess_requests(request, machine)
-        return problems + queue.unknown_dependencies(self._state, request["dependency"])
+        return problems + queue.find_unknown_dependencies(self._state, request["dependency"])
 
     def notices(self, submission: Submission) -> list[str]:
         """Return notes, one line each, on how this machine's queue differs from a cluster."""

@@ -237,17 +237,17 @@ def belongs_to_job(pid: int, job: str) -> bool:
 # ---- The sampling loop ----
 
 
-def gpu_reader(env: Mapping[str, str], asked: int) -> Any:
+def gpu_reader(env: Mapping[str, str], gpu_count: int) -> Any:
     """Return the first reader that can see this job's GPUs, None if there is none."""
-    if not asked and not any(env.get(name) for name in TOLD):
+    if not gpu_count and not any(env.get(name) for name in TOLD):
         return None
     with contextlib.suppress(OSError, AttributeError):
-        nvml = Nvml(env, asked)
+        nvml = Nvml(env, gpu_count)
         return nvml if nvml.gpus else None
     reader_classes: Tuple[Any, ...] = (Amdgpu, NvidiaSmi, AmdSmi, RocmSmi)
     for reader_class in reader_classes:
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            return reader_class(env, asked)
+            return reader_class(env, gpu_count)
     return None
 
 
@@ -288,7 +288,7 @@ def watch_group(group: GroupWatch) -> None:
             append(os.path.join(group.run, "events.jsonl"), event)
 
 
-def run(pid: int, asked: int, env: Mapping[str, str], apart: str = "") -> None:
+def run(pid: int, gpu_count: int, env: Mapping[str, str], apart: str = "") -> None:
     """Sample until process ``pid`` has exited.
 
     Args:
@@ -299,7 +299,11 @@ def run(pid: int, asked: int, env: Mapping[str, str], apart: str = "") -> None:
     rank = int(env.get("SLURM_NODEID", "0"))
     path = os.path.join(folder, "node-%d.jsonl" % rank)
     header = {"schema": 1, "node": env.get("SLURMD_NODENAME") or os.uname()[1], "node_rank": rank}
-    gpus, job, group = gpu_reader(env, asked), JobResources(env), GroupWatch(env, str(header["node"]), apart)
+    gpus, job, group = (
+        gpu_reader(env, gpu_count),
+        JobResources(env),
+        GroupWatch(env, str(header["node"]), apart),
+    )
     ranks = Ranks(env, env["DTSLURM_RUN_DIR"], env.get("DTSLURM_ATTEMPT", "0"), rank)
     local_paths = dict.fromkeys(["/tmp", env.get("TMPDIR") or "/tmp", "/dev/shm"])
     shared_disks: Dict[str, Record] = {}

@@ -26,14 +26,14 @@ MIB = 1 << 20
 class Amdgpu:
     """AMD GPUs, read from the files of the amdgpu kernel driver without starting a program."""
 
-    def __init__(self, env: Mapping[str, str], asked: int, top: str = "/sys/class/drm") -> None:
+    def __init__(self, env: Mapping[str, str], gpu_count: int, top: str = "/sys/class/drm") -> None:
         cards = glob.glob(os.path.join(glob.escape(top), "card*", "device", "gpu_busy_percent"))
         gpus: List[Record] = []
         # In the order of PCI addresses.
         for path in sorted(map(os.path.dirname, cards), key=os.path.realpath):
             uuid = contents(os.path.join(path, "unique_id"))
             gpus.append({"index": len(gpus), "uuid": "GPU-" + uuid if uuid else "", "path": path})
-        self.gpus = select_job_gpus(gpus, as_cuda(env), asked)
+        self.gpus = select_job_gpus(gpus, as_cuda(env), gpu_count)
         if not self.gpus:
             raise OSError("this job has no AMD GPU")
 
@@ -76,10 +76,10 @@ class Program:
     NAME = ""
     WORDS: Sequence[str] = ()
 
-    def __init__(self, env: Mapping[str, str], asked: int) -> None:
+    def __init__(self, env: Mapping[str, str], gpu_count: int) -> None:
         if shutil.which(self.NAME) is None:
             raise OSError("there is no " + self.NAME)
-        self.env, self.asked = env, asked
+        self.env, self.asked = env, gpu_count
         self.uuids = self.identities()
         self.seen = len(self.read(self.output(self.WORDS)))
 
@@ -118,8 +118,8 @@ class AmdSmi(Program):
     NAME = "amd-smi"
     WORDS = ("metric", "--usage", "--mem-usage", "--power", "--temperature", "--clock", "--ecc", "--json")
 
-    def __init__(self, env: Mapping[str, str], asked: int) -> None:
-        super().__init__(env, asked)
+    def __init__(self, env: Mapping[str, str], gpu_count: int) -> None:
+        super().__init__(env, gpu_count)
         if not self.seen:
             raise OSError("amd-smi finds no GPU, but the older program may find one")
 
@@ -134,11 +134,11 @@ class AmdSmi(Program):
         gpus = []
         for gpu_object in gpu_list(output):
 
-            def value(*path: str, told: Any = gpu_object) -> Optional[float]:
+            def value(*path: str, field: Any = gpu_object) -> Optional[float]:
                 for key in (*path, "value"):
-                    if isinstance(told, dict):
-                        told = told.get(key)
-                return None if isinstance(told, (dict, list, bool)) else decimal(str(told))
+                    if isinstance(field, dict):
+                        field = field.get(key)
+                return None if isinstance(field, (dict, list, bool)) else decimal(str(field))
 
             used_mib, total_mib = value("mem_usage", "used_vram"), value("mem_usage", "total_vram")
             hotspot, clock = value("temperature", "hotspot"), value("clock", "gfx_0", "clk")

@@ -63,14 +63,14 @@ def sockets_of(text: str) -> Dict[str, Socket]:
     return sockets
 
 
-def file_text(path: str, most: int) -> str:
-    """Return at most ``most`` bytes of a file of /proc as text.
+def file_text(path: str, max_bytes: int) -> str:
+    """Return at most ``max_bytes`` of a file of /proc as text.
 
     Raises:
         OSError: the file may not be read.
     """
     with open(path, "rb") as file:
-        return file.read(most).decode("utf-8", "replace")
+        return file.read(max_bytes).decode("utf-8", "replace")
 
 
 def connections(pid: int, helpers: Set[int]) -> Set[Socket]:

@@ -81,12 +81,12 @@ class Nvml:
 
     SUCCESS, NOT_SUPPORTED = 0, 3
 
-    def __init__(self, env: Mapping[str, str], asked: int) -> None:
+    def __init__(self, env: Mapping[str, str], gpu_count: int) -> None:
         self.library = ctypes.CDLL(env.get("DTSLURM_NVML", "libnvidia-ml.so.1"))
         if not self.call("nvmlInit_v2"):
             raise OSError("the driver does not respond")
         self.refused: Set[Any] = set()
-        self.gpus = select_job_gpus(self.found(), env, asked)
+        self.gpus = select_job_gpus(self.found(), env, gpu_count)
         for gpu in mig_devices(env):
             handle = ctypes.c_void_p()
             if self.call("nvmlDeviceGetHandleByUUID", gpu["uuid"].encode(), ctypes.byref(handle)):
@@ -224,8 +224,8 @@ class NvidiaSmi:
         "ecc.errors.corrected.volatile.total", "ecc.errors.uncorrected.volatile.total",
     )  # fmt: skip
 
-    def __init__(self, env: Mapping[str, str], asked: int) -> None:
-        self.env, self.asked = env, asked
+    def __init__(self, env: Mapping[str, str], gpu_count: int) -> None:
+        self.env, self.asked = env, gpu_count
         command = ["nvidia-smi", "--query-gpu=" + ",".join(self.FIELDS), "--format=csv,noheader,nounits"]
         self.process = subprocess.Popen(
             [*command, "--loop=%d" % EVERY_S],

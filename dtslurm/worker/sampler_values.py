@@ -106,8 +106,8 @@ def numbers(text: str) -> List[int]:
     return values
 
 
-def select_job_gpus(found: List[Record], env: Mapping[str, str], asked: int) -> List[Record]:
-    """Return the GPUs of ``found`` (all visible GPUs) that belong to this job.
+def select_job_gpus(visible_gpus: List[Record], env: Mapping[str, str], gpu_count: int) -> List[Record]:
+    """Return the GPUs of ``visible_gpus`` that belong to this job.
 
     If Slurm hides the devices of other jobs, these are all visible GPUs; otherwise the Slurm variables
     decide. Their numbers are those of the device files. CUDA_VISIBLE_DEVICES may also contain UUIDs, or
@@ -119,16 +119,16 @@ def select_job_gpus(found: List[Record], env: Mapping[str, str], asked: int) -> 
         return []
     for name in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
         ids = numbers(env.get(name, ""))
-        if ids and len(found) <= len(ids):
-            return found
-        job_gpus = [gpu for gpu in found if gpu.get("minor", gpu["index"]) in ids]
+        if ids and len(visible_gpus) <= len(ids):
+            return visible_gpus
+        job_gpus = [gpu for gpu in visible_gpus if gpu.get("minor", gpu["index"]) in ids]
         if ids and len(job_gpus) == len(ids):
             return job_gpus
     if devices and all(device.isdigit() for device in devices):
-        return [gpu for gpu in found if str(gpu["index"]) in devices]
+        return [gpu for gpu in visible_gpus if str(gpu["index"]) in devices]
     if any(device.startswith("GPU-") for device in devices):
-        return [gpu for gpu in found if any(gpu["uuid"].startswith(device) for device in devices)]
-    return found if asked and not devices and "CUDA_VISIBLE_DEVICES" not in env else []
+        return [gpu for gpu in visible_gpus if any(gpu["uuid"].startswith(device) for device in devices)]
+    return visible_gpus if gpu_count and not devices and "CUDA_VISIBLE_DEVICES" not in env else []
 
 
 def mig_devices(env: Mapping[str, str]) -> List[Record]:

@@ -81,12 +81,14 @@ def _read_trial_line(index: int) -> Optional[Dict[str, Any]]:
     return None
 
 
-def _prepare_trial(line: Dict[str, Any], settings: Dict[str, Any], place: int, shared: bool) -> RunningTrial:
+def _prepare_trial(
+    line: Dict[str, Any], settings: Dict[str, Any], slot: int, shares_gpu: bool
+) -> RunningTrial:
     folder = os.environ["DTSLURM_RUN_DIR"]
     attempt = os.environ["DTSLURM_ATTEMPT"]
-    if shared:
-        folder = os.path.join(folder, "trials", str(place))
-        _share_gpus(place, settings["per_task"], settings["gpus"])
+    if shares_gpu:
+        folder = os.path.join(folder, "trials", str(slot))
+        _share_gpus(slot, settings["per_task"], settings["gpus"])
         os.environ.update(
             DTSLURM_RUN_DIR=folder, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1"
         )
@@ -97,7 +99,7 @@ def _prepare_trial(line: Dict[str, Any], settings: Dict[str, Any], place: int, s
     return RunningTrial(line, settings, folder, metrics, int(os.environ.get("RANK", "0")) == 0)
 
 
-def _share_gpus(place: int, trials: int, gpus: int) -> None:
+def _share_gpus(slot: int, trials: int, gpus: int) -> None:
     """Make a trial's share of the task's GPUs visible: one shared GPU, or several exclusive ones."""
     if not gpus:
         return
@@ -105,7 +107,7 @@ def _share_gpus(place: int, trials: int, gpus: int) -> None:
     devices = [word for word in os.environ.get(name, "").split(",") if word]
     devices = devices or [str(number) for number in range(gpus)]
     count = max(1, len(devices) // trials)
-    first_device = place * len(devices) // trials
+    first_device = slot * len(devices) // trials
     os.environ[name] = ",".join(devices[first_device : first_device + count])
 
 

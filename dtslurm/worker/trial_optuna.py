@@ -36,16 +36,16 @@ def _open_study(trial: Any) -> Any:
     )
 
 
-def _suggest(asked: Any, name: str, spread: Any) -> str:
+def _suggest(trial: Any, name: str, spread: Any) -> str:
     kind, *arguments = spread
     if kind == "choice":
-        return str(asked.suggest_categorical(name, arguments))
+        return str(trial.suggest_categorical(name, arguments))
     if kind == "randint":
-        return str(asked.suggest_int(name, int(arguments[0]), int(arguments[1])))
+        return str(trial.suggest_int(name, int(arguments[0]), int(arguments[1])))
     low, high = (float(bound) for bound in arguments)
     if kind == "normal":  # Optuna has no normal distribution: use the range of nearly all its values
         low, high = low - 3 * high, low + 3 * high
-    return "{:.6g}".format(asked.suggest_float(name, low, high, log=kind == "loguniform"))
+    return "{:.6g}".format(trial.suggest_float(name, low, high, log=kind == "loguniform"))
 
 
 def ask(trial: Any) -> Tuple[Dict[str, str], Optional[Callable[[Optional[float], bool], None]]]:

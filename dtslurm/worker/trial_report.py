@@ -23,13 +23,13 @@ def _metric_records(folder: str) -> Iterator[Dict[str, Any]]:
         yield from read_lines(os.path.join(folder, "metrics", str(attempt), "train.jsonl"))
 
 
-def _log_records(task: str, place: Optional[int], patterns: List[Dict[str, Any]]) -> Iterator[Dict[str, Any]]:
+def _log_records(task: str, slot: Optional[int], patterns: List[Dict[str, Any]]) -> Iterator[Dict[str, Any]]:
     """Yield the records that a trial printed. Of trials that share a task, each has the log of one rank."""
     for attempt in _list_numbers(os.path.join(task, "logs")):
         logs = os.path.join(task, "logs", str(attempt))
-        if place is not None:
+        if slot is not None:
             reading = LogParser(patterns_of(patterns), {})
-            yield from reading.news(logs, place)
+            yield from reading.news(logs, slot)
         else:
             yield from from_logs(logs, patterns, list(list_rank_logs(logs)), {})[0]
 
@@ -58,19 +58,19 @@ def _summarize_metric(records: Iterator[Dict[str, Any]], request: Dict[str, Any]
     }
 
 
-def _read_results(trial: str, task: str, place: Optional[int], request: Dict[str, Any]) -> Dict[str, Any]:
+def _read_results(trial: str, task: str, slot: Optional[int], request: Dict[str, Any]) -> Dict[str, Any]:
     """Return a trial's metric from its metrics files, or from its log if the files lack the metric."""
     from_files = _summarize_metric(_metric_records(trial), request)
     if from_files["best"] is not None:
         return from_files
-    from_log = _summarize_metric(_log_records(task, place, request["patterns"]), request)
+    from_log = _summarize_metric(_log_records(task, slot, request["patterns"]), request)
     if from_log["best"] is not None:
         return from_log
     step = from_files["step"] if from_log["step"] is None else from_log["step"]
     return dict(from_files, step=step, keys=from_files["keys"] or from_log["keys"])
 
 
-def _read_times(task: str, place: Optional[int]) -> Dict[str, Any]:
+def _read_times(task: str, slot: Optional[int]) -> Dict[str, Any]:
     """Return when a trial started and ended, and its exit code; None for unknown values."""
     times = {"started": None, "ended": None, "exit_code": None}  # type: Dict[str, Any]
     for event in read_lines(os.path.join(task, "events.jsonl")):
@@ -78,23 +78,23 @@ def _read_times(task: str, place: Optional[int]) -> Dict[str, Any]:
             times = {"started": event.get("time"), "ended": None, "exit_code": None}
         elif event.get("event") == "ended":
             times.update(ended=event.get("time"), exit_code=event.get("exit_code"))
-    if place is not None:
+    if slot is not None:
         for attempt in _list_numbers(os.path.join(task, "ranks"))[-1:]:
-            rank = read_record(os.path.join(task, "ranks", str(attempt)), place)
+            rank = read_record(os.path.join(task, "ranks", str(attempt)), slot)
             times = {key: rank.get(key, times[key]) for key in times}
     return times
 
 
-def _find_failure(task: str, place: Optional[int], exit_code: Any) -> Optional[Dict[str, Any]]:
+def _find_failure(task: str, slot: Optional[int], exit_code: Any) -> Optional[Dict[str, Any]]:
     """Return the first failed rank and its cause, None for a trial that did not fail."""
     attempts = _list_numbers(os.path.join(task, "logs"))
     if exit_code == 0 or not attempts:
         return None
     logs, ranks = (os.path.join(task, name, str(attempts[-1])) for name in ("logs", "ranks"))
-    if place is None:
+    if slot is None:
         return first_failure(logs, ranks)
-    exception = last_exception(tail_lines(logs, place))
-    return dict(exception, rank=place, exit_code=exit_code) if exit_code is not None else None
+    exception = last_exception(tail_lines(logs, slot))
+    return dict(exception, rank=slot, exit_code=exit_code) if exit_code is not None else None
 
 
 def _read_trials(run: str, request: Dict[str, Any]) -> Iterator[Dict[str, Any]]:

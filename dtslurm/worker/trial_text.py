@@ -9,9 +9,9 @@ MENTION = re.compile(r"\$(\$)?\{([^{}]*)\}")
 def substitute(text: str, values: Mapping[str, str], keep: bool = False) -> str:
     """Replace the variables in a text with their values; ``keep`` leaves ``$${`` for a later substitution."""
 
-    def replacement(found: Match[str]) -> str:
-        if found.group(1):
-            return found.group(0) if keep else found.group(0)[1:]
-        return values.get(found.group(2), found.group(0))
+    def replacement(match: Match[str]) -> str:
+        if match.group(1):
+            return match.group(0) if keep else match.group(0)[1:]
+        return values.get(match.group(2), match.group(0))
 
     return MENTION.sub(replacement, text)

@@ -278,7 +278,7 @@ def write_supervisor_note(root: Path, node: str, cluster: str = "ours", ago: flo
     """Write a bad-node note as a supervisor does, and return the file."""
     root.mkdir(exist_ok=True)
     path = Path(supervisor_file(str(root)))
-    exchange(str(path), [note_line(cluster, node, "node is DOWN", "17", NOW - ago)], own=True)
+    exchange(str(path), [note_line(cluster, node, "node is DOWN", "17", NOW - ago)], is_own_file=True)
     return path
 
 

@@ -156,7 +156,9 @@ def test_kill_strays_kills_the_remaining_processes_of_a_job(start_sleeping: Any,
 
 def test_kill_below_kills_all_descendants_except_the_named_processes(start_sleeping: Any) -> None:
     kept, other = start_sleeping(), start_sleeping()
-    reaped = local_process.kill_below(keep=[kept, *set(local_process.descendants([os.getpid()])) - {other}])
+    reaped = local_process.kill_below(
+        kept_pids=[kept, *set(local_process.descendants([os.getpid()])) - {other}]
+    )
     assert os.waitstatus_to_exitcode(reaped[other]) == -signal.SIGKILL
     os.kill(kept, 0)
 

@@ -217,7 +217,7 @@ def test_requeue_asks_the_keeper_or_queues_an_ended_job(queue: Queue) -> None:
     queue.look()
     local_queue.requeue(queue.state, queue[1])
     assert queue.state.read_ask(1) == "requeue"
-    queue.state.write_ask(1, "cancel")
+    queue.state.write_request(1, "cancel")
     local_queue.requeue(queue.state, queue[1])
     assert queue.state.read_ask(1) == "cancel"  # that stands
     queue.end(1)

@@ -42,7 +42,7 @@ def test_main_thread_is_listed_first(fake_py_spy: Callable[[str], str], tmp_path
     told = [thread("loader", 8, "get"), thread("MainThread", 7, "step", "main")]
     told[0]["frames"] = [{"name": "get", "short_filename": "queue.py"}]
     program = fake_py_spy(f"cat <<'END'\n{json.dumps(told)}\nEND")
-    main, loader = readers.by_py_spy(program, 7, FOREVER)[0]
+    main, loader = readers.read_with_py_spy(program, 7, FOREVER)[0]
     assert (main["main"], main["tid"], [frame["function"] for frame in main["frames"]]) == (
         True, 7, ["step", "main"],
     )  # fmt: skip
@@ -55,7 +55,7 @@ def test_main_thread_is_listed_first(fake_py_spy: Callable[[str], str], tmp_path
 def test_py_spy_runs_again_after_unreadable_output(fake_py_spy: Callable[[str], str], tmp_path: Path) -> None:
     told = json.dumps([thread("MainThread", 7, "step")])
     program = fake_py_spy(f"[ $(wc -l <{tmp_path}/looks) -gt 2 ] || {{ echo half; exit 0; }}\necho '{told}'")
-    threads, why = readers.by_py_spy(program, 7, FOREVER)
+    threads, why = readers.read_with_py_spy(program, 7, FOREVER)
     assert (len(threads), why, len(py_spy_calls(tmp_path))) == (1, "", 3)
 
 
@@ -76,7 +76,7 @@ def test_reason_for_a_missing_stack_is_returned(
     times: int,
 ) -> None:
     monkeypatch.setattr(readers, "read", lambda *_path: "0\n")
-    threads, told = readers.by_py_spy(fake_py_spy(text), 7, FOREVER)
+    threads, told = readers.read_with_py_spy(fake_py_spy(text), 7, FOREVER)
     assert (threads, why in told, len(py_spy_calls(tmp_path))) == ([], True, times)
 
 
@@ -85,7 +85,7 @@ def test_denied_permission_names_the_ptrace_scope(
 ) -> None:
     monkeypatch.setattr(readers, "read", lambda *_path: "1\n")
     program = fake_py_spy("echo 'Permission denied' >&2; exit 1")
-    assert readers.by_py_spy(program, 7, FOREVER)[1].endswith("(kernel.yama.ptrace_scope = 1)")
+    assert readers.read_with_py_spy(program, 7, FOREVER)[1].endswith("(kernel.yama.ptrace_scope = 1)")
 
 
 def test_hanging_py_spy_is_ended_and_a_missing_py_spy_is_reported(
@@ -93,10 +93,10 @@ def test_hanging_py_spy_is_ended_and_a_missing_py_spy_is_reported(
 ) -> None:
     program = fake_py_spy("exec sleep 600")
     assert readers._run([program], 0.2) == (124, "", "it did not end within 0 s")
-    assert readers.by_py_spy(str(tmp_path / "none"), 7, FOREVER)[1].startswith(
+    assert readers.read_with_py_spy(str(tmp_path / "none"), 7, FOREVER)[1].startswith(
         "py-spy returned no stack (exit code 127)"
     )
-    assert readers.by_py_spy(program, 7, time.monotonic())[1] == "no time was left for py-spy"
+    assert readers.read_with_py_spy(program, 7, time.monotonic())[1] == "no time was left for py-spy"
 
 
 @pytest.mark.parametrize("where", ["own", "VIRTUAL_ENV", "PATH", "ours", "none"])

@@ -73,7 +73,7 @@ def test_stage_item_defaults_are_derived_from_its_source() -> None:
     assert item == Item("/data/x", "${TMPDIR}/y", "data", "auto", "rank")
     assert item.variable == "DTSLURM_STAGED_DATA"
     assert parse(item.text) == item
-    assert parse("$TMPDIR/out", out=True).to == "out"
+    assert parse("$TMPDIR/out", is_stage_out=True).to == "out"
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_results_are_copied_completely_and_registered(run: Path, tmp_path: Path)
     local = tmp_path / "local"
     (local / "sub").mkdir(parents=True)
     (local / "sub" / "a.txt").write_text("one")
-    item = parse(f"{local}:out", out=True)
+    item = parse(f"{local}:out", is_stage_out=True)
     assert results.bring_back(item, final=False)["bytes"] == 3
     assert json.loads((run / "out/node-0.json").read_text())["final"] is False
     artifacts.register_results(str(run), str(run / "out"))
@@ -371,7 +371,7 @@ def test_late_early_copy_does_not_overwrite_the_final_results(run: Path, tmp_pat
     source = tmp_path / "out"
     source.mkdir()
     (source / "a.txt").write_text("all of it")
-    item = parse(f"{source}:results", out=True)
+    item = parse(f"{source}:results", is_stage_out=True)
     results.bring_back(item, final=True)
     record = run / "results" / "node-0.json"
     whole = record.read_text()
@@ -396,7 +396,7 @@ def test_vanished_result_file_does_not_stop_the_other_files(
         return found
 
     monkeypatch.setattr(results, "tree", listed)
-    told = results.bring_back(parse(f"{source}:results", out=True), final=True)
+    told = results.bring_back(parse(f"{source}:results", is_stage_out=True), final=True)
     assert (told["absent"], told["files"]) == (False, 2)
     record = json.loads((run / "results" / "node-0.json").read_text())
     assert (record["complete"], sorted(record["files"])) == (True, ["b.txt", "c.tmp"])
@@ -417,4 +417,4 @@ def test_file_listing_skips_vanished_files(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_node_without_results_is_not_a_failure(run: Path, tmp_path: Path) -> None:
-    assert results.bring_back(parse(f"{tmp_path}/none:out", out=True), final=True)["absent"] is True
+    assert results.bring_back(parse(f"{tmp_path}/none:out", is_stage_out=True), final=True)["absent"] is True

@@ -73,12 +73,14 @@ def parents(path: str) -> Iterator[str]:
 
 
 def place(
-    request: Dict[str, Any], objects: Objects, made: Optional[Callable[[bytes, bytes], bool]] = None
+    request: Dict[str, Any],
+    objects: Objects,
+    build_code: Optional[Callable[[bytes, bytes], bool]] = None,
 ) -> None:
     """Build the run directory under a temporary name, and rename it as the last step.
 
-    ``made`` is an optional faster way to build the code folder: it takes (staging folder, code folder), and
-    returns whether it has built the code folder.
+    ``build_code`` is an optional faster way to build the code folder: it takes (staging folder, code folder),
+    and returns whether it has built the code folder.
     """
     run_dir = raw(request["run_dir"])
     root = os.path.dirname(run_dir)
@@ -98,7 +100,7 @@ def place(
         with doing("make", run_dir):
             os.mkdir(build, 0o700)
         code = os.path.join(build, b"code")
-        if request["tree"] is not None and not (made and made(staging, code)):
+        if request["tree"] is not None and not (build_code and build_code(staging, code)):
             materialize(request, objects, code)
         files = list(request["files"])
         if request["tree"] is not None:

@@ -78,17 +78,17 @@ class Objects:
         return self.is_genuine(key, size, status, path)
 
     def is_genuine(
-        self, key: str, size: int, found: os.stat_result, path: bytes, folder: Optional[int] = None
+        self, key: str, size: int, status: os.stat_result, path: bytes, folder: Optional[int] = None
     ) -> bool:
         """Return whether the content of an object, or of a hard link to it, matches its digest.
 
         Args:
-            found: the file's status.
+            status: the file's status.
             folder: descriptor of the folder that ``path`` is relative to.
         """
-        if not is_whole(found, size):
+        if not is_whole(status, size):
             return False
-        if self._read_seal(key) == found.st_ctime_ns:
+        if self._read_seal(key) == status.st_ctime_ns:
             return True
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
@@ -100,7 +100,7 @@ class Objects:
                 digest.update(part)
         if digest.hexdigest()[:DIGEST_LENGTH] != key[:DIGEST_LENGTH]:
             return False
-        self._new_seals[key] = found.st_ctime_ns
+        self._new_seals[key] = status.st_ctime_ns
         return True
 
     def _read_seal(self, key: str) -> Optional[int]:
@@ -228,9 +228,9 @@ def require_same(digest: str, key: str) -> None:
         raise WorkerError("refused", "the content of object {} does not match its checksum".format(key))
 
 
-def is_whole(found: os.stat_result, size: int) -> bool:
+def is_whole(status: os.stat_result, size: int) -> bool:
     """Return whether an object's file has the right size, and has not been written to since its creation."""
-    return found.st_size == size and found.st_mtime == STAMP and stat.S_ISREG(found.st_mode)
+    return status.st_size == size and status.st_mtime == STAMP and stat.S_ISREG(status.st_mode)
 
 
 def lack_of_room(objects: Objects, missing: Dict[str, int]) -> None:

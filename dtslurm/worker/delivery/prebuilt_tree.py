@@ -146,7 +146,7 @@ def make_spare(request: Dict[str, Any]) -> None:
         remove_tree(staging)
 
 
-def detached(act: Callable[[], None]) -> None:
+def run_detached(function: Callable[[], None]) -> None:
     """Run a function in a detached background process."""
     child = os.fork()
     if child:
@@ -159,6 +159,6 @@ def detached(act: Callable[[], None]) -> None:
             for fd in (0, 1, 2):
                 os.dup2(null, fd)
             os.nice(NICE)
-            act()
+            function()
     finally:
         os._exit(0)

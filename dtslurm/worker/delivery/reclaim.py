@@ -121,14 +121,14 @@ def has_pins(run: bytes) -> bool:
         return True  # a damaged file counts as pins, since deletion cannot be undone
 
 
-def find_needed(kept: List[str], runs: List[str], names: Dict[str, List[str]]) -> Dict[str, str]:
+def find_needed(retained_runs: List[str], runs: List[str], names: Dict[str, List[str]]) -> Dict[str, str]:
     """Return the runs that a kept run references, directly or indirectly, each with the referencing run."""
     needed: Dict[str, str] = {}
-    pending = list(kept)
+    pending = list(retained_runs)
     while pending:
         referencing = pending.pop()
         for referenced in names.get(referencing, []):
-            if referenced in runs and referenced not in kept and referenced not in needed:
+            if referenced in runs and referenced not in retained_runs and referenced not in needed:
                 needed[referenced] = referencing
                 pending.append(referenced)
     return needed
@@ -216,12 +216,12 @@ def forbid_start(run: bytes) -> bytes:
     return previous
 
 
-def allow_start(run: bytes, before: bytes) -> None:
+def allow_start(run: bytes, stop_content: bytes) -> None:
     """Undo `forbid_start`."""
     stop_file = os.path.join(run, b"stop")
-    if before:
+    if stop_content:
         with open(stop_file, "wb") as file:
-            file.write(before)
+            file.write(stop_content)
     else:
         os.unlink(stop_file)
 
@@ -310,7 +310,7 @@ class ReclaimPlan:
             sizes[name] = count_links(states, links)
         return sizes
 
-    def remove(self, root: bytes, ends: Dict[str, float]) -> List[str]:
+    def remove(self, root: bytes, end_times: Dict[str, float]) -> List[str]:
         """Remove everything in the plan; return the paths that could not be removed."""
         trouble: List[bytes] = []
         for name in self.going:
@@ -320,7 +320,7 @@ class ReclaimPlan:
                 continue
             try:
                 previous_stop = forbid_start(run)
-                if has_revived(run, ends.get(name, 0.0)):
+                if has_revived(run, end_times.get(name, 0.0)):
                     allow_start(run, previous_stop)
                     self.revived.append(name)
                 elif self._whole:

@@ -106,7 +106,7 @@ def is_withheld(names: Sequence[str], hidden: bool) -> bool:
     return any(name.lower() == ".git" or (name.startswith(".") and not hidden) for name in names)
 
 
-def files(run: Dict[str, Any], left: WithheldFiles) -> Iterator[str]:
+def files(run: Dict[str, Any], unsent_files: WithheldFiles) -> Iterator[str]:
     """Yield the paths, relative to the run directory, of the regular files that match."""
     top = run["path"]
     skip = set(run.get("skip", ()))
@@ -114,15 +114,17 @@ def files(run: Dict[str, Any], left: WithheldFiles) -> Iterator[str]:
         relative_folder = os.path.relpath(folder, top)
         if relative_folder == ".":
             relative_folder = ""
-            left.counts["skipped"] = sorted(
-                name for name in subfolders + names if name in skip and left.matches(name)
+            unsent_files.counts["skipped"] = sorted(
+                name for name in subfolders + names if name in skip and unsent_files.matches(name)
             )
             subfolders[:] = [name for name in subfolders if name not in skip]
             names[:] = [name for name in names if name not in skip]
         links = [name for name in subfolders if os.path.islink(os.path.join(folder, name))]
         for name in names + links:
             path = os.path.join(relative_folder, name)
-            if left.matches(path) and left.takes(path, os.lstat(os.path.join(top, path)).st_mode):
+            if unsent_files.matches(path) and unsent_files.takes(
+                path, os.lstat(os.path.join(top, path)).st_mode
+            ):
                 yield path
 
 

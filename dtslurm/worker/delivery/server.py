@@ -36,7 +36,7 @@ from typing import IO, Any, Dict, Iterator, Optional, Tuple
 from ..lib.disk import WorkerError, doing, raw, text
 from .install_run import check, place
 from .objects import Objects, choose_objects_folder
-from .prebuilt_tree import detached, folder_of, make_spare, take_spare
+from .prebuilt_tree import folder_of, make_spare, run_detached, take_spare
 
 IDLE_S = 900.0
 QUIET_S = 1.0  # the client is idle after this time: prebuild a tree
@@ -115,7 +115,7 @@ class InputStream:
             raise WorkerError("refused", "the request is not an object")
         return request
 
-    def parts(self, packed: bool) -> Iterator[bytes]:
+    def parts(self, is_compressed: bool) -> Iterator[bytes]:
         """Yield the content of a blob in parts."""
         decompressor = zlib.decompressobj()
         while True:
@@ -123,12 +123,12 @@ class InputStream:
             if not length:
                 break
             chunk = self.take(length)
-            yield decompressor.decompress(chunk) if packed else chunk
-        if packed:
+            yield decompressor.decompress(chunk) if is_compressed else chunk
+        if is_compressed:
             yield decompressor.flush()
 
 
-def store_objects(stream: InputStream, objects: Objects, trouble: Optional[WorkerError]) -> None:
+def store_objects(stream: InputStream, objects: Objects, problems: Optional[WorkerError]) -> None:
     """Store all received objects, to the end of the input: the sender does not read an answer before."""
     try:
         while True:
@@ -138,18 +138,18 @@ def store_objects(stream: InputStream, objects: Objects, trouble: Optional[Worke
             key = stream.take(ord(stream.take(1))).decode("ascii")
             parts = stream.parts(kind == b"z")
             try:
-                if trouble is None:
+                if problems is None:
                     objects.add(key, parts)
             except WorkerError as outcome:
                 if outcome.key == "cut":
                     raise
-                trouble = outcome
+                problems = outcome
             for _ in parts:
                 pass
     finally:
         objects.settle()
-    if trouble is not None:
-        raise trouble
+    if problems is not None:
+        raise problems
 
 
 def receive(stream: InputStream, request: Dict[str, Any]) -> Dict[str, Any]:
@@ -215,6 +215,6 @@ def main() -> int:
         if is_last or not stream.more(QUIET_S):
             if last_installed and folder_of(last_installed):
                 request, last_installed = last_installed, {}
-                detached(lambda: make_spare(request))  # noqa: B023  called at once
+                run_detached(lambda: make_spare(request))  # noqa: B023  called at once
             if is_last or not stream.more(IDLE_S):
                 return code

@@ -144,7 +144,7 @@ def pieces(text: bytes, words: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def hits(
-    candidates: List[Candidate], by_word: Dict[bytes, List[LogSignature]], lines: Lines, written: float
+    candidates: List[Candidate], by_word: Dict[bytes, List[LogSignature]], lines: Lines, last_write: float
 ) -> List[List[Any]]:
     """Return [signature, line number, text, groups, time, count, went on, bytes after] of each hit."""
     by_signature: Dict[int, List[Tuple[int, int, str, Dict[str, str]]]] = {}
@@ -169,7 +169,9 @@ def hits(
         for number, offset, text, groups in hits_of_signature:
             went_on = training_went_on(lines, offset, offset + len(text) + 1)
             bytes_after = lines.size - offset - len(text)
-            rows.append([key, number, text, groups, stamp(text, written), counts[key], went_on, bytes_after])
+            rows.append(
+                [key, number, text, groups, stamp(text, last_write), counts[key], went_on, bytes_after]
+            )
     return sorted(rows, key=lambda hit: (hit[1], hit[0]))
 
 

@@ -58,7 +58,7 @@ def training_went_on(lines: Lines, start: int, end: int) -> bool:
     return repeated >= 3 or any(len(texts) >= 5 for texts in lines_by_mask.values())
 
 
-def stamp(text: str, written: float) -> Optional[float]:
+def stamp(text: str, last_write: float) -> Optional[float]:
     """Return the time in a line, in this machine's time zone; None without a time stamp."""
     match = STAMP.search(text)
     if match:
@@ -67,7 +67,7 @@ def stamp(text: str, written: float) -> Optional[float]:
         match = GLOG.search(text)
         if not match:
             return None
-        values = [time.localtime(written).tm_year, *(int(value) for value in match.groups())]
+        values = [time.localtime(last_write).tm_year, *(int(value) for value in match.groups())]
     try:
         return time.mktime((*values, 0, 0, -1))  # type: ignore[arg-type]
     except (ValueError, OverflowError):

@@ -75,7 +75,7 @@ class Search:
         return self.within(handle, 0, HEAD, 1) + self.within(handle, start, size, number)
 
     def within(
-        self, handle: int, start: int, end: int, number: int, patience: Optional[int] = None
+        self, handle: int, start: int, end: int, number: int, time_limit_s: Optional[int] = None
     ) -> List[Candidate]:
         """Return the lines with a word between two offsets; ``number`` is the number of the first line."""
         matches: List[Candidate] = []
@@ -93,7 +93,7 @@ class Search:
                 data, rest, block_size = data[:cut], data[cut:], PIECE
             else:
                 rest = b""
-            possible_words, line_count = self.words_in(data, patience)
+            possible_words, line_count = self.words_in(data, time_limit_s)
             if possible_words:
                 matches += lines_with(data, possible_words, start, number)
                 if len(matches) > 2 * MANY:
@@ -102,7 +102,7 @@ class Search:
             number += line_count
         return matches[:FIRST] + matches[FIRST:][-MANY:]
 
-    def words_in(self, data: bytes, patience: Optional[int]) -> Tuple[List[bytes], int]:
+    def words_in(self, data: bytes, time_limit_s: Optional[int]) -> Tuple[List[bytes], int]:
         """Return the words that may occur in a block, and the number of lines that end in it."""
         masked_lines = data.translate(LINE_ENDS, NUMBERS).split(b"\n")
         line_count = data.count(b"\n") if b"\r" in data else len(masked_lines) - 1
@@ -112,7 +112,7 @@ class Search:
         text = b"\n".join(kinds)
         if len(text) > len(data) // UNLIKE + 1000:
             self.unlike += 1
-            if patience is not None and self.unlike > patience:
+            if time_limit_s is not None and self.unlike > time_limit_s:
                 raise TooManyLineKinds
         possible_words = [word for word, bare in self.bare if bare in text]
         if not possible_words and len(self.harmless) < KNOWN:
@@ -124,20 +124,20 @@ class Search:
         try:
             lines_by_path = by_grep(paths, self.words)
         except OSError:  # grep is not installed
-            return {path: self.patiently(path, WHOLE) for path in paths}
+            return {path: self.search_tail(path, WHOLE) for path in paths}
         for path in paths:
             if len(lines_by_path.setdefault(path, [])) >= MANY:  # grep stopped after so many lines
                 first = lines_by_path[path][:FIRST]
-                last = self.patiently(path, TAIL)
+                last = self.search_tail(path, TAIL)
                 lines_by_path[path] = first + [candidate for candidate in last if candidate[1] > first[-1][1]]
         return lines_by_path
 
-    def patiently(self, path: str, most: int) -> List[Candidate]:
-        """Return the lines with a word in the last ``most`` bytes of a log, whatever its lines are like."""
+    def search_tail(self, path: str, max_bytes: int) -> List[Candidate]:
+        """Return the lines with a word in the last ``max_bytes`` of a log, however long its lines are."""
         try:
             with open(path, "rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
-                start, number = after_lines(file.fileno(), max(0, size - most))
+                start, number = after_lines(file.fileno(), max(0, size - max_bytes))
                 return self.within(file.fileno(), start, size, number)
         except OSError:
             return []

@@ -11,8 +11,8 @@ import zlib
 from typing import Any, Dict
 
 
-def tell(mark: str, found: Dict[str, Any]) -> None:
+def tell(mark: str, values: Dict[str, Any]) -> None:
     """Print the answer."""
-    compressed = zlib.compress(json.dumps(found).encode(), 1)
+    compressed = zlib.compress(json.dumps(values).encode(), 1)
     sys.stdout.write("\n" + mark + base64.b64encode(compressed).decode() + "\n")
     sys.stdout.flush()

@@ -117,8 +117,8 @@ def sync_folder(folder: bytes) -> None:
             os.close(fd)
 
 
-def do_in_parallel(items: Sequence[Item], act: Callable[[Item], None]) -> None:
-    """Call ``act`` for many files at once, so that a journal or a file server commits them together.
+def do_in_parallel(items: Sequence[Item], function: Callable[[Item], None]) -> None:
+    """Call ``function`` for many files at once, so that a journal or a file server commits them together.
 
     Raises:
         OSError, WorkerError: the first error, after all calls have ended.
@@ -133,7 +133,7 @@ def do_in_parallel(items: Sequence[Item], act: Callable[[Item], None]) -> None:
             except IndexError:
                 return
             try:
-                act(item)
+                function(item)
             except (OSError, WorkerError) as error:
                 errors.append(error)
 

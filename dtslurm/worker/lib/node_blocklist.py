@@ -40,24 +40,24 @@ def read_supervisor_notes(run_roots: Sequence[str]) -> List[str]:
     lines: List[str] = []
     for root in run_roots:
         try:
-            lines += exchange(supervisor_file(root), [], own=True)
+            lines += exchange(supervisor_file(root), [], is_own_file=True)
         except OSError:  # a file that cannot be read, or that others can write to, excludes no node
             continue
     return lines
 
 
-def note_line(cluster: str, node: str, reason: str, job: str, when: float) -> str:
+def note_line(cluster: str, node: str, reason: str, job: str, noted_at: float) -> str:
     """Return a note that a run excluded a node, as `dtslurm.model.nodes.line` writes it."""
     note = {"schema": 1, "node": node, "cluster": cluster, "reason": reason, "evidence": "", "job": job}
-    note.update(by="dtslurm", when=when, expires=when + HOLDS_S, removed=False)
+    note.update(by="dtslurm", when=noted_at, expires=noted_at + HOLDS_S, removed=False)
     return json.dumps(note)
 
 
-def exchange(path: str, lines: Sequence[str], mode: int = 0o600, own: bool = False) -> List[str]:
+def exchange(path: str, lines: Sequence[str], mode: int = 0o600, is_own_file: bool = False) -> List[str]:
     """Append lines to a file, and return all its lines; none if there is no file and nothing to append.
 
     Args:
-        own: the file must belong to the user, and no other user may be able to write to it.
+        is_own_file: the file must belong to the user, and no other user may be able to write to it.
 
     Raises:
         OSError: the file cannot be read or written, is no regular file, or does not belong to the user.
@@ -74,7 +74,7 @@ def exchange(path: str, lines: Sequence[str], mode: int = 0o600, own: bool = Fal
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
-        if own and (status.st_uid != os.geteuid() or status.st_mode & 0o022):
+        if is_own_file and (status.st_uid != os.geteuid() or status.st_mode & 0o022):
             raise OSError(errno.EPERM, "other users can write to it")
         if lines:
             _append_lines(descriptor, lines, mode)

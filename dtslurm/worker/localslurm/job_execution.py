@@ -101,19 +101,19 @@ class JobExecution(object):
 
     # ---- ending ----
 
-    def _log_cancellation(self, why: str) -> None:
+    def _log_cancellation(self, reason: str) -> None:
         text = "slurmstepd-{}: error: *** JOB {} ON {} CANCELLED AT {}{} ***\n".format(
-            node_name(1), self.job, node_name(1), time.strftime("%Y-%m-%dT%H:%M:%S"), why
+            node_name(1), self.job, node_name(1), time.strftime("%Y-%m-%dT%H:%M:%S"), reason
         )
         with contextlib.suppress(OSError):
             os.write(self.error_file, text.encode())
 
-    def terminate(self, ended_as: str, why: str = "") -> None:
+    def terminate(self, ended_as: str, reason: str = "") -> None:
         """Send SIGTERM to every process; processes still running after KillWait are killed."""
         if self.kill_at is not None:
             return
         self.ended_as = ended_as
-        self._log_cancellation(why)
+        self._log_cancellation(reason)
         pids = self._processes()
         # srun keeps running to collect the exits of its tasks; it would forward the same signal a second
         # time.
@@ -193,7 +193,7 @@ class JobExecution(object):
                 process.send(self._processes()["steps"], getattr(signal, name))
             with self.state.locked():
                 if self.state.read_ask(self.job) == pending_request:
-                    self.state.write_ask(self.job, "")
+                    self.state.write_request(self.job, "")
         elif self.told_to_stop:
             self.terminate("NODE_FAIL", " DUE TO NODE FAILURE")
 

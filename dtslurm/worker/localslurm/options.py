@@ -45,19 +45,19 @@ def _resolve_long_name(word: str, options: Table) -> str:
     return candidates[0]
 
 
-def _take_value(name: str, given: Optional[str], rest: List[str], kind: int) -> Optional[str]:
+def _take_value(name: str, value: Optional[str], remaining_words: List[str], kind: int) -> Optional[str]:
     if kind == NONE:
-        if given is not None:
+        if value is not None:
             raise Refused(["--{} takes no value".format(name)])
         return None
-    if given is None and kind == NEEDED:
-        if not rest:
+    if value is None and kind == NEEDED:
+        if not remaining_words:
             raise Refused(["--{} needs a value".format(name)])
-        return rest.pop(0)
-    return given
+        return remaining_words.pop(0)
+    return value
 
 
-def _parse_letters(word: str, rest: List[str], options: Table) -> Parsed:
+def _parse_letters(word: str, remaining_words: List[str], options: Table) -> Parsed:
     parsed: Parsed = []
     by_letter = {option.letter: name for name, option in options.items() if option.letter}
     while word:
@@ -69,7 +69,7 @@ def _parse_letters(word: str, rest: List[str], options: Table) -> Parsed:
             parsed.append((name, None))
             word = word[1:]
             continue
-        parsed.append((name, _take_value(name, word[1:] or None, rest, kind)))
+        parsed.append((name, _take_value(name, word[1:] or None, remaining_words, kind)))
         break
     return parsed
 

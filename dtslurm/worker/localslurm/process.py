@@ -218,13 +218,13 @@ def reap() -> Dict[int, int]:
         status_by_pid[pid] = status
 
 
-def kill_below(keep: Iterable[int] = (), patience: float = 5.0) -> Dict[int, int]:
-    """Kill every descendant of this process except ``keep``; return the wait statuses collected meanwhile."""
+def kill_below(kept_pids: Iterable[int] = (), timeout_s: float = 5.0) -> Dict[int, int]:
+    """Kill every descendant of this process except ``kept_pids``; return their wait statuses."""
     status_by_pid: Dict[int, int] = {}
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout_s
     while True:
         status_by_pid.update(reap())
-        remaining = descendants([os.getpid()]) - set(keep)
+        remaining = descendants([os.getpid()]) - set(kept_pids)
         if not remaining or time.monotonic() > deadline:
             return status_by_pid
         send(remaining, signal.SIGKILL)

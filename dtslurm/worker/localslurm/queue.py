@@ -88,11 +88,11 @@ def _split_id(text: str) -> Tuple[int, Optional[int]]:
     return int(job), int(task) if task else None
 
 
-def unknown_dependencies(state: State, wanted: List[Tuple[str, str]]) -> List[str]:
+def find_unknown_dependencies(state: State, dependencies: List[Tuple[str, str]]) -> List[str]:
     """Return the problems of dependencies: jobs that do not exist."""
     return [
         "--dependency={}:{}: there is no job {}".format(kind, job, job)
-        for kind, job in wanted
+        for kind, job in dependencies
         if kind != "singleton" and not find_records(state, *_split_id(job))
     ]
 
@@ -104,7 +104,7 @@ def add(state: State, request: Dict[str, Any], script: str, common: Dict[str, An
         Refused: the job depends on jobs that do not exist.
         OSError: the files could not be written; no job was created.
     """
-    problems = unknown_dependencies(state, request["dependency"])
+    problems = find_unknown_dependencies(state, request["dependency"])
     if problems:
         raise Refused(problems)
     tasks: List[Optional[int]] = list(request["array_tasks"] or [None])
@@ -320,7 +320,7 @@ def cancel(state: State, record: Record) -> None:
         record.update(exit_code=0, signal_number=None)
         finish(state, record, "CANCELLED", "None")
     elif record["state"] == "RUNNING":
-        state.write_ask(record["id"], "cancel")
+        state.write_request(record["id"], "cancel")
 
 
 def signal_steps(state: State, record: Record, name: str) -> None:
@@ -333,7 +333,7 @@ def signal_steps(state: State, record: Record, name: str) -> None:
         raise Refused(["job {} does not run".format(shown_id(record))])
     pending_request = state.read_ask(record["id"]) or "signal"
     if pending_request.startswith("signal"):  # otherwise the job is being cancelled or requeued
-        state.write_ask(record["id"], pending_request + " " + name)
+        state.write_request(record["id"], pending_request + " " + name)
 
 
 def put_back(state: State, record: Record) -> None:
@@ -356,7 +356,7 @@ def requeue(state: State, record: Record) -> None:
         raise Refused(["job {} is pending already".format(shown_id(record))])
     if record["state"] == "RUNNING":
         if state.read_ask(record["id"]) != "cancel":
-            state.write_ask(record["id"], "requeue")
+            state.write_request(record["id"], "requeue")
         return
     put_back(state, record)
     wake_later(state, record)

@@ -65,11 +65,11 @@ def spread(tasks: int, room: List[int]) -> List[int]:
     return placed
 
 
-def _count_tasks_per_node(read: Dict[str, Any], machine: Machine) -> List[int]:
+def _count_tasks_per_node(options: Dict[str, Any], machine: Machine) -> List[int]:
     """Return the number of tasks on each node."""
-    tasks, per_node = read.get("ntasks"), read.get("ntasks-per-node")
-    cpus_per_task = read.get("cpus-per-task", 1)
-    nodes = read.get("nodes")
+    tasks, per_node = options.get("ntasks"), options.get("ntasks-per-node")
+    cpus_per_task = options.get("cpus-per-task", 1)
+    nodes = options.get("nodes")
     if tasks is None:
         return [per_node or 1] * (nodes or 1)
     if nodes is None:
@@ -79,10 +79,10 @@ def _count_tasks_per_node(read: Dict[str, Any], machine: Machine) -> List[int]:
     return spread(tasks, [per_node if per_node and per_node * nodes == tasks else tasks] * nodes)
 
 
-def _gpus_per_node(read: Dict[str, Any], nodes: int) -> int:
-    if "gpus-per-node" in read or "gres" in read:
-        return int(read.get("gpus-per-node", read.get("gres", 0)))
-    total = int(read.get("gpus", 0))
+def _gpus_per_node(options: Dict[str, Any], nodes: int) -> int:
+    if "gpus-per-node" in options or "gres" in options:
+        return int(options.get("gpus-per-node", options.get("gres", 0)))
+    total = int(options.get("gpus", 0))
     if total % nodes:
         raise Refused(
             ["--gpus={} cannot be divided among {} nodes; use --gpus-per-node".format(total, nodes)]

@@ -210,7 +210,7 @@ class Launch(object):
         for task, env, files in prepared:
             pid = process.start(self.step.command, env, cwd, files, task.node_name)
             self.running[pid] = task
-        self.streams.close_given([files for _, _, files in prepared])
+        self.streams.close_task_streams([files for _, _, files in prepared])
 
     def terminate(self, number: int) -> None:
         """Send a signal to all processes of the step; SIGKILL follows after KillWait."""
@@ -258,10 +258,10 @@ class Launch(object):
         ]
         return min(deadlines) - now if deadlines else 60.0
 
-    def _poll_streams(self, wake: int, patience: float) -> None:
+    def _poll_streams(self, wake: int, timeout_s: float) -> None:
         if any(self.streams.pending_input.values()):
-            patience = min(patience, 0.02)
-        for key, _ in self.selector.select(patience):
+            timeout_s = min(timeout_s, 0.02)
+        for key, _ in self.selector.select(timeout_s):
             if key.fd == wake:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake, 4096)

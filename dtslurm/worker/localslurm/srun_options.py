@@ -180,20 +180,20 @@ def _count_tasks(options: Dict[str, Any], record: Record) -> _Counts:
     return _Counts(tasks, nodes, per_node, warnings)
 
 
-def _distribute(counts: List[int], how: str) -> List[List[int]]:
+def _distribute(counts: List[int], distribution: str) -> List[List[int]]:
     """Return each node's task ids: ``block`` fills node after node, ``cyclic`` assigns tasks round-robin."""
     ids: List[List[int]] = [[] for _ in counts]
-    kind = how.partition(":")[0].partition(",")[0].lower()
+    kind = distribution.partition(":")[0].partition(",")[0].lower()
     plane = 1
     if kind.startswith("plane="):
         size = kind[len("plane=") :]
         if not size.isdecimal() or int(size) == 0:
-            raise Refused(["Invalid --distribution specification: {}".format(how)])
+            raise Refused(["Invalid --distribution specification: {}".format(distribution)])
         plane = int(size)
     elif kind in ("", "*", "block"):
         plane = max(counts)
     elif kind != "cyclic":
-        raise Refused(["the embedded scheduler does not offer --distribution={}".format(how)])
+        raise Refused(["the embedded scheduler does not offer --distribution={}".format(distribution)])
     task, total = 0, sum(counts)
     while task < total:
         for index, count in enumerate(counts):
@@ -225,12 +225,12 @@ def _select_gpus(options: Dict[str, Any], record: Record, index: int) -> List[st
     return allocated[:requested]
 
 
-def _place_tasks(count: _Counts, chosen: List[int], each: Optional[int], record: Record) -> List[int]:
+def _place_tasks(count: _Counts, nodes: List[int], each: Optional[int], record: Record) -> List[int]:
     """Return the number of tasks for each of the chosen nodes."""
-    tasks_that_fit = [record["cpus_per_node"][index] // (each or 1) for index in chosen]
+    tasks_that_fit = [record["cpus_per_node"][index] // (each or 1) for index in nodes]
     if count.per_node and count.per_node <= min(tasks_that_fit):
-        return [count.per_node] * len(chosen)
-    if count.tasks == record["ntasks"] and len(chosen) == record["nodes"] and not each:
+        return [count.per_node] * len(nodes)
+    if count.tasks == record["ntasks"] and len(nodes) == record["nodes"] and not each:
         return list(record["tasks_per_node"])
     try:
         return spread(count.tasks, tasks_that_fit)
@@ -303,13 +303,13 @@ def tasks_of(step: LocalStep) -> List[Task]:
     return sorted(tasks, key=lambda task: task.id)
 
 
-def bind_gpus(how: Optional[str], gpus: List[str], local_id: int) -> List[str]:
+def bind_gpus(binding: Optional[str], gpus: List[str], local_id: int) -> List[str]:
     """Return the GPUs of the node that a task sees.
 
     Raises:
         Refused: a --gpu-bind type that the embedded scheduler does not support.
     """
-    kind, _, detail = (how or "none").replace("verbose,", "").partition(":")
+    kind, _, detail = (binding or "none").replace("verbose,", "").partition(":")
     if kind in ("none", "closest", "verbose", "v", ""):
         return gpus
     try:
@@ -322,8 +322,8 @@ def bind_gpus(how: Optional[str], gpus: List[str], local_id: int) -> List[str]:
             indices = detail.split(",")
             return [gpus[int(indices[local_id % len(indices)])]] if gpus else []
     except (ValueError, IndexError):
-        raise Refused(["Invalid --gpu-bind specification: {}".format(how)]) from None
-    raise Refused(["the embedded scheduler does not offer --gpu-bind={}".format(how)])
+        raise Refused(["Invalid --gpu-bind specification: {}".format(binding)]) from None
+    raise Refused(["the embedded scheduler does not offer --gpu-bind={}".format(binding)])
 
 
 def working_folder(step: LocalStep) -> str:

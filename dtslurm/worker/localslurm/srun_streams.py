@@ -140,9 +140,9 @@ class Streams(object):
                 del self.pending_input[target]
                 os.close(target)
 
-    def close_given(self, given: List[process.Files]) -> None:
+    def close_task_streams(self, descriptors: List[process.Files]) -> None:
         """Close this process's copies of the tasks' streams, and start to feed the input."""
-        for fd in {fd for files in given for fd in files if fd > 2}:
+        for fd in {fd for files in descriptors for fd in files if fd > 2}:
             os.close(fd)
         if self.inputs:
             self.selector.register(0, selectors.EVENT_READ, self._pump_input)

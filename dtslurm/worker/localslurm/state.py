@@ -152,6 +152,6 @@ class State(object):
         except OSError:
             return ""
 
-    def write_ask(self, job: int, what: str) -> None:
+    def write_request(self, job: int, request: str) -> None:
         """Write a request to a running job's keeper. The caller must hold the lock."""
-        write_file(self.job_dir(job, "ask"), what)
+        write_file(self.job_dir(job, "ask"), request)

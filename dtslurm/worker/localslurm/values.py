@@ -160,12 +160,12 @@ def job_id(text: str) -> Tuple[int, Optional[int]]:
 def expand_name(pattern: str, fields: Dict[str, str]) -> str:
     """Replace ``%j`` and similar fields in a file name; ``%4t`` pads with zeros; unknown fields are kept."""
 
-    def replacement(found: "re.Match[str]") -> str:
-        if found.group(2) == "%":
+    def replacement(match: "re.Match[str]") -> str:
+        if match.group(2) == "%":
             return "%"
-        if found.group(2) not in fields:
-            return found.group(0)
-        text = fields[found.group(2)]
-        return text.zfill(min(int(found.group(1) or 0), 10)) if text.isdecimal() else text
+        if match.group(2) not in fields:
+            return match.group(0)
+        text = fields[match.group(2)]
+        return text.zfill(min(int(match.group(1) or 0), 10)) if text.isdecimal() else text
 
     return re.sub(r"%(\d*)([A-Za-z%])", replacement, pattern)

@@ -29,8 +29,8 @@ def parse_object(text: bytes) -> Dict[str, Any]:
     return json_records.parse_object(text[len(prefix) :]) if text.startswith(prefix) else {}
 
 
-def listed(names: Any, most: int = 4) -> str:
+def join_names(names: Any, max_names: int = 4) -> str:
     """Return a list of a few names as text."""
     names = list(names)
-    suffix = " and {} more".format(len(names) - most) if len(names) > most else ""
-    return ", ".join(map(str, names[:most])) + suffix
+    suffix = " and {} more".format(len(names) - max_names) if len(names) > max_names else ""
+    return ", ".join(map(str, names[:max_names])) + suffix

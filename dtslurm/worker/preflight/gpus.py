@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from ..sampler_amd import Amdgpu, RocmSmi
 from ..sampler_nvidia import Nvml
 from ..sampler_values import contents
-from .findings import BAD, OK, UNKNOWN, WARN, Finding, finding, listed
+from .findings import BAD, OK, UNKNOWN, WARN, Finding, finding, join_names
 
 PROGRAM_S = 20.0
 MOST_LINKS = 18  # NVML_NVLINK_MAX_LINKS
@@ -20,15 +20,15 @@ IN_USE = 0.1  # share of a GPU's memory in use before the job's own processes ru
 Gpu = Dict[str, Any]
 
 
-def gpus(wanted: Mapping[str, Any], env: Mapping[str, str], sysfs: str = "/sys") -> List[Finding]:
+def gpus(requirements: Mapping[str, Any], env: Mapping[str, str], sysfs: str = "/sys") -> List[Finding]:
     """Check the GPUs.
 
     Args:
-        wanted: ``gpus``, the number that the job has on this node; ``vendor``; ``intra_node``, how the
+        requirements: ``gpus``, the number that the job has on this node; ``vendor``; ``intra_node``, how the
             profile says that they are linked.
     """
-    count = int(wanted.get("gpus") or 0)
-    vendor = wanted.get("vendor") or "nvidia"
+    count = int(requirements.get("gpus") or 0)
+    vendor = requirements.get("vendor") or "nvidia"
     if not count:
         return []
     if vendor == "amd":
@@ -43,7 +43,7 @@ def gpus(wanted: Mapping[str, Any], env: Mapping[str, str], sysfs: str = "/sys")
         nvml = Nvml(env, count)
     except (OSError, AttributeError):
         return [finding("gpus", BAD, "the NVIDIA driver does not respond: nvmlInit failed")]
-    return by_library(nvml, count, str(wanted.get("intra_node") or ""))
+    return by_library(nvml, count, str(requirements.get("intra_node") or ""))
 
 
 # ---- NVIDIA ----
@@ -56,7 +56,9 @@ def by_library(nvml: Nvml, count: int, intra_node: str) -> List[Finding]:
     responding = nvml.found()
     if len(responding) < device_count.value:
         unresponsive = sorted(set(range(device_count.value)) - {gpu["index"] for gpu in responding})
-        return [finding("gpus", BAD, "GPU {} does not respond to the driver".format(listed(unresponsive)))]
+        return [
+            finding("gpus", BAD, "GPU {} does not respond to the driver".format(join_names(unresponsive)))
+        ]
     findings = [_check_count(len(nvml.gpus), len(responding), count)]
     memory_errors = [_read_memory_errors(nvml, gpu) for gpu in nvml.gpus if "MIG" not in gpu.get("uuid", "")]
     findings.append(memory(memory_errors))
@@ -64,13 +66,13 @@ def by_library(nvml: Nvml, count: int, intra_node: str) -> List[Finding]:
     return findings + in_use(nvml.sample())
 
 
-def _check_count(own: int, seen: int, count: int) -> Finding:
-    if own >= count:
-        return finding("gpus", OK, "{} of {} GPUs respond".format(own, count))
-    if seen < count:
-        return finding("gpus", BAD, "{} of {} GPUs respond".format(seen, count))
+def _check_count(job_gpus: int, visible_gpus: int, count: int) -> Finding:
+    if job_gpus >= count:
+        return finding("gpus", OK, "{} of {} GPUs respond".format(job_gpus, count))
+    if visible_gpus < count:
+        return finding("gpus", BAD, "{} of {} GPUs respond".format(visible_gpus, count))
     return finding(
-        "gpus", WARN, "{} GPUs respond, but the {} GPUs of this job are unknown".format(seen, count)
+        "gpus", WARN, "{} GPUs respond, but the {} GPUs of this job are unknown".format(visible_gpus, count)
     )
 
 
@@ -88,10 +90,10 @@ def _read_memory_errors(nvml: Nvml, gpu: Gpu) -> Gpu:
     }
 
 
-def memory(looked: List[Gpu]) -> Finding:
+def memory(gpu_states: List[Gpu]) -> Finding:
     """Judge memory errors: those not corrected since the driver was loaded, and pending repairs."""
     problems = []
-    for gpu in looked:
+    for gpu in gpu_states:
         if gpu.get("failed"):
             problems.append("GPU {} has no spare rows left to repair its memory".format(gpu["index"]))
         elif gpu.get("pending"):
@@ -101,7 +103,7 @@ def memory(looked: List[Gpu]) -> Finding:
             problems.append(text.format(gpu["index"], gpu["uncorrected"]))
     if problems:
         return finding("ecc", BAD, "; ".join(problems))
-    if all(gpu.get("uncorrected") is None and gpu.get("pending") is None for gpu in looked):
+    if all(gpu.get("uncorrected") is None and gpu.get("pending") is None for gpu in gpu_states):
         return finding("ecc", UNKNOWN, "memory errors cannot be read")
     return finding("ecc", OK, "no uncorrected memory errors")
 
@@ -129,7 +131,7 @@ def links(counts: List[Tuple[int, int]], intra_node: str) -> List[Finding]:
         "GPU {} has {} of {}".format(index, up, most) for index, (up, _) in enumerate(counts) if up < most
     ]
     if fewer:
-        return [finding("nvlink", BAD, "NVLinks that are up: " + listed(fewer))]
+        return [finding("nvlink", BAD, "NVLinks that are up: " + join_names(fewer))]
     return [finding("nvlink", OK, "{} NVLinks are up on each GPU".format(most))]
 
 
@@ -140,7 +142,7 @@ def in_use(sampled: List[Gpu]) -> List[Finding]:
         used, total = gpu.get("memory_used"), gpu.get("memory_total")
         if used is not None and total and used > IN_USE * total:
             problems.append("GPU {}: {:.1f} GiB".format(gpu.get("index"), used / 2.0**30))
-    return [finding("gpu-memory", WARN, "already in use: " + listed(problems))] if problems else []
+    return [finding("gpu-memory", WARN, "already in use: " + join_names(problems))] if problems else []
 
 
 FIELDS = (

@@ -4,7 +4,7 @@ import re
 import subprocess
 from typing import List, Optional, Tuple
 
-from .findings import BAD, OK, UNKNOWN, WARN, Finding, finding, listed
+from .findings import BAD, OK, UNKNOWN, WARN, Finding, finding, join_names
 
 # Xids that require a reset of the GPU, a reboot or a repair (NVIDIA's Xid catalogue, recommended actions).
 # The application causes others (13, 31, 43), and the driver corrects some (63, 92, 94).
@@ -50,9 +50,9 @@ def judged(log: str, up: float) -> Finding:
                 recent.append((age, number, "{}, {}".format(text, ago(age))))
     severe = [text for age, number, text in recent if age <= FRESH_S and number in SEVERE]
     if severe:
-        return finding("xid", BAD, listed(severe[-2:]))
+        return finding("xid", BAD, join_names(severe[-2:]))
     if recent:
-        return finding("xid", WARN, listed([text for _, _, text in recent[-2:]]))
+        return finding("xid", WARN, join_names([text for _, _, text in recent[-2:]]))
     return finding("xid", OK, "no Xid error that requires a reset within a day")
 
 

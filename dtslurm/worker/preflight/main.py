@@ -24,29 +24,29 @@ class Check(NamedTuple):
     late: str = BAD
 
 
-def checks(wanted: Mapping[str, Any], env: Mapping[str, str], head: str, port: int) -> List[Check]:
+def checks(requirements: Mapping[str, Any], env: Mapping[str, str], head: str, port: int) -> List[Check]:
     """Return the checks for this node.
 
     Args:
-        wanted: the job's requirements and the profile's description of its nodes, as recorded at submission.
+        requirements: those of the job, and the profile's description of its nodes, as of the submission.
         env: ``DTSLURM_SYSFS`` replaces ``/sys``, with ``%N`` for the node's name.
     """
     sysfs = env.get("DTSLURM_SYSFS", "/sys").replace("%N", name_of(env))
-    python, work_dir = str(wanted.get("python") or ""), str(wanted.get("work_dir") or "")
+    python, work_dir = str(requirements.get("python") or ""), str(requirements.get("work_dir") or "")
     node_checks = [
-        Check("hca", lambda: ports.ports(wanted, sysfs)),
-        Check("disk", lambda: places.disk(wanted, env)),
+        Check("hca", lambda: ports.ports(requirements, sysfs)),
+        Check("disk", lambda: places.disk(requirements, env)),
         Check("shm", places.shm),
         Check("run-dir", lambda: places.run_dir(env["DTSLURM_RUN_DIR"])),
-        Check("dns", lambda: network.dns(head, bool(wanted.get("rendezvous"))), late=WARN),
+        Check("dns", lambda: network.dns(head, bool(requirements.get("rendezvous"))), late=WARN),
         Check("clock", lambda: network.clock(head, port, env.get(network.KEY, "")), 20.0, UNKNOWN),
     ]
-    if wanted.get("gpus"):
-        node_checks.append(Check("gpus", lambda: gpus.gpus(wanted, env, sysfs)))
-        if (wanted.get("vendor") or "nvidia") == "nvidia":
+    if requirements.get("gpus"):
+        node_checks.append(Check("gpus", lambda: gpus.gpus(requirements, env, sysfs)))
+        if (requirements.get("vendor") or "nvidia") == "nvidia":
             node_checks.append(Check("xid", kernel.kernel_log, 15.0, UNKNOWN))
-    if wanted.get("framework"):
-        name = str(wanted["framework"])
+    if requirements.get("framework"):
+        name = str(requirements["framework"])
         node_checks.append(
             Check("framework", lambda: framework.framework(python, name, work_dir), LIMIT_S - 2.0, WARN)
         )
@@ -79,11 +79,11 @@ def start(check: Check) -> Tuple[int, int]:
         os._exit(0)
 
 
-def run(wanted: List[Check], tell: Callable[[Finding], None]) -> None:
+def run(requirements: List[Check], tell: Callable[[Finding], None]) -> None:
     """Run all checks at the same time, and pass on each finding as it arrives."""
     started_at = time.monotonic()
     waiting: Dict[int, Tuple[Check, int, bytes]] = {}
-    for check in wanted:
+    for check in requirements:
         pid, descriptor = start(check)
         waiting[descriptor] = (check, pid, b"")
     while waiting:

@@ -15,13 +15,13 @@ KEY = "DTSLURM_CLOCK_KEY"
 SIGNATURE, NONCE, MOST = 32, 16, 128  # bytes; MOST of any message
 
 
-def dns(head: str, needed: bool) -> List[Finding]:
+def dns(head: str, is_required: bool) -> List[Finding]:
     """Check that the first node's name has an address: the ranks' rendezvous uses it."""
     try:
         addresses = socket.getaddrinfo(head, None, 0, socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         text = "the name {} has no address here: {}".format(head, error)
-        return [finding("dns", BAD if needed else WARN, text)]
+        return [finding("dns", BAD if is_required else WARN, text)]
     return [finding("dns", OK, "{} is {}".format(head, addresses[0][4][0]))]
 
 

@@ -14,9 +14,9 @@ LITTLE = {"disk": (64 * MIB, GIB), "shm": (32 * MIB, GIB)}
 FAULTS = (errno.EIO, errno.EROFS, errno.ENOSPC, errno.ESTALE, errno.ENOTCONN, errno.EDQUOT, errno.ENODEV)
 
 
-def disk(wanted: Mapping[str, Any], env: Mapping[str, str]) -> List[Finding]:
+def disk(requirements: Mapping[str, Any], env: Mapping[str, str]) -> List[Finding]:
     """Check the node's local disk: the profile's, else the folder for temporary files."""
-    profile_path = os.path.expandvars(os.path.expanduser(str(wanted.get("local_disk") or "")))
+    profile_path = os.path.expandvars(os.path.expanduser(str(requirements.get("local_disk") or "")))
     path = profile_path or env.get("TMPDIR") or "/tmp"  # noqa: S108
     if "$" in path or not os.path.isdir(path):
         return [finding("disk", UNKNOWN, "there is no folder {}".format(path))]

@@ -6,7 +6,7 @@ import re
 from typing import Any, Dict, List, Mapping, Optional
 
 from ..sampler_values import contents
-from .findings import BAD, OK, UNKNOWN, WARN, Finding, finding, listed
+from .findings import BAD, OK, UNKNOWN, WARN, Finding, finding, join_names
 
 SLACK = 0.95  # the kernel reports rounded rates
 
@@ -32,37 +32,41 @@ def list_ports(sysfs: str) -> List[Port]:
     return all_ports
 
 
-def ports(wanted: Mapping[str, Any], sysfs: str = "/sys") -> List[Finding]:
+def ports(requirements: Mapping[str, Any], sysfs: str = "/sys") -> List[Finding]:
     """Compare the adapters with the profile's description.
 
     Args:
-        wanted: ``hcas``, names of required adapters; ``nic_count`` and ``rate_gbps``, how many must be up,
-            and how fast, if no names are given; ``nodes``, the size of the job: a single node can do without
+        requirements: ``hcas``, names of required adapters; ``nic_count`` and ``rate_gbps``, how many must be
+            up, and how fast, if no names are given; ``nodes``, the size of the job: a single node can do without
             adapters.
     """
-    names = [re.sub(r"^[=^]|:1$", "", str(name)) for name in wanted.get("hcas") or []]
-    count = wanted.get("nic_count") if wanted.get("rdma") else None
+    names = [re.sub(r"^[=^]|:1$", "", str(name)) for name in requirements.get("hcas") or []]
+    count = requirements.get("nic_count") if requirements.get("rdma") else None
     all_ports = list_ports(sysfs)
     if not all_ports and not names:
         return [finding("hca", UNKNOWN, "no adapter is visible")] if count else []
-    fault = BAD if int(wanted.get("nodes") or 1) > 1 else WARN
-    least_rate: Optional[float] = wanted.get("rate_gbps") if wanted.get("rdma") else None
+    fault = BAD if int(requirements.get("nodes") or 1) > 1 else WARN
+    least_rate: Optional[float] = requirements.get("rate_gbps") if requirements.get("rdma") else None
     if names:
         problems = [problem for name in names for problem in _find_problems(name, all_ports, least_rate)]
-        return [finding("hca", fault, listed(problems))] if problems else [_report_ok(len(names), least_rate)]
+        return (
+            [finding("hca", fault, join_names(problems))]
+            if problems
+            else [_report_ok(len(names), least_rate)]
+        )
     active = [port for port in all_ports if port["state"] == "ACTIVE" and not _is_slow(port, least_rate)]
     if count and len(active) < int(count):
         problems = [
             problem for port in all_ports for problem in _find_problems(port["name"], [port], least_rate)
         ]
         text = "{} of {} adapters are up: {}".format(
-            len(active), count, listed(problems) or "the others are missing"
+            len(active), count, join_names(problems) or "the others are missing"
         )
         return [finding("hca", fault, text)]
     down = ["{} is {}".format(port["name"], port["state"] or "in an unknown state") for port in all_ports]
     down = [text for text, port in zip(down, all_ports) if port["state"] != "ACTIVE"]  # noqa: B905 - as of 3.10
     if down and not count:
-        return [finding("hca", WARN if len(down) == len(all_ports) else OK, listed(down))]
+        return [finding("hca", WARN if len(down) == len(all_ports) else OK, join_names(down))]
     return [_report_ok(len(active), least_rate)]
 
 

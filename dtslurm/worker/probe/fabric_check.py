@@ -23,7 +23,7 @@ def fail(message: str) -> None:
     os._exit(86)  # threads that wait for the network would block a normal exit
 
 
-def main(path: str, expected: float, fabric: str, limit: float = 30, wait: float = 180) -> None:
+def main(path: str, expected_gbs: float, fabric: str, limit: float = 30, wait: float = 180) -> None:
     """Measure the bandwidth, and judge it on rank 0."""
     for name, slurm in [("RANK", "PROCID"), ("WORLD_SIZE", "NTASKS"), ("LOCAL_RANK", "LOCALID")]:
         os.environ[name] = os.environ.get("SLURM_" + slurm) or os.environ[name]
@@ -58,14 +58,14 @@ def main(path: str, expected: float, fabric: str, limit: float = 30, wait: float
     if fabric != "any" and tcp_hosts:
         problem = "NCCL uses TCP (NET/Socket) on {} instead of {}; check NCCL's plugin and the driver there"
         problem = problem.format(", ".join(tcp_hosts[:8]), fabric)
-    elif best_busbw < expected / 2:
+    elif best_busbw < expected_gbs / 2:
         problem = "{:.3g} GB/s by {}, less than half of the {:g} expected; {}; {}"
-        problem = problem.format(best_busbw, backend, expected, slowest_text, LOOK)
+        problem = problem.format(best_busbw, backend, expected_gbs, slowest_text, LOOK)
     report = {
         "schema": 1,
         "backend": backend,
         "busbw_gbs": best_busbw,
-        "expected_gbs": expected,
+        "expected_gbs": expected_gbs,
         "sizes": busbw,
     }
     report.update(

@@ -85,11 +85,11 @@ def _list_amd_gpus(root: str) -> List[Record]:
     return found_gpus
 
 
-def links(found: Sequence[Record], root: str = "") -> Record:
+def links(gpu_list: Sequence[Record], root: str = "") -> Record:
     """Return how GPUs are linked: ``kind``, and each GPU's GB/s in one direction if that is reported."""
-    if len(found) < 2:
+    if len(gpu_list) < 2:
         return {}
-    if found[0]["vendor"] == "amd":
+    if gpu_list[0]["vendor"] == "amd":
         topology = run_tool(["rocm-smi", "--showtopotype"])
         kinds = set(re.findall(r"\b(XGMI|PCIE)\b", topology.split("GPU0", 1)[-1]))
         return {"kind": "xgmi" if "XGMI" in kinds else "pcie"} if kinds else {}
@@ -104,7 +104,7 @@ def links(found: Sequence[Record], root: str = "") -> Record:
     speeds = re.findall(
         r"^\s*Link \d+: ([\d.]+) GB/s", run_tool(["nvidia-smi", "nvlink", "-s", "-i", "0"]), re.M
     )
-    has_switch = bool(glob.glob(root + "/proc/driver/nvidia-nvswitch/devices/*")) or len(found) > 4
+    has_switch = bool(glob.glob(root + "/proc/driver/nvidia-nvswitch/devices/*")) or len(gpu_list) > 4
     link: Record = {"kind": "nvswitch" if has_switch else "nvlink", "links": max(nvlink_counts), "all": True}
     if speeds:
         link["gbs"] = round(sum(map(float, speeds)), 1)

@@ -136,15 +136,15 @@ def route(peers: Sequence[Sequence[str]], root: str = "") -> Optional[Record]:
     return None
 
 
-def interface_to(there: str, here: str, root: str = "") -> str:
+def interface_to(target_address: str, own_address: str, root: str = "") -> str:
     """Return the interface of the route to an address, by ``ip`` or the kernel's table; empty if unknown."""
-    if here.startswith("127.") or here == "::1":
+    if own_address.startswith("127.") or own_address == "::1":
         return "lo"
-    match = re.search(r"\bdev (\S+)", run_tool(["ip", "-o", "route", "get", there], 5.0))
+    match = re.search(r"\bdev (\S+)", run_tool(["ip", "-o", "route", "get", target_address], 5.0))
     if match:
         return match.group(1)
     try:
-        address = struct.unpack("=I", socket.inet_aton(there))[0]
+        address = struct.unpack("=I", socket.inet_aton(target_address))[0]
     except OSError:
         return ""
     best_prefix, name = -1, ""

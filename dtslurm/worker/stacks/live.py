@@ -42,9 +42,9 @@ def main() -> None:
     answer(node, {"node": node, "ranks": look(ranks, request["run_dir"], request["limit"])})
 
 
-def answer(node: str, found: Dict[str, Any]) -> None:
+def answer(node: str, report: Dict[str, Any]) -> None:
     """Print the report in short lines."""
-    encoded = base64.b64encode(zlib.compress(json.dumps(found).encode(), 6)).decode()
+    encoded = base64.b64encode(zlib.compress(json.dumps(report).encode(), 6)).decode()
     pieces = [encoded[start : start + PIECE] for start in range(0, len(encoded), PIECE)]
     lines = ["{}:{}:{}:{}:{}\n".format(MARK, node, n, len(pieces), piece) for n, piece in enumerate(pieces)]
     sys.stdout.write("".join(lines))

@@ -29,7 +29,7 @@ def read(*path: str) -> str:
         return ""
 
 
-def stacks_of(pid: int, until: float, file: Optional[str]) -> Tuple[str, List[Look], List[str]]:
+def stacks_of(pid: int, deadline: float, file: Optional[str]) -> Tuple[str, List[Look], List[str]]:
     """Return the source of a Python process's stacks, its threads, and why no better source was used."""
     reasons: List[str] = []
     if not os.path.exists(os.path.join(PROC, str(pid))):
@@ -38,11 +38,11 @@ def stacks_of(pid: int, until: float, file: Optional[str]) -> Tuple[str, List[Lo
     if program is None:
         reasons.append("no py-spy in the program's environment or on PATH (pip install py-spy)")
     else:
-        threads, reason = by_py_spy(program, pid, until)
+        threads, reason = read_with_py_spy(program, pid, deadline)
         if threads:
             return "py-spy", threads, reasons
         reasons.append(reason)
-    threads, reason = by_signal(pid, until, file)
+    threads, reason = read_by_signal(pid, deadline, file)
     if threads:
         return "signal", threads, reasons
     reasons.append(reason)
@@ -73,11 +73,11 @@ def py_spy(pid: int) -> Optional[str]:
     return None
 
 
-def by_py_spy(program: str, pid: int, until: float) -> Tuple[List[Look], str]:
+def read_with_py_spy(program: str, pid: int, deadline: float) -> Tuple[List[Look], str]:
     """Return the threads read by py-spy without stopping the process, or the reason of a failure."""
     reason = ""
     for _ in range(3):  # reading can fail while the stack changes
-        patience = min(10.0, until - time.monotonic())
+        patience = min(10.0, deadline - time.monotonic())
         if patience <= 0:
             return [], reason or "no time was left for py-spy"
         argv = [program, "dump", "--json", "--nonblocking", "--pid", str(pid)]
@@ -119,7 +119,7 @@ def _explain_failure(errors: str, code: int) -> str:
     return "py-spy returned no stack (exit code {}): {}".format(code, last_line)
 
 
-def _run(argv: List[str], patience: float) -> Tuple[int, str, str]:
+def _run(argv: List[str], timeout_s: float) -> Tuple[int, str, str]:
     """Run a program and kill it when its time is up."""
     try:
         process = subprocess.Popen(
@@ -128,11 +128,11 @@ def _run(argv: List[str], patience: float) -> Tuple[int, str, str]:
     except OSError as error:
         return 127, "", str(error)
     try:
-        output, errors = process.communicate(timeout=patience)
+        output, errors = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
-        return 124, "", "it did not end within {:.0f} s".format(patience)
+        return 124, "", "it did not end within {:.0f} s".format(timeout_s)
     return process.returncode, output.decode("utf-8", "replace"), errors.decode("utf-8", "replace")
 
 
@@ -142,7 +142,7 @@ def catches(pid: int, number: int) -> bool:
     return match is not None and bool(int(match.group(1), 16) >> (number - 1) & 1)
 
 
-def by_signal(pid: int, until: float, file: Optional[str] = None) -> Tuple[List[Look], str]:
+def read_by_signal(pid: int, deadline: float, file: Optional[str] = None) -> Tuple[List[Look], str]:
     """Return the threads as the program writes them on ``SIGNAL``, or the reason of a failure."""
     if not catches(pid, SIGNAL):
         return (
@@ -156,7 +156,7 @@ def by_signal(pid: int, until: float, file: Optional[str] = None) -> Tuple[List[
         with open(path, "rb") as log:
             log.seek(0, os.SEEK_END)
             os.kill(pid, SIGNAL)
-            written = _read_until_quiet(log, min(until, time.monotonic() + 3))
+            written = _read_until_quiet(log, min(deadline, time.monotonic() + 3))
     except OSError as error:
         return [], "the stacks could not be read: {}".format(error.strerror)
     threads = list(_written_threads(written.decode("utf-8", "replace").splitlines()))
@@ -166,10 +166,10 @@ def by_signal(pid: int, until: float, file: Optional[str] = None) -> Tuple[List[
     return threads[::-1], ""
 
 
-def _read_until_quiet(log: Any, until: float) -> bytes:
+def _read_until_quiet(log: Any, deadline: float) -> bytes:
     """Return what is appended to a file until nothing is appended for a moment."""
     written, idle_rounds = b"", 0
-    while time.monotonic() < until and idle_rounds < 4:
+    while time.monotonic() < deadline and idle_rounds < 4:
         time.sleep(0.05)
         data = log.read(1 << 20)
         written += data

@@ -87,7 +87,9 @@ def look(
         ):
             if second[0] == "py-spy":
                 _add_stacks(
-                    processes[pid], second, moved=_main_frames(threads_by_pid[pid]) != _main_frames(second[1])
+                    processes[pid],
+                    second,
+                    has_moved=_main_frames(threads_by_pid[pid]) != _main_frames(second[1]),
                 )
     return processes
 
@@ -97,10 +99,10 @@ def dump(pids: Sequence[int], interval: float = 1.0, limit: float = 20.0) -> str
     return text(look(pids, interval, limit))
 
 
-def text(looks: Dict[int, Look]) -> str:
+def text(reports: Dict[int, Look]) -> str:
     """Format the answer of `look`, a paragraph for each process."""
     lines = []
-    for pid, process in looks.items():
+    for pid, process in reports.items():
         state = STATES.get(process["state"], process["state"] or "gone")
         lines.append(
             "process {}: {}, {:.1f} cores busy (by {})".format(pid, state, process["cpu"], process["by"])
@@ -116,7 +118,7 @@ def text(looks: Dict[int, Look]) -> str:
 
 
 def _describe_process(
-    pid: int, before: Dict[int, float], passed: float, stacks: Tuple[str, List[Look], List[str]]
+    pid: int, cpu_times: Dict[int, float], elapsed_s: float, stacks: Tuple[str, List[Look], List[str]]
 ) -> Look:
     """Return a process with its threads after the first reading of stacks."""
     process: Look = {
@@ -135,12 +137,12 @@ def _describe_process(
     fields = _read_stat(os.path.join(PROC, str(pid), "stat"))
     process["state"] = fields[1] if fields else ""
     process["cpu"] = round(
-        sum(max(0.0, seconds[tid] - before.get(tid, seconds[tid])) for tid in seconds) / passed, 2
+        sum(max(0.0, seconds[tid] - cpu_times.get(tid, seconds[tid])) for tid in seconds) / elapsed_s, 2
     )
-    for tid in sorted(seconds, key=lambda tid: (tid != pid, before.get(tid, 0) - seconds[tid], tid))[
+    for tid in sorted(seconds, key=lambda tid: (tid != pid, cpu_times.get(tid, 0) - seconds[tid], tid))[
         :SHOWN_THREADS
     ]:
-        cores = max(0.0, seconds[tid] - before.get(tid, seconds[tid])) / passed
+        cores = max(0.0, seconds[tid] - cpu_times.get(tid, seconds[tid])) / elapsed_s
         thread = _read_thread(pid, tid)
         if thread:
             process["threads"].append(dict(thread, cpu=round(cores, 2)))
@@ -149,23 +151,23 @@ def _describe_process(
     return process
 
 
-def _add_stacks(found: Look, stacks: Tuple[str, List[Look], List[str]], moved: Optional[bool]) -> None:
+def _add_stacks(process: Look, stacks: Tuple[str, List[Look], List[str]], has_moved: Optional[bool]) -> None:
     """Add the frames of stacks to the threads that they belong to."""
     by, threads, _ = stacks
     if not threads:
         return
-    found["by"] = by
-    found["moved"] = moved if moved is not None else found["moved"]
-    thread_by_tid = {thread["tid"]: thread for thread in found["threads"]}
+    process["by"] = by
+    process["moved"] = has_moved if has_moved is not None else process["moved"]
+    thread_by_tid = {thread["tid"]: thread for thread in process["threads"]}
     for number, stack in enumerate(threads):
-        tid = stack["tid"] or (found["pid"] if stack.get("main") else -number)
+        tid = stack["tid"] or (process["pid"] if stack.get("main") else -number)
         thread = thread_by_tid.get(tid)
         if thread is None:
             thread = {"tid": tid, "name": "", "state": "", "cpu": 0.0, "waits": "", "frames": []}
-            found["threads"].append(thread)
+            process["threads"].append(thread)
         thread["frames"] = stack["frames"]
         thread["name"] = stack["name"] or thread["name"]
-    found["threads"].sort(key=lambda thread: (thread["tid"] != found["pid"], not thread["frames"]))
+    process["threads"].sort(key=lambda thread: (thread["tid"] != process["pid"], not thread["frames"]))
 
 
 def _main_frames(threads: List[Look]) -> Any:
@@ -255,19 +257,20 @@ def _read_thread(pid: int, tid: int) -> Optional[Look]:
     return {"tid": tid, "name": fields[0], "state": fields[1], "waits": _describe_wait(path), "frames": []}
 
 
-def _describe_wait(place: Tuple[str, ...]) -> str:
+def _describe_wait(proc_path: Tuple[str, ...]) -> str:
     """Return the thread's system call with the file it acts on, and its wait channel in the kernel."""
     parts = []
-    syscall_fields = read(*place, "syscall").split()
+    syscall_fields = read(*proc_path, "syscall").split()
     if syscall_fields and syscall_fields[0].isdigit():
         name = CALLS.get(int(syscall_fields[0]), "system call {}".format(syscall_fields[0]))
         parts.append(name.rstrip("*"))
         if name.endswith("*") and len(syscall_fields) > 1:
             with contextlib.suppress(OSError, ValueError):
                 parts.append(
-                    "of " + os.readlink(os.path.join(PROC, place[0], "fd", str(int(syscall_fields[1], 16))))
+                    "of "
+                    + os.readlink(os.path.join(PROC, proc_path[0], "fd", str(int(syscall_fields[1], 16))))
                 )
-    channel = read(*place, "wchan").strip()
+    channel = read(*proc_path, "wchan").strip()
     if channel not in ("", "0"):
         parts.append("({})".format(channel))
     return " ".join(parts)

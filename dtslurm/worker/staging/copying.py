@@ -40,8 +40,8 @@ def copy(source: str, draft: str, files: Sequence[Listed], progress: Progress) -
     return combined.hexdigest()
 
 
-def _copy_file(source: str, draft: str, listed: Listed, progress: Progress) -> str:
-    relative, size, mtime = listed
+def _copy_file(source: str, draft: str, file_entry: Listed, progress: Progress) -> str:
+    relative, size, mtime = file_entry
     origin, target = at(source, relative), at(draft, relative)
     try:
         status = os.stat(target)
@@ -115,11 +115,11 @@ def _write_tar(source: str, files: Sequence[Listed], target: str) -> str:
     return digest.hexdigest()
 
 
-def unpack(archive: str, draft: str, progress: Progress, wanted: str = "") -> str:
+def unpack(archive: str, draft: str, progress: Progress, checksum: str = "") -> str:
     """Unpack a tar or squashfs file; return the SHA-256 of the archive, empty for squashfs.
 
     Args:
-        wanted: the expected checksum, if known.
+        checksum: the expected checksum, if known.
     """
     shutil.rmtree(draft, ignore_errors=True)
     os.makedirs(draft)
@@ -153,7 +153,7 @@ def unpack(archive: str, draft: str, progress: Progress, wanted: str = "") -> st
         error_text = _read_last_text(stderr_file)
     if process.returncode != 0:
         raise Failed("tar could not unpack {}: {}".format(archive, error_text))
-    if wanted and digest.hexdigest() != wanted:
+    if checksum and digest.hexdigest() != checksum:
         raise Failed("the SHA-256 of {} differs from that of the packed data".format(archive))
     return digest.hexdigest()
 
@@ -186,9 +186,9 @@ def squashed(archive: str) -> int:
     return size
 
 
-def _read_last_text(said: IO[bytes]) -> str:
-    said.seek(0)
-    return said.read().decode("utf-8", "replace").strip()[-300:]
+def _read_last_text(output_file: IO[bytes]) -> str:
+    output_file.seek(0)
+    return output_file.read().decode("utf-8", "replace").strip()[-300:]
 
 
 def rsync(source: str, draft: str, files: Sequence[Listed], progress: Progress) -> str:

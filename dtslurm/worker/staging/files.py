@@ -89,17 +89,17 @@ def tree(source: str) -> List[Listed]:
     return sorted(_list_below(source, "", ()))
 
 
-def _list_below(folder: str, prefix: str, above: Tuple[Tuple[int, int], ...]) -> Iterator[Listed]:
+def _list_below(folder: str, prefix: str, base: Tuple[Tuple[int, int], ...]) -> Iterator[Listed]:
     folder_status = os.stat(folder)
     # A link to a parent folder: do not recurse forever.
-    if (folder_status.st_dev, folder_status.st_ino) in above:
+    if (folder_status.st_dev, folder_status.st_ino) in base:
         return
-    above += ((folder_status.st_dev, folder_status.st_ino),)
+    base += ((folder_status.st_dev, folder_status.st_ino),)
     with os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):  # programs may remove files during the walk
                 if entry.is_dir():
-                    for listed in _list_below(entry.path, prefix + entry.name + "/", above):
+                    for listed in _list_below(entry.path, prefix + entry.name + "/", base):
                         yield listed
                 elif entry.is_file():
                     status = entry.stat()
@@ -197,9 +197,9 @@ class Progress:
             self.next = time.monotonic() + self.every
         self.tell(False)
 
-    def tell(self, done: bool) -> None:
+    def tell(self, is_done: bool) -> None:
         """Write a progress event."""
-        event("staging", bytes=self.bytes, total=self.total, done=done, **self.values)
+        event("staging", bytes=self.bytes, total=self.total, done=is_done, **self.values)
 
 
 def remaining(now: Optional[float] = None) -> Optional[float]:

@@ -412,13 +412,15 @@ def main() -> None:
     parser.add_argument("--from", action="append", default=[], dest="out")
     parsed = parser.parse_args(arguments)
     if parsed.verb == "watch":
-        results.watch(int(parsed.rest[0]), parsed.rest[1], [parse(text, out=True) for text in parsed.out])
+        results.watch(
+            int(parsed.rest[0]), parsed.rest[1], [parse(text, is_stage_out=True) for text in parsed.out]
+        )
         return
     try:
         if parsed.verb == "in":
             Staging(srun, parsed.ranks_per_node).bring([parse(text) for text in parsed.stage])
         else:
-            results.gather(srun, [parse(text, out=True) for text in parsed.out], ask, say)
+            results.gather(srun, [parse(text, is_stage_out=True) for text in parsed.out], ask, say)
     except Failed as error:
         _exit_with_failure(error.args)
     except OSError as error:

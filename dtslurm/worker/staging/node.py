@@ -183,22 +183,22 @@ def _machine() -> str:
         return socket.gethostname()
 
 
-def _find_problem(place: ItemPaths, folder: str, method: str) -> str:
+def _find_problem(item_paths: ItemPaths, folder: str, method: str) -> str:
     """Return why an item cannot be copied to this node, empty if it can."""
     kind = file_system(folder)
     if is_shared(kind):
         return "{} is on {}, which all nodes share; choose a path on the node's local disk".format(
-            place.to, kind
+            item_paths.to, kind
         )
-    if place.theirs():
-        return THEIRS.format(place.theirs())
-    if place.foreign():
-        return "{} already exists and was not staged; remove it, or choose another path".format(place.to)
+    if item_paths.theirs():
+        return THEIRS.format(item_paths.theirs())
+    if item_paths.foreign():
+        return "{} already exists and was not staged; remove it, or choose another path".format(item_paths.to)
     if not os.access(folder, os.W_OK | os.X_OK):
         return "{} cannot be written to".format(folder)
-    if method in ("copy", "rsync", "unpack") and not os.path.exists(place.item.source):
+    if method in ("copy", "rsync", "unpack") and not os.path.exists(item_paths.item.source):
         return "{} does not exist on this node; check that its file system is mounted there".format(
-            place.item.source
+            item_paths.item.source
         )
     tool = {"rsync": "rsync", "unpack": "tar"}.get(method)
     if tool and shutil.which(tool) is None:
@@ -210,14 +210,14 @@ def bring(
     item: Item,
     files: Sequence[Listed],
     method: str,
-    packed: Dict[str, str],
+    packed_file: Dict[str, str],
     nodes: int,
     environ: Dict[str, str],
 ) -> Dict[str, Any]:
     """Copy one item to this node, unless the copy exists; return a summary.
 
     Args:
-        packed: for ``pack`` and ``sbcast``: the ``path`` of the archive, and its ``sha256``.
+        packed_file: for ``pack`` and ``sbcast``: the ``path`` of the archive, and its ``sha256``.
         nodes: number of nodes that copy the item.
 
     Raises:
@@ -245,7 +245,7 @@ def bring(
             raise Failed("{} already exists and was not staged".format(item_paths.to))
         _make_room(item_paths, files, method)
         try:
-            digest = _make_draft(item_paths, files, method, packed, progress)
+            digest = _make_draft(item_paths, files, method, packed_file, progress)
             draft_files = tree(item_paths.draft)
             unpacked = method == "unpack"
             if not unpacked and [listed[:2] for listed in draft_files] != [listed[:2] for listed in files]:
@@ -268,15 +268,15 @@ def bring(
     }  # fmt: skip
 
 
-def _make_room(place: ItemPaths, files: Sequence[Listed], method: str) -> None:
+def _make_room(item_paths: ItemPaths, files: Sequence[Listed], method: str) -> None:
     """Remove what is in the way: a draft of another kind, and an outdated copy if both do not fit."""
     is_single_file = bool(files) and not files[0][0] and method != "unpack"
-    if os.path.lexists(place.draft) and os.path.isdir(place.draft) == is_single_file:
-        remove(place.draft)
-    if os.path.lexists(place.to):
-        disk_status = os.statvfs(place.folder)
-        if disk_status.f_bavail * disk_status.f_frsize < needed(place.item, files, method) * HEADROOM:
-            remove(place.to)
+    if os.path.lexists(item_paths.draft) and os.path.isdir(item_paths.draft) == is_single_file:
+        remove(item_paths.draft)
+    if os.path.lexists(item_paths.to):
+        disk_status = os.statvfs(item_paths.folder)
+        if disk_status.f_bavail * disk_status.f_frsize < needed(item_paths.item, files, method) * HEADROOM:
+            remove(item_paths.to)
 
 
 def remove(path: str) -> None:
@@ -288,52 +288,56 @@ def remove(path: str) -> None:
 
 
 def _make_draft(
-    place: ItemPaths, files: Sequence[Listed], method: str, packed: Dict[str, str], progress: Progress
+    item_paths: ItemPaths,
+    files: Sequence[Listed],
+    method: str,
+    packed_file: Dict[str, str],
+    progress: Progress,
 ) -> str:
     if method in ("pack", "sbcast"):
-        archive = place.sent if method == "sbcast" else packed["path"]
+        archive = item_paths.sent if method == "sbcast" else packed_file["path"]
         if files and not files[0][0]:  # a single file, sent without packing
-            os.replace(archive, place.draft)
-            os.utime(place.draft, (files[0][2], files[0][2]))
-            digest: str = digest_of(place.draft)
-            if digest != packed["sha256"]:
-                raise Failed("the SHA-256 of {} differs from that of the sent data".format(place.draft))
+            os.replace(archive, item_paths.draft)
+            os.utime(item_paths.draft, (files[0][2], files[0][2]))
+            digest: str = digest_of(item_paths.draft)
+            if digest != packed_file["sha256"]:
+                raise Failed("the SHA-256 of {} differs from that of the sent data".format(item_paths.draft))
             return digest
-        digest = copying.unpack(archive, place.draft, progress, packed["sha256"])
+        digest = copying.unpack(archive, item_paths.draft, progress, packed_file["sha256"])
         if method == "sbcast":
             os.unlink(archive)
         return digest
     if method == "unpack":
-        return copying.unpack(place.item.source, place.draft, progress)
+        return copying.unpack(item_paths.item.source, item_paths.draft, progress)
     # Files in the draft from an older state of the source must not become part of the copy.
     source_paths = {listed[0] for listed in files}
-    if os.path.isdir(place.draft):
-        for relative, _, _ in tree(place.draft):
+    if os.path.isdir(item_paths.draft):
+        for relative, _, _ in tree(item_paths.draft):
             if relative not in source_paths:
-                os.unlink(at(place.draft, relative))
-    combined_digest: str = copying.WAYS[method](place.item.source, place.draft, files, progress)
+                os.unlink(at(item_paths.draft, relative))
+    combined_digest: str = copying.WAYS[method](item_paths.item.source, item_paths.draft, files, progress)
     return combined_digest
 
 
-def _clean_up_draft(place: ItemPaths, error: OSError) -> None:
+def _clean_up_draft(item_paths: ItemPaths, error: OSError) -> None:
     """Remove the draft if the disk is full; otherwise keep the draft, so that the next staging can resume."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        remove(place.draft)
-    remove(place.sent)
+        remove(item_paths.draft)
+    remove(item_paths.sent)
 
 
-def _publish_draft(place: ItemPaths, told: Dict[str, Any]) -> None:
+def _publish_draft(item_paths: ItemPaths, digest: Dict[str, Any]) -> None:
     """Turn the draft into the copy.
 
     The manifest is written first: a manifest whose files do not exist is ignored.
     """
-    if place.theirs():  # another user may have created a path meanwhile
-        raise Failed(THEIRS.format(place.theirs()))
+    if item_paths.theirs():  # another user may have created a path meanwhile
+        raise Failed(THEIRS.format(item_paths.theirs()))
     # Archives set their own permissions.
-    os.chmod(place.draft, stat.S_IMODE(os.stat(place.draft).st_mode) & ~0o022)
-    remove(place.old)
-    put(place.manifest, told)
-    if os.path.lexists(place.to):
-        os.rename(place.to, place.old)
-    os.rename(place.draft, place.to)
-    remove(place.old)
+    os.chmod(item_paths.draft, stat.S_IMODE(os.stat(item_paths.draft).st_mode) & ~0o022)
+    remove(item_paths.old)
+    put(item_paths.manifest, digest)
+    if os.path.lexists(item_paths.to):
+        os.rename(item_paths.to, item_paths.old)
+    os.rename(item_paths.draft, item_paths.to)
+    remove(item_paths.old)

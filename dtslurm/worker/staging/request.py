@@ -45,12 +45,12 @@ class Item(NamedTuple):
         return ":".join([self.source, self.to, ",".join(options)])
 
 
-def parse(text: str, disk: str = "", out: bool = False) -> Item:
+def parse(text: str, disk: str = "", is_stage_out: bool = False) -> Item:
     """Parse the written form of an item.
 
     Args:
         disk: the nodes' local disk, used if the text has no destination.
-        out: whether the item is a result, copied from a local disk.
+        is_stage_out: whether the item is a result, copied from a local disk.
 
     Raises:
         ValueError: the text is invalid; the message is for the user.
@@ -61,7 +61,7 @@ def parse(text: str, disk: str = "", out: bool = False) -> Item:
     base = os.path.basename(source.rstrip("/"))
     stem = _ARCHIVE.sub("", base)
     unpack = options.get("method") == "unpack"
-    if out:
+    if is_stage_out:
         _check_path(source, "the local folder")
         to = to if colon else base
     else:
@@ -98,11 +98,11 @@ def _parse_options(words: str) -> Dict[str, str]:
     return options
 
 
-def _check_path(path: str, what: str) -> None:
+def _check_path(path: str, label: str) -> None:
     if not _PATH_PATTERN.match(path) or _PATH_PATTERN.match(path).group() != path:  # type: ignore[union-attr]
-        raise ValueError("{} begins with / or a variable, as in $TMPDIR/data; not {!r}".format(what, path))
+        raise ValueError("{} begins with / or a variable, as in $TMPDIR/data; not {!r}".format(label, path))
     if ".." in path.split("/") or path == "/" or _VARIABLE.fullmatch(path):
-        raise ValueError("{} should be a folder of its own, not {!r}".format(what, path))
+        raise ValueError("{} should be a folder of its own, not {!r}".format(label, path))
 
 
 def expand(path: str, environ: Dict[str, str]) -> str:
@@ -112,8 +112,8 @@ def expand(path: str, environ: Dict[str, str]) -> str:
         ValueError: a variable is not set, or the expanded path is not absolute.
     """
 
-    def replacement(found):  # type: ignore[no-untyped-def]
-        name = found.group(1) or found.group(2)
+    def replacement(match):  # type: ignore[no-untyped-def]
+        name = match.group(1) or match.group(2)
         if not environ.get(name):
             raise ValueError("${} is not set there".format(name))
         return environ[name]

@@ -172,7 +172,7 @@ def on_node(folder: str, answer: Dict[str, Any], final: bool) -> None:
     from .request import parse
 
     for text in read_object(os.path.join(folder, "items.json"))["items"]:
-        item = parse(text, out=True)
+        item = parse(text, is_stage_out=True)
         answer["items"][item.name] = bring_back(item, final)
 
 

@@ -22,6 +22,6 @@ def note(run_dir: str, node: str, reason: str, when: float) -> None:
     job_id = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID", "")
     line = note_line(cluster, node, reason, job_id, when)
     try:
-        exchange(supervisor_file(os.path.dirname(whole_run_dir)), [line], own=True)
+        exchange(supervisor_file(os.path.dirname(whole_run_dir)), [line], is_own_file=True)
     except OSError:
         return

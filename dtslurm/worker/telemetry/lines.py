@@ -29,25 +29,25 @@ def entries(folder: str, pattern: str) -> Iterator[Tuple[str, str, int, float]]:
             yield str(int(match.group(1))), entry.path, status.st_size, status.st_mtime
 
 
-def read_new_objects(path: str, offset: Any, most: Optional[int]) -> Tuple[List[Dict[str, Any]], int]:
+def read_new_objects(path: str, offset: Any, max_bytes: Optional[int]) -> Tuple[List[Dict[str, Any]], int]:
     """Return the objects on a file's complete lines after ``offset``, and the offset for the next call.
 
     A file that is shorter than ``offset`` was replaced, and is read from its start.
     """
-    lines, next_offset = new_lines(path, offset, MOST)
+    lines, next_offset = read_new_lines(path, offset, MOST)
     records = list(parse_lines(lines))
-    return records[-most:] if most else records, next_offset
+    return records[-max_bytes:] if max_bytes else records, next_offset
 
 
-def new_lines(path: str, offset: Any, most: int) -> Tuple[List[bytes], int]:
-    """Return a file's complete lines after ``offset``, at most ``most`` bytes, and their end offset."""
-    return new_lines_of(lambda: PlainLog(path), offset, most)[:2]
+def read_new_lines(path: str, offset: Any, max_bytes: int) -> Tuple[List[bytes], int]:
+    """Return a file's complete lines after ``offset``, at most ``max_bytes``, and their end offset."""
+    return read_new_lines_of(lambda: PlainLog(path), offset, max_bytes)[:2]
 
 
-def new_lines_of(
-    open_log: Callable[[], OpenLog], offset: Any, most: int
+def read_new_lines_of(
+    open_log: Callable[[], OpenLog], offset: Any, max_bytes: int
 ) -> Tuple[List[bytes], int, Optional[float]]:
-    """Return a log's new lines as `new_lines` does, and when it was written (epoch seconds)."""
+    """Return a log's new lines as `read_new_lines` does, and when it was written (epoch seconds)."""
     start = offset if isinstance(offset, int) and offset >= 0 else 0
     try:
         file = open_log()
@@ -57,7 +57,7 @@ def new_lines_of(
         size = file.size()
         if size < start:
             start = 0
-        first = max(start, size - most)
+        first = max(start, size - max_bytes)
         data = file.read(size - first, first)
         written = file.written()
     except OSError:

@@ -6,7 +6,7 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from ..lib.rank_files import open_rank_log
-from .lines import new_lines_of
+from .lines import read_new_lines_of
 
 LOG_MOST = 8 << 20  # new bytes of a log that are read; of more, the last ones
 LINE_MOST = 4000  # bytes of one line that are read
@@ -22,7 +22,7 @@ STAMP = re.compile(r"(20\d\d)-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)")
 
 
 def from_logs(
-    folder: str, patterns: List[Dict[str, Any]], ranks: List[int], before: Dict[str, Any]
+    folder: str, patterns: List[Dict[str, Any]], ranks: List[int], previous_state: Dict[str, Any]
 ) -> Tuple[List[Dict[str, Any]], Dict[str, Any]]:
     """Return the new training records in the logs, and the state for the next call.
 
@@ -30,7 +30,10 @@ def from_logs(
     that has reported a loss is the only source from then on.
     """
     line_patterns = patterns_of(patterns)
-    state: Dict[str, Any] = {"source": before.get("source", ""), "files": dict(before.get("files") or {})}
+    state: Dict[str, Any] = {
+        "source": previous_state.get("source", ""),
+        "files": dict(previous_state.get("files") or {}),
+    }
     source = re.match(r"rank-(\d+)\.log$", state["source"])
     candidates = [int(source.group(1))] if source else sorted({0, max(ranks or [0])})
     first_records: List[Dict[str, Any]] = []
@@ -94,7 +97,7 @@ class LogParser:
     def news(self, logs: str, rank: int) -> List[Dict[str, Any]]:
         """Return the records in the new part of a rank's log."""
         is_first_read = "offset" not in self.state
-        lines, self.state["offset"], written = new_lines_of(
+        lines, self.state["offset"], written = read_new_lines_of(
             lambda: open_rank_log(logs, rank), self.state.get("offset"), LOG_MOST
         )
         written_at = None if is_first_read or written is None else round(written, 1)
@@ -106,7 +109,7 @@ class LogParser:
                     self.add(records, PREFIX.sub("", text), written_at)
         return records
 
-    def add(self, records: List[Dict[str, Any]], line: str, written: Optional[float]) -> None:
+    def add(self, records: List[Dict[str, Any]], line: str, last_write: Optional[float]) -> None:
         """Add a line's values to the records: as a new record, or to the last record of the same step."""
         values_by_pattern = (pattern.read(line) for pattern in self.patterns)
         line_values = next((values for values in values_by_pattern if TELLING & set(values)), None)
@@ -116,7 +119,7 @@ class LogParser:
         if not record:
             return
         logged_at = stamp(line)
-        record["time"] = written if logged_at is None else logged_at
+        record["time"] = last_write if logged_at is None else logged_at
         if record["time"] is None:
             del record["time"]
         if records and records[-1].get("step") == record.get("step"):
@@ -124,12 +127,12 @@ class LogParser:
         else:
             records.append(record)
 
-    def record(self, found: Dict[str, float]) -> Dict[str, Any]:
+    def record(self, values: Dict[str, float]) -> Dict[str, Any]:
         """Return a record with the dashboard's keys and units; {} for a line that only gives the position."""
-        if "epoch_number" in found:
-            self.state.update(epoch=found["epoch_number"] - 1, epochs=found.get("epochs"))
+        if "epoch_number" in values:
+            self.state.update(epoch=values["epoch_number"] - 1, epochs=values.get("epochs"))
             return {}
-        record = in_seconds(found)
+        record = convert_to_seconds(values)
         steps = record.pop("epoch_steps", None)
         if "epoch_step" in record:
             epoch = record.get("epoch", self.state.get("epoch") or 0)
@@ -152,9 +155,9 @@ class LogParser:
         return "loss" not in record and total is not None and total < self.state.get("total_steps", 0)
 
 
-def in_seconds(found: Dict[str, float]) -> Dict[str, Any]:
+def convert_to_seconds(values: Dict[str, float]) -> Dict[str, Any]:
     """Return the values with the step's time converted to seconds."""
-    record = dict(found)
+    record = dict(values)
     if "step_time_ms" in record:
         record["step_time_s"] = record.pop("step_time_ms") / 1000.0
     if record.get("steps_per_s"):

@@ -70,29 +70,29 @@ def answer(request: Dict[str, Any]) -> Dict[str, Any]:
     return state
 
 
-def add_attempt(found: Dict[str, Any], run: str, after: Dict[str, Any], request: Dict[str, Any]) -> None:
+def add_attempt(telemetry: Dict[str, Any], run: str, cursor: Dict[str, Any], request: Dict[str, Any]) -> None:
     """Add the contents of one attempt's folders."""
-    number = str(found["attempt"])
+    number = str(telemetry["attempt"])
     logs, ranks, metrics = (os.path.join(run, name, number) for name in ("logs", "ranks", "metrics"))
-    found["world_size"] = world_size(logs, ranks)
-    found["ranks"], written = rank_states(logs, ranks, after.get("written"))
-    found["first_failure"] = first_failure(logs, ranks)
-    found["nodes"], found["nodes_before"] = samples(metrics)
+    telemetry["world_size"] = world_size(logs, ranks)
+    telemetry["ranks"], written = rank_states(logs, ranks, cursor.get("written"))
+    telemetry["first_failure"] = first_failure(logs, ranks)
+    telemetry["nodes"], telemetry["nodes_before"] = samples(metrics)
     for _, path, _, mtime in entries(metrics, r"^activity-([0-9]+)\.json$"):
         record = read_object(path)
         if record:
-            found["activity"].append(dict(record, written=mtime))
+            telemetry["activity"].append(dict(record, written=mtime))
     limit = int(request.get("train_limit") or 2000)
-    records, offset = read_new_objects(os.path.join(metrics, "train.jsonl"), after.get("train"), None)
-    train_records, log_state = records, after.get("logs") or {}
+    records, offset = read_new_objects(os.path.join(metrics, "train.jsonl"), cursor.get("train"), None)
+    train_records, log_state = records, cursor.get("logs") or {}
     if offset:
-        log_state, found["train_from"] = {}, "file"
+        log_state, telemetry["train_from"] = {}, "file"
     elif request.get("patterns"):
-        rank_numbers = [int(rank) for rank in found["ranks"]]
+        rank_numbers = [int(rank) for rank in telemetry["ranks"]]
         train_records, log_state = from_logs(logs, request["patterns"], rank_numbers, log_state)
-        found["train_from"] = "logs" if log_state.get("source") else ""
-    found["train"] = {"records": thinned(train_records, limit), "offset": offset}
-    found["cursor"].update(train=offset, written=written, logs=log_state)
+        telemetry["train_from"] = "logs" if log_state.get("source") else ""
+    telemetry["train"] = {"records": thinned(train_records, limit), "offset": offset}
+    telemetry["cursor"].update(train=offset, written=written, logs=log_state)
 
 
 def numbers(folder: str) -> List[int]:
@@ -113,17 +113,17 @@ def world_size(logs: str, ranks: str) -> Optional[int]:
 
 
 def rank_states(
-    logs: str, ranks: str, before: Optional[float]
+    logs: str, ranks: str, newest_time: Optional[float]
 ) -> Tuple[Dict[str, Dict[str, Any]], Optional[float]]:
     """Return each rank's log size, the time of its last output, and its record if that is new.
 
-    Records older than ``before``, the time of the newest record in the previous answer, are not read again.
+    Records older than ``newest_time`` (of the records in the previous answer) are not read again.
     """
     states: Dict[str, Dict[str, Any]] = {}
     for rank, (size, written) in list_rank_logs(logs).items():
         states[str(rank)] = {"bytes": size, "spoke": round(written, 1) if size else None}
-    newest = before
-    for rank, record in read_records(ranks, None if before is None else before - SLACK_S).items():
+    newest = newest_time
+    for rank, record in read_records(ranks, None if newest_time is None else newest_time - SLACK_S).items():
         newest = record["written"] if newest is None else max(newest, record["written"])
         state = states.setdefault(str(rank), {"bytes": 0, "spoke": None})
         state.update((key, record[key]) for key in RANK_KEYS if key in record)

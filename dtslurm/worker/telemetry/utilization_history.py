@@ -92,13 +92,13 @@ def rows_of(node: List[Dict[str, Any]], begin: float, end: float, columns: int) 
         watts = power.get(row_name)
         yield dict(
             row,
-            values=binned(series[row_name], columns),
+            values=bin_points(series[row_name], columns),
             memory=memory.get(row_name),
             power_w=sum(watts) / len(watts) if watts else None,
         )
 
 
-def binned(points: List[List[float]], columns: int) -> List[Any]:
+def bin_points(points: List[List[float]], columns: int) -> List[Any]:
     """Return the mean of the points in each column, None for an empty column."""
     values_by_column: List[List[float]] = [[] for _ in range(columns)]
     for column, value in points:
