@@ -47,7 +47,7 @@ def read_supervisor_notes(run_roots: Sequence[str]) -> List[str]:
 
 
 def note_line(cluster: str, node: str, reason: str, job: str, noted_at: float) -> str:
-    """Return a note that a run excluded a node, as `dtslurm.model.nodes.line` writes it."""
+    """Return a note that a run excluded a node, as `dtslurm.model.nodes.format_note` writes it."""
     note = {"schema": 1, "node": node, "cluster": cluster, "reason": reason, "evidence": "", "job": job}
     note.update(by="dtslurm", when=noted_at, expires=noted_at + HOLDS_S, removed=False)
     return json.dumps(note)
