@@ -7,7 +7,6 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
@@ -268,28 +267,6 @@ def _make_note(record: JobRecord, node: str, reason: str, noted_at: float, evide
 
 
 # ---- At submission ----
-
-
-def exclude_bad_nodes(
-    context: Context,
-    cluster: ActiveCluster,
-    request: JobRequest,
-    resources: Resources,
-    layout: TaskLayout | None,
-) -> Checked[Resources]:
-    """Return the resources to request without bad nodes, and messages about these nodes.
-
-    Args:
-        context: the environment and the clock.
-        cluster: the cluster.
-        request: the submission.
-        resources: the resources before the exclusion.
-        layout: the job's nodes and ranks; None if no node is to be excluded.
-    """
-    if layout is None:
-        return Checked(resources)
-    exclusion = choose_exclusion(context, cluster, request, resources, layout)
-    return Checked(replace(resources, exclude=exclusion.value), exclusion.diagnostics)
 
 
 def choose_exclusion(

@@ -22,7 +22,7 @@ from dtslurm.model.paths import expand_home
 from dtslurm.model.values import dataclass
 from dtslurm.render.script import RunPlace, render
 from dtslurm.render.text import insert_dependency
-from dtslurm.services.preflight.bad_nodes import exclude_bad_nodes
+from dtslurm.services.preflight.bad_nodes import choose_exclusion
 from dtslurm.services.preflight.containers import runtime_for
 from dtslurm.services.request import experiment_trackers, staging
 from dtslurm.services.request.code_snapshot import Code, code_of, git_state, script_digest
@@ -128,11 +128,9 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         found.error(*_check_script_type(context, request, launcher.configs))
     found.error(*layout.problems)
     request = found.take(_with_script_in_job(context, cluster, request, code, run_place))
-    valid_layout = None if standalone or found.problems else layout.layout
-    parsed = replace(
-        parsed,
-        resources=found.take(exclude_bad_nodes(context, cluster, request, parsed.resources, valid_layout)),
-    )
+    if layout.layout is not None and not standalone and not found.problems:
+        exclude = found.take(choose_exclusion(context, cluster, request, parsed.resources, layout.layout))
+        parsed = replace(parsed, resources=replace(parsed.resources, exclude=exclude))
     spec = spec_of(context, cluster, request, parsed, launcher, code, env.value)
     git = git_state(context, cluster, code, spec.work_dir) if not standalone else None
     spec = experiment_trackers.add_tracker_variables(
