@@ -142,7 +142,7 @@ class Terminal:
 
 def time_keys(terminal: Terminal) -> list[float]:
     """Return the sorted seconds from a key that changes the metric of the rank grid to the new grid."""
-    legends = ("GPU %", "GPU memory %", "seconds silent", "state")
+    legends = ("GPU %", "GPU memory %", "seconds without output", "state")
     latencies = []
     for number in range(PRESSES):
         terminal.drain(0.05)

@@ -130,7 +130,7 @@ class TopApp(App[None]):
 
     def on_arrived(self, event: Arrived) -> None:
         if isinstance(event.value, Notification):
-            self.tell(event.value.text, bad=event.value.bad)
+            self.show_notice(event.value.text, bad=event.value.bad)
             return
         if isinstance(event.value, Board):
             self.board = event.value
@@ -192,8 +192,8 @@ class TopApp(App[None]):
         yield SystemCommand("Help", "Show all keys", self.action_help)
         yield SystemCommand("Refresh", "Ask all clusters now", self.source.refresh)
         if isinstance(screen, View):
-            yield SystemCommand("Live diagnosis", "Look at every rank of the job", screen.action_live)
-            yield SystemCommand("Copy", "Copy what is shown", screen.action_copy)
+            yield SystemCommand("Live diagnosis", "Examine every rank of the job", screen.action_live)
+            yield SystemCommand("Copy", "Copy the screen", screen.action_copy)
             if not self.read_only:
                 for verb in ("cancel", "requeue", "hold", "release"):
                     yield SystemCommand(
@@ -206,7 +206,7 @@ class TopApp(App[None]):
             yield SystemCommand("Report", "Write one page about the run", screen.action_report)
             yield SystemCommand("Command", "Copy the next command about the run", screen.action_command)
 
-    def tell(self, text: str, *, bad: bool) -> None:
+    def show_notice(self, text: str, *, bad: bool) -> None:
         """Show a notification; the text may come from outside dtslurm and is sanitized."""
         lines = map(safe, text.splitlines())
         self.notify("\n".join(lines), severity="error" if bad else "information", markup=False)
@@ -240,7 +240,7 @@ class TopApp(App[None]):
             with self.suspend():
                 code = use()
         except (DtslurmError, SuspendNotSupported, OSError) as error:
-            self.tell(str(error), bad=True)
+            self.show_notice(str(error), bad=True)
             return
         if code:
             self.notify(f"the {what} ended with exit code {code}", severity="warning")

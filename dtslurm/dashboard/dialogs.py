@@ -15,41 +15,41 @@ from textual.widgets import Button, Static
 _READING_S = 0.2
 _NAVIGATION_HELP = """\
 Jobs
-  Enter   open the job; an array folds and unfolds
-  /       filter: words that must occur, !word must not; Esc ends it
-  s S     sort by the next column, the other way round
-  t       hide what has ended
-  Space C mark a run (Esc ends the marks); compare those marked
-  F5      ask the clusters now
+  Enter   open the job; unfold or fold an array
+  /       filter by words; !word excludes; Esc clears the filter
+  s S     sort by the next column, reverse the order
+  t       hide ended runs
+  Space C mark a run (Esc clears the marks), compare the marked runs
+  F5      query the clusters now
 Job
-  1 to 6  overview, ranks, nodes, logs, verdict, history; Tab goes on
-  [ ]     the attempt before, the attempt after
-  d       live diagnosis: look at every rank of a running job
-  p v     the log of the shown rank in $PAGER, in $EDITOR
+  1 to 6  overview, ranks, nodes, logs, verdict, history; Tab: next
+  [ ]     show the previous, the next attempt
+  d       live diagnosis: examine every rank of a running job
+  p v     open the log of the rank in $PAGER, in $EDITOR
 Curves
-  z       full screen; z or Esc ends it
+  z       show the curves on the full screen; z or Esc returns
   a l     smooth (moving average), logarithmic scale
 Ranks
-  m       state, GPU %, GPU memory %, seconds of silence
-  o       the next rank that stands out; Enter shows its log
+  m       show state, GPU %, GPU memory %, seconds without output
+  o       go to the next outlier; Enter shows its log
 Logs
-  /       search (a regular expression); n N the next, the previous
-  f       only lines that match; Esc all of them
-  e E     the next, the previous line that looks like an error
-  r       which ranks: 0,3-7, * for all; L loads earlier lines; End the newest
+  /       search (a regular expression); n N next, previous match
+  f       show only the lines that match; Esc shows all lines
+  e E     go to the next, the previous error
+  r       select ranks: 0,3-7 or *; L loads earlier lines, End newest
 """
 _ACTION_HELP = """\
-Act, each after a question
+Actions, each after a confirmation
   c cancel   R requeue   H hold   U release   x shell on a node
-  A submit the run once more     D start a demo where there is no run
+  A submit the run again         D start a demo if there are no runs
 """
 _COMMON_HELP = """\
 Everywhere
-  y Y     copy what is shown, copy the next command: to the clipboard
+  y Y     copy the screen, copy the next command: to the clipboard
           (OSC 52) and to a file
   w       write the report of the run into the current folder
   b       bell and notification when a run ends or stalls: off, on
-  Ctrl+P  all commands, themes     ? this     q back, or quit\
+  Ctrl+P  all commands, themes     ? this help     q back, or quit\
 """
 
 

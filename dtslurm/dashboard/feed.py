@@ -194,7 +194,7 @@ class _Cluster:
     rows: tuple[JobRow, ...] = ()
     line: ClusterLine = field(default_factory=lambda: ClusterLine(name=""))
     pages: dict[str, Page] = field(default_factory=dict)
-    asked: dict[str, float] = field(default_factory=dict)
+    queried_at: dict[str, float] = field(default_factory=dict)
     uses: dict[str, Percentages] = field(default_factory=dict)
     use_asked: dict[str, float] = field(default_factory=dict)
 
@@ -270,7 +270,7 @@ class Feed:
             description = f"{type(error).__name__}: {error}"
             self._post(
                 Notification(
-                    f"a fault of dtslurm's own, {description}; what it kept up to date stands still", bad=True
+                    f"internal error: {description}; a part of the screen is no longer updated", bad=True
                 )
             )
 
@@ -326,10 +326,10 @@ class Feed:
         running_rows = [
             row for row in cluster.rows if row.state == "RUNNING" and row.recorded and not row.is_array
         ]
-        due_rows = [row for row in running_rows if now - cluster.asked.get(row.key, 0.0) > _PROGRESS_S]
+        due_rows = [row for row in running_rows if now - cluster.queried_at.get(row.key, 0.0) > _PROGRESS_S]
         records_by_token = {record.token: record for record in cluster.records}
-        for row in sorted(due_rows, key=lambda row: cluster.asked.get(row.key, 0.0))[:_MAX_QUERIES]:
-            cluster.asked[row.key] = now
+        for row in sorted(due_rows, key=lambda row: cluster.queried_at.get(row.key, 0.0))[:_MAX_QUERIES]:
+            cluster.queried_at[row.key] = now
             try:
                 telemetry = read_telemetry(context, records_by_token[row.token], task=row.task, points=200)
             except (DtslurmError, OSError, KeyError):

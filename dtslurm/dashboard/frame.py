@@ -118,8 +118,8 @@ def render_frame(board: Board, shown: Page | None, key: str | None, *, width: in
     if shown is not None:
         row = next(row for row in board.rows if row.key == key)
         return [_truncate(line, width) for line in _render_job(row, shown, width, now)]
-    lines = [words.counts(board)]
-    rows = [words.job_cells(row, now) for row in arrange(board.rows, Arrangement())]
+    lines = [words.count_states(board)]
+    rows = [words.format_job_cells(row, now) for row in arrange(board.rows, Arrangement())]
     table = [
         dict(zip(_COLUMNS, _TITLES, strict=True)),
         *({column: cell[0] for column, cell in cells.items()} for cells in rows),
@@ -129,35 +129,35 @@ def render_frame(board: Board, shown: Page | None, key: str | None, *, width: in
         for row_cells in table:
             parts = [set_cell_size(row_cells[column], widths[column]) for column in _COLUMNS]
             lines.append("  ".join(parts).rstrip())
-    cluster_pieces = [words.cluster_words(line, now) for line in board.clusters]
+    cluster_pieces = [words.describe_cluster(line, now) for line in board.clusters]
     lines += [text for text, kind in cluster_pieces if kind != "dim"]
     return [_truncate(line, width) for line in lines]
 
 
 def _render_job(row: JobRow, shown: Page, width: int, now: float) -> list[str]:
     row = add_page(row, shown)
-    lines = [piece[0] for piece in words.header(row, shown, now)]
-    lines += [piece[0] for piece in words.activity_words(row, f"dtslurm diagnose --live {row.job_id}")]
+    lines = [piece[0] for piece in words.format_header(row, shown, now)]
+    lines += [piece[0] for piece in words.describe_activity(row, f"dtslurm diagnose --live {row.job_id}")]
     if shown.trouble:
         lines.append(shown.trouble)
     if shown.forecast is not None:
         share = shown.forecast.share
         lines += ["", *([bar(share, min(60, width))] if share is not None else [])]
-        lines += words.forecast_words(shown.forecast, shown.now)
+        lines += words.describe_forecast(shown.forecast, shown.now)
     for title, points in words.curves(shown, 2):
         lines += ["", title, *curve(points, min(width, 80), 4)]
-    outliers = words.outlier_pieces(shown) or [(words.odd_words(shown), "")]
+    outliers = words.describe_outliers(shown) or [(words.list_outliers(shown), "")]
     lines += ["", words.rank_counts(shown), *(text for text, _ in outliers)]
-    ranks = words.failures_first(shown.ranks)
-    lines += [words.rank_words(cell) for cell in ranks[:16]]
+    ranks = words.sort_failures_first(shown.ranks)
+    lines += [words.describe_rank(cell) for cell in ranks[:16]]
     if len(shown.ranks) > 16:
         lines.append(f"and {len(shown.ranks) - 16:,} more ranks")
     for cell in shown.nodes[:16]:
-        cells = words.node_cells(cell)
+        cells = words.format_node_cells(cell)
         lines.append(
             "  ".join(f"{key} {piece[0]}" for key, piece in cells.items() if piece[0] not in {"", "-"})
         )
-    lines += ["", *(piece[0] for piece in words.timeline(shown, shown.now)[-12:])]
+    lines += ["", *(piece[0] for piece in words.format_timeline(shown, shown.now)[-12:])]
     return lines
 
 

@@ -17,7 +17,7 @@ from textual.strip import Strip
 from dtslurm.dashboard import ascii_fallback, keys, theme
 from dtslurm.dashboard.cursor import Cursor
 from dtslurm.dashboard.rows import clipped
-from dtslurm.dashboard.words import RANK_KINDS, StyledText, failures_first, percent
+from dtslurm.dashboard.words import RANK_KINDS, StyledText, format_percent, sort_failures_first
 from dtslurm.model.runs.telemetry import RankCell
 from dtslurm.presentation.quantities import duration
 
@@ -58,8 +58,8 @@ def card(cell: RankCell) -> StyledText:
         status = f"sig {cell.signal}" if cell.signal else f"exit {cell.exit_code}"
     if cell.failed_first:
         return f"{cell.rank:>5} {mark} first  {status:>9}", kind
-    text = f"{cell.rank:>5} {mark} {percent(cell.gpu):>4} {percent(cell.memory, of_one=True):>4} {status:>6}"
-    return text, kind
+    gpu, memory = format_percent(cell.gpu), format_percent(cell.memory, of_one=True)
+    return f"{cell.rank:>5} {mark} {gpu:>4} {memory:>4} {status:>6}", kind
 
 
 class RankGrid(Cursor, ScrollView, can_focus=True):
@@ -72,8 +72,8 @@ class RankGrid(Cursor, ScrollView, can_focus=True):
         Binding("left,h", "rank(-1)", show=False),
         Binding("right,l", "rank(1)", show=False),
         Binding("m", "mode", "metric"),
-        Binding("o", "odd", "next odd"),
-        Binding("enter", "choose", "its log"),
+        Binding("o", "odd", "next outlier"),
+        Binding("enter", "choose", "log"),
     ]
     cursor = reactive(0)
     mode = reactive("state")
@@ -143,7 +143,7 @@ class RankGrid(Cursor, ScrollView, can_focus=True):
         """Sort the first failure first if ranks are shown as cards, and keep the cursor on its rank."""
         selected = self.chosen
         rank = wanted if wanted is not None or selected is None else selected.rank
-        self.cells = failures_first(self._cells_by_rank) if self.cards else self._cells_by_rank
+        self.cells = sort_failures_first(self._cells_by_rank) if self.cards else self._cells_by_rank
         positions = (index for index, cell in enumerate(self.cells) if cell.rank == rank)
         self.cursor = next(positions, max(0, min(self.cursor, len(self.cells) - 1)))
 

@@ -140,7 +140,7 @@ class JobScreen(View):
                 yield LogView(self.store, id="log")
                 yield Static(id="logline", markup=False)
             with VerticalScroll(id="verdict"):
-                yield Static("asking …", id="saying", markup=False)
+                yield Static("querying …", id="saying", markup=False)
             with Vertical(id="history"):
                 yield StripView(id="strips")
                 yield Static(id="legend", markup=False)
@@ -210,9 +210,9 @@ class JobScreen(View):
         curves.empty = words.empty_pane_text("training metrics", page, over=self._has_ended)
         earlier = self._earlier_attempts if self._attempt is None else {}
         curves.show(words.curves(page, 4, earlier), words.restarts(page, earlier))
-        lines = words.activity_words(add_page(self._row, page), "d")
+        lines = words.describe_activity(add_page(self._row, page), "d")
         if page.forecast is not None:
-            forecast_lines = words.forecast_words(page.forecast, now)
+            forecast_lines = words.describe_forecast(page.forecast, now)
             room = min(40, self.size.width - len(forecast_lines[0]) - 1)
             share = page.forecast.share
             progress = f"{bar(share, room)} " if share is not None and room >= 8 else ""
@@ -222,11 +222,11 @@ class JobScreen(View):
             lines.append((f"the loss is no number since step {page.lost_at}", "bad"))
         if page.ranks_apart is not None:
             lines.append((safe(page.ranks_apart.text), "bad" if page.ranks_apart.is_fault else "dim"))
-        lines += words.outlier_pieces(page)
+        lines += words.describe_outliers(page)
         self.put("#progress", lines)
         events = self.query_one("#events", VerticalScroll)
         is_at_end = events.scroll_offset.y >= events.max_scroll_y
-        self.put("#timeline", words.timeline(page, now))
+        self.put("#timeline", words.format_timeline(page, now))
         if is_at_end:
             events.scroll_end(animate=False)
         nodes = self.query_one("#nodelist", Rows)
@@ -268,13 +268,13 @@ class JobScreen(View):
 
     def _update_frame(self) -> None:
         now = self.app.now()
-        head = words.header(add_page(self._row, self.page), self.page, now)
+        head = words.format_header(add_page(self._row, self.page), self.page, now)
         if self.page is not None:
             age = now - self.page.taken_at
-            freshness = f" · seen {duration(age)} ago" if age >= 1 else " · live"
+            freshness = f" · updated {duration(age)} ago" if age >= 1 else " · live"
             freshness = "" if self._has_ended else freshness
             if self.page.trouble:
-                last_seen = f"last seen {duration(age)} ago" if self.page.taken_at else "never seen"
+                last_seen = f"last update {duration(age)} ago" if self.page.taken_at else "no update yet"
                 freshness = f" · {self.page.trouble}; {last_seen}"
             head[1] = (head[1][0] + freshness, "warn" if self.page.trouble else "dim")
         self.put("#head", head)
@@ -307,19 +307,18 @@ class JobScreen(View):
                 "state": "state",
                 "gpu": "GPU %",
                 "memory": "GPU memory %",
-                "silence": "seconds silent",
+                "silence": "seconds without output",
             }
-            columns = "rank, GPU, memory, silent" if grid.cards else mode_titles[grid.mode]
+            columns = "rank, GPU, memory, seconds without output" if grid.cards else mode_titles[grid.mode]
             before, after, kind = self._rank_line_parts
             self.put("#rankline", [(" · ".join(filter(None, (before, columns, after))), kind)])
         cell = grid.chosen
         if cell is not None:
-            self.put(
-                "#rank", [(line, "") for line in words.wrap_text(words.rank_words(cell), self.size.width, 2)]
-            )
+            lines = words.wrap_text(words.describe_rank(cell), self.size.width, 2)
+            self.put("#rank", [(line, "") for line in lines])
 
     def _node_cells(self, at: int) -> dict[str, words.StyledText]:
-        return words.node_cells(self.page.nodes[at]) if self.page is not None else {}
+        return words.format_node_cells(self.page.nodes[at]) if self.page is not None else {}
 
     # ---- Panes
 
@@ -548,5 +547,5 @@ class JobScreen(View):
         if self.pane == "verdict":
             return str(self.query_one("#saying", Static).visual)
         if self.pane == "ranks" and (cell := self.query_one(RankGrid).chosen) is not None:
-            return words.rank_words(cell)
+            return words.describe_rank(cell)
         return f"{self._row.job_id}\n{self._row.run_dir}"

@@ -112,7 +112,7 @@ class JobsScreen(View):
         yield Static(id="title", markup=False)
         with Container(id="body"):
             with Vertical(id="list"):
-                yield JobRows(COLUMNS, self._format_cells, empty="asking …", id="jobs")
+                yield JobRows(COLUMNS, self._format_cells, empty="querying …", id="jobs")
             with Vertical(id="panel"):
                 yield Static(id="facts", markup=False)
                 yield Curves()
@@ -181,7 +181,7 @@ class JobsScreen(View):
     def _format_cells(self, at: int) -> dict[str, words.StyledText]:
         row = self.shown[at]
         now = self.app.now()
-        cells = words.job_cells(row, now, expanded=row.token in self.choice.expanded)
+        cells = words.format_job_cells(row, now, expanded=row.token in self.choice.expanded)
         if self.marked and row.token in self.marked and row.task is None:
             cells["name"] = (f"{MARK} {cells['name'][0]}", "accent")
         if row.key in self.uses:
@@ -208,27 +208,27 @@ class JobsScreen(View):
         if self.marked:
             settings.append(f"{len(self.marked)} marked, C compares them")
         mode = "  READ-ONLY" if self.app.read_only else ""
-        self.put("#title", [(f"dtslurm top{mode}  {words.counts(self.board)}", "bold")])
+        self.put("#title", [(f"dtslurm top{mode}  {words.count_states(self.board)}", "bold")])
         row = self.row()
         frame = self.query_one("#list")
         frame.border_title = escape(f"runs {len(self.shown)}")
         frame.border_subtitle = escape(", ".join(settings))
         self._show_details(row, now)
-        cluster_pieces = [words.cluster_words(line, now) for line in self.board.clusters]
+        cluster_pieces = [words.describe_cluster(line, now) for line in self.board.clusters]
         warnings = [piece for piece in cluster_pieces if piece[1] != "dim"]
         reachable = "  ".join(text for text, kind in cluster_pieces if kind == "dim")
         self.put("#clusters", [*warnings[:2], *([(reachable, "dim")] if reachable else [])][:3])
 
     def _show_details(self, row: JobRow | None, now: float) -> None:
         """Show the selected run below the list, or in the side panel if the terminal is large enough."""
-        lines = words.detail(row, now) if row is not None else []
+        lines = words.describe_selected(row, now) if row is not None else []
         self.query_one("#about").border_title = escape(safe(lines[0][0])) if lines else ""
         self.put("#detail", lines[1:])
         panel = self.query_one("#panel")
         if not panel.display:
             return
         panel.border_title = escape(f"{safe(row.name)} {safe(row.job_id)}") if row is not None else ""
-        self.put("#facts", words.facts(row, now) if row is not None else [])
+        self.put("#facts", words.describe_job(row, now) if row is not None else [])
         curves = self.query_one(Curves)
         curves.display = row is not None and bool(row.losses)
         if row is not None and row.losses:

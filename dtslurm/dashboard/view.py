@@ -15,7 +15,7 @@ from textual.widgets import Input, Static
 from dtslurm.dashboard import theme
 from dtslurm.dashboard.charts.curves import Curves
 from dtslurm.dashboard.dialogs import Confirm
-from dtslurm.dashboard.words import StyledText, next_command
+from dtslurm.dashboard.words import StyledText, suggest_command
 from dtslurm.logs.clean import safe
 from dtslurm.services.observe.run_list import JobRow
 
@@ -50,7 +50,7 @@ class View(Screen[None]):
         Binding("A", "resubmit", show=False, priority=True),
         Binding("w", "report", show=False, priority=True),
         Binding("b", "app.announce", show=False),
-        Binding("f5", "poke", show=False),
+        Binding("f5", "refresh_now", show=False),
         Binding("z", "zoom", show=False),
         Binding("a", "smooth", show=False),
         Binding("l", "logarithmic", show=False),
@@ -103,7 +103,7 @@ class View(Screen[None]):
         curves.is_logarithmic = not curves.is_logarithmic
         curves.refresh()
 
-    def action_poke(self) -> None:
+    def action_refresh_now(self) -> None:
         """Query the clusters now."""
         self.app.source.refresh()
 
@@ -154,7 +154,7 @@ class View(Screen[None]):
         """Copy the suggested next command for the run."""
         row = self.row()
         if row is not None:
-            self.app.copy_out(next_command(row))
+            self.app.copy_out(suggest_command(row))
 
     def action_shell(self) -> None:
         """Open a shell on a node after confirmation."""
@@ -162,7 +162,7 @@ class View(Screen[None]):
         if row is None or self.app.read_only:
             return
         if row.state != "RUNNING" or node is None:
-            self.notify("a shell opens on a running job only", severity="warning")
+            self.notify("a shell needs a running job", severity="warning")
             return
 
         def open_if_confirmed(yes: bool | None) -> None:
@@ -180,7 +180,7 @@ class View(Screen[None]):
             return
         if row.state != "RUNNING" or row.is_array:
             reason = "open the array and choose a task" if row.is_array else "the job does not run"
-            self.notify(f"there are no ranks to look at: {reason}", severity="warning")
+            self.notify(f"there are no ranks to examine: {reason}", severity="warning")
             return
         self.look_at_ranks(row)
 

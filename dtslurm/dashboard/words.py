@@ -44,7 +44,7 @@ STALE_S = 60.0
 _MAX_TIMESTAMP = 1e11
 
 
-def state_piece(row: JobRow) -> StyledText:
+def format_state(row: JobRow) -> StyledText:
     """Return the state with its glyph; for a stalled job also how long it has been idle."""
     if row.stalled and row.activity is not None:
         return f"{ascii_fallback.STALLED} STALLED {duration(row.activity.quiet_s)}", "bad"
@@ -59,7 +59,7 @@ def elapsed(row: JobRow, now: float) -> float | None:
     return max(0.0, (row.end if row.end is not None and row.over else now) - row.start)
 
 
-def time_words(row: JobRow, now: float) -> str:
+def format_times(row: JobRow, now: float) -> str:
     """Return the elapsed time and the time limit as text."""
     elapsed_s = elapsed(row, now)
     if elapsed_s is None:
@@ -68,7 +68,7 @@ def time_words(row: JobRow, now: float) -> str:
     return f"{duration(elapsed_s)}/{duration(row.limit)}" if has_limit else duration(elapsed_s)
 
 
-def size_words(row: JobRow) -> str:
+def format_size(row: JobRow) -> str:
     """Return the numbers of nodes and GPUs as text; of nodes and ranks if there are no GPUs."""
     nodes = f"{row.nodes}n" if row.nodes else "-"
     return f"{nodes} {row.gpus}g" if row.gpus else f"{nodes} {row.ranks or '?'}r"
@@ -84,7 +84,7 @@ def format_moment(moment: float, now: float) -> str:
     return time.strftime("%a %H:%M" if abs(moment - now) < 6 * 86400 else "%Y-%m-%d %H:%M", local_time)
 
 
-def about_words(row: JobRow, now: float) -> StyledText:
+def describe_row(row: JobRow, now: float) -> StyledText:
     """Return why the job waits and its estimated start, or what its ranks do, or how it ended."""
     text = safe(row.about)
     if row.activity is not None and row.activity.summary and not row.over:
@@ -93,23 +93,23 @@ def about_words(row: JobRow, now: float) -> StyledText:
         text = "; ".join(filter(None, (text, f"estimated start {format_moment(row.estimated_start, now)}")))
     forecast = row.forecast
     if forecast is not None and forecast.cut_at is not None and not forecast.stalled and not row.over:
-        return cut_words(forecast), "warn"
+        return describe_cut(forecast), "warn"
     if row.never:
         return f"{text}: it will never start as it is", "bad"
     return text, "bad" if row.over and not row.ok and row.state != "CANCELLED" else "dim" if row.over else ""
 
 
-def activity_words(row: JobRow, command: str) -> list[StyledText]:
+def describe_activity(row: JobRow, command: str) -> list[StyledText]:
     """Return the unusual activity of a job's ranks; for a stalled job with the command that inspects them."""
     if row.activity is None or not row.activity.summary:
         return []
     parts = safe(row.activity.summary).split("; ")
     if not row.stalled:
         return [("; ".join(parts), "warn")]
-    return [(parts[0], "bad"), ("; ".join([f"{command} looks at every rank", *parts[1:]]), "bad")]
+    return [(parts[0], "bad"), ("; ".join([f"{command} examines every rank", *parts[1:]]), "bad")]
 
 
-def progress_words(row: JobRow) -> str:
+def format_progress(row: JobRow) -> str:
     """Return the completed share of the training steps, or the step if their total is unknown."""
     forecast = row.forecast
     if forecast is None:
@@ -125,7 +125,7 @@ def progress_bar(row: JobRow, now: float) -> StyledText:
     """
     forecast = row.forecast
     if row.over or row.pending or row.is_array or row.unknown:
-        return progress_words(row), "dim"
+        return format_progress(row), "dim"
     if forecast is not None and forecast.share is not None:
         has_end = forecast.done_at is not None and not forecast.stalled
         remaining = f" {duration(max(0.0, (forecast.done_at or now) - now))}" if has_end else ""
@@ -134,13 +134,13 @@ def progress_bar(row: JobRow, now: float) -> StyledText:
             "warn" if forecast.stalled else "good",
         )
     if row.limit_at is None or not row.limit:
-        return progress_words(row), ""
+        return format_progress(row), ""
     remaining_s = max(0.0, row.limit_at - now)
     share = 1.0 - min(1.0, remaining_s / row.limit)
     return f"{bar(share, 8)} {share:.0%} time {duration(remaining_s)}", "accent"
 
 
-def next_command(row: JobRow) -> str:
+def suggest_command(row: JobRow) -> str:
     """Return the most useful next dtslurm command for a job."""
     job = safe(row.job_id) if row.job_id != "?" else safe(row.token)
     if row.stalled:
@@ -152,27 +152,27 @@ def next_command(row: JobRow) -> str:
     return f"dtslurm logs -f {job}" if row.state == "RUNNING" else f"dtslurm status {job}"
 
 
-def facts(row: JobRow, now: float) -> list[StyledText]:
+def describe_job(row: JobRow, now: float) -> list[StyledText]:
     """Return the lines about the selected job that stand above its loss curve."""
-    state, kind = state_piece(row)
-    text, about_kind = about_words(row, now)
-    lines = [(f"{state}  {time_words(row, now)}", kind)]
+    state, kind = format_state(row)
+    text, about_kind = describe_row(row, now)
+    lines = [(f"{state}  {format_times(row, now)}", kind)]
     if text:
         lines.append((text, about_kind))
     if row.fix:
         lines.append((safe(row.fix), "warn"))
     if row.forecast is not None and not row.over:
-        forecast_lines = forecast_words(row.forecast, now)
+        forecast_lines = describe_forecast(row.forecast, now)
         lines += [(forecast_lines[0], ""), *((line, "warn") for line in forecast_lines[1:])]
     nodes = safe(row.nodelist) or "no nodes yet"
-    lines.append((f"{nodes}, {size_words(row)}, {pluralize(row.ranks, 'rank')}", "dim"))
+    lines.append((f"{nodes}, {format_size(row)}, {pluralize(row.ranks, 'rank')}", "dim"))
     if row.created:
         lines.append((f"submitted {duration(max(0.0, now - row.created))} ago", "dim"))
-    lines.append((f"next: {next_command(row)}", "accent"))
+    lines.append((f"next: {suggest_command(row)}", "accent"))
     return lines
 
 
-def job_cells(row: JobRow, now: float, *, expanded: bool = False) -> dict[str, StyledText]:
+def format_job_cells(row: JobRow, now: float, *, expanded: bool = False) -> dict[str, StyledText]:
     """Return the cells of a row of the job list by column."""
     name = safe(row.name)
     if row.is_array:
@@ -181,35 +181,35 @@ def job_cells(row: JobRow, now: float, *, expanded: bool = False) -> dict[str, S
         name = f"  {name}[{row.task}]"
     kind = "dim" if row.over and row.ok else ""
     return {
-        "state": state_piece(row),
+        "state": format_state(row),
         "name": (name, kind or "bold"),
         "job": (safe(row.job_id), kind),
         "cluster": (safe(row.cluster), kind),
-        "size": (size_words(row), kind),
-        "time": (time_words(row, now), kind),
-        "progress": (progress_words(row), kind),
-        "about": about_words(row, now),
+        "size": (format_size(row), kind),
+        "time": (format_times(row, now), kind),
+        "progress": (format_progress(row), kind),
+        "about": describe_row(row, now),
     }
 
 
-def detail(row: JobRow, now: float) -> list[StyledText]:
+def describe_selected(row: JobRow, now: float) -> list[StyledText]:
     """Return two lines about the selected job: its size and nodes, then its state and the suggested fix."""
-    text, kind = about_words(row, now)
+    text, kind = describe_row(row, now)
     nodes = safe(row.nodelist) or "no nodes yet"
     headline = (
         f"{safe(row.name)} {safe(row.job_id)} on {safe(row.cluster)}: {nodes}, {pluralize(row.ranks, 'rank')}"
     )
     if row.forecast is not None and not row.over and not row.stalled and row.forecast.cut_at is None:
-        text = "; ".join(filter(None, (text, *forecast_words(row.forecast, now)[:1])))
+        text = "; ".join(filter(None, (text, *describe_forecast(row.forecast, now)[:1])))
     if row.stalled:
         first_part, *parts = text.split("; ")
-        text = "; ".join([first_part, "d looks at every rank", *parts])
+        text = "; ".join([first_part, "d examines every rank", *parts])
     if row.fix:
         text = f"{text}: {safe(row.fix)}"
     return [(headline, "dim"), (text, kind)]
 
 
-def counts(board: Board) -> str:
+def count_states(board: Board) -> str:
     """Return the number of jobs in each state as text."""
     order = ("RUNNING", STALLED, "PENDING", "FAILED", "COMPLETED")
     jobs_by_state: dict[str, int] = {}
@@ -224,57 +224,58 @@ def counts(board: Board) -> str:
     )
 
 
-def cluster_words(line: ClusterLine, now: float) -> StyledText:
+def describe_cluster(line: ClusterLine, now: float) -> StyledText:
     """Return the reachability of a cluster and the age of its last answer as text."""
     name = safe(line.name)
     if line.observed_at is None:
-        return (f"{name}: {safe(line.trouble)}", "bad") if line.trouble else (f"{name}: asking", "dim")
+        return (f"{name}: {safe(line.trouble)}", "bad") if line.trouble else (f"{name}: querying", "dim")
     age = max(0.0, now - line.observed_at)
     if line.trouble:
-        return f"{name}: no answer for {duration(age)} ({safe(line.trouble)}), shown as it was then", "bad"
+        problem = f"no answer for {duration(age)} ({safe(line.trouble)})"
+        return f"{name}: {problem}; the last known state is shown", "bad"
     if age > STALE_S:
         return f"{name} {duration(age)} ago", "warn"
     return f"{name} ok", "dim"
 
 
-def count(number: float) -> str:
+def format_count(number: float) -> str:
     """Format a step or a count with thousands separators: ``41,200``."""
     return f"{number:,.0f}"
 
 
-def cut_words(told: Forecast) -> str:
+def describe_cut(forecast: Forecast) -> str:
     """Return the step at which the time limit will end the run, as text; empty if it will not."""
-    if told.cut_at is None or told.total is None:
+    if forecast.cut_at is None or forecast.total is None:
         return ""
-    return f"will be cut at step {count(told.cut_at)} of {count(told.total)}"
+    return f"will stop at step {format_count(forecast.cut_at)} of {format_count(forecast.total)}"
 
 
-def forecast_words(told: Forecast, now: float) -> list[str]:
+def describe_forecast(forecast: Forecast, now: float) -> list[str]:
     """Return a line with progress, pace and end, then a line for each problem.
 
     For a stalled run, the lines are the step and the time since that step.
     """
-    step = f"step {count(told.step)}"
-    if told.total is not None:
-        step += f" of {count(told.total)} ({told.share or 0:.0%})"
+    step = f"step {format_count(forecast.step)}"
+    if forecast.total is not None:
+        step += f" of {format_count(forecast.total)} ({forecast.share or 0:.0%})"
     parts = [step]
     pace = ""
-    if told.pace is not None:
-        pace = f"{told.pace:.3g} steps/s" if told.pace >= 1 else f"{1 / told.pace:.3g} s a step"
-    if told.stalled:
+    if forecast.pace is not None:
+        pace = f"{forecast.pace:.3g} steps/s" if forecast.pace >= 1 else f"{1 / forecast.pace:.3g} s a step"
+    if forecast.stalled:
         suffix = f" (before: {pace})" if pace else ""
-        return [step, f"no step for {duration(told.quiet_s)}, far longer than one takes{suffix}"]
+        return [step, f"no step for {duration(forecast.quiet_s)}, far longer than a step takes{suffix}"]
     if pace:
         parts.append(pace)
-    if told.done_at is not None:
-        parts.append(f"done in {duration(told.done_at - now)}")
+    if forecast.done_at is not None:
+        parts.append(f"done in {duration(forecast.done_at - now)}")
     lines = [" · ".join(parts)]
-    if told.cut_at is not None:
-        lines.append(f"{cut_words(told)}: the time limit comes first")
+    if forecast.cut_at is not None:
+        lines.append(f"{describe_cut(forecast)}, at the time limit")
     return lines
 
 
-def rank_words(cell: RankCell) -> str:
+def describe_rank(cell: RankCell) -> str:
     """Return one line with the state of a rank and its newest measurements."""
     parts = [f"rank {cell.rank}: {cell.state}"]
     if cell.host:
@@ -286,7 +287,7 @@ def rank_words(cell: RankCell) -> str:
     if cell.memory is not None:
         parts.append(f"GPU memory {cell.memory:.0%}")
     if cell.silent is not None:
-        parts.append(f"last spoke {duration(cell.silent)} ago")
+        parts.append(f"last output {duration(cell.silent)} ago")
     parts.append(f"log {format_bytes_short(cell.size)}")
     if cell.odd:
         parts.append(safe(cell.odd))
@@ -319,10 +320,10 @@ def rank_line(page: Page) -> tuple[str, str, str]:
             "",
             "bad",
         )
-    return rank_counts(page), odd_words(page), "warn" if page.odd else "dim"
+    return rank_counts(page), list_outliers(page), "warn" if page.odd else "dim"
 
 
-def failures_first(cells: Sequence[RankCell]) -> tuple[RankCell, ...]:
+def sort_failures_first(cells: Sequence[RankCell]) -> tuple[RankCell, ...]:
     """Sort the first failed rank first, then the other failed ranks, then the rest, each in rank order.
 
     The order is unchanged if no rank is known to have failed first.
@@ -339,48 +340,48 @@ def empty_pane_text(what: str, page: Page, *, over: bool) -> str:
     return f"no {what}" if over else f"no {what} yet"
 
 
-def outlier_pieces(page: Page) -> list[StyledText]:
+def describe_outliers(page: Page) -> list[StyledText]:
     """Return the first failure, else the outlier ranks; empty if there are none."""
     if page.first_failure is not None:
         return [(safe(describe_first_failure(page.first_failure, page.ranks)), "bad")]
-    return [(odd_words(page), "warn")] if page.odd else []
+    return [(list_outliers(page), "warn")] if page.odd else []
 
 
-def odd_words(page: Page, most: int = 3) -> str:
+def list_outliers(page: Page, most: int = 3) -> str:
     """Return the first ``most`` outlier ranks with the reason for each, as text."""
     outliers = page.odd
     descriptions = [f"{cell.rank} {safe(cell.odd)}" for cell in outliers[:most]]
     suffix = f" and {len(outliers) - most} more" if len(outliers) > most else ""
-    return f"stand out: {'; '.join(descriptions)}{suffix}" if outliers else "no rank stands out"
+    return f"outliers: {'; '.join(descriptions)}{suffix}" if outliers else "no outliers"
 
 
-def percent(value: float | None, *, of_one: bool = False) -> str:
+def format_percent(value: float | None, *, of_one: bool = False) -> str:
     """Format a percentage, or a share of 1 if ``of_one``; ``-`` if it is unknown."""
     if value is None:
         return "-"
     return f"{value * (100 if of_one else 1):.0f}%"
 
 
-def node_cells(cell: NodeCell) -> dict[str, StyledText]:
+def format_node_cells(cell: NodeCell) -> dict[str, StyledText]:
     """Return the cells of a row of the node list by column."""
     stale_kind = "dim" if cell.age > STALE_S else ""
     temperature_kind = "bad" if (cell.temperature or 0) >= 85 else stale_kind
-    fullest_disk = max((share for _, share in cell.disks), default=None)
+    disk_share = max((share for _, share in cell.disks), default=None)
     gpus = " ".join("-" if gpu.util is None else f"{gpu.util:.0f}" for gpu in cell.gpus)
     trouble = "; ".join(cell.alarms)
     if stale_kind:
         trouble = "; ".join(filter(None, (trouble, f"last sample {duration(cell.age)} ago")))
     return {
         "node": (safe(cell.name), "bold"),
-        "gpu": (percent(cell.gpu), _utilization_kind(cell.gpu) or stale_kind),
+        "gpu": (format_percent(cell.gpu), _utilization_kind(cell.gpu) or stale_kind),
         "gpus": (gpus, stale_kind),
-        "memory": (percent(cell.gpu_memory, of_one=True), stale_kind),
+        "memory": (format_percent(cell.gpu_memory, of_one=True), stale_kind),
         "heat": ("-" if cell.temperature is None else f"{cell.temperature:.0f}°", temperature_kind),
-        "cpu": (percent(cell.cpu), stale_kind),
-        "ram": (percent(cell.memory, of_one=True), "bad" if (cell.memory or 0) > 0.95 else stale_kind),
+        "cpu": (format_percent(cell.cpu), stale_kind),
+        "ram": (format_percent(cell.memory, of_one=True), "bad" if (cell.memory or 0) > 0.95 else stale_kind),
         "rx": ("-" if cell.receives is None else format_bytes_short(cell.receives), stale_kind),
         "tx": ("-" if cell.sends is None else format_bytes_short(cell.sends), stale_kind),
-        "disk": (percent(fullest_disk, of_one=True), "bad" if (fullest_disk or 0) > 0.95 else stale_kind),
+        "disk": (format_percent(disk_share, of_one=True), "bad" if (disk_share or 0) > 0.95 else stale_kind),
         "about": (trouble, "bad" if trouble else ""),
     }
 
@@ -389,19 +390,19 @@ def _utilization_kind(use: float | None) -> str:
     return "" if use is None else "good" if use >= 60 else "warn" if use >= 20 else "bad"
 
 
-def header(row: JobRow, page: Page | None, now: float) -> list[StyledText]:
+def format_header(row: JobRow, page: Page | None, now: float) -> list[StyledText]:
     """Return the two lines above a job's page."""
-    state, kind = state_piece(row)
+    state, kind = format_state(row)
     job = f"{safe(row.name)}  {safe(row.job_id)} on {safe(row.cluster)}"
     attempt = page.attempt if page is not None else row.attempt
-    nodes = f" · {pluralize(row.ranks, 'rank')} on {safe(row.nodelist) or size_words(row)}"
+    nodes = f" · {pluralize(row.ranks, 'rank')} on {safe(row.nodelist) or format_size(row)}"
     elapsed_s = elapsed(row, now)
     details = f"attempt {attempt} · " + (f"parent run {safe(row.parent)} · " if row.parent else "")
     if page is not None and attempt < max(page.attempts, default=attempt):
         details += f"ended, attempt {max(page.attempts)} is the newest"
     elif elapsed_s is None:
         details += "ended · " if page is not None and page.attempts else ""
-        details += f"{about_words(row, now)[0] or 'not started'}"
+        details += f"{describe_row(row, now)[0] or 'not started'}"
     else:
         limit = f" of {duration(row.limit)}" if row.limit and not row.requeued else ""
         details += f"{duration(elapsed_s)}{limit}"
@@ -410,7 +411,7 @@ def header(row: JobRow, page: Page | None, now: float) -> list[StyledText]:
     return [(f"{state}  {job}{nodes}", kind), (details, "dim")]
 
 
-def timeline(page: Page, now: float) -> list[StyledText]:
+def format_timeline(page: Page, now: float) -> list[StyledText]:
     """Return all events of the run, oldest first."""
     pieces = [
         (

@@ -122,7 +122,7 @@ def test_the_d_key_on_a_job_that_is_not_running_shows_a_message() -> None:
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("down", "d")
-        assert "there are no ranks to look at: the job does not run" in notification_text(app)
+        assert "there are no ranks to examine: the job does not run" in notification_text(app)
         assert isinstance(app.screen, JobsScreen)
         assert not [asked for asked in source.asked if asked[0] == "live"]
 
@@ -135,7 +135,7 @@ def test_the_state_column_fits_a_stalled_state() -> None:
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         assert "■ STALLED 12m25s " in screen_text(app)
-        assert "d looks at every rank" in screen_text(app)
+        assert "d examines every rank" in screen_text(app)
 
     use_app(what, source)
 
@@ -196,7 +196,7 @@ def test_an_invalid_node_list_prevents_a_shell() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("x")
         await wait_until_stable(pilot)
-        assert notification_text(app) == "a shell opens on a running job only"
+        assert notification_text(app) == "a shell needs a running job"
         assert isinstance(app.screen, JobsScreen)
 
     use_app(what, Made(board=Board(rows=(row(1, nodelist="gpu[01-"),))))

@@ -129,5 +129,5 @@ def test_a_requeued_pending_run_is_not_shown_as_live() -> None:
 
 
 def test_the_header_shows_that_an_earlier_attempt_has_ended() -> None:
-    head = words.header(row(1), replace(page_of(4), attempt=1, attempts=(0, 1, 2)), NOW)
+    head = words.format_header(row(1), replace(page_of(4), attempt=1, attempts=(0, 1, 2)), NOW)
     assert head[1][0] == "attempt 1 · ended, attempt 2 is the newest"

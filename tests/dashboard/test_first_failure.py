@@ -50,7 +50,7 @@ def test_terminated_ranks_are_not_outliers() -> None:
     made = failed_page()
     assert [cell.state for cell in made.ranks] == ["terminated"] * 3 + ["failed"]
     assert [cell.rank for cell in made.odd] == [3]
-    assert words.outlier_pieces(made) == [(SENTENCE, "bad")]
+    assert words.describe_outliers(made) == [(SENTENCE, "bad")]
 
 
 def test_a_first_failure_without_an_exception_shows_the_exit_code() -> None:

@@ -31,7 +31,7 @@ def test_the_forecast_extrapolates_the_current_pace() -> None:
 def test_a_time_limit_before_the_end_gives_the_last_step() -> None:
     found = forecast_of(total=1000, limit_at=1118 + 200.0)
     assert found.cut_at == 259
-    assert words.cut_words(found) == "will be cut at step 259 of 1,000"
+    assert words.describe_cut(found) == "will stop at step 259 of 1,000"
 
 
 def test_a_time_limit_after_the_end_cuts_nothing() -> None:
@@ -64,7 +64,7 @@ def test_a_run_without_new_steps_is_stalled() -> None:
     assert found is not None
     assert found.stalled
     assert found.done_at == pytest.approx(1418 + (1000 - 159) * 2)
-    assert "no step for 5m00s" in "\n".join(words.forecast_words(found, 1418.0))
+    assert "no step for 5m00s" in "\n".join(words.describe_forecast(found, 1418.0))
 
 
 @pytest.mark.parametrize(("pace", "every"), [(50, 10), (1, 5), (400, 5)])
@@ -113,5 +113,5 @@ def test_arbitrary_points_give_a_printable_forecast(
         return
     found = forecast(points, total=total, now=now, limit_at=limit if math.isfinite(limit) else None)
     if found is not None:
-        assert all(words.forecast_words(found, now))
+        assert all(words.describe_forecast(found, now))
         assert found.cut_at is None or found.cut_at >= 0

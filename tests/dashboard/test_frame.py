@@ -31,7 +31,7 @@ def test_one_frame_has_a_line_per_job_and_per_failed_cluster() -> None:
     assert lines[0].startswith("3 running · 2 pending")
     assert lines[1].split() == ["STATE", "NAME", "JOB", "CLUSTER", "SIZE", "TIME/LIMIT", "DONE", "ABOUT"]
     assert lines[2].startswith("● RUNNING    llama-8b")
-    assert lines[2].endswith("40%   will be cut at step 41,200 of 50,000")
+    assert lines[2].endswith("40%   will stop at step 41,200 of 50,000")
     assert sum("sweep" in line for line in lines) == 1  # an array is folded
     assert lines[-1].startswith("slow: no answer for 1m35s (there is no link to login.slow)")
     assert not any("hpc ok" in line for line in lines)
@@ -63,7 +63,7 @@ def test_the_page_of_a_stalled_job_names_diagnose_live() -> None:
     lines = page_text(4, activity=activity).splitlines()
     assert lines[0].startswith("■ STALLED 3m40s  train-1")
     assert lines[2:4] == [
-        "no work for 3m40s", "dtslurm diagnose --live 4701 looks at every rank; rank 3 is stopped",
+        "no work for 3m40s", "dtslurm diagnose --live 4701 examines every rank; rank 3 is stopped",
     ]  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def test_the_page_shows_progress_curves_ranks_nodes_and_events() -> None:
         "██",
         "\nloss ",
         "15 running · 1 failed",
-        "stand out: 5 no output while other ranks write",
+        "outliers: 5 no output while other ranks write",
         "rank 9: failed",
         "rank 15: ",
         "node gpu01  gpu ",

@@ -158,7 +158,7 @@ def test_the_history_pane_shows_the_slow_rank_first_with_a_legend(size: tuple[in
         lines = screen_text(app).splitlines()
         [first] = [line for line in lines if "▲ rank 7" in line]
         assert "█" * 20 in first
-        assert "▲ 1 row stands out" in screen_text(app)
+        assert "▲ 1 outlier" in screen_text(app)
         assert "step time / median of all ranks" in screen_text(app)
         assert not [asked for asked in source.asked if asked[0] == "history"]
 

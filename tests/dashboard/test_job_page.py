@@ -268,7 +268,7 @@ def test_without_outliers_the_o_key_keeps_the_cursor() -> None:
         await pilot.press("enter", "2", "right", "o")
         await wait_until_stable(pilot)
         assert app.screen.query_one(RankGrid).cursor == 1
-        assert "no rank stands out" in screen_text(app)
+        assert "no outliers" in screen_text(app)
 
     use_app(what, source)
 

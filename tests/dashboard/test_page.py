@@ -50,7 +50,7 @@ def test_the_page_of_a_stalled_run_has_no_expected_end() -> None:
     assert (made.activity.stalled, made.activity.quiet_s) == (True, 220)
     assert made.forecast is not None
     assert made.forecast.stalled
-    assert not any("done in" in line for line in words.forecast_words(made.forecast, NOW))
+    assert not any("done in" in line for line in words.describe_forecast(made.forecast, NOW))
     over = page(stalled_telemetry(), key="k", taken_at=NOW, has_ended=True)
     assert over.activity is None
     found = add_page(row(1), made)
@@ -77,8 +77,8 @@ def test_ranks_without_a_record_wait_and_ranks_without_an_end_are_lost() -> None
 
 
 def test_the_page_header_names_the_parent_run() -> None:
-    assert "parent run" not in words.header(row(1), None, NOW)[1][0]
-    assert words.header(row(2, parent="train-1"), None, NOW)[1][0].startswith(
+    assert "parent run" not in words.format_header(row(1), None, NOW)[1][0]
+    assert words.format_header(row(2, parent="train-1"), None, NOW)[1][0].startswith(
         "attempt 0 · parent run train-1 · "
     )
 
@@ -173,7 +173,7 @@ def test_arbitrary_events_become_lines_without_escape_sequences(
     found: list[tuple[dict[str, Any], object]],
 ) -> None:
     events = tuple({**values, "event": name} for values, name in found)
-    told = words.timeline(Page(key="k", events=events), NOW)
+    told = words.format_timeline(Page(key="k", events=events), NOW)
     assert 1 <= len(told) <= max(1, len(events))
     assert not any("\n" in text or "\x1b" in text for text, _ in told)
 

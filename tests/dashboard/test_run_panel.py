@@ -54,7 +54,7 @@ def test_a_stalled_run_shows_no_remaining_time() -> None:
     ids=str,
 )
 def test_the_next_command_depends_on_the_state(values: dict[str, object], command: str) -> None:
-    assert words.next_command(row(1, **values)) == command
+    assert words.suggest_command(row(1, **values)) == command
 
 
 def test_the_panel_follows_the_cursor_without_requests() -> None:

@@ -33,7 +33,7 @@ def test_the_about_text_of_a_pending_job_has_reason_and_estimated_start(
     values: dict[str, object], said: str
 ) -> None:
     waiting = row(1, state="PENDING", pending=True, start=None, **values)
-    assert words.about_words(waiting, NOW)[0] == said
+    assert words.describe_row(waiting, NOW)[0] == said
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_the_about_text_of_a_pending_job_has_reason_and_estimated_start(
     ],
 )
 def test_the_time_text_shows_elapsed_time_and_limit(values: dict[str, object], said: str) -> None:
-    assert words.time_words(row(1, **values), NOW) == said
+    assert words.format_times(row(1, **values), NOW) == said
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_the_time_text_shows_elapsed_time_and_limit(values: dict[str, object], s
     [({}, "2n 16g"), ({"gpus": None}, "2n 16r"), ({"nodes": None, "gpus": None}, "- 16r")],
 )
 def test_the_size_text_shows_nodes_and_gpus_or_ranks(values: dict[str, object], said: str) -> None:
-    assert words.size_words(row(1, **values)) == said
+    assert words.format_size(row(1, **values)) == said
 
 
 STEADY = Forecast(step=100, total=1000, pace=2.0, done_at=NOW + 450)
@@ -73,20 +73,20 @@ STEADY = Forecast(step=100, total=1000, pace=2.0, done_at=NOW + 450)
             replace(STEADY, cut_at=900),
             [
                 "step 100 of 1,000 (10%) · 2 steps/s · done in 7m30s",
-                "will be cut at step 900 of 1,000: the time limit comes first",
+                "will stop at step 900 of 1,000, at the time limit",
             ],
         ),
         (
             replace(STEADY, cut_at=900, quiet_s=600, stalled=True),
             [
                 "step 100 of 1,000 (10%)",
-                "no step for 10m00s, far longer than one takes (before: 2 steps/s)",
+                "no step for 10m00s, far longer than a step takes (before: 2 steps/s)",
             ],
         ),
     ],
 )
 def test_the_forecast_text_shows_step_pace_and_end(told: Forecast, lines: list[str]) -> None:
-    assert words.forecast_words(told, NOW) == lines
+    assert words.describe_forecast(told, NOW) == lines
 
 
 STALLED = Activity(stalled=True, since=NOW - 220, quiet_s=220, summary="no work for 3m40s; rank 3 is stopped")
@@ -95,23 +95,23 @@ COMPILES = Activity(stalled=False, since=NOW - 90, quiet_s=90, summary="rank 0 w
 
 def test_the_list_and_header_mark_a_stalled_job() -> None:
     stalled = row(1, activity=STALLED, forecast=replace(STEADY, cut_at=900, stalled=True))
-    assert words.state_piece(stalled) == ("■ STALLED 3m40s", "bad")
-    assert words.about_words(stalled, NOW) == ("no work for 3m40s; rank 3 is stopped", "bad")
-    assert detail_line(stalled) == "no work for 3m40s; d looks at every rank; rank 3 is stopped"
-    assert words.header(stalled, None, NOW)[0][0].startswith("■ STALLED 3m40s  train-1")
-    assert words.counts(Board(rows=(stalled, row(2)))) == "1 running · 1 stalled"
-    assert [piece for piece, _ in words.activity_words(stalled, "d")] == [
-        "no work for 3m40s", "d looks at every rank; rank 3 is stopped",
+    assert words.format_state(stalled) == ("■ STALLED 3m40s", "bad")
+    assert words.describe_row(stalled, NOW) == ("no work for 3m40s; rank 3 is stopped", "bad")
+    assert detail_line(stalled) == "no work for 3m40s; d examines every rank; rank 3 is stopped"
+    assert words.format_header(stalled, None, NOW)[0][0].startswith("■ STALLED 3m40s  train-1")
+    assert words.count_states(Board(rows=(stalled, row(2)))) == "1 running · 1 stalled"
+    assert [piece for piece, _ in words.describe_activity(stalled, "d")] == [
+        "no work for 3m40s", "d examines every rank; rank 3 is stopped",
     ]  # fmt: skip
-    assert words.state_piece(row(1, activity=STALLED, state="COMPLETED", over=True))[0] == "✓ COMPLETED"
+    assert words.format_state(row(1, activity=STALLED, state="COMPLETED", over=True))[0] == "✓ COMPLETED"
 
 
 def test_a_job_whose_rank_waits_for_a_child_process_is_shown_as_running() -> None:
     compiles = row(1, activity=COMPILES)
-    assert words.state_piece(compiles) == ("● RUNNING", "good")
-    assert words.about_words(compiles, NOW) == ("rank 0 waits for its child cc1plus", "warn")
-    assert words.activity_words(compiles, "d") == [("rank 0 waits for its child cc1plus", "warn")]
-    assert words.activity_words(row(1), "d") == []
+    assert words.format_state(compiles) == ("● RUNNING", "good")
+    assert words.describe_row(compiles, NOW) == ("rank 0 waits for its child cc1plus", "warn")
+    assert words.describe_activity(compiles, "d") == [("rank 0 waits for its child cc1plus", "warn")]
+    assert words.describe_activity(row(1), "d") == []
 
 
 def test_the_throughput_of_a_stalled_job_is_marked_as_former() -> None:
@@ -124,19 +124,19 @@ def test_the_throughput_of_a_stalled_job_is_marked_as_former() -> None:
 
 
 def test_without_a_cut_the_forecast_mentions_none() -> None:
-    assert words.cut_words(STEADY) == ""
-    assert words.progress_words(row(1)) == ""
-    assert words.progress_words(row(1, forecast=STEADY)) == "10%"
-    assert words.progress_words(row(1, forecast=Forecast(step=41_200))) == "41,200"
+    assert words.describe_cut(STEADY) == ""
+    assert words.format_progress(row(1)) == ""
+    assert words.format_progress(row(1, forecast=STEADY)) == "10%"
+    assert words.format_progress(row(1, forecast=Forecast(step=41_200))) == "41,200"
 
 
 def detail_line(job: JobRow) -> str:
-    return words.detail(job, NOW)[1][0]
+    return words.describe_selected(job, NOW)[1][0]
 
 
 def test_the_detail_lines_describe_the_selected_job() -> None:
-    assert words.detail(row(1), NOW)[0][0] == "train-1 4701 on hpc: gpu[01-02], 16 ranks"
-    assert words.detail(row(1, nodelist="", ranks=1), NOW)[0][0].endswith(": no nodes yet, 1 rank")
+    assert words.describe_selected(row(1), NOW)[0][0] == "train-1 4701 on hpc: gpu[01-02], 16 ranks"
+    assert words.describe_selected(row(1, nodelist="", ranks=1), NOW)[0][0].endswith(": no nodes yet, 1 rank")
     assert detail_line(row(1, forecast=STEADY)) == "step 100 of 1,000 (10%) · 2 steps/s · done in 7m30s"
     assert detail_line(row(1, about="attempt 2", forecast=STEADY)).startswith("attempt 2; step 100 of")
     assert detail_line(row(1, forecast=STEADY, over=True, ok=True, about="")) == ""
@@ -148,28 +148,29 @@ def test_the_detail_lines_describe_the_selected_job() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (ClusterLine(name="hpc"), ("hpc: asking", "dim")),
+        (ClusterLine(name="hpc"), ("hpc: querying", "dim")),
         (ClusterLine(name="hpc", trouble="no link"), ("hpc: no link", "bad")),
         (ClusterLine(name="hpc", observed_at=NOW - 5), ("hpc ok", "dim")),
         (ClusterLine(name="hpc", observed_at=NOW + 5), ("hpc ok", "dim")),
         (ClusterLine(name="hpc", observed_at=NOW - 61), ("hpc 1m01s ago", "warn")),
         (
             ClusterLine(name="hpc", observed_at=NOW - 61, trouble="no link"),
-            ("hpc: no answer for 1m01s (no link), shown as it was then", "bad"),
+            ("hpc: no answer for 1m01s (no link); the last known state is shown", "bad"),
         ),
     ],
 )
 def test_the_cluster_text_shows_age_and_errors(line: ClusterLine, said: tuple[str, str]) -> None:
-    assert words.cluster_words(line, NOW) == said
+    assert words.describe_cluster(line, NOW) == said
 
 
 def test_the_counts_have_a_fixed_order_and_count_array_tasks() -> None:
-    assert words.counts(board()).startswith("3 running · 2 pending · 1 failed · 2 completed · 1 cancelled")
-    assert words.counts(Board()) == "no runs yet"
+    states = words.count_states(board())
+    assert states.startswith("3 running · 2 pending · 1 failed · 2 completed · 1 cancelled")
+    assert words.count_states(Board()) == "no runs yet"
 
 
 def test_a_rank_is_described_with_its_known_values() -> None:
-    assert words.rank_words(RankCell(rank=3)) == "rank 3: waiting · log 0B"
+    assert words.describe_rank(RankCell(rank=3)) == "rank 3: waiting · log 0B"
     full = RankCell(
         rank=3,
         state="running",
@@ -181,8 +182,8 @@ def test_a_rank_is_described_with_its_known_values() -> None:
         size=2048,
         odd="no output while other ranks write",
     )
-    assert words.rank_words(full) == (
-        "rank 3: running · on n1 · pid 7 · GPU 55 % · GPU memory 50% · last spoke 1m05s ago · log 2.0K"
+    assert words.describe_rank(full) == (
+        "rank 3: running · on n1 · pid 7 · GPU 55 % · GPU memory 50% · last output 1m05s ago · log 2.0K"
         " · no output while other ranks write"
     )
 
@@ -190,13 +191,13 @@ def test_a_rank_is_described_with_its_known_values() -> None:
 def test_a_list_of_outliers_is_shortened_to_three() -> None:
     cells = tuple(RankCell(rank=rank, state="failed", odd="exit code 1") for rank in range(5))
     page = Page(key="k", ranks=cells)
-    assert words.odd_words(page) == "stand out: 0 exit code 1; 1 exit code 1; 2 exit code 1 and 2 more"
+    assert words.list_outliers(page) == "outliers: 0 exit code 1; 1 exit code 1; 2 exit code 1 and 2 more"
     assert words.rank_counts(page) == "5 failed"
     assert words.rank_counts(Page(key="k")) == "no ranks yet"
 
 
 def test_missing_node_values_are_dashes_and_old_samples_show_their_age() -> None:
-    cells = words.node_cells(NodeCell(name="n1", age=120))
+    cells = words.format_node_cells(NodeCell(name="n1", age=120))
     assert {cells[key][0] for key in ("gpu", "memory", "heat", "cpu", "ram", "rx", "tx", "disk")} == {"-"}
     assert cells["about"] == ("last sample 2m00s ago", "bad")
     busy = NodeCell(
@@ -205,24 +206,24 @@ def test_missing_node_values_are_dashes_and_old_samples_show_their_age() -> None
         memory=0.96,
         disks=(("/tmp", 0.2), ("/scratch", 0.99)),
     )
-    cells = words.node_cells(busy)
+    cells = words.format_node_cells(busy)
     assert (cells["gpus"][0], cells["gpu"], cells["heat"]) == ("70 -", ("70%", "good"), ("85°", "bad"))
     assert (cells["ram"], cells["disk"], cells["about"]) == (("96%", "bad"), ("99%", "bad"), ("", ""))
 
 
 @pytest.mark.parametrize(("use", "kind"), [(60.0, "good"), (20.0, "warn"), (19.0, "bad")])
 def test_the_colour_of_gpu_use_depends_on_the_value(use: float, kind: str) -> None:
-    cells = words.node_cells(NodeCell(name="n1", gpus=(GpuSample(index=0, util=use),)))
+    cells = words.format_node_cells(NodeCell(name="n1", gpus=(GpuSample(index=0, util=use),)))
     assert cells["gpu"][1] == kind
 
 
 def test_the_header_shows_time_reason_or_end() -> None:
-    assert words.header(row(1), None, NOW)[1][0] == "attempt 0 · 1h02m of 4h00m"
-    assert words.header(row(1, limit=None, attempt=2), None, NOW)[1][0] == "attempt 2 · 1h02m"
-    assert words.header(row(1, start=None), None, NOW)[1][0] == "attempt 0 · not started"
+    assert words.format_header(row(1), None, NOW)[1][0] == "attempt 0 · 1h02m of 4h00m"
+    assert words.format_header(row(1, limit=None, attempt=2), None, NOW)[1][0] == "attempt 2 · 1h02m"
+    assert words.format_header(row(1, start=None), None, NOW)[1][0] == "attempt 0 · not started"
     ended = row(1, over=True, end=int(NOW) - 3663, limit=None, about="exit code 1")
-    assert words.header(ended, None, NOW)[1][0] == "attempt 0 · 1m00s · exit code 1"
-    assert words.header(row(1, nodelist=""), None, NOW)[0][0].endswith("16 ranks on 2n 16g")
+    assert words.format_header(ended, None, NOW)[1][0] == "attempt 0 · 1m00s · exit code 1"
+    assert words.format_header(row(1, nodelist=""), None, NOW)[0][0].endswith("16 ranks on 2n 16g")
 
 
 def test_without_a_throughput_steps_per_second_are_drawn() -> None:

@@ -71,7 +71,7 @@ def test_idle_run_is_reported_as_stalled_and_a_compiling_run_is_not(cli: Cli) ->
 
     page = cli("top", "--once", job).stdout
     assert STALLED.search(page.splitlines()[0])
-    assert "far longer than one takes (before: " in page
+    assert "far longer than a step takes (before: " in page
     assert STALLED.search(cli("top", "--once").stdout)
     cli("report", job, "-o", "report.html")
     assert STALLED.search((cli.folder / "report.html").read_text())

@@ -134,11 +134,7 @@ def describe_strips(strips: Strips, now: float) -> list[StyledText]:
     begin, end = (time.strftime("%H:%M:%S", time.localtime(moment)) for moment in (strips.begin, strips.end))
     day = "" if abs(now - strips.begin) < 86400 else f" (began {format_moment(strips.begin, now)})"
     outliers = sum(strip.stands_out for strip in strips.rows)
-    summary = (
-        f"▲ {pluralize(outliers, 'row')} {'stands' if outliers == 1 else 'stand'} out"
-        if outliers
-        else "no row stands out"
-    )
+    summary = f"▲ {pluralize(outliers, 'outlier')}" if outliers else "no outliers"
     suffix = f" · {strips.left_out:,} more rows are not shown" if strips.left_out else ""
     return [
         (f"{begin} to {end}{day} · {summary}{suffix}", "bad" if outliers else "dim"),
