@@ -77,7 +77,7 @@ class Nemesis:
             "N22": self._moved_run,
             "N23": self._later_record,
             "N24": self._bad_node,
-            "N25": self._file_server,
+            "N25": self._no_links,
             "N26": self._home,
         }
         if fault.kind not in acts:
@@ -203,6 +203,19 @@ class Nemesis:
         try:
             end = time.time() + START_PATIENCE_S
             while not of_bodies(self.bodies) and time.time() < end:
+                time.sleep(0.2)
+            yield
+        finally:
+            self.site.switch.unlink()
+
+    @contextlib.contextmanager
+    def _no_links(self, fault: Fault) -> Iterator[None]:
+        """Refuse symbolic links until a job starts, and for the fault's time."""
+        self.site.switch.write_text(fault.target)
+        try:
+            end = time.time() + START_PATIENCE_S
+            words = ["squeue", "-h", "-t", "R", "-o", "%i"]
+            while not self.site.lab.run(words, check=False).stdout.split() and time.time() < end:
                 time.sleep(0.2)
             yield
         finally:
