@@ -144,9 +144,16 @@ def follow_logs(run: Run, **wanted: Any) -> Iterator[Reader]:
 
 def log_follower_process() -> psutil.Process:
     """Return the only log follower process of this process."""
-    mine = psutil.Process().children(recursive=True)
-    (found,) = [item for item in mine if "dtslurm-worker" in " ".join(item.cmdline())]
-    return found
+    children = psutil.Process().children(recursive=True)
+    (log_follower,) = [child for child in children if "dtslurm-worker" in _command_line(child)]
+    return log_follower
+
+
+def _command_line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # the process has just ended
+        return ""
 
 
 def record_values(reader: Reader) -> list[Any]:

@@ -219,7 +219,7 @@ def test_probe_runs_as_an_inline_program_on_standard_input(a100s: Path) -> None:
     assert seen["disks"][0]["path"] == "/tmp"
     found = from_probe.facts_from_probe("gpu", seen, 8)
     assert found.value("node_types", "gpu", "gpus", "model") == "A100-SXM4-40GB"
-    assert any("Slurm says 8 GPUs for gpu, the job saw 4" in line for line in found.notices)
+    assert any("Slurm reports 8 GPUs for gpu, but the job saw 4" in line for line in found.notices)
 
 
 def test_probe_answers_of_another_shape_are_accepted() -> None:

@@ -264,7 +264,7 @@ def test_tree_is_prebuilt_for_the_next_run(
     side: Side, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(prebuilt_tree, "LEAST", 1)
-    monkeypatch.setattr(server, "detached", lambda act: act())
+    monkeypatch.setattr(server, "run_detached", lambda act: act())
     name = "0" * 32
     ahead = side.objects / "spare" / name / "tree"
     run(monkeypatch, capsys, side.data(spare=name))
