@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,22 @@ VAGUE = {
     ),
     *("step", "told", "wanted"),
 }
+# Parameters whose name says nothing about their value: participles, adverbs, pronouns.
+VAGUE_PARAMETERS = set(
+    re.findall(
+        r"\w+",
+        """
+        above act after also amount asked before below case ended expected foreign found given heard hidden
+        idle ignored joined keeper kept known least listed loaded looked made most odd one others over own
+        parcel pulse read remark remarks rest said saved seen shown sieve since told trouble until used usual
+        visited wanted what where whole why writing written
+        """,
+    )
+)
+WITHOUT_VAGUE_PARAMETERS = [
+    *("checks", "config", "container", "diagnose", "discover", "launch", "logs", "model"),
+    *("remote", "render", "scheduler", "slurm", "store", "train", "transport", "views"),
+]
 # Functions with more parameters, each of which may be given by its name alone.
 MANY_PARAMETERS = {
     *(
@@ -71,11 +88,13 @@ def iterate_functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncF
             yield node
 
 
+def parameter_names(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    arguments = function.args
+    return [item.arg for item in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+
+
 def count_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    names = [
-        item.arg for item in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
-    ]
-    return len([name for name in names if name not in {"self", "cls"}])
+    return len([name for name in parameter_names(function) if name not in {"self", "cls"}])
 
 
 def test_no_folder_contains_too_many_python_files() -> None:
@@ -100,6 +119,18 @@ def test_no_class_or_module_has_a_vague_name() -> None:
         names |= {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     vague = {name for name in names if name.lstrip("_").lower() in VAGUE}
     assert vague <= {"step", "place"}  # modules: a step of Slurm, and where a process stands
+
+
+def test_no_parameter_has_a_vague_name() -> None:
+    vague = {
+        f"{path}: {function.name}({name})"
+        for path, tree in parsed_sources()
+        if path.parts[0] in WITHOUT_VAGUE_PARAMETERS
+        for function in iterate_functions(tree)
+        for name in parameter_names(function)
+        if name in VAGUE_PARAMETERS
+    }
+    assert vague == set()
 
 
 def test_functions_take_few_parameters() -> None:

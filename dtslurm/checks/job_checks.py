@@ -299,12 +299,12 @@ def _time_limit_problem(
     return [f"--time {requested_time}: {scope} allows at most {max_time}"]
 
 
-def secret_names(names: Sequence[str], shown: Mapping[str, str]) -> list[str]:
+def secret_names(names: Sequence[str], sources_by_name: Mapping[str, str]) -> list[str]:
     """Return the problems with the names of secrets; no problem contains a value.
 
     Args:
         names: the values of ``--secret``.
-        shown: the option or file that writes a variable's value into the script, by the variable's name.
+        sources_by_name: by variable name, the option or file that writes the value into the script.
     """
     problems = []
     for name in names:
@@ -316,9 +316,9 @@ def secret_names(names: Sequence[str], shown: Mapping[str, str]) -> list[str]:
             problems.append(f"--secret {name!r} is not a variable name")
         elif why := own_variable(name):
             problems.append(f"--secret {name} {why}")
-        elif name in shown:
+        elif name in sources_by_name:
             problems.append(
-                f"--secret {name}: {shown[name]} also sets {name}, and writes its value into the "
+                f"--secret {name}: {sources_by_name[name]} also sets {name}, and writes its value into the "
                 "script; remove one of them"
             )
     return problems

@@ -37,8 +37,8 @@ def ports(requirements: Mapping[str, Any], sysfs: str = "/sys") -> List[Finding]
 
     Args:
         requirements: ``hcas``, names of required adapters; ``nic_count`` and ``rate_gbps``, how many must
-            be up, and how fast, if no names are given; ``nodes``, the size of the job: a single node can do
-            without adapters.
+            be up, and how fast, if no names are given; ``nodes``, the size of the job: a single node can
+            do without adapters.
     """
     names = [re.sub(r"^[=^]|:1$", "", str(name)) for name in requirements.get("hcas") or []]
     count = requirements.get("nic_count") if requirements.get("rdma") else None
