@@ -69,7 +69,7 @@ def test_palette_commands_ask_for_confirmation() -> None:
         commands["Help"]()
         await wait_until_stable(pilot)
         assert "the job before" not in screen_text(app)
-        assert "ask the clusters now" in screen_text(app)
+        assert "query the clusters now" in screen_text(app)
 
     use_app(what, source)
 
