@@ -22,6 +22,7 @@ from dtslurm.services.wiring.remote_query import SHARED
 from dtslurm.worker.evidence import evidence, flight, search
 from dtslurm.worker.evidence import hits as evidence_hits
 from dtslurm.worker.evidence import lines as evidence_lines
+from dtslurm.worker.lib.rank_files import encode_lines
 from tests.diagnose.judge import SIGNATURES
 
 OOM = b"RuntimeError: CUDA error: out of memory"
@@ -49,6 +50,29 @@ def test_a_hit_has_line_number_and_text(tmp_path: Path) -> None:
     log = log_findings(tmp_path, b"one\ntwo\n" + OOM + b"\nfour\n")
     assert hits(log) == [("gpu-out-of-memory", 3, OOM.decode())]
     assert log["tail"] == ["one", "two", OOM.decode(), "four"]
+
+
+def test_the_ranks_of_a_node_are_searched_one_by_one(tmp_path: Path) -> None:
+    lines = [
+        encode_lines(0, b"one\n", 5.0),
+        encode_lines(1, b"two\n" + OOM, 6.0),
+        encode_lines(0, b"end\n", 7.0),
+    ]
+    folder = tmp_path / "logs" / "0"
+    folder.mkdir(parents=True)
+    (folder / "ranks-0.log").write_bytes(b"".join(lines))
+    log = found(tmp_path, b"three\n" + OOM, "rank-2.log")
+    assert hits(log) == [("gpu-out-of-memory", 2, OOM.decode())]
+    request = {
+        "run_dir": str(tmp_path),
+        "attempt": 0,
+        "signatures": [{"words": one.words, "match": one.match} for one in SIGNATURES],
+    }
+    files = {log["file"]: log for log in evidence.findings(request)["files"]}
+    assert list(files) == [f"rank-{rank}.log" for rank in (2, 0, 1)]
+    assert files["rank-0.log"]["tail"] == ["one", "end"]
+    assert [files[f"rank-{rank}.log"]["mtime"] for rank in (0, 1)] == [7.0, 6.0]
+    assert hits(files["rank-1.log"]) == [("gpu-out-of-memory", 2, OOM.decode())]
 
 
 def test_a_syntax_error_is_located_in_its_source_file(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "a100x8-ib-4nodes-torchrun": ("a100x8-ib", "torchrun", {"nodes": 4}),
     "a100x8-ib-4nodes-srun": ("a100x8-ib", "srun", {"nodes": 4}),
+    "a100x8-ib-65nodes-srun": ("a100x8-ib", "srun", {"nodes": 65, "max_restarts": 3, "signal_before": 120}),
     "h100x8-ib-c10d-restarts": (
         "h100x8-ib",
         "torchrun",

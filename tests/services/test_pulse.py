@@ -16,6 +16,7 @@ from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.telemetry import FirstFailure
 from dtslurm.services.observe.telemetry import read_telemetry
 from dtslurm.services.wiring.context import Context
+from dtslurm.worker.lib.rank_files import encode_lines, encode_totals
 from tests.e2e.conftest import far_profile
 from tests.sshd.fixtures import Login
 
@@ -83,6 +84,23 @@ def test_telemetry_combines_ranks_logs_and_records(run_files: Made) -> None:
     assert (second.spoke, second.exit_code, second.running) == (None, 1, False)
     assert seen.silent_s(1) is None
     assert seen.silent_s(2) is None
+
+
+def test_the_files_of_nodes_make_the_same_picture(made: Made) -> None:
+    made.start(4)
+    written = round(time.time() - 90, 3)
+    log = encode_lines(2, b"one\nValueError: bad\n", written) + encode_totals({2: (20, written), 3: (0, 0.0)})
+    made.file("logs", "ranks-2.log").write_bytes(log)
+    common = {"host": "n2", "node_rank": 1, "ended": None, "exit_code": None}
+    records = [{"rank": 2, "pid": 7, **common}, {"rank": 3, "pid": 8, **common}]
+    records.append({**records[0], "ended": 1010, "exit_code": 1})
+    made.file("ranks", "ranks-2.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    made.file("ranks", "first-failure").write_text("2 1\n")
+    seen = read_telemetry(Context(), record_of(made))
+    assert (seen.ranks[2].bytes, seen.ranks[2].exit_code, seen.ranks[2].host) == (20, 1, "n2")
+    assert 89 <= (seen.silent_s(2) or 90) < 200
+    assert (seen.ranks[3].bytes, seen.ranks[3].spoke, seen.ranks[3].running) == (0, None, True)
+    assert seen.first_failure == FirstFailure(rank=2, exit_code=1, error="ValueError: bad")
 
 
 def test_a_second_read_returns_only_new_records(run_files: Made) -> None:
