@@ -402,3 +402,24 @@ def test_a_probe_that_is_left_goes_on_and_is_taken_up(cli: Cli) -> None:
     start.touch()
     taken_up = cli("plan", "--calibrate", job, timeout=600)
     assert "MEASURED" in taken_up.stdout
+
+
+@ON_SLURM
+def test_where_all_layouts_fail_for_another_reason_than_memory_the_ranking_stays(cli: Cli) -> None:
+    words = [*probed_plan(cli)[:-1], "2"]
+    before = cli(*words, "--json").stdout
+    cli.script("import sys\nprint(' '.join(sys.argv[1:]))\nsys.exit('no data')\n")
+    (cli.folder / "job.yaml").write_text("script: train.py\nlauncher: srun\nargs: [--data, all]\n")
+    done = cli(*words, "--yes", "--probe", "job.yaml", code=2, timeout=600)
+    [run] = cli.recorded_runs()
+    job = run["record"]["job_id"]
+    assert f"the probe {job} measured no layout" in done.stderr
+    assert f"hint: dtslurm diagnose {job}_0 shows the evidence" in done.stderr
+    assert cli(*words, "--json").stdout == before
+    # Without placeholders, the script has the arguments of Megatron-LM after its own.
+    told = cli("logs", f"{job}_1", "--rank", "0").stdout
+    assert "--data all --tensor-model-parallel-size 1 " in told
+    assert "--train-iters 10" in told
+    for number, layout in enumerate(json.loads(before)["candidates"]):
+        mbs = f"--micro-batch-size {layout['layout']['mbs']} "
+        assert mbs in cli("logs", f"{job}_{number}", "--rank", "0").stdout

@@ -156,3 +156,32 @@ def test_among_equally_fast_layouts_sharded_optimizer_states_rank_first() -> Non
     assert search.complexity(sharded) == search.complexity(whole)  # no more traffic, so the memory decides
     estimates = [estimator("llama-3.2-1b", 2).estimate(layout) for layout in (whole, sharded)]
     assert [item.layout.zero for item in search.rank(estimates)] == [1, 0]
+
+
+def test_the_fastest_measured_layout_comes_first_unless_a_prediction_is_far_better() -> None:
+    ranked = search.search(task("llama-3-8b", 2), SHIPPED).ranked[:5]
+    assert search.rank_measured(ranked, {}, 1.2) == ranked
+    predicted = [item.time.total for item in ranked]
+    slow, fast = str(ranked[1].layout), str(ranked[2].layout)
+    known = search.rank_measured(ranked, {slow: 1.15 * predicted[0], fast: 1.1 * predicted[0]}, 1.2)
+    assert [str(item.layout) for item in known][:2] == [fast, str(ranked[0].layout)]
+    best = known[0]
+    assert best.time.total == pytest.approx(1.1 * predicted[0])
+    assert best.predicted_s == pytest.approx(predicted[2])
+    assert sum(best.time.terms.values()) == pytest.approx(best.time.total)
+    assert best.tokens_per_s_per_gpu * best.time.total == pytest.approx(
+        ranked[2].tokens_per_s_per_gpu * predicted[2]
+    )
+    far_better = search.rank_measured(ranked, {slow: 1.5 * predicted[0], fast: 1.4 * predicted[0]}, 1.2)
+    assert str(far_better[0].layout) == str(ranked[0].layout)
+
+
+def test_only_layouts_that_were_not_measured_are_to_be_run() -> None:
+    ranked = search.search(task("llama-3-8b", 2), SHIPPED).ranked[:3]
+    seconds = {str(item.layout): ranked[0].time.total for item in ranked[:2]}
+    known = search.rank_measured(ranked, seconds, 1.5)
+    ties = explain.find_ties(known, 1.5)
+    assert ties == [3]  # the order of two measured layouts is known
+    _, deciding = explain.tie_lines(known, ties, 1.5, 3)
+    assert deciding.startswith("10 steps of 3 would decide")
+    assert deciding.endswith("(--top 3 --probe SCRIPT)")

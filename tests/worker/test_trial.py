@@ -172,3 +172,30 @@ def test_watched_trial_forwards_term(tmp_path: Path) -> None:
 def test_substitution_fills_or_keeps_placeholders() -> None:
     assert substitute("${a} $${a} ${b}", {"a": "1"}) == "1 ${a} ${b}"
     assert substitute("${a} $${a}", {"a": "1"}, keep=True) == "1 $${a}"
+
+
+def test_a_trial_of_a_few_steps_is_killed_after_them_and_its_other_ranks_too(tmp_path: Path) -> None:
+    run = make(tmp_path, metric="step_time_s", steps=3)
+    code = (
+        "import json, os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: open(sys.argv[1], 'w').close())\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    lines = [json.dumps(dict(step=n, step_time_s=n) if n else dict(loss=1)) for n in range(5)]\n"
+        "    open(os.environ['DTSLURM_METRICS'], 'a').write('\\n'.join(lines) + '\\n')\n"
+        "while True: time.sleep(1)\n"
+    )
+    saved = tmp_path / "saved"
+    done = start(run, code, 0, str(saved))
+    assert done.returncode == 0, done.stderr
+    assert "stopped after 3 values of step_time_s" in done.stdout
+    assert json.loads((run / "tasks/0" / STOPPED).read_text())["step"] == 3
+    assert start(run, code, 0, str(saved), RANK="1").returncode == 0
+    assert not saved.exists()  # no time for a checkpoint that nobody needs
+
+
+def test_a_trial_has_arguments_of_its_own_after_those_of_all(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    trials = [{"number": 0, "name": "a", "values": {"lr": "1"}, "args": ["--pp", "${lr}"]}]
+    (run / "trials.jsonl").write_text(json.dumps(trials[0]) + "\n")
+    done = start(run, SHOW.format([]), 0, "--lr=${lr}")
+    assert done.stdout.strip() == "['--lr=1', '--pp', '${lr}']"
