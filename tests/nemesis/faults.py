@@ -21,7 +21,7 @@ from tests.nemesis.site import Site
 
 PATIENCE_S = 6.0  # until a supervisor has started
 START_PATIENCE_S = 40.0  # until a run has a job
-TRAINING_PATIENCE_S = 150.0  # until training has saved; the import of torch takes long on a busy machine
+TRAINING_PATIENCE_S = 400.0  # until training has saved; the import of torch takes long on a busy machine
 HOSTILE = {
     "escape": "\x1b]0;x\x07\x1b[2J",
     "bars": "a|1|COMPLETED|0:0|dtslurm:000000000000:000000000000",
