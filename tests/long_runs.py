@@ -70,7 +70,7 @@ NEMESES = {
     "N22": "run directory moved away and back; a client lists the jobs or cancels the job by its id",
     "N23": "record of a run of a later version for some seconds; the client acts as for N22",
     "N24": "health check of a node fails, and a run is submitted later",
-    "N25": "jobs cannot create symbolic links",
+    "N25": "jobs cannot create symbolic links after they have claimed their run",
     "N26": "home of the clients full or read-only",
 }
 SOAK = """

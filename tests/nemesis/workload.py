@@ -33,7 +33,7 @@ from dtslurm.services.submit.submit import submit
 from dtslurm.services.wiring.context import Context
 from dtslurm.train import run_files
 from dtslurm.worker.delivery import reclaim
-from tests.nemesis.faults import START_PATIENCE_S, Nemesis
+from tests.nemesis.faults import START_PATIENCE_S, TRAINING_PATIENCE_S, Nemesis
 from tests.nemesis.history import Event, History, of_bodies
 from tests.nemesis.schedule import EPOCHS, HORIZON_S, Act, Run, Schedule
 from tests.nemesis.site import Site
@@ -336,7 +336,10 @@ class Workload:
 
     def _settle(self) -> None:
         """Wait until every run is over; release what Slurm holds, end what its killed daemon left behind."""
-        end, quiet_since = time.time() + PATIENCE_S, time.time()
+        trains = any(run.trains for run in self.schedule.runs)
+        patience = TRAINING_PATIENCE_S if trains else PATIENCE_S
+        stuck = TRAINING_PATIENCE_S / 2 if trains else STUCK_S
+        end, quiet_since = time.time() + patience, time.time()
         size = -1
         while time.time() < end:
             if self._open(self.context()) == []:
@@ -344,7 +347,7 @@ class Workload:
             now = self.bodies.stat().st_size if self.bodies.exists() else 0
             if now != size:
                 size, quiet_since = now, time.time()
-            if time.time() - quiet_since > STUCK_S:
+            if time.time() - quiet_since > stuck:
                 self._end_by_hand()
                 quiet_since = time.time()
             time.sleep(0.4)
