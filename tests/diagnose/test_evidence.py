@@ -61,7 +61,7 @@ def test_the_ranks_of_a_node_are_searched_one_by_one(tmp_path: Path) -> None:
     folder = tmp_path / "logs" / "0"
     folder.mkdir(parents=True)
     (folder / "ranks-0.log").write_bytes(b"".join(lines))
-    log = found(tmp_path, b"three\n" + OOM, "rank-2.log")
+    log = log_findings(tmp_path, b"three\n" + OOM, "rank-2.log")
     assert hits(log) == [("gpu-out-of-memory", 2, OOM.decode())]
     request = {
         "run_dir": str(tmp_path),
