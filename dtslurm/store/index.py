@@ -13,6 +13,7 @@ from dtslurm.errors import StoreError
 from dtslurm.model.own_files import check_own_file, make_own_folder, read_own_file
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.store.rundir import RunDir, is_run_name
+from dtslurm.transport.deletion import remove
 
 _SCHEMA_VERSION = 1
 _MIN_FREE_BYTES = 65536  # bytes that a change of the index may need
@@ -258,7 +259,7 @@ class Index:
                 if Path(record.folder) == run_root / name:
                     self.put(record)
             if path.stat().st_size == size:  # another process may have appended a note
-                path.unlink()
+                remove(path, within=run_root)
         except OSError:
             return
 

@@ -159,7 +159,7 @@ def test_among_equally_fast_layouts_sharded_optimizer_states_rank_first() -> Non
 
 
 def test_the_fastest_measured_layout_comes_first_unless_a_prediction_is_far_better() -> None:
-    ranked = search.search(("llama-3-8b", 2), SHIPPED).ranked[:5]
+    ranked = search.search(training_task("llama-3-8b", 2), SHIPPED).ranked[:5]
     assert search.rank_measured(ranked, {}, 1.2) == ranked
     predicted = [item.time.total for item in ranked]
     slow, fast = str(ranked[1].layout), str(ranked[2].layout)
@@ -177,7 +177,7 @@ def test_the_fastest_measured_layout_comes_first_unless_a_prediction_is_far_bett
 
 
 def test_only_layouts_that_were_not_measured_are_to_be_run() -> None:
-    ranked = search.search(("llama-3-8b", 2), SHIPPED).ranked[:3]
+    ranked = search.search(training_task("llama-3-8b", 2), SHIPPED).ranked[:3]
     seconds = {str(item.layout): ranked[0].time.total for item in ranked[:2]}
     known = search.rank_measured(ranked, seconds, 1.5)
     ties = explain.find_ties(known, 1.5)

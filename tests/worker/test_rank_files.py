@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dtslurm.worker.lib import rank_collector, rank_files
+from dtslurm.worker.lib import rank_files
 from dtslurm.worker.lib.rank_collector import RankCollector
 from dtslurm.worker.lib.rank_files import (
     NodeLog,
