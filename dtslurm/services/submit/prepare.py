@@ -95,41 +95,43 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         ProfileNotFound, ProfileInvalid: the cluster profile is missing or invalid.
         RenderError: a template is invalid.
     """
-    found, original_request = Diagnostics(), request
-    request = found.take(with_signal_split(request.with_defaults(context.project)))
-    cluster = found.take(_find_cluster(context, request, standalone=standalone))
-    found.note(*context.check_project(cluster))
+    diagnostics, original_request = Diagnostics(), request
+    request = diagnostics.take(with_signal_split(request.with_defaults(context.project)))
+    cluster = diagnostics.take(_find_cluster(context, request, standalone=standalone))
+    diagnostics.note(*context.check_project(cluster))
     if cluster is not None and not request.launcher:
         request = replace(request, launcher=cluster.profile.default_launcher)
-    launcher = found.take(_load_launcher(request.launcher))
-    parsed = found.take(parse_options(request))
+    launcher = diagnostics.take(_load_launcher(request.launcher))
+    parsed = diagnostics.take(parse_options(request))
     file_problems = _check_script_file(context, request)
-    found.error(
+    diagnostics.error(
         *file_problems,
         *_check_options(context, request, cluster, standalone=standalone),
         *job_checks.secret_names(request.secrets, _plain_variables(context, request, cluster)),
     )
-    secret_values = {} if standalone else found.take(secrets_of(context, request.secrets))
+    secret_values = {} if standalone else diagnostics.take(secrets_of(context, request.secrets))
     is_remote = cluster is not None and cluster.remote
     env: Checked[str | None] = Checked(None)
     if not is_remote:
         env = find_environment(context, request, cluster.profile if cluster else None)
-        found.error(*env.problems)
+        diagnostics.error(*env.problems)
     if cluster is None:
-        raise RequestInvalid(found.problems)
+        raise RequestInvalid(diagnostics.problems)
     run_place = choose_run_place(context, cluster, request, name_of(request), standalone=standalone)
-    if is_remote and not standalone and not found.problems:
+    if is_remote and not standalone and not diagnostics.problems:
         _start_submission_worker(context, cluster, request)
-    code = None if standalone else found.take(code_of(context, cluster, request, run_place))
+    code = None if standalone else diagnostics.take(code_of(context, cluster, request, run_place))
 
     profile = cluster.profile
     launcher, layout, advice = _choose_launcher(context, request, parsed.resources, profile, launcher)
     if launcher is not None and not file_problems:
-        found.error(*_check_script_type(context, request, launcher.configs))
-    found.error(*layout.problems)
-    request = found.take(_with_script_in_job(context, cluster, request, code, run_place))
-    if layout.layout is not None and not standalone and not found.problems:
-        exclude = found.take(choose_exclusion(context, cluster, request, parsed.resources, layout.layout))
+        diagnostics.error(*_check_script_type(context, request, launcher.configs))
+    diagnostics.error(*layout.problems)
+    request = diagnostics.take(_with_script_in_job(context, cluster, request, code, run_place))
+    if layout.layout is not None and not standalone and not diagnostics.problems:
+        exclude = diagnostics.take(
+            choose_exclusion(context, cluster, request, parsed.resources, layout.layout)
+        )
         parsed = replace(parsed, resources=replace(parsed.resources, exclude=exclude))
     spec = spec_of(context, cluster, request, parsed, launcher, code, env.value)
     git = git_state(context, cluster, code, spec.work_dir) if not standalone else None
@@ -137,13 +139,13 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         request, spec, cluster, git, "" if standalone else run_place.token
     )
     launcher = launcher.chosen(spec) if launcher is not None else None
-    found.error(*staging.problems(request, spec, profile))
-    found.error(*_find_conflicts(spec, profile, layout.layout, launcher, so_far=found.problems))
-    runtime = found.take(
+    diagnostics.error(*staging.problems(request, spec, profile))
+    diagnostics.error(*_find_conflicts(spec, profile, layout.layout, launcher, so_far=diagnostics.problems))
+    runtime = diagnostics.take(
         runtime_for(context, spec, profile, layout.layout, here=not standalone and not cluster.remote)
     )
-    if found.problems or layout.layout is None or launcher is None:
-        raise RequestInvalid(found.problems)
+    if diagnostics.problems or layout.layout is None or launcher is None:
+        raise RequestInvalid(diagnostics.problems)
     if request.launcher not in {None, AUTO}:
         advice = cautions(context, request, layout.layout, launcher)
 
@@ -157,7 +159,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         runtime=runtime,
     )
     notices = (
-        *(*advice, *env.notices, *layout.notices, *found.notices),
+        *(*advice, *env.notices, *layout.notices, *diagnostics.notices),
         *launcher.notices(spec),
         *job_checks.lead_notices(request.signal, request.signal_before, layout.layout.time),
     )
@@ -213,7 +215,7 @@ def _find_conflicts(
 ) -> list[str]:
     """Return the conflicts of a job with its cluster and launcher.
 
-    The launcher checks the whole job only if no other problem was found.
+    The launcher checks the whole job only if no other problem was diagnostics.
     """
     conflicts = [
         *job_checks.sbatch_options(spec, layout),
