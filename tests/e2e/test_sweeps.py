@@ -42,19 +42,21 @@ if not os.path.exists(kept):
 time.sleep(600)
 """
 
-# A training script whose step time depends on the layout, and which does not end by itself.
+# A training script whose step time depends on the layout, and which does not end by itself. A file has the
+# seconds of each layout; a layout without seconds runs out of memory.
 PROBED = """\
 import json, os, pathlib, sys, time
-pp, mbs = int(sys.argv[1]), int(sys.argv[2])
-while not pathlib.Path(sys.argv[3]).exists():
+layout, file = sys.argv[1], pathlib.Path(sys.argv[2])
+while not file.exists():
     time.sleep(0.05)
-if pp > 1:
+step_s = json.loads(file.read_text()).get(layout)
+if step_s is None:
     raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79 GiB in total.")
 if os.environ["RANK"] != "0":
     time.sleep(600)
 with open(os.environ["DTSLURM_METRICS"], "a") as metrics:
     for step in range(10_000):
-        seconds = (0.4 if mbs == 32 else 0.11) * (5 if step < 3 else 1)
+        seconds = step_s * (5 if step < 3 else 1)
         metrics.write(json.dumps({"step": step, "step_time_s": seconds, "memory_gib": 11.5}) + "\\n")
         metrics.flush()
         time.sleep(0.05)
@@ -324,7 +326,7 @@ def probed_plan(cli: Cli) -> list[str]:
     gpus = "{model: H100-SXM5-80GB, count: 8, memory: 80G}"
     (folder / "gpus.yaml").write_text(f"extends: {cli.cluster}\nnode_types:\n  n: {{gpus: {gpus}}}\n")
     (cli.folder / "probed.py").write_text(PROBED)
-    (cli.folder / "job.yaml").write_text("script: probed.py\nlauncher: srun\nargs: ['${pp}', '${mbs}']\n")
+    (cli.folder / "job.yaml").write_text("script: probed.py\nlauncher: srun\nargs: ['${layout}']\n")
     size = ["--cluster", "gpus", "--gpus-per-node", "2", "--gbs", "64", "--precision", "fp16"]
     return ["plan", "gpt2", *size, "--top", "3"]
 
@@ -343,9 +345,9 @@ def layouts_of(plan: dict[str, Any]) -> list[str]:
 )
 def test_a_probe_measures_the_layouts_of_a_plan_and_changes_its_choice(cli: Cli) -> None:
     words = probed_plan(cli)
-    _, second, third = layouts_of(json.loads(cli(*words, "--json").stdout))
+    first, second, third = layouts_of(json.loads(cli(*words, "--json").stdout))
     start = cli.folder / "start"
-    start.touch()
+    start.write_text(json.dumps({first: 0.4, second: 0.09}))
     done = cli(*words, "--json", "--yes", "--probe", "job.yaml", "--", str(start), timeout=600)
     plan = json.loads(done.stdout)
     assert "10 steps of 3 layouts on 2 GPUs" in done.stderr
@@ -353,12 +355,12 @@ def test_a_probe_measures_the_layouts_of_a_plan_and_changes_its_choice(cli: Cli)
     assert layouts_of(plan)[0] == second
     assert third not in layouts_of(plan)
     best = plan["candidates"][0]["step_time_s"]
-    assert best["total"] == pytest.approx(0.11)
-    assert best["predicted"] > 0.12
-    by_layout = {result["layout"]["mbs"]: result for result in plan["probe"] if result["layout"]["pp"] == 1}
-    assert by_layout[32]["step_s"] == pytest.approx(0.4)
-    assert by_layout[16]["memory_gib"] == pytest.approx(11.5)
-    [failed] = [result for result in plan["probe"] if result["failed"]]
+    assert best["total"] == pytest.approx(0.09)
+    assert best["predicted"] > 0.1
+    slow, fast, failed = plan["probe"]
+    assert (slow["step_s"], fast["step_s"]) == (pytest.approx(0.4), pytest.approx(0.09))
+    assert fast["memory_gib"] == pytest.approx(11.5)
+    assert failed["failed"]
     assert failed["cause"] == "gpu-out-of-memory"
     assert f"{third} (job " in done.stderr
     assert any(line.startswith(f"{third}: failed when it was run") for line in plan["otherwise"])
@@ -369,7 +371,7 @@ def test_a_probe_measures_the_layouts_of_a_plan_and_changes_its_choice(cli: Cli)
     assert "2 stopped, 1 failed" in cli("sweep", "status", job).stdout
     shown = cli(*words).stdout  # without a probe, the answer is the same
     assert "MEASURED" in shown
-    assert next(line for line in shown.splitlines() if line.startswith("1 ")).split()[2:4] == ["0.11", "s"]
+    assert next(line for line in shown.splitlines() if line.startswith("1 ")).split()[2:4] == ["0.09", "s"]
     file = cli.folder / "cluster_profiles" / "gpus.plan.json"
     saved = json.loads(file.read_text())
     file.unlink()
@@ -384,6 +386,7 @@ def test_a_probe_measures_the_layouts_of_a_plan_and_changes_its_choice(cli: Cli)
 @ON_SLURM
 def test_a_probe_that_is_left_goes_on_and_is_taken_up(cli: Cli) -> None:
     words = probed_plan(cli)
+    layouts = layouts_of(json.loads(cli(*words, "--json").stdout))
     start = cli.folder / "start"
     argv = [sys.executable, "-m", "dtslurm", *words, "--yes", "--probe", "job.yaml", "--", str(start)]
     with subprocess.Popen(
@@ -399,7 +402,7 @@ def test_a_probe_that_is_left_goes_on_and_is_taken_up(cli: Cli) -> None:
         said = leaving.stderr.read()
     assert f"the jobs continue; dtslurm plan --calibrate {job} waits for them" in said
     assert leaving.returncode == 130
-    start.touch()
+    start.write_text(json.dumps(dict.fromkeys(layouts, 0.4)))
     taken_up = cli("plan", "--calibrate", job, timeout=600)
     assert "MEASURED" in taken_up.stdout
 
