@@ -91,7 +91,7 @@ def test_the_files_of_nodes_make_the_same_picture(made: Made) -> None:
     written = round(time.time() - 90, 3)
     log = encode_lines(2, b"one\nValueError: bad\n", written) + encode_totals({2: (20, written), 3: (0, 0.0)})
     made.file("logs", "ranks-2.log").write_bytes(log)
-    common = {"host": "n2", "node_rank": 1, "ended": None, "exit_code": None}
+    common = {"host": "n2", "node_rank": 1, "started": 1000, "ended": None, "exit_code": None}
     records = [{"rank": 2, "pid": 7, **common}, {"rank": 3, "pid": 8, **common}]
     records.append({**records[0], "ended": 1010, "exit_code": 1})
     made.file("ranks", "ranks-2.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -172,7 +173,7 @@ def test_records_of_ranks_and_of_nodes_are_read_together(tmp_path: Path) -> None
 
 def test_output_is_copied_in_few_writes(node: RankCollector, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("dtslurm.worker.lib.rank_collector.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     for rank in (8, 9):
         write(node, rank, b"begin\n")
     node.collect()
@@ -237,10 +238,10 @@ def test_a_full_disk_leaves_no_incomplete_line(node: RankCollector, monkeypatch:
             return original(descriptor, data[:8])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dtslurm.worker.lib.rank_collector.os.write", fail)
+    monkeypatch.setattr(os, "write", fail)
     node.collect()
     assert not Path(node.folder, "8.collected").exists()
-    monkeypatch.setattr("dtslurm.worker.lib.rank_collector.os.write", original)
+    monkeypatch.setattr(os, "write", original)
     node.collect()
     assert Path(node.folder, "8.collected").exists()
     assert open_rank_log(node.logs, 8).read(100, 0) == b"one\n"
