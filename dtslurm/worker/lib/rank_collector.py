@@ -82,6 +82,8 @@ class RankCollector:
                         self._records[rank] = record[2]
                 self._records_since = None
             for rank in ended if is_complete else []:
+                if not os.path.exists(os.path.join(self.folder, "{}.json".format(rank))):
+                    continue  # the rank has ended, and has deleted its files
                 with open(os.path.join(self.folder, "{}.collected".format(rank)), "wb"):
                     pass
             return is_complete

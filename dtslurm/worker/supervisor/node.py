@@ -31,6 +31,7 @@ from .heartbeats import WANTED
 BEAT_S = 3.0
 UNLINKED_S = 6.0  # without a link to the supervisor: then the heartbeats go into a file
 COLLECT_EVERY_S = 0.5  # between two looks for new output and records of the ranks
+LINGERING_LEASE_S = 10.0  # between readings of the lease while the last ranks of a node in a large job end
 LEASE_S = 60.0  # between readings of the lease while the supervisor confirms it over TCP
 NODE_FILES = "DTSLURM_NODE_FILES"  # the folder of this node into which the ranks write
 TICK = float(os.sysconf("SC_CLK_TCK"))
@@ -345,7 +346,7 @@ class NodeAgent:
         end = time.monotonic() + 60.0
         while self.ours() and (self.collector or time.monotonic() < end):
             now = time.monotonic()
-            if not self.collector or now - self._lease_at >= BEAT_S:
+            if now - self._lease_at >= (LINGERING_LEASE_S if self.collector else 1.0):
                 self._lease_at = now
                 if not lease.holds(self.run_dir, self.attempt):
                     self.fence()
