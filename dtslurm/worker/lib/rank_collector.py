@@ -81,13 +81,17 @@ class RankCollector:
                     if rank not in ended or is_complete:
                         self._records[rank] = record[2]
                 self._records_since = None
-            for rank in ended if is_complete else []:
-                if not os.path.exists(os.path.join(self.folder, "{}.json".format(rank))):
-                    continue  # the rank has ended, and has deleted its files
-                with open(os.path.join(self.folder, "{}.collected".format(rank)), "wb"):
-                    pass
+            if is_complete:
+                self._confirm(ended)
             return is_complete
         return False
+
+    def _confirm(self, ended: List[int]) -> None:
+        """Let ranks end that wait until their files are copied."""
+        for rank in ended:
+            if os.path.exists(os.path.join(self.folder, "{}.json".format(rank))):  # else it has ended
+                with open(os.path.join(self.folder, "{}.collected".format(rank)), "wb"):
+                    pass
 
     def clear(self) -> None:
         """Delete the folder of the node."""
