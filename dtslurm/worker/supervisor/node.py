@@ -346,7 +346,7 @@ class NodeAgent:
         end = time.monotonic() + 60.0
         while self.ours() and (self.collector or time.monotonic() < end):
             now = time.monotonic()
-            if now - self._lease_at >= (LINGERING_LEASE_S if self.collector else 1.0):
+            if not self.collector or now - self._lease_at >= LINGERING_LEASE_S:
                 self._lease_at = now
                 if not lease.holds(self.run_dir, self.attempt):
                     self.fence()
