@@ -232,7 +232,7 @@ def describe_cluster(line: ClusterLine, now: float) -> StyledText:
     age = max(0.0, now - line.observed_at)
     if line.trouble:
         problem = f"no answer for {duration(age)} ({safe(line.trouble)})"
-        return f"{name}: {problem}; the last known state is shown", "bad"
+        return f"{name}: {problem}; last known state", "bad"
     if age > STALE_S:
         return f"{name} {duration(age)} ago", "warn"
     return f"{name} ok", "dim"

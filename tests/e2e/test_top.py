@@ -182,7 +182,7 @@ def test_top_over_ssh_recovers_from_a_lost_connection(
         terminal.press("q")
         terminal.wait_until(job, "RUNNING")
         terminal.press("F5")
-        terminal.wait_until("far: no answer for", "the last known state is shown")
+        terminal.wait_until("far: no answer for", "last known state")
         lab.up(server)
         terminal.press("F5")
         terminal.wait_until("far ok")
