@@ -116,7 +116,7 @@ def test_gpus_of_a_generation_share_a_cell() -> None:
 
 
 def test_intervals_are_wider_for_unknown_gpus_and_assumed_layouts() -> None:
-    gpu, new = hardware.find_gpu("H100-80GB"), hardware.find_gpu("RTX 3090")
+    gpu, new = hardware.find_gpu("H100-80GB"), hardware.find_gpu("L40S")
     assert gpu is not None
     assert new is not None
     dense = classify(gpu, "bf16", mixture=False)
