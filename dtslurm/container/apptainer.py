@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dtslurm.container.base import ContainerOptions, Runtime, pairs
-from dtslurm.model.shell import Sh
+from dtslurm.model.shell import RawShell
 
 _GPU_FLAGS = {"nvidia": ("--nv",), "amd": ("--rocm",)}
 
@@ -24,11 +24,11 @@ class Apptainer(Runtime):
             *(str(self.program), "exec"),
             *_GPU_FLAGS.get(entry.gpu_vendor or "", ()),
             "--env=PYTHONNOUSERSITE=1",
-            Sh('--bind="$DTSLURM_RUN_DIR"'),
+            RawShell('--bind="$DTSLURM_RUN_DIR"'),
             *(f"--bind={pair}" for pair in pairs(entry)),
             f"--pwd={entry.work_dir}",
             *entry.options,
-            entry.image if entry.is_file else Sh('"$image"'),
+            entry.image if entry.is_file else RawShell('"$image"'),
         )
 
     def values(self, entry: ContainerOptions) -> Mapping[str, object]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import ClassVar
 
-from dtslurm.model.shell import Sh, join
+from dtslurm.model.shell import RawShell, join
 from dtslurm.model.values import dataclass
 
 
@@ -134,11 +134,11 @@ class Runtime:
         if self.ending is None or entry.is_file:
             return None
         source = self.source(entry)
-        command = join((*self.pull(entry), Sh('"$part"'), source))
+        command = join((*self.pull(entry), RawShell('"$part"'), source))
         return {
-            "command": Sh(command),
+            "command": RawShell(command),
             "file": self.file(entry),
-            "ending": Sh(self.ending),
+            "ending": RawShell(self.ending),
             "source": source,
             "program": self.optional_program,
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtslurm.container.base import ContainerOptions, Runtime, pairs
-from dtslurm.model.shell import Sh
+from dtslurm.model.shell import RawShell
 
 
 class PodmanHpc(Runtime):
@@ -24,7 +24,7 @@ class PodmanHpc(Runtime):
             *("podman-hpc", "run", "--rm", "--net=host", "--ipc=host"),
             *(("--gpu",) if entry.gpu_vendor else ()),
             *(f"--env={name}" for name in (*families, *entry.variables)),
-            Sh('--volume="$DTSLURM_RUN_DIR:$DTSLURM_RUN_DIR"'),
+            RawShell('--volume="$DTSLURM_RUN_DIR:$DTSLURM_RUN_DIR"'),
             *(f"--volume={pair}" for pair in pairs(entry)),
             f"--workdir={entry.work_dir}",
             *entry.options,

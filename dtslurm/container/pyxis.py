@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from dtslurm.container.base import ContainerOptions, Runtime, pairs
-from dtslurm.model.shell import Sh, quote
+from dtslurm.model.shell import RawShell, quote
 
 
 class Pyxis(Runtime):
@@ -27,13 +27,17 @@ class Pyxis(Runtime):
             "DTSLURM_METRICS",
             *entry.variables,
         )
-        image = f"--container-image={entry.image}" if entry.is_file else Sh('--container-image="$image"')
+        image = (
+            f"--container-image={entry.image}" if entry.is_file else RawShell('--container-image="$image"')
+        )
         return (
             image,
-            Sh(f'--container-mounts="$DTSLURM_RUN_DIR:$DTSLURM_RUN_DIR",{mounts}'),
+            RawShell(f'--container-mounts="$DTSLURM_RUN_DIR:$DTSLURM_RUN_DIR",{mounts}'),
             f"--container-workdir={entry.work_dir}",
             "--no-container-mount-home",
-            Sh(f"--container-env={','.join(names)}" + (',"$vendor_set"' if entry.vendor_script else "")),
+            RawShell(
+                f"--container-env={','.join(names)}" + (',"$vendor_set"' if entry.vendor_script else "")
+            ),
             *entry.options,
         )
 

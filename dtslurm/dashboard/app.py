@@ -23,7 +23,7 @@ from dtslurm.dashboard.dialogs import Help
 from dtslurm.dashboard.feed import Notification, SnapshotSource
 from dtslurm.dashboard.job import JobScreen
 from dtslurm.dashboard.jobs import JobsScreen
-from dtslurm.dashboard.view import View
+from dtslurm.dashboard.view import BaseScreen
 from dtslurm.errors import DtslurmError
 from dtslurm.logs.clean import safe
 from dtslurm.model.own_files import make_own_folder
@@ -137,7 +137,7 @@ class TopApp(App[None]):
             self._announce_events(self._announcer.read(event.value))
             self._open_initial_job(event.value)
         for screen in self.screen_stack:
-            if isinstance(screen, View) and screen.is_mounted:
+            if isinstance(screen, BaseScreen) and screen.is_mounted:
                 screen.take(event.value)
 
     def _announce_events(self, events: Sequence[str]) -> None:
@@ -191,7 +191,7 @@ class TopApp(App[None]):
                 yield command
         yield SystemCommand("Help", "Show all keys", self.action_help)
         yield SystemCommand("Refresh", "Ask all clusters now", self.source.refresh)
-        if isinstance(screen, View):
+        if isinstance(screen, BaseScreen):
             yield SystemCommand("Live diagnosis", "Examine every rank of the job", screen.action_live)
             yield SystemCommand("Copy", "Copy the screen", screen.action_copy)
             if not self.read_only:

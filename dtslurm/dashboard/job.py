@@ -29,7 +29,7 @@ from dtslurm.dashboard.grid import RankGrid
 from dtslurm.dashboard.logview import LogView
 from dtslurm.dashboard.rows import Column, Rows
 from dtslurm.dashboard.store import LineStore
-from dtslurm.dashboard.view import View, pattern_error
+from dtslurm.dashboard.view import BaseScreen, pattern_error
 from dtslurm.logs.clean import safe
 from dtslurm.presentation.quantities import duration
 from dtslurm.services.observe.run_list import Board, JobRow, add_page
@@ -56,7 +56,7 @@ NODE_COLUMNS = (
 )
 
 
-class JobScreen(View):
+class JobScreen(BaseScreen):
     """The screen of one job."""
 
     DEFAULT_CSS = """

@@ -21,7 +21,7 @@ from dtslurm.dashboard.dialogs import Confirm
 from dtslurm.dashboard.feed import ComparisonText, GpuUtilization
 from dtslurm.dashboard.reader import Reader
 from dtslurm.dashboard.rows import Column, Rows
-from dtslurm.dashboard.view import View
+from dtslurm.dashboard.view import BaseScreen
 from dtslurm.logs.clean import safe
 from dtslurm.services.observe.run_list import Board, JobRow
 from dtslurm.services.observe.utilization_history import Percentages
@@ -63,7 +63,7 @@ class JobRows(Rows):
             self.move(1)
 
 
-class JobsScreen(View):
+class JobsScreen(BaseScreen):
     """The screen with all runs on all clusters."""
 
     DEFAULT_CSS = """

@@ -32,7 +32,7 @@ CHANGING = {"ask", "shell", "resubmit", "edit_log", "demo"}  # actions that --re
 _HELD_STATES = {"REQUEUE_HOLD", "SPECIAL_EXIT"}
 
 
-class View(Screen[None]):
+class BaseScreen(Screen[None]):
     """The base class of the screens that show snapshots."""
 
     app: TopApp

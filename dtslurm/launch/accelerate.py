@@ -8,7 +8,7 @@ from typing import ClassVar
 from dtslurm.launch.base import Launcher, LauncherOption
 from dtslurm.launch.torchrun import DECIDED, REMARKS
 from dtslurm.model.jobs.job import JobSpec, TaskLayout
-from dtslurm.model.shell import Sh
+from dtslurm.model.shell import RawShell
 
 # With static rendezvous, restarted ranks use the old addresses of their peers, or wait forever
 # (pytorch/pytorch#135712). On a single node accelerate has no other rendezvous.
@@ -53,7 +53,7 @@ class Accelerate(Launcher):
     def command(self, spec: JobSpec, layout: TaskLayout, rank_command: Sequence[str]) -> tuple[str, ...]:
         """Return the command line of one node."""
         config, precision = self.option(spec, "config_file"), self.option(spec, "mixed_precision")
-        run_config = Sh('--config_file="$DTSLURM_RUN_DIR/accelerate.yaml"')
+        run_config = RawShell('--config_file="$DTSLURM_RUN_DIR/accelerate.yaml"')
         return (
             *(spec.python, "-m", "accelerate.commands.launch"),
             f"--config_file={config}" if config else run_config,
@@ -71,9 +71,9 @@ class Accelerate(Launcher):
         if layout.nodes == 1:
             return ("--machine_rank=0", "--main_process_port=0")  # 0: accelerate chooses a free port
         return (
-            Sh('--machine_rank="$SLURM_NODEID"'),
-            Sh('--main_process_ip="$MASTER_ADDR"'),
-            Sh('--main_process_port="$MASTER_PORT"'),
+            RawShell('--machine_rank="$SLURM_NODEID"'),
+            RawShell('--main_process_ip="$MASTER_ADDR"'),
+            RawShell('--main_process_port="$MASTER_PORT"'),
             *("--rdzv_backend=static", "--same_network"),
         )
 

@@ -138,8 +138,8 @@ class Launcher:
     def command(self, spec: JobSpec, layout: TaskLayout, rank_command: Sequence[str]) -> tuple[str, ...]:
         """Return the command that one task runs; ``rank_command`` is the command of every rank.
 
-        Words are quoted when printed, except ``Sh`` words, which the task's own shell expands. Values that
-        differ between tasks (``$SLURM_NODEID``) must be ``Sh`` words.
+        Words are quoted when printed, except ``RawShell`` words, which the task's own shell expands. Values
+        that differ between tasks (``$SLURM_NODEID``) must be ``RawShell`` words.
         """
         del spec, layout
         return tuple(rank_command)

@@ -9,10 +9,10 @@ from dtslurm.launch.base import Launcher, LauncherOption
 from dtslurm.launch.srun import Srun
 from dtslurm.launch.torchrun import DECIDED, Torchrun
 from dtslurm.model.jobs.job import JobSpec, TaskLayout
-from dtslurm.model.shell import Sh
+from dtslurm.model.shell import RawShell
 
 # DeepSpeed numbers the devices from 0, but on a shared node Slurm may have allocated other devices.
-_VISIBLE_DEVICES = Sh('${CUDA_VISIBLE_DEVICES+"CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES"}')
+_VISIBLE_DEVICES = RawShell('${CUDA_VISIBLE_DEVICES+"CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES"}')
 
 
 _USE_LAYOUT_OPTIONS = "use --nodes and --ntasks-per-node"
@@ -65,15 +65,15 @@ class DeepSpeed(Launcher):
     def command(self, spec: JobSpec, layout: TaskLayout, rank_command: Sequence[str]) -> tuple[str, ...]:
         """Return the command line of one node."""
         if self.option(spec, "form") == "launch":
-            program: tuple[str, ...] = ("deepspeed.launcher.launch", Sh('--world_info="$world_info"'))
+            program: tuple[str, ...] = ("deepspeed.launcher.launch", RawShell('--world_info="$world_info"'))
         else:
-            hostfile = Sh('--hostfile="$DTSLURM_RUN_DIR/hostfile"')
+            hostfile = RawShell('--hostfile="$DTSLURM_RUN_DIR/hostfile"')
             program = ("deepspeed.launcher.runner", hostfile, "--no_ssh")
         return (
             *(spec.python, "-m", *program),
-            Sh('--node_rank="$SLURM_NODEID"'),
-            Sh('--master_addr="$MASTER_ADDR"'),
-            Sh('--master_port="$MASTER_PORT"'),
+            RawShell('--node_rank="$SLURM_NODEID"'),
+            RawShell('--master_addr="$MASTER_ADDR"'),
+            RawShell('--master_port="$MASTER_PORT"'),
             *self.passed_on(spec),
             *("--no_python", "--no_local_rank"),
             *(("env", _VISIBLE_DEVICES) if layout.gpus_per_node else ()),

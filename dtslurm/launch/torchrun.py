@@ -9,7 +9,7 @@ from typing import ClassVar
 from dtslurm.launch.base import Launcher, LauncherOption
 from dtslurm.model.cluster import Variable
 from dtslurm.model.jobs.job import JobSpec, TaskLayout
-from dtslurm.model.shell import Sh
+from dtslurm.model.shell import RawShell
 
 _C10D_HINT = "add --launcher-option rdzv_backend=c10d"
 _USE_LAYOUT_OPTIONS = "use --nodes and --ntasks-per-node"
@@ -140,7 +140,7 @@ class Torchrun(Launcher):
     def _format_nnodes(self, spec: JobSpec, layout: TaskLayout) -> str:
         requested_nodes = self.option(spec, "nnodes")
         if requested_nodes and spec.supervised:
-            return Sh('--nnodes="$SLURM_STEP_NUM_NODES"')  # the nodes of this attempt
+            return RawShell('--nnodes="$SLURM_STEP_NUM_NODES"')  # the nodes of this attempt
         return f"--nnodes={requested_nodes or layout.nodes}"
 
     def _format_rendezvous_options(self, spec: JobSpec, layout: TaskLayout) -> tuple[str, ...]:
@@ -148,14 +148,14 @@ class Torchrun(Launcher):
             return ("--standalone",)  # torchrun chooses a free port
         if self.option(spec, "rdzv_backend") == "static":
             return (
-                Sh('--node-rank="$SLURM_NODEID"'),
-                Sh('--master-addr="$MASTER_ADDR"'),
-                Sh('--master-port="$MASTER_PORT"'),
+                RawShell('--node-rank="$SLURM_NODEID"'),
+                RawShell('--master-addr="$MASTER_ADDR"'),
+                RawShell('--master-port="$MASTER_PORT"'),
             )
         return (
             "--rdzv-backend=c10d",
-            Sh('--rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"'),
-            Sh('--rdzv-conf="is_host=$is_host"'),
+            RawShell('--rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"'),
+            RawShell('--rdzv-conf="is_host=$is_host"'),
         )
 
 

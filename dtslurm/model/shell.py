@@ -1,4 +1,4 @@
-"""Words of shell commands: plain strings are quoted when printed, ``Sh`` words are left to the shell."""
+"""Words of shell commands: plain strings are quoted when printed, ``RawShell`` words are not."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Iterable
 _VARIABLE_REFERENCE = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})"
 
 
-class Sh(str):
-    """Shell text that is printed unquoted, for example ``Sh('"$SLURM_NODEID"')``."""
+class RawShell(str):
+    """Shell text that is printed unquoted, for example ``RawShell('"$SLURM_NODEID"')``."""
 
     __slots__ = ()
 
 
 def quote(word: object) -> str:
-    """Return ``word`` as one shell word; ``Sh`` words and integers are unchanged."""
-    if isinstance(word, Sh):
+    """Return ``word`` as one shell word; ``RawShell`` words and integers are unchanged."""
+    if isinstance(word, RawShell):
         return str(word)
     text = str(word)
     if text.startswith("=") and shlex.quote(text) == text:
@@ -26,7 +26,7 @@ def quote(word: object) -> str:
 
 
 def join(words: Iterable[object]) -> str:
-    """Return the words as one command line, each quoted unless it is ``Sh``."""
+    """Return the words as one command line, each quoted unless it is ``RawShell``."""
     return " ".join(quote(word) for word in words)
 
 
@@ -52,14 +52,14 @@ def quote_with_job_values(text: str) -> str:
     for match in _JOB_VALUE_REFERENCE.finditer(text):
         escape, name = match[1], match[2] or match[3]
         words.append(text[end : match.start()])
-        words.append(match[0][1:] if escape else Sh(f'"${name}"'))
+        words.append(match[0][1:] if escape else RawShell(f'"${name}"'))
         end = match.end()
     if not words:
         return text
     words.append(text[end:])
-    if not any(isinstance(word, Sh) for word in words):
+    if not any(isinstance(word, RawShell) for word in words):
         return "".join(words)
-    return Sh("".join(quote(word) for word in words if word))
+    return RawShell("".join(quote(word) for word in words if word))
 
 
 def find_job_values(text: str) -> list[str]:
@@ -69,4 +69,4 @@ def find_job_values(text: str) -> list[str]:
 
 def quote_with_variables(text: str) -> str:
     """Return a value as one word in which the shell expands ``$NAME`` and ``${NAME}``."""
-    return Sh(f'"{in_double_quotes(text)}"') if re.search(_VARIABLE_REFERENCE, text) else text
+    return RawShell(f'"{in_double_quotes(text)}"') if re.search(_VARIABLE_REFERENCE, text) else text

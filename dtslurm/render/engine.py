@@ -24,15 +24,15 @@ from dtslurm.config import files
 from dtslurm.config.trust import HINT, Trust
 from dtslurm.errors import RenderError
 from dtslurm.model import shell
-from dtslurm.model.shell import Sh, quote
+from dtslurm.model.shell import RawShell, quote
 from dtslurm.model.values import dataclass
 from dtslurm.render.compiled import Compiled, TemplateCache
 
 
 def _finalize(value: object) -> str:
-    """Return a value as one quoted shell word; only ``Sh`` text is not quoted.
+    """Return a value as one quoted shell word; only ``RawShell`` text is not quoted.
 
-    Text that a template has rendered is ``Sh`` too, because the values in it are quoted already.
+    Text that a template has rendered is ``RawShell`` too, because the values in it are quoted already.
     """
     if value is None:
         raise RenderError("a template prints a value that is not set")
@@ -48,7 +48,7 @@ MOST_MEMORY = 1 << 30  # bytes that rendering a user's template may allocate
 
 def _concat(parts: Iterable[str]) -> str:
     """Join the text rendered by ``super()``, ``self.block()``, macros, ``caller()`` and ``{% set %}``."""
-    return Sh("".join(parts))
+    return RawShell("".join(parts))
 
 
 def _keep_shell_text(layout: Callable[..., str]) -> Callable[..., str]:
@@ -59,10 +59,10 @@ def _keep_shell_text(layout: Callable[..., str]) -> Callable[..., str]:
 
     def shell_filter(text: str, *args: object, **options: object) -> str:
         result = layout(text, *args, **options)
-        stays_shell = isinstance(text, Sh) and all(
+        stays_shell = isinstance(text, RawShell) and all(
             isinstance(argument, int) for argument in (*args, *options.values())
         )
-        return Sh(result) if stays_shell else result
+        return RawShell(result) if stays_shell else result
 
     return shell_filter
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dtslurm.model.shell import Sh, quote
+from dtslurm.model.shell import RawShell, quote
 
 _NO_ARRAY_TASK = "4294967294"  # sbatch's value of %a for a job that is not an array
 # The values of sbatch(1), FILENAME PATTERN, in a batch script.
@@ -25,7 +25,7 @@ _NUMERIC_LETTERS = set("AJabjnt")
 _PLACEHOLDER = re.compile(r"%(?:%|(\d*)([A-Za-z]))")
 
 
-def fill_in_pattern(pattern: str, work_dir: str) -> Sh:
+def fill_in_pattern(pattern: str, work_dir: str) -> RawShell:
     """Return the shell expression of an ``--output`` pattern; a relative path is relative to ``work_dir``.
 
     A backslash anywhere disables the patterns, as in sbatch.
@@ -33,7 +33,7 @@ def fill_in_pattern(pattern: str, work_dir: str) -> Sh:
     if not pattern.startswith("/"):
         pattern = f"{work_dir.replace('%', '%%')}/{pattern}"
     if "\\" in pattern:
-        return Sh(quote(pattern.replace("\\", "")))
+        return RawShell(quote(pattern.replace("\\", "")))
     words, end = [], 0
     for match in _PLACEHOLDER.finditer(pattern):
         words += [
@@ -41,7 +41,7 @@ def fill_in_pattern(pattern: str, work_dir: str) -> Sh:
             _expand_letter(match[0], match[1] or "", match[2]),
         ]
         end = match.end()
-    return Sh("".join([*words, _quote_literal(pattern[end:])]))
+    return RawShell("".join([*words, _quote_literal(pattern[end:])]))
 
 
 def _quote_literal(text: str) -> str:

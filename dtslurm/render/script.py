@@ -13,7 +13,7 @@ from dtslurm.launch.base import Launcher
 from dtslurm.model.cluster import ClusterProfile, Variable
 from dtslurm.model.jobs.destination import choose_destination
 from dtslurm.model.jobs.job import JobSpec, Submission, TaskLayout
-from dtslurm.model.shell import Sh, join, quote_with_job_values, quote_with_variables
+from dtslurm.model.shell import RawShell, join, quote_with_job_values, quote_with_variables
 from dtslurm.model.values import dataclass
 from dtslurm.render.directives import Directives, build, cpus_per_task
 from dtslurm.render.engine import Engine, Templates, engine_of
@@ -31,7 +31,7 @@ _BASE = "base.sbatch.j2"
 _END_OPTIONS = ("--kill-on-bad-exit=1", "--wait=0")
 _ELASTIC_END_OPTIONS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
 # Each attempt names its nodes and overlaps, so that it does not wait until Slurm has ended the earlier step.
-_OVERLAP_OPTIONS = (Sh('--nodelist="$SLURM_JOB_NODELIST"'), "--overlap")
+_OVERLAP_OPTIONS = (RawShell('--nodelist="$SLURM_JOB_NODELIST"'), "--overlap")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class RunPlace:
     """The paths of a run, and its token.
 
     Attributes:
-        directory: the run directory as written in the script; ``Sh`` if the job's shell expands it.
+        directory: the run directory as written in the script; ``RawShell`` if the job's shell expands it.
         output: value of ``--output``, None for Slurm's default.
         token: the token that identifies the submission.
     """
@@ -52,7 +52,7 @@ class RunPlace:
     def images(self) -> str:
         """The folder of container images, which all runs of the run root share."""
         root = self.directory.rpartition("/")[0]
-        return Sh(f'{root}/{FOLDER}"') if isinstance(self.directory, Sh) else f"{root}/{FOLDER}"
+        return RawShell(f'{root}/{FOLDER}"') if isinstance(self.directory, RawShell) else f"{root}/{FOLDER}"
 
 
 def render(
@@ -102,25 +102,25 @@ def render(
         "images": run_place.images,
         "supervised": spec.supervised,
         "shrinks": shrinks,
-        "world": Sh('"$world"') if shrinks else layout.world_size,
-        "world_text": Sh("$world") if shrinks else layout.world_size,
-        "supervisor": Sh(
+        "world": RawShell('"$world"') if shrinks else layout.world_size,
+        "world_text": RawShell("$world") if shrinks else layout.world_size,
+        "supervisor": RawShell(
             wrap(_supervisor_command(spec, profile, layout, launcher, run_place.directory)).replace(
                 "\n", "\n    "
             )
         ),
         "spare_nodes": spec.spare_nodes,
-        "secrets": tuple(map(Sh, spec.secrets)),
+        "secrets": tuple(map(RawShell, spec.secrets)),
         "starts_once": not spec.supervised and "no-requeue" in directives,
         "copies": _output_copies(spec) if run_place.output else {},
-        "claim": not isinstance(run_place.directory, Sh),
+        "claim": not isinstance(run_place.directory, RawShell),
         "work_dir": spec.work_dir,
         "live_script": _live_script(spec, run_place),
         **environment,
         **container.values(),
-        "directives": Sh(directives.text()),
+        "directives": RawShell(directives.text()),
         "export_none": "export" in directives and "--export=NONE" in directives.text(),
-        "srun": Sh(wrap((*srun, *container.words(), "bash", Sh('"$DTSLURM_RUN_DIR/task.sh"')))),
+        "srun": RawShell(wrap((*srun, *container.words(), "bash", RawShell('"$DTSLURM_RUN_DIR/task.sh"')))),
         "srun_cpus": "cpus-per-task" in directives,
         "fabric_check": _fabric_check_values(spec, profile, layout, directives, container)
         if spec.fabric_check
@@ -161,10 +161,10 @@ def _job_values(
     ranks = "1 rank" if has_one_rank else f"{layout.world_size} ranks"
     nodes = "1 node" if layout.nodes == 1 else f"{layout.nodes} nodes x {layout.ranks_per_node}"
     return {
-        "version": Sh(dtslurm.__version__),
-        "cluster": Sh(comment_text(profile.name)),
-        "headline": Sh(comment_text(f"{spec.script}: {ranks} ({nodes}) by {launcher.name}")),
-        "login_flag": Sh(" -l" if profile.environment.login_shell else ""),
+        "version": RawShell(dtslurm.__version__),
+        "cluster": RawShell(comment_text(profile.name)),
+        "headline": RawShell(comment_text(f"{spec.script}: {ranks} ({nodes}) by {launcher.name}")),
+        "login_flag": RawShell(" -l" if profile.environment.login_shell else ""),
         "array": spec.array is not None,
         "trials": spec.trials is not None,
         "separate_streams": spec.separate_streams,
@@ -176,21 +176,21 @@ def _job_values(
         "rendezvous": launcher.needs_rendezvous(layout) or spec.fabric_check,
         "head_address": profile.slurm.head_address or None,
         # Job ids of the local scheduler are unique per user only; process ids are unique on the machine.
-        "apart": Sh("$$" if profile.scheduler == "local" else "SLURM_JOB_ID"),
-        "host_suffix": Sh(profile.slurm.host_suffix or ""),
+        "apart": RawShell("$$" if profile.scheduler == "local" else "SLURM_JOB_ID"),
+        "host_suffix": RawShell(profile.slurm.host_suffix or ""),
         "options": {key: launcher.option(spec, key) for key in launcher.options},
-        "rank_cpus": Sh(join(_rank_cpus(spec, profile, layout))),
-        "passed_on": Sh(join(launcher.passed_on(spec))),
+        "rank_cpus": RawShell(join(_rank_cpus(spec, profile, layout))),
+        "passed_on": RawShell(join(launcher.passed_on(spec))),
         "restarts": restarts,
         "elastic": launcher.elastic(spec),
         "step": launcher.step,
         "python": spec.python,
         "user_variables": [name for name, _ in spec.env],
-        "signal": Sh(spec.signal) if spec.signal_before is not None else None,
+        "signal": RawShell(spec.signal) if spec.signal_before is not None else None,
         "lead": spec.signal_before,
         "ignore_signal": launcher.ignore_signal,
         "own_codes": launcher.own_codes,
-        "training": Sh(wrap(_rank_command(launcher.training(spec)))),
+        "training": RawShell(wrap(_rank_command(launcher.training(spec)))),
     }
 
 
@@ -218,8 +218,8 @@ def _supervisor_command(
 ) -> tuple[str, ...]:
     """Return the supervisor's command line."""
     words = ["python3", f"{directory}/supervisor", f"--nodes={layout.nodes}"]
-    if isinstance(directory, Sh):
-        words[1] = Sh(f"{directory}/supervisor")
+    if isinstance(directory, RawShell):
+        words[1] = RawShell(f"{directory}/supervisor")
     if launcher.least_nodes(spec, layout) < layout.nodes:
         words.append(f"--least-nodes={launcher.least_nodes(spec, layout)}")
     words.append(f"--world-size={layout.world_size}")
@@ -237,7 +237,7 @@ def _supervisor_command(
     if profile.slurm.start_now:
         words.append("--start-now")
     words += _continuation_option(spec, profile)
-    if not isinstance(directory, Sh):
+    if not isinstance(directory, RawShell):
         words.append(f"--script={directory}/script.sbatch")
     return tuple(words)
 
@@ -260,9 +260,9 @@ def _environment_values(
     fabric_setup = profile.fabric.setup if profile.fabric and layout.nodes > 1 else ()
     return {
         "modules": setup.modules,
-        "profile_setup": tuple(Sh(line) for line in (*setup.setup, *fabric_setup)),
-        "user_setup": tuple(Sh(line) for line in spec.setup),
-        "teardown": tuple(Sh(line.rstrip("\n")) for line in (*spec.teardown, *setup.teardown)),
+        "profile_setup": tuple(RawShell(line) for line in (*setup.setup, *fabric_setup)),
+        "user_setup": tuple(RawShell(line) for line in spec.setup),
+        "teardown": tuple(RawShell(line.rstrip("\n")) for line in (*spec.teardown, *setup.teardown)),
         "activate": spec.activate if spec.activate and not _is_conda(spec.activate) else None,
         "conda": _conda_values(spec.activate) if spec.activate and _is_conda(spec.activate) else None,
         "variables": _exported_variables(spec, profile, layout, launcher.variables(spec, layout)),
@@ -302,9 +302,9 @@ def _exported_variables(
         variables[name] = Variable(value=value)
     return [
         {
-            "name": Sh(name),
+            "name": RawShell(name),
             "value": variable.value,
-            "comment": Sh(f" # {comment_text(variable.why)}" if variable.why else ""),
+            "comment": RawShell(f" # {comment_text(variable.why)}" if variable.why else ""),
         }
         for name, variable in variables.items()
     ]
@@ -320,7 +320,7 @@ def _expand_profile_variables(variables: Mapping[str, Variable]) -> dict[str, Va
 
 def _live_script(spec: JobSpec, run_place: RunPlace) -> str | None:
     """Return the training script if it is outside the run directory, where the user may still change it."""
-    if isinstance(run_place.directory, Sh) or spec.module:
+    if isinstance(run_place.directory, RawShell) or spec.module:
         return None
     run_dir_prefix = f"{run_place.directory}/"
     return (
@@ -350,7 +350,7 @@ def _rank_command(spec: JobSpec) -> tuple[str, ...]:
     return (
         spec.python,
         *python_options,
-        Sh('"$DTSLURM_TRIALS/trial.py"'),
+        RawShell('"$DTSLURM_TRIALS/trial.py"'),
         *env_options,
         "--",
         *training_command(spec),
@@ -378,7 +378,7 @@ def _step_words(
     srun = _srun_words(profile, layout, tasks_per_node, directives, launcher.mpi(spec), end_options)
     if shrinks:
         tasks = "$nodes" if tasks_per_node == 1 else f"$((nodes * {tasks_per_node}))"
-        srun = (srun[0], Sh('--nodes="$nodes"'), Sh(f'--ntasks="{tasks}"'), *srun[3:])
+        srun = (srun[0], RawShell('--nodes="$nodes"'), RawShell(f'--ntasks="{tasks}"'), *srun[3:])
     if launcher.started_by(spec) == "srun":
         srun = (*srun, *launcher.passed_on(spec))
     return (*srun[:1], *_OVERLAP_OPTIONS, *srun[1:]) if spec.supervised else srun
@@ -396,7 +396,7 @@ def _srun_words(
     words = ["srun", f"--nodes={layout.nodes}", f"--ntasks={layout.nodes * tasks_per_node}"]
     words.append(f"--ntasks-per-node={tasks_per_node}")
     if "cpus-per-task" in directives:
-        words.append(Sh('--cpus-per-task="$SLURM_CPUS_PER_TASK"'))
+        words.append(RawShell('--cpus-per-task="$SLURM_CPUS_PER_TASK"'))
     if layout.gpus_per_node and slurm_rules.gpu_bind:
         words.append(f"--gpu-bind={slurm_rules.gpu_bind}")
     if slurm_rules.cpu_bind:
@@ -405,11 +405,11 @@ def _srun_words(
         words.append(f"--distribution={slurm_rules.distribution or 'block'}")
     if mpi or slurm_rules.mpi:
         words.append(f"--mpi={mpi or slurm_rules.mpi}")
-    words += [*end_options, Sh('--output="$logs/node-%n.log"')]
+    words += [*end_options, RawShell('--output="$logs/node-%n.log"')]
     return (*words, *slurm_rules.srun_options)
 
 
-def _output_copies(spec: JobSpec) -> dict[str, Sh]:
+def _output_copies(spec: JobSpec) -> dict[str, RawShell]:
     """Return the paths to which the script copies its output and its errors."""
     patterns = {"output": spec.output, "error": spec.error}
     return {name: fill_in_pattern(path, spec.work_dir) for name, path in patterns.items() if path}
@@ -431,13 +431,16 @@ def _fabric_check_values(
         if word.startswith("--cpus-per-task="):  # a task of an agent has the CPUs of several ranks
             srun.append(f"--cpus-per-task={cpus_per_task(layout, layout.ranks_per_node) or 1}")
         elif word.startswith("--output="):
-            srun.append(Sh('--output="$logs/fabric-check.log"'))
+            srun.append(RawShell('--output="$logs/fabric-check.log"'))
         else:
             srun.append(word)
     if "cpus-per-task" not in directives and profile.scheduler == "slurm":
         srun.append("--overcommit")  # the job may have fewer CPUs than ranks
     program = Path(dtslurm.__file__).with_name("worker").joinpath("probe/fabric_check.py").read_text("utf-8")
-    result_path, program_path = Sh('"$DTSLURM_RUN_DIR/fabric.json"'), Sh('"$DTSLURM_RUN_DIR/fabric_check.py"')
+    result_path, program_path = (
+        RawShell('"$DTSLURM_RUN_DIR/fabric.json"'),
+        RawShell('"$DTSLURM_RUN_DIR/fabric_check.py"'),
+    )
     words = (
         *srun,
         *container_parts.words(),
@@ -448,17 +451,21 @@ def _fabric_check_values(
         kind,
     )
     delimiter = heredoc_end(program, "END_OF_PYTHON")
-    return {"program": Sh(program.rstrip("\n")), "end": Sh(delimiter), "srun": Sh(wrap(words))}
+    return {
+        "program": RawShell(program.rstrip("\n")),
+        "end": RawShell(delimiter),
+        "srun": RawShell(wrap(words)),
+    }
 
 
 def _task_files(
     engine: Engine, spec: JobSpec, layout: TaskLayout, launcher: Launcher, values: Mapping[str, object]
 ) -> list[dict[str, str]]:
     """Return the files that the script writes for its tasks, each with a heredoc delimiter."""
-    rank_words = ("bash", Sh('"$DTSLURM_RUN_DIR/rank.sh"'))
+    rank_words = ("bash", RawShell('"$DTSLURM_RUN_DIR/rank.sh"'))
     training = _rank_command(launcher.training(spec))
     command = launcher.command(spec, layout, rank_words if launcher.agent else training)
-    context = {**values, "command": Sh(wrap(command))}
+    context = {**values, "command": RawShell(wrap(command))}
     if not launcher.agent:
         context["training"] = context["command"]
     files = []
@@ -470,14 +477,16 @@ def _task_files(
         task_head += engine.render("staging/watch.sh.j2", context)
     if spec.sample and values["claim"]:  # only a submitted run directory contains the sampler
         mpirun = "start" in launcher.options and launcher.option(spec, "start") == "mpirun"
-        local_rank = Sh("OMPI_COMM_WORLD_LOCAL_RANK" if mpirun else "SLURM_LOCALID")
+        local_rank = RawShell("OMPI_COMM_WORLD_LOCAL_RANK" if mpirun else "SLURM_LOCALID")
         event = _independence_event(spec, layout, launcher)
-        task_head += engine.render("sampler.sh.j2", {**context, "local_rank": local_rank, "apart": Sh(event)})
+        task_head += engine.render(
+            "sampler.sh.j2", {**context, "local_rank": local_rank, "apart": RawShell(event)}
+        )
     files.append(("task.sh", insert_after_comments(task, task_head)))
     if spec.supervised:
         files.append(("step.sh", engine.render("attempt/step.sh.j2", context)))
     return [
-        {"name": Sh(name), "text": Sh(text.rstrip("\n")), "end": Sh(heredoc_end(text))}
+        {"name": RawShell(name), "text": RawShell(text.rstrip("\n")), "end": RawShell(heredoc_end(text))}
         for name, text in files
     ]
 

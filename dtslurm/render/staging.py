@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dtslurm.model.jobs.job import JobSpec, TaskLayout
-from dtslurm.model.shell import Sh, join, quote
+from dtslurm.model.shell import RawShell, join, quote
 from dtslurm.render.directives import Directives
 from dtslurm.render.text import wrap
 from dtslurm.worker.staging.request import Item, parse
@@ -39,14 +39,14 @@ def staging_values(
     node_count = '"$nodes"' if shrinks else layout.nodes
     srun: list[object] = [
         "srun",
-        Sh(f"--nodes={node_count}"),
-        Sh(f"--ntasks={node_count}"),
+        RawShell(f"--nodes={node_count}"),
+        RawShell(f"--ntasks={node_count}"),
         "--ntasks-per-node=1",
     ]
     if "cpus-per-task" in directives:
-        srun.append(Sh('--cpus-per-task="$SLURM_CPUS_PER_TASK"'))
+        srun.append(RawShell('--cpus-per-task="$SLURM_CPUS_PER_TASK"'))
     if spec.supervised:
-        srun += [Sh('--nodelist="$SLURM_JOB_NODELIST"'), "--overlap"]
+        srun += [RawShell('--nodelist="$SLURM_JOB_NODELIST"'), "--overlap"]
     srun += ["--kill-on-bad-exit=0", "--wait=0"]
     program_words = ("python3", "-BES", f"{directory}/staging")
     out_words = tuple(f"--from={option}" for option in spec.stage_out)
@@ -57,19 +57,21 @@ def staging_values(
     staged_items = items(spec)
     return {
         "program": program,
-        "in": Sh(_format_command((*program_words, "in"), stage_words, ("--", *srun)))
+        "in": RawShell(_format_command((*program_words, "in"), stage_words, ("--", *srun)))
         if spec.stage_in
         else None,
-        "out": Sh(_format_command((*program_words, "out"), out_words, ("--", *srun)))
+        "out": RawShell(_format_command((*program_words, "out"), out_words, ("--", *srun)))
         if spec.stage_out
         else None,
-        "watch": Sh(join((*program_words, "watch", Sh('"$$"'), spec.signal, *out_words))),
-        "signal": Sh(spec.signal),
-        "artifacts": Sh(join((*program_words, "artifacts", *spec.artifacts))) if spec.artifacts else None,
-        "plain_in": Sh(wrap((*srun, "bash", Sh('"$DTSLURM_RUN_DIR/stage.sh"')))),
-        "plain_out": Sh(wrap((*srun, "bash", Sh('"$DTSLURM_RUN_DIR/results.sh"')))),
+        "watch": RawShell(join((*program_words, "watch", RawShell('"$$"'), spec.signal, *out_words))),
+        "signal": RawShell(spec.signal),
+        "artifacts": RawShell(join((*program_words, "artifacts", *spec.artifacts)))
+        if spec.artifacts
+        else None,
+        "plain_in": RawShell(wrap((*srun, "bash", RawShell('"$DTSLURM_RUN_DIR/stage.sh"')))),
+        "plain_out": RawShell(wrap((*srun, "bash", RawShell('"$DTSLURM_RUN_DIR/results.sh"')))),
         "items": [
-            {"name": Sh(item.variable), "to": Sh(f'"{item.to}"'), "source": item.source}
+            {"name": RawShell(item.variable), "to": RawShell(f'"{item.to}"'), "source": item.source}
             for item in staged_items
         ],
         "back": [_stage_out_item(option) for option in spec.stage_out],
@@ -78,8 +80,8 @@ def staging_values(
 
 def _stage_out_item(text: str) -> dict[str, object]:
     item = parse(text, is_stage_out=True)
-    to = Sh(f'"$DTSLURM_RUN_DIR"/{quote(item.to)}') if not item.to.startswith("/") else item.to
-    return {"source": Sh(f'"{item.source}"'), "to": to}
+    to = RawShell(f'"$DTSLURM_RUN_DIR"/{quote(item.to)}') if not item.to.startswith("/") else item.to
+    return {"source": RawShell(f'"{item.source}"'), "to": to}
 
 
 def _format_command(

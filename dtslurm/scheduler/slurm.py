@@ -309,7 +309,7 @@ class SlurmScheduler:
         due_ids = set(due_by_key.values())
         lacking_exit_code = [job_id for job_id in dict.fromkeys(lacking_exit_code) if job_id in due_ids]
         if lacking_exit_code:
-            self._store_ended(self._slurm.shown(lacking_exit_code))
+            self._store_ended(self._slurm.fetch_job_records(lacking_exit_code))
 
     def _drop_outdated(self) -> None:
         """Drop ended records that are a day old, or whose job is in the queue again.

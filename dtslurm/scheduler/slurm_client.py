@@ -195,7 +195,7 @@ class SlurmClient:
             self.accounting = False
         return answer.stdout if answer.ok else ""
 
-    def shown(self, job_ids: Sequence[str]) -> list[JobStatus]:
+    def fetch_job_records(self, job_ids: Sequence[str]) -> list[JobStatus]:
         """Return the controller's records of the jobs, with exit codes, in at most 4 requests."""
         from dtslurm.slurm import parse_scontrol
 

@@ -11,7 +11,7 @@ from typing import Any
 from dtslurm.errors import StoreError
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus, StateFlag
-from dtslurm.model.shell import Sh
+from dtslurm.model.shell import RawShell
 
 SCHEMA = 1
 _STATUS_FIELDS = frozenset(item.name for item in fields(JobStatus))
@@ -25,7 +25,7 @@ def plain(value: object) -> Any:
         if hasattr(type(value), "parse"):
             return str(value)
         return {entry.name: plain(getattr(value, entry.name)) for entry in fields(value)}
-    if isinstance(value, Enum | Sh):
+    if isinstance(value, Enum | RawShell):
         return str(value.value) if isinstance(value, Enum) else str(value)
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}

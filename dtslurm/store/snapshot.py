@@ -149,11 +149,11 @@ def take(
             problem = _too_large_problem(root, entries, total, tree)
             return Snapshot(root, relative_folder, (), notices=notes.lines(), problems=(problem,))
         files = _compute_digests(root, entries, HashCache(hash_cache, root), notes, selector)
-        state = tree.state(notes.named(_SECRETS)) if tree else None
+        state = tree.state(notes.paths_of(_SECRETS)) if tree else None
     except GitFailed as error:
         return Snapshot(root, relative_folder, (), problems=(f"git cannot list {root}: {error}",))
     problems = notes.problems if files else [*notes.problems, f"{root} contains no files for the snapshot"]
-    excluded_runs = tuple(notes.named(_RUNS))
+    excluded_runs = tuple(notes.paths_of(_RUNS))
     return Snapshot(root, relative_folder, tuple(files), state, excluded_runs, notes.lines(), tuple(problems))
 
 
@@ -190,7 +190,7 @@ class _Notes:
     def name(self, kind: str, path: str) -> None:
         self._paths_by_kind.setdefault(kind, []).append(path)
 
-    def named(self, kind: str) -> list[str]:
+    def paths_of(self, kind: str) -> list[str]:
         return self._paths_by_kind.get(kind, [])
 
     def lines(self) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ class Agreement:
         self._next = 1
         self._pending: tuple[Any, torch.Tensor] | None = None
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Return whether `at` starts or reads an all-reduce at this step, and so uses its arguments."""
         return self._pending is not None or step >= self._next
 

@@ -283,7 +283,7 @@ class Session:
         self._forward_timer.step_ended()
         now = time.perf_counter()
         slowest_rank, requested_actions, step_time = None, 0, 0.0
-        if self._agreement.due(self._local_step):
+        if self._agreement.is_due(self._local_step):
             slowest_rank = self._straggler.end()
             requested_actions, step_time = self._requested_actions(now)
         agreed_action = self._agreement.at(self._local_step, requested_actions, step_time)

@@ -13,7 +13,7 @@ import pytest
 
 import dtslurm
 from dtslurm.model.jobs.trials import Trials
-from dtslurm.model.shell import Sh
+from dtslurm.model.shell import RawShell
 from dtslurm.render.script import RunPlace
 from tests.render.conftest import Render
 
@@ -111,7 +111,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "torchrun",
         {
             "secrets": ("WANDB_API_KEY", "HF_TOKEN"),
-            "place": RunPlace(Sh('"/scratch/me/runs/train-$SLURM_JOB_ID"'), None, "0123456789ab"),
+            "place": RunPlace(RawShell('"/scratch/me/runs/train-$SLURM_JOB_ID"'), None, "0123456789ab"),
         },
     ),
     "perlmutter-2nodes-jax": ("perlmutter", "jax", {"nodes": 2}),

@@ -19,7 +19,7 @@ from dtslurm.launch import registry
 from dtslurm.model.cluster import Variable
 from dtslurm.model.jobs.job import JobSpec
 from dtslurm.model.jobs.sbatch import split_option
-from dtslurm.model.shell import Sh, join
+from dtslurm.model.shell import RawShell, join
 from dtslurm.render.directives import quoted
 from dtslurm.render.engine import Engine
 from dtslurm.render.script import training_command
@@ -143,7 +143,7 @@ def test_bytes_that_are_not_utf_8_are_preserved(render_job: Render) -> None:
 
 
 def test_shell_expressions_are_not_quoted() -> None:
-    assert join(["a b", Sh('"$X"')]) == "'a b' \"$X\""
+    assert join(["a b", RawShell('"$X"')]) == "'a b' \"$X\""
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 from dtslurm.errors import CommandNotFound, RequestInvalid, TransportError
 from dtslurm.model.jobs.job import JobRecord, JobSpec
 from dtslurm.model.jobs.trials import Trials
-from dtslurm.model.shell import Sh, quote
+from dtslurm.model.shell import RawShell, quote
 from dtslurm.model.values import dataclass
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.wiring.context import ActiveCluster, Context
@@ -114,7 +114,7 @@ def add_tracker_variables(
 
 
 def variables(trackers: Sequence[str], options: Mapping[str, str], run: Facts) -> list[tuple[str, str]]:
-    """Return the (name, value) pairs that trackers read; the job's shell expands values of type ``Sh``."""
+    """Return the (name, value) pairs that trackers read; the job's shell expands ``RawShell`` values."""
     makers = {
         "wandb": _wandb_variables,
         "mlflow": _mlflow_variables,
@@ -133,16 +133,16 @@ def _run_name(run: Facts) -> str:
     """Return the run's name; each trial has its own."""
     if run.trials is not None:
         return "${DTSLURM_TRIAL_NAME}"
-    return Sh(f'{quote(run.name)}-"$SLURM_ARRAY_TASK_ID"') if run.array else run.name
+    return RawShell(f'{quote(run.name)}-"$SLURM_ARRAY_TASK_ID"') if run.array else run.name
 
 
 def _run_id(run: Facts) -> str:
     """Return an id that requeues, restarts and resumed sweeps keep, so that the tracker shows one run."""
     if not run.token:
-        return Sh(f'{_JOB_ID}-"${{SLURM_ARRAY_TASK_ID:-0}}"')
+        return RawShell(f'{_JOB_ID}-"${{SLURM_ARRAY_TASK_ID:-0}}"')
     if run.trials is not None:
         return f"{run.trials.token or run.token}-${{DTSLURM_TRIAL}}"
-    return Sh(f'{run.token}-"$SLURM_ARRAY_TASK_ID"') if run.array else run.token
+    return RawShell(f'{run.token}-"$SLURM_ARRAY_TASK_ID"') if run.array else run.token
 
 
 def _run_group(options: Mapping[str, str], run: Facts) -> str:
@@ -168,11 +168,11 @@ def _wandb_variables(options: Mapping[str, str], run: Facts) -> list[tuple[str, 
         ("WANDB_RESUME", "allow"),
         ("WANDB_RUN_GROUP", _run_group(options, run)),
         ("WANDB_TAGS", ",".join(_run_tags(options, run))),
-        ("WANDB_NOTES", Sh(f"{quote(f'Slurm job on {run.cluster}: ')}{_JOB_ID}")),
+        ("WANDB_NOTES", RawShell(f"{quote(f'Slurm job on {run.cluster}: ')}{_JOB_ID}")),
         ("WANDB_PROJECT", options.get("project", "")),
         (_WANDB_SERVER, options.get("uri", "")),
         ("WANDB_GIT_COMMIT", (run.git and run.git.commit) or ""),
-        ("WANDB_DIR", Sh(_RUN_DIR)),
+        ("WANDB_DIR", RawShell(_RUN_DIR)),
         ("WANDB_MODE", "offline" if _is_offline(options, run) else ""),
     ]
 
@@ -188,11 +188,11 @@ def _mlflow_variables(options: Mapping[str, str], run: Facts) -> list[tuple[str,
         "dtslurm.tags": options.get("tags", ""),
     }
     context = json.dumps({key: value for key, value in tags.items() if value})[:-1]
-    job = Sh(f'{quote(context + ", " + json.dumps("slurm.job_id") + ": ")}\\"{_JOB_ID}\\"' + quote("}"))
+    job = RawShell(f'{quote(context + ", " + json.dumps("slurm.job_id") + ": ")}\\"{_JOB_ID}\\"' + quote("}"))
     return [
         ("MLFLOW_RUN_NAME", _run_name(run)),
         ("MLFLOW_EXPERIMENT_NAME", options.get("project", "")),
-        ("MLFLOW_TRACKING_URI", uri or Sh(f"file://{_RUN_DIR}/mlruns")),
+        ("MLFLOW_TRACKING_URI", uri or RawShell(f"file://{_RUN_DIR}/mlruns")),
         # MLflow 3 writes to a folder only if this is set. A database would need file locks, which do not work
         # on every parallel file system.
         ("MLFLOW_ALLOW_FILE_STORE", "" if uri else "true"),
@@ -203,14 +203,15 @@ def _mlflow_variables(options: Mapping[str, str], run: Facts) -> list[tuple[str,
 def _tensorboard_variables(options: Mapping[str, str], run: Facts) -> list[tuple[str, str]]:
     del options, run
     return [
-        (name, Sh(f"{_RUN_DIR}/tensorboard")) for name in ("TENSORBOARD_LOGGING_DIR", "TENSORBOARD_LOGDIR")
+        (name, RawShell(f"{_RUN_DIR}/tensorboard"))
+        for name in ("TENSORBOARD_LOGGING_DIR", "TENSORBOARD_LOGDIR")
     ]
 
 
 def _aim_variables(options: Mapping[str, str], run: Facts) -> list[tuple[str, str]]:
     uri = "" if _is_offline(options, run) else options.get("uri", "")
     return [
-        ("AIM_REPO", uri or Sh(f"{_RUN_DIR}/aim")),
+        ("AIM_REPO", uri or RawShell(f"{_RUN_DIR}/aim")),
         ("AIM_EXPERIMENT", options.get("project", "") or run.name),
         ("AIM_RUN_NAME", _run_name(run)),
         ("AIM_RUN_TAGS", ",".join(_run_tags(options, run))),

@@ -13,7 +13,7 @@ from dtslurm import assets
 from dtslurm.config import files
 from dtslurm.config.trust import trust_of
 from dtslurm.errors import RequestInvalid
-from dtslurm.model.shell import Sh, in_double_quotes
+from dtslurm.model.shell import RawShell, in_double_quotes
 from dtslurm.render.engine import Templates
 from dtslurm.render.script import RunPlace
 from dtslurm.services.request.request import COMMAND_LINE, JobRequest
@@ -74,7 +74,7 @@ def choose_run_place(
         root = _unexpanded_root(context, cluster, request)
         job_id = "$SLURM_ARRAY_JOB_ID" if request.array else "$SLURM_JOB_ID"
         return RunPlace(
-            Sh(f'"{in_double_quotes(_root_for_shell(root, context))}/{slug}-{job_id}"'), None, token
+            RawShell(f'"{in_double_quotes(_root_for_shell(root, context))}/{slug}-{job_id}"'), None, token
         )
     root = run_root(context, cluster, request)
     if request.once:

@@ -48,12 +48,12 @@ def bring_back(item: Item, final: bool) -> Dict[str, Any]:
     except FileNotFoundError:
         return {"node": name(), "absent": True}
     os.makedirs(target, exist_ok=True)
-    with alone(target):
+    with serialize_passes(target):
         return _copy_new_results(source, target, files, final)
 
 
 @contextlib.contextmanager
-def alone(target: str) -> Iterator[None]:
+def serialize_passes(target: str) -> Iterator[None]:
     """Serialize the pass of the early signal and the final pass, if the file system supports locks."""
     lock = os.path.join(os.path.dirname(target), ".{}.lock".format(os.path.basename(target)))
     with open(lock, "a") as file:
