@@ -128,7 +128,7 @@ def test_fault_of_all_nodes_stops_the_run_with_a_diagnosis(cli: Cli, tmp_path: P
     assert (ended["state"], ended["exit_code"]) == ("FAILED", 86)
     told = json.loads(cli("diagnose", "--json", job).stdout)["verdict"]
     assert (told["cause"], told["blame"]) == ("health-check", "site")
-    assert "the same on each of them: hca: mlx5_0 does not exist" in told["summary"]
+    assert "the same problem on every node: hca: mlx5_0 does not exist" in told["summary"]
 
 
 @OVER_SSH
