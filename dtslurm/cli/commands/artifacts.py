@@ -79,17 +79,20 @@ def show(check: bool, cluster: str | None, as_json: bool, job: str, patterns: tu
             output.say(line)
 
 
-def _pin(job: str, patterns: tuple[str, ...], cluster: str | None, as_json: bool, *, keep: bool) -> None:
+def _change_pins(
+    job: str, patterns: tuple[str, ...], cluster: str | None, as_json: bool, *, should_pin: bool
+) -> None:
+    """Pin the results that match the patterns, or unpin them."""
     context = Context()
     record = find(context, job, cluster)
     names = [
         artifact.path for artifact in service.select_artifacts(service.listing(context, record), patterns)
     ]
-    pinned = service.pin(context, record, names, keep=keep)
+    pinned = service.pin(context, record, names, keep=should_pin)
     if as_json:
         output.document(pinned=pinned)
         return
-    output.note(f"{'pinned' if keep else 'unpinned'}: {', '.join(names)}")
+    output.note(f"{'pinned' if should_pin else 'unpinned'}: {', '.join(names)}")
 
 
 @artifacts.command()
@@ -99,7 +102,7 @@ def _pin(job: str, patterns: tuple[str, ...], cluster: str | None, as_json: bool
 @click.argument("patterns", nargs=-1, required=True, metavar="PATH...")
 def pin(cluster: str | None, as_json: bool, job: str, patterns: tuple[str, ...]) -> None:
     """Pin results of JOB. Neither training, prune nor clean deletes them."""
-    _pin(job, patterns, cluster, as_json, keep=True)
+    _change_pins(job, patterns, cluster, as_json, should_pin=True)
 
 
 @artifacts.command()
@@ -109,7 +112,7 @@ def pin(cluster: str | None, as_json: bool, job: str, patterns: tuple[str, ...])
 @click.argument("patterns", nargs=-1, required=True, metavar="PATH...")
 def unpin(cluster: str | None, as_json: bool, job: str, patterns: tuple[str, ...]) -> None:
     """Unpin results of JOB."""
-    _pin(job, patterns, cluster, as_json, keep=False)
+    _change_pins(job, patterns, cluster, as_json, should_pin=False)
 
 
 @artifacts.command()
@@ -169,7 +172,8 @@ def pull(target: str | None, cluster: str | None, as_json: bool, job: str, patte
     if kind == "hf" and len(selected) != 1:
         raise RequestInvalid([f"--to hf: needs a single artifact, and {len(selected)} match"])
     folder = context.cwd / expand_home(destination)
-    # The files exist in the run directory, or are copied to a folder of its name, to be kept.
+    # An export reads files of this machine: in the run directory if it is here, otherwise in a copy, which
+    # stays in the working directory.
     if kind != "folder":
         run_dir = Path(record.run_dir)
         folder = run_dir if run_dir.is_dir() else context.cwd / f"{run_dir.name}-artifacts"

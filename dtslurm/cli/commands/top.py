@@ -74,20 +74,21 @@ def top(
     )
 
 
-def _comparison_lines(found: Comparison) -> list[str]:
+def _comparison_lines(comparison: Comparison) -> list[str]:
     from dtslurm.cli.commands import compare
 
-    return compare.lines(found, width=78)
+    return compare.lines(comparison, width=78)
 
 
-def _verdict(found: Diagnosis | Live) -> list[str]:
+def _verdict(verdict: Diagnosis | Live) -> list[str]:
+    """Return the diagnosis of an ended job, or the verdict on a running job, as lines of text."""
     from dtslurm.cli.commands import diagnose
     from dtslurm.cli.printing import live
     from dtslurm.services.observe.diagnose import Diagnosis
 
-    if isinstance(found, Diagnosis):
-        return diagnose.lines(found, width=78)
-    return live.lines(found, width=78)
+    if isinstance(verdict, Diagnosis):
+        return diagnose.lines(verdict, width=78)
+    return live.lines(verdict, width=78)
 
 
 def _print_frame(

@@ -22,7 +22,7 @@ def show(answers: Sequence[RowPrediction]) -> None:
     """Print every row, then the errors by source."""
     output.table(
         ("ROW", "MODEL", "GPUS", "LAYOUT", "TOKENS/S/GPU", "MEASURED", "ERROR", "GIB", "MEASURED", "ERROR"),
-        [_row(prediction) for prediction in answers],
+        [_prediction_cells(prediction) for prediction in answers],
     )
     output.say()
     groups = by_source(answers)
@@ -61,10 +61,11 @@ def show(answers: Sequence[RowPrediction]) -> None:
     )
 
 
-def _error_cells(found: Errors | None) -> list[str]:
-    if found is None:
+def _error_cells(summary: Errors | None) -> list[str]:
+    """Return median, mean, 90th percentile and bias of the errors, in percent."""
+    if summary is None:
         return ["-", "-", "-", "-"]
-    return [f"{found.median:.1%}", f"{found.mean:.1%}", f"{found.p90:.1%}", f"{found.bias:+.1%}"]
+    return [f"{summary.median:.1%}", f"{summary.mean:.1%}", f"{summary.p90:.1%}", f"{summary.bias:+.1%}"]
 
 
 def _speed_with_interval(speed: float, interval: Interval | None) -> str:
@@ -75,20 +76,21 @@ def _speed_with_interval(speed: float, interval: Interval | None) -> str:
     return f"{speed:,.0f} ({low:,.0f}-{high:,.0f})"
 
 
-def _row(item: RowPrediction) -> list[str]:
-    row = item.row
-    name = [row.get("row_id") or "-", row.get("model") or "-", row.get("gpus") or "-"]
-    if item.estimate is None or item.case is None:
-        return [*name, item.reason, "", "", "", "", "", ""]
-    speed, memory = item.speed_error, item.memory_error
+def _prediction_cells(prediction: RowPrediction) -> list[str]:
+    """Return the cells of one row: predicted and measured speed, then memory, each with its error."""
+    row = prediction.row
+    label_cells = [row.get("row_id") or "-", row.get("model") or "-", row.get("gpus") or "-"]
+    if prediction.estimate is None or prediction.case is None:
+        return [*label_cells, prediction.reason, "", "", "", "", "", ""]
+    speed, memory = prediction.speed_error, prediction.memory_error
     measured = measured_memory(row)
     return [
-        *name,
-        str(item.case.layout),
-        _speed_with_interval(item.estimate.tokens_per_s_per_gpu, item.interval),
+        *label_cells,
+        str(prediction.case.layout),
+        _speed_with_interval(prediction.estimate.tokens_per_s_per_gpu, prediction.interval),
         row.get("tokens_per_s_per_gpu") or "-",
         f"{speed:+.1%}" if speed is not None else "-",
-        f"{item.memory_gib:.1f}",
+        f"{prediction.memory_gib:.1f}",
         f"{measured:.1f}" if measured is not None else "-",
         f"{memory:+.1%}" if memory is not None else "-",
     ]
@@ -96,31 +98,31 @@ def _row(item: RowPrediction) -> list[str]:
 
 def values(answers: Sequence[RowPrediction]) -> dict[str, Any]:
     """Return the JSON document that docs/plan.md describes, without its ``schema``."""
-    return {"rows": [_row_values(item) for item in answers]}
+    return {"rows": [_prediction_document(item) for item in answers]}
 
 
-def _row_values(item: RowPrediction) -> dict[str, Any]:
-    row = item.row
+def _prediction_document(prediction: RowPrediction) -> dict[str, Any]:
+    row = prediction.row
     document: dict[str, Any] = {"source": row.get("source") or "", "row_id": row.get("row_id") or ""}
-    if item.estimate is None or item.case is None:
-        document["reason"] = item.reason
-        if item.impossible:
+    if prediction.estimate is None or prediction.case is None:
+        document["reason"] = prediction.reason
+        if prediction.impossible:
             keys = ("tokens_per_s_per_gpu", "tflops_per_gpu", "memory_gib")
             document["predicted"] = {**dict.fromkeys(keys), "fits": False}
     else:
-        speed = item.estimate.tokens_per_s_per_gpu
-        low, high = item.interval.bounds(speed) if item.interval else (speed, speed)
+        speed = prediction.estimate.tokens_per_s_per_gpu
+        low, high = prediction.interval.bounds(speed) if prediction.interval else (speed, speed)
         document["predicted"] = {
             "tokens_per_s_per_gpu": speed,
             "low": low,
             "high": high,
-            "tflops_per_gpu": item.tflops,
-            "memory_gib": item.memory_gib,
-            "fits": item.fits,
+            "tflops_per_gpu": prediction.tflops,
+            "memory_gib": prediction.memory_gib,
+            "fits": prediction.fits,
         }
-        document["layout"] = str(item.case.layout)
-        document["framework"] = item.case.framework
-        document["assumed"] = list(item.case.assumed)
+        document["layout"] = str(prediction.case.layout)
+        document["framework"] = prediction.case.framework
+        document["assumed"] = list(prediction.case.assumed)
     document["measured"] = {
         "tokens_per_s_per_gpu": real(row, "tokens_per_s_per_gpu"),
         "tflops_per_gpu": real(row, "tflops_per_gpu"),
