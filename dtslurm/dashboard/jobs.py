@@ -39,8 +39,8 @@ COLUMNS = (
     Column("about", "ABOUT", 10, share=3, rank=5),
 )
 BAR_WIDTH = 28  # width of the progress column: ████████ 100% steps 12h03m
-ROOM_FOR_BARS = 98  # least width of the list, in terminal columns
-MARK = "◆"
+ROOM_FOR_BARS = 98  # from this width of the list on, in terminal columns, it shows progress bars
+MARK = "◆"  # before the name of a marked run
 STALLED_WIDTH = 16  # width of the state column: ■ STALLED 12m03s
 
 
@@ -178,8 +178,8 @@ class JobsScreen(BaseScreen):
         demo = "" if self.app.read_only else "; D starts a demo on this machine"
         return f"no runs yet; dtslurm submit SCRIPT starts one{demo}"
 
-    def _format_cells(self, at: int) -> dict[str, words.StyledText]:
-        row = self.shown[at]
+    def _format_cells(self, index: int) -> dict[str, words.StyledText]:
+        row = self.shown[index]
         now = self.app.now()
         cells = words.format_job_cells(row, now, expanded=row.token in self.choice.expanded)
         if self.marked and row.token in self.marked and row.task is None:
@@ -197,6 +197,7 @@ class JobsScreen(BaseScreen):
         return self.query_one(Rows).room >= ROOM_FOR_BARS
 
     def _update_frame(self) -> None:
+        """Update all that surrounds the rows: title, borders, details, and the line about the clusters."""
         now = self.app.now()
         settings = []
         if self.choice.words:
@@ -214,9 +215,9 @@ class JobsScreen(BaseScreen):
         frame.border_title = escape(f"runs {len(self.shown)}")
         frame.border_subtitle = escape(", ".join(settings))
         self._show_details(row, now)
-        cluster_pieces = [words.describe_cluster(line, now) for line in self.board.clusters]
-        warnings = [piece for piece in cluster_pieces if piece[1] != "dim"]
-        reachable = "  ".join(text for text, kind in cluster_pieces if kind == "dim")
+        cluster_texts = [words.describe_cluster(line, now) for line in self.board.clusters]
+        warnings = [cluster_text for cluster_text in cluster_texts if cluster_text[1] != "dim"]
+        reachable = "  ".join(text for text, kind in cluster_texts if kind == "dim")
         self.put("#clusters", [*warnings[:2], *([(reachable, "dim")] if reachable else [])][:3])
 
     def _show_details(self, row: JobRow | None, now: float) -> None:
@@ -252,6 +253,7 @@ class JobsScreen(BaseScreen):
         self._update_frame()
 
     def on_rows_chosen(self, event: Rows.Chosen) -> None:
+        """Open the page of the chosen run; for a job array, show or hide its tasks."""
         row = next((row for row in self.shown if row.key == event.key), None)
         if row is None:
             return
@@ -262,6 +264,7 @@ class JobsScreen(BaseScreen):
             self.app.open_job(row)
 
     def on_rows_titled(self, event: Rows.Titled) -> None:
+        """Sort by the column whose title was clicked; a second click reverses the order."""
         if event.column in SORTS:
             is_same_column = self.choice.sort == event.column
             self.choice = replace(
@@ -347,6 +350,7 @@ class JobsScreen(BaseScreen):
         self.refill()
 
     def on_input_submitted(self) -> None:
+        """Return to the rows; the input line stays visible if it contains a filter."""
         text_input = self.query_one("#filter", Input)
         text_input.display = bool(text_input.value)
         self.set_focus(self.query_one(Rows))

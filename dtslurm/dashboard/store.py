@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-CHUNK = 4096  # lines
+CHUNK = 4096  # lines in a full chunk
 MOST_LINES = 1_000_000
 MOST_BYTES = 160_000_000
 _MAX_LINE_BYTES = 4096  # longer lines are truncated
@@ -74,6 +74,7 @@ class LineStore:
                 self._append_line(source_id, line)
 
     def _append_line(self, source: int, line: bytes) -> None:
+        """Append a line, and drop the oldest chunks at the size limits; the caller holds the lock."""
         chunk = self._chunks[-1]
         if len(chunk.ends) >= CHUNK:
             chunk.data = bytes(chunk.data)
@@ -82,9 +83,9 @@ class LineStore:
             while len(self._chunks) > 2 and (
                 len(self._chunks) * CHUNK > self._most_lines + CHUNK or self._stored_bytes > self._most_bytes
             ):
-                dropped = self._chunks.popleft()
+                oldest_chunk = self._chunks.popleft()
                 self.first += CHUNK
-                self._stored_bytes -= len(dropped.data)
+                self._stored_bytes -= len(oldest_chunk.data)
         data = chunk.data
         if len(line) > _MAX_LINE_BYTES:
             line = line[:_MAX_LINE_BYTES] + "…".encode()
@@ -117,7 +118,10 @@ class LineStore:
         )
 
     def matches(self, pattern: re.Pattern[bytes], begin: int, end: int | None = None) -> Iterator[list[int]]:
-        """Yield the numbers of matching lines from ``begin`` on, one list per chunk."""
+        """Yield the numbers of matching lines from ``begin`` on, one list per chunk.
+
+        The lock is free during the search, so that lines can be added meanwhile.
+        """
         while True:
             with self._lock:
                 begin = max(begin, self.first)
@@ -128,13 +132,15 @@ class LineStore:
                 chunk = self._chunks[chunk_index]
                 data = bytes(chunk.data)
                 ends = chunk.ends[:]
-                base = self.first + chunk_index * CHUNK
-            line_numbers = [base + number for number in _find_matching_lines(pattern, data, ends, line_index)]
-            begin = base + len(ends)
+                first_in_chunk = self.first + chunk_index * CHUNK
+            line_numbers = [
+                first_in_chunk + number for number in _find_matching_lines(pattern, data, ends, line_index)
+            ]
+            begin = first_in_chunk + len(ends)
             yield [number for number in line_numbers if number < stop]
 
     def backwards(self, pattern: re.Pattern[bytes], before: int, source: str = "") -> int | None:
-        """Return the last matching line before ``before``, of ``source`` if that is not empty."""
+        """Return the number of the last matching line before ``before``; an empty ``source`` means any."""
         while True:
             with self._lock:
                 before = min(before, self.total)
@@ -143,7 +149,7 @@ class LineStore:
                 chunk_index, line_index = divmod(before - 1 - self.first, CHUNK)
                 chunk = self._chunks[chunk_index]
                 data, ends, sources = bytes(chunk.data), chunk.ends[:], chunk.sources[:]
-                base = self.first + chunk_index * CHUNK
+                first_in_chunk = self.first + chunk_index * CHUNK
                 source_id = self._source_ids.get(source) if source else None
                 if source and source_id is None:
                     return None
@@ -153,8 +159,8 @@ class LineStore:
                 if index <= line_index and (source_id is None or sources[index] == source_id)
             ]
             if line_indexes:
-                return base + line_indexes[-1]
-            before = base
+                return first_in_chunk + line_indexes[-1]
+            before = first_in_chunk
 
 
 def _find_matching_lines(

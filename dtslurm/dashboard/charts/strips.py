@@ -15,11 +15,11 @@ from dtslurm.presentation.quantities import pluralize
 from dtslurm.services.observe.utilization_history import Percentages, UtilizationHistory
 from dtslurm.views.run_page import drawable, finite
 
-MOST_STRIPS = 512  # shown strips; outliers have priority
+MOST_STRIPS = 512  # the maximum number of strips shown; outliers come first
 LEVELS = "▁▂▃▄▅▆▇█"
-SLOW, VERY_SLOW = 1.1, 1.5  # times the median
+SLOW, VERY_SLOW = 1.1, 1.5  # multiples of the median step time
 LOW, VERY_LOW = 25.0, 50.0  # percentage points below the median
-_MAX_GAP_FACTOR = 3.0
+_MAX_GAP_FACTOR = 3.0  # multiple of the usual time between two records; a longer time is a gap
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ def utilization_strips(history: UtilizationHistory, width: int) -> Strips:
             _utilization_cell(value, median) for value, median in zip(values, medians, strict=False)
         )
         rows.append(Strip(row.label, cells, bool(deficits) and statistics.fmean(deficits) >= LOW))
-    scale = f"yellow {LOW:.0f}, red {VERY_LOW:.0f} points below the median"
-    legend = f"{history.unit} use, 0 to 100 % by height; {scale}"
+    colours = f"yellow {LOW:.0f}, red {VERY_LOW:.0f} points below the median"
+    legend = f"{history.unit} use, 0 to 100 % by height; {colours}"
     return _limit_strips(legend, history.begin, history.end, rows)
 
 
@@ -179,19 +179,21 @@ def _average_into_bins(times: Sequence[_StepTime], begin: float, end: float, wid
     usual: the step times during such a gap are unknown.
     """
     usual_length = statistics.median(step_time.end - step_time.begin for step_time in times)
-    scale = width / (end - begin) if end > begin else 0.0
-    sums: list[list[float]] = [[] for _ in range(width)]
+    columns_per_second = width / (end - begin) if end > begin else 0.0
+    seconds_by_column: list[list[float]] = [[] for _ in range(width)]
     for step_time in times:
         start = (
             step_time.begin
             if step_time.end - step_time.begin <= _MAX_GAP_FACTOR * usual_length
             else step_time.end
         )
-        last = min(width - 1, int((step_time.end - begin) * scale))
-        first = min(last, int((start - begin) * scale) + 1)
+        last = min(width - 1, int((step_time.end - begin) * columns_per_second))
+        first = min(last, int((start - begin) * columns_per_second) + 1)
         for column in range(max(0, first), last + 1):
-            sums[column].append(step_time.seconds)
-    return tuple(statistics.fmean(values) if values else None for values in sums)
+            seconds_by_column[column].append(step_time.seconds)
+    return tuple(
+        statistics.fmean(column_seconds) if column_seconds else None for column_seconds in seconds_by_column
+    )
 
 
 def _column_medians(rows: Sequence[Percentages]) -> Percentages:
@@ -208,8 +210,8 @@ def _step_cell(ratio: float | None) -> StyledText:
     return ("▅", "warn") if ratio >= SLOW else ("▂", "good")
 
 
-def _utilization_cell(value: float | None, middle: float | None) -> StyledText:
+def _utilization_cell(value: float | None, median: float | None) -> StyledText:
     if value is None:
         return " ", ""
-    deficit = 0.0 if middle is None else middle - value
+    deficit = 0.0 if median is None else median - value
     return choose_block(value / 100), "bad" if deficit >= VERY_LOW else "warn" if deficit >= LOW else "good"
