@@ -8,13 +8,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+# The actions, as flags: end training, write a checkpoint, exit because a later attempt has begun, and compare
+# the speeds of the ranks.
 STOP, SAVE, STALE, COMPARE = 1, 2, 4, 8
 LONGEST = 1024  # maximum number of steps between two agreements
 
 
 @dataclass(frozen=True)
 class AgreedAction:
-    """The actions that some rank requested and all ranks now perform."""
+    """The actions that at least one rank requested, and that all ranks now perform.
+
+    Attributes:
+        stale: whether a later attempt of the run has begun, so that this attempt must exit.
+        compare: whether to compare the speeds of the ranks.
+    """
 
     stop: bool = False
     save: bool = False
@@ -57,6 +64,7 @@ class Agreement:
         elif step >= self._next:
             interval = self._every or (min(LONGEST, max(1, int(0.5 / step_time))) if step_time > 0 else 1)
             proposal = [*(requested_actions & flag for flag in (STOP, SAVE, STALE, COMPARE)), -interval]
+            # The maximum of the negated intervals is the smallest interval.
             numbers = torch.tensor(proposal, dtype=torch.int64)
             work = None
             if self._group is not None:
@@ -76,6 +84,6 @@ class Agreement:
         self._pending = None
         if work is not None:
             work.wait()
-        *agreed_flags, interval = numbers.tolist()
-        self._next = step - interval
+        *agreed_flags, negated_interval = numbers.tolist()
+        self._next = step - negated_interval
         return AgreedAction(*map(bool, agreed_flags))

@@ -173,6 +173,7 @@ class _SeededDataset:
     """
 
     def __init__(self, dataset: Any, seed: int) -> None:
+        # An assignment to an attribute would set it in the wrapped dataset.
         vars(self).update(_dataset=dataset, _seed=seed)
 
     def __getattr__(self, name: str) -> Any:

@@ -46,7 +46,7 @@ class ForwardTimer:
         if end is not None and not self._cuda:
             self._sum += end - start
             self._count += 1
-        elif end is not None and end.query():
+        elif end is not None and end.query():  # a step that the GPU has not finished is not counted
             self._sum += start.elapsed_time(end) / 1000
             self._count += 1
         self._start, self._end = self._record_time(), None
