@@ -13,7 +13,7 @@ from typing import Any
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.services.results.artifacts import Artifact
-from dtslurm.worker import artifacts as register
+from dtslurm.worker import artifacts as artifact_worker
 
 _LFS_PATTERNS = (
     "*.safetensors",
@@ -118,24 +118,26 @@ def mlflow(
 
 
 def _create_version(
-    client: Any, run: Any, artifact: Artifact, source: Path, name: str, record: JobRecord
+    client: Any, run_info: Any, artifact: Artifact, source: Path, name: str, record: JobRecord
 ) -> str:
     """Log an artifact to an MLflow run, and create a model version from it; return the version."""
     if source.is_dir():
-        client.log_artifacts(run.run_id, str(source), artifact_path=artifact.path)
+        client.log_artifacts(run_info.run_id, str(source), artifact_path=artifact.path)
     else:
-        client.log_artifact(run.run_id, str(source), artifact_path=str(Path(artifact.path).parent))
+        client.log_artifact(run_info.run_id, str(source), artifact_path=str(Path(artifact.path).parent))
     for key, value in artifact.metrics.items():
         if isinstance(value, int | float):
-            client.log_metric(run.run_id, key, value, step=artifact.step or 0)
-    sha256 = artifact.sha256 or register.measure(str(source), checksum=True)["sha256"]
+            client.log_metric(run_info.run_id, key, value, step=artifact.step or 0)
+    sha256 = artifact.sha256 or artifact_worker.measure(str(source), checksum=True)["sha256"]
     tags = {"job_id": str(record.job_id), "path": artifact.path, "sha256": sha256}
-    version = client.create_model_version(name, f"{run.artifact_uri}/{artifact.path}", run.run_id, tags=tags)
+    version = client.create_model_version(
+        name, f"{run_info.artifact_uri}/{artifact.path}", run_info.run_id, tags=tags
+    )
     return str(version.version)
 
 
 def target_of(text: str) -> tuple[str, str]:
-    """Parse the value of ``--to`` (``hf:FOLDER``, ``mlflow:NAME`` or a folder) into (kind, rest).
+    """Parse the value of ``--to`` (``hf:FOLDER``, ``mlflow:NAME`` or a folder) into (kind, folder or name).
 
     Raises:
         RequestInvalid: the part after the colon is empty, or the part before it is unknown.

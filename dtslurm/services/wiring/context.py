@@ -1,4 +1,4 @@
-"""Connects profile, scheduler, transport and store; no other module does."""
+"""The context of a command: the only module that connects profile, scheduler, transport and store."""
 
 from __future__ import annotations
 
@@ -170,18 +170,18 @@ class Context:
         """
         path = default_path(self.env)
         index = Index(path)
-        rebuilds = not (path.exists() and path.stat().st_size)  # a full disk leaves an empty file
+        must_rebuild = not (path.exists() and path.stat().st_size)  # a full disk leaves an empty file
         if explain_unwritable(path):
             import tempfile  # imported late: rarely needed
 
             with contextlib.suppress(OSError):
                 self._scratch = tempfile.TemporaryDirectory(prefix="dtslurm-index-")
-                index, rebuilds = Index(Path(self._scratch.name) / path.name, permanent=False), True
+                index, must_rebuild = Index(Path(self._scratch.name) / path.name, permanent=False), True
                 if path.is_file():
                     shutil.copyfile(path, Path(self._scratch.name) / path.name)
-        with contextlib.suppress(StoreError):  # a run is found without the index, too
+        with contextlib.suppress(StoreError):  # runs can also be found without the index
             run_root = expand_home(self.env.get("DTSLURM_RUN_ROOT") or RUN_ROOT, self.env.get("HOME", ""))
-            if rebuilds:
+            if must_rebuild:
                 index.rebuild([run_root])
             elif index.permanent:
                 index.insert_missing(run_root)
@@ -225,11 +225,13 @@ class Context:
             name, chosen_by = self.default_cluster()
         key = (name, transport or "")
         if key not in self._clusters:
-            profile = profile_cache.load(name, cwd=self.cwd, env=self.env)
-            self._require_trust(profile)
-            link, reason = self._choose_transport(profile, transport)
-            scheduler = self._make_scheduler(profile.access, link, key, profile.path)
-            self._clusters[key] = ActiveCluster(profile, scheduler, link, chosen_by, reason)
+            known_profile = profile_cache.load(name, cwd=self.cwd, env=self.env)
+            self._require_trust(known_profile)
+            cluster_transport, reached_by = self._choose_transport(known_profile, transport)
+            scheduler = self._make_scheduler(known_profile.access, cluster_transport, key, known_profile.path)
+            self._clusters[key] = ActiveCluster(
+                known_profile, scheduler, cluster_transport, chosen_by, reached_by
+            )
         return self._clusters[key]
 
     def _require_trust(self, known: KnownProfile) -> None:
@@ -288,15 +290,15 @@ class Context:
             self._require_slurm(profile.access)
         key = (f"\0{host or ''}", transport or "")
         if key not in self._clusters:
-            link: Transport = self.transport
+            cluster_transport: Transport = self.transport
             if host is not None:
                 from dtslurm.transport.connect import connect
 
-                link = connect(host, transport=transport, env=self.env, prompt=self.prompt)
+                cluster_transport = connect(host, transport=transport, env=self.env, prompt=self.prompt)
             chosen_by = "as requested" if host else "the Slurm on this machine"
-            scheduler = self._make_scheduler(profile.access, link, key, Path())
+            scheduler = self._make_scheduler(profile.access, cluster_transport, key, Path())
             loaded_profile = LoadedProfile(profile=profile, path=Path())
-            self._clusters[key] = ActiveCluster(loaded_profile, scheduler, link, chosen_by)
+            self._clusters[key] = ActiveCluster(loaded_profile, scheduler, cluster_transport, chosen_by)
         return self._clusters[key]
 
     def completed(
@@ -313,30 +315,28 @@ class Context:
         """
         access = known.access
         is_local = access.scheduler == "local"
-        transport = transport_name or (access.transport if not is_local else "auto")
-        if transport == "local" or (transport == "auto" and (is_local or not access.host)):
+        name = transport_name or (access.transport if not is_local else "auto")
+        if name == "local" or (name == "auto" and (is_local or not access.host)):
             return self.transport, ""
         if is_local or not access.host:
             reason = "its scheduler is local" if access.host else "its profile has no login.host"
-            raise RequestInvalid(
-                [f"cluster {access.name} cannot be reached with transport {transport}: {reason}"]
-            )
+            raise RequestInvalid([f"cluster {access.name} cannot be reached with transport {name}: {reason}"])
         from dtslurm.transport.connect import connect, real_name
 
-        is_ambiguous = transport == "auto" and self._has_slurm()
+        is_ambiguous = name == "auto" and self._has_slurm()
         hint = f"if this machine's Slurm is {access.name}'s: {IF_IT_IS_ITS_OWN}" if is_ambiguous else ""
-        link = connect(
-            access.host, user=access.user, transport=transport, env=self.env, prompt=self.prompt, hint=hint
+        ssh_transport = connect(
+            access.host, user=access.user, transport=name, env=self.env, prompt=self.prompt, hint=hint
         )
         if not is_ambiguous:
-            return link, ""
+            return ssh_transport, ""
         from dtslurm.services.wiring.local_cluster_match import match_reason
 
-        reason = match_reason(access, known.origins, self.env, lambda: real_name(link))
+        reason = match_reason(access, known.origins, self.env, lambda: real_name(ssh_transport))
         return (
             (self.transport, reason)
             if reason
-            else (link, "this machine's Slurm was not recognised as the cluster's Slurm")
+            else (ssh_transport, "this machine's Slurm was not recognised as the cluster's Slurm")
         )
 
     def _has_slurm(self) -> bool:
@@ -370,7 +370,9 @@ class Context:
             self._require_slurm(cluster.access)
         return cluster.with_profile(cluster.scheduler.profile(cluster.profile))
 
-    def _make_scheduler(self, access: Access, link: Transport, key: tuple[str, str], path: Path) -> Scheduler:
+    def _make_scheduler(
+        self, access: Access, transport: Transport, key: tuple[str, str], path: Path
+    ) -> Scheduler:
         if access.scheduler == "local":
             from dtslurm.scheduler.local import LocalScheduler
 
@@ -378,11 +380,11 @@ class Context:
         from dtslurm.scheduler.slurm import SlurmScheduler
 
         return SlurmScheduler(
-            link,
+            transport,
             clock=self.clock,
-            uid=None if link.local else lambda: self._remote_uid(self._clusters[key]),
+            uid=None if transport.local else lambda: self._remote_uid(self._clusters[key]),
             shared_cache=BlobCache(cache_folder(self.env) / "slurm"),
-            scope=identify_slurm(self.env, link, access, path),
+            scope=identify_slurm(self.env, transport, access, path),
         )
 
     def _remote_uid(self, cluster: ActiveCluster) -> int | None:
