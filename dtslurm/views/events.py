@@ -14,7 +14,7 @@ from dtslurm.presentation.quantities import duration, format_bytes_short
 from dtslurm.worker.lib.json_records import finite_number
 
 Event = Mapping[str, Any]
-_LONGEST = 300  # characters that are shown of a value
+_MAX_VALUE_LENGTH = 300  # characters of a value that are shown
 _SUCCESS_CODES = (0, WANTS_REQUEUE)
 
 
@@ -55,6 +55,7 @@ def lines(events: Iterable[Event]) -> list[EventLine]:
             members.append(event)
             timeline[index] = _merge_members(members)
             continue
+        # Events of other kinds end a group of health events, but not the staging of a source.
         if not group.startswith("staging"):
             open_groups = {key: value for key, value in open_groups.items() if key.startswith("staging")}
         if group:
@@ -218,17 +219,18 @@ def _describe_requeue(event: Event) -> str:
     return text + (f": {detail}" if detail else "")
 
 
-def _format_event(text: str) -> Callable[[Event], str]:
-    return lambda event: text.format_map(_EventTexts(event))
+def _make_formatter(template: str) -> Callable[[Event], str]:
+    """Return a function that inserts an event's values into a template: ``checkpoint at step {step}``."""
+    return lambda event: template.format_map(_EventTexts(event))
 
 
 _DESCRIPTIONS: Mapping[str, Callable[[Event], str]] = {
-    "submitted": _format_event("queued as job {job_id}"),
+    "submitted": _make_formatter("queued as job {job_id}"),
     "started": lambda event: (
         f"job {_to_text(event.get('job_id'))} started on {_node_set_text(event.get('nodes'))}"
     ),
-    "ended": _format_event("ended with exit code {exit_code}"),
-    "signalled": _format_event("received {signal}"),
+    "ended": _make_formatter("ended with exit code {exit_code}"),
+    "signalled": _make_formatter("received {signal}"),
     "attempt": _describe_attempt,
     "attempt_ended": _describe_attempt_end,
     "decision": _describe_decision,
@@ -236,27 +238,27 @@ _DESCRIPTIONS: Mapping[str, Callable[[Event], str]] = {
     "hang": _describe_hang,
     "not_distributed": describe,
     "ranks_apart": describe,
-    "distributed": _format_event("the ranks train together: {evidence}"),
-    "checkpoint": _format_event("checkpoint at step {step}"),
-    "checkpoint_corrupt": _format_event("a checkpoint is damaged and was renamed to {path}: {problem}"),
-    "checkpoint_failed": _format_event("the checkpoint of step {step} was not written: {problem}"),
-    "restored": _format_event("resumed from step {step}"),
-    "node_excluded": _format_event("node {node} excluded: {reason}"),
-    "agent_restarted": _format_event("the node agent on {node} restarted; its ranks continue"),
+    "distributed": _make_formatter("the ranks train together: {evidence}"),
+    "checkpoint": _make_formatter("checkpoint at step {step}"),
+    "checkpoint_corrupt": _make_formatter("a checkpoint is damaged and was renamed to {path}: {problem}"),
+    "checkpoint_failed": _make_formatter("the checkpoint of step {step} was not written: {problem}"),
+    "restored": _make_formatter("resumed from step {step}"),
+    "node_excluded": _make_formatter("node {node} excluded: {reason}"),
+    "agent_restarted": _make_formatter("the node agent on {node} restarted; its ranks continue"),
     "health": _describe_health,
     "staging": lambda event: _describe_staging([event]),
     "staged": _describe_staged,
-    "staging_failed": _format_event("the data could not be staged: {problems}"),
+    "staging_failed": _make_formatter("the data could not be staged: {problems}"),
     "supervisor_killed": _describe_supervisor_kill,
-    "supervisor_stopped": _format_event(
+    "supervisor_stopped": _make_formatter(
         "the supervisor (process {pid} on {node}) is stopped: the ranks are not monitored"
     ),
-    "supervisor_continued": _format_event("the supervisor (process {pid} on {node}) continues"),
-    "restart": _format_event("restarted"),
-    "cancel": _format_event("cancelled by you"),
-    "requeue": _format_event("requeued by you"),
-    "hold": _format_event("held by you"),
-    "release": _format_event("released by you"),
+    "supervisor_continued": _make_formatter("the supervisor (process {pid} on {node}) continues"),
+    "restart": _make_formatter("restarted"),
+    "cancel": _make_formatter("cancelled by you"),
+    "requeue": _make_formatter("requeued by you"),
+    "hold": _make_formatter("held by you"),
+    "release": _make_formatter("released by you"),
 }
 
 
@@ -277,8 +279,10 @@ def _to_text(value: object) -> str:
     if value is None:
         return "?"
     if isinstance(value, list):
-        return ",".join(str(element)[:_LONGEST] for element in value[:20]) + (",…" if len(value) > 20 else "")
-    return str(value)[:_LONGEST]
+        return ",".join(str(element)[:_MAX_VALUE_LENGTH] for element in value[:20]) + (
+            ",…" if len(value) > 20 else ""
+        )
+    return str(value)[:_MAX_VALUE_LENGTH]
 
 
 def _node_set_text(value: object) -> str:

@@ -43,7 +43,8 @@ class NodeCell:
 
     Attributes:
         age: seconds since the sample.
-        cpu: use of the job's CPUs in percent; ``memory`` is the used share of the job's memory limit, 0 to 1.
+        cpu: use of the job's CPUs in percent.
+        memory: the used share of the job's memory limit, 0 to 1.
         receives, sends: bytes per second over all network devices.
         disks: path and used share (0 to 1) of each file system.
     """
@@ -97,9 +98,10 @@ class Page:
 
     Attributes:
         key: key of the run's row in the run list.
-        now: the time on the clock of the machine with the run's files; ``taken_at`` is the same time on the
-            clock of this machine.
-        points: training metrics, oldest first; ``events`` are the run's events, oldest first.
+        now: the time on the clock of the machine with the run's files.
+        taken_at: the same time on the clock of this machine.
+        points: training metrics, oldest first.
+        events: the run's events, oldest first.
         activity: the activity of the ranks of a running job, None if unknown.
         trouble: the reason why there is no newer data, empty if there is none.
     """
@@ -176,13 +178,13 @@ def page(
         has_ended: whether the job has ended.
         yield_control: see `chunked`.
     """
-    same_attempt = (
+    is_same_attempt = (
         previous_page is not None
         and previous_page.attempt == (telemetry.attempt or 0)
         and previous_page.key == key
     )
-    old_points = previous_page.points if previous_page is not None and same_attempt else ()
-    old_events = previous_page.events if previous_page is not None and same_attempt else ()
+    old_points = previous_page.points if previous_page is not None and is_same_attempt else ()
+    old_events = previous_page.events if previous_page is not None and is_same_attempt else ()
     points = thinned([*old_points, *telemetry.train])
     is_newest = telemetry.attempt == max(telemetry.attempts, default=telemetry.attempt)
     nodes = tuple(
@@ -191,10 +193,10 @@ def page(
             key=lambda cell: cell.node_rank,
         )
     )
-    if limit_at is not None:
+    if limit_at is not None:  # convert it to the clock of the machine with the run's files
         limit_at += telemetry.now - taken_at
-    size = telemetry.world_size or (world_size if telemetry.attempt is not None else 0)
-    activity = None if has_ended else activity_of(telemetry, size)
+    rank_count = telemetry.world_size or (world_size if telemetry.attempt is not None else 0)
+    activity = None if has_ended else activity_of(telemetry, rank_count)
     end_forecast = None if has_ended else forecast_end(points, telemetry.now, limit_at)
     if end_forecast is not None and activity is not None and activity.stalled:
         end_forecast = replace(end_forecast, stalled=True)
@@ -204,15 +206,15 @@ def page(
         attempts=telemetry.attempts,
         now=telemetry.now,
         taken_at=taken_at,
-        world_size=size,
+        world_size=rank_count,
         ranks=build_rank_cells(
-            telemetry, size, nodes, has_ended=has_ended or not is_newest, yield_control=yield_control
+            telemetry, rank_count, nodes, has_ended=has_ended or not is_newest, yield_control=yield_control
         ),
         first_failure=telemetry.first_failure,
         nodes=nodes,
         points=points,
         points_from=telemetry.train_from
-        or (previous_page.points_from if previous_page is not None and same_attempt else ""),
+        or (previous_page.points_from if previous_page is not None and is_same_attempt else ""),
         events=tuple(drop_outdated_staging((*old_events, *telemetry.events))[-MOST_EVENTS:]),
         forecast=end_forecast,
         activity=activity,
@@ -258,16 +260,16 @@ def build_rank_cells(
     gpus: dict[int, GpuSample] = {}
     for node in nodes:
         ranks_on_node = by_node.get(node.node_rank, [])
-        if node.gpus and len(node.gpus) >= len(ranks_on_node):
+        if node.gpus and len(node.gpus) >= len(ranks_on_node):  # else ranks share GPUs
             gpus.update(zip(ranks_on_node, node.gpus, strict=False))
     rank_cells = [
-        _build_cell(rank, telemetry, gpus.get(rank), has_ended)
+        _build_rank_cell(rank, telemetry, gpus.get(rank), has_ended)
         for rank in chunked(range(count), yield_control)
     ]
     return tuple(_describe_differences(rank_cells, yield_control))
 
 
-def _build_cell(rank: int, telemetry: RunTelemetry, gpu: GpuSample | None, has_ended: bool) -> RankCell:
+def _build_rank_cell(rank: int, telemetry: RunTelemetry, gpu: GpuSample | None, has_ended: bool) -> RankCell:
     record = telemetry.ranks.get(rank)
     if record is None:
         return RankCell(rank=rank)
@@ -312,8 +314,8 @@ def _describe_differences(cells: list[RankCell], yield_control: Rest | None) -> 
         statistics.median(memory_shares) - _OUTLIER_MARGIN / 100 if len(memory_shares) > 1 else -math.inf
     )
     running_count = sum(cell.state == "running" for cell in cells)
-    ended_count = sum(cell.state == "done" for cell in cells)
-    marked_cells = []
+    done_count = sum(cell.state == "done" for cell in cells)
+    described_cells = []
     for cell in chunked(cells, yield_control):
         differences = []
         if cell.failed_first:
@@ -322,7 +324,7 @@ def _describe_differences(cells: list[RankCell], yield_control: Rest | None) -> 
             differences.append(f"signal {cell.signal}" if cell.signal else f"exit code {cell.exit_code}")
         elif cell.state == "lost":
             differences.append("end not recorded")
-        elif cell.state == "done" and ended_count < running_count:
+        elif cell.state == "done" and done_count < running_count:
             differences.append("ended before the others")
         if cell.silent is not None and cell.silent > silence_limit:
             differences.append("no output while other ranks write")
@@ -330,8 +332,8 @@ def _describe_differences(cells: list[RankCell], yield_control: Rest | None) -> 
             differences.append("its GPU use is lower than that of other ranks")
         if cell.memory is not None and cell.memory < memory_limit:
             differences.append("its GPU memory use is lower than that of other ranks")
-        marked_cells.append(replace(cell, odd="; ".join(differences)) if differences else cell)
-    return marked_cells
+        described_cells.append(replace(cell, odd="; ".join(differences)) if differences else cell)
+    return described_cells
 
 
 def _build_node_cell(sample: NodeSample, telemetry: RunTelemetry) -> NodeCell:
@@ -365,11 +367,11 @@ def _build_node_cell(sample: NodeSample, telemetry: RunTelemetry) -> NodeCell:
 
 def thinned(points: Sequence[TrainPoint]) -> tuple[TrainPoint, ...]:
     """Return at most ``MOST_POINTS`` points: drop every second point of the older half until they fit."""
-    thinned_points = list(points)
-    while len(thinned_points) > MOST_POINTS:
-        half = len(thinned_points) // 2
-        thinned_points = thinned_points[:half:2] + thinned_points[half:]
-    return tuple(thinned_points)
+    kept_points = list(points)
+    while len(kept_points) > MOST_POINTS:
+        half = len(kept_points) // 2
+        kept_points = kept_points[:half:2] + kept_points[half:]
+    return tuple(kept_points)
 
 
 def forecast_end(points: Sequence[TrainPoint], now: float, limit_at: float | None) -> Forecast | None:

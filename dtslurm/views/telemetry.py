@@ -24,7 +24,7 @@ from dtslurm.model.units import LARGEST_SKEW_S
 from dtslurm.worker.lib.json_records import finite_number, number
 
 _JsonObject = Mapping[str, Any]
-_LARGEST = 2**63
+_INT_LIMIT = 2**63
 _MIN_SKEW_S = 5.0  # a smaller difference can be the delay of a slow file system
 _INTEGER_METRICS = {"rank", "step", "total_steps"}
 _METRICS = tuple(metric.name for metric in fields(TrainPoint) if metric.name != "other")
@@ -38,14 +38,14 @@ def read(
     A rank record that the answer does not repeat is taken from ``previous_telemetry``.
     """
     cursor = _mapping_or_empty(answer.get("cursor"))
-    same_attempt = previous_telemetry is not None and (
+    is_same_attempt = previous_telemetry is not None and (
         previous_telemetry.task,
         previous_telemetry.attempt,
     ) == (
         answer.get("task"),
         answer.get("attempt"),
     )
-    earlier_ranks = previous_telemetry.ranks if previous_telemetry is not None and same_attempt else {}
+    earlier_ranks = previous_telemetry.ranks if previous_telemetry is not None and is_same_attempt else {}
     ranks = {}
     for name, values in chunked(_mapping_or_empty(answer.get("ranks")).items(), yield_control):
         if name.isdecimal() and isinstance(values, Mapping):
@@ -72,6 +72,7 @@ def read(
 
 
 def _parse_rank(rank: int, values: _JsonObject, previous_record: RankTelemetry | None) -> RankTelemetry:
+    """Return a rank's record; without ``pid``, only its number of bytes and last output are new."""
     size, spoke = _int_or_none(values.get("bytes")) or 0, finite_number(values.get("spoke"))
     if "pid" not in values and previous_record is not None:
         is_unchanged = (size, spoke) == (previous_record.bytes, previous_record.spoke)
@@ -224,7 +225,7 @@ def _number_or_none(value: Any) -> float | None:
 def _int_or_none(value: Any) -> int | None:
     """Return an integer that fits in 64 bits, truncated from a fraction; None for any other value."""
     decoded = finite_number(value)
-    return int(value) if decoded is not None and abs(decoded) < _LARGEST else None
+    return int(value) if decoded is not None and abs(decoded) < _INT_LIMIT else None
 
 
 def _text_or_empty(value: Any) -> str:
