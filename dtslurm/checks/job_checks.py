@@ -18,9 +18,8 @@ from dtslurm.render.directives import MEMORY_PER, find_control_characters, passe
 from dtslurm.slurm.arrays import is_valid_job_id
 from dtslurm.suggestions import list_nearest, suggest_name
 
-MAX_NAME = (
-    200  # Slurm 22.05 accepts 1,000 characters and rejects 10,000; listings are unreadable long before that
-)
+# Slurm 22.05 accepts 1,000 characters and rejects 10,000; listings are unreadable long before that.
+MAX_NAME = 200
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ARRAY_RANGE = re.compile(r"\d+(?:-\d+(?::[1-9]\d*)?)?", re.ASCII)
 _DEPENDENCY = re.compile(
@@ -75,7 +74,7 @@ def variables(pairs: Sequence[tuple[str, str]]) -> list[str]:
 def launchers_variables(
     spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, launcher: Launcher
 ) -> list[str]:
-    """Return the variables of the job or the profile whose values the launcher would overwrite."""
+    """Return a problem for each variable of the job or the profile that the launcher would overwrite."""
     fabric = profile.fabric.environment if profile.fabric and layout.nodes > 1 else {}
     origin = f"of cluster {profile.name}'s profile"
     sources = {name: f"fabric.environment.{name} {origin}" for name in fabric}
@@ -129,7 +128,7 @@ def array(expression: str | None, limit: int | None) -> list[str]:
 
 
 def job_values(request_args: Sequence[str], array: str | None) -> list[str]:
-    """Return the arguments that use a variable of array tasks, although the job is not an array."""
+    """Return a problem for each variable of array tasks in the arguments of a job that is not an array."""
     names = dict.fromkeys(name for text in request_args for name in find_job_values(text))
     return [
         f"${name} in the script's arguments has a value only in a job array: give --array (-a), or "
@@ -212,8 +211,8 @@ def find_rule_conflicts(spec: JobSpec, profile: ClusterProfile, layout: TaskLayo
         )
     if slurm_rules.requeue == "required" and spec.requeue is False:
         problems.append(f"cluster {profile.name} does not accept --no-requeue (slurm.requeue of its profile)")
-    target = choose_destination(resources, profile)
-    partition, limits = target.partition, target.limits
+    destination = choose_destination(resources, profile)
+    partition, limits = destination.partition, destination.limits
     if partition == (resources.partition or slurm_rules.partition) and slurm_rules.partitions:
         unknown_names = [name for name in split_names(partition) if name not in slurm_rules.partitions]
         problems += [_unknown_partition_problem(name, profile) for name in unknown_names]
@@ -314,8 +313,8 @@ def secret_names(names: Sequence[str], sources_by_name: Mapping[str, str]) -> li
             )
         elif not _VARIABLE.fullmatch(name):
             problems.append(f"--secret {name!r} is not a variable name")
-        elif why := own_variable(name):
-            problems.append(f"--secret {name} {why}")
+        elif reason := own_variable(name):
+            problems.append(f"--secret {name} {reason}")
         elif name in sources_by_name:
             problems.append(
                 f"--secret {name}: {sources_by_name[name]} also sets {name}, and writes its value into the "

@@ -24,7 +24,7 @@ def looks_secret(name: str) -> bool:
 
 
 def holds_password(value: str) -> bool:
-    """Return whether a value is a URL with a password in it, as ``https://user:password@host``."""
+    """Return whether a value is a URL with a password in it, such as ``https://user:password@host``."""
     return _URL_WITH_PASSWORD.search(value) is not None
 
 
