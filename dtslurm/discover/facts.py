@@ -19,8 +19,8 @@ class Fact:
     Attributes:
         key: the path of the value in the profile, such as ``("slurm", "partition")``.
         evidence: the source of the value, in words.
-        sure: ``sure`` was reported by the machine itself, ``likely`` follows from a report, a ``guess`` must
-            be checked by the user of the profile.
+        sure: ``sure`` if the cluster reported the value, ``likely`` if it follows from a report, ``guess`` if
+            the user of the profile must check it.
     """
 
     key: tuple[str, ...]
@@ -78,7 +78,7 @@ class DiscoveredCluster:
         return next((fact.text for fact in self.facts if fact.name == name), "")
 
     def below(self, *key: str) -> list[Fact]:
-        """Return the facts whose keys start with ``key``."""
+        """Return the facts whose keys begin with these names: all values of a section of the profile."""
         return [fact for fact in self.facts if fact.key[: len(key)] == key]
 
 

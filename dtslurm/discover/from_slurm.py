@@ -1,4 +1,4 @@
-"""Converts the survey of a login node to facts for a profile."""
+"""Convert the survey of a login node to facts for a profile."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def names_of(kinds: Sequence[Kind], parent: ClusterProfile | None) -> dict[str, 
             if parent
             else []
         )
-        other_matches = [
+        kinds_with_same_gpus = [
             other_kind
             for other_kind in kinds
             if other_kind is not kind and matches and _has_same_gpus(kind, other_kind)
         ]
-        if len(matches) == 1 and not other_matches:
+        if len(matches) == 1 and not kinds_with_same_gpus:
             names[kind.name] = matches[0]
     name_counts = Counter(names.values())
     return {kind_name: name if name_counts[name] == 1 else kind_name for kind_name, name in names.items()}
@@ -95,15 +95,15 @@ def _has_same_gpus(first_kind: Kind, second_kind: Kind) -> bool:
     )
 
 
-def _has_matching_gpus(kind: Kind, own_gpus: Gpus | None) -> bool:
+def _has_matching_gpus(kind: Kind, profile_gpus: Gpus | None) -> bool:
     gpus = kind.node_type.gpus
-    if gpus is None or own_gpus is None or gpus.count != own_gpus.count:
+    if gpus is None or profile_gpus is None or gpus.count != profile_gpus.count:
         return False
-    if gpus.memory and own_gpus.memory and gpus.memory != own_gpus.memory:
+    if gpus.memory and profile_gpus.memory and gpus.memory != profile_gpus.memory:
         return False
     if gpus.slurm_type is None:
         return True
-    return gpus.slurm_type == own_gpus.slurm_type or gpus.model.lower() in own_gpus.model.lower()
+    return gpus.slurm_type == profile_gpus.slurm_type or gpus.model.lower() in profile_gpus.model.lower()
 
 
 # ---- Slurm settings ----
@@ -122,9 +122,9 @@ def _slurm_facts(survey: Survey, kinds: Sequence[Kind]) -> Iterator[Fact]:
     accounts = list(dict.fromkeys(association.account for association in survey.associations))
     if len(accounts) == 1:
         yield fact("account", accounts[0], "sacctmgr: the only account of your user")
-    default = [partition.name for partition in survey.partitions if partition.default]
-    if default:
-        yield fact("partition", default[0], f"{_PARTITION}: Default=YES")
+    default_partitions = [partition.name for partition in survey.partitions if partition.default]
+    if default_partitions:
+        yield fact("partition", default_partitions[0], f"{_PARTITION}: Default=YES")
     yield from _gpu_request_facts(survey, kinds)
     if survey.partitions and all(partition.exclusive for partition in survey.partitions):
         yield fact("exclusive", True, f"{_PARTITION}: OverSubscribe=EXCLUSIVE in all partitions")
@@ -193,9 +193,9 @@ def _has_nodes_in(kind: Kind, partition: str) -> bool:
 
 def _partition_facts(survey: Survey, kinds: Sequence[Kind], names: dict[str, str]) -> Iterator[Fact]:
     for partition in survey.partitions:
-        parent_keys = ("slurm", "partitions", partition.name)
+        key_prefix = ("slurm", "partitions", partition.name)
         if partition.max_time is not None:
-            yield Fact((*parent_keys, "max_time"), str(partition.max_time), f"{_PARTITION}: MaxTime")
+            yield Fact((*key_prefix, "max_time"), str(partition.max_time), f"{_PARTITION}: MaxTime")
         node_limits = [number for number in (partition.max_nodes, partition.total_nodes) if number]
         if node_limits:
             source = (
@@ -203,34 +203,34 @@ def _partition_facts(survey: Survey, kinds: Sequence[Kind], names: dict[str, str
                 if partition.max_nodes and partition.max_nodes == min(node_limits)
                 else "TotalNodes"
             )
-            yield Fact((*parent_keys, "max_nodes"), min(node_limits), f"{_PARTITION}: {source}")
+            yield Fact((*key_prefix, "max_nodes"), min(node_limits), f"{_PARTITION}: {source}")
         partition_kinds = [kind for kind in kinds if _has_nodes_in(kind, partition.name)]
         if len(partition_kinds) == 1:
             yield Fact(
-                (*parent_keys, "node_type"),
+                (*key_prefix, "node_type"),
                 names[partition_kinds[0].name],
                 f"{survey.by}: all nodes of the partition have the same type",
             )
         notes = _partition_notes(partition, partition_kinds, names)
         if notes:
-            yield Fact((*parent_keys, "note"), "; ".join(notes), _PARTITION)
+            yield Fact((*key_prefix, "note"), "; ".join(notes), _PARTITION)
 
 
 def _partition_notes(
-    partition: PartitionInfo, kinds_inside: Sequence[Kind], names: dict[str, str]
+    partition: PartitionInfo, partition_kinds: Sequence[Kind], names: dict[str, str]
 ) -> list[str]:
     notes = []
     if partition.state not in {"UP", ""}:
         notes.append(f"state at discovery: {partition.state}")
-    if len(kinds_inside) > 1:
+    if len(partition_kinds) > 1:
         kinds = (
             f"{sum(partition.name in node.partitions for node in kind.nodes):,} {names[kind.name]}"
-            for kind in kinds_inside
+            for kind in partition_kinds
         )
         notes.append(f"several node types: {join_names(kinds)}")
-    for what, allowed in (("accounts", partition.allow_accounts), ("QOS", partition.allow_qos)):
+    for noun, allowed in (("accounts", partition.allow_accounts), ("QOS", partition.allow_qos)):
         if allowed:
-            notes.append(f"only for {what} {join_names(allowed)}")
+            notes.append(f"only for {noun} {join_names(allowed)}")
     return notes
 
 
@@ -238,29 +238,31 @@ def _partition_notes(
 
 
 def _node_facts(survey: Survey, kinds: Sequence[Kind], names: dict[str, str]) -> Iterator[Fact]:
-    default = next((partition.name for partition in survey.partitions if partition.default), None)
+    default_partition = next((partition.name for partition in survey.partitions if partition.default), None)
     for kind in kinds:
-        yield from _node_type_facts(survey, kind, names[kind.name], default)
+        yield from _node_type_facts(survey, kind, names[kind.name], default_partition)
     if len(kinds) > 1:
-        default_kinds = [kind for kind in kinds if default and _has_nodes_in(kind, default)]
+        default_kinds = [
+            kind for kind in kinds if default_partition and _has_nodes_in(kind, default_partition)
+        ]
         most_common = max(
             default_kinds or kinds, key=lambda kind: (kind.node_type.gpu_count > 0, len(kind.nodes))
         )
         noun = "GPU nodes" if most_common.node_type.gpus else "nodes"
-        scope = f" of partition {default}" if default_kinds else ""
+        scope = f" of partition {default_partition}" if default_kinds else ""
         evidence = f"most of the {noun}{scope}"
         yield Fact(("default_node_type",), names[most_common.name], evidence, "guess")
 
 
-def _node_type_facts(survey: Survey, kind: Kind, name: str, default: str | None) -> Iterator[Fact]:
-    node_type, parent_keys = kind.node_type, ("node_types", name)
+def _node_type_facts(survey: Survey, kind: Kind, name: str, default_partition: str | None) -> Iterator[Fact]:
+    node_type, key_prefix = kind.node_type, ("node_types", name)
     source = f"{survey.by}: {pluralize(len(kind.nodes), 'node')}"
 
-    def fact(key: str, value: str | int, evidence: str, sure: Sure = "sure") -> Fact:
-        return Fact((*parent_keys, *key.split(".")), value, evidence, sure)
+    def fact(key: str, value: str | int, evidence: str, confidence: Sure = "sure") -> Fact:
+        return Fact((*key_prefix, *key.split(".")), value, evidence, confidence)
 
     if kind.partitions:
-        partition = default if default in kind.partitions else kind.partitions[0]
+        partition = default_partition if default_partition in kind.partitions else kind.partitions[0]
         other_partitions_text = (
             f", as in {join_names(other for other in kind.partitions if other != partition)}"
         )
@@ -297,7 +299,7 @@ def _node_type_facts(survey: Survey, kind: Kind, name: str, default: str | None)
 
 
 def _shares_partitions(kind: Kind, nodes: Sequence[NodeInfo]) -> bool:
-    """Return whether a kind's partitions have other nodes, so that they do not select the kind."""
+    """Return whether a kind's partitions also have other nodes: then a partition does not select the kind."""
     own_names, partitions = {node.name for node in kind.nodes}, set(kind.partitions)
     return any(node.name not in own_names and partitions.intersection(node.partitions) for node in nodes)
 

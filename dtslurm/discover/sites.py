@@ -1,4 +1,4 @@
-"""Finds the cluster profiles that describe a given cluster."""
+"""Find the cluster profiles that describe a given cluster."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def find_matching_profiles(
     host_names = [host.lower() for host in hosts if host]
     all_names = [cluster.lower(), *host_names, *(node.lower() for node in nodes)]
     all_names = [name for name in dict.fromkeys(all_names) if name]
+    # A label is a part of a host's name between dots; the top-level domain is left out.
     host_by_label = {plain(label): host for host in host_names for label in host.split(".")[:-1]}
     by_pattern, by_name, by_label = [], [], []
     for name, profile in profiles.items():
