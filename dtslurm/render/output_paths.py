@@ -34,26 +34,26 @@ def fill_in_pattern(pattern: str, work_dir: str) -> RawShell:
         pattern = f"{work_dir.replace('%', '%%')}/{pattern}"
     if "\\" in pattern:
         return RawShell(quote(pattern.replace("\\", "")))
-    words, end = [], 0
+    parts, end = [], 0
     for match in _PLACEHOLDER.finditer(pattern):
-        words += [
+        parts += [
             _quote_literal(pattern[end : match.start()]),
             _expand_letter(match[0], match[1] or "", match[2]),
         ]
         end = match.end()
-    return RawShell("".join([*words, _quote_literal(pattern[end:])]))
+    return RawShell("".join([*parts, _quote_literal(pattern[end:])]))
 
 
 def _quote_literal(text: str) -> str:
     return quote(text) if text else ""
 
 
-def _expand_letter(pattern_text: str, width: str, letter: str | None) -> str:
+def _expand_letter(placeholder: str, width: str, letter: str | None) -> str:
     if letter is None:
         return "%"
     value = _EXPANSIONS.get(letter)
     if value is None:
-        return _quote_literal(pattern_text)
+        return _quote_literal(placeholder)
     if width and letter in _NUMERIC_LETTERS:
         return f'"$(printf %0{min(int(width), 10)}d "{value}")"'
     return f'"{value}"' if "$" in value else value

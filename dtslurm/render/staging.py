@@ -14,7 +14,7 @@ _WIDTH = 100
 
 
 def items(spec: JobSpec) -> tuple[Item, ...]:
-    """Return the items that are staged in to the nodes."""
+    """Return the parsed ``--stage-in`` options: what is copied to the nodes, and where to."""
     return tuple(parse(option) for option in spec.stage_in)
 
 
@@ -30,9 +30,9 @@ def staging_values(
     """Return the values for the staging templates, None if nothing is staged.
 
     Args:
-        program: the run directory contains the staging program; otherwise the script copies with shell
-            commands.
-        shrinks: an attempt may have fewer nodes than the job.
+        program: whether the run directory contains the staging program; otherwise the script copies with
+            shell commands.
+        shrinks: whether an attempt may have fewer nodes than the job.
     """
     if not (spec.stage_in or spec.stage_out or spec.artifacts):
         return None
@@ -49,7 +49,7 @@ def staging_values(
         srun += [RawShell('--nodelist="$SLURM_JOB_NODELIST"'), "--overlap"]
     srun += ["--kill-on-bad-exit=0", "--wait=0"]
     program_words = ("python3", "-BES", f"{directory}/staging")
-    out_words = tuple(f"--from={option}" for option in spec.stage_out)
+    from_words = tuple(f"--from={option}" for option in spec.stage_out)
     stage_words = (
         f"--ranks-per-node={layout.ranks_per_node}",
         *(f"--stage={option}" for option in spec.stage_in),
@@ -60,10 +60,10 @@ def staging_values(
         "in": RawShell(_format_command((*program_words, "in"), stage_words, ("--", *srun)))
         if spec.stage_in
         else None,
-        "out": RawShell(_format_command((*program_words, "out"), out_words, ("--", *srun)))
+        "out": RawShell(_format_command((*program_words, "out"), from_words, ("--", *srun)))
         if spec.stage_out
         else None,
-        "watch": RawShell(join((*program_words, "watch", RawShell('"$$"'), spec.signal, *out_words))),
+        "watch": RawShell(join((*program_words, "watch", RawShell('"$$"'), spec.signal, *from_words))),
         "signal": RawShell(spec.signal),
         "artifacts": RawShell(join((*program_words, "artifacts", *spec.artifacts)))
         if spec.artifacts

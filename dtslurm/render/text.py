@@ -89,7 +89,7 @@ def wrap(words: Sequence[object]) -> str:
         return join(words)
     lines, line = [], ""
     for word in map(quote, words):
-        if line and len(line) + 1 + len(word) > _WIDTH - 4:
+        if line and len(line) + 1 + len(word) > _WIDTH - 4:  # " \" and the indentation follow
             lines.append(line)
             line = word
         else:
