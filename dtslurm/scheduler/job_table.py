@@ -42,16 +42,16 @@ def sort_tasks(jobs: Sequence[JobStatus], requested_id: str) -> list[JobStatus]:
 def select_unlisted_tasks(tasks: Sequence[JobStatus], listed_jobs: Sequence[JobStatus]) -> list[JobStatus]:
     """Return the array tasks that are absent from ``listed_jobs``, also as members of a folded record."""
     listed_ids = {job.job_id for job in listed_jobs}
-    expressions = [job.job_id.partition("_")[2] for job in listed_jobs if "_[" in job.job_id]
-    folded_ranges = [numbers for expression in expressions for numbers in task_ranges(expression)]
-    missing = []
+    task_expressions = [job.job_id.partition("_")[2] for job in listed_jobs if "_[" in job.job_id]
+    folded_ranges = [numbers for expression in task_expressions for numbers in task_ranges(expression)]
+    unlisted_tasks = []
     for task in tasks:
-        number = task.job_id.partition("_")[2]
+        task_number = task.job_id.partition("_")[2]
         is_folded = (
-            number.isascii()
-            and number.isdecimal()
-            and any(int(number) in numbers for numbers in folded_ranges)
+            task_number.isascii()
+            and task_number.isdecimal()
+            and any(int(task_number) in numbers for numbers in folded_ranges)
         )
         if task.job_id not in listed_ids and not is_folded:
-            missing.append(task)
-    return missing
+            unlisted_tasks.append(task)
+    return unlisted_tasks

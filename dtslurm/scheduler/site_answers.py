@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-KEPT_S = 60.0
+KEPT_S = 60.0  # seconds for which an answer is valid
 
 
 class AnswerCache(Protocol):
@@ -25,7 +25,7 @@ class AnswerCache(Protocol):
 class SiteAnswers:
     """The answers of one Slurm installation during the last minute.
 
-    They come from this process and, through ``keeper``, from other processes.
+    They come from this process and, through ``shared_cache``, from other processes.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class SiteAnswers:
 
     def get(self, argv: Sequence[str]) -> str | None:
         """Return a command's output of the last minute, or None if the command must be run."""
-        asked_at, output = self._answers.get(tuple(argv)) or self._load_shared(argv)
-        if not self.recent(asked_at) or asked_at <= self._invalid_before:
+        run_at, output = self._answers.get(tuple(argv)) or self._load_shared(argv)
+        if not self.recent(run_at) or run_at <= self._invalid_before:
             return None
-        self._answers[tuple(argv)] = asked_at, output
+        self._answers[tuple(argv)] = run_at, output
         return output
 
     def put(self, argv: Sequence[str], asked_at: float, output: str) -> None:
@@ -70,8 +70,8 @@ class SiteAnswers:
         data = self._shared_cache.get(self._cache_key(argv)) if self._shared_cache is not None else None
         if data is None:
             return float("-inf"), ""
-        asked_at, _, compressed_output = data.partition(b"\n")
-        return float(asked_at), zlib.decompress(compressed_output).decode()
+        run_at, _, compressed_output = data.partition(b"\n")
+        return float(run_at), zlib.decompress(compressed_output).decode()
 
     def _cache_key(self, argv: Sequence[str]) -> str:
         key_text = "\0".join([self._scope, *argv])

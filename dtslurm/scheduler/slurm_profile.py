@@ -1,4 +1,4 @@
-"""Adds a live Slurm's partitions and nodes to a cluster profile; values of the profile take precedence.
+"""Add a live Slurm's partitions and nodes to a cluster profile; values of the profile take precedence.
 
 The functions here run no command.
 """
@@ -64,19 +64,19 @@ def node_types(nodes: Sequence[NodeInfo]) -> tuple[dict[str, NodeType], dict[str
     Types are named ``gpu-a100x8`` or ``cpu-64``; the memory is appended where two types would have the same
     name.
     """
-    kinds = Counter(_node_type_of(node) for node in nodes)
-    name_counts = Counter(_name_without_memory(kind) for kind in kinds)
+    node_counts = Counter(_node_type_of(node) for node in nodes)
+    name_counts = Counter(_name_without_memory(node_type) for node_type in node_counts)
     names: dict[NodeType, str] = {}
-    for kind, _ in kinds.most_common():
-        name = _name_without_memory(kind)
-        if name_counts[name] > 1 and kind.memory:
-            name = f"{name}-{kind.memory}"
+    for node_type, _ in node_counts.most_common():
+        name = _name_without_memory(node_type)
+        if name_counts[name] > 1 and node_type.memory:
+            name = f"{name}-{node_type.memory}"
         number, base_name = 1, name
         while name in names.values():
             number += 1
             name = f"{base_name}-{number}"
-        names[kind] = name
-    return {name: kind for kind, name in names.items()}, {
+        names[node_type] = name
+    return {name: node_type for node_type, name in names.items()}, {
         node.name: names[_node_type_of(node)] for node in nodes
     }
 
@@ -100,8 +100,8 @@ def _select_gpus(node: NodeInfo) -> Gpus | None:
     if not node.gpus:
         return None
     counts = gpu_counts(node)
-    whole_gpu_types = [kind for kind in counts if not _MIG_SLICE.search(kind)] or list(counts)
-    slurm_type = max(whole_gpu_types, key=lambda kind: counts[kind])
+    whole_gpu_types = [gpu_type for gpu_type in counts if not _MIG_SLICE.search(gpu_type)] or list(counts)
+    slurm_type = max(whole_gpu_types, key=lambda gpu_type: counts[gpu_type])
     model, count = slurm_type or "gpu", counts[slurm_type]
     for vendor, pattern in _VENDORS:
         if pattern.search(model):
@@ -117,23 +117,25 @@ def _select_gpus(node: NodeInfo) -> Gpus | None:
 def gpu_counts(node: NodeInfo) -> dict[str, int]:
     """Return the number of GPUs of each type on a node; GPUs without a type count as type ``""``."""
     counts: Counter[str] = Counter()
-    for kind, number in node.gpus:
-        counts[kind] += number
+    for gpu_type, number in node.gpus:
+        counts[gpu_type] += number
     return dict(counts)
 
 
-def _name_without_memory(kind: NodeType) -> str:
-    if kind.gpus:
-        return f"gpu-{re.sub(r'[^A-Za-z0-9_.+-]', '-', kind.gpus.model)}x{kind.gpus.count}"
-    return f"cpu-{kind.cpus}" if kind.cpus else "cpu"
+def _name_without_memory(node_type: NodeType) -> str:
+    if node_type.gpus:
+        return f"gpu-{re.sub(r'[^A-Za-z0-9_.+-]', '-', node_type.gpus.model)}x{node_type.gpus.count}"
+    return f"cpu-{node_type.cpus}" if node_type.cpus else "cpu"
 
 
-def _single_node_type(partition: str, nodes: Sequence[NodeInfo], type_of: Mapping[str, str]) -> str | None:
+def _single_node_type(
+    partition: str, nodes: Sequence[NodeInfo], type_by_node: Mapping[str, str]
+) -> str | None:
     """Return the node type of a partition if all its nodes have the same one, otherwise None.
 
-    With several types, the limits depend on the nodes that Slurm will choose.
+    With several types, the type of a job's nodes is known only after Slurm has chosen the nodes.
     """
-    type_counts = Counter(type_of[node.name] for node in nodes if partition in node.partitions)
+    type_counts = Counter(type_by_node[node.name] for node in nodes if partition in node.partitions)
     return next(iter(type_counts)) if len(type_counts) == 1 else None
 
 
