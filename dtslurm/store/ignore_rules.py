@@ -70,7 +70,7 @@ def is_made(path: str) -> bool:
 
 
 class RunFolders:
-    """Finds dtslurm's run directories in a tree, such as fetched ones, whose logs and weights are no code."""
+    """The run directories in a source tree, such as downloaded runs, whose logs and weights are not code."""
 
     def __init__(self, root: Path, project_folder: str) -> None:
         """Search the tree at ``root``; ``project_folder`` and its parents never count as run directories."""

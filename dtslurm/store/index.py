@@ -17,7 +17,7 @@ from dtslurm.transport.deletion import remove
 
 _SCHEMA_VERSION = 1
 _MIN_FREE_BYTES = 65536  # bytes that a change of the index may need
-_CREATE = """
+_CREATE_TABLES = """
 CREATE TABLE IF NOT EXISTS runs (
   token TEXT PRIMARY KEY, cluster TEXT NOT NULL, job_id TEXT, name TEXT NOT NULL,
   run_dir TEXT NOT NULL, created_at REAL NOT NULL, ended INTEGER NOT NULL DEFAULT 0
@@ -26,7 +26,7 @@ CREATE INDEX IF NOT EXISTS runs_by_job ON runs (cluster, job_id);
 """
 
 # The columns are named, because a later version may have added columns with default values.
-_PUT = """
+_INSERT = """
 INSERT OR REPLACE INTO runs (token, cluster, job_id, name, run_dir, created_at, ended)
 VALUES (?, ?, ?, ?, ?, ?, ?)
 """
@@ -95,9 +95,9 @@ class IndexRow(NamedTuple):
 
 
 class Index:
-    """Finds runs by token, job id or name.
+    """The index of runs, which finds them by token, job id or name.
 
-    It opens the database for each call, because homes may be on NFS.
+    Each call opens the database anew, because home folders may be on NFS.
 
     Attributes:
         permanent: False for a copy that this process uses because the file cannot be written.
@@ -118,7 +118,7 @@ class Index:
                 connection.execute("PRAGMA journal_mode=DELETE")
                 connection.execute("PRAGMA synchronous=NORMAL")  # the index can be rebuilt
                 if connection.execute("PRAGMA user_version").fetchone()[0] < _SCHEMA_VERSION:
-                    connection.executescript(_CREATE)
+                    connection.executescript(_CREATE_TABLES)
                     connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
                     self._path.chmod(0o600)
                 yield connection
@@ -149,7 +149,7 @@ class Index:
             int(bool(record.final)),
         )
         with self._connection() as connection:
-            connection.execute(_PUT, row)
+            connection.execute(_INSERT, row)
 
     def remove(self, token: str) -> None:
         """Delete a run's row.
@@ -223,10 +223,10 @@ class Index:
                 "UPDATE runs SET ended = 1 WHERE token = ?", [(token,) for token in tokens]
             )
 
-    def _select_run_dirs(self, condition: str, word: str, cluster: str | None) -> list[Path]:
-        query = f"SELECT run_dir, cluster FROM runs WHERE {condition} ORDER BY created_at DESC"  # noqa: S608
+    def _select_run_dirs(self, condition: str, value: str, cluster: str | None) -> list[Path]:
+        query = f"SELECT run_dir, cluster FROM runs WHERE {condition} ORDER BY created_at DESC"  # noqa: S608  conditions are constants
         with self._connection() as connection:
-            rows = connection.execute(query, (word,)).fetchall()
+            rows = connection.execute(query, (value,)).fetchall()
         return [Path(run_dir) for run_dir, row_cluster in rows if cluster is None or row_cluster == cluster]
 
     def job_in(self, run_dir: Path) -> tuple[str, str | None]:

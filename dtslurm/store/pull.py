@@ -24,7 +24,7 @@ from dtslurm.remote.worker_program import BOOT, worker_source
 from dtslurm.transport.base import Stream, Transport
 from dtslurm.worker.delivery.send import is_withheld
 
-_TAIL = 256  # as in worker/delivery/send.py
+_TAIL = 256  # bytes at the end of a copy that are compared; as in worker/delivery/send.py
 _MAX_PIECE = 1 << 20  # as in worker/delivery/send.py
 _MAX_HEAD = 1 << 23  # 200 names of excluded files, in JSON's longest form
 _MAX_FILES = 500_000
@@ -55,7 +55,7 @@ class PullSpec:
     hidden: bool = True
 
     def takes(self, path: str) -> bool:
-        """Whether the file at a path below the run directory is selected, judged by the path alone."""
+        """Return whether the file at a path below the run directory is selected, judged by the path alone."""
         names = path.split("/")
         return (
             names[0] not in self.skip
@@ -69,12 +69,14 @@ class UnsentFiles:
     """Files of a run directory that match a pattern but were not sent.
 
     Attributes:
-        snapshot, byte_code: numbers of files of ``code/``: unchanged files of the snapshot, and byte code.
-        not_files: the number of links, pipes and sockets; ``names`` are the first of them.
-        skipped: the existing names of `PullSpec.skip`.
+        snapshot: the number of unchanged files of the code snapshot.
+        byte_code: the number of files with byte code in ``code/``.
+        not_files: the number of links, pipes and sockets.
         outputs: the number of the job's files in ``code/`` that match no pattern.
-        hidden: the number of files with a name that begins with a dot; ``hidden_names`` are the first of
-            them.
+        hidden: the number of files with a name that begins with a dot.
+        names: the first of the links, pipes and sockets.
+        skipped: the existing names of `PullSpec.skip`.
+        hidden_names: the first of the files with a name that begins with a dot.
     """
 
     snapshot: int = 0
@@ -116,7 +118,7 @@ def copy(
     digests: bool = False,
     progress: Callable[[Path, int, int], None] = lambda *_: None,
 ) -> Copied:
-    """Update the copies, with one remote command.
+    """Update the local copies of all specs, with one remote command.
 
     Args:
         digests: check every file's SHA-256 against the source's.
@@ -259,11 +261,11 @@ class _Receiver:
             path = answers.read_path(head, "path", _SENDER)
             if not self._specs[run].takes(path):
                 raise answers.invalid(_SENDER, "a file that was not requested", repr(path))
-            path_here = _copy_path(self._specs[run].target, path)
+            copy_path = _copy_path(self._specs[run].target, path)
             if "sha256" in head:
-                self._handle_digest((run, path), path_here, answers.read_text(head, "sha256", _SENDER))
+                self._handle_digest((run, path), copy_path, answers.read_text(head, "sha256", _SENDER))
             else:
-                self._handle_piece((run, path), path_here, head, data)
+                self._handle_piece((run, path), copy_path, head, data)
 
     def _handle_unreadable(self, run: int, head: Mapping[str, Any]) -> None:
         reason = answers.read_text(head, "gone", _SENDER)
