@@ -1,6 +1,7 @@
-"""Finds the rank of a running job that blocks the others, from looks at its processes.
+"""Find the rank of a running job that blocks the others.
 
-Conclusions that are only likely have a lower confidence.
+The evidence is one look at each rank: the state, the stack and the latest output of its process. Conclusions
+that are only likely have a lower confidence.
 """
 
 from __future__ import annotations
@@ -52,14 +53,17 @@ def judge(looks: Sequence[RankLook], world_size: int) -> LiveVerdict:
     known_ranks = {look.rank for look in looks}
     missing = [RankLook(rank=rank, started=False) for rank in range(world_size) if rank not in known_ranks]
     all_looks = sorted([*looks, *missing], key=lambda look: look.rank)
-    verdict = replace(_respect_unseen_output(_decide(all_looks), all_looks), places=places(all_looks))
+    verdict = replace(
+        _withdraw_doubtful_hang(_judge_by_kinds(all_looks), all_looks), places=places(all_looks)
+    )
     if verdict.rank is None:
         return verdict
     look = next(item for item in all_looks if item.rank == verdict.rank)
     return replace(verdict, local_rank=look.local_rank, node=look.host or None)
 
 
-def _decide(looks: Sequence[RankLook]) -> LiveVerdict:
+def _judge_by_kinds(looks: Sequence[RankLook]) -> LiveVerdict:
+    """Judge a job by its ranks: which are stuck, which wait for others, and which do something else."""
     by_kind: dict[str, list[RankLook]] = {}
     for look in looks:
         by_kind.setdefault(kind_of(look), []).append(look)
@@ -83,14 +87,14 @@ def _decide(looks: Sequence[RankLook]) -> LiveVerdict:
     return LiveVerdict(cause="unknown", confidence=1.0, summary="no rank could be examined")
 
 
-def _respect_unseen_output(verdict: LiveVerdict, looks: Sequence[RankLook]) -> LiveVerdict:
-    """Return the verdict, but not a hang while a rank without a look still writes output."""
+def _withdraw_doubtful_hang(verdict: LiveVerdict, looks: Sequence[RankLook]) -> LiveVerdict:
+    """Return the verdict; turn a hang into "unknown" if a rank that was not examined still writes output."""
     active_looks = [look for look in looks if kind_of(look) == "unseen" and _wrote_recently([look])]
     if verdict.cause != "hang" or not active_looks:
         return verdict
     summary = (
         f"{verdict.summary}; but {_name_ranks(active_looks)}, which could not be examined, wrote output "
-        f"{_age(active_looks)} ago"
+        f"{_format_age(active_looks)} ago"
     )
     return replace(verdict, cause="unknown", confidence=min(verdict.confidence, 0.4), summary=summary)
 
@@ -148,28 +152,30 @@ def _judge_stuck(
     Ranks that wait for others wait for these.
     """
     kinds = Counter(kind_of(look) for look in stuck_looks)
-    worst = next(kind for kind in _STUCK_KINDS if kinds[kind])
-    suspects = [look for look in stuck_looks if kind_of(look) == worst]
+    worst_kind = next(kind for kind in _STUCK_KINDS if kinds[kind])
+    suspects = [look for look in stuck_looks if kind_of(look) == worst_kind]
     suspects = [look for look in suspects if _has_failed(look)] or suspects
     is_single = len(suspects) == 1
     verb = (
-        ("has" if is_single else "have") if worst in ("ended", "absent") else ("is" if is_single else "are")
+        ("has" if is_single else "have")
+        if worst_kind in ("ended", "absent")
+        else ("is" if is_single else "are")
     )
-    summary = f"{_name_ranks(suspects)} {verb} {words(suspects[0], worst)}"
+    summary = f"{_name_ranks(suspects)} {verb} {words(suspects[0], worst_kind)}"
     if waiting_looks:
         plural = "s" if len(waiting_looks) == 1 else ""
         summary += f"; {_name_ranks(waiting_looks)} wait{plural} {_waiting_place(waiting_looks)}"
-    others_go_on = bool(_find_progressing(other_looks, _wrote_recently(other_looks))) or _wrote_recently(
+    others_continue = bool(_find_progressing(other_looks, _wrote_recently(other_looks))) or _wrote_recently(
         other_looks
     )
-    if worst in ("ended", "blocked") and not waiting_looks:
-        if others_go_on:
+    if worst_kind in ("ended", "blocked") and not waiting_looks:
+        if others_continue:
             return _make_verdict("none", 0.6, [], f"the other ranks continue, although {summary}")
         return _make_verdict("hang", 0.8 if _has_failed(suspects[0]) else 0.5, suspects, summary)
-    if worst == "absent" and not waiting_looks and others_go_on:
+    if worst_kind == "absent" and not waiting_looks and others_continue:
         return _make_verdict("none", 0.5, [], f"{_name_ranks(other_looks)} continue, although {summary}")
-    confidence = {"stopped": 0.95, "gone": 0.9, "ended": 0.85, "absent": 0.85, "blocked": 0.8}[worst]
-    if worst == "absent" and any(rendezvous(look) for look in waiting_looks):
+    confidence = {"stopped": 0.95, "gone": 0.9, "ended": 0.85, "absent": 0.85, "blocked": 0.8}[worst_kind]
+    if worst_kind == "absent" and any(rendezvous(look) for look in waiting_looks):
         confidence = 0.95
     return _make_verdict("hang", confidence if waiting_looks else confidence - 0.2, suspects, summary)
 
@@ -202,13 +208,16 @@ def _judge_awaited(other_looks: Sequence[RankLook], waiting_looks: Sequence[Rank
         return _make_verdict("hang", 0.6 if has_fresh_output else confidence, idle_looks, summary)
     if has_fresh_output:
         return _make_verdict(
-            "none", 0.7, [], f"{summary}, and the last output is {_age([*waiting_looks, *other_looks])} old"
+            "none",
+            0.7,
+            [],
+            f"{summary}, and the last output is {_format_age([*waiting_looks, *other_looks])} old",
         )
     silent_s = max((look.silent_s or 0.0 for look in suspects), default=0.0)
     return _make_verdict("slow", 0.65 if silent_s >= LONG_S else 0.5, suspects, summary)
 
 
-def _age(looks: Sequence[RankLook]) -> str:
+def _format_age(looks: Sequence[RankLook]) -> str:
     times = [look.silent_s for look in looks if look.silent_s is not None]
     return f"{min(times, default=0.0):.0f} s"
 
@@ -270,7 +279,10 @@ def _judge_none_waiting(other_looks: Sequence[RankLook]) -> LiveVerdict:
         )
     if has_fresh_output:
         return _make_verdict(
-            "none", 0.6, [], f"the last output is {_age(other_looks)} old: the job seems to make progress"
+            "none",
+            0.6,
+            [],
+            f"the last output is {_format_age(other_looks)} old: the job seems to make progress",
         )
     silent_s = min((look.silent_s for look in other_looks if look.silent_s is not None), default=None)
     note = f"; no rank has written output for {silent_s:.0f} s" if silent_s is not None else ""

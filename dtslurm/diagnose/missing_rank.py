@@ -1,4 +1,4 @@
-"""Finds the rank that others waited for in a collective that did not complete."""
+"""Find the rank that others waited for in a collective that did not complete."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from dtslurm.diagnose.findings import Dump
 from dtslurm.diagnose.reasons import RankEnd
 
-_SKEW_S = 10.0  # the clocks of two nodes may differ by up to this
+_SKEW_S = 10.0  # the clocks of two nodes may differ by this time
 
 
 class MissingRank(NamedTuple):
@@ -58,20 +58,23 @@ def _find_named_by_barrier(ends: Sequence[RankEnd]) -> MissingRank | None:
 
 
 def _find_by_dumps(dumps: Sequence[Dump], world_size: int) -> MissingRank | None:
-    """Compare the dumps of the largest process groups: which rank enqueued least or another operation."""
-    last_by_group: dict[str, dict[int, int]] = defaultdict(dict)
+    """Return the rank that enqueued the fewest collectives, or called another operation than the others.
+
+    The dumps are compared by process group, the largest group first.
+    """
+    enqueued_by_group: dict[str, dict[int, int]] = defaultdict(dict)
     stuck_operations: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
     for dump in dumps:
         for group, group_state in dump.groups.items():
-            last_by_group[group][dump.rank] = int(group_state.get("enqueued", -1))
+            enqueued_by_group[group][dump.rank] = int(group_state.get("enqueued", -1))
             if isinstance(group_state.get("stuck"), dict):
                 stuck_operations[group, group_state["stuck"]["seq"]][dump.rank] = str(
                     group_state["stuck"].get("op", "")
                 )
-    for _, numbers in sorted(last_by_group.items(), key=lambda item: -len(item[1])):
-        min_number, max_number = min(numbers.values()), max(numbers.values())
-        lagging_ranks = [rank for rank, number in numbers.items() if number == min_number]
-        if min_number < max_number and len(lagging_ranks) <= len(numbers) / 2:
+    for _, number_by_rank in sorted(enqueued_by_group.items(), key=lambda item: -len(item[1])):
+        min_number, max_number = min(number_by_rank.values()), max(number_by_rank.values())
+        lagging_ranks = [rank for rank, number in number_by_rank.items() if number == min_number]
+        if min_number < max_number and len(lagging_ranks) <= len(number_by_rank) / 2:
             return MissingRank(
                 min(lagging_ranks),
                 0.92,
@@ -98,6 +101,7 @@ def _find_by_dumps(dumps: Sequence[Dump], world_size: int) -> MissingRank | None
 
 
 def _find_without_timeout(ends: Sequence[RankEnd]) -> MissingRank | None:
+    """Return the missing rank among the ranks that report no timeout: the others waited for it."""
     without_timeout = [end for end in ends if end.kind != "timeout"]
     if not without_timeout or len(without_timeout) == len(ends):
         return None
@@ -156,10 +160,10 @@ def _find_lowest_enqueued(ends: Sequence[RankEnd]) -> MissingRank | None:
         if end.reason is not None and end.reason.groups.get("enqueued", "").lstrip("-").isdecimal():
             name = end.reason.groups.get("pg", "").strip()
             enqueued_by_group[name][end.rank.rank] = int(end.reason.groups["enqueued"])
-    for numbers in sorted(enqueued_by_group.values(), key=len, reverse=True):
-        min_number, max_number = min(numbers.values()), max(numbers.values())
-        lagging_ranks = [rank for rank, number in numbers.items() if number == min_number]
-        if min_number < max_number and len(lagging_ranks) <= len(numbers) / 2:
+    for number_by_rank in sorted(enqueued_by_group.values(), key=len, reverse=True):
+        min_number, max_number = min(number_by_rank.values()), max(number_by_rank.values())
+        lagging_ranks = [rank for rank, number in number_by_rank.items() if number == min_number]
+        if min_number < max_number and len(lagging_ranks) <= len(number_by_rank) / 2:
             return MissingRank(
                 min(lagging_ranks),
                 0.8,

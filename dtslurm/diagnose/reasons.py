@@ -1,4 +1,4 @@
-"""Finds the reason why one rank ended, from its own record and log alone."""
+"""Find the reason why one rank ended, from its own record and log alone."""
 
 from __future__ import annotations
 
@@ -126,10 +126,10 @@ class Classifier:
         ]
         return sorted(reasons, key=lambda item: -item[1].strength)
 
-    def _find_causes(self, rank: Rank, was_first: bool) -> Iterator[Reason]:
+    def _find_causes(self, rank: Rank, ended_first: bool) -> Iterator[Reason]:
         for log_reason in self._reasons_in_log(rank.log, rank.rank, rank.exit_code):
             if log_reason.role == "cause":
-                is_caught = _is_ruled_out(log_reason, rank, was_first)
+                is_caught = _is_ruled_out(log_reason, rank, ended_first)
                 yield (
                     replace(log_reason, strength=min(log_reason.strength, _CAUGHT_STRENGTH))
                     if is_caught
@@ -211,7 +211,7 @@ class Classifier:
                 or (replaces_handled and best.cause in PLAIN)
             ):
                 best, chosen_block = reason, block
-        assert best is not None  # noqa: S101 - chains without blocks are not asked
+        assert best is not None  # noqa: S101 - every chain here has blocks
         return _add_handled_exception(best, chosen_block, chain, file, rank)
 
     def _reason_from_block(self, block: Block, file: str, rank: int | None) -> Reason:
@@ -304,11 +304,11 @@ def _runs_a_command(groups: Mapping[str, str], frame: TraceFrame | None) -> bool
     )
 
 
-def _is_ruled_out(reason: Reason, rank: Rank, was_first: bool) -> bool:
+def _is_ruled_out(reason: Reason, rank: Rank, ended_first: bool) -> bool:
     """Return whether an exception cannot have ended the rank.
 
     No exception ends a process with the rank's exit code or signal. An exception at the end of the log may
-    have ended it all the same: Python crashed while it exited, the program chose the exit code, or the rank
+    still have ended it: Python crashed while it exited, the program chose the exit code, or the rank
     hung afterwards and was killed. The last is impossible if no other rank failed before.
     """
     line = reason.lines[-1].line if reason.lines else None
@@ -318,7 +318,7 @@ def _is_ruled_out(reason: Reason, rank: Rank, was_first: bool) -> bool:
     if signal in (7, 9, 11):
         is_python_error = reason.cause in (PLAIN if chain else _PYTHON_ERRORS)
         return is_python_error and (
-            (signal == 9 and was_first) or not _ends_with(rank.log.tail, reason, chain)
+            (signal == 9 and ended_first) or not _ends_with(rank.log.tail, reason, chain)
         )
     if signal is not None or rank.exit_code in (None, 1) or chain is None:
         return False
@@ -355,6 +355,7 @@ def _strength_reduction(has_continued: bool, bytes_after: int) -> int:
 
 
 def _first_of_strongest(reasons: list[Reason]) -> Reason | None:
+    """Return the reason that is first in the log, of those that are about as strong as the strongest."""
     if not reasons:
         return None
     max_strength = max(reason.strength for reason in reasons)
@@ -372,7 +373,7 @@ def _sort_key_by_line(reason: Reason) -> tuple[int, int]:
 
 
 def _strongest(reasons: list[Reason]) -> Reason | None:
-    return max(reasons, key=lambda one: one.strength, default=None)
+    return max(reasons, key=lambda reason: reason.strength, default=None)
 
 
 def _reason_from_signature(
@@ -417,6 +418,7 @@ def _format_frame(frame: TraceFrame) -> str:
 
 
 def _mask_numbers(text: str) -> str:
+    """Return a text that is equal for messages that differ only in numbers, such as ranks and addresses."""
     return re.sub(r"\d+", "#", text)[:200]
 
 
