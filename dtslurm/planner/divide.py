@@ -1,4 +1,4 @@
-"""Check that a layout divides a model and a machine, with valid values for those that do not."""
+"""Check that a layout divides a model's dimensions and the number of GPUs, or list valid values."""
 
 from __future__ import annotations
 
@@ -40,17 +40,21 @@ def find_layout_problems(model: ModelShape, layout: Layout, gpus: int | None, se
 def _check_counts(layout: Layout, gpus: int | None) -> list[str]:
     problems: list[str] = []
     if gpus is not None and layout.gpus != gpus:
-        product = layout.tp * layout.pp * layout.cp
-        fix = f"dp={gpus // product}" if gpus % product == 0 else f"tp·pp·cp that divides {gpus}"
+        gpus_per_replica = layout.tp * layout.pp * layout.cp
+        fix = (
+            f"dp={gpus // gpus_per_replica}"
+            if gpus % gpus_per_replica == 0
+            else f"tp·pp·cp that divides {gpus}"
+        )
         problems.append(
             f"tp·pp·cp·dp = {layout.tp}·{layout.pp}·{layout.cp}·{layout.dp} = {layout.gpus} GPUs, "
             f"but there are {gpus}; {fix} would fit"
         )
     if layout.gbs % (layout.mbs * layout.dp):
-        step = layout.mbs * layout.dp
-        next_multiple = max(step, -(-layout.gbs // step) * step)
+        samples_per_pass = layout.mbs * layout.dp
+        next_multiple = max(samples_per_pass, -(-layout.gbs // samples_per_pass) * samples_per_pass)
         problems.append(
-            f"gbs={layout.gbs} is not a multiple of mbs·dp = {step}; gbs={next_multiple} would be"
+            f"gbs={layout.gbs} is not a multiple of mbs·dp = {samples_per_pass}; gbs={next_multiple} would be"
         )
     return problems
 

@@ -69,18 +69,20 @@ def activation_bytes(
 ) -> tuple[float, float]:
     """Return bytes per token and layer: without recomputation, and the part that ``selective`` frees.
 
-    A token is one of the micro-batch on this GPU's context-parallel slice. The result excludes the scores of
-    attention without flash attention, which grow with the sequence; the caller adds them.
+    The tokens are those of one micro-batch in this GPU's context-parallel slice. The result excludes the
+    scores of attention without flash attention, which grow with the sequence; the caller adds them.
     """
-    att, tp = stack.attention, layout.tp
+    attention, tp = stack.attention, layout.tp
     sequence_shards = tp if layout.sp else 1
-    query_width = att.heads * (2 * att.head_dim if att.kv_rank else att.head_dim)
-    value_width = att.heads * att.value_dim
-    key_value_width = (att.heads if att.kv_rank else att.kv_heads) * (att.head_dim + att.value_dim)
+    query_width = attention.heads * (2 * attention.head_dim if attention.kv_rank else attention.head_dim)
+    value_width = attention.heads * attention.value_dim
+    key_value_width = (attention.heads if attention.kv_rank else attention.kv_heads) * (
+        attention.head_dim + attention.value_dim
+    )
     dropout_bytes = 1.0 if framework.dropout else 0.0
-    # Inputs of norms and column-parallel products are whole on each rank, unless split along the sequence.
     # Bytes per element of an input that a matrix product keeps: 1 in 8-bit recipes, 2 in the others.
     input_bytes = 1.0 if precision in {"fp8", "fp4"} else 2.0
+    # Inputs of norms and column-parallel products are whole on each rank, unless split along the sequence.
     outside_tp_bytes = (2 * stack.norms + 2 * dropout_bytes) * hidden / sequence_shards
     outside_tp_bytes += 2 * input_bytes * hidden / (1 if framework.keeps_gathered else sequence_shards)
     inside_tp_bytes = (
@@ -92,8 +94,8 @@ def activation_bytes(
     eager_bytes = (
         _eager_operator_bytes(stack, hidden, sequence_shards, tp, width_factor) if framework.eager else 0.0
     )
-    if att.kv_rank:
-        outside_tp_bytes += 4 * (att.q_rank + att.kv_rank + att.rope_dim)
+    if attention.kv_rank:
+        outside_tp_bytes += 4 * (attention.q_rank + attention.kv_rank + attention.rope_dim)
     if stack.cross:
         inside_tp_bytes *= 2
         outside_tp_bytes += 2 * hidden / sequence_shards
@@ -114,7 +116,9 @@ def activation_bytes(
     ) + eager_bytes, width_factor * freed_bytes
 
 
-def _eager_operator_bytes(stack: Stack, hidden: int, spread: int, tp: int, width: int) -> float:
+def _eager_operator_bytes(
+    stack: Stack, hidden: int, sequence_shards: int, tp: int, width_factor: int
+) -> float:
     """Return the bytes per token and layer that Hugging Face's models keep in addition to fused kernels.
 
     An RMSNorm keeps its input in 32 bits and the normalised input in the model's precision; a fused kernel
@@ -123,18 +127,20 @@ def _eager_operator_bytes(stack: Stack, hidden: int, spread: int, tp: int, width
     transformers/models/llama/modeling_llama.py, q_norm in qwen3/modeling_qwen3.py.
 
     Args:
-        width: 1 for 16-bit training, 2 for 32-bit training.
+        width_factor: 1 for 16-bit training, 2 for 32-bit training.
     """
-    att = stack.attention
+    attention = stack.attention
     total_bytes = 0.0
     if not stack.norm_bias:
-        total_bytes += 4 * stack.norms * hidden / spread
-        if att.qk_norm:
-            total_bytes += (4 + 2 * width) * (att.heads + att.kv_heads) * att.head_dim / tp
+        total_bytes += 4 * stack.norms * hidden / sequence_shards
+        if attention.qk_norm:
+            total_bytes += (
+                (4 + 2 * width_factor) * (attention.heads + attention.kv_heads) * attention.head_dim / tp
+            )
     if stack.gated:
         experts = stack.experts
         columns = experts.top_k * experts.ffn + experts.shared_ffn if experts else stack.ffn
-        total_bytes += 2 * width * columns / tp
+        total_bytes += 2 * width_factor * columns / tp
     return total_bytes
 
 
@@ -144,9 +150,13 @@ def selected_bytes(stack: Stack, hidden: int, layout: Layout) -> float:
     torchtitan keeps the layer's input, every second matrix product (keys, output projection, the gate's
     partner), the output of attention, and tensors that are scattered along the sequence.
     """
-    att, tp = stack.attention, layout.tp
+    attention, tp = stack.attention, layout.tp
     sequence_shards = tp if layout.sp else 1
-    split_bytes = 2.0 * (att.kv_heads * att.head_dim + att.heads * att.value_dim + stack.ffn) / tp
+    split_bytes = (
+        2.0
+        * (attention.kv_heads * attention.head_dim + attention.heads * attention.value_dim + stack.ffn)
+        / tp
+    )
     return (
         split_bytes
         + 2.0 * hidden * (1 + (2 / sequence_shards if tp > 1 else 0))
@@ -188,7 +198,7 @@ def stage_load(model: ModelShape, layout: Layout) -> StageLoad:
     layers = float(model.layers)
     if stages == 1:
         return StageLoad(dense, experts, table_params + model.head_params, layers)
-    if model.layers % stages and (model.layers + 2) % stages == 0:
+    if model.layers % stages and (model.layers + 2) % stages == 0:  # embedding and head count as layers
         share = stages * ((model.layers + 2) // stages - 1) / model.layers
         dense, experts, layers = dense * share, experts * share, layers * share
     elif model.layers % stages:
@@ -239,8 +249,8 @@ def memory_use(
     if layout.gathers:
         terms["gathered_weights"] = _gathered_weight_bytes(model, layout, 4 if precision == "fp32" else 2)
     elif layout.zero == 3:
-        layer = max(_local_expert_params(stack, model.hidden, layout) for stack in model.stacks)
-        terms["gathered_weights"] = 2 * (local_dense + 2 * layer)
+        expert_layer_params = max(_local_expert_params(stack, model.hidden, layout) for stack in model.stacks)
+        terms["gathered_weights"] = 2 * (local_dense + 2 * expert_layer_params)
     first_stage_bytes, last_stage_bytes = _activation_bytes_by_stage(
         model, layout, load, seq_len, framework_name, precision, constants
     )
@@ -273,13 +283,13 @@ def _add_overheads(
     return MemoryUse({key: value / GIB for key, value in terms.items()})
 
 
-def _gathered_weight_bytes(model: ModelShape, layout: Layout, width: int) -> float:
+def _gathered_weight_bytes(model: ModelShape, layout: Layout, bytes_per_param: int) -> float:
     """Return the bytes of gathered weights: the current layer, the next layer and the embedding."""
-    layer = max(
+    layer_params = max(
         stack.dense_params(model.hidden) / layout.tp + _local_expert_params(stack, model.hidden, layout)
         for stack in model.stacks
     )
-    return float(width) * (2 * layer + model.embedding_params / layout.tp)
+    return float(bytes_per_param) * (2 * layer_params + model.embedding_params / layout.tp)
 
 
 def _local_expert_params(stack: Stack, hidden: int, layout: Layout) -> float:

@@ -34,12 +34,12 @@ def preset(name: str) -> ModelShape:
 
 
 def _normalize_name(name: str) -> str:
-    """Normalize a model name: drop case, owner and dashes, and unify ``3.1`` and ``3``."""
-    plain = name.lower().rpartition("/")[2]
-    plain = re.sub(r"(meta-|-hf$|-instruct$|-base$|-v0\.\d$|-uncased$|-cased$|-chat$)", "", plain)
-    plain = re.sub(r"(llama)[-_ ]?3[._]?[13](?=[^\d])", r"\g<1>3", plain)
-    plain = re.sub(r"patch", "", plain)
-    return re.sub(r"[^a-z0-9.]", "", plain)
+    """Normalize a model name: drop case, owner, dashes and suffixes such as ``-chat``; Llama 3.1 is 3."""
+    normalized = name.lower().rpartition("/")[2]
+    normalized = re.sub(r"(meta-|-hf$|-instruct$|-base$|-v0\.\d$|-uncased$|-cased$|-chat$)", "", normalized)
+    normalized = re.sub(r"(llama)[-_ ]?3[._]?[13](?=[^\d])", r"\g<1>3", normalized)
+    normalized = re.sub(r"patch", "", normalized)
+    return re.sub(r"[^a-z0-9.]", "", normalized)
 
 
 _ALIASES = {
