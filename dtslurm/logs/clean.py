@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-# The characters that change a terminal's state or hide text: C0 except tab, DEL, C1, characters that change
-# the text direction or have no width (with them, one name can look like another; joiners are kept, because
-# words contain them), line separators, and escape sequences other than colours (SGR).
-_SGR = re.compile(r"\x1b\[[0-9;:]*m")
+# Removed are characters that change a terminal's state or hide text: C0 except tab, DEL, C1, characters that
+# change the text direction or have no width, and line separators. With characters of no width, one name can
+# look like another; joiners are kept, because words contain them. Escape sequences are removed, too.
+_SGR = re.compile(r"\x1b\[[0-9;:]*m")  # sets a colour
 _ESCAPE_SEQUENCE = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_].*?(?:\x07|\x1b\\|$)|[ -/]*[0-~]?)", re.DOTALL
 )

@@ -110,7 +110,7 @@ def request(values: Mapping[str, object]) -> bytes:
 
 
 def credit(byte_count: int) -> bytes:
-    """Return the frame that permits ``byte_count`` more bytes."""
+    """Return the frame that permits the log follower to send ``byte_count`` more bytes."""
     return wire.frame(wire.CREDIT, 0, wire.OFFSET.pack(byte_count))
 
 

@@ -28,12 +28,12 @@ def written_at(text: str, now: float, offset: int) -> float | None:
         return None
 
 
-def _parse_line_time(start: str, now: float, offset: int) -> float | None:
-    if match := _ISO.search(start):
+def _parse_line_time(line_start: str, now: float, offset: int) -> float | None:
+    if match := _ISO.search(line_start):
         year, month, day, hour, minute, second = (int(match[index]) for index in range(1, 7))
         zone = _parse_zone(match[8], offset)
         fraction = float(f"0.{match[7]}") if match[7] else 0.0
-    elif match := _GLOG.search(start):
+    elif match := _GLOG.search(line_start):
         month, day, hour, minute, second = (int(match[index]) for index in range(1, 6))
         zone = timezone(timedelta(seconds=offset))
         year = datetime.fromtimestamp(now, zone).year
@@ -41,6 +41,7 @@ def _parse_line_time(start: str, now: float, offset: int) -> float | None:
     else:
         return None
     time = datetime(year, month, day, hour, minute, second, tzinfo=zone).timestamp() + fraction
+    # A time without a year that would be in the future, beyond wrong clocks, is of last year.
     return time if match.re is _ISO or time < now + 86400 * 2 else time - 365.25 * 86400
 
 
