@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from dtslurm.errors import TransportError
 
 LARGEST = 1 << 24  # bytes of JSON; the decoded values take up to thirty times as much memory
-DEEPEST = 64
+DEEPEST = 64  # levels of nested objects and lists
 LARGEST_NUMBER = 1 << 62  # bytes in a file, or nanoseconds since the epoch
 _LONGEST_PATH = 4096
 _EVIDENCE_LENGTH = 200
@@ -52,7 +52,7 @@ def parse_json(data: bytes | str, sender: str) -> Any:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise invalid(sender, "text that is not JSON", repr(data[:_EVIDENCE_LENGTH])) from error
-    if _is_deep(value):
+    if _is_nested_too_deeply(value):
         raise invalid(sender, f"JSON that is nested more than {DEEPEST} levels deep")
     return value
 
@@ -115,7 +115,7 @@ def read_path(values: Mapping[str, Any], key: str, sender: str) -> str:
 
 
 def is_plain_path(path: str) -> bool:
-    """Whether a path is a normalized relative path of a file below a folder; see `read_path`."""
+    """Return whether a path is a normalized relative path of a file below a folder; see `read_path`."""
     try:
         names = os.fsencode(path).split(b"/")
     except UnicodeEncodeError:  # a surrogate that encodes no byte
@@ -128,7 +128,7 @@ def is_plain_path(path: str) -> bool:
 
 
 def interpret(answer: Any, decode: Callable[[Any], _Result], sender: str) -> _Result:
-    """Return the value of ``read(answer)``.
+    """Return the value of ``decode(answer)``.
 
     Raises:
         InvalidAnswer: ``decode`` failed, because the answer lacks a value or has one of another type.
@@ -154,14 +154,14 @@ def invalid(sender: str, problem: str, evidence: str = "", *, hint: str = "") ->
     )
 
 
-def _is_deep(value: Any) -> bool:
+def _is_nested_too_deeply(value: Any) -> bool:
     containers = [value]
     for _ in range(DEEPEST):
         containers = [
-            value_below
+            child
             for container in containers
-            for value_below in _child_values(container)
-            if isinstance(value_below, (dict, list))
+            for child in _child_values(container)
+            if isinstance(child, (dict, list))
         ]
         if not containers:
             return False

@@ -1,4 +1,4 @@
-"""Runs `dtslurm.worker` on the login node, once or as a persistent process for several requests."""
+"""Run `dtslurm.worker` on the login node, once or as a persistent process for several requests."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from dtslurm.transport.base import Stream, Transport
 # The largest request for a persistent worker, because the request is buffered in memory here.
 MOST_KEPT = 1 << 22
 _FRESH_S = 5.0  # a worker without an answer for longer is pinged before it gets a request
-_PING_S = 10.0
+_PING_S = 10.0  # time limit of a ping
 _PING = struct.pack(">I", 0)
-_GOODBYE_S = 2.0
+_GOODBYE_S = 2.0  # time for a worker to exit after its stdin was closed
 _SENDER = "the worker program on the login node"
 
 
@@ -37,13 +37,13 @@ def ask_worker(
 ) -> dict[str, Any]:
     """Run modules of `dtslurm.worker` on the login node, with ``parts`` as their input; return the answer.
 
-    No file of them remains there. Output of the login shell around the answer is ignored.
+    No file remains on the login node. Output of the login shell around the answer is ignored.
 
     Raises:
         CommandNotFound: there is no program ``python``.
         TransportError: there was no answer; the effect is unknown.
     """
-    source, answer_mark = worker_source(*modules), _mark()
+    source, answer_mark = worker_source(*modules), _make_mark()
     argv = [python, "-I", "-S", "-c", BOOT, str(len(source)), answer_mark]
     result = transport.run(argv, stdin=itertools.chain([source], parts), timeout=timeout, env=env)
     answer = _answer(result.stdout, answer_mark)
@@ -66,7 +66,8 @@ def _no_python_error(transport: Transport, python: str, evidence: Sequence[str])
     )
 
 
-def _mark() -> str:
+def _make_mark() -> str:
+    """Return the prefix of the answer's line: a random text, which no other output contains."""
     return f"dtslurm-{os.urandom(8).hex()}:"
 
 
@@ -139,6 +140,8 @@ class RemoteWorker:
             size: the approximate size of the parts, in bytes.
             env: environment variables, for which the request gets its own process.
         """
+        # A process of its own serves the first request, a request with its own environment, a large request,
+        # and a request that arrives while the persistent worker is busy.
         can_reuse = self._join_start() or self._has_served
         if not can_reuse or env or size > MOST_KEPT or not self._request_lock.acquire(blocking=False):
             python = self._python
@@ -191,7 +194,7 @@ class _RunningWorker:
     """A persistent worker process."""
 
     def __init__(self, transport: Transport, modules: Sequence[str], python: str) -> None:
-        source, self._mark = worker_source(*modules), _mark()
+        source, self._mark = worker_source(*modules), _make_mark()
         argv = [python, "-I", "-S", "-c", BOOT, str(len(source)), self._mark, "keep"]
         stack = contextlib.ExitStack()
         self._stream = stack.enter_context(transport.stream(argv, stdin=source))
@@ -199,7 +202,7 @@ class _RunningWorker:
         self._finish = weakref.finalize(self, _finish, self._stream, stack)
 
     def is_alive(self) -> bool:
-        """Whether the worker accepts another request; if not, nothing was sent to it."""
+        """Return whether the worker accepts another request; if not, nothing was sent to it."""
         try:
             self._stream.read(0.0)
             if self._stream.ended:
@@ -252,7 +255,7 @@ class _RunningWorker:
         raise TransportError("the worker program no longer reads its input")
 
     def is_reusable(self, answer: Mapping[str, Any]) -> bool:
-        """Whether the worker accepts another request: it exits after an answer that rejects one."""
+        """Return whether the worker accepts another request: it exits after it has rejected a request."""
         return not {"refused", "cut"} & answer.keys()
 
     def close(self) -> None:
