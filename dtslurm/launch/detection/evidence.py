@@ -71,8 +71,8 @@ def imported_files(source: str) -> tuple[str, ...]:
     """Return the possible paths of the modules that a script imports, relative to the script's folder."""
     tree, _ = parse_source(source)
     modules: dict[str, None] = {}
-    for node, guards in _walk_with_conditions(tree) if tree else ():
-        if "TYPE_CHECKING" in guards:
+    for node, conditions in _walk_with_conditions(tree) if tree else ():
+        if "TYPE_CHECKING" in conditions:
             continue
         if isinstance(node, ast.Import):
             modules.update(dict.fromkeys(alias.name for alias in node.names))
@@ -98,23 +98,25 @@ def parse_source(source: str) -> tuple[ast.Module | None, str]:
 
 
 def _walk_with_conditions(tree: ast.AST) -> Iterator[tuple[ast.AST, frozenset[str]]]:
-    """Yield every node in order, with the strings in the conditions around it."""
+    """Yield every node in order, with the strings in the conditions of the ``if`` statements around it."""
     stack: list[tuple[ast.AST, frozenset[str]]] = [(tree, frozenset())]
     while stack:
-        node, guards = stack.pop()
-        yield node, guards
+        node, conditions = stack.pop()
+        yield node, conditions
         body_ids: set[int] = set()
-        body_guards = guards
+        body_conditions = conditions
         if isinstance(node, ast.If):
             constants = {
                 constant.value for constant in ast.walk(node.test) if isinstance(constant, ast.Constant)
             }
-            guards = body_guards = guards | {word for word in constants if isinstance(word, str)}
+            conditions = body_conditions = conditions | {word for word in constants if isinstance(word, str)}
             body_ids = {id(child) for child in node.body}
             if getattr(node.test, "id", getattr(node.test, "attr", "")) == "TYPE_CHECKING":
-                body_guards = body_guards | {"TYPE_CHECKING"}
+                body_conditions = body_conditions | {"TYPE_CHECKING"}
         children = list(ast.iter_child_nodes(node))
-        stack += [(child, body_guards if id(child) in body_ids else guards) for child in reversed(children)]
+        stack += [
+            (child, body_conditions if id(child) in body_ids else conditions) for child in reversed(children)
+        ]
 
 
 def read(tree: ast.Module, file: str, evidence: ScriptEvidence, local: Collection[str] = ()) -> None:
@@ -123,7 +125,11 @@ def read(tree: ast.Module, file: str, evidence: ScriptEvidence, local: Collectio
     Args:
         local: the modules beside the script; they take precedence over installed packages of the same name.
     """
-    nodes = [(node, guards) for node, guards in _walk_with_conditions(tree) if "TYPE_CHECKING" not in guards]
+    nodes = [
+        (node, conditions)
+        for node, conditions in _walk_with_conditions(tree)
+        if "TYPE_CHECKING" not in conditions
+    ]
     bound_names: dict[str, str] = {}
     for node, _ in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -134,7 +140,7 @@ def read(tree: ast.Module, file: str, evidence: ScriptEvidence, local: Collectio
         evidence.calls += uses.calls
         evidence.variables += uses.variables
     ignored_strings: set[int] = set()  # ids of string nodes that are no evidence
-    for node, guards in nodes:
+    for node, conditions in nodes:
         location = f"{file}:{getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.Attribute | ast.Name):
             evidence.note(_resolve_name(node, bound_names), "uses", location)
@@ -146,7 +152,7 @@ def read(tree: ast.Module, file: str, evidence: ScriptEvidence, local: Collectio
         for name, value in _find_assignments(node, bound_names, ignored_strings):
             if value is None:
                 evidence.note(f"${name}", "sets", location)
-            elif name not in guards:
+            elif name not in conditions:
                 evidence.env.append((name, value, location))
 
 
@@ -160,7 +166,7 @@ def _record_string(value: object, location: str, evidence: ScriptEvidence) -> No
 def _record_import(
     node: ast.Import | ast.ImportFrom,
     location: str,
-    names: dict[str, str],
+    bound_names: dict[str, str],
     evidence: ScriptEvidence,
     local: Collection[str],
 ) -> None:
@@ -174,7 +180,7 @@ def _record_import(
         elif module:
             evidence.note(module, "imports", location)
         evidence.note(full_name, "imports", location)
-        names[alias.asname or (alias.name if module else package)] = bound_name
+        bound_names[alias.asname or (alias.name if module else package)] = bound_name
         if package and package not in sys.stdlib_module_names:
             evidence.imports.append(package)
 
@@ -192,17 +198,18 @@ def _record_call(node: ast.Call, callee: str, location: str, evidence: ScriptEvi
         evidence.devices.setdefault("current", location)
 
 
-def _resolve_name(node: ast.AST, names: Mapping[str, str]) -> str:
+def _resolve_name(node: ast.AST, bound_names: Mapping[str, str]) -> str:
     """Return the full name of an expression such as ``dist.barrier``, with ``?.`` before unknown names."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute) and len(parts) < 12:
         parts.append(node.attr)
         node = node.value
-    root = names.get(node.id, f"?.{node.id}") if isinstance(node, ast.Name) else "?"
+    root = bound_names.get(node.id, f"?.{node.id}") if isinstance(node, ast.Name) else "?"
     return ".".join([root, *reversed(parts)])
 
 
 def _evaluate_literal(node: ast.AST) -> Any:
+    """Return the value of a literal, or ``...`` for a computed value."""
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
@@ -210,7 +217,7 @@ def _evaluate_literal(node: ast.AST) -> Any:
 
 
 def _find_assignments(
-    node: ast.AST, names: Mapping[str, str], skipped_ids: set[int]
+    node: ast.AST, bound_names: Mapping[str, str], skipped_ids: set[int]
 ) -> Iterator[tuple[str, str | None]]:
     """Yield (name, value) of the environment variables that a node sets; a computed value is None."""
     pairs: list[tuple[ast.AST | None, ast.AST]] = []
@@ -219,9 +226,9 @@ def _find_assignments(
         pairs += [
             (child.slice, node.value)
             for child in targets
-            if _resolve_name(child.value, names) == "os.environ"
+            if _resolve_name(child.value, bound_names) == "os.environ"
         ]
-    elif isinstance(node, ast.Call) and _resolve_name(node.func, names) == "os.environ.update":
+    elif isinstance(node, ast.Call) and _resolve_name(node.func, bound_names) == "os.environ.update":
         dicts = [child for child in node.args if isinstance(child, ast.Dict)]
         pairs += [pair for dict_node in dicts for pair in zip(dict_node.keys, dict_node.values, strict=True)]
         pairs += [(ast.Constant(child.arg), child.value) for child in node.keywords if child.arg]
