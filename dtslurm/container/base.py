@@ -144,7 +144,7 @@ class Runtime:
         }
 
 
-FOLDER = ".images"  # below the run root
+FOLDER = ".images"  # of pulled images, below the run root
 
 
 def mount_problems(mounts: tuple[str, ...]) -> list[str]:
@@ -158,5 +158,5 @@ def mount_problems(mounts: tuple[str, ...]) -> list[str]:
 
 def pairs(entry: ContainerOptions) -> list[str]:
     """Return the requested mounts as ``SRC:DST[:ro]``, after the working directory."""
-    mount_pairs = [mount if ":" in mount else f"{mount}:{mount}" for mount in entry.mounts]
-    return [f"{entry.work_dir}:{entry.work_dir}", *mount_pairs]
+    requested_pairs = [mount if ":" in mount else f"{mount}:{mount}" for mount in entry.mounts]
+    return [f"{entry.work_dir}:{entry.work_dir}", *requested_pairs]
