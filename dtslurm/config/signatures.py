@@ -20,7 +20,7 @@ _CAUSE_SLUG = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
 def load(cwd: Path, env: Mapping[str, str] | None = None) -> tuple[Signature, ...]:
-    """Return all signatures. For equal names, the user's replaces the packaged one, the project's both.
+    """Return all signatures. Of equal names, the project's signature is used, then the user's.
 
     Raises:
         ProfileInvalid: a file is invalid; all problems are reported at once.
@@ -36,7 +36,7 @@ def load(cwd: Path, env: Mapping[str, str] | None = None) -> tuple[Signature, ..
 
 
 def _read_signature(name: str, table: Table, problems: list[Problem]) -> Signature | None:
-    problem_count = len(problems)
+    problems_before = len(problems)
     layered.check_keys(table, name, _KEYS, problems)
     texts = {
         key: text_of(table, name, key, problems) for key in ("cause", "role", "blame", "summary", "advice")
@@ -45,7 +45,7 @@ def _read_signature(name: str, table: Table, problems: list[Problem]) -> Signatu
     for key, fault in _find_faults(texts, lists, text_of(table, name, "strength", problems)):
         entry = table.entries.get(key, MappingEntry(table.source, table.line, table))
         problems.append(Problem(entry.source, entry.line, f"{name}.{key}", fault))
-    if len(problems) > problem_count:
+    if len(problems) > problems_before:
         return None
     return Signature(
         name=name,

@@ -158,6 +158,7 @@ class _TreeBuilder:
                 "tags are not allowed; if this is text, put the text that starts with '!' in quotes",
             )
         if isinstance(event, yaml.ScalarEvent):
+            # A scalar without quotes; libyaml's styles may contain a NUL character.
             is_plain = event.style is None or not event.style.strip("\0")
             if is_plain and event.value in _NULLS:
                 return Scalar(self.source, line, None, written=event.value != "")
