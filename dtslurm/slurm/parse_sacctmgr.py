@@ -65,6 +65,6 @@ def _parse_walltime(value: str) -> Walltime | None:
 
 
 def _parse_tres(value: str) -> dict[str, int]:
-    """Parse ``node=4,gres/gpu=16``; memory and other amounts that are not whole numbers are left out."""
+    """Parse ``node=4,gres/gpu=16``; amounts with a unit, such as memory, are left out."""
     pairs = (item.partition("=")[::2] for item in value.split(","))
     return {name: int(count) for name, count in pairs if name and count.isdecimal()}

@@ -26,7 +26,7 @@ def _split_records(output: str, kind: str) -> list[str]:
 
 
 def _get_value(record: str, key: str) -> str:
-    """Return the first value of a key: later occurrences may be in text that a user wrote."""
+    """Return the first value of a key, because later occurrences may be in text that a user wrote."""
     match = re.search(rf"(?:^|\s){re.escape(key)}=(\S*)", record)
     return fields.text(match[1]) if match else ""
 
@@ -48,13 +48,13 @@ def _parse_job(record: str, observed_at: float) -> JobStatus:
     name = _JOB_NAME.search(record)
     fields_text = record[name.end() :] if name else record  # a name may contain any text, even "JobState="
     comment = _COMMENT.search(fields_text)
-    raw_id, array, task = (_get_value(record, key) for key in ("JobId", "ArrayJobId", "ArrayTaskId"))
-    het, offset = _get_value(record, "HetJobId"), _get_value(record, "HetJobOffset")
+    raw_id, array_id, task_id = (_get_value(record, key) for key in ("JobId", "ArrayJobId", "ArrayTaskId"))
+    het_job_id, het_job_offset = _get_value(record, "HetJobId"), _get_value(record, "HetJobOffset")
     job_id = raw_id
-    if array and task:
-        job_id = f"{array}_{task}" if task.isdecimal() else f"{array}_[{task}]"
-    elif het and offset:
-        job_id = f"{het}+{offset}"
+    if array_id and task_id:
+        job_id = f"{array_id}_{task_id}" if task_id.isdecimal() else f"{array_id}_[{task_id}]"
+    elif het_job_id and het_job_offset:
+        job_id = f"{het_job_id}+{het_job_offset}"
     values = {
         "raw_id": raw_id,
         "job_id": job_id,

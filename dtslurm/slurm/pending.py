@@ -158,7 +158,7 @@ _EXACT = {
 
 _UNAVAILABLE_NODES = r"(?:unavailable ?nodes|unavail\w*):?\s*([\w\[\],.-]+)"
 
-# The order matters: "PerUser" before the general "Max", minutes before counts.
+# (pattern of the code, text, fix, will_start). The first match counts: "PerUser" is before the general "Max".
 _FAMILIES = (
     (
         r"(?:QOS|Assoc)Grp\w*RunMin\w*",
@@ -256,7 +256,7 @@ def explain(reason: str, job_id: str = "JOB", excluded_nodes: str = "") -> Expla
         job_id: inserted into the suggested commands.
         excluded_nodes: the nodes that the job excludes, which may be why too few nodes are left.
     """
-    explanation = _look_up(reason)
+    explanation = _find_explanation(reason)
     if excluded_nodes and explanation is _EXACT["BadConstraints"]:
         text = f"{explanation.text}; the job excludes {excluded_nodes}"
         explanation = Explanation(text, f"{_FIX_EXCLUDED}; else {explanation.fix}", explanation.will_start)
@@ -271,27 +271,28 @@ def only_explains_waiting(reason: str) -> bool:
     return reason.startswith("JobHeld") or explain(reason).will_start is True
 
 
-def _look_up(reason: str) -> Explanation:
-    bare = reason.strip().strip("()").replace("_", " ")
-    if bare.lower() in _EXACT_BY_LOWER:
-        return _EXACT_BY_LOWER[bare.lower()]
+def _find_explanation(reason: str) -> Explanation:
+    reason_text = reason.strip().strip("()").replace("_", " ")
+    if reason_text.lower() in _EXACT_BY_LOWER:
+        return _EXACT_BY_LOWER[reason_text.lower()]
     for pattern, text, fix, will_start in _FAMILIES:  # compiled on first use; re caches them
-        if re.fullmatch(pattern, bare, re.IGNORECASE):
-            return _add_resource(Explanation(text, fix, will_start), bare)
+        if re.fullmatch(pattern, reason_text, re.IGNORECASE):
+            return _add_resource(Explanation(text, fix, will_start), reason_text)
     for pattern, text, fix, will_start in _FREE_TEXT:
-        if re.search(pattern, bare, re.IGNORECASE):
-            return _add_nodes(Explanation(text, fix, will_start), bare)
-    code, separator, detail = bare.partition(",")
+        if re.search(pattern, reason_text, re.IGNORECASE):
+            return _add_nodes(Explanation(text, fix, will_start), reason_text)
+    code, separator, detail = reason_text.partition(",")
     if separator and code.lower() in _EXACT_BY_LOWER:
         explanation = _EXACT_BY_LOWER[code.lower()]
         return Explanation(f"{explanation.text} ({detail.strip()})", explanation.fix, explanation.will_start)
     return Explanation(
-        f"the scheduler's reason is: {bare}" if bare else "the scheduler gives no reason", _FIX_UNKNOWN
+        f"the scheduler's reason is: {reason_text}" if reason_text else "the scheduler gives no reason",
+        _FIX_UNKNOWN,
     )
 
 
 def _add_resource(explanation: Explanation, code: str) -> Explanation:
-    """Add the name of the limited resource, which the code has between the kind of limit and its scope."""
+    """Add the name of the limited resource: ``QOSMaxNodePerUserLimit`` limits nodes."""
     for word, meaning in _RESOURCES:
         if re.search(rf"(?:Grp|Max|Min)(?:{word})", code, re.IGNORECASE):
             return replace(explanation, text=f"{explanation.text}: {meaning}")
