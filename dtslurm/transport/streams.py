@@ -8,7 +8,7 @@ import time
 from dtslurm.errors import TransportError
 from dtslurm.transport.channel import Channel, Feeder
 
-_NO_TIMEOUT_S = 3600.0
+_NO_TIMEOUT_S = 3600.0  # an iteration reads again after this time
 
 
 class ChannelStream:
@@ -29,7 +29,7 @@ class ChannelStream:
         raise NotImplementedError
 
     def _has_ended(self) -> bool:
-        """Whether the command has ended and no more bytes will arrive."""
+        """Return whether the command has ended and no more bytes will arrive."""
         return self._channel.ended
 
     def _check_exit(self) -> None:

@@ -64,6 +64,8 @@ def authenticate(
 
 
 class _Authentication:
+    """One login: the factors that the server has accepted, and notes on the keys that it has not."""
+
     def __init__(
         self, link: paramiko.Transport, target: Settings, env: Mapping[str, str], ask_user: Ask | None
     ) -> None:
@@ -127,9 +129,10 @@ class _Authentication:
         return None
 
     def _iterate_keys(self) -> Iterator[tuple[paramiko.PKey, str]]:
-        configured = {_read_public_key(path) for path in self.target.keys}
+        """Yield (key, origin): configured keys in the agent, then in files, then the agent's other keys."""
+        configured_public_keys = {_read_public_key(path) for path in self.target.keys}
         agent_keys = [] if self.target.agent == "none" else self._list_agent_keys()
-        configured_agent_keys = [key for key in agent_keys if key.get_base64() in configured]
+        configured_agent_keys = [key for key in agent_keys if key.get_base64() in configured_public_keys]
         for key in configured_agent_keys:
             yield key, "of the agent"
         for path in self.target.keys:
@@ -163,6 +166,7 @@ class _Authentication:
                 os.environ["SSH_AUTH_SOCK"] = previous_socket
 
     def _load_key(self, path: Path) -> paramiko.PKey | None:
+        """Return the private key in a file, after prompts for its passphrase; None if it cannot be read."""
         password: str | None = None
         for _ in range(TRIES + 1):
             key, problem = _read_key(path, password)

@@ -20,8 +20,8 @@ from dtslurm.transport.process import PopenChannel, has_terminal, run_in_termina
 from dtslurm.transport.remote import MOST_CHANNELS, LinkLost, RemoteTransport, SessionRefused
 from dtslurm.transport.ssh import control
 
-KEPT_S = 600  # the login ends after this time without a command
-_CONNECT_S = 15
+KEPT_S = 600  # the login ends after this many seconds without a command
+_CONNECT_S = 15  # unless the configuration sets ConnectTimeout
 _KEEPALIVE_OPTIONS = {"ServerAliveInterval": "15", "ServerAliveCountMax": "3"}
 _LOGIN_S = 90.0  # for a login without prompts
 _MAX_LOGIN_OUTPUT = 1 << 22  # bytes of ssh's output during a login
@@ -169,7 +169,7 @@ class OpenSSHTransport(RemoteTransport):
         size = 0
         deadline = time.monotonic() + _LOGIN_S
         try:
-            while True:  # until the parent ends: its background master may keep stderr open
+            while True:  # until this ssh ends; the master that it started may keep stderr open
                 code = channel.code(0.0)
                 chunks = channel.read(0.05)
                 out_chunks.append(chunks[0])
