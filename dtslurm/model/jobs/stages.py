@@ -19,7 +19,7 @@ def parse_need(text: str) -> tuple[str, str]:
     kind, colon, name = text.rpartition(":")
     if colon and kind not in KINDS:
         raise ValueError(
-            f"{text!r}: write a stage's name, or {' or '.join(f'{kind}:NAME' for kind in KINDS)}"
+            f"{text!r}: write a stage's name, or {' or '.join(f'{known_kind}:NAME' for known_kind in KINDS)}"
         )
     return kind or "afterok", name
 

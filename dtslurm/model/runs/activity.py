@@ -14,12 +14,16 @@ class NodeActivity:
 
     Attributes:
         time: when the sampler took the sample.
-        ranks, seen: the ranks that run on the node, and those that ever ran there in this attempt.
+        ranks: the ranks that run on the node.
+        seen: the ranks that ever ran on the node in this attempt.
         world_size: the number of ranks of the job, None if the ranks do not know it.
         output: when a rank's log or the training metrics last grew.
-        cpu: when a rank itself last used a CPU; ``children``: when a child process of a rank did.
-        io: when the ranks last read or wrote a large amount; ``gpu``: when a GPU last computed.
-        learned: whether training has begun; ``longest_s``: the longest pause in its output since then.
+        cpu: when a rank itself last used a CPU.
+        children: when a child process of a rank last used a CPU.
+        io: when the ranks last read or wrote a large amount.
+        gpu: when a GPU last computed.
+        learned: whether training has begun.
+        longest_s: the longest pause in the output since training began.
         waits: by rank, what the rank waits for: (``child``, the name of its program), ``stopped`` or
             ``blocked``.
         over: whether no rank runs on the node any more.
@@ -46,7 +50,8 @@ class Activity:
 
     Attributes:
         stalled: whether no rank has been active for far longer than usual.
-        since: when a rank was last active, seconds since the epoch; ``quiet_s``: seconds since then.
+        since: when a rank was last active, in seconds since the epoch.
+        quiet_s: seconds since a rank was last active.
         summary: a description of the activity, empty if nothing is unusual.
     """
 
