@@ -31,12 +31,12 @@ def format_metric(value: float | None, missing: str) -> str:
 
 
 def format_value(value: object) -> str:
-    """Format a recorded value; a number with a fraction has four significant digits."""
+    """Format a value of any type; a floating-point number gets four significant digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def format_bytes(amount: float) -> str:
-    """Return a number of bytes with a binary unit: ``512 B``, ``31.0 MiB``, ``1.5 TiB``."""
+    """Format a number of bytes with a binary unit: ``512 B``, ``31.0 MiB``, ``1.5 TiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if amount < 1024:
             return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
@@ -45,7 +45,7 @@ def format_bytes(amount: float) -> str:
 
 
 def format_bytes_short(amount: float) -> str:
-    """Return a number of bytes in a few characters: ``17M``."""
+    """Format a number of bytes in a few characters: ``512B``, ``1.5K``, ``17M``."""
     for unit in "BKMGT":
         if amount < 1000 or unit == "T":
             return f"{amount:.0f}{unit}" if amount >= 10 or unit == "B" else f"{amount:.1f}{unit}"
@@ -54,11 +54,11 @@ def format_bytes_short(amount: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration for people: ``45s``, ``12m03s``, ``3h07m``, ``2d04h``; ``-`` for None."""
+    """Format a duration in its two largest units: ``45s``, ``12m03s``, ``2d04h``; ``-`` for None."""
     if seconds is None:
         return "-"
-    whole = max(0, int(seconds))
-    minutes, secs = divmod(whole, 60)
+    whole_seconds = max(0, int(seconds))
+    minutes, secs = divmod(whole_seconds, 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     if days:
