@@ -48,7 +48,7 @@ class Amdgpu:
         hwmon = (glob.glob(os.path.join(glob.escape(path), "hwmon", "hwmon*")) or [path])[0]
         power = counter(os.path.join(hwmon, "power1_average"))
         power = counter(os.path.join(hwmon, "power1_input")) if power is None else power
-        # The junction temperature, if there are several sensors.
+        # The second sensor, if there is one, is at the junction, the hottest point of the chip.
         temperature = counter(os.path.join(hwmon, "temp2_input"))
         temperature = counter(os.path.join(hwmon, "temp1_input")) if temperature is None else temperature
         clock = counter(os.path.join(hwmon, "freq1_input"))
@@ -133,7 +133,7 @@ class AmdSmi(Program):
         """Parse the GPUs from the JSON output; values are numbers, ``{"value": …, "unit": …}`` or ``N/A``."""
         gpus = []
         for gpu_object in gpu_list(output):
-
+            # ``field`` begins at this GPU's object, which a later turn of the loop does not replace.
             def value(*path: str, field: Any = gpu_object) -> Optional[float]:
                 for key in (*path, "value"):
                     if isinstance(field, dict):

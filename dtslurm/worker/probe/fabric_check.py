@@ -24,7 +24,7 @@ def fail(message: str) -> None:
 
 
 def main(path: str, expected_gbs: float, fabric: str, limit: float = 30, wait: float = 180) -> None:
-    """Measure the bandwidth, and judge it on rank 0."""
+    """Measure the bandwidth; rank 0 writes the result, and ends the job's step if the network is too slow."""
     for name, slurm in [("RANK", "PROCID"), ("WORLD_SIZE", "NTASKS"), ("LOCAL_RANK", "LOCALID")]:
         os.environ[name] = os.environ.get("SLURM_" + slurm) or os.environ[name]
     with tempfile.NamedTemporaryFile("r") as log:  # NCCL logs which network it uses
@@ -39,22 +39,24 @@ def main(path: str, expected_gbs: float, fabric: str, limit: float = 30, wait: f
         guard = threading.Timer(wait + 2 * limit, fail, [message + "; " + LOOK])
         guard.daemon = True
         guard.start()
-        backend, busbw, ring = measure(limit, wait)
-        net = [line.split("NCCL INFO ")[-1].strip() for line in log if "NET/" in line or "network" in line]
-    hosts_and_tcp: List[Any] = [None] * len(ring)
+        backend, busbw, ring_gbs = measure(limit, wait)
+        network_lines = [
+            line.split("NCCL INFO ")[-1].strip() for line in log if "NET/" in line or "network" in line
+        ]
+    hosts_and_tcp: List[Any] = [None] * len(ring_gbs)
     dist.all_gather_object(
-        hosts_and_tcp, (socket.gethostname(), any("via NET/Socket" in line for line in net))
+        hosts_and_tcp, (socket.gethostname(), any("via NET/Socket" in line for line in network_lines))
     )
     guard.cancel()
     dist.destroy_process_group()
     if os.environ["RANK"] != "0":
         return
-    print("\n".join(dict.fromkeys(net[:40])), "\nbus bandwidth in GB/s by bytes:", busbw)
-    best_busbw, slowest = max(busbw.values()), ring.index(min(ring))
+    print("\n".join(dict.fromkeys(network_lines[:40])), "\nbus bandwidth in GB/s by bytes:", busbw)
+    best_busbw, slowest = max(busbw.values()), ring_gbs.index(min(ring_gbs))
     slowest_text = "rank {} on {} has {:.3g} GB/s to its neighbours, the least; the median is {:.3g}".format(
-        slowest, hosts_and_tcp[slowest][0], ring[slowest], sorted(ring)[len(ring) // 2]
+        slowest, hosts_and_tcp[slowest][0], ring_gbs[slowest], sorted(ring_gbs)[len(ring_gbs) // 2]
     )
-    tcp_hosts, problem = sorted({host for host, sockets in hosts_and_tcp if sockets}), None
+    tcp_hosts, problem = sorted({host for host, uses_tcp in hosts_and_tcp if uses_tcp}), None
     if fabric != "any" and tcp_hosts:
         problem = "NCCL uses TCP (NET/Socket) on {} instead of {}; check NCCL's plugin and the driver there"
         problem = problem.format(", ".join(tcp_hosts[:8]), fabric)
@@ -69,7 +71,7 @@ def main(path: str, expected_gbs: float, fabric: str, limit: float = 30, wait: f
         "sizes": busbw,
     }
     report.update(
-        problem=problem, slowest_rank=slowest, ring_gbs=ring, hosts=[host for host, _ in hosts_and_tcp]
+        problem=problem, slowest_rank=slowest, ring_gbs=ring_gbs, hosts=[host for host, _ in hosts_and_tcp]
     )
     with open(path, "w") as file:
         json.dump(report, file)
@@ -77,7 +79,7 @@ def main(path: str, expected_gbs: float, fabric: str, limit: float = 30, wait: f
         fail(problem)
     print(
         "fabric check: {:.3g} GB/s over {} ranks by {}; {}".format(
-            best_busbw, len(ring), backend, slowest_text
+            best_busbw, len(ring_gbs), backend, slowest_text
         )
     )
 
@@ -102,30 +104,37 @@ def measure(limit: float, wait: float) -> Tuple[str, Dict[int, float], List[floa
         dist.all_gather(seconds, torch.tensor([time.monotonic() - start], device=device))
         return [float(tensor) for tensor in seconds]  # each rank's seconds, the same list on all ranks
 
-    def reduce(data: Any, times: int) -> None:
+    def all_reduce(data: Any, times: int) -> None:
         for _ in range(times):
             dist.all_reduce(data)
 
-    def exchange(data: Any, came: Any) -> None:
+    def exchange(data: Any, received: Any) -> None:
         next_rank, previous_rank = (rank + 1) % world, (rank - 1) % world
-        operations = [dist.P2POp(dist.isend, data, next_rank), dist.P2POp(dist.irecv, came, previous_rank)]
+        operations = [
+            dist.P2POp(dist.isend, data, next_rank),
+            dist.P2POp(dist.irecv, received, previous_rank),
+        ]
         for work in dist.batch_isend_irecv(operations):
             work.wait()
 
-    timed(reduce, torch.zeros(1, device=device), 1)  # opens the connections, so that no measurement does
+    timed(all_reduce, torch.zeros(1, device=device), 1)  # opens the connections, so that no measurement does
     busbw, spent_s, last_s = {}, 0.0, 0.0
     for size in [4**n << 20 for n in range(3 if device == "cpu" else 6)]:  # 1 MiB to 16 MiB, or to 1 GiB
         if spent_s + 4 * last_s < limit:
             data = torch.zeros(size // 4, device=device)
-            first_s = max(timed(reduce, data, 1))
+            first_s = max(timed(all_reduce, data, 1))
             times = max(1, min(20, int((limit - spent_s) / 6 / first_s)))
-            last_s = max(timed(reduce, data, times)) / times
+            last_s = max(timed(all_reduce, data, times)) / times
             spent_s += first_s + last_s * times
             busbw[size] = 2 * (world - 1) / world * size / last_s / 1e9
     # In an all-reduce all ranks wait for the slowest; in a ring each waits for its two neighbours only.
-    data = torch.zeros(1 << 22, device=device)
+    data = torch.zeros(1 << 22, device=device)  # 16 MiB
     timed(exchange, data, torch.zeros_like(data))  # opens the connections of the ring
-    return backend, busbw, [(1 << 24) / t / 1e9 for t in timed(exchange, data, torch.zeros_like(data))]
+    return (
+        backend,
+        busbw,
+        [(1 << 24) / seconds / 1e9 for seconds in timed(exchange, data, torch.zeros_like(data))],
+    )
 
 
 if __name__ == "__main__":

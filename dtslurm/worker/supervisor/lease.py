@@ -47,7 +47,7 @@ def stopped(run_dir: str, patience_s: float = 0.0) -> bool:
 
 
 def finish(run_dir: str, attempt: int, patience_s: float) -> None:
-    """Record that training is done, because Slurm restarts a job whose end it did not notice."""
+    """Record that training is done, for the case that Slurm missed the end of the job and starts it again."""
     path = os.path.join(run_dir, DONE)
     try_for(lambda: write_atomically(path, "{}\n".format(attempt)), patience_s)
 
