@@ -86,17 +86,17 @@ def test_telemetry_combines_ranks_logs_and_records(run_files: Made) -> None:
     assert seen.silent_s(2) is None
 
 
-def test_the_files_of_nodes_make_the_same_picture(made: Made) -> None:
-    made.start(4)
+def test_the_files_of_nodes_make_the_same_picture(run_files: Made) -> None:
+    run_files.start(4)
     written = round(time.time() - 90, 3)
     log = encode_lines(2, b"one\nValueError: bad\n", written) + encode_totals({2: (20, written), 3: (0, 0.0)})
-    made.file("logs", "ranks-2.log").write_bytes(log)
+    run_files.file("logs", "ranks-2.log").write_bytes(log)
     common = {"host": "n2", "node_rank": 1, "started": 1000, "ended": None, "exit_code": None}
     records = [{"rank": 2, "pid": 7, **common}, {"rank": 3, "pid": 8, **common}]
     records.append({**records[0], "ended": 1010, "exit_code": 1})
-    made.file("ranks", "ranks-2.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    made.file("ranks", "first-failure").write_text("2 1\n")
-    seen = read_telemetry(Context(), record_of(made))
+    run_files.file("ranks", "ranks-2.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    run_files.file("ranks", "first-failure").write_text("2 1\n")
+    seen = read_telemetry(Context(), record_of(run_files))
     assert (seen.ranks[2].bytes, seen.ranks[2].exit_code, seen.ranks[2].host) == (20, 1, "n2")
     assert 89 <= (seen.silent_s(2) or 90) < 200
     assert (seen.ranks[3].bytes, seen.ranks[3].spoke, seen.ranks[3].running) == (0, None, True)
