@@ -94,7 +94,9 @@ def test_the_files_of_nodes_make_the_same_picture(run_files: Made) -> None:
     common = {"host": "n2", "node_rank": 1, "started": 1000, "ended": None, "exit_code": None}
     records = [{"rank": 2, "pid": 7, **common}, {"rank": 3, "pid": 8, **common}]
     records.append({**records[0], "ended": 1010, "exit_code": 1})
-    run_files.file("ranks", "ranks-2.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    run_files.file("ranks", "ranks-2.jsonl").write_text(
+        "".join(json.dumps(record) + "\n" for record in records)
+    )
     run_files.file("ranks", "first-failure").write_text("2 1\n")
     seen = read_telemetry(Context(), record_of(run_files))
     assert (seen.ranks[2].bytes, seen.ranks[2].exit_code, seen.ranks[2].host) == (20, 1, "n2")
