@@ -31,23 +31,23 @@ class Explanation:
 _EXACT = {
     "None": Explanation("not examined yet in this scheduling cycle", "wait a minute", True),
     "Priority": Explanation(
-        "jobs of higher priority are ahead",
-        "a smaller or shorter request may be fitted in before them",
+        "jobs with a higher priority wait, too",
+        "a smaller or shorter request may start before them",
         True,
     ),
     "Resources": Explanation(
-        "next in line, waiting for nodes or GPUs to become free",
-        "nothing needs doing; fewer nodes or a shorter --time may start sooner",
+        "next in the queue; waits until nodes or GPUs become free",
+        "no action is needed; fewer nodes or a shorter --time may start sooner",
         True,
     ),
     "Dependency": Explanation(
         "waits for the jobs named in its dependency",
-        "scontrol show job JOB names them; to start without them: scontrol update JobId=JOB dependency=",
+        "scontrol show job JOB lists them; to start without them: scontrol update JobId=JOB dependency=",
         True,
     ),
     "DependencyNeverSatisfied": Explanation(
-        "the job it depends on did not end as required",
-        "cancel it (dtslurm cancel JOB), or let it go: scontrol update JobId=JOB dependency=",
+        "the job on which it depends did not end as required",
+        "cancel it (dtslurm cancel JOB), or remove the dependency: scontrol update JobId=JOB dependency=",
         False,
     ),
     "JobHeldUser": Explanation("held by you", "release it: dtslurm release JOB", False),
@@ -64,64 +64,68 @@ _EXACT = {
         "its reservation does not exist", "submit it again with another --reservation, or none", False
     ),
     "Reservation": Explanation(
-        "waits for its reservation to begin or to have room", "scontrol show reservation tells when", True
+        "waits until its reservation starts or has free nodes",
+        "scontrol show reservation shows its start",
+        True,
     ),
     "BeginTime": Explanation(
-        "not to be started before its begin time; after a requeue Slurm waits about two minutes",
-        "nothing needs doing; to start sooner: scontrol update JobId=JOB StartTime=now",
+        "waits for its begin time; after a requeue Slurm waits about two minutes",
+        "no action is needed; to start sooner: scontrol update JobId=JOB StartTime=now",
         True,
     ),
     "Licenses": Explanation(
-        "no licence is free", "starts when others give theirs back: scontrol show licenses", True
+        "no licence is free", "starts when other jobs release theirs: scontrol show licenses", True
     ),
     "FedJobLock": Explanation("waits for the clusters of the federation to agree", "usually seconds", True),
     "JobArrayTaskLimit": Explanation(
-        "as many tasks of the array run as its %N allows",
-        "your own limit: scontrol update JobId=JOB ArrayTaskThrottle=N raises it",
+        "the array runs as many tasks as its limit %N allows",
+        "to raise this limit of yours: scontrol update JobId=JOB ArrayTaskThrottle=N",
         True,
     ),
-    "NodeDown": Explanation("a node it needs is down", "leave the node out with --exclude, or wait", None),
+    "NodeDown": Explanation("a node it needs is down", "exclude the node with --exclude, or wait", None),
     "FrontEndDown": Explanation("no front-end node is available", "wait, or ask the site's support", None),
     "PartitionNodeLimit": Explanation(
-        "asks for more (or fewer) nodes than the partition allows", "change --nodes or --partition", False
+        "requests more (or fewer) nodes than the partition allows", "change --nodes or --partition", False
     ),
     "PartitionTimeLimit": Explanation(
-        "asks for more time than the partition allows", "lower --time or change --partition", False
+        "requests more time than the partition allows", "lower --time or change --partition", False
     ),
     "PartitionConfig": Explanation(
-        "asks for what the partition's limits do not allow",
-        "ask for less: scontrol update JobId=JOB NumNodes=N (or TimeLimit=TIME, Partition=NAME)",
+        "requests more than the limits of the partition allow",
+        "request less: scontrol update JobId=JOB NumNodes=N (or TimeLimit=TIME, Partition=NAME)",
         False,
     ),
     "PartitionDown": Explanation(
-        "the partition is closed for starts", "wait, or choose another --partition", None
+        "the partition starts no jobs at the moment", "wait, or choose another --partition", None
     ),
     "PartitionInactive": Explanation("the partition is inactive", "choose another --partition", None),
     "BadConstraints": Explanation(
         "no node can ever satisfy the request, so Slurm holds it",
-        "let it run anywhere: scontrol update JobId=JOB Features= and then dtslurm release JOB; "
-        "or submit it anew with another --constraint, --gpus-per-node or --mem",
+        "remove the constraint: scontrol update JobId=JOB Features= and then dtslurm release JOB; "
+        "or submit it again with another --constraint, --gpus-per-node or --mem",
         False,
     ),
     "Constraints": Explanation("no node satisfies the request at the moment", "change --constraint", None),
     "AccountNotAllowed": Explanation("the account may not use this partition", "change --account", False),
-    "QOSNotAllowed": Explanation("the QOS may not be used here", "change --qos or --partition", False),
+    "QOSNotAllowed": Explanation("the QOS is not allowed here", "change --qos or --partition", False),
     "InvalidAccount": Explanation("the account is not valid", "change --account", False),
     "InvalidQOS": Explanation("the QOS is not valid", "change --qos", False),
     "AccountingPolicy": Explanation("the accounting policy forbids it", "change --account or --qos", False),
-    "QOSUsageThreshold": Explanation("the account's usage is over the QOS's threshold", "change --qos", None),
-    "MaxMemPerLimit": Explanation("asks for more memory than a job may have", "lower --mem", False),
+    "QOSUsageThreshold": Explanation("the account's usage exceeds the QOS's threshold", "change --qos", None),
+    "MaxMemPerLimit": Explanation("requests more memory than a job may use", "lower --mem", False),
     "AssociationResourceLimit": Explanation(
         "a resource limit of the account is reached",
-        "starts when jobs of it end, unless it asks for more",
+        "starts when jobs of the account end, unless this job alone exceeds the limit",
         None,
     ),
     "AssociationTimeLimit": Explanation("the account's time limit is reached", "lower --time", None),
     "QOSResourceLimit": Explanation(
-        "a resource limit of the QOS is reached", "starts when jobs end, unless it asks for more", None
+        "a resource limit of the QOS is reached",
+        "starts when jobs of the QOS end, unless this job alone exceeds the limit",
+        None,
     ),
     "QOSTimeLimit": Explanation(
-        "asks for more time than the QOS allows", "lower --time or change --qos", False
+        "requests more time than the QOS allows", "lower --time or change --qos", False
     ),
     "QOSJobLimit": Explanation("as many jobs run as the QOS allows", "starts when jobs of it end", True),
     "AssociationJobLimit": Explanation(
@@ -129,7 +133,7 @@ _EXACT = {
     ),
     "Prolog": Explanation("its nodes are being prepared", "usually minutes", True),
     "Cleaning": Explanation("its last run is being cleaned up", "usually minutes", True),
-    "SchedDefer": Explanation("the scheduler looks at new jobs later", "usually minutes", True),
+    "SchedDefer": Explanation("the scheduler examines new jobs later", "usually minutes", True),
     "MpiPortsBusy": Explanation("the ports for MPI are in use", "usually minutes", True),
     "NvidiaImexChannels": Explanation(
         "no NVLink (IMEX) channel is free", "starts when jobs that use them end", True
@@ -146,11 +150,11 @@ _EXACT = {
         "Slurm could not start it", "often the folder of its output file does not exist"
     ),
     "SystemFailure": Explanation("Slurm or a node failed", "submit it again"),
-    "NonZeroExitCode": Explanation("its script ended with an error", "see its log: dtslurm diagnose JOB"),
-    "RaisedSignal": Explanation("its script was ended by a signal", "see its log: dtslurm diagnose JOB"),
+    "NonZeroExitCode": Explanation("the script ended with an error", "see its log: dtslurm diagnose JOB"),
+    "RaisedSignal": Explanation("a signal ended the script", "see its log: dtslurm diagnose JOB"),
     "TimeLimit": Explanation("it reached its time limit", "raise --time, or checkpoint and restart"),
-    "OutOfMemory": Explanation("it used more memory than it had asked for", "raise --mem"),
-    "DeadLine": Explanation("it could not end before its deadline", "raise --deadline"),
+    "OutOfMemory": Explanation("it used more memory than it requested", "raise --mem"),
+    "DeadLine": Explanation("it cannot end before its deadline", "raise --deadline"),
     "InactiveLimit": Explanation(
         "it was inactive for too long", "ask the site's support about InactiveLimit"
     ),
@@ -162,64 +166,65 @@ _UNAVAILABLE_NODES = r"(?:unavailable ?nodes|unavail\w*):?\s*([\w\[\],.-]+)"
 _FAMILIES = (
     (
         r"(?:QOS|Assoc)Grp\w*RunMin\w*",
-        "the time that the group's running jobs still have is all it may have",
-        "starts when they have run for longer; a shorter --time may fit in sooner",
+        "the running jobs of the group use all the remaining time that it may reserve",
+        "starts when these jobs have less time left; a shorter --time may start sooner",
         True,
     ),
     (r"(?:QOS|Assoc)Grp\w*Min\w*", "the group's budget is spent", "use another --account or --qos", None),
     (r"(?:QOS|Assoc)Grp\w*Wall\w*", "the group's time is used up", "use another --account or --qos", None),
     (
         r"(?:QOS|Assoc)Grp\w*",
-        "the limit that the whole group shares is full",
+        "the group has reached its common limit",
         "starts when jobs of the group end",
         True,
     ),
-    (r"QOSMin\w*", "asks for less than the QOS demands", "ask for more, or change --qos", False),
+    (r"QOSMin\w*", "requests less than the QOS requires", "request more, or change --qos", False),
     (
         r"(?:QOS|Assoc)?Max\w*(?:PerUser|PerAccount|PerAcct)\w*",
-        "your, or your account's, limit of what may run at once is full",
+        "the limit of running jobs of your user or account is reached",
         "starts when your own jobs end",
         True,
     ),
     (
         r"AssocMax(?:Submit)?Jobs?\w*",
-        "your own limit is full",
+        "your limit of jobs is reached",
         "starts when your own jobs end",
         True,
     ),
     (
         r"(?:QOS|Assoc)?Max\w*(?:PerJob|PerNode|Wall)\w*",
-        "this request breaks a limit of one job",
-        "ask for less: --nodes, --gpus-per-node, --cpus-per-task, --mem or --time",
+        "the request exceeds a limit per job",
+        "request less: --nodes, --gpus-per-node, --cpus-per-task, --mem or --time",
         False,
     ),
-    (r"(?:QOS|Assoc)Max\w*", "a limit of yours is full", "starts when your own jobs end", None),
+    (r"(?:QOS|Assoc)Max\w*", "a limit of your user is reached", "starts when your own jobs end", None),
     (r"BurstBuffer\w*", "its burst buffer is being prepared", "usually minutes", True),
-    (r"(?:Partition|Association|QOS)\w*Limit", "a limit is reached", "ask for less, or wait", None),
-    (r"\w+PerAccount", "the account's limit is full", "starts when jobs of the account end", True),
+    (r"(?:Partition|Association|QOS)\w*Limit", "a limit is reached", "request less, or wait", None),
+    (r"\w+PerAccount", "the account has reached its limit", "starts when jobs of the account end", True),
 )
 _FREE_TEXT = (
     (
         r"launch failed requeued held|requeued (?:in )?held",
-        "it could not be launched and is held now",
-        "see why (dtslurm diagnose JOB), then release it: dtslurm release JOB",
+        "Slurm could not launch the job and holds it",
+        "find the cause (dtslurm diagnose JOB), then release it: dtslurm release JOB",
         False,
     ),
     (
         r"reserved for maintenance",
-        "nodes it needs are reserved for maintenance",
-        "a shorter --time may fit in before it",
+        "nodes that it needs are reserved for maintenance",
+        "a job with a shorter --time may end before",
         True,
     ),
     (
         r"ReqNodeNotAvail",
-        "nodes it needs are down or reserved",
-        "a shorter --time may fit in before a reservation; else leave the nodes out with --exclude",
+        "nodes that it needs are down or reserved",
+        "a job with a shorter --time may end before the reservation; otherwise exclude the nodes "
+        "with --exclude",
         None,
     ),
     (
         r"nodes required for job are down",
-        "nodes it needs are down, drained or reserved",
+        "nodes that it needs are down, drained or reserved",
         "wait, or choose another --partition or fewer --nodes",
         None,
     ),
@@ -229,11 +234,11 @@ _FREE_TEXT = (
         "starts when enough nodes of one rack are free; a smaller --segment may start sooner",
         True,
     ),
-    (r"RaisedSignal", "its script was ended by a signal", "see its log: dtslurm diagnose JOB", None),
+    (r"RaisedSignal", "a signal ended the script", "see its log: dtslurm diagnose JOB", None),
 )
 
 _FIX_EXCLUDED = "to allow them again: scontrol update JobId=JOB ExcNodeList= and then dtslurm release JOB"
-_FIX_UNKNOWN = "scontrol show job JOB tells more"
+_FIX_UNKNOWN = "scontrol show job JOB shows details"
 _RESOURCES = (
     ("GRES", "GPUs or other generic resources"),
     ("Cpu|CPU", "CPUs"),

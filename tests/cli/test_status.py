@@ -57,7 +57,7 @@ def pending_status(reason: str, start: float | None = None) -> JobStatus:
 
 def test_a_pending_job_shows_its_reason_and_an_estimated_start() -> None:
     (told,) = about_column(run_view(pending_status("Priority", NOW + 3600)))
-    assert told.startswith("Priority: jobs of higher priority are ahead; may start ")
+    assert told.startswith("Priority: jobs with a higher priority wait, too; may start ")
     assert told.endswith("(Slurm's estimate)")
     assert "may start" not in about_column(run_view(pending_status("Priority", NOW - 3600)))[0]
     assert "will never start" in about_column(run_view(pending_status("PartitionTimeLimit")))[0]

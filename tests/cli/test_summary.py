@@ -72,7 +72,7 @@ def test_a_stage_that_never_started_and_a_repeated_submission_are_explained(
         "time: 5\nstages:\n  a: {script: train.py}\n  b: {script: train.py, needs: [a]}\n"
     )
     done = run("submit", "--cluster", "local", "--wait", "job.yaml", code=7, **here)
-    assert "(b): CANCELLED\n  the job it depends on did not end as required\n" in done.stderr
+    assert "(b): CANCELLED\n  the job on which it depends did not end as required\n" in done.stderr
     once = ("submit", "--cluster", "local", "-t", "5", "--once", "k", "train.py")
     assert "submitted job 3 (train) to local" in run(*once, code=0, **here).stderr
     assert "job 3 (train) was submitted before, to local" in run(*once, code=0, **here).stderr

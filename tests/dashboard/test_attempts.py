@@ -116,12 +116,12 @@ def test_a_finished_attempt_has_no_forecast_and_no_activity(
 
 
 def test_a_requeued_pending_run_is_not_shown_as_live() -> None:
-    waits = row(1, state="PENDING", pending=True, start=None, about="jobs of higher priority are ahead")
+    waits = row(1, state="PENDING", pending=True, start=None, about="jobs with a higher priority wait, too")
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter", "4")
         await wait_until_stable(pilot)
-        assert "attempt 0 · ended · jobs of higher priority are ahead" in screen_text(app)
+        assert "attempt 0 · ended · jobs with a higher priority wait, too" in screen_text(app)
         assert "live" not in screen_text(app)
         assert "following" not in screen_text(app)
 

@@ -19,8 +19,8 @@ from tests.dashboard.made import NOW, board, page_of, row
     ("values", "said"),
     [
         (
-            {"about": "jobs of higher priority are ahead", "estimated_start": int(NOW) + 3600},
-            "jobs of higher priority are ahead; estimated start 23:26",
+            {"about": "jobs with a higher priority wait, too", "estimated_start": int(NOW) + 3600},
+            "jobs with a higher priority wait, too; estimated start 23:26",
         ),
         ({"estimated_start": int(NOW) + 3600}, "estimated start 23:26"),
         ({"estimated_start": int(NOW) + 2 * 86400}, "estimated start Mon 22:26"),

@@ -79,7 +79,7 @@ def test_a_row_has_the_requested_size_until_slurm_reports_the_size(tmp_path: Pat
     [
         (
             job_status(state=JobState.PENDING, reason="Priority"),
-            "jobs of higher priority are ahead",
+            "jobs with a higher priority wait, too",
             "",
             False,
         ),
