@@ -218,8 +218,10 @@ _FREE_TEXT = (
     (
         r"ReqNodeNotAvail",
         "nodes that it needs are down or reserved",
-        "a job with a shorter --time may end before the reservation; otherwise exclude the nodes "
-        "with --exclude",
+        (
+            "a job with a shorter --time may end before the reservation; otherwise exclude the nodes "
+            "with --exclude"
+        ),
         None,
     ),
     (
