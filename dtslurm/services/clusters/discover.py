@@ -155,20 +155,8 @@ def discover(
     discovered = from_slurm.facts_from_survey(survey, groups, parent)
     probes: tuple[Probe, ...] = ()
     if options.probe:
-        targets, notices = choose_targets(groups, names, options, parent or cluster.profile, survey)
-        python = python_of(context, cluster, parent)
-        probes = tuple(
-            probe(
-                context,
-                cluster,
-                targets,
-                wait_s=options.wait_s,
-                python=python,
-                report_progress=report_progress,
-            )
-        )
-        discovered += seen_by(probes, groups, names, pyxis=survey.pyxis)
-        discovered += DiscoveredCluster(notices=tuple(notices))
+        probes, probe_facts = probe_node_types(context, cluster, survey, options, parent, report_progress)
+        discovered += probe_facts
     discovered = _login(host, survey, parent) + discovered if host else discovered
     discovered = (
         _head(survey, context) + discovered if parent is None else _select_new_facts(discovered, parent)
@@ -245,6 +233,34 @@ def means_same(profile_text: str, fact: Fact) -> bool:
 
 
 # ---- Probes ----
+
+
+def probe_node_types(
+    context: Context,
+    cluster: ActiveCluster,
+    survey: Survey,
+    options: DiscoverOptions,
+    parent: ClusterProfile | None,
+    report_progress: Say,
+) -> tuple[tuple[Probe, ...], DiscoveredCluster]:
+    """Run a probe job on each node type, and return the outcomes, their facts and the notices.
+
+    Args:
+        parent: the profile that names the node types, if there is one.
+    """
+    groups = kinds(survey.nodes)
+    names = from_slurm.names_of(groups, parent)
+    targets, notices = choose_targets(groups, names, options, parent or cluster.profile, survey)
+    probes = probe(
+        context,
+        cluster,
+        targets,
+        wait_s=options.wait_s,
+        python=python_of(context, cluster, parent),
+        report_progress=report_progress,
+    )
+    facts = seen_by(probes, groups, names, pyxis=survey.pyxis)
+    return tuple(probes), facts + DiscoveredCluster(notices=tuple(notices))
 
 
 def choose_targets(

@@ -22,12 +22,10 @@ from dtslurm.scheduler.base import NodeLister
 from dtslurm.scheduler.slurm_profile import complete
 from dtslurm.services.clusters.discover import (
     DiscoverOptions,
-    choose_targets,
-    python_of,
-    seen_by,
+    probe_node_types,
     survey_cluster,
 )
-from dtslurm.services.clusters.probing import Probe, probe
+from dtslurm.services.clusters.probing import Probe
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.runs import control
 from dtslurm.services.runs.status import views
@@ -99,7 +97,7 @@ def verify_profile(
         report_progress: receives progress messages.
 
     Raises:
-        RequestInvalid, SlurmUnavailable, TransportError: see `discover.look`; or there is no such launcher.
+        RequestInvalid, SlurmUnavailable, TransportError: see `survey_cluster`; or there is no such launcher.
     """
     for name in launchers:
         registry.load(name)
@@ -108,23 +106,9 @@ def verify_profile(
     groups = kinds(survey.nodes)
     names = from_slurm.names_of(groups, profile)
     probes: tuple[Probe, ...] = ()
-    notices: list[str] = []
     discovered = from_slurm.facts_from_survey(survey, groups, profile)
     if options.probe:
-        targets, target_notices = choose_targets(groups, names, options, profile, survey)
-        python = python_of(context, cluster, None)
-        probes = tuple(
-            probe(
-                context,
-                cluster,
-                targets,
-                wait_s=options.wait_s,
-                python=python,
-                report_progress=report_progress,
-            )
-        )
-        notices += target_notices
-        probe_facts = seen_by(probes, groups, names, pyxis=survey.pyxis)
+        probes, probe_facts = probe_node_types(context, cluster, survey, options, profile, report_progress)
         discovered += probe_facts
     evidence = Evidence(
         survey=survey,
@@ -144,8 +128,7 @@ def verify_profile(
     )
     if fabric and options.probe:
         rows.append(_measure_fabric(context, live_cluster, options, probes, transport, report_progress))
-    notices += [line for line in discovered.notices if line not in notices]
-    return Verification(name=cluster.name, rows=tuple(rows), notices=tuple(notices), probes=probes)
+    return Verification(name=cluster.name, rows=tuple(rows), notices=discovered.notices, probes=probes)
 
 
 # ---- Dry-run submissions ----
