@@ -46,11 +46,12 @@ def format_bytes(amount: float) -> str:
 
 def format_bytes_short(amount: float) -> str:
     """Format a number of bytes in a few characters: ``512B``, ``1.5K``, ``17M``."""
-    for unit in "BKMGT":
-        if amount < 1000 or unit == "T":
-            return f"{amount:.0f}{unit}" if amount >= 10 or unit == "B" else f"{amount:.1f}{unit}"
-        amount /= 1024
-    return ""
+    unit = "B"
+    for larger_unit in "KMGT":
+        if amount < 1000:
+            break
+        amount, unit = amount / 1024, larger_unit
+    return f"{amount:.0f}{unit}" if amount >= 10 or unit == "B" else f"{amount:.1f}{unit}"
 
 
 def duration(seconds: float | None) -> str:

@@ -102,8 +102,7 @@ def test_a_job_file_decides_whether_slurm_may_requeue(
     (folder / "train.py").write_text(
         "from dtslurm import train\nwith train.session() as run:\n    run.restore()\n"
     )
-    assert (
-        "#SBATCH --requeue\n" in run("render", job_file.name, code=0).stdout
-    )  # it goes on from its checkpoints
+    script = run("render", job_file.name, code=0).stdout
+    assert "#SBATCH --requeue\n" in script  # the training continues from its checkpoints
     job_file.write_text(f"{JOB}requeue: {value}\n")
     assert f"#SBATCH {line}\n" in run("render", job_file.name, code=0).stdout

@@ -102,7 +102,8 @@ def test_f25_f27_preempted_example_saves_in_the_grace_time_and_continues(
 def test_each_task_of_a_preempted_array_completes_once(preempting: tuple[Cli, SlurmLab]) -> None:
     """The environment variable ``ARRAY_TASKS`` sets the size of the array.
 
-    A task costs 1.1 s of CPU time, so an array of 1,000 tasks costs some 20 minutes: too much for the suite.
+    A task runs for 3 s, so that each preemption meets running tasks. It costs 1.1 s of CPU time, so an
+    array of 1,000 tasks costs some 20 minutes: too much for the suite.
     """
     cli, lab = preempting
     tasks = int(os.environ.get("ARRAY_TASKS", "16"))
