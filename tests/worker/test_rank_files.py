@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -257,3 +259,14 @@ def test_the_files_keep_their_names_after_the_first_rank_has_ended(node: RankCol
     RankCollector(node.folder, node.logs, node.ranks).collect(final=True)
     assert [path.name for path in Path(node.logs).iterdir()] == ["ranks-8.log"]
     assert open_rank_log(node.logs, 9).read(100, 0) == b"begin\nend\n"
+
+
+def test_a_pipe_in_the_place_of_a_nodes_records_does_not_block_the_reader(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "ranks-0.jsonl")
+    code = (
+        "import sys; from dtslurm.worker.lib.rank_files import read_records; print(read_records(sys.argv[1]))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=10, check=True
+    )
+    assert answer.stdout == "{}\n"

@@ -409,7 +409,7 @@ def read_records(folder: str, since: Optional[float] = None) -> Dict[int, Dict[s
 def read_node_records(path: str) -> Dict[int, Dict[str, Any]]:
     """Return the last record of each rank in the file of a node."""
     records: Dict[int, Dict[str, Any]] = {}
-    with contextlib.suppress(OSError), open(path, "rb") as file:
+    with contextlib.suppress(OSError), os.fdopen(open_file(path), "rb") as file:
         for record in parse_lines(file):
             if type(record.get("rank")) is int:
                 records[record["rank"]] = record
