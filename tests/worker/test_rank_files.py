@@ -261,8 +261,9 @@ def test_the_files_keep_their_names_after_the_first_rank_has_ended(node: RankCol
     assert open_rank_log(node.logs, 9).read(100, 0) == b"begin\nend\n"
 
 
-def test_a_pipe_in_the_place_of_a_nodes_records_does_not_block_the_reader(tmp_path: Path) -> None:
+def test_a_pipe_in_the_place_of_a_record_does_not_block_the_reader(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "ranks-0.jsonl")
+    os.mkfifo(tmp_path / "7.json")
     code = (
         "import sys; from dtslurm.worker.lib.rank_files import read_records; print(read_records(sys.argv[1]))"
     )

@@ -5,9 +5,11 @@ The content may be missing, truncated, or written by a program that is not trust
 """
 
 import contextlib
+import errno
 import json
 import math
 import os
+import stat
 from typing import Any, Dict, Iterable, Iterator, Optional, Union
 
 LARGEST = 1e100  # squares and sums of larger numbers overflow
@@ -44,10 +46,23 @@ def parse_object(text: Union[bytes, str]) -> Dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def open_file(path: Union[bytes, str]) -> int:
+    """Return a descriptor of a regular file for reading, without blocking on a FIFO.
+
+    Raises:
+        OSError: the file cannot be opened, or is not a regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return descriptor
+
+
 def read_object(path: Union[bytes, str]) -> Dict[str, Any]:
     """Return the JSON object in a file; empty if there is none or the file cannot be read."""
     try:
-        with open(path, "rb") as file:
+        with os.fdopen(open_file(path), "rb") as file:
             return parse_object(file.read())
     except OSError:
         return {}
@@ -63,7 +78,7 @@ def read_lines(path: str, tail: Optional[int] = None) -> Iterator[Dict[str, Any]
 
     Only a newline ends a line: a path in a record may contain other line separators of Unicode.
     """
-    with contextlib.suppress(OSError), open(path, "rb") as file:
+    with contextlib.suppress(OSError), os.fdopen(open_file(path), "rb") as file:
         if tail is not None:
             file.seek(max(0, os.fstat(file.fileno()).st_size - tail))
         for record in parse_lines(file):

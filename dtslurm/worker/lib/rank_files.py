@@ -9,14 +9,12 @@ The last line, ``= 16 0 0.0 17 4096 1764160000.5``, states the length and the en
 
 import bisect
 import contextlib
-import errno
 import os
 import re
-import stat
 import time
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
-from .json_records import parse_lines, read_object
+from .json_records import open_file, read_lines, read_object
 
 RANK_LOG = re.compile(r"rank-(\d{1,9})\.log")
 NODE_LOG = re.compile(r"ranks-(\d{1,9})\.log")
@@ -316,19 +314,6 @@ class LogInNodeLog(OpenLog):
         return self.size() == offset and self.inode == self.node_log.inode
 
 
-def open_file(path: str) -> int:
-    """Return a descriptor of a regular file for reading, without blocking on a FIFO.
-
-    Raises:
-        OSError: the file cannot be opened, or is not a regular file.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file")
-    return descriptor
-
-
 def find_node_log(folder: str, rank: int) -> Optional[NodeLog]:
     """Return the log of the node that a rank runs on, None if the rank has written nothing into any.
 
@@ -409,10 +394,9 @@ def read_records(folder: str, since: Optional[float] = None) -> Dict[int, Dict[s
 def read_node_records(path: str) -> Dict[int, Dict[str, Any]]:
     """Return the last record of each rank in the file of a node."""
     records: Dict[int, Dict[str, Any]] = {}
-    with contextlib.suppress(OSError), os.fdopen(open_file(path), "rb") as file:
-        for record in parse_lines(file):
-            if type(record.get("rank")) is int:
-                records[record["rank"]] = record
+    for record in read_lines(path):
+        if type(record.get("rank")) is int:
+            records[record["rank"]] = record
     return records
 
 
