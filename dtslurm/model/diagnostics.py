@@ -23,6 +23,10 @@ class Diagnostic:
     message: str
     hint: str = ""
 
+    def __str__(self) -> str:
+        """Return the message, with the hint in parentheses."""
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
 
 class HasDiagnostics:
     """The messages of ``diagnostics`` by their level."""
@@ -31,13 +35,13 @@ class HasDiagnostics:
 
     @property
     def problems(self) -> list[str]:
-        """The messages of the errors."""
-        return [item.message for item in self.diagnostics if item.level == "error"]
+        """The texts of the errors."""
+        return [str(item) for item in self.diagnostics if item.level == "error"]
 
     @property
     def notices(self) -> list[str]:
-        """The messages that do not prevent the job."""
-        return [item.message for item in self.diagnostics if item.level != "error"]
+        """The texts that do not prevent the job."""
+        return [str(item) for item in self.diagnostics if item.level != "error"]
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,9 @@ class Diagnostics(HasDiagnostics):
         self.diagnostics += notes(messages)
 
 
-def errors(messages: Iterable[str]) -> tuple[Diagnostic, ...]:
-    """Return an error for each message."""
-    return tuple(Diagnostic("error", message) for message in messages)
+def errors(messages: Iterable[str], hint: str = "") -> tuple[Diagnostic, ...]:
+    """Return an error for each message, all with the same hint."""
+    return tuple(Diagnostic("error", message, hint) for message in messages)
 
 
 def notes(messages: Iterable[str]) -> tuple[Diagnostic, ...]:

@@ -284,7 +284,7 @@ def _find_cluster(
             return Checked(cluster)
         return Checked(context.live_cluster(request.cluster, request.transport))
     except ProfileNotFound as error:
-        return Checked(None, errors(f"{problem} ({error.hint})" for problem in error.problems))
+        return Checked(None, errors(error.problems, error.hint))
 
 
 def _load_launcher(name: str | None) -> Checked[Launcher | None]:
