@@ -29,14 +29,14 @@ _LABEL_WIDTH = 7
 def dot(cell: RankCell, mode: str) -> StyledText:
     """Return the shortest text for a rank in a mode of `MODES`, with its kind."""
     kind = RANK_KINDS.get(cell.state, "")
-    if cell.odd:
+    if cell.deviation:
         kind = "bad" if cell.state in {"failed", "lost"} else "warn"
     if cell.state != "running" or mode == "state":
         return (
-            "▲" if cell.odd and cell.state == "running" else ascii_fallback.RANKS.get(cell.state, "?")
+            "▲" if cell.deviation and cell.state == "running" else ascii_fallback.RANKS.get(cell.state, "?")
         ), kind
     if mode == "gpu":
-        return _format_number(cell.gpu), kind if cell.odd else _utilization_kind(cell.gpu)
+        return _format_number(cell.gpu), kind if cell.deviation else _utilization_kind(cell.gpu)
     if mode == "memory":
         return _format_number(None if cell.memory is None else cell.memory * 100), kind
     return _format_number(cell.silent), kind
@@ -201,7 +201,7 @@ class RankGrid(Cursor, ScrollView, can_focus=True):
         """Move the cursor to the next outlier rank."""
         count = len(self.cells)
         for step in range(1, count + 1):
-            if self.cells[(self.cursor + step) % count].odd:
+            if self.cells[(self.cursor + step) % count].deviation:
                 self.cursor = (self.cursor + step) % count
                 return
 

@@ -289,8 +289,8 @@ def describe_rank(cell: RankCell) -> str:
     if cell.silent is not None:
         parts.append(f"last output {duration(cell.silent)} ago")
     parts.append(f"log {format_bytes_short(cell.size)}")
-    if cell.odd:
-        parts.append(safe(cell.odd))
+    if cell.deviation:
+        parts.append(safe(cell.deviation))
     return " · ".join(parts)
 
 
@@ -320,7 +320,7 @@ def rank_line(page: Page) -> tuple[str, str, str]:
             "",
             "bad",
         )
-    return rank_counts(page), list_outliers(page), "warn" if page.odd else "dim"
+    return rank_counts(page), list_outliers(page), "warn" if page.outliers else "dim"
 
 
 def sort_failures_first(cells: Sequence[RankCell]) -> tuple[RankCell, ...]:
@@ -344,13 +344,13 @@ def describe_outliers(page: Page) -> list[StyledText]:
     """Return the first failure, else the outlier ranks; empty if there are none."""
     if page.first_failure is not None:
         return [(safe(describe_first_failure(page.first_failure, page.ranks)), "bad")]
-    return [(list_outliers(page), "warn")] if page.odd else []
+    return [(list_outliers(page), "warn")] if page.outliers else []
 
 
 def list_outliers(page: Page, most: int = 3) -> str:
     """Return the first ``most`` outlier ranks with the reason for each, as text."""
-    outliers = page.odd
-    descriptions = [f"{cell.rank} {safe(cell.odd)}" for cell in outliers[:most]]
+    outliers = page.outliers
+    descriptions = [f"{cell.rank} {safe(cell.deviation)}" for cell in outliers[:most]]
     suffix = f" and {len(outliers) - most} more" if len(outliers) > most else ""
     return f"outliers: {'; '.join(descriptions)}{suffix}" if outliers else "no outliers"
 

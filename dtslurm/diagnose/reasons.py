@@ -26,7 +26,7 @@ _SIGNALS = {
 }  # fmt: skip
 _TERMINATION_SIGNALS = {1, 2, 10, 12, 15}
 # Causes known only from Python exceptions, which a program may have caught and logged before it went on.
-PLAIN = {"python-exception", "import-error", "nan-loss"}
+EXCEPTION_CAUSES = {"python-exception", "import-error", "nan-loss"}
 _PYTHON_ERRORS = {"python-exception", "import-error"}
 _CRASH_CAUSES = {"abort", "segfault", "bus-error"}
 _MAX_UNCAUGHT_REDUCTION = 20  # the most that an uncaught exception's strength is reduced by
@@ -208,7 +208,7 @@ class Classifier:
                 best is None
                 or reason.strength > best.strength
                 or (is_later and reason.strength == best.strength)
-                or (replaces_handled and best.cause in PLAIN)
+                or (replaces_handled and best.cause in EXCEPTION_CAUSES)
             ):
                 best, chosen_block = reason, block
         assert best is not None  # noqa: S101 - every chain here has blocks
@@ -286,7 +286,7 @@ def _add_handled_exception(
     handled_block = (
         chain.blocks[chain.blocks.index(chosen_block) - 1] if chosen_block is not chain.blocks[0] else None
     )
-    if handled_block is None or chosen_block.link != "context" or reason.cause not in PLAIN:
+    if handled_block is None or chosen_block.link != "context" or reason.cause not in EXCEPTION_CAUSES:
         return reason
     location = f" at {handled_block.frame.file}:{handled_block.frame.line}" if handled_block.frame else ""
     line = EvidenceLine(rank=rank, file=file, line=handled_block.line, text=handled_block.error)
@@ -316,13 +316,13 @@ def _is_ruled_out(reason: Reason, rank: Rank, ended_first: bool) -> bool:
                   traceback.line <= line <= max(block.line for block in traceback.blocks)), None)  # fmt: skip
     signal = signal_of(rank)
     if signal in (7, 9, 11):
-        is_python_error = reason.cause in (PLAIN if chain else _PYTHON_ERRORS)
+        is_python_error = reason.cause in (EXCEPTION_CAUSES if chain else _PYTHON_ERRORS)
         return is_python_error and (
             (signal == 9 and ended_first) or not _ends_with(rank.log.tail, reason, chain)
         )
     if signal is not None or rank.exit_code in (None, 1) or chain is None:
         return False
-    return reason.cause in PLAIN and not _ends_with(rank.log.tail[-1:], reason, chain)
+    return reason.cause in EXCEPTION_CAUSES and not _ends_with(rank.log.tail[-1:], reason, chain)
 
 
 def _ends_with(tail: Sequence[str], reason: Reason, chain: Traceback | None) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from dtslurm.model.values import dataclass
 
 Value: TypeAlias = str | int | float | bool | tuple[str, ...]
-Sure = Literal["sure", "likely", "guess"]
+Confidence = Literal["sure", "likely", "guess"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Fact:
     key: tuple[str, ...]
     value: Value
     evidence: str
-    sure: Sure = "sure"
+    sure: Confidence = "sure"
 
     @property
     def name(self) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dtslurm.discover.facts import DiscoveredCluster, Fact, Sure, join_names
+from dtslurm.discover.facts import Confidence, DiscoveredCluster, Fact, join_names
 from dtslurm.presentation.quantities import pluralize
 
 Seen = Mapping[str, Any]
@@ -65,7 +65,7 @@ def _gpu_facts(name: str, observations: Seen, source: str) -> Iterator[Fact]:
     if links.get("kind"):
         count = f" ({links['links']} links)" if links.get("links") else ""
         part = "" if links.get("all", True) else ", not between all pairs"
-        confidence: Sure = "likely" if links["kind"] == "nvswitch" else "sure"
+        confidence: Confidence = "likely" if links["kind"] == "nvswitch" else "sure"
         yield Fact(
             (*parent_keys, "intra_node", "kind"),
             str(links["kind"]),
@@ -127,7 +127,7 @@ def select_active_ports(observations: Seen) -> list[Mapping[str, Any]]:
     return non_ethernet or ports
 
 
-def fabric_kind(observations: Seen) -> tuple[str, Sure] | None:
+def fabric_kind(observations: Seen) -> tuple[str, Confidence] | None:
     """Return the kind of the network and the confidence, or None if there is no evidence."""
     ports = select_active_ports(observations)
     names = [str(port.get("name", "")) for port in ports]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from dtslurm.discover.facts import DiscoveredCluster, Fact, Sure, join_names
+from dtslurm.discover.facts import Confidence, DiscoveredCluster, Fact, join_names
 from dtslurm.discover.kinds import Kind, gpu_memory, own_features
 from dtslurm.model.cluster import ClusterProfile, Gpus
 from dtslurm.presentation.quantities import pluralize
@@ -113,7 +113,7 @@ def _slurm_facts(survey: Survey, kinds: Sequence[Kind]) -> Iterator[Fact]:
     config = survey.config
 
     def fact(
-        key: str, value: str | int | bool | tuple[str, ...], evidence: str, confidence: Sure = "sure"
+        key: str, value: str | int | bool | tuple[str, ...], evidence: str, confidence: Confidence = "sure"
     ) -> Fact:
         return Fact(("slurm", key), value, evidence, confidence)
 
@@ -258,7 +258,7 @@ def _node_type_facts(survey: Survey, kind: Kind, name: str, default_partition: s
     node_type, key_prefix = kind.node_type, ("node_types", name)
     source = f"{survey.by}: {pluralize(len(kind.nodes), 'node')}"
 
-    def fact(key: str, value: str | int, evidence: str, confidence: Sure = "sure") -> Fact:
+    def fact(key: str, value: str | int, evidence: str, confidence: Confidence = "sure") -> Fact:
         return Fact((*key_prefix, *key.split(".")), value, evidence, confidence)
 
     if kind.partitions:

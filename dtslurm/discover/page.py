@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias, get_args
 
-from dtslurm.discover.facts import DiscoveredCluster, Fact, Sure, Value, text_of
+from dtslurm.discover.facts import Confidence, DiscoveredCluster, Fact, Value, text_of
 
 # The order of a profile's sections, the same as in the bundled profiles.
 _ORDER = (
@@ -27,7 +27,7 @@ _MEMORY_HEAD = (
     "# Checksums of the values that discover wrote. A later discovery uses them to recognize your edits:"
 )
 _UNQUOTED = re.compile(r"[A-Za-z0-9$/][\w./@+$~=:-]*(?: [\w./@+$~=()-]+)*")
-_EVIDENCE_LINE = re.compile(rf" *# .*; (?:{'|'.join(get_args(Sure))})")
+_EVIDENCE_LINE = re.compile(rf" *# .*; (?:{'|'.join(get_args(Confidence))})")
 _YAML_KEYWORDS = {"null", "true", "false", "yes", "no", "on", "off", "~", "none"}
 
 Branch: TypeAlias = "dict[str, Branch | Fact]"

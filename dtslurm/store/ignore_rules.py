@@ -30,14 +30,14 @@ SECRET_FOLDERS = (
 PRIVATE_KEY = re.compile(rb"\s*-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----")
 
 # Outside git there are no ignore rules, so these folders and file suffixes are excluded as generated.
-MADE_FOLDERS = frozenset(
+GENERATED_FOLDERS = frozenset(
     {
         ".git", ".hg", ".svn", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".ruff_cache",
         ".pytest_cache", ".ipynb_checkpoints", ".tox", ".nox", ".eggs", ".cache", ".hypothesis", "wandb",
         "mlruns", "lightning_logs",
     }
 )  # fmt: skip
-MADE_FILES = (
+GENERATED_FILES = (
     ".ckpt", ".pt", ".pth", ".safetensors", ".pyc", ".pyo", ".o", ".sif", ".sqsh", ".tar", ".tar.gz", ".tgz",
     ".zip",
 )  # fmt: skip
@@ -66,7 +66,7 @@ def _in_secret_folder(folder: str) -> bool:
 def is_made(path: str) -> bool:
     """Return whether a file (relative path) counts as generated, which excludes it outside git."""
     *folders, name = path.split("/")
-    return name.lower().endswith(MADE_FILES) or not MADE_FOLDERS.isdisjoint(folders)
+    return name.lower().endswith(GENERATED_FILES) or not GENERATED_FOLDERS.isdisjoint(folders)
 
 
 class RunFolders:
@@ -110,6 +110,6 @@ def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
     return GitIgnoreSpec.from_lines(patterns).match_file
 
 
-def named_outright(patterns: Iterable[str]) -> frozenset[str]:
+def literal_patterns(patterns: Iterable[str]) -> frozenset[str]:
     """Return the patterns without wildcards: such a pattern includes a secret explicitly."""
     return frozenset(pattern.lstrip("/") for pattern in patterns if not re.search(r"[*?\[!]", pattern))

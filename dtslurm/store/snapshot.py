@@ -17,13 +17,13 @@ from dtslurm.presentation.quantities import format_bytes
 from dtslurm.store.git_tree import GitFailed, GitMissing, GitState, GitTree
 from dtslurm.store.hash_cache import HashCache, Stamp, stamp
 from dtslurm.store.ignore_rules import (
-    MADE_FOLDERS,
+    GENERATED_FOLDERS,
     PRIVATE_KEY,
     RunFolders,
     is_made,
     is_secret,
+    literal_patterns,
     matcher,
-    named_outright,
 )
 from dtslurm.transport.base import Transport
 
@@ -112,8 +112,8 @@ def take(
 
     In a git work tree it contains the tracked files, and the untracked files that are not ignored, including
     those of submodules and of repositories cloned into the tree. Outside git it contains all files below the
-    folder except those in `ignore_rules.MADE_FOLDERS` and `MADE_FILES`. Both exclude files that look like
-    secrets, and run directories below the folder or beside it.
+    folder except those in `ignore_rules.GENERATED_FOLDERS` and `GENERATED_FILES`. Both exclude files that
+    look like secrets, and run directories below the folder or beside it.
 
     Args:
         transport_here: this machine, for git.
@@ -222,7 +222,7 @@ class _FileSelector:
         self.wants_ignored = bool(include)
         self.included = matcher(include)
         self._excluded = matcher(exclude)
-        self._explicit_paths = named_outright(include)
+        self._explicit_paths = literal_patterns(include)
         self._notes = notes
         self._runs = runs
         self._excluded_runs: set[str] = set()
@@ -253,7 +253,7 @@ class _FileSelector:
         name = folder.rpartition("/")[2]
         if name == ".git" or self._excluded(f"{folder}/"):
             return False
-        return self.wants_ignored or (name not in MADE_FOLDERS and not self._is_excluded_run(folder))
+        return self.wants_ignored or (name not in GENERATED_FOLDERS and not self._is_excluded_run(folder))
 
 
 def _list_git_files(tree: GitTree, prefix: str, selector: _FileSelector) -> list[str]:

@@ -123,9 +123,9 @@ class Page:
     trouble: str = ""
 
     @cached_property
-    def odd(self) -> tuple[RankCell, ...]:
+    def outliers(self) -> tuple[RankCell, ...]:
         """The ranks that differ from the other ranks."""
-        return tuple(cell for cell in self.ranks if cell.odd)
+        return tuple(cell for cell in self.ranks if cell.deviation)
 
     @cached_property
     def ranks_apart(self) -> RanksApart | None:
@@ -147,7 +147,7 @@ class Page:
         return tuple(self.series("loss"))
 
     @property
-    def lost_at(self) -> int | None:
+    def loss_diverged_at(self) -> int | None:
         """The step since which the loss has been NaN or infinite, None while the loss is finite."""
         lost_step = None
         for point in reversed(self.points):
@@ -332,7 +332,7 @@ def _describe_differences(cells: list[RankCell], yield_control: Rest | None) -> 
             differences.append("its GPU use is lower than that of other ranks")
         if cell.memory is not None and cell.memory < memory_limit:
             differences.append("its GPU memory use is lower than that of other ranks")
-        described_cells.append(replace(cell, odd="; ".join(differences)) if differences else cell)
+        described_cells.append(replace(cell, deviation="; ".join(differences)) if differences else cell)
     return described_cells
 
 

@@ -49,7 +49,7 @@ def source(ranks: int = 4) -> Made:
 def test_terminated_ranks_are_not_outliers() -> None:
     made = failed_page()
     assert [cell.state for cell in made.ranks] == ["terminated"] * 3 + ["failed"]
-    assert [cell.rank for cell in made.odd] == [3]
+    assert [cell.rank for cell in made.outliers] == [3]
     assert words.describe_outliers(made) == [(SENTENCE, "bad")]
 
 

@@ -18,13 +18,13 @@ from tests.dashboard.made import NOW, page_of, row, telemetry_of
 
 
 def test_stragglers_and_idle_gpus_are_outliers() -> None:
-    found = {cell.rank: cell.odd for cell in page_of(16).odd}
+    found = {cell.rank: cell.deviation for cell in page_of(16).outliers}
     assert found == {
         5: "no output while other ranks write",
         9: "exit code 1",
         12: "its GPU use is lower than that of other ranks",
     }
-    assert page_of(16, odd=False).odd == ()
+    assert page_of(16, odd=False).outliers == ()
 
 
 def test_a_run_that_is_silent_on_all_ranks_has_no_outlier() -> None:
@@ -34,7 +34,7 @@ def test_a_run_that_is_silent_on_all_ranks_has_no_outlier() -> None:
     made = page(
         RunTelemetry(now=NOW, attempt=0, attempts=(0,), world_size=8, ranks=ranks), key="k", taken_at=NOW
     )
-    assert made.odd == ()
+    assert made.outliers == ()
 
 
 def stalled_telemetry() -> RunTelemetry:
@@ -112,9 +112,9 @@ def test_a_nan_loss_is_reported_and_not_drawn() -> None:
     values = [2.0, 1.5, math.nan, math.inf]
     train = tuple(TrainPoint(step=step, loss=value) for step, value in enumerate(values))
     made = page(RunTelemetry(now=NOW, attempt=0, train=train), key="k", taken_at=NOW)
-    assert made.lost_at == 2
+    assert made.loss_diverged_at == 2
     assert made.series("loss") == [(0.0, 2.0), (1.0, 1.5)]
-    assert page_of(4).lost_at is None
+    assert page_of(4).loss_diverged_at is None
 
 
 def test_the_page_computes_rates_and_shares_of_a_node() -> None:

@@ -180,7 +180,7 @@ def test_a_rank_is_described_with_its_known_values() -> None:
         memory=0.5,
         silent=65,
         size=2048,
-        odd="no output while other ranks write",
+        deviation="no output while other ranks write",
     )
     assert words.describe_rank(full) == (
         "rank 3: running · on n1 · pid 7 · GPU 55 % · GPU memory 50% · last output 1m05s ago · log 2.0K"
@@ -189,7 +189,7 @@ def test_a_rank_is_described_with_its_known_values() -> None:
 
 
 def test_a_list_of_outliers_is_shortened_to_three() -> None:
-    cells = tuple(RankCell(rank=rank, state="failed", odd="exit code 1") for rank in range(5))
+    cells = tuple(RankCell(rank=rank, state="failed", deviation="exit code 1") for rank in range(5))
     page = Page(key="k", ranks=cells)
     assert words.list_outliers(page) == "outliers: 0 exit code 1; 1 exit code 1; 2 exit code 1 and 2 more"
     assert words.rank_counts(page) == "5 failed"

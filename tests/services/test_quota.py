@@ -77,6 +77,6 @@ def test_the_quota_command_of_the_file_system_is_called(tmp_path: Path, kind: st
         (tmp_path / name).chmod(0o700)
     (tmp_path / ("lfs" if command == "quota" else "quota")).write_text("#!/bin/sh\nexit 1\n")
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "root": str(tmp_path)}
-    done = subprocess.run(["sh", "-c", quota.LOOK], env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run(["sh", "-c", quota.QUERY], env=env, capture_output=True, text=True, check=True)
     assert len(list(quota.problems(done.stdout))) == 2
     assert done.stderr == ""

@@ -259,7 +259,7 @@ class RankCell:
         failed_first: whether the rank was the first to fail.
         gpu: use of the rank's GPU in percent; ``memory`` is the used share of that GPU's memory, 0 to 1.
         silent: seconds since the rank last wrote output, None if it never did or has ended.
-        odd: a description of how the rank differs from the other ranks, empty if it does not.
+        deviation: a description of how the rank differs from the other ranks, empty if it does not.
     """
 
     rank: int
@@ -274,4 +274,4 @@ class RankCell:
     exit_code: int | None = None
     signal: int | None = None
     failed_first: bool = False
-    odd: str = ""
+    deviation: str = ""

@@ -14,7 +14,7 @@ from dtslurm.presentation.quantities import pluralize
 from dtslurm.scheduler.slurm_client import failure
 from dtslurm.services.preflight.preflight import IN_AN_OPEN_FOLDER, ROOT_LOOK
 from dtslurm.services.request.run_paths import run_root
-from dtslurm.services.wiring.context import IF_IT_IS_ITS_OWN, ActiveCluster, Context
+from dtslurm.services.wiring.context import OWN_SLURM_HINT, ActiveCluster, Context
 from dtslurm.services.wiring.login_node import NO_PYTHON, forget, query_login_node
 from dtslurm.slurm import commands, parse_scontrol
 from dtslurm.slurm.endings import describe_endings
@@ -81,7 +81,7 @@ def _check_login_node(context: Context, cluster: ActiveCluster) -> Iterator[Find
         yield Finding(
             "reached by",
             f"SSH: {cluster.reached_by}",
-            hint=f"if this machine's Slurm is the cluster's, {IF_IT_IS_ITS_OWN}",
+            hint=f"if this machine's Slurm is the cluster's, {OWN_SLURM_HINT}",
         )
     reason = "from the profile" if login.transport != "auto" else choose(None, context.env)[1]
     try:

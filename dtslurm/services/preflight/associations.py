@@ -20,7 +20,7 @@ _CACHE_TTL_S = 86400.0
 _MARK = "association="
 
 # Part of the preflight's shell script. It prints nothing if accounting does not answer.
-LOOK = f"""
+QUERY = f"""
 {{
   timeout 10 {" ".join(commands.show_config())} | grep AccountingStorageEnforce
   timeout 10 {" ".join(commands.show_associations('"$(id -un)"'))}
@@ -39,7 +39,7 @@ def read_cached_limits(context: Context, cluster: ActiveCluster) -> str | None:
 
 
 def keep_limits(context: Context, cluster: ActiveCluster, output: str) -> str:
-    """Return accounting's answer in the output of `LOOK`, and cache it if it lists associations."""
+    """Return accounting's answer in the output of `QUERY`, and cache it if it lists associations."""
     lines = [line.removeprefix(_MARK) for line in output.splitlines() if line.startswith(_MARK)]
     answer = "\n".join(lines)
     if associations(answer):
@@ -61,7 +61,7 @@ def problems(context: Context, cluster: ActiveCluster, submission: Submission, o
     """
     refusals = _find_refusals(submission, output)
     if refusals and read_cached_limits(context, cluster) is not None:
-        answer = cluster.transport.run(["sh", "-c", LOOK], timeout=30)
+        answer = cluster.transport.run(["sh", "-c", QUERY], timeout=30)
         refusals = _find_refusals(submission, keep_limits(context, cluster, answer.stdout))
     return refusals
 

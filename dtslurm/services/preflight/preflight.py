@@ -81,8 +81,8 @@ def preflight(context: Context, cluster: ActiveCluster, submission: Submission) 
     is_slurm = cluster.profile.scheduler == "slurm"
     limits = associations.read_cached_limits(context, cluster) if is_slurm else None
     script = _CHECK_SCRIPT + ("" if context.dry_run else interpreter.look(submission.spec, cluster))
-    script += associations.LOOK if is_slurm and limits is None else ""
-    script += quota.LOOK if cluster.remote else ""  # on this machine the write itself fails, a moment later
+    script += associations.QUERY if is_slurm and limits is None else ""
+    script += quota.QUERY if cluster.remote else ""  # on this machine the write itself fails, a moment later
     answer = cluster.transport.run(["sh", "-c", script, "sh", submission.run_dir, *pairs], timeout=60)
     ended_at = context.clock()
     refusals: list[str] = []

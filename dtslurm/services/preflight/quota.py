@@ -13,7 +13,7 @@ _MARK = "quota="
 
 # For a shell with ``$root``, an existing folder. A file system without quotas, or one that does not answer in
 # time, prints nothing. -w prevents line breaks, -p fills the columns of the grace time; ``lfs`` always does.
-LOOK = f"""
+QUERY = f"""
 {{
   dt_mount=$(df -Pk "$root" | awk 'NR == 2 {{ print $6 }}')
   case $(stat -f -c %T "$root") in
@@ -47,7 +47,7 @@ class Quota:
 
 
 def quotas(output: str) -> list[Quota]:
-    """Parse the quotas in the output of `LOOK`; other lines are skipped."""
+    """Parse the quotas in the output of `QUERY`; other lines are skipped."""
     lines = [line.removeprefix(_MARK) for line in output.splitlines() if line.startswith(_MARK)]
     # quota prints a long file system name on a line of its own.
     rows = _ROW.findall("\n".join(line for line in lines if "Filesystem" not in line))

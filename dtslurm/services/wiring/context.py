@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # not imported at run time: listing jobs needs none of them
     from dtslurm.model.jobs.project import Project
     from dtslurm.remote.remote_worker import RemoteWorker
 
-IF_IT_IS_ITS_OWN = "name its ClusterName in the profile's recognise, or use --transport local"
+OWN_SLURM_HINT = "name its ClusterName in the profile's recognise, or use --transport local"
 
 
 @dataclass(frozen=True)
@@ -324,7 +324,7 @@ class Context:
         from dtslurm.transport.connect import connect, real_name
 
         is_ambiguous = name == "auto" and self._has_slurm()
-        hint = f"if this machine's Slurm is {access.name}'s: {IF_IT_IS_ITS_OWN}" if is_ambiguous else ""
+        hint = f"if this machine's Slurm is {access.name}'s: {OWN_SLURM_HINT}" if is_ambiguous else ""
         ssh_transport = connect(
             access.host, user=access.user, transport=name, env=self.env, prompt=self.prompt, hint=hint
         )

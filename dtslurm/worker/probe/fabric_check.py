@@ -14,7 +14,7 @@ import time
 from datetime import timedelta
 from typing import Any, Callable, Dict, List, Tuple
 
-LOOK = "check NCCL_SOCKET_IFNAME, the nodes' network adapters, and the log lines next to this one"
+ADVICE = "check NCCL_SOCKET_IFNAME, the nodes' network adapters, and the log lines next to this one"
 
 
 def fail(message: str) -> None:
@@ -36,7 +36,7 @@ def main(path: str, expected_gbs: float, fabric: str, limit: float = 30, wait: f
                 wait + 2 * limit
             )
         )
-        guard = threading.Timer(wait + 2 * limit, fail, [message + "; " + LOOK])
+        guard = threading.Timer(wait + 2 * limit, fail, [message + "; " + ADVICE])
         guard.daemon = True
         guard.start()
         backend, busbw, ring_gbs = measure(limit, wait)
@@ -62,7 +62,7 @@ def main(path: str, expected_gbs: float, fabric: str, limit: float = 30, wait: f
         problem = problem.format(", ".join(tcp_hosts[:8]), fabric)
     elif best_busbw < expected_gbs / 2:
         problem = "{:.3g} GB/s by {}, less than half of the {:g} expected; {}; {}"
-        problem = problem.format(best_busbw, backend, expected_gbs, slowest_text, LOOK)
+        problem = problem.format(best_busbw, backend, expected_gbs, slowest_text, ADVICE)
     report = {
         "schema": 1,
         "backend": backend,
