@@ -48,6 +48,29 @@ def test_attempt_is_done_when_every_rank_finished_although_the_step_failed(
     assert lease.finished(str(site)) == (cause == "done")
 
 
+@pytest.mark.parametrize(
+    ("codes", "cause", "code"),
+    [
+        ((85, 85), "checkpointed", 85),
+        ((85, 0), "killed", 137),
+        ((85,), "killed", 137),
+        ((85, 3), "killed", 137),
+    ],
+)
+def test_attempt_is_checkpointed_when_every_rank_saved_although_slurm_killed_the_step(
+    site: Path, codes: tuple[int, ...], cause: str, code: int
+) -> None:
+    """Slurm kills a rank's shell that takes longer than KillWait to end after its training code has ended."""
+    (site / "step.sh").write_text("exit 137\n")
+    (site / "logs/0").mkdir(parents=True)
+    write_rank_ends(site, *({"exit_code": rank_code, "told_to_end": True} for rank_code in codes))
+    lease.take(str(site), 0)
+    ended = Supervisor(ASKED).attempt(0, ["n1", "n2"])
+    assert ended is not None
+    assert (ended.cause, ended.exit_code) == (cause, code)
+    assert not lease.finished(str(site))
+
+
 def test_rank_that_exited_with_0_after_a_termination_request_is_not_done(site: Path) -> None:
     (site / "step.sh").write_text("exit 137\n")  # srun tells the other ranks to end when a node is lost
     (site / "logs/0").mkdir(parents=True)

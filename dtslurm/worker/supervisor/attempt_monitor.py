@@ -9,9 +9,9 @@ from .agents import Agents
 from .files import text_of
 from .hangs.detector import Hang, HangDetector
 from .heartbeats import Heartbeats
+from .ranks import WANTS_REQUEUE
 from .step import RunningStep
 
-WANTS_REQUEUE = 85
 LOOK_S = 0.5
 CLOCK_ROUNDS = 120
 OTHERS_END_S = 6.0  # how long the other ranks may take to end after a rank failed; then they are killed

@@ -22,11 +22,12 @@ from . import (
     slurm,
     verdict,
 )
-from .attempt_monitor import LIMIT_MARGIN_S, WANTS_REQUEUE, AttemptMonitor
+from .attempt_monitor import LIMIT_MARGIN_S, AttemptMonitor
 from .attempts import AttemptEnd, Ledger
 from .files import retry
 from .heartbeat_tree.tree import choose_heartbeats
 from .heartbeats import Heartbeats
+from .ranks import WANTS_REQUEUE
 from .step import KILL_AFTER_S, RunningStep
 
 STALE = 87  # exit code when a later start of this job has taken the lease
@@ -283,6 +284,9 @@ class Supervisor:
         if code and not ordered_to_end and ranks.all_done(self.run_dir, number, self._world_size(nodes)):
             self.say("every rank ended with 0, although Slurm lost the step (exit code {})".format(code))
             code = 0
+        if code not in (0, WANTS_REQUEUE) and ranks.all_saved(self.run_dir, number, self._world_size(nodes)):
+            self.say("every rank ended with 85, although Slurm killed the step (exit code {})".format(code))
+            code = WANTS_REQUEUE
         if code == 0:
             findings = {"cause": "done", "blame": "unknown", "summary": "every rank ended with 0"}
         elif not findings.get("cause"):

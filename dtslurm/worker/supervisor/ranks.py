@@ -5,6 +5,8 @@ from typing import Any, Dict, List, Set
 
 from ..lib.rank_files import read_records
 
+WANTS_REQUEUE = 85  # the exit code of a rank that saved a checkpoint to be started again
+
 
 def all_done(run_dir: str, attempt: int, world_size: int) -> bool:
     """Return whether all ranks of an attempt ended with 0 by themselves, without TERM."""
@@ -13,6 +15,12 @@ def all_done(run_dir: str, attempt: int, world_size: int) -> bool:
         for record in _read_records(run_dir, attempt)
     ]
     return len(ends) == world_size > 0 and all(end == (0, False) for end in ends)
+
+
+def all_saved(run_dir: str, attempt: int, world_size: int) -> bool:
+    """Return whether all ranks of an attempt ended with 85: each saved a checkpoint, perhaps after TERM."""
+    codes = [record.get("exit_code") for record in _read_records(run_dir, attempt)]
+    return len(codes) == world_size > 0 and all(code == WANTS_REQUEUE for code in codes)
 
 
 def nodes_heard(run_dir: str, attempt: int) -> Set[str]:
