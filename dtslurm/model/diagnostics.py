@@ -13,13 +13,13 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """A message to the user in one line: an error prevents the job; warnings and notes do not.
+    """A message to the user in one line: an error prevents the job, a note does not.
 
     Attributes:
         hint: what to do; empty if the message says it.
     """
 
-    level: Literal["error", "warning", "note"]
+    level: Literal["error", "note"]
     message: str
     hint: str = ""
 
@@ -41,7 +41,7 @@ class HasDiagnostics:
     @property
     def notices(self) -> list[str]:
         """The texts that do not prevent the job."""
-        return [str(item) for item in self.diagnostics if item.level != "error"]
+        return [str(item) for item in self.diagnostics if item.level == "note"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,10 @@ class Diagnostics(HasDiagnostics):
         """Add the diagnostics of a value's checks, and return the value."""
         self.diagnostics += checked.diagnostics
         return checked.value
+
+    def add(self, diagnostics: Iterable[Diagnostic]) -> None:
+        """Add the diagnostics of a check."""
+        self.diagnostics += diagnostics
 
     def error(self, *messages: str) -> None:
         """Add errors."""

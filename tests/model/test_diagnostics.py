@@ -11,4 +11,4 @@ def test_the_hint_of_a_diagnostic_is_part_of_its_text() -> None:
     assert diagnostics.take(checked) == 7
     assert diagnostics.problems == ["no such cluster (see cluster list)"]
     assert diagnostics.notices == ["two nodes excluded"]
-    assert str(Diagnostic("warning", "a node is slow")) == "a node is slow"
+    assert str(Diagnostic("note", "a node is slow")) == "a node is slow"

@@ -6,28 +6,32 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
-from pathlib import Path
 from typing import NamedTuple
 
-from dtslurm.checks import job_checks
-from dtslurm.config.job_file_detection import is_job_file
 from dtslurm.errors import ProfileNotFound, RequestInvalid
 from dtslurm.launch import registry
 from dtslurm.launch.base import Launcher
 from dtslurm.launch.layout import Resolution, resolve
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.diagnostics import Checked, Diagnostics, errors
-from dtslurm.model.jobs.job import JobSpec, Resources, Submission, TaskLayout
+from dtslurm.model.jobs.job import Resources, Submission
 from dtslurm.model.paths import expand_home
 from dtslurm.model.values import dataclass
 from dtslurm.render.script import RunPlace, render
 from dtslurm.render.text import insert_dependency
 from dtslurm.services.preflight.bad_nodes import choose_exclusion
 from dtslurm.services.preflight.containers import runtime_for
-from dtslurm.services.request import experiment_trackers, staging
+from dtslurm.services.request import experiment_trackers
 from dtslurm.services.request.code_snapshot import Code, code_of, git_state, script_digest
 from dtslurm.services.request.launcher_detection import cautions, suggest_launcher
 from dtslurm.services.request.request import JobRequest
+from dtslurm.services.request.request_checks import (
+    check_options,
+    check_script_file,
+    check_script_type,
+    collect_notices,
+    find_conflicts,
+)
 from dtslurm.services.request.run_paths import choose_run_place, templates_of
 from dtslurm.services.request.spec import (
     find_environment,
@@ -35,19 +39,14 @@ from dtslurm.services.request.spec import (
     parse_options,
     secrets_of,
     spec_of,
-    unset_variables,
-    variables_of,
     with_signal_split,
 )
 from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.store.git_tree import GitState
-from dtslurm.suggestions import suggest_name
 
 AUTO = "auto"  # launcher name that selects the launcher by the training script
 
 _PREFLIGHT_REUSE_S = 60.0
-
-_WITHOUT_TORCH = {"horovod", "jax", "mpi", "tensorflow"}  # launchers whose environments may lack torch
 
 
 @dataclass(frozen=True)
@@ -103,12 +102,9 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         request = replace(request, launcher=cluster.profile.default_launcher)
     launcher = diagnostics.take(_load_launcher(request.launcher))
     parsed = diagnostics.take(parse_options(request))
-    file_problems = _check_script_file(context, request)
-    diagnostics.error(
-        *file_problems,
-        *_check_options(context, request, cluster, standalone=standalone),
-        *job_checks.secret_names(request.secrets, _plain_variables(context, request, cluster)),
-    )
+    file_problems = check_script_file(context, request)
+    diagnostics.add(file_problems)
+    diagnostics.add(check_options(context, request, cluster, standalone=standalone))
     secret_values = {} if standalone else diagnostics.take(secrets_of(context, request.secrets))
     is_remote = cluster is not None and cluster.remote
     env: Checked[str | None] = Checked(None)
@@ -125,7 +121,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     profile = cluster.profile
     launcher, layout, advice = _choose_launcher(context, request, parsed.resources, profile, launcher)
     if launcher is not None and not file_problems:
-        diagnostics.error(*_check_script_type(context, request, launcher.configs))
+        diagnostics.add(check_script_type(context, request, launcher.configs))
     diagnostics.error(*layout.problems)
     request = diagnostics.take(_with_script_in_job(context, cluster, request, code, run_place))
     if layout.layout is not None and not standalone and not diagnostics.problems:
@@ -139,8 +135,8 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         request, spec, cluster, git, "" if standalone else run_place.token
     )
     launcher = launcher.chosen(spec) if launcher is not None else None
-    diagnostics.error(*staging.problems(request, spec, profile))
-    diagnostics.error(*_find_conflicts(spec, profile, layout.layout, launcher, so_far=diagnostics.problems))
+    is_valid = not diagnostics.problems
+    diagnostics.add(find_conflicts(request, spec, profile, layout.layout, launcher, is_valid=is_valid))
     runtime = diagnostics.take(
         runtime_for(context, spec, profile, layout.layout, here=not standalone and not cluster.remote)
     )
@@ -158,14 +154,11 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         templates=templates_of(context, request),
         runtime=runtime,
     )
-    notices = (
-        *(*advice, *env.notices, *layout.notices, *diagnostics.notices),
-        *launcher.notices(spec),
-        *job_checks.lead_notices(request.signal, request.signal_before, layout.layout.time),
-    )
+    notices = [*advice, *env.notices, *layout.notices, *diagnostics.notices, *launcher.notices(spec)]
+    notices += map(str, collect_notices(request, spec, layout, profile, submitted=not standalone))
     submission = replace(
         submission,
-        notices=(*notices, *_collect_notices(spec, layout, profile, submitted=not standalone)),
+        notices=tuple(notices),
         origins={**cluster.origins, "cluster": cluster.chosen_by, **request.origins},
     )
     if not standalone:
@@ -203,33 +196,6 @@ def _start_submission_worker(context: Context, cluster: ActiveCluster, request: 
     from dtslurm.services.wiring.submission_worker import submission_worker_of
 
     submission_worker_of(context, cluster).begin()
-
-
-def _find_conflicts(
-    spec: JobSpec,
-    profile: ClusterProfile,
-    layout: TaskLayout | None,
-    launcher: Launcher | None,
-    *,
-    so_far: Sequence[str],
-) -> list[str]:
-    """Return the conflicts of a job with its cluster and launcher.
-
-    The launcher checks the whole job only if no other problem was diagnostics.
-    """
-    conflicts = [
-        *job_checks.sbatch_options(spec, layout),
-        *job_checks.find_rule_conflicts(spec, profile, layout),
-    ]
-    if launcher is not None:
-        conflicts += launcher.check_options(spec)
-        if layout is not None:
-            conflicts += job_checks.launchers_variables(spec, profile, layout, launcher)
-        if layout is not None and not conflicts and not so_far:
-            conflicts += launcher.check(spec, layout)
-    if spec.fabric_check and layout is not None and layout.world_size == 1:
-        conflicts.append("--fabric-check measures the network between ranks, and this job has only one rank")
-    return conflicts
 
 
 def _add_scheduler_warnings(
@@ -321,48 +287,6 @@ def _choose_launcher(
     return _LauncherChoice(detected, layout, advice)
 
 
-def _check_script_file(context: Context, request: JobRequest) -> list[str]:
-    """Return the reason why the training script cannot be read."""
-    script_path, script_name = context.cwd / request.script, request.script
-    if not script_name:
-        return ["the name of the script is empty"]
-    if request.module or script_name in request.payload:
-        return []
-    if not script_path.exists():
-        return [f"script {script_name} does not exist{_suggest_script(script_path)}"]
-    if not script_path.is_file():
-        return [
-            f"{script_name} is a folder, not a script"
-            if script_path.is_dir()
-            else f"{script_name} is not a regular file"
-        ]
-    if not os.access(script_path, os.R_OK):
-        return [f"{script_name} cannot be read: permission denied"]
-    return []
-
-
-def _check_script_type(context: Context, request: JobRequest, configs: tuple[str, ...]) -> list[str]:
-    """Return the reason why the launcher, which also starts from ``configs`` files, cannot run the script."""
-    script_path, script_name = context.cwd / request.script, request.script
-    if request.module or script_name in request.payload:
-        return []
-    if script_path.suffix in {".yaml", ".yml"} and script_path.suffix not in configs:
-        return [_explain_yaml_file(script_path, script_name)]
-    if script_path.suffix not in {".py", *configs} and not os.access(script_path, os.X_OK):
-        return [f"{script_name} is neither a .py file nor executable; chmod +x it, or give the .py file"]
-    return []
-
-
-def _explain_yaml_file(path: Path, written: str) -> str:
-    """Explain why a YAML file is no training script; only Python callers pass a job file here."""
-    if is_job_file(path):
-        return (
-            f"{written} is a job file: submit it with dtslurm submit, or give its script and options in "
-            "Python"
-        )
-    return f"{written} is not a job file: no line begins with script:, extends: or stages:"
-
-
 def _with_script_in_job(
     context: Context,
     cluster: ActiveCluster,
@@ -385,78 +309,3 @@ def _with_script_in_job(
     if script.startswith("/"):
         request = replace(request, script=os.path.relpath(path, context.cwd.resolve()))
     return Checked(request, errors(problems))
-
-
-def _suggest_script(path: Path) -> str:
-    try:
-        names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
-    except OSError:
-        return f" (folder {path.parent} does not exist)"
-    return suggest_name(path.name, names)
-
-
-def _check_options(
-    context: Context, request: JobRequest, cluster: ActiveCluster | None, *, standalone: bool
-) -> list[str]:
-    limit = cluster.profile.slurm.max_array_size if cluster else None
-    problems = [
-        *job_checks.job_name(name_of(request)),
-        *job_checks.variables(variables_of(context, request)),
-        *unset_variables(context, request),
-        *job_checks.array(request.array, limit),
-        *(
-            [] if standalone else job_checks.job_values(request.args, request.array)
-        ),  # the user may pass --array to sbatch
-        *job_checks.dependency(request.dependency),
-        *job_checks.signals(request.signal or "USR2", request.signal_before),
-    ]
-    if request.once is not None and not request.once.strip():
-        problems.append(
-            "--once has an empty key (is a variable unset?), and each request would create a job; give a key"
-        )
-    problems += [f"--tracking {text!r}: write key=value" for text in request.tracking if "=" not in text]
-    problems += experiment_trackers.problems(request)
-    if request.template is not None and not (context.cwd / request.template).is_file():
-        problems.append(f"template {request.template} does not exist")
-    return problems
-
-
-def _plain_variables(context: Context, request: JobRequest, cluster: ActiveCluster | None) -> dict[str, str]:
-    """Return the source of each variable that the script sets in plain text, by variable name."""
-    profile_variables = cluster.profile.environment.variables if cluster else {}
-    return {
-        **dict.fromkeys(profile_variables, "environment.variables of the cluster's profile"),
-        **{name: "--env" for name, _ in variables_of(context, request)},
-    }
-
-
-def _collect_notices(
-    spec: JobSpec, resolution: Resolution, profile: ClusterProfile, *, submitted: bool
-) -> list[str]:
-    notices = []
-    if resolution.layout and resolution.layout.time is None:
-        local = profile.scheduler == "local"
-        limit = "the job has no time limit" if local else "the partition's default limit applies"
-        notices.append(f"no --time given: {limit}")
-    notices += job_checks.secret_notices(spec)
-    if spec.secrets and not submitted and profile.slurm.export != "forbidden":
-        names = ",".join(spec.secrets)
-        notices.append(
-            f"secrets are not in the script: export these variables, and submit with sbatch --export={names}"
-        )
-    if spec.supervised and not submitted:
-        notices.append(
-            "restarts need the supervisor, which only dtslurm submit installs; with plain sbatch the job "
-            "is a single attempt"
-        )
-    notices += job_checks.constraint_notices(spec, profile)
-    notices += staging.notices(spec, profile, is_submitted=submitted)
-    if spec.template:
-        notices.append(f"template {spec.template} is used; its commands run with your rights")
-    if spec.fabric_check and spec.launcher in _WITHOUT_TORCH:
-        notices.append(f"--fabric-check needs torch: {spec.python} must have it on the nodes")
-    if spec.fabric_check and not (profile.fabric and profile.fabric.expected_busbw_gbs):
-        notices.append(
-            "--fabric-check only reports the bandwidth, because the profile has no fabric.expected_busbw_gbs"
-        )
-    return notices
