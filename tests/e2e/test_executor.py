@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli
 
-FUNCTIONS = """\
+FUNCTIONS = '''\
 import json
 import multiprocessing
 import os
@@ -114,9 +114,17 @@ def executor(**options):
     return made
 
 
+def stdout_with(job, text):
+    """Wait for the output, because the result is there before the last output is written."""
+    deadline = time.time() + 60
+    while text not in (job.stdout() or "") and time.time() < deadline:
+        time.sleep(0.1)
+    return job.stdout()
+
+
 def tell(**values):
     print(json.dumps(values))
-"""
+'''
 
 
 def run(cli: Cli, text: str, *, code: int | None = 0, path: str = "") -> dict[str, Any]:
@@ -135,7 +143,8 @@ def test_functions_return_their_results(cli: Cli) -> None:
         with ex.batch():
             later = [ex.submit(add, number, 10) for number in range(2)]
         tell(one=one.result(), many=[job.result() for job in many], later=[job.result() for job in later],
-             ids=[job.job_id for job in many], out=many[2].stdout(), done=one.done(), state=one.state)
+             ids=[job.job_id for job in many], out=stdout_with(many[2], "adding"), done=one.done(),
+             state=one.state)
         """,
     )
     assert told["one"] == 3
@@ -247,7 +256,9 @@ def test_stdout_and_stderr_are_separate_unless_merged(cli: Cli) -> None:
         apart, together = executor().submit(noisy), executor(stderr_to_stdout=True).submit(noisy)
         for job in (apart, together):
             job.result()
-        tell(apart=[apart.stdout(), apart.stderr()], together=[together.stdout(), together.stderr()],
+        stdout_with(together, "to err")
+        tell(apart=[stdout_with(apart, "to out"), apart.stderr()],
+             together=[together.stdout(), together.stderr()],
              paths=[apart.paths.stdout.exists(), apart.paths.stderr.exists(), together.paths.stderr.exists()],
              id=apart.job_id)
         """,
@@ -270,7 +281,7 @@ def test_job_is_recreated_from_its_folder_and_id(cli: Cli) -> None:
         cli,
         f"""
         job = dtslurm.executor.DtslurmJob("logs/%j", {told["id"]!r})
-        tell(result=job.result(), state=job.state, out=job.stdout(), run=job.record.job_id)
+        tell(result=job.result(), state=job.state, out=stdout_with(job, "adding"), run=job.record.job_id)
         """,
     )
     assert (again["result"], again["run"]) == (23, told["id"])
@@ -389,7 +400,7 @@ def test_checkpointed_function_continues_after_an_interruption(cli: Cli, timeout
         while job.watcher.get_state(job.job_id, mode="force") != "PENDING":
             time.sleep(0.2)
         Path("go").touch()  # it starts again after a few seconds
-        tell(result=job.result(), out=job.stdout())
+        tell(result=job.result(), out=stdout_with(job, "attempt 1"))
         """,
     )
     assert told["result"] == [5, "1"]

@@ -99,6 +99,18 @@ def test_a_followed_rank_of_a_large_job_is_complete_and_leaves_no_files_on_its_n
 
 
 @WITHOUT_SSH
+def test_ranks_of_a_large_job_wait_for_each_other_with_one_file_for_each_node(cli: Cli) -> None:
+    job = cli.submit(*LARGE, "--max-restarts", "0", "--signal-before", "60", cli.script(STEPS))
+    run = cli.run_dir(job)
+    cli.wait_until(lambda: len(list((run.path / "checkpoints").glob("files-*"))) == 4)
+    running = run.path / "ranks/0/running"
+    assert {path.name for path in running.iterdir()} == {"node-0", "node-1"}
+    (run.path / "checkpoints/end").touch()
+    assert cli.wait_for_end(job, 240)["statuses"][0]["state"] == "COMPLETED"
+    assert list(running.iterdir()) == []
+
+
+@WITHOUT_SSH
 def test_f87_the_next_attempt_copies_what_the_ranks_of_a_killed_agent_have_written(cli: Cli) -> None:
     job = cli.submit(*LARGE, "--max-restarts", "1", cli.script(STEPS))
     run = cli.run_dir(job)

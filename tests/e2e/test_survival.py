@@ -35,6 +35,8 @@ pytestmark = [
 ]
 
 PARTITIONS = (
+    "SlurmctldDebug=debug2",
+    "DebugFlags=Steps",
     "PreemptType=preempt/partition_prio",
     "PreemptMode=REQUEUE",
     "PartitionName=low Nodes=ALL PriorityTier=1 GraceTime=20 MaxTime=1-00:00:00 State=UP",
@@ -208,9 +210,20 @@ class Survival:
         ]
         self.rows.append(f"| {case.name} | {' | '.join(cells)} |")
 
+    def explain(self, case: Case) -> str:
+        """Return what the run and the controller recorded about the ends of the run's attempts."""
+        log = (self.lab.root / "log/slurmctld.log").read_text(errors="replace").splitlines()
+        moments = [
+            time.strftime("[%Y-%m-%dT%H:%M:%S", time.localtime(event["time"] - before))
+            for event in case.events("attempt_ended")
+            for before in range(3)
+        ]
+        lines = [line for line in log if line.startswith(tuple(moments))]
+        return "\n".join([str(case.run.events()), case.batch(), *lines])
+
     def survived(self, case: Case, *causes: str) -> None:
         """Judge: it ended well, for these causes in turn, with the weights of an undisturbed run."""
-        assert case.causes() == [*causes, "done"]
+        assert case.causes() == [*causes, "done"], self.explain(case)
         assert case.final() == self.over("undisturbed").final()
         numbers = [event["attempt"] for event in case.events("attempt")]
         assert numbers == sorted(set(numbers))
@@ -419,7 +432,7 @@ def test_f29_run_saves_at_the_early_signal_and_continues(survival: Survival) -> 
     survival.row(case, "checkpointed")
     causes = case.causes()
     survival.survived(case, *causes[:-1])
-    assert set(causes[:-1]) == {"checkpointed"}
+    assert set(causes[:-1]) == {"checkpointed"}, survival.explain(case)
     assert case.run.metrics(1)[0]["step"] == case.run.metrics(0)[-1]["step"] + 1
 
 
