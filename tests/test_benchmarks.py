@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from benchmarks.__main__ import NAMES
 from benchmarks.charts import Bar, Chart, compare_rounds, format_charts, median_and_quartiles
 from benchmarks.peers import NAMES as PEERS
 from benchmarks.peers import version
+from benchmarks.scale import wrapper
 
 ROWS = [row for rows in targets.load_targets().values() for row in rows]
 
@@ -154,3 +156,12 @@ def test_the_cost_of_the_log_tailer_is_measured() -> None:
 )
 def test_an_embedded_program_is_valid_python(program: str) -> None:
     compile(program, "<program>", "exec")
+
+
+@pytest.mark.slurm
+def test_shells_of_a_large_job_start_training_on_a_node(tmp_path: Path) -> None:
+    environment = wrapper.prepare_run(tmp_path, 12_500)
+    task = ["bash", str(tmp_path / "run/task.sh")]
+    assert wrapper.start_ranks(tmp_path, environment, task) > 0
+    assert [path.name for path in (tmp_path / "run/ranks/0/running").iterdir()] == ["node-0"]
+    assert wrapper.start_step(tmp_path, environment) > 0
