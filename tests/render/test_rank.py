@@ -206,3 +206,25 @@ def test_a_rank_waits_no_longer_than_the_lead_time(ranks: Ranks) -> None:
     assert not ranks.left(1)
     ranks.signal(1, signal.SIGTERM)
     assert ranks.end(1) == 85
+
+
+def test_files_of_a_node_get_the_number_of_its_first_rank_also_if_another_rank_starts_first(
+    tmp_path: Path, render_job: Render
+) -> None:
+    script = render_job("a100x8-ib", "srun", nodes=65, python=sys.executable, max_restarts=1).script
+    ranks = Ranks(tmp_path, script)
+    environment = {
+        "DTSLURM_RUN_DIR": str(tmp_path), "DTSLURM_ATTEMPT": "0", "TMPDIR": str(tmp_path),
+        "SLURM_JOB_ID": "17", "SLURM_NODEID": "1", "SLURMD_NODENAME": "n2", "SLURM_PROCID": "11",
+        "SLURM_LOCALID": "3",
+    }  # fmt: skip
+    task = subprocess.Popen(
+        ["bash", "task.sh"], cwd=tmp_path, env={**os.environ, **environment}, start_new_session=True
+    )
+    folder = tmp_path / f"dtslurm-17-{tmp_path.name}-0-n2"
+    try:
+        ranks.wait_until((folder / ".first").exists)
+        assert json.loads((folder / ".first").read_text()) == {"first": 8}
+    finally:
+        os.killpg(task.pid, signal.SIGKILL)
+        task.wait(60)
