@@ -93,6 +93,10 @@ def slurm_conf(layout: Layout) -> str:
         f"SlurmdPidFile={root}/run/slurmd.%n.pid",
         f"SlurmctldLogFile={root}/log/slurmctld.log",
         f"SlurmdLogFile={root}/log/slurmd.%n.log",
+        # At the end of a job slurmctld sends to the ports of its sruns, also of those lost with a node. All
+        # nodes share one address here. Of the 7,000 ports that the kernel gives to sruns, another job's srun
+        # soon has that port, and takes the message for its own end.
+        "SrunPortRange=31000-65535",
         "SlurmctldDebug=verbose",
         "SlurmdDebug=verbose",
         "ProctrackType=proctrack/linuxproc",
