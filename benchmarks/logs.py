@@ -35,7 +35,7 @@ from typing import Any, TextIO
 
 import psutil
 
-from dtslurm.cli.printing.screen import prefixed
+from dtslurm.cli.printing.screen import prefix_lines
 from dtslurm.logs.lines import LogBlock
 from dtslurm.services.logs.log_stream import LogRequest, LogStream, Mark
 from dtslurm.transport.base import Transport
@@ -173,7 +173,7 @@ def discard(block: LogBlock) -> None:
 
 def printer(sink: TextIO) -> Callable[[LogBlock], object]:
     """Return a function that prints lines as `dtslurm logs` does if its output is a pipe."""
-    return lambda block: sink.write(prefixed(block))
+    return lambda block: sink.write(prefix_lines(block))
 
 
 def cpu_seconds() -> float:

@@ -47,7 +47,7 @@ VAGUE_PARAMETERS = set(
     )
 )
 WITHOUT_VAGUE_PARAMETERS = [
-    *("checks", "config", "container", "diagnose", "discover", "launch", "logs", "model"),
+    *("cli", "checks", "config", "container", "diagnose", "discover", "launch", "logs", "model"),
     *("remote", "render", "scheduler", "slurm", "store", "train", "transport", "views"),
 ]
 # Functions with more parameters, each of which may be given by its name alone.
@@ -121,12 +121,23 @@ def test_no_class_or_module_has_a_vague_name() -> None:
     assert vague <= {"step", "place"}  # modules: a step of Slurm, and where a process stands
 
 
+def is_command(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Return whether a function is a click command, whose options name its parameters."""
+    return any(
+        isinstance(decorator, ast.Call)
+        and isinstance(decorator.func, ast.Attribute)
+        and decorator.func.attr in {"command", "group"}
+        for decorator in function.decorator_list
+    )
+
+
 def test_no_parameter_has_a_vague_name() -> None:
     vague = {
         f"{path}: {function.name}({name})"
         for path, tree in parsed_sources()
         if path.parts[0] in WITHOUT_VAGUE_PARAMETERS
         for function in iterate_functions(tree)
+        if not is_command(function)
         for name in parameter_names(function)
         if name in VAGUE_PARAMETERS
     }

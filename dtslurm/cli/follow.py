@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from dtslurm.cli.printing import output
-from dtslurm.cli.printing.screen import PlainScreen, Screen, TerminalScreen, live
+from dtslurm.cli.printing.screen import PlainScreen, Screen, TerminalScreen, open_live_screen
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.services.logs.logs import LogFilter, follow
 from dtslurm.services.runs.runs import words_for_all
@@ -18,7 +18,7 @@ from dtslurm.services.wiring.context import Context
 def follow_to_end(
     context: Context,
     record: JobRecord,
-    wanted: LogFilter,
+    log_filter: LogFilter,
     *,
     on_stderr: bool = False,
     fold: bool | None = None,
@@ -31,20 +31,23 @@ def follow_to_end(
     """
     last_view: list[RunView] = []
 
-    with parting_words(context, [record]), _screen(record, on_stderr=on_stderr, fold=fold) as screen:
+    with (
+        report_continuing_jobs(context, [record]),
+        _open_screen(record, on_stderr=on_stderr, fold=fold) as screen,
+    ):
 
         def watch(view: RunView) -> None:
             last_view[:] = [view]
-            screen.state(view)
+            screen.show_state(view)
 
-        for items in follow(context, record, wanted, watch=watch):
+        for items in follow(context, record, log_filter, watch=watch):
             screen.show(items)
         screen.end()
     return last_view[0]
 
 
 @contextmanager
-def parting_words(context: Context, records: Sequence[JobRecord]) -> Iterator[None]:
+def report_continuing_jobs(context: Context, records: Sequence[JobRecord]) -> Iterator[None]:
     """Tell the user on Ctrl-C that the jobs continue."""
     try:
         yield
@@ -58,15 +61,15 @@ def parting_words(context: Context, records: Sequence[JobRecord]) -> Iterator[No
 
 
 @contextmanager
-def _screen(record: JobRecord, *, on_stderr: bool, fold: bool | None) -> Iterator[Screen]:
+def _open_screen(record: JobRecord, *, on_stderr: bool, fold: bool | None) -> Iterator[Screen]:
     if not on_stderr and output.is_terminal():
-        with live(record, fold=fold is not False) as screen:
+        with open_live_screen(record, fold=fold is not False) as screen:
             yield screen
     else:
-        yield page(on_stderr=on_stderr, fold=bool(fold))
+        yield make_screen(on_stderr=on_stderr, fold=bool(fold))
 
 
-def page(*, on_stderr: bool = False, fold: bool | None = None) -> PlainScreen | TerminalScreen:
+def make_screen(*, on_stderr: bool = False, fold: bool | None = None) -> PlainScreen | TerminalScreen:
     """Return a screen without progress: folded or on a terminal a `TerminalScreen`, else a `PlainScreen`."""
     stream = sys.stderr if on_stderr else sys.stdout
     terminal = not on_stderr and output.is_terminal()

@@ -127,9 +127,9 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+def _print_version(ctx: click.Context, param: click.Parameter, is_requested: bool) -> None:
     del param
-    if not wanted or ctx.resilient_parsing:
+    if not is_requested or ctx.resilient_parsing:
         return
     from pathlib import Path
 
@@ -144,7 +144,12 @@ def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version."
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Show the version.",
 )
 def cli() -> None:
     """Launch training scripts on any Slurm cluster, and show what every rank is doing."""

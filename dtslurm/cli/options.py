@@ -21,7 +21,7 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--cluster",
         metavar="NAME",
-        shell_complete=completers.clusters,
+        shell_complete=completers.complete_clusters,
         help="Use this profile. [default: see dtslurm doctor]",
     ),
     click.option("-J", "--job-name", metavar="NAME", help="Name the job. [default: the script's name]"),
@@ -246,6 +246,9 @@ def job_options(command: _Command) -> _Command:
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 cluster_option = click.option(
-    "--cluster", metavar="NAME", shell_complete=completers.clusters, help="Select only runs on this cluster."
+    "--cluster",
+    metavar="NAME",
+    shell_complete=completers.complete_clusters,
+    help="Select only runs on this cluster.",
 )
-job_argument = click.argument("job", required=False, metavar="[JOB]", shell_complete=completers.jobs)
+job_argument = click.argument("job", required=False, metavar="[JOB]", shell_complete=completers.complete_jobs)

@@ -46,41 +46,44 @@ def run_probe(
     records: list[JobRecord] = []
     with report_interruption(context, records), transfer() as show:
         record = submit_probe(
-            context, probe, records, lambda done, size: show("sending the code", done, size)
+            context,
+            probe,
+            records,
+            lambda copied_bytes, total_bytes: show("sending the code", copied_bytes, total_bytes),
         )
     output.note(f"submitted job {record.job_id} ({record.name}) to {output.queue_of(record)}")
     output.note(f"  run directory  {record.run_dir}")
     output.note(f"  follow it      dtslurm logs -f {selector_arguments(context, record)}")
-    return _finish(context, plan, record)
+    return _finish_probe(context, plan, record)
 
 
-def take_up_probe(request: PlanRequest, job: str) -> tuple[Plan, Sequence[ProbedLayout]] | None:
+def wait_for_probe(request: PlanRequest, job: str) -> tuple[Plan, Sequence[ProbedLayout]] | None:
     """Wait for a probe, and return what `run_probe` does; None if the run is no probe."""
     context = Context()
-    found = find_probe(context, job, request.cluster)
-    if found is None:
+    probe_run = find_probe(context, job, request.cluster)
+    if probe_run is None:
         return None
-    record, probed = found
-    return _finish(context, make(probed_request(request, probed, job), context.cwd), record)
+    record, probed = probe_run
+    return _finish_probe(context, make(probed_request(request, probed, job), context.cwd), record)
 
 
 def _show_costs(plan: Plan, probe: PlannedProbe) -> None:
     gpus = plan.task.machine.gpus
     output.note(
         f"{TRIAL_STEPS} steps of {pluralize(len(probe.layouts), 'layout')} on {pluralize(gpus, 'GPU')}: "
-        f"{_hours(probe.gpu_hours)} as predicted, besides the start of each job; at most "
-        f"{_hours(probe.most_gpu_hours)} ({probe.minutes} min each)"
+        f"{_format_gpu_hours(probe.gpu_hours)} as predicted, besides the start of each job; at most "
+        f"{_format_gpu_hours(probe.most_gpu_hours)} ({probe.minutes} min each)"
     )
     for item in probe.layouts:
         output.note(f"  {item.layout}")
 
 
-def _hours(gpu_hours: float) -> str:
+def _format_gpu_hours(gpu_hours: float) -> str:
     return f"{gpu_hours:,.1f} GPU-hours" if gpu_hours >= 0.1 else "less than 0.1 GPU-hours"
 
 
-def _finish(context: Context, plan: Plan, record: JobRecord) -> tuple[Plan, Sequence[ProbedLayout]]:
-    with _parting_words(context, record):
+def _finish_probe(context: Context, plan: Plan, record: JobRecord) -> tuple[Plan, Sequence[ProbedLayout]]:
+    with _report_continuing_jobs(context, record):
         results, path = finish_probe(context, plan, record)
     for item in results:
         if item.problem:
@@ -90,7 +93,7 @@ def _finish(context: Context, plan: Plan, record: JobRecord) -> tuple[Plan, Sequ
 
 
 @contextmanager
-def _parting_words(context: Context, record: JobRecord) -> Iterator[None]:
+def _report_continuing_jobs(context: Context, record: JobRecord) -> Iterator[None]:
     """Tell the user on Ctrl-C that the jobs continue, and how to read their measurements."""
     try:
         yield

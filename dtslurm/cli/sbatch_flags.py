@@ -12,8 +12,8 @@ from dtslurm.model.jobs.sbatch_names import WITH_OPTIONAL_VALUE, WITH_VALUE, WIT
 _FLAG_PREFIX = "sbatch_option_"
 
 
-def sbatch_flags(known: Iterable[str]) -> list[click.Option]:
-    """Return hidden options for all of sbatch's options except those in ``known``."""
+def sbatch_flags(own_options: Iterable[str]) -> list[click.Option]:
+    """Return hidden options for all of sbatch's options except those in ``own_options``."""
     all_names = sorted(WITH_VALUE | WITHOUT_VALUE | WITH_OPTIONAL_VALUE)
     return [
         click.Option(
@@ -23,7 +23,7 @@ def sbatch_flags(known: Iterable[str]) -> list[click.Option]:
             hidden=True,
         )
         for name in all_names
-        if f"--{name}" not in known
+        if f"--{name}" not in own_options
     ]
 
 
@@ -36,7 +36,11 @@ def take_sbatch_flags(options: dict[str, Any]) -> tuple[str, ...]:
     return tuple(flags)
 
 
-def as_one_word(word: str) -> str:
+def join_optional_value(argument: str) -> str:
     """Return ``--exclusive=user`` as ``--sbatch=--exclusive=user``: click has no optional values."""
-    name, equals, _ = word.partition("=")
-    return f"--sbatch={word}" if equals and name[2:] in WITH_OPTIONAL_VALUE and name[:2] == "--" else word
+    name, equals, _ = argument.partition("=")
+    return (
+        f"--sbatch={argument}"
+        if equals and name[2:] in WITH_OPTIONAL_VALUE and name[:2] == "--"
+        else argument
+    )

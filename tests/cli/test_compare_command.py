@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.cli.commands.compare import overlay
+from dtslurm.cli.commands.compare import draw_curves
 from tests.cli.conftest import Run
 from tests.cli.made_runs import Runs
 
@@ -65,5 +65,5 @@ def test_compare_accepts_two_to_eight_runs(invoke: Run, jobs: tuple[str, ...]) -
 
 
 def test_overlay_draws_short_and_flat_curves() -> None:
-    assert len(overlay([((0, 1.0),), ((0, 1.0), (5, 1.0))], 40)) == 15
-    assert overlay([((3, 2.0), (4, 1.0)), ()], 60)[-1].split() == ["3", "4"]
+    assert len(draw_curves([((0, 1.0),), ((0, 1.0), (5, 1.0))], 40)) == 15
+    assert draw_curves([((3, 2.0), (4, 1.0)), ()], 60)[-1].split() == ["3", "4"]

@@ -13,7 +13,7 @@ import pytest
 
 import dtslurm
 from dtslurm.cli.main import COMMANDS, cli
-from dtslurm.cli.setup.manual import page
+from dtslurm.cli.setup.manual import render_manual
 from tests.cli.conftest import Run
 from tests.conftest import skip_or_fail
 
@@ -90,7 +90,7 @@ def test_the_completion_script_works_in_each_shell(
 
 
 def test_the_manual_page_has_every_command_and_valid_groff() -> None:
-    text = page(cli)
+    text = render_manual(cli)
     for name in COMMANDS:
         assert re.search(rf"^\.SS dtslurm {name}\b", text, re.MULTILINE)
     macros = {line.split()[0] for line in text.splitlines() if line.startswith((".", "'"))}

@@ -199,7 +199,7 @@ def test_the_message_after_an_interrupt_comes_after_the_progress_line(
             told.append("the screen is free")
 
     monkeypatch.setattr(following, "follow", interrupted)
-    monkeypatch.setattr(following, "_screen", screen)
+    monkeypatch.setattr(following, "_open_screen", screen)
     monkeypatch.setattr(output, "note", told.append)
     invoke("logs", "-f", "train", code=130)
     assert told == ["the screen is free", "the job continues; dtslurm logs -f 7 follows it again"]

@@ -15,9 +15,11 @@ from dtslurm.cli.retired import retired_option
 @click.option("--spare-nodes", type=click.IntRange(min=0), default=0)
 @click.option("--env", multiple=True)
 @click.option("--watch/--no-watch", default=None)
-@retired_option("--spares", instead="--spare-nodes", until="0.4")
-@retired_option("--var", instead="--env", until="0.4", multiple=True)
-@retired_option("--no-look", instead="--no-watch", until="0.4", is_flag=True, flag_value=False, default=None)
+@retired_option("--spares", new_name="--spare-nodes", removal_version="0.4")
+@retired_option("--var", new_name="--env", removal_version="0.4", multiple=True)
+@retired_option(
+    "--no-look", new_name="--no-watch", removal_version="0.4", is_flag=True, flag_value=False, default=None
+)
 @click.argument("words", nargs=-1)
 def sample_command(**values: Any) -> None:
     click.echo(repr(dict(sorted(values.items()))))

@@ -10,7 +10,7 @@ from rich.progress import Progress, TextColumn
 
 from dtslurm.cli import follow
 from dtslurm.cli.printing import output, screen
-from dtslurm.cli.printing.screen import LiveScreen, PlainScreen, TerminalScreen, state_words
+from dtslurm.cli.printing.screen import LiveScreen, PlainScreen, TerminalScreen, summarize_state
 from dtslurm.logs.lines import LogBlock, LogFile
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus
@@ -46,15 +46,15 @@ def run_view(*states: JobState, trouble: str = "", reason: str = "") -> RunView:
     ],
 )
 def test_the_state_of_a_run_is_described_in_one_line(seen: RunView, words: str) -> None:
-    assert state_words(seen) == words
+    assert summarize_state(seen) == words
 
 
 def test_a_pipe_gets_prefixed_lines_and_stderr_the_state_once(capsys: pytest.CaptureFixture[str]) -> None:
     stream = io.StringIO()
     plain, silent = PlainScreen(stream), PlainScreen(stream)
     silent.show([])
-    plain.state(run_view(JobState.RUNNING))
-    plain.state(run_view(JobState.RUNNING))
+    plain.show_state(run_view(JobState.RUNNING))
+    plain.show_state(run_view(JobState.RUNNING))
     plain.show(
         [
             log_block(3, "a", "b"),
@@ -64,7 +64,7 @@ def test_a_pipe_gets_prefixed_lines_and_stderr_the_state_once(capsys: pytest.Cap
         ]
     )
     plain.end()
-    assert (plain.shown, silent.shown) == (True, False)
+    assert (plain.has_output, silent.has_output) == (True, False)
     assert stream.getvalue() == "[3] a\n[3] b\n[7/4] c\n"
     assert capsys.readouterr().err == "llama: RUNNING\nattempt 1 begins\n"
 
@@ -84,7 +84,7 @@ def terminal_screen(*, fold: bool = True, colours: bool = False) -> tuple[Termin
 
 def test_equal_lines_of_several_ranks_are_folded(capsys: pytest.CaptureFixture[str]) -> None:
     shown, stream = terminal_screen()
-    shown.state(run_view(JobState.RUNNING))  # it is told elsewhere
+    shown.show_state(run_view(JobState.RUNNING))  # it is told elsewhere
     shown.show([log_block(0, "ready"), log_block(1, "ready"), log_block(2, "ready", "mine")])
     assert stream.getvalue() == ""  # what was there at the start is folded over its whole length
     shown.show([Mark.CAUGHT_UP])
@@ -136,7 +136,7 @@ def test_the_progress_line_shows_state_steps_and_loss() -> None:
     shown, progress, _ = live_screen()
     metrics = LogFile("metrics")
     [task] = progress.tasks
-    shown.state(run_view(JobState.RUNNING))
+    shown.show_state(run_view(JobState.RUNNING))
     assert task.description == "llama: RUNNING"
     shown.show([Record(metrics, {"step": 5, "total_steps": 100, "loss": 1.23456})])
     assert (task.completed, task.total, task.fields["values"]) == (5, 100, "loss 1.235")
@@ -177,7 +177,7 @@ def test_the_screen_type_depends_on_terminal_and_fold(
     on_stderr: bool, tty: bool, fold: bool | None, kind: type, folds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output, "is_terminal", lambda: tty)
-    found = follow.page(fold=fold, on_stderr=on_stderr)
+    found = follow.make_screen(fold=fold, on_stderr=on_stderr)
     assert type(found) is kind
     assert found.folds is folds
 
@@ -205,6 +205,6 @@ def test_the_live_screen_prints_folded_lines_at_its_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TERM", "dumb")
-    with screen.live(RECORD, fold=True) as shown:
+    with screen.open_live_screen(RECORD, fold=True) as shown:
         shown.show([log_block(0, "a"), log_block(1, "a")])
     assert "[0-1] a" in capsys.readouterr().out

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dtslurm.cli.printing import output
-from dtslurm.cli.printing.status_rows import full, rows
+from dtslurm.cli.printing.status_rows import format_run, make_rows
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.activity import Activity
 from dtslurm.model.runs.state import JobState, JobStatus, StateFlag
@@ -47,7 +47,7 @@ def run_view(*statuses: JobStatus, **values: Any) -> RunView:
 
 
 def about_column(seen: RunView) -> list[str]:
-    return [row[-1] for row in rows(seen, NOW)]
+    return [row[-1] for row in make_rows(seen, NOW)]
 
 
 def pending_status(reason: str, start: float | None = None) -> JobStatus:
@@ -70,11 +70,11 @@ def stalled_activity(quiet: float = 220.0) -> Activity:
 
 def test_a_stalled_job_is_shown_as_stalled() -> None:
     seen = replace(run_view(job_status(time_left=300)), activities={"17": stalled_activity()})
-    [row] = rows(seen, NOW)
+    [row] = make_rows(seen, NOW)
     assert (row[3], row[-1]) == (
         "STALLED 3m40s", "no work of any rank: dtslurm diagnose --live 17; 5m00s left",
     )  # fmt: skip
-    lines = list(full(seen, History((), ()), NOW, 80))
+    lines = list(format_run(seen, History((), ()), NOW, 80))
     assert lines[0].endswith(": STALLED 3m40s")
     assert "  stalled    no work of any rank" in lines
     assert lines[-1] == "  next       dtslurm diagnose --live 17   dtslurm logs 17   dtslurm cancel 17"
@@ -83,15 +83,15 @@ def test_a_stalled_job_is_shown_as_stalled() -> None:
 def test_the_row_of_a_job_mentions_a_rank_that_waits_for_a_child_process() -> None:
     waits = Activity(stalled=False, since=NOW, quiet_s=90, summary="rank 0 waits for its child cc1plus")
     seen = replace(run_view(job_status()), activities={"17": waits})
-    [row] = rows(seen, NOW)
+    [row] = make_rows(seen, NOW)
     assert (row[3], row[-1]) == ("RUNNING", "rank 0 waits for its child cc1plus")
-    assert "  work       rank 0 waits for its child cc1plus" in full(seen, History((), ()), NOW, 80)
+    assert "  work       rank 0 waits for its child cc1plus" in format_run(seen, History((), ()), NOW, 80)
 
 
 def test_stalled_array_tasks_are_grouped_in_one_row() -> None:
     activities = {"17_1": stalled_activity(90.0), "17_3": stalled_activity(400.0)}
     seen = run_view(*(job_status(f"17_{task}") for task in (1, 2, 3)), array="1-3")
-    found = rows(replace(seen, activities=activities), NOW)
+    found = make_rows(replace(seen, activities=activities), NOW)
     assert [row[:4:3] for row in found] == [["17 (2 tasks)", "STALLED 6m40s"], ["17_2", "RUNNING"]]
 
 
@@ -109,8 +109,8 @@ def test_array_tasks_in_the_same_state_are_grouped() -> None:
         job_status("17_[4-1003:2%8]", JobState.PENDING, reason="JobArrayTaskLimit"),
         array="0-1003%8",
     )
-    assert [row[0] for row in rows(seen, NOW)] == ["17 (3 tasks)", "17_3", "17_[4-1003:2%8]"]
-    text = "\n".join(full(seen, History((), ()), NOW, 80))
+    assert [row[0] for row in make_rows(seen, NOW)] == ["17 (3 tasks)", "17_3", "17_[4-1003:2%8]"]
+    text = "\n".join(format_run(seen, History((), ()), NOW, 80))
     assert "3 COMPLETED, 1 RUNNING, 500 PENDING" in text
     assert "ArrayTaskThrottle" in text
 
@@ -122,12 +122,12 @@ def test_a_held_array_task_is_shown_separately_from_pending_tasks() -> None:
         job_status("17_4", JobState.PENDING, reason="None"),
         array="0-4%1",
     )
-    assert [(row[0], row[3], row[-1].partition(":")[0]) for row in rows(seen, NOW)] == [
+    assert [(row[0], row[3], row[-1].partition(":")[0]) for row in make_rows(seen, NOW)] == [
         ("17 (2 tasks)", "PENDING", "JobArrayTaskLimit"),
         ("17_2", "PENDING", "JobHeldUser"),
         ("17_4", "PENDING", ""),
     ]
-    text = " ".join("\n".join(full(seen, History((), ()), NOW, None)).split())
+    text = " ".join("\n".join(format_run(seen, History((), ()), NOW, None)).split())
     assert "on perlmutter: 4 PENDING pending 17 (2 tasks)" in text
     assert (
         "pending 17_2: why JobHeldUser: held by you, and the job will never start as requested what "
@@ -156,23 +156,23 @@ def test_a_failed_array_task_shows_its_first_failed_rank(tmp_path: Path) -> None
 
 def test_components_of_a_heterogeneous_job_in_one_state_share_a_row() -> None:
     seen = run_view(job_status("17+0"), job_status("17+1"))
-    assert [row[0] for row in rows(seen, NOW)] == ["17 (2 parts)"]
+    assert [row[0] for row in make_rows(seen, NOW)] == ["17 (2 parts)"]
     seen = run_view(job_status("17+0"), job_status("17+1", JobState.PENDING, reason="Resources"))
-    assert [row[0] for row in rows(seen, NOW)] == ["17+0", "17+1"]
+    assert [row[0] for row in make_rows(seen, NOW)] == ["17+0", "17+1"]
 
 
 def test_an_unknown_job_shows_the_reason() -> None:
     seen = run_view(
         job_status(state=JobState.UNKNOWN, reason="the scheduler does not know this job (any more)")
     )
-    assert rows(seen, NOW)[0][3] == "UNKNOWN"
+    assert make_rows(seen, NOW)[0][3] == "UNKNOWN"
     assert "does not know this job" in about_column(seen)[0]
 
 
 def test_the_time_left_decreases_between_queries() -> None:
     seen = run_view(job_status(time_left=600, observed_at=NOW - 60, start_time=int(NOW) - 100))
     assert about_column(seen) == ["9m00s left"]
-    assert rows(seen, NOW)[0][6] == "1m40s"
+    assert make_rows(seen, NOW)[0][6] == "1m40s"
 
 
 HOSTILE = [
@@ -198,10 +198,10 @@ def test_c2_f64_names_and_reasons_cannot_control_the_terminal_or_add_rows(
     seen = run_view(
         job_status(state=JobState.PENDING, reason=text, nodelist=text, name=text), name=text, cluster=text
     )
-    output.table(COLUMNS, rows(seen, NOW))
+    output.table(COLUMNS, make_rows(seen, NOW))
     shown = capsys.readouterr().out
     assert len(shown.splitlines()) == 2
-    for line in full(seen, History((), ({"time": NOW, "event": text, "why": text},)), NOW, 80):
+    for line in format_run(seen, History((), ({"time": NOW, "event": text, "why": text},)), NOW, 80):
         output.say(line)
     shown += capsys.readouterr().out
     assert not any(mark in shown for mark in ("\x1b]", "\x1b[2J", "\x07", "\x9b", "\u202e"))
@@ -221,7 +221,7 @@ def test_a_table_fits_the_terminal_and_keeps_all_words(
         pending_status("AssocGrpGRESRunMinutes", NOW + 3600), name="a-name-that-is-longer-than-most-of-them"
     )
     columns = list(COLUMNS) if width > 120 else ["JOB", "NAME", "STATE", "TIME", "ABOUT"]
-    cells = [[row[COLUMNS.index(name)] for name in columns] for row in rows(seen, NOW)]
+    cells = [[row[COLUMNS.index(name)] for name in columns] for row in make_rows(seen, NOW)]
     output.table(columns, cells)
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= width
@@ -233,7 +233,7 @@ def test_the_full_status_fits_80_columns() -> None:
     seen = run_view(
         pending_status("ReqNodeNotAvail, UnavailableNodes:n[1-40]", NOW + 90_000), time_limit=3600
     )
-    lines = list(full(seen, History((), ()), NOW, 80))
+    lines = list(format_run(seen, History((), ()), NOW, 80))
     assert max(map(len, lines)) <= 80
     assert sum("what to do" in line for line in lines) == 1
     text = " ".join(" ".join(line.split()) for line in lines)
@@ -261,7 +261,7 @@ def test_a_final_state_is_printed_once(tmp_path: Path) -> None:
         (tmp_path / folder / "0").mkdir(parents=True)
     (tmp_path / "ranks" / "0" / "first-failure").write_text("0 143\n")
     ended = job_status(state=JobState.CANCELLED, start_time=int(NOW) - 60, end_time=int(NOW), nodelist="n1")
-    lines = list(full(run_view(ended, run_dir=str(tmp_path)), History((), ()), NOW, 80))
+    lines = list(format_run(run_view(ended, run_dir=str(tmp_path)), History((), ()), NOW, 80))
     [line] = [line for line in lines if line.startswith("  cancelled")]
     assert line.endswith(", after 1m00s, on n1")
 
@@ -280,7 +280,7 @@ def test_a_state_known_only_from_the_run_directory_is_shown_as_completing() -> N
     ended = replace(
         job_status(), state=JobState.COMPLETED, flags=frozenset({StateFlag.COMPLETING}), source="record"
     )
-    assert rows(run_view(ended), NOW)[0][3] == "COMPLETING"
+    assert make_rows(run_view(ended), NOW)[0][3] == "COMPLETING"
 
 
 def test_f49_nodes_that_stay_in_completing_are_reported_for_the_cluster_support() -> None:
@@ -299,7 +299,7 @@ def test_f42_the_run_record_shows_the_end_of_a_job_on_a_dead_node(tmp_path: Path
         word = {"time": int(NOW) - 600, "event": "ended", "exit_code": code}
         (tmp_path / "events.jsonl").write_text(json.dumps(word) + "\n")
         seen = apply_events(running, run)
-        assert (rows(run_view(seen), NOW)[0][3], seen.terminal, seen.exit_code) == (state, False, code)
+        assert (make_rows(run_view(seen), NOW)[0][3], seen.terminal, seen.exit_code) == (state, False, code)
         (told,) = about_column(run_view(seen))
         assert told.startswith("ended 10m00s ago: ")
         assert "cancel the job to free the nodes" in told
@@ -329,7 +329,7 @@ def test_status_json_contains_the_time_of_the_query(run: Run, tmp_path: Path) ->
 
 def test_a_pipe_gets_one_line_per_row(capsys: pytest.CaptureFixture[str]) -> None:
     seen = run_view(pending_status("AssocGrpGRESRunMinutes", NOW + 3600))
-    output.table(COLUMNS, rows(seen, NOW))
+    output.table(COLUMNS, make_rows(seen, NOW))
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 

@@ -14,7 +14,7 @@ import pytest
 from dtslurm.cli import main as program
 from dtslurm.cli.commands import submit
 from dtslurm.cli.printing.summary import show_end
-from dtslurm.cli.setup.manual import page
+from dtslurm.cli.setup.manual import render_manual
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.state import JobState
 from dtslurm.presentation.quantities import format_value
@@ -287,7 +287,7 @@ def test_resilient_parsing_does_not_print_the_version(invoke: Run) -> None:
 
 def test_the_manual_command_prints_the_manual_page(invoke: Run) -> None:
     shown = invoke("manual", code=0).stdout
-    assert shown == page(program.cli) + "\n"
+    assert shown == render_manual(program.cli) + "\n"
     assert shown.startswith('.TH DTSLURM 1 "" "dtslurm ')
     assert ".SS dtslurm sweep results [OPTIONS] JOB" in shown.replace("\\-", "-")
 

@@ -11,7 +11,7 @@ import pytest
 
 from dtslurm.cli.commands import status
 from dtslurm.cli.printing import output, progress
-from dtslurm.cli.printing.status_rows import full, rows
+from dtslurm.cli.printing.status_rows import format_run, make_rows
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.services.runs.history import History
@@ -39,7 +39,7 @@ def job_status(job: str = "17", word: JobState = JobState.RUNNING, **values: Any
 
 
 def full_lines(seen: RunView, history: History = NOTHING, **values: Any) -> list[str]:
-    return list(full(seen, history, NOW, None, **values))
+    return list(format_run(seen, history, NOW, None, **values))
 
 
 def field_text(lines: list[str], label: str) -> str:
@@ -50,11 +50,13 @@ def field_text(lines: list[str], label: str) -> str:
 def test_a_row_shows_stage_attempt_and_time_left() -> None:
     stages = {"prepare": "p", "train": "t"}
     staged = run_view(job_status(time_left=600, restarts=2), stage="train", stages=stages)
-    assert rows(staged, NOW)[0][-1] == "stage train, 2 of 2; attempt 2; 10m00s left"
-    assert rows(run_view(job_status(), stage="train", stages=stages), NOW)[0][-1] == "stage train, 2 of 2"
+    assert make_rows(staged, NOW)[0][-1] == "stage train, 2 of 2; attempt 2; 10m00s left"
+    assert (
+        make_rows(run_view(job_status(), stage="train", stages=stages), NOW)[0][-1] == "stage train, 2 of 2"
+    )
     recorded = run_view(job_status(source="record", reason="the batch script has ended"))
-    assert rows(recorded, NOW)[0][-1] == "the batch script has ended"
-    assert rows(run_view(job_status(word=JobState.UNKNOWN)), NOW)[0][-1] == "no evidence"
+    assert make_rows(recorded, NOW)[0][-1] == "the batch script has ended"
+    assert make_rows(run_view(job_status(word=JobState.UNKNOWN)), NOW)[0][-1] == "no evidence"
 
 
 def test_a_long_list_of_tasks_in_one_state_is_shortened() -> None:
@@ -122,7 +124,7 @@ def test_all_stages_are_shown_with_their_states() -> None:
     stages = {"prepare": "p", "train": "t", "test": "x"}
     this = run_view(job_status(), stage="train", stages=stages)
     before = run_view(job_status("16", JobState.COMPLETED), token="p", job_id="16")
-    lines = full_lines(this, chain=[("prepare", before), ("train", this), ("test", None)])
+    lines = full_lines(this, stages=[("prepare", before), ("train", this), ("test", None)])
     assert field_text(lines, "stages") == "prepare 16 COMPLETED → train 17 RUNNING (this) → test (gone)"
 
 

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from dtslurm.cli.commands.usage import _cells, headline
+from dtslurm.cli.commands.usage import _format_cells, describe_idle_time
 from dtslurm.model.runs.usage import UsageRow
 from dtslurm.slurm import accounting
 from dtslurm.slurm.fields import FIELD_END
@@ -47,13 +47,13 @@ def usage_row(**values: object) -> UsageRow:
     ],
 )
 def test_the_headline_states_the_idle_gpu_hours(values: dict[str, object], said: str) -> None:
-    assert headline(usage_row(**values)) == said
+    assert describe_idle_time(usage_row(**values)) == said
 
 
 def test_hours_without_samples_are_shown_as_unknown() -> None:
-    assert _cells(usage_row())[2:4] == ["20.0 h", "60.0 h"]
-    assert _cells(usage_row(gpu_hours_known=0.0))[2:4] == ["?", "?"]
-    assert _cells(usage_row(gpu_hours_known=0.0, gpu_hours_held=0.0))[2:4] == ["-", "-"]
+    assert _format_cells(usage_row())[2:4] == ["20.0 h", "60.0 h"]
+    assert _format_cells(usage_row(gpu_hours_known=0.0))[2:4] == ["?", "?"]
+    assert _format_cells(usage_row(gpu_hours_known=0.0, gpu_hours_held=0.0))[2:4] == ["-", "-"]
 
 
 def sacct_output(*accounts: str) -> str:

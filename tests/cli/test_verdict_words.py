@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dtslurm.cli.commands import diagnose
-from dtslurm.cli.commands.top import _verdict
+from dtslurm.cli.commands.top import _format_verdict
 from dtslurm.cli.printing import live, output
 from dtslurm.cli.printing import verdict as verdict_lines
 from dtslurm.model.jobs.job import JobRecord
@@ -38,7 +38,7 @@ def diagnosis_text(
         record=RECORD, status=status, verdict=verdict, attempt=attempts[-1], attempts=attempts, task=None,
         logs="/r/logs/0", activity=activity,
     )  # fmt: skip
-    return "\n".join(diagnose.lines(found, width))
+    return "\n".join(diagnose.format_diagnosis(found, width))
 
 
 def field_text(text: str, label: str) -> str:
@@ -158,7 +158,7 @@ def test_the_dashboard_shows_the_same_diagnosis_text() -> None:
     found = Diagnosis(
         record=RECORD, status=FAILED, verdict=verdict, attempt=0, attempts=(0,), task=None, logs="/r/logs/0"
     )
-    assert _verdict(found) == diagnose.lines(found, 78)
+    assert _format_verdict(found) == diagnose.format_diagnosis(found, 78)
 
 
 def test_a_stalled_job_is_not_described_as_healthy() -> None:
@@ -182,7 +182,7 @@ def test_the_dashboard_shows_the_same_live_diagnosis_text() -> None:
         record=RECORD, status=RUNNING, attempt=0, task=None, looks=(), gpus=None, by={}, missing=(),
         verdict=LiveVerdict(cause="none", summary="It goes on.", confidence=0.9),
     )  # fmt: skip
-    assert _verdict(found) == live.lines(found, 78)
+    assert _format_verdict(found) == live.format_live_diagnosis(found, 78)
 
 
 def live_text(*looks: RankLook, verdict: LiveVerdict | None = None, **values: Any) -> str:
@@ -198,7 +198,7 @@ def live_text(*looks: RankLook, verdict: LiveVerdict | None = None, **values: An
         "verdict": verdict or LiveVerdict(cause="none", summary="It goes on.", confidence=0.9),
         **values,
     }
-    return "\n".join(live.lines(Live(**known), 80))
+    return "\n".join(live.format_live_diagnosis(Live(**known), 80))
 
 
 def test_the_blocking_rank_is_shown_in_full() -> None:

@@ -8,7 +8,7 @@ import pytest
 from textual.events import Key
 from textual.pilot import Pilot
 
-from dtslurm.cli.commands.compare import lines
+from dtslurm.cli.commands.compare import format_comparison
 from dtslurm.dashboard.app import TopApp
 from dtslurm.dashboard.feed import ComparisonText, Notification
 from dtslurm.dashboard.jobs import JobsScreen
@@ -133,7 +133,7 @@ def test_the_feed_compares_the_named_runs(tmp_path: Path, monkeypatch: pytest.Mo
         files.lines("train.jsonl", {"step": 1, "loss": 3.0}, {"step": 2, "loss": loss})
         desk.say(str(6 + number), JobState.COMPLETED)
         rows.append(row_of(record))
-    feed = desk.feed(say_comparison=lambda found: lines(found, 78))
+    feed = desk.feed(say_comparison=lambda found: format_comparison(found, 78))
     feed.compare(rows)
     text = "\n".join(desk.next(ComparisonText).lines)
     join_feed_threads()

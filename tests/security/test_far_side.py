@@ -505,11 +505,11 @@ NASTY = "a\x1b]0;evil\x07\x1b[2Jb\x9b3J\x00\x7f"
 def test_names_from_a_login_node_are_printed_without_control_characters(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    from dtslurm.cli.commands.fetch import _describe
+    from dtslurm.cli.commands.fetch import _describe_skipped
     from dtslurm.cli.printing import output
     from dtslurm.services.results.fetch import SkippedFiles
 
-    output.note(_describe(SkippedFiles("hidden", 1, "why", (NASTY,))))
+    output.note(_describe_skipped(SkippedFiles("hidden", 1, "why", (NASTY,))))
     output.show_error(StoreError(NASTY, evidence=[NASTY], hint=NASTY))
     said = capfd.readouterr()
     assert not set("\x1b\x07\x9b\x00\x7f") & set(said.err + said.out)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dtslurm.cli.commands.usage import headline
+from dtslurm.cli.commands.usage import describe_idle_time
 from dtslurm.errors import RequestInvalid, TransportError
 from dtslurm.model.cluster import ClusterProfile, Gpus, NodeType
 from dtslurm.model.runs.usage import GpuTime, JobUse
@@ -124,7 +124,7 @@ def test_groups_are_sorted_by_idle_gpu_hours() -> None:
     assert (told[0].gpu_hours_idle, told[0].gpu_hours_used, told[0].gpu_kwh) == (3, 0.4, 0.4)
     assert (told[2].gpu_hours_used, told[2].gpu_kwh) == (57.6, 44.8)
     whole = total("all", [unknown, busy, idle], usage_of())
-    assert headline(whole) == "3.0 of 68.0 GPU-hours were idle (4%); no samples of 128.0 more"
+    assert describe_idle_time(whole) == "3.0 of 68.0 GPU-hours were idle (4%); no samples of 128.0 more"
 
 
 def test_energy_and_price_are_given_only_if_known_for_all_jobs() -> None:
@@ -133,7 +133,7 @@ def test_energy_and_price_are_given_only_if_known_for_all_jobs() -> None:
         "all", [accounted_job(idle, price=2.0), accounted_job(busy, price=3.0, job_id="2")], usage_of()
     )
     assert (whole.gpu_kwh, whole.price, whole.price_idle) == (0.4, 20, 6)
-    assert headline(whole) == "3.0 of 8.0 GPU-hours were idle (38%), for 6.00 of 20.00"
+    assert describe_idle_time(whole) == "3.0 of 8.0 GPU-hours were idle (38%), for 6.00 of 20.00"
     unpriced = total("all", [accounted_job(busy, price=2.0), accounted_job(busy, job_id="2")], usage_of())
     assert (unpriced.gpu_kwh, unpriced.price, unpriced.price_idle) == (None, None, None)
     euros, dollars = (accounted_job(busy, price=2.0, currency=name) for name in ("EUR", "USD"))

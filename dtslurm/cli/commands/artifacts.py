@@ -179,7 +179,11 @@ def pull(target: str | None, cluster: str | None, as_json: bool, job: str, patte
         folder = run_dir if run_dir.is_dir() else context.cwd / f"{run_dir.name}-artifacts"
     with transfer() as progress:
         local_paths = service.pull(
-            context, record, selected, folder, lambda path, done, size: progress(path.name, done, size)
+            context,
+            record,
+            selected,
+            folder,
+            lambda path, copied_bytes, total_bytes: progress(path.name, copied_bytes, total_bytes),
         )
     outputs: list[str] = [str(path) for path in local_paths]
     if kind == "hf":

@@ -12,7 +12,7 @@ from dtslurm.errors import RequestInvalid
 from dtslurm.model.units import Walltime
 from dtslurm.presentation.quantities import duration, format_bytes, pluralize
 from dtslurm.services.runs.clean import CleanRoot, CodeOutputs, age_used
-from dtslurm.services.runs.clean import clean as tidy
+from dtslurm.services.runs.clean import clean as clean_runs
 from dtslurm.services.wiring.context import Context
 
 _NAMES_SHOWN = 10  # maximum number of kept files in a message; all known deleted files are listed
@@ -25,12 +25,16 @@ _NAMES_SHOWN = 10  # maximum number of kept files in a message; all known delete
     metavar="TIME",
     help="Select runs that ended more than TIME ago. [default: 30d]",
 )
-@click.option("--runs", "whole", is_flag=True, help="Delete whole run directories, with logs and results.")
+@click.option(
+    "--runs", "whole_runs", is_flag=True, help="Delete whole run directories, with logs and results."
+)
 @click.option("--outputs", is_flag=True, help="Delete also files that the jobs wrote beside their code.")
 @click.option("--yes", is_flag=True, help="Delete. Without --yes, only list what would be deleted.")
 @cluster_option
 @json_option
-def clean(older_than: str, whole: bool, outputs: bool, yes: bool, cluster: str | None, as_json: bool) -> None:
+def clean(
+    older_than: str, whole_runs: bool, outputs: bool, yes: bool, cluster: str | None, as_json: bool
+) -> None:
     """Delete the code and secrets of ended runs, and stored file contents that no run uses.
 
     Pending and running runs, and runs whose end is unknown, are never changed. --runs keeps runs that a
@@ -48,15 +52,17 @@ def clean(older_than: str, whole: bool, outputs: bool, yes: bool, cluster: str |
             f"--older-than {requested}: {older_than} is used, because a job can be requeued for this "
             "time after its end"
         )
-    roots = tidy(Context(), older_than=age, whole=whole, outputs=outputs, remove=yes, cluster=cluster)
+    roots = clean_runs(
+        Context(), older_than=age, whole=whole_runs, outputs=outputs, remove=yes, cluster=cluster
+    )
     if as_json:
         output.document(deleted=yes, roots=roots)
         return
-    _show(roots, whole=whole)
+    _show(roots, whole_runs=whole_runs)
     for root in roots:
         for item in root.outputs:
             output.note(
-                f"{root.root}/{item.folder}/code: {_describe_outputs(item, deleted=outputs, done=yes)}"
+                f"{root.root}/{item.folder}/code: {_describe_outputs(item, deleted=outputs, confirmed=yes)}"
             )
     total = sum(root.bytes for root in roots)
     if yes:
@@ -67,7 +73,7 @@ def clean(older_than: str, whole: bool, outputs: bool, yes: bool, cluster: str |
         output.note(f"runs that ended more than {older_than} ago have nothing to delete")
 
 
-def _show(roots: list[CleanRoot], *, whole: bool) -> None:
+def _show(roots: list[CleanRoot], *, whole_runs: bool) -> None:
     rows = [
         [
             run.job_id or "?",
@@ -75,7 +81,7 @@ def _show(roots: list[CleanRoot], *, whole: bool) -> None:
             root.cluster,
             datetime.fromtimestamp(run.ended).strftime("%Y-%m-%d"),
             format_bytes(run.bytes),
-            f"{root.root}/{run.folder}" + ("" if whole else "/code"),
+            f"{root.root}/{run.folder}" + ("" if whole_runs else "/code"),
         ]
         for root in roots
         for run in root.runs
@@ -91,7 +97,7 @@ def _show(roots: list[CleanRoot], *, whole: bool) -> None:
         for path in root.unfinished:
             output.note(f"{path}: from a submission that was killed")
         for name in root.pinned:
-            kept_text = "kept" if whole else "files that the job wrote in code/ are kept"
+            kept_text = "kept" if whole_runs else "files that the job wrote in code/ are kept"
             output.note(
                 f"{root.root}/{name}: {kept_text}, because results in it are pinned (dtslurm artifacts unpin)"
             )
@@ -104,13 +110,13 @@ def _show(roots: list[CleanRoot], *, whole: bool) -> None:
             output.note(f"{root.cluster}: {line}")
 
 
-def _describe_outputs(item: CodeOutputs, *, deleted: bool, done: bool) -> str:
+def _describe_outputs(item: CodeOutputs, *, deleted: bool, confirmed: bool) -> str:
     """Describe the files that a job wrote beside its code, and whether they are deleted."""
     names = item.names if deleted else item.names[:_NAMES_SHOWN]
-    more = f" and {item.files - len(names)} more" if item.files > len(names) else ""
+    remainder = f" and {item.files - len(names)} more" if item.files > len(names) else ""
     if deleted:
-        action, hint = "deleted" if done else "would delete", ""
+        action, hint = "deleted" if confirmed else "would delete", ""
     else:
         action, hint = "kept", " (--outputs deletes them)"
-    amount = f"{pluralize(item.files, 'file')}, {format_bytes(item.bytes)}, that the job wrote there"
-    return f"{action} {amount}{hint}: {', '.join(names)}{more}"
+    files_text = f"{pluralize(item.files, 'file')}, {format_bytes(item.bytes)}, that the job wrote there"
+    return f"{action} {files_text}{hint}: {', '.join(names)}{remainder}"

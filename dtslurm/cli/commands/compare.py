@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from dtslurm.cli.completers import jobs as job_offers
+from dtslurm.cli.completers import complete_jobs
 from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.cli.printing import output
 from dtslurm.errors import StoreError
@@ -28,7 +28,7 @@ _HEIGHT, _MARGIN = 12, 11
 @click.option("-o", "--output", "target", metavar="FILE", help="Write one HTML page with all curves instead.")
 @cluster_option
 @json_option
-@click.argument("jobs", metavar="JOB...", nargs=-1, required=True, shell_complete=job_offers)
+@click.argument("jobs", metavar="JOB...", nargs=-1, required=True, shell_complete=complete_jobs)
 def compare(target: str | None, cluster: str | None, as_json: bool, jobs: tuple[str, ...]) -> None:
     """Compare runs: results, speed, cost, curves, and differences in their requests.
 
@@ -52,47 +52,47 @@ def compare(target: str | None, cluster: str | None, as_json: bool, jobs: tuple[
         _show(comparison)
 
 
-def _show(found: Comparison) -> None:
-    for number, table in enumerate(_tables(found)):
+def _show(comparison: Comparison) -> None:
+    for number, table in enumerate(_make_tables(comparison)):
         if number:
             output.say()
         output.table(table[0], table[1:])
-    for line in _lines_below(found, (output.width() or 80) - 1):
+    for line in _plot_losses(comparison, (output.width() or 80) - 1):
         output.say(line)
-    for line in _notes(found):
+    for line in _list_unreadable_metrics(comparison):
         output.note(line)
 
 
-def lines(found: Comparison, width: int) -> list[str]:
+def format_comparison(comparison: Comparison, width: int) -> list[str]:
     """Return the command's output as lines of text; the plot of losses is ``width`` columns wide."""
-    tables = [["", *_format_table(table)] for table in _tables(found)]
+    tables = [["", *_format_table(table)] for table in _make_tables(comparison)]
     text_lines = [line for table in tables for line in table][1:]
-    return [*text_lines, *_lines_below(found, width - 1), *_notes(found)]
+    return [*text_lines, *_plot_losses(comparison, width - 1), *_list_unreadable_metrics(comparison)]
 
 
-def _tables(found: Comparison) -> Iterator[list[tuple[str, ...]]]:
+def _make_tables(comparison: Comparison) -> Iterator[list[tuple[str, ...]]]:
     """Yield the table of the results, then one for each section of differences; titles come first."""
-    names = [_run_label(run) for run in found.runs]
-    yield [("", *names), *summary_rows(found.runs)]
-    for section in dict.fromkeys(difference.section for difference in found.differences):
-        rows = [item for item in found.differences if item.section == section]
+    names = [_run_label(run) for run in comparison.runs]
+    yield [("", *names), *summarize_runs(comparison.runs)]
+    for section in dict.fromkeys(difference.section for difference in comparison.differences):
+        rows = [item for item in comparison.differences if item.section == section]
         yield [(section.upper(), *names), *((item.name, *item.values) for item in rows)]
 
 
-def _lines_below(found: Comparison, width: int) -> list[str]:
-    text_lines = [] if found.differences else ["", "the requests are identical"]
-    curves = [run.curves.get("loss", ()) for run in found.runs]
+def _plot_losses(comparison: Comparison, width: int) -> list[str]:
+    text_lines = [] if comparison.differences else ["", "the requests are identical"]
+    curves = [run.curves.get("loss", ()) for run in comparison.runs]
     if any(curves):
-        text_lines += ["", *overlay(curves, width)]
-        legend = [f"{_MARKS[number]} {_run_label(run)}" for number, run in enumerate(found.runs)]
+        text_lines += ["", *draw_curves(curves, width)]
+        legend = [f"{_MARKS[number]} {_run_label(run)}" for number, run in enumerate(comparison.runs)]
         text_lines.append("  ".join(legend))
     return text_lines
 
 
-def _notes(found: Comparison) -> list[str]:
+def _list_unreadable_metrics(comparison: Comparison) -> list[str]:
     return [
         f"note: the metrics of {_run_label(run)} could not be read: {run.problem}"
-        for run in found.runs
+        for run in comparison.runs
         if run.problem
     ]
 
@@ -112,7 +112,7 @@ def _run_label(run: ComparedRun) -> str:
     return f"{run.record.job_id or 'no job'} {run.record.name}"
 
 
-def summary_rows(runs: Sequence[ComparedRun]) -> list[tuple[str, ...]]:
+def summarize_runs(runs: Sequence[ComparedRun]) -> list[tuple[str, ...]]:
     """Return (label, value of each run) rows of results, speed and cost, without rows that have no values."""
     rows = {
         "state": [run.state for run in runs],
@@ -123,48 +123,48 @@ def summary_rows(runs: Sequence[ComparedRun]) -> list[tuple[str, ...]]:
         "ran for": ["" if run.took_s is None else duration(run.took_s) for run in runs],
         "attempts": [str(run.attempts or "") for run in runs],
         "last step": ["" if run.last_step is None else str(run.last_step) for run in runs],
-        "last loss": [_number(run.last_loss) for run in runs],
-        "best loss": [_number(run.best_loss) for run in runs],
-        "tokens/s": [_number(run.tokens_per_s) for run in runs],
-        "step time, s": [_number(run.step_time_s) for run in runs],
-        "GPU hours": [_number(run.gpu_hours) for run in runs],
-        "price": [f"{_number(run.cost)} {run.currency}".strip() for run in runs],
+        "last loss": [_format_optional_number(run.last_loss) for run in runs],
+        "best loss": [_format_optional_number(run.best_loss) for run in runs],
+        "tokens/s": [_format_optional_number(run.tokens_per_s) for run in runs],
+        "step time, s": [_format_optional_number(run.step_time_s) for run in runs],
+        "GPU hours": [_format_optional_number(run.gpu_hours) for run in runs],
+        "price": [f"{_format_optional_number(run.cost)} {run.currency}".strip() for run in runs],
     }
     return [(name, *(value or "-" for value in values)) for name, values in rows.items() if any(values)]
 
 
-def _number(value: float | None) -> str:
+def _format_optional_number(value: float | None) -> str:
     return "" if value is None else format_number(value)
 
 
-def overlay(curves: Sequence[Curve], width: int) -> list[str]:
+def draw_curves(curves: Sequence[Curve], width: int) -> list[str]:
     """Return a plot of curves as lines of text; where marks coincide, the later run's is shown."""
     points = [(step, value) for curve in curves for step, value in curve]
     steps, values = [step for step, _ in points], [value for _, value in points]
-    left, right, low, high = min(steps), max(steps), min(values), max(values)
+    first_step, last_step, low, high = min(steps), max(steps), min(values), max(values)
     columns = max(20, width - _MARGIN)
     grid = [[" "] * columns for _ in range(_HEIGHT)]
     for mark, curve in zip(_MARKS, curves, strict=False):
         for step, value in curve:
-            column = round((step - left) / max(1, right - left) * (columns - 1))
+            column = round((step - first_step) / max(1, last_step - first_step) * (columns - 1))
             height = (value - low) / (high - low) if high > low else 0.0
             grid[_HEIGHT - 1 - math.floor(height * (_HEIGHT - 1) + 0.5)][column] = mark
-    ticks = {0: _number(high), _HEIGHT - 1: _number(low)}
+    ticks = {0: _format_optional_number(high), _HEIGHT - 1: _format_optional_number(low)}
     lines = [
         f"{ticks.get(row, ''):>{_MARGIN - 2}} ┤{''.join(cells).rstrip()}" for row, cells in enumerate(grid)
     ]
-    axis = f"{left}{str(right).rjust(columns - len(str(left)))}"
+    axis = f"{first_step}{str(last_step).rjust(columns - len(str(first_step)))}"
     return ["loss by step", *lines, " " * (_MARGIN - 1) + "└" + "─" * (columns - 1), " " * _MARGIN + axis]
 
 
-def _render_page(found: Comparison, now: float) -> str:
+def _render_page(comparison: Comparison, now: float) -> str:
     from dtslurm.presentation.quantities import format_utc
     from dtslurm.render.page import page
 
-    names = [_run_label(run) for run in found.runs]
+    names = [_run_label(run) for run in comparison.runs]
     charts = []
     for metric in METRICS:
-        curves = [dict(run.curves.get(metric, ())) for run in found.runs]
+        curves = [dict(run.curves.get(metric, ())) for run in comparison.runs]
         steps = sorted({step for curve in curves for step in curve})
         if len(steps) > 1:
             lines = [
@@ -176,8 +176,8 @@ def _render_page(found: Comparison, now: float) -> str:
         "compare.html.j2",
         {
             "names": names,
-            "summary": summary_rows(found.runs),
-            "differences": found.differences,
+            "summary": summarize_runs(comparison.runs),
+            "differences": comparison.differences,
             "curves": charts,
             "curves_note": "",
             "made_at": format_utc(now),

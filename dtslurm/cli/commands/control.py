@@ -15,7 +15,9 @@ def _make_command(verb: str, text: str) -> click.Command:
     @click.command(verb, help=text)
     @cluster_option
     @json_option
-    @click.argument("jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=completers.jobs)
+    @click.argument(
+        "jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=completers.complete_jobs
+    )
     def run(cluster: str | None, as_json: bool, jobs: tuple[str, ...]) -> None:
         outcome = change_jobs(Context(), verb, jobs, cluster)
         if as_json:

@@ -10,7 +10,7 @@ from dtslurm.cli.options import cluster_option, job_argument, json_option
 from dtslurm.cli.printing import output
 from dtslurm.cli.printing.output import styled
 from dtslurm.cli.printing.styles import EXCEPTION, FAILED, MAIN, SECONDARY, find_exception, style_of_state
-from dtslurm.cli.printing.verdict import field, folded, width
+from dtslurm.cli.printing.verdict import format_field, width, wrap_words
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.diagnosis import Verdict
 from dtslurm.model.runs.state import JobState
@@ -74,7 +74,7 @@ def diagnose(attempt: int | None, live: bool, cluster: str | None, as_json: bool
             verdict=diagnosis.verdict,
         )
         return
-    for line in lines(diagnosis, width=width()):
+    for line in format_diagnosis(diagnosis, width=width()):
         output.say(line)
 
 
@@ -84,82 +84,84 @@ def _diagnose_live(context: Context, record: JobRecord, task: str | None, as_jso
 
     live_diagnosis = diagnose_live(context, record, task=task)
     if as_json:
-        live.document(live_diagnosis)
+        live.print_json(live_diagnosis)
         return
-    for line in live.lines(live_diagnosis, width=width()):
+    for line in live.format_live_diagnosis(live_diagnosis, width=width()):
         output.say(line)
 
 
-def lines(found: Diagnosis, width: int = 80) -> list[str]:
+def format_diagnosis(diagnosis: Diagnosis, width: int = 80) -> list[str]:
     """Return the lines of the verdict for the user."""
-    verdict = found.verdict
-    job = found.status.job_id or found.record.job_id or "?"
-    attempt = f", attempt {found.attempt}" if len(found.attempts) > 1 else ""
-    state_text = describe_state(found.status, found.activity)
+    verdict = diagnosis.verdict
+    job = diagnosis.status.job_id or diagnosis.record.job_id or "?"
+    attempt = f", attempt {diagnosis.attempt}" if len(diagnosis.attempts) > 1 else ""
+    state_text = describe_state(diagnosis.status, diagnosis.activity)
     style = style_of_state(state_text)
     output_lines: list[str] = [
-        styled((f"job {job} ({found.record.name}{attempt}): ", ""), (state_text, style)),
+        styled((f"job {job} ({diagnosis.record.name}{attempt}): ", ""), (state_text, style)),
         "",
     ]
     if verdict.cause == "stalled":
-        advice = field("what to do", verdict.advice, width)
+        advice = format_field("what to do", verdict.advice, width)
         return [
             *output_lines[:1],
-            *field("verdict", verdict.summary, width, MAIN),
+            *format_field("verdict", verdict.summary, width, MAIN),
             *advice,
-            *_notes(found, width),
+            *_format_notes(diagnosis, width),
         ]
     if verdict.cause == "none":
         hint_lines = []
-        if found.status.state is JobState.RUNNING:
-            hint_lines = field(
+        if diagnosis.status.state is JobState.RUNNING:
+            hint_lines = format_field(
                 "more", f"dtslurm diagnose --live {job} shows whether the job makes progress", width
             )
         return [
             *output_lines[:1],
-            *field("verdict", verdict.summary, width, MAIN),
+            *format_field("verdict", verdict.summary, width, MAIN),
             *hint_lines,
-            *_notes(found, width),
+            *_format_notes(diagnosis, width),
         ]
     has_location = verdict.rank is not None or bool(verdict.node)
     if verdict.cause != "not-distributed":  # no rank failed in such a job
-        output_lines += field(
+        output_lines += format_field(
             "failed first" if has_location or _describe_first_failure(verdict) == _NO_RANK_TEXT else "ended",
             _describe_first_failure(verdict),
             width,
         )
     guess_prefix = "" if verdict.confidence >= 0.7 else "probably: "
-    cause_style = style if found.status.terminal and not found.status.ok else FAILED
-    output_lines += field(
+    cause_style = style if diagnosis.status.terminal and not diagnosis.status.ok else FAILED
+    output_lines += format_field(
         "cause", f"{guess_prefix}{verdict.cause} ({verdict.confidence:.0%})", width, cause_style
     )
-    output_lines += field("", verdict.summary, width, MAIN)
-    output_lines += _evidence(verdict, width)
+    output_lines += format_field("", verdict.summary, width, MAIN)
+    output_lines += _format_evidence(verdict, width)
     for number, item in enumerate(verdict.followed_by):
         ranks = f"{item.count} rank{'s' if item.count > 1 else ''} ({item.ranks}) " if item.count else ""
-        output_lines += field("then" if number == 0 else "", ranks + item.what, width, SECONDARY)
-    output_lines += field("responsible", _BLAMES.get(verdict.blame, verdict.blame), width)
+        output_lines += format_field("then" if number == 0 else "", ranks + item.what, width, SECONDARY)
+    output_lines += format_field("responsible", _BLAMES.get(verdict.blame, verdict.blame), width)
     if verdict.advice:
-        output_lines += field("what to do", verdict.advice, width)
-    output_lines += [styled((f"{'logs':<14}{found.logs}", SECONDARY))]
-    return output_lines + _notes(found, width)
+        output_lines += format_field("what to do", verdict.advice, width)
+    output_lines += [styled((f"{'logs':<14}{diagnosis.logs}", SECONDARY))]
+    return output_lines + _format_notes(diagnosis, width)
 
 
-def _notes(found: Diagnosis, width: int) -> list[str]:
+def _format_notes(diagnosis: Diagnosis, width: int) -> list[str]:
     """Return further notes: that the script was edited, and that there were earlier attempts."""
-    script_note = describe_changed_script(found.record, [found.attempt] if found.script_changed else [])
+    script_note = describe_changed_script(
+        diagnosis.record, [diagnosis.attempt] if diagnosis.script_changed else []
+    )
     return [
-        *(field("note", script_note, width) if script_note else ()),
-        *_earlier_attempts_note(found, width),
+        *(format_field("note", script_note, width) if script_note else ()),
+        *_note_earlier_attempts(diagnosis, width),
     ]
 
 
-def _earlier_attempts_note(found: Diagnosis, width: int) -> list[str]:
-    earlier_attempts = [number for number in found.attempts if number < found.attempt]
+def _note_earlier_attempts(diagnosis: Diagnosis, width: int) -> list[str]:
+    earlier_attempts = [number for number in diagnosis.attempts if number < diagnosis.attempt]
     if not earlier_attempts:
         return []
     text = f"the run had earlier attempts; --attempt {earlier_attempts[-1]} shows the last of them"
-    return field("before", text, width, SECONDARY)
+    return format_field("before", text, width, SECONDARY)
 
 
 def _describe_first_failure(verdict: Verdict) -> str:
@@ -180,7 +182,7 @@ def _describe_first_failure(verdict: Verdict) -> str:
     return " ".join(parts) or _NO_RANK_TEXT
 
 
-def _evidence(verdict: Verdict, width: int) -> list[str]:
+def _format_evidence(verdict: Verdict, width: int) -> list[str]:
     output_lines: list[str] = []
     last_location = ""
     lines = [(line, line.text.strip()) for line in verdict.evidence[:6]]
@@ -191,6 +193,8 @@ def _evidence(verdict: Verdict, width: int) -> list[str]:
             output_lines.append(styled((f"  {location}", SECONDARY)))
         last_location = location
         style = EXCEPTION if exceptions and line is exceptions[-1] else ""  # Python prints the exception last
-        parts = folded(text, width - 4)[:4]
-        output_lines += [styled(("  | ", SECONDARY), (part[: 4 * width], style)) for part in parts]
+        wrapped_lines = wrap_words(text, width - 4)[:4]
+        output_lines += [
+            styled(("  | ", SECONDARY), (wrapped_line[: 4 * width], style)) for wrapped_line in wrapped_lines
+        ]
     return ["", *output_lines, ""] if output_lines else []

@@ -11,7 +11,7 @@ from dtslurm.cli.printing.progress import transfer
 from dtslurm.model.paths import expand_home
 from dtslurm.presentation.quantities import format_bytes, pluralize
 from dtslurm.services.results.fetch import SkippedFiles
-from dtslurm.services.results.fetch import fetch as bring
+from dtslurm.services.results.fetch import fetch as fetch_files
 from dtslurm.services.runs.runs import find
 from dtslurm.services.runs.tasks import task_of
 from dtslurm.services.wiring.context import Context
@@ -26,7 +26,7 @@ _NAMES_SHOWN = 10
 @click.option("--sync", "upload", is_flag=True, help="Upload offline W&B data; needs wandb on this machine.")
 @cluster_option
 @json_option
-@click.argument("job", shell_complete=completers.jobs)
+@click.argument("job", shell_complete=completers.complete_jobs)
 @click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
 def fetch(
     target: str | None,
@@ -46,12 +46,12 @@ def fetch(
     record = find(context, job, cluster)
     folder = context.cwd / expand_home(target) if target else None
     with transfer() as show:
-        fetched = bring(
+        fetched = fetch_files(
             context,
             record,
             patterns,
             folder,
-            lambda path, done, size: show(path.name, done, size),
+            lambda path, copied_bytes, total_bytes: show(path.name, copied_bytes, total_bytes),
             task_of(job, record),
         )
     synced = None
@@ -75,7 +75,7 @@ def fetch(
             f"{pluralize(len(fetched.files), 'file')}, {format_bytes(fetched.bytes)}, in {fetched.folder}"
         )
     for item in fetched.left_out:
-        output.note(_describe(item))
+        output.note(_describe_skipped(item))
     if synced:
         count = len(synced.uploaded)
         output.note(f"uploaded {pluralize(count, 'W&B run')}" if count else "no W&B run to upload")
@@ -83,9 +83,9 @@ def fetch(
             output.note(f"  {line}")
 
 
-def _describe(item: SkippedFiles) -> str:
+def _describe_skipped(item: SkippedFiles) -> str:
     """Describe the files that were not fetched, and why."""
     shown_names = item.names[:_NAMES_SHOWN]
-    more = f" and {item.files - len(shown_names)} more" if item.files > len(shown_names) else ""
-    names = f": {', '.join(shown_names)}{more}" if shown_names else ""
+    remainder = f" and {item.files - len(shown_names)} more" if item.files > len(shown_names) else ""
+    names = f": {', '.join(shown_names)}{remainder}" if shown_names else ""
     return f"skipped: {item.reason}{names}"

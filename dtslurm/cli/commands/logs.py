@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from dtslurm.cli.follow import follow_to_end, page
+from dtslurm.cli.follow import follow_to_end, make_screen
 from dtslurm.cli.options import cluster_option, job_argument, json_option
 from dtslurm.cli.printing import output
 from dtslurm.errors import JobNotFound, RequestInvalid
@@ -87,34 +87,34 @@ def logs(
         _show(context, record, log_filter, fold, node)
 
 
-def _print_json(context: Context, record: JobRecord, wanted: LogFilter, *, following: bool) -> None:
+def _print_json(context: Context, record: JobRecord, log_filter: LogFilter, *, following: bool) -> None:
     if not following:
-        _check_attempt(record, wanted)
-    batches = follow(context, record, wanted) if following else read(context, record, wanted)
+        _check_attempt(record, log_filter)
+    batches = follow(context, record, log_filter) if following else read(context, record, log_filter)
     lines: list[LogLine] = []
     for items in batches:
         for item in items:
             if isinstance(item, LogBlock):
                 lines += item.lines()
     if not lines and not following:
-        _raise_if(_missing_parts(views(context, [record])[0], wanted))
+        _raise_if_problem(_describe_missing_parts(views(context, [record])[0], log_filter))
     output.document(job_id=record.job_id, lines=lines)
 
 
 def _show(
-    context: Context, record: JobRecord, wanted: LogFilter, fold: bool | None, node: str | None
+    context: Context, record: JobRecord, log_filter: LogFilter, fold: bool | None, node: str | None
 ) -> None:
-    _check_attempt(record, wanted)
-    screen = page(fold=fold)
-    for items in read(context, record, wanted, in_turn=screen.folds):
+    _check_attempt(record, log_filter)
+    screen = make_screen(fold=fold)
+    for items in read(context, record, log_filter, in_turn=screen.folds):
         screen.show(items)
     screen.end()
-    if screen.shown:
+    if screen.has_output:
         return
     view = views(context, [record])[0]
-    _raise_if(_missing_parts(view, wanted))
-    if not wanted.picks_lines:
-        output.note(_explain_no_output(view, wanted, node))
+    _raise_if_problem(_describe_missing_parts(view, log_filter))
+    if not log_filter.picks_lines:
+        output.note(_explain_no_output(view, log_filter, node))
 
 
 def _require_job(context: Context, record: JobRecord) -> JobRecord:
@@ -127,55 +127,59 @@ def _require_job(context: Context, record: JobRecord) -> JobRecord:
     return view.record
 
 
-def _raise_if(why: str) -> None:
-    if why:
-        raise JobNotFound(why)
+def _raise_if_problem(problem: str) -> None:
+    if problem:
+        raise JobNotFound(problem)
 
 
-def _check_attempt(record: JobRecord, wanted: LogFilter) -> None:
+def _check_attempt(record: JobRecord, log_filter: LogFilter) -> None:
     """Raise an error for a missing attempt before the batch script's lines, which belong to all attempts, are
     shown.
 
     Local copies of a remote run may be outdated, so for these the check is made afterwards.
     """
     if not record.mirror:
-        _raise_if(_missing_attempt(record, wanted))
+        _raise_if_problem(_describe_missing_attempt(record, log_filter))
 
 
-def _check_follow(context: Context, record: JobRecord, wanted: LogFilter) -> None:
+def _check_follow(context: Context, record: JobRecord, log_filter: LogFilter) -> None:
     """Raise an error for ranks that cannot exist, and for a missing attempt of an ended run."""
-    _raise_if(_missing_rank(record, wanted))
-    if wanted.attempt is not None:
-        view = select_task_view(views(context, [record])[0], wanted.task)
+    _raise_if_problem(_describe_missing_ranks(record, log_filter))
+    if log_filter.attempt is not None:
+        view = select_task_view(views(context, [record])[0], log_filter.task)
         if view.terminal:
-            _raise_if(_missing_attempt(view.record, wanted))
+            _raise_if_problem(_describe_missing_attempt(view.record, log_filter))
 
 
-def _missing_attempt(record: JobRecord, wanted: LogFilter) -> str:
+def _describe_missing_attempt(record: JobRecord, log_filter: LogFilter) -> str:
     run = RunDir(Path(record.folder))
-    attempts = ((wanted.task and run.task(wanted.task)) or run).attempts()
-    if wanted.attempt is None or not attempts or wanted.attempt in attempts:
+    attempts = ((log_filter.task and run.task(log_filter.task)) or run).attempts()
+    if log_filter.attempt is None or not attempts or log_filter.attempt in attempts:
         return ""
-    return f"the run has no attempt {wanted.attempt}, only {', '.join(map(str, attempts))}"
+    return f"the run has no attempt {log_filter.attempt}, only {', '.join(map(str, attempts))}"
 
 
-def _missing_rank(record: JobRecord, wanted: LogFilter) -> str:
+def _describe_missing_ranks(record: JobRecord, log_filter: LogFilter) -> str:
     size = record.world_size
-    if wanted.ranks is None or any(first < size for first, _ in wanted.ranks):
+    if log_filter.ranks is None or any(first < size for first, _ in log_filter.ranks):
         return ""
-    requested = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in wanted.ranks)
+    requested = ",".join(
+        str(first) if first == last else f"{first}-{last}" for first, last in log_filter.ranks
+    )
     return f"the run has no rank {requested}, only {f'0-{size - 1}' if size > 1 else '0'}"
 
 
-def _missing_parts(view: RunView, wanted: LogFilter) -> str:
+def _describe_missing_parts(view: RunView, log_filter: LogFilter) -> str:
     """Return an error message if the requested attempt or ranks are known not to exist, else an empty one."""
-    return _missing_rank(view.record, wanted) or _missing_attempt(view.record, wanted)
+    return _describe_missing_ranks(view.record, log_filter) or _describe_missing_attempt(
+        view.record, log_filter
+    )
 
 
-def _explain_no_output(view: RunView, wanted: LogFilter, node: str | None) -> str:
+def _explain_no_output(view: RunView, log_filter: LogFilter, node: str | None) -> str:
     """Explain why there is no output."""
     state = f"the job is {view.statuses[0].word}"
-    if wanted.nodes is not None:
+    if log_filter.nodes is not None:
         node_text = fold_nodes(view.statuses[0].nodelist)
         return f"no output on {node}; {state}{f' on {node_text}' if node_text else ''}"
     return f"no output yet; {state}" if not view.terminal else f"no output; {state}"
@@ -185,8 +189,8 @@ def _parse_ranks(text: str | None) -> tuple[tuple[int, int], ...] | None:
     if text is None:
         return None
     ranges = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())
+    for range_text in text.split(","):
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", range_text.strip())
         if not match or (match[2] and int(match[2]) < int(match[1])):
             raise RequestInvalid([f"--rank {text!r}: write ranks and ranges like 0,3-7"])
         ranges.append((int(match[1]), int(match[2] or match[1])))

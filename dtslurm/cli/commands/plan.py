@@ -80,7 +80,7 @@ class PlanCommand(click.Command):
 @click.option(
     "--calibrate",
     metavar="JOB",
-    shell_complete=completers.jobs,
+    shell_complete=completers.complete_jobs,
     help="Calibrate with this run's measurements of --layout, or with a probe.",
 )
 @click.option(
@@ -101,7 +101,7 @@ def plan(
     yes: bool,
     emit: str | None,
     plot: str | None,
-    **asked: Any,
+    **options: Any,
 ) -> None:
     """Show each layout of MODEL that fits a cluster: memory, time and reasons."""
     _refuse_combinations({"--evaluate": evaluate, "--calibrate": calibrate, "--probe": probe}, script_args)
@@ -111,18 +111,18 @@ def plan(
     from dtslurm.services.planning.plan import PlanRequest, make
 
     emit = _find_form(emit, as_json=as_json)
-    asked["price"], asked["currency"] = _parse_price(asked["price"])
-    asked["scaling"] = asked["scaling"] or plot is not None  # the plot shows the scaling curve
-    request = PlanRequest(**asked, emit=emit)
+    options["price"], options["currency"] = _parse_price(options["price"])
+    options["scaling"] = options["scaling"] or plot is not None  # the plot shows the scaling curve
+    request = PlanRequest(**options, emit=emit)
     results: Sequence[ProbedLayout] = ()
     if probe is not None:
         from dtslurm.cli.plan_probe import run_probe
 
         new_plan, results = run_probe(make(request, working_directory()), probe, script_args, yes=yes)
     elif calibrate is not None:
-        from dtslurm.cli.plan_probe import take_up_probe
+        from dtslurm.cli.plan_probe import wait_for_probe
 
-        probed = take_up_probe(request, calibrate)
+        probed = wait_for_probe(request, calibrate)
         if probed is None:
             if not request.layout:
                 raise RequestInvalid(["--calibrate needs the --layout of the run"])
@@ -174,10 +174,10 @@ def _show(new_plan: Plan, results: Sequence[ProbedLayout], plot: str | None, *, 
 
 
 def _refuse_combinations(actions: Mapping[str, str | None], script_args: tuple[str, ...]) -> None:
-    given = [name for name, value in actions.items() if value is not None]
-    if len(given) > 1:
-        raise RequestInvalid([f"give only one of {' and '.join(given)}"])
-    if script_args and "--probe" not in given:
+    given_options = [name for name, value in actions.items() if value is not None]
+    if len(given_options) > 1:
+        raise RequestInvalid([f"give only one of {' and '.join(given_options)}"])
+    if script_args and "--probe" not in given_options:
         raise RequestInvalid(
             [f"arguments after -- are for a script, and there is no --probe: {script_args[0]}"],
             hint="name the script, as in --probe train.py -- --tp '${tp}'",
@@ -195,9 +195,9 @@ def _parse_price(text: str | None) -> tuple[float | None, str]:
     match = re.fullmatch(
         r"\s*(\D{0,12}?)\s*(-?[\d.]+(?:e-?\d+)?)\s*(\D{0,12}?)\s*", text, re.ASCII | re.IGNORECASE
     )
-    before, amount, after = match.groups() if match else ("", "", "")
+    prefix, amount, suffix = match.groups() if match else ("", "", "")
     try:
-        return float(amount), before or after
+        return float(amount), prefix or suffix
     except ValueError:
         raise RequestInvalid(
             [f"--price {text!r} should be a number, as 2.5, or one with its currency, as 2.5EUR"]
@@ -208,17 +208,17 @@ def _show_evaluation(path: Path, as_json: bool) -> None:
     from dtslurm.cli.printing import plan_rows
     from dtslurm.services.planning.evaluate import evaluate_file
 
-    answers = evaluate_file(path)
+    predictions = evaluate_file(path)
     if as_json:
-        output.document(**plan_rows.values(answers))
+        output.document(**plan_rows.values(predictions))
     else:
-        plan_rows.show(answers)
+        plan_rows.show(predictions)
 
 
-def _show_calibration(made: Plan, job: str, as_json: bool) -> None:
+def _show_calibration(uncalibrated_plan: Plan, job: str, as_json: bool) -> None:
     from dtslurm.services.planning.calibrate import calibrate, capped
 
-    path, measurement = calibrate(made, job, working_directory())
+    path, measurement = calibrate(uncalibrated_plan, job, working_directory())
     if as_json:
         output.document(file=str(path), measurement=measurement)
         return

@@ -17,11 +17,11 @@ from dtslurm.model.runs.record import JobRecord
 @click.option(
     "--cluster",
     metavar="NAME",
-    shell_complete=completers.clusters,
+    shell_complete=completers.complete_clusters,
     help="Submit to this cluster. [default: the run's own]",
 )
 @json_option
-@click.argument("job", metavar="JOB", shell_complete=completers.jobs)
+@click.argument("job", metavar="JOB", shell_complete=completers.complete_jobs)
 def resubmit(from_checkpoint: bool, parsable: bool, cluster: str | None, as_json: bool, job: str) -> None:
     """Submit JOB again with its original request and the current code.
 
@@ -37,7 +37,13 @@ def resubmit(from_checkpoint: bool, parsable: bool, cluster: str | None, as_json
     records: list[JobRecord] = []
     with report_interruption(context, records):
         with transfer() as show:
-            records.append(submit(context, prepared, lambda done, size: show("sending the code", done, size)))
+            records.append(
+                submit(
+                    context,
+                    prepared,
+                    lambda copied_bytes, total_bytes: show("sending the code", copied_bytes, total_bytes),
+                )
+            )
         [record] = records
         if as_json:
             output.document(run=record)

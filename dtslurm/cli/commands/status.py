@@ -11,7 +11,7 @@ import click
 from dtslurm.cli import completers
 from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.cli.printing import output
-from dtslurm.cli.printing.status_rows import describe_queued_job, full, rows
+from dtslurm.cli.printing.status_rows import describe_queued_job, format_run, make_rows
 from dtslurm.cli.printing.styles import style_of_state
 from dtslurm.errors import JobNotFound, RequestInvalid, SlurmUnavailable, StoreError
 from dtslurm.model.runs.record import JobRecord
@@ -49,7 +49,7 @@ _NARROW = 120  # a narrower terminal gets only the most important columns
 @click.option("--watch", is_flag=True, help="Print the list again every few seconds, until Ctrl-C.")
 @cluster_option
 @json_option
-@click.argument("jobs", nargs=-1, metavar="[JOB]...", shell_complete=completers.jobs)
+@click.argument("jobs", nargs=-1, metavar="[JOB]...", shell_complete=completers.complete_jobs)
 def status(
     limit: int,
     states: str,
@@ -138,13 +138,13 @@ class _Selection:
         ]
 
 
-def _parse_since(since: str | None, now: float) -> float | None:
-    if since is None:
+def _parse_since(text: str | None, now: float) -> float | None:
+    if text is None:
         return None
     try:
-        return parse_past_time(since, now)
+        return parse_past_time(text, now)
     except (ValueError, OverflowError):
-        raise RequestInvalid([f"--since {since!r} is not a time: write 12h, 2d, 8w or 2026-01-31"]) from None
+        raise RequestInvalid([f"--since {text!r} is not a time: write 12h, 2d, 8w or 2026-01-31"]) from None
 
 
 def _watch(context: Context, selection: _Selection, *, as_json: bool) -> NoReturn:
@@ -201,11 +201,11 @@ def _json_values(context: Context, view: RunView, *, in_full: bool) -> dict[str,
     return values
 
 
-def _show_full(context: Context, found: list[RunView]) -> None:
+def _show_full(context: Context, run_views: list[RunView]) -> None:
     from dtslurm.services.runs.history import history
     from dtslurm.services.runs.stage_status import view_stages
 
-    for number, run_view in enumerate(found):
+    for number, run_view in enumerate(run_views):
         if number:
             output.say()
         if run_view.record_problem:
@@ -216,26 +216,26 @@ def _show_full(context: Context, found: list[RunView]) -> None:
         job = selector_arguments(context, run_view.record)
         run_history = history(context, run_view)  # this updates the local copies of remote files
         [view] = add_activity([run_view], context.clock())
-        for line in full(view, run_history, context.clock(), output.width(), stages, job):
+        for line in format_run(view, run_history, context.clock(), output.width(), stages, job):
             output.say(line)
 
 
-def _show_table(found: list[RunView], now: float) -> None:
+def _show_table(run_views: list[RunView], now: float) -> None:
     width = output.width()
     columns = list(range(len(_COLUMNS)))
     if width is not None and width < _NARROW:
-        several_clusters = len({view.record.cluster for view in found}) > 1
+        several_clusters = len({view.record.cluster for view in run_views}) > 1
         columns = [0, 1, *([2] if several_clusters else []), 3, 5, 6, 8]
-    cells = [row for view in found for row in rows(view, now)]
+    cells = [row for view in run_views for row in make_rows(view, now)]
     output.table(
         [_COLUMNS[column] for column in columns],
         [[row[column] for column in columns] for row in cells],
         {row[3]: style_of_state(row[3]) for row in cells},
     )
-    for view in found:
+    for view in run_views:
         if view.record_problem:
             output.note(describe_unrecorded(view))
-    troubles = {f"{view.record.cluster}: {view.trouble}": view for view in found if view.trouble}
+    troubles = {f"{view.record.cluster}: {view.trouble}": view for view in run_views if view.trouble}
     for text, view in troubles.items():
         age_text = f"; last update {duration(now - view.observed_at)} ago" if view.observed_at else ""
         output.note(text + age_text)

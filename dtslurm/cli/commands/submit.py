@@ -12,7 +12,7 @@ import click
 from dtslurm.cli.options import SECTIONS, job_options, json_option
 from dtslurm.cli.printing import output
 from dtslurm.cli.printing.progress import transfer
-from dtslurm.cli.sbatch_flags import as_one_word, sbatch_flags, take_sbatch_flags
+from dtslurm.cli.sbatch_flags import join_optional_value, sbatch_flags, take_sbatch_flags
 from dtslurm.errors import JobFailed, RequestInvalid, StoreError
 from dtslurm.model.jobs.job import JobRecord, Submission
 from dtslurm.services.request.request import JobRequest
@@ -38,14 +38,14 @@ class ScriptOrJobFile(click.Command):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Add the options of sbatch that dtslurm does not interpret."""
         super().__init__(*args, **kwargs)
-        own = {text for param in self.params for text in (*param.opts, *param.secondary_opts)}
-        self.params += sbatch_flags(own)
+        own_options = {text for param in self.params for text in (*param.opts, *param.secondary_opts)}
+        self.params += sbatch_flags(own_options)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the options before a script, or all options for a job file."""
         ctx.allow_interspersed_args = False
         if not ctx.resilient_parsing:
-            normalized = [as_one_word(word) for word in args]
+            normalized = [join_optional_value(argument) for argument in args]
             parsed, _, _ = self.make_parser(ctx).parse_args(list(normalized))
             ctx.allow_interspersed_args = is_job_file(Path(str(parsed.get("script") or "")))
             if ctx.allow_interspersed_args:
@@ -100,16 +100,16 @@ def render(
     Plain sbatch can run the script; each of its jobs creates a run directory.
     """
     context = Context(dry_run=True)
-    steps = load_jobs(context, JobRequest(script=script, args=args, **options), assignments, stage)
-    if len(steps) > 1:
-        names = ", ".join(step.stage for step in steps)
+    jobs_to_submit = load_jobs(context, JobRequest(script=script, args=args, **options), assignments, stage)
+    if len(jobs_to_submit) > 1:
+        names = ", ".join(job.stage for job in jobs_to_submit)
         raise RequestInvalid([f"{script} has several stages; select a stage with --only: {names}"])
-    if steps[0].sweep is not None:
+    if jobs_to_submit[0].sweep is not None:
         raise RequestInvalid(
             [f"{script} is a sweep: its script needs a file of trials, which only dtslurm submit creates"],
             hint="dtslurm submit --dry-run prints the script",
         )
-    submission = _prepare_and_notify(context, steps[0].request, standalone=True).submission
+    submission = _prepare_and_notify(context, jobs_to_submit[0].request, standalone=True).submission
     if target is not None:
         _write_script(context, context.cwd / target, submission)
     elif as_json:
@@ -171,18 +171,18 @@ def submit(
 
     context = Context(dry_run=dry_run)
     start_time = context.clock()
-    steps = load_jobs(context, JobRequest(script=script, args=args, **options), assignments, stage)
-    if follow and not all(step.plain for step in steps):
+    jobs_to_submit = load_jobs(context, JobRequest(script=script, args=args, **options), assignments, stage)
+    if follow and not all(job.plain for job in jobs_to_submit):
         raise RequestInvalid(
             ["--follow shows a single job, and this request has several jobs; --wait waits for all of them"]
         )
-    planned_jobs = _plan_jobs(context, steps, yes=yes or dry_run)
+    planned_jobs = _plan_jobs(context, jobs_to_submit, yes=yes or dry_run)
     if dry_run:
         _show_scripts([job.prepared.submission for job in planned_jobs], as_json=as_json)
         return
     # Import before a job is queued, so that Ctrl-C during the import leaves no job unreported.
     if follow or wait_for_end:
-        from dtslurm.cli.follow import follow_to_end, parting_words
+        from dtslurm.cli.follow import follow_to_end, report_continuing_jobs
         from dtslurm.services.logs.logs import LogFilter, wait
     records: list[JobRecord] = []
     with report_interruption(context, records):
@@ -197,19 +197,19 @@ def submit(
         view = follow_to_end(context, records[0], LogFilter(), on_stderr=as_json or parsable)
         _finish(context, [view], as_json)
     elif wait_for_end:
-        with parting_words(context, records):
+        with report_continuing_jobs(context, records):
             run_views = [wait(context, record) for record in records]
         _finish(context, run_views, as_json)
 
 
-def _plan_jobs(context: Context, steps: Sequence[JobToSubmit], *, yes: bool) -> list[Planned]:
+def _plan_jobs(context: Context, jobs_to_submit: Sequence[JobToSubmit], *, yes: bool) -> list[Planned]:
     """Return the jobs to queue, and print their notices."""
-    if steps[0].plain:
-        planned = [Planned(steps[0], prepare(context, steps[0].request, standalone=False))]
+    if jobs_to_submit[0].plain:
+        planned = [Planned(jobs_to_submit[0], prepare(context, jobs_to_submit[0].request, standalone=False))]
     else:
         from dtslurm.services.submit.stages import plan
 
-        planned = plan(context, steps, confirm=lambda text: yes or _confirm(text))
+        planned = plan(context, jobs_to_submit, confirm=lambda text: yes or _confirm(text))
     for job in planned:
         stage = f"stage {job.step.stage}: " if job.step.stage else ""
         for line in job.prepared.submission.notices:
@@ -235,13 +235,13 @@ def _queue(context: Context, planned: Sequence[Planned], records: list[JobRecord
     """Queue the jobs and append their records to ``records``."""
     with transfer() as show:
 
-        def progress(done: int, size: int) -> None:
-            show("sending the code", done, size)
+        def progress(copied_bytes: int, total_bytes: int) -> None:
+            show("sending the code", copied_bytes, total_bytes)
 
         if planned[0].step.plain:
-            from dtslurm.services.submit.submit import submit as queue_one
+            from dtslurm.services.submit.submit import submit as submit_job
 
-            records.append(queue_one(context, planned[0].prepared, progress))
+            records.append(submit_job(context, planned[0].prepared, progress))
             return
         from dtslurm.services.submit.stages import queue
 
@@ -258,14 +258,14 @@ def _report_differences(prepared: Prepared, record: JobRecord) -> None:
         )
 
 
-def _announce(context: Context, records: Sequence[JobRecord], began: float, *, parsable: bool) -> None:
+def _announce(context: Context, records: Sequence[JobRecord], start_time: float, *, parsable: bool) -> None:
     if parsable:
         for record in records:
             output.say(record.job_id or "")
         return
     for record in records:
         stage = f", stage {record.stage}" if record.stage else ""
-        if record.created_at < began:  # by --once
+        if record.created_at < start_time:  # by --once
             output.note(
                 f"job {record.job_id} ({record.name}{stage}) was submitted before, to {record.cluster}"
             )

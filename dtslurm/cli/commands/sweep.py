@@ -71,7 +71,7 @@ def results(limit: int | None, as_csv: bool, cluster: str | None, as_json: bool,
     if as_json:
         output.document(**_json_values(view, trials))
     elif as_csv:
-        output.comma_separated(_csv_rows(view, trials))
+        output.comma_separated(_make_csv_rows(view, trials))
     else:
         _print_table(view, trials)
     _report_trouble(view)
@@ -90,7 +90,11 @@ def resume(cluster: str | None, as_json: bool, job: str) -> None:
     with report_interruption(context, records):
         with transfer() as show:
             resume_trials(
-                context, job, cluster, lambda done, size: show("sending the code", done, size), records
+                context,
+                job,
+                cluster,
+                lambda copied_bytes, total_bytes: show("sending the code", copied_bytes, total_bytes),
+                records,
             )
         if as_json:
             output.document(runs=records)
@@ -119,23 +123,23 @@ def stop(cluster: str | None, as_json: bool, job: str) -> None:
         )
 
 
-def _json_values(found: SweepView, trials: list[TrialView] | None = None) -> dict[str, object]:
+def _json_values(view: SweepView, trials: list[TrialView] | None = None) -> dict[str, object]:
     return {
-        "sweep": found.head.sweep,
-        "jobs": [record.job_id for record in found.runs],
-        "metric": found.metric,
-        "mode": found.mode,
-        "trials": found.trials if trials is None else trials,
-        "trouble": found.trouble,
+        "sweep": view.head.sweep,
+        "jobs": [record.job_id for record in view.runs],
+        "metric": view.metric,
+        "mode": view.mode,
+        "trials": view.trials if trials is None else trials,
+        "trouble": view.trouble,
     }
 
 
-def _parameter_names(found: SweepView) -> list[str]:
-    return list(dict.fromkeys(name for trial in found.trials for name in trial.values))
+def _list_parameters(view: SweepView) -> list[str]:
+    return list(dict.fromkeys(name for trial in view.trials for name in trial.values))
 
 
-def _print_table(found: SweepView, trials: list[TrialView]) -> None:
-    names = _parameter_names(found)
+def _print_table(view: SweepView, trials: list[TrialView]) -> None:
+    names = _list_parameters(view)
     rows = [
         [
             str(trial.number),
@@ -146,11 +150,11 @@ def _print_table(found: SweepView, trials: list[TrialView]) -> None:
         ]
         for trial in trials
     ]
-    output.table(("TRIAL", *names, "STATE", f"BEST {found.metric}", "LAST", "STEP", "JOB"), rows, _COLOURS)
+    output.table(("TRIAL", *names, "STATE", f"BEST {view.metric}", "LAST", "STEP", "JOB"), rows, _COLOURS)
 
 
-def _csv_rows(found: SweepView, trials: list[TrialView]) -> list[list[object]]:
-    names = _parameter_names(found)
+def _make_csv_rows(view: SweepView, trials: list[TrialView]) -> list[list[object]]:
+    names = _list_parameters(view)
     fixed_columns = ("state", "best", "last", "step", "exit_code", "job", "folder")
     rows: list[list[object]] = [["trial", "name", *names, *fixed_columns]]
     for trial in trials:
@@ -159,12 +163,12 @@ def _csv_rows(found: SweepView, trials: list[TrialView]) -> list[list[object]]:
     return rows
 
 
-def _report_trouble(found: SweepView) -> None:
-    if found.written:
-        written_keys = ", ".join(found.written[:_MAX_SHOWN])
+def _report_trouble(view: SweepView) -> None:
+    if view.written:
+        written_keys = ", ".join(view.written[:_MAX_SHOWN])
         output.note(
-            f"no trial has written {found.metric!r}, the metric of the comparison; metrics found: "
+            f"no trial has written {view.metric!r}, the metric of the comparison; metrics found: "
             f"{written_keys}"
         )
-    if found.trouble:
-        raise SlurmUnavailable(f"a scheduler could not be queried: {found.trouble}")
+    if view.trouble:
+        raise SlurmUnavailable(f"a scheduler could not be queried: {view.trouble}")

@@ -69,26 +69,26 @@ def top(
         read_only=read_only,
         ascii_only=ascii_only,
         theme=theme,
-        say=_verdict,
-        say_comparison=_comparison_lines,
+        say=_format_verdict,
+        say_comparison=_format_comparison,
     )
 
 
-def _comparison_lines(comparison: Comparison) -> list[str]:
+def _format_comparison(comparison: Comparison) -> list[str]:
     from dtslurm.cli.commands import compare
 
-    return compare.lines(comparison, width=78)
+    return compare.format_comparison(comparison, width=78)
 
 
-def _verdict(verdict: Diagnosis | Live) -> list[str]:
+def _format_verdict(verdict: Diagnosis | Live) -> list[str]:
     """Return the diagnosis of an ended job, or the verdict on a running job, as lines of text."""
     from dtslurm.cli.commands import diagnose
     from dtslurm.cli.printing import live
     from dtslurm.services.observe.diagnose import Diagnosis
 
     if isinstance(verdict, Diagnosis):
-        return diagnose.lines(verdict, width=78)
-    return live.lines(verdict, width=78)
+        return diagnose.format_diagnosis(verdict, width=78)
+    return live.format_live_diagnosis(verdict, width=78)
 
 
 def _print_frame(

@@ -46,10 +46,10 @@ def usage(since: str, by: str, cluster: str | None, all_users: bool, as_csv: boo
     if not usage_data.held:
         output.note(f"accounting has no jobs in the requested time (--since {since})")
         return
-    output.say(headline(total_row))
+    output.say(describe_idle_time(total_row))
     table_rows = [*group_rows, total_row] if len(group_rows) > 1 else group_rows
     titles = [by.upper(), "JOBS", "IDLE", "USED", "ALLOCATED", "REQUESTED", "CPU ALLOCATED"]
-    table_cells = [_cells(row) for row in table_rows]
+    table_cells = [_format_cells(row) for row in table_rows]
     for title, values in (
         ("GPU KWH", [row.gpu_kwh for row in table_rows]),
         (f"PRICE {total_row.currency}".rstrip(), [row.price for row in table_rows]),
@@ -61,29 +61,29 @@ def usage(since: str, by: str, cluster: str | None, all_users: bool, as_csv: boo
     output.table(tuple(titles), table_cells)
 
 
-def headline(whole: UsageRow) -> str:
+def describe_idle_time(total_row: UsageRow) -> str:
     """Return a sentence about the GPU time that was idle."""
-    if not whole.gpu_hours_held:
-        return f"no GPU-hours; {whole.cpu_hours_held:,.1f} CPU-hours allocated"
-    if not whole.gpu_hours_known:
-        return f"{whole.gpu_hours_held:,.1f} GPU-hours allocated; no samples show how many were idle"
-    share = whole.gpu_hours_idle / whole.gpu_hours_known
-    unknown = whole.gpu_hours_held - whole.gpu_hours_known
-    unknown_text = f"; no samples of {unknown:,.1f} more" if unknown > 0.05 else ""
-    idle = f"{whole.gpu_hours_idle:,.1f} of {whole.gpu_hours_known:,.1f} GPU-hours"
+    if not total_row.gpu_hours_held:
+        return f"no GPU-hours; {total_row.cpu_hours_held:,.1f} CPU-hours allocated"
+    if not total_row.gpu_hours_known:
+        return f"{total_row.gpu_hours_held:,.1f} GPU-hours allocated; no samples show how many were idle"
+    share = total_row.gpu_hours_idle / total_row.gpu_hours_known
+    unknown_hours = total_row.gpu_hours_held - total_row.gpu_hours_known
+    unknown_text = f"; no samples of {unknown_hours:,.1f} more" if unknown_hours > 0.05 else ""
+    idle_text = f"{total_row.gpu_hours_idle:,.1f} of {total_row.gpu_hours_known:,.1f} GPU-hours"
     price = ""
-    if whole.price_idle is not None:
-        price = f", for {whole.price_idle:,.2f} of {whole.price:,.2f} {whole.currency}".rstrip()
-    return f"{idle} were idle ({share:.0%}){price}{unknown_text}"
+    if total_row.price_idle is not None:
+        price = f", for {total_row.price_idle:,.2f} of {total_row.price:,.2f} {total_row.currency}".rstrip()
+    return f"{idle_text} were idle ({share:.0%}){price}{unknown_text}"
 
 
-def _cells(row: UsageRow) -> list[str]:
-    known = row.gpu_hours_known > 0
+def _format_cells(row: UsageRow) -> list[str]:
+    has_samples = row.gpu_hours_known > 0
     return [
         row.group,
         str(row.jobs),
-        f"{row.gpu_hours_idle:,.1f} h" if known else "?" if row.gpu_hours_held else "-",
-        f"{row.gpu_hours_used:,.1f} h" if known else "?" if row.gpu_hours_held else "-",
+        f"{row.gpu_hours_idle:,.1f} h" if has_samples else "?" if row.gpu_hours_held else "-",
+        f"{row.gpu_hours_used:,.1f} h" if has_samples else "?" if row.gpu_hours_held else "-",
         f"{row.gpu_hours_held:,.1f} h",
         f"{row.gpu_hours_asked:,.1f} h",
         f"{row.cpu_hours_held:,.1f} h",

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dtslurm.cli.printing import output
 from dtslurm.cli.printing.output import styled
 from dtslurm.cli.printing.styles import FAILED, MAIN, SECONDARY, style_of_state
-from dtslurm.cli.printing.verdict import field
+from dtslurm.cli.printing.verdict import format_field
 from dtslurm.diagnose.places import format_frame
 from dtslurm.logs.clean import safe
 from dtslurm.model.runs.live import RankLook, StackGroup
 from dtslurm.presentation.quantities import duration
 from dtslurm.services.observe.live import Live
 
-_VERDICT = ("cause", "confidence", "summary", "rank", "local_rank", "node", "suspects", "advice")
-_MAX_PLACES = 6
+_VERDICT_FIELDS = ("cause", "confidence", "summary", "rank", "local_rank", "node", "suspects", "advice")
+_MAX_GROUPS = 6
 _MAX_FRAMES = 8
-_WORDS = {
+_CAUSE_TEXTS = {
     "hang": "the job hangs",
     "slow": "one rank blocks the others",
     "none": "the job makes progress",
@@ -27,56 +27,64 @@ _STYLES = {"hang": FAILED, "slow": FAILED, "none": "green", "unknown": ""}
 _METHODS = {"py-spy": "py-spy", "signal": "dumps of the ranks", "proc": "/proc only"}
 
 
-def document(found: Live) -> None:
+def print_json(live_diagnosis: Live) -> None:
     """Print the verdict as JSON."""
     output.document(
-        job=found.status.job_id or found.record.job_id,
-        name=found.record.name,
-        cluster=found.record.cluster,
-        attempt=found.attempt,
+        job=live_diagnosis.status.job_id or live_diagnosis.record.job_id,
+        name=live_diagnosis.record.name,
+        cluster=live_diagnosis.record.cluster,
+        attempt=live_diagnosis.attempt,
         live=True,
-        verdict={name: getattr(found.verdict, name) for name in _VERDICT},
-        places=found.verdict.places,
-        gpus=found.gpus,
-        missing=found.missing,
-        ranks=found.looks,
+        verdict={name: getattr(live_diagnosis.verdict, name) for name in _VERDICT_FIELDS},
+        places=live_diagnosis.verdict.places,
+        gpus=live_diagnosis.gpus,
+        missing=live_diagnosis.missing,
+        ranks=live_diagnosis.looks,
     )
 
 
-def lines(found: Live, width: int = 80) -> list[str]:
+def format_live_diagnosis(live_diagnosis: Live, width: int = 80) -> list[str]:
     """Return the lines of the verdict for the user."""
-    verdict = found.verdict
-    job = found.status.job_id or found.record.job_id or "?"
-    state = found.status.word
+    verdict = live_diagnosis.verdict
+    job = live_diagnosis.status.job_id or live_diagnosis.record.job_id or "?"
+    state = live_diagnosis.status.word
     output_lines: list[str] = [
-        styled((f"job {job} ({found.record.name}): ", ""), (state, style_of_state(state)), (", live", "")),
+        styled(
+            (f"job {job} ({live_diagnosis.record.name}): ", ""),
+            (state, style_of_state(state)),
+            (", live", ""),
+        ),
         "",
     ]
     guess_prefix = "probably: " if verdict.confidence < 0.7 else ""
-    output_lines += field(
+    output_lines += format_field(
         "verdict",
-        f"{guess_prefix}{_WORDS[verdict.cause]} ({verdict.confidence:.0%})",
+        f"{guess_prefix}{_CAUSE_TEXTS[verdict.cause]} ({verdict.confidence:.0%})",
         width,
         _STYLES[verdict.cause],
     )
-    output_lines += field("", verdict.summary, width, MAIN)
-    by_rank = {look.rank: look for look in found.looks}
+    output_lines += format_field("", verdict.summary, width, MAIN)
+    by_rank = {look.rank: look for look in live_diagnosis.looks}
     if verdict.rank is not None and verdict.rank in by_rank:
         output_lines += ["", *_describe_suspect(by_rank[verdict.rank], width), ""]
-    output_lines += _describe_places(verdict.places, width)
-    output_lines += field("last output", _describe_last_output(found.looks, verdict.rank), width)
-    if found.gpus is not None:
-        gpus = found.gpus
+    output_lines += _describe_stack_groups(verdict.places, width)
+    output_lines += format_field(
+        "last output", _describe_last_output(live_diagnosis.looks, verdict.rank), width
+    )
+    if live_diagnosis.gpus is not None:
+        gpus = live_diagnosis.gpus
         text = f"{gpus.idle} of {gpus.count} idle, mean use {gpus.util:.0f} % ({gpus.age_s:.0f} s ago)"
         if verdict.cause == "hang" and not gpus.idle:
             text += "; a GPU that waits in a collective counts as busy"
-        output_lines += field("GPUs", text, width)
-    methods = ", ".join(f"{count} by {_METHODS[method]}" for method, count in found.by.items())
-    output_lines += field("seen", f"{methods or 'no rank'}, of {len(found.looks)} ranks", width, SECONDARY)
-    for number, reason in enumerate(found.missing):
-        output_lines += field("not examined" if number == 0 else "", reason, width, SECONDARY)
+        output_lines += format_field("GPUs", text, width)
+    methods = ", ".join(f"{count} by {_METHODS[method]}" for method, count in live_diagnosis.by.items())
+    output_lines += format_field(
+        "seen", f"{methods or 'no rank'}, of {len(live_diagnosis.looks)} ranks", width, SECONDARY
+    )
+    for number, reason in enumerate(live_diagnosis.missing):
+        output_lines += format_field("not examined" if number == 0 else "", reason, width, SECONDARY)
     if verdict.advice and verdict.cause in ("hang", "slow"):
-        output_lines += field("what to do", verdict.advice, width)
+        output_lines += format_field("what to do", verdict.advice, width)
     return output_lines
 
 
@@ -92,26 +100,27 @@ def _describe_suspect(look: RankLook, width: int) -> list[str]:
     return [safe(line)[:width] for line in suspect_lines]
 
 
-def _describe_places(places: Sequence[StackGroup], width: int) -> list[str]:
-    place_lines = []
-    for number, place in enumerate(places[:_MAX_PLACES]):
+def _describe_stack_groups(stack_groups: Sequence[StackGroup], width: int) -> list[str]:
+    group_lines = []
+    for number, group in enumerate(stack_groups[:_MAX_GROUPS]):
         ranks_text = (
-            f"rank {place.ranks}" if place.count == 1 else f"{place.count:,} ranks ({_truncate(place.ranks)})"
+            f"rank {group.ranks}" if group.count == 1 else f"{group.count:,} ranks ({_truncate(group.ranks)})"
         )
-        activity = f"waiting {place.what}" if place.kind == "waits" else place.what
-        place_lines += field("ranks" if number == 0 else "", f"{ranks_text} {activity}", width)
-    if len(places) > _MAX_PLACES:
-        remaining_ranks = sum(place.count for place in places[_MAX_PLACES:])
-        place_lines += field(
+        activity = f"waiting {group.what}" if group.kind == "waits" else group.what
+        group_lines += format_field("ranks" if number == 0 else "", f"{ranks_text} {activity}", width)
+    if len(stack_groups) > _MAX_GROUPS:
+        remaining_ranks = sum(group.count for group in stack_groups[_MAX_GROUPS:])
+        group_lines += format_field(
             "",
-            f"and {remaining_ranks:,} ranks at {len(places) - _MAX_PLACES} more places (--json shows all)",
+            f"and {remaining_ranks:,} ranks at {len(stack_groups) - _MAX_GROUPS} more places "
+            "(--json shows all)",
             width,
         )
-    return place_lines
+    return group_lines
 
 
-def _truncate(ranks: str, most: int = 40) -> str:
-    return ranks if len(ranks) <= most else ranks[:most].rpartition(",")[0] + ",…"
+def _truncate(ranks: str, max_length: int = 40) -> str:
+    return ranks if len(ranks) <= max_length else ranks[:max_length].rpartition(",")[0] + ",…"
 
 
 def _describe_last_output(looks: Sequence[RankLook], suspect: int | None) -> str:

@@ -18,16 +18,16 @@ from dtslurm.planner.measured.evaluate import (
 )
 
 
-def show(answers: Sequence[RowPrediction]) -> None:
+def show(predictions: Sequence[RowPrediction]) -> None:
     """Print every row, then the errors by source."""
     output.table(
         ("ROW", "MODEL", "GPUS", "LAYOUT", "TOKENS/S/GPU", "MEASURED", "ERROR", "GIB", "MEASURED", "ERROR"),
-        [_prediction_cells(prediction) for prediction in answers],
+        [_format_prediction(prediction) for prediction in predictions],
     )
     output.say()
-    groups = by_source(answers)
+    groups = by_source(predictions)
     rows = []
-    for name, source_rows in [*groups.items(), ("all", list(answers))]:
+    for name, source_rows in [*groups.items(), ("all", list(predictions))]:
         speed = errors(source_rows, lambda item: item.speed_error)
         memory = errors(source_rows, lambda item: item.memory_error)
         rejected, crashed, accepted, succeeded = crashes(source_rows)
@@ -36,8 +36,8 @@ def show(answers: Sequence[RowPrediction]) -> None:
                 name,
                 str(len(source_rows)),
                 str(sum(bool(prediction.reason) for prediction in source_rows)),
-                *_error_cells(speed),
-                *_error_cells(memory)[:3],
+                *_format_errors(speed),
+                *_format_errors(memory)[:3],
                 f"{rejected}/{crashed}" if crashed else "-",
                 f"{accepted}/{succeeded}" if crashed else "-",
             ]
@@ -61,14 +61,14 @@ def show(answers: Sequence[RowPrediction]) -> None:
     )
 
 
-def _error_cells(summary: Errors | None) -> list[str]:
+def _format_errors(summary: Errors | None) -> list[str]:
     """Return median, mean, 90th percentile and bias of the errors, in percent."""
     if summary is None:
         return ["-", "-", "-", "-"]
     return [f"{summary.median:.1%}", f"{summary.mean:.1%}", f"{summary.p90:.1%}", f"{summary.bias:+.1%}"]
 
 
-def _speed_with_interval(speed: float, interval: Interval | None) -> str:
+def _format_speed(speed: float, interval: Interval | None) -> str:
     """Return a speed with its 80 % interval: ``11,707 (9,565-14,329)``."""
     if interval is None:
         return f"{speed:,.0f}"
@@ -76,7 +76,7 @@ def _speed_with_interval(speed: float, interval: Interval | None) -> str:
     return f"{speed:,.0f} ({low:,.0f}-{high:,.0f})"
 
 
-def _prediction_cells(prediction: RowPrediction) -> list[str]:
+def _format_prediction(prediction: RowPrediction) -> list[str]:
     """Return the cells of one row: predicted and measured speed, then memory, each with its error."""
     row = prediction.row
     label_cells = [row.get("row_id") or "-", row.get("model") or "-", row.get("gpus") or "-"]
@@ -87,7 +87,7 @@ def _prediction_cells(prediction: RowPrediction) -> list[str]:
     return [
         *label_cells,
         str(prediction.case.layout),
-        _speed_with_interval(prediction.estimate.tokens_per_s_per_gpu, prediction.interval),
+        _format_speed(prediction.estimate.tokens_per_s_per_gpu, prediction.interval),
         row.get("tokens_per_s_per_gpu") or "-",
         f"{speed:+.1%}" if speed is not None else "-",
         f"{prediction.memory_gib:.1f}",
@@ -96,9 +96,9 @@ def _prediction_cells(prediction: RowPrediction) -> list[str]:
     ]
 
 
-def values(answers: Sequence[RowPrediction]) -> dict[str, Any]:
+def values(predictions: Sequence[RowPrediction]) -> dict[str, Any]:
     """Return the JSON document that docs/plan.md describes, without its ``schema``."""
-    return {"rows": [_prediction_document(item) for item in answers]}
+    return {"rows": [_prediction_document(item) for item in predictions]}
 
 
 def _prediction_document(prediction: RowPrediction) -> dict[str, Any]:

@@ -80,13 +80,13 @@ def show(plan: Plan) -> None:
         style=MAIN,
     )
     for line in plan.notes:
-        for part in output.fold(f"assumed: {line}", len("assumed: ")).split("\n"):
-            output.note(part)
+        for wrapped_line in output.fold(f"assumed: {line}", len("assumed: ")).split("\n"):
+            output.note(wrapped_line)
     if plan.chosen:
         output.say()
         output.table(
             ("", "LAYOUT", *_step_columns(plan), "TOKENS/S/GPU", "TFLOP/S", "MFU", "GIB"),
-            [_row(plan, index, output.width()) for index in range(1, len(plan.chosen) + 1)],
+            [_make_layout_row(plan, index, output.width()) for index in range(1, len(plan.chosen) + 1)],
             row_styles={0: _BEST},
             lines=True,
         )
@@ -111,27 +111,27 @@ def _show_bars(plan: Plan) -> None:
     output.say()
     output.say("memory of a GPU:")
     for index, item in enumerate(plan.chosen, 1):
-        output.say(f"{index} {memory_bar(item, gpu_memory, widest)}")
-    _print_styled(f"   {scale_line(widest, 'GiB', _WIDTH)}", SECONDARY)
+        output.say(f"{index} {draw_memory_bar(item, gpu_memory, widest)}")
+    _print_styled(f"   {draw_scale(widest, 'GiB', _WIDTH)}", SECONDARY)
     output.say()
     output.say("time of one step of 1:")
-    output.say(f"  [{timeline(best)}]")
-    _print_styled(f"   {scale_line(best.time.total, 's', _STEP_WIDTH)}", SECONDARY)
+    output.say(f"  [{draw_time_bar(best)}]")
+    _print_styled(f"   {draw_scale(best.time.total, 's', _STEP_WIDTH)}", SECONDARY)
     output.say()
-    used_marks = "".join(memory_bar(item, gpu_memory, widest).partition("]")[0] for item in plan.chosen)
+    used_marks = "".join(draw_memory_bar(item, gpu_memory, widest).partition("]")[0] for item in plan.chosen)
     legend = [
         *(f"{mark} {name.replace('_', ' ')}" for name, mark in _MEMORY_MARKS.items() if mark in used_marks),
-        *(f"{mark} {term_words(name)}" for name, mark in _TIME_MARKS.items() if mark in timeline(best)),
+        *(f"{mark} {term_words(name)}" for name, mark in _TIME_MARKS.items() if mark in draw_time_bar(best)),
     ]
     for line in _fold_legend(legend):
         _print_styled(f"  {line}", SECONDARY)
 
 
-def scale_line(most: float, unit: str, width: int) -> str:
+def draw_scale(maximum: float, unit: str, width: int) -> str:
     """Return the labels under a bar of ``width`` characters: 0, the half, and the end with its unit."""
-    half, end = f"{most / 2:.3g}", f"{most:.3g} {unit}"
-    line = f"{'0':<{width // 2}}{half}"
-    return f"{line:<{max(width - len(end) + 2, len(line) + 1)}}{end}"
+    half_label, end_label = f"{maximum / 2:.3g}", f"{maximum:.3g} {unit}"
+    line = f"{'0':<{width // 2}}{half_label}"
+    return f"{line:<{max(width - len(end_label) + 2, len(line) + 1)}}{end_label}"
 
 
 def _fold_legend(entries: list[str]) -> list[str]:
@@ -139,12 +139,12 @@ def _fold_legend(entries: list[str]) -> list[str]:
     width = output.width()
     lines = [""]
     for entry in entries:
-        joined = f"{lines[-1]}, {entry}" if lines[-1] else entry
-        if width is not None and len(joined) + 3 > width and lines[-1]:
+        longer_line = f"{lines[-1]}, {entry}" if lines[-1] else entry
+        if width is not None and len(longer_line) + 3 > width and lines[-1]:
             lines[-1] += ","
             lines.append(entry)
         else:
-            lines[-1] = joined
+            lines[-1] = longer_line
     return lines
 
 
@@ -159,13 +159,13 @@ def _print_folded(text: str, indent: int = 0, style: str = "") -> None:
         output.say(output.styled((line[:start], SECONDARY), (line[start:], style)))
 
 
-def time_with_interval(seconds: float, interval: Interval) -> str:
+def format_time_with_interval(seconds: float, interval: Interval) -> str:
     """Return a time with its 80 % interval: ``5.8 s (5.1-6.9)``."""
     low, high = interval.bounds(seconds)
-    return f"{seconds:.3g} s ({_two_digits(low)}-{_two_digits(high)})"
+    return f"{seconds:.3g} s ({_format_two_digits(low)}-{_format_two_digits(high)})"
 
 
-def _two_digits(value: float) -> str:
+def _format_two_digits(value: float) -> str:
     """Return a number with two significant digits, and never with an exponent."""
     return f"{value:.{max(0, 1 - math.floor(math.log10(value)))}f}"
 
@@ -175,33 +175,33 @@ def _step_columns(plan: Plan) -> tuple[str, ...]:
     return ("MEASURED", "PREDICTED") if measured else ("STEP",)
 
 
-def _row(plan: Plan, index: int, width: int | None) -> list[str]:
-    item = plan.chosen[index - 1]
-    layout = str(item.layout)
+def _make_layout_row(plan: Plan, index: int, width: int | None) -> list[str]:
+    estimate = plan.chosen[index - 1]
+    layout = str(estimate.layout)
     columns = _step_columns(plan)
-    others = _OTHER_COLUMNS + _MEASURED_COLUMN * (len(columns) - 1)
+    other_columns_width = _OTHER_COLUMNS + _MEASURED_COLUMN * (len(columns) - 1)
     if width is not None:  # wrap after a comma, never within a number
-        layout = "\n".join(_fold_layout(layout, max(20, width - others)))
-    measured = "-" if item.predicted_s is None else f"{item.time.total:.3g} s"
-    predicted_s = item.time.total if item.predicted_s is None else item.predicted_s
+        layout = "\n".join(_fold_layout(layout, max(20, width - other_columns_width)))
+    measured = "-" if estimate.predicted_s is None else f"{estimate.time.total:.3g} s"
+    predicted_s = estimate.time.total if estimate.predicted_s is None else estimate.predicted_s
     return [
         str(index),
         layout,
         *([measured] if len(columns) > 1 else []),
-        time_with_interval(predicted_s, plan.interval),
-        f"{item.tokens_per_s_per_gpu:,.0f}",
-        f"{item.tflops_per_gpu:.0f}",
-        f"{item.mfu:.1%}",
-        f"{item.memory.total:.1f}",
+        format_time_with_interval(predicted_s, plan.interval),
+        f"{estimate.tokens_per_s_per_gpu:,.0f}",
+        f"{estimate.tflops_per_gpu:.0f}",
+        f"{estimate.mfu:.1%}",
+        f"{estimate.memory.total:.1f}",
     ]
 
 
 def _fold_layout(layout: str, width: int) -> list[str]:
     lines = [""]
-    for part in re.split(r"(?<=,)", layout):
-        if len(lines[-1]) + len(part) > width and lines[-1]:
+    for setting in re.split(r"(?<=,)", layout):
+        if len(lines[-1]) + len(setting) > width and lines[-1]:
             lines.append("")
-        lines[-1] += part
+        lines[-1] += setting
     return lines
 
 
@@ -214,23 +214,23 @@ def _print_section(title: str, lines: tuple[str, ...], style: str = "") -> None:
         _print_folded(label + line, len(label), style)
 
 
-def memory_bar(item: Estimate, room: float, widest: float) -> str:
-    """Return a bar of the memory terms; its full width corresponds to ``widest`` GiB."""
-    scale = _WIDTH / widest
+def draw_memory_bar(estimate: Estimate, capacity_gib: float, full_width_gib: float) -> str:
+    """Return a bar of the memory terms; its full width corresponds to ``full_width_gib``."""
+    scale = _WIDTH / full_width_gib
     bar = ""
     filled = 0.0
     for name, mark in _MEMORY_MARKS.items():
-        filled += item.memory.terms[name] * scale
+        filled += estimate.memory.terms[name] * scale
         bar += mark * (round(filled) - len(bar))
-    return f"[{bar:<{_WIDTH}}] {item.memory.total:.1f} of {room:.0f} GiB"
+    return f"[{bar:<{_WIDTH}}] {estimate.memory.total:.1f} of {capacity_gib:.0f} GiB"
 
 
-def timeline(item: Estimate) -> str:
+def draw_time_bar(estimate: Estimate) -> str:
     """Return a bar of one step's time terms, to scale: the micro-batches first, then the rest of the step."""
     bar = ""
     filled = 0.0
     for name, mark in _TIME_MARKS.items():
-        filled += item.time.terms[name] * _STEP_WIDTH / item.time.total
+        filled += estimate.time.terms[name] * _STEP_WIDTH / estimate.time.total
         bar += mark * (round(filled) - len(bar))
     return bar
 
@@ -238,7 +238,7 @@ def timeline(item: Estimate) -> str:
 def _print_totals(plan: Plan) -> None:
     if plan.tokens is None or not plan.chosen:
         return
-    total = totals(plan)
+    total = compute_totals(plan)
     output.say()
     line = (
         f"{plan.tokens:.3g} tokens: {duration(total['seconds'])} "
@@ -252,7 +252,7 @@ def _print_totals(plan: Plan) -> None:
     output.say(line)
 
 
-def totals(plan: Plan) -> dict[str, Any]:
+def compute_totals(plan: Plan) -> dict[str, Any]:
     """Return the time, GPU-hours, energy and price of all tokens with the best layout."""
     best, machine = plan.chosen[0], plan.task.machine
     assert plan.tokens is not None  # noqa: S101 - checked by the callers
@@ -312,7 +312,7 @@ def values(plan: Plan) -> dict[str, Any]:
         "global_batch": task.gbs,
         "framework": task.framework,
         "precision": task.precision,
-        "candidates": [candidate(item, plan.interval) for item in plan.chosen],
+        "candidates": [candidate_values(item, plan.interval) for item in plan.chosen],
         "ties": list(plan.ties),
         "tried": plan.tried,
         "why": list(plan.why),
@@ -322,36 +322,36 @@ def values(plan: Plan) -> dict[str, Any]:
         "assumed": list(plan.notes),
     }
     if plan.tokens is not None and plan.chosen:
-        document["totals"] = totals(plan)
+        document["totals"] = compute_totals(plan)
     if plan.curve:
         document["scaling"] = [
-            {"nodes": nodes, "best": candidate(item, plan.interval) if item else None}
+            {"nodes": nodes, "best": candidate_values(item, plan.interval) if item else None}
             for nodes, item in plan.curve
         ]
     return document
 
 
-def candidate(item: Estimate, interval: Interval) -> dict[str, Any]:
+def candidate_values(estimate: Estimate, interval: Interval) -> dict[str, Any]:
     """Return the JSON object of one layout's estimate."""
-    layout = item.layout
-    seconds = item.time.total
-    low, high = interval.bounds(seconds) if item.predicted_s is None else (seconds, seconds)
+    layout = estimate.layout
+    seconds = estimate.time.total
+    low, high = interval.bounds(seconds) if estimate.predicted_s is None else (seconds, seconds)
     return {
         "layout": {
             **{name: getattr(layout, name) for name in _LAYOUT},
             "shard": layout.shards if layout.zero else 1,
             "text": str(layout),
         },
-        "memory_gib": {"total": item.memory.total, "terms": item.memory.terms},
+        "memory_gib": {"total": estimate.memory.total, "terms": estimate.memory.terms},
         "step_time_s": {
             "total": seconds,
             "low": low,
             "high": high,
-            "terms": item.time.terms,
-            "predicted": item.predicted_s,
+            "terms": estimate.time.terms,
+            "predicted": estimate.predicted_s,
         },
-        "tokens_per_s_per_gpu": item.tokens_per_s_per_gpu,
-        "tflops_per_gpu": item.tflops_per_gpu,
-        "mfu": item.mfu,
-        "fits": item.fits,
+        "tokens_per_s_per_gpu": estimate.tokens_per_s_per_gpu,
+        "tflops_per_gpu": estimate.tflops_per_gpu,
+        "mfu": estimate.mfu,
+        "fits": estimate.fits,
     }

@@ -20,36 +20,36 @@ def transfer() -> Iterator[Show]:
     if not sys.stderr.isatty():
         yield lambda *_: None
         return
-    bar = _Bar()
+    bar = _ProgressBar()
     try:
         yield bar
     finally:
         bar.close()
 
 
-class _Bar:
+class _ProgressBar:
     def __init__(self) -> None:
         self._started_s = time.monotonic()
         self._close: Callable[[], None] | None = None
         self._update: Callable[..., None] = lambda **_: None
 
-    def __call__(self, name: str, done: int, size: int) -> None:
+    def __call__(self, name: str, copied_bytes: int, total_bytes: int) -> None:
         if self._close is None:
             if time.monotonic() - self._started_s < _QUICK_S:
                 return
             self._open()
-        self._update(description=safe(name), completed=done, total=size)
+        self._update(description=safe(name), completed=copied_bytes, total=total_bytes)
 
     def _open(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        bars = Progress(*columns, console=Console(stderr=True, highlight=False), transient=True)
-        bar = bars.add_task("", total=None)
-        bars.start()
-        self._close = bars.stop
-        self._update = partial(bars.update, bar)
+        progress = Progress(*columns, console=Console(stderr=True, highlight=False), transient=True)
+        task_id = progress.add_task("", total=None)
+        progress.start()
+        self._close = progress.stop
+        self._update = partial(progress.update, task_id)
 
     def close(self) -> None:
         """Remove the bar."""

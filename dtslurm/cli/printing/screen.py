@@ -31,14 +31,14 @@ class Screen(Protocol):
     def show(self, items: Sequence[Item]) -> None:
         """Show new items; called often, also without items."""
 
-    def state(self, view: RunView) -> None:
+    def show_state(self, view: RunView) -> None:
         """Show the run's state as the scheduler reports it."""
 
     def end(self) -> None:
         """Show the items that are still buffered."""
 
 
-def place(file: LogFile) -> str:
+def format_source(file: LogFile) -> str:
     """Return the prefix of a file's lines: the rank, with the array task if there is one."""
     return file.source if file.task is None else f"{file.task}/{file.source}"
 
@@ -49,7 +49,7 @@ class PlainScreen:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._last_text = ""
-        self.shown = False
+        self.has_output = False
         self.folds = False
 
     def show(self, items: Sequence[Item]) -> None:
@@ -57,16 +57,16 @@ class PlainScreen:
         texts = []
         for item in items:
             if isinstance(item, LogBlock):
-                texts.append(prefixed(item))
+                texts.append(prefix_lines(item))
             elif isinstance(item, Notice):
                 output.note(item.text)
         if texts:
-            self.shown = True
+            self.has_output = True
             _write_to(self._stream, "".join(texts))
 
-    def state(self, view: RunView) -> None:
+    def show_state(self, view: RunView) -> None:
         """Print the state if it changed."""
-        text = state_words(view)
+        text = summarize_state(view)
         if text != self._last_text:
             self._last_text = text
             output.note(text)
@@ -84,14 +84,14 @@ class TerminalScreen:
         self.folds = fold
         self._folder = LineFolder()
         self._caught_up = False
-        self.shown = False
+        self.has_output = False
 
     def show(self, items: Sequence[Item]) -> None:
         """Buffer lines, and print those that waited long enough for equal lines."""
         now = time.monotonic()
         for item in items:
             if isinstance(item, LogBlock):
-                self.shown = True
+                self.has_output = True
                 if self.folds:
                     self._folder.add(item.lines(), now)
                 else:
@@ -109,15 +109,15 @@ class TerminalScreen:
         # The lines that exist at the start are folded as a whole.
         self._print(self._folder.take(now if self._caught_up else 0.0))
 
-    def state(self, view: RunView) -> None:
+    def show_state(self, view: RunView) -> None:
         """Do nothing: the state is not shown."""
 
     def end(self) -> None:
         """Print the buffered lines."""
         self._print(self._folder.take(0.0, everything=True))
 
-    def _print(self, found: Iterable[Folded]) -> None:
-        text = "".join(self._format_line(folded) for folded in found)
+    def _print(self, folded_lines: Iterable[Folded]) -> None:
+        text = "".join(self._format_line(folded) for folded in folded_lines)
         if text:
             self._write_text(text)
 
@@ -153,9 +153,9 @@ class LiveScreen(TerminalScreen):
         self._progress = progress
         self._bar = progress.add_task(safe(record.name), total=None, values="")
 
-    def state(self, view: RunView) -> None:
+    def show_state(self, view: RunView) -> None:
         """Show the state as the description of the progress line."""
-        self._progress.update(self._bar, description=safe(state_words(view)))
+        self._progress.update(self._bar, description=safe(summarize_state(view)))
 
     def _write_text(self, text: str) -> None:
         from rich.text import Text
@@ -174,7 +174,7 @@ class LiveScreen(TerminalScreen):
 
     def _handle_other(self, item: Item) -> None:
         if isinstance(item, Rewritten):
-            self._progress.update(self._bar, values=f"[{place(item.file)}] {safe(item.text)}"[:60])
+            self._progress.update(self._bar, values=f"[{format_source(item.file)}] {safe(item.text)}"[:60])
         elif isinstance(item, Record) and item.file.kind == "metrics":
             step, total, loss = (item.values.get(key) for key in ("step", "total_steps", "loss"))
             if isinstance(step, int) and isinstance(total, int):
@@ -183,7 +183,7 @@ class LiveScreen(TerminalScreen):
 
 
 @contextmanager
-def live(record: JobRecord, *, fold: bool) -> Iterator[Screen]:
+def open_live_screen(record: JobRecord, *, fold: bool) -> Iterator[Screen]:
     """Yield a terminal screen with a progress line below."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -204,16 +204,16 @@ def live(record: JobRecord, *, fold: bool) -> Iterator[Screen]:
             screen.end()
 
 
-def prefixed(block: LogBlock) -> str:
+def prefix_lines(block: LogBlock) -> str:
     """Return a block's lines, each with its prefix, without control characters."""
-    prefix = f"[{place(block.file)}] "
+    prefix = f"[{format_source(block.file)}] "
     text = block.data.decode("utf-8", "replace")
     if not is_plain(block.data, text):
         return "".join(f"{prefix}{safe(line)}\n" for line in block.texts())
     return prefix + text[:-1].replace("\n", "\n" + prefix) + "\n"
 
 
-def state_words(view: RunView) -> str:
+def summarize_state(view: RunView) -> str:
     """Describe the state of a run in one line."""
     if view.trouble and any(status.word == "UNKNOWN" for status in view.statuses):
         return f"{view.record.name}: state unknown: {view.trouble}"

@@ -47,7 +47,7 @@ _STUCK_HINT = (
 )
 
 
-def rows(view: RunView, now: float) -> list[list[str]]:
+def make_rows(view: RunView, now: float) -> list[list[str]]:
     """Return the table rows of a run: one row, or for an array or heterogeneous job one row per state.
 
     Pending tasks have one row per reason, because a held task never starts, unlike the others. The columns
@@ -56,7 +56,7 @@ def rows(view: RunView, now: float) -> list[list[str]]:
     return [_make_row(view, view.words_of(items), items, now) for items in _group_by_state_and_reason(view)]
 
 
-def groups(view: RunView) -> dict[str, list[JobStatus]]:
+def group_by_state(view: RunView) -> dict[str, list[JobStatus]]:
     """Group a run's job statuses by the word for their state."""
     statuses_by_word: dict[str, list[JobStatus]] = {}
     for item in view.statuses:
@@ -67,7 +67,7 @@ def groups(view: RunView) -> dict[str, list[JobStatus]]:
 def _group_by_state_and_reason(view: RunView) -> list[list[JobStatus]]:
     """Group a run's job statuses by the word for their state and, if pending, by reason."""
     grouped: dict[tuple[str, str], list[JobStatus]] = {}
-    for word, items in groups(view).items():
+    for word, items in group_by_state(view).items():
         for item in items:
             is_pending = item.state is JobState.PENDING and item.reason not in _NO_REASON
             grouped.setdefault((word, item.reason if is_pending else ""), []).append(item)
@@ -78,7 +78,7 @@ def _make_row(view: RunView, word: str, items: list[JobStatus], now: float) -> l
     record, first = view.record, items[0]
     times = measure_view(view, first) if len(items) == 1 else None
     return [
-        _job_text(view, items),
+        _format_job(view, items),
         record.name,
         record.cluster,
         word,
@@ -86,7 +86,7 @@ def _make_row(view: RunView, word: str, items: list[JobStatus], now: float) -> l
         duration(now - record.created_at),
         duration(times.duration_s(now) if times is not None else None),
         fold_nodes(first.nodelist) or "-",
-        "; ".join(filter(None, (_describe_activity(view, first), about(view, items, now)))),
+        "; ".join(filter(None, (_describe_activity(view, first), describe_statuses(view, items, now)))),
     ]
 
 
@@ -98,7 +98,7 @@ def _describe_activity(view: RunView, status: JobStatus) -> str:
     return f"{activity.summary}: dtslurm diagnose --live {status.job_id}"
 
 
-def _job_text(view: RunView, items: list[JobStatus]) -> str:
+def _format_job(view: RunView, items: list[JobStatus]) -> str:
     record = view.record
     if record.job_id is None:
         return "?"
@@ -107,17 +107,17 @@ def _job_text(view: RunView, items: list[JobStatus]) -> str:
         return record.job_id
     if len(items) == 1:
         return items[0].job_id
-    count = sum(tasks(item) for item in items)
+    count = sum(count_tasks(item) for item in items)
     return f"{record.job_id} ({count} {'parts' if is_heterogeneous else 'tasks'})"
 
 
-def tasks(status: JobStatus) -> int:
+def count_tasks(status: JobStatus) -> int:
     """Return the number of array tasks that a status covers: 8 for ``17_[0-7%2]``."""
     _, bracket, folded = status.job_id.partition("_[")
     return max(1, sum(map(len, task_ranges(folded)))) if bracket else 1
 
 
-def about(view: RunView, items: Sequence[JobStatus], now: float) -> str:
+def describe_statuses(view: RunView, items: Sequence[JobStatus], now: float) -> str:
     """Return the most important message about statuses in the same state."""
     description = _describe_group(view, items, now)
     if view.record_problem:
@@ -168,12 +168,12 @@ def _describe_estimate(status: JobStatus, now: float) -> str:
     """Describe the scheduler's estimate of the start; empty if it is in the past."""
     if status.estimated_start is None or status.estimated_start <= now:
         return ""
-    return f"may start {moment(status.estimated_start, now)} (Slurm's estimate)"
+    return f"may start {format_moment(status.estimated_start, now)} (Slurm's estimate)"
 
 
-def moment(when: float, now: float) -> str:
+def format_moment(timestamp: float, now: float) -> str:
     """Format a point in time, with the date only if it is not today."""
-    local = time.localtime(when)
+    local = time.localtime(timestamp)
     same_day = local[:3] == time.localtime(now)[:3]
     return time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M", local)
 
@@ -181,31 +181,31 @@ def moment(when: float, now: float) -> str:
 # ---- One run in full ----
 
 
-def full(
+def format_run(
     view: RunView,
-    told: History,
+    history: History,
     now: float,
     width: int | None,
-    chain: Sequence[tuple[str, RunView | None]] = (),
+    stages: Sequence[tuple[str, RunView | None]] = (),
     job: str | None = None,
 ) -> Iterator[str]:
     """Yield the lines of a run's details, wrapped to ``width`` columns between words.
 
     Args:
-        chain: the stages of which the run is one, each with its view.
+        stages: the stages of which the run is one, each with its view.
         job: the name of the run for commands, if its job id is not unique.
     """
-    yield _heading(view)
+    yield _format_heading(view)
     yield from _labelled_lines(
-        "stages", " → ".join(_describe_stage(view, name, other) for name, other in chain), width
+        "stages", " → ".join(_describe_stage(view, name, stage_view) for name, stage_view in stages), width
     )
-    for label, text in _iterate_facts(view, told, now, job):
+    for label, text in _iterate_facts(view, history, now, job):
         yield from _labelled_lines(label, text, width)
 
 
 def describe_queued_job(view: RunView, now: float, width: int | None) -> Iterator[str]:
     """Yield the lines about a job in the queue whose run has no readable record."""
-    yield _heading(view)
+    yield _format_heading(view)
     for items in _group_by_state_and_reason(view):
         for label, text in _iterate_state_facts(view, items, now):
             yield from _labelled_lines(label, text, width)
@@ -216,50 +216,50 @@ def describe_queued_job(view: RunView, now: float, width: int | None) -> Iterato
     yield from _labelled_lines("next", cancel_command(view), width)
 
 
-def _heading(view: RunView) -> str:
+def _format_heading(view: RunView) -> str:
     states = ", ".join(
-        view.words_of(items) if len(view.statuses) == 1 else f"{sum(map(tasks, items))} {word}"
-        for word, items in groups(view).items()
+        view.words_of(items) if len(view.statuses) == 1 else f"{sum(map(count_tasks, items))} {word}"
+        for word, items in group_by_state(view).items()
     )
     head = f"job {view.record.job_id or '?'}  {view.record.name}  on {view.record.cluster}: "
     return output.styled((head, ""), *style_states(states))
 
 
-def _describe_stage(view: RunView, name: str, other: RunView | None) -> str:
-    if other is None:
+def _describe_stage(view: RunView, name: str, stage_view: RunView | None) -> str:
+    if stage_view is None:
         return f"{name} (gone)"
-    this_mark = " (this)" if other.record.token == view.record.token else ""
-    return f"{name} {other.record.job_id or '?'} {'/'.join(groups(other))}{this_mark}"
+    this_mark = " (this)" if stage_view.record.token == view.record.token else ""
+    return f"{name} {stage_view.record.job_id or '?'} {'/'.join(group_by_state(stage_view))}{this_mark}"
 
 
-def _iterate_facts(view: RunView, told: History, now: float, job: str | None) -> Iterator[tuple[str, str]]:
+def _iterate_facts(view: RunView, history: History, now: float, job: str | None) -> Iterator[tuple[str, str]]:
     record = view.record
     for items in _group_by_state_and_reason(view):
         yield from _iterate_state_facts(view, items, now)
-    split = find_ranks_apart(told.events) if record.array is None else None
+    split = find_ranks_apart(history.events) if record.array is None else None
     if split is not None:
         yield "warning" if split.is_fault else "note", split.text
         yield "what to do", FIX if split.is_fault else ""
     if record.array is None and not view.terminal:
-        yield "warning", find_stopped_supervisor(told.events)
-    changed_attempts = [attempt.number for attempt in told.attempts if attempt.script_changed]
+        yield "warning", find_stopped_supervisor(history.events)
+    changed_attempts = [attempt.number for attempt in history.attempts if attempt.script_changed]
     yield "note", describe_changed_script(record, changed_attempts)
     yield "ranks", f"{record.world_size} by {record.launcher}" if record.launcher else str(record.world_size)
     limit = view.time_limit
     if limit is not None:
         yield "limit", duration(limit)
     label = "attempts"
-    for attempt in told.attempts if record.array is None else ():
+    for attempt in history.attempts if record.array is None else ():
         yield label, _describe_attempt(attempt, now)
         label = ""
     label = "events"
-    timeline = events.lines(told.events)
+    timeline = events.lines(history.events)
     omitted = len(timeline) - _MAX_EVENTS
     if omitted > 0:
         yield label, f"({omitted} before these)"
         label = ""
     for line in timeline[-_MAX_EVENTS:]:
-        yield label, f"{moment(line.time, now) if line.time is not None else '?'}  {line.text}"
+        yield label, f"{format_moment(line.time, now) if line.time is not None else '?'}  {line.text}"
         label = ""
     yield "command", record.command or record.script
     yield "run", record.folder if not record.mirror else f"{record.cluster}:{record.run_dir}"
@@ -273,7 +273,7 @@ def _iterate_state_facts(view: RunView, items: Sequence[JobStatus], now: float) 
     """Yield (label, text) pairs about the parts of a run that are in the same state."""
     status = items[0]
     label = status.word.lower()
-    parts = f"{_job_text(view, list(items))}: " if len(view.statuses) > 1 else ""
+    parts = f"{_format_job(view, list(items))}: " if len(view.statuses) > 1 else ""
     if status.state is JobState.PENDING:
         waits = duration(now - status.submit_time) if status.submit_time else ""
         yield (
@@ -287,15 +287,16 @@ def _iterate_state_facts(view: RunView, items: Sequence[JobStatus], now: float) 
         return
     if len(items) > 1:
         job_ids = ", ".join(item.job_id.rpartition("_")[2] for item in items[:_MAX_TASKS])
-        more = f" and {len(items) - _MAX_TASKS} more" if len(items) > _MAX_TASKS else ""
-        yield label, f"{parts}{job_ids}{more}"
+        omitted_text = f" and {len(items) - _MAX_TASKS} more" if len(items) > _MAX_TASKS else ""
+        yield label, f"{parts}{job_ids}{omitted_text}"
     else:
-        time_told = _describe_times(measure_view(view, status), now)
-        on = f"on {fold_nodes(status.nodelist)}" if status.nodelist else ""
-        description = about(view, items, now)
+        time_text = _describe_times(measure_view(view, status), now)
+        node_text = f"on {fold_nodes(status.nodelist)}" if status.nodelist else ""
+        description = describe_statuses(view, items, now)
         yield (
             label,
-            parts + ", ".join(filter(None, (time_told, on, description if description != label else ""))),
+            parts
+            + ", ".join(filter(None, (time_text, node_text, description if description != label else ""))),
         )
         activity = view.activities.get(status.job_id)
         if activity is not None:
@@ -306,15 +307,15 @@ def _describe_times(times: RunTimes | None, now: float) -> str:
     if times is None:
         return ""
     if times.ended is not None:
-        return f"at {moment(times.ended, now)}, after {times.describe(now)}"
-    return f"since {moment(times.started, now)}, for {times.describe(now)}"
+        return f"at {format_moment(times.ended, now)}, after {times.describe(now)}"
+    return f"since {format_moment(times.started, now)}, for {times.describe(now)}"
 
 
 def _describe_attempt(attempt: Attempt, now: float) -> str:
-    begin = moment(attempt.started, now) if attempt.started is not None else "?"
-    end = moment(attempt.ended, now) if attempt.ended is not None else ""
-    when = f"{begin} - {end}" if end else f"from {begin}"
-    return "  ".join(filter(None, (str(attempt.number), when, attempt.nodes, attempt.how)))
+    begin = format_moment(attempt.started, now) if attempt.started is not None else "?"
+    end = format_moment(attempt.ended, now) if attempt.ended is not None else ""
+    period = f"{begin} - {end}" if end else f"from {begin}"
+    return "  ".join(filter(None, (str(attempt.number), period, attempt.nodes, attempt.how)))
 
 
 def _describe_query(view: RunView, now: float) -> str:

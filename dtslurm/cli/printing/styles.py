@@ -28,9 +28,9 @@ _STATE = re.compile(r"\b[A-Z_]+\b")
 _EXCEPTION = re.compile(rf"(?:^|(?<=[\s,;])){EXCEPTION_NAME}(?=:(?: |$)|$| \()")
 
 
-def style_of_state(words: str) -> str:
+def style_of_state(state_text: str) -> str:
     """Return the style of a displayed state (``STALLED 3m40s``), empty for none."""
-    return STATES.get(words.partition(" ")[0], "")
+    return STATES.get(state_text.partition(" ")[0], "")
 
 
 def style_states(text: str) -> list[tuple[str, str]]:

@@ -34,7 +34,7 @@ def show_end(context: Context, view: RunView) -> None:
         _show_metrics(run_dir, task)
     if not all(status.ok for status in view.statuses):
         output.note(f"  why            dtslurm diagnose {selector_arguments(context, record)}")
-    _show_places(context, view)
+    _show_paths(context, view)
 
 
 def _path_on_cluster(view: RunView, path: Path) -> Path:
@@ -42,33 +42,33 @@ def _path_on_cluster(view: RunView, path: Path) -> Path:
     return Path(view.record.run_dir) / path.relative_to(view.run.path)
 
 
-def _show_failure(place: RunDir, task: str, view: RunView) -> None:
-    attempts = place.attempts()
-    failure = place.first_failure(attempts[-1]) if attempts else None
+def _show_failure(run_dir: RunDir, task: str, view: RunView) -> None:
+    attempts = run_dir.attempts()
+    failure = run_dir.first_failure(attempts[-1]) if attempts else None
     label = f"task {task}: " if task else ""
-    status = _status_of(task, view)
+    status = _find_status(task, view)
     if (
         status is not None
         and status.terminal
         and not status.ok
-        and (failure is None or failure[1] == WANTS_REQUEUE or ended_by_slurm(place, status, failure[1]))
+        and (failure is None or failure[1] == WANTS_REQUEUE or ended_by_slurm(run_dir, status, failure[1]))
     ):
-        reason = describe_failure(place, status)
+        reason = describe_failure(run_dir, status)
         if reason:
             output.note(f"  {label}{reason}")
         return
     if failure is None:
         return
     rank, code = failure
-    host_text = next((f" on {item.host}" for item in place.ranks(attempts[-1]) if item.rank == rank), "")
+    host_text = next((f" on {item.host}" for item in run_dir.ranks(attempts[-1]) if item.rank == rank), "")
     output.note(f"  {label}rank {rank}{host_text} failed first, with exit code {code}")
-    for line in _last_lines(place.last_output(attempts[-1], rank, _TAIL_BYTES)):
+    for line in _take_last_lines(run_dir.last_output(attempts[-1], rank, _TAIL_BYTES)):
         output.note(f"  | {line}")
-    output.note(f"  its log        {_path_on_cluster(view, place.rank_log(attempts[-1], rank))}")
+    output.note(f"  its log        {_path_on_cluster(view, run_dir.rank_log(attempts[-1], rank))}")
 
 
-def _show_ranks_apart(place: RunDir, task: str, view: RunView) -> None:
-    split = ranks_apart(view.record, place)
+def _show_ranks_apart(run_dir: RunDir, task: str, view: RunView) -> None:
+    split = ranks_apart(view.record, run_dir)
     if split is None:
         return
     output.note(f"  {f'task {task}: ' if task else ''}{split.text}")
@@ -76,21 +76,21 @@ def _show_ranks_apart(place: RunDir, task: str, view: RunView) -> None:
         output.note(f"  what to do     {FIX}")
 
 
-def _status_of(task: str, view: RunView) -> JobStatus | None:
+def _find_status(task: str, view: RunView) -> JobStatus | None:
     """Return the status of an array task, or of the whole run."""
     if not task:
         return view.statuses[0]
     return next((status for status in view.statuses if status.job_id.endswith(f"_{task}")), None)
 
 
-def _last_lines(data: bytes, count: int = 6) -> list[str]:
+def _take_last_lines(data: bytes, count: int = 6) -> list[str]:
     """Return the last non-empty lines of a log's end."""
     return [line for line in data.decode("utf-8", "replace").splitlines() if line.strip()][-count:]
 
 
-def _show_metrics(place: RunDir, task: str) -> None:
-    for attempt in reversed(place.attempts()):
-        metrics = place.metrics(attempt)
+def _show_metrics(run_dir: RunDir, task: str) -> None:
+    for attempt in reversed(run_dir.attempts()):
+        metrics = run_dir.metrics(attempt)
         if metrics:
             values = {key: value for key, value in metrics[-1].items() if key not in _NOT_RESULTS}
             text = ", ".join(
@@ -101,7 +101,7 @@ def _show_metrics(place: RunDir, task: str) -> None:
             return
 
 
-def _show_places(context: Context, view: RunView) -> None:
+def _show_paths(context: Context, view: RunView) -> None:
     run = view.run
     attempts = run.attempts()
     results = run.path / "checkpoints"

@@ -16,15 +16,15 @@ def width() -> int:
     return sys.maxsize if columns is None else max(40, min(100, columns))
 
 
-def folded(text: str, width: int) -> list[str]:
+def wrap_words(text: str, width: int) -> list[str]:
     """Wrap a text between words."""
     return textwrap.wrap(safe(text), width, break_long_words=False, break_on_hyphens=False)
 
 
-def field(label: str, text: str, width: int, style: str = "") -> list[str]:
+def format_field(label: str, text: str, width: int, style: str = "") -> list[str]:
     """Return the lines of a text in its style beside its label; words, which may be paths, are not broken."""
-    parts = folded(text, width - 14) or [""]
+    wrapped_lines = wrap_words(text, width - 14) or [""]
     return [
-        output.styled((f"{label if number == 0 else '':<14}", SECONDARY), (part, style))
-        for number, part in enumerate(parts)
+        output.styled((f"{label if number == 0 else '':<14}", SECONDARY), (wrapped_line, style))
+        for number, wrapped_line in enumerate(wrapped_lines)
     ]

@@ -24,7 +24,7 @@ _cluster_option = click.option(
     "--cluster",
     "name",
     metavar="NAME",
-    shell_complete=completers.clusters,
+    shell_complete=completers.complete_clusters,
     help="Use this profile. [default: as for submit]",
 )
 
@@ -164,9 +164,10 @@ def add(ctx: click.Context, reason: str, expires: str, name: str | None, names: 
     context = Context()
     active_cluster = context.cluster(name or ctx.obj)
     added, trouble = bad_nodes.add(context, active_cluster, _expand_node_sets(names), reason, duration_s)
-    until = duration(added[0].expires - added[0].when)
+    duration_text = duration(added[0].expires - added[0].when)
     output.note(
-        f"{fold_nodes([bad_node.node for bad_node in added])} of {active_cluster.name}: excluded for {until}"
+        f"{fold_nodes([bad_node.node for bad_node in added])} of {active_cluster.name}: excluded for "
+        f"{duration_text}"
     )
     if trouble:
         output.note(f"note: only your own list was changed: {trouble}")
@@ -217,10 +218,10 @@ def _expand_node_sets(names: tuple[str, ...]) -> list[str]:
     return node_names
 
 
-def _flatten(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield (dotted key, text) for every value that is set."""
     for key, value in values.items():
-        path = f"{above}{key}"
+        path = f"{prefix}{key}"
         if isinstance(value, Mapping):
             yield from _flatten(value, f"{path}.")
         elif value not in (None, "", []):

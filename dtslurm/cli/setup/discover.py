@@ -49,7 +49,7 @@ def small_job_options(command: _Command) -> _Command:
 @click.option(
     "--cluster",
     metavar="NAME",
-    shell_complete=completers.clusters,
+    shell_complete=completers.complete_clusters,
     help="Use this profile's connection instead of HOST.",
 )
 @click.option(
@@ -118,27 +118,29 @@ def discover(
     )
     for line in discovery.found.notices:
         output.note(f"notice: {line}")
-    written = False
+    is_written = False
     if target is not None:
-        written = _write_profile(context, target, existing_text, discovery, yes=yes)
+        is_written = _write_profile(context, target, existing_text, discovery, yes=yes)
     if as_json:
-        _print_json(discovery, target, written=written)
+        _print_json(discovery, target, is_written=is_written)
     elif target is None:
         click.echo("\n".join(map(safe, discovery.text.split("\n"))), nl=False)
         output.note(f"save the profile: dtslurm cluster discover -o cluster_profiles/{discovery.name}.yaml")
     if (
         target is not None
         and existing_text is not None
-        and not written
+        and not is_written
         and not as_json
         and discovery.text != existing_text
     ):
         output.note(f"{target} was not changed")
 
 
-def _require_slurm(there: ActiveCluster) -> None:
-    if there.profile.scheduler == "local":
-        raise click.UsageError(f"cluster {there.name} is this machine without Slurm; see dtslurm doctor")
+def _require_slurm(active_cluster: ActiveCluster) -> None:
+    if active_cluster.profile.scheduler == "local":
+        raise click.UsageError(
+            f"cluster {active_cluster.name} is this machine without Slurm; see dtslurm doctor"
+        )
 
 
 def _check_profile_path(path: Path) -> Path:
@@ -149,33 +151,37 @@ def _check_profile_path(path: Path) -> Path:
     return path.absolute()
 
 
-def _name(path: Path) -> str:
+def _format_cluster_argument(path: Path) -> str:
     """Return the value of --cluster for a profile's file."""
     return path.stem if path.parent.name == "cluster_profiles" else str(path)
 
 
-def _write_profile(context: Context, path: Path, old: str | None, found: Discovery, *, yes: bool) -> bool:
+def _write_profile(
+    context: Context, path: Path, old_text: str | None, discovery: Discovery, *, yes: bool
+) -> bool:
     """Write a new profile, or update an existing one if the user agrees; return whether it was written."""
     from dtslurm.services.clusters import profile_file
 
-    if old is None:
-        profile_file.save(context, path, found.text)
+    if old_text is None:
+        profile_file.save(context, path, discovery.text)
         output.note(
-            f"wrote {path}: {len(found.found.facts)} values; verify it with dtslurm cluster check "
-            f"{_name(path)}"
+            f"wrote {path}: {len(discovery.found.facts)} values; verify it with dtslurm cluster check "
+            f"{_format_cluster_argument(path)}"
         )
         return True
-    update = profile_file.amend_profile(old, found.found, str(path))
+    update = profile_file.amend_profile(old_text, discovery.found, str(path))
     for name, current_value, found_value in update.yours[:_MAX_SHOWN]:
         output.note(f"your value is kept: {name} is {current_value}, found {found_value}")
     if len(update.yours) > _MAX_SHOWN:
         output.note(f"and {len(update.yours) - _MAX_SHOWN} more of your values are kept")
     for name in update.missed:
-        output.note(f"cannot be inserted automatically, edit the file: {name}: {found.found.text_of(name)}")
+        output.note(
+            f"cannot be inserted automatically, edit the file: {name}: {discovery.found.text_of(name)}"
+        )
     if not update.changed and not update.added:
         output.note(f"{path}: no new values")
         return False
-    _show_difference(old, update.text, path)
+    _show_difference(old_text, update.text, path)
     if not yes:
         if not sys.stdin.isatty():
             output.note("not written: there is no terminal for the confirmation; --yes confirms in advance")
@@ -187,39 +193,39 @@ def _write_profile(context: Context, path: Path, old: str | None, found: Discove
     return True
 
 
-def _show_difference(old: str, new: str, path: Path) -> None:
+def _show_difference(old_text: str, new_text: str, path: Path) -> None:
     """Print the difference between the old and the new profile."""
     import difflib
 
     from dtslurm.discover.page import without_memory
 
-    before, after = without_memory(old).splitlines(), without_memory(new).splitlines()
-    for line in difflib.unified_diff(before, after, str(path), f"{path} (new)", lineterm="", n=1):
+    old_lines, new_lines = without_memory(old_text).splitlines(), without_memory(new_text).splitlines()
+    for line in difflib.unified_diff(old_lines, new_lines, str(path), f"{path} (new)", lineterm="", n=1):
         output.note(line)
 
 
-def _print_json(found: Discovery, path: Path | None, *, written: bool) -> None:
+def _print_json(discovery: Discovery, path: Path | None, *, is_written: bool) -> None:
     output.document(
-        name=found.name,
-        extends=found.extends,
-        slurm_version=found.survey.version or None,
-        cluster=found.survey.cluster or None,
-        nodes=len(found.survey.nodes),
-        node_types={found.names[kind.name]: len(kind.nodes) for kind in found.kinds},
+        name=discovery.name,
+        extends=discovery.extends,
+        slurm_version=discovery.survey.version or None,
+        cluster=discovery.survey.cluster or None,
+        nodes=len(discovery.survey.nodes),
+        node_types={discovery.names[kind.name]: len(kind.nodes) for kind in discovery.kinds},
         facts=[
             {"key": fact.name, "value": fact.value, "evidence": fact.evidence, "confidence": fact.sure}
-            for fact in found.found.facts
+            for fact in discovery.found.facts
         ],
-        notices=found.found.notices,
-        probes=found.probes,
+        notices=discovery.found.notices,
+        probes=discovery.probes,
         path=str(path) if path else None,
-        written=written,
-        profile=found.text,
+        written=is_written,
+        profile=discovery.text,
     )
 
 
 @click.command()
-@click.argument("name", required=False, shell_complete=completers.clusters)
+@click.argument("name", required=False, shell_complete=completers.complete_clusters)
 @click.option(
     "-p",
     "--partition",
@@ -283,8 +289,9 @@ def check(
         styles = {"differs": "bold red", "ok": "green", "notice": "yellow"}
         output.table(("VERDICT", "WHAT", "CLAIM", "FOUND"), list(service.lines(proof)), styles)
         counts = {
-            word: sum(row.verdict == word for row in proof.rows) for word in ("ok", "differs", "unknown")
+            verdict: sum(row.verdict == verdict for row in proof.rows)
+            for verdict in ("ok", "differs", "unknown")
         }
-        output.note(", ".join(f"{number} {word}" for word, number in counts.items()))
+        output.note(", ".join(f"{number} {verdict}" for verdict, number in counts.items()))
     if not proof.ok:
         raise click.exceptions.Exit(1)

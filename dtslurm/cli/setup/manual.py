@@ -15,10 +15,10 @@ def manual() -> None:
     """Print the manual page, for `man -l -` or a folder of man pages."""
     from dtslurm.cli.main import cli
 
-    click.echo(page(cli))
+    click.echo(render_manual(cli))
 
 
-def page(command: click.Command) -> str:
+def render_manual(command: click.Command) -> str:
     """Return a command and its subcommands as a man page in groff_man(7) macros."""
     context = click.Context(command, info_name="dtslurm")
     head = [
@@ -29,11 +29,11 @@ def page(command: click.Command) -> str:
         ".B dtslurm",
         "COMMAND [OPTIONS] [ARGS]...",
         ".SH DESCRIPTION",
-        *_paragraphs(command.help),
+        *_iterate_paragraphs(command.help),
         ".SH COMMANDS",
     ]
     tail = [".SH EXIT STATUS", *(_escape_groff(line) for line in _EXIT.splitlines())]
-    return "\n".join([*head, *_subcommand_sections(command, context), *tail])
+    return "\n".join([*head, *_iterate_sections(command, context), *tail])
 
 
 _EXIT = """\
@@ -42,7 +42,7 @@ connection failed; 5 a file could not be written. submit --wait and submit --fol
 job's own code."""
 
 
-def _subcommand_sections(command: click.Command, context: click.Context) -> Iterator[str]:
+def _iterate_sections(command: click.Command, context: click.Context) -> Iterator[str]:
     """Yield a section for each subcommand, in the order of everyday use."""
     if not isinstance(command, click.Group):
         return
@@ -53,7 +53,7 @@ def _subcommand_sections(command: click.Command, context: click.Context) -> Iter
         subcontext = click.Context(subcommand, info_name=name, parent=context)
         usage = " ".join([subcontext.command_path, *subcommand.collect_usage_pieces(subcontext)])
         yield f".SS {_escape_groff(usage)}"
-        yield from _paragraphs(subcommand.help)
+        yield from _iterate_paragraphs(subcommand.help)
         for parameter in subcommand.params:
             if record := parameter.get_help_record(subcontext):
                 yield from (
@@ -61,16 +61,16 @@ def _subcommand_sections(command: click.Command, context: click.Context) -> Iter
                     f".B {_escape_groff(record[0])}",
                     _escape_groff(record[1] or "Same as the option of sbatch."),
                 )
-        yield from _paragraphs(subcommand.epilog)
-        yield from _subcommand_sections(subcommand, subcontext)
+        yield from _iterate_paragraphs(subcommand.epilog)
+        yield from _iterate_sections(subcommand, subcontext)
 
 
-def _paragraphs(text: str | None) -> Iterator[str]:
-    for number, part in enumerate(inspect.cleandoc(text or "").split("\n\n")):
-        is_preformatted = part.startswith("\b\n")
+def _iterate_paragraphs(text: str | None) -> Iterator[str]:
+    for number, paragraph in enumerate(inspect.cleandoc(text or "").split("\n\n")):
+        is_preformatted = paragraph.startswith("\b\n")
         if is_preformatted or number:  # a section's first paragraph needs no macro
             yield ".nf" if is_preformatted else ".PP"
-        yield from (_escape_groff(line) for line in part.replace("\b\n", "").splitlines())
+        yield from (_escape_groff(line) for line in paragraph.replace("\b\n", "").splitlines())
         if is_preformatted:
             yield ".fi"
 
