@@ -47,7 +47,7 @@ VAGUE_PARAMETERS = set(
     )
 )
 WITHOUT_VAGUE_PARAMETERS = [
-    *("cli", "checks", "config", "container", "diagnose", "discover", "launch", "logs", "model"),
+    *("cli", "checks", "config", "container", "dashboard", "diagnose", "discover", "launch", "logs", "model"),
     *("remote", "render", "scheduler", "slurm", "store", "train", "transport", "views"),
 ]
 # Functions with more parameters, each of which may be given by its name alone.

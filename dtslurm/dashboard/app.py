@@ -18,7 +18,7 @@ from textual.widgets import Footer
 
 from dtslurm.dashboard import ascii_fallback, theme
 from dtslurm.dashboard.actions.handoffs import Opener
-from dtslurm.dashboard.actions.notifications import Announcer, sentence, terminal_notification
+from dtslurm.dashboard.actions.notifications import Announcer, join_events, make_terminal_notification
 from dtslurm.dashboard.dialogs import Help
 from dtslurm.dashboard.feed import Notification, SnapshotSource
 from dtslurm.dashboard.job import JobScreen
@@ -89,7 +89,7 @@ class TopApp(App[None]):
         self._is_initial_job = job
         self._clipboard_file = clipboard
         self._ascii_filters = [_AsciiFilter()] if ascii_only else []
-        self.wanted_theme: str | None = None
+        self.requested_theme: str | None = None
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Return Textual's line filters, followed by the ASCII filter."""
@@ -106,8 +106,8 @@ class TopApp(App[None]):
 
     def on_mount(self) -> None:
         self.register_theme(theme.COLOUR_BLIND)
-        if self.wanted_theme is not None:
-            self.theme = self.wanted_theme
+        if self.requested_theme is not None:
+            self.theme = self.requested_theme
         self.set_interval(_GC_INTERVAL_S, self._collect_garbage)
         self.source.start(self._arrive)
 
@@ -130,11 +130,11 @@ class TopApp(App[None]):
 
     def on_arrived(self, event: Arrived) -> None:
         if isinstance(event.value, Notification):
-            self.show_notice(event.value.text, bad=event.value.bad)
+            self.show_notice(event.value.text, is_error=event.value.bad)
             return
         if isinstance(event.value, Board):
             self.board = event.value
-            self._announce_events(self._announcer.read(event.value))
+            self._announce_events(self._announcer.list_new_events(event.value))
             self._open_initial_job(event.value)
         for screen in self.screen_stack:
             if isinstance(screen, BaseScreen) and screen.is_mounted:
@@ -144,10 +144,10 @@ class TopApp(App[None]):
         """Ring the bell for runs that ended or stalled, and name them here and in a terminal notification."""
         if not events or not self.announces:
             return
-        text = sentence(events)
+        text = join_events(events)
         self.notify(text, markup=False)
         self.bell()
-        self.write_sequence(terminal_notification(text))
+        self.write_sequence(make_terminal_notification(text))
 
     def write_sequence(self, sequence: str) -> None:
         """Write an escape sequence to the terminal; do nothing in headless mode."""
@@ -206,10 +206,10 @@ class TopApp(App[None]):
             yield SystemCommand("Report", "Write one page about the run", screen.action_report)
             yield SystemCommand("Command", "Copy the next command about the run", screen.action_command)
 
-    def show_notice(self, text: str, *, bad: bool) -> None:
+    def show_notice(self, text: str, *, is_error: bool) -> None:
         """Show a notification; the text may come from outside dtslurm and is sanitized."""
         lines = map(safe, text.splitlines())
-        self.notify("\n".join(lines), severity="error" if bad else "information", markup=False)
+        self.notify("\n".join(lines), severity="error" if is_error else "information", markup=False)
 
     def copy_out(self, text: str) -> None:
         """Copy text to the terminal's clipboard, and to a file for terminals without clipboard access."""
@@ -232,15 +232,15 @@ class TopApp(App[None]):
 
     def open_log(self, row: JobRow, rank: int, attempt: int, opener: Opener) -> None:
         """Suspend the application and open a rank's log in a pager or an editor."""
-        self._lend_terminal(opener.what, lambda: self.source.open_log(row, rank, attempt, opener))
+        self._lend_terminal(opener.name, lambda: self.source.open_log(row, rank, attempt, opener))
 
-    def _lend_terminal(self, what: str, use: Callable[[], int]) -> None:
+    def _lend_terminal(self, program_name: str, run_program: Callable[[], int]) -> None:
         """Suspend the application while a program uses the terminal; report errors and failed exit codes."""
         try:
             with self.suspend():
-                code = use()
+                code = run_program()
         except (DtslurmError, SuspendNotSupported, OSError) as error:
-            self.show_notice(str(error), bad=True)
+            self.show_notice(str(error), is_error=True)
             return
         if code:
-            self.notify(f"the {what} ended with exit code {code}", severity="warning")
+            self.notify(f"the {program_name} ended with exit code {code}", severity="warning")

@@ -17,19 +17,19 @@ class Arrangement:
     """The user's filter and sort settings.
 
     Attributes:
-        words: words that must occur in a row; a word with a leading ``!`` must not occur.
+        filter_text: words that must occur in a row; a word with a leading ``!`` must not occur.
         sort: one of ``SORTS``.
         expanded: tokens of arrays whose tasks are shown.
     """
 
-    words: str = ""
+    filter_text: str = ""
     hide_ended: bool = False
     sort: str = "newest"
     reverse: bool = False
     expanded: frozenset[str] = frozenset()
 
 
-def arrange(rows: Sequence[JobRow], choice: Arrangement) -> list[JobRow]:
+def arrange(rows: Sequence[JobRow], arrangement: Arrangement) -> list[JobRow]:
     """Return the rows to show; tasks follow their array, and a matching task also shows its array."""
     top_rows: list[JobRow] = []
     tasks: dict[str, list[JobRow]] = {}
@@ -38,28 +38,30 @@ def arrange(rows: Sequence[JobRow], choice: Arrangement) -> list[JobRow]:
             top_rows.append(row)
         else:
             tasks.setdefault(row.token, []).append(row)
-    words = choice.words.lower().split()
-    shown = []
-    for row in sorted(top_rows, key=_choose_sort_key(choice.sort), reverse=choice.reverse):
-        matching_tasks = [task for task in tasks.get(row.token, ()) if _matches(task, words, choice)]
-        if not (_matches(row, words, choice) or matching_tasks):
+    filter_words = arrangement.filter_text.lower().split()
+    visible_rows = []
+    for row in sorted(top_rows, key=_choose_sort_key(arrangement.sort), reverse=arrangement.reverse):
+        matching_tasks = [
+            task for task in tasks.get(row.token, ()) if _matches(task, filter_words, arrangement)
+        ]
+        if not (_matches(row, filter_words, arrangement) or matching_tasks):
             continue
-        shown.append(row)
-        if row.token in choice.expanded:
-            shown += matching_tasks
-    return shown
+        visible_rows.append(row)
+        if row.token in arrangement.expanded:
+            visible_rows += matching_tasks
+    return visible_rows
 
 
-def _matches(row: JobRow, words: Collection[str], choice: Arrangement) -> bool:
-    if choice.hide_ended and row.over:
+def _matches(row: JobRow, filter_words: Collection[str], arrangement: Arrangement) -> bool:
+    if arrangement.hide_ended and row.over:
         return False
-    if not words:
+    if not filter_words:
         return True
     text = " ".join(
         (row.state, row.name, row.job_id, row.cluster, row.nodelist, row.about, row.reason)
     ).lower()
     return all(
-        (word[1:] not in text) if word.startswith("!") and word[1:] else word in text for word in words
+        (word[1:] not in text) if word.startswith("!") and word[1:] else word in text for word in filter_words
     )
 
 

@@ -9,13 +9,13 @@ class Cursor:
     cursor: int
 
     @property
-    def places(self) -> int:
+    def position_count(self) -> int:
         """The number of positions."""
         raise NotImplementedError
 
     def move(self, step: int) -> None:
         """Move the cursor by ``step`` positions, within the first and the last position."""
-        self.cursor = max(0, min(self.places - 1, self.cursor + step))
+        self.cursor = max(0, min(self.position_count - 1, self.cursor + step))
 
     def action_top(self) -> None:
         """Move the cursor to the first position."""
@@ -23,4 +23,4 @@ class Cursor:
 
     def action_bottom(self) -> None:
         """Move the cursor to the last position."""
-        self.cursor = max(0, self.places - 1)
+        self.cursor = max(0, self.position_count - 1)

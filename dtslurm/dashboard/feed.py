@@ -63,10 +63,10 @@ _LAST_LINES_OF_LARGE_RUNS = 100
 
 @dataclass(frozen=True)
 class LogState:
-    """The state of the log follower; ``words`` is the text of the line below the log."""
+    """The state of the log follower; ``text`` is the text of the line below the log."""
 
     key: str
-    words: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class SnapshotSource(Protocol):
     def live(self, row: JobRow) -> None:
         """Inspect every rank of a running job and post the live diagnosis."""
 
-    def act(self, verb: str, row: JobRow) -> None:
+    def change_job(self, verb: str, row: JobRow) -> None:
         """Cancel, requeue, hold or release a job and post a `Notification` of the outcome."""
 
     def shell(self, row: JobRow, node: str) -> int:
@@ -211,21 +211,21 @@ class Feed:
 
     Args:
         contexts: creates a context for each thread.
-        say: renders a diagnosis as lines.
-        say_comparison: renders a comparison of runs as lines.
+        render_diagnosis: renders a diagnosis as lines.
+        render_comparison: renders a comparison of runs as lines.
         cluster: name of the only cluster to show; None shows all.
     """
 
     def __init__(
         self,
         contexts: Callable[[], Context],
-        say: Callable[[Diagnosis | Live], Sequence[str]],
+        render_diagnosis: Callable[[Diagnosis | Live], Sequence[str]],
         *,
         cluster: str | None = None,
-        say_comparison: Callable[[Comparison], Sequence[str]] = lambda _: (),
+        render_comparison: Callable[[Comparison], Sequence[str]] = lambda _: (),
     ) -> None:
-        self._render_comparison = say_comparison
-        self._make_context, self._render_diagnosis, self._only_cluster = contexts, say, cluster
+        self._render_comparison = render_comparison
+        self._make_context, self._render_diagnosis, self._only_cluster = contexts, render_diagnosis, cluster
         self._post: Post = lambda _: None
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -254,14 +254,14 @@ class Feed:
         for cluster in list(self._clusters.values()):
             cluster.wake.set()
 
-    def _spawn(self, work: Callable[..., None], *args: Any) -> None:
+    def _spawn(self, function: Callable[..., None], *args: Any) -> None:
         threading.Thread(
-            target=self._run_guarded, args=(work, args), daemon=True, name="dtslurm-feed"
+            target=self._run_guarded, args=(function, args), daemon=True, name="dtslurm-feed"
         ).start()
 
-    def _run_guarded(self, work: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def _run_guarded(self, function: Callable[..., None], args: tuple[Any, ...]) -> None:
         try:
-            work(*args)
+            function(*args)
         except DtslurmError as error:
             self._post(Notification(" ".join(error.lines()[:3]), bad=True))
         except OSError as error:
@@ -374,7 +374,7 @@ class Feed:
                 cluster.uses[row.key] = percentages
         if cluster.uses != previous:
             with self._lock:
-                uses_by_cluster = [other.uses for other in self._clusters.values()]
+                uses_by_cluster = [each_cluster.uses for each_cluster in self._clusters.values()]
                 self._post(
                     GpuUtilization(
                         {key: percentages for uses in uses_by_cluster for key, percentages in uses.items()}
@@ -454,27 +454,27 @@ class Feed:
         context: Context,
         record: JobRecord,
         key: str,
-        seen: RunTelemetry | None,
-        joined: tuple[int, ...],
+        telemetry: RunTelemetry | None,
+        posted_attempts: tuple[int, ...],
     ) -> tuple[int, ...]:
         """Post the metrics of the earlier attempts, once for each newest attempt.
 
         Returns:
             The attempts whose metrics have been posted.
         """
-        if seen is None or seen.attempts == joined or len(seen.attempts) < 2:
-            return joined
+        if telemetry is None or telemetry.attempts == posted_attempts or len(telemetry.attempts) < 2:
+            return posted_attempts
         try:
-            points_by_attempt = points_of_attempts(context, record, seen, max_points=_MAX_EARLIER_POINTS)
+            points_by_attempt = points_of_attempts(context, record, telemetry, max_points=_MAX_EARLIER_POINTS)
         except (DtslurmError, OSError):
-            return joined  # keep the newest attempt's curves until the next poll
+            return posted_attempts  # keep the newest attempt's curves until the next poll
         earlier = {
             number: attempt_points
             for number, attempt_points in points_by_attempt.items()
-            if number != seen.attempt
+            if number != telemetry.attempt
         }
         self._post(EarlierAttempts(key, earlier))
-        return seen.attempts
+        return telemetry.attempts
 
     def follow(
         self,
@@ -491,10 +491,10 @@ class Feed:
             self._spawn(self._follow_output, self._follow_generation, row, store, (ranks, attempt, lines))
 
     def _follow_output(
-        self, number: int, row: JobRow, store: LineStore, choice: tuple[str, int | None, int]
+        self, number: int, row: JobRow, store: LineStore, scope: tuple[str, int | None, int]
     ) -> None:
         try:
-            self._stream_output(number, row, store, *choice)
+            self._stream_output(number, row, store, *scope)
         finally:
             store.loading = False
 
@@ -556,7 +556,7 @@ class Feed:
             lines = tuple(error.lines())
         self._post(Diagnosed(row.key, lines, live=True))
 
-    def act(self, verb: str, row: JobRow) -> None:
+    def change_job(self, verb: str, row: JobRow) -> None:
         """Change the job in a thread and post the outcome."""
         self._spawn(self._change_job, verb, row)
 
@@ -629,9 +629,9 @@ def _is_utilization_due(cluster: _Cluster, row: JobRow, now: float) -> bool:
     return now - cluster.use_asked.get(row.key, 0.0) > _UTILIZATION_S
 
 
-def has_newer_attempt(seen: RunTelemetry) -> bool:
+def has_newer_attempt(telemetry: RunTelemetry) -> bool:
     """Return whether a newer attempt than the one in the telemetry has started."""
-    return seen.attempt != max(seen.attempts, default=seen.attempt)
+    return telemetry.attempt != max(telemetry.attempts, default=telemetry.attempt)
 
 
 def build_log_request(
@@ -673,8 +673,8 @@ def parse_rank_ranges(text: str) -> tuple[tuple[int, int], ...] | None:
     if text.strip() in {"", "*"}:
         return None
     rank_ranges = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip(), re.ASCII)
+    for range_text in text.split(","):
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", range_text.strip(), re.ASCII)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if last < first:
             raise ValueError(f"{text!r} names no ranks: write 0,3-7, or * for all")

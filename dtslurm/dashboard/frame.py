@@ -10,7 +10,7 @@ from rich.cells import cell_len, set_cell_size
 
 from dtslurm.dashboard import words
 from dtslurm.dashboard.arrange import Arrangement, arrange
-from dtslurm.dashboard.charts.plot import bar, curve
+from dtslurm.dashboard.charts.plot import draw_bar, draw_curve
 from dtslurm.errors import DtslurmError, JobNotFound
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.services.observe.run_list import (
@@ -41,12 +41,12 @@ def query_board(contexts: Callable[[], Context], cluster: str | None) -> Board:
     """
     context = contexts()
     records_by_cluster = Runs(context).by_cluster()
-    answers: dict[ClusterKey, tuple[tuple[JobRow, ...], ClusterLine]] = {}
+    results: dict[ClusterKey, tuple[tuple[JobRow, ...], ClusterLine]] = {}
 
     def query_cluster(key: ClusterKey, records: Sequence[JobRecord]) -> None:
         thread_context = contexts()
         rows, line = ClusterReader(thread_context, key[0]).read(records)
-        answers[key] = rows, line
+        results[key] = rows, line
         running_rows = [row for row in rows if row.state == "RUNNING" and row.recorded and not row.is_array][
             :_MAX_QUERIES
         ]
@@ -55,7 +55,7 @@ def query_board(contexts: Callable[[], Context], cluster: str | None) -> Board:
             if not line.trouble
             else {}
         )
-        answers[key] = tuple(add_page(row, pages.get(row.key)) for row in rows), line
+        results[key] = tuple(add_page(row, pages.get(row.key)) for row in rows), line
 
     selected_records = {
         key: records for key, records in records_by_cluster.items() if cluster is None or key[0] == cluster
@@ -71,8 +71,8 @@ def query_board(contexts: Callable[[], Context], cluster: str | None) -> Board:
     rows: list[JobRow] = []
     lines = []
     for key, records in selected_records.items():
-        if key in answers:
-            cluster_rows, line = answers[key]
+        if key in results:
+            cluster_rows, line = results[key]
         else:
             cluster_rows = ClusterReader(context, key[0]).first(records)
             line = ClusterLine(name=key[0], trouble=f"no answer within {_PATIENCE_S:.0f} s")
@@ -113,11 +113,13 @@ def page_of_row(context: Context, row: JobRow, attempt: int | None) -> Page:
     )
 
 
-def render_frame(board: Board, shown: Page | None, key: str | None, *, width: int, now: float) -> list[str]:
+def render_frame(
+    board: Board, job_page: Page | None, key: str | None, *, width: int, now: float
+) -> list[str]:
     """Return the lines of the job list, or of one job's page."""
-    if shown is not None:
+    if job_page is not None:
         row = next(row for row in board.rows if row.key == key)
-        return [_truncate(line, width) for line in _render_job(row, shown, width, now)]
+        return [_truncate(line, width) for line in _render_job(row, job_page, width, now)]
     lines = [words.count_states(board)]
     rows = [words.format_job_cells(row, now) for row in arrange(board.rows, Arrangement())]
     table = [
@@ -129,35 +131,42 @@ def render_frame(board: Board, shown: Page | None, key: str | None, *, width: in
         for row_cells in table:
             parts = [set_cell_size(row_cells[column], widths[column]) for column in _COLUMNS]
             lines.append("  ".join(parts).rstrip())
-    cluster_pieces = [words.describe_cluster(line, now) for line in board.clusters]
-    lines += [text for text, kind in cluster_pieces if kind != "dim"]
+    cluster_lines = [words.describe_cluster(line, now) for line in board.clusters]
+    lines += [text for text, kind in cluster_lines if kind != "dim"]
     return [_truncate(line, width) for line in lines]
 
 
-def _render_job(row: JobRow, shown: Page, width: int, now: float) -> list[str]:
-    row = add_page(row, shown)
-    lines = [piece[0] for piece in words.format_header(row, shown, now)]
-    lines += [piece[0] for piece in words.describe_activity(row, f"dtslurm diagnose --live {row.job_id}")]
-    if shown.trouble:
-        lines.append(shown.trouble)
-    if shown.forecast is not None:
-        share = shown.forecast.share
-        lines += ["", *([bar(share, min(60, width))] if share is not None else [])]
-        lines += words.describe_forecast(shown.forecast, shown.now)
-    for title, points in words.curves(shown, 2):
-        lines += ["", title, *curve(points, min(width, 80), 4)]
-    outliers = words.describe_outliers(shown) or [(words.list_outliers(shown), "")]
-    lines += ["", words.rank_counts(shown), *(text for text, _ in outliers)]
-    ranks = words.sort_failures_first(shown.ranks)
+def _render_job(row: JobRow, job_page: Page, width: int, now: float) -> list[str]:
+    row = add_page(row, job_page)
+    lines = [styled_text[0] for styled_text in words.format_header(row, job_page, now)]
+    lines += [
+        styled_text[0]
+        for styled_text in words.describe_activity(row, f"dtslurm diagnose --live {row.job_id}")
+    ]
+    if job_page.trouble:
+        lines.append(job_page.trouble)
+    if job_page.forecast is not None:
+        share = job_page.forecast.share
+        lines += ["", *([draw_bar(share, min(60, width))] if share is not None else [])]
+        lines += words.describe_forecast(job_page.forecast, job_page.now)
+    for title, points in words.select_curves(job_page, 2):
+        lines += ["", title, *draw_curve(points, min(width, 80), 4)]
+    outliers = words.describe_outliers(job_page) or [(words.list_outliers(job_page), "")]
+    lines += ["", words.count_ranks(job_page), *(text for text, _ in outliers)]
+    ranks = words.sort_failures_first(job_page.ranks)
     lines += [words.describe_rank(cell) for cell in ranks[:16]]
-    if len(shown.ranks) > 16:
-        lines.append(f"and {len(shown.ranks) - 16:,} more ranks")
-    for cell in shown.nodes[:16]:
+    if len(job_page.ranks) > 16:
+        lines.append(f"and {len(job_page.ranks) - 16:,} more ranks")
+    for cell in job_page.nodes[:16]:
         cells = words.format_node_cells(cell)
         lines.append(
-            "  ".join(f"{key} {piece[0]}" for key, piece in cells.items() if piece[0] not in {"", "-"})
+            "  ".join(
+                f"{key} {styled_text[0]}"
+                for key, styled_text in cells.items()
+                if styled_text[0] not in {"", "-"}
+            )
         )
-    lines += ["", *(piece[0] for piece in words.format_timeline(shown, shown.now)[-12:])]
+    lines += ["", *(styled_text[0] for styled_text in words.format_timeline(job_page, job_page.now)[-12:])]
     return lines
 
 

@@ -16,7 +16,7 @@ from textual.strip import Strip
 
 from dtslurm.dashboard import ascii_fallback, keys, theme
 from dtslurm.dashboard.cursor import Cursor
-from dtslurm.dashboard.rows import clipped
+from dtslurm.dashboard.rows import clip
 from dtslurm.dashboard.words import RANK_KINDS, StyledText, format_percent, sort_failures_first
 from dtslurm.model.runs.telemetry import RankCell
 from dtslurm.presentation.quantities import duration
@@ -26,7 +26,7 @@ _CARD_WIDTH = 26
 _LABEL_WIDTH = 7
 
 
-def dot(cell: RankCell, mode: str) -> StyledText:
+def format_dot(cell: RankCell, mode: str) -> StyledText:
     """Return the shortest text for a rank in a mode of `MODES`, with its kind."""
     kind = RANK_KINDS.get(cell.state, "")
     if cell.deviation:
@@ -36,7 +36,7 @@ def dot(cell: RankCell, mode: str) -> StyledText:
             "▲" if cell.deviation and cell.state == "running" else ascii_fallback.RANKS.get(cell.state, "?")
         ), kind
     if mode == "gpu":
-        return _format_number(cell.gpu), kind if cell.deviation else _utilization_kind(cell.gpu)
+        return _format_number(cell.gpu), kind if cell.deviation else _rate_utilization(cell.gpu)
     if mode == "memory":
         return _format_number(None if cell.memory is None else cell.memory * 100), kind
     return _format_number(cell.silent), kind
@@ -46,13 +46,13 @@ def _format_number(value: float | None) -> str:
     return "-" if value is None else f"{min(999, value):.0f}"
 
 
-def _utilization_kind(use: float | None) -> str:
+def _rate_utilization(use: float | None) -> str:
     return "dim" if use is None else "good" if use >= 60 else "warn" if use >= 20 else "bad"
 
 
-def card(cell: RankCell) -> StyledText:
+def format_card(cell: RankCell) -> StyledText:
     """Return a fixed-width text with the most important measurements of a rank, and its kind."""
-    mark, kind = dot(cell, "state")
+    mark, kind = format_dot(cell, "state")
     status = "" if cell.silent is None else duration(cell.silent)
     if cell.state in {"failed", "terminated"}:
         status = f"sig {cell.signal}" if cell.signal else f"exit {cell.exit_code}"
@@ -72,7 +72,7 @@ class RankGrid(Cursor, ScrollView, can_focus=True):
         Binding("left,h", "rank(-1)", show=False),
         Binding("right,l", "rank(1)", show=False),
         Binding("m", "mode", "metric"),
-        Binding("o", "odd", "next outlier"),
+        Binding("o", "next_outlier", "next outlier"),
         Binding("enter", "choose", "log"),
     ]
     cursor = reactive(0)
@@ -123,12 +123,12 @@ class RankGrid(Cursor, ScrollView, can_focus=True):
         """The rank under the cursor."""
         return self.cells[self.cursor] if self.cursor < len(self.cells) else None
 
-    def show(self, cells: tuple[RankCell, ...], together: int) -> None:
-        """Show these ranks in groups of ``together``, the number of ranks per node.
+    def show(self, cells: tuple[RankCell, ...], ranks_per_node: int) -> None:
+        """Show these ranks in groups of ``ranks_per_node``.
 
         The cursor moves to the first failed rank when there is a new one.
         """
-        self._cells_by_rank, self._group_size = cells, together if 1 < together <= 64 else 8
+        self._cells_by_rank, self._group_size = cells, ranks_per_node if 1 < ranks_per_node <= 64 else 8
         first_failed_rank = next((cell.rank for cell in cells if cell.failed_first), None)
         is_new_failure = first_failed_rank != self._first_failed_rank
         self._first_failed_rank = first_failed_rank
@@ -139,16 +139,16 @@ class RankGrid(Cursor, ScrollView, can_focus=True):
         """Disable the change of the metric while cards show all metrics."""
         return False if action == "mode" and self.cards else super().check_action(action, parameters)
 
-    def _order_cells(self, wanted: int | None) -> None:
+    def _order_cells(self, target_rank: int | None) -> None:
         """Sort the first failure first if ranks are shown as cards, and keep the cursor on its rank."""
         selected = self.chosen
-        rank = wanted if wanted is not None or selected is None else selected.rank
+        rank = target_rank if target_rank is not None or selected is None else selected.rank
         self.cells = sort_failures_first(self._cells_by_rank) if self.cards else self._cells_by_rank
         positions = (index for index, cell in enumerate(self.cells) if cell.rank == rank)
         self.cursor = next(positions, max(0, min(self.cursor, len(self.cells) - 1)))
 
-    def _update_layout(self, wanted: int | None = None) -> None:
-        self._order_cells(wanted)
+    def _update_layout(self, target_rank: int | None = None) -> None:
+        self._order_cells(target_rank)
         if self.cards != self._had_cards:
             self._had_cards = self.cards
             self.refresh_bindings()
@@ -176,7 +176,7 @@ class RankGrid(Cursor, ScrollView, can_focus=True):
             self.scroll_to(y=line - self.size.height + 1, animate=False)
 
     @property
-    def places(self) -> int:
+    def position_count(self) -> int:
         """The number of ranks."""
         return len(self.cells)
 
@@ -197,7 +197,7 @@ class RankGrid(Cursor, ScrollView, can_focus=True):
         self.mode = MODES[(MODES.index(self.mode) + 1) % len(MODES)]
         self.post_message(self.Moved())
 
-    def action_odd(self) -> None:
+    def action_next_outlier(self) -> None:
         """Move the cursor to the next outlier rank."""
         count = len(self.cells)
         for step in range(1, count + 1):
@@ -229,22 +229,22 @@ class RankGrid(Cursor, ScrollView, can_focus=True):
         visible_cells = self.cells[begin : begin + self.across]
         if not visible_cells:
             text = self.empty if not self.cells and y == 0 else ""
-            return Strip([Segment(clipped(text, width), theme.style(self.app, "dim"))], width)
+            return Strip([Segment(clip(text, width), theme.style(self.app, "dim"))], width)
         segments = []
         cards = self.cards
         if not cards:
             segments.append(Segment(f"{begin:>{_LABEL_WIDTH - 1}} ", theme.style(self.app, "dim")))
         for offset, cell in enumerate(visible_cells):
             if cards:
-                text, kind = card(cell)
+                text, kind = format_card(cell)
                 room = _CARD_WIDTH
             else:
-                text, kind = dot(cell, self.mode)
+                text, kind = format_dot(cell, self.mode)
                 room = self._cell_width
                 text = text if self.mode == "state" else f"{text:>3}"
             style = theme.style(self.app, kind)
             is_selected = begin + offset == self.cursor
-            text = clipped(text, room - 1)
+            text = clip(text, room - 1)
             if not is_selected and segments and segments[-1].style == style:
                 segments[-1] = Segment(f"{segments[-1].text}{text} ", style)
             elif is_selected:

@@ -14,7 +14,7 @@ from textual.widgets import ContentSwitcher, Footer, Input, Static
 from dtslurm.dashboard import theme, words
 from dtslurm.dashboard.actions.handoffs import EDITOR, PAGER, Opener
 from dtslurm.dashboard.charts.curves import Curves
-from dtslurm.dashboard.charts.plot import bar
+from dtslurm.dashboard.charts.plot import draw_bar
 from dtslurm.dashboard.charts.strip_view import StripView
 from dtslurm.dashboard.charts.strips import Strips, describe_strips, step_strips, utilization_strips
 from dtslurm.dashboard.feed import (
@@ -190,7 +190,7 @@ class JobScreen(BaseScreen):
             if self.page is not None:
                 self._fill_panes(self.page)
         elif isinstance(value, LogState) and value.key == self._row.key:
-            self._log_status = value.words
+            self._log_status = value.text
         elif isinstance(value, Diagnosed) and value.key == self._row.key and value.live == self._is_live:
             self.query_one("#saying", Static).update("\n".join(map(safe, value.lines)))
         else:
@@ -200,22 +200,22 @@ class JobScreen(BaseScreen):
     def _fill_panes(self, page: Page) -> None:
         now = page.now
         self._aim_at_failure(page)
-        self._rank_line_parts = words.rank_line(page)
+        self._rank_line_parts = words.format_rank_line(page)
         node_ranks = [cell.node_rank for cell in page.ranks[:64] if cell.node_rank is not None]
         ranks_per_node = node_ranks.count(node_ranks[0]) if node_ranks else 8
         grid = self.query_one(RankGrid)
-        grid.empty = words.empty_pane_text("ranks", page, over=self._has_ended)
+        grid.empty = words.describe_empty_pane("ranks", page, has_ended=self._has_ended)
         grid.show(page.ranks, ranks_per_node)
         curves = self.query_one(Curves)
-        curves.empty = words.empty_pane_text("training metrics", page, over=self._has_ended)
+        curves.empty = words.describe_empty_pane("training metrics", page, has_ended=self._has_ended)
         earlier = self._earlier_attempts if self._attempt is None else {}
-        curves.show(words.curves(page, 4, earlier), words.restarts(page, earlier))
+        curves.show(words.select_curves(page, 4, earlier), words.find_restarts(page, earlier))
         lines = words.describe_activity(add_page(self._row, page), "d")
         if page.forecast is not None:
             forecast_lines = words.describe_forecast(page.forecast, now)
             room = min(40, self.size.width - len(forecast_lines[0]) - 1)
             share = page.forecast.share
-            progress = f"{bar(share, room)} " if share is not None and room >= 8 else ""
+            progress = f"{draw_bar(share, room)} " if share is not None and room >= 8 else ""
             lines.append((progress + forecast_lines[0], "" if page.forecast.stalled else "good"))
             lines += [(line, "warn") for line in forecast_lines[1:]]
         if page.loss_diverged_at is not None:
@@ -223,14 +223,14 @@ class JobScreen(BaseScreen):
         if page.ranks_apart is not None:
             lines.append((safe(page.ranks_apart.text), "bad" if page.ranks_apart.is_fault else "dim"))
         lines += words.describe_outliers(page)
-        self.put("#progress", lines)
+        self.show_lines("#progress", lines)
         events = self.query_one("#events", VerticalScroll)
         is_at_end = events.scroll_offset.y >= events.max_scroll_y
-        self.put("#timeline", words.format_timeline(page, now))
+        self.show_lines("#timeline", words.format_timeline(page, now))
         if is_at_end:
             events.scroll_end(animate=False)
         nodes = self.query_one("#nodelist", Rows)
-        nodes.empty = words.empty_pane_text("samples of nodes", page, over=self._has_ended)
+        nodes.empty = words.describe_empty_pane("samples of nodes", page, has_ended=self._has_ended)
         nodes.show([cell.name for cell in page.nodes])
 
     def _show_history(self) -> None:
@@ -252,10 +252,10 @@ class JobScreen(BaseScreen):
         view.empty = (
             "loading …"
             if utilization is None
-            else words.empty_pane_text("samples", self.page, over=self._has_ended)
+            else words.describe_empty_pane("samples", self.page, has_ended=self._has_ended)
         )
         view.show(strips)
-        self.put("#legend", describe_strips(strips, self.app.now()))
+        self.show_lines("#legend", describe_strips(strips, self.app.now()))
 
     def _request_utilization(self, attempt: int) -> None:
         """Request the GPU and CPU utilization: once, and every `_UTILIZATION_S` seconds until the end."""
@@ -277,14 +277,14 @@ class JobScreen(BaseScreen):
                 last_seen = f"last update {duration(age)} ago" if self.page.taken_at else "no update yet"
                 freshness = f" · {self.page.trouble}; {last_seen}"
             head[1] = (head[1][0] + freshness, "warn" if self.page.trouble else "dim")
-        self.put("#head", head)
+        self.show_lines("#head", head)
         self._draw_tabs()
         self._draw_rank_lines()
         view = self.query_one("#log", LogView)
         parts = [view.status(), self._log_status]
         if self.store.skipped:
             parts.append(f"the last {self._lines_per_file:,} lines of each file, L loads earlier ones")
-        self.put("#logline", [(" · ".join(filter(None, parts)), "dim")])
+        self.show_lines("#logline", [(" · ".join(filter(None, parts)), "dim")])
 
     def _draw_tabs(self) -> None:
         text = Text(no_wrap=True, overflow="ellipsis")
@@ -310,15 +310,15 @@ class JobScreen(BaseScreen):
                 "silence": "seconds without output",
             }
             columns = "rank, GPU, memory, seconds without output" if grid.cards else mode_titles[grid.mode]
-            before, after, kind = self._rank_line_parts
-            self.put("#rankline", [(" · ".join(filter(None, (before, columns, after))), kind)])
+            prefix, suffix, kind = self._rank_line_parts
+            self.show_lines("#rankline", [(" · ".join(filter(None, (prefix, columns, suffix))), kind)])
         cell = grid.chosen
         if cell is not None:
             lines = words.wrap_text(words.describe_rank(cell), self.size.width, 2)
-            self.put("#rank", [(line, "") for line in lines])
+            self.show_lines("#rank", [(line, "") for line in lines])
 
-    def _node_cells(self, at: int) -> dict[str, words.StyledText]:
-        return words.format_node_cells(self.page.nodes[at]) if self.page is not None else {}
+    def _node_cells(self, index: int) -> dict[str, words.StyledText]:
+        return words.format_node_cells(self.page.nodes[index]) if self.page is not None else {}
 
     # ---- Panes
 
@@ -401,16 +401,16 @@ class JobScreen(BaseScreen):
 
     # ---- Input line
 
-    def action_type(self, what: str) -> None:
+    def action_type(self, purpose: str) -> None:
         """Open the input line for a search, a filter, or a list of ranks."""
         text_input = self.query_one("#typing", Input)
-        self._input_purpose = what
+        self._input_purpose = purpose
         text_input.placeholder = {
             "search": "search: a regular expression",
             "filter": "only lines that match this regular expression",
             "ranks": "ranks such as 0,3-7, or * for all",
-        }[what]
-        text_input.value = self._input_texts[what]
+        }[purpose]
+        text_input.value = self._input_texts[purpose]
         text_input.display = True
         self.set_focus(text_input)
 
@@ -440,7 +440,7 @@ class JobScreen(BaseScreen):
         ranks = self._input_texts["ranks"] if ranks is None else ranks
         self.store = LineStore(loading=True)
         for view in self.query(LogView):
-            view.use(self.store)
+            view.show_store(self.store)
         self._mark_ended()
         self.app.source.follow(
             self._row, self.store, ranks, attempt=self._attempt, lines=self._lines_per_file
@@ -463,7 +463,7 @@ class JobScreen(BaseScreen):
         if text_input.display:
             text_input.display = False
             self.set_focus(log)
-        elif self.pane == "logs" and log.words:
+        elif self.pane == "logs" and log.filter_text:
             self._input_texts["filter"] = ""
             log.filter("")
         else:

@@ -189,7 +189,7 @@ class JobsScreen(BaseScreen):
                 draw_spark_line(rebin(self.uses[row.key], USE_WIDTH)),
                 "dim" if row.over else "accent",
             )
-        return {**cells, "progress": words.progress_bar(row, now)} if self._has_room_for_bars else cells
+        return {**cells, "progress": words.draw_progress(row, now)} if self._has_room_for_bars else cells
 
     @property
     def _has_room_for_bars(self) -> bool:
@@ -200,8 +200,8 @@ class JobsScreen(BaseScreen):
         """Update all that surrounds the rows: title, borders, details, and the line about the clusters."""
         now = self.app.now()
         settings = []
-        if self.choice.words:
-            settings.append(f"filter {self.choice.words!r}")
+        if self.choice.filter_text:
+            settings.append(f"filter {self.choice.filter_text!r}")
         if self.choice.hide_ended:
             settings.append("ended hidden")
         if self.choice.sort != "newest":
@@ -209,7 +209,7 @@ class JobsScreen(BaseScreen):
         if self.marked:
             settings.append(f"{len(self.marked)} marked, C compares them")
         mode = "  READ-ONLY" if self.app.read_only else ""
-        self.put("#title", [(f"dtslurm top{mode}  {words.count_states(self.board)}", "bold")])
+        self.show_lines("#title", [(f"dtslurm top{mode}  {words.count_states(self.board)}", "bold")])
         row = self.row()
         frame = self.query_one("#list")
         frame.border_title = escape(f"runs {len(self.shown)}")
@@ -218,18 +218,18 @@ class JobsScreen(BaseScreen):
         cluster_texts = [words.describe_cluster(line, now) for line in self.board.clusters]
         warnings = [cluster_text for cluster_text in cluster_texts if cluster_text[1] != "dim"]
         reachable = "  ".join(text for text, kind in cluster_texts if kind == "dim")
-        self.put("#clusters", [*warnings[:2], *([(reachable, "dim")] if reachable else [])][:3])
+        self.show_lines("#clusters", [*warnings[:2], *([(reachable, "dim")] if reachable else [])][:3])
 
     def _show_details(self, row: JobRow | None, now: float) -> None:
         """Show the selected run below the list, or in the side panel if the terminal is large enough."""
         lines = words.describe_selected(row, now) if row is not None else []
         self.query_one("#about").border_title = escape(safe(lines[0][0])) if lines else ""
-        self.put("#detail", lines[1:])
+        self.show_lines("#detail", lines[1:])
         panel = self.query_one("#panel")
         if not panel.display:
             return
         panel.border_title = escape(f"{safe(row.name)} {safe(row.job_id)}") if row is not None else ""
-        self.put("#facts", words.describe_job(row, now) if row is not None else [])
+        self.show_lines("#facts", words.describe_job(row, now) if row is not None else [])
         curves = self.query_one(Curves)
         curves.display = row is not None and bool(row.losses)
         if row is not None and row.losses:
@@ -337,16 +337,16 @@ class JobsScreen(BaseScreen):
     def action_unfilter(self) -> None:
         """Remove the filter; without a filter, remove all marks."""
         text_input = self.query_one("#filter", Input)
-        if not text_input.display and not self.choice.words:
+        if not text_input.display and not self.choice.filter_text:
             self.marked = []
         text_input.value = ""
         text_input.display = False
-        self.choice = replace(self.choice, words="")
+        self.choice = replace(self.choice, filter_text="")
         self.set_focus(self.query_one(Rows))
         self.refill()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        self.choice = replace(self.choice, words=event.value)
+        self.choice = replace(self.choice, filter_text=event.value)
         self.refill()
 
     def on_input_submitted(self) -> None:

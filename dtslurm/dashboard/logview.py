@@ -60,7 +60,7 @@ class LogView(ScrollView, can_focus=True):
         super().__init__(id=id)
         self.store = store
         self.following = True
-        self.words = ""
+        self.filter_text = ""
         self._drawn_extent = (-1, -1)
         self._left_column = 0
         self._filter: re.Pattern[bytes] | None = None
@@ -77,7 +77,7 @@ class LogView(ScrollView, can_focus=True):
 
     # ---- Content
 
-    def use(self, store: LineStore) -> None:
+    def show_store(self, store: LineStore) -> None:
         """Show another store, from its end."""
         self.store = store
         self._drawn_extent = (-1, -1)
@@ -93,10 +93,10 @@ class LogView(ScrollView, can_focus=True):
             return len(self._matching_numbers)
         return self.store.total - self.store.first
 
-    def _line_number(self, place: int) -> int:
+    def _line_number(self, row: int) -> int:
         if self._filter is not None:
-            return int(self._matching_numbers[place]) if place < len(self._matching_numbers) else -1
-        return self.store.first + place
+            return int(self._matching_numbers[row]) if row < len(self._matching_numbers) else -1
+        return self.store.first + row
 
     def _row_of_line(self, number: int) -> int:
         if self._filter is None:
@@ -139,7 +139,7 @@ class LogView(ScrollView, can_focus=True):
         self._jump_target = None
         patterns = [re.compile(re.escape(text.encode()))] if text else []
         for pattern in (*patterns, ERRORS, ANY_LINE):
-            number = self.store.backwards(pattern, self.store.total, source)
+            number = self.store.find_last(pattern, self.store.total, source)
             if number is not None:
                 self.virtual_size = Size(self.size.width, self.count)
                 self.call_after_refresh(self._go_to_line, number)  # a pane cannot scroll before its layout
@@ -154,7 +154,7 @@ class LogView(ScrollView, can_focus=True):
         begin = max(self._filtered, self.store.first)
         while begin < total and time.monotonic() < deadline:
             stop = min(total, begin + 1024)
-            for numbers in self.store.matches(pattern, begin, stop):
+            for numbers in self.store.find_matches(pattern, begin, stop):
                 self._matching_numbers.extend(numbers)
             begin = stop
         self._filtered = begin
@@ -173,7 +173,7 @@ class LogView(ScrollView, can_focus=True):
             re.error: the text is not a regular expression.
         """
         self._filter = compile_pattern(text) if text else None
-        self.words = text
+        self.filter_text = text
         self.following = True
         self._restart_filter()
         self.refresh()
@@ -191,46 +191,53 @@ class LogView(ScrollView, can_focus=True):
         if self._search_pattern is not None:
             self._start_search(self._search_pattern, -1 if self.following else 1)
 
-    def action_again(self, way: int) -> None:
+    def action_again(self, direction: int) -> None:
         """Go to the next (1) or previous (-1) match."""
         if self._search_pattern is not None:
-            self._start_search(self._search_pattern, way)
+            self._start_search(self._search_pattern, direction)
 
-    def action_error(self, way: int) -> None:
+    def action_error(self, direction: int) -> None:
         """Go to the next (1) or previous (-1) line that looks like an error."""
-        self._start_search(ERRORS, way, ("e", "E"))
+        self._start_search(ERRORS, direction, ("e", "E"))
 
-    def _start_search(self, pattern: re.Pattern[bytes], way: int, keys: tuple[str, str] = ("n", "N")) -> None:
+    def _start_search(
+        self, pattern: re.Pattern[bytes], direction: int, keys: tuple[str, str] = ("n", "N")
+    ) -> None:
         if self._marked is not None:
             begin = self._marked
-        elif way > 0:
+        elif direction > 0:
             begin = self._line_number(self.scroll_offset.y) - 1 if self.count else self.store.first - 1
         else:
             begin = self.store.total
         self.run_worker(
-            lambda: self._search_and_go(pattern, begin, way, keys), thread=True, exclusive=True, group="seek"
+            lambda: self._search_and_go(pattern, begin, direction, keys),
+            thread=True,
+            exclusive=True,
+            group="seek",
         )
 
-    def _search_and_go(self, pattern: re.Pattern[bytes], begin: int, way: int, keys: tuple[str, str]) -> None:
-        number = self._find_nearest(pattern, begin, way)
+    def _search_and_go(
+        self, pattern: re.Pattern[bytes], begin: int, direction: int, keys: tuple[str, str]
+    ) -> None:
+        number = self._find_nearest(pattern, begin, direction)
         if number is not None:
             self.app.call_from_thread(self._go_to_line, number)
             return
         failure = "no line that looks like an error" if pattern is ERRORS else "no match"
-        text = f"{failure} {'below' if way > 0 else 'above'}"
-        if self._find_nearest(pattern, begin, -way) is not None:
-            text += f"; {keys[1]} goes up" if way > 0 else f"; {keys[0]} goes down"
+        text = f"{failure} {'below' if direction > 0 else 'above'}"
+        if self._find_nearest(pattern, begin, -direction) is not None:
+            text += f"; {keys[1]} goes up" if direction > 0 else f"; {keys[0]} goes down"
         elif begin == self._marked:
-            text = f"{text} or {'above' if way > 0 else 'below'}: this is the only one"
+            text = f"{text} or {'above' if direction > 0 else 'below'}: this is the only one"
         else:
             text = f"{failure} in these lines"
         self.app.call_from_thread(self.notify, text, timeout=4)
 
-    def _find_nearest(self, pattern: re.Pattern[bytes], begin: int, way: int) -> int | None:
+    def _find_nearest(self, pattern: re.Pattern[bytes], begin: int, direction: int) -> int | None:
         """Return the nearest matching line below (1) or above (-1) a line; None if there is none."""
-        if way < 0:
-            return self.store.backwards(pattern, begin)
-        return next((numbers[0] for numbers in self.store.matches(pattern, begin + 1) if numbers), None)
+        if direction < 0:
+            return self.store.find_last(pattern, begin)
+        return next((numbers[0] for numbers in self.store.find_matches(pattern, begin + 1) if numbers), None)
 
     def _go_to_line(self, number: int) -> None:
         if self._filter is not None and number not in self._matching_numbers:
@@ -304,7 +311,9 @@ class LogView(ScrollView, can_focus=True):
             parts = ["loading"]
         stored = self.store.total - self.store.first
         parts.append(
-            f"{self.count:,} of {stored:,} lines match {self.words!r}" if self.words else f"{stored:,} lines"
+            f"{self.count:,} of {stored:,} lines match {self.filter_text!r}"
+            if self.filter_text
+            else f"{stored:,} lines"
         )
         if self.store.first:
             parts.append(f"{self.store.first:,} older ones dropped")
@@ -315,7 +324,7 @@ class LogView(ScrollView, can_focus=True):
     @property
     def _empty_text(self) -> str:
         if self._filter is not None and self.store.total > self.store.first:
-            return f"no line matches {self.words!r}"
+            return f"no line matches {self.filter_text!r}"
         if self.store.loading:
             return "loading …"
         return "nothing was written" if self.ended else "nothing written yet"
@@ -343,7 +352,7 @@ class LogView(ScrollView, can_focus=True):
         return Strip(segments).adjust_cell_length(width, background)
 
     def _highlight_matches(self, text: str, ground: Style) -> list[Segment]:
-        kind = line_kind(text)
+        kind = classify_line(text)
         base_style = theme.exception(self.app) if kind == EXCEPTION else theme.style(self.app, kind) + ground
         pattern = self._search_pattern or self._filter
         if pattern is None:
@@ -361,7 +370,7 @@ class LogView(ScrollView, can_focus=True):
         return segments
 
 
-def line_kind(text: str) -> str:
+def classify_line(text: str) -> str:
     """Return the kind of a log line: by its level, else by whether it looks like an error.
 
     The last line of a Python traceback has the kind `EXCEPTION`.

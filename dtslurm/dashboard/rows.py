@@ -43,13 +43,13 @@ class Column:
 
 def fit_columns(columns: Sequence[Column], width: int) -> list[tuple[Column, int]]:
     """Return the columns that fit into a line, with their widths."""
-    shown = list(columns)
-    while len(shown) > 1 and sum(column.width + 1 for column in shown) - 1 > width:
-        shown.remove(max(shown, key=lambda column: column.rank))
-    spare_width = width - (sum(column.width + 1 for column in shown) - 1)
-    shares = sum(column.share for column in shown)
+    visible_columns = list(columns)
+    while len(visible_columns) > 1 and sum(column.width + 1 for column in visible_columns) - 1 > width:
+        visible_columns.remove(max(visible_columns, key=lambda column: column.rank))
+    spare_width = width - (sum(column.width + 1 for column in visible_columns) - 1)
+    shares = sum(column.share for column in visible_columns)
     widths = []
-    for column in shown:
+    for column in visible_columns:
         extra = spare_width * column.share // shares if shares and spare_width > 0 else 0
         widths.append((column, min(width, column.width + extra)))
     return widths
@@ -124,8 +124,8 @@ class Rows(Cursor, ScrollView, can_focus=True):
     def on_resize(self) -> None:
         self.virtual_size = Size(self.size.width, len(self._keys) + 1)
 
-    def watch_cursor(self, before: int, now: int) -> None:
-        if before != now:
+    def watch_cursor(self, old_index: int, new_index: int) -> None:
+        if old_index != new_index:
             self._report_move()
             self._scroll_to_cursor()
             self.refresh()
@@ -148,7 +148,7 @@ class Rows(Cursor, ScrollView, can_focus=True):
         return self.scrollable_content_region.width
 
     @property
-    def places(self) -> int:
+    def position_count(self) -> int:
         """The number of rows."""
         return len(self._keys)
 
@@ -204,7 +204,7 @@ class Rows(Cursor, ScrollView, can_focus=True):
                 style = Style(color=theme.choose_text_colour(background), bold=True)
             if number:
                 segments.append(Segment(" ", background))
-            segments.append(Segment(clipped(text, column_width, right=column.right), style + background))
+            segments.append(Segment(clip(text, column_width, align_right=column.right), style + background))
         return Strip(segments).adjust_cell_length(width, background)
 
     def _draw_header(self, width: int) -> Strip:
@@ -212,13 +212,13 @@ class Rows(Cursor, ScrollView, can_focus=True):
         parts = []
         for column, column_width in fit_columns(self.columns, width):
             mark = "▼" if self.sorted_by == column.key else ""
-            parts.append(clipped(column.title + mark, column_width, right=column.right))
+            parts.append(clip(column.title + mark, column_width, align_right=column.right))
         return Strip([Segment(" ".join(parts), style)]).adjust_cell_length(width, style)
 
 
-def clipped(text: str, width: int, *, right: bool = False) -> str:
+def clip(text: str, width: int, *, align_right: bool = False) -> str:
     """Return the text padded or cut to exactly ``width`` cells; a cut text ends in an ellipsis."""
     length = cell_len(text)
     if length > width:
         return set_cell_size(text, max(0, width - 1)) + "…" if width > 0 else ""
-    return " " * (width - length) + text if right else text + " " * (width - length)
+    return " " * (width - length) + text if align_right else text + " " * (width - length)

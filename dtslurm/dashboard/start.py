@@ -35,29 +35,29 @@ def run(
     read_only: bool,
     ascii_only: bool,
     theme: str | None,
-    say: Callable[[Diagnosis | Live], Sequence[str]],
-    say_comparison: Callable[[Comparison], Sequence[str]] = lambda _: (),
+    render_diagnosis: Callable[[Diagnosis | Live], Sequence[str]],
+    render_comparison: Callable[[Comparison], Sequence[str]] = lambda _: (),
 ) -> None:
     """Run the dashboard until the user quits.
 
     Args:
         key: key of the job whose page opens at the start.
-        say: renders a diagnosis as lines.
-        say_comparison: renders a comparison of runs as lines.
+        render_diagnosis: renders a diagnosis as lines.
+        render_comparison: renders a comparison of runs as lines.
 
     Raises:
         RequestInvalid: there is no theme of this name.
     """
     check_theme(theme)
     app = TopApp(
-        Feed(Context, say, cluster=cluster, say_comparison=say_comparison),
+        Feed(Context, render_diagnosis, cluster=cluster, render_comparison=render_comparison),
         time.time,
         read_only=read_only,
         ascii_only=ascii_only or ascii_fallback.ascii_only(),
         job=None if key is None else lambda row: row.key == key,
         clipboard=state_folder() / "copied.txt",
     )
-    app.wanted_theme = theme
+    app.requested_theme = theme
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     _tune_garbage_collector()
     app.run()

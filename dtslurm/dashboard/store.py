@@ -117,7 +117,9 @@ class LineStore:
             "utf-8", "replace"
         )
 
-    def matches(self, pattern: re.Pattern[bytes], begin: int, end: int | None = None) -> Iterator[list[int]]:
+    def find_matches(
+        self, pattern: re.Pattern[bytes], begin: int, end: int | None = None
+    ) -> Iterator[list[int]]:
         """Yield the numbers of matching lines from ``begin`` on, one list per chunk.
 
         The lock is free during the search, so that lines can be added meanwhile.
@@ -139,14 +141,14 @@ class LineStore:
             begin = first_in_chunk + len(ends)
             yield [number for number in line_numbers if number < stop]
 
-    def backwards(self, pattern: re.Pattern[bytes], before: int, source: str = "") -> int | None:
+    def find_last(self, pattern: re.Pattern[bytes], end: int, source: str = "") -> int | None:
         """Return the number of the last matching line before ``before``; an empty ``source`` means any."""
         while True:
             with self._lock:
-                before = min(before, self.total)
-                if before <= self.first:
+                end = min(end, self.total)
+                if end <= self.first:
                     return None
-                chunk_index, line_index = divmod(before - 1 - self.first, CHUNK)
+                chunk_index, line_index = divmod(end - 1 - self.first, CHUNK)
                 chunk = self._chunks[chunk_index]
                 data, ends, sources = bytes(chunk.data), chunk.ends[:], chunk.sources[:]
                 first_in_chunk = self.first + chunk_index * CHUNK
@@ -160,7 +162,7 @@ class LineStore:
             ]
             if line_indexes:
                 return first_in_chunk + line_indexes[-1]
-            before = first_in_chunk
+            end = first_in_chunk
 
 
 def _find_matching_lines(

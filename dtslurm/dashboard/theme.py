@@ -106,17 +106,20 @@ def _adjust_contrast(value: str, grounds: Sequence[Color]) -> str:
     """Return the colour, blended towards black or white as far as needed for `LEAST_CONTRAST`."""
     colour = _parse_opaque(value, grounds[0].get_contrast_text(1.0))
     extremes = (Color(0, 0, 0), Color(255, 255, 255))
-    target = max(extremes, key=lambda one: min(contrast(one, background) for background in grounds))
+    target = max(
+        extremes,
+        key=lambda colour_option: min(measure_contrast(colour_option, background) for background in grounds),
+    )
     for step in range(21):
         blended = colour.blend(target, step / 20)
-        if all(contrast(blended, background) >= LEAST_CONTRAST for background in grounds):
+        if all(measure_contrast(blended, background) >= LEAST_CONTRAST for background in grounds):
             return blended.hex
     return target.hex
 
 
-def contrast(one: Color, other: Color) -> float:
+def measure_contrast(first: Color, second: Color) -> float:
     """Return the contrast ratio of two colours, 1 to 21, as defined by WCAG 2.1."""
-    lighter, darker = sorted((_luminance(one), _luminance(other)), reverse=True)
+    lighter, darker = sorted((_luminance(first), _luminance(second)), reverse=True)
     return (lighter + 0.05) / (darker + 0.05)
 
 
@@ -139,4 +142,4 @@ def choose_text_colour(ground: Style) -> str:
     if colour is None:
         return "default"
     background = Color(colour.red, colour.green, colour.blue)
-    return max("#000000", "#ffffff", key=lambda one: contrast(Color.parse(one), background))
+    return max("#000000", "#ffffff", key=lambda name: measure_contrast(Color.parse(name), background))

@@ -119,7 +119,7 @@ class BaseScreen(Screen[None]):
 
         def act_if_confirmed(yes: bool | None) -> None:
             if yes:
-                self.app.source.act(verb, row)
+                self.app.source.change_job(verb, row)
 
         self.app.push_screen(Confirm(_CONFIRMATIONS[verb].format(job=job_name)), act_if_confirmed)
 
@@ -192,11 +192,11 @@ class BaseScreen(Screen[None]):
         """Copy the visible text."""
         self.app.copy_out(self.to_copy())
 
-    def put(self, selector: str, pieces: Sequence[StyledText]) -> None:
+    def show_lines(self, selector: str, styled_lines: Sequence[StyledText]) -> None:
         """Show lines of text in a `Static`, without terminal control sequences."""
         text = Text(no_wrap=True, overflow="ellipsis")
-        for number, (words, kind) in enumerate(pieces):
-            text.append(("\n" if number else "") + safe(words), style=theme.style(self.app, kind))
+        for number, (line, kind) in enumerate(styled_lines):
+            text.append(("\n" if number else "") + safe(line), style=theme.style(self.app, kind))
         self.query_one(selector, Static).update(text)
 
 

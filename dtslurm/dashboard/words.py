@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from dtslurm.dashboard import ascii_fallback
-from dtslurm.dashboard.charts.plot import bar
+from dtslurm.dashboard.charts.plot import draw_bar
 from dtslurm.logs.clean import safe
 from dtslurm.model.runs.telemetry import RankCell, TrainPoint
 from dtslurm.presentation.quantities import METRIC_LABELS, duration, format_bytes_short, pluralize
@@ -52,7 +52,7 @@ def format_state(row: JobRow) -> StyledText:
     return f"{ascii_fallback.STATES.get(row.state, '?')} {label}", _STATE_KINDS.get(row.state, "warn")
 
 
-def elapsed(row: JobRow, now: float) -> float | None:
+def measure_elapsed(row: JobRow, now: float) -> float | None:
     """Return the run's duration in seconds, see `dtslurm.services.runs.run_times`; None before its start."""
     if row.start is None:
         return None
@@ -61,7 +61,7 @@ def elapsed(row: JobRow, now: float) -> float | None:
 
 def format_times(row: JobRow, now: float) -> str:
     """Return the elapsed time and the time limit as text."""
-    elapsed_s = elapsed(row, now)
+    elapsed_s = measure_elapsed(row, now)
     if elapsed_s is None:
         return f"-/{duration(row.limit)}" if row.limit else "-"
     has_limit = row.limit and not row.over and not row.requeued  # a requeue resets the time limit
@@ -117,7 +117,7 @@ def format_progress(row: JobRow) -> str:
     return f"{forecast.share:.0%}" if forecast.share is not None else f"{forecast.step:,.0f}"
 
 
-def progress_bar(row: JobRow, now: float) -> StyledText:
+def draw_progress(row: JobRow, now: float) -> StyledText:
     """Return a progress bar with the completed share and the remaining time.
 
     The share refers to the training steps if their total is known, else to the time limit; the text names
@@ -130,14 +130,14 @@ def progress_bar(row: JobRow, now: float) -> StyledText:
         has_end = forecast.done_at is not None and not forecast.stalled
         remaining = f" {duration(max(0.0, (forecast.done_at or now) - now))}" if has_end else ""
         return (
-            f"{bar(forecast.share, 8)} {forecast.share:.0%} steps{remaining}",
+            f"{draw_bar(forecast.share, 8)} {forecast.share:.0%} steps{remaining}",
             "warn" if forecast.stalled else "good",
         )
     if row.limit_at is None or not row.limit:
         return format_progress(row), ""
     remaining_s = max(0.0, row.limit_at - now)
     share = 1.0 - min(1.0, remaining_s / row.limit)
-    return f"{bar(share, 8)} {share:.0%} time {duration(remaining_s)}", "accent"
+    return f"{draw_bar(share, 8)} {share:.0%} time {duration(remaining_s)}", "accent"
 
 
 def suggest_command(row: JobRow) -> str:
@@ -294,33 +294,33 @@ def describe_rank(cell: RankCell) -> str:
     return " · ".join(parts)
 
 
-def wrap_text(text: str, width: int, most: int) -> list[str]:
-    """Wrap a text at its ``·`` separators into at most ``most`` lines; the last line may exceed the width."""
+def wrap_text(text: str, width: int, max_lines: int) -> list[str]:
+    """Wrap a text at ``·`` separators into ``max_lines`` lines or fewer; the last may exceed the width."""
     lines = [""]
-    for part in text.split(" · "):
-        candidate = f"{lines[-1]} · {part}" if lines[-1] else part
-        if len(candidate) <= width or not lines[-1] or len(lines) == most:
-            lines[-1] = candidate
+    for segment in text.split(" · "):
+        longer_line = f"{lines[-1]} · {segment}" if lines[-1] else segment
+        if len(longer_line) <= width or not lines[-1] or len(lines) == max_lines:
+            lines[-1] = longer_line
         else:
-            lines.append(part)
+            lines.append(segment)
     return lines
 
 
-def rank_counts(page: Page) -> str:
+def count_ranks(page: Page) -> str:
     """Return the number of ranks in each state as text."""
     ranks_by_state = Counter(cell.state for cell in page.ranks)
     return " · ".join(f"{number:,} {state}" for state, number in ranks_by_state.items()) or "no ranks yet"
 
 
-def rank_line(page: Page) -> tuple[str, str, str]:
+def format_rank_line(page: Page) -> tuple[str, str, str]:
     """Return the parts of the line above the ranks before and after the column names, and its kind."""
     if page.first_failure is not None:
         return (
-            f"{safe(describe_first_failure(page.first_failure, page.ranks))} · {rank_counts(page)}",
+            f"{safe(describe_first_failure(page.first_failure, page.ranks))} · {count_ranks(page)}",
             "",
             "bad",
         )
-    return rank_counts(page), list_outliers(page), "warn" if page.outliers else "dim"
+    return count_ranks(page), list_outliers(page), "warn" if page.outliers else "dim"
 
 
 def sort_failures_first(cells: Sequence[RankCell]) -> tuple[RankCell, ...]:
@@ -333,11 +333,11 @@ def sort_failures_first(cells: Sequence[RankCell]) -> tuple[RankCell, ...]:
     return tuple(sorted(cells, key=lambda cell: (not cell.failed_first, cell.state != "failed")))
 
 
-def empty_pane_text(what: str, page: Page, *, over: bool) -> str:
+def describe_empty_pane(content: str, page: Page, *, has_ended: bool) -> str:
     """Return the text of an empty pane: an error, that nothing was recorded, or nothing so far."""
     if page.trouble:
-        return f"no {what}: {safe(page.trouble)}"
-    return f"no {what}" if over else f"no {what} yet"
+        return f"no {content}: {safe(page.trouble)}"
+    return f"no {content}" if has_ended else f"no {content} yet"
 
 
 def describe_outliers(page: Page) -> list[StyledText]:
@@ -347,11 +347,11 @@ def describe_outliers(page: Page) -> list[StyledText]:
     return [(list_outliers(page), "warn")] if page.outliers else []
 
 
-def list_outliers(page: Page, most: int = 3) -> str:
-    """Return the first ``most`` outlier ranks with the reason for each, as text."""
+def list_outliers(page: Page, max_count: int = 3) -> str:
+    """Return the first ``max_count`` outlier ranks with the reason for each, as text."""
     outliers = page.outliers
-    descriptions = [f"{cell.rank} {safe(cell.deviation)}" for cell in outliers[:most]]
-    suffix = f" and {len(outliers) - most} more" if len(outliers) > most else ""
+    descriptions = [f"{cell.rank} {safe(cell.deviation)}" for cell in outliers[:max_count]]
+    suffix = f" and {len(outliers) - max_count} more" if len(outliers) > max_count else ""
     return f"outliers: {'; '.join(descriptions)}{suffix}" if outliers else "no outliers"
 
 
@@ -368,12 +368,12 @@ def format_node_cells(cell: NodeCell) -> dict[str, StyledText]:
     temperature_kind = "bad" if (cell.temperature or 0) >= 85 else stale_kind
     disk_share = max((share for _, share in cell.disks), default=None)
     gpus = " ".join("-" if gpu.util is None else f"{gpu.util:.0f}" for gpu in cell.gpus)
-    trouble = "; ".join(cell.alarms)
+    alarm_text = "; ".join(cell.alarms)
     if stale_kind:
-        trouble = "; ".join(filter(None, (trouble, f"last sample {duration(cell.age)} ago")))
+        alarm_text = "; ".join(filter(None, (alarm_text, f"last sample {duration(cell.age)} ago")))
     return {
         "node": (safe(cell.name), "bold"),
-        "gpu": (format_percent(cell.gpu), _utilization_kind(cell.gpu) or stale_kind),
+        "gpu": (format_percent(cell.gpu), _rate_utilization(cell.gpu) or stale_kind),
         "gpus": (gpus, stale_kind),
         "memory": (format_percent(cell.gpu_memory, of_one=True), stale_kind),
         "heat": ("-" if cell.temperature is None else f"{cell.temperature:.0f}°", temperature_kind),
@@ -382,11 +382,11 @@ def format_node_cells(cell: NodeCell) -> dict[str, StyledText]:
         "rx": ("-" if cell.receives is None else format_bytes_short(cell.receives), stale_kind),
         "tx": ("-" if cell.sends is None else format_bytes_short(cell.sends), stale_kind),
         "disk": (format_percent(disk_share, of_one=True), "bad" if (disk_share or 0) > 0.95 else stale_kind),
-        "about": (trouble, "bad" if trouble else ""),
+        "about": (alarm_text, "bad" if alarm_text else ""),
     }
 
 
-def _utilization_kind(use: float | None) -> str:
+def _rate_utilization(use: float | None) -> str:
     return "" if use is None else "good" if use >= 60 else "warn" if use >= 20 else "bad"
 
 
@@ -396,7 +396,7 @@ def format_header(row: JobRow, page: Page | None, now: float) -> list[StyledText
     job = f"{safe(row.name)}  {safe(row.job_id)} on {safe(row.cluster)}"
     attempt = page.attempt if page is not None else row.attempt
     nodes = f" · {pluralize(row.ranks, 'rank')} on {safe(row.nodelist) or format_size(row)}"
-    elapsed_s = elapsed(row, now)
+    elapsed_s = measure_elapsed(row, now)
     details = f"attempt {attempt} · " + (f"parent run {safe(row.parent)} · " if row.parent else "")
     if page is not None and attempt < max(page.attempts, default=attempt):
         details += f"ended, attempt {max(page.attempts)} is the newest"
@@ -413,14 +413,14 @@ def format_header(row: JobRow, page: Page | None, now: float) -> list[StyledText
 
 def format_timeline(page: Page, now: float) -> list[StyledText]:
     """Return all events of the run, oldest first."""
-    pieces = [
+    lines = [
         (
             f"{format_moment(event.time, now) if event.time is not None else '--:--':>5}  {safe(event.text)}",
             "bad" if event.bad else "",
         )
         for event in events.lines(page.events)
     ]
-    return pieces or [("no events yet", "dim")]
+    return lines or [("no events yet", "dim")]
 
 
 METRICS = ("loss", "tokens_per_s", "tflops_per_gpu", "step_time_s", "grad_norm", "learning_rate")
@@ -441,7 +441,7 @@ def format_short(value: float, digits: int = 3) -> str:
 Attempts = Mapping[int, Sequence[TrainPoint]]
 
 
-def joined_attempts(page: Page, earlier: Attempts) -> Attempts:
+def select_attempts(page: Page, earlier: Attempts) -> Attempts:
     """Return the training metrics of all attempts up to the page's attempt, oldest first."""
     return {
         **{number: earlier[number] for number in sorted(earlier) if number < page.attempt},
@@ -449,22 +449,22 @@ def joined_attempts(page: Page, earlier: Attempts) -> Attempts:
     }
 
 
-def restarts(page: Page, earlier: Attempts) -> list[float]:
+def find_restarts(page: Page, earlier: Attempts) -> list[float]:
     """Return the first steps of the attempts whose curves continue those of an earlier attempt."""
-    return [float(step) for step in restart_steps(joined_attempts(page, earlier)).values()]
+    return [float(step) for step in restart_steps(select_attempts(page, earlier)).values()]
 
 
-def curves(
-    page: Page, most: int, earlier: Attempts | None = None
+def select_curves(
+    page: Page, max_curves: int, earlier: Attempts | None = None
 ) -> list[tuple[str, list[tuple[float, float]]]]:
     """Return the curves to draw with their titles: the loss, a throughput, then the other metrics.
 
     Args:
-        most: maximum number of curves.
+        max_curves: maximum number of curves.
         earlier: metrics of attempts before the page's, which are joined with the page's.
     """
     titled_curves = []
-    attempts = joined_attempts(page, earlier or {})
+    attempts = select_attempts(page, earlier or {})
     suffix = ", before it stalled" if page.forecast is not None and page.forecast.stalled else ""
     for key in METRICS:
         points = page.series(key)
@@ -475,12 +475,12 @@ def curves(
             titled_curves.append(
                 (f"{_TITLES[key]} {format_short(last_value, 4)}{suffix if key in RATES else ''}", points)
             )
-    if len(titled_curves) < 2 and (pace := steps_per_second(page.points)):
+    if len(titled_curves) < 2 and (pace := measure_steps_per_second(page.points)):
         titled_curves.append((f"steps/s {format_short(pace[-1][1])}{suffix}", pace))
-    return titled_curves[:most]
+    return titled_curves[:max_curves]
 
 
-def steps_per_second(points: Sequence[TrainPoint]) -> list[tuple[float, float]]:
+def measure_steps_per_second(points: Sequence[TrainPoint]) -> list[tuple[float, float]]:
     """Return (step, steps per second) pairs from the steps' times, for runs that report no throughput."""
     times_and_steps = [
         (float(point.time), float(point.step))

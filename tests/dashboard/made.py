@@ -292,7 +292,7 @@ class Made:
         self.asked.append(("live", row.job_id))
         self.post(Diagnosed(row.key, LIVE, live=True))
 
-    def act(self, verb: str, row: JobRow) -> None:
+    def change_job(self, verb: str, row: JobRow) -> None:
         self.asked.append((verb, row.job_id))
 
     def shell(self, row: JobRow, node: str) -> int:
@@ -300,7 +300,7 @@ class Made:
         return 0
 
     def open_log(self, row: JobRow, rank: int, attempt: int, opener: Opener) -> int:
-        self.asked.append((opener.what, row.job_id, str(rank), str(attempt)))
+        self.asked.append((opener.name, row.job_id, str(rank), str(attempt)))
         return 0
 
     def report(self, row: JobRow, attempt: int | None = None) -> None:

@@ -65,7 +65,7 @@ def test_keys_typed_into_the_filter_trigger_no_action(monkeypatch: pytest.Monkey
         for key in "/cy":
             app.post_message(Key("slash" if key == "/" else key, key))
         await wait_until_stable(pilot)
-        assert app.screen.choice.words == "cy"  # type: ignore[attr-defined]
+        assert app.screen.choice.filter_text == "cy"  # type: ignore[attr-defined]
         await pilot.press("escape")
         for key in "cy":
             app.post_message(Key(key, key))

@@ -333,7 +333,12 @@ def start_dashboard(
 
     monkeypatch.setattr(TopApp, "run", run)
     start.run(
-        cluster=None, key=key, read_only=False, ascii_only=ascii_only, theme=theme, say=lambda _: ("well",)
+        cluster=None,
+        key=key,
+        read_only=False,
+        ascii_only=ascii_only,
+        theme=theme,
+        render_diagnosis=lambda _: ("well",),
     )
     join_feed_threads()
     return found[0]
@@ -362,4 +367,11 @@ def test_the_dashboard_starts_with_the_named_job(tmp_path: Path, monkeypatch: py
 
 def test_an_unknown_theme_is_refused_with_a_list_of_themes() -> None:
     with pytest.raises(RequestInvalid, match=r"no theme 'pink' \(there are: .*, and 17 more\)"):
-        start.run(cluster=None, key=None, read_only=False, ascii_only=False, theme="pink", say=lambda _: ())
+        start.run(
+            cluster=None,
+            key=None,
+            read_only=False,
+            ascii_only=False,
+            theme="pink",
+            render_diagnosis=lambda _: (),
+        )

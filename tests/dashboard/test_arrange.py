@@ -20,14 +20,14 @@ def test_array_tasks_are_hidden_until_their_array_is_expanded() -> None:
 
 
 def test_the_filter_requires_all_words_and_excludes_negated_words() -> None:
-    assert arranged_jobs(Arrangement(words="llama")) == ["4701", "4702"]
-    assert arranged_jobs(Arrangement(words="llama pending")) == ["4702"]
-    assert arranged_jobs(Arrangement(words="llama !pending")) == ["4701"]
-    assert arranged_jobs(Arrangement(words="LLAMA hpc gpu[01")) == ["4701"]
+    assert arranged_jobs(Arrangement(filter_text="llama")) == ["4701", "4702"]
+    assert arranged_jobs(Arrangement(filter_text="llama pending")) == ["4702"]
+    assert arranged_jobs(Arrangement(filter_text="llama !pending")) == ["4701"]
+    assert arranged_jobs(Arrangement(filter_text="LLAMA hpc gpu[01")) == ["4701"]
 
 
 def test_an_array_is_shown_if_any_task_matches_the_filter() -> None:
-    assert arranged_jobs(Arrangement(words="4704_2")) == ["4704"]
+    assert arranged_jobs(Arrangement(filter_text="4704_2")) == ["4704"]
 
 
 def test_finished_runs_can_be_hidden() -> None:

@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from dtslurm.dashboard import feed as feed_module
 from dtslurm.dashboard import words
 from dtslurm.dashboard.app import TopApp
-from dtslurm.dashboard.charts.curves import Curves, plot
+from dtslurm.dashboard.charts.curves import Curves, draw_plot
 from dtslurm.dashboard.feed import EarlierAttempts
 from dtslurm.model.runs.telemetry import TrainPoint
 from dtslurm.services.observe.run_list import Board
@@ -38,22 +38,22 @@ EARLIER = {1: points(4, 12, 2.0), 0: points(1, 6, 3.0), 3: points(1, 99, 9.0)}
 
 
 def test_curves_join_all_attempts_and_prefer_retrained_steps() -> None:
-    [(title, curve)] = words.curves(PAGE, 1, EARLIER)
+    [(title, curve)] = words.select_curves(PAGE, 1, EARLIER)
     assert title == "loss 1"
     assert curve == [
         *((float(step), 3.0) for step in range(1, 4)),
         *((float(step), 2.0) for step in range(4, 8)),
         *((float(step), 1.0) for step in range(8, 21)),
     ]
-    assert words.restarts(PAGE, EARLIER) == [4.0, 8.0]
-    assert words.restarts(PAGE, {}) == []
+    assert words.find_restarts(PAGE, EARLIER) == [4.0, 8.0]
+    assert words.find_restarts(PAGE, {}) == []
 
 
 def test_a_restart_is_drawn_as_a_vertical_line_behind_the_curve() -> None:
-    lines = plot("loss", [(float(x), float(x)) for x in range(101)], 58, 10, marks=[50.0, 500.0])
+    lines = draw_plot("loss", [(float(x), float(x)) for x in range(101)], 58, 10, marks=[50.0, 500.0])
     assert [dots.index("┊") for _, dots in lines if "┊" in dots] == [24] * 7
     assert "step, ┊ restarts" in lines[-1][0]
-    assert not any("┊" in label + dots for label, dots in plot("loss", [(0.0, 1.0), (9.0, 2.0)], 58, 10))
+    assert not any("┊" in label + dots for label, dots in draw_plot("loss", [(0.0, 1.0), (9.0, 2.0)], 58, 10))
 
 
 def test_the_page_shows_all_attempts_joined_or_a_selected_attempt() -> None:

@@ -31,7 +31,7 @@ def colour(style: Style, otherwise: str) -> Color:
 def test_labels_have_enough_contrast_on_every_background(theme: str) -> None:
     async def measure() -> dict[str, float]:
         app = app_of()
-        app.wanted_theme = theme
+        app.requested_theme = theme
         async with app.run_test(size=(80, 24)) as pilot:
             await pilot.pause()
             variables = app.theme_variables
@@ -39,14 +39,16 @@ def test_labels_have_enough_contrast_on_every_background(theme: str) -> None:
             texts = {kind: look.style(app, kind) for kind in KINDS}
             texts |= {f"source {number}": look.hue(app, str(number)) for number in range(8)}
             found = {
-                f"{kind or 'text'} on {name}": look.contrast(colour(style, variables["foreground"]), ground)
+                f"{kind or 'text'} on {name}": look.measure_contrast(
+                    colour(style, variables["foreground"]), ground
+                )
                 for kind, style in texts.items()
                 for name, ground in grounds.items()
             }
             chosen = look.ground(app, "primary")
             assert chosen.bgcolor is not None
             below = Color(*chosen.bgcolor.get_truecolor())
-            found["chosen row"] = look.contrast(Color.parse(look.choose_text_colour(chosen)), below)
+            found["chosen row"] = look.measure_contrast(Color.parse(look.choose_text_colour(chosen)), below)
             return found
 
     low = {name: round(value, 2) for name, value in asyncio.run(measure()).items() if value < 4.5}
@@ -58,7 +60,7 @@ def test_labels_have_enough_contrast_on_every_background(theme: str) -> None:
 def test_all_drawn_text_has_enough_contrast(theme: str) -> None:
     async def measure(keys: tuple[str, ...]) -> dict[str, float]:
         app = app_of()
-        app.wanted_theme = theme
+        app.requested_theme = theme
         found = {}
         async with app.run_test(size=(80, 24)) as pilot:
             await wait_until_stable(pilot)
@@ -71,7 +73,7 @@ def test_all_drawn_text_has_enough_contrast(theme: str) -> None:
                     if style is None or style.color is None or style.bgcolor is None or not shown:
                         continue
                     above, below = (Color(*one.get_truecolor()) for one in (style.color, style.bgcolor))
-                    value = look.contrast(above.blend(below, 0.5) if style.dim else above, below)
+                    value = look.measure_contrast(above.blend(below, 0.5) if style.dim else above, below)
                     if value < 4.5:
                         found[text.strip()] = round(value, 2)
         return found

@@ -163,7 +163,7 @@ def test_a_stopped_feed_posts_nothing(desk: Desk) -> None:
 )
 def test_the_result_of_an_action_is_reported(desk: Desk, verb: str, words: str) -> None:
     record, _ = desk.run(1)
-    desk.feed().act(verb, row_of(record))
+    desk.feed().change_job(verb, row_of(record))
     assert desk.next(Notification) == Notification(words)
     assert desk.asked == [(verb, ("7",))]
     join_feed_threads()
@@ -171,7 +171,7 @@ def test_the_result_of_an_action_is_reported(desk: Desk, verb: str, words: str) 
 
 def test_only_the_selected_array_task_is_cancelled(desk: Desk) -> None:
     record, _ = desk.run(1)
-    desk.feed().act("cancel", row_of(record, task="3", job_id="7_3"))
+    desk.feed().change_job("cancel", row_of(record, task="3", job_id="7_3"))
     assert desk.next(Notification).text == "cancelled: 7_3"
     assert desk.asked == [("cancel", ("7_3",))]
     join_feed_threads()
@@ -179,7 +179,7 @@ def test_only_the_selected_array_task_is_cancelled(desk: Desk) -> None:
 
 def test_an_action_on_a_deleted_run_is_reported_as_failed(desk: Desk) -> None:
     record, _ = desk.run(1)
-    desk.feed().act("cancel", row_of(record, token="another"))
+    desk.feed().change_job("cancel", row_of(record, token="another"))
     told = desk.next(Notification)
     assert told.bad
     assert "no run 'another' is known on this machine" in told.text

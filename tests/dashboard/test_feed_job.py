@@ -133,7 +133,7 @@ def test_a_log_that_cannot_be_followed_shows_the_reason_and_the_retry_key(desk: 
     record, _ = desk.run(1, cluster="gone")
     desk.feed().follow(row_of(record), LineStore())
     desk.next(LogState)
-    told = desk.next(LogState).words
+    told = desk.next(LogState).text
     assert "gone" in told
     assert told.endswith("; press r to try again")
 
@@ -182,7 +182,7 @@ def test_alarms_and_notices_are_stored_among_the_log_lines(
         ("node1", "srun: hello"),
         ("3", "RuntimeError: no"),
     ]
-    told = [desk.next(LogState).words for _ in range(4)]
+    told = [desk.next(LogState).text for _ in range(4)]
     assert told == [
         "all ranks",
         "connection lost\n(reset); reconnecting in 1 s",

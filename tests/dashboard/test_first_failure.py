@@ -55,7 +55,7 @@ def test_terminated_ranks_are_not_outliers() -> None:
 
 def test_a_first_failure_without_an_exception_shows_the_exit_code() -> None:
     bare = replace(failed_page(), first_failure=FirstFailure(rank=3, exit_code=9))
-    assert words.rank_line(bare)[0].startswith("failed first: rank 3 (exit code 9); 3 terminated")
+    assert words.format_rank_line(bare)[0].startswith("failed first: rank 3 (exit code 9); 3 terminated")
 
 
 def test_one_frame_lists_the_first_failed_rank_first() -> None:

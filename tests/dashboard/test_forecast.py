@@ -81,8 +81,8 @@ def test_the_pace_of_batched_lines_is_measured_between_batches(pace: int, every:
     assert early is not None
     assert early.pace is None
     drawn = tuple(TrainPoint(step=int(step), time=time) for time, step in points)
-    assert [value for _, value in words.steps_per_second(drawn)] == pytest.approx([pace] * 3)
-    assert words.steps_per_second(drawn[: 2 * pace * every]) == []
+    assert [value for _, value in words.measure_steps_per_second(drawn)] == pytest.approx([pace] * 3)
+    assert words.measure_steps_per_second(drawn[: 2 * pace * every]) == []
 
 
 def test_points_that_are_not_finite_are_ignored() -> None:

@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 
 from dtslurm.dashboard.actions import demo
 from dtslurm.dashboard.actions.handoffs import EDITOR, PAGER, find_program, write_new
-from dtslurm.dashboard.actions.notifications import Announcer, sentence, terminal_notification
+from dtslurm.dashboard.actions.notifications import Announcer, join_events, make_terminal_notification
 from dtslurm.dashboard.app import TopApp
 from dtslurm.dashboard.dialogs import Confirm, Help
 from dtslurm.dashboard.feed import Feed, Notification
@@ -254,7 +254,7 @@ def test_the_demo_can_be_run_and_resubmitted(tmp_path: Path, monkeypatch: pytest
     wait_until(lambda: len(list(folder.glob("metrics/0/train.jsonl"))) == 1, "the demo trains")
     assert {row.name for row in rows()} == {"demo"}
     for one in rows():
-        feed.act("cancel", one)
+        feed.change_job("cancel", one)
     wait_until(lambda: all(one.over for one in rows()), "both runs have ended")
     join_feed_threads()
 
@@ -276,49 +276,54 @@ WORKS = Activity(stalled=False, since=NOW, quiet_s=0, summary="")
 
 def test_an_end_is_announced_once_for_runs_that_were_seen_active() -> None:
     announcer = Announcer()
-    assert announcer.read(Board(rows=(failed_row(), row(2)))) == []
-    assert announcer.read(Board(rows=(failed_row(), row(2, state="COMPLETED", over=True, ok=True)))) == [
-        "train-2 (4702) completed"
-    ]
-    assert announcer.read(Board(rows=(failed_row(), row(2, state="COMPLETED", over=True, ok=True)))) == []
+    assert announcer.list_new_events(Board(rows=(failed_row(), row(2)))) == []
+    assert announcer.list_new_events(
+        Board(rows=(failed_row(), row(2, state="COMPLETED", over=True, ok=True)))
+    ) == ["train-2 (4702) completed"]
+    assert (
+        announcer.list_new_events(Board(rows=(failed_row(), row(2, state="COMPLETED", over=True, ok=True))))
+        == []
+    )
 
 
 def test_an_unknown_state_is_neither_active_nor_ended() -> None:
     announcer = Announcer()
     unknown = running_row(state="UNKNOWN", unknown=True)
-    assert announcer.read(Board(rows=(unknown,))) == []
-    assert announcer.read(Board(rows=(failed_row(),))) == []
-    announcer.read(Board(rows=(running_row(),)))
-    announcer.read(Board(rows=(unknown,)))
-    assert announcer.read(Board(rows=(failed_row(),))) == ["llama (4701) failed: rank 3 failed first"]
+    assert announcer.list_new_events(Board(rows=(unknown,))) == []
+    assert announcer.list_new_events(Board(rows=(failed_row(),))) == []
+    announcer.list_new_events(Board(rows=(running_row(),)))
+    announcer.list_new_events(Board(rows=(unknown,)))
+    assert announcer.list_new_events(Board(rows=(failed_row(),))) == [
+        "llama (4701) failed: rank 3 failed first"
+    ]
 
 
 def test_a_stall_is_announced_once_until_the_run_works_again() -> None:
     announcer = Announcer()
     stalled = Board(rows=(running_row(activity=STALLED),))
-    assert announcer.read(stalled) == []  # it had stalled before
-    announcer.read(Board(rows=(running_row(activity=WORKS),)))
+    assert announcer.list_new_events(stalled) == []  # it had stalled before
+    announcer.list_new_events(Board(rows=(running_row(activity=WORKS),)))
     text = "llama (4701) stalled: its ranks have done nothing for 10m00s"
-    assert announcer.read(stalled) == [text]
-    assert announcer.read(Board(rows=(running_row(),))) == []  # nobody has looked
-    assert announcer.read(stalled) == []
-    announcer.read(Board(rows=(running_row(activity=WORKS),)))
-    assert announcer.read(stalled) == [text]
+    assert announcer.list_new_events(stalled) == [text]
+    assert announcer.list_new_events(Board(rows=(running_row(),))) == []  # nobody has looked
+    assert announcer.list_new_events(stalled) == []
+    announcer.list_new_events(Board(rows=(running_row(activity=WORKS),)))
+    assert announcer.list_new_events(stalled) == [text]
 
 
 def test_the_end_of_an_array_is_announced_once_for_all_tasks() -> None:
     announcer = Announcer()
     whole = running_row(tasks=(("RUNNING", 2),), job_id="9")
     tasks = tuple(running_row(key=f"t{task}", task=str(task)) for task in range(2))
-    announcer.read(Board(rows=(whole, *tasks)))
+    announcer.list_new_events(Board(rows=(whole, *tasks)))
     done = tuple(replace(one, over=True, ok=True, state="COMPLETED") for one in (whole, *tasks))
-    assert announcer.read(Board(rows=done)) == ["llama (9) completed"]
+    assert announcer.list_new_events(Board(rows=done)) == ["llama (9) completed"]
 
 
 def test_several_announcements_form_one_line_without_escape_sequences() -> None:
-    text = sentence([f"run\x1b]52;c;ZXZpbA==\x07 {number}\n" for number in range(5)])
+    text = join_events([f"run\x1b]52;c;ZXZpbA==\x07 {number}\n" for number in range(5)])
     assert text == "run 0; run 1; run 2; and 2 more"
-    assert terminal_notification("a\x07b\x1b[2J") == "\x1b]9;dtslurm: ab\x07"
+    assert make_terminal_notification("a\x07b\x1b[2J") == "\x1b]9;dtslurm: ab\x07"
 
 
 def test_the_bell_rings_once_per_ended_run_unless_disabled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 
 from dtslurm.dashboard import theme as look
 from dtslurm.dashboard.app import TopApp
-from dtslurm.dashboard.logview import EXCEPTION, LogView, line_kind
+from dtslurm.dashboard.logview import EXCEPTION, LogView, classify_line
 from dtslurm.dashboard.store import CHUNK, LineStore
 from tests.dashboard.screen import notification_text, screen_text, use_app
 
@@ -28,7 +28,7 @@ def use_log_view(what: Reading, *lines: str) -> None:
         if lines:
             store = LineStore()
             store.add("0", "".join(f"{line}\n" for line in lines).encode())
-            view.use(store)
+            view.show_store(store)
             await wait_until_scanned(pilot)
         await what(pilot, app, view)
 
@@ -215,7 +215,7 @@ def test_long_lines_scroll_horizontally() -> None:
 def test_dropped_lines_do_not_move_the_visible_lines() -> None:
     async def what(pilot: Pilot[None], app: TopApp, view: LogView) -> None:
         store = LineStore(most_lines=CHUNK)
-        view.use(store)
+        view.show_store(store)
         store.add("0", b"".join(b"line %d\n" % number for number in range(3 * CHUNK)))
         await wait_until_scanned(pilot)
         await pilot.press("up")
@@ -236,7 +236,7 @@ def test_dropped_lines_do_not_move_the_visible_lines() -> None:
 def test_dropped_lines_are_removed_from_the_filter() -> None:
     async def what(pilot: Pilot[None], app: TopApp, view: LogView) -> None:
         store = LineStore(most_lines=CHUNK)
-        view.use(store)
+        view.show_store(store)
         store.add("0", b"old\n" * CHUNK)
         view.filter("old|last")
         await wait_until_scanned(pilot)
@@ -250,7 +250,7 @@ def test_dropped_lines_are_removed_from_the_filter() -> None:
 
 def test_an_empty_log_shows_that_nothing_is_written() -> None:
     async def what(pilot: Pilot[None], app: TopApp, view: LogView) -> None:
-        view.use(LineStore())
+        view.show_store(LineStore())
         await wait_until_scanned(pilot)
         assert "nothing written yet" in screen_text(app)
         assert "0 lines" in screen_text(app)
@@ -283,7 +283,7 @@ def test_an_empty_log_shows_that_nothing_is_written() -> None:
     ],
 )
 def test_the_level_of_a_line_determines_its_kind(text: str, kind: str) -> None:
-    assert line_kind(text) == kind
+    assert classify_line(text) == kind
 
 
 @pytest.mark.parametrize("theme", ["textual-dark", "textual-light", "colour-blind", "ansi-dark"])

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtslurm.dashboard import words
-from dtslurm.dashboard.charts.curves import plot
-from dtslurm.dashboard.charts.plot import bar, curve
+from dtslurm.dashboard.charts.curves import draw_plot
+from dtslurm.dashboard.charts.plot import draw_bar, draw_curve
 from dtslurm.model.runs.activity import Activity, NodeActivity
 from dtslurm.model.runs.telemetry import NodeSample, RankTelemetry, RunTelemetry, TrainPoint
 from dtslurm.services.observe.run_list import add_page
@@ -131,12 +131,12 @@ def test_a_sample_from_the_future_has_age_zero() -> None:
 
 
 def test_a_falling_curve_is_drawn_from_upper_left_to_lower_right() -> None:
-    drawn = curve([(0, 1.0), (1, 0.0)], 4, 2)
+    drawn = draw_curve([(0, 1.0), (1, 0.0)], 4, 2)
     assert [len(line) for line in drawn] == [4, 4]
     assert drawn[0][0] != " "
     assert drawn[1][-1] != " "
     assert drawn[0][-1] == drawn[1][0] == " "
-    assert bar(0.5, 4) == "██··"
+    assert draw_bar(0.5, 4) == "██··"
 
 
 values = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e99, max_value=1e99)
@@ -144,8 +144,8 @@ values = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e99, max_v
 
 @given(st.lists(st.tuples(values, values), max_size=50), st.integers(0, 60), st.integers(0, 20))
 def test_arbitrary_curves_fit_their_area(points: list[tuple[float, float]], width: int, height: int) -> None:
-    assert all(len(line) == width for line in curve(points, width, height))
-    assert len(plot("loss", points, width, height)) <= max(1, height)
+    assert all(len(line) == width for line in draw_curve(points, width, height))
+    assert len(draw_plot("loss", points, width, height)) <= max(1, height)
 
 
 junk: Any = (

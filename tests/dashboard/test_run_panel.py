@@ -9,8 +9,8 @@ import pytest
 from textual.widgets import Static
 
 from dtslurm.dashboard import words
-from dtslurm.dashboard.charts.curves import Curves, plot
-from dtslurm.dashboard.charts.plot import logarithms, smooth
+from dtslurm.dashboard.charts.curves import Curves, draw_plot
+from dtslurm.dashboard.charts.plot import smooth, take_logarithms
 from dtslurm.services.observe.run_list import add_page
 from dtslurm.views.forecast import Forecast
 from tests.dashboard import made
@@ -20,8 +20,8 @@ from tests.dashboard.screen import wait_until_stable
 
 def test_a_progress_bar_names_steps_or_time() -> None:
     steps = row(1, forecast=Forecast(step=20_000, total=50_000, pace=3.2, done_at=NOW + 9375))
-    assert words.progress_bar(steps, NOW)[0] == "███▎···· 40% steps 2h36m"
-    assert words.progress_bar(row(1, start=int(NOW) - 3600, limit=7200), NOW)[0] == "████···· 50% time 1h00m"
+    assert words.draw_progress(steps, NOW)[0] == "███▎···· 40% steps 2h36m"
+    assert words.draw_progress(row(1, start=int(NOW) - 3600, limit=7200), NOW)[0] == "████···· 50% time 1h00m"
 
 
 @pytest.mark.parametrize(
@@ -35,12 +35,12 @@ def test_a_progress_bar_names_steps_or_time() -> None:
     ids=str,
 )
 def test_a_run_without_known_progress_has_no_bar(values: dict[str, object]) -> None:
-    assert words.progress_bar(row(1, **values), NOW)[0] == ""
+    assert words.draw_progress(row(1, **values), NOW)[0] == ""
 
 
 def test_a_stalled_run_shows_no_remaining_time() -> None:
     stalled = Forecast(step=10, total=100, pace=1.0, done_at=NOW + 90, stalled=True)
-    assert words.progress_bar(row(1, forecast=stalled), NOW)[0].endswith("10% steps")
+    assert words.draw_progress(row(1, forecast=stalled), NOW)[0].endswith("10% steps")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_narrow_terminal_shows_the_cause_below_the_list() -> None:
 
 
 def test_a_plot_has_value_labels_and_step_labels() -> None:
-    lines = [label + dots for label, dots in plot("loss", [(10, 4.0), (2000, 1.0)], 40, 8)]
+    lines = [label + dots for label, dots in draw_plot("loss", [(10, 4.0), (2000, 1.0)], 40, 8)]
     assert lines[1].startswith("     4 ┤")
     assert lines[-2].startswith("     1 ┤")
     assert lines[-1].startswith("       └10")
@@ -107,9 +107,9 @@ def test_smoothing_starts_at_the_first_value() -> None:
 
 
 def test_a_logarithmic_axis_is_labelled_with_original_values() -> None:
-    points = logarithms([(0, 0.0), (1, 100.0), (2, 1.0)])
+    points = take_logarithms([(0, 0.0), (1, 100.0), (2, 1.0)])
     assert points == [(1, 2.0), (2, 0.0)]
-    lines = [label for label, _ in plot("loss", points, 40, 8, logarithmic=True)]
+    lines = [label for label, _ in draw_plot("loss", points, 40, 8, logarithmic=True)]
     assert lines[1] == "   100 ┤"
     assert lines[-2] == "     1 ┤"
 

@@ -116,9 +116,9 @@ def test_a_job_whose_rank_waits_for_a_child_process_is_shown_as_running() -> Non
 
 def test_the_throughput_of_a_stalled_job_is_marked_as_former() -> None:
     page = page_of(steps=20)
-    assert [title for title, _ in words.curves(page, 2)][1].startswith("tokens/s 4")
+    assert [title for title, _ in words.select_curves(page, 2)][1].startswith("tokens/s 4")
     stopped = replace(page, forecast=replace(STEADY, stalled=True))
-    titles = [title for title, _ in words.curves(stopped, 2)]
+    titles = [title for title, _ in words.select_curves(stopped, 2)]
     assert not titles[0].endswith("stalled")
     assert titles[1].endswith(", before it stalled")
 
@@ -192,8 +192,8 @@ def test_a_list_of_outliers_is_shortened_to_three() -> None:
     cells = tuple(RankCell(rank=rank, state="failed", deviation="exit code 1") for rank in range(5))
     page = Page(key="k", ranks=cells)
     assert words.list_outliers(page) == "outliers: 0 exit code 1; 1 exit code 1; 2 exit code 1 and 2 more"
-    assert words.rank_counts(page) == "5 failed"
-    assert words.rank_counts(Page(key="k")) == "no ranks yet"
+    assert words.count_ranks(page) == "5 failed"
+    assert words.count_ranks(Page(key="k")) == "no ranks yet"
 
 
 def test_missing_node_values_are_dashes_and_old_samples_show_their_age() -> None:
@@ -229,10 +229,10 @@ def test_the_header_shows_time_reason_or_end() -> None:
 def test_without_a_throughput_steps_per_second_are_drawn() -> None:
     points = tuple(TrainPoint(step=step, time=NOW + 2 * step, loss=1.0) for step in range(10))
     page = Page(key="k", points=points)
-    assert [title for title, _ in words.curves(page, 4)] == ["loss 1", "steps/s 0.5"]
-    assert words.curves(page, 4)[1][1][0] == (1.0, 0.5)
-    assert len(words.curves(page_of(4), 1)) == 1
+    assert [title for title, _ in words.select_curves(page, 4)] == ["loss 1", "steps/s 0.5"]
+    assert words.select_curves(page, 4)[1][1][0] == (1.0, 0.5)
+    assert len(words.select_curves(page_of(4), 1)) == 1
     timeless = tuple(replace(point, time=None) for point in points)
-    assert [title for title, _ in words.curves(Page(key="k", points=timeless), 4)] == ["loss 1"]
+    assert [title for title, _ in words.select_curves(Page(key="k", points=timeless), 4)] == ["loss 1"]
     still = tuple(replace(point, time=NOW) for point in points)
-    assert [title for title, _ in words.curves(Page(key="k", points=still), 4)] == ["loss 1"]
+    assert [title for title, _ in words.select_curves(Page(key="k", points=still), 4)] == ["loss 1"]

@@ -69,8 +69,8 @@ def top(
         read_only=read_only,
         ascii_only=ascii_only,
         theme=theme,
-        say=_format_verdict,
-        say_comparison=_format_comparison,
+        render_diagnosis=_format_verdict,
+        render_comparison=_format_comparison,
     )
 
 

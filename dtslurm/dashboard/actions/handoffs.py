@@ -28,13 +28,13 @@ class Opener:
     """A kind of program that opens a file.
 
     Attributes:
-        what: the name of this kind in messages.
+        name: the name of this kind in messages.
         variables: environment variables that name the program; the first variable that is set is used.
         fallbacks: programs to try if no variable is set or its program is not installed.
         remote: shell expression that starts the program on a login node.
     """
 
-    what: str
+    name: str
     variables: tuple[str, ...]
     fallbacks: tuple[str, ...]
     remote: str
@@ -47,7 +47,7 @@ EDITOR = Opener("editor", ("VISUAL", "EDITOR"), ("vi", "nano"), "${VISUAL:-${EDI
 def find_program(
     opener: Opener,
     env: Mapping[str, str] = os.environ,
-    which: Callable[[str], str | None] = shutil.which,
+    find_executable: Callable[[str], str | None] = shutil.which,
 ) -> list[str]:
     """Return the command of the user's program of this kind, or of an installed fallback.
 
@@ -60,15 +60,15 @@ def find_program(
             command = shlex.split(setting[1])
         except ValueError:
             command = []
-        if command and which(command[0]):
+        if command and find_executable(command[0]):
             return command
-    fallback = next((name for name in opener.fallbacks if which(name)), None)
+    fallback = next((name for name in opener.fallbacks if find_executable(name)), None)
     if fallback is not None:
         return [fallback]
     variable = opener.variables[-1]
     evidence = [f"${setting[0]} is {setting[1]!r}, which is no program here"] if setting is not None else []
     raise CommandNotFound(
-        f"there is no {opener.what} on this machine: neither {' nor '.join(opener.fallbacks)} is installed",
+        f"there is no {opener.name} on this machine: neither {' nor '.join(opener.fallbacks)} is installed",
         evidence=evidence,
         hint=f"set ${variable} to a program that is installed",
     )

@@ -23,7 +23,7 @@ class Announcer:
         self._active_keys: set[str] = set()
         self._stalled_keys: set[str] = set()
 
-    def read(self, board: Board) -> list[str]:
+    def list_new_events(self, board: Board) -> list[str]:
         """Return the new events as text."""
         return [text for row in board.rows if not row.unknown for text in self._find_events(row)]
 
@@ -32,7 +32,7 @@ class Announcer:
         if row.over:
             self._active_keys.discard(row.key)
             self._stalled_keys.discard(row.key)
-            return [ended(row)] if was_active and row.task is None else []
+            return [describe_end(row)] if was_active and row.task is None else []
         self._active_keys.add(row.key)
         if not row.stalled:
             # A running job without known activity stays marked as stalled.
@@ -41,27 +41,27 @@ class Announcer:
             return []
         is_new = row.key not in self._stalled_keys
         self._stalled_keys.add(row.key)
-        return [stalled(row)] if was_active and is_new else []
+        return [describe_stall(row)] if was_active and is_new else []
 
 
-def ended(row: JobRow) -> str:
+def describe_end(row: JobRow) -> str:
     """Return a text that says how a run ended."""
-    about = f": {safe(row.about)}" if row.about and not row.ok else ""
-    return f"{safe(row.name)} ({safe(row.job_id)}) {row.state.lower().replace('_', ' ')}{about}"
+    reason_text = f": {safe(row.about)}" if row.about and not row.ok else ""
+    return f"{safe(row.name)} ({safe(row.job_id)}) {row.state.lower().replace('_', ' ')}{reason_text}"
 
 
-def stalled(row: JobRow) -> str:
+def describe_stall(row: JobRow) -> str:
     """Return a text that says how long the ranks of a run have been idle."""
     idle_time = f" for {duration(row.activity.quiet_s)}" if row.activity is not None else ""
     return f"{safe(row.name)} ({safe(row.job_id)}) stalled: its ranks have done nothing{idle_time}"
 
 
-def sentence(events: Sequence[str]) -> str:
+def join_events(events: Sequence[str]) -> str:
     """Return the events as one line without terminal control sequences."""
     suffix = f"; and {len(events) - _MAX_EVENTS} more" if len(events) > _MAX_EVENTS else ""
     return safe("; ".join(events[:_MAX_EVENTS])[:_MAX_LENGTH] + suffix)
 
 
-def terminal_notification(text: str) -> str:
+def make_terminal_notification(text: str) -> str:
     """Return the escape sequence OSC 9, which makes terminals show a desktop notification."""
     return f"\x1b]9;dtslurm: {safe(text)}\x07"

@@ -8,8 +8,8 @@ from rich.text import Text
 from textual.widget import Widget
 
 from dtslurm.dashboard import theme
-from dtslurm.dashboard.charts.plot import logarithms, scaled_curve, smooth
-from dtslurm.dashboard.rows import clipped
+from dtslurm.dashboard.charts.plot import draw_scaled_curve, smooth, take_logarithms
+from dtslurm.dashboard.rows import clip
 from dtslurm.dashboard.words import format_short
 
 Curve = tuple[str, list[tuple[float, float]]]
@@ -37,7 +37,7 @@ class Curves(Widget):
         self.is_logarithmic = False
 
     @property
-    def most(self) -> int:
+    def max_plots(self) -> int:
         """The number of plots that fit."""
         return max(1, min(4, self.size.width // _MIN_PLOT_WIDTH))
 
@@ -52,10 +52,12 @@ class Curves(Widget):
         if self.is_smooth:
             title, points = f"{title}, smoothed", smooth(points)
         if self.is_logarithmic:
-            values = logarithms(points)
+            values = take_logarithms(points)
             title = f"{title}, log scale" if values else f"{title}, no positive values"
             points = values
-        return plot(title, points, width, height, logarithmic=self.is_logarithmic, marks=self._restart_steps)
+        return draw_plot(
+            title, points, width, height, logarithmic=self.is_logarithmic, marks=self._restart_steps
+        )
 
     def render(self) -> Text:
         width, height = self.size
@@ -68,9 +70,9 @@ class Curves(Widget):
             return Text(
                 self.empty + hint, style=theme.style(self.app, "dim"), no_wrap=True, overflow="ellipsis"
             )
-        shown = self._curves[: self.most]
-        plot_width = max(4, width // len(shown) - 1)
-        blocks = [self._plot_curve(curve, plot_width, height) for curve in shown]
+        visible_curves = self._curves[: self.max_plots]
+        plot_width = max(4, width // len(visible_curves) - 1)
+        blocks = [self._plot_curve(curve, plot_width, height) for curve in visible_curves]
         text = Text(no_wrap=True)
         accent, dim = theme.style(self.app, "accent"), theme.style(self.app, "dim")
         for row in range(height):
@@ -83,7 +85,7 @@ class Curves(Widget):
         return text
 
 
-def plot(
+def draw_plot(
     title: str,
     points: Sequence[tuple[float, float]],
     width: int,
@@ -98,17 +100,17 @@ def plot(
         logarithmic: whether the points are `logarithms`; the axis shows the original values.
         marks: steps at which a vertical line is drawn behind the curve.
     """
-    lines = [(clipped(title, width), "")]
+    lines = [(clip(title, width), "")]
     axis = _AXIS_WIDTH if width > 3 * _AXIS_WIDTH else 0
     step_lines = 1 if axis and points and height >= _MIN_HEIGHT_WITH_STEPS else 0  # the line with the steps
-    dots, low, high = scaled_curve(points, width - axis, max(0, height - 1 - step_lines))
+    dots, low, high = draw_scaled_curve(points, width - axis, max(0, height - 1 - step_lines))
     mark_columns = {
         column for mark in marks if (column := _find_column(mark, points, width - axis)) is not None
     }
     dots = [_draw_marks(line, mark_columns) for line in dots]
     for row, line in enumerate(dots):
         label = ""
-        if axis and points and row in _tick_rows(len(dots)):
+        if axis and points and row in _choose_tick_rows(len(dots)):
             value = high - (high - low) * row / max(1, len(dots) - 1)
             label = format_short(10**value if logarithmic else value)
         lines.append((f"{label:>{axis - 2}} {'┤' if label else '│'}" if axis else "", line))
@@ -124,7 +126,7 @@ def plot(
     return lines[:height]
 
 
-def _tick_rows(rows: int) -> set[int]:
+def _choose_tick_rows(rows: int) -> set[int]:
     """Return the rows with a value label at the axis."""
     return {0, rows - 1} | ({(rows - 1) // 2} if rows >= _MIN_HEIGHT_WITH_STEPS else set())
 
@@ -141,8 +143,8 @@ def _draw_marks(line: str, columns: set[int]) -> str:
     return "".join("┊" if index in columns and cell == " " else cell for index, cell in enumerate(line))
 
 
-def _format_step_axis(steps: Sequence[float], axis: int, width: int, word: str) -> str:
+def _format_step_axis(steps: Sequence[float], axis: int, width: int, label: str) -> str:
     """Return the line below a plot: its first step, a word in the middle, and its last step."""
     first, last = format_short(min(steps)), format_short(max(steps))
-    room = max(0, width - axis - len(first) - len(last))
-    return " " * (axis - 1) + "└" + first + word.center(room)[:room] + last
+    label_width = max(0, width - axis - len(first) - len(last))
+    return " " * (axis - 1) + "└" + first + label.center(label_width)[:label_width] + last

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 _BRAILLE_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
-def curve(points: Sequence[tuple[float, float]], width: int, height: int) -> list[str]:
+def draw_curve(points: Sequence[tuple[float, float]], width: int, height: int) -> list[str]:
     """Draw the points as a connected curve, scaled to ``height`` lines of ``width`` characters.
 
     Args:
         points: finite (x, y) pairs; points in the same column of dots are averaged.
     """
-    return scaled_curve(points, width, height)[0]
+    return draw_scaled_curve(points, width, height)[0]
 
 
-def scaled_curve(
+def draw_scaled_curve(
     points: Sequence[tuple[float, float]], width: int, height: int
 ) -> tuple[list[str], float, float]:
     """Return the lines of `curve` and the values at its lower and its upper edge."""
@@ -56,7 +56,7 @@ def smooth(points: Sequence[tuple[float, float]], weight: float = 0.9) -> list[t
     return smoothed
 
 
-def logarithms(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def take_logarithms(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return the points with the decimal logarithms of their values; drop values that are not positive."""
     return [(x, math.log10(value)) for x, value in points if value > 0]
 
@@ -86,7 +86,7 @@ def _draw_line(grid: list[list[int]], begin: tuple[int, int], end: tuple[int, in
         _set_dot(grid, x0 + round((x1 - x0) * step / steps), y0 + round((y1 - y0) * step / steps))
 
 
-def bar(share: float, width: int) -> str:
+def draw_bar(share: float, width: int) -> str:
     """Return a bar of ``width`` characters, filled to ``share`` (0 to 1) in eighths and dotted beyond."""
     eighths = round(min(1.0, max(0.0, share)) * width * 8)
     full_cells, remainder = divmod(eighths, 8)

@@ -13,7 +13,7 @@ from textual.strip import Strip as Line
 
 from dtslurm.dashboard import keys, theme
 from dtslurm.dashboard.charts.strips import Strip, Strips
-from dtslurm.dashboard.rows import clipped
+from dtslurm.dashboard.rows import clip
 
 LABEL = 14
 
@@ -45,7 +45,7 @@ class StripView(ScrollView, can_focus=True):
         index = y + self.scroll_offset.y
         if index >= len(self.strips.rows):
             text = self.empty if not self.strips.rows and y == 0 else ""
-            return Line([Segment(clipped(text, width), theme.style(self.app, "dim"))]).apply_style(
+            return Line([Segment(clip(text, width), theme.style(self.app, "dim"))]).apply_style(
                 self.rich_style
             )
         segments = self._make_segments(self.strips.rows[index])
@@ -54,7 +54,7 @@ class StripView(ScrollView, can_focus=True):
     def _make_segments(self, strip: Strip) -> list[Segment]:
         mark = "▲ " if strip.stands_out else "  "
         kind = "bad" if strip.stands_out else "dim"
-        segments = [Segment(f"{mark}{clipped(strip.label, LABEL - 3)} ", theme.style(self.app, kind))]
+        segments = [Segment(f"{mark}{clip(strip.label, LABEL - 3)} ", theme.style(self.app, kind))]
         pending_text, pending_kind = "", ""
         for text, kind in strip.cells:
             if kind != pending_kind and pending_text:
