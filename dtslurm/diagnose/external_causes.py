@@ -109,7 +109,7 @@ def not_launched(context: FailureContext) -> Verdict | None:
 def _left_no_output(context: FailureContext) -> bool:
     """Return whether a failed job left no output at all, although its run directory still exists."""
     events = {event.get("event") for event in context.findings.events}
-    logs = [*context.findings.others, *(end.rank.log for end in context.ends)]
+    logs = [*context.findings.job_logs, *(end.rank.log for end in context.ends)]
     has_output = any(log.mtime is not None for log in logs) or any(end.rank.recorded for end in context.ends)
     return (
         context.facts.state == "FAILED"
@@ -166,7 +166,7 @@ def _lines_for_cause(context: FailureContext, cause: str) -> tuple[EvidenceLine,
 
 def _launcher_and_slurm_reasons(context: FailureContext) -> Iterator[Reason]:
     """Yield the reasons in launchers' logs, and those that Slurm wrote to the output of ranks it ended."""
-    yield from (reason for _, reason in context.others)
+    yield from (reason for _, reason in context.job_reasons)
     yield from (
         reason
         for reason in (end.reason for end in context.of_kind("ended"))
@@ -229,7 +229,7 @@ def with_host_memory(context: FailureContext) -> tuple[RankEnd, ...]:
     If no node is named or the job's state is OUT_OF_MEMORY, such ranks on all nodes get the reason.
     """
     reason_by_node: dict[str, Reason] = {}
-    for log, log_reason in context.others:
+    for log, log_reason in context.job_reasons:
         if log_reason.cause == "host-out-of-memory":
             node = log_reason.groups.get("node") or node_of(log, context.findings.ranks)
             reason_by_node.setdefault(node, log_reason)

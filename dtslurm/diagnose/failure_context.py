@@ -24,7 +24,7 @@ class FailureContext:
     facts: JobFacts
     findings: Findings
     ends: tuple[RankEnd, ...]
-    others: tuple[tuple[LogEvidence, Reason], ...]
+    job_reasons: tuple[tuple[LogEvidence, Reason], ...]
 
     def of_kind(self, *kinds: str) -> list[RankEnd]:
         """Return the ends of the ranks that ended in one of these ways."""

@@ -141,14 +141,14 @@ class Findings:
 
     Attributes:
         ranks: the ranks in order, from 0.
-        others: the logs of each node's launcher and of the batch script.
+        job_logs: the logs of each node's launcher and of the batch script.
         first: (rank, exit code) of the rank whose end was recorded first.
         exact: whether all times in ``Rank.ended`` are by the same clock.
         free: free bytes on the file system of the run directory, None if unknown.
     """
 
     ranks: tuple[Rank, ...]
-    others: tuple[LogEvidence, ...]
+    job_logs: tuple[LogEvidence, ...]
     events: tuple[Mapping[str, Any], ...]
     first: tuple[int, int] | None
     dumps: tuple[Dump, ...]
@@ -184,7 +184,7 @@ def read(document: Mapping[str, Any], names: list[str], world_size: int) -> Find
         ranks=tuple(
             _build_rank(rank, records.get(rank), by_rank.get(rank), has_one_clock) for rank in range(count)
         ),
-        others=tuple(log for log in logs if log.rank is None),
+        job_logs=tuple(log for log in logs if log.rank is None),
         events=tuple(_only_dicts(document.get("events"))),
         first=(first_failures[-1][0], first_failures[-1][1]) if first_failures else None,
         dumps=tuple(

@@ -116,11 +116,11 @@ class Classifier:
             best if best is not None and best.strength > exit_code_reason.strength else exit_code_reason,
         )
 
-    def others(self, findings: Findings) -> list[tuple[LogEvidence, Reason]]:
+    def find_job_reasons(self, findings: Findings) -> list[tuple[LogEvidence, Reason]]:
         """Return the causes in the logs of launchers and the batch script, the strongest first."""
         reasons = [
             (log, reason)
-            for log in findings.others
+            for log in findings.job_logs
             for reason in self._reasons_in_log(log, None)
             if reason.role in ("cause", "ended", "timeout", "lost-peer")
         ]

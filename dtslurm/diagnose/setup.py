@@ -17,7 +17,9 @@ _POSSIBLE_CONSEQUENCES = {"import-error", "exit-code", "unknown"}
 def add_setup_failures(verdict: Verdict, context: FailureContext) -> Verdict:
     """Return the verdict, with the failed setup commands added if they may have led to the failure."""
     setup_failures = [
-        reason for log, reason in context.others if reason.cause == CAUSE and log.file.startswith("batch")
+        reason
+        for log, reason in context.job_reasons
+        if reason.cause == CAUSE and log.file.startswith("batch")
     ]
     if not setup_failures or verdict.cause not in _POSSIBLE_CONSEQUENCES:
         return verdict

@@ -50,7 +50,7 @@ def judge(facts: JobFacts, findings: Findings, signatures: Sequence[Signature]) 
     """Return the verdict on one attempt of a job."""
     classifier = Classifier(signatures)
     ends = tuple(classifier.end_of(rank, findings.first) for rank in findings.ranks)
-    context = FailureContext(facts, findings, ends, tuple(classifier.others(findings)))
+    context = FailureContext(facts, findings, ends, tuple(classifier.find_job_reasons(findings)))
     context = replace(context, ends=with_host_memory(context))
     verdict = with_gpu_request(add_setup_failures(add_full_disk(_decide(context), context), context), context)
     verdict = with_stopped_supervisor(_with_ranks_apart(verdict, context), context)
@@ -113,7 +113,7 @@ def _decide(context: FailureContext) -> Verdict:
 
 def find_launcher_cause(context: FailureContext) -> tuple[LogEvidence, Reason] | None:
     """Return the strongest cause in the log of a launcher or of the batch script, with its log."""
-    for log, reason in context.others:
+    for log, reason in context.job_reasons:
         if reason.role == "cause" and reason.strength >= 45:
             return log, reason
     return None
@@ -156,14 +156,14 @@ def _judge_without_cause(context: FailureContext) -> Verdict:
         ),
                           advice="ask the cluster's support for the record of the job")  # fmt: skip
         return with_rank(verdict, find_first_failure(ended_ends, context).rank, 0.4, state_line(context))
-    weak_cause = next((reason for _, reason in context.others if reason.role == "cause"), None)
+    weak_cause = next((reason for _, reason in context.job_reasons if reason.role == "cause"), None)
     if weak_cause is not None:
         return verdict_of(None, weak_cause, 0.4, context)
     never_started = [end.rank.rank for end in context.ends if not end.rank.recorded]
     start_note = f"; ranks {format_ranges(never_started)} never started" if never_started else ""
     code = f" with exit code {facts.exit_code}" if facts.exit_code else ""
     batch_tail = [
-        line for log in context.findings.others if log.file.startswith("batch") for line in log.tail
+        line for log in context.findings.job_logs if log.file.startswith("batch") for line in log.tail
     ]
     lines = tuple(EvidenceLine(rank=None, file="batch.log", line=None, text=text) for text in batch_tail[-3:])
     summary = f"the job ended {facts.state}{code}, and its logs and records show no cause{start_note}"

@@ -96,17 +96,17 @@ class Copied:
     Attributes:
         bytes: the number of transferred bytes.
         files: local paths of new or changed files.
-        seen: the number of source files that were compared or sent.
-        gone: by path, why a source, or a file in it, could not be read.
-        wrong: local paths whose content differs from the source's.
+        source_files: the number of source files that were compared or sent.
+        unreadable: by path, why a source, or a file in it, could not be read.
+        mismatched: local paths whose content differs from the source's.
         left: unsent files of each source, by the source's index.
     """
 
     bytes: int = 0
     files: list[Path] = field(default_factory=list)
-    seen: int = 0
-    gone: dict[str, str] = field(default_factory=dict)
-    wrong: list[Path] = field(default_factory=list)
+    source_files: int = 0
+    unreadable: dict[str, str] = field(default_factory=dict)
+    mismatched: list[Path] = field(default_factory=list)
     left: dict[int, UnsentFiles] = field(default_factory=dict)
 
 
@@ -273,15 +273,15 @@ class _Receiver:
         if (run, path) != self._file:  # else the current file became unreadable
             self._start_file((run, path), len(reason))
         self._file = None
-        self.result.gone[f"{self._specs[run].source}/{path}".rstrip("/")] = reason
+        self.result.unreadable[f"{self._specs[run].source}/{path}".rstrip("/")] = reason
 
     def _handle_digest(self, file: tuple[int, str], path: Path, sha256: str) -> None:
         if file != self._file:
             raise answers.invalid(_SENDER, "the checksum of a file that it did not send", repr(file[1]))
         self._file = None
-        self.result.seen += 1
+        self.result.source_files += 1
         if _digest(path) != sha256:
-            self.result.wrong.append(path)
+            self.result.mismatched.append(path)
 
     def _handle_piece(self, file: tuple[int, str], path: Path, head: Mapping[str, Any], data: bytes) -> None:
         offset, size = (answers.read_whole(head, key, _SENDER) for key in ("offset", "size"))

@@ -296,7 +296,7 @@ def _rank_state(record: RankTelemetry, has_ended: bool) -> str:
         if record.exit_code in {0, WANTS_REQUEUE} and not record.signal:
             return "done"
         return "terminated" if record.told_to_end else "failed"
-    if record.started is None and record.spoke is None:
+    if record.started is None and record.last_output_at is None:
         return "waiting"
     return "lost" if has_ended else "running"
 

@@ -73,14 +73,18 @@ def read(
 
 def _parse_rank(rank: int, values: _JsonObject, previous_record: RankTelemetry | None) -> RankTelemetry:
     """Return a rank's record; without ``pid``, only its number of bytes and last output are new."""
-    size, spoke = _int_or_none(values.get("bytes")) or 0, finite_number(values.get("spoke"))
+    size, last_output_at = _int_or_none(values.get("bytes")) or 0, finite_number(values.get("spoke"))
     if "pid" not in values and previous_record is not None:
-        is_unchanged = (size, spoke) == (previous_record.bytes, previous_record.spoke)
-        return previous_record if is_unchanged else replace(previous_record, bytes=size, spoke=spoke)
+        is_unchanged = (size, last_output_at) == (previous_record.bytes, previous_record.last_output_at)
+        return (
+            previous_record
+            if is_unchanged
+            else replace(previous_record, bytes=size, last_output_at=last_output_at)
+        )
     return RankTelemetry(
         rank=rank,
         bytes=size,
-        spoke=spoke,
+        last_output_at=last_output_at,
         node_rank=_int_or_none(values.get("node_rank")),
         local_rank=_int_or_none(values.get("local_rank")),
         host=_text_or_empty(values.get("host")),

@@ -138,16 +138,16 @@ def telemetry_of(ranks: int, per_node: int = 8, *, steps: int = 200, odd: bool =
     dice = random.Random(2)
     found = {}
     for rank in range(ranks):
-        spoke = NOW - dice.random() * 4
+        last_output_at = NOW - dice.random() * 4
         code = None
         if odd and rank == 5 % ranks:
-            spoke = NOW - 245
+            last_output_at = NOW - 245
         if odd and ranks > 9 and rank == 9:
             code = 1
         found[rank] = RankTelemetry(
             rank=rank,
             bytes=40_000 + rank,
-            spoke=spoke,
+            last_output_at=last_output_at,
             node_rank=rank // per_node,
             local_rank=rank % per_node,
             host=f"gpu{rank // per_node + 1:02}",

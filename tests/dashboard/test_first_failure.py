@@ -28,7 +28,7 @@ SENTENCE = "failed first: rank 3 (RuntimeError: CUDA out of memory, f.py:6); 3 t
 
 
 def failed_page(ranks: int = 4, key: str = "000000000005") -> Page:
-    ended: dict[str, Any] = {"started": 1, "ended": 2, "spoke": NOW}
+    ended: dict[str, Any] = {"started": 1, "ended": 2, "last_output_at": NOW}
     cells = {
         rank: RankTelemetry(rank=rank, exit_code=143, told_to_end=True, **ended) for rank in range(ranks)
     }

@@ -29,7 +29,8 @@ def test_stragglers_and_idle_gpus_are_outliers() -> None:
 
 def test_a_run_that_is_silent_on_all_ranks_has_no_outlier() -> None:
     ranks = {
-        rank: RankTelemetry(rank=rank, spoke=NOW - 600 - rank, started=1, node_rank=0) for rank in range(8)
+        rank: RankTelemetry(rank=rank, last_output_at=NOW - 600 - rank, started=1, node_rank=0)
+        for rank in range(8)
     }
     made = page(
         RunTelemetry(now=NOW, attempt=0, attempts=(0,), world_size=8, ranks=ranks), key="k", taken_at=NOW

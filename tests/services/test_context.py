@@ -56,7 +56,7 @@ def test_a_login_node_of_another_cluster_is_not_used_as_the_local_cluster(login:
     context = login("login1.alpha.edu", "alpha", mine="extends: slurm\nlogin: {host: beta.uni.org}\n")
     for name in ("narval", "mine"):
         assert context.cluster(name).transport.name == "openssh"
-        assert context.cluster(name).way == "openssh"
+        assert context.cluster(name).automatic_transport == "openssh"
         assert "not recognised" in context.cluster(name).reached_by
     assert context.cluster("narval", "local").transport.local
     assert context.cluster("slurm").transport.local
@@ -74,7 +74,7 @@ def test_a_login_node_of_another_cluster_is_not_used_as_the_local_cluster(login:
 def test_a_login_node_of_the_selected_cluster_needs_no_ssh(login: Login, host: str, cluster: str) -> None:
     context = login(host, cluster)
     found = context.cluster("narval")
-    assert (found.remote, found.way) == (False, "local")
+    assert (found.remote, found.automatic_transport) == (False, "local")
     assert cluster in found.reached_by or host in found.reached_by
     assert context.cluster("fir").remote  # its profile extends narval's
 

@@ -34,7 +34,7 @@ def rank_telemetry(rank: int = 0, **values: Any) -> RankTelemetry:
             "pid": 70 + rank,
             "started": 1,
             "local_rank": rank,
-            "spoke": 90.0,
+            "last_output_at": 90.0,
             **values,
         }
     )
@@ -140,9 +140,9 @@ def test_the_reason_for_a_failed_examination_is_reported(
 
 
 def test_only_nodes_with_running_ranks_are_examined(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = rank_telemetry(0, ended=95, exit_code=0, spoke=20.0)
+    done = rank_telemetry(0, ended=95, exit_code=0, last_output_at=20.0)
     steps = replace_job_and_record_steps(
-        monkeypatch, run_telemetry(done, rank_telemetry(1, host="n2", spoke=95.0))
+        monkeypatch, run_telemetry(done, rank_telemetry(1, host="n2", last_output_at=95.0))
     )
     found = live.diagnose_live(Context(), RECORD)
     assert "--nodelist=n2" in steps[0]
@@ -233,8 +233,8 @@ def test_silence_is_measured_from_the_last_log_line_or_training_step(monkeypatch
     )
     ranks = (
         rank_telemetry(0, pid=None),
-        rank_telemetry(1, pid=None, spoke=None),
-        rank_telemetry(2, pid=None, spoke=None),
+        rank_telemetry(1, pid=None, last_output_at=None),
+        rank_telemetry(2, pid=None, last_output_at=None),
     )
     replace_job_and_record_steps(monkeypatch, run_telemetry(*ranks, train=points))
     assert [look.silent_s for look in live.diagnose_live(Context(), RECORD).looks] == [3.0, 1.0, None]

@@ -81,7 +81,7 @@ def test_telemetry_combines_ranks_logs_and_records(run_files: Made) -> None:
     first, second = seen.ranks[0], seen.ranks[1]
     assert (first.bytes, first.host, first.pid, first.running) == (6, "n1", 100, True)
     assert 89 <= (seen.silent_s(0) or 0) < 200
-    assert (second.spoke, second.exit_code, second.running) == (None, 1, False)
+    assert (second.last_output_at, second.exit_code, second.running) == (None, 1, False)
     assert seen.silent_s(1) is None
     assert seen.silent_s(2) is None
 
@@ -101,7 +101,7 @@ def test_the_files_of_nodes_make_the_same_picture(run_files: Made) -> None:
     seen = read_telemetry(Context(), record_of(run_files))
     assert (seen.ranks[2].bytes, seen.ranks[2].exit_code, seen.ranks[2].host) == (20, 1, "n2")
     assert 89 <= (seen.silent_s(2) or 90) < 200
-    assert (seen.ranks[3].bytes, seen.ranks[3].spoke, seen.ranks[3].running) == (0, None, True)
+    assert (seen.ranks[3].bytes, seen.ranks[3].last_output_at, seen.ranks[3].running) == (0, None, True)
     assert seen.first_failure == FirstFailure(rank=2, exit_code=1, error="ValueError: bad")
 
 

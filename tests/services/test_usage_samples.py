@@ -96,8 +96,8 @@ def test_a_file_that_changed_during_the_copy_is_fetched_again(
 ) -> None:
     torn = tmp_path / "rank-0.log"
     torn.write_text("half")
-    first = Copied(files=[torn], wrong=[torn], seen=1, bytes=4)
-    found = fetch_with_answers(monkeypatch, tmp_path, first, Copied(files=[torn], seen=1, bytes=9))
+    first = Copied(files=[torn], mismatched=[torn], source_files=1, bytes=4)
+    found = fetch_with_answers(monkeypatch, tmp_path, first, Copied(files=[torn], source_files=1, bytes=9))
     assert (found.files, found.bytes, torn.exists()) == ((torn,), 13, False)
 
 
@@ -105,16 +105,18 @@ def test_a_file_that_differs_after_two_copies_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "a").write_text("x")
-    wrong = Copied(wrong=[tmp_path / "a"], seen=1)
+    wrong = Copied(mismatched=[tmp_path / "a"], source_files=1)
     with pytest.raises(StoreError, match="the downloaded copy differs from the file on the cluster"):
         fetch_with_answers(monkeypatch, tmp_path, wrong, wrong)
 
 
 def test_fetch_reports_a_deleted_run_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(JobNotFound, match="the run directory /r/1 does not exist any more: no such file"):
-        fetch_with_answers(monkeypatch, tmp_path, Copied(gone={"/r/1": "no such file"}))
+        fetch_with_answers(monkeypatch, tmp_path, Copied(unreadable={"/r/1": "no such file"}))
     with pytest.raises(StoreError) as caught:
-        fetch_with_answers(monkeypatch, tmp_path, Copied(gone={"/r/1/logs/x": "permission denied"}, seen=1))
+        fetch_with_answers(
+            monkeypatch, tmp_path, Copied(unreadable={"/r/1/logs/x": "permission denied"}, source_files=1)
+        )
     assert caught.value.evidence == ("/r/1/logs/x: permission denied",)
 
 

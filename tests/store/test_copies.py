@@ -43,7 +43,7 @@ def test_only_new_bytes_are_transferred(remote_folder: Path, digests: bool) -> N
     copied = pull(remote_folder, digests=digests)
     assert (copied.bytes, [path.name for path in copied.files]) == (4, ["rank-0.log"])
     assert local_copy(remote_folder, "logs/0/rank-0.log") == log.read_bytes()
-    assert not copied.wrong
+    assert not copied.mismatched
 
 
 def test_code_and_unmatched_files_are_not_pulled(remote_folder: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_replaced_file_is_pulled_completely(remote_folder: Path, text: bytes) 
     log = remote_folder / "logs" / "0" / "rank-0.log"
     log.unlink()
     log.write_bytes(text)
-    assert pull(remote_folder, digests=True).wrong == []
+    assert pull(remote_folder, digests=True).mismatched == []
     assert local_copy(remote_folder, "logs/0/rank-0.log") == text
 
 
@@ -71,7 +71,7 @@ def test_an_interrupted_copy_is_continued(remote_folder: Path, left: int) -> Non
     with (remote_folder.parent / "here" / "logs" / "0" / "rank-0.log").open("r+b") as file:
         file.truncate(left)
     copied = pull(remote_folder, digests=True)
-    assert (copied.bytes, copied.wrong) == (4000 - left, [])
+    assert (copied.bytes, copied.mismatched) == (4000 - left, [])
     assert local_copy(remote_folder, "logs/0/rank-0.log") == b"one\n" * 1000
 
 
@@ -81,7 +81,7 @@ def test_a_locally_modified_copy_is_reported(remote_folder: Path) -> None:
     then = path.stat()
     path.write_text("[]")
     os.utime(path, ns=(then.st_atime_ns, then.st_mtime_ns))
-    assert pull(remote_folder, digests=True).wrong == [path]
+    assert pull(remote_folder, digests=True).mismatched == [path]
 
 
 def test_links_and_pipes_are_not_pulled(remote_folder: Path) -> None:
@@ -93,7 +93,7 @@ def test_links_and_pipes_are_not_pulled(remote_folder: Path) -> None:
 
 def test_a_missing_remote_folder_is_reported(remote_folder: Path) -> None:
     copied = pull(remote_folder / "nowhere")
-    assert copied.gone == {str(remote_folder / "nowhere"): "No such file or directory"}
+    assert copied.unreadable == {str(remote_folder / "nowhere"): "No such file or directory"}
 
 
 def test_files_with_unusual_names_are_pulled(remote_folder: Path) -> None:

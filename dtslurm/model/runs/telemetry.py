@@ -37,8 +37,8 @@ class RankTelemetry:
 
     Attributes:
         bytes: size of the rank's log.
-        spoke: when the rank last wrote to its log, seconds since the epoch on the clock of the files'
-            machine; None if it has written nothing.
+        last_output_at: when the rank last wrote to its log, seconds since the epoch on the clock of the
+            files' machine; None if it has written nothing.
         started, ended: seconds since the epoch on the rank's node; ``started`` is None until the rank has
             begun.
         exit_code: None while the rank runs, or if it was killed before its exit code could be recorded.
@@ -47,7 +47,7 @@ class RankTelemetry:
 
     rank: int
     bytes: int = 0
-    spoke: float | None = None
+    last_output_at: float | None = None
     node_rank: int | None = None
     local_rank: int | None = None
     host: str = ""
@@ -219,7 +219,7 @@ class RunTelemetry:
 
     def silent_s(self, rank: int) -> float | None:
         """Return the seconds since a rank's last output, None if it has written nothing."""
-        last_output = self.ranks[rank].spoke if rank in self.ranks else None
+        last_output = self.ranks[rank].last_output_at if rank in self.ranks else None
         return None if last_output is None else max(0.0, self.now - last_output)
 
     def rates(self, node_rank: int) -> dict[str, tuple[float, float]]:

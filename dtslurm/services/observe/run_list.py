@@ -176,7 +176,7 @@ class Runs:
         for name in unreadable_names - {key[0] for key in records_by_cluster}:
             with contextlib.suppress(DtslurmError):  # the cluster has no profile any more
                 cluster = self.context.cluster(name)
-                records_by_cluster[name, str(cluster.path), cluster.way] = []
+                records_by_cluster[name, str(cluster.path), cluster.automatic_transport] = []
         self._entries = entries
         return records_by_cluster
 

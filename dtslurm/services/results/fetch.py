@@ -104,27 +104,27 @@ def fetch(
         hidden=_is_own_folder(folder, record),
     )
     result = _copy(context, record, spec, progress)
-    for path in result.wrong:  # the file changed during the transfer, or the local copy was another file
+    for path in result.mismatched:  # the file changed during the transfer, or the local copy was another file
         remove(path, within=folder)
-    second_result = _copy(context, record, spec, progress) if result.wrong else Copied()
-    if second_result.wrong:
-        names = ", ".join(str(path) for path in second_result.wrong)
+    second_result = _copy(context, record, spec, progress) if result.mismatched else Copied()
+    if second_result.mismatched:
+        names = ", ".join(str(path) for path in second_result.mismatched)
         raise StoreError(
             f"the downloaded copy differs from the file on the cluster: {names}",
             hint="the run may still be writing them; try again later",
         )
-    if record.run_dir in result.gone:
+    if record.run_dir in result.unreadable:
         raise JobNotFound(
-            f"the run directory {record.run_dir} does not exist any more: {result.gone[record.run_dir]}"
+            f"the run directory {record.run_dir} does not exist any more: {result.unreadable[record.run_dir]}"
         )
-    if result.gone:
+    if result.unreadable:
         raise StoreError(
             "some files cannot be read on the cluster",
-            evidence=[f"{path}: {why}" for path, why in result.gone.items()],
+            evidence=[f"{path}: {why}" for path, why in result.unreadable.items()],
         )
     unsent_files = result.left.get(0, pull.UnsentFiles())
     record_files = _write_record(context, record, spec, folder)
-    if not (result.seen or unsent_files.hidden or record_files is not None):
+    if not (result.source_files or unsent_files.hidden or record_files is not None):
         raise JobNotFound(
             f"no file in {record.run_dir} matches {' '.join(run_patterns) or '*'}",
             hint="write patterns for paths below the run directory, such as 'checkpoints/*'",

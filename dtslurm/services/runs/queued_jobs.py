@@ -272,7 +272,7 @@ def _make_view(
         phase=UNRECORDED,
         created_at=row.created_at if row is not None else float(min(submit_times, default=context.clock())),
         profile=str(cluster.path),
-        transport=cluster.way,
+        transport=cluster.automatic_transport,
         job_id=job_id,
         array="" if any("_" in status.job_id for status in statuses) else None,
     )

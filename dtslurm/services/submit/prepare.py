@@ -170,7 +170,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         git=git,
         script_sha256=script_digest(cluster, code, spec) if not standalone else "",
         secrets=secret_values,
-        transport=request.transport or cluster.way,
+        transport=request.transport or cluster.automatic_transport,
         payload=request.payload,
         request=original_request,
         folder=str(context.cwd),
@@ -222,7 +222,7 @@ def _run_preflight(context: Context, submission: Submission, cluster: ActiveClus
     key = hashlib.sha256(
         f"{cluster.name}\n{comparable_script}".encode("utf-8", "surrogateescape")
     ).hexdigest()
-    checked_at, cached_notices = context.passed.get(key, (float("-inf"), []))
+    checked_at, cached_notices = context.preflight_results.get(key, (float("-inf"), []))
     if 0 <= context.clock() - checked_at < _PREFLIGHT_REUSE_S:
         return cached_notices
     from dtslurm.services.preflight.preflight import preflight
@@ -235,7 +235,7 @@ def _run_preflight(context: Context, submission: Submission, cluster: ActiveClus
         raise RequestInvalid(
             problems, hint="" if is_final else "--no-check submits the job without these checks"
         )
-    context.passed[key] = context.clock(), findings.notices
+    context.preflight_results[key] = context.clock(), findings.notices
     return findings.notices
 
 

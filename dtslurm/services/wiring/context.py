@@ -94,7 +94,7 @@ class ActiveCluster:
         return replace(self, known=loaded_profile)
 
     @property
-    def way(self) -> str:
+    def automatic_transport(self) -> str:
         """The transport's name if the profile names a login node and leaves the choice open, else empty."""
         return self.transport.name if self.access.host and self.access.transport == "auto" else ""
 
@@ -139,7 +139,7 @@ class Context:
             somebody else's repository runs none of its programs.
         prompt: asks the user for a password or code: (text, echo) to answer; None without a terminal.
         queues: this process's last queue snapshot of each Slurm, used if the shared cache cannot be written.
-        passed: submissions that passed the preflight in this process: when, and with which notices.
+        preflight_results: time and notices of each submission that passed the preflight in this process.
     """
 
     cwd: Path = field(default_factory=working_directory)
@@ -150,7 +150,7 @@ class Context:
     prompt: Callable[[str, bool], str] | None = None
     queues: dict[str, SharedQueue] = field(default_factory=dict)
     workers: dict[Transport, RemoteWorker] = field(default_factory=dict, repr=False)
-    passed: dict[str, tuple[float, list[str]]] = field(default_factory=dict, repr=False)
+    preflight_results: dict[str, tuple[float, list[str]]] = field(default_factory=dict, repr=False)
     _clusters: dict[tuple[str, str], ActiveCluster] = field(default_factory=dict)
     _scratch: TemporaryDirectory[str] | None = field(default=None, repr=False)
 
