@@ -46,7 +46,7 @@ _SIGNALS = (
 _MAX_SIGNAL_LEAD = 65535  # sbatch(1), --signal
 
 
-def job_name(name: str) -> list[str]:
+def check_job_name(name: str) -> list[str]:
     """Return the problems of a job name."""
     if not name.strip():
         return ["--job-name is empty"]
@@ -58,7 +58,7 @@ def job_name(name: str) -> list[str]:
     return problems
 
 
-def variables(pairs: Sequence[tuple[str, str]]) -> list[str]:
+def check_variables(pairs: Sequence[tuple[str, str]]) -> list[str]:
     """Return the problems of variable names, except for launcher variables (see `launchers_variables`)."""
     invalid_names = [
         f"--env {name!r} is not a variable name (letters, digits and _, not starting with a digit)"
@@ -71,7 +71,7 @@ def variables(pairs: Sequence[tuple[str, str]]) -> list[str]:
     ]
 
 
-def launchers_variables(
+def check_launcher_variables(
     spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, launcher: Launcher
 ) -> list[str]:
     """Return a problem for each variable of the job or the profile that the launcher would overwrite."""
@@ -88,7 +88,7 @@ def launchers_variables(
     ]
 
 
-def array_indices(expression: str) -> list[int]:
+def parse_array_indices(expression: str) -> list[int]:
     """Return the indices of an ``--array`` expression such as ``0-9:2,20%4``.
 
     Raises:
@@ -100,23 +100,25 @@ def array_indices(expression: str) -> list[int]:
             f"--array {expression}: the text after % must be the maximum number of running tasks"
         )
     indices: list[int] = []
-    for part in body.split(","):
-        if not _ARRAY_RANGE.fullmatch(part):
-            raise ValueError(f"--array {expression}: {part!r} is not an index or a range like 0-9 or 0-9:2")
-        start, _, end_and_step = part.partition("-")
+    for range_text in body.split(","):
+        if not _ARRAY_RANGE.fullmatch(range_text):
+            raise ValueError(
+                f"--array {expression}: {range_text!r} is not an index or a range like 0-9 or 0-9:2"
+            )
+        start, _, end_and_step = range_text.partition("-")
         end, _, step = end_and_step.partition(":")
         if end_and_step and int(end) < int(start):
-            raise ValueError(f"--array {expression}: the range {part} ends before it starts")
+            raise ValueError(f"--array {expression}: the range {range_text} ends before it starts")
         indices += range(int(start), int(end or start) + 1, int(step or 1))
     return indices
 
 
-def array(expression: str | None, limit: int | None) -> list[str]:
+def check_array(expression: str | None, limit: int | None) -> list[str]:
     """Return the problems of an array expression; ``limit`` is the cluster's MaxArraySize."""
     if expression is None:
         return []
     try:
-        indices = array_indices(expression)
+        indices = parse_array_indices(expression)
     except ValueError as error:
         return [str(error)]
     problems = []
@@ -127,7 +129,7 @@ def array(expression: str | None, limit: int | None) -> list[str]:
     return problems
 
 
-def job_values(request_args: Sequence[str], array: str | None) -> list[str]:
+def check_arguments(request_args: Sequence[str], array: str | None) -> list[str]:
     """Return a problem for each variable of array tasks in the arguments of a job that is not an array."""
     names = dict.fromkeys(name for text in request_args for name in find_job_values(text))
     return [
@@ -138,18 +140,20 @@ def job_values(request_args: Sequence[str], array: str | None) -> list[str]:
     ]
 
 
-def dependency(expression: str | None) -> list[str]:
+def check_dependency(expression: str | None) -> list[str]:
     """Return the problems of a dependency expression."""
     if expression is None:
         return []
-    invalid_parts = [part for part in re.split(r"[,?]", expression) if not _DEPENDENCY.fullmatch(part)]
+    invalid_parts = [
+        condition for condition in re.split(r"[,?]", expression) if not _DEPENDENCY.fullmatch(condition)
+    ]
     return [
-        f"--dependency {part!r} is not of a form like afterok:1234, afterany:1234:1235 or singleton"
-        for part in invalid_parts
+        f"--dependency {condition!r} is not of a form like afterok:1234, afterany:1234:1235 or singleton"
+        for condition in invalid_parts
     ]
 
 
-def signals(name: str, lead_s: int | None) -> list[str]:
+def check_signal(name: str, lead_s: int | None) -> list[str]:
     """Return the problems of the early signal: its name, and its lead time ``lead_s`` in seconds."""
     problems = []
     if name in {"KILL", "STOP"}:
@@ -163,7 +167,7 @@ def signals(name: str, lead_s: int | None) -> list[str]:
     return problems
 
 
-def lead_notices(signal: str | None, lead_s: int | None, limit: Walltime | None) -> list[str]:
+def note_lead_time(signal: str | None, lead_s: int | None, limit: Walltime | None) -> list[str]:
     """Return notices about the requested early signal; ``lead_s`` is in seconds before the time limit."""
     if lead_s is None:
         return [f"--signal {signal} is sent only with --signal-before SECONDS"] if signal else []
@@ -178,7 +182,7 @@ def lead_notices(signal: str | None, lead_s: int | None, limit: Walltime | None)
     return []
 
 
-def sbatch_options(spec: JobSpec, layout: TaskLayout | None) -> list[str]:
+def check_sbatch_options(spec: JobSpec, layout: TaskLayout | None) -> list[str]:
     """Return the problems of options that are passed on to sbatch."""
     problems = []
     for text in spec.sbatch_options:
@@ -215,9 +219,9 @@ def find_rule_conflicts(spec: JobSpec, profile: ClusterProfile, layout: TaskLayo
     partition, limits = destination.partition, destination.limits
     if partition == (resources.partition or slurm_rules.partition) and slurm_rules.partitions:
         unknown_names = [name for name in split_names(partition) if name not in slurm_rules.partitions]
-        problems += [_unknown_partition_problem(name, profile) for name in unknown_names]
-    problems += _node_type_problem(resources.node_type, partition, profile)
-    problems += _time_limit_problem(
+        problems += [_describe_unknown_partition(name, profile) for name in unknown_names]
+    problems += _check_node_type(resources.node_type, partition, profile)
+    problems += _check_time_limit(
         resources.time, limits.max_time, slurm_rules.max_time, partition, profile.name
     )
     lead_s = spec.signal_before
@@ -235,7 +239,7 @@ def find_rule_conflicts(spec: JobSpec, profile: ClusterProfile, layout: TaskLayo
     return problems
 
 
-def constraint_notices(spec: JobSpec, profile: ClusterProfile) -> list[str]:
+def note_constraint(spec: JobSpec, profile: ClusterProfile) -> list[str]:
     """Return notices on how the requested constraint was combined with those of node type and cluster."""
     requested_constraint, target = (
         spec.resources.constraint,
@@ -257,7 +261,7 @@ def constraint_notices(spec: JobSpec, profile: ClusterProfile) -> list[str]:
     ]
 
 
-def _node_type_problem(type_name: str | None, partition: str | None, profile: ClusterProfile) -> list[str]:
+def _check_node_type(type_name: str | None, partition: str | None, profile: ClusterProfile) -> list[str]:
     """Return a problem if, by the profile, the partition lacks the requested node type."""
     if type_name is None or type_name not in profile.node_types:
         return []
@@ -275,7 +279,7 @@ def _node_type_problem(type_name: str | None, partition: str | None, profile: Cl
     ]
 
 
-def _unknown_partition_problem(partition: str, profile: ClusterProfile) -> str:
+def _describe_unknown_partition(partition: str, profile: ClusterProfile) -> str:
     partitions = profile.slurm.partitions
     return (
         f"--partition {partition!r}: cluster {profile.name} has no such "
@@ -284,7 +288,7 @@ def _unknown_partition_problem(partition: str, profile: ClusterProfile) -> str:
     )
 
 
-def _time_limit_problem(
+def _check_time_limit(
     requested_time: Walltime | None,
     partition_max: Walltime | None,
     site_max: Walltime | None,
@@ -298,7 +302,7 @@ def _time_limit_problem(
     return [f"--time {requested_time}: {scope} allows at most {max_time}"]
 
 
-def secret_names(names: Sequence[str], sources_by_name: Mapping[str, str]) -> list[str]:
+def check_secret_names(names: Sequence[str], sources_by_name: Mapping[str, str]) -> list[str]:
     """Return the problems with the names of secrets; no problem contains a value.
 
     Args:
@@ -323,7 +327,7 @@ def secret_names(names: Sequence[str], sources_by_name: Mapping[str, str]) -> li
     return problems
 
 
-def secret_notices(spec: JobSpec) -> list[str]:
+def note_secrets(spec: JobSpec) -> list[str]:
     """Return notices on variables of the script that seem to hold secrets."""
     return [
         *(

@@ -20,17 +20,17 @@ def pluralize(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def format_number(value: float) -> str:
+def format_short_number(value: float) -> str:
     """Format a number with four significant digits or thousands separators: ``12,340``, ``0.0213``."""
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e12 else f"{value:.4g}"
 
 
-def format_metric(value: float | None, missing: str) -> str:
+def format_precise_number(value: float | None, missing: str) -> str:
     """Format a metric with six significant digits; return ``missing`` for None."""
     return missing if value is None else f"{value:.6g}"
 
 
-def format_value(value: object) -> str:
+def format_any_value(value: object) -> str:
     """Format a value of any type; a floating-point number gets four significant digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 

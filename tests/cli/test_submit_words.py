@@ -17,7 +17,7 @@ from dtslurm.cli.printing.summary import show_end
 from dtslurm.cli.setup.manual import render_manual
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.state import JobState
-from dtslurm.presentation.quantities import format_value
+from dtslurm.presentation.quantities import format_any_value
 from dtslurm.services.logs import logs
 from dtslurm.services.runs.status import RunView
 from dtslurm.services.runs.tasks import number_in
@@ -170,7 +170,7 @@ def test_the_end_summary_lists_metrics_results_and_paths(
         f"  script         {record.run_dir}/script.sbatch",
         f"  rank logs      {record.run_dir}/logs/1",
     ]
-    assert [format_value(value) for value in (0.00001234, 12, "x")] == ["1.234e-05", "12", "x"]
+    assert [format_any_value(value) for value in (0.00001234, 12, "x")] == ["1.234e-05", "12", "x"]
 
 
 def test_the_end_summary_of_a_failure_quotes_the_last_log_lines(

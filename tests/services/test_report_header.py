@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dtslurm.model.runs.telemetry import FirstFailure, TrainPoint
-from dtslurm.presentation.quantities import format_number
+from dtslurm.presentation.quantities import format_short_number
 from dtslurm.services.observe.report_header import (
     Headline,
     Tile,
@@ -92,4 +92,4 @@ def test_tiles_show_duration_size_and_cost() -> None:
     ("value", "text"), [(0.02134567, "0.02135"), (41026.4, "41,026"), (-3, "-3"), (2e15, "2e+15"), (0, "0")]
 )
 def test_numbers_are_rounded_to_few_digits(value: float, text: str) -> None:
-    assert format_number(value) == text
+    assert format_short_number(value) == text

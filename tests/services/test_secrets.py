@@ -44,7 +44,7 @@ def test_missing_secrets_are_reported_without_values(monkeypatch: pytest.MonkeyP
 
 def test_invalid_secret_names_are_reported_without_values() -> None:
     shown = {"TOKEN": "--env"}
-    assert job_checks.secret_names(
+    assert job_checks.check_secret_names(
         ["FINE", "TOKEN=hush", "A-B", "A B;$(id)", "", "A\n", "TOKEN", "SLURM_PROCID"], shown
     ) == [
         "--secret accepts only a name: put the value into an environment variable of that name first",

@@ -11,7 +11,7 @@ from dtslurm.cli.printing import output
 from dtslurm.cli.printing.progress import transfer
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.paths import expand_home
-from dtslurm.presentation.quantities import format_bytes, format_value
+from dtslurm.presentation.quantities import format_any_value, format_bytes
 from dtslurm.services.results import artifacts as service
 from dtslurm.services.runs.runs import find
 from dtslurm.services.wiring.context import Context
@@ -44,7 +44,7 @@ def list_(cluster: str | None, as_json: bool, job: str) -> None:
             artifact.kind,
             "-" if artifact.step is None else str(artifact.step),
             "-" if artifact.bytes is None else format_bytes(artifact.bytes),
-            " ".join(f"{key}={format_value(value)}" for key, value in artifact.metrics.items()) or "-",
+            " ".join(f"{key}={format_any_value(value)}" for key, value in artifact.metrics.items()) or "-",
             " ".join(filter(None, ["pinned" if artifact.pinned else "", artifact.problem])) or "-",
             artifact.path,
         ]

@@ -13,7 +13,7 @@ from dtslurm.cli.printing import output
 from dtslurm.errors import StoreError
 from dtslurm.logs.clean import safe
 from dtslurm.model.paths import expand_home
-from dtslurm.presentation.quantities import METRIC_LABELS, duration, format_number
+from dtslurm.presentation.quantities import METRIC_LABELS, duration, format_short_number
 from dtslurm.services.observe.compare import METRICS, MOST_RUNS, ComparedRun, Comparison
 from dtslurm.services.observe.compare import compare as compare_runs
 from dtslurm.services.observe.curves import Curve
@@ -134,7 +134,7 @@ def summarize_runs(runs: Sequence[ComparedRun]) -> list[tuple[str, ...]]:
 
 
 def _format_optional_number(value: float | None) -> str:
-    return "" if value is None else format_number(value)
+    return "" if value is None else format_short_number(value)
 
 
 def draw_curves(curves: Sequence[Curve], width: int) -> list[str]:

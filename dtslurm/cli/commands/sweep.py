@@ -9,7 +9,7 @@ from dtslurm.cli.printing import output
 from dtslurm.cli.printing.progress import transfer
 from dtslurm.errors import RequestInvalid, SlurmUnavailable
 from dtslurm.model.runs.record import JobRecord
-from dtslurm.presentation.quantities import format_metric
+from dtslurm.presentation.quantities import format_precise_number
 from dtslurm.services.submit.trials import SweepView, TrialView, load_sweep
 from dtslurm.services.submit.trials import resume as resume_trials
 from dtslurm.services.submit.trials import stop as stop_trials
@@ -145,7 +145,7 @@ def _print_table(view: SweepView, trials: list[TrialView]) -> None:
             str(trial.number),
             *(trial.values.get(name, "-") for name in names),
             trial.state,
-            *(format_metric(value, "-") for value in (trial.best, trial.last, trial.step)),
+            *(format_precise_number(value, "-") for value in (trial.best, trial.last, trial.step)),
             trial.job,
         ]
         for trial in trials

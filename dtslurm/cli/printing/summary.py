@@ -8,7 +8,7 @@ from dtslurm.cli.printing import output
 from dtslurm.diagnose.ranks_apart import FIX
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.runs.state import JobStatus
-from dtslurm.presentation.quantities import format_value
+from dtslurm.presentation.quantities import format_any_value
 from dtslurm.services.runs.run_evidence import describe_failure, ended_by_slurm, ranks_apart
 from dtslurm.services.runs.run_times import measure_view
 from dtslurm.services.runs.runs import selector_arguments
@@ -94,7 +94,7 @@ def _show_metrics(run_dir: RunDir, task: str) -> None:
         if metrics:
             values = {key: value for key, value in metrics[-1].items() if key not in _NOT_RESULTS}
             text = ", ".join(
-                f"{key.replace('_', ' ')} {format_value(value)}" for key, value in values.items()
+                f"{key.replace('_', ' ')} {format_any_value(value)}" for key, value in values.items()
             )
             label = f"task {task}: " if task else ""
             output.note(f"  {label}{text}")

@@ -9,7 +9,7 @@ from typing import Any
 from dtslurm.logs.clean import safe
 from dtslurm.model.runs.telemetry import FirstFailure, TrainPoint
 from dtslurm.model.values import dataclass
-from dtslurm.presentation.quantities import duration, format_number, pluralize
+from dtslurm.presentation.quantities import duration, format_short_number, pluralize
 from dtslurm.services.observe.curves import Curve, join_attempts
 from dtslurm.services.runs.run_times import RunTimes
 
@@ -90,7 +90,11 @@ def training_tiles(attempts: Mapping[int, Sequence[TrainPoint]]) -> list[Tile]:
     if loss:
         step, best = min(loss, key=lambda one: one[1])
         tiles.append(
-            Tile("last loss", format_number(loss[-1][1]), f"best {format_number(best)} at step {step:,}")
+            Tile(
+                "last loss",
+                format_short_number(loss[-1][1]),
+                f"best {format_short_number(best)} at step {step:,}",
+            )
         )
     return tiles
 
@@ -99,7 +103,9 @@ def _rate_tile(attempts: Mapping[int, Sequence[TrainPoint]]) -> list[Tile]:
     for metric, label in (("tokens_per_s", "tokens/s"), ("step_time_s", "seconds per step")):
         curve: Curve = join_attempts(attempts.values(), metric)
         if curve:
-            return [Tile(label, format_number(statistics.median(value for _, value in curve)), "median")]
+            return [
+                Tile(label, format_short_number(statistics.median(value for _, value in curve)), "median")
+            ]
     return []
 
 
@@ -116,4 +122,4 @@ def cost_tiles(hours: float | None, cost: float | None, currency: str) -> list[T
     if hours is None:
         return []
     price = f"{cost:,.2f} {currency}".strip() if cost is not None else ""
-    return [Tile("GPU-hours", format_number(hours), price)]
+    return [Tile("GPU-hours", format_short_number(hours), price)]

@@ -61,14 +61,14 @@ def check_options(
     """Return the problems of single options, which depend on neither the layout nor the launcher."""
     limit = cluster.profile.slurm.max_array_size if cluster else None
     problems = [
-        *job_checks.job_name(name_of(request)),
-        *job_checks.variables(variables_of(context, request)),
+        *job_checks.check_job_name(name_of(request)),
+        *job_checks.check_variables(variables_of(context, request)),
         *unset_variables(context, request),
-        *job_checks.array(request.array, limit),
+        *job_checks.check_array(request.array, limit),
         # For a script that is rendered only, the user may pass --array to sbatch.
-        *([] if standalone else job_checks.job_values(request.args, request.array)),
-        *job_checks.dependency(request.dependency),
-        *job_checks.signals(request.signal or "USR2", request.signal_before),
+        *([] if standalone else job_checks.check_arguments(request.args, request.array)),
+        *job_checks.check_dependency(request.dependency),
+        *job_checks.check_signal(request.signal or "USR2", request.signal_before),
     ]
     if request.once is not None and not request.once.strip():
         problems.append(
@@ -78,7 +78,7 @@ def check_options(
     problems += experiment_trackers.problems(request)
     if request.template is not None and not (context.cwd / request.template).is_file():
         problems.append(f"template {request.template} does not exist")
-    problems += job_checks.secret_names(request.secrets, _plain_variables(context, request, cluster))
+    problems += job_checks.check_secret_names(request.secrets, _plain_variables(context, request, cluster))
     return errors(problems)
 
 
@@ -98,13 +98,13 @@ def find_conflicts(
     """
     conflicts = [
         *staging.problems(request, spec, profile),
-        *job_checks.sbatch_options(spec, layout),
+        *job_checks.check_sbatch_options(spec, layout),
         *job_checks.find_rule_conflicts(spec, profile, layout),
     ]
     if launcher is not None:
         conflicts += launcher.check_options(spec)
         if layout is not None:
-            conflicts += job_checks.launchers_variables(spec, profile, layout, launcher)
+            conflicts += job_checks.check_launcher_variables(spec, profile, layout, launcher)
         if layout is not None and is_valid and not conflicts:
             conflicts += launcher.check(spec, layout)
     if spec.fabric_check and layout is not None and layout.world_size == 1:
@@ -122,12 +122,12 @@ def collect_notices(
     """
     notices = []
     if resolution.layout:
-        notices += job_checks.lead_notices(request.signal, request.signal_before, resolution.layout.time)
+        notices += job_checks.note_lead_time(request.signal, request.signal_before, resolution.layout.time)
     if resolution.layout and resolution.layout.time is None:
         local = profile.scheduler == "local"
         limit = "the job has no time limit" if local else "the partition's default limit applies"
         notices.append(f"no --time given: {limit}")
-    notices += job_checks.secret_notices(spec)
+    notices += job_checks.note_secrets(spec)
     if spec.secrets and not submitted and profile.slurm.export != "forbidden":
         names = ",".join(spec.secrets)
         notices.append(
@@ -138,7 +138,7 @@ def collect_notices(
             "restarts need the supervisor, which only dtslurm submit installs; with plain sbatch the job "
             "is a single attempt"
         )
-    notices += job_checks.constraint_notices(spec, profile)
+    notices += job_checks.note_constraint(spec, profile)
     notices += staging.notices(spec, profile, is_submitted=submitted)
     if spec.template:
         notices.append(f"template {spec.template} is used; its commands run with your rights")

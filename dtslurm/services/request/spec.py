@@ -87,7 +87,7 @@ def find_environment(
 def secrets_of(context: Context, names: Sequence[str]) -> Checked[dict[str, str]]:
     """Return the values of the secrets, from the environment, else from the user's keyring.
 
-    No message contains a value. Invalid names are skipped; `job_checks.secret_names` reports them.
+    No message contains a value. Invalid names are skipped; `job_checks.check_secret_names` reports them.
     """
     values: dict[str, str] = {}
     problems = []

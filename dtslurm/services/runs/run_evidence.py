@@ -106,9 +106,9 @@ def status_from_run_files(record: JobRecord, now: float) -> tuple[JobStatus, ...
         _status_from_events(task_run, record, f"{record.job_id}_{task}", now)
         for task, task_run in tasks.items()
     )
-    from dtslurm.checks.job_checks import array_indices
+    from dtslurm.checks.job_checks import parse_array_indices
 
-    if len(tasks) < len(array_indices(record.array)):
+    if len(tasks) < len(parse_array_indices(record.array)):
         other_tasks = _status_from_events(run, record, f"{record.job_id}_[]", now)
         statuses = (*statuses, replace(other_tasks, reason=f"no record of the other tasks of {record.array}"))
     return statuses

@@ -7,7 +7,7 @@ from typing import Any
 
 from dtslurm.logs.clean import safe
 from dtslurm.model.runs.record import JobRecord
-from dtslurm.presentation.quantities import duration, format_metric, format_utc, pluralize
+from dtslurm.presentation.quantities import duration, format_precise_number, format_utc, pluralize
 from dtslurm.render.page import page
 from dtslurm.services.observe.report import request_of, script_of
 from dtslurm.services.observe.report_header import Headline, Tile, time_tile
@@ -81,9 +81,9 @@ def _trial_row(trial: TrialView, names: Sequence[str]) -> dict[str, object]:
         "name": safe(trial.name),
         "values": [safe(trial.values.get(name, "")) for name in names],
         "state": trial.state,
-        "best": format_metric(trial.best, ""),
-        "last": format_metric(trial.last, ""),
-        "step": format_metric(trial.step, ""),
+        "best": format_precise_number(trial.best, ""),
+        "last": format_precise_number(trial.last, ""),
+        "step": format_precise_number(trial.step, ""),
         "took": duration(duration_s) if duration_s is not None else "",
         "job": "" if trial.state == NEVER else trial.job,
     }
@@ -109,7 +109,9 @@ def _build_headline(found: SweepView) -> Headline:
     cause_text = f"first failure: {causes[0]}" if causes else ""
     best = next((trial for trial in found.ranked() if trial.best is not None and trial.state != FAILED), None)
     best_text = (
-        f"best {found.metric} {format_metric(best.best, '')}: {safe(best.name)}" if best is not None else ""
+        f"best {found.metric} {format_precise_number(best.best, '')}: {safe(best.name)}"
+        if best is not None
+        else ""
     )
     kind = "bad" if FAILED in counts else "good" if set(counts) <= {DONE, STOPPED} else "plain"
     return Headline(state, kind, " · ".join(filter(None, (best_text, cause_text))))
@@ -121,7 +123,7 @@ def _build_tiles(found: SweepView, times: RunTimes | None, now: float) -> list[T
     tiles = [Tile("trials", f"{len(ended)} of {len(found.trials)}", "have ended")]
     best = next((trial for trial in found.ranked() if trial.best is not None and trial.state != FAILED), None)
     if best is not None:
-        tiles.append(Tile(f"best {found.metric}", format_metric(best.best, ""), safe(best.name)))
+        tiles.append(Tile(f"best {found.metric}", format_precise_number(best.best, ""), safe(best.name)))
     tiles += time_tile(times, None, now)
     steps = [trial.step for trial in found.trials if trial.step is not None]
     return [*tiles, Tile("steps", f"{max(steps):,.0f}", "of the longest trial")] if steps else tiles
