@@ -30,7 +30,7 @@ from pathlib import Path
 from dtslurm.diagnose.verdict import judge
 from dtslurm.services.observe.diagnose import gather
 from dtslurm.transport.local import LocalTransport
-from tests.diagnose.generator import KINDS, Made, is_right, make_run
+from tests.diagnose.generator import KINDS, GeneratedRun, is_right, make_run
 from tests.diagnose.judge import SIGNATURES, verdict
 from tests.diagnose.phrases import Half
 
@@ -39,7 +39,7 @@ CONFIDENCE_LEVELS = {"90 % and more": 0.9, "75 to 89 %": 0.75, "50 to 74 %": 0.5
 SEEDS: dict[Half, range] = {"tuning": range(12), "held-out": range(1000, 1012)}
 
 
-def prepend_output(made: Made) -> int:
+def prepend_output(made: GeneratedRun) -> int:
     """Prepend training output to each log, up to a megabyte; return the bytes of all logs."""
     rng = random.Random(1)
     lines = [
@@ -93,7 +93,7 @@ def measure_speed(folder: Path) -> dict[str, object]:
     }
 
 
-def grep_first_error(made: Made) -> int | None:
+def grep_first_error(made: GeneratedRun) -> int | None:
     """Return the first rank whose log has a line with "error", as `grep -m1` shows it, or None."""
     for log in sorted((made.folder / "logs" / "0").glob("rank-*.log"), key=lambda path: int(path.stem[5:])):
         if re.search(rb"error", log.read_bytes(), re.IGNORECASE):

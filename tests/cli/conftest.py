@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.cli.main import main
-from tests.cli.made_runs import Runs
+from tests.cli.sample_runs import Runs
 from tests.cli.slurm_programs import Programs
 from tests.discover.answers import PARTITIONS
 from tests.slurm import recorded

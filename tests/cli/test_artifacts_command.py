@@ -10,7 +10,7 @@ import pytest
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.worker import artifacts as register
 from tests.cli.conftest import Run
-from tests.cli.made_runs import Runs
+from tests.cli.sample_runs import Runs
 
 
 @pytest.fixture

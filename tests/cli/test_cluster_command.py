@@ -10,7 +10,7 @@ import pytest
 
 from dtslurm.presentation.quantities import format_bytes
 from tests.cli.conftest import Run
-from tests.cli.made_runs import Runs
+from tests.cli.sample_runs import Runs
 from tests.cli.slurm_programs import Programs
 
 PROFILE = """\

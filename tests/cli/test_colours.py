@@ -14,7 +14,7 @@ from rich.text import Text
 
 from dtslurm.model.runs.state import JobState
 from tests.cli.conftest import Run
-from tests.cli.made_runs import Runs, ended_job
+from tests.cli.sample_runs import Runs, ended_job
 from tests.cli.test_diagnose_command import FAILED
 
 ERROR = "ZeroDivisionError: division by zero"

@@ -9,7 +9,7 @@ import pytest
 
 from dtslurm.cli.commands.compare import draw_curves
 from tests.cli.conftest import Run
-from tests.cli.made_runs import Runs
+from tests.cli.sample_runs import Runs
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from dtslurm.model.runs.state import JobState
 from dtslurm.services.observe import live as live_service
 from dtslurm.services.observe.live import Live
 from tests.cli.conftest import Run
-from tests.cli.made_runs import Runs, ended_job, rank_record
+from tests.cli.sample_runs import Runs, ended_job, rank_record
 
 FAILED = {
     "logs/0/rank-0.log": "first try\n",

@@ -15,7 +15,7 @@ from dtslurm.cli.commands import logs as logs_command
 from dtslurm.cli.printing import output
 from dtslurm.model.runs.state import JobState
 from tests.cli.conftest import Run
-from tests.cli.made_runs import ENDED, Runs, ended_job, rank_record
+from tests.cli.sample_runs import ENDED, Runs, ended_job, rank_record
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from dtslurm.cli.main import cli as program
 from dtslurm.config import signatures
 from dtslurm.model.runs.state import JobState
 from tests.cli.conftest import Run
-from tests.cli.made_runs import Runs, ended_job, rank_record
+from tests.cli.sample_runs import Runs, ended_job, rank_record
 
 PACKAGE = Path(dtslurm.__file__).parent
 NAMED = re.compile(r"\bdtslurm ([a-z][^;,()'\"`\n\[\]]*)")

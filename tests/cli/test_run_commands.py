@@ -13,7 +13,7 @@ import pytest
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.state import JobState
 from tests.cli.conftest import Run
-from tests.cli.made_runs import ENDED, Runs, ended_job, rank_record
+from tests.cli.sample_runs import ENDED, Runs, ended_job, rank_record
 
 LOG = {"logs/0/rank-0.log": "hello\n", "checkpoints/a.pt": "x" * 3000}
 CODE = {"train.py": "pass\n"}

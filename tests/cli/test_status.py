@@ -24,7 +24,7 @@ from dtslurm.services.runs.status import RunView
 from dtslurm.services.wiring.context import Context
 from dtslurm.store.rundir import RunDir
 from tests.cli.conftest import Run
-from tests.cli.made_runs import ENDED, Runs, ended_job
+from tests.cli.sample_runs import ENDED, Runs, ended_job
 from tests.cli.slurm_programs import Programs, list_jobs
 from tests.waiting import wait_until
 

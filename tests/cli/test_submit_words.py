@@ -23,7 +23,7 @@ from dtslurm.services.runs.status import RunView
 from dtslurm.services.runs.tasks import number_in
 from dtslurm.services.wiring.context import Context
 from tests.cli.conftest import Run
-from tests.cli.made_runs import Runs, ended_job, rank_record
+from tests.cli.sample_runs import Runs, ended_job, rank_record
 
 SUBMIT = ("submit", "--cluster", "local", "-t", "5")
 STAGES = "time: 5\ncluster: local\nstages:\n  a: {script: train.py}\n  b: {script: train.py, needs: [a]}\n"

@@ -16,7 +16,7 @@ from dtslurm.model.jobs.sweep import MEMBERS, SETTINGS, TRIALS
 from dtslurm.model.runs.state import JobState
 from dtslurm.store.lock import try_lock
 from tests.cli.conftest import Run
-from tests.cli.made_runs import ENDED, Runs, ended_job
+from tests.cli.sample_runs import ENDED, Runs, ended_job
 
 STARTED = {"time": ENDED - 60, "event": "started"}
 

@@ -18,7 +18,7 @@ from dtslurm.services.runs.history import History
 from dtslurm.services.runs.run_times import Attempt
 from dtslurm.services.runs.status import RunView
 from tests.cli.conftest import Run
-from tests.cli.made_runs import Runs, ended_job
+from tests.cli.sample_runs import Runs, ended_job
 
 NOW = 1_800_000_000.0
 NOTHING = History((), ())

@@ -19,8 +19,8 @@ from dtslurm.services.observe.diagnose import Diagnosis
 from dtslurm.services.observe.live import Live
 from dtslurm.services.observe.run_list import JobRow
 from dtslurm.services.wiring.context import Context
-from tests.dashboard import made
-from tests.services.test_pulse import Made as Files
+from tests.dashboard import samples
+from tests.services.test_pulse import RunFiles as Files
 from tests.services.test_runs import create_run
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class Desk:
             patch.setattr(LocalScheduler, verb, lambda _, ids, look, verb=verb: self._act(verb, ids, look))
 
     def context(self) -> Context:
-        return Context(cwd=self.folder, clock=lambda: made.NOW)
+        return Context(cwd=self.folder, clock=lambda: samples.NOW)
 
     def run(self, number: int, cluster: str = "local", job: str = "7") -> tuple[JobRecord, Files]:
         """Make a run, and return its record and what writes its files."""
@@ -53,7 +53,7 @@ class Desk:
 
     def say(self, job: str, state: JobState, **values: Any) -> None:
         """Let the queue say this of a job."""
-        known = {"name": "train", "source": "local", "observed_at": made.NOW, **values}
+        known = {"name": "train", "source": "local", "observed_at": samples.NOW, **values}
         self.answers[job] = JobStatus(job_id=job, state=state, **known)
 
     def feed(self, say: Callable[[Diagnosis | Live], Sequence[str]] = lambda _: (), **values: Any) -> Feed:
@@ -80,7 +80,7 @@ class Desk:
 def row_of(record: JobRecord, **values: object) -> JobRow:
     """Return a run's row as a board has it."""
     known = {"key": record.token, "token": record.token, "job_id": record.job_id, "cluster": record.cluster}
-    return made.row(1, **{**known, "run_dir": record.run_dir, **values})
+    return samples.row(1, **{**known, "run_dir": record.run_dir, **values})
 
 
 def join_feed_threads() -> None:

@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable
 from textual.pilot import Pilot
 
 from dtslurm.dashboard.app import TopApp
-from tests.dashboard.made import Made, app_of
+from tests.dashboard.samples import SampleSource, app_of
 
 Use = Callable[[Pilot[None], TopApp], Awaitable[None]]
 
 
 def use_app(
-    what: Use, source: Made | None = None, size: tuple[int, int] = (80, 24), **values: object
+    what: Use, source: SampleSource | None = None, size: tuple[int, int] = (80, 24), **values: object
 ) -> TopApp:
     app = app_of(source, **values)
 

@@ -17,12 +17,12 @@ from dtslurm.dashboard.job import JobScreen
 from dtslurm.dashboard.jobs import JobsScreen
 from dtslurm.dashboard.logview import LogView
 from dtslurm.dashboard.rows import Rows
-from tests.dashboard.made import NOW, Made, row
+from tests.dashboard.samples import NOW, SampleSource, row
 from tests.dashboard.screen import notification_text, screen_text, use_app, wait_until_stable
 
 
 def test_actions_require_a_yes() -> None:
-    source = Made()
+    source = SampleSource()
     verbs = {"c": "cancel", "R": "requeue", "H": "hold", "U": "release"}
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
@@ -45,7 +45,7 @@ def test_actions_require_a_yes() -> None:
 
 
 def test_release_of_a_job_that_is_not_held_is_refused() -> None:
-    source = Made()
+    source = SampleSource()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("U")
@@ -59,7 +59,7 @@ def test_release_of_a_job_that_is_not_held_is_refused() -> None:
 def test_keys_typed_into_the_filter_trigger_no_action(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow link brings many at once: what is typed into the filter must not cancel anything."""
     monkeypatch.setattr(dialogs, "_READING_S", 1e9)
-    source = Made()
+    source = SampleSource()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         for key in "/cy":
@@ -77,7 +77,7 @@ def test_keys_typed_into_the_filter_trigger_no_action(monkeypatch: pytest.Monkey
 
 
 def test_a_read_only_dashboard_shows_no_actions_and_ignores_their_keys() -> None:
-    source = Made()
+    source = SampleSource()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         assert "READ-ONLY" in screen_text(app)
@@ -120,7 +120,7 @@ def test_the_list_can_be_filtered_sorted_and_folded() -> None:
 
 
 def test_the_cursor_stays_on_its_job_when_rows_are_added() -> None:
-    source = Made()
+    source = SampleSource()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("down", "down")
@@ -187,7 +187,7 @@ def test_logs_can_be_searched_and_filtered_and_contain_no_escape_sequences() -> 
 
 
 def test_logs_can_be_limited_to_ranks() -> None:
-    source = Made()
+    source = SampleSource()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter", "4", "r", *"0,2-3", "enter")
@@ -216,7 +216,7 @@ def test_copying_also_writes_a_file(tmp_path: Path) -> None:
 
 
 def test_a_shell_opens_on_a_node_of_a_running_job_after_a_yes(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Made()
+    source = SampleSource()
     opened: list[tuple[str, str]] = []
     monkeypatch.setattr(TopApp, "open_shell", lambda self, job, node: opened.append((job.job_id, node)))
 

@@ -25,7 +25,7 @@ from dtslurm.model.runs.activity import Activity
 from dtslurm.model.runs.state import JobState
 from dtslurm.services.observe.run_list import Board, JobRow
 from tests.dashboard.desk import Desk, join_feed_threads
-from tests.dashboard.made import NOW, Made, row
+from tests.dashboard.samples import NOW, SampleSource, row
 from tests.dashboard.screen import notification_text, screen_text, use_app, wait_until_stable
 
 
@@ -37,7 +37,7 @@ def job_under_cursor(app: TopApp) -> str:
 
 
 def test_the_answer_can_be_chosen_with_arrow_keys() -> None:
-    source = Made()
+    source = SampleSource()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("c")
@@ -54,7 +54,7 @@ def test_the_answer_can_be_chosen_with_arrow_keys() -> None:
 
 
 def test_palette_commands_ask_for_confirmation() -> None:
-    source = Made()
+    source = SampleSource()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         commands = {command.title: command.callback for command in app.get_system_commands(app.screen)}
@@ -85,7 +85,7 @@ def test_the_palette_of_a_dialog_has_no_job_actions() -> None:
 
 
 def test_f5_refreshes_the_board() -> None:
-    source = Made()
+    source = SampleSource()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("f5")
@@ -101,7 +101,7 @@ def diagnosis_text(app: TopApp) -> str:
 
 @pytest.mark.parametrize("keys", [("d",), ("enter", "d"), ("enter", "5", "d")])
 def test_the_d_key_examines_every_rank_of_a_running_job(keys: tuple[str, ...]) -> None:
-    source = Made()
+    source = SampleSource()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press(*keys)
@@ -118,7 +118,7 @@ def test_the_d_key_examines_every_rank_of_a_running_job(keys: tuple[str, ...]) -
 
 
 def test_the_d_key_on_a_job_that_is_not_running_shows_a_message() -> None:
-    source = Made()
+    source = SampleSource()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("down", "d")
@@ -131,7 +131,7 @@ def test_the_d_key_on_a_job_that_is_not_running_shows_a_message() -> None:
 
 def test_the_state_column_fits_a_stalled_state() -> None:
     activity = Activity(stalled=True, since=NOW - 745, quiet_s=745, summary="no work of any rank")
-    source = Made(board=Board(rows=(row(1, activity=activity),), taken_at=NOW))
+    source = SampleSource(board=Board(rows=(row(1, activity=activity),), taken_at=NOW))
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         assert "■ STALLED 12m25s " in screen_text(app)
@@ -140,7 +140,7 @@ def test_the_state_column_fits_a_stalled_state() -> None:
     use_app(what, source)
 
 
-class Shells(Made):
+class Shells(SampleSource):
     """A source whose shells end, or fail to open, as they are told to."""
 
     end: int | Exception = 0
@@ -181,7 +181,7 @@ def test_the_end_of_a_shell_is_reported(
 
 
 def test_a_terminal_that_cannot_be_suspended_is_reported() -> None:
-    source = Made()
+    source = SampleSource()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         app.open_shell(source.board.rows[0], "gpu01")
@@ -199,7 +199,7 @@ def test_an_invalid_node_list_prevents_a_shell() -> None:
         assert notification_text(app) == "a shell needs a running job"
         assert isinstance(app.screen, JobsScreen)
 
-    use_app(what, Made(board=Board(rows=(row(1, nodelist="gpu[01-"),))))
+    use_app(what, SampleSource(board=Board(rows=(row(1, nodelist="gpu[01-"),))))
 
 
 def test_copying_works_if_the_copy_file_cannot_be_written(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_copying_works_if_the_copy_file_cannot_be_written(tmp_path: Path) -> Non
 
 
 def test_keys_do_nothing_on_an_empty_list() -> None:
-    source = Made(board=Board())
+    source = SampleSource(board=Board())
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("y", "enter", "x", "c", "pagedown", "pageup")
@@ -248,7 +248,7 @@ def test_the_page_keys_stop_at_the_ends_of_the_list() -> None:
         assert job_under_cursor(app) == "4701"
         assert "train-40" not in screen_text(app)
 
-    use_app(what, Made(board=Board(rows=rows, taken_at=NOW)))
+    use_app(what, SampleSource(board=Board(rows=rows, taken_at=NOW)))
 
 
 def test_a_click_on_a_column_title_sorts_and_then_reverses() -> None:
@@ -287,7 +287,7 @@ def test_a_click_below_the_rows_selects_nothing() -> None:
         await wait_until_stable(pilot)
         assert job_under_cursor(app) == "4701"
 
-    use_app(what, Made(board=Board(rows=(row(1), row(2)))))
+    use_app(what, SampleSource(board=Board(rows=(row(1), row(2)))))
 
 
 def test_leave_job_on_the_list_does_nothing() -> None:

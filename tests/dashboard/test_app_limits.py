@@ -18,7 +18,7 @@ from dtslurm.dashboard.rows import Rows
 from dtslurm.model.runs.telemetry import RunTelemetry, TrainPoint
 from dtslurm.services.observe.run_list import Board, ClusterLine
 from dtslurm.views.run_page import Page, page
-from tests.dashboard.made import NOW, Made, board, many_jobs, page_of, row
+from tests.dashboard.samples import NOW, SampleSource, board, many_jobs, page_of, row
 from tests.dashboard.screen import notification_text, screen_text, use_app, wait_until_stable
 
 
@@ -35,7 +35,7 @@ def test_a_narrow_terminal_has_an_about_column_beside_a_scroll_bar() -> None:
         await wait_until_stable(pilot)
         assert app.screen.query_one(Rows).room == 78
 
-    use_app(what, Made())
+    use_app(what, SampleSource())
 
 
 def test_the_list_handles_two_thousand_jobs() -> None:
@@ -47,7 +47,7 @@ def test_the_list_handles_two_thousand_jobs() -> None:
         await wait_until_stable(pilot)
         assert "6699" in screen_text(app)
 
-    use_app(what, Made(board=many_jobs()))
+    use_app(what, SampleSource(board=many_jobs()))
 
 
 def test_the_rank_grid_handles_ten_thousand_ranks() -> None:
@@ -73,7 +73,7 @@ def test_the_rank_grid_handles_ten_thousand_ranks() -> None:
         await wait_until_stable(pilot)
         assert app.screen.pane == "logs"  # type: ignore[attr-defined]
 
-    source = Made(board=Board(rows=(row(1, ranks=10_000),)), page=big)
+    source = SampleSource(board=Board(rows=(row(1, ranks=10_000),)), page=big)
     use_app(what, source)
     assert ("follow", "4701", "9999") in source.asked
 
@@ -103,11 +103,11 @@ def test_keys_cause_no_error_without_runs_and_without_an_answer() -> None:
         await pilot.press("enter", "c", "x", "y", "R", "down", "up", "end", "home")
         await wait_until_stable(pilot)
 
-    use_app(what, Made(board=dead))
+    use_app(what, SampleSource(board=dead))
 
 
 def test_a_lost_connection_is_reported_and_the_last_page_stays() -> None:
-    source = Made()
+    source = SampleSource()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter")
@@ -146,7 +146,7 @@ BAD_PAGES = {
 
 
 def test_malformed_pages_are_drawn() -> None:
-    source = Made()
+    source = SampleSource()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dtslurm.dashboard.arrange import SORTS, Arrangement, arrange
-from tests.dashboard.made import board, many_jobs
+from tests.dashboard.samples import board, many_jobs
 
 ROWS = board().rows
 

@@ -18,7 +18,7 @@ from dtslurm.model.runs.telemetry import TrainPoint
 from dtslurm.services.observe.run_list import Board
 from dtslurm.views.run_page import Page
 from tests.dashboard.desk import Desk, join_feed_threads, row_of
-from tests.dashboard.made import NOW, Made, page_of, row
+from tests.dashboard.samples import NOW, SampleSource, page_of, row
 from tests.dashboard.screen import screen_text, use_app, wait_until_stable
 
 
@@ -57,7 +57,7 @@ def test_a_restart_is_drawn_as_a_vertical_line_behind_the_curve() -> None:
 
 
 def test_the_page_shows_all_attempts_joined_or_a_selected_attempt() -> None:
-    source = Made(page=lambda _: replace(PAGE, ranks=page_of(4).ranks))
+    source = SampleSource(page=lambda _: replace(PAGE, ranks=page_of(4).ranks))
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter")
@@ -125,7 +125,7 @@ def test_a_requeued_pending_run_is_not_shown_as_live() -> None:
         assert "live" not in screen_text(app)
         assert "following" not in screen_text(app)
 
-    use_app(what, Made(board=Board(rows=(waits,), taken_at=NOW)))
+    use_app(what, SampleSource(board=Board(rows=(waits,), taken_at=NOW)))
 
 
 def test_the_header_shows_that_an_earlier_attempt_has_ended() -> None:

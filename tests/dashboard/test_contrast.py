@@ -10,7 +10,7 @@ from textual.color import Color
 from textual.theme import BUILTIN_THEMES
 
 from dtslurm.dashboard import theme as look
-from tests.dashboard.made import app_of
+from tests.dashboard.samples import app_of
 from tests.dashboard.screen import wait_until_stable
 from tests.dashboard.test_screens import SCREENS
 

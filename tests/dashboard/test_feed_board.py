@@ -17,7 +17,7 @@ from dtslurm.services.observe.run_list import Board
 from dtslurm.services.wiring.context import Context
 from dtslurm.store.index import default_path
 from tests.dashboard.desk import Desk, join_feed_threads, row_of
-from tests.dashboard.made import NOW, telemetry_of
+from tests.dashboard.samples import NOW, telemetry_of
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from dtslurm.model.runs.state import JobState
 from dtslurm.services.logs.log_stream import Item, Mark, Notice, OutputSummary, Rewritten
 from dtslurm.views.run_page import Page
 from tests.dashboard.desk import Desk, join_feed_threads, row_of
-from tests.dashboard.made import NOW
+from tests.dashboard.samples import NOW
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from dtslurm.dashboard.logview import LogView
 from dtslurm.model.runs.telemetry import FirstFailure, RankTelemetry
 from dtslurm.services.observe.run_list import Board, JobRow
 from dtslurm.views.run_page import Page, page
-from tests.dashboard.made import NOW, Made, row, telemetry_of
+from tests.dashboard.samples import NOW, SampleSource, row, telemetry_of
 from tests.dashboard.screen import (
     notification_text,
     screen_text,
@@ -42,8 +42,8 @@ def failed_job(**values: object) -> JobRow:
     return row(5, **{**known, **values})
 
 
-def source(ranks: int = 4) -> Made:
-    return Made(board=Board(rows=(failed_job(),)), page=lambda job: failed_page(ranks, job.key))
+def source(ranks: int = 4) -> SampleSource:
+    return SampleSource(board=Board(rows=(failed_job(),)), page=lambda job: failed_page(ranks, job.key))
 
 
 def test_terminated_ranks_are_not_outliers() -> None:
@@ -155,7 +155,7 @@ def test_the_l_key_loads_earlier_lines() -> None:
 
 
 def test_panes_show_loading_until_data_arrive() -> None:
-    class Slow(Made):
+    class Slow(SampleSource):
         def watch(self, row: JobRow | None, attempt: int | None = None) -> None:
             pass
 

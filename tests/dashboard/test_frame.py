@@ -14,7 +14,7 @@ from dtslurm.model.runs.activity import Activity
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.services.observe.run_list import Board
 from tests.dashboard.desk import Desk
-from tests.dashboard.made import NOW, board, page_of, row
+from tests.dashboard.samples import NOW, board, page_of, row
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from dtslurm.model.runs.state import JobState
 from dtslurm.services.observe.run_list import Board, ClusterReader, JobRow, Runs
 from dtslurm.services.wiring.context import Context
 from tests.dashboard.desk import Desk, join_feed_threads, row_of
-from tests.dashboard.made import NOW, Made, board, row
+from tests.dashboard.samples import NOW, SampleSource, board, row
 from tests.dashboard.screen import notification_text, screen_text, use_app, wait_until_stable
 from tests.waiting import wait_until
 
@@ -49,7 +49,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
 def test_the_log_of_the_selected_rank_opens_in_the_pager_or_editor(
     monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...], asked: tuple[str, ...]
 ) -> None:
-    source = Made()
+    source = SampleSource()
     monkeypatch.setattr(TopApp, "suspend", lambda _: nullcontext())
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
@@ -115,7 +115,7 @@ def test_a_missing_program_is_reported_with_the_names_that_were_tried() -> None:
 
 
 def test_the_w_key_writes_a_report() -> None:
-    source = Made()
+    source = SampleSource()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("w")
@@ -148,7 +148,7 @@ def test_a_report_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keys", [("A",), ("enter", "A")])
 def test_the_a_key_resubmits_a_run_after_a_confirmation(keys: tuple[str, ...]) -> None:
-    source = Made()
+    source = SampleSource()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press(*keys)
@@ -169,7 +169,7 @@ def test_the_a_key_resubmits_a_run_after_a_confirmation(keys: tuple[str, ...]) -
 
 @pytest.mark.parametrize("key", ["A", "D", "v"])
 def test_a_read_only_dashboard_does_not_submit_or_edit(key: str) -> None:
-    source = Made(board=Board() if key == "D" else board())
+    source = SampleSource(board=Board() if key == "D" else board())
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         assert "starts a demo" not in screen_text(app)
@@ -194,7 +194,7 @@ def test_the_next_command_of_a_run_is_copied() -> None:
 
 
 def test_without_runs_the_d_key_starts_the_demo_after_a_confirmation() -> None:
-    source = Made(board=Board())
+    source = SampleSource(board=Board())
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         assert "D starts a demo on this machine" in screen_text(app)
@@ -327,7 +327,7 @@ def test_several_announcements_form_one_line_without_escape_sequences() -> None:
 
 
 def test_the_bell_rings_once_per_ended_run_unless_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Made(board=Board(rows=(running_row(), row(2))))
+    source = SampleSource(board=Board(rows=(running_row(), row(2))))
     rung: list[str] = []
     monkeypatch.setattr(TopApp, "bell", lambda _: rung.append("bell"))
     monkeypatch.setattr(TopApp, "write_sequence", lambda _, sequence: rung.append(sequence))

@@ -27,7 +27,7 @@ from dtslurm.model.runs.telemetry import TrainPoint
 from dtslurm.services.observe.run_list import Board
 from dtslurm.services.observe.utilization_history import UtilizationHistory, UtilizationRow
 from tests.dashboard.desk import Desk, join_feed_threads
-from tests.dashboard.made import NOW, Made, board, page_of, row
+from tests.dashboard.samples import NOW, SampleSource, board, page_of, row
 from tests.dashboard.screen import screen_text, use_app, wait_until_stable
 
 
@@ -150,7 +150,7 @@ def test_a_spark_line_shows_the_mean_use_of_all_gpus() -> None:
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)])
 def test_the_history_pane_shows_the_slow_rank_first_with_a_legend(size: tuple[int, int]) -> None:
     points = tuple(point for rank in range(16) for point in rank_points(rank, 2.0 if rank == 7 else 1.0))
-    source = Made(page=lambda job: replace(page_of(16, job.key), points=points))
+    source = SampleSource(page=lambda job: replace(page_of(16, job.key), points=points))
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter", "6")
@@ -166,7 +166,7 @@ def test_the_history_pane_shows_the_slow_rank_first_with_a_legend(size: tuple[in
 
 
 def test_without_steps_the_history_pane_requests_gpu_use_once() -> None:
-    source = Made(use=USE)
+    source = SampleSource(use=USE)
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter", "6")
@@ -186,7 +186,7 @@ def test_without_steps_the_history_pane_requests_gpu_use_once() -> None:
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)])
 def test_the_list_has_a_gpu_use_column_if_there_are_samples(size: tuple[int, int]) -> None:
-    source = Made(board=Board(rows=board().rows[:2], clusters=board().clusters[:1], taken_at=NOW))
+    source = SampleSource(board=Board(rows=board().rows[:2], clusters=board().clusters[:1], taken_at=NOW))
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         assert "GPU USE" not in screen_text(app)

@@ -14,7 +14,7 @@ from dtslurm.dashboard.job import PANES, JobScreen
 from dtslurm.dashboard.jobs import JobsScreen
 from dtslurm.services.observe.run_list import Board, JobRow
 from dtslurm.views.run_page import Page
-from tests.dashboard.made import NOW, Made, page_of
+from tests.dashboard.samples import NOW, SampleSource, page_of
 from tests.dashboard.screen import notification_text, screen_text, use_app, wait_until_stable
 
 KEY = "000000000001"  # of the job that is first in the list
@@ -25,12 +25,12 @@ def job_screen(app: TopApp) -> JobScreen:
     return app.screen
 
 
-def requests(source: Made, verb: str) -> list[tuple[str, ...]]:
+def requests(source: SampleSource, verb: str) -> list[tuple[str, ...]]:
     return [words[1:] for words in source.asked if words[0] == verb]
 
 
 def test_brackets_select_earlier_and_later_attempts() -> None:
-    source = Made(page=lambda job: replace(page_of(4, job.key), attempt=2, attempts=(0, 1, 2)))
+    source = SampleSource(page=lambda job: replace(page_of(4, job.key), attempt=2, attempts=(0, 1, 2)))
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter")
@@ -54,7 +54,7 @@ def test_brackets_select_earlier_and_later_attempts() -> None:
 
 
 def test_the_diagnosis_is_requested_again_only_for_another_attempt() -> None:
-    source = Made(page=lambda job: replace(page_of(4, job.key), attempt=1, attempts=(0, 1)))
+    source = SampleSource(page=lambda job: replace(page_of(4, job.key), attempt=1, attempts=(0, 1)))
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter", "5", "1", "5")
@@ -68,7 +68,7 @@ def test_the_diagnosis_is_requested_again_only_for_another_attempt() -> None:
 
 
 def test_a_job_without_data_has_no_other_attempt_and_no_rank_log() -> None:
-    source = Made(page=lambda job: Page(key=job.key))
+    source = SampleSource(page=lambda job: Page(key=job.key))
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter", "left_square_bracket", "2", "enter")
@@ -82,7 +82,7 @@ def test_a_job_without_data_has_no_other_attempt_and_no_rank_log() -> None:
 
 
 def test_the_diagnosis_is_requested_again_when_the_job_ends() -> None:
-    source = Made()
+    source = SampleSource()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter", "5")
@@ -101,7 +101,7 @@ def test_the_diagnosis_is_requested_again_when_the_job_ends() -> None:
 
 
 def test_posts_about_other_jobs_change_nothing() -> None:
-    source = Made()
+    source = SampleSource()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter", "5")
@@ -161,7 +161,7 @@ def test_a_shell_opens_on_the_selected_or_the_first_node(keys: tuple[str, ...], 
 
 
 def test_escape_closes_the_input_line_and_typed_letters_trigger_nothing() -> None:
-    source = Made()
+    source = SampleSource()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter", "4", "slash", *"q5cx[")
@@ -199,7 +199,7 @@ def test_log_keys_do_nothing_in_other_panes() -> None:
 def test_ranks_that_do_not_train_together_are_reported_above_the_curves(event: str, words: str) -> None:
     page = page_of(4)
     apart = {"event": event, "attempt": page.attempt, "world_size": 4, "evidence": "no connection"}
-    source = Made(page=lambda job: replace(page, key=job.key, events=(*page.events, apart)))
+    source = SampleSource(page=lambda job: replace(page, key=job.key, events=(*page.events, apart)))
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter")
@@ -212,7 +212,7 @@ def test_ranks_that_do_not_train_together_are_reported_above_the_curves(event: s
 def test_a_nan_loss_is_reported_above_the_curves() -> None:
     page = page_of(4)
     lost = replace(page.points[-1], step=2010, loss=float("nan"))
-    source = Made(page=lambda job: replace(page, key=job.key, points=(*page.points, lost)))
+    source = SampleSource(page=lambda job: replace(page, key=job.key, points=(*page.points, lost)))
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter")
@@ -240,7 +240,7 @@ def test_the_rank_under_the_cursor_is_described() -> None:
 
 @pytest.mark.parametrize("ranks", [16, 256])
 def test_a_click_selects_a_rank_and_a_double_click_opens_its_log(ranks: int) -> None:
-    source = Made(page=lambda job: page_of(ranks, job.key))
+    source = SampleSource(page=lambda job: page_of(ranks, job.key))
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter", "2")
@@ -262,7 +262,7 @@ def test_a_click_selects_a_rank_and_a_double_click_opens_its_log(ranks: int) -> 
 
 
 def test_without_outliers_the_o_key_keeps_the_cursor() -> None:
-    source = Made(page=lambda job: page_of(8, job.key, odd=False))
+    source = SampleSource(page=lambda job: page_of(8, job.key, odd=False))
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter", "2", "right", "o")
@@ -286,7 +286,7 @@ OUTSIDE = "before\x1b]52;c;ZXZpbA==\x07\x1b[2J after"
     ids=["trouble", "following", "verdict"],
 )
 def test_remote_text_contains_no_escape_sequences(pane: str, value: object) -> None:
-    class Quiet(Made):
+    class Quiet(SampleSource):
         def verdict(self, row: JobRow, attempt: int | None = None) -> None:
             del row, attempt
 

@@ -16,7 +16,7 @@ from dtslurm.dashboard.reader import Reader
 from dtslurm.model.runs.state import JobState
 from dtslurm.services.observe.run_list import Board
 from tests.dashboard.desk import Desk, join_feed_threads, row_of
-from tests.dashboard.made import NOW, Made, board, row
+from tests.dashboard.samples import NOW, SampleSource, board, row
 from tests.dashboard.screen import notification_text, screen_text, use_app, wait_until_stable
 
 
@@ -52,7 +52,7 @@ def test_queued_keys_mark_the_rows_that_the_cursor_reached() -> None:
 
 
 def test_marked_runs_are_compared_in_the_order_of_their_marks() -> None:
-    source = Made()
+    source = SampleSource()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("down", "space", "home", "space", "C")
@@ -70,7 +70,7 @@ def test_marked_runs_are_compared_in_the_order_of_their_marks() -> None:
 
 
 def test_a_comparison_is_not_shown_after_its_screen_was_left() -> None:
-    source = Made()
+    source = SampleSource()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter")
@@ -84,7 +84,7 @@ def test_a_comparison_is_not_shown_after_its_screen_was_left() -> None:
 
 @pytest.mark.parametrize("marks", [0, 1, 9])
 def test_two_to_eight_runs_can_be_compared(marks: int) -> None:
-    source = Made(board=Board(rows=tuple(row(number) for number in range(1, 12)), taken_at=NOW))
+    source = SampleSource(board=Board(rows=tuple(row(number) for number in range(1, 12)), taken_at=NOW))
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press(*["space"] * marks, "C")
@@ -96,7 +96,7 @@ def test_two_to_eight_runs_can_be_compared(marks: int) -> None:
 
 
 def test_marking_an_array_task_marks_its_run() -> None:
-    source = Made()
+    source = SampleSource()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("down", "down", "down", "enter", "down", "space", "space")
@@ -111,7 +111,7 @@ def test_marking_an_array_task_marks_its_run() -> None:
 
 
 def test_a_mark_disappears_with_its_run() -> None:
-    source = Made()
+    source = SampleSource()
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("space")

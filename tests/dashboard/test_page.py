@@ -14,7 +14,7 @@ from dtslurm.model.runs.activity import Activity, NodeActivity
 from dtslurm.model.runs.telemetry import NodeSample, RankTelemetry, RunTelemetry, TrainPoint
 from dtslurm.services.observe.run_list import add_page
 from dtslurm.views.run_page import MOST_POINTS, Page, page
-from tests.dashboard.made import NOW, page_of, row, telemetry_of
+from tests.dashboard.samples import NOW, page_of, row, telemetry_of
 
 
 def test_stragglers_and_idle_gpus_are_outliers() -> None:

@@ -13,8 +13,8 @@ from dtslurm.dashboard.charts.curves import Curves, draw_plot
 from dtslurm.dashboard.charts.plot import smooth, take_logarithms
 from dtslurm.services.observe.run_list import add_page
 from dtslurm.views.forecast import Forecast
-from tests.dashboard import made
-from tests.dashboard.made import NOW, Made, app_of, row
+from tests.dashboard import samples
+from tests.dashboard.samples import NOW, SampleSource, app_of, row
 from tests.dashboard.screen import wait_until_stable
 
 
@@ -59,9 +59,9 @@ def test_the_next_command_depends_on_the_state(values: dict[str, object], comman
 
 def test_the_panel_follows_the_cursor_without_requests() -> None:
     async def look() -> None:
-        board = made.board()
-        first = add_page(board.rows[0], made.page_of())
-        source = Made(board=replace(board, rows=(first, *board.rows[1:])))
+        board = samples.board()
+        first = add_page(board.rows[0], samples.page_of())
+        source = SampleSource(board=replace(board, rows=(first, *board.rows[1:])))
         app = app_of(source)
         async with app.run_test(size=(120, 40)) as pilot:
             await wait_until_stable(pilot)

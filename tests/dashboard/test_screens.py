@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.dashboard.app import TopApp
-from tests.dashboard.made import app_of
+from tests.dashboard.samples import app_of
 from tests.dashboard.screen import wait_until_stable
 
 GOLDEN = Path(__file__).parent / "golden"

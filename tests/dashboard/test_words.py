@@ -12,7 +12,7 @@ from dtslurm.model.runs.telemetry import GpuSample, RankCell, TrainPoint
 from dtslurm.services.observe.run_list import Board, ClusterLine, JobRow
 from dtslurm.views.forecast import Forecast
 from dtslurm.views.run_page import NodeCell, Page
-from tests.dashboard.made import NOW, board, page_of, row
+from tests.dashboard.samples import NOW, board, page_of, row
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ KINDS: dict[str, Kind] = {
 
 
 @dataclass
-class Made:
+class GeneratedRun:
     """A run directory, what Slurm says of the job, and the right answer.
 
     Attributes:
@@ -158,7 +158,7 @@ class _Run:
         return re.sub(r"\{(\w+)\}", lambda found: words.get(found[1], found[0]), line)
 
 
-def make_run(folder: Path, name: str, seed: int, half: Half, *, world: int | None = None) -> Made:
+def make_run(folder: Path, name: str, seed: int, half: Half, *, world: int | None = None) -> GeneratedRun:
     """Write a failed run of a kind, and return the correct answer.
 
     Args:
@@ -183,7 +183,7 @@ def make_run(folder: Path, name: str, seed: int, half: Half, *, world: int | Non
     for rank in range(run.world):
         end_rank(run, rank)
     batch = write_run(run, folder)
-    return Made(name, folder, job_facts(run), kind.cause, set(run.culprits), kind.blame, batch)
+    return GeneratedRun(name, folder, job_facts(run), kind.cause, set(run.culprits), kind.blame, batch)
 
 
 def choose_culprits(run: _Run) -> set[int]:
@@ -368,7 +368,7 @@ def write_flight_records(run: _Run, ranks: Path) -> None:
         (ranks / f"flight_{rank}").write_text(json.dumps({"version": "2.9", "entries": entries}))
 
 
-def is_right(made: Made, cause: str, rank: int | None) -> bool:
+def is_right(made: GeneratedRun, cause: str, rank: int | None) -> bool:
     """Tell whether an answer is right: the cause, and the rank where there is one."""
     if cause != made.cause:
         return False

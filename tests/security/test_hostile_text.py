@@ -11,7 +11,7 @@ import pytest
 
 from dtslurm.logs.clean import is_plain, safe
 from tests.cli.conftest import Run, folder, invoke, runs, slurm
-from tests.cli.made_runs import ENDED, Runs, ended_job, rank_record
+from tests.cli.sample_runs import ENDED, Runs, ended_job, rank_record
 from tests.cli.slurm_programs import Programs
 from tests.cli.test_usage_command import USAGE, sacct_output
 

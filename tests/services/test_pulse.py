@@ -21,7 +21,7 @@ from tests.e2e.conftest import far_profile
 from tests.sshd.fixtures import Login
 
 
-class Made:
+class RunFiles:
     """A run's files, written as its job would."""
 
     def __init__(self, folder: Path) -> None:
@@ -53,13 +53,13 @@ class Made:
 
 
 @pytest.fixture
-def run_files(tmp_path: Path) -> Made:
+def run_files(tmp_path: Path) -> RunFiles:
     folder = tmp_path / "runs" / "run"
     folder.mkdir(parents=True)
-    return Made(folder)
+    return RunFiles(folder)
 
 
-def record_of(made: Made, **values: Any) -> JobRecord:
+def record_of(made: RunFiles, **values: Any) -> JobRecord:
     known = {
         "token": "t",
         "cluster": "local",
@@ -71,7 +71,7 @@ def record_of(made: Made, **values: Any) -> JobRecord:
     return JobRecord(**{**known, "run_dir": str(made.folder), **values})
 
 
-def test_telemetry_combines_ranks_logs_and_records(run_files: Made) -> None:
+def test_telemetry_combines_ranks_logs_and_records(run_files: RunFiles) -> None:
     run_files.start(3)
     run_files.rank(0)
     run_files.rank(1, log=b"", ended=1010, exit_code=1)
@@ -86,7 +86,7 @@ def test_telemetry_combines_ranks_logs_and_records(run_files: Made) -> None:
     assert seen.silent_s(2) is None
 
 
-def test_the_files_of_nodes_make_the_same_picture(run_files: Made) -> None:
+def test_the_files_of_nodes_make_the_same_picture(run_files: RunFiles) -> None:
     run_files.start(4)
     written = round(time.time() - 90, 3)
     log = encode_lines(2, b"one\nValueError: bad\n", written) + encode_totals({2: (20, written), 3: (0, 0.0)})
@@ -105,7 +105,7 @@ def test_the_files_of_nodes_make_the_same_picture(run_files: Made) -> None:
     assert seen.first_failure == FirstFailure(rank=2, exit_code=1, error="ValueError: bad")
 
 
-def test_a_second_read_returns_only_new_records(run_files: Made) -> None:
+def test_a_second_read_returns_only_new_records(run_files: RunFiles) -> None:
     run_files.start(1)
     run_files.rank(0)
     run_files.events({"time": 1, "event": "started", "attempt": 0})
@@ -128,7 +128,7 @@ def test_a_second_read_returns_only_new_records(run_files: Made) -> None:
     assert [event["event"] for event in third.events] == ["ended"]
 
 
-def test_unchanged_rank_records_are_kept_from_the_previous_read(run_files: Made) -> None:
+def test_unchanged_rank_records_are_kept_from_the_previous_read(run_files: RunFiles) -> None:
     run_files.start(2)
     run_files.rank(0)
     run_files.rank(1)
@@ -144,7 +144,7 @@ def test_unchanged_rank_records_are_kept_from_the_previous_read(run_files: Made)
     assert second.ranks[1].exit_code == 0
 
 
-def test_a_new_attempt_resets_the_telemetry(run_files: Made) -> None:
+def test_a_new_attempt_resets_the_telemetry(run_files: RunFiles) -> None:
     run_files.start(1)
     run_files.rank(0)
     run_files.lines("train.jsonl", {"step": 1}, {"step": 2})
@@ -171,7 +171,7 @@ SAMPLE: dict[str, Any] = {
 }
 
 
-def write_samples(made: Made, rank: int, count: int, every: float = 5.0, padding: int = 0) -> None:
+def write_samples(made: RunFiles, rank: int, count: int, every: float = 5.0, padding: int = 0) -> None:
     for number in range(count):
         nics = {"mlx5_0": {"rx_bytes": number * 5000, "tx_bytes": number * 10_000, "errors": 0}}
         made.lines(
@@ -182,7 +182,7 @@ def write_samples(made: Made, rank: int, count: int, every: float = 5.0, padding
 
 @pytest.mark.parametrize("padding", [0, 3000, 20_000])
 def test_telemetry_contains_the_newest_sample_of_each_node_and_its_rates(
-    run_files: Made, padding: int
+    run_files: RunFiles, padding: int
 ) -> None:
     run_files.start(16)
     for rank in (0, 1, 10):
@@ -197,14 +197,14 @@ def test_telemetry_contains_the_newest_sample_of_each_node_and_its_rates(
     assert seen.rates(10) == {"mlx5_0": (1000.0, 2000.0)}
 
 
-def test_a_single_sample_has_no_rate(run_files: Made) -> None:
+def test_a_single_sample_has_no_rate(run_files: RunFiles) -> None:
     run_files.start(1)
     write_samples(run_files, 0, 1)
     seen = read_telemetry(Context(), record_of(run_files))
     assert (len(seen.nodes), seen.nodes_before, seen.rates(0)) == (1, (), {})
 
 
-def test_counters_or_clocks_that_decrease_have_no_rate(run_files: Made) -> None:
+def test_counters_or_clocks_that_decrease_have_no_rate(run_files: RunFiles) -> None:
     run_files.start(1)
     nics = [{"a": {"rx_bytes": 9, "tx_bytes": 9}}, {"a": {"rx_bytes": 1, "tx_bytes": 10}}]
     run_files.lines("node-0.jsonl", *({**SAMPLE, "time": 100 + 60 * k, "nics": nics[k]} for k in (0, 1)))
@@ -214,7 +214,7 @@ def test_counters_or_clocks_that_decrease_have_no_rate(run_files: Made) -> None:
     assert (seen.nodes[0].time, seen.rates(0)) == (50, {})
 
 
-def test_malformed_telemetry_files_are_skipped(run_files: Made) -> None:
+def test_malformed_telemetry_files_are_skipped(run_files: RunFiles) -> None:
     run_files.start(2)
     run_files.file("logs", "manifest.json").write_text('{"world_size": "many"')
     run_files.rank(0)
@@ -251,7 +251,7 @@ def test_malformed_telemetry_files_are_skipped(run_files: Made) -> None:
     assert [event["event"] for event in seen.events] == ["ended"]
 
 
-def test_telemetry_of_a_run_without_files_is_empty(run_files: Made) -> None:
+def test_telemetry_of_a_run_without_files_is_empty(run_files: RunFiles) -> None:
     seen = read_telemetry(Context(), record_of(run_files))
     assert (seen.attempt, seen.ranks, seen.nodes, seen.train) == (None, {}, (), ())
     with pytest.raises(RequestInvalid, match="7 has no attempt 3: the run has not started"):
@@ -260,7 +260,7 @@ def test_telemetry_of_a_run_without_files_is_empty(run_files: Made) -> None:
     assert gone.attempt is None
 
 
-def test_a_replaced_metrics_file_is_read_from_its_start(run_files: Made) -> None:
+def test_a_replaced_metrics_file_is_read_from_its_start(run_files: RunFiles) -> None:
     run_files.start(1)
     run_files.lines("train.jsonl", *({"step": step} for step in range(100)))
     first = read_telemetry(Context(), record_of(run_files))
@@ -270,7 +270,7 @@ def test_a_replaced_metrics_file_is_read_from_its_start(run_files: Made) -> None
     ] == [1000]
 
 
-def test_many_training_records_are_thinned_and_nan_losses_are_kept(run_files: Made) -> None:
+def test_many_training_records_are_thinned_and_nan_losses_are_kept(run_files: RunFiles) -> None:
     run_files.start(1)
     values = [{"step": step, "loss": math.nan if step == 777 else 1.0} for step in range(10_000)]
     values[4321] = {"step": 4321, "eval_loss": 3.0}
@@ -282,7 +282,7 @@ def test_many_training_records_are_thinned_and_nan_losses_are_kept(run_files: Ma
     assert sum("eval_loss" in item.other for item in seen.train) == 1
 
 
-def test_telemetry_of_ten_thousand_ranks_fits_into_one_answer(run_files: Made) -> None:
+def test_telemetry_of_ten_thousand_ranks_fits_into_one_answer(run_files: RunFiles) -> None:
     run_files.start(10_000)
     for rank in range(10_000):
         run_files.rank(rank)
@@ -292,9 +292,9 @@ def test_telemetry_of_ten_thousand_ranks_fits_into_one_answer(run_files: Made) -
     assert read_telemetry(Context(), record_of(run_files), previous_telemetry=first).ranks == first.ranks
 
 
-def test_telemetry_is_read_per_array_task(run_files: Made) -> None:
+def test_telemetry_is_read_per_array_task(run_files: RunFiles) -> None:
     for task in ("3", "12"):
-        one = Made(run_files.folder / "tasks" / task)
+        one = RunFiles(run_files.folder / "tasks" / task)
         one.start(1)
         one.rank(0, pid=int(task))
     record = record_of(run_files, array="3-12")
@@ -311,7 +311,7 @@ def test_telemetry_is_read_per_array_task(run_files: Made) -> None:
 
 
 def test_a_host_without_a_working_python_causes_a_transport_error(
-    run_files: Made, monkeypatch: pytest.MonkeyPatch
+    run_files: RunFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(TransportError, match="could not be read"):
@@ -321,7 +321,7 @@ def test_a_host_without_a_working_python_causes_a_transport_error(
 @pytest.mark.slurm
 @pytest.mark.parametrize("transport", ["openssh", "paramiko"])
 def test_telemetry_is_read_over_ssh(
-    run_files: Made, tmp_path: Path, sshd_login: Login, monkeypatch: pytest.MonkeyPatch, transport: str
+    run_files: RunFiles, tmp_path: Path, sshd_login: Login, monkeypatch: pytest.MonkeyPatch, transport: str
 ) -> None:
     for name, value in sshd_login.env.items():
         monkeypatch.setenv(name, value)
@@ -345,13 +345,13 @@ TRACEBACK = b"""[rank2]: Traceback (most recent call last):
 """
 
 
-def write_failed_rank(made: Made, rank: int = 2, **record: Any) -> None:
+def write_failed_rank(made: RunFiles, rank: int = 2, **record: Any) -> None:
     made.start(4)
     made.rank(0, ended=1010, exit_code=143, signal=15, told_to_end=True)
     made.rank(rank, log=b"step 1\n" + TRACEBACK, ended=1009, exit_code=1, **record)
 
 
-def test_the_first_failure_has_its_exception_and_the_line_of_user_code(run_files: Made) -> None:
+def test_the_first_failure_has_its_exception_and_the_line_of_user_code(run_files: RunFiles) -> None:
     write_failed_rank(run_files)
     assert read_telemetry(Context(), record_of(run_files)).first_failure is None
     run_files.file("ranks", "first-failure").write_text("2 1\n")
@@ -362,7 +362,7 @@ def test_the_first_failure_has_its_exception_and_the_line_of_user_code(run_files
     assert (seen.ranks[0].told_to_end, seen.ranks[2].told_to_end) == (True, False)
 
 
-def test_the_earliest_recorded_failure_is_the_first_failure(run_files: Made) -> None:
+def test_the_earliest_recorded_failure_is_the_first_failure(run_files: RunFiles) -> None:
     write_failed_rank(run_files)
     run_files.file("ranks", "0.failure").write_text("1000000000000000200 0 143\n")
     run_files.file("ranks", "2.failure").write_text("1000000000000000100 2 1\n")
@@ -373,19 +373,19 @@ def test_the_earliest_recorded_failure_is_the_first_failure(run_files: Made) -> 
 
 
 @pytest.mark.parametrize("words", ["", "nonsense", "2 85", "2 0", "-1 1"])
-def test_malformed_and_successful_records_are_not_a_first_failure(run_files: Made, words: str) -> None:
+def test_malformed_and_successful_records_are_not_a_first_failure(run_files: RunFiles, words: str) -> None:
     write_failed_rank(run_files)
     run_files.file("ranks", "first-failure").write_text(words)
     assert read_telemetry(Context(), record_of(run_files)).first_failure is None
 
 
-def test_a_terminated_rank_is_not_the_first_failure(run_files: Made) -> None:
+def test_a_terminated_rank_is_not_the_first_failure(run_files: RunFiles) -> None:
     write_failed_rank(run_files, told_to_end=True)
     run_files.file("ranks", "first-failure").write_text("2 143")
     assert read_telemetry(Context(), record_of(run_files)).first_failure is None
 
 
-def test_a_first_failure_without_an_exception_has_its_exit_code(run_files: Made) -> None:
+def test_a_first_failure_without_an_exception_has_its_exit_code(run_files: RunFiles) -> None:
     write_failed_rank(run_files)
     run_files.file("ranks", "first-failure").write_text("3 9")
     assert read_telemetry(Context(), record_of(run_files)).first_failure == FirstFailure(rank=3, exit_code=9)

@@ -15,7 +15,7 @@ from dtslurm.errors import ProfileInvalid
 from dtslurm.model.runs.telemetry import RunTelemetry, TrainPoint
 from dtslurm.services.observe.telemetry import read_telemetry
 from dtslurm.services.wiring.context import Context
-from tests.services.test_pulse import Made, record_of
+from tests.services.test_pulse import RunFiles, record_of
 
 MEGATRON = (
     " [2025-03-04 05:06:07] iteration      {step}/     100 | consumed samples:         1280 | elapsed time per "
@@ -132,13 +132,13 @@ CASES: dict[str, tuple[str, list[dict[str, Any]]]] = {
 
 
 @pytest.fixture
-def run_files(tmp_path: Path) -> Made:
-    one = Made(tmp_path / "run")
+def run_files(tmp_path: Path) -> RunFiles:
+    one = RunFiles(tmp_path / "run")
     one.start(16)
     return one
 
 
-def read_run(made: Made, after: RunTelemetry | None = None, cwd: Path | None = None) -> RunTelemetry:
+def read_run(made: RunFiles, after: RunTelemetry | None = None, cwd: Path | None = None) -> RunTelemetry:
     return read_telemetry(Context(cwd=cwd or made.folder), record_of(made), previous_telemetry=after)
 
 
@@ -148,7 +148,7 @@ def known_values(point: TrainPoint) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_metrics_are_parsed_from_the_output_of_a_framework(run_files: Made, name: str) -> None:
+def test_metrics_are_parsed_from_the_output_of_a_framework(run_files: RunFiles, name: str) -> None:
     text, expected = CASES[name]
     run_files.rank(0, log=b"Loading checkpoint shards: 100%|##| 2/2 [00:01<00:00, 1.2it/s]\n" + text.encode())
     seen = read_run(run_files)
@@ -160,7 +160,7 @@ def test_metrics_are_parsed_from_the_output_of_a_framework(run_files: Made, name
     assert seen.train_from == ("logs" if any("loss" in one for one in expected) else "")
 
 
-def test_metrics_are_parsed_from_the_output_of_plain_scripts(run_files: Made) -> None:
+def test_metrics_are_parsed_from_the_output_of_plain_scripts(run_files: RunFiles) -> None:
     run_files.rank(0, log=PLAIN.encode())
     first, second = read_run(run_files).train
     assert (first.step, first.total_steps, first.loss, first.learning_rate) == (120, 5000, 2.3125, 3e-4)
@@ -176,12 +176,12 @@ def test_metrics_are_parsed_from_the_output_of_plain_scripts(run_files: Made) ->
         "Downloading: 50%|#####     | 1/2 [00:01<00:01, 1.0it/s]", "stepping stones 5", "{'loss': None}",
     ],
 )  # fmt: skip
-def test_other_log_lines_are_not_parsed_as_metrics(run_files: Made, line: str) -> None:
+def test_other_log_lines_are_not_parsed_as_metrics(run_files: RunFiles, line: str) -> None:
     run_files.rank(0, log=(line + "\n").encode())
     assert [point for point in read_run(run_files).train if point.step is not None] == []
 
 
-def test_the_log_of_the_last_rank_is_used_if_rank_0_prints_no_loss(run_files: Made) -> None:
+def test_the_log_of_the_last_rank_is_used_if_rank_0_prints_no_loss(run_files: RunFiles) -> None:
     run_files.rank(0, log=b"starting\n")
     run_files.rank(15, log=MEGATRON.format(step=1, loss="9.5").encode())
     first = read_run(run_files)
@@ -193,7 +193,7 @@ def test_the_log_of_the_last_rank_is_used_if_rank_0_prints_no_loss(run_files: Ma
     assert read_run(run_files, second).train == ()
 
 
-def test_a_progress_bar_and_its_loss_are_joined_over_two_reads(run_files: Made) -> None:
+def test_a_progress_bar_and_its_loss_are_joined_over_two_reads(run_files: RunFiles) -> None:
     run_files.rank(0, log="\r 2%|▏ | 10/500 [00:05<04:05, 2.00it/s]\n".encode())
     first = read_run(run_files)
     with run_files.file("logs", "rank-0.log").open("a") as file:
@@ -203,14 +203,14 @@ def test_a_progress_bar_and_its_loss_are_joined_over_two_reads(run_files: Made) 
     assert point.time is not None  # when the log was written
 
 
-def test_metrics_written_by_training_code_take_precedence_over_logs(run_files: Made) -> None:
+def test_metrics_written_by_training_code_take_precedence_over_logs(run_files: RunFiles) -> None:
     run_files.rank(0, log=TQDM.encode())
     run_files.lines("train.jsonl", {"step": 5, "loss": 3.0})
     seen = read_run(run_files)
     assert ([(point.step, point.loss) for point in seen.train], seen.train_from) == ([(5, 3.0)], "file")
 
 
-def test_invalid_bytes_and_very_long_lines_do_not_stop_the_parser(run_files: Made) -> None:
+def test_invalid_bytes_and_very_long_lines_do_not_stop_the_parser(run_files: RunFiles) -> None:
     run_files.rank(
         0, log=b"\xff\0step: \xfe loss: 1e999 grad_norm: \n" + b"loss" * 3_000_000 + b"\n" + TQDM.encode()
     )
@@ -230,7 +230,7 @@ patterns:
 """
 
 
-def test_custom_metric_patterns_are_tried_first(run_files: Made, tmp_path: Path) -> None:
+def test_custom_metric_patterns_are_tried_first(run_files: RunFiles, tmp_path: Path) -> None:
     (tmp_path / "dtslurm.yaml").write_text("cluster: local\n")
     (tmp_path / "patterns.yaml").write_text(OWN)
     run_files.rank(0, log=b"our-step 12 cost=1,000.5 loss=3\nstep 4 loss 5\n")

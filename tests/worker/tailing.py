@@ -18,7 +18,7 @@ from dtslurm.worker.logtail import tailer
 Frames = list[tuple[int, bytes]]
 
 
-class Kept(wire.Pipe):
+class RecordingPipe(wire.Pipe):
     """Keeps the frames instead of sending them."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Kept(wire.Pipe):
         return found
 
 
-class Reader(Kept):
+class Reader(RecordingPipe):
     """Answers by a script: what each step yields is what the reader says next; after the last one, DRAIN."""
 
     def __init__(self, script: Iterator[Frames], passes: Callable[[float], None]) -> None:

@@ -77,11 +77,11 @@ class Job:
 
 
 MINUTES = count(1)
-Made = Callable[[int, int], Job]
+MakeJob = Callable[[int, int], Job]
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[Made]:
+def make_job(tmp_path: Path) -> Iterator[MakeJob]:
     jobs: list[Job] = []
 
     def make(nodes: int, ranks_per_node: int) -> Job:
@@ -109,8 +109,10 @@ def look(watch: GroupWatch) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "line", ["step 3 loss 0.25\n", '{"loss": 1.5}\n', "Epoch 2: 50%|#| 3/6\r", "train_loss=nan\n"]
 )
-def test_ranks_with_losses_and_no_connections_are_reported_as_not_distributed(made: Made, line: str) -> None:
-    job = made(1, 2)
+def test_ranks_with_losses_and_no_connections_are_reported_as_not_distributed(
+    make_job: MakeJob, line: str
+) -> None:
+    job = make_job(1, 2)
     start_unconnected_ranks(job)
     watch = job.watch(0)
     job.print(1, line)
@@ -125,8 +127,8 @@ def test_ranks_with_losses_and_no_connections_are_reported_as_not_distributed(ma
     assert not look(watch)  # once is enough
 
 
-def test_only_the_second_node_reports_when_rank_0_alone_prints(made: Made) -> None:
-    job = made(3, 2)
+def test_only_the_second_node_reports_when_rank_0_alone_prints(make_job: MakeJob) -> None:
+    job = make_job(3, 2)
     start_unconnected_ranks(job)
     watches = [job.watch(node) for node in range(3)]
     for _ in range(3):
@@ -138,8 +140,8 @@ def test_only_the_second_node_reports_when_rank_0_alone_prints(made: Made) -> No
     assert told[1]["ranks"] == "2-3"
 
 
-def test_ranks_connected_only_within_a_node_are_reported_as_not_distributed(made: Made) -> None:
-    job = made(2, 2)
+def test_ranks_connected_only_within_a_node_are_reported_as_not_distributed(make_job: MakeJob) -> None:
+    job = make_job(2, 2)
     start_unconnected_ranks(job)
     server = job.start(2, "listen=0", "accept=0")
     port = int(server.stdout.readline())  # type: ignore[union-attr]
@@ -153,8 +155,8 @@ def test_ranks_connected_only_within_a_node_are_reported_as_not_distributed(made
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_connected_ranks_settle_the_check_without_a_report(made: Made, nodes: int) -> None:
-    job = made(nodes, 2 // nodes)
+def test_connected_ranks_settle_the_check_without_a_report(make_job: MakeJob, nodes: int) -> None:
+    job = make_job(nodes, 2 // nodes)
     server = job.start(0, "listen=0", "accept=0")
     port = int(server.stdout.readline())  # type: ignore[union-attr]
     job.ready(job.start(1, f"connect={port}"))
@@ -167,8 +169,8 @@ def test_connected_ranks_settle_the_check_without_a_report(made: Made, nodes: in
 
 
 @pytest.mark.parametrize("why", ["no torch", "not started", "no losses", "ended", "another process"])
-def test_ranks_without_evidence_of_training_are_not_reported(made: Made, why: str) -> None:
-    job = made(1, 2)
+def test_ranks_without_evidence_of_training_are_not_reported(make_job: MakeJob, why: str) -> None:
+    job = make_job(1, 2)
     job.ready(job.start(0, torch=why != "no torch"))
     if why != "not started":
         job.ready(job.start(1))
@@ -183,8 +185,8 @@ def test_ranks_without_evidence_of_training_are_not_reported(made: Made, why: st
         assert not look(watch)
 
 
-def test_ranks_that_connect_later_are_reported_as_distributed(made: Made) -> None:
-    job = made(1, 2)
+def test_ranks_that_connect_later_are_reported_as_distributed(make_job: MakeJob) -> None:
+    job = make_job(1, 2)
     start_unconnected_ranks(job)
     watch = job.watch(0)
     for _ in range(2):
@@ -214,9 +216,9 @@ def test_ranks_that_connect_later_are_reported_as_distributed(made: Made) -> Non
     ],
 )  # fmt: skip
 def test_logs_of_all_ranks_that_name_a_smaller_group_are_sufficient_evidence(
-    made: Made, lines: tuple[str, str], group: str | None
+    make_job: MakeJob, lines: tuple[str, str], group: str | None
 ) -> None:
-    job = made(2, 2)
+    job = make_job(2, 2)
     for rank, text in enumerate(lines, 2):
         job.print(rank, text + "\n")
     told = look(job.watch(1))
@@ -225,8 +227,8 @@ def test_logs_of_all_ranks_that_name_a_smaller_group_are_sufficient_evidence(
     )
 
 
-def test_connections_do_not_revoke_a_report_based_on_logs(made: Made) -> None:
-    job = made(1, 2)
+def test_connections_do_not_revoke_a_report_based_on_logs(make_job: MakeJob) -> None:
+    job = make_job(1, 2)
     server = job.start(0, "listen=0", "accept=0")
     port = int(server.stdout.readline())  # type: ignore[union-attr]
     job.ready(job.start(1, f"connect={port}"))
@@ -247,8 +249,8 @@ def test_helper_and_web_connections_do_not_count_as_rank_links() -> None:
     assert split_links({0: {helper}, 1: set()}) == (0, 1)
 
 
-def test_report_is_sent_only_with_an_event_name(made: Made) -> None:
-    job = made(1, 2)
+def test_report_is_sent_only_with_an_event_name(make_job: MakeJob) -> None:
+    job = make_job(1, 2)
     job.print(0, "Num processes: 1\n")
     job.print(1, "Num processes: 1\n")
     assert not look(job.watch(0, event=""))

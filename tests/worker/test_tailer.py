@@ -17,7 +17,7 @@ from dtslurm import assets
 from dtslurm.logs.lines import LONGEST_LINE
 from dtslurm.worker.lib.rank_files import PlainLog
 from dtslurm.worker.logtail import files, frames, tailer
-from tests.worker.tailing import Kept
+from tests.worker.tailing import RecordingPipe
 
 PROGRAMS = [
     "logtail/tailer.py", "logtail/files.py", "logtail/frames.py", "logtail/summary.py", "lib/rank_files.py"
@@ -106,7 +106,7 @@ def test_f71_log_is_reopened_after_a_stale_handle_and_read_further(
     logs = tmp_path / "logs" / "0"
     logs.mkdir(parents=True)
     (logs / "rank-0.log").write_bytes(b"one\n")
-    pipe = Kept()
+    pipe = RecordingPipe()
     side = tailer.Tailer(pipe, files.Request({"run": str(tmp_path), "credit": 1 << 20}))
     side.admit(side.finder.scan(0.0))
     (log,) = side.finder.logs.values()

@@ -234,7 +234,7 @@ LIVE = ("job 4701 (llama-8b): RUNNING, live", "", "verdict       the job hangs (
 
 
 @dataclass
-class Made:
+class SampleSource:
     """A source whose snapshots are given; remembers what was asked of it."""
 
     board: Board = field(default_factory=board)
@@ -317,5 +317,5 @@ class Made:
         self.asked.append(("demo",))
 
 
-def app_of(source: Made | None = None, **values: object) -> TopApp:
-    return TopApp(source or Made(), lambda: NOW, **values)  # type: ignore[arg-type]
+def app_of(source: SampleSource | None = None, **values: object) -> TopApp:
+    return TopApp(source or SampleSource(), lambda: NOW, **values)  # type: ignore[arg-type]
