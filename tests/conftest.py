@@ -31,7 +31,7 @@ TAKE_LONGEST = (
     "frameworks/test_torch_family.py",
     "e2e/test_diagnose.py",
     "e2e/test_survival.py",
-    "frameworks/test_others.py",
+    "frameworks/test_other_frameworks.py",
     "e2e/test_top.py",
     "e2e/test_survival_torch.py",
     "e2e/test_executor.py",

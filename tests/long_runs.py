@@ -44,8 +44,8 @@ the others. `clean` and `requeue` act at the same moment.
 can differ.
 
 UNKNOWN with a reason is a correct answer, because a controller that is killed immediately after its answer
-can lose the job. Slow networks (N5) and SSH (N10) are not among these faults; `tests/e2e/test_far_faults.py`
-and `tests/e2e/test_fault_matrix.py` test them.
+can lose the job. Slow networks (N5) and SSH (N10) are not among these faults;
+`tests/e2e/test_fault_matrix.py` and `tests/e2e/test_remote_faults.py` test them.
 """
 NEMESES = {
     "N1": "controller stopped",

@@ -20,8 +20,8 @@ from dtslurm.services.observe.live import Live
 from dtslurm.services.observe.run_list import JobRow
 from dtslurm.services.wiring.context import Context
 from tests.dashboard import samples
-from tests.services.test_pulse import RunFiles as Files
 from tests.services.test_runs import create_run
+from tests.services.test_telemetry import RunFiles as Files
 
 T = TypeVar("T")
 

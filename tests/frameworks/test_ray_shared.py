@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.conftest import Cli
 from tests.frameworks.conftest import Activated
-from tests.frameworks.test_others import output, ray_python
+from tests.frameworks.test_other_frameworks import output, ray_python
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.slurm, pytest.mark.timeout(900)]
 

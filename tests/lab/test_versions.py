@@ -23,7 +23,7 @@ def test_readme_shows_the_recorded_versions() -> None:
 def test_every_slurm_test_file_has_a_version_column() -> None:
     """A new file of end-to-end tests needs a column, or an entry here if Slurm's version is irrelevant."""
     elsewhere = {"test_containers", "test_images", "test_fault_matrix", "test_survival_torch"}
-    elsewhere |= {"test_far", "test_far_artifacts", "test_far_faults"}
+    elsewhere |= {"test_remote", "test_remote_artifacts", "test_remote_faults"}
     named = {name for names in versions.COLUMNS.values() for name in names}
     files = {path.stem for path in (versions.ROOT / "tests" / "e2e").glob("test_*.py")}
     assert files - elsewhere <= named

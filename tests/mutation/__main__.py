@@ -31,7 +31,7 @@ ROOMS = ("slurm", "render", "worker")
 SENT = {  # these are not imported here: they run where the files are, or as a program of its own
     "job_execution": "tests/scheduler/test_local_control.py",
     "scontrol": "tests/scheduler/test_local_control.py",
-    "send": "tests/store/test_copies.py",
+    "send": "tests/store/test_pull.py",
     "answer": "tests/services/test_usage_samples.py",
 }
 STARTING_MUCH = ("e2e", "frameworks", "lab", "sshd", "nemesis", "soak", "release")

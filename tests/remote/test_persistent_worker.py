@@ -190,7 +190,7 @@ def test_f2_worker_ends_when_the_client_is_killed(tmp_path: Path) -> None:
     client.write_text(
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from tests.remote.test_far_worker import *\n"
+        "from tests.remote.test_persistent_worker import *\n"
         "far, folder = FarSide(), Path(sys.argv[1])\n"
         "worker = RemoteWorker(far, MODULES, PYTHON)\n"
         "for name in 'ab':\n"

@@ -28,7 +28,7 @@ from dtslurm.scheduler.local import LocalScheduler
 from dtslurm.services.wiring.context import Context
 from dtslurm.services.submit.prepare import prepare
 from dtslurm.services.submit.submit import submit
-from tests.services.test_once import REQUEST
+from tests.services.test_idempotency import REQUEST
 
 real = LocalScheduler.submit
 

@@ -837,7 +837,7 @@ from dtslurm.errors import TransportError
 from dtslurm.logs import frames
 from dtslurm.services.wiring import remote_query
 from dtslurm.worker.logtail import frames as wire
-from tests.security.test_far_side import endless_head, file_frame_of, log, receive
+from tests.security.test_compromised_login_node import endless_head, file_frame_of, log, receive
 
 def harmless(attack):
     try:

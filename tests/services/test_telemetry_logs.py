@@ -15,7 +15,7 @@ from dtslurm.errors import ProfileInvalid
 from dtslurm.model.runs.telemetry import RunTelemetry, TrainPoint
 from dtslurm.services.observe.telemetry import read_telemetry
 from dtslurm.services.wiring.context import Context
-from tests.services.test_pulse import RunFiles, record_of
+from tests.services.test_telemetry import RunFiles, record_of
 
 MEGATRON = (
     " [2025-03-04 05:06:07] iteration      {step}/     100 | consumed samples:         1280 | elapsed time per "
