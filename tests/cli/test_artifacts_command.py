@@ -124,7 +124,7 @@ def test_a_hugging_face_export_takes_a_single_artifact(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("train", "gone.bin"), "gone.bin: it no longer exists"),
         (("train", "nothing"), "no artifact matches 'nothing'"),
@@ -133,7 +133,7 @@ def test_a_hugging_face_export_takes_a_single_artifact(
     ],
 )
 def test_a_missing_artifact_or_an_invalid_destination_is_reported(
-    invoke: Run, run_with_artifacts: JobRecord, words: tuple[str, ...], told: str
+    invoke: Run, run_with_artifacts: JobRecord, words: tuple[str, ...], message: str
 ) -> None:
     del run_with_artifacts
-    assert told in invoke("artifacts", "pull", *words, code=2).stderr
+    assert message in invoke("artifacts", "pull", *words, code=2).stderr

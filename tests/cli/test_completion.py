@@ -61,10 +61,10 @@ zpty -d shell
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 @pytest.mark.parametrize(
-    ("words", "wanted"), [("dtslurm diagn", "diagnose"), ("dtslurm submit --nta", "--ntasks-per-node")]
+    ("words", "completion"), [("dtslurm diagn", "diagnose"), ("dtslurm submit --nta", "--ntasks-per-node")]
 )
 def test_the_completion_script_works_in_each_shell(
-    shell: str, words: str, wanted: str, run: Run, tmp_path: Path
+    shell: str, words: str, completion: str, run: Run, tmp_path: Path
 ) -> None:
     program = shutil.which(shell)
     if program is None:
@@ -73,9 +73,9 @@ def test_the_completion_script_works_in_each_shell(
     subprocess.run([program, "-n"], input=script, text=True, check=True, capture_output=True)
     file = tmp_path / "completion"
     file.write_text(script)
-    asked = ASKED[shell].format(file=file, words=words, last=words.count(" "), wanted=wanted)
+    shell_script = ASKED[shell].format(file=file, words=words, last=words.count(" "), wanted=completion)
     done = subprocess.run(
-        [program, *({"bash": ["--norc"], "zsh": ["-f"], "fish": ["--no-config"]}[shell]), "-c", asked],
+        [program, *({"bash": ["--norc"], "zsh": ["-f"], "fish": ["--no-config"]}[shell]), "-c", shell_script],
         env={
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -86,7 +86,7 @@ def test_the_completion_script_works_in_each_shell(
         check=False,
         timeout=600,
     )
-    assert wanted in done.stdout, done.stdout + done.stderr
+    assert completion in done.stdout, done.stdout + done.stderr
 
 
 def test_the_manual_page_has_every_command_and_valid_groff() -> None:

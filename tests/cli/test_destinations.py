@@ -107,7 +107,7 @@ def test_a_partition_gets_the_node_type_that_names_this_partition(invoke: Run, f
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "notice"),
     [
         (("-p", "gpu"), "no GPUs requested: the nodes of gpu differ; give --node-type g or h"),
         (
@@ -119,7 +119,7 @@ def test_a_partition_gets_the_node_type_that_names_this_partition(invoke: Run, f
     ],
 )
 def test_a_job_without_gpus_explains_why_no_gpus_are_requested(
-    words: tuple[str, ...], told: str, invoke: Run, folder: Path
+    words: tuple[str, ...], notice: str, invoke: Run, folder: Path
 ) -> None:
     text = TWO.replace("gpu: {node_type: g}", "gpu: {}\n    new: {}").replace("default_time: 5:00:00", "")
     write_profile(
@@ -127,8 +127,8 @@ def test_a_job_without_gpus_explains_why_no_gpus_are_requested(
         text.replace("default_node", "  h: {gpus: {model: H100, count: 8}, partition: gpu}\ndefault_node"),
     )
     said = render_directives(invoke, "-t", "5", *words)[1]
-    assert told in said
-    assert ("no GPUs" in said) == bool(told)
+    assert notice in said
+    assert ("no GPUs" in said) == bool(notice)
 
 
 LISTS = """\
@@ -147,7 +147,7 @@ default_node_type: c
 
 
 @pytest.mark.parametrize(
-    ("words", "gpus", "told"),
+    ("words", "gpus", "message"),
     [
         (("-t", "60", "-N", "8"), "4", ""),  # each limit is the widest of the two
         (("-t", "61"), None, "--time 01:01:00: partition main,short allows at most 01:00:00"),
@@ -165,11 +165,11 @@ default_node_type: c
     ],
 )
 def test_several_partitions_can_be_requested(
-    words: tuple[str, ...], gpus: str | None, told: str, invoke: Run, folder: Path
+    words: tuple[str, ...], gpus: str | None, message: str, invoke: Run, folder: Path
 ) -> None:
     write_profile(folder, LISTS)
-    if told:
-        assert told in render_error(invoke, *words)
+    if message:
+        assert message in render_error(invoke, *words)
         return
     options, _ = render_directives(invoke, *words)
     assert options.get("gpus-per-node") == gpus
@@ -177,7 +177,7 @@ def test_several_partitions_can_be_requested(
 
 
 @pytest.mark.parametrize(
-    ("words", "time", "told"),
+    ("words", "time", "notice"),
     [
         ((), "01:00:00", "--time 01:00:00: the maximum of partition cpu; the usual default is 05:00:00"),
         (("-t", "30"), "00:30:00", ""),
@@ -185,12 +185,12 @@ def test_several_partitions_can_be_requested(
     ],
 )
 def test_the_default_time_is_reduced_to_the_limit_of_the_partition(
-    words: tuple[str, ...], time: str, told: str, invoke: Run, two_partition_cluster: Path
+    words: tuple[str, ...], time: str, notice: str, invoke: Run, two_partition_cluster: Path
 ) -> None:
     options, said = render_directives(invoke, *words)
     assert options["time"] == time
-    assert told in said
-    assert ("usual default" in said) == bool(told)
+    assert notice in said
+    assert ("usual default" in said) == bool(notice)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_the_qos_of_a_partition_takes_precedence_over_the_cluster_qos(
 
 
 @pytest.mark.parametrize(
-    ("words", "constraint", "told"),
+    ("words", "constraint", "notice"),
     [
         ((), "gpu&hbm80g", ""),
         (
@@ -226,12 +226,12 @@ def test_the_qos_of_a_partition_takes_precedence_over_the_cluster_qos(
     ],
 )  # fmt: skip
 def test_a_requested_constraint_is_combined_with_the_constraint_of_the_nodes(
-    words: tuple[str, ...], constraint: str, told: str, invoke: Run
+    words: tuple[str, ...], constraint: str, notice: str, invoke: Run
 ) -> None:
     options, said = render_directives(invoke, "--node-type", "gpu-80g", *words, name="perlmutter")
     assert options["constraint"] == constraint
-    assert told in said
-    assert ("--constraint" in said) == bool(told)
+    assert notice in said
+    assert ("--constraint" in said) == bool(notice)
 
 
 def test_a_constraint_that_selects_gpus_is_combined_with_a_requested_constraint(

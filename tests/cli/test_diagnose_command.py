@@ -34,7 +34,7 @@ def test_diagnose_examines_the_newest_attempt_by_default(invoke: Run, runs: Runs
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--attempt", "5", "train"), "job 7 has no attempt 5, only 0, 1"),
         (("--attempt", "0", "fresh"), "job 8 has no attempt 0: the run has not started"),
@@ -50,12 +50,12 @@ def test_diagnose_examines_the_newest_attempt_by_default(invoke: Run, runs: Runs
     ],
 )
 def test_diagnose_refuses_attempts_and_tasks_that_do_not_exist(
-    invoke: Run, runs: Runs, words: tuple[str, ...], told: str
+    invoke: Run, runs: Runs, words: tuple[str, ...], message: str
 ) -> None:
     runs.add("train", "7", ended_job("7", JobState.FAILED), files=FAILED)
     runs.add("fresh", "8", ended_job("8", JobState.CANCELLED))
     runs.add("many", "9", ended_job("9_0"), array="0-5", files={"tasks/0/logs/0/rank-0.log": "x\n"})
-    assert told in invoke("diagnose", *words, code=2).stderr
+    assert message in invoke("diagnose", *words, code=2).stderr
 
 
 def test_diagnose_describes_a_run_that_never_started(invoke: Run, runs: Runs) -> None:

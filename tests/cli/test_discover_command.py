@@ -104,7 +104,7 @@ def test_discover_keeps_values_that_were_edited(invoke: Run, slurm: Programs, pr
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("login1", "--cluster", "a100x8-ib"), "give HOST or --cluster, not both"),
         (("--cluster", "local"), "cluster local is this machine without Slurm; see dtslurm doctor"),
@@ -114,9 +114,9 @@ def test_discover_keeps_values_that_were_edited(invoke: Run, slurm: Programs, pr
     ],
 )
 @pytest.mark.usefixtures("slurm")
-def test_discover_refuses_invalid_arguments(invoke: Run, words: tuple[str, ...], told: str) -> None:
+def test_discover_refuses_invalid_arguments(invoke: Run, words: tuple[str, ...], message: str) -> None:
     done = invoke(*DISCOVER, *words, code=2)
-    assert told in done.stderr
+    assert message in done.stderr
     assert done.stdout == ""
 
 
@@ -181,7 +181,7 @@ NO_NODES = "allocation failure: Requested node configuration is not available"
 
 
 @pytest.mark.parametrize(
-    ("listed", "verdict", "found"),
+    ("listed", "verdict", "text"),
     [
         ("n1|main*|idle|(null)\n", "differs", f"{NO_NODES}, although all of its nodes are up"),
         ("n1|main*|idle|(null)\nn2|main*|drain|(null)\n", "unknown", NO_NODES),
@@ -190,13 +190,13 @@ NO_NODES = "allocation failure: Requested node configuration is not available"
     ],
 )
 def test_an_unavailable_node_configuration_is_wrong_only_if_all_nodes_are_up(
-    invoke: Run, slurm: Programs, listed: str, verdict: str, found: str
+    invoke: Run, slurm: Programs, listed: str, verdict: str, text: str
 ) -> None:
     invoke(*DISCOVER, *FILE, code=0)
     slurm.say("sbatch --test-only", f"{NO_NODES}\n", code=1)
     slurm.say("sinfo", listed, code=int(not listed))
     done = invoke(*CHECK, code=int(verdict == "differs"))
-    assert [row["found"] for row in claim_rows(done.stdout, DRY_RUN, verdict)] == [found]
+    assert [row["found"] for row in claim_rows(done.stdout, DRY_RUN, verdict)] == [text]
 
 
 def test_cluster_check_does_not_require_two_nodes_in_a_partition(invoke: Run, slurm: Programs) -> None:
@@ -206,7 +206,7 @@ def test_cluster_check_does_not_require_two_nodes_in_a_partition(invoke: Run, sl
 
 
 @pytest.mark.parametrize(
-    ("name", "verdict", "found"),
+    ("name", "verdict", "text"),
     [
         ("torchrn", "differs", "unknown launcher; did you mean 'torchrun'?"),
         ("torchrun", "ok", "available"),
@@ -214,13 +214,13 @@ def test_cluster_check_does_not_require_two_nodes_in_a_partition(invoke: Run, sl
     ],
 )
 def test_cluster_check_verifies_the_default_launcher(
-    invoke: Run, slurm: Programs, profile_path: Path, name: str, verdict: str, found: str
+    invoke: Run, slurm: Programs, profile_path: Path, name: str, verdict: str, text: str
 ) -> None:
     invoke(*DISCOVER, *FILE, code=0)
     slurm.say("sbatch --test-only", "sbatch: Job 1 to start at 2026-01-01T00:00:00\n")
     profile_path.write_text(f"{profile_path.read_text()}\ndefault_launcher: {name}\n")
     done = invoke(*CHECK, code=int(verdict == "differs"))
-    assert [row["found"] for row in claim_rows(done.stdout, "default_launcher", verdict)] == [found]
+    assert [row["found"] for row in claim_rows(done.stdout, "default_launcher", verdict)] == [text]
 
 
 def claim_rows(printed: str, what: str, verdict: str) -> list[dict[str, str]]:

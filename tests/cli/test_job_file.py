@@ -65,7 +65,7 @@ def test_the_job_file_overrides_the_project_file(folder: Path, job_file: Path, r
 
 @pytest.mark.usefixtures("job_file")
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("job.yaml", "--set", "lrr=1"), "did you mean 'lr'"),
         (("job.yaml", "--set", "lr"), "write NAME=VALUE"),
@@ -74,8 +74,8 @@ def test_the_job_file_overrides_the_project_file(folder: Path, job_file: Path, r
         (("absent.yaml",), "script absent.yaml does not exist"),
     ],
 )
-def test_an_invalid_job_file_request_is_reported(run: Run, words: tuple[str, ...], told: str) -> None:
-    assert told in run("submit", *words, code=2).stderr
+def test_an_invalid_job_file_request_is_reported(run: Run, words: tuple[str, ...], message: str) -> None:
+    assert message in run("submit", *words, code=2).stderr
 
 
 def test_tracker_settings_become_environment_variables(folder: Path, job_file: Path, run: Run) -> None:

@@ -44,7 +44,7 @@ def test_logs_show_all_ranks_of_the_newest_attempt_by_default(invoke: Run) -> No
 
 
 @pytest.mark.parametrize(
-    ("words", "shown"),
+    ("words", "lines"),
     [
         (("--rank", "1"), ["[1] one", "[1] zwei"]),
         (("--rank", "0 , 1-3", "-n", "1"), ["[0] three", "[1] zwei"]),
@@ -56,9 +56,9 @@ def test_logs_show_all_ranks_of_the_newest_attempt_by_default(invoke: Run) -> No
     ],
 )
 def test_logs_select_lines_by_rank_node_attempt_and_pattern(
-    invoke: Run, words: tuple[str, ...], shown: list[str]
+    invoke: Run, words: tuple[str, ...], lines: list[str]
 ) -> None:
-    assert log_lines(invoke, *words, "train") == shown
+    assert log_lines(invoke, *words, "train") == lines
 
 
 def test_logs_select_lines_by_time(invoke: Run, runs: Runs) -> None:
@@ -90,19 +90,19 @@ def test_logs_follow_ends_immediately_for_a_finished_run(invoke: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--node", "n9"), "no output on n9; the job is COMPLETED on n1"),
         (("--rank", "1", "--attempt", "0"), "no output; the job is COMPLETED"),
     ],
 )
-def test_logs_explain_an_empty_selection(invoke: Run, words: tuple[str, ...], told: str) -> None:
+def test_logs_explain_an_empty_selection(invoke: Run, words: tuple[str, ...], message: str) -> None:
     done = invoke("logs", *words, "train", code=0)
-    assert (done.stdout, done.stderr) == ("", f"{told}\n")
+    assert (done.stdout, done.stderr) == ("", f"{message}\n")
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--rank", "5,7-9"), "the run has no rank 5,7-9, only 0-1"),
         (("--rank", "5", "--json"), "the run has no rank 5, only 0-1"),
@@ -113,10 +113,10 @@ def test_logs_explain_an_empty_selection(invoke: Run, words: tuple[str, ...], to
 )
 @pytest.mark.parametrize("following", [(), ("-f",)])
 def test_logs_exit_with_3_for_a_rank_or_attempt_that_does_not_exist(
-    invoke: Run, words: tuple[str, ...], told: str, following: tuple[str, ...]
+    invoke: Run, words: tuple[str, ...], message: str, following: tuple[str, ...]
 ) -> None:
     done = invoke("logs", *following, *words, "train", code=3)
-    assert (done.stdout, done.stderr) == ("", f"error: {told}\n")
+    assert (done.stdout, done.stderr) == ("", f"error: {message}\n")
 
 
 @pytest.mark.parametrize("following", [(), ("-f",)])
@@ -148,7 +148,7 @@ def test_logs_of_an_active_run_without_output_print_a_message(invoke: Run, runs:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--rank", "3-1"), "--rank '3-1': write ranks and ranges like 0,3-7"),
         (("--rank", "a"), "--rank 'a': write ranks and ranges like 0,3-7"),
@@ -159,9 +159,9 @@ def test_logs_of_an_active_run_without_output_print_a_message(invoke: Run, runs:
         (("--until", "25:99"), "--until '25:99' is not a time"),
     ],
 )
-def test_logs_refuse_an_invalid_selection(invoke: Run, words: tuple[str, ...], told: str) -> None:
+def test_logs_refuse_an_invalid_selection(invoke: Run, words: tuple[str, ...], message: str) -> None:
     done = invoke("logs", *words, "train", code=2)
-    assert told in done.stderr
+    assert message in done.stderr
     assert done.stdout == ""
 
 

@@ -173,7 +173,7 @@ def test_calibration_accepts_a_run_with_only_step_times_or_only_memory(invoke: R
 
 
 @pytest.mark.parametrize(
-    ("nodes", "words", "told"),
+    ("nodes", "words", "message"),
     [
         (
             "a: {cpus: 4}",
@@ -203,11 +203,11 @@ def test_calibration_accepts_a_run_with_only_step_times_or_only_memory(invoke: R
     ],
 )
 def test_plan_refuses_gpus_and_nodes_that_the_cluster_does_not_have(
-    invoke: Run, folder: Path, nodes: str, words: tuple[str, ...], told: str
+    invoke: Run, folder: Path, nodes: str, words: tuple[str, ...], message: str
 ) -> None:
     write_cluster(folder, nodes)
     done = invoke("plan", "llama-3-8b", "--cluster", "site", *words, code=2)
-    assert told in done.stderr
+    assert message in done.stderr
     assert done.stdout == ""
 
 

@@ -116,17 +116,17 @@ def test_fetch_sync_uploads_offline_wandb_runs(
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "message"),
     [
         (("train", "nothing/*"), 3, "matches nothing/*"),
         (("train", "-o", "../runs/train-7"), 2, "already"),
     ],
 )
 def test_fetch_reports_patterns_without_a_match_and_an_unusable_destination(
-    invoke: Run, runs: Runs, words: tuple[str, ...], code: int, told: str
+    invoke: Run, runs: Runs, words: tuple[str, ...], code: int, message: str
 ) -> None:
     runs.add("train", "7", files=LOG)
-    assert told in invoke("fetch", *words, code=code).stderr
+    assert message in invoke("fetch", *words, code=code).stderr
 
 
 def test_report_writes_an_html_page(invoke: Run, runs: Runs, folder: Path) -> None:
@@ -242,17 +242,17 @@ def test_resubmit_repeats_or_continues_a_run(invoke: Run, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         ({}, "7: the record does not contain the request"),
         ({"sweep": "/runs/tune-1"}, "train is a sweep; dtslurm sweep resume runs its failed trials again"),
     ],
 )
 def test_resubmit_refuses_runs_without_a_request_and_sweeps(
-    invoke: Run, runs: Runs, values: dict[str, Any], told: str
+    invoke: Run, runs: Runs, values: dict[str, Any], message: str
 ) -> None:
     runs.add("train", "7", **values)
-    assert told in invoke("resubmit", "train", code=2).stderr
+    assert message in invoke("resubmit", "train", code=2).stderr
 
 
 def add_second_cluster(folder: Path) -> None:

@@ -55,7 +55,7 @@ def test_sbatch_options_become_directives(words: tuple[str, ...], directive: str
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--ntasks", "3"), "use --ntasks-per-node"),
         (("--gpus-per-task=2",), "use --gpus-per-node"),
@@ -68,8 +68,10 @@ def test_sbatch_options_become_directives(words: tuple[str, ...], directive: str
         (("--gres=mps:50", "--gpus-per-node", "1"), "a part of a GPU: give only one of these options"),
     ],
 )
-def test_sbatch_options_that_dtslurm_sets_are_refused(words: tuple[str, ...], told: str, invoke: Run) -> None:
-    assert told in " ".join(invoke(*RENDER, *words, "train.py", code=2).stderr.split())
+def test_sbatch_options_that_dtslurm_sets_are_refused(
+    words: tuple[str, ...], message: str, invoke: Run
+) -> None:
+    assert message in " ".join(invoke(*RENDER, *words, "train.py", code=2).stderr.split())
 
 
 def test_counts_that_match_the_layout_are_omitted(invoke: Run) -> None:

@@ -34,7 +34,7 @@ def run_view(*states: JobState, trouble: str = "", reason: str = "") -> RunView:
 
 
 @pytest.mark.parametrize(
-    ("seen", "words"),
+    ("view", "words"),
     [
         (run_view(JobState.RUNNING), "llama: RUNNING"),
         (run_view(JobState.PENDING, reason="Priority"), "llama: PENDING (Priority)"),
@@ -45,8 +45,8 @@ def run_view(*states: JobState, trouble: str = "", reason: str = "") -> RunView:
         (run_view(JobState.UNKNOWN), "llama: UNKNOWN"),
     ],
 )
-def test_the_state_of_a_run_is_described_in_one_line(seen: RunView, words: str) -> None:
-    assert summarize_state(seen) == words
+def test_the_state_of_a_run_is_described_in_one_line(view: RunView, words: str) -> None:
+    assert summarize_state(view) == words
 
 
 def test_a_pipe_gets_prefixed_lines_and_stderr_the_state_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,7 +61,7 @@ def test_a_valid_request_is_rendered_without_messages(invoke: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (
             ("render", "--cluster", "site", "-t", "60", "train.py"),
@@ -105,10 +105,10 @@ def test_a_valid_request_is_rendered_without_messages(invoke: Run) -> None:
     ],
 )
 def test_requests_that_violate_the_profile_are_refused(
-    invoke: Run, words: tuple[str, ...], told: str
+    invoke: Run, words: tuple[str, ...], message: str
 ) -> None:
     done = invoke(*words, code=2)
-    assert told in done.stderr
+    assert message in done.stderr
     assert done.stdout == ""
 
 
@@ -119,18 +119,18 @@ def test_a_profile_may_require_mem(invoke: Run, site_profile: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("runtime", "told"),
+    ("runtime", "message"),
     [
         ("none", "--container: the profile of site has no container runtime"),
         ("pyxis", "container runtime pyxis: srun has no option --container-image"),
     ],
 )
 def test_a_container_is_refused_without_a_runtime(
-    invoke: Run, slurm: Programs, site_profile: Path, runtime: str, told: str
+    invoke: Run, slurm: Programs, site_profile: Path, runtime: str, message: str
 ) -> None:
     write_file(site_profile, PROFILE.replace("runtime: apptainer", f"runtime: {runtime}"))
     asked = (*SUBMIT, "--dry-run", "--container", "docker://x", "train.py")
-    assert told in invoke(*asked, code=2).stderr
+    assert message in invoke(*asked, code=2).stderr
     if runtime == "pyxis":
         slurm.say("srun --help", "      --container-image=[USER@][REGISTRY#]IMAGE\n")
         assert "--container-image" in invoke(*asked, code=0).stdout
@@ -142,7 +142,7 @@ def test_the_container_runtime_may_come_from_a_module(invoke: Run, site_profile:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "notice"),
     [
         (
             ("--env", "HF_TOKEN=x"),
@@ -171,9 +171,9 @@ def test_the_container_runtime_may_come_from_a_module(invoke: Run, site_profile:
         ),
     ],
 )
-def test_render_prints_notices(invoke: Run, words: tuple[str, ...], told: str) -> None:
+def test_render_prints_notices(invoke: Run, words: tuple[str, ...], notice: str) -> None:
     done = invoke(*RENDER, *words, "train.py", code=0)
-    assert told in done.stderr
+    assert notice in done.stderr
     assert done.stdout.startswith("#!/bin/bash")
 
 

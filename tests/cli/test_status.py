@@ -46,8 +46,8 @@ def run_view(*statuses: JobStatus, **values: Any) -> RunView:
     return RunView(record, statuses, observed_at=NOW - 2)
 
 
-def about_column(seen: RunView) -> list[str]:
-    return [row[-1] for row in make_rows(seen, NOW)]
+def about_column(view: RunView) -> list[str]:
+    return [row[-1] for row in make_rows(view, NOW)]
 
 
 def pending_status(reason: str, start: float | None = None) -> JobStatus:
@@ -334,7 +334,7 @@ def test_a_pipe_gets_one_line_per_row(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "message"),
     [
         (["--rank", "5"], 3, "the run has no rank 5, only 0"),
         (["--attempt", "3"], 3, "the run has no attempt 3, only 0"),
@@ -342,12 +342,12 @@ def test_a_pipe_gets_one_line_per_row(capsys: pytest.CaptureFixture[str]) -> Non
     ],
 )
 def test_logs_explain_a_missing_rank_attempt_or_node(
-    run: Run, tmp_path: Path, words: list[str], code: int, told: str
+    run: Run, tmp_path: Path, words: list[str], code: int, message: str
 ) -> None:
     asked = ("--cluster", "local", "--run-root", str(tmp_path / "runs"), "--wait", "-t", "5")
     run("submit", *asked, "train.py", code=0, XDG_STATE_HOME=str(tmp_path))
     done = run("logs", *words, "train", code=code, XDG_STATE_HOME=str(tmp_path))
-    assert (done.stdout, told in done.stderr) == ("", True)
+    assert (done.stdout, message in done.stderr) == ("", True)
 
 
 def test_status_selects_runs_by_state_and_time_and_sorts_them(invoke: Run, runs: Runs) -> None:

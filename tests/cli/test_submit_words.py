@@ -294,7 +294,7 @@ def test_the_manual_command_prints_the_manual_page(invoke: Run) -> None:
 
 @pytest.mark.parametrize("verb", ["render", "submit"])
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--secret", "KEY=hush"), "--secret accepts only a name"),
         (("--secret", "A B;$(id)"), "--secret 'A B;$(id)' is not a variable name"),
@@ -305,11 +305,11 @@ def test_the_manual_command_prints_the_manual_page(invoke: Run) -> None:
     ],
 )
 def test_unsafe_secrets_and_empty_idempotency_keys_are_refused(
-    invoke: Run, monkeypatch: pytest.MonkeyPatch, verb: str, words: tuple[str, ...], told: str
+    invoke: Run, monkeypatch: pytest.MonkeyPatch, verb: str, words: tuple[str, ...], message: str
 ) -> None:
     monkeypatch.setenv("KEY", "hush")
     done = invoke(verb, "--cluster", "local", "-t", "5", *words, "train.py", code=2)
-    assert told in done.stderr
+    assert message in done.stderr
     assert "hush" not in done.stdout + done.stderr
 
 

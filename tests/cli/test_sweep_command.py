@@ -212,7 +212,7 @@ def test_sweep_resume_refuses_while_trials_are_active(
 
 
 @pytest.mark.parametrize(
-    ("state", "times", "told"),
+    ("state", "times", "state_name"),
     [
         (JobState.PENDING, {}, "waiting"),
         (JobState.PENDING, {"observed_at": ENDED - 1.0}, "failed"),  # Slurm's word is older than the end
@@ -228,14 +228,14 @@ def test_the_state_of_a_requeued_trial_follows_slurm(
     finished_sweep: JobRecord,
     state: JobState,
     times: dict[str, Any],
-    told: str,
+    state_name: str,
     folded: bool,
 ) -> None:
     task = "40_[3]" if folded else "40_3"
     rest = (ended_job("40_0"), ended_job("40_1"), ended_job("40_2"), ended_job("40_4", CANCELLED))
     runs.change(finished_sweep, final=(*rest, ended_job(task, state, **times)))
     found = json.loads(invoke("sweep", "results", "--json", "tune", code=0).stdout)["trials"]
-    assert [one["state"] for one in found if one["number"] == 3] == [told]
+    assert [one["state"] for one in found if one["number"] == 3] == [state_name]
 
 
 def test_a_stopped_trial_that_was_requeued_is_waiting(
@@ -263,7 +263,7 @@ def test_sweep_resume_refuses_a_run_without_a_recorded_request(
 
 
 @pytest.mark.parametrize(
-    ("job", "told"),
+    ("job", "message"),
     [
         ("ntasks_per_node: 2", "trials that share a node run one process each: remove ntasks_per_node"),
         ("launcher: torchrun", "trials that share a node are started by srun, not by torchrun"),
@@ -271,14 +271,14 @@ def test_sweep_resume_refuses_a_run_without_a_recorded_request(
     ],
 )
 def test_trials_that_share_a_node_restrict_launcher_and_sizes(
-    invoke: Run, folder: Path, job: str, told: str
+    invoke: Run, folder: Path, job: str, message: str
 ) -> None:
     sweep = "sweep: {grid: {x: [1, 2]}, trials_per_node: 2}"
     (folder / "job.yaml").write_text(
         f"cluster: local\ntime: 5\nscript: train.py\nargs: ['${{x}}']\n{job}\n{sweep}\n"
     )
     (folder / "job.yaml").chmod(0o644)
-    assert told in invoke("submit", "job.yaml", code=2).stderr
+    assert message in invoke("submit", "job.yaml", code=2).stderr
 
 
 def test_a_failed_trial_is_never_the_best(runs: Runs, invoke: Run) -> None:

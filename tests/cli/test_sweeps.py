@@ -33,7 +33,7 @@ def assert_no_run(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("{a: {script: train.py, needs: [b]}, b: {script: train.py, needs: [a]}}", "wait for each other: "),
         (
@@ -59,10 +59,10 @@ def assert_no_run(run: Run) -> None:
     ],
 )
 def test_an_invalid_sweep_or_stage_is_refused_before_submission(
-    folder: Path, run: Run, text: str, told: str
+    folder: Path, run: Run, text: str, message: str
 ) -> None:
     write_job_file(folder, f"cluster: local\ntime: 5\nstages: {text}\n")
-    assert told in run("submit", "job.yaml", code=2).stderr
+    assert message in run("submit", "job.yaml", code=2).stderr
     assert_no_run(run)
 
 

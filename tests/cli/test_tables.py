@@ -25,21 +25,21 @@ NOTHING = History((), ())
 
 
 def run_view(
-    *statuses: JobStatus, trouble: str = "", asked: float | None = NOW - 2, **values: Any
+    *statuses: JobStatus, trouble: str = "", observed_at: float | None = NOW - 2, **values: Any
 ) -> RunView:
     known: dict[str, Any] = {
         "token": "t", "cluster": "hpc", "name": "llama", "run_dir": "/nowhere/run", "job_id": "17",
         "phase": "submitted", "created_at": 0, "world_size": 64, "launcher": "torchrun", **values,
     }  # fmt: skip
-    return RunView(JobRecord(**known), statuses, trouble, asked)
+    return RunView(JobRecord(**known), statuses, trouble, observed_at)
 
 
 def job_status(job: str = "17", word: JobState = JobState.RUNNING, **values: Any) -> JobStatus:
     return JobStatus(**{"job_id": job, "state": word, "observed_at": NOW, "source": "squeue", **values})
 
 
-def full_lines(seen: RunView, history: History = NOTHING, **values: Any) -> list[str]:
-    return list(format_run(seen, history, NOW, None, **values))
+def full_lines(view: RunView, history: History = NOTHING, **values: Any) -> list[str]:
+    return list(format_run(view, history, NOW, None, **values))
 
 
 def field_text(lines: list[str], label: str) -> str:
@@ -97,15 +97,15 @@ def test_a_remote_run_directory_is_shown_with_its_cluster() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "asked"),
+    ("view", "text"),
     [
         (run_view(job_status()), "2s ago"),
         (run_view(job_status(), trouble="no route"), "2s ago; no route"),
-        (run_view(job_status(), asked=None), "the scheduler was not queried: the record is final"),
+        (run_view(job_status(), observed_at=None), "the scheduler was not queried: the record is final"),
     ],
 )
-def test_the_age_of_the_scheduler_answer_is_shown(seen: RunView, asked: str) -> None:
-    assert field_text(full_lines(seen), "asked") == asked
+def test_the_age_of_the_scheduler_answer_is_shown(view: RunView, text: str) -> None:
+    assert field_text(full_lines(view), "asked") == text
 
 
 @pytest.mark.parametrize(
@@ -135,19 +135,19 @@ def test_a_run_without_a_known_job_is_shown_without_a_job_id() -> None:
     assert field_text(full_lines(unknown), "next") == "dtslurm status t"
     assert "the record is final" not in "\n".join(full_lines(unknown))
     never = run_view(
-        job_status("", JobState.CANCELLED, source="record"), job_id=None, phase="withdrawn", asked=None
+        job_status("", JobState.CANCELLED, source="record"), job_id=None, phase="withdrawn", observed_at=None
     )
     assert field_text(full_lines(never), "next") == "dtslurm resubmit t"
     assert field_text(full_lines(never), "asked") == "the scheduler was not queried: the run has no job"
 
 
 def show_table(
-    found: list[RunView], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
+    run_views: list[RunView], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
 ) -> tuple[str, str]:
     monkeypatch.setattr(output, "is_terminal", lambda: True)
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("NO_COLOR", "1")
-    status._show_table(found, NOW)
+    status._show_table(run_views, NOW)
     said = capsys.readouterr()
     return said.out, said.err
 
@@ -173,8 +173,8 @@ def test_a_narrow_terminal_shows_fewer_columns(
 def test_a_cluster_that_did_not_answer_is_reported_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    old = run_view(job_status(), trouble="no route", asked=NOW - 60)
-    never = run_view(job_status(), trouble="no key", asked=None, cluster="far")
+    old = run_view(job_status(), trouble="no route", observed_at=NOW - 60)
+    never = run_view(job_status(), trouble="no key", observed_at=None, cluster="far")
     _, err = show_table([old, old, never], monkeypatch, capsys, 80)
     assert err == "hpc: no route; last update 1m00s ago\nfar: no key\n"
 
