@@ -196,7 +196,7 @@ def test_f80_values_are_not_converted_by_yaml_1_1_rules(profile_folders: Profile
 
 
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "message"),
     [
         ("--ntasks=1", "would contradict the generated script; use --ntasks-per-node"),
         ("-n1", "would contradict the generated script; use --ntasks-per-node"),
@@ -219,11 +219,11 @@ def test_f80_values_are_not_converted_by_yaml_1_1_rules(profile_folders: Profile
     ],
 )
 def test_srun_options_that_the_script_sets_are_refused(
-    profile_folders: ProfileFolders, option: str, told: str
+    profile_folders: ProfileFolders, option: str, message: str
 ) -> None:
     profile_folders.project("x", f"slurm: {{srun_options: ['{option}']}}\n")
     (problem,) = profile_folders.problems("x")
-    assert problem.startswith(f"cluster_profiles/x.yaml:1: slurm.srun_options[0]: {option!r} {told}")
+    assert problem.startswith(f"cluster_profiles/x.yaml:1: slurm.srun_options[0]: {option!r} {message}")
 
 
 def test_other_srun_options_are_accepted(profile_folders: ProfileFolders) -> None:
@@ -283,7 +283,7 @@ def test_random_profiles_raise_only_profile_invalid(entries: dict[str, str]) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("node_types: {a: {rank_cpus: [0-6;, 7]}}", "node_types.a.rank_cpus[0]: should be CPUs such as 0-6"),
         (
@@ -293,11 +293,11 @@ def test_random_profiles_raise_only_profile_invalid(entries: dict[str, str]) -> 
         ("checked: yesterday", "checked: should be 'on a live cluster DATE' or 'documentation DATE'"),
     ],
 )
-def test_rank_cpus_and_the_checked_field_are_validated(text: str, told: str, tmp_path: Path) -> None:
+def test_rank_cpus_and_the_checked_field_are_validated(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "cluster_profiles" / "x.yaml"
     path.parent.mkdir()
     path.write_text(text)
     path.chmod(0o644)
     with pytest.raises(ProfileInvalid) as caught:
         profiles.load("x", cwd=tmp_path, env={})
-    assert f"1: {told}" in caught.value.problems[0]
+    assert f"1: {message}" in caught.value.problems[0]

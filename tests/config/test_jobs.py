@@ -85,7 +85,7 @@ def test_every_problem_of_a_job_file_is_reported_with_its_position(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("extends: nope.yaml\n", "file nope.yaml does not exist"),
         ("extends: job.yaml\n", "is circular: job.yaml → job.yaml"),
@@ -96,8 +96,8 @@ def test_every_problem_of_a_job_file_is_reported_with_its_position(tmp_path: Pat
         ("script: a.py\nnodes: ${n}\nvariables: {n: two}\n", "should be a whole number"),
     ],
 )
-def test_mistakes_in_a_job_file_are_named(tmp_path: Path, text: str, told: str) -> None:
-    assert any(told in line for line in load_problems(write_file(tmp_path, "job.yaml", text)))
+def test_mistakes_in_a_job_file_are_named(tmp_path: Path, text: str, message: str) -> None:
+    assert any(message in line for line in load_problems(write_file(tmp_path, "job.yaml", text)))
 
 
 def test_only_defined_variables_can_be_set(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_sweep_variables_remain_for_the_trials(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (
             "script: a.py\nstages: {a: {needs: [c]}, b: {needs: [a]}, c: {needs: [b]}}\n",
@@ -218,8 +218,8 @@ def test_sweep_variables_remain_for_the_trials(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_mistakes_in_stages_and_sweeps_are_named(tmp_path: Path, text: str, told: str) -> None:
-    assert any(told in line for line in load_problems(write_file(tmp_path, "job.yaml", text)))
+def test_mistakes_in_stages_and_sweeps_are_named(tmp_path: Path, text: str, message: str) -> None:
+    assert any(message in line for line in load_problems(write_file(tmp_path, "job.yaml", text)))
 
 
 def test_a_setup_entry_may_have_several_lines(tmp_path: Path) -> None:
