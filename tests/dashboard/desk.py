@@ -62,11 +62,11 @@ class Desk:
         feed._post = self.posts.put
         return feed
 
-    def next(self, kind: type[T], wanted: Callable[[T], bool] = lambda _: True) -> T:
+    def next(self, kind: type[T], matches: Callable[[T], bool] = lambda _: True) -> T:
         """Return the next of what is posted that is of this kind and as wanted."""
         while True:
             value = self.posts.get(timeout=600)
-            if isinstance(value, kind) and wanted(value):
+            if isinstance(value, kind) and matches(value):
                 return value
 
     def _query(self, ids: Sequence[str]) -> Mapping[str, list[JobStatus]]:

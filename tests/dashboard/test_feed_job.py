@@ -101,19 +101,19 @@ def write_run(desk: Desk) -> JobRecord:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "words", "wanted"),
+    ("ranks", "words", "expected_lines"),
     [
         ("", "all ranks", [("0", "hello"), ("0", "world"), ("1", "other")]),
         ("1", "rank 1", [("1", "other")]),
     ],
 )
 def test_log_lines_are_stored_with_their_rank(
-    desk: Desk, ranks: str, words: str, wanted: list[tuple[str, str]]
+    desk: Desk, ranks: str, words: str, expected_lines: list[tuple[str, str]]
 ) -> None:
     store, record = LineStore(), write_run(desk)
     desk.feed().follow(row_of(record, over=True), store, ranks)
     join_feed_threads()
-    assert sorted(lines(store)) == wanted
+    assert sorted(lines(store)) == expected_lines
     while not desk.posts.empty():
         assert desk.posts.get() == LogState(record.token, words)
 

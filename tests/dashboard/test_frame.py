@@ -22,8 +22,8 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     return Desk(tmp_path, monkeypatch)
 
 
-def board_lines(found: Board, width: int = 200) -> list[str]:
-    return frame.render_frame(found, None, None, width=width, now=NOW)
+def board_lines(sample_board: Board, width: int = 200) -> list[str]:
+    return frame.render_frame(sample_board, None, None, width=width, now=NOW)
 
 
 def test_one_frame_has_a_line_per_job_and_per_failed_cluster() -> None:

@@ -38,7 +38,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
 
 
 @pytest.mark.parametrize(
-    ("keys", "asked"),
+    ("keys", "expected_request"),
     [
         (("enter", "2", "down", "p"), ("pager", "4701", "3", "0")),
         (("enter", "2", "v"), ("editor", "4701", "0", "0")),
@@ -47,7 +47,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     ],
 )
 def test_the_log_of_the_selected_rank_opens_in_the_pager_or_editor(
-    monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...], asked: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...], expected_request: tuple[str, ...]
 ) -> None:
     source = SampleSource()
     monkeypatch.setattr(TopApp, "suspend", lambda _: nullcontext())
@@ -56,7 +56,7 @@ def test_the_log_of_the_selected_rank_opens_in_the_pager_or_editor(
         for key in keys:
             await pilot.press(key)
             await wait_until_stable(pilot)
-        assert asked in source.asked
+        assert expected_request in source.asked
 
     use_app(what, source)
 

@@ -100,14 +100,14 @@ def test_an_empty_search_ends_the_search() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "found"),
+    ("pattern", "texts"),
     [("gr.", ["Grö"]), (".e", ["ße", "Me", "te"]), ("ß|[\\x80-\\xff]", ["ö", "ß", "数", "据"]), ("x*", [])],
 )
-def test_a_match_highlights_whole_characters(pattern: str, found: list[str]) -> None:
+def test_a_match_highlights_whole_characters(pattern: str, texts: list[str]) -> None:
     async def what(pilot: Pilot[None], app: TopApp, view: LogView) -> None:
         view.search(pattern)
         await wait_until_scanned(pilot)
-        assert highlighted_texts(view) == found
+        assert highlighted_texts(view) == texts
         assert "Größe 12 数据 Meter" in screen_text(app)
 
     use_log_view(what, "Größe 12 数据 Meter")

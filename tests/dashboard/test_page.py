@@ -171,9 +171,9 @@ NAMES = ("ended", "attempt_ended", "decision", "hang", "health", "staging", "onw
     )
 )
 def test_arbitrary_events_become_lines_without_escape_sequences(
-    found: list[tuple[dict[str, Any], object]],
+    named_events: list[tuple[dict[str, Any], object]],
 ) -> None:
-    events = tuple({**values, "event": name} for values, name in found)
+    events = tuple({**values, "event": name} for values, name in named_events)
     told = words.format_timeline(Page(key="k", events=events), NOW)
     assert 1 <= len(told) <= max(1, len(events))
     assert not any("\n" in text or "\x1b" in text for text, _ in told)

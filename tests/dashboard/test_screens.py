@@ -29,7 +29,7 @@ SCREENS = {
 }
 
 
-def draw_screen(app: TopApp, size: tuple[int, int], keys: tuple[str, ...], wanted: str) -> str:
+def draw_screen(app: TopApp, size: tuple[int, int], keys: tuple[str, ...], expected_screen: str) -> str:
     """Return the screen after these keys, as soon as it is the wanted one, else what it stays at."""
 
     async def draw() -> str:
@@ -41,7 +41,7 @@ def draw_screen(app: TopApp, size: tuple[int, int], keys: tuple[str, ...], wante
             for _ in range(1 if os.environ.get("UPDATE_GOLDEN") else 150):
                 # The number is a checksum of what Textual draws with, no part of the picture.
                 drawn = re.sub(r"terminal-\d+", "terminal", app.export_screenshot())
-                if drawn == wanted:
+                if drawn == expected_screen:
                     break
                 await pilot.pause(0.2)
             return drawn

@@ -63,7 +63,7 @@ STEADY = Forecast(step=100, total=1000, pace=2.0, done_at=NOW + 450)
 
 
 @pytest.mark.parametrize(
-    ("told", "lines"),
+    ("forecast", "lines"),
     [
         (STEADY, ["step 100 of 1,000 (10%) · 2 steps/s · done in 7m30s"]),
         (replace(STEADY, total=None, done_at=None), ["step 100 · 2 steps/s"]),
@@ -85,8 +85,8 @@ STEADY = Forecast(step=100, total=1000, pace=2.0, done_at=NOW + 450)
         ),
     ],
 )
-def test_the_forecast_text_shows_step_pace_and_end(told: Forecast, lines: list[str]) -> None:
-    assert words.describe_forecast(told, NOW) == lines
+def test_the_forecast_text_shows_step_pace_and_end(forecast: Forecast, lines: list[str]) -> None:
+    assert words.describe_forecast(forecast, NOW) == lines
 
 
 STALLED = Activity(stalled=True, since=NOW - 220, quiet_s=220, summary="no work for 3m40s; rank 3 is stopped")
