@@ -368,8 +368,8 @@ def write_flight_records(run: _Run, ranks: Path) -> None:
         (ranks / f"flight_{rank}").write_text(json.dumps({"version": "2.9", "entries": entries}))
 
 
-def is_right(made: GeneratedRun, cause: str, rank: int | None) -> bool:
+def is_right(generated_run: GeneratedRun, cause: str, rank: int | None) -> bool:
     """Tell whether an answer is right: the cause, and the rank where there is one."""
-    if cause != made.cause:
+    if cause != generated_run.cause:
         return False
-    return made.kind == "rendezvous" or not made.ranks or rank in made.ranks
+    return generated_run.kind == "rendezvous" or not generated_run.ranks or rank in generated_run.ranks

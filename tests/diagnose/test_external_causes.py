@@ -53,14 +53,14 @@ def test_a_preemption_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("by", "asked", "who"),
+    ("by", "is_recorded", "who"),
     [("alice", False, " by alice"), ("", True, " by dtslurm cancel"), ("", False, "")],
 )
-def test_the_user_who_cancelled_is_reported(tmp_path: Path, by: str, asked: bool, who: str) -> None:
-    events = [{"event": "cancel", "time": START + 650}] if asked else []
+def test_the_user_who_cancelled_is_reported(tmp_path: Path, by: str, is_recorded: bool, who: str) -> None:
+    events = [{"event": "cancel", "time": START + 650}] if is_recorded else []
     told = diagnose_run(tmp_path, TOLD, state="CANCELLED", cancelled_by=by, events=events, end=None)
     assert (told.cause, told.summary) == ("cancelled", f"the job was cancelled{who}")
-    assert told.time == (START + 650 if asked else None)
+    assert told.time == (START + 650 if is_recorded else None)
 
 
 def test_a_recorded_cancel_explains_an_unknown_state(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_script_that_slurm_could_not_start_is_reported(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("events", "left", "batch", "told"),
+    ("events", "left", "batch", "is_reported"),
     [
         (["submitted"], None, None, True),
         (["submitted"], None, "", False),  # it could write, and did not
@@ -298,11 +298,11 @@ def test_a_script_that_slurm_could_not_start_is_reported(tmp_path: Path) -> None
     ],
 )
 def test_a_job_without_any_output_is_reported_as_not_started_by_slurm(
-    tmp_path: Path, events: list[str], left: str | None, batch: str | None, told: bool
+    tmp_path: Path, events: list[str], left: str | None, batch: str | None, is_reported: bool
 ) -> None:
     written = [{"event": event, "time": START} for event in events]
     verdict = diagnose_run(tmp_path, Left(left, started=False), events=written, batch=batch)
-    assert verdict.summary.startswith("Slurm could not start the script: ") is told
+    assert verdict.summary.startswith("Slurm could not start the script: ") is is_reported
 
 
 def test_a_running_job_has_no_failure(tmp_path: Path) -> None:
