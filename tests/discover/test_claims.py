@@ -65,12 +65,12 @@ GOOD = ClusterProfile(
 
 
 def judge_profile(
-    profile: ClusterProfile, seen: dict[str, Any] | None = None, nodes: str = NODES
+    profile: ClusterProfile, node_facts: dict[str, Any] | None = None, nodes: str = NODES
 ) -> dict[str, str]:
     told = survey.read(survey_output("22.05.8", nodes=nodes))
     groups = kinds(told.nodes)
     names = from_slurm.names_of(groups, profile)
-    looked = {"gpu-a100x4": SEEN if seen is None else seen}
+    looked = {"gpu-a100x4": SEEN if node_facts is None else node_facts}
     found = from_slurm.facts_from_survey(told, groups, profile)
     for name, one in looked.items():
         found += from_probe.facts_from_probe(name, one)
@@ -113,7 +113,7 @@ def test_a_correct_profile_is_confirmed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "wrong"),
+    ("node_facts", "wrong"),
     [
         ({"gpus": [GPU] * 3}, {"GPUs in a job"}),
         ({"gpus": [{**GPU, "name": "NVIDIA H100"}] * 4}, {"GPU"}),
@@ -129,8 +129,8 @@ def test_a_correct_profile_is_confirmed() -> None:
         ({"runtimes": ["podman"]}, {"container.runtime"}),
     ],
 )
-def test_values_that_a_probe_contradicts_differ(seen: dict[str, Any], wrong: set[str]) -> None:
-    rows = judge_profile(GOOD, {**SEEN, **seen})
+def test_values_that_a_probe_contradicts_differ(node_facts: dict[str, Any], wrong: set[str]) -> None:
+    rows = judge_profile(GOOD, {**SEEN, **node_facts})
     differing = {what.rpartition(", ")[2] for what, verdict in rows.items() if verdict == "differs"}
     assert differing == wrong
 

@@ -51,8 +51,8 @@ NAMES = st.text(min_size=1, max_size=12).filter(
         NAMES, st.text(max_size=30) | st.integers() | st.booleans() | st.tuples(NAMES, NAMES), max_size=6
     )
 )
-def test_any_value_is_read_back_unchanged(found: dict[str, str | int | bool | tuple[str, ...]]) -> None:
-    facts = tuple(Fact(("slurm", name), value, "seen") for name, value in found.items())
+def test_any_value_is_read_back_unchanged(values: dict[str, str | int | bool | tuple[str, ...]]) -> None:
+    facts = tuple(Fact(("slurm", name), value, "seen") for name, value in values.items())
     text = page.text(DiscoveredCluster(facts), head=[])
     wanted = {fact.key: page._clean(fact.text) for fact in facts}
     assert read_leaves(text) == wanted
