@@ -412,7 +412,7 @@ def test_checkpointed_function_continues_after_an_interruption(cli: Cli, timeout
 
 @pytest.mark.parametrize("cli", ["local"], indirect=True)
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("executor().submit(add, Lock(), 1)", "cannot pickle a lock"),
         ("executor(nodess=2)", "nodess"),
@@ -425,9 +425,11 @@ def test_checkpointed_function_continues_after_an_interruption(cli: Cli, timeout
         ),
     ],
 )
-def test_unsendable_function_or_option_is_refused_before_submission(cli: Cli, text: str, told: str) -> None:
+def test_unsendable_function_or_option_is_refused_before_submission(
+    cli: Cli, text: str, message: str
+) -> None:
     stderr = run(cli, text, code=1)["stderr"]
-    assert told in stderr.strip().rpartition("Traceback")[2]
+    assert message in stderr.strip().rpartition("Traceback")[2]
     assert not (Path(cli.env["DTSLURM_RUN_ROOT"])).exists()
 
 

@@ -221,7 +221,7 @@ raise SystemExit(1)
 
 @pytest.mark.parametrize("cli", ["local"], indirect=True)
 @pytest.mark.parametrize(
-    ("failure", "shown"),
+    ("failure", "exception_text"),
     [
         ("raise Exception('boom')", "Exception: boom"),
         ("class OutOfLuck(Exception): pass\nraise OutOfLuck('no luck')", "OutOfLuck: no luck"),
@@ -232,13 +232,13 @@ raise SystemExit(1)
         ),
     ],
 )
-def test_exception_of_any_class_is_named(cli: Cli, failure: str, shown: str) -> None:
+def test_exception_of_any_class_is_named(cli: Cli, failure: str, exception_text: str) -> None:
     job = cli.submit("-l", "single", cli.script(failure))
     cli.wait_for_end(job)
-    expected = f"{shown} (rank 0)" if shown else "rank 0 failed first, exit code 1"
+    expected = f"{exception_text} (rank 0)" if exception_text else "rank 0 failed first, exit code 1"
     assert expected in cli("status").stdout
-    assert shown in cli("top", "--once").stdout
-    assert cli.run_dir(job).first_error(0) == shown
+    assert exception_text in cli("top", "--once").stdout
+    assert cli.run_dir(job).first_error(0) == exception_text
 
 
 @pytest.mark.proves("single", "exit")
