@@ -388,14 +388,14 @@ def test_sizes_that_differ_from_the_job_are_reported(
 
 
 @pytest.mark.parametrize(
-    ("launcher", "told"), [("torchrun", 1), ("deepspeed", 1), ("srun", 0), ("lightning", 0)]
+    ("launcher", "warning_count"), [("torchrun", 1), ("deepspeed", 1), ("srun", 0), ("lightning", 0)]
 )
 def test_script_that_reads_slurm_procid_gets_a_warning_with_a_launcher_per_node(
-    launcher: str, told: int
+    launcher: str, warning_count: int
 ) -> None:
     source = DDP + "import os\nos.environ['SLURM_PROCID']"
     warnings = detected(source, launcher=launcher).warnings
-    assert len(warnings) == told
+    assert len(warnings) == warning_count
     assert all("use -l srun" in line for line in warnings)
 
 

@@ -37,13 +37,13 @@ def test_layout_without_a_node_type_has_a_single_rank_and_no_gpu() -> None:
     assert (layout.gpus_per_node, layout.ranks_per_node, layout.cpus_per_rank) == (0, 1, None)
 
 
-@pytest.mark.parametrize(("asked", "told"), [(None, 1), (0, 0), (8, 0)])
-def test_unrequested_gpus_give_a_notice(asked: int | None, told: int) -> None:
-    found = resolve(Resources(gpus_per_node=asked), ClusterProfile(name="live", node_types={"a100x8": NODE}))
+@pytest.mark.parametrize(("gpus", "notice_count"), [(None, 1), (0, 0), (8, 0)])
+def test_unrequested_gpus_give_a_notice(gpus: int | None, notice_count: int) -> None:
+    found = resolve(Resources(gpus_per_node=gpus), ClusterProfile(name="live", node_types={"a100x8": NODE}))
     assert found.layout is not None
-    assert found.layout.gpus_per_node == (asked or 0)
+    assert found.layout.gpus_per_node == (gpus or 0)
     notice = "no GPUs requested: a100x8 nodes have 8; request GPUs with --gpus-per-node"
-    assert found.notices == [notice] * told
+    assert found.notices == [notice] * notice_count
 
 
 def test_single_process_layout_has_all_gpus_and_cpus() -> None:
@@ -53,7 +53,7 @@ def test_single_process_layout_has_all_gpus_and_cpus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "problem"),
+    ("values", "problem"),
     [
         ({"nodes": 0}, "--nodes must be at least 1, not 0"),
         ({"nodes": -3}, "--nodes must be at least 1, not -3"),
@@ -66,14 +66,14 @@ def test_single_process_layout_has_all_gpus_and_cpus() -> None:
         ({"node_type": "h100"}, "no such type (a100x8)"),
     ],
 )
-def test_request_beyond_a_node_is_a_problem(asked: dict[str, Any], problem: str) -> None:
-    result = resolve(Resources(**asked), PROFILE)
+def test_request_beyond_a_node_is_a_problem(values: dict[str, Any], problem: str) -> None:
+    result = resolve(Resources(**values), PROFILE)
     assert result.layout is None
     assert any(problem in line for line in result.problems), result.problems
 
 
 @pytest.mark.parametrize(
-    ("customs", "gpus", "mem", "told"),
+    ("customs", "gpus", "mem", "notice_count"),
     [
         ({"default_mem": Memory(0)}, None, "0", 0),
         ({"default_mem": Memory(0)}, 2, "None", 1),
@@ -83,32 +83,32 @@ def test_request_beyond_a_node_is_a_problem(asked: dict[str, Any], problem: str)
     ],
 )
 def test_all_node_memory_is_requested_only_with_all_gpus(
-    customs: dict[str, Any], gpus: int | None, mem: str, told: int
+    customs: dict[str, Any], gpus: int | None, mem: str, notice_count: int
 ) -> None:
     site = replace(PROFILE, slurm=SlurmCustoms(**customs))
     found = resolve(Resources(gpus_per_node=gpus), site)
     assert found.layout is not None
     assert str(found.layout.mem) == mem
-    assert sum("--mem" in line for line in found.notices) == told
+    assert sum("--mem" in line for line in found.notices) == notice_count
 
 
-@pytest.mark.parametrize(("exclusive", "told"), [(False, 1), (True, 0)])
-def test_unknown_cpu_count_gives_a_notice(exclusive: bool, told: int) -> None:
+@pytest.mark.parametrize(("exclusive", "notice_count"), [(False, 1), (True, 0)])
+def test_unknown_cpu_count_gives_a_notice(exclusive: bool, notice_count: int) -> None:
     node = NodeType(gpus=Gpus(model="A100", count=8))
     site = replace(PROFILE, node_types={"a100x8": node}, slurm=SlurmCustoms(exclusive=exclusive))
     found = resolve(Resources(), site)
-    assert sum("CPUs of a100x8 nodes is not known" in line for line in found.notices) == told
+    assert sum("CPUs of a100x8 nodes is not known" in line for line in found.notices) == notice_count
     assert not any("CPUs" in line for line in resolve(Resources(cpus_per_task=4), site).notices)
 
 
 @pytest.mark.parametrize(
-    ("count", "told"), [(1, "the GPU of each gh200 node"), (4, "all 4 GPUs of each gh200 node")]
+    ("count", "beginning"), [(1, "the GPU of each gh200 node"), (4, "all 4 GPUs of each gh200 node")]
 )
-def test_number_words_match_the_gpu_count(count: int, told: str) -> None:
+def test_number_words_match_the_gpu_count(count: int, beginning: str) -> None:
     node = NodeType(sockets=1, cores_per_socket=72, gpus=Gpus(model="GH200", count=count))
     profile = ClusterProfile(name="one", node_types={"gh200": node}, default_node_type="gh200")
     [notice] = resolve(Resources(), profile).notices
-    assert notice.startswith(told)
+    assert notice.startswith(beginning)
     [problem] = resolve(Resources(ntasks_per_node=1, cpus_per_task=100), profile).problems
     assert "1 rank x 100 CPUs = 100 CPUs per node" in problem
 

@@ -377,7 +377,7 @@ def test_unknown_launcher_options_reach_the_launcher(name: str, program: str, re
 
 
 @pytest.mark.parametrize(
-    ("name", "option", "told"),
+    ("name", "option", "message"),
     [
         ("torchrun", "nproc-per-node", "use --nodes and --ntasks-per-node"),
         ("torchrun", "nproc_per_node", "use --nodes and --ntasks-per-node"),
@@ -393,8 +393,8 @@ def test_unknown_launcher_options_reach_the_launcher(name: str, program: str, re
         ("torchrun", "a b", "not a valid option name"),
     ],
 )
-def test_launcher_options_set_by_dtslurm_are_refused(name: str, option: str, told: str) -> None:
-    assert told in problems(name, job(name, launcher_options={option: "2"}))
+def test_launcher_options_set_by_dtslurm_are_refused(name: str, option: str, message: str) -> None:
+    assert message in problems(name, job(name, launcher_options={option: "2"}))
 
 
 def test_dashes_and_underscores_in_launcher_options_are_equivalent(render_job: Render) -> None:
