@@ -16,8 +16,8 @@ def line(rank: int | None, text: str, attempt: int = 0, task: str | None = None)
     return LogLine(source=source, text=text, rank=rank, attempt=attempt, task=task)
 
 
-def rank_texts(found: list[Folded]) -> list[tuple[str, str]]:
-    return [(rank_set(item.ranks), item.line.text) for item in found]
+def rank_texts(folded_lines: list[Folded]) -> list[tuple[str, str]]:
+    return [(rank_set(item.ranks), item.line.text) for item in folded_lines]
 
 
 def test_folder_merges_equal_lines_of_many_ranks() -> None:
