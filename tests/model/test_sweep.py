@@ -100,7 +100,7 @@ def test_a_condition_that_cannot_be_evaluated_is_reported_with_the_point() -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("uniform(0)", "two numbers"),
         ("uniform(1, 0)", "less than"),
@@ -113,8 +113,8 @@ def test_a_condition_that_cannot_be_evaluated_is_reported_with_the_point() -> No
         ("uniform(nan, 1)", "finite"),
     ],
 )
-def test_an_invalid_distribution_is_refused(text: str, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_an_invalid_distribution_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Distribution.parse(text)
 
 
