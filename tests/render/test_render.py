@@ -196,9 +196,11 @@ def test_the_early_signal_is_rendered_only_on_request(render_job: Render) -> Non
     assert asked.count("trap '' USR2") == 2
 
 
-@pytest.mark.parametrize("asked", [{}, {"max_restarts": 2}], ids=["plain", "supervised"])
-def test_f24_a_new_attempt_does_not_overwrite_earlier_logs(asked: dict[str, Any], render_job: Render) -> None:
-    script = render_job("slurm", "srun", account=None, **asked).script
+@pytest.mark.parametrize("options", [{}, {"max_restarts": 2}], ids=["plain", "supervised"])
+def test_f24_a_new_attempt_does_not_overwrite_earlier_logs(
+    options: dict[str, Any], render_job: Render
+) -> None:
+    script = render_job("slurm", "srun", account=None, **options).script
     assert "#SBATCH --open-mode=append\n" in script
     assert 'logs="$DTSLURM_RUN_DIR/logs/$DTSLURM_ATTEMPT"' in script
     assert "/logs/rank-" not in script  # nothing of a rank is kept outside of its attempt
@@ -302,7 +304,7 @@ def test_variables_given_by_the_user_are_not_expanded(render_job: Render) -> Non
 
 
 @pytest.mark.parametrize(
-    ("launcher", "asked", "written"),
+    ("launcher", "options", "written"),
     [
         ("torchrun", {}, "no-requeue"),
         ("torchrun", {"health_check": True}, "no-requeue"),
@@ -321,21 +323,21 @@ def test_variables_given_by_the_user_are_not_expanded(render_job: Render) -> Non
     ],
 )
 def test_slurm_requeue_is_enabled_only_for_runs_that_can_resume(
-    render_job: Render, launcher: str, asked: dict[str, Any], written: str
+    render_job: Render, launcher: str, options: dict[str, Any], written: str
 ) -> None:
-    script = render_job("a100x8-ib", launcher, **asked).script
+    script = render_job("a100x8-ib", launcher, **options).script
     assert re.findall(r"^#SBATCH --((?:no-)?requeue)$", script, re.MULTILINE) == [written]
-    assert ("--go-on-by=afterany" in script) is (asked == {"max_restarts": 1, "requeue": False})
+    assert ("--go-on-by=afterany" in script) is (options == {"max_restarts": 1, "requeue": False})
 
 
 @pytest.mark.parametrize(("custom", "written"), [("forbidden", "no-requeue"), ("required", "requeue")])
-@pytest.mark.parametrize("asked", [{}, {"max_restarts": 1}])
+@pytest.mark.parametrize("options", [{}, {"max_restarts": 1}])
 def test_the_requeue_setting_of_the_profile_takes_precedence(
-    render_job: Render, custom: Any, written: str, asked: dict[str, Any]
+    render_job: Render, custom: Any, written: str, options: dict[str, Any]
 ) -> None:
     profile = load_profile("a100x8-ib")
     profile = replace(profile, slurm=replace(profile.slurm, requeue=custom))
-    script = render_job(profile, "torchrun", **asked).script
+    script = render_job(profile, "torchrun", **options).script
     assert re.findall(r"^#SBATCH --((?:no-)?requeue)$", script, re.MULTILINE) == [written]
 
 
@@ -378,7 +380,7 @@ def test_ranks_are_bound_to_the_cpus_near_their_gpus_by_every_launcher(
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "options",
     [
         {"gpus_per_node": 4},
         {"ntasks_per_node": 4},
@@ -387,6 +389,6 @@ def test_ranks_are_bound_to_the_cpus_near_their_gpus_by_every_launcher(
     ],
 )
 def test_ranks_are_not_bound_if_the_cpus_may_belong_to_other_jobs(
-    asked: dict[str, Any], render_job: Render
+    options: dict[str, Any], render_job: Render
 ) -> None:
-    assert "taskset" not in render_job("lumi", "torchrun", **asked).script
+    assert "taskset" not in render_job("lumi", "torchrun", **options).script
