@@ -25,14 +25,14 @@ def jobs(ids: Sequence[str]) -> list[JobStatus]:
 
 
 @given(st.lists(IDS, max_size=12), IDS)
-def test_job_table_finds_the_same_jobs_as_matching_each_job(listed: list[str], asked: str) -> None:
-    found = JobTable(jobs(listed)).covering(asked)
-    assert [job.job_id for job in found] == [one for one in listed if matches_job_id(one, asked)]
+def test_job_table_finds_the_same_jobs_as_matching_each_job(listed: list[str], requested_id: str) -> None:
+    found = JobTable(jobs(listed)).covering(requested_id)
+    assert [job.job_id for job in found] == [one for one in listed if matches_job_id(one, requested_id)]
 
 
 @given(st.lists(IDS.filter(lambda one: "_" in one), max_size=8), st.lists(IDS, max_size=8))
-def test_unlisted_returns_jobs_that_no_listed_job_covers(gone: list[str], listed: list[str]) -> None:
-    ours = [one for one in gone if one.startswith("17_")]
+def test_unlisted_returns_jobs_that_no_listed_job_covers(missing_ids: list[str], listed: list[str]) -> None:
+    ours = [one for one in missing_ids if one.startswith("17_")]
     present = [one for one in listed if one.startswith("17_")]
     found = [job.job_id for job in select_unlisted_tasks(jobs(ours), jobs(present))]
     assert found == [one for one in ours if not any(matches_job_id(other, one) for other in present)]

@@ -17,7 +17,7 @@ def answer(*lines: str) -> Completed:
 
 
 @pytest.mark.parametrize(
-    ("asked", "lines", "found"),
+    ("job_ids", "lines", "partial_result"),
     [
         (["23"], ["23_0-1: No error", f"23_2-3: {WAITS}"], PartialResult(("23",), ("23_2-3",))),
         (["23", "7"], ["23_0-1: No error", f"{WAITS} for job 7"], PartialResult(("23",), ("7",))),
@@ -31,13 +31,13 @@ def answer(*lines: str) -> Completed:
     ],
 )
 def test_requeue_answer_separates_requeued_and_waiting_tasks(
-    asked: list[str], lines: list[str], found: PartialResult
+    job_ids: list[str], lines: list[str], partial_result: PartialResult
 ) -> None:
-    assert parse_partial_result(asked, answer(*lines)) == found
+    assert parse_partial_result(job_ids, answer(*lines)) == partial_result
 
 
 @pytest.mark.parametrize(
-    ("asked", "lines"),
+    ("job_ids", "lines"),
     [
         (["7", "23_3"], [f"{WAITS} for job 7", f"23_2-3: {WAITS}"]),
         (["23_[2-3]"], [f"23_2-3: {WAITS}"]),
@@ -46,6 +46,6 @@ def test_requeue_answer_separates_requeued_and_waiting_tasks(
         (["7"], []),
     ],
 )
-def test_requeue_answer_without_a_requeued_job_is_an_error(asked: list[str], lines: list[str]) -> None:
+def test_requeue_answer_without_a_requeued_job_is_an_error(job_ids: list[str], lines: list[str]) -> None:
     with pytest.raises(SlurmError, match="scontrol requeue"):
-        parse_partial_result(asked, answer(*lines))
+        parse_partial_result(job_ids, answer(*lines))

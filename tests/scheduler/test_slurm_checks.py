@@ -37,7 +37,7 @@ def submission(nodes: int = 1, time: int | None = 600, array: str | None = None,
 
 
 @pytest.mark.parametrize(
-    ("asked", "problem"),
+    ("checked_submission", "problem"),
     [
         (submission(account="ml"), ""),
         (submission(nodes=5), "at most 4 (MaxNodes)"),
@@ -55,8 +55,8 @@ def submission(nodes: int = 1, time: int | None = 600, array: str | None = None,
         (submission(array="0-999"), ""),
     ],
 )
-def test_submission_is_checked_against_partition_limits(asked: Submission, problem: str) -> None:
-    problems = check(asked, PARTITIONS, {"MaxArraySize": "1000"})
+def test_submission_is_checked_against_partition_limits(checked_submission: Submission, problem: str) -> None:
+    problems = check(checked_submission, PARTITIONS, {"MaxArraySize": "1000"})
     assert bool(problems) is bool(problem)
     assert problem in " ".join(problems)
 
