@@ -390,8 +390,8 @@ def submitted_once(tmp_path: Path) -> tuple[Context, Prepared]:
     return context, prepare(context, request, standalone=False)
 
 
-def known(context: Context, prepared: Prepared, told: object, rest: str = "\0") -> JobRecord | None:
-    document = told if isinstance(told, str) else json.dumps(told)
+def known(context: Context, prepared: Prepared, remote_record: object, rest: str = "\0") -> JobRecord | None:
+    document = remote_record if isinstance(remote_record, str) else json.dumps(remote_record)
     cluster: Any = SimpleNamespace(
         remote=True, name="far", path="/profiles/far.yaml", transport=Telling(f"{document}\0{rest}")
     )
@@ -470,13 +470,13 @@ def test_malformed_remote_record_is_a_transport_error(
         known(context, prepared, record_of(prepared, **changes))
 
 
-@pytest.mark.parametrize("told", ["x", "[]", "7", "[" * 100_000])
+@pytest.mark.parametrize("remote_record", ["x", "[]", "7", "[" * 100_000])
 def test_undecodable_remote_record_is_a_transport_error(
-    submitted_once: tuple[Context, Prepared], told: str
+    submitted_once: tuple[Context, Prepared], remote_record: str
 ) -> None:
     context, prepared = submitted_once
     with pytest.raises(TransportError):
-        known(context, prepared, told)
+        known(context, prepared, remote_record)
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def file(mode: int, user: int = 1000, group: int = 1000) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("found", "env", "user", "told"),
+    ("file_status", "env", "user", "reason_part"),
     [
         (file(0o600), {}, 1000, None),
         (file(0o644, user=0), {}, 1000, None),
@@ -138,7 +138,7 @@ def file(mode: int, user: int = 1000, group: int = 1000) -> Any:
     ],
 )
 def test_distrust_reason_follows_owner_and_mode(
-    found: Any, env: dict[str, str], user: int, told: str | None, monkeypatch: pytest.MonkeyPatch
+    file_status: Any, env: dict[str, str], user: int, reason_part: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def group(number: int) -> Any:
         known = {1000: ("me", []), 2000: ("team", ["me"]), 3000: ("shared", [])}
@@ -148,9 +148,9 @@ def test_distrust_reason_follows_owner_and_mode(
     monkeypatch.setattr(os, "geteuid", lambda: user)
     monkeypatch.setattr(grp, "getgrgid", group)
     monkeypatch.setattr(pwd, "getpwuid", lambda number: SimpleNamespace(pw_name="me"))
-    why = files.find_distrust_reason(found, env)
-    assert (why is None) == (told is None)
-    assert (told or "") in (why or "")
+    why = files.find_distrust_reason(file_status, env)
+    assert (why is None) == (reason_part is None)
+    assert (reason_part or "") in (why or "")
 
 
 @pytest.mark.parametrize("what", ASKS)

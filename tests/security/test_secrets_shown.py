@@ -65,7 +65,7 @@ def test_no_page_shows_a_secret_of_the_environment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "hidden_text"),
     [
         ("a gold-key b", "a (hidden) b"),
         ("TOKENS=2048 short x1", "TOKENS=2048 short x1"),
@@ -74,9 +74,11 @@ def test_no_page_shows_a_secret_of_the_environment(tmp_path: Path) -> None:
         ("", ""),
     ],
 )
-def test_secrets_are_hidden_in_text(text: str, shown: str) -> None:
+def test_secrets_are_hidden_in_text(text: str, hidden_text: str) -> None:
     env = [["API_KEY", "gold-key"], ["TOKENS", "2048"], ["MAX_TOKEN", "x1"], ["SEED_TOKEN", None]]
-    assert hide_secrets(text, {"spec": {"env": env}, "request": {"env": ["HF_TOKEN=gold-key"]}}) == shown
+    assert (
+        hide_secrets(text, {"spec": {"env": env}, "request": {"env": ["HF_TOKEN=gold-key"]}}) == hidden_text
+    )
 
 
 @pytest.mark.parametrize(
