@@ -43,8 +43,8 @@ def run_view(folder: Path, *statuses: JobStatus, **values: Any) -> RunView:
     return RunView(record, statuses or (JobStatus(job_id="17", state=JobState.RUNNING),))
 
 
-def state_words(found: RunView) -> str:
-    [seen] = add_activity([found], NOW)
+def state_words(view: RunView) -> str:
+    [seen] = add_activity([view], NOW)
     return seen.words_of(seen.statuses)
 
 

@@ -49,8 +49,8 @@ def record(run: Path) -> JobRecord:
     )
 
 
-def file_names(found: list[artifacts.Artifact]) -> list[str]:
-    return [Path(one.path).name for one in found]
+def file_names(artifacts_of_run: list[artifacts.Artifact]) -> list[str]:
+    return [Path(one.path).name for one in artifacts_of_run]
 
 
 def test_the_artifact_list_merges_entries_and_skips_malformed_lines(record: JobRecord) -> None:

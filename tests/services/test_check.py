@@ -164,14 +164,14 @@ def test_signal_names_and_lead_times_are_checked() -> None:
     assert "not one of HUP" in job_checks.check_signal("FOO", 60)[0]
 
 
-@pytest.mark.parametrize(("lead", "refused", "told"), [(600, 1, 1), (599, 0, 1), (300, 0, 0)])
+@pytest.mark.parametrize(("lead", "refused", "notice_count"), [(600, 1, 1), (599, 0, 1), (300, 0, 0)])
 def test_a_signal_lead_time_near_the_time_limit_is_warned_about_or_refused(
-    lead: int, refused: int, told: int
+    lead: int, refused: int, notice_count: int
 ) -> None:
     spec = JobSpec(name="x", script="x.py", work_dir="/w", launcher="srun", signal_before=lead)
     limit = Walltime(600)
     assert len(job_checks.find_rule_conflicts(spec, ClusterProfile(name="x"), layout_of(1, limit))) == refused
-    assert len(job_checks.note_lead_time(None, lead, limit)) == told
+    assert len(job_checks.note_lead_time(None, lead, limit)) == notice_count
 
 
 def test_a_signal_without_a_lead_time_causes_a_notice() -> None:
@@ -193,7 +193,7 @@ def job_with(*options: str, resources: Resources | None = None) -> JobSpec:
 
 
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "message"),
     [
         ("--nodes=3", "use -N/--nodes"),
         ("--arr=1-3", "use -a/--array"),
@@ -213,10 +213,10 @@ def job_with(*options: str, resources: Resources | None = None) -> JobSpec:
         ("-N3", "not a long option of sbatch"),
     ],
 )
-def test_sbatch_options_that_conflict_with_the_script_are_refused(option: str, told: str) -> None:
+def test_sbatch_options_that_conflict_with_the_script_are_refused(option: str, message: str) -> None:
     [problem] = job_checks.check_sbatch_options(job_with(option), None)
     assert problem.removeprefix("--sbatch ").startswith(f"'{option}'")
-    assert told in problem
+    assert message in problem
 
 
 def test_all_other_sbatch_options_are_accepted() -> None:

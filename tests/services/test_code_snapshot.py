@@ -75,14 +75,14 @@ def test_a_snapshot_job_submitted_in_a_subfolder_runs_in_that_subfolder(context:
     assert spec.work_dir.endswith("/code/sub")
 
 
-@pytest.mark.parametrize("asked", [{"code_include": ("data/",)}, {"code_exclude": ("sub/",)}])
-def test_code_include_and_code_exclude_imply_a_snapshot(context: Context, asked: dict[str, object]) -> None:
-    assert prepare_job(context, **asked).code is not None
+@pytest.mark.parametrize("options", [{"code_include": ("data/",)}, {"code_exclude": ("sub/",)}])
+def test_code_include_and_code_exclude_imply_a_snapshot(context: Context, options: dict[str, object]) -> None:
+    assert prepare_job(context, **options).code is not None
 
 
-@pytest.mark.parametrize("asked", [{"snapshot": False, "code_include": ("data/",)}, {"chdir": "."}])
-def test_no_snapshot_and_chdir_disable_the_snapshot(context: Context, asked: dict[str, object]) -> None:
-    prepared = prepare_job(context, **asked)
+@pytest.mark.parametrize("options", [{"snapshot": False, "code_include": ("data/",)}, {"chdir": "."}])
+def test_no_snapshot_and_chdir_disable_the_snapshot(context: Context, options: dict[str, object]) -> None:
+    prepared = prepare_job(context, **options)
     assert prepared.code is None
     assert prepared.submission.spec.work_dir == str(context.cwd)
 

@@ -89,7 +89,7 @@ def test_a_job_id_reused_by_another_job_is_not_changed(
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize(
-    ("job", "shown"),
+    ("job", "queued_statuses"),
     [
         ("51", [OURS]),
         ("51", []),  # it left the queue: that cannot be told
@@ -100,9 +100,9 @@ def test_a_job_id_reused_by_another_job_is_not_changed(
     ],
 )
 def test_the_job_of_the_run_is_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, job: str, shown: list[JobStatus]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, job: str, queued_statuses: list[JobStatus]
 ) -> None:
-    queue = Queue(*shown)
+    queue = Queue(*queued_statuses)
     assert change_job(tmp_path, monkeypatch, verb, queue, job).done == [job]
     assert queue.changed == [[job]]
     place = tmp_path / "tasks" / "2" if "_" in job else tmp_path

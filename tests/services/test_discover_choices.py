@@ -48,14 +48,14 @@ def node_kind(
 
 def probe_options(
     groups: list[Kind],
-    wanted: DiscoverOptions | None = None,
+    options: DiscoverOptions | None = None,
     customs: SlurmCustoms | None = None,
     partitions: tuple[PartitionInfo, ...] = (),
 ) -> tuple[dict[str, list[str]], list[str]]:
     profile = ClusterProfile(name="lab", slurm=customs or SlurmCustoms())
     names = {one.name: one.name for one in groups}
     targets, notices = choose_targets(
-        groups, names, wanted or DiscoverOptions(), profile, Survey(partitions=partitions)
+        groups, names, options or DiscoverOptions(), profile, Survey(partitions=partitions)
     )
     return {one.name: list(one.options) for one in targets}, notices
 
@@ -88,7 +88,7 @@ def test_a_probe_job_uses_the_options_that_the_profile_requires() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "customs", "live", "partition"),
+    ("partitions", "customs", "live", "partition"),
     [
         (("b",), "a", (), "b"),
         ((), "b", (), "b"),
@@ -104,11 +104,11 @@ def test_a_probe_job_uses_the_options_that_the_profile_requires() -> None:
     ],
 )  # fmt: skip
 def test_a_probe_chooses_its_partition_by_option_profile_and_live_state(
-    wanted: tuple[str, ...], customs: str | None, live: tuple[PartitionInfo, ...], partition: str
+    partitions: tuple[str, ...], customs: str | None, live: tuple[PartitionInfo, ...], partition: str
 ) -> None:
     group = node_kind("g", "IDLE", gpus=1, partitions=("a", "b"))
     found, _ = probe_options(
-        [group], DiscoverOptions(partitions=wanted), SlurmCustoms(partition=customs), live
+        [group], DiscoverOptions(partitions=partitions), SlurmCustoms(partition=customs), live
     )
     assert f"--partition={partition}" in found["g"]
 
@@ -135,7 +135,7 @@ def test_nodes_that_are_not_probed_are_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "there", "found", "equal"),
+    ("key", "there", "measured_value", "equal"),
     [
         ("title", "Lab ", "lab", True),
         ("memory", "500G", "480G", True),
@@ -147,8 +147,10 @@ def test_nodes_that_are_not_probed_are_listed() -> None:
         ("count", "8", "4", False),
     ],
 )
-def test_same_compares_profile_values_with_tolerance(key: str, there: str, found: str, equal: bool) -> None:
-    assert means_same(there, Fact(("node_types", "a", key), found, "x")) is equal
+def test_same_compares_profile_values_with_tolerance(
+    key: str, there: str, measured_value: str, equal: bool
+) -> None:
+    assert means_same(there, Fact(("node_types", "a", key), measured_value, "x")) is equal
 
 
 def test_only_values_that_differ_from_the_parent_profile_are_kept() -> None:

@@ -130,7 +130,7 @@ def test_hugging_face_export_keeps_the_files_of_the_artifact(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "target"),
     [
         ("here", ("folder", "here")),
         ("./hf:x", ("folder", "./hf:x")),
@@ -138,8 +138,8 @@ def test_hugging_face_export_keeps_the_files_of_the_artifact(tmp_path: Path) -> 
         ("mlflow:my:model", ("mlflow", "my:model")),
     ],
 )
-def test_the_export_target_is_parsed_from_its_prefix(text: str, found: tuple[str, str]) -> None:
-    assert export.target_of(text) == found
+def test_the_export_target_is_parsed_from_its_prefix(text: str, target: tuple[str, str]) -> None:
+    assert export.target_of(text) == target
 
 
 def test_an_artifact_is_described_line_by_line() -> None:

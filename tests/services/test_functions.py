@@ -106,13 +106,13 @@ def test_an_invalid_time_limit_of_a_function_is_refused(
         made._internal_process_submissions([utils.DelayedSubmission(print)])
 
 
-@pytest.mark.parametrize(("asked", "tasks"), [({}, 1), ({"tasks_per_node": 4}, 4)])
+@pytest.mark.parametrize(("options", "tasks"), [({}, 1), ({"tasks_per_node": 4}, 4)])
 def test_a_function_runs_as_one_task_per_node_by_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, int], tasks: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, int], tasks: int
 ) -> None:
     seen = Echo(monkeypatch)
     made = dtslurm.Executor(tmp_path, profile="local")
-    made.update_parameters(gpus_per_node=8, **asked)
+    made.update_parameters(gpus_per_node=8, **options)
     made._internal_process_submissions([utils.DelayedSubmission(print)])
     assert seen.options["ntasks_per_node"] == tasks
 

@@ -231,7 +231,7 @@ def test_describe_failure_gives_exit_code_signal_or_reason(
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "event_names"),
     [
         ("started submitted ended", "submitted started ended"),  # the job was faster than sbatch's answer
         ("checked started attempt submitted ended", "checked submitted started attempt ended"),
@@ -241,6 +241,8 @@ def test_describe_failure_gives_exit_code_signal_or_reason(
         ("", ""),
     ],
 )
-def test_queued_first_puts_the_submission_event_before_the_start_event(written: str, told: str) -> None:
+def test_queued_first_puts_the_submission_event_before_the_start_event(
+    written: str, event_names: str
+) -> None:
     events = service.move_submission_first([{"event": word} for word in written.split()])
-    assert [event["event"] for event in events] == told.split()
+    assert [event["event"] for event in events] == event_names.split()

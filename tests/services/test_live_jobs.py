@@ -46,7 +46,7 @@ def run_telemetry(*ranks: RankTelemetry, **values: Any) -> RunTelemetry:
 
 
 def replace_job_and_record_steps(
-    monkeypatch: pytest.MonkeyPatch, seen: RunTelemetry, *statuses: JobStatus, answer: Any = None
+    monkeypatch: pytest.MonkeyPatch, telemetry: RunTelemetry, *statuses: JobStatus, answer: Any = None
 ) -> list[list[str]]:
     """Replace the telemetry and the states of a job; return the started steps."""
     steps: list[list[str]] = []
@@ -61,7 +61,7 @@ def replace_job_and_record_steps(
     cluster = SimpleNamespace(profile=SimpleNamespace(scheduler="slurm"), transport=SimpleNamespace(run=run))
     monkeypatch.setattr(Context, "cluster_of", lambda *_: cluster)
     monkeypatch.setattr(live, "views", lambda _, records: [RunView(records[0], statuses or (RUNNING,))])
-    monkeypatch.setattr(live, "read_telemetry", lambda *_, **__: seen)
+    monkeypatch.setattr(live, "read_telemetry", lambda *_, **__: telemetry)
     return steps
 
 
@@ -173,7 +173,7 @@ def test_no_step_is_started_if_the_ranks_exceed_the_argument_limit(monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("seen", "status", "told"),
+    ("telemetry", "status", "message"),
     [
         (
             run_telemetry(rank_telemetry()),
@@ -189,10 +189,10 @@ def test_no_step_is_started_if_the_ranks_exceed_the_argument_limit(monkeypatch: 
     ],
 )
 def test_diagnose_live_refuses_a_job_that_is_not_running(
-    monkeypatch: pytest.MonkeyPatch, seen: RunTelemetry, status: JobStatus, told: str
+    monkeypatch: pytest.MonkeyPatch, telemetry: RunTelemetry, status: JobStatus, message: str
 ) -> None:
-    replace_job_and_record_steps(monkeypatch, seen, status)
-    with pytest.raises(RequestInvalid, match=told):
+    replace_job_and_record_steps(monkeypatch, telemetry, status)
+    with pytest.raises(RequestInvalid, match=message):
         live.diagnose_live(Context(), RECORD)
 
 

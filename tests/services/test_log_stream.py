@@ -49,17 +49,17 @@ def test_a_log_stream_without_follow_ends_after_the_existing_lines(run: Run) -> 
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    ("lines", "last_lines"),
     [(0, b""), (1, b"e\n"), (2, b"d\ne\n"), (9, b"a\nb\nc\nd\ne\n")],
 )
-def test_a_log_stream_can_begin_with_the_last_lines(run: Run, lines: int, told: bytes) -> None:
+def test_a_log_stream_can_begin_with_the_last_lines(run: Run, lines: int, last_lines: bytes) -> None:
     run.write(0, b"a\nb\nc\nd\ne\n")
     with follow_logs(run, lines=lines) as reader:
         reader.until_mark(Mark.CAUGHT_UP)
         run.write(0, b"more\n")
         run.write(1, b"whole\nof it\n")
         reader.wait_until(lambda: reader.text(0).endswith(b"more\n") and reader.text(1).endswith(b"of it\n"))
-        assert reader.text(0) == told + b"more\n"
+        assert reader.text(0) == last_lines + b"more\n"
         assert reader.text(1) == b"whole\nof it\n"
 
 

@@ -127,7 +127,7 @@ class Babbling(LocalTransport):
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "message"),
     [
         ("print('what?')", "ended"),
         ("import os\nwhile 1: os.write(1, b'y' * 65536)", "megabyte"),
@@ -139,10 +139,10 @@ class Babbling(LocalTransport):
         ("raise SystemExit(3)", "exit code 3"),
     ],
 )
-def test_c14_malformed_output_of_a_log_follower_is_an_error(run: Run, script: str, told: str) -> None:
+def test_c14_malformed_output_of_a_log_follower_is_an_error(run: Run, script: str, message: str) -> None:
     with (
         LogStream(Babbling(script), LogRequest(str(run.path))) as stream,
-        pytest.raises(TransportError, match=told),
+        pytest.raises(TransportError, match=message),
     ):
         Reader(stream).until_mark(Mark.END)
 

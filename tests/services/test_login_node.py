@@ -99,12 +99,12 @@ def test_a_login_node_is_usable_with_one_python_of_any_usual_name(
     assert find_remote_python(context, fake_cluster(here))
 
 
-@pytest.mark.parametrize("kept", ["", "[]", '{"host": 1}', '{"nonsense": 1}'])
-def test_a_damaged_login_node_cache_is_replaced(context: Context, kept: str) -> None:
+@pytest.mark.parametrize("cached_text", ["", "[]", '{"host": 1}', '{"nonsense": 1}'])
+def test_a_damaged_login_node_cache_is_replaced(context: Context, cached_text: str) -> None:
     login = Login(TOLD)
     path = cache_path(context, fake_cluster(login))
     path.parent.mkdir(parents=True)
-    path.write_text(kept)
+    path.write_text(cached_text)
     assert query_login_node(context, fake_cluster(login)).host == "login1"
     assert json.loads(path.read_text())["home"] == "/home/ada"
 
@@ -173,20 +173,20 @@ def test_a_container_job_requires_its_image_and_mounts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("answer", "messages"),
     [
         ({"free": "10", "files": "50"}, ["is full: 10.0 KiB are free", "has room for only 50 more files"]),
         ({"free": "99999999", "files": "0"}, []),
         ({"free": "?", "files": ""}, []),
     ],
 )
-def test_a_full_disk_under_the_run_root_is_reported(found: dict[str, str], told: list[str]) -> None:
-    said = list(preflight._space(found, "/runs/a"))
-    assert [words in line for words, line in zip(told, said, strict=True)] == [True] * len(told)
+def test_a_full_disk_under_the_run_root_is_reported(answer: dict[str, str], messages: list[str]) -> None:
+    said = list(preflight._space(answer, "/runs/a"))
+    assert [words in line for words, line in zip(messages, said, strict=True)] == [True] * len(messages)
 
 
 @pytest.mark.parametrize(
-    ("there", "told"),
+    ("there", "messages"),
     [
         ("1000", []),
         ("?", []),
@@ -194,8 +194,8 @@ def test_a_full_disk_under_the_run_root_is_reported(found: dict[str, str], told:
         ("500", ["the cluster's clock is 500 s behind this machine's"]),
     ],
 )
-def test_a_cluster_clock_that_differs_is_reported(there: str, told: list[str]) -> None:
-    assert list(preflight._clock(there, 999.0, 1001.0)) == told
+def test_a_cluster_clock_that_differs_is_reported(there: str, messages: list[str]) -> None:
+    assert list(preflight._clock(there, 999.0, 1001.0)) == messages
 
 
 # ---- Ways to a cluster ----

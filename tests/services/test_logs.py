@@ -165,8 +165,8 @@ def test_a_slow_scheduler_does_not_delay_log_lines(
     assert seen == ["first", "second"]
 
 
-def read_lines(run: Run, record: JobRecord, wanted: LogFilter) -> list[str]:
-    return texts([item for items in logs.read(Context(), record, wanted) for item in items])
+def read_lines(run: Run, record: JobRecord, log_filter: LogFilter) -> list[str]:
+    return texts([item for items in logs.read(Context(), record, log_filter) for item in items])
 
 
 def test_tail_applies_to_the_lines_that_match_grep(run: Run, record: JobRecord) -> None:

@@ -41,13 +41,13 @@ def test_missing_folders_and_interpreters_are_reported_together(context: Context
 
 
 @pytest.mark.parametrize(
-    "asked", [{"dependency": "afterok:99"}, {"dependency": "afterok:99", "python": "/no/python"}]
+    "options", [{"dependency": "afterok:99"}, {"dependency": "afterok:99", "python": "/no/python"}]
 )
 def test_no_check_is_not_suggested_if_the_scheduler_refuses_the_job(
-    context: Context, asked: dict[str, object]
+    context: Context, options: dict[str, object]
 ) -> None:
     with pytest.raises(RequestInvalid, match="there is no job 99") as caught:
-        prepare_job(context, "local", **asked)
+        prepare_job(context, "local", **options)
     assert "--no-check" not in caught.value.hint
 
 
@@ -77,18 +77,18 @@ def test_an_interpreter_without_the_module_of_the_launcher_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("options", "said"),
     [
         ({"nodelist": "n9"}, "Invalid node name"),
         ({"partition": "main", "sbatch": ("--licenses=none",)}, "[Ll]icense"),
     ],
 )
 def test_a_request_that_slurm_refuses_in_its_dry_run_is_refused(
-    context: Context, slurm_env: SlurmLab, asked: dict[str, object], said: str
+    context: Context, slurm_env: SlurmLab, options: dict[str, object], said: str
 ) -> None:
     context.env = {**context.env, **slurm_env.env}
     with pytest.raises(RequestInvalid, match=said) as caught:
-        prepare_job(context, "slurm", **asked)
+        prepare_job(context, "slurm", **options)
     assert "--no-check" not in caught.value.hint
 
 

@@ -77,7 +77,7 @@ def test_a_restart_that_slurm_could_not_start_is_reported(record: JobRecord) -> 
 
 
 @pytest.mark.parametrize(
-    ("state", "code", "told"),
+    ("state", "code", "description"),
     [
         (JobState.TIMEOUT, 143, "the time limit was reached"),
         (JobState.TIMEOUT, 1, "rank 2 failed first, exit code 1"),
@@ -87,13 +87,13 @@ def test_a_restart_that_slurm_could_not_start_is_reported(record: JobRecord) -> 
     ],
 )
 def test_ranks_that_slurm_killed_are_not_named_as_first_failure(
-    tmp_path: Path, state: JobState, code: int, told: str
+    tmp_path: Path, state: JobState, code: int, description: str
 ) -> None:
     ranks = tmp_path / "ranks" / "0"
     ranks.mkdir(parents=True)
     (ranks / "first-failure").write_text(f"2 {code}\n")
     (tmp_path / "logs" / "0").mkdir(parents=True)
-    assert describe_failure(RunDir(tmp_path), replace(ENDED, state=state, exit_code=code)) == told
+    assert describe_failure(RunDir(tmp_path), replace(ENDED, state=state, exit_code=code)) == description
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_a_row_has_the_requested_size_until_slurm_reports_the_size(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("seen", "about", "fix", "never"),
+    ("status", "about", "fix", "never"),
     [
         (
             job_status(state=JobState.PENDING, reason="Priority"),
@@ -92,14 +92,14 @@ def test_a_row_has_the_requested_size_until_slurm_reports_the_size(tmp_path: Pat
     ],
 )
 def test_a_row_explains_why_a_run_is_pending_or_how_the_run_ended(
-    tmp_path: Path, seen: JobStatus, about: str, fix: str, never: bool
+    tmp_path: Path, status: JobStatus, about: str, fix: str, never: bool
 ) -> None:
-    [row] = rows_of(RunView(run_record(tmp_path), (seen,)), {})
+    [row] = rows_of(RunView(run_record(tmp_path), (status,)), {})
     assert about in row.about
     assert fix in row.fix
     assert "JOB" not in row.fix
-    assert (row.never, row.over, row.unknown) == (never, seen.terminal, seen.state is JobState.UNKNOWN)
-    assert row.pending is (seen.state is JobState.PENDING)
+    assert (row.never, row.over, row.unknown) == (never, status.terminal, status.state is JobState.UNKNOWN)
+    assert row.pending is (status.state is JobState.PENDING)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_all_staging_problems_are_reported_together(context: Context, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("texts", "told"),
+    ("texts", "message"),
     [
         (("/s1:$TMPDIR/same", "/s2:${TMPDIR}/same"), "$TMPDIR/same, the destination of /s1"),
         (("/s1:/tmp/same", "/s2:/tmp//same/."), "/tmp/same, the destination of /s1"),
@@ -99,9 +99,9 @@ def test_all_staging_problems_are_reported_together(context: Context, tmp_path: 
     ],
 )
 def test_equal_or_nested_staging_paths_are_refused(
-    context: Context, texts: tuple[str, ...], told: str
+    context: Context, texts: tuple[str, ...], message: str
 ) -> None:
-    assert told in refusal_text(context, staging_request(context, stage_in=texts))
+    assert message in refusal_text(context, staging_request(context, stage_in=texts))
 
 
 def test_two_results_with_the_same_destination_are_refused(context: Context) -> None:

@@ -59,7 +59,7 @@ def run_files(tmp_path: Path) -> RunFiles:
     return RunFiles(folder)
 
 
-def record_of(made: RunFiles, **values: Any) -> JobRecord:
+def record_of(run_files: RunFiles, **values: Any) -> JobRecord:
     known = {
         "token": "t",
         "cluster": "local",
@@ -68,7 +68,7 @@ def record_of(made: RunFiles, **values: Any) -> JobRecord:
         "created_at": 0,
         "job_id": "7",
     }
-    return JobRecord(**{**known, "run_dir": str(made.folder), **values})
+    return JobRecord(**{**known, "run_dir": str(run_files.folder), **values})
 
 
 def test_telemetry_combines_ranks_logs_and_records(run_files: RunFiles) -> None:
@@ -171,10 +171,10 @@ SAMPLE: dict[str, Any] = {
 }
 
 
-def write_samples(made: RunFiles, rank: int, count: int, every: float = 5.0, padding: int = 0) -> None:
+def write_samples(run_files: RunFiles, rank: int, count: int, every: float = 5.0, padding: int = 0) -> None:
     for number in range(count):
         nics = {"mlx5_0": {"rx_bytes": number * 5000, "tx_bytes": number * 10_000, "errors": 0}}
-        made.lines(
+        run_files.lines(
             f"node-{rank}.jsonl",
             {**SAMPLE, "node_rank": rank, "time": 1e9 + number * every, "nics": nics, "x": "x" * padding},
         )
@@ -345,10 +345,10 @@ TRACEBACK = b"""[rank2]: Traceback (most recent call last):
 """
 
 
-def write_failed_rank(made: RunFiles, rank: int = 2, **record: Any) -> None:
-    made.start(4)
-    made.rank(0, ended=1010, exit_code=143, signal=15, told_to_end=True)
-    made.rank(rank, log=b"step 1\n" + TRACEBACK, ended=1009, exit_code=1, **record)
+def write_failed_rank(run_files: RunFiles, rank: int = 2, **record: Any) -> None:
+    run_files.start(4)
+    run_files.rank(0, ended=1010, exit_code=143, signal=15, told_to_end=True)
+    run_files.rank(rank, log=b"step 1\n" + TRACEBACK, ended=1009, exit_code=1, **record)
 
 
 def test_the_first_failure_has_its_exception_and_the_line_of_user_code(run_files: RunFiles) -> None:

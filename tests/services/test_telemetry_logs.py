@@ -138,8 +138,10 @@ def run_files(tmp_path: Path) -> RunFiles:
     return one
 
 
-def read_run(made: RunFiles, after: RunTelemetry | None = None, cwd: Path | None = None) -> RunTelemetry:
-    return read_telemetry(Context(cwd=cwd or made.folder), record_of(made), previous_telemetry=after)
+def read_run(run_files: RunFiles, after: RunTelemetry | None = None, cwd: Path | None = None) -> RunTelemetry:
+    return read_telemetry(
+        Context(cwd=cwd or run_files.folder), record_of(run_files), previous_telemetry=after
+    )
 
 
 def known_values(point: TrainPoint) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def test_usage_is_reported_without_samples_if_they_cannot_be_read(monkeypatch: p
 
 
 def accounted_job(
-    told: GpuTime | None = None,
+    gpu_time: GpuTime | None = None,
     cluster: str = "a",
     price: float | None = None,
     currency: str = "",
@@ -97,7 +97,7 @@ def accounted_job(
         "limit_s": 7200,
     }
     use = JobUse(**{**known, "cpus": 8, "account": "x", "user": "me", "name": "n", **values})
-    return AccountedJob(cluster, use, told, price, currency)
+    return AccountedJob(cluster, use, gpu_time, price, currency)
 
 
 def usage_of(*items: AccountedJob, since: float = NOW - 30 * 86400) -> Usage:
