@@ -14,15 +14,17 @@ from tests.slurm.recorded import DATA
 
 
 @pytest.mark.parametrize(
-    ("listed", "asked", "stands"),
+    ("listed", "requested_id", "stands"),
     [("17", "17", True), ("17_3", "17", True), ("17_[1-9%2]", "17", True), ("12+1", "12", True),
      ("17_[1-9:2%4]", "17_3", True), ("17_[1-9:2]", "17_4", False), ("17_[1,3,7-8]", "17_8", True),
      ("17_3", "17_3", True), ("17_30", "17_3", False), ("171", "17", False), ("12+0", "12+1", False),
      ("17", "17_3", False), ("17_[1-9", "17_3", True), ("x", "17", False),
      ("171_[1-9]", "171_3", True)],
 )  # fmt: skip
-def test_matches_job_id_compares_listed_and_requested_ids(listed: str, asked: str, stands: bool) -> None:
-    assert arrays.matches_job_id(listed, asked) is stands
+def test_matches_job_id_compares_listed_and_requested_ids(
+    listed: str, requested_id: str, stands: bool
+) -> None:
+    assert arrays.matches_job_id(listed, requested_id) is stands
 
 
 def test_array_expressions_are_not_expanded() -> None:
@@ -31,11 +33,11 @@ def test_array_expressions_are_not_expanded() -> None:
 
 
 @given(st.text(), st.text("0123456789_[]-,%+:"))
-def test_arbitrary_job_ids_cause_no_error(listed: str, asked: str) -> None:
-    arrays.matches_job_id(listed, asked)
-    arrays.matches_job_id(asked, asked + listed)
-    arrays.task_ranges(asked)
-    arrays.parse_throttle(asked)
+def test_arbitrary_job_ids_cause_no_error(listed: str, requested_id: str) -> None:
+    arrays.matches_job_id(listed, requested_id)
+    arrays.matches_job_id(requested_id, requested_id + listed)
+    arrays.task_ranges(requested_id)
+    arrays.parse_throttle(requested_id)
 
 
 def test_the_sbatch_command_is_built() -> None:
