@@ -168,11 +168,11 @@ def test_detached_child_does_not_delay_the_end_of_a_command(there: Transport) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "kept"),
+    ("name", "expected_output"),
     [("SBATCH_X", ""), ("SQUEUE_STATES", ""), ("PET_X", ""), ("RANK", ""), ("SLURM_CONF", "v")],
 )
 def test_f20_environment_of_commands_is_scrubbed(
-    there: Transport, name: str, kept: str, monkeypatch: pytest.MonkeyPatch
+    there: Transport, name: str, expected_output: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "v")
     if there.local:
@@ -184,7 +184,7 @@ def test_f20_environment_of_commands_is_scrubbed(
         done = there.run(["sh", "-c", f"export {name}=v; {line}"])
         answer = remote_command.CallOutputs(done.stdout[1:33])
         done = type(done)((), 0, answer.feed(done.raw, b"")[0].decode(), "")
-    assert done.stdout.strip() == kept
+    assert done.stdout.strip() == expected_output
 
 
 def test_command_receives_its_environment(there: Transport) -> None:
