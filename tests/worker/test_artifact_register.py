@@ -56,7 +56,7 @@ def test_pin_stays_until_unpin(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "gone"),
+    ("more", "removed_paths"),
     [
         ({}, ["2", "1", "0"]),  # the newest two stay
         ({"keep": 9}, []),
@@ -66,13 +66,13 @@ def test_pin_stays_until_unpin(run: Path) -> None:
     ],
 )
 def test_prune_removes_superfluous_checkpoints_only_with_remove(
-    run: Path, more: dict[str, Any], gone: list[str]
+    run: Path, more: dict[str, Any], removed_paths: list[str]
 ) -> None:
-    assert prune(run, **more) == gone
+    assert prune(run, **more) == removed_paths
     assert len(list((run / "checkpoints").iterdir())) == 5
-    assert prune(run, remove=True, **more) == gone
+    assert prune(run, remove=True, **more) == removed_paths
     left = {path.name.rpartition("-")[2] for path in (run / "checkpoints").iterdir()}
-    assert left == set("01234") - set(gone)
+    assert left == set("01234") - set(removed_paths)
     assert (run / "model.bin").exists()
 
 

@@ -210,7 +210,7 @@ def test_login_environment_contains_only_login_variables(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("export", "found"),
+    ("export", "environment_of_rank"),
     [
         (None, {}),
         ("NONE", {}),
@@ -219,8 +219,10 @@ def test_login_environment_contains_only_login_variables(monkeypatch: pytest.Mon
         ("A=", {"A": ""}),
     ],
 )
-def test_export_option_selects_variables_by_name(export: str | None, found: dict[str, str]) -> None:
-    assert environment.exported(export, {"B": "b", "D": "d", "NONE": "z", "ALL": "z"}) == found
+def test_export_option_selects_variables_by_name(
+    export: str | None, environment_of_rank: dict[str, str]
+) -> None:
+    assert environment.exported(export, {"B": "b", "D": "d", "NONE": "z", "ALL": "z"}) == environment_of_rank
 
 
 def test_file_name_fields_of_an_array_task_use_the_array_id() -> None:

@@ -26,8 +26,8 @@ CC = shutil.which("cc")
 PROGRAMS = sorted((assets.worker("preflight")).glob("*.py"))
 
 
-def levels(found: list[Finding]) -> dict[str, str]:
-    return {one["check"]: one["level"] for one in found}
+def levels(findings: list[Finding]) -> dict[str, str]:
+    return {one["check"]: one["level"] for one in findings}
 
 
 def program(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +229,7 @@ WANTED = {"nodes": 2, "rdma": True, "nic_count": 2, "rate_gbps": 400}
 
 
 @pytest.mark.parametrize(
-    ("wanted", "expected", "words"),
+    ("adapters", "expected", "words"),
     [
         ({}, "ok", "mlx5_2 is DOWN"),
         ({"nic_count": 2}, "ok", "mlx5_2 is DOWN"),  # not of a network that is judged by it
@@ -248,12 +248,12 @@ WANTED = {"nodes": 2, "rdma": True, "nic_count": 2, "rate_gbps": 400}
     ],
 )
 def test_adapters_are_checked_against_the_profile(
-    tmp_path: Path, wanted: dict[str, Any], expected: str, words: str
+    tmp_path: Path, adapters: dict[str, Any], expected: str, words: str
 ) -> None:
     adapter(tmp_path, "mlx5_0")
     adapter(tmp_path, "mlx5_1", rate="200 Gb/sec (4X HDR)")
     adapter(tmp_path, "mlx5_2", state="1: DOWN")
-    [found] = ports.ports(wanted, str(tmp_path))
+    [found] = ports.ports(adapters, str(tmp_path))
     assert (found["level"], words in found["evidence"]) == (expected, True), found
 
 

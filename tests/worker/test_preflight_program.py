@@ -17,7 +17,7 @@ ALWAYS = ["hca", "disk", "shm", "run-dir", "dns", "clock"]
 
 
 @pytest.mark.parametrize(
-    ("wanted", "more"),
+    ("needs", "more"),
     [
         ({}, []),
         ({"gpus": 8}, ["gpus", "xid"]),
@@ -26,8 +26,8 @@ ALWAYS = ["hca", "disk", "shm", "run-dir", "dns", "clock"]
         ({"gpus": 1, "vendor": "nvidia", "framework": "jax"}, ["gpus", "xid", "framework"]),
     ],
 )
-def test_checks_of_a_node_depend_on_the_needs_of_the_job(wanted: Mapping[str, Any], more: list[str]) -> None:
-    found = main.checks(wanted, {"DTSLURM_RUN_DIR": "/r", "SLURMD_NODENAME": "n1"}, "n1", 7)
+def test_checks_of_a_node_depend_on_the_needs_of_the_job(needs: Mapping[str, Any], more: list[str]) -> None:
+    found = main.checks(needs, {"DTSLURM_RUN_DIR": "/r", "SLURMD_NODENAME": "n1"}, "n1", 7)
     assert [one.name for one in found] == [*ALWAYS, *more]
     assert all(one.limit_s <= main.LIMIT_S for one in found)
 

@@ -57,11 +57,11 @@ def fake_nvml_environment(tmp_path: Path) -> Library:
     return build
 
 
-def sampled_gpus(env: dict[str, str], times: int = 1, asked: int = 8) -> list[Any]:
+def sampled_gpus(env: dict[str, str], times: int = 1, gpu_count: int = 8) -> list[Any]:
     """Look at the GPUs in a process of its own: a wrong call into the library would end it."""
     program = (
         "import json, os; from dtslurm.worker.sampler import gpu_reader\n"
-        f"reader = gpu_reader(os.environ, {asked})\n"
+        f"reader = gpu_reader(os.environ, {gpu_count})\n"
         f"print(json.dumps([reader and reader.sample() for _ in range({times})]))"
     )
     argv = [sys.executable, "-c", program]
@@ -127,9 +127,9 @@ def test_nvml_reader_reports_the_available_fields_of_a_mig_device(fake_nvml_envi
 
 
 def test_job_without_gpus_gets_no_reader(fake_nvml_environment: Library) -> None:
-    assert sampled_gpus(fake_nvml_environment(8), asked=0) == [None]
-    assert sampled_gpus(fake_nvml_environment(8, CUDA_VISIBLE_DEVICES=""), asked=1) == [None]
-    assert sampled_gpus(fake_nvml_environment(8, CUDA_VISIBLE_DEVICES="NoDevFiles"), asked=1) == [None]
+    assert sampled_gpus(fake_nvml_environment(8), gpu_count=0) == [None]
+    assert sampled_gpus(fake_nvml_environment(8, CUDA_VISIBLE_DEVICES=""), gpu_count=1) == [None]
+    assert sampled_gpus(fake_nvml_environment(8, CUDA_VISIBLE_DEVICES="NoDevFiles"), gpu_count=1) == [None]
 
 
 def test_nvml_reader_is_absent_when_the_driver_does_not_answer(

@@ -85,10 +85,10 @@ OLDER = {
 }
 
 
-def amd_smi(folder: Path, told: object, listed: object) -> None:
+def amd_smi(folder: Path, document: object, listed: object) -> None:
     """Put an amd-smi into a folder that answers with these."""
     program = folder / "amd-smi"
-    (folder / "told").write_text(json.dumps(told))
+    (folder / "told").write_text(json.dumps(document))
     (folder / "listed").write_text(json.dumps(listed))
     program.write_text(
         f'#!/bin/sh\n[ "$1" = list ] && exec /bin/cat {folder}/listed\nexec /bin/cat {folder}/told\n'

@@ -25,7 +25,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 @pytest.fixture
-def made(cluster: Cluster) -> Path:
+def target(cluster: Cluster) -> Path:
     """Results on the disks of both nodes; where they come to."""
     for number in range(2):
         (cluster.disk(number) / "out").mkdir()
@@ -34,27 +34,27 @@ def made(cluster: Cluster) -> Path:
 
 
 def test_results_of_all_nodes_are_copied_and_registered(
-    cluster: Cluster, made: Path, capsys: pytest.CaptureFixture[str]
+    cluster: Cluster, target: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cluster.ask("out", "--from=$DISK/out:results") == 0
-    assert [(made / f"node-{number}/result.txt").read_text() for number in range(2)] == ["of 0", "of 1"]
-    assert f"copied 8 B from 2 of 2 nodes to {made}" in capsys.readouterr().out
+    assert [(target / f"node-{number}/result.txt").read_text() for number in range(2)] == ["of 0", "of 1"]
+    assert f"copied 8 B from 2 of 2 nodes to {target}" in capsys.readouterr().out
     assert sorted(artifacts.read_entries(str(cluster.run))) == ["results/node-0", "results/node-1"]
 
 
 def test_result_copy_counts_nodes_without_results_and_reports_missing_results(
-    cluster: Cluster, made: Path, capsys: pytest.CaptureFixture[str]
+    cluster: Cluster, target: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (cluster.disk(1) / "out/result.txt").unlink()
     (cluster.disk(1) / "out").rmdir()
     assert cluster.ask("out", "--from=$DISK/out:results", "--from=$DISK/none:more") == 0
     out = capsys.readouterr().out
-    assert f"copied 4 B from 1 of 2 nodes to {made}" in out
+    assert f"copied 4 B from 1 of 2 nodes to {target}" in out
     assert "no node has $DISK/none" in out
 
 
 def test_result_copy_reports_changing_results_and_copies_the_other_nodes(
-    cluster: Cluster, made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cluster: Cluster, target: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listed = files.tree
 
@@ -70,7 +70,7 @@ def test_result_copy_reports_changing_results_and_copies_the_other_nodes(
     out = capsys.readouterr().out
     assert f"staging failed: n2: {cluster.disk(1)}/out changed while it was copied: result.txt" in out
     assert list(artifacts.read_entries(str(cluster.run))) == ["results/node-0"]
-    assert not (made / "node-1/result.txt").exists()  # half a result is none
+    assert not (target / "node-1/result.txt").exists()  # half a result is none
 
 
 def test_result_copy_reports_a_variable_that_a_node_lacks(
@@ -91,7 +91,7 @@ def signals() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", ["USR1", "TERM"])
 def test_results_are_copied_at_the_early_signal_while_ranks_run(
-    cluster: Cluster, made: Path, monkeypatch: pytest.MonkeyPatch, signals: None, name: str,
+    cluster: Cluster, target: Path, monkeypatch: pytest.MonkeyPatch, signals: None, name: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setenv("DISK", str(cluster.disk(0)))
@@ -101,7 +101,7 @@ def test_results_are_copied_at_the_early_signal_while_ranks_run(
 
         def passes(_seconds: float) -> None:
             look = next(looks)
-            brought.append((made / "node-0/result.txt").exists())
+            brought.append((target / "node-0/result.txt").exists())
             if look == 1:
                 os.kill(os.getpid(), getattr(signal, "SIG" + name))
             if look == 3:
@@ -112,7 +112,7 @@ def test_results_are_copied_at_the_early_signal_while_ranks_run(
         words = ["watch", str(ranks.pid), name, "--from=$DISK/out:results", "--from=$NOWHERE/x:more"]
         assert cluster.ask(*words) == 0
     assert brought == [False, False, True, True]  # not before the signal; it ends with the ranks
-    assert json.loads((made / "node-0.json").read_text())["final"] is False
+    assert json.loads((target / "node-0.json").read_text())["final"] is False
     assert "dtslurm: $NOWHERE/x: $NOWHERE/x: $NOWHERE is not set there\n" in capsys.readouterr().err
 
 

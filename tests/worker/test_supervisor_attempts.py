@@ -169,9 +169,9 @@ def test_f30_ranks_may_save_after_slurm_sends_term(site: Path, monkeypatch: pyte
 
 
 def final_cause(
-    keeper: Supervisor, monkeypatch: pytest.MonkeyPatch, found: str, code: int = 1
+    keeper: Supervisor, monkeypatch: pytest.MonkeyPatch, cause: str, code: int = 1
 ) -> dict[str, Any]:
-    monkeypatch.setattr(verdict, "verdict_on", lambda *_: {"cause": found})
+    monkeypatch.setattr(verdict, "verdict_on", lambda *_: {"cause": cause})
     (Path(keeper.run_dir) / "ranks/0").mkdir(parents=True, exist_ok=True)
     return keeper._cause(0, code, Heartbeats(f"{keeper.run_dir}/ranks/0"), keeper.nodes)
 

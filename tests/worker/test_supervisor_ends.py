@@ -28,11 +28,11 @@ def write_rank_ends(site: Path, *ends: Mapping[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("codes", "told", "cause"),
+    ("codes", "exit_code", "cause"),
     [((0, 0), None, "done"), ((0, 0), 15, "preempted"), ((0, 3), None, "killed"), ((0,), None, "killed")],
 )
 def test_attempt_is_done_when_every_rank_finished_although_the_step_failed(
-    site: Path, codes: tuple[int, ...], told: int | None, cause: str
+    site: Path, codes: tuple[int, ...], exit_code: int | None, cause: str
 ) -> None:
     (site / "step.sh").write_text("exit 137\n")  # srun, when its stepd was killed and the ranks went on
     (site / "logs/0").mkdir(parents=True)
@@ -40,8 +40,8 @@ def test_attempt_is_done_when_every_rank_finished_although_the_step_failed(
     keeper = Supervisor(ASKED)
     keeper.nodes = ["n1", "n2"]
     lease.take(str(site), 0)
-    if told is not None:
-        keeper.told = told
+    if exit_code is not None:
+        keeper.told = exit_code
     ended = keeper.attempt(0, keeper.nodes)
     assert ended is not None
     assert (ended.cause, ended.exit_code) == (cause, 0 if cause == "done" else 137)
@@ -108,15 +108,15 @@ def test_n3_completed_training_is_not_repeated_after_slurm_ended_the_job(
         assert [(one["cause"], one["exit_code"]) for one in last] == [("done", 0)]
 
 
-@pytest.mark.parametrize(("told", "state"), [(15, "RUNNING"), (None, "PENDING"), (None, "COMPLETING")])
+@pytest.mark.parametrize(("exit_code", "state"), [(15, "RUNNING"), (None, "PENDING"), (None, "COMPLETING")])
 def test_training_that_exits_with_0_during_a_requeue_is_not_finished(
-    site: Path, told: int | None, state: str
+    site: Path, exit_code: int | None, state: str
 ) -> None:
     (site / "step.sh").write_text("exit 0\n")
     (site / "logs/0").mkdir(parents=True)
     (site / "state").write_text(f"JobId=17 JobState={state} Comment=dtslurm:abc:def\n")
     keeper = Supervisor(ASKED)
-    keeper.told = told
+    keeper.told = exit_code
     lease.take(str(site), 0)
     ended = keeper.attempt(0, ["n1", "n2"])
     assert ended is not None

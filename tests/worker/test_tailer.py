@@ -69,16 +69,16 @@ def test_start_of_last_lines_counts_pieces_of_a_very_long_line(tmp_path: Path, l
     assert size - lines * LONGEST_LINE <= start < size - (lines - 1) * LONGEST_LINE
 
 
-@pytest.mark.parametrize(("states", "kept"), [(40_000, True), (4_000_000, False)])
+@pytest.mark.parametrize(("states", "is_followed"), [(40_000, True), (4_000_000, False)])
 def test_progress_bar_counts_as_a_single_line_up_to_the_size_limit(
-    tmp_path: Path, states: int, kept: bool
+    tmp_path: Path, states: int, is_followed: bool
 ) -> None:
     path = tmp_path / "log"
     text = b"before\n" + b"\r".join(b"%7d" % number for number in range(states))
     path.write_bytes(text)
     with closing(PlainLog(str(path))) as log:
         start = files.start_of_last(log, len(text), 2)
-    assert (start == 0) is kept
+    assert (start == 0) is is_followed
     assert len(text) - start <= files.LONGEST_TAIL + files.BLOCK
 
 

@@ -266,14 +266,14 @@ def test_code_that_ignores_term_is_killed(job: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("line", "seen"), [({"step": 1, "loss": 2.0}, "keys found: step, loss"), (None, "none")]
+    ("line", "message"), [({"step": 1, "loss": 2.0}, "keys found: step, loss"), (None, "none")]
 )
 def test_metric_that_is_never_written_is_reported_in_the_log(
-    job: Path, capsys: pytest.CaptureFixture[str], line: object, seen: str
+    job: Path, capsys: pytest.CaptureFixture[str], line: object, message: str
 ) -> None:
     make(job.parent, asha=ASHA, metric="acc")
     written = "" if line is None else json.dumps(line) + "\n"
     code = f'import os; open(os.environ["DTSLURM_METRICS"], "a").write({written!r})'
     assert run_watched(code) == 0
     [told] = [text for text in capsys.readouterr().out.splitlines() if "wrote no number as 'acc'" in text]
-    assert seen in told
+    assert message in told
