@@ -33,15 +33,15 @@ def required_packages() -> Iterator[Requirement]:
                 yield Requirement(item)
 
 
-@pytest.mark.parametrize("wanted", [*required_packages()], ids=lambda one: one.name)
-def test_every_required_package_is_locked_to_one_version(wanted: Requirement) -> None:
-    name = canonicalize_name(wanted.name)
+@pytest.mark.parametrize("requirement", [*required_packages()], ids=lambda one: one.name)
+def test_every_required_package_is_locked_to_one_version(requirement: Requirement) -> None:
+    name = canonicalize_name(requirement.name)
     here = [one for one in LOCKED if canonicalize_name(one.name) == name]
     used = [one for one in here if one.marker is None or one.marker.evaluate()]
     assert len(used) == 1, f"make lock writes {LOCK.name} anew"
     [version] = used[0].specifier
     assert version.operator == "=="
-    assert wanted.specifier.contains(version.version, prereleases=True)
+    assert requirement.specifier.contains(version.version, prereleases=True)
 
 
 def test_every_locked_package_has_a_hash_and_no_url() -> None:

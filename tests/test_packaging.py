@@ -35,22 +35,22 @@ def test_an_installed_wheel_works_outside_the_checkout(built_wheel: Path, tmp_pa
     try_out(with_uv_tool(built_wheel, tmp_path / "tool"), tmp_path / "user")
 
 
-def dependency_names(name: str, seen: set[str]) -> Iterator[str]:
+def dependency_names(name: str, visited_names: set[str]) -> Iterator[str]:
     """Yield the names of all dependencies of an installed package, without extras."""
     for line in metadata.requires(name) or ():
         requirement, _, condition = line.partition(";")
         found = re.match(r"[\w.-]+", requirement)
         assert found
         below = dependencies.normal(found[0])
-        if below in seen or "extra" in condition:
+        if below in visited_names or "extra" in condition:
             continue
         try:
             metadata.version(below)
         except metadata.PackageNotFoundError:
             continue  # for other systems or versions of Python
-        seen.add(below)
+        visited_names.add(below)
         yield below
-        yield from dependency_names(below, seen)
+        yield from dependency_names(below, visited_names)
 
 
 def test_the_sbom_is_complete_and_all_licences_are_compatible() -> None:

@@ -132,7 +132,7 @@ def test_other_executors_are_not_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "told"),
+    ("parameters", "message"),
     [
         ({"use_srun": False}, "use_srun=False is not supported"),
         ({"additional_parameters": ["nice"]}, "additional_parameters should be a mapping, not ['nice']"),
@@ -143,13 +143,13 @@ def test_other_executors_are_not_changed(tmp_path: Path) -> None:
     ],
 )
 def test_unsupported_parameters_are_refused_by_name(
-    tmp_path: Path, parameters: dict[str, Any], told: str
+    tmp_path: Path, parameters: dict[str, Any], message: str
 ) -> None:
     executor = DtslurmExecutor(tmp_path, profile="local")
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the words are looked at
         executor.update_parameters(**parameters)
     assert isinstance(caught.value, RequestInvalid)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "partitionn" not in executor.parameters
 
 
