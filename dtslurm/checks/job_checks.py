@@ -59,7 +59,7 @@ def check_job_name(name: str) -> list[str]:
 
 
 def check_variables(pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the problems of variable names, except for launcher variables (see `launchers_variables`)."""
+    """Return the problems of variable names; `check_launcher_variables` checks those of launchers."""
     invalid_names = [
         f"--env {name!r} is not a variable name (letters, digits and _, not starting with a digit)"
         for name, _ in pairs
