@@ -29,7 +29,7 @@ from dtslurm.planner.measured.evaluate import RowPrediction, by_source, crashes,
 from dtslurm.planner.models import presets
 from dtslurm.planner.search import TrainingTask, search
 
-TORCH_KINDS = ("torch", "allocated", "peak")
+TORCH_KINDS = ("torch", "allocated", "active", "peak")
 CHECKED_FOLDS = ("databricks-mosaic", "kaist-via")
 
 

@@ -52,6 +52,7 @@ class Kernels:
     ) -> None:
         self.learning = 0.0 if frozen else 1.0  # 1 if weight gradients are computed, else 0
         self.framework = FRAMEWORKS[framework]
+        self.adapters = frozen and self.framework.eager
         self.eight_bit = precision in {"fp8", "fp4"} and gpu.fp8_tflops > 0
         of = constants.of
         variants = self.framework.variants
@@ -157,16 +158,32 @@ class Kernels:
         experts, experts_backward = self.experts(stack, hidden, tokens, layout)
         bytes_moved = tokens * self.elementwise_bytes(stack, hidden, layout)
         elementwise = bytes_moved * self.traffic / self.hbm + self.small
+        adapters, adapters_backward = self._adapter_times(stack, hidden, tokens / tp)
         return LayerCost(
             matmul,
             experts,
             attention,
-            elementwise,
+            elementwise + adapters,
             matmul_backward,
             experts_backward,
             attention_backward,
-            2 * elementwise,
+            2 * elementwise + adapters_backward,
         )
+
+    def _adapter_times(self, stack: Stack, hidden: int, tokens: float) -> tuple[float, float]:
+        """Return forward and backward time of the adapters (LoRA) beside the frozen products of a layer.
+
+        An adapter's two products are so narrow that they cost their memory traffic. As sequences of PyTorch
+        operators (PEFT's lora.Linear), a dropout, both products, a scale and a sum read and write 7 bytes of
+        each input and 12 of each result of the frozen product; their backward pass 15 and 8. Frameworks with
+        fused kernels or a compiler drop most of it.
+        """
+        if not self.adapters:
+            return 0.0, 0.0
+        gemms = (*stack.attention_gemms(hidden), *stack.mlp_gemms(hidden))
+        inputs, results = sum(gemm.k for gemm in gemms), sum(gemm.n for gemm in gemms)
+        per_byte = tokens / self.hbm
+        return (7 * inputs + 12 * results) * per_byte, (15 * inputs + 8 * results) * per_byte
 
     def experts(self, stack: Stack, hidden: int, tokens: float, layout: Layout) -> tuple[float, float]:
         """Return forward and backward time of the routed experts' products, with balanced routing."""

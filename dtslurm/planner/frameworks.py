@@ -142,6 +142,8 @@ FRAMEWORKS: dict[str, Framework] = {
             keeps_gathered=True,
             like="torchtitan",
         ),
+        Framework("torchtune", "torchtune with torch.compile", keeps_gathered=True, like="torchtitan"),
+        Framework("torchtune-eager", "torchtune without torch.compile", eager=True, like="fsdp"),
         Framework("jax", "JAX: MaxText"),
         Framework("paxml", "JAX: Paxml, attention stores its scores", flash=False, like="jax"),
         Framework("nanotron", "nanotron", balanced=True),
@@ -150,8 +152,10 @@ FRAMEWORKS: dict[str, Framework] = {
 
 
 PYTORCH_KERNELS = {"deepspeed", "fsdp", "torchtitan", "nanotron"}
+FSDP2 = {"fsdp", "torchtitan"}
 DEEPSPEED = {"deepspeed", "megatron-deepspeed"}
 NEMO = {"nemo", "nemo-2025", "nemo-2024", "nemo-2023"}
+TORCHTUNE = {"torchtune", "torchtune-eager"}
 SHARDING = {
     "fsdp",
     "fsdp-2022",
@@ -168,11 +172,13 @@ def states(framework: str, zero: int, precision: str) -> dict[str, States]:
     """Return the bytes per parameter of weights, gradients, master copies and Adam's moments.
 
     Sources: Megatron-LM docs/dist_optimizer and megatron/training/theoretical_memory_usage.py; DeepSpeed
-    docs/memory.rst and runtime/zero; torchtitan's FSDP2 mixed precision; Rajbhandari et al. 2020
-    (arXiv:1910.02054) for the ZeRO stages.
+    docs/memory.rst and runtime/zero; torchtitan's FSDP2 mixed precision; torchtune's recipes (``dtype: bf16``
+    trains the 16-bit weights without a copy); Rajbhandari et al. 2020 (arXiv:1910.02054) for the ZeRO stages.
     """
     if precision == "fp32":
         bytes_by_kind = {"weights": 4.0, "gradients": 4.0, "master_weights": 0.0, "optimizer": 8.0}
+    elif framework in TORCHTUNE:
+        bytes_by_kind = {"weights": 2.0, "gradients": 2.0, "master_weights": 0.0, "optimizer": 4.0}
     elif framework in SHARDING:
         bytes_by_kind = {"weights": 0.0, "gradients": 4.0, "master_weights": 4.0, "optimizer": 8.0}
         if zero < 3:  # autocast keeps a 16-bit copy of the 32-bit weights during the step

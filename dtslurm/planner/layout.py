@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-Recompute = Literal["none", "selective", "full"]
-RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+Recompute = Literal["none", "selective", "mlp", "full"]
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "mlp", "full")
 SCHEDULES = ("1f1b", "gpipe", "zb1p", "zbv")
 
 
@@ -24,6 +24,8 @@ class Layout:
         zero: states sharded over the data parallel ranks: 0 none (DDP), 1 optimizer, 2 also gradients, 3 also
             weights (FSDP).
         shard: number of ranks that share one copy, at most dp·cp; fewer means HSDP, or ZeRO inside the node.
+        recompute: what the backward pass computes again: nothing, operators that cost little time, the MLPs
+            of dense layers (Megatron-LM's ``--recompute-modules mlp``), or whole layers.
         sp: whether activations between tensor parallel regions are split along the sequence.
         offload: whether optimizer states are in host memory.
     """

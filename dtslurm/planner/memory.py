@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dtslurm.planner.constants import Constants
-from dtslurm.planner.frameworks import DEEPSPEED, FRAMEWORKS, Framework, states
+from dtslurm.planner.frameworks import DEEPSPEED, FRAMEWORKS, FSDP2, Framework, states
 from dtslurm.planner.layout import Layout, Recompute
 from dtslurm.planner.models.shapes import ModelShape, Stack
 
@@ -80,8 +80,7 @@ def activation_bytes(
         attention.head_dim + attention.value_dim
     )
     dropout_bytes = 1.0 if framework.dropout else 0.0
-    # Bytes per element of an input that a matrix product keeps: 1 in 8-bit recipes, 2 in the others.
-    input_bytes = 1.0 if precision in {"fp8", "fp4"} else 2.0
+    input_bytes = _input_bytes(precision)
     # Inputs of norms and column-parallel products are whole on each rank, unless split along the sequence.
     outside_tp_bytes = (2 * stack.norms + 2 * dropout_bytes) * hidden / sequence_shards
     outside_tp_bytes += 2 * input_bytes * hidden / (1 if framework.keeps_gathered else sequence_shards)
@@ -108,12 +107,24 @@ def activation_bytes(
         mlp_bytes = (routed_bytes + shared_bytes) / tp
         freed_bytes = 2 * stack.experts.top_k * stack.experts.ffn / tp
     else:
-        mlp_tensors = (2 if stack.gated else 1) + 1
-        mlp_bytes = (2 * mlp_tensors - 2 + input_bytes) * stack.ffn / tp
+        mlp_bytes = _dense_mlp_bytes(stack, tp, precision)
         freed_bytes = 0.0
     return width_factor * (
         outside_tp_bytes + inside_tp_bytes + mlp_bytes
     ) + eager_bytes, width_factor * freed_bytes
+
+
+def _input_bytes(precision: str) -> float:
+    """Return the bytes per element of an input that a matrix product keeps."""
+    return 1.0 if precision in {"fp8", "fp4"} else 2.0
+
+
+def _dense_mlp_bytes(stack: Stack, tp: int, precision: str) -> float:
+    """Return the bytes per token that the MLP of a dense layer keeps beside its input; 0 for experts."""
+    if stack.experts:
+        return 0.0
+    tensors = (2 if stack.gated else 1) + 1
+    return (2 * tensors - 2 + _input_bytes(precision)) * stack.ffn / tp
 
 
 def _eager_operator_bytes(
@@ -144,19 +155,25 @@ def _eager_operator_bytes(
     return total_bytes
 
 
-def selected_bytes(stack: Stack, hidden: int, layout: Layout) -> float:
+def selected_bytes(stack: Stack, hidden: int, layout: Layout, imbalance: float = 1.0) -> float:
     """Return the bytes per token and layer that torchtitan's ``selective (op)`` does not recompute.
 
     torchtitan keeps the layer's input, every second matrix product (keys, output projection, the gate's
-    partner), the output of attention, and tensors that are scattered along the sequence.
+    partner), the output of attention, and tensors that are scattered along the sequence. It computes the
+    grouped products of routed experts again, and keeps what expert parallelism dispatches and combines
+    (torchtitan/models/llama4/infra/parallelize.py, _op_sac_save_list; pytorch/torchtitan#1672).
+
+    Args:
+        imbalance: tokens that the busiest rank receives for its experts, relative to the mean.
     """
     attention, tp = stack.attention, layout.tp
     sequence_shards = tp if layout.sp else 1
+    width = stack.experts.shared_ffn if stack.experts else stack.ffn
     split_bytes = (
-        2.0
-        * (attention.kv_heads * attention.head_dim + attention.heads * attention.value_dim + stack.ffn)
-        / tp
+        2.0 * (attention.kv_heads * attention.head_dim + attention.heads * attention.value_dim + width) / tp
     )
+    if stack.experts and layout.ep > 1:
+        split_bytes += 2.0 * 2 * stack.experts.top_k * hidden * imbalance / tp
     return (
         split_bytes
         + 2.0 * hidden * (1 + (2 / sequence_shards if tp > 1 else 0))
@@ -230,22 +247,10 @@ def memory_use(
     tp = layout.tp
     local_dense = (load.dense + load.embeddings) / tp
     local_experts = load.experts / layout.expert_ranks
-    shards = layout.shards
-    expert_shards = max(1, shards * tp // layout.expert_ranks) if layout.zero else 1
     terms = dict.fromkeys(TERMS, 0.0)
-    for key, size in states(framework_name, layout.zero, precision).items():
-        dense = local_dense * (size.kept + size.shared / shards)
-        expert = local_experts * (size.kept + size.shared / expert_shards)
-        terms[key] = dense + expert
-    if FRAMEWORKS[framework_name].short_moments and any(
-        stack.experts and stack.attention.kv_rank for stack in model.stacks
-    ):
-        terms["optimizer"] /= 2  # DeepSeek recipes: exp_avg_dtype = exp_avg_sq_dtype = bfloat16
-    if frozen:
-        terms |= dict.fromkeys(("gradients", "master_weights", "optimizer"), 0.0)
-        terms["weights"] = 2.0 * (local_dense + local_experts) / (shards if layout.zero == 3 else 1)
-    if layout.offload:
-        terms["optimizer"] = terms["master_weights"] = 0.0
+    terms |= _state_bytes(
+        model, layout, framework_name, precision, (local_dense, local_experts), frozen=frozen
+    )
     if layout.gathers:
         terms["gathered_weights"] = _gathered_weight_bytes(model, layout, 4 if precision == "fp32" else 2)
     elif layout.zero == 3:
@@ -269,6 +274,43 @@ def memory_use(
         terms["gradients"] = max(0.0, terms["gradients"] - freed_activations)
     terms["buffers"] = _bucket_bytes(layout, local_dense + local_experts, framework_name)
     return _add_overheads(terms, layout, framework_name, constants)
+
+
+def _state_bytes(
+    model: ModelShape,
+    layout: Layout,
+    framework_name: str,
+    precision: str,
+    local_params: tuple[float, float],
+    *,
+    frozen: bool,
+) -> dict[str, float]:
+    """Return the bytes of weights, gradients, master weights and moments.
+
+    Args:
+        local_params: dense and expert parameters on the GPU.
+    """
+    local_dense, local_experts = local_params
+    shards = layout.shards
+    expert_shards = max(1, shards * layout.tp // layout.expert_ranks) if layout.zero else 1
+    terms = {
+        key: local_dense * (size.kept + size.shared / shards)
+        + local_experts * (size.kept + size.shared / expert_shards)
+        for key, size in states(framework_name, layout.zero, precision).items()
+    }
+    framework = FRAMEWORKS[framework_name]
+    if framework.short_moments and any(stack.experts and stack.attention.kv_rank for stack in model.stacks):
+        terms["optimizer"] /= 2  # DeepSeek recipes: exp_avg_dtype = exp_avg_sq_dtype = bfloat16
+    if frozen:
+        terms |= dict.fromkeys(("gradients", "master_weights", "optimizer"), 0.0)
+        terms["weights"] = 2.0 * (local_dense + local_experts) / (shards if layout.zero == 3 else 1)
+    elif layout.zero == 3 and layout.pp > 1 and framework.family in FSDP2:
+        # A pipeline stage reduces its gradients after the last micro-batch, and until then sums them in 32
+        # bits (torch/distributed/pipelining/stage.py, backward_maybe_with_nosync).
+        terms["gradients"] = 4.0 * (local_dense + local_experts)
+    if layout.offload:
+        terms["optimizer"] = terms["master_weights"] = 0.0
+    return terms
 
 
 def _add_overheads(
@@ -312,26 +354,28 @@ def _activation_bytes_by_stage(
     tokens = layout.mbs * seq_len / layout.cp
     factor = constants.of("activation_factor", framework.family)
     sequence_shards = layout.tp if layout.sp else 1
-    kept_bytes = working_bytes = 0.0
+    kept_bytes = recomputed_bytes = 0.0
     by_operator = framework.family == "torchtitan" and layout.recompute == "selective"
     for stack in model.stacks:
         bytes_per_token, freed_per_token = activation_bytes(stack, model.hidden, framework, layout, precision)
         score_bytes = 0.0 if framework.flash else scores_bytes(stack, tokens, seq_len, framework, layout)
         all_bytes = tokens * bytes_per_token * factor + score_bytes
-        working_bytes = max(working_bytes, all_bytes)
         if layout.recompute == "full":
             layer_bytes = (4 if precision == "fp32" else 2) * tokens * model.hidden / sequence_shards
-        elif by_operator and not stack.experts:
-            layer_bytes = tokens * selected_bytes(stack, model.hidden, layout)
+        elif by_operator:
+            imbalance = constants["expert_imbalance"]
+            layer_bytes = tokens * selected_bytes(stack, model.hidden, layout, imbalance)
+        elif layout.recompute == "mlp":
+            layer_bytes = all_bytes - tokens * _dense_mlp_bytes(stack, layout.tp, precision) * factor
         elif layout.recompute == "selective":
             layer_bytes = all_bytes - score_bytes - tokens * freed_per_token * factor
         else:
             layer_bytes = all_bytes
         kept_bytes += stack.count / model.layers * layer_bytes
-    recompute_bytes = working_bytes if layout.recompute == "full" or by_operator else 0.0
+        recomputed_bytes = max(recomputed_bytes, all_bytes - layer_bytes)  # of one layer at a time
     return kept_bytes * held_layers(
         load.layers, layout
-    ) + recompute_bytes, kept_bytes * load.layers / layout.pp + recompute_bytes
+    ) + recomputed_bytes, kept_bytes * load.layers / layout.pp + recomputed_bytes
 
 
 def _logit_bytes(
@@ -358,7 +402,7 @@ def _generic_memory_use(
     terms = dict.fromkeys(TERMS, 0.0)
     for key, size in states(framework, layout.zero, precision).items():
         terms[key] = model.generic.params * (size.kept + size.shared / layout.shards)
-    kept_share = {"none": 1.0, "selective": 0.7, "full": 0.25}[layout.recompute]
+    kept_share = {"none": 1.0, "full": 0.25}.get(layout.recompute, 0.7)
     terms["activations"] = model.generic.activation_bytes * layout.mbs * kept_share
     return _add_overheads(terms, layout, framework, constants)
 

@@ -86,6 +86,7 @@ class Setting:
         even: whether tokens are routed to experts evenly (see :mod:`routing`).
         dispatches_once: whether a token crosses the network once per node (DeepEP, HybridEP), also where this
             is not usual in the framework.
+        graphs: whether layers are replayed as CUDA graphs, also where this is not usual in the framework.
     """
 
     model: ModelShape
@@ -97,6 +98,7 @@ class Setting:
     frozen: bool = False
     even: bool = False
     dispatches_once: bool = False
+    graphs: bool = False
 
 
 class Timer:
@@ -112,6 +114,7 @@ class Timer:
             self.framework = replace(self.framework, once_per_node=True)
         framework = self.framework.family
         self.frozen = setting.frozen
+        self.graphs = setting.graphs or (machine.gpu.grace and self.framework.graphs)
         self.kernels = Kernels(machine.gpu, setting.framework, setting.precision, constants, setting.frozen)
         self.network = Network(machine, self.framework.variants, constants)
         self.routing = Routing(machine, self.network, self.framework, constants, even=setting.even)
@@ -153,9 +156,11 @@ class Timer:
         recompute = {
             "none": 0.0,
             "selective": self._selective_recompute_time(cost),
+            "mlp": _mlp_time(stack, self.model.hidden, cost),
             "full": cost.forward,
         }[layout.recompute]
-        tp_recompute = tp_comm if layout.recompute == "full" else 0.0
+        repeated_share = _repeated_share(stack, layout)
+        tp_recompute = tp_comm * repeated_share
         ep_recompute = ep_comm if layout.recompute == "full" else 0.0
         forward = cost.forward + tp_comm + cp_forward + ep_comm
         backward = (
@@ -164,9 +169,7 @@ class Timer:
         host_forward = self._launch_time(stack, layout)
         blend = self.blend
         idle_forward = (host_forward**blend + forward**blend) ** (1 / blend) - forward
-        host_backward = host_forward * self.host_backward + (
-            host_forward if layout.recompute == "full" else 0.0
-        )
+        host_backward = host_forward * (self.host_backward + repeated_share)
         idle_backward = (host_backward**blend + backward**blend) ** (1 / blend) - backward
         fsdp_forward, fsdp_backward = self._sharded_weight_time(
             stack, layout, forward + idle_forward, backward + idle_backward
@@ -205,7 +208,7 @@ class Timer:
         framework = self.framework
         host = of("host_layer_us", framework.family)
         if layout.gathers:
-            host += of("host_zero3_us", framework.family)
+            host += of("host_zero3_us", framework.family) * (2 if self.kernels.adapters else 1)
         if layout.tp > 1:
             host += of("host_tp_us", framework.family)
         if not framework.flash and stack.attention.heads // layout.tp * layout.mbs % 4:
@@ -213,8 +216,10 @@ class Timer:
             host += self.constants["host_softmax_us"]
         if stack.attention.kv_rank:
             host += self.constants["host_mla_us"]
+        if self.kernels.adapters:
+            host += self.constants["host_adapters_us"]
         is_grace = self.machine.gpu.grace
-        graph_factor = self.constants["host_graphed"] if is_grace and framework.graphs else 1.0
+        graph_factor = self.constants["host_graphed"] if self.graphs else 1.0
         has_wide_experts = not stack.experts or stack.experts.ffn > self.model.hidden
         if has_wide_experts or framework.once_per_node:
             host *= graph_factor
@@ -282,7 +287,7 @@ class Timer:
             local = 2.0 * stack.experts.count * stack.expert_params(self.model.hidden) / expert_ranks
             expert_shards = max(1, layout.shards * layout.tp // expert_ranks)
             gather += self.network.gather(local, group(self.machine, expert_shards, expert_ranks))
-        grad = self.constants.of("fsdp_grad_share", self.framework.family)
+        grad = 0.0 if self.frozen else self.constants.of("fsdp_grad_share", self.framework.family)
         traffic_forward, traffic_backward = gather, gather * (1 + grad)
         slowdown = self.slowdown
         return (
@@ -436,7 +441,7 @@ class Timer:
         samples = layout.mbs * layout.micro_batches
         forward = generic.forward_flops * samples / rate
         traffic = 3 * generic.activation_bytes * samples / self.kernels.hbm
-        recompute = {"none": 0.0, "selective": 0.3, "full": 1.0}[layout.recompute] * forward
+        recompute = {"none": 0.0, "full": 1.0}.get(layout.recompute, 0.3) * forward
         terms["matmul"] = 3 * forward
         terms["elementwise"] = traffic
         terms["recompute"] = recompute
@@ -448,3 +453,21 @@ class Timer:
         terms["optimizer"] = generic.params / shards * 42 / self.kernels.hbm
         terms["overhead"] = self.overhead
         return StepTime({name: value * self.scales[name] for name, value in terms.items()})
+
+
+def _repeated_share(stack: Stack, layout: Layout) -> float:
+    """Return the share of a layer's launches and collectives that recomputation repeats."""
+    if layout.recompute == "mlp" and not stack.experts:
+        return 0.5
+    return 1.0 if layout.recompute == "full" else 0.0
+
+
+def _mlp_time(stack: Stack, hidden: int, cost: LayerCost) -> float:
+    """Return the seconds of the forward pass of a dense layer's MLP; 0 for experts."""
+    if stack.experts:
+        return 0.0
+    mlp, attention = (
+        sum(gemm.n * gemm.k for gemm in gemms)
+        for gemms in (stack.mlp_gemms(hidden), stack.attention_gemms(hidden))
+    )
+    return cost.matmul * mlp / (mlp + attention) + cost.elementwise / 2

@@ -133,10 +133,21 @@ def test_hybrid_sharding_is_emitted_with_both_dimensions() -> None:
         ("megatron", Layout(schedule="zbv"), "1f1b is valid"),
         ("torchtitan", Layout(dp=2, gbs=2, zero=2), "zero=0 or 3 is valid"),
         ("accelerate", Layout(ep=2), "no word for expert parallelism"),
+        *(
+            (form, Layout(recompute="mlp"), "no word for the recomputation of MLPs alone")
+            for form in ("torchtitan", "torchrun", "deepspeed", "accelerate")
+        ),
     ],
 )
 def test_layouts_that_a_framework_cannot_run_are_reported(form: str, layout: Layout, said: str) -> None:
     assert said in "\n".join(emit.check(form, training_task("mixtral-8x7b", 1), layout))
+
+
+def test_the_recomputation_of_mlps_is_a_module_of_megatron() -> None:
+    layout = parse_layout("tp=8,mbs=1,gbs=8,zero=1,recompute=mlp")
+    flags = megatron_flags(emit.emit("megatron", training_task("llama-3-70b", 1), layout))
+    assert flags["--recompute-granularity"] == "selective"
+    assert flags["--recompute-modules"] == "mlp"
 
 
 @pytest.mark.parametrize("framework", ["fsdp", "megatron", "nemo", "deepspeed", "torchtitan"])

@@ -67,7 +67,8 @@ def test_a_measured_row_is_parsed() -> None:
         ({"framework": "Transformers", "zero_or_fsdp": "none", "notes": "torch 2.4"}, "fsdp"),
         ({"framework": "Transformers", "zero_or_fsdp": "none", "notes": "December 2022"}, "fsdp-2022"),
         ({"framework": "timm", "zero_or_fsdp": "none", "notes": "without flash attention"}, "fsdp-2022"),
-        ({"framework": "torchtune", "zero_or_fsdp": "none", "notes": "compile=yes"}, "torchtitan"),
+        ({"framework": "torchtune", "zero_or_fsdp": "none", "notes": "compile=yes"}, "torchtune"),
+        ({"framework": "torchtune", "zero_or_fsdp": "FSDP", "notes": "LoRA"}, "torchtune-eager"),
         ({"framework": "Transformers", "zero_or_fsdp": "none", "notes": "DeepSpeed ZeRO-2"}, "deepspeed"),
         ({"framework": "Megatron-LM", "notes": "no DeepEP"}, "megatron"),
     ],
@@ -580,6 +581,39 @@ def test_deepep_in_the_notes_is_used_in_every_framework(notes: str, once: bool) 
     plain = read_row({**row, "notes": notes.lower().replace("deepep", "x")})
     if once and case.framework == plain.framework:
         assert case.estimate(SHIPPED).time.terms["ep_comm"] < plain.estimate(SHIPPED).time.terms["ep_comm"]
+
+
+@pytest.mark.parametrize(
+    ("stated", "mode"),
+    [
+        ("selective mlp", "mlp"),
+        ("selective mlp+core_attn", "mlp"),
+        ("selective mla_up_proj+mlp", "selective"),
+        ("selective moe_act", "selective"),
+        ("selective (op)", "selective"),
+        ("full", "full"),
+    ],
+)
+def test_recomputed_modules_are_read(stated: str, mode: str) -> None:
+    assert read_row({**ROW, "recompute": stated}).layout.recompute == mode
+
+
+@pytest.mark.parametrize(
+    ("notes", "graphs"),
+    [
+        ("NeMo, CUDA graphs", True),
+        ("cuda graph of the whole step", True),
+        ("no CUDA graphs", False),
+        ("", False),
+    ],
+)
+def test_cuda_graphs_in_the_notes_are_used_in_every_framework(notes: str, graphs: bool) -> None:
+    small = {**ROW, "seq_len": "512", "notes": notes}
+    case = read_row(small)
+    assert case.graphs is graphs
+    plain = read_row({**small, "notes": notes.lower().replace("cuda graph", "x")})
+    waits = [item.estimate(SHIPPED).time.terms["launch"] for item in (case, plain)]
+    assert waits[0] < 0.5 * waits[1] if graphs else waits[0] == waits[1]
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,15 @@ def test_full_recomputation_takes_longer(layout: Layout) -> None:
 
 
 @given(layout=layouts)
+def test_the_recomputation_of_mlps_takes_longer_than_none_and_less_than_full(layout: Layout) -> None:
+    none, mlp, full = (
+        EIGHT_B["megatron"].timer.step(replace(layout, recompute=mode)).total
+        for mode in ("none", "mlp", "full")
+    )
+    assert none < mlp < full
+
+
+@given(layout=layouts)
 def test_the_bubble_of_equal_stages_is_at_least_that_of_the_paper(layout: Layout) -> None:
     # Narayanan et al. 2021: bubble over ideal time = (p - 1) / (v m); unequal stages only add to it
     assume(layout.pp > 1)
@@ -278,3 +287,37 @@ def test_expert_tensor_parallelism_reduces_memory_and_adds_communication() -> No
     # gathered once more, the same products in all
     ratio = made.timer.step(split).terms["experts"] / made.timer.step(whole).terms["experts"]
     assert ratio == pytest.approx(1, abs=0.05)
+
+
+def test_adapters_of_eager_frameworks_cost_traffic_and_launches() -> None:
+    gpu = hardware.find_gpu("A100-80GB")
+    assert gpu
+    machine = hardware.machine(gpu, 1)
+
+    def step(framework: str, seq_len: int, *, frozen: bool = True, zero: int = 0) -> dict[str, float]:
+        shape = presets.preset("llama-2-13b")
+        setting = Setting(shape, machine, seq_len, framework, "bf16", SHIPPED, frozen=frozen)
+        layout = Layout(dp=8 if zero else 1, mbs=1, gbs=8, zero=zero, recompute="full")
+        return Estimator(setting).timer.step(layout).terms
+
+    adapted, whole = (step("fsdp", 8192, frozen=frozen) for frozen in (True, False))
+    # input and result of each product: 22 and 20 bytes of each in a forward and a backward pass
+    inputs, results = 3 * 5120 + 13824, 3 * 5120 + 2 * 5120 + 2 * 13824
+    added = 40 * 8 * 8192 * (22 * inputs + 20 * results) / (gpu.hbm_gbs * 1e9 * SHIPPED["hbm_efficiency"])
+    assert adapted["elementwise"] - whole["elementwise"] == pytest.approx(added)
+    fused = [step("nemo", 8192, frozen=frozen)["elementwise"] for frozen in (True, False)]
+    assert fused[0] == fused[1]
+    assert step("fsdp", 128)["launch"] > 1.2 * step("fsdp", 128, frozen=False)["launch"]
+    hooks = [step("deepspeed", 128, frozen=frozen, zero=3)["launch"] for frozen in (True, False)]
+    assert hooks[0] > 1.5 * hooks[1]
+
+
+def test_frozen_weights_scatter_no_gradients_under_zero_3() -> None:
+    network = replace(nodes(16), nic_gbs=1.0)
+    setting = Setting(presets.preset("llama-3-8b"), network, 4096, "torchtitan", "bf16", SHIPPED)
+    layout = Layout(dp=128, mbs=1, gbs=128, zero=3)
+    whole, frozen = (
+        Estimator(replace(setting, frozen=frozen)).timer.step(layout).terms["fsdp_comm"]
+        for frozen in (False, True)
+    )
+    assert frozen < 0.6 * whole  # two gathers instead of two gathers and a scatter in 32 bits

@@ -7,13 +7,16 @@ from dtslurm.planner.search import TrainingTask
 
 
 def only(layout: Layout, who: str, *allowed: str) -> list[str]:
-    """Return a problem for each kind of parallelism that a framework's configuration cannot express."""
+    """Return a problem for each kind of parallelism and recomputation that a configuration cannot express."""
     names_by_key = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
-    return [
+    problems = [
         f"{who} has no word for {name} parallelism: {key}={getattr(layout, key)}"
         for key, name in names_by_key.items()
         if key not in allowed and getattr(layout, key) > 1
     ]
+    if layout.recompute == "mlp":
+        problems.append(f"{who} has no word for the recomputation of MLPs alone; recompute=full is valid")
+    return problems
 
 
 def accumulation(layout: Layout) -> int:

@@ -50,6 +50,8 @@ def _parallel_arguments(layout: Layout) -> list[str]:
         lines += ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
     elif layout.recompute == "selective":
         lines.append("--recompute-granularity selective")
+    elif layout.recompute == "mlp":
+        lines += ["--recompute-granularity selective", "--recompute-modules mlp"]
     if layout.offload:
         lines += ["--optimizer-cpu-offload", "--use-precision-aware-optimizer"]
     return lines

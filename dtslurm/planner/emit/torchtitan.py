@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from dtslurm.planner.emit.common import summary
+from dtslurm.planner.emit.common import only, summary
 from dtslurm.planner.layout import Layout
 from dtslurm.planner.search import TrainingTask
 
@@ -30,7 +30,7 @@ _FLAVORS = {
 
 def check(task: TrainingTask, layout: Layout) -> list[str]:
     """Return the reasons why torchtitan cannot run a layout."""
-    problems = []
+    problems = only(layout, "torchtitan", "tp", "pp", "cp", "ep")
     if not task.model.is_decoder:
         problems.append(f"torchtitan trains decoders, which {task.model.name} is not")
     if layout.zero in {1, 2}:

@@ -42,11 +42,11 @@ def guess_framework(row: Row, chip: str, notes: str, assumed: list[str]) -> str:
             return _torchtitan_version(row, notes) if name == "torchtitan" else name
     if "megatron-fsdp" in sharding:
         return "megatron"
-    if "fsdp" in sharding or "hsdp" in sharding:
+    if "torchtune" in notes or "fsdp" in sharding or "hsdp" in sharding:
         return _fsdp_variant(notes, assumed)
     if re.search(r"zero-?3|stage ?3|deepspeed", f"{sharding} {notes}"):
         return "deepspeed"
-    if re.search(r"transformers|pytorch|torchtune|timm", row.get("framework") or "", re.IGNORECASE):
+    if re.search(r"transformers|pytorch|timm", row.get("framework") or "", re.IGNORECASE):
         # data parallelism alone, with the operators of FSDP's users
         if precedes_flash_attention(row, chip, notes, []):
             return "fsdp-2022"
@@ -63,12 +63,14 @@ def _torchtitan_version(row: Row, notes: str) -> str:
 
 
 def _fsdp_variant(notes: str, assumed: list[str]) -> str:
-    """Return the kind of PyTorch FSDP: FSDP1 and FSDP2 move the same bytes, and their models differ."""
+    """Return torchtune or the kind of PyTorch FSDP: FSDP1 and FSDP2 move the same bytes; their models differ."""
     if "foundry" in notes:
         return "llm-foundry"
     is_compiled = compiles(notes)
     if is_compiled is None:
         assumed.append("compile not stated: eager")
+    if "torchtune" in notes:
+        return "torchtune" if is_compiled else "torchtune-eager"
     return "torchtitan" if is_compiled else "fsdp"
 
 
@@ -115,6 +117,11 @@ def routes_evenly(framework: str, notes: str) -> bool:
 def dispatches_once(notes: str) -> bool:
     """Return whether the notes name a dispatcher that sends a token once to a node (DeepEP, HybridEP)."""
     return bool(re.search(r"(?<!no )(?<!without )\b(deep|hybrid)-?ep\b", notes))
+
+
+def replays_graphs(notes: str) -> bool:
+    """Return whether the notes state that the layers were replayed as CUDA graphs."""
+    return bool(re.search(r"(?<!no )(?<!without )\bcuda[- ]?graphs?\b", notes))
 
 
 def expert_tensor(layout: Layout, model: ModelShape, framework: str, notes: str) -> int:

@@ -64,10 +64,14 @@ def says_recompute(row: Row) -> bool:
 
 
 def recompute_of(row: Row) -> Recompute:
-    """Return what a row's run recomputed in the backward pass."""
-    text = (row.get("recompute") or "").lower() if says_recompute(row) else ""
+    """Return what a row's run recomputed in the backward pass.
+
+    ``selective mlp`` names modules of Megatron-LM. With flash attention, ``core_attn`` frees nothing.
+    """
+    text = (row.get("recompute") or "").lower().strip() if says_recompute(row) else ""
     if text.startswith("full"):
         return "full"
-    if text.startswith("selective") and text != "selective mlp":
-        return "selective"
+    if text.startswith("selective"):
+        modules = set(text.removeprefix("selective").strip().split("+"))
+        return "mlp" if "mlp" in modules and modules <= {"mlp", "core_attn"} else "selective"
     return "none"

@@ -14,7 +14,7 @@ from dtslurm.planner.divide import cut_by_cost, divisors
 from dtslurm.planner.estimate import Estimate, Estimator
 from dtslurm.planner.frameworks import NEMO
 from dtslurm.planner.hardware import Machine, find_gpu, machine
-from dtslurm.planner.layout import RECOMPUTE, Layout, Recompute
+from dtslurm.planner.layout import Layout, Recompute
 from dtslurm.planner.measured.cells import (
     RowImpossible,
     RowUnanswerable,
@@ -29,6 +29,7 @@ from dtslurm.planner.measured.guesses import (
     guess_fabric,
     guess_framework,
     node_of,
+    replays_graphs,
     routes_evenly,
     with_degrees_of_notes,
 )
@@ -58,6 +59,7 @@ class MeasuredRow:
     frozen: bool = False
     even: bool = False
     dispatches_once: bool = False
+    graphs: bool = False
 
     @property
     def assumes_layout(self) -> bool:
@@ -81,6 +83,7 @@ class MeasuredRow:
                 self.frozen,
                 self.even,
                 self.dispatches_once,
+                self.graphs,
             )
         )
 
@@ -96,6 +99,11 @@ LAYOUT_ASSUMPTIONS = (  # how the entries of ``assumed`` start that concern the 
     "sharding not stated",
     "recompute not stated",
 )
+UNSTATED_MODES: tuple[Recompute, ...] = (
+    "none",
+    "selective",
+    "full",
+)  # tried where recomputation is not stated
 USUAL_LENGTH = 4096  # tokens of a sequence if the table gives no length
 
 
@@ -145,7 +153,7 @@ def read_row(row: Row, constants: Constants | None = None) -> MeasuredRow:
     routes_tokens_evenly = model.is_moe and routes_evenly(framework, notes)
     measured = MeasuredRow(
         model, row_machine, layout, seq_len, framework, precision, (), frozen, routes_tokens_evenly,
-        model.is_moe and dispatches_once(notes),
+        model.is_moe and dispatches_once(notes), replays_graphs(notes),
     )  # fmt: skip
     if model.is_moe and not (row.get("ep") or "").strip():
         measured = _assume_expert_degree(measured, assumed, constants)
@@ -215,7 +223,7 @@ def _assume_micro_batch(
 ) -> MeasuredRow:
     """For a row without a micro-batch, choose the fastest one that fits, like a tuned run."""
     estimator = case.estimator(constants)
-    modes = (case.layout.recompute,) if known else RECOMPUTE
+    modes = (case.layout.recompute,) if known else UNSTATED_MODES
     best: tuple[float, Layout] | None = None
     for mode in modes:
         for size in (1, 2, 4, 8, 16, 32, 64):
@@ -251,7 +259,7 @@ def _assume_recompute(case: MeasuredRow, assumed: list[str], constants: Constant
         return replace(case, layout=replace(case.layout, recompute="none"))
     estimator = case.estimator(constants)
     memory_limits = {"none": UNSTATED, "selective": 1.5 * UNSTATED, "full": float("inf")}
-    for mode in RECOMPUTE:
+    for mode in UNSTATED_MODES:
         layout = replace(case.layout, recompute=mode)
         if estimator.memory(layout).total <= memory_limits[mode] * case.machine.gpu.memory_gib:
             break
