@@ -63,7 +63,7 @@ def _torchtitan_version(row: Row, notes: str) -> str:
 
 
 def _fsdp_variant(notes: str, assumed: list[str]) -> str:
-    """Return torchtune or the kind of PyTorch FSDP: FSDP1 and FSDP2 move the same bytes; their models differ."""
+    """Return torchtune or the kind of PyTorch FSDP: FSDP1 and FSDP2 move the same bytes."""
     if "foundry" in notes:
         return "llm-foundry"
     is_compiled = compiles(notes)
