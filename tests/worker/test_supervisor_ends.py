@@ -71,6 +71,19 @@ def test_attempt_is_checkpointed_when_every_rank_saved_although_slurm_killed_the
     assert not lease.finished(str(site))
 
 
+def test_ranks_that_saved_because_the_supervisor_ended_them_do_not_change_the_exit_code(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (site / "logs/0").mkdir(parents=True)
+    write_rank_ends(site, {"exit_code": 85, "told_to_end": True}, {"exit_code": 85, "told_to_end": True})
+    lease.take(str(site), 0)
+    keeper = Supervisor(ASKED)
+    ended = keeper._ended(0, 143, {"cause": "hang"}, Heartbeats(str(site / "ranks/0")), ["n1", "n2"])
+    assert ended is not None
+    assert (ended.cause, ended.exit_code) == ("hang", 143)
+    assert "Slurm killed the step" not in capsys.readouterr().out
+
+
 def test_rank_that_exited_with_0_after_a_termination_request_is_not_done(site: Path) -> None:
     (site / "step.sh").write_text("exit 137\n")  # srun tells the other ranks to end when a node is lost
     (site / "logs/0").mkdir(parents=True)

@@ -284,12 +284,14 @@ class Supervisor:
         if code and not ordered_to_end and ranks.all_done(self.run_dir, number, self._world_size(nodes)):
             self.say("every rank ended with 0, although Slurm lost the step (exit code {})".format(code))
             code = 0
-        if code not in (0, WANTS_REQUEUE) and ranks.all_saved(self.run_dir, number, self._world_size(nodes)):
-            self.say("every rank ended with 85, although Slurm killed the step (exit code {})".format(code))
-            code = WANTS_REQUEUE
         if code == 0:
             findings = {"cause": "done", "blame": "unknown", "summary": "every rank ended with 0"}
         elif not findings.get("cause"):
+            if code != WANTS_REQUEUE and ranks.all_saved(self.run_dir, number, self._world_size(nodes)):
+                self.say(
+                    "all ranks ended with 85, although Slurm killed the step (exit code {})".format(code)
+                )
+                code = WANTS_REQUEUE
             findings = self._cause(number, code, beats, nodes)
         ended = AttemptEnd(
             attempt=number,
