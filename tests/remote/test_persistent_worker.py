@@ -18,6 +18,7 @@ from dtslurm.remote import remote_worker
 from dtslurm.remote.remote_worker import RemoteWorker
 from dtslurm.store.delivery import MODULES, Delivery, deliver
 from dtslurm.transport.base import Stream
+from tests.remote.conftest import delivery
 from tests.store.trees import PYTHON, FarSide
 from tests.waiting import wait_until
 
@@ -46,17 +47,6 @@ class Counted(FarSide):
 @pytest.fixture
 def far() -> Counted:
     return Counted()
-
-
-@pytest.fixture
-def worker(far: Counted) -> Iterator[RemoteWorker]:
-    made = RemoteWorker(far, MODULES, PYTHON)
-    yield made
-    made.close()
-
-
-def delivery(folder: Path, name: str) -> Delivery:
-    return Delivery(str(folder / "root" / name), str(folder / "root/.objects"), {"job.json": b"{}"})
 
 
 def worker_processes(mark: str = "keep") -> list[int]:

@@ -10,10 +10,10 @@ import pytest
 
 from dtslurm.errors import TransportError
 from dtslurm.remote.remote_worker import RemoteWorker
-from dtslurm.store.delivery import MODULES, Delivery, deliver
+from dtslurm.store.delivery import deliver
 from dtslurm.transport.base import Transport
+from tests.remote.conftest import delivery
 from tests.sshd.servers import SshLab
-from tests.store.trees import PYTHON
 from tests.transport.conftest import REMOTE, reach
 from tests.waiting import wait_until
 
@@ -28,17 +28,6 @@ def far(request: pytest.FixtureRequest, sshd_lab: SshLab) -> Iterator[Transport]
     yield transport
     transport.close()
     sshd_lab.logout()
-
-
-@pytest.fixture
-def worker(far: Transport) -> Iterator[RemoteWorker]:
-    made = RemoteWorker(far, MODULES, PYTHON)
-    yield made
-    made.close()
-
-
-def delivery(folder: Path, name: str) -> Delivery:
-    return Delivery(str(folder / "root" / name), str(folder / "root/.objects"), {"job.json": b"{}"})
 
 
 def test_f58_worker_releases_the_only_session_for_another_command(
