@@ -208,6 +208,7 @@ class Timer:
         framework = self.framework
         host = of("host_layer_us", framework.family)
         if layout.gathers:
+            # Adapters are modules with weights of their own: they double the number of hooks.
             host += of("host_zero3_us", framework.family) * (2 if self.kernels.adapters else 1)
         if layout.tp > 1:
             host += of("host_tp_us", framework.family)

@@ -134,7 +134,7 @@ def test_hybrid_sharding_is_emitted_with_both_dimensions() -> None:
         ("torchtitan", Layout(dp=2, gbs=2, zero=2), "zero=0 or 3 is valid"),
         ("accelerate", Layout(ep=2), "no word for expert parallelism"),
         *(
-            (form, Layout(recompute="mlp"), "no word for the recomputation of MLPs alone")
+            (form, Layout(recompute="mlp"), "cannot recompute the MLPs alone")
             for form in ("torchtitan", "torchrun", "deepspeed", "accelerate")
         ),
     ],

@@ -15,7 +15,7 @@ def only(layout: Layout, who: str, *allowed: str) -> list[str]:
         if key not in allowed and getattr(layout, key) > 1
     ]
     if layout.recompute == "mlp":
-        problems.append(f"{who} has no word for the recomputation of MLPs alone; recompute=full is valid")
+        problems.append(f"{who} cannot recompute the MLPs alone (recompute=mlp); give recompute=full")
     return problems
 
 

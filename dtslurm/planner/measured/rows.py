@@ -99,11 +99,7 @@ LAYOUT_ASSUMPTIONS = (  # how the entries of ``assumed`` start that concern the 
     "sharding not stated",
     "recompute not stated",
 )
-UNSTATED_MODES: tuple[Recompute, ...] = (
-    "none",
-    "selective",
-    "full",
-)  # tried where recomputation is not stated
+UNSTATED_MODES: tuple[Recompute, ...] = ("none", "selective", "full")  # tried where a row states no mode
 USUAL_LENGTH = 4096  # tokens of a sequence if the table gives no length
 
 
