@@ -94,8 +94,8 @@ def slurm_conf(layout: Layout) -> str:
         f"SlurmctldLogFile={root}/log/slurmctld.log",
         f"SlurmdLogFile={root}/log/slurmd.%n.log",
         # At the end of a job slurmctld sends to the ports of its sruns, also of those lost with a node. All
-        # nodes share one address here. Of the 7,000 ports that the kernel gives to sruns, another job's srun
-        # soon has that port, and takes the message for its own end.
+        # nodes share one address here. If another job's srun has been given that port, it takes the message
+        # for its own end. That is rarer with a larger range than with the ports that the kernel chooses.
         "SrunPortRange=31000-65535",
         "SlurmctldDebug=verbose",
         "SlurmdDebug=verbose",
