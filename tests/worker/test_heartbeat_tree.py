@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -281,6 +283,59 @@ def test_farewell_arrives_from_a_node_that_has_not_joined_yet(job: Job) -> None:
     job.silenced.add("n0")
     assert job.relays["n0"].leave()
     job.pulse_until(lambda: job.beats.last.get("n0", {}).get("kind") == "bye")
+
+
+def test_node_that_leaves_without_a_link_delivers_the_farewells_it_passes_on(job: Job) -> None:
+    job.start("n0")
+    job.relays["n0"]._join_at = time.monotonic() + 1000
+    job.silenced.add("n0")
+    job.relays["n0"].put(beat("bye", {}))
+    job.relays["n0"].pass_on([beats.pack_beat("n1", beat("bye", {}))])
+    assert job.relays["n0"].leave()
+    job.pulse_until(lambda: {"n0", "n1"} <= set(job.beats.last))
+    assert [job.beats.last[name]["kind"] for name in ("n0", "n1")] == ["bye", "bye"]
+
+
+def test_farewell_that_is_read_late_counts_as_delivered(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.start("n0")
+    job.pulse_until(lambda: job.linked() == ["n0"])
+    read = job.beats.root._read
+
+    def read_late(connection: frames.Connection) -> None:
+        time.sleep(0.8)
+        read(connection)
+
+    monkeypatch.setattr(job.beats.root, "_read", read_late)
+    job.silenced.add("n0")
+    job.relays["n0"].put(beat("bye", {}))
+    assert job.relays["n0"].leave()
+
+
+def test_farewell_that_nobody_has_read_does_not_count_as_delivered(job: Job) -> None:
+    busy = frames.listen("127.0.0.1", 8)
+    busy.setblocking(True)
+    target = json.loads((Path(job.beats.folder) / beats.ADDRESS).read_text())
+    target["port"] = busy.getsockname()[1]
+    elsewhere = job.folder / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / beats.ADDRESS).write_text(json.dumps(target))
+
+    def answer_late() -> None:
+        with contextlib.suppress(OSError):  # the test closes the socket
+            while True:
+                link, _ = busy.accept()
+                with link, contextlib.suppress(OSError):
+                    time.sleep(1.3 * relay.CONNECT_S)
+                    link.sendall(b"x" * frames.NONCE)
+                    while link.recv(frames.READ):
+                        pass
+
+    threading.Thread(target=answer_late, daemon=True).start()
+    late = job.run(Relay(str(elsewhere), "n0"))
+    late._join_at = time.monotonic() + 1000
+    late.put(beat("bye", {}))
+    assert not late.leave()
+    busy.close()
 
 
 def test_nodes_rejoin_a_restarted_supervisor(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,7 @@ class Relay:
         if self._parent is not None:
             try:
                 self.selector.unregister(self._parent)
-                self._parent.finish(1.0)
+                self._parent.finish(FAREWELL_S)
             except OSError:
                 self._is_delivered = False
         self.close()
@@ -229,15 +229,24 @@ class Relay:
         return self._join_parent(str(answer["host"]), int(answer["port"]))
 
     def _deliver_farewell(self, root: frames.Connection) -> bool:
-        """Wait until the supervisor has received the registration of a node that leaves."""
+        """Send the pending heartbeats of a node that leaves; wait until the supervisor has received them.
+
+        Raises:
+            OSError: it has not received all of them.
+        """
+        with self._lock:
+            pending = dict(self._pending)
+        root.send(frames.BEATS + b"\n".join(pending.values()))
         end = time.monotonic() + CONNECT_S
-        while root.is_sending and time.monotonic() < end:
+        while root.is_sending:
+            if time.monotonic() >= end:
+                raise OSError("the supervisor does not answer")
             time.sleep(0.02)
             root.receive()
             root.flush()
-        root.finish(1.0)
+        root.finish(FAREWELL_S)
         with self._lock:
-            self._pending = {}
+            self._pending = {node: line for node, line in self._pending.items() if line != pending.get(node)}
         return True
 
     def _join_parent(self, host: str, port: int) -> bool:
