@@ -143,22 +143,22 @@ class Kernels:
         time += self.scores * tokens * span * att.heads / layout.tp / self.hbm
         return time, 2.0 * time
 
-    def layer(self, stack: Stack, hidden: int, seq_len: int, layout: Layout) -> LayerCost:
+    def layer(self, stack: Stack, hidden_size: int, seq_len: int, layout: Layout) -> LayerCost:
         """Return the kernel times of one layer for one micro-batch."""
         tokens = layout.mbs * seq_len / layout.cp
         tp = layout.tp
         matmul = matmul_backward = 0.0
-        for gemm in (*stack.attention_gemms(hidden), *stack.mlp_gemms(hidden)):
+        for gemm in (*stack.attention_gemms(hidden_size), *stack.mlp_gemms(hidden_size)):
             forward, backward = self.pair(tokens, gemm, tp)
             matmul += forward
             matmul_backward += backward
         attention, attention_backward = self.attend(stack, tokens, seq_len, layout)
         if stack.cross:
             attention, attention_backward = 2 * attention, 2 * attention_backward
-        experts, experts_backward = self.experts(stack, hidden, tokens, layout)
-        bytes_moved = tokens * self.elementwise_bytes(stack, hidden, layout)
+        experts, experts_backward = self.experts(stack, hidden_size, tokens, layout)
+        bytes_moved = tokens * self.elementwise_bytes(stack, hidden_size, layout)
         elementwise = bytes_moved * self.traffic / self.hbm + self.small
-        adapters, adapters_backward = self._adapter_times(stack, hidden, tokens / tp)
+        adapters, adapters_backward = self._adapter_times(stack, hidden_size, tokens / tp)
         return LayerCost(
             matmul,
             experts,
@@ -170,7 +170,7 @@ class Kernels:
             2 * elementwise + adapters_backward,
         )
 
-    def _adapter_times(self, stack: Stack, hidden: int, tokens: float) -> tuple[float, float]:
+    def _adapter_times(self, stack: Stack, hidden_size: int, tokens: float) -> tuple[float, float]:
         """Return forward and backward time of the adapters (LoRA) beside the frozen products of a layer.
 
         An adapter's two products are so narrow that they cost their memory traffic. As sequences of PyTorch
@@ -180,12 +180,12 @@ class Kernels:
         """
         if not self.adapters:
             return 0.0, 0.0
-        gemms = (*stack.attention_gemms(hidden), *stack.mlp_gemms(hidden))
+        gemms = (*stack.attention_gemms(hidden_size), *stack.mlp_gemms(hidden_size))
         inputs, results = sum(gemm.k for gemm in gemms), sum(gemm.n for gemm in gemms)
         per_byte = tokens / self.hbm
         return (7 * inputs + 12 * results) * per_byte, (15 * inputs + 8 * results) * per_byte
 
-    def experts(self, stack: Stack, hidden: int, tokens: float, layout: Layout) -> tuple[float, float]:
+    def experts(self, stack: Stack, hidden_size: int, tokens: float, layout: Layout) -> tuple[float, float]:
         """Return forward and backward time of the routed experts' products, with balanced routing."""
         if not stack.experts:
             return 0.0, 0.0
@@ -194,22 +194,22 @@ class Kernels:
         ffn = stack.experts.ffn / layout.expert_tp
         expert_tokens = routed_tokens / local_experts
         up_columns = ffn * (2 if stack.gated else 1)
-        forward = self.gemm(expert_tokens, up_columns, hidden, batch=local_experts) + self.gemm(
-            expert_tokens, hidden, ffn, batch=local_experts
+        forward = self.gemm(expert_tokens, up_columns, hidden_size, batch=local_experts) + self.gemm(
+            expert_tokens, hidden_size, ffn, batch=local_experts
         )
-        backward = self.gemm(expert_tokens, hidden, up_columns, batch=local_experts) + self.gemm(
-            expert_tokens, ffn, hidden, batch=local_experts
+        backward = self.gemm(expert_tokens, hidden_size, up_columns, batch=local_experts) + self.gemm(
+            expert_tokens, ffn, hidden_size, batch=local_experts
         )
         backward += self.learning * (
-            self.gemm(up_columns, hidden, expert_tokens, batch=local_experts)
-            + self.gemm(hidden, ffn, expert_tokens, batch=local_experts)
+            self.gemm(up_columns, hidden_size, expert_tokens, batch=local_experts)
+            + self.gemm(hidden_size, ffn, expert_tokens, batch=local_experts)
         )
         gap_time = local_experts * self.expert_gap
         # grouped narrow products are slower than a plain product
         grouping_factor = 1 + self.expert_ramp / ffn
         return forward * grouping_factor + 2 * gap_time, backward * grouping_factor + 4 * gap_time
 
-    def elementwise_bytes(self, stack: Stack, hidden: int, layout: Layout) -> float:
+    def elementwise_bytes(self, stack: Stack, hidden_size: int, layout: Layout) -> float:
         """Return the bytes per token that fused kernels other than matrix products read and write.
 
         A norm reads and writes once, a residual addition reads two tensors and writes one, an activation
@@ -220,7 +220,7 @@ class Kernels:
         """
         att, tp = stack.attention, layout.tp
         sequence_shards = tp if layout.sp else 1
-        total_bytes = (4.0 * stack.norms + 6.0 * 2) * hidden / sequence_shards
+        total_bytes = (4.0 * stack.norms + 6.0 * 2) * hidden_size / sequence_shards
         total_bytes += 4.0 * (att.heads + att.kv_heads) * att.head_dim / tp
         width = stack.ffn if not stack.experts else stack.experts.shared_ffn
         tensors = 3 if stack.gated else 2
@@ -229,10 +229,10 @@ class Kernels:
             routed_copies = stack.experts.top_k * layout.expert_tp / tp
             routing_bytes = 30.0 if self.framework.plain_routing else 12.0
             total_bytes += routed_copies * (
-                2.0 * tensors * stack.experts.ffn / layout.expert_tp + routing_bytes * hidden
+                2.0 * tensors * stack.experts.ffn / layout.expert_tp + routing_bytes * hidden_size
             )
         if self.cast:
-            total_bytes += self.cast * (2 * hidden + att.heads * att.value_dim + width) / tp
+            total_bytes += self.cast * (2 * hidden_size + att.heads * att.value_dim + width) / tp
         return total_bytes
 
     def head(self, model: ModelShape, tokens: float, tp: int) -> tuple[float, float]:

@@ -6,11 +6,11 @@ from dtslurm.planner.layout import Layout
 from dtslurm.planner.models.shapes import ModelShape
 
 
-def divisors(number: int, most: int | None = None) -> list[int]:
-    """Return the divisors of a number, up to ``most``."""
+def divisors(number: int, limit: int | None = None) -> list[int]:
+    """Return the divisors of a number, up to ``limit``."""
     small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
     all_divisors = sorted({*small, *(number // divisor for divisor in small)})
-    return [divisor for divisor in all_divisors if most is None or divisor <= most]
+    return [divisor for divisor in all_divisors if limit is None or divisor <= limit]
 
 
 def _join(numbers: list[int]) -> str:

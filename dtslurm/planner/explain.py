@@ -44,13 +44,13 @@ def share(estimate: Estimate, term: str) -> float:
     return estimate.time.terms[term] / estimate.time.total
 
 
-def why_best(found: SearchResult) -> list[str]:
+def why_best(result: SearchResult) -> list[str]:
     """Return lines on why the first layout ranks first, its time by term, and its free memory."""
-    best = found.ranked[0]
-    fastest = min(found.ranked, key=lambda item: item.time.total / item.layout.gbs)
+    best = result.ranked[0]
+    fastest = min(result.ranked, key=lambda item: item.time.total / item.layout.gbs)
     preferred = []
     if fastest is not best:
-        number = found.ranked.index(fastest) + 1
+        number = result.ranked.index(fastest) + 1
         gain = 1 - (fastest.time.total / fastest.layout.gbs) / (best.time.total / best.layout.gbs)
         reason = f"estimates within {NEAR:.0%} are equal, and 1 divides the model less or needs less memory"
         if best.predicted_s is not None:
@@ -71,7 +71,7 @@ def why_best(found: SearchResult) -> list[str]:
             else ""
         ),
     ]
-    limit = found.task.machine.gpu.memory_gib
+    limit = result.task.machine.gpu.memory_gib
     lines.append(
         f"memory {best.memory.total:.1f} of {limit:.0f} GiB: {limit - best.memory.total:.1f} GiB to spare"
     )
@@ -95,17 +95,17 @@ def find_ties(ranked: Sequence[Estimate], factor: float) -> list[int]:
     ]
 
 
-def tie_lines(ranked: Sequence[Estimate], ties: Sequence[int], factor: float, shown: int) -> list[str]:
+def tie_lines(ranked: Sequence[Estimate], ties: Sequence[int], factor: float, shown_count: int) -> list[str]:
     """Return lines on the layouts that cannot be told apart from the first, and the cheapest deciding runs.
 
     Args:
         ranked: all layouts that fit, best first.
         ties: numbers of those that cannot be told apart from the first.
-        shown: number of layouts that the plan shows.
+        shown_count: number of layouts that the plan shows.
     """
     if not ties:
         return []
-    tied_shown = [number for number in ties if number <= shown]
+    tied_shown = [number for number in ties if number <= shown_count]
     others = len(ties) - len(tied_shown)
     names = _join_numbers(tied_shown)
     if others:
@@ -129,13 +129,13 @@ def _join_numbers(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def runners_up(found: SearchResult) -> list[str]:
+def runners_up(result: SearchResult) -> list[str]:
     """Return a line for each alternative to a choice of the best layout, with its cost and main term."""
-    best = found.ranked[0]
+    best = result.ranked[0]
     lines: list[str] = []
     for name in _COMPARED_FIELDS:
         value = getattr(best.layout, name)
-        others = (item for item in found.ranked[1:] if getattr(item.layout, name) != value)
+        others = (item for item in result.ranked[1:] if getattr(item.layout, name) != value)
         if name in {"zero", "shard"}:  # a single replica has nothing to shard
             others = (item for item in others if item.layout.dp * item.layout.cp > 1)
         other = next(others, None)
@@ -145,10 +145,10 @@ def runners_up(found: SearchResult) -> list[str]:
         value = getattr(best.layout, name)
         if value == 1:
             continue
-        fitting = {getattr(item.layout, name) for item in found.ranked}
+        fitting = {getattr(item.layout, name) for item in result.ranked}
         tight_layouts = [
             (layout, memory)
-            for layout, memory in found.tight
+            for layout, memory in result.tight
             if getattr(layout, name) < value
             and getattr(layout, name) not in fitting
             and layout.recompute == "full"
@@ -185,9 +185,9 @@ def _format_largest_term(terms: dict[str, float]) -> str:
     return f"{name.replace('_', ' ')} {terms[name]:.0f} GiB"
 
 
-def warnings(found: SearchResult) -> list[str]:
+def warnings(result: SearchResult) -> list[str]:
     """Return warnings about the best layout."""
-    best, task = found.ranked[0], found.task
+    best, task = result.ranked[0], result.task
     lines = layout_warnings(task, best)
     if task.gbs < task.machine.gpus and not task.model.generic:
         lines.append(f"the global batch of {task.gbs} sequences is smaller than the {task.machine.gpus} GPUs")
@@ -249,13 +249,13 @@ def enough_on_one(task: TrainingTask, constants: Constants) -> str | None:
     )
 
 
-def what_would_fit(found: SearchResult, constants: Constants, most_nodes: int = 16384) -> list[str]:
+def what_would_fit(result: SearchResult, constants: Constants, most_nodes: int = 16384) -> list[str]:
     """Return lines on the memory the model lacks and the changes that would make the model fit."""
-    task = found.task
+    task = result.task
     limit_gib = task.estimator(constants).limit_gib
-    if not found.tight:
+    if not result.tight:
         return _explain_indivisible_batch(task)
-    layout, memory = found.tight[0]
+    layout, memory = result.tight[0]
     lines = [
         (
             f"the least any layout needs is {memory.total:.0f} GiB of {limit_gib:.0f} GiB a plan may fill: "
@@ -271,7 +271,7 @@ def what_would_fit(found: SearchResult, constants: Constants, most_nodes: int = 
     offloaded = next(
         (
             (other, used)
-            for other in (replace(item, offload=True) for item, _ in found.tight)
+            for other in (replace(item, offload=True) for item, _ in result.tight)
             if (used := estimator.memory(other).total) <= limit_gib
         ),
         None,

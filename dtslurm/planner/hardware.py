@@ -171,8 +171,8 @@ def _parse_gpu(row: dict[str, str], shares: dict[str, dict[str, float]]) -> Gpu:
     def number(key: str) -> float:
         return float(row[key] or 0)
 
-    def best_product(kind: str, peak: float, usual: float) -> float:
-        return number(f"mamf_{kind}_tflops") or shares[kind].get(_generation(chip), usual) * peak
+    def best_product(kind: str, peak: float, usual_share: float) -> float:
+        return number(f"mamf_{kind}_tflops") or shares[kind].get(_generation(chip), usual_share) * peak
 
     chip = _chip_of(row["gpu"])
     peak = number("bf16_dense_tflops") or number("fp16_dense_tflops")

@@ -159,8 +159,8 @@ def _parse_count(key: str, value: str, problems: list[str]) -> int:
     return 1
 
 
-def _parse_choice(key: str, value: str, known: tuple[str, ...], problems: list[str]) -> object:
-    if value not in known:
-        problems.append(f"{key} should be one of {', '.join(known)}, not {value!r}")
-        return known[0]
+def _parse_choice(key: str, value: str, choices: tuple[str, ...], problems: list[str]) -> object:
+    if value not in choices:
+        problems.append(f"{key} should be one of {', '.join(choices)}, not {value!r}")
+        return choices[0]
     return int(value) if value.isdigit() else value

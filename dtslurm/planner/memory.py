@@ -65,7 +65,7 @@ class StageLoad:
 
 
 def activation_bytes(
-    stack: Stack, hidden: int, framework: Framework, layout: Layout, precision: str = "bf16"
+    stack: Stack, hidden_size: int, framework: Framework, layout: Layout, precision: str = "bf16"
 ) -> tuple[float, float]:
     """Return bytes per token and layer: without recomputation, and the part that ``selective`` frees.
 
@@ -82,8 +82,8 @@ def activation_bytes(
     dropout_bytes = 1.0 if framework.dropout else 0.0
     input_bytes = _input_bytes(precision)
     # Inputs of norms and column-parallel products are whole on each rank, unless split along the sequence.
-    outside_tp_bytes = (2 * stack.norms + 2 * dropout_bytes) * hidden / sequence_shards
-    outside_tp_bytes += 2 * input_bytes * hidden / (1 if framework.keeps_gathered else sequence_shards)
+    outside_tp_bytes = (2 * stack.norms + 2 * dropout_bytes) * hidden_size / sequence_shards
+    outside_tp_bytes += 2 * input_bytes * hidden_size / (1 if framework.keeps_gathered else sequence_shards)
     inside_tp_bytes = (
         2 * (query_width + key_value_width)
         + 2 * value_width
@@ -91,17 +91,19 @@ def activation_bytes(
     ) / tp
     width_factor = 2 if precision == "fp32" else 1
     eager_bytes = (
-        _eager_operator_bytes(stack, hidden, sequence_shards, tp, width_factor) if framework.eager else 0.0
+        _eager_operator_bytes(stack, hidden_size, sequence_shards, tp, width_factor)
+        if framework.eager
+        else 0.0
     )
     if attention.kv_rank:
         outside_tp_bytes += 4 * (attention.q_rank + attention.kv_rank + attention.rope_dim)
     if stack.cross:
         inside_tp_bytes *= 2
-        outside_tp_bytes += 2 * hidden / sequence_shards
+        outside_tp_bytes += 2 * hidden_size / sequence_shards
     if stack.experts:
         mlp_tensors = (2 if stack.gated else 1) + 1
         routed_bytes = stack.experts.top_k * (
-            (2 * mlp_tensors - 2 + input_bytes) * stack.experts.ffn + 2 * input_bytes * hidden
+            (2 * mlp_tensors - 2 + input_bytes) * stack.experts.ffn + 2 * input_bytes * hidden_size
         )
         shared_bytes = (2 * mlp_tensors - 2 + input_bytes) * stack.experts.shared_ffn
         mlp_bytes = (routed_bytes + shared_bytes) / tp
@@ -128,7 +130,7 @@ def _dense_mlp_bytes(stack: Stack, tp: int, precision: str) -> float:
 
 
 def _eager_operator_bytes(
-    stack: Stack, hidden: int, sequence_shards: int, tp: int, width_factor: int
+    stack: Stack, hidden_size: int, sequence_shards: int, tp: int, width_factor: int
 ) -> float:
     """Return the bytes per token and layer that Hugging Face's models keep in addition to fused kernels.
 
@@ -143,7 +145,7 @@ def _eager_operator_bytes(
     attention = stack.attention
     total_bytes = 0.0
     if not stack.norm_bias:
-        total_bytes += 4 * stack.norms * hidden / sequence_shards
+        total_bytes += 4 * stack.norms * hidden_size / sequence_shards
         if attention.qk_norm:
             total_bytes += (
                 (4 + 2 * width_factor) * (attention.heads + attention.kv_heads) * attention.head_dim / tp
@@ -155,7 +157,7 @@ def _eager_operator_bytes(
     return total_bytes
 
 
-def selected_bytes(stack: Stack, hidden: int, layout: Layout, imbalance: float = 1.0) -> float:
+def selected_bytes(stack: Stack, hidden_size: int, layout: Layout, imbalance: float = 1.0) -> float:
     """Return the bytes per token and layer that torchtitan's ``selective (op)`` does not recompute.
 
     torchtitan keeps the layer's input, every second matrix product (keys, output projection, the gate's
@@ -173,11 +175,11 @@ def selected_bytes(stack: Stack, hidden: int, layout: Layout, imbalance: float =
         2.0 * (attention.kv_heads * attention.head_dim + attention.heads * attention.value_dim + width) / tp
     )
     if stack.experts and layout.ep > 1:
-        split_bytes += 2.0 * 2 * stack.experts.top_k * hidden * imbalance / tp
+        split_bytes += 2.0 * 2 * stack.experts.top_k * hidden_size * imbalance / tp
     return (
         split_bytes
-        + 2.0 * hidden * (1 + (2 / sequence_shards if tp > 1 else 0))
-        + 2.0 * hidden / sequence_shards
+        + 2.0 * hidden_size * (1 + (2 / sequence_shards if tp > 1 else 0))
+        + 2.0 * hidden_size / sequence_shards
     )
 
 
@@ -334,10 +336,10 @@ def _gathered_weight_bytes(model: ModelShape, layout: Layout, bytes_per_param: i
     return float(bytes_per_param) * (2 * layer_params + model.embedding_params / layout.tp)
 
 
-def _local_expert_params(stack: Stack, hidden: int, layout: Layout) -> float:
+def _local_expert_params(stack: Stack, hidden_size: int, layout: Layout) -> float:
     if not stack.experts:
         return 0.0
-    return stack.experts.count * stack.expert_params(hidden) / layout.expert_ranks
+    return stack.experts.count * stack.expert_params(hidden_size) / layout.expert_ranks
 
 
 def _activation_bytes_by_stage(

@@ -38,7 +38,7 @@ class Routing:
         )
 
     def exchange(
-        self, stack: Stack, layout: Layout, hidden: int, seq_len: int, cost: LayerCost
+        self, stack: Stack, layout: Layout, hidden_size: int, seq_len: int, cost: LayerCost
     ) -> tuple[float, float]:
         """Return the exposed time of dispatching tokens to experts and back, forward and backward.
 
@@ -51,7 +51,7 @@ class Routing:
             return 0.0, 0.0
         ranks = group(self.machine, layout.ep, layout.etp)
         tokens = layout.mbs * seq_len / layout.cp / layout.tp
-        nbytes = 2.0 * tokens * hidden
+        nbytes = 2.0 * tokens * hidden_size
         top_k = stack.experts.top_k
         is_tuned = self.framework.once_per_node
         time = self.network.dispatch(nbytes, top_k, ranks, once_per_node=is_tuned) * self.imbalance

@@ -79,14 +79,14 @@ def default_batch(model: ModelShape, seq_len: int, gpus: int) -> int:
     return -(-batch // gpus) * gpus if batch >= gpus else batch
 
 
-def tensor_degrees(model: ModelShape, most: int) -> list[int]:
-    """Return the tensor parallel degrees up to ``most`` that divide heads, hidden size and MLP widths."""
+def tensor_degrees(model: ModelShape, limit: int) -> list[int]:
+    """Return the tensor parallel degrees up to ``limit`` that divide heads, hidden size and MLP widths."""
     if model.generic:
         return [1]
     heads = min(stack.attention.heads for stack in model.stacks)
     return [
         tp
-        for tp in divisors(heads, most)
+        for tp in divisors(heads, limit)
         if model.hidden % tp == 0
         and all(
             stack.attention.heads % tp == 0
@@ -142,10 +142,10 @@ def _context_degrees(task: TrainingTask, tp: int) -> list[int]:
     return [cp for cp in (1, 2, 4, 8, 16, 32, 64) if cp <= most and (cp == 1 or task.seq_len % (2 * cp) == 0)]
 
 
-def _pipeline_degrees(task: TrainingTask, most: int, *, plain: bool) -> list[int]:
+def _pipeline_degrees(task: TrainingTask, limit: int, *, plain: bool) -> list[int]:
     if plain or task.model.stacks[0].encoder:
         return [1]
-    return [pp for pp in divisors(most, min(64, task.model.layers)) if stages_divide(task.model, pp)]
+    return [pp for pp in divisors(limit, min(64, task.model.layers)) if stages_divide(task.model, pp)]
 
 
 def _virtual_stage_counts(model: ModelShape, base: Layout) -> list[int]:
@@ -247,10 +247,10 @@ def complexity(layout: Layout) -> tuple[int, ...]:
     return (layout.pp, layout.tp, layout.cp, layout.ep, layout.vp, shard_ranks)
 
 
-def smallest_nodes(task: TrainingTask, constants: Constants, most: int) -> int | None:
-    """Return the smallest number of nodes (by doubling) on which a layout fits, None if above ``most``."""
+def smallest_nodes(task: TrainingTask, constants: Constants, limit: int) -> int | None:
+    """Return the smallest number of nodes (by doubling) on which a layout fits, None if above ``limit``."""
     nodes = 1
-    while nodes <= most:
+    while nodes <= limit:
         gpus = nodes * task.machine.gpus_per_node
         gbs = max(task.gbs, gpus) if task.gbs % gpus == 0 or task.gbs < gpus else task.gbs
         smaller = replace(task, machine=replace(task.machine, nodes=nodes), gbs=gbs)

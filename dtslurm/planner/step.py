@@ -463,12 +463,12 @@ def _repeated_share(stack: Stack, layout: Layout) -> float:
     return 1.0 if layout.recompute == "full" else 0.0
 
 
-def _mlp_time(stack: Stack, hidden: int, cost: LayerCost) -> float:
+def _mlp_time(stack: Stack, hidden_size: int, cost: LayerCost) -> float:
     """Return the seconds of the forward pass of a dense layer's MLP; 0 for experts."""
     if stack.experts:
         return 0.0
     mlp, attention = (
         sum(gemm.n * gemm.k for gemm in gemms)
-        for gemms in (stack.mlp_gemms(hidden), stack.attention_gemms(hidden))
+        for gemms in (stack.mlp_gemms(hidden_size), stack.attention_gemms(hidden_size))
     )
     return cost.matmul * mlp / (mlp + attention) + cost.elementwise / 2

@@ -87,7 +87,7 @@ def segment(machine: Machine, layout: Layout) -> int | None:
     return min(valid_sizes, default=None)
 
 
-def _format_args(words: list[str], told: str = "") -> list[str]:
+def _format_args(words: list[str], comment: str = "") -> list[str]:
     """Return the ``args`` section, with one option and its values per line."""
     groups: list[list[str]] = []
     for word in words:
@@ -95,4 +95,4 @@ def _format_args(words: list[str], told: str = "") -> list[str]:
             groups.append([])
         groups[-1].append(json.dumps(word))
     option_lines = [f"  {', '.join(group)}," for group in groups]
-    return [f"args: [ {told}".rstrip(), *option_lines, "]"]
+    return [f"args: [ {comment}".rstrip(), *option_lines, "]"]

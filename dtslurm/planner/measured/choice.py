@@ -34,9 +34,9 @@ class ChoiceLoss:
 
 
 def choice_groups(
-    answers: Iterable[RowPrediction], least: int = 3
+    answers: Iterable[RowPrediction], min_size: int = 3
 ) -> dict[tuple[str, ...], list[RowPrediction]]:
-    """Return the measured layouts of each model, framework and machine, for groups of ``least`` or more.
+    """Return the measured layouts of each model, framework and machine, for groups of ``min_size`` or more.
 
     Repeated runs of a layout count once, with the best speed.
     """
@@ -50,13 +50,13 @@ def choice_groups(
         name = str(prediction.case.layout)
         if name not in layouts or _measured_speed(prediction) > _measured_speed(layouts[name]):
             layouts[name] = prediction
-    return {key: list(layouts.values()) for key, layouts in groups.items() if len(layouts) >= least}
+    return {key: list(layouts.values()) for key, layouts in groups.items() if len(layouts) >= min_size}
 
 
-def measure_choice_losses(answers: Iterable[RowPrediction], least: int = 3) -> list[ChoiceLoss]:
+def measure_choice_losses(answers: Iterable[RowPrediction], min_size: int = 3) -> list[ChoiceLoss]:
     """Return the loss by the predicted best layout and the rank correlation, for each group of layouts."""
     losses = []
-    for key, predictions in choice_groups(answers, least).items():
+    for key, predictions in choice_groups(answers, min_size).items():
         rows_by_estimate = {id(item.estimate): item for item in predictions if item.estimate}
         fitting = [item.estimate for item in predictions if item.estimate and item.estimate.fits]
         # as a plan ranks them

@@ -101,27 +101,29 @@ def predict_row(row: Row, constants: Constants) -> RowPrediction:
     return RowPrediction(row, case, estimate, tflops, memory, fits_at_all(case, estimate, constants))
 
 
-def flops_per_token(row: Row, case: MeasuredRow) -> float:
+def flops_per_token(row: Row, measured: MeasuredRow) -> float:
     """Return the FLOPs per token by the counting convention of the row's table.
 
     Conventions differ by up to a third: full or causal attention, recomputation counted or not, and 6 N of
     all parameters or only of those in matrix products.
     """
     convention = (row.get("flops_convention") or "").lower()
-    model, seq = case.model, case.seq_len
+    model, seq = measured.model, measured.seq_len
     if "causal" in convention:
-        return model.flops_per_token(seq, causal=True, frozen=case.frozen)
-    full_flops = model.flops_per_token(seq, frozen=case.frozen)
+        return model.flops_per_token(seq, causal=True, frozen=measured.frozen)
+    full_flops = model.flops_per_token(seq, frozen=measured.frozen)
     if "6*n_all" in convention or "6*n+12" in convention or "6n" in convention:
         count = model.active_params
-        if "6*n+12" in convention and case.layout.pp > 1 and model.tied:
+        if "6*n+12" in convention and measured.layout.pp > 1 and model.tied:
             count += model.embedding_params
         return 6 * count + 3 * model.attention_flops(seq, causal=False)
     counts_recompute = any(word in convention for word in ("recompute counted", "incl", "hw", "8*n", "sc21"))
     if counts_recompute and "no recompute" not in convention and "without recompute" not in convention:
         head_flops = 6 * model.vocab * model.hidden if model.head else 0
         return (
-            (full_flops - head_flops) * 4 / 3 + head_flops if case.layout.recompute == "full" else full_flops
+            (full_flops - head_flops) * 4 / 3 + head_flops
+            if measured.layout.recompute == "full"
+            else full_flops
         )
     return full_flops
 
@@ -195,15 +197,15 @@ def crashes(answers: Iterable[RowPrediction]) -> tuple[int, int, int, int]:
     return rejected, crashed, kept, succeeded
 
 
-def fits_at_all(case: MeasuredRow, estimate: Estimate, constants: Constants) -> bool:
+def fits_at_all(measured: MeasuredRow, estimate: Estimate, constants: Constants) -> bool:
     """Return whether a row's layout is expected to fit in the GPU's memory.
 
     If the row does not state recomputation, a fit with full recomputation also counts.
     """
-    limit = USABLE * case.machine.gpu.memory_gib
+    limit = USABLE * measured.machine.gpu.memory_gib
     if estimate.memory.total <= limit:
         return True
-    if not any(text.startswith("recompute not stated") for text in case.assumed):
+    if not any(text.startswith("recompute not stated") for text in measured.assumed):
         return False
-    recomputed = replace(case, layout=replace(case.layout, recompute="full"))
+    recomputed = replace(measured, layout=replace(measured.layout, recompute="full"))
     return recomputed.estimate(constants).memory.total <= limit

@@ -192,7 +192,7 @@ def guess_fabric(text: str) -> str:
     return "infiniband"
 
 
-def node_of(row: Row, usual: int, notes: str) -> tuple[int | None, float | None]:
+def node_of(row: Row, default_per_node: int, notes: str) -> tuple[int | None, float | None]:
     """Return GPUs per node and network GB/s per GPU; each is None if the row does not give it."""
     fabric = row.get("fabric") or ""
     per_node = None
@@ -203,7 +203,9 @@ def node_of(row: Row, usual: int, notes: str) -> tuple[int | None, float | None]
     if match and int(match[1]):
         per_node = int(match[1])
     nic = None
-    bits_per_node_gpu = 8 * (per_node or usual)  # converts Gbit/s of a node's adapters to GB/s per GPU
+    bits_per_node_gpu = 8 * (
+        per_node or default_per_node
+    )  # converts Gbit/s of a node's adapters to GB/s per GPU
     if match := re.search(r"(\d{2,4}) ?Gb(?:it)?(?:/|p)s\b.*per GPU", fabric, re.IGNORECASE):
         nic = float(match[1]) / 8
     elif match := re.search(
@@ -229,11 +231,11 @@ _NOT_DENSE_DECODER = re.compile(
 )
 
 
-def likely_heads(hidden: int) -> int:
+def likely_heads(hidden_size: int) -> int:
     """Return a number of attention heads that divides the hidden size, with heads of about 128 columns."""
-    target = max(1, round(hidden / 128))
+    target = max(1, round(hidden_size / 128))
     return min(
-        (n for n in range(1, 2 * target + 1) if hidden % n == 0),
+        (n for n in range(1, 2 * target + 1) if hidden_size % n == 0),
         key=lambda n: abs(n - target),
     )
 

@@ -161,7 +161,7 @@ def read_row(row: Row, constants: Constants | None = None) -> MeasuredRow:
     if not (row.get("tp") or row.get("pp") or "").strip() and framework in SPLITTING:
         measured = _assume_degrees(measured, assumed, constants)
     elif not (row.get("micro_batch") or "").strip():
-        measured = _assume_micro_batch(measured, assumed, constants, known=says_recompute(row))
+        measured = _assume_micro_batch(measured, assumed, constants, recompute_is_stated=says_recompute(row))
     elif not says_recompute(row) and framework != "nanotron":  # nanotron's benchmarks recompute nothing
         measured = _assume_recompute(measured, assumed, constants)
     return replace(measured, assumed=tuple(assumed))
@@ -185,82 +185,93 @@ def _unstated_figures(row: Row) -> list[str]:
     return assumptions
 
 
-def _assume_degrees(case: MeasuredRow, assumed: list[str], constants: Constants) -> MeasuredRow:
+def _assume_degrees(measured: MeasuredRow, assumed: list[str], constants: Constants) -> MeasuredRow:
     """For a row without degrees, choose the fastest layout of the same batch, like a tuned run."""
     from dtslurm.planner.search import TrainingTask, search
 
     task = TrainingTask(
-        case.model, case.machine, case.seq_len, case.layout.gbs, case.framework, case.precision
+        measured.model,
+        measured.machine,
+        measured.seq_len,
+        measured.layout.gbs,
+        measured.framework,
+        measured.precision,
     )
     search_result = search(task, constants, keep=1)
     layouts = [estimate.layout for estimate in search_result.ranked[:1]] or [
         layout for layout, _ in search_result.tight[:1]
     ]
-    layout = layouts[0] if layouts else case.layout  # data parallelism alone, if no layout divides the batch
+    layout = (
+        layouts[0] if layouts else measured.layout
+    )  # data parallelism alone, if no layout divides the batch
     assumed.append(f"degrees not stated: {layout}")
-    return replace(case, layout=layout)
+    return replace(measured, layout=layout)
 
 
-def _assume_expert_degree(case: MeasuredRow, assumed: list[str], constants: Constants) -> MeasuredRow:
+def _assume_expert_degree(measured: MeasuredRow, assumed: list[str], constants: Constants) -> MeasuredRow:
     """For a row without ``ep``, distribute the experts over the fewest GPUs on which they fit."""
-    estimator = case.estimator(constants)
-    count = min(stack.experts.count for stack in case.model.stacks if stack.experts)
-    ranks = case.layout.gpus // case.layout.pp
+    estimator = measured.estimator(constants)
+    count = min(stack.experts.count for stack in measured.model.stacks if stack.experts)
+    ranks = measured.layout.gpus // measured.layout.pp
     for ep in (size for size in divisors(count, ranks) if ranks % size == 0):
-        layout = replace(case.layout, ep=ep)
-        if estimator.memory(replace(layout, recompute="full")).total <= case.machine.gpu.memory_gib:
+        layout = replace(measured.layout, ep=ep)
+        if estimator.memory(replace(layout, recompute="full")).total <= measured.machine.gpu.memory_gib:
             assumed.append(f"ep not stated: {ep}")
-            return replace(case, layout=layout)
-    return case
+            return replace(measured, layout=layout)
+    return measured
 
 
 def _assume_micro_batch(
-    case: MeasuredRow, assumed: list[str], constants: Constants, *, known: bool
+    measured: MeasuredRow, assumed: list[str], constants: Constants, *, recompute_is_stated: bool
 ) -> MeasuredRow:
     """For a row without a micro-batch, choose the fastest one that fits, like a tuned run."""
-    estimator = case.estimator(constants)
-    modes = (case.layout.recompute,) if known else UNSTATED_MODES
+    estimator = measured.estimator(constants)
+    modes = (measured.layout.recompute,) if recompute_is_stated else UNSTATED_MODES
     best: tuple[float, Layout] | None = None
     for mode in modes:
         for size in (1, 2, 4, 8, 16, 32, 64):
-            layout = replace(case.layout, mbs=size, recompute=mode)
-            if case.layout.gbs % (size * case.layout.dp) and size > 1:
+            layout = replace(measured.layout, mbs=size, recompute=mode)
+            if measured.layout.gbs % (size * measured.layout.dp) and size > 1:
                 continue
-            if estimator.memory(layout).total > case.machine.gpu.memory_gib and size > 1:
+            if estimator.memory(layout).total > measured.machine.gpu.memory_gib and size > 1:
                 continue
             time = estimator.timer.step(layout).total
             if best is None or time < best[0]:
                 best = (time, layout)
-        if best is not None and estimator.memory(best[1]).total <= UNSTATED * case.machine.gpu.memory_gib:
+        if best is not None and estimator.memory(best[1]).total <= UNSTATED * measured.machine.gpu.memory_gib:
             break
     assert best is not None  # noqa: S101 - one sequence at a time is always tried
     assumed.append(f"micro-batch not stated: {best[1].mbs}")
-    return replace(case, layout=best[1])
+    return replace(measured, layout=best[1])
 
 
 SPLITTING = {"megatron", "megatron-2021", "megatron-deepspeed"} | NEMO
 UNSTATED = 1.25  # tables that leave out recomputation leave out gradient precision and offload as well
 
 
-def _assume_recompute(case: MeasuredRow, assumed: list[str], constants: Constants) -> MeasuredRow:
+def _assume_recompute(measured: MeasuredRow, assumed: list[str], constants: Constants) -> MeasuredRow:
     """For a row without recomputation, choose the least recomputation that fits in memory."""
-    if case.framework == "paxml":
+    if measured.framework == "paxml":
         # The default is SAVE_NOTHING; Paxml's 5B saves products (paxml/contrib/gpu/scripts_gpu/configs.py).
-        mode: Recompute = "full" if case.model.params > 20e9 else "selective"
+        mode: Recompute = "full" if measured.model.params > 20e9 else "selective"
         assumed.append(f"recompute not stated: {mode}")
-        return replace(case, layout=replace(case.layout, recompute=mode))
-    if case.framework == "megatron" and case.layout.zero == 3 and case.machine.gpu.chip in {"GB200", "GB300"}:
+        return replace(measured, layout=replace(measured.layout, recompute=mode))
+    if (
+        measured.framework == "megatron"
+        and measured.layout.zero == 3
+        and measured.machine.gpu.chip in {"GB200", "GB300"}
+    ):
         # NVIDIA's recipes offload layers to the host: cpu_offloading_num_layers (Megatron-Bridge, perf).
         assumed.append("recompute not stated: none, activations in host memory")
-        return replace(case, layout=replace(case.layout, recompute="none"))
-    estimator = case.estimator(constants)
+        return replace(measured, layout=replace(measured.layout, recompute="none"))
+    estimator = measured.estimator(constants)
     memory_limits = {"none": UNSTATED, "selective": 1.5 * UNSTATED, "full": float("inf")}
     for mode in UNSTATED_MODES:
-        layout = replace(case.layout, recompute=mode)
-        if estimator.memory(layout).total <= memory_limits[mode] * case.machine.gpu.memory_gib:
+        layout = replace(measured.layout, recompute=mode)
+        if estimator.memory(layout).total <= memory_limits[mode] * measured.machine.gpu.memory_gib:
             break
     assumed.append(f"recompute not stated: {mode}")
-    return replace(case, layout=layout)
+    return replace(measured, layout=layout)
 
 
 def _read_layout(

@@ -8,27 +8,27 @@ from dtslurm.planner.models.reading import ConfigReader, attention
 from dtslurm.planner.models.shapes import Attention, ModelShape, Stack
 
 
-def bert(read: ConfigReader, name: str) -> ModelShape:
+def bert(config: ConfigReader, name: str) -> ModelShape:
     """Read an encoder in BERT's format; ModernBERT has gated MLPs, rotary positions and no biases."""
-    kind = read.choice("model_type")
+    kind = config.choice("model_type")
     is_modernbert = kind == "modernbert"
-    hidden = read.size("hidden_size", "dim")
-    seq_len = read.size("max_position_embeddings", default=512)
+    hidden = config.size("hidden_size", "dim")
+    seq_len = config.size("max_position_embeddings", default=512)
     stack = Stack(
-        read.layers("num_hidden_layers", "n_layers"),
-        attention(read, hidden, qkv_bias=not is_modernbert, out_bias=not is_modernbert, causal=False),
-        read.size("intermediate_size", "hidden_dim"),
+        config.layers("num_hidden_layers", "n_layers"),
+        attention(config, hidden, qkv_bias=not is_modernbert, out_bias=not is_modernbert, causal=False),
+        config.size("intermediate_size", "hidden_dim"),
         gated=is_modernbert,
         mlp_bias=not is_modernbert,
         norm_bias=not is_modernbert,
     )
-    types = read.size("type_vocab_size", default=0, least=0)
+    types = config.size("type_vocab_size", default=0, smallest=0)
     pooler_params = 0 if is_modernbert or kind == "distilbert" else hidden * hidden + hidden
     return ModelShape(
         name,
         hidden,
         (stack,),
-        vocab=read.size("vocab_size"),
+        vocab=config.size("vocab_size"),
         seq_len=seq_len,
         tied=True,
         positions=0 if is_modernbert else seq_len * hidden,
@@ -36,24 +36,24 @@ def bert(read: ConfigReader, name: str) -> ModelShape:
     )
 
 
-def vit(read: ConfigReader, name: str) -> ModelShape:
+def vit(config: ConfigReader, name: str) -> ModelShape:
     """Read a vision transformer; its tokens are the patches of an image and a class token."""
-    hidden = read.size("hidden_size")
-    image, patch = read.size("image_size", default=224), read.size("patch_size", default=16)
-    channels = read.size("num_channels", default=3)
+    hidden = config.size("hidden_size")
+    image, patch = config.size("image_size", default=224), config.size("patch_size", default=16)
+    channels = config.size("num_channels", default=3)
     if patch > image:
-        read.problems.append(f"patch_size {patch} is larger than image_size {image}")
+        config.problems.append(f"patch_size {patch} is larger than image_size {image}")
     tokens = (image // patch) ** 2 + 1
     stack = Stack(
-        read.layers(),
-        attention(read, hidden, qkv_bias=True, out_bias=True, causal=False),
-        read.size("intermediate_size", default=hidden * read.size("mlp_ratio", default=4)),
+        config.layers(),
+        attention(config, hidden, qkv_bias=True, out_bias=True, causal=False),
+        config.size("intermediate_size", default=hidden * config.size("mlp_ratio", default=4)),
         gated=False,
         mlp_bias=True,
         norm_bias=True,
     )
-    labels = read.values.get("id2label")
-    classes = len(labels) if isinstance(labels, Mapping) else read.size("num_labels", default=1000)
+    labels = config.values.get("id2label")
+    classes = len(labels) if isinstance(labels, Mapping) else config.size("num_labels", default=1000)
     extra_params = channels * patch * patch * hidden + hidden + hidden + classes * (hidden + 1)
     return ModelShape(
         name,
@@ -66,46 +66,46 @@ def vit(read: ConfigReader, name: str) -> ModelShape:
     )
 
 
-def t5(read: ConfigReader, name: str) -> ModelShape:
+def t5(config: ConfigReader, name: str) -> ModelShape:
     """Read an encoder-decoder in T5's format: relative positions, no biases."""
-    hidden = read.size("d_model")
-    heads, head_width = read.size("num_heads"), read.size("d_kv")
-    layers = read.layers("num_layers")
-    gated = read.choice("feed_forward_proj").startswith("gated")
-    ffn = read.size("d_ff")
+    hidden = config.size("d_model")
+    heads, head_width = config.size("num_heads"), config.size("d_kv")
+    layers = config.layers("num_layers")
+    gated = config.choice("feed_forward_proj").startswith("gated")
+    ffn = config.size("d_ff")
     encoder = Stack(
         layers, Attention(heads, heads, head_width, head_width, causal=False), ffn, gated, encoder=True
     )
     decoder = Stack(
-        read.layers("num_decoder_layers", default=layers),
+        config.layers("num_decoder_layers", default=layers),
         Attention(heads, heads, head_width, head_width),
         ffn,
         gated,
         norms=3,
         cross=True,
     )
-    buckets = read.size("relative_attention_num_buckets", default=32) * heads * 2
+    buckets = config.size("relative_attention_num_buckets", default=32) * heads * 2
     return ModelShape(
         name,
         hidden,
         (encoder, decoder),
-        vocab=read.size("vocab_size"),
-        seq_len=read.size("n_positions", default=512),
-        tied=read.flag("tie_word_embeddings", True),
+        vocab=config.size("vocab_size"),
+        seq_len=config.size("n_positions", default=512),
+        tied=config.flag("tie_word_embeddings", True),
         extra_params=buckets,
         final_norms=2,
     )
 
 
-def bart(read: ConfigReader, name: str) -> ModelShape:
+def bart(config: ConfigReader, name: str) -> ModelShape:
     """Read an encoder-decoder in BART's format: learned positions on both sides, biases in all layers."""
-    hidden = read.size("d_model")
-    seq_len = read.size("max_position_embeddings", "max_source_positions", default=1024)
-    target_len = read.size("max_target_positions", default=seq_len)
+    hidden = config.size("d_model")
+    seq_len = config.size("max_position_embeddings", "max_source_positions", default=1024)
+    target_len = config.size("max_target_positions", default=seq_len)
 
     def stack(side: str, *, decodes: bool) -> Stack:
         heads = attention(
-            read,
+            config,
             hidden,
             heads=(f"{side}_attention_heads",),
             qkv_bias=True,
@@ -113,9 +113,9 @@ def bart(read: ConfigReader, name: str) -> ModelShape:
             causal=decodes,
         )
         return Stack(
-            read.layers(f"{side}_layers"),
+            config.layers(f"{side}_layers"),
             heads,
-            read.size(f"{side}_ffn_dim"),
+            config.size(f"{side}_ffn_dim"),
             gated=False,
             mlp_bias=True,
             norms=3 if decodes else 2,
@@ -128,9 +128,9 @@ def bart(read: ConfigReader, name: str) -> ModelShape:
         name,
         hidden,
         (stack("encoder", decodes=False), stack("decoder", decodes=True)),
-        vocab=read.size("vocab_size"),
+        vocab=config.size("vocab_size"),
         seq_len=seq_len,
-        tied=read.flag("tie_word_embeddings", True),
+        tied=config.flag("tie_word_embeddings", True),
         positions=(seq_len + target_len + 4) * hidden,
         final_norms=2,
     )

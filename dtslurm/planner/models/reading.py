@@ -19,8 +19,8 @@ class ConfigReader:
         self.problems: list[str] = []
         self.spoilt: set[str] = set()
 
-    def size(self, *names: str, default: int | None = None, largest: int = WIDEST, least: int = 1) -> int:
-        """Return the first named integer that is present, checked to be from ``least`` to ``largest``."""
+    def size(self, *names: str, default: int | None = None, largest: int = WIDEST, smallest: int = 1) -> int:
+        """Return the first named integer that is present, checked to be from ``smallest`` to ``largest``."""
         for name in names:
             value = self.values.get(name)
             if value is None:
@@ -28,16 +28,16 @@ class ConfigReader:
             whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
             if isinstance(value, bool) or not whole:
                 self.problems.append(f"{name} should be a whole number, not {value!r}")
-            elif not least <= value <= largest:
-                self.problems.append(f"{name} should be {least} to {largest}, not {value!r}")
+            elif not smallest <= value <= largest:
+                self.problems.append(f"{name} should be {smallest} to {largest}, not {value!r}")
             else:
                 return int(value)
             self.spoilt.add(name)
-            return default or max(least, 1)
+            return default or max(smallest, 1)
         if default is None:
             self.problems.append(f"{names[0]} is missing; it should be a whole number")
             self.spoilt.add(names[0])
-            return max(least, 1)
+            return max(smallest, 1)
         return default
 
     def flag(self, name: str, default: bool) -> bool:
@@ -68,8 +68,8 @@ class ConfigReader:
 
 
 def attention(
-    read: ConfigReader,
-    hidden: int,
+    config: ConfigReader,
+    hidden_size: int,
     *,
     heads: tuple[str, ...] = ("num_attention_heads", "n_head", "n_heads"),
     qkv_bias: bool = False,
@@ -78,20 +78,23 @@ def attention(
     causal: bool = True,
 ) -> Attention:
     """Read the usual attention: heads, fewer key-value heads, and the head width."""
-    count = read.size(*heads)
-    kv_heads = read.size("num_key_value_heads", default=count)
-    if read.values.get("head_dim") is not None:
-        head_width = read.size("head_dim")
+    count = config.size(*heads)
+    kv_heads = config.size("num_key_value_heads", default=count)
+    if config.values.get("head_dim") is not None:
+        head_width = config.size("head_dim")
     else:
-        if hidden % count and "hidden_size" not in read.spoilt:
-            hidden_divisors = [size for size in range(1, min(hidden, 4096) + 1) if hidden % size == 0]
+        if hidden_size % count and "hidden_size" not in config.spoilt:
+            hidden_divisors = [
+                size for size in range(1, min(hidden_size, 4096) + 1) if hidden_size % size == 0
+            ]
             nearest = min(hidden_divisors, key=lambda size: abs(size - count))
-            read.problems.append(
-                f"{heads[0]} {count} does not divide hidden_size {hidden}; {nearest} would, or give head_dim"
+            config.problems.append(
+                f"{heads[0]} {count} does not divide hidden_size {hidden_size}; {nearest} would, or give"
+                " head_dim"
             )
-        head_width = max(1, hidden // count)
+        head_width = max(1, hidden_size // count)
     if count % kv_heads:
-        read.problems.append(
+        config.problems.append(
             f"num_key_value_heads {kv_heads} does not divide {heads[0]} {count}; valid: {_divisors(count)}"
         )
     return Attention(
@@ -106,9 +109,9 @@ def attention(
     )
 
 
-def window(read: ConfigReader) -> int | None:
+def window(config: ConfigReader) -> int | None:
     """Return the sliding window in tokens, None if attention is always full."""
-    size = read.values.get("sliding_window") if read.values.get("use_sliding_window", True) else None
+    size = config.values.get("sliding_window") if config.values.get("use_sliding_window", True) else None
     return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
 
 

@@ -51,23 +51,23 @@ class Attention:
     window: int | None = None
     causal: bool = True
 
-    def gemms(self, hidden: int) -> tuple[Gemm, ...]:
+    def gemms(self, hidden_size: int) -> tuple[Gemm, ...]:
         """Return the projections of attention."""
-        out = Gemm("proj", hidden, self.heads * self.value_dim, "k")
+        out = Gemm("proj", hidden_size, self.heads * self.value_dim, "k")
         if not self.kv_rank:
             width = self.heads * self.head_dim + self.kv_heads * (self.head_dim + self.value_dim)
-            return (Gemm("qkv", width, hidden, "n"), out)
+            return (Gemm("qkv", width, hidden_size, "n"), out)
         nope = self.head_dim - self.rope_dim
-        down: tuple[Gemm, ...] = (Gemm("kv_down", self.kv_rank + self.rope_dim, hidden, ""),)
+        down: tuple[Gemm, ...] = (Gemm("kv_down", self.kv_rank + self.rope_dim, hidden_size, ""),)
         up = (Gemm("kv_up", self.heads * (nope + self.value_dim), self.kv_rank, "n"),)
         if self.q_rank:
-            down += (Gemm("q_down", self.q_rank, hidden, ""),)
-        query = (Gemm("q_up", self.heads * self.head_dim, self.q_rank or hidden, "n"),)
+            down += (Gemm("q_down", self.q_rank, hidden_size, ""),)
+        query = (Gemm("q_up", self.heads * self.head_dim, self.q_rank or hidden_size, "n"),)
         return (*down, *query, *up, out)
 
-    def small_params(self, hidden: int) -> int:
+    def small_params(self, hidden_size: int) -> int:
         """Return the number of parameters outside matrices: biases, sinks and the norms inside attention."""
-        count = hidden if self.out_bias else 0
+        count = hidden_size if self.out_bias else 0
         if self.qkv_bias:
             count += self.heads * self.head_dim + self.kv_heads * (self.head_dim + self.value_dim)
         count += self.heads if self.sinks else 0
@@ -110,49 +110,49 @@ class Stack:
     cross: bool = False
     encoder: bool = False
 
-    def attention_gemms(self, hidden: int) -> tuple[Gemm, ...]:
+    def attention_gemms(self, hidden_size: int) -> tuple[Gemm, ...]:
         """Return the projections of all attentions of one layer."""
-        gemms = self.attention.gemms(hidden)
+        gemms = self.attention.gemms(hidden_size)
         return gemms * 2 if self.cross else gemms
 
-    def mlp_gemms(self, hidden: int) -> tuple[Gemm, ...]:
+    def mlp_gemms(self, hidden_size: int) -> tuple[Gemm, ...]:
         """Return the dense products of one layer's MLP; for MoE, of its shared expert and router."""
         width = self.experts.shared_ffn if self.experts else self.ffn
         gemms: tuple[Gemm, ...] = ()
         if width:
             gemms = (
-                Gemm("mlp_up", width * (2 if self.gated else 1), hidden, "n"),
-                Gemm("mlp_down", hidden, width, "k"),
+                Gemm("mlp_up", width * (2 if self.gated else 1), hidden_size, "n"),
+                Gemm("mlp_down", hidden_size, width, "k"),
             )
         if self.experts:
-            gemms += (Gemm("router", self.experts.count, hidden, ""),)
+            gemms += (Gemm("router", self.experts.count, hidden_size, ""),)
         return gemms
 
-    def expert_params(self, hidden: int) -> int:
+    def expert_params(self, hidden_size: int) -> int:
         """Return the number of parameters of one routed expert, 0 for a dense layer."""
         if not self.experts:
             return 0
-        matrices = (3 if self.gated else 2) * hidden * self.experts.ffn
-        bias = self.experts.ffn * (2 if self.gated else 1) + hidden if self.mlp_bias else 0
+        matrices = (3 if self.gated else 2) * hidden_size * self.experts.ffn
+        bias = self.experts.ffn * (2 if self.gated else 1) + hidden_size if self.mlp_bias else 0
         return matrices + bias
 
-    def dense_params(self, hidden: int) -> int:
+    def dense_params(self, hidden_size: int) -> int:
         """Return the number of parameters of one layer without its routed experts."""
-        gemms = (*self.attention_gemms(hidden), *self.mlp_gemms(hidden))
+        gemms = (*self.attention_gemms(hidden_size), *self.mlp_gemms(hidden_size))
         count = sum(gemm.n * gemm.k for gemm in gemms)
-        count += self.attention.small_params(hidden) * (2 if self.cross else 1)
-        count += self.norms * hidden * (2 if self.norm_bias else 1)
+        count += self.attention.small_params(hidden_size) * (2 if self.cross else 1)
+        count += self.norms * hidden_size * (2 if self.norm_bias else 1)
         if self.experts:
             count += self.experts.count if self.experts.router_bias else 0
-            count += hidden if self.experts.shared_gate else 0
+            count += hidden_size if self.experts.shared_gate else 0
         elif self.mlp_bias:
-            count += self.ffn * (2 if self.gated else 1) + hidden
+            count += self.ffn * (2 if self.gated else 1) + hidden_size
         return count
 
-    def params(self, hidden: int) -> int:
+    def params(self, hidden_size: int) -> int:
         """Return the number of parameters of one layer."""
-        experts = self.experts.count * self.expert_params(hidden) if self.experts else 0
-        return self.dense_params(hidden) + experts
+        experts = self.experts.count * self.expert_params(hidden_size) if self.experts else 0
+        return self.dense_params(hidden_size) + experts
 
 
 @dataclass(frozen=True)
