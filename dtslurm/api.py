@@ -163,11 +163,11 @@ class Job:
         )
         return self._iterate_lines(log_filter, follow)
 
-    def _iterate_lines(self, wanted: LogFilter, follow: bool) -> Iterator[LogLine]:
+    def _iterate_lines(self, log_filter: LogFilter, follow: bool) -> Iterator[LogLine]:
         from dtslurm.services.logs import logs
 
         read_blocks = logs.follow if follow else logs.read
-        for blocks in read_blocks(self._context, self.record, wanted):
+        for blocks in read_blocks(self._context, self.record, log_filter):
             for block in blocks:
                 if isinstance(block, LogBlock):
                     yield from block.lines()

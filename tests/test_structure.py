@@ -46,10 +46,6 @@ VAGUE_PARAMETERS = set(
         """,
     )
 )
-WITHOUT_VAGUE_PARAMETERS = [
-    *("cli", "checks", "config", "container", "dashboard", "diagnose", "discover", "launch", "logs", "model"),
-    *("remote", "render", "scheduler", "slurm", "store", "train", "transport", "views"),
-]
 # Functions with more parameters, each of which may be given by its name alone.
 MANY_PARAMETERS = {
     *(
@@ -135,7 +131,6 @@ def test_no_parameter_has_a_vague_name() -> None:
     vague = {
         f"{path}: {function.name}({name})"
         for path, tree in parsed_sources()
-        if path.parts[0] in WITHOUT_VAGUE_PARAMETERS
         for function in iterate_functions(tree)
         if not is_command(function)
         for name in parameter_names(function)

@@ -15,9 +15,9 @@ METRIC_LABELS = {
 }
 
 
-def pluralize(number: int, what: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """Return a count with its noun, such as ``1 node`` or ``1,000 nodes``."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def format_short_number(value: float) -> str:
@@ -35,23 +35,23 @@ def format_any_value(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def format_bytes(amount: float) -> str:
+def format_bytes(size: float) -> str:
     """Format a number of bytes with a binary unit: ``512 B``, ``31.0 MiB``, ``1.5 TiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
 
 
-def format_bytes_short(amount: float) -> str:
+def format_bytes_short(size: float) -> str:
     """Format a number of bytes in a few characters: ``512B``, ``1.5K``, ``17M``."""
     unit = "B"
     for larger_unit in "KMGT":
-        if amount < 1000:
+        if size < 1000:
             break
-        amount, unit = amount / 1024, larger_unit
-    return f"{amount:.0f}{unit}" if amount >= 10 or unit == "B" else f"{amount:.1f}{unit}"
+        size, unit = size / 1024, larger_unit
+    return f"{size:.0f}{unit}" if size >= 10 or unit == "B" else f"{size:.1f}{unit}"
 
 
 def duration(seconds: float | None) -> str:

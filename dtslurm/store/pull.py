@@ -59,7 +59,7 @@ class PullSpec:
         names = path.split("/")
         return (
             names[0] not in self.skip
-            and not is_withheld(names, hidden=self.hidden)
+            and not is_withheld(names, sends_hidden=self.hidden)
             and any(fnmatchcase(path, pattern) for pattern in self.patterns)
         )
 
@@ -170,7 +170,7 @@ def _make_request(spec: PullSpec) -> dict[str, Any]:
 def _iterate_copies(spec: PullSpec) -> Iterator[Path]:
     """Yield the existing copies that are selected; a symbolic link is not a copy."""
     for folder, subfolders, names in os.walk(spec.target):
-        subfolders[:] = [name for name in subfolders if not is_withheld([name], hidden=spec.hidden)]
+        subfolders[:] = [name for name in subfolders if not is_withheld([name], sends_hidden=spec.hidden)]
         for name in names:
             path = Path(folder) / name
             if spec.takes(str(path.relative_to(spec.target))) and stat.S_ISREG(path.lstat().st_mode):

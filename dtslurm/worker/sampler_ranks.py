@@ -276,19 +276,19 @@ class Ranks:
             write_atomically(self.path, json.dumps(record, separators=(",", ":")), sync=False)
 
 
-def family(main: int, table: Dict[int, List[str]], below: Dict[int, List[int]]) -> Family:
+def family(main: int, table: Dict[int, List[str]], children: Dict[int, List[int]]) -> Family:
     """Return the resources that a process and its descendants have used."""
     below_seconds: Dict[Tuple[int, str], float] = {}
     reaped = (int(table[main][13]) + int(table[main][14])) / TICK
     moved = {main: bytes_of(main)}
-    pending = list(below.get(main, []))
+    pending = list(children.get(main, []))
     while pending:
         pid = pending.pop()
         fields = table[pid]
         below_seconds[pid, fields[19]] = (int(fields[11]) + int(fields[12])) / TICK
         reaped += (int(fields[13]) + int(fields[14])) / TICK
         moved[pid] = bytes_of(pid)
-        pending += below.get(pid, [])
+        pending += children.get(pid, [])
     own_seconds = (int(table[main][11]) + int(table[main][12])) / TICK
     return Family(own_seconds, below_seconds, reaped, moved)
 

@@ -113,7 +113,7 @@ class _Watch:
         """Whether the trial must stop or was stopped; any of its ranks may read this."""
         return os.path.exists(self.mark)
 
-    def look(self, ended: bool) -> None:
+    def look(self, has_ended: bool) -> None:
         """Read new records; once training has ended, they only serve comparisons by other trials."""
         if not self._trial.first:
             return
@@ -127,7 +127,7 @@ class _Watch:
                 stop_reason = (
                     None if self._steps_left > 0 else {"step": record.get("step"), self._metric: value}
                 )
-            if stop_reason and not ended:
+            if stop_reason and not has_ended:
                 self._trial.keep(STOPPED, dict(stop_reason, time=time.time()))
                 return
 

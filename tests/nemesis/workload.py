@@ -196,7 +196,7 @@ class Workload:
         """Remove every run that ended a second ago, where users must wait for minutes."""
         since = time.time()
         try:
-            roots = clean.clean(self.context(), older_than=0, whole=True, remove=True)
+            roots = clean.clean(self.context(), older_than=0, whole_runs=True, remove=True)
         except DtslurmError as error:
             self.history.add("api", "blind", since=since, words=error.message)
             return

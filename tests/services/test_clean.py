@@ -166,12 +166,12 @@ def test_clean_keeps_a_whole_run_whose_job_wrote_in_the_code_folder(root: Root) 
     second = root.add("second", 60, parent=str(first))
     write_job_outputs(second)
     before = list_files(second)
-    [found] = clean(root.context, older_than=30 * DAY, whole=True, remove=True)
+    [found] = clean(root.context, older_than=30 * DAY, whole_runs=True, remove=True)
     assert list_files(second) == before
     assert (first.exists(), free.exists()) == (True, False)
     assert [outputs.folder for outputs in found.outputs] == ["second"]
     assert (found.pinned, found.needed) == ((), {"first": "7"})
-    [found] = clean(root.context, older_than=30 * DAY, whole=True, outputs=True, remove=True)
+    [found] = clean(root.context, older_than=30 * DAY, whole_runs=True, outputs=True, remove=True)
     assert [run.name for run in found.runs] == ["first", "second"]
     assert len(found.outputs) == 1
     assert not first.exists()
@@ -183,7 +183,7 @@ def test_clean_never_deletes_pinned_results_in_the_code_folder(root: Root) -> No
     results = write_job_outputs(old)
     (old / "pins.json").write_text(json.dumps({"pinned": ["code/out/ckpt.pt"]}))
     for whole in (True, False):
-        [found] = clean(root.context, older_than=30 * DAY, whole=whole, outputs=True, remove=True)
+        [found] = clean(root.context, older_than=30 * DAY, whole_runs=whole, outputs=True, remove=True)
         assert (found.pinned, found.outputs) == (("old",), ())
         assert set(results) <= set(list_files(old / "code"))
     assert list_files(old / "code") == results
@@ -238,7 +238,7 @@ def test_clean_lists_a_limited_number_of_outputs_and_counts_all(root: Root) -> N
 
 def test_clean_deletes_whole_runs_on_request(root: Root) -> None:
     old = root.add("old", 40)
-    [found] = clean(root.context, older_than=30 * DAY, whole=True, remove=True)
+    [found] = clean(root.context, older_than=30 * DAY, whole_runs=True, remove=True)
     assert found.runs[0].bytes >= 8000
     assert not old.exists()
     assert root.objects() == 0
@@ -262,7 +262,7 @@ def test_clean_keeps_a_run_that_an_active_run_refers_to(
     old, free = root.add("old", 400), root.add("free", 400)
     known = json.loads(json.dumps(values).replace("{old}", str(old)))
     root.add("alive", 0, JobState.RUNNING, text.format(old=old), **known)
-    [found] = clean(root.context, older_than=DAY, whole=True, remove=True)
+    [found] = clean(root.context, older_than=DAY, whole_runs=True, remove=True)
     assert (old.exists(), free.exists()) == (True, False)
     assert [run.name for run in found.runs] == ["free"]
     assert found.needed == {"old": "7"}
@@ -273,9 +273,9 @@ def test_clean_keeps_all_runs_of_a_chain_until_the_last_is_old(root: Root) -> No
     first = root.add("first", 90)
     second = root.add("second", 60, parent=str(first))
     last = root.add("last", 5, parent=str(second))
-    [found] = clean(root.context, older_than=30 * DAY, whole=True, remove=True)
+    [found] = clean(root.context, older_than=30 * DAY, whole_runs=True, remove=True)
     assert (found.runs, set(found.needed)) == ((), {"first", "second"})
-    clean(root.context, older_than=2 * DAY, whole=True, remove=True)
+    clean(root.context, older_than=2 * DAY, whole_runs=True, remove=True)
     assert not any(path.exists() for path in (first, second, last))
 
 
@@ -284,7 +284,7 @@ def test_clean_keeps_a_sweep_while_any_of_its_runs_is_active(root: Root) -> None
     other = root.add("other", 90, sweep=str(head))
     (head / "members.json").write_text(json.dumps({"runs": [str(head), str(other)]}))
     root.add("resumed", 0, JobState.RUNNING, sweep=str(head))
-    clean(root.context, older_than=30 * DAY, whole=True, remove=True)
+    clean(root.context, older_than=30 * DAY, whole_runs=True, remove=True)
     assert (head.exists(), other.exists()) == (True, True)
 
 
@@ -292,7 +292,7 @@ def test_clean_keeps_the_parent_of_a_run_with_pinned_results(root: Root) -> None
     first, free = root.add("first", 90), root.add("free", 90)
     second = root.add("second", 60, parent=str(first))
     (second / "pins.json").write_text(json.dumps({"pinned": ["last.pt"]}))
-    [found] = clean(root.context, older_than=30 * DAY, whole=True, remove=True)
+    [found] = clean(root.context, older_than=30 * DAY, whole_runs=True, remove=True)
     assert (found.pinned, found.needed) == (("second",), {"first": "7"})
     assert (first.exists(), second.exists(), free.exists()) == (True, True, False)
 
@@ -303,14 +303,14 @@ def test_clean_of_one_cluster_respects_references_from_other_clusters(root: Root
     document = {**json.loads((alive / "job.json").read_text()), "cluster": "other"}
     (alive / "job.json").write_text(json.dumps(document))
     root.context.index.put(RunDir(alive).load())
-    clean(root.context, older_than=DAY, whole=True, remove=True, cluster="local")
+    clean(root.context, older_than=DAY, whole_runs=True, remove=True, cluster="local")
     assert old.exists()
 
 
 @pytest.mark.parametrize("state", [JobState.UNKNOWN, JobState.RUNNING, JobState.PENDING])
 def test_clean_keeps_runs_that_are_unknown_running_or_pending(root: Root, state: JobState) -> None:
     path = root.add("alive", 400, state)
-    [found] = clean(root.context, older_than=1, whole=True, remove=True)
+    [found] = clean(root.context, older_than=1, whole_runs=True, remove=True)
     assert found.runs == ()
     assert (path / "code" / "own.py").exists()
 
@@ -342,12 +342,12 @@ def test_clean_keeps_a_run_that_was_requeued_outside_dtslurm(root: Root, whole: 
         (old / "tasks" / "3").mkdir(parents=True)
         write_start_event(old / "tasks" / "3", 20)
     before = list_files(old)
-    [found] = clean(root.context, older_than=30 * DAY, whole=whole, remove=True)
+    [found] = clean(root.context, older_than=30 * DAY, whole_runs=whole, remove=True)
     assert found.runs == ()
     assert found.trouble == (f"7: {service._REVIVED}",)
     assert list_files(old) == before
     (old / "stop").write_text("cancelled by dtslurm\n")
-    clean(root.context, older_than=30 * DAY, whole=whole, remove=True)
+    clean(root.context, older_than=30 * DAY, whole_runs=whole, remove=True)
     assert (old / "stop").read_text() == "cancelled by dtslurm\n"
 
 
@@ -363,7 +363,7 @@ def test_clean_prevents_a_cleaned_run_from_starting_again(root: Root) -> None:
 def test_clean_keeps_stored_files_younger_than_an_hour(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reclaim, "YOUNG", 3600.0)
     root.add("old", 40)
-    clean(root.context, older_than=30 * DAY, whole=True, remove=True)
+    clean(root.context, older_than=30 * DAY, whole_runs=True, remove=True)
     assert root.objects() == 3
 
 
@@ -382,7 +382,7 @@ def test_clean_does_not_follow_a_link_in_place_of_a_run_directory(root: Root, tm
     old = root.add("old", 40)
     old.rename(tmp_path / "precious")
     old.symlink_to(tmp_path / "precious")
-    clean(root.context, older_than=30 * DAY, whole=True, remove=True)
+    clean(root.context, older_than=30 * DAY, whole_runs=True, remove=True)
     assert (tmp_path / "precious" / "code" / "own.py").exists()
 
 

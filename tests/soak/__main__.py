@@ -112,7 +112,7 @@ class Life:
     def clean(self) -> None:
         """Remove all that has ended, as if a day had gone by."""
         ahead = Context(clock=lambda: time.time() + 2 * LEAST_AGE_S)
-        found = clean(ahead, older_than=LEAST_AGE_S, whole=True, outputs=True, remove=True)
+        found = clean(ahead, older_than=LEAST_AGE_S, whole_runs=True, outputs=True, remove=True)
         self.wrong += [f"clean: {words}" for root in found for words in root.trouble]
         self.done.update(clean=1)
 

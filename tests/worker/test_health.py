@@ -109,7 +109,7 @@ def test_health_check_ends_a_hanging_srun(tmp_path: Path) -> None:
     mark = tmp_path / "told"
     words = 'dtslurm-health: {"node": "n1", "begin": true}'
     hang = f"print({words!r}, flush=True); import time; open({str(mark)!r}, 'w'); time.sleep(600)"
-    seen = health.look([sys.executable, "-c", hang], limit_s=120.0, ended=mark.exists)
+    seen = health.look([sys.executable, "-c", hang], limit_s=120.0, has_ended=mark.exists)
     assert (seen.findings, seen.done, seen.late) == ({"n1": []}, [], [True])
     assert health.look([sys.executable, "-c", "import time; time.sleep(600)"], limit_s=0.0).done == []
     assert health.look(["/no/such/srun"]).words

@@ -78,7 +78,7 @@ def test_ranks_that_saved_because_the_supervisor_ended_them_do_not_change_the_ex
     write_rank_ends(site, {"exit_code": 85, "told_to_end": True}, {"exit_code": 85, "told_to_end": True})
     lease.take(str(site), 0)
     keeper = Supervisor(ASKED)
-    ended = keeper._ended(0, 143, {"cause": "hang"}, Heartbeats(str(site / "ranks/0")), ["n1", "n2"])
+    ended = keeper._record_end(0, 143, {"cause": "hang"}, Heartbeats(str(site / "ranks/0")), ["n1", "n2"])
     assert ended is not None
     assert (ended.cause, ended.exit_code) == ("hang", 143)
     assert "Slurm killed the step" not in capsys.readouterr().out
@@ -252,6 +252,6 @@ def test_n9_terminated_supervisor_does_not_wait_for_disk_space(
     lease.take(str(site), 0)
     keeper = Supervisor(ASKED)
     keeper._told_to_end(15, None)
-    ended = keeper._ended(0, 143, {"cause": "preempted"}, Heartbeats(str(site)), ["n1", "n2"])
+    ended = keeper._record_end(0, 143, {"cause": "preempted"}, Heartbeats(str(site)), ["n1", "n2"])
     assert ended is not None
     assert ended.cause == "preempted"

@@ -203,15 +203,15 @@ def test_f41_unreachable_node_ends_an_idle_attempt(site: Path) -> None:
     (site / "state").write_text(
         NODE.format("n1", "MIXED", "") + NODE.format("n2", "MIXED+NOT_RESPONDING", "")
     )
-    assert keeper.cut_off(["n1", "n2"], idle=False) == {}  # it may be busy
+    assert keeper.cut_off(["n1", "n2"], is_idle=False) == {}  # it may be busy
     assert [keeper.in_doubt] == [True]
-    found = keeper.cut_off(["n1", "n2"], idle=True)
+    found = keeper.cut_off(["n1", "n2"], is_idle=True)
     assert (found["cause"], found["node"]) == ("node-failure", "n2")
     (site / "state").write_text(NODE.format("n2", "ALLOCATED+POWER_DOWN", ""))
-    assert keeper.cut_off(["n1", "n2"], idle=True) == {}  # once the job is over
+    assert keeper.cut_off(["n1", "n2"], is_idle=True) == {}  # once the job is over
     assert [keeper.in_doubt] == [False]
     (site / "state").write_text(NODE.format("n2", "DOWN+NOT_RESPONDING", ""))
-    assert keeper.cut_off(["n1", "n2"], idle=False)["node"] == "n2"
+    assert keeper.cut_off(["n1", "n2"], is_idle=False)["node"] == "n2"
 
 
 def test_requeue_retains_the_nodes_that_the_job_already_excludes(site: Path) -> None:

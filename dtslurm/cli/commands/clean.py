@@ -53,7 +53,7 @@ def clean(
             "time after its end"
         )
     roots = clean_runs(
-        Context(), older_than=age, whole=whole_runs, outputs=outputs, remove=yes, cluster=cluster
+        Context(), older_than=age, whole_runs=whole_runs, outputs=outputs, remove=yes, cluster=cluster
     )
     if as_json:
         output.document(deleted=yes, roots=roots)

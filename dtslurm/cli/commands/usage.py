@@ -25,7 +25,7 @@ from dtslurm.services.wiring.context import Context
 @json_option
 def usage(since: str, by: str, cluster: str | None, all_users: bool, as_csv: bool, as_json: bool) -> None:
     """Show GPU-hours requested, allocated, used and idle."""
-    usage_data = find_usage(Context(), cluster=cluster, since=since, everybody=all_users)
+    usage_data = find_usage(Context(), cluster=cluster, period_start=since, everybody=all_users)
     group_rows, total_row = rows(usage_data, by), total("all", usage_data.held, usage_data)
     for trouble in usage_data.trouble:
         output.note(trouble)

@@ -314,35 +314,35 @@ def _choose_partition(
 
 
 def _make_target(
-    kind: Kind, name: str, partition: str | None, wanted: DiscoverOptions, profile: ClusterProfile
+    kind: Kind, name: str, partition: str | None, options: DiscoverOptions, profile: ClusterProfile
 ) -> Target:
     slurm_rules, node_type = profile.slurm, kind.node_type
-    options = [f"--time={_PROBE_TIME}"]
+    slurm_options = [f"--time={_PROBE_TIME}"]
     if partition:
-        options.append(f"--partition={partition}")
-    target = choose_destination(Placement(partition=partition, qos=wanted.qos), profile)
-    for option, value in (("account", wanted.account or slurm_rules.account), ("qos", target.qos)):
+        slurm_options.append(f"--partition={partition}")
+    target = choose_destination(Placement(partition=partition, qos=options.qos), profile)
+    for option, value in (("account", options.account or slurm_rules.account), ("qos", target.qos)):
         if value:
-            options.append(f"--{option}={value}")
+            slurm_options.append(f"--{option}={value}")
     if slurm_rules.constraint:
-        options.append(f"--constraint={slurm_rules.constraint}")
+        slurm_options.append(f"--constraint={slurm_rules.constraint}")
     idle_nodes = [node for node in kind.idle if partition is None or partition in node.partitions]
     if idle_nodes:
-        options.append(f"--nodelist={idle_nodes[0].name}")
+        slurm_options.append(f"--nodelist={idle_nodes[0].name}")
     if node_type.gpus and slurm_rules.gpu_request not in {"none", "constraint"}:
         gpu_type = f":{node_type.gpus.slurm_type}" if node_type.gpus.slurm_type else ""
-        options.append(f"--gres=gpu{gpu_type}:{node_type.gpus.count}")
+        slurm_options.append(f"--gres=gpu{gpu_type}:{node_type.gpus.count}")
     if node_type.cpus:
-        options.append(f"--cpus-per-task={min(node_type.cpus, 4)}")
+        slurm_options.append(f"--cpus-per-task={min(node_type.cpus, 4)}")
     if node_type.memory and slurm_rules.mem != "forbidden":
-        options.append(f"--mem={min(node_type.memory.mib // 2, _PROBE_MEMORY.mib)}M")
-    options += slurm_rules.extra_options
+        slurm_options.append(f"--mem={min(node_type.memory.mib // 2, _PROBE_MEMORY.mib)}M")
+    slurm_options += slurm_rules.extra_options
     peers = [
         (node.name, node.address or node.name)
         for node in kind.nodes
         if not idle_nodes or node.name != idle_nodes[0].name
     ]
-    return Target(name=name, options=tuple(options), peers=tuple(peers[:4]))
+    return Target(name=name, options=tuple(slurm_options), peers=tuple(peers[:4]))
 
 
 def python_of(context: Context, cluster: ActiveCluster, parent: ClusterProfile | None) -> str:

@@ -80,25 +80,25 @@ class LogFilter:
 class _LogFilter:
     """A filter for selected lines; with ``tail``, passes only the last existing lines of each file."""
 
-    wanted: LogFilter
+    selection: LogFilter
     now: float
     stream: LogStream
     _times: dict[LogFile, float] = field(default_factory=dict)
     _tails: dict[LogFile, deque[bytes]] | None = None
 
     def __post_init__(self) -> None:
-        if self.wanted.tail is not None and self.wanted.picks_lines:
+        if self.selection.tail is not None and self.selection.picks_lines:
             self._tails = {}
 
     def __call__(self, item: Item) -> Iterator[Item]:
         if item is Mark.CAUGHT_UP:
             yield from self._release_tails()
-        if not isinstance(item, LogBlock) or not self.wanted.picks_lines:
+        if not isinstance(item, LogBlock) or not self.selection.picks_lines:
             yield item
             return
         lines = self._select_lines(item)
         if self._tails is not None:
-            self._tails.setdefault(item.file, deque(maxlen=self.wanted.tail)).extend(lines)
+            self._tails.setdefault(item.file, deque(maxlen=self.selection.tail)).extend(lines)
         elif lines:
             yield LogBlock(item.file, b"".join(lines))
 
@@ -110,8 +110,8 @@ class _LogFilter:
 
     def _select_lines(self, block: LogBlock) -> list[bytes]:
         raw_lines = [line + b"\n" for line in block.data[:-1].split(b"\n")]
-        grep = self.wanted.grep
-        has_time_limits = self.wanted.since is not None or self.wanted.until is not None
+        grep = self.selection.grep
+        has_time_limits = self.selection.since is not None or self.selection.until is not None
         return [
             line
             for line, text in zip(raw_lines, block.texts(), strict=True)
@@ -127,7 +127,7 @@ class _LogFilter:
             self._times[file] = time
         if time is None:
             return True  # no line of this file has had a timestamp yet
-        since, until = self.wanted.since, self.wanted.until
+        since, until = self.selection.since, self.selection.until
         return (since is None or time >= since) and (until is None or time <= until)
 
 

@@ -200,7 +200,7 @@ def _parse_ranks(answer: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
     return {int(rank): dict(look) for rank, look in answer["ranks"].items()}
 
 
-def _combine_rank(now: RunTelemetry, rank: int, found: Mapping[str, Any] | None) -> RankLook:
+def _combine_rank(now: RunTelemetry, rank: int, observation: Mapping[str, Any] | None) -> RankLook:
     """Combine a rank's record and its node's observation into the state of the rank."""
     record: RankTelemetry = now.ranks[rank]
     look = RankLook(
@@ -213,21 +213,21 @@ def _combine_rank(now: RunTelemetry, rank: int, found: Mapping[str, Any] | None)
         ended=record.ended is not None,
         exit_code=record.exit_code,
     )
-    if found is None:
+    if observation is None:
         return look
-    threads = found.get("threads") or [{}]
+    threads = observation.get("threads") or [{}]
     return RankLook(
         rank=rank,
         local_rank=look.local_rank,
         host=look.host,
-        pid=found.get("pid") or look.pid,
-        state=str(threads[0].get("state") or found.get("state") or ""),
-        cpu=float(found.get("cpu") or 0.0),
-        moved=found.get("moved"),
+        pid=observation.get("pid") or look.pid,
+        state=str(threads[0].get("state") or observation.get("state") or ""),
+        cpu=float(observation.get("cpu") or 0.0),
+        moved=observation.get("moved"),
         waits=str(threads[0].get("waits") or ""),
         frames=_parse_frames(threads[0]),
-        by=str(found.get("by") or ""),
-        workers=tuple(_describe_worker(worker) for worker in found.get("workers", [])),
+        by=str(observation.get("by") or ""),
+        workers=tuple(_describe_worker(worker) for worker in observation.get("workers", [])),
         silent_s=look.silent_s,
     )
 
@@ -249,13 +249,14 @@ def _parse_frames(thread: Mapping[str, Any]) -> tuple[StackFrame, ...]:
     )
 
 
-def _describe_worker(found: Mapping[str, Any]) -> str:
+def _describe_worker(observation: Mapping[str, Any]) -> str:
     """Describe what a data loader worker process does."""
+    thread = observation["threads"][0]
     look = RankLook(
-        rank=0, state=str(found["threads"][0]["state"]), by="proc", waits=str(found["threads"][0]["waits"]),
-        frames=_parse_frames(found["threads"][0]), cpu=float(found.get("cpu") or 0.0),
+        rank=0, state=str(thread["state"]), by="proc", waits=str(thread["waits"]),
+        frames=_parse_frames(thread), cpu=float(observation.get("cpu") or 0.0),
     )  # fmt: skip
-    return f"process {found.get('pid')}: {live.place_of(look)}"
+    return f"process {observation.get('pid')}: {live.place_of(look)}"
 
 
 def _reasons(looks: Looks) -> list[str]:

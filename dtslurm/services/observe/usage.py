@@ -48,20 +48,20 @@ class Usage:
 
 
 def usage(
-    context: Context, *, cluster: str | None = None, since: str = "30d", everybody: bool = False
+    context: Context, *, cluster: str | None = None, period_start: str = "30d", everybody: bool = False
 ) -> Usage:
     """Return the resources that jobs have held since a time, with one sacct query per cluster.
 
     Args:
         cluster: only this cluster; by default all clusters with runs, and the default cluster.
-        since: ``12h``, ``30d``, ``8w``, or a date such as ``2026-01-31``.
+        period_start: ``12h``, ``30d``, ``8w``, or a date such as ``2026-01-31``.
 
     Raises:
-        RequestInvalid: ``since`` cannot be parsed.
+        RequestInvalid: ``period_start`` cannot be parsed.
         ProfileNotFound, ProfileInvalid: the profile of the cluster is missing or invalid.
     """
     now = context.clock()
-    start, sacct_start = _period(since, now)
+    start, sacct_start = _period(period_start, now)
     records = recent(context, _MOST_RUNS, cluster)
     jobs: list[AccountedJob] = []
     errors: list[str] = []
@@ -94,14 +94,14 @@ def _describe_error(cluster: ActiveCluster, error: DtslurmError) -> str:
     return f"{cluster.name}: {' '.join((error.message, *error.evidence))}"
 
 
-def _period(since: str, now: float) -> tuple[float, str]:
+def _period(start: str, now: float) -> tuple[float, str]:
     """Return the start of the period in seconds since the epoch, and in sacct's format."""
     try:
-        began = parse_past_time(since, now)
+        began = parse_past_time(start, now)
     except (ValueError, OverflowError):
-        raise RequestInvalid([f"--since {since!r} is not a time: write 12h, 30d, 8w or 2026-01-31"]) from None
-    unit = _UNITS.get(since[-1])
-    return began, f"now-{since[:-1]}{unit}" if unit else since
+        raise RequestInvalid([f"--since {start!r} is not a time: write 12h, 30d, 8w or 2026-01-31"]) from None
+    unit = _UNITS.get(start[-1])
+    return began, f"now-{start[:-1]}{unit}" if unit else start
 
 
 def _clusters(context: Context, records: Sequence[JobRecord], name: str | None) -> list[ActiveCluster]:
@@ -143,11 +143,11 @@ def _samples(context: Context, records: Sequence[JobRecord], uses: Sequence[JobU
     }
 
 
-def _parse_gpu_time(count: int, util: float, idle: float, powered: int, watts: float) -> GpuTime | None:
+def _parse_gpu_time(count: int, util: float, idle_count: float, powered: int, watts: float) -> GpuTime | None:
     if not count:
         return None
     power = watts / powered if powered else None
-    return GpuTime(used=util / count / 100, idle=idle / count, power_w=power)
+    return GpuTime(used=util / count / 100, idle=idle_count / count, power_w=power)
 
 
 def _belongs_to_record(record: JobRecord, use: JobUse | None) -> bool:

@@ -201,10 +201,10 @@ def _starts_one_process(launcher: str) -> bool:
     return launcher in registry.names() and registry.load(launcher).one_process
 
 
-def capped(found: Measurement) -> Iterator[tuple[str, float, float]]:
+def capped(measurement: Measurement) -> Iterator[tuple[str, float, float]]:
     """Yield (quantity, factor, limited factor) for each factor of a measurement that exceeds its bounds."""
     low, high = BOUNDS
-    for quantity, ratio in ratios(found).items():
+    for quantity, ratio in ratios(measurement).items():
         if not low <= ratio <= high:
             yield quantity, ratio, min(high, max(low, ratio))
 

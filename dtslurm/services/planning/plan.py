@@ -269,23 +269,23 @@ def read_model(cwd: Path, request: PlanRequest, problems: list[str]) -> ModelSha
     return _read_config(path, name_or_path, problems)
 
 
-def _read_config(path: Path, given: str, problems: list[str]) -> ModelShape | None:
+def _read_config(path: Path, name: str, problems: list[str]) -> ModelShape | None:
     try:
         text = path.read_text("utf-8")
         config = json.loads(text)
         return read_config(
-            config, Path(given).stem if path.name != "config.json" else path.parent.name or given
+            config, Path(name).stem if path.name != "config.json" else path.parent.name or name
         )
     except OSError as error:
-        problems.append(f"{given}: {(error.strerror or 'cannot be read').lower()}")
+        problems.append(f"{name}: {(error.strerror or 'cannot be read').lower()}")
     except UnicodeDecodeError:
-        problems.append(f"{given}: is not a text file; a config.json is expected")
+        problems.append(f"{name}: is not a text file; a config.json is expected")
     except json.JSONDecodeError as error:
-        problems.append(f"{given}:{error.lineno}: is not JSON: {error.msg.lower()}")
+        problems.append(f"{name}:{error.lineno}: is not JSON: {error.msg.lower()}")
     except RecursionError:
-        problems.append(f"{given}: is nested too deeply")
+        problems.append(f"{name}: is nested too deeply")
     except ConfigProblem as error:
-        problems += [f"{given}: {problem}" for problem in error.problems]
+        problems += [f"{name}: {problem}" for problem in error.problems]
     return None
 
 

@@ -49,11 +49,11 @@ class JobRequest(JobOptions):
         """Return the request with the project's defaults for the options that the user did not set."""
         return self.over(project.defaults, dict.fromkeys(project.defaults, str(project.path)))
 
-    def over(self, below: Mapping[str, Any], places: Mapping[str, str]) -> JobRequest:
-        """Return the request with values from ``below`` for unset options, and prepended to its lists.
+    def over(self, base: Mapping[str, Any], places: Mapping[str, str]) -> JobRequest:
+        """Return the request with values from ``base`` for unset options, and prepended to its lists.
 
         Args:
-            below: values of the type that the command line produces, by option.
+            base: values of the type that the command line produces, by option.
             places: where each value was set, by option.
         """
         defaults = {item.name: item.default for item in fields(self) if item.name not in INTERNAL}
@@ -63,7 +63,7 @@ class JobRequest(JobOptions):
             if getattr(self, name) != default
         }
         values: dict[str, Any] = {}
-        for name, value in below.items():
+        for name, value in base.items():
             own_value = getattr(self, name)
             if isinstance(value, tuple):
                 values[name] = (*value, *own_value)

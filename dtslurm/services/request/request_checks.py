@@ -159,14 +159,14 @@ def _suggest_script(path: Path) -> str:
     return suggest_name(path.name, names)
 
 
-def _explain_yaml_file(path: Path, written: str) -> str:
+def _explain_yaml_file(path: Path, path_text: str) -> str:
     """Explain why a YAML file is no training script; only Python callers pass a job file here."""
     if is_job_file(path):
         return (
-            f"{written} is a job file: submit it with dtslurm submit, or give its script and options in "
+            f"{path_text} is a job file: submit it with dtslurm submit, or give its script and options in "
             "Python"
         )
-    return f"{written} is not a job file: no line begins with script:, extends: or stages:"
+    return f"{path_text} is not a job file: no line begins with script:, extends: or stages:"
 
 
 def _plain_variables(context: Context, request: JobRequest, cluster: ActiveCluster | None) -> dict[str, str]:

@@ -95,7 +95,7 @@ def clean(
     context: Context,
     *,
     older_than: float,
-    whole: bool = False,
+    whole_runs: bool = False,
     outputs: bool = False,
     remove: bool = False,
     cluster: str | None = None,
@@ -105,7 +105,7 @@ def clean(
     A run without a certain end (running, pending or UNKNOWN) is never touched.
 
     Args:
-        whole: remove whole run directories with logs and results instead of only their code, except those
+        whole_runs: remove run directories with logs and results instead of only their code, except those
             that a remaining run refers to.
         outputs: also remove the files that the job wrote in the run's code folder; otherwise a whole run with
             such files is kept.
@@ -125,10 +125,11 @@ def clean(
         for root, root_views in views_by_root.items()
     }
     retention = _find_retained(
-        context, [view for ended_views in ended_by_root.values() for view in ended_views] if whole else []
+        context,
+        [view for ended_views in ended_by_root.values() for view in ended_views] if whole_runs else [],
     )
     roots = []
-    options = {"whole": whole, "outputs": outputs, "remove": remove}
+    options = {"whole": whole_runs, "outputs": outputs, "remove": remove}
     for key, root_views in sorted(views_by_root.items()):
         name, _, root = key
         try:

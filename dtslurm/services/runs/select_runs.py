@@ -37,19 +37,19 @@ def parse_states(text: str) -> frozenset[str]:
 
 
 def select_runs(
-    views: Sequence[RunView], states: frozenset[str], since: float | None, sort: str, now: float
+    views: Sequence[RunView], states: frozenset[str], ended_since: float | None, sort: str, now: float
 ) -> list[RunView]:
-    """Return the runs that are in one of ``states`` and did not end before ``since``, sorted.
+    """Return the runs that are in one of ``states`` and did not end before ``ended_since``, sorted.
 
     Args:
         states: names of states as ``status`` shows them; empty for all.
-        since: seconds since the epoch; None for no limit.
+        ended_since: seconds since the epoch; None for no limit.
         sort: one of ``SORTS``; ``age`` is the newest first, ``time`` the longest first.
     """
     matches = [
         view
         for view in views
-        if _has_state(view, states) and (since is None or _end_or_now(view, now) >= since)
+        if _has_state(view, states) and (ended_since is None or _end_or_now(view, now) >= ended_since)
     ]
     if sort == "name":
         return sorted(matches, key=lambda view: view.record.name)

@@ -98,7 +98,7 @@ def _exit_code(status: JobStatus) -> int:
 
 
 def views(
-    context: Context, records: Sequence[JobRecord], *, background: bool = False, after: float = 0.0
+    context: Context, records: Sequence[JobRecord], *, background: bool = False, newer_than: float = 0.0
 ) -> list[RunView]:
     """Return the present state of runs, with at most one scheduler query per cluster.
 
@@ -106,7 +106,7 @@ def views(
 
     Args:
         background: no user waits for the answer, so an older cached answer is used and queries are rare.
-        after: seconds since the epoch of a known event; cached answers from before then are not used.
+        newer_than: seconds since the epoch of a known event; cached answers from before then are not used.
     """
     views_by_token: dict[str, RunView] = {}
     by_route: dict[tuple[str, str, str, bool], list[JobRecord]] = defaultdict(list)
@@ -117,7 +117,7 @@ def views(
         else:
             by_route[record.route].append(record)
     for pending in by_route.values():
-        for view in _observe_cluster(context, pending, Freshness(background, after)):
+        for view in _observe_cluster(context, pending, Freshness(background, newer_than)):
             views_by_token[view.record.token] = view
     return [views_by_token[record.token] for record in records]
 

@@ -80,7 +80,7 @@ class Watcher:
         with self._lock:
             after = self._confirmation.after(now)
         try:
-            views = status.views(self._context, self._records, background=True, after=after)
+            views = status.views(self._context, self._records, background=True, newer_than=after)
         except DtslurmError:
             return []
         self._records = [view.record for view in views]

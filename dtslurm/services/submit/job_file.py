@@ -63,7 +63,7 @@ class Planned:
 
 def load_jobs(
     context: Context,
-    said: JobRequest,
+    request: JobRequest,
     assignments: Sequence[str] = (),
     stage: str | None = None,
     per_trial: Collection[str] = (),
@@ -73,7 +73,7 @@ def load_jobs(
     Each stage comes after the stages that it depends on.
 
     Args:
-        said: the options and arguments of the command line; they override those of the file.
+        request: the options and arguments of the command line; they override those of the file.
         assignments: ``NAME=VALUE`` for the file's variables, from ``--set``.
         stage: return only this stage of the file.
         per_trial: variables that each trial of an array substitutes, as those of a sweep.
@@ -82,16 +82,16 @@ def load_jobs(
         ProfileInvalid: the file is invalid; the error lists every problem.
         RequestInvalid: an assignment is invalid, or the stage does not exist.
     """
-    path = context.cwd / said.script
+    path = context.cwd / request.script
     if not is_job_file(path):
         job_file_options = [("--set", bool(assignments)), ("--only", stage is not None)]
         if problems := [
-            f"{flag} needs a job file, and {said.script} is not a job file"
+            f"{flag} needs a job file, and {request.script} is not a job file"
             for flag, is_set in job_file_options
             if is_set
         ]:
             raise RequestInvalid(problems)
-        return [JobToSubmit(request=said)]
+        return [JobToSubmit(request=request)]
     from dtslurm.config import jobs
     from dtslurm.services.request.trust import require_trust
 
@@ -101,7 +101,7 @@ def load_jobs(
         path, variables, cwd=context.cwd, home=Path(home) if home else None, per_trial=per_trial
     )
     require_trust(context, loaded)
-    steps = [_build_job(loaded, loaded_stage, said) for loaded_stage in loaded.stages]
+    steps = [_build_job(loaded, loaded_stage, request) for loaded_stage in loaded.stages]
     if stage is not None:
         names = [step.stage for step in steps if step.stage]
         steps = [replace(step, stage="", needs=()) for step in steps if step.stage and step.stage == stage]
@@ -113,7 +113,7 @@ def load_jobs(
     several = len(steps) > 1 or any(step.sweep for step in steps)
     if several and any(step.request.once is not None for step in steps):
         raise RequestInvalid(["--once is for a single job, and this job file has several jobs"])
-    if len(steps) > 1 and said.args:
+    if len(steps) > 1 and request.args:
         raise RequestInvalid(
             [
                 (
@@ -125,27 +125,28 @@ def load_jobs(
     return steps
 
 
-def _build_job(found: LoadedJob, one: LoadedStage, said: JobRequest) -> JobToSubmit:
-    origins = {key.partition(".")[0]: origin for key, origin in sorted(one.origins.items(), reverse=True)}
-    values = {key: value for key, value in found.job.written().items() if key not in _NON_OPTION_KEYS}
-    if one.name:
+def _build_job(job_file: LoadedJob, stage: LoadedStage, command_line: JobRequest) -> JobToSubmit:
+    origins = {key.partition(".")[0]: origin for key, origin in sorted(stage.origins.items(), reverse=True)}
+    values = {key: value for key, value in job_file.job.written().items() if key not in _NON_OPTION_KEYS}
+    if stage.name:
         common = {key: value for key, value in values.items() if key in {"cluster", "transport", "once"}}
-        values = {"job_name": one.name, **common, **one.work.written()}
+        values = {"job_name": stage.name, **common, **stage.work.written()}
         values = {key: value for key, value in values.items() if key not in _NON_OPTION_KEYS}
-        origins = {**{key: found.origins.get(key, "") for key in common}, **origins}
-    sweep = one.work.sweep
+        origins = {**{key: job_file.origins.get(key, "") for key in common}, **origins}
+    sweep = stage.work.sweep
     if sweep is not None:  # arguments of the command line are not filled in by trials
-        said = replace(said, args=tuple(word.replace("${", "$${") for word in said.args))
-    request = replace(said, script=one.work.script or "", origins={"script": origins["script"]}).over(
-        values, origins
-    )
+        args = tuple(word.replace("${", "$${") for word in command_line.args)
+        command_line = replace(command_line, args=args)
+    request = replace(
+        command_line, script=stage.work.script or "", origins={"script": origins["script"]}
+    ).over(values, origins)
     if sweep is not None:
         variables = set(sweep.variables())
         trial_variables = [
-            name for name, text in one.work.env.items() if _mentions_variable(text or "", variables)
+            name for name, text in stage.work.env.items() if _mentions_variable(text or "", variables)
         ]
         request = replace(request, trials=Trials(env=tuple(trial_variables), plain=sweep.optuna is None))
-    return JobToSubmit(request=request, stage=one.name, needs=one.needs, sweep=sweep)
+    return JobToSubmit(request=request, stage=stage.name, needs=stage.needs, sweep=sweep)
 
 
 def _mentions_variable(text: str, names: set[str]) -> bool:

@@ -177,15 +177,15 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     )
 
 
-def add_dependency(prepared: Prepared, after: str) -> Prepared:
+def add_dependency(prepared: Prepared, dependency: str) -> Prepared:
     """Return the job with a dependency; Slurm cancels the job if a required dependency fails.
 
     Args:
-        after: sbatch's dependency expression, such as ``afterok:17:18``; empty for no dependency.
+        dependency: sbatch's dependency expression, such as ``afterok:17:18``; empty for no dependency.
     """
-    if not after:
+    if not dependency:
         return prepared
-    script = insert_dependency(prepared.submission.script, after)
+    script = insert_dependency(prepared.submission.script, dependency)
     return replace(prepared, submission=replace(prepared.submission, script=script))
 
 
@@ -292,11 +292,11 @@ def _with_script_in_job(
     cluster: ActiveCluster,
     request: JobRequest,
     code: Code | None,
-    where: RunPlace,
+    run_place: RunPlace,
 ) -> Checked[JobRequest]:
     """Return the request with the script's path in the job, which sees only the snapshot."""
     if request.script in request.payload:
-        return Checked(replace(request, script=f"{where.directory}/{request.script}"))
+        return Checked(replace(request, script=f"{run_place.directory}/{request.script}"))
     if code is None or not cluster.remote or request.module:
         return Checked(request)
     script, problems = request.script, []

@@ -286,7 +286,7 @@ def find_probe(
         ) from None
 
 
-def probed_request(given: PlanRequest, probed: PlanRequest, name: str) -> PlanRequest:
+def probed_request(request: PlanRequest, probe_request: PlanRequest, name: str) -> PlanRequest:
     """Return the options of a probe's plan, with the display options of the command line.
 
     Raises:
@@ -295,15 +295,15 @@ def probed_request(given: PlanRequest, probed: PlanRequest, name: str) -> PlanRe
     unset = PlanRequest()
     names = [item.name for item in fields(PlanRequest) if item.name not in _DISPLAY_OPTIONS]
     if differing := [
-        f"{option} is {getattr(given, option)!r}, and was {getattr(probed, option)!r} in the probe"
+        f"{option} is {getattr(request, option)!r}, and was {getattr(probe_request, option)!r} in the probe"
         for option in names
-        if getattr(given, option) not in {getattr(unset, option), getattr(probed, option)}
+        if getattr(request, option) not in {getattr(unset, option), getattr(probe_request, option)}
     ]:
         raise RequestInvalid(
             [f"run {name} probed the layouts of another plan", *differing],
             hint=f"dtslurm plan --calibrate {name} takes all options from the probe",
         )
-    return replace(probed, **{option: getattr(given, option) for option in _DISPLAY_OPTIONS})
+    return replace(probe_request, **{option: getattr(request, option) for option in _DISPLAY_OPTIONS})
 
 
 def finish_probe(context: Context, plan: Plan, record: JobRecord) -> tuple[list[ProbedLayout], Path]:

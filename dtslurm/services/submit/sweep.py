@@ -219,7 +219,7 @@ def _prepare_array(
 def submit_sweep(
     context: Context,
     sweeping: PlannedSweep,
-    after: str,
+    dependency: str,
     queued: list[JobRecord],
     progress: Progress = lambda *_: None,
 ) -> list[JobRecord]:
@@ -231,10 +231,10 @@ def submit_sweep(
     prepared: Prepared | None = first
     records: list[JobRecord] = []
     while prepared is not None:
-        dependency = after
+        own_dependency = dependency
         if records and settings["max_parallel"]:
-            dependency = f"{after},afterany:{records[-1].job_id}".lstrip(",")
-        record = submit(context, add_dependency(prepared, dependency), progress)
+            own_dependency = f"{dependency},afterany:{records[-1].job_id}".lstrip(",")
+        record = submit(context, add_dependency(prepared, own_dependency), progress)
         records.append(record)
         queued.append(record)
         next_trials = list(islice(sweeping.rest, sweeping.size))

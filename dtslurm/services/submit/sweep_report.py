@@ -54,13 +54,13 @@ def report_sweep(context: Context, record: JobRecord) -> str:
     return page("report.html.j2", {**dict.fromkeys(_RUN_ONLY_VALUES, ()), **values})
 
 
-def _build_summary(found: SweepView) -> list[tuple[str, str]]:
-    head = found.head
+def _build_summary(sweep: SweepView) -> list[tuple[str, str]]:
+    head = sweep.head
     lines = [
-        ("jobs", ", ".join(record.job_id or "unknown" for record in found.runs) + f" on {head.cluster}"),
+        ("jobs", ", ".join(record.job_id or "unknown" for record in sweep.runs) + f" on {head.cluster}"),
         (
             "trials",
-            f"{pluralize(len(found.trials), 'trial')}, compared by the {found.mode} of {found.metric}",
+            f"{pluralize(len(sweep.trials), 'trial')}, compared by the {sweep.mode} of {sweep.metric}",
         ),
         ("submitted", format_utc(head.created_at)),
         ("time limit", duration(head.time_limit) if head.time_limit else ""),
@@ -101,15 +101,15 @@ def _build_curves(metric: str, trials: Sequence[TrialView]) -> list[Mapping[str,
     return [{"label": metric, "steps": steps, "lines": lines}]
 
 
-def _build_headline(found: SweepView) -> Headline:
+def _build_headline(sweep: SweepView) -> Headline:
     """Return the headline of a sweep: trials per state, the best trial, and the first cause of failure."""
-    counts = found.counts()
+    counts = sweep.counts()
     state = ", ".join(f"{count} {state}" for state, count in counts.items())
-    causes = [safe(trial.cause) for trial in found.trials if trial.state == FAILED and trial.cause]
+    causes = [safe(trial.cause) for trial in sweep.trials if trial.state == FAILED and trial.cause]
     cause_text = f"first failure: {causes[0]}" if causes else ""
-    best = next((trial for trial in found.ranked() if trial.best is not None and trial.state != FAILED), None)
+    best = next((trial for trial in sweep.ranked() if trial.best is not None and trial.state != FAILED), None)
     best_text = (
-        f"best {found.metric} {format_precise_number(best.best, '')}: {safe(best.name)}"
+        f"best {sweep.metric} {format_precise_number(best.best, '')}: {safe(best.name)}"
         if best is not None
         else ""
     )
@@ -117,20 +117,20 @@ def _build_headline(found: SweepView) -> Headline:
     return Headline(state, kind, " · ".join(filter(None, (best_text, cause_text))))
 
 
-def _build_tiles(found: SweepView, times: RunTimes | None, now: float) -> list[Tile]:
+def _build_tiles(sweep: SweepView, times: RunTimes | None, now: float) -> list[Tile]:
     """Return the key figures of a sweep, as far as they are known."""
-    ended = [trial for trial in found.trials if trial.state in {DONE, STOPPED, FAILED}]
-    tiles = [Tile("trials", f"{len(ended)} of {len(found.trials)}", "have ended")]
-    best = next((trial for trial in found.ranked() if trial.best is not None and trial.state != FAILED), None)
+    ended = [trial for trial in sweep.trials if trial.state in {DONE, STOPPED, FAILED}]
+    tiles = [Tile("trials", f"{len(ended)} of {len(sweep.trials)}", "have ended")]
+    best = next((trial for trial in sweep.ranked() if trial.best is not None and trial.state != FAILED), None)
     if best is not None:
-        tiles.append(Tile(f"best {found.metric}", format_precise_number(best.best, ""), safe(best.name)))
+        tiles.append(Tile(f"best {sweep.metric}", format_precise_number(best.best, ""), safe(best.name)))
     tiles += time_tile(times, None, now)
-    steps = [trial.step for trial in found.trials if trial.step is not None]
+    steps = [trial.step for trial in sweep.trials if trial.step is not None]
     return [*tiles, Tile("steps", f"{max(steps):,.0f}", "of the longest trial")] if steps else tiles
 
 
-def _measure_sweep(context: Context, found: SweepView) -> RunTimes | None:
+def _measure_sweep(context: Context, sweep: SweepView) -> RunTimes | None:
     """Return the summed times of all jobs of a sweep."""
-    run_views = views(context, found.runs)
+    run_views = views(context, sweep.runs)
     job_times = [measure_view(view, status) for view in run_views for status in view.statuses]
     return join_parts(job_times, has_ended=all(view.terminal for view in run_views))

@@ -169,14 +169,14 @@ def load_sweep(
 
 
 def _build_trials(
-    views: Sequence[RunView], told: Sequence[Sequence[Mapping[str, Any]]], per_task: int
+    views: Sequence[RunView], records_by_view: Sequence[Sequence[Mapping[str, Any]]], per_task: int
 ) -> tuple[dict[int, TrialView], list[str]]:
     """Return the trials by number, and the names of the metrics that the trials have written."""
     trials: dict[int, TrialView] = {}
-    for view, records in zip(views, told, strict=True):
+    for view, records in zip(views, records_by_view, strict=True):
         trials |= {trial.number: trial for trial in _build_run_trials(view, records, per_task)}
     keys = dict.fromkeys(
-        str(key) for records in told for record in records for key in record.get("keys") or ()
+        str(key) for records in records_by_view for record in records for key in record.get("keys") or ()
     )
     return trials, list(keys)
 
@@ -202,9 +202,9 @@ def _load_members(context: Context, record: JobRecord) -> tuple[JobRecord, list[
     return head, records
 
 
-def _build_run_trials(view: RunView, told: Sequence[Mapping[str, Any]], per_task: int) -> list[TrialView]:
+def _build_run_trials(view: RunView, records: Sequence[Mapping[str, Any]], per_task: int) -> list[TrialView]:
     task_states = _task_states(view)
-    records_by_index = {record["index"]: record for record in told}
+    records_by_index = {record["index"]: record for record in records}
     trials = []
     for index, line in enumerate(json_lines(Path(view.record.folder) / TRIALS)):
         task = index // per_task

@@ -234,19 +234,19 @@ class Context:
             )
         return self._clusters[key]
 
-    def _require_trust(self, known: KnownProfile) -> None:
+    def _require_trust(self, profile: KnownProfile) -> None:
         """Refuse a project's profile that the user has not trusted: it decides where code and logins go.
 
         A dry run may use an untrusted profile, unless dtslurm would log in to the host that the profile
         names.
         """
-        if not known.foreign or (self.dry_run and not known.access.host):
+        if not profile.foreign or (self.dry_run and not profile.access.host):
             return
         from dtslurm.config import files, trust
 
         trust_store = trust.trust_of(self.env)
         untrusted_paths = [
-            str(path) for path in known.foreign if not trust_store.has(path, files.read(path, str(path)))
+            str(path) for path in profile.foreign if not trust_store.has(path, files.read(path, str(path)))
         ]
         if untrusted_paths:
             raise RequestInvalid(
@@ -308,12 +308,12 @@ class Context:
         self._clusters[cluster.name, transport or ""] = cluster.with_profile(profile)
         return self._clusters[cluster.name, transport or ""]
 
-    def _choose_transport(self, known: KnownProfile, transport_name: str | None) -> tuple[Transport, str]:
+    def _choose_transport(self, profile: KnownProfile, transport_name: str | None) -> tuple[Transport, str]:
         """Return the transport to a cluster, and the reason for it.
 
         The Slurm on this machine is used if it is the cluster's own, else SSH to the login node.
         """
-        access = known.access
+        access = profile.access
         is_local = access.scheduler == "local"
         name = transport_name or (access.transport if not is_local else "auto")
         if name == "local" or (name == "auto" and (is_local or not access.host)):
@@ -332,7 +332,7 @@ class Context:
             return ssh_transport, ""
         from dtslurm.services.wiring.local_cluster_match import match_reason
 
-        reason = match_reason(access, known.origins, self.env, lambda: real_name(ssh_transport))
+        reason = match_reason(access, profile.origins, self.env, lambda: real_name(ssh_transport))
         return (
             (self.transport, reason)
             if reason

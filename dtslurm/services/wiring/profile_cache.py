@@ -65,8 +65,8 @@ class KnownProfile(Protocol):
 class RememberedProfile:
     """A profile from the cache; the full profile is built at its first use."""
 
-    def __init__(self, document: Mapping[str, Any], read: Callable[[], LoadedProfile]) -> None:
-        """Read a cache entry's document; ``read`` loads the profile from its own files again.
+    def __init__(self, document: Mapping[str, Any], read_profile: Callable[[], LoadedProfile]) -> None:
+        """Read a cache entry's document; ``read_profile`` loads the profile from its own files again.
 
         Raises:
             LookupError, TypeError: the document is no cache entry.
@@ -85,7 +85,7 @@ class RememberedProfile:
         self.path = Path(document["path"])
         self.foreign = tuple(map(Path, document["foreign"]))
         self.origins: Mapping[str, str] = document["origins"]
-        self._values, self._read = values, read
+        self._values, self._read = values, read_profile
 
     @cached_property
     def profile(self) -> ClusterProfile:
@@ -123,31 +123,33 @@ def folder(env: Mapping[str, str]) -> Path:
     return Path(caches).expanduser() / "dtslurm" / "profiles"
 
 
-def _read(path: Path, asked: list[str | None], read: Callable[[], LoadedProfile]) -> RememberedProfile | None:
+def _read(
+    path: Path, request: list[str | None], read_profile: Callable[[], LoadedProfile]
+) -> RememberedProfile | None:
     try:
         document = json.loads(read_own_file(path))
-        if document["schema"] != _CACHE_SCHEMA or document["asked"] != asked:
+        if document["schema"] != _CACHE_SCHEMA or document["asked"] != request:
             return None
         if any(_fingerprint(path_text) != stamp for path_text, stamp in document["watched"].items()):
             return None
-        return RememberedProfile(document, read)
+        return RememberedProfile(document, read_profile)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
 
 
-def _write_entry(path: Path, asked: list[str | None], loaded: LoadedProfile) -> None:
-    watched = {str(watched_path): _fingerprint(str(watched_path)) for watched_path in loaded.watched}
+def _write_entry(path: Path, request: list[str | None], loaded_profile: LoadedProfile) -> None:
+    watched = {str(watched_path): _fingerprint(str(watched_path)) for watched_path in loaded_profile.watched}
     newest = max((max(stamp[1], stamp[3]) for stamp in watched.values() if stamp), default=0)
     if newest + _CLOCK_STEP_NS > time.time_ns():
         return
     document = {
         "schema": _CACHE_SCHEMA,
-        "asked": asked,
+        "asked": request,
         "watched": watched,
-        "profile": codec.plain(loaded.profile),
-        "origins": dict(loaded.origins),
-        "path": str(loaded.path),
-        "foreign": list(map(str, loaded.foreign)),
+        "profile": codec.plain(loaded_profile.profile),
+        "origins": dict(loaded_profile.origins),
+        "path": str(loaded_profile.path),
+        "foreign": list(map(str, loaded_profile.foreign)),
     }
     with contextlib.suppress(OSError):
         make_own_folder(path.parent)

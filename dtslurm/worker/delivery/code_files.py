@@ -48,8 +48,8 @@ class CodeFiles:
             for file in sorted(walk(self.folder)):
                 self._group_of(file, delivered_details).append(file)
 
-    def _group_of(self, file: CodeFile, known: Dict[bytes, Any]) -> List[CodeFile]:
-        if is_delivered(os.path.join(self.folder, file.path), file.state, known.get(file.path)):
+    def _group_of(self, file: CodeFile, delivered_state: Dict[bytes, Any]) -> List[CodeFile]:
+        if is_delivered(os.path.join(self.folder, file.path), file.state, delivered_state.get(file.path)):
             return self.delivered
         return self.byte_code if is_byte_code(file.path) else self.outputs
 

@@ -182,9 +182,9 @@ class Objects:
         """
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
 
-        def sync(one: Waiting) -> None:
-            with doing("write", self.path(one[2])):
-                os.fsync(one[0])
+        def sync(waiting_file: Waiting) -> None:
+            with doing("write", self.path(waiting_file[2])):
+                os.fsync(waiting_file[0])
 
         try:
             do_in_parallel(waiting, sync)

@@ -226,7 +226,7 @@ def allow_start(run: bytes, stop_content: bytes) -> None:
         os.unlink(stop_file)
 
 
-def has_revived(run: bytes, ended: float) -> bool:
+def has_revived(run: bytes, known_end: float) -> bool:
     """Return whether a job of this run was requeued, or has started, since the run's known end.
 
     A requeue updates the events before it checks for `CLEANED`, and a job that starts writes an event. This
@@ -240,7 +240,7 @@ def has_revived(run: bytes, ended: float) -> bool:
     for folder in (run, *tasks_of(run)):
         with contextlib.suppress(OSError), open(os.path.join(folder, b"events.jsonl"), "rb") as file:
             last_write = os.fstat(file.fileno()).st_mtime
-            if last_write > max(ended + LATE, now - RECENT) or last_start(file) > ended + LATE:
+            if last_write > max(known_end + LATE, now - RECENT) or last_start(file) > known_end + LATE:
                 return True
     return False
 

@@ -91,7 +91,7 @@ class WithheldFiles:
         kind = self._kinds.get(path)
         if kind is None and not stat.S_ISREG(mode):
             kind = "not_files"
-        if kind is None and is_withheld(path.split("/"), hidden=self._hidden):
+        if kind is None and is_withheld(path.split("/"), sends_hidden=self._hidden):
             kind = "hidden"
         if kind is None:
             return True
@@ -101,9 +101,9 @@ class WithheldFiles:
         return False
 
 
-def is_withheld(names: Sequence[str], hidden: bool) -> bool:
+def is_withheld(names: Sequence[str], sends_hidden: bool) -> bool:
     """Return whether a path with these components is not sent: files in a ``.git`` can run commands."""
-    return any(name.lower() == ".git" or (name.startswith(".") and not hidden) for name in names)
+    return any(name.lower() == ".git" or (name.startswith(".") and not sends_hidden) for name in names)
 
 
 def files(run: Dict[str, Any], unsent_files: WithheldFiles) -> Iterator[str]:

@@ -86,9 +86,9 @@ class RankCollector:
             return is_complete
         return False
 
-    def _confirm(self, ended: List[int]) -> None:
+    def _confirm(self, ended_ranks: List[int]) -> None:
         """Let ranks end that wait until their files are copied."""
-        for rank in ended:
+        for rank in ended_ranks:
             if os.path.exists(os.path.join(self.folder, "{}.json".format(rank))):  # else it has ended
                 with open(os.path.join(self.folder, "{}.collected".format(rank)), "wb"):
                     pass
@@ -161,11 +161,11 @@ class RankCollector:
             json.dump({"first": ranks[0]}, file)
         return ranks[0]
 
-    def _copy_logs(self, first: int, ranks: List[int], ended: "set[int]") -> bool:
+    def _copy_logs(self, first: int, ranks: List[int], ended_ranks: "set[int]") -> bool:
         """Append the ranks' new output to the node's log; return whether that succeeded.
 
         Args:
-            ended: ranks whose last line may have no newline.
+            ended_ranks: ranks whose last line may have no newline.
         """
         path = os.path.join(self.logs, "ranks-{}.log".format(first))
         if self._node_log is None:
@@ -176,7 +176,7 @@ class RankCollector:
             node_log.look_at(descriptor)
             _truncate(descriptor, node_log.end)
             while True:
-                output = {rank: self._next_output(rank, node_log, rank in ended) for rank in ranks}
+                output = {rank: self._next_output(rank, node_log, rank in ended_ranks) for rank in ranks}
                 lines = [encode_lines(rank, *new) for rank, new in output.items() if new[0]]
                 if not lines:
                     break

@@ -27,9 +27,9 @@ _TOTALS_TAIL = 1 << 16  # bytes at the end of a node's log in which the last lin
 _HEAD = re.compile(rb"^(?:# (\d{1,9}) (\d+(?:\.\d+)?)|= .*)\n", re.MULTILINE)
 
 
-def encode_lines(rank: int, data: bytes, written: float) -> bytes:
+def encode_lines(rank: int, data: bytes, written_at: float) -> bytes:
     """Return a rank's output as lines of its node's log."""
-    head = "# {} {:.3f}\n".format(rank, written).encode()
+    head = "# {} {:.3f}\n".format(rank, written_at).encode()
     prefix = "{}: ".format(rank).encode()
     ended, newline, rest = data.rpartition(b"\n")
     lines = prefix + ended.replace(b"\n", b"\n" + prefix) + b"\n" if newline else b""
@@ -361,13 +361,13 @@ def list_rank_logs(folder: str) -> Dict[int, Tuple[int, float]]:
     return logs
 
 
-def read_records(folder: str, since: Optional[float] = None) -> Dict[int, Dict[str, Any]]:
+def read_records(folder: str, written_since: Optional[float] = None) -> Dict[int, Dict[str, Any]]:
     """Return the record of each rank in the folder of an attempt's records.
 
     Each has ``written``, the time (epoch seconds) at which its file was written.
 
     Args:
-        since: files that were written before are not read.
+        written_since: files that were written before are not read.
     """
     records: Dict[int, Dict[str, Any]] = {}
     for name in _names_in(folder):
@@ -379,7 +379,7 @@ def read_records(folder: str, since: Optional[float] = None) -> Dict[int, Dict[s
             written = os.stat(path).st_mtime
         except OSError:  # deleted since the folder was listed
             continue
-        if since is not None and written < since:
+        if written_since is not None and written < written_since:
             continue
         if plain:
             record = read_object(path)

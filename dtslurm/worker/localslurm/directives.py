@@ -35,7 +35,7 @@ _USED = table(
     hold H
     partition p =
     """,
-    used=True,
+    is_supported=True,
 )
 
 # Accepted without effect: meaningless on one machine with one user.
@@ -89,7 +89,7 @@ _IGNORED = table(
     network - =
     segment - =
     """,
-    used=False,
+    is_supported=False,
 )
 
 OPTIONS = dict(_IGNORED, **_USED)

@@ -25,14 +25,14 @@ Table = Dict[str, Option]
 Parsed = List[Tuple[str, Optional[str]]]
 
 
-def table(text: str, used: bool) -> Table:
+def table(text: str, is_supported: bool) -> Table:
     """Parse rows such as ``nodes N =`` (value), ``exclusive - ?`` (optional value), ``hold H`` (no value)."""
     rows: Table = {}
     for line in text.strip().splitlines():
         columns = line.split()
         letter = "" if len(columns) < 2 or columns[1] == "-" else columns[1]
         kind = {"=": NEEDED, "?": OPTIONAL}[columns[2]] if len(columns) > 2 else NONE
-        rows[columns[0]] = Option(letter, kind, used)
+        rows[columns[0]] = Option(letter, kind, is_supported)
     return rows
 
 

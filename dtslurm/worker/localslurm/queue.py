@@ -249,9 +249,9 @@ def _start_keeper(state: State, record: Record) -> bool:
     return True
 
 
-def finish(state: State, record: Record, ended: str, reason: str) -> None:
+def finish(state: State, record: Record, end_state: str, reason: str) -> None:
     """Record that a job has ended."""
-    record.update(state=ended, reason=reason, completing=False, end_time=time.time())
+    record.update(state=end_state, reason=reason, completing=False, end_time=time.time())
     state.save(record)
     state.dequeue(record["id"])
 

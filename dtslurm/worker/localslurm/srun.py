@@ -126,9 +126,9 @@ class Launch(object):
 
     # ---- registration among the job's steps ----
 
-    def _has_free_cpus(self, used: Mapping[int, int]) -> bool:
+    def _has_free_cpus(self, used_cpus: Mapping[int, int]) -> bool:
         return all(
-            node.cpus <= self.record["cpus_per_node"][node.place] - used.get(node.place, 0)
+            node.cpus <= self.record["cpus_per_node"][node.place] - used_cpus.get(node.place, 0)
             for node in self.step.nodes
         )
 

@@ -40,7 +40,7 @@ OPTIONS = table(
     quiet Q
     verbose v
     """,
-    used=True,
+    is_supported=True,
 )
 
 # Environment variables for options, as srun reads them; the command line takes precedence.
@@ -136,16 +136,16 @@ def _node_indices(text: str, record: Record) -> List[int]:
     return [hostlist.number_of(name) - 1 for name in names]
 
 
-def _choose_nodes(options: Dict[str, Any], record: Record, wanted: int) -> List[int]:
+def _choose_nodes(options: Dict[str, Any], record: Record, count: int) -> List[int]:
     excluded = _node_indices(options["exclude"], record) if options.get("exclude") else []
     required = sorted(set(_node_indices(options["nodelist"], record))) if options.get("nodelist") else []
     free = [index for index in range(record["nodes"]) if index not in excluded]
-    if len(free) < wanted:
-        raise Refused(["Only allocated {} nodes asked for {}".format(len(free), wanted)])
+    if len(free) < count:
+        raise Refused(["Only allocated {} nodes asked for {}".format(len(free), count)])
     if any(index in excluded for index in required):
         raise Refused(["A node is both required and excluded"])
     not_required = [index for index in free if index not in required]
-    return sorted((required + not_required)[: max(wanted, len(required))])
+    return sorted((required + not_required)[: max(count, len(required))])
 
 
 class _Counts(NamedTuple):

@@ -110,11 +110,11 @@ class GrowingFile:
         self.changed = 0.0
         self.failed = self.hot = self.lost = self.replaced = self.summed = self.waiting = False
 
-    def describe(self, why: str) -> bytes:
-        """Return the payload of FILE; ``why`` is new, resumed, replaced, truncated or skipped."""
+    def describe(self, reason: str) -> bytes:
+        """Return the payload of FILE; ``reason`` is new, resumed, replaced, truncated or skipped."""
         values = {
             "name": self.name, "kind": self.kind, "number": self.number, "attempt": self.attempt,
-            "task": self.task, "inode": self.inode, "offset": self.offset, "why": why,
+            "task": self.task, "inode": self.inode, "offset": self.offset, "why": reason,
         }  # fmt: skip
         return json.dumps(values, separators=(",", ":")).encode()
 
@@ -133,14 +133,14 @@ class GrowingFile:
             return LogInNodeLog(self.node_log, self.number)
         return PlainLog(self.path)
 
-    def begin(self, file: OpenLog, known: Optional[Position]) -> str:
+    def begin(self, file: OpenLog, position: Optional[Position]) -> str:
         """Choose the offset to start from; return the reason for FILE."""
         size = file.size()
         self.inode, self.offset = file.inode, 0
         reason = "new"
-        if known is not None:
-            is_resumable = can_resume(file, size, known)
-            self.offset, reason = (known[1], "resumed") if is_resumable else (0, "replaced")
+        if position is not None:
+            is_resumable = can_resume(file, size, position)
+            self.offset, reason = (position[1], "resumed") if is_resumable else (0, "replaced")
         elif self.lines is not None:
             self.offset = start_of_last(file, size, self.lines)
         elif self.summed:
@@ -149,13 +149,13 @@ class GrowingFile:
         self.tail = file.read(tail_size, self.offset - tail_size)
         return reason
 
-    def fresh(self, file: OpenLog, most: int) -> Optional[bytes]:
-        """Return up to ``most`` bytes after the offset, None if the bytes before the offset changed."""
+    def fresh(self, file: OpenLog, limit: int) -> Optional[bytes]:
+        """Return up to ``limit`` bytes after the offset, None if the bytes before the offset changed."""
         tail_size = len(self.tail)
         start = self.offset - tail_size
         chunk = file.read(tail_size + 1, start)  # usually nothing is new: read one byte first
         if len(chunk) > tail_size:
-            chunk = file.read(tail_size + most, start)
+            chunk = file.read(tail_size + limit, start)
         if not chunk.startswith(self.tail):
             return None
         return chunk[tail_size:]
@@ -166,9 +166,9 @@ class GrowingFile:
         self.tail = data[-TAIL:] if len(data) >= TAIL else (self.tail + data)[-TAIL:]
 
 
-def can_resume(file: OpenLog, size: int, known: Position) -> bool:
+def can_resume(file: OpenLog, size: int, position: Position) -> bool:
     """Return whether a file still has the content that the reader has read."""
-    _, offset, checked_size, crc = known
+    _, offset, checked_size, crc = position
     return size >= offset and zlib.crc32(file.read(checked_size, offset - checked_size)) & 0xFFFFFFFF == crc
 
 
@@ -434,13 +434,13 @@ class Finder:
             folder.racy = True  # another rank may write its first line, which does not change the folder
 
     def add(
-        self, path: str, inode: int, what: Tuple[str, int, int], task: Optional[str]
+        self, path: str, inode: int, origin: Tuple[str, int, int], task: Optional[str]
     ) -> Iterator[GrowingFile]:
         """Yield the log if it is new; otherwise check whether its file was replaced."""
         log = self.logs.get(path)
         if log is None:
             name = path[len(self.request.run.rstrip("/")) + 1 :]
-            log = self.logs[path] = GrowingFile(len(self.logs) + 1, path, name, *what)
+            log = self.logs[path] = GrowingFile(len(self.logs) + 1, path, name, *origin)
             log.task = task
             yield log
             return

@@ -80,8 +80,8 @@ def _is_slow(port: Port, rate: Optional[float]) -> bool:
     return bool(rate and port["rate"] is not None and port["rate"] < SLACK * rate)
 
 
-def _find_problems(name: str, found: List[Port], rate: Optional[float]) -> List[str]:
-    port = next((candidate for candidate in found if name in (candidate["name"], candidate["device"])), None)
+def _find_problems(name: str, ports: List[Port], rate: Optional[float]) -> List[str]:
+    port = next((candidate for candidate in ports if name in (candidate["name"], candidate["device"])), None)
     if port is None:
         return ["{} does not exist".format(name)]
     if port["state"] and port["state"] != "ACTIVE":

@@ -29,16 +29,16 @@ def try_put(path: str, text: str) -> None:
         write_atomically(path, text, sync=False)
 
 
-def retry(act: Callable[[], _Result], patience_s: float) -> _Result:
-    """Return what `act` returns, called again while a disk is full or a file server does not answer.
+def retry(function: Callable[[], _Result], patience_s: float) -> _Result:
+    """Return what `function` returns, called again while a disk is full or a file server does not answer.
 
     Raises:
-        OSError: `act` still fails after that time, or the error is permanent.
+        OSError: `function` still fails after that time, or the error is permanent.
     """
     end = time.monotonic() + patience_s
     while True:
         try:
-            return act()
+            return function()
         except OSError as error:
             if error.errno not in PASSING or time.monotonic() > end:
                 raise

@@ -109,10 +109,10 @@ def command(top: str, nodes: Sequence[str], more: Sequence[str], head: str, port
 def look(
     argv: Sequence[str],
     limit_s: float = LIMIT_S,
-    ended: Callable[[], bool] = lambda: False,
+    has_ended: Callable[[], bool] = lambda: False,
     env: Optional[Mapping[str, str]] = None,
 ) -> HealthReport:
-    """Run the preflight step until its end, ``limit_s`` seconds or ``ended``, and return its output."""
+    """Run the preflight step until its end, ``limit_s`` seconds or ``has_ended``, and return its output."""
     report = HealthReport({}, [], [], [])
     try:
         process: Any = subprocess.Popen(
@@ -124,7 +124,7 @@ def look(
     reader = threading.Thread(target=_read_output, args=(process.stdout, report), daemon=True)
     reader.start()
     end = time.monotonic() + limit_s
-    while process.poll() is None and time.monotonic() < end and not ended():
+    while process.poll() is None and time.monotonic() < end and not has_ended():
         time.sleep(0.05)
     if process.poll() is None:
         report.late.append(True)
@@ -136,21 +136,21 @@ def look(
     return report
 
 
-def _read_output(output: Any, seen: HealthReport) -> None:
+def _read_output(output: Any, report: HealthReport) -> None:
     with output:
         for text in output:
-            _parse_line(text, seen)
+            _parse_line(text, report)
 
 
-def _parse_line(text: bytes, seen: HealthReport) -> None:
+def _parse_line(text: bytes, report: HealthReport) -> None:
     values = parse_object(text)
     node = values.get("node")
     if not isinstance(node, str):
-        seen.words.append(text.decode("utf-8", "replace").strip()[:200])
+        report.words.append(text.decode("utf-8", "replace").strip()[:200])
         return
-    findings = seen.findings.setdefault(node, [])
+    findings = report.findings.setdefault(node, [])
     if values.get("end"):
-        seen.done.append(node)
+        report.done.append(node)
     elif "check" in values:
         findings.append(finding(*(str(values.get(key, "")) for key in ("check", "level", "evidence"))))
 
@@ -158,49 +158,55 @@ def _parse_line(text: bytes, seen: HealthReport) -> None:
 # ---- Judging the findings: pure functions ----
 
 
-def judge_nodes(nodes: Sequence[str], seen: HealthReport) -> List[Report]:
+def judge_nodes(nodes: Sequence[str], health_report: HealthReport) -> List[Report]:
     """Return the health of each node; nothing if no node answered at all, because nothing is known then.
 
     A node that did not complete its checks in time is bad. If srun ended the step early, as it does when it
     cannot start on a node, only the nodes that its output names are bad.
     """
-    named_nodes = {match.group(1): text for text in seen.words for match in [_LAUNCH.search(text)] if match}
-    if not seen.findings and not set(named_nodes) & set(nodes):
+    named_nodes = {
+        match.group(1): text for text in health_report.words for match in [_LAUNCH.search(text)] if match
+    }
+    if not health_report.findings and not set(named_nodes) & set(nodes):
         return []
     reports = []
     for node in nodes:
-        findings = list(seen.findings.get(node, []))
+        findings = list(health_report.findings.get(node, []))
         if node in named_nodes:
             findings.append(finding("answer", BAD, named_nodes[node]))
-        elif node not in seen.done:
-            findings.append(finding("answer", BAD if seen.late else UNKNOWN, SILENT))
+        elif node not in health_report.done:
+            findings.append(finding("answer", BAD if health_report.late else UNKNOWN, SILENT))
         reports.append(Report(node, all(entry["level"] != BAD for entry in findings), findings))
     return reports
 
 
 def decide(
-    reports: Sequence[Report], before: Sequence[Report], requeues: int, wanted: int, may_requeue: bool
+    reports: Sequence[Report],
+    earlier_reports: Sequence[Report],
+    requeues: int,
+    node_count: int,
+    may_requeue: bool,
 ) -> Decision:
     """Return the action: go, requeue without the bad nodes, or stop.
 
     Args:
-        before: the reports of earlier starts of this run.
+        earlier_reports: the reports of earlier starts of this run.
         requeues: number of earlier requeues because of bad nodes.
-        wanted: number of nodes that training needs.
+        node_count: number of nodes that training needs.
     """
     bad = [report for report in reports if not report.ok]
     names = [report.node for report in bad]
-    if len(reports) - len(bad) >= wanted or not bad:
+    if len(reports) - len(bad) >= node_count or not bad:
         return Decision(
             "go",
             "{} is excluded".format(", ".join(names)) if names else "all nodes passed the checks",
             names,
         )
-    common_fault = _find_common_fault([*before, *reports])
+    common_fault = _find_common_fault([*earlier_reports, *reports])
     if common_fault:
         text = "every node failed the same check, so the nodes are not the cause: {}: {}"
         return Decision("stop", text.format(common_fault["check"], common_fault["evidence"]), [])
-    found_again = sorted(set(names) & {report.node for report in before if not report.ok})
+    found_again = sorted(set(names) & {report.node for report in earlier_reports if not report.ok})
     if found_again:
         text = "{} failed the checks before, and Slurm allocated it again".format(", ".join(found_again))
         return Decision("stop", text, names)
@@ -321,7 +327,7 @@ def _run_preflight(supervisor: Any) -> HealthReport:
     env = {**os.environ, network.KEY: clock.key}
     report = look(
         command(top, nodes, profile_options, head, clock.port),
-        ended=lambda: supervisor.told is not None,
+        has_ended=lambda: supervisor.told is not None,
         env=env,
     )
     clock.close()

@@ -66,9 +66,9 @@ class Heartbeats:
                 self.last[node] = record
                 self._compare_clock(str(node), record.get("time"))
 
-    def _compare_clock(self, node: str, told: Any) -> None:
+    def _compare_clock(self, node: str, sent_at: Any) -> None:
         """Record how far a node's clock is behind; the heartbeat with the least delay is the most exact."""
-        heartbeat_time = finite_number(told)
+        heartbeat_time = finite_number(sent_at)
         if heartbeat_time is not None:
             behind = time.time() - heartbeat_time
             self.clocks[node] = min(behind, self.clocks.get(node, behind))
@@ -95,9 +95,9 @@ class Heartbeats:
             return []
         return sorted(node for node, kind in kinds.items() if kind == "beat" and node not in self.vouched)
 
-    def mark_alive(self, since: float) -> None:
+    def mark_alive(self, seen_since: float) -> None:
         """Record the nodes with a heartbeat since then: their ranks are killed now, without a farewell."""
-        self.vouched = {node for node in self.still_there() if self.seen[node] > since}
+        self.vouched = {node for node in self.still_there() if self.seen[node] > seen_since}
 
     def still_there(self) -> List[str]:
         """Return the nodes whose last record was a heartbeat, not a farewell."""

@@ -167,20 +167,20 @@ class Supervisor:
         ended = self._end_step(step, monitor, monitor.until_the_end())
         return STALE if ended is None else self._act_on_end(ended, history)
 
-    def _act_on_end(self, ended: AttemptEnd, history: List[AttemptEnd]) -> Optional[int]:
+    def _act_on_end(self, end: AttemptEnd, history: List[AttemptEnd]) -> Optional[int]:
         """Act on the end of an attempt; return the job's exit code, None to run another attempt."""
-        decision = self.judged(ended, history)
+        decision = self.judged(end, history)
         if decision.action in ("restart", "shrink"):
-            new_cause = self._wait_for_restart(decision.wait_s, ended.attempt)
-            if not lease.holds(self.run_dir, ended.attempt):
+            new_cause = self._wait_for_restart(decision.wait_s, end.attempt)
+            if not lease.holds(self.run_dir, end.attempt):
                 return STALE  # the next attempt would take the run from the start that holds the lease
             if not new_cause:
                 return None
-            ended = ended._replace(rank=None, node=None, advice="", **new_cause)
-            decision = self.judged(ended, history)
-        if decision.action == "requeue" and self._may_requeue(ended) and self.onward(ended.attempt):
-            return ended.exit_code  # the run continues in the next start
-        return self._end(ended.exit_code if decision.exit_code is None else decision.exit_code)
+            end = end._replace(rank=None, node=None, advice="", **new_cause)
+            decision = self.judged(end, history)
+        if decision.action == "requeue" and self._may_requeue(end) and self.onward(end.attempt):
+            return end.exit_code  # the run continues in the next start
+        return self._end(end.exit_code if decision.exit_code is None else decision.exit_code)
 
     def choose(self) -> List[str]:
         """Return the nodes of the next attempt: healthy nodes if there are enough."""
@@ -223,35 +223,41 @@ class Supervisor:
             self.say("the nodes write their heartbeats into files, as the supervisor has no port: " + problem)
         return beats
 
-    def _end_step(self, step: RunningStep, seen: AttemptMonitor, why: Dict[str, Any]) -> Optional[AttemptEnd]:
+    def _end_step(
+        self, step: RunningStep, monitor: AttemptMonitor, findings: Dict[str, Any]
+    ) -> Optional[AttemptEnd]:
         """End a step that must not continue, and return the end of its attempt.
 
         Returns None if another start of the job has taken over.
         """
         try:
-            return self._find_end(step, seen, why)
+            return self._find_end(step, monitor, findings)
         finally:
-            seen.beats.close()
+            monitor.beats.close()
 
-    def _find_end(self, step: RunningStep, seen: AttemptMonitor, why: Dict[str, Any]) -> Optional[AttemptEnd]:
-        number, nodes = seen.number, seen.nodes
-        if why.get("cause") == "stale":
+    def _find_end(
+        self, step: RunningStep, monitor: AttemptMonitor, findings: Dict[str, Any]
+    ) -> Optional[AttemptEnd]:
+        number, nodes = monitor.number, monitor.nodes
+        if findings.get("cause") == "stale":
             self.say("attempt {} ends: a later attempt has taken over".format(number))
             step.end(0.0)
             return None
-        if why.get("end"):
-            seen.beats.mark_alive(seen.failed_at)
-        if why.get("cause") == "time-limit" and slurm.tell_ranks():
+        if findings.get("end"):
+            monitor.beats.mark_alive(monitor.failed_at)
+        if findings.get("cause") == "time-limit" and slurm.tell_ranks():
             step.gone_within(SAVE_S)
         code = step.code()
         if code is None:  # ranks that hang or have lost a peer ignore TERM
-            code = step.end(KILL_AFTER_S if why.get("cause") == "time-limit" or why.get("end") else 1.0)
-            self._farewells(seen.beats, number)
+            code = step.end(
+                KILL_AFTER_S if findings.get("cause") == "time-limit" or findings.get("end") else 1.0
+            )
+            self._farewells(monitor.beats, number)
         else:
             code = step.finish()
             if step.came_too_late():
-                why = {**self.from_outside(code, over=True), **why}
-        return self._ended(number, code, why, seen.beats, nodes)
+                findings = {**self.from_outside(code, step_refused=True), **findings}
+        return self._record_end(number, code, findings, monitor.beats, nodes)
 
     def _world_size(self, nodes: List[str]) -> int:
         """Return the number of ranks on these nodes."""
@@ -275,12 +281,11 @@ class Supervisor:
                 return
             time.sleep(0.2)
 
-    def _ended(
-        self, number: int, code: int, why: Dict[str, Any], beats: Heartbeats, nodes: List[str]
+    def _record_end(
+        self, number: int, code: int, findings: Dict[str, Any], beats: Heartbeats, nodes: List[str]
     ) -> Optional[AttemptEnd]:
         """Find the cause of an attempt's end and record it; None if another start of the job took over."""
-        findings = dict(why)
-        ordered_to_end = self.told is not None or why.get("cause") == "time-limit"
+        ordered_to_end = self.told is not None or findings.get("cause") == "time-limit"
         if code and not ordered_to_end and ranks.all_done(self.run_dir, number, self._world_size(nodes)):
             self.say("every rank ended with 0, although Slurm lost the step (exit code {})".format(code))
             code = 0
@@ -384,7 +389,7 @@ class Supervisor:
             findings.update(cause="node-failure", blame="node", node=silent_nodes[0], summary=text)
         return findings
 
-    def cut_off(self, nodes: List[str], idle: bool) -> Dict[str, Any]:
+    def cut_off(self, nodes: List[str], is_idle: bool) -> Dict[str, Any]:
         """Return the node that Slurm no longer reaches, as the cause of an end; empty if there is none.
 
         A node that merely does not respond counts only if the ranks compute nothing, because it may be busy.
@@ -392,7 +397,7 @@ class Supervisor:
         bad_states = slurm.bad_nodes(nodes)
         self.in_doubt = any("NOT_RESPONDING" in state for state in bad_states.values())
         for name, state in sorted(bad_states.items()):
-            if slurm.is_lost(state, busy=not idle):
+            if slurm.is_lost(state, busy=not is_idle):
                 self.lost += [name] if name not in self.lost else []
                 text = "node {} is {}".format(name, state)
                 return {"cause": "node-failure", "blame": "node", "node": name, "summary": text}
@@ -420,15 +425,15 @@ class Supervisor:
             time.sleep(0.5)
         return beats.without_farewell()
 
-    def from_outside(self, code: int, over: bool = False) -> Dict[str, Any]:
+    def from_outside(self, code: int, step_refused: bool = False) -> Dict[str, Any]:
         """Return the cause of an end that Slurm or a person brought about, empty for other ends.
 
         Args:
-            over: Slurm has refused a further step. At preemption Slurm sends TERM to the ranks alone.
+            step_refused: Slurm has refused a further step. At preemption Slurm sends TERM to the ranks alone.
         """
         if lease.stopped(self.run_dir):
             return {"cause": "cancelled", "blame": "user", "summary": "the file 'stop' exists"}
-        ordered_to_end = over or self.told is not None
+        ordered_to_end = step_refused or self.told is not None
         job = slurm.show_job() if ordered_to_end or code in (143, WANTS_REQUEUE) else {}
         self.limit_at = slurm.limit_of(job) or self.limit_at
         state = job.get("JobState", "")
@@ -451,7 +456,7 @@ class Supervisor:
 
     # ---- decisions after an attempt ----
 
-    def judged(self, ended: AttemptEnd, history: List[AttemptEnd]) -> restart_policy.Decision:
+    def judged(self, end: AttemptEnd, history: List[AttemptEnd]) -> restart_policy.Decision:
         """Decide what follows the end of an attempt, record the decision and print it."""
         total_time = self.asked.total_time
         recovery_options = restart_policy.RecoveryOptions(
@@ -464,17 +469,17 @@ class Supervisor:
             if total_time
             else None,
         )
-        decision = restart_policy.decide(ended, history, recovery_options)
+        decision = restart_policy.decide(end, history, recovery_options)
         for name in decision.exclude:
-            self.exclude(name, ended.summary, ended.attempt)
+            self.exclude(name, end.summary, end.attempt)
         budget: Dict[str, Any] = {"budget": decision.budget, "used": decision.used, "of": decision.of}
         self.ledger.event(
-            "decision", ended.attempt, action=decision.action, reason=decision.reason,
+            "decision", end.attempt, action=decision.action, reason=decision.reason,
             excluded=list(decision.exclude), wait_s=decision.wait_s, counted=decision.counted,
             **(budget if decision.budget else {}),
         )  # fmt: skip
-        if ended.cause != "done":
-            self.say("attempt {} ended: {} ({})".format(ended.attempt, ended.summary, ended.cause))
+        if end.cause != "done":
+            self.say("attempt {} ended: {} ({})".format(end.attempt, end.summary, end.cause))
             delay_text = ", in {:.0f} s".format(decision.wait_s) if decision.wait_s else ""
             budget_text = " (restart {} of {} after {})".format(decision.used, decision.of, decision.budget)
             self.say(
@@ -503,9 +508,9 @@ class Supervisor:
                 return {}
             time.sleep(0.2)
 
-    def _may_requeue(self, ended: AttemptEnd) -> bool:
+    def _may_requeue(self, end: AttemptEnd) -> bool:
         """Return whether the run is not stopped and this start of the job still holds the lease."""
-        return not lease.stopped(self.run_dir, SERVER_S) and lease.holds(self.run_dir, ended.attempt)
+        return not lease.stopped(self.run_dir, SERVER_S) and lease.holds(self.run_dir, end.attempt)
 
     def onward(self, attempt: int) -> bool:
         """Arrange a new start of the job; return whether it gets one."""

@@ -10,7 +10,7 @@ SOON_S = 15  # Slurm ignores a StartTime that passes before the last process of 
 
 
 def continue_job(
-    asked: Any, run_dir: str, excluded: Sequence[str], limit_at: Optional[float]
+    settings: Any, run_dir: str, excluded: Sequence[str], limit_at: Optional[float]
 ) -> Tuple[str, str]:
     """Arrange a new start of the job without the excluded nodes.
 
@@ -20,13 +20,13 @@ def continue_job(
     until = slurm.now() + PATIENCE_S
     if limit_at is not None:
         until = min(until, limit_at)
-    if asked.go_on_by != "requeue":
-        return _submit_successor(asked, run_dir, excluded, until, limit_at)
+    if settings.go_on_by != "requeue":
+        return _submit_successor(settings, run_dir, excluded, until, limit_at)
     requeued, message = slurm.requeue(until, limit_at)
     if not requeued:
-        if "cancelled" in message or not asked.script:
+        if "cancelled" in message or not settings.script:
             return "", message
-        return _submit_successor(asked, run_dir, excluded, until, limit_at)
+        return _submit_successor(settings, run_dir, excluded, until, limit_at)
     # The job is pending now and Slurm ends this start; the owner may still change how the next one starts.
     messages = [message] if message else []
     if excluded:
@@ -35,7 +35,7 @@ def continue_job(
             [] if updated else ["Slurm may allocate {} again: {}".format(",".join(excluded), exclusion_note)]
         )
         messages += [exclusion_note] if updated and exclusion_note else []
-    messages += _start_soon() if asked.start_now else _describe_delay()
+    messages += _start_soon() if settings.start_now else _describe_delay()
     return "requeue", "; ".join(messages)
 
 
@@ -63,14 +63,14 @@ def _describe_delay() -> List[str]:
 
 
 def _submit_successor(
-    asked: Any, run_dir: str, excluded: Sequence[str], until: float, limit_at: Optional[float]
+    settings: Any, run_dir: str, excluded: Sequence[str], deadline: float, limit_at: Optional[float]
 ) -> Tuple[str, str]:
     if os.environ.get("SLURM_ARRAY_TASK_ID"):
         return "", "an array task cannot have a successor job; submit the task again"
-    starts_anew, text, job_fields = slurm.new_start(until, limit_at)
+    starts_anew, text, job_fields = slurm.new_start(deadline, limit_at)
     if starts_anew is not None:
         return ("requeue" if starts_anew else ""), text
-    kind = asked.go_on_by if asked.go_on_by != "requeue" else "afterany"
+    kind = settings.go_on_by if settings.go_on_by != "requeue" else "afterany"
     sbatch_options = ["--dependency=" + (kind if kind == "singleton" else "afterany:" + slurm.own_id())]
     comment = job_fields.get("Comment", "")
     comment = comment if comment.startswith("dtslurm:") else ""
@@ -79,7 +79,7 @@ def _submit_successor(
     names, exclusion_note = slurm.exclusion(job_fields, excluded) if excluded else ([], "")
     if names:
         sbatch_options.append("--exclude=" + ",".join(names))
-    job_id, text = slurm.successor(asked.script, sbatch_options, comment)
+    job_id, text = slurm.successor(settings.script, sbatch_options, comment)
     if job_id is None:
         return "", text
     claim_link = os.path.join(run_dir, ".claim." + job_id)

@@ -75,50 +75,50 @@ class RecoveryOptions(NamedTuple):
     least: int = 0
 
 
-def kind_of(ended: AttemptEnd) -> str:
+def kind_of(end: AttemptEnd) -> str:
     """Return the row of the table: over, go-on, hopeless, elsewhere, suspected or maybe."""
-    if ended.cause in OVER:
+    if end.cause in OVER:
         return "over"
-    if ended.cause in GO_ON:
+    if end.cause in GO_ON:
         return "go-on"
-    if ended.cause in HOPELESS and ended.blame not in ("site", "node"):
+    if end.cause in HOPELESS and end.blame not in ("site", "node"):
         return "hopeless"
-    if ended.cause in ELSEWHERE and ended.blame not in ("code", "user"):
+    if end.cause in ELSEWHERE and end.blame not in ("code", "user"):
         return "elsewhere"
-    if ended.cause in SUSPECTED:
+    if end.cause in SUSPECTED:
         return "suspected"
-    if ended.cause in MAYBE:
+    if end.cause in MAYBE:
         return "maybe"
-    if ended.blame in ("code", "user"):  # a cause from user-defined signatures, or a GPU fault by the code
+    if end.blame in ("code", "user"):  # a cause from user-defined signatures, or a GPU fault by the code
         return "hopeless"
-    return "elsewhere" if ended.blame == "node" else "maybe"
+    return "elsewhere" if end.blame == "node" else "maybe"
 
 
-def decide(ended: AttemptEnd, history: Sequence[AttemptEnd], means: RecoveryOptions) -> Decision:
+def decide(end: AttemptEnd, history: Sequence[AttemptEnd], means: RecoveryOptions) -> Decision:
     """Return the action after an attempt; ``history`` holds the earlier attempts, oldest first."""
-    kind = kind_of(ended)
+    kind = kind_of(end)
     if kind == "over":
-        return Decision("stop", "training is done" if ended.cause == "done" else "the run was cancelled")
+        return Decision("stop", "training is done" if end.cause == "done" else "the run was cancelled")
     if kind == "hopeless":
-        return Decision("stop", _with_advice("the same failure would occur again", ended))
-    loop_reason = _explain_loop(ended, history)
+        return Decision("stop", _with_advice("the same failure would occur again", end))
+    loop_reason = _explain_loop(end, history)
     if loop_reason:
         return Decision("stop", loop_reason, exit_code=IN_CIRCLES)
     if kind == "go-on":
-        return _continue_run(ended, means)
+        return _continue_run(end, means)
     budget, of = BUDGETS[kind], means.max_restarts
     used = sum(1 for earlier in history if earlier.counted and kind_of(earlier) == kind)
     if used >= of:
         text = "all {} restarts after {} are used up" if used > 1 else "the one restart after {1} is used up"
         text = text.format(used, budget) if of else "no restart is allowed"
         return Decision("stop", text, budget=budget, used=used, of=of)
-    decision = _restart(kind, ended, history, means)
+    decision = _restart(kind, end, history, means)
     return decision._replace(counted=True, budget=budget, used=used + 1, of=of)
 
 
-def _restart(kind: str, ended: AttemptEnd, history: Sequence[AttemptEnd], means: RecoveryOptions) -> Decision:
+def _restart(kind: str, end: AttemptEnd, history: Sequence[AttemptEnd], means: RecoveryOptions) -> Decision:
     """Return how to restart after a failure: on which nodes, and when."""
-    exclude = _bad_node(kind, ended, history)
+    exclude = _bad_node(kind, end, history)
     remaining = [node for node in means.healthy if node not in exclude]
     if exclude and 0 < means.least <= len(remaining) < means.wanted:
         reason = "no node is left to replace {}; training continues on {} of {} nodes".format(
@@ -130,13 +130,11 @@ def _restart(kind: str, ended: AttemptEnd, history: Sequence[AttemptEnd], means:
             reason = "no node is left to replace {}".format(", ".join(exclude))
             return Decision("requeue", reason, exclude)
         exclude = []  # no other node is available: restart on the same nodes
-    return Decision(
-        "restart", _explain_restart(kind, ended, exclude), exclude, _backoff(kind, ended, history)
-    )
+    return Decision("restart", _explain_restart(kind, end, exclude), exclude, _backoff(kind, end, history))
 
 
-def _continue_run(ended: AttemptEnd, means: RecoveryOptions) -> Decision:
-    if ended.cause == "time-limit" and means.total_left is None:
+def _continue_run(end: AttemptEnd, means: RecoveryOptions) -> Decision:
+    if end.cause == "time-limit" and means.total_left is None:
         return Decision("stop", "the time limit was reached; --total-time DURATION continues after it")
     if means.total_left is not None and means.total_left < SHORTEST_SPELL_S:
         return Decision("stop", "the requested total time is over")
@@ -148,25 +146,25 @@ def _continue_run(ended: AttemptEnd, means: RecoveryOptions) -> Decision:
         "checkpointed": "the ranks saved a checkpoint and requested a requeue",
         "preempted": "the job was preempted",
     }
-    return Decision("requeue", reasons.get(ended.cause, "the time limit was reached"))
+    return Decision("requeue", reasons.get(end.cause, "the time limit was reached"))
 
 
-def _bad_node(kind: str, ended: AttemptEnd, history: Sequence[AttemptEnd]) -> List[str]:
-    if not ended.node:
+def _bad_node(kind: str, end: AttemptEnd, history: Sequence[AttemptEnd]) -> List[str]:
+    if not end.node:
         return []
     if kind == "elsewhere":
-        return [ended.node]
+        return [end.node]
     is_repeated = any(
-        kind_of(earlier) == "suspected" and earlier.node == ended.node for earlier in history[-3:]
+        kind_of(earlier) == "suspected" and earlier.node == end.node for earlier in history[-3:]
     )
-    return [ended.node] if kind == "suspected" and is_repeated else []
+    return [end.node] if kind == "suspected" and is_repeated else []
 
 
-def _explain_loop(ended: AttemptEnd, history: Sequence[AttemptEnd]) -> str:
+def _explain_loop(end: AttemptEnd, history: Sequence[AttemptEnd]) -> str:
     """Return the reason to stop if several attempts in a row made no progress; empty otherwise."""
     attempts_without_progress = 0
-    for attempt in [ended, *reversed(history)]:
-        same_failure = (attempt.cause, attempt.rank) == (ended.cause, ended.rank)
+    for attempt in [end, *reversed(history)]:
+        same_failure = (attempt.cause, attempt.rank) == (end.cause, end.rank)
         if attempt.progressed is False or (
             attempt.progressed is None and same_failure and kind_of(attempt) != "go-on"
         ):
@@ -178,26 +176,26 @@ def _explain_loop(ended: AttemptEnd, history: Sequence[AttemptEnd]) -> str:
     return "{} consecutive attempts made no progress".format(attempts_without_progress)
 
 
-def _backoff(kind: str, ended: AttemptEnd, history: Sequence[AttemptEnd]) -> float:
+def _backoff(kind: str, end: AttemptEnd, history: Sequence[AttemptEnd]) -> float:
     """Return the seconds to wait: none the first time, then exponentially more without progress."""
     if kind != "maybe":
         return 0.0
     failures_in_row = 0
     for earlier in reversed(history):
-        if earlier.cause != ended.cause or earlier.progressed:
+        if earlier.cause != end.cause or earlier.progressed:
             break
         failures_in_row += 1
     return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (failures_in_row - 1)) if failures_in_row else 0.0
 
 
-def _explain_restart(kind: str, ended: AttemptEnd, exclude: Sequence[str]) -> str:
+def _explain_restart(kind: str, end: AttemptEnd, exclude: Sequence[str]) -> str:
     if exclude:
         suffix = " again" if kind == "suspected" else ""
         return "{} caused the failure{}; it is excluded".format(", ".join(exclude), suffix)
-    if kind == "suspected" and ended.node:
-        return "{} may be the cause; it is excluded if the failure occurs again".format(ended.node)
+    if kind == "suspected" and end.node:
+        return "{} may be the cause; it is excluded if the failure occurs again".format(end.node)
     return "the failure may not occur again"
 
 
-def _with_advice(text: str, ended: AttemptEnd) -> str:
-    return "{}: {}".format(text, ended.advice) if ended.advice else text
+def _with_advice(text: str, end: AttemptEnd) -> str:
+    return "{}: {}".format(text, end.advice) if end.advice else text

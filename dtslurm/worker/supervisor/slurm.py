@@ -178,7 +178,7 @@ def is_lost(state: str, busy: bool = False) -> bool:
     return bool(flags & {"DOWN", "FAIL", "FAILING"}) or ("NOT_RESPONDING" in flags and not busy)
 
 
-def new_start(until: float, limit_at: Optional[float]) -> Tuple[Optional[bool], str, Dict[str, str]]:
+def new_start(deadline: float, limit_at: Optional[float]) -> Tuple[Optional[bool], str, Dict[str, str]]:
     """Query this job until Slurm reports whether it starts again, or until the given time.
 
     Returns:
@@ -194,7 +194,7 @@ def new_start(until: float, limit_at: Optional[float]) -> Tuple[Optional[bool], 
             return True, "Slurm had already requeued the job", job
         if job:
             return None, "", job
-        if refused(text) or now() + pause > until:
+        if refused(text) or now() + pause > deadline:
             return False, text, job
         time.sleep(pause)
         pause = min(30.0, pause * 2)
@@ -211,7 +211,7 @@ def tell_ranks() -> bool:
     return call(["scancel", "--signal=TERM", own_id()])[0] == 0
 
 
-def requeue(until: float, limit_at: Optional[float] = None) -> Tuple[bool, str]:
+def requeue(deadline: float, limit_at: Optional[float] = None) -> Tuple[bool, str]:
     """Requeue this job, retrying until Slurm accepts or the given time; return whether it starts again.
 
     The second value is a message. Slurm requeues the job of a failed node by itself, and may accept a request
@@ -220,7 +220,7 @@ def requeue(until: float, limit_at: Optional[float] = None) -> Tuple[bool, str]:
     """
     pause = 1.0
     while True:
-        starts_anew, text, job = new_start(until, limit_at)
+        starts_anew, text, job = new_start(deadline, limit_at)
         if starts_anew is not None:
             return starts_anew, text
         code, text = _requeue_once(disabled=job.get("Requeue") == "0")
@@ -228,7 +228,7 @@ def requeue(until: float, limit_at: Optional[float] = None) -> Tuple[bool, str]:
             return True, ""
         if "pending execution" in text:
             return True, "Slurm had already requeued the job"
-        if refused(text) or now() + pause > until:
+        if refused(text) or now() + pause > deadline:
             return False, text
         time.sleep(pause)
         pause = min(30.0, pause * 2)

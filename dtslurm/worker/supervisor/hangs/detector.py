@@ -42,11 +42,11 @@ def find_differing_rank(ranks: Dict[int, Dict[str, Any]]) -> Optional[Tuple[int,
     return None
 
 
-def place_of(one: Dict[str, Any]) -> str:
+def place_of(process: Dict[str, Any]) -> str:
     """Return where a rank's main thread is: its innermost functions, or the kernel's wait channel."""
-    threads = one.get("threads") or [{}]
+    threads = process.get("threads") or [{}]
     frames = [str(frame.get("function")) for frame in (threads[0].get("frames") or [])[:2]]
-    return " < ".join(frames) or str(threads[0].get("waits") or one.get("waits") or "")
+    return " < ".join(frames) or str(threads[0].get("waits") or process.get("waits") or "")
 
 
 class HangDetector:
@@ -120,13 +120,13 @@ class HangDetector:
         self.idle, self.gpus, self.pictures = False, None, StackHistory()
 
     def _update_activity(
-        self, used: Dict[int, Tuple[float, float]], summary: Optional[ActivitySummary], now: float
+        self, usage: Dict[int, Tuple[float, float]], summary: Optional[ActivitySummary], now: float
     ) -> None:
         """Update whether any rank or GPU is active, from the ranks' usage since the last reading."""
         elapsed_s = now - self.used[0]
         usage_before = self.used[1]
         is_computing = is_transferring = False
-        for rank, (cpu, moved) in used.items():
+        for rank, (cpu, moved) in usage.items():
             cpu_before, moved_before = usage_before.get(rank, (cpu, moved))
             is_computing = is_computing or (cpu - cpu_before) / elapsed_s >= IDLE
             is_transferring = is_transferring or (moved - moved_before) / elapsed_s >= BYTES_PER_S
@@ -134,14 +134,14 @@ class HangDetector:
             is_computing, is_transferring = summary.is_computing, summary.is_transferring
             # In a large job the samples of all GPUs are read only if they can change the verdict.
             if (is_computing or is_transferring) and now - self.since < self.limit():
-                self.gpus, self.idle, self.used = None, False, (now, used)
+                self.gpus, self.idle, self.used = None, False, (now, usage)
                 return
         self.gpus = self.watched_gpus.at_work(self.since, now)
         # With a configured timeout, idle GPUs are enough for a hang, whatever the CPUs do.
         if self.gpus is False and self.timeout_s is not None:
             is_computing = False
         self.idle = not is_computing and not is_transferring and self.gpus is not True
-        self.used = (now, used)
+        self.used = (now, usage)
 
     def silent(self) -> float:
         """Return the seconds since the last output."""

@@ -30,7 +30,7 @@ class GpuActivity:
         self.since = 0.0
         self.drew: Dict[Tuple[str, int], float] = {}
 
-    def at_work(self, since: float, now: float) -> Optional[bool]:
+    def at_work(self, silent_since: float, now: float) -> Optional[bool]:
         """Return whether any GPU works although no output was written since; None if unknown.
 
         The power that a GPU drew before distinguishes a GPU that computes from one that only waits for
@@ -38,13 +38,13 @@ class GpuActivity:
         """
         names = [name for name in names_in(self.metrics) if name.startswith("node-")]
         records = {name: self._read_samples(name) for name in names}
-        if since != self.since:
-            self.since, self.drew = since, _find_peak_power(records, since)
+        if silent_since != self.since:
+            self.since, self.drew = silent_since, _find_peak_power(records, silent_since)
         activity: List[bool] = []
         for name, samples in records.items():
             last = samples[-1] if samples else {}
             sampled_at = finite_number(last.get("time"))
-            if sampled_at is not None and sampled_at > max(since + 5.0, now - FRESH_S):
+            if sampled_at is not None and sampled_at > max(silent_since + 5.0, now - FRESH_S):
                 usages = [self._is_working(name, gpu) for gpu in _list_gpus(last)]
                 activity += [usage for usage in usages if usage is not None]
         return any(activity) if activity else None
@@ -66,13 +66,13 @@ class GpuActivity:
         return not peak_power or power is None or power >= POWER * peak_power
 
 
-def _find_peak_power(records: Dict[str, List[Record]], before: float) -> Dict[Tuple[str, int], float]:
+def _find_peak_power(records: Dict[str, List[Record]], end: float) -> Dict[Tuple[str, int], float]:
     """Return the most that each GPU drew before a moment."""
     peaks: Dict[Tuple[str, int], float] = {}
     for name, samples in records.items():
         for sample in samples:
             sampled_at = finite_number(sample.get("time"))
-            for gpu in _list_gpus(sample) if sampled_at is not None and sampled_at < before else []:
+            for gpu in _list_gpus(sample) if sampled_at is not None and sampled_at < end else []:
                 key, power = (name, _index_of(gpu)), finite_number(gpu.get("power_w"))
                 peaks[key] = max(peaks.get(key, 0.0), power or 0.0)
     return peaks
@@ -110,7 +110,7 @@ class StackHistory:
         return is_complete and self.alike >= PICTURES and now - self.began >= seconds
 
 
-def main_frames(one: Record) -> List[Tuple[str, Any]]:
+def main_frames(process: Record) -> List[Tuple[str, Any]]:
     """Return the functions and lines of a process's main thread, empty if unknown."""
-    threads = one.get("threads") or [{}]
+    threads = process.get("threads") or [{}]
     return [(str(frame.get("function")), frame.get("line")) for frame in threads[0].get("frames") or []]

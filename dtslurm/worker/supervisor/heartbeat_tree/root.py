@@ -171,9 +171,9 @@ class HeartbeatRoot:
         with contextlib.suppress(OSError), open(os.path.join(self.folder, MEMBERS), "a") as file:
             file.write("".join(name + "\n" for name in names))
 
-    def _try(self, connection: frames.Connection, act: Callable[[], Any]) -> None:
+    def _try(self, connection: frames.Connection, action: Callable[[], Any]) -> None:
         try:
-            act()
+            action()
         except OSError:
             self._drop(connection)
 
