@@ -117,7 +117,7 @@ class DtslurmSubmission:
         delivery = Delivery(
             str(self.work / f"runs/{self.count}"), str(self.work / "runs/.objects"), {}, snapshot
         )
-        deliver(transport, delivery, worker=worker, known_objects=self.known, timeout=600)
+        deliver(transport, delivery, worker=worker, known_objects=self.known)
         worker.close()
         return counter.sent
 

@@ -33,7 +33,6 @@ def ask_worker(
     *,
     python: str = "python3",
     timeout: float,
-    env: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Run modules of `dtslurm.worker` on the login node, with ``parts`` as their input; return the answer.
 
@@ -45,7 +44,7 @@ def ask_worker(
     """
     source, answer_mark = worker_source(*modules), _make_mark()
     argv = [python, "-I", "-S", "-c", BOOT, str(len(source)), answer_mark]
-    result = transport.run(argv, stdin=itertools.chain([source], parts), timeout=timeout, env=env)
+    result = transport.run(argv, stdin=itertools.chain([source], parts), timeout=timeout)
     answer = _answer(result.stdout, answer_mark)
     if answer is not None:
         return answer
@@ -126,28 +125,18 @@ class RemoteWorker:
             self._beginning = None
         return self._running is not None
 
-    def ask(
-        self,
-        parts: Iterable[bytes],
-        *,
-        size: int,
-        timeout: float,
-        env: Mapping[str, str] | None = None,
-    ) -> dict[str, Any]:
+    def ask(self, parts: Iterable[bytes], *, size: int, timeout: float) -> dict[str, Any]:
         """Send a request and return its answer; raises the errors of `ask_worker`.
 
         Args:
             size: the approximate size of the parts, in bytes.
-            env: environment variables, for which the request gets its own process.
         """
-        # A process of its own serves the first request, a request with its own environment, a large request,
-        # and a request that arrives while the persistent worker is busy.
+        # A process of its own serves the first request, a large request, and a request that arrives while the
+        # persistent worker is busy.
         can_reuse = self._join_start() or self._has_served
-        if not can_reuse or env or size > MOST_KEPT or not self._request_lock.acquire(blocking=False):
+        if not can_reuse or size > MOST_KEPT or not self._request_lock.acquire(blocking=False):
             python = self._python
-            answer = ask_worker(
-                self._transport, self._modules, parts, python=python, timeout=timeout, env=env
-            )
+            answer = ask_worker(self._transport, self._modules, parts, python=python, timeout=timeout)
             self._has_served = self._has_served or "done" in answer
             return answer
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from dtslurm.errors import (
@@ -27,7 +28,7 @@ from dtslurm.worker.delivery.objects import Objects, choose_objects_folder
 from dtslurm.worker.delivery.server import note_event
 from dtslurm.worker.lib.disk import WorkerError, raw
 
-__all__ = ["MODULES", "Delivery", "Progress", "deliver"]
+__all__ = ["MODULES", "Delivery", "Progress", "SubmitCommand", "deliver"]
 
 # The modules of `dtslurm.worker` that receive a delivery.
 MODULES = (
@@ -44,32 +45,38 @@ _LINK_ALLOWANCE_S, _MIN_LINK_SPEED = 60.0, 64_000  # seconds, bytes/s
 Progress = Callable[[int, int], None]
 
 
-def deliver(  # noqa: PLR0913  the brief facts of a submission, each optional
+@dataclass(frozen=True)
+class SubmitCommand:
+    """The command that runs as soon as a run directory is complete; its stdin is closed.
+
+    If it exits with 0 and prints a job id as ``sbatch --parsable`` does, the run's events record the id.
+
+    Attributes:
+        event: additional fields of the ``submitted`` event.
+        timeout: seconds; a transfer gets the time for its size on a slow link in addition.
+    """
+
+    argv: Sequence[str] = ()
+    event: Mapping[str, object] = field(default_factory=dict)
+    timeout: float = 150.0
+
+
+def deliver(
     transport: Transport,
     delivery: Delivery,
+    command: SubmitCommand | None = None,
     *,
-    command: Sequence[str] = (),
-    event: Mapping[str, object] | None = None,
-    env: Mapping[str, str] | None = None,
-    python: str = "python3",
     worker: RemoteWorker | None = None,
-    timeout: float = 150.0,
     progress: Progress | None = None,
     known_objects: KnownObjects | None = None,
 ) -> Completed | None:
     """Install a run, then run ``command`` on the cluster; return its result, None if there is no command.
 
-    The run directory appears complete, as the last step before ``command``. If ``command`` exits with 0 and
-    prints a job id as ``sbatch --parsable`` does, the run's events record the id. A remote delivery is one
-    command: one round trip, or two if contents are missing that were expected to exist.
+    The run directory appears complete, as the last step before ``command``. A remote delivery is one command:
+    one round trip, or two if contents are missing that were expected to exist.
 
     Args:
-        command: a command; its stdin is closed.
-        event: additional fields of the ``submitted`` event.
-        env: environment variables for ``command``.
-        python: Python 3.6 or later on the login node.
         worker: the worker on the login node; by default one for this run only.
-        timeout: seconds for ``command``; a transfer gets the time for its size on a slow link in addition.
         progress: called with (bytes sent, total bytes) of file contents during the transfer.
         known_objects: the contents assumed to exist on the cluster; updated.
 
@@ -80,20 +87,23 @@ def deliver(  # noqa: PLR0913  the brief facts of a submission, each optional
         CommandTimeout: ``command`` did not end in time; its effect is unknown.
         TransportError: the connection failed; the effect is unknown.
     """
+    command = command or SubmitCommand()
     known_objects = known_objects or KnownObjects(None)
+    run_request = request(delivery, command.argv, command.timeout, command.event)
     if transport.local:
-        return _deliver_locally(transport, delivery, command, event or {}, env, timeout, progress)
-    worker = worker or RemoteWorker(transport, MODULES, python)
-    run_request = request(delivery, command, timeout, event or {})
+        return _deliver_locally(transport, delivery, run_request, command, progress)
+    worker = worker or RemoteWorker(transport, MODULES, "python3")
     contents = delivery.contents()
     missing_keys: Collection[str] = contents.keys() - known_objects.load()
     if sum(contents[key].size for key in missing_keys) > UNASKED:
         missing_keys = ()
     for _ in range(_MAX_ROUNDS):
         files_to_send = [contents[key] for key in sorted(missing_keys)]
-        answer = _exchange(worker, delivery, run_request, files_to_send, env, timeout, progress)
+        parts, size = _pack_request(run_request, delivery, files_to_send, progress)
+        timeout_s = command.timeout + _LINK_ALLOWANCE_S + size / _MIN_LINK_SPEED
+        answer = worker.ask(parts, size=size, timeout=timeout_s)
         if "missing" not in answer:
-            result = _parse_answer(answer, command)
+            result = _parse_answer(answer, command.argv)
             known_objects.save(frozenset(contents))
             return result
         missing_keys = [key for key in answer["missing"] if key in contents]
@@ -104,21 +114,15 @@ def deliver(  # noqa: PLR0913  the brief facts of a submission, each optional
     )
 
 
-def _exchange(
-    worker: RemoteWorker,
-    delivery: Delivery,
+def _pack_request(
     run_request: Mapping[str, Any],
+    delivery: Delivery,
     files: Sequence[SnapshotFile],
-    env: Mapping[str, str] | None,
-    timeout: float,
     progress: Progress | None,
-) -> dict[str, Any]:
-    """Send a request with the contents of these files, and return the answer."""
-    total = sum(file.size for file in files)
-    head = packed_request(run_request)
-    timeout_s = timeout + _LINK_ALLOWANCE_S + total / _MIN_LINK_SPEED
-    parts = _iterate_request(head, delivery, files, total, progress)
-    return worker.ask(parts, size=len(head) + total, timeout=timeout_s, env=env)
+) -> tuple[Iterator[bytes], int]:
+    """Return a request with the contents of these files in parts, and its approximate size in bytes."""
+    head, total = packed_request(run_request), sum(file.size for file in files)
+    return _iterate_request(head, delivery, files, total, progress), len(head) + total
 
 
 def _iterate_request(
@@ -175,24 +179,22 @@ def _failure(answer: Mapping[str, Any]) -> DtslurmError:
 def _deliver_locally(
     transport: Transport,
     delivery: Delivery,
-    command: Sequence[str],
-    event: Mapping[str, object],
-    env: Mapping[str, str] | None,
-    timeout: float,
+    run_request: dict[str, Any],
+    command: SubmitCommand,
     progress: Progress | None,
 ) -> Completed | None:
     """Install a run on this machine with the worker's code, in this process."""
-    if command and shutil.which(command[0], path=(env or os.environ).get("PATH")) is None:
-        raise CommandNotFound(f"this machine has no program {command[0]}; no job was queued")
+    if command.argv and shutil.which(command.argv[0]) is None:
+        raise CommandNotFound(f"this machine has no program {command.argv[0]}; no job was queued")
     try:
-        _install_locally(delivery, request(delivery, command, timeout, event), progress)
+        _install_locally(delivery, run_request, progress)
     except WorkerError as worker_error:
         raise _failure({worker_error.key: worker_error.value}) from worker_error.__cause__
-    if not command:
+    if not command.argv:
         return None
-    result = transport.run(command, timeout=timeout, env=env)
+    result = transport.run(command.argv, timeout=command.timeout)
     if result.ok:
-        note_event(raw(delivery.run_dir), result.stdout, dict(event))
+        note_event(raw(delivery.run_dir), result.stdout, dict(command.event))
     return result
 
 

@@ -16,7 +16,7 @@ import pytest
 from dtslurm.errors import CommandNotFound, RunExists, StoreError, TransportError
 from dtslurm.remote import remote_worker
 from dtslurm.remote.remote_worker import RemoteWorker
-from dtslurm.store.delivery import MODULES, Delivery, deliver
+from dtslurm.store.delivery import MODULES, Delivery, SubmitCommand, deliver
 from dtslurm.transport.base import Stream
 from tests.remote.conftest import delivery
 from tests.store.trees import PYTHON, FarSide
@@ -62,7 +62,7 @@ def test_submissions_share_a_single_worker_channel(
 ) -> None:
     for number in range(5):
         done = deliver(
-            far, delivery(tmp_path, f"r{number}"), command=["echo", f"{number + 1}"], worker=worker
+            far, delivery(tmp_path, f"r{number}"), SubmitCommand(["echo", f"{number + 1}"]), worker=worker
         )
         assert done is not None
         assert done.stdout == f"{number + 1}\n"
@@ -80,7 +80,7 @@ def test_worker_started_in_advance_serves_the_first_request(far: Counted, tmp_pa
     worker.begin()
     worker.begin()  # once is enough
     wait_until(worker_processes)
-    done = deliver(far, delivery(tmp_path, "a"), command=["echo", "1"], worker=worker)
+    done = deliver(far, delivery(tmp_path, "a"), SubmitCommand(["echo", "1"]), worker=worker)
     assert done is not None
     assert done.stdout == "1\n"
     assert (len(far.sent), far.streams) == (0, 1)
@@ -169,7 +169,7 @@ def test_f1_submission_is_not_repeated_when_the_worker_dies_during_the_command(
     killer = threading.Thread(target=kill)
     killer.start()
     with pytest.raises(TransportError, match="its effects are unknown"):
-        deliver(far, delivery(tmp_path, "c"), command=["sh", "-c", queue], worker=worker)
+        deliver(far, delivery(tmp_path, "c"), SubmitCommand(["sh", "-c", queue]), worker=worker)
     killer.join()
     go.touch()
     assert log.read_text() == "queued\n"
@@ -221,13 +221,13 @@ def test_concurrent_submissions_of_two_threads_do_not_block_each_other(
     answers: list[str] = []
 
     def first() -> None:
-        done = deliver(far, delivery(tmp_path, "c"), command=slow, worker=worker)
+        done = deliver(far, delivery(tmp_path, "c"), SubmitCommand(slow), worker=worker)
         answers.append(done.stdout if done else "")
 
     thread = threading.Thread(target=first)
     thread.start()
     wait_until((tmp_path / "root/c").exists)
-    done = deliver(far, delivery(tmp_path, "d"), command=["echo", "8"], worker=worker)
+    done = deliver(far, delivery(tmp_path, "d"), SubmitCommand(["echo", "8"]), worker=worker)
     assert done is not None
     assert (done.stdout, answers) == ("8\n", [])
     go.touch()

@@ -10,7 +10,7 @@ import pytest
 
 from dtslurm.errors import TransportError
 from dtslurm.remote.remote_worker import RemoteWorker
-from dtslurm.store.delivery import deliver
+from dtslurm.store.delivery import SubmitCommand, deliver
 from dtslurm.transport.base import Transport
 from tests.remote.conftest import delivery
 from tests.sshd.servers import SshLab
@@ -34,7 +34,9 @@ def test_f58_worker_releases_the_only_session_for_another_command(
     far: Transport, worker: RemoteWorker, tmp_path: Path
 ) -> None:
     for number in range(1, 5):
-        done = deliver(far, delivery(tmp_path, f"r{number}"), command=["echo", str(number)], worker=worker)
+        done = deliver(
+            far, delivery(tmp_path, f"r{number}"), SubmitCommand(["echo", str(number)]), worker=worker
+        )
         assert done is not None
         assert done.stdout == f"{number}\n"
         if number == 3:
@@ -48,7 +50,7 @@ def test_f58_worker_started_in_advance_releases_the_only_session_for_another_com
     far.open()
     worker.begin()
     assert far.run(["echo", "before"]).stdout == "before\n"
-    done = deliver(far, delivery(tmp_path, "a"), command=["echo", "1"], worker=worker)
+    done = deliver(far, delivery(tmp_path, "a"), SubmitCommand(["echo", "1"]), worker=worker)
     assert done is not None
     assert done.stdout == "1\n"
 
@@ -62,7 +64,7 @@ def test_f57_submission_reconnects_after_a_link_cut_when_the_worker_started_in_a
     server = sshd_lab.servers["narrow"]
     server.cut()
     wait_until(lambda: worker._running is None or not worker._running.is_alive())
-    done = deliver(far, delivery(tmp_path, "a"), command=["echo", "1"], worker=worker)
+    done = deliver(far, delivery(tmp_path, "a"), SubmitCommand(["echo", "1"]), worker=worker)
     assert done is not None
     assert done.stdout == "1\n"
 
@@ -78,7 +80,7 @@ def test_f57_submission_reconnects_after_a_link_cut_between_submissions(
     wait_until(
         lambda: worker._running is None or not worker._running.is_alive()
     )  # this side has heard of it, too
-    deliver(far, delivery(tmp_path, "c"), command=["echo", "3"], worker=worker)
+    deliver(far, delivery(tmp_path, "c"), SubmitCommand(["echo", "3"]), worker=worker)
     assert '"job_id": "3"' in (tmp_path / "root/c/events.jsonl").read_text()
 
 
@@ -97,10 +99,10 @@ def test_f1_link_cut_during_a_submission_leaves_exactly_one_recorded_job(
     cutter = threading.Thread(target=cut)
     cutter.start()
     with pytest.raises(TransportError, match="unknown"):
-        deliver(far, delivery(tmp_path, "c"), command=["sh", "-c", queue], worker=worker)
+        deliver(far, delivery(tmp_path, "c"), SubmitCommand(["sh", "-c", queue]), worker=worker)
     cutter.join()
     go.touch()
     wait_until((tmp_path / "root/c/events.jsonl").exists)
     assert '"job_id": "17"' in (tmp_path / "root/c/events.jsonl").read_text()
     assert log.read_text() == "queued\n"
-    deliver(far, delivery(tmp_path, "d"), command=["echo", "18"], worker=worker)
+    deliver(far, delivery(tmp_path, "d"), SubmitCommand(["echo", "18"]), worker=worker)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.store.delivery import Delivery, deliver
+from dtslurm.remote.remote_worker import RemoteWorker
+from dtslurm.store.delivery import MODULES, Delivery, deliver
 from dtslurm.store.wire_format import objects_folder, request
 from dtslurm.transport.base import Transport
 from dtslurm.worker.delivery import objects as stored
@@ -47,7 +48,7 @@ class Project:
     def run(self, transport: Transport) -> Path:
         """Bring a run there; return its code."""
         parcel = self.parcel()
-        deliver(transport, parcel, python=PYTHON)
+        deliver(transport, parcel, worker=RemoteWorker(transport, MODULES, PYTHON))
         return Path(parcel.run_dir) / "code"
 
 

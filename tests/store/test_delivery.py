@@ -22,8 +22,9 @@ from dtslurm.errors import (
     StoreError,
     TransportError,
 )
+from dtslurm.remote.remote_worker import RemoteWorker
 from dtslurm.remote.worker_program import BOOT, worker_source
-from dtslurm.store.delivery import MODULES, Delivery, deliver
+from dtslurm.store.delivery import MODULES, Delivery, SubmitCommand, deliver
 from dtslurm.store.known_objects import KnownObjects
 from dtslurm.store.snapshot import Snapshot, SnapshotFile
 from dtslurm.store.wire_format import packed_request, request
@@ -58,7 +59,13 @@ def delivery(tmp_path: Path, snapshot: Snapshot | None = None, name: str = "run"
 def send_delivery(
     transport: Transport, what: Delivery, *then: str, known: KnownObjects | None = None, timeout: float = 60
 ) -> Completed | None:
-    return deliver(transport, what, command=then, python=PYTHON, timeout=timeout, known_objects=known)
+    return deliver(
+        transport,
+        what,
+        SubmitCommand(then, timeout=timeout),
+        worker=RemoteWorker(transport, MODULES, PYTHON),
+        known_objects=known,
+    )
 
 
 def run_root_entries(tmp_path: Path) -> list[str]:
@@ -159,19 +166,15 @@ def test_f17_the_delivery_is_complete_when_the_command_starts(
 def test_the_submission_event_is_written_at_the_destination(
     tmp_path: Path, transport: Transport, printed: str
 ) -> None:
-    deliver(transport, delivery(tmp_path), command=["echo", printed], event={"cluster": "x"}, python=PYTHON)
+    deliver(
+        transport,
+        delivery(tmp_path),
+        SubmitCommand(["echo", printed], event={"cluster": "x"}),
+        worker=RemoteWorker(transport, MODULES, PYTHON),
+    )
     event = json.loads((tmp_path / "root" / "run" / "events.jsonl").read_text())
     assert (event["event"], event["job_id"], event["cluster"]) == ("submitted", "17", "x")
     assert event["time"] > 0
-
-
-def test_environment_variables_are_passed_to_the_command(tmp_path: Path, transport: Transport) -> None:
-    env = {"COLOUR": "blue ☃", "PATH": os.environ["PATH"]}
-    done = deliver(
-        transport, delivery(tmp_path), command=["sh", "-c", "echo $COLOUR"], env=env, python=PYTHON
-    )
-    assert done is not None
-    assert done.stdout == "blue ☃\n"
 
 
 def test_a_missing_command_is_reported_before_the_run_is_placed(tmp_path: Path, transport: Transport) -> None:
@@ -276,7 +279,7 @@ def test_a_large_delivery_asks_for_missing_objects_first_and_reports_progress(
     deliver(
         far,
         delivery(tmp_path, snap(tree)),
-        python=PYTHON,
+        worker=RemoteWorker(far, MODULES, PYTHON),
         progress=lambda sent, total: seen.append((sent, total)),
     )
     assert len(far.sent) == 2
@@ -302,9 +305,9 @@ def test_f19_a_banner_does_not_hide_the_answer(tmp_path: Path) -> None:
 
 def test_missing_python_and_a_missing_answer_are_distinguished(tmp_path: Path) -> None:
     with pytest.raises(CommandNotFound):
-        deliver(FarSide(), delivery(tmp_path), python="no-such-python")
+        deliver(FarSide(), delivery(tmp_path), worker=RemoteWorker(FarSide(), MODULES, "no-such-python"))
     with pytest.raises(TransportError, match="unknown"):
-        deliver(FarSide(), delivery(tmp_path), python="true")
+        deliver(FarSide(), delivery(tmp_path), worker=RemoteWorker(FarSide(), MODULES, "true"))
     assert run_root_entries(tmp_path) == []
 
 
@@ -335,7 +338,11 @@ def test_an_interrupted_transfer_places_nothing_and_is_continued(tmp_path: Path,
         assert run_root_entries(again) == []
     everything = delivery(again, taken).contents()
     with pytest.raises(TransportError):  # cut in the second round: the first only asks
-        deliver(SecondCut(whole // 2), delivery(again, taken), python=PYTHON)
+        deliver(
+            SecondCut(whole // 2),
+            delivery(again, taken),
+            worker=RemoteWorker(SecondCut(whole // 2), MODULES, PYTHON),
+        )
     assert run_root_entries(again) == []
     kept = [path for path in (again / "root" / ".objects").rglob("*") if path.is_file()]
     assert 5 < len(kept) < len(everything)

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from dtslurm.errors import DtslurmError, RunExists, StoreError, TransportError
+from dtslurm.remote.remote_worker import RemoteWorker
 from dtslurm.remote.worker_program import BOOT, worker_source
-from dtslurm.store.delivery import MODULES, Delivery, _failure, deliver
+from dtslurm.store.delivery import MODULES, Delivery, SubmitCommand, _failure, deliver
 from dtslurm.transport.base import Completed, Transport
 from dtslurm.worker.delivery import install_run
 from tests.disks import small_disk
@@ -59,7 +60,12 @@ def test_f16_a_full_disk_at_any_write_places_no_run(
         marker = tmp_path / "queued"
         error: StoreError | None = None
         try:
-            deliver(transport, parcel, command=["touch", str(marker)], python=PYTHON)
+            deliver(
+                transport,
+                parcel,
+                SubmitCommand(["touch", str(marker)]),
+                worker=RemoteWorker(transport, MODULES, PYTHON),
+            )
         except StoreError as caught:
             error = caught
         assert error or blocks > 40
@@ -70,7 +76,12 @@ def test_f16_a_full_disk_at_any_write_places_no_run(
             assert run_root_entries(disk / "root") == []
             assert not marker.exists()
             subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
-            deliver(transport, parcel, command=["touch", str(marker)], python=PYTHON)
+            deliver(
+                transport,
+                parcel,
+                SubmitCommand(["touch", str(marker)]),
+                worker=RemoteWorker(transport, MODULES, PYTHON),
+            )
         assert run_root_entries(disk / "root") == ["run"]
         assert is_complete(disk / "root" / "run", tree)
         assert marker.exists()
@@ -84,10 +95,10 @@ def test_f16_a_disk_without_free_inodes_places_no_run(
     with small_disk(tmp_path / "disk", f"nr_inodes={inodes},size=64m") as disk:
         parcel = Delivery(str(disk / "root" / "run"), str(disk / "root" / ".objects"), FILES, taken)
         with pytest.raises(StoreError, match="disk full"):
-            deliver(transport, parcel, python=PYTHON)
+            deliver(transport, parcel, worker=RemoteWorker(transport, MODULES, PYTHON))
         assert run_root_entries(disk / "root") == []
         subprocess.run(["mount", "-o", "remount,nr_inodes=5000", disk], check=True)
-        deliver(transport, parcel, python=PYTHON)
+        deliver(transport, parcel, worker=RemoteWorker(transport, MODULES, PYTHON))
         assert is_complete(disk / "root" / "run", tree)
 
 
@@ -97,7 +108,7 @@ def test_f16_insufficient_space_is_reported_before_data_are_sent(tmp_path: Path,
         far = FarSide()
         parcel = Delivery(str(disk / "root" / "run"), str(disk / "root" / ".objects"), FILES, snap(tree))
         with pytest.raises(StoreError, match="disk full"):
-            deliver(far, parcel, python=PYTHON)
+            deliver(far, parcel, worker=RemoteWorker(far, MODULES, PYTHON))
         assert len(far.sent) == 1
         assert far.sent[0] < 50_000
 
@@ -115,13 +126,13 @@ def test_f16_a_read_only_file_system_is_reported(tmp_path: Path, tree: Path, tra
         subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
         parcel = Delivery(str(disk / "root" / "run"), str(disk / "root" / ".objects"), FILES, snap(tree))
         with pytest.raises(StoreError, match="read-only"):
-            deliver(transport, parcel, python=PYTHON)
+            deliver(transport, parcel, worker=RemoteWorker(transport, MODULES, PYTHON))
 
 
 def test_objects_on_another_file_system_are_copied(tmp_path: Path, tree: Path, transport: Transport) -> None:
     with small_disk(tmp_path / "disk", "size=8m") as disk:
         parcel = Delivery(str(tmp_path / "root" / "run"), str(disk / "objects"), FILES, snap(tree))
-        deliver(transport, parcel, python=PYTHON)
+        deliver(transport, parcel, worker=RemoteWorker(transport, MODULES, PYTHON))
         assert is_complete(tmp_path / "root" / "run", tree)
         assert {path.stat().st_nlink for path in (tmp_path / "root" / "run" / "code").rglob("*.py")} == {1}
 
@@ -132,7 +143,7 @@ def test_a_file_in_place_of_the_run_root_is_reported(
     (tmp_path / "root").write_text("")
     parcel = Delivery(str(tmp_path / "root" / "run"), str(tmp_path / "root" / ".objects"), FILES, snap(tree))
     with pytest.raises(StoreError, match="not a folder"):
-        deliver(transport, parcel, python=PYTHON)
+        deliver(transport, parcel, worker=RemoteWorker(transport, MODULES, PYTHON))
 
 
 # Killed
@@ -173,7 +184,9 @@ def count_system_calls(tmp_path: Path, tree: Path) -> int:
         root = tmp_path / f"probe{middle}"
         try:
             deliver(
-                Killed(middle), Delivery(str(root / "run"), str(root / "o"), FILES, snap(tree)), python=PYTHON
+                Killed(middle),
+                Delivery(str(root / "run"), str(root / "o"), FILES, snap(tree)),
+                worker=RemoteWorker(Killed(middle), MODULES, PYTHON),
             )
             high = middle
         except TransportError:
@@ -195,17 +208,27 @@ def test_f2_a_delivery_killed_at_any_point_leaves_nothing_or_a_complete_run(
         parcel = Delivery(str(root / "run"), str(root / ".objects"), FILES, taken)
         marker = tmp_path / f"queued{point}"
         with pytest.raises(TransportError):
-            deliver(Killed(point), parcel, command=["touch", str(marker)], python=PYTHON)
+            deliver(
+                Killed(point),
+                parcel,
+                SubmitCommand(["touch", str(marker)]),
+                worker=RemoteWorker(Killed(point), MODULES, PYTHON),
+            )
         assert not marker.exists()
         if (root / "run").exists():
             placed += 1
             assert is_complete(root / "run", tree)
             with pytest.raises(RunExists):
-                deliver(FarSide(), parcel, python=PYTHON)
+                deliver(FarSide(), parcel, worker=RemoteWorker(FarSide(), MODULES, PYTHON))
         else:
             # A search for runs finds none in what was left.
             assert list(root.glob("*/job.json")) == []
-            deliver(FarSide(), parcel, command=["touch", str(marker)], python=PYTHON)
+            deliver(
+                FarSide(),
+                parcel,
+                SubmitCommand(["touch", str(marker)]),
+                worker=RemoteWorker(FarSide(), MODULES, PYTHON),
+            )
             assert is_complete(root / "run", tree)
             assert marker.exists()
     assert 0 < placed < len(points)
@@ -220,7 +243,12 @@ def test_f18_of_twenty_concurrent_deliveries_only_one_places_the_run(tmp_path: P
     def one(transport: Transport) -> None:
         try:
             outcomes.append(
-                deliver(transport, parcel, command=["sh", "-c", f"echo x >> '{log}'"], python=PYTHON)
+                deliver(
+                    transport,
+                    parcel,
+                    SubmitCommand(["sh", "-c", f"echo x >> '{log}'"]),
+                    worker=RemoteWorker(transport, MODULES, PYTHON),
+                )
             )
         except DtslurmError as error:
             outcomes.append(error)
@@ -267,7 +295,7 @@ def test_a_tree_of_many_files_is_delivered(tmp_path: Path, pytestconfig: pytest.
     assert not taken.problems
     far = FarSide()
     parcel = Delivery(str(tmp_path / "root" / "run"), str(tmp_path / "root" / ".objects"), FILES, taken)
-    deliver(far, parcel, python=PYTHON, timeout=600)
+    deliver(far, parcel, worker=RemoteWorker(far, MODULES, PYTHON))
     assert (tmp_path / "root" / "run" / "code" / "d49" / "199.py").read_text() == "x = 9999"
 
 

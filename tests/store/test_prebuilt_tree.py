@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.store.delivery import Delivery, deliver
+from dtslurm.remote.remote_worker import RemoteWorker
+from dtslurm.store.delivery import MODULES, Delivery, deliver
 from dtslurm.store.wire_format import objects_folder, request
 from dtslurm.worker.delivery import prebuilt_tree, reclaim
 from dtslurm.worker.delivery.install_run import place
@@ -49,7 +50,7 @@ class Site:
 
     def send(self) -> None:
         """Bring the contents over, with a run."""
-        deliver(FarSide(), self.parcel(), python=PYTHON)
+        deliver(FarSide(), self.parcel(), worker=RemoteWorker(FarSide(), MODULES, PYTHON))
 
     def ahead(self) -> Path | None:
         asked = request(self.parcel(), (), 1.0, {})

@@ -32,7 +32,7 @@ from dtslurm.services.submit.prepare import Prepared
 from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.services.wiring.submission_worker import submission_worker_of
 from dtslurm.store import codec
-from dtslurm.store.delivery import Delivery, deliver
+from dtslurm.store.delivery import Delivery, SubmitCommand, deliver
 from dtslurm.store.git_tree import GitState
 from dtslurm.store.known_objects import KnownObjects
 from dtslurm.store.rundir import RunDir
@@ -166,10 +166,12 @@ def _queue(
             answer = deliver(
                 cluster.transport,
                 delivery,
-                command=scheduler.submit_command(submission, script),
-                event={"cluster": cluster.name},
+                SubmitCommand(
+                    scheduler.submit_command(submission, script),
+                    event={"cluster": cluster.name},
+                    timeout=SUBMIT_TIMEOUT_S,
+                ),
                 worker=submission_worker_of(context, cluster),
-                timeout=SUBMIT_TIMEOUT_S,
                 progress=progress,
                 known_objects=KnownObjects.of(hash_cache(context), cluster.name, delivery.objects),
             )
