@@ -44,8 +44,7 @@ class Network:
         self.inner = machine.link_gbs * 1e9 * constants.of("link_efficiency", gpu.vendor)
         if not gpu.nvlink:  # PCIe: all GPUs of the node share the path through the host
             self.inner *= constants["pcie_efficiency"]
-        nic = machine.nic_gbs * 1e9 * constants.of("nic_efficiency", machine.fabric)
-        self.outer = nic / max(1.0, machine.oversubscription)
+        self.outer = machine.nic_gbs * 1e9 * constants.of("nic_efficiency", machine.fabric)
         self.scattered = constants.of("all_to_all_efficiency", *framework)
         self.inner_latency = constants.of("inner_latency_us", *gpu.variants) * 1e-6
         self.outer_latency = constants.of("outer_latency_us", machine.fabric) * 1e-6

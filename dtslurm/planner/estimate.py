@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from dtslurm.planner.frameworks import FRAMEWORKS
 from dtslurm.planner.layout import Layout
 from dtslurm.planner.memory import MemoryUse, memory_use
-from dtslurm.planner.step import Setting, StepTime, Timer
+from dtslurm.planner.setting import Setting
+from dtslurm.planner.step import StepTime, Timer
 
 # Share of a GPU's memory that a plan may fill. The allocator peaks of Megatron-LM are steady, those of eager
 # frameworks are not. Of Ultra-Scale's rows used for the fit, 0.94 rejects the same crashed rows as 0.75, and
@@ -60,16 +61,16 @@ class Estimator:
         self.precision = setting.precision
         self.frozen = setting.frozen
         self.constants = setting.constants
-        self.timer = Timer(replace(setting, seq_len=self.seq_len))
+        self._setting = replace(setting, seq_len=self.seq_len)
+        self.timer = Timer(self._setting)
         self.limit_gib = self.machine.gpu.memory_gib * FILL.get(
             FRAMEWORKS[self.framework].family, FILL_OTHERS
         )
         self.flops_per_token = self.model.flops_per_token(self.seq_len, frozen=self.frozen)
 
-    def memory(self, layout: Layout) -> MemoryUse:
-        """Return the memory of the fullest GPU."""
-        settings = (self.model, layout, self.seq_len, self.framework, self.precision, self.constants)
-        return memory_use(*settings, frozen=self.frozen)
+    def memory(self, layout: Layout, *, first_stage: bool = False) -> MemoryUse:
+        """Return the memory of the fullest GPU, or of the first stage, which rank 0 reports."""
+        return memory_use(self._setting, layout, first_stage=first_stage)
 
     def estimate(self, layout: Layout, memory: MemoryUse | None = None) -> Estimate:
         """Return the full estimate of a layout; ``memory`` is computed if it is not given."""

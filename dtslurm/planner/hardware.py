@@ -96,7 +96,6 @@ class Machine:
         domain: number of GPUs connected by the fast link; larger than a node in an NVL72 rack.
         nic_gbs: network bandwidth per GPU.
         fabric: the cluster profile's name of the network, ``infiniband`` if unknown.
-        oversubscription: factor by which the network above the first switch is slower, 1 for none.
         watts: power of a GPU and its share of the node; None if unknown.
         price: price of a GPU-hour; None if unknown.
         currency: currency of the price; empty if unknown.
@@ -109,7 +108,6 @@ class Machine:
     link_gbs: float
     nic_gbs: float
     fabric: str = "infiniband"
-    oversubscription: float = 1.0
     watts: float | None = None
     price: float | None = None
     currency: str = ""
@@ -237,7 +235,6 @@ def machine(
     nic_gbs: float | None = None,
     link_gbs: float | None = None,
     fabric: str = "infiniband",
-    oversubscription: float = 1.0,
 ) -> Machine:
     """Return a machine with a kind of GPU; values that are not given are those of a usual node."""
     per_node = gpus_per_node or gpu.node_gpus
@@ -250,5 +247,4 @@ def machine(
         link_gbs=link_gbs or gpu.link_gbs,
         nic_gbs=nic_gbs or gpu.nic_gbs,
         fabric=fabric,
-        oversubscription=oversubscription,
     )

@@ -13,6 +13,7 @@ from dtslurm.planner.constants import Constants
 from dtslurm.planner.frameworks import DEEPSPEED, FRAMEWORKS, FSDP2, Framework, states
 from dtslurm.planner.layout import Layout, Recompute
 from dtslurm.planner.models.shapes import ModelShape, Stack
+from dtslurm.planner.setting import Setting
 
 GIB = 1024**3
 TERMS = (
@@ -226,42 +227,29 @@ def stage_load(model: ModelShape, layout: Layout) -> StageLoad:
     return StageLoad(dense, experts, max(table_params, model.embedding_params if model.head else 0), layers)
 
 
-def memory_use(
-    model: ModelShape,
-    layout: Layout,
-    seq_len: int,
-    framework_name: str,
-    precision: str,
-    constants: Constants,
-    *,
-    first_stage: bool = False,
-    frozen: bool = False,
-) -> MemoryUse:
+def memory_use(setting: Setting, layout: Layout, *, first_stage: bool = False) -> MemoryUse:
     """Return the memory of the fullest GPU under a layout.
 
     Args:
         first_stage: return the memory of the first stage, which rank 0 reports, instead of the fullest.
-        frozen: the weights are frozen, so they have no gradients and no optimizer states.
     """
+    model = setting.model
     if model.generic:
-        return _generic_memory_use(model, layout, framework_name, precision, constants)
+        return _generic_memory_use(setting, layout)
     load = stage_load(model, layout)
     tp = layout.tp
     local_dense = (load.dense + load.embeddings) / tp
     local_experts = load.experts / layout.expert_ranks
     terms = dict.fromkeys(TERMS, 0.0)
-    terms |= _state_bytes(
-        model, layout, framework_name, precision, (local_dense, local_experts), frozen=frozen
-    )
+    terms |= _state_bytes(setting, layout, local_dense, local_experts)
     if layout.gathers:
-        terms["gathered_weights"] = _gathered_weight_bytes(model, layout, 4 if precision == "fp32" else 2)
+        bytes_per_param = 4 if setting.precision == "fp32" else 2
+        terms["gathered_weights"] = _gathered_weight_bytes(model, layout, bytes_per_param)
     elif layout.zero == 3:
         expert_layer_params = max(_local_expert_params(stack, model.hidden, layout) for stack in model.stacks)
         terms["gathered_weights"] = 2 * (local_dense + 2 * expert_layer_params)
-    first_stage_bytes, last_stage_bytes = _activation_bytes_by_stage(
-        model, layout, load, seq_len, framework_name, precision, constants
-    )
-    logits = _logit_bytes(model, layout, seq_len, framework_name, constants)
+    first_stage_bytes, last_stage_bytes = _activation_bytes_by_stage(setting, layout, load)
+    logits = _logit_bytes(setting, layout)
     # The last stage is the fullest if the logits are large.
     if layout.pp == 1 or (last_stage_bytes + logits > first_stage_bytes and not first_stage):
         terms["activations"], terms["logits"] = (
@@ -270,40 +258,36 @@ def memory_use(
         )
     else:
         terms["activations"] = first_stage_bytes
-    if FRAMEWORKS[framework_name].family == "fsdp" and layout.zero == 3 and layout.micro_batches == 1:
+    if FRAMEWORKS[setting.framework].family == "fsdp" and layout.zero == 3 and layout.micro_batches == 1:
         # The backward pass allocates gradients while it frees activations: the larger of the two is the peak.
         freed_activations = terms["activations"] + terms["logits"]
         terms["gradients"] = max(0.0, terms["gradients"] - freed_activations)
-    terms["buffers"] = _bucket_bytes(layout, local_dense + local_experts, framework_name)
-    return _add_overheads(terms, layout, framework_name, constants)
+    terms["buffers"] = _bucket_bytes(layout, local_dense + local_experts, setting.framework)
+    return _add_overheads(terms, layout, setting.framework, setting.constants)
 
 
 def _state_bytes(
-    model: ModelShape,
-    layout: Layout,
-    framework_name: str,
-    precision: str,
-    local_params: tuple[float, float],
-    *,
-    frozen: bool,
+    setting: Setting, layout: Layout, local_dense: float, local_experts: float
 ) -> dict[str, float]:
     """Return the bytes of weights, gradients, master weights and moments.
 
     Args:
-        local_params: dense and expert parameters on the GPU.
+        local_dense: dense parameters on the GPU.
+        local_experts: parameters of experts on the GPU.
     """
-    local_dense, local_experts = local_params
     shards = layout.shards
     expert_shards = max(1, shards * layout.tp // layout.expert_ranks) if layout.zero else 1
     terms = {
         key: local_dense * (size.kept + size.shared / shards)
         + local_experts * (size.kept + size.shared / expert_shards)
-        for key, size in states(framework_name, layout.zero, precision).items()
+        for key, size in states(setting.framework, layout.zero, setting.precision).items()
     }
-    framework = FRAMEWORKS[framework_name]
-    if framework.short_moments and any(stack.experts and stack.attention.kv_rank for stack in model.stacks):
+    framework = FRAMEWORKS[setting.framework]
+    if framework.short_moments and any(
+        stack.experts and stack.attention.kv_rank for stack in setting.model.stacks
+    ):
         terms["optimizer"] /= 2  # DeepSeek recipes: exp_avg_dtype = exp_avg_sq_dtype = bfloat16
-    if frozen:
+    if setting.frozen:
         terms |= dict.fromkeys(("gradients", "master_weights", "optimizer"), 0.0)
         terms["weights"] = 2.0 * (local_dense + local_experts) / (shards if layout.zero == 3 else 1)
     elif layout.zero == 3 and layout.pp > 1 and framework.family in FSDP2:
@@ -342,17 +326,10 @@ def _local_expert_params(stack: Stack, hidden_size: int, layout: Layout) -> floa
     return stack.experts.count * stack.expert_params(hidden_size) / layout.expert_ranks
 
 
-def _activation_bytes_by_stage(
-    model: ModelShape,
-    layout: Layout,
-    load: StageLoad,
-    seq_len: int,
-    framework_name: str,
-    precision: str,
-    constants: Constants,
-) -> tuple[float, float]:
+def _activation_bytes_by_stage(setting: Setting, layout: Layout, load: StageLoad) -> tuple[float, float]:
     """Return the bytes of activations on the first stage, and on the last, which holds one micro-batch."""
-    framework = FRAMEWORKS[framework_name]
+    model, seq_len, precision = setting.model, setting.seq_len, setting.precision
+    framework, constants = FRAMEWORKS[setting.framework], setting.constants
     tokens = layout.mbs * seq_len / layout.cp
     factor = constants.of("activation_factor", framework.family)
     sequence_shards = layout.tp if layout.sp else 1
@@ -380,14 +357,14 @@ def _activation_bytes_by_stage(
     ) + recomputed_bytes, kept_bytes * load.layers / layout.pp + recomputed_bytes
 
 
-def _logit_bytes(
-    model: ModelShape, layout: Layout, seq_len: int, framework: str, constants: Constants
-) -> float:
+def _logit_bytes(setting: Setting, layout: Layout) -> float:
     """Return the bytes of the logits and their gradient on the stage with the head."""
+    model = setting.model
     if not model.vocab or not model.head:
         return 0.0
-    tokens = layout.mbs * seq_len / layout.cp
-    return constants.of("logit_bytes", *FRAMEWORKS[framework].variants) * tokens * model.vocab / layout.tp
+    tokens = layout.mbs * setting.seq_len / layout.cp
+    bytes_per_logit = setting.constants.of("logit_bytes", *FRAMEWORKS[setting.framework].variants)
+    return bytes_per_logit * tokens * model.vocab / layout.tp
 
 
 def _bucket_bytes(layout: Layout, params: float, framework: str) -> float:
@@ -397,16 +374,15 @@ def _bucket_bytes(layout: Layout, params: float, framework: str) -> float:
     return 0.0
 
 
-def _generic_memory_use(
-    model: ModelShape, layout: Layout, framework: str, precision: str, constants: Constants
-) -> MemoryUse:
-    assert model.generic is not None  # noqa: S101 - checked by the caller
+def _generic_memory_use(setting: Setting, layout: Layout) -> MemoryUse:
+    generic = setting.model.generic
+    assert generic is not None  # noqa: S101 - checked by the caller
     terms = dict.fromkeys(TERMS, 0.0)
-    for key, size in states(framework, layout.zero, precision).items():
-        terms[key] = model.generic.params * (size.kept + size.shared / layout.shards)
+    for key, size in states(setting.framework, layout.zero, setting.precision).items():
+        terms[key] = generic.params * (size.kept + size.shared / layout.shards)
     kept_share = {"none": 1.0, "full": 0.25}.get(layout.recompute, 0.7)
-    terms["activations"] = model.generic.activation_bytes * layout.mbs * kept_share
-    return _add_overheads(terms, layout, framework, constants)
+    terms["activations"] = generic.activation_bytes * layout.mbs * kept_share
+    return _add_overheads(terms, layout, setting.framework, setting.constants)
 
 
 def recompute_modes(framework: str) -> tuple[Recompute, ...]:

@@ -13,7 +13,7 @@ from dtslurm.planner.hardware import Machine
 from dtslurm.planner.layout import Layout
 from dtslurm.planner.memory import MemoryUse, recompute_modes
 from dtslurm.planner.models.shapes import ModelShape
-from dtslurm.planner.step import Setting
+from dtslurm.planner.setting import Setting
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 UNSPLIT = {"fsdp", "deepspeed", "jax", "paxml"}  # frameworks whose search uses data parallelism only

@@ -12,12 +12,11 @@ from typing import NamedTuple
 
 from dtslurm.planner.collectives import Group, Network, group
 from dtslurm.planner.compute import Kernels, LayerCost
-from dtslurm.planner.constants import Constants
 from dtslurm.planner.frameworks import FRAMEWORKS
-from dtslurm.planner.hardware import Machine
 from dtslurm.planner.layout import Layout
-from dtslurm.planner.models.shapes import ModelShape, Stack
+from dtslurm.planner.models.shapes import Stack
 from dtslurm.planner.routing import Routing
+from dtslurm.planner.setting import Setting
 
 TERMS = (
     "matmul",
@@ -74,31 +73,6 @@ class LayerTime(NamedTuple):
     forward: float
     backward: float
     terms: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The settings that all layouts of a search share.
-
-    Attributes:
-        seq_len: sequence length in tokens.
-        frozen: whether the weights are frozen and only small adapters are trained (LoRA).
-        even: whether tokens are routed to experts evenly (see :mod:`routing`).
-        dispatches_once: whether a token crosses the network once per node (DeepEP, HybridEP), also where this
-            is not usual in the framework.
-        graphs: whether layers are replayed as CUDA graphs, also where this is not usual in the framework.
-    """
-
-    model: ModelShape
-    machine: Machine
-    seq_len: int
-    framework: str
-    precision: str
-    constants: Constants
-    frozen: bool = False
-    even: bool = False
-    dispatches_once: bool = False
-    graphs: bool = False
 
 
 class Timer:

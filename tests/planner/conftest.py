@@ -9,7 +9,7 @@ from dtslurm.planner.estimate import Estimator
 from dtslurm.planner.hardware import Machine
 from dtslurm.planner.models import presets
 from dtslurm.planner.search import TrainingTask
-from dtslurm.planner.step import Setting
+from dtslurm.planner.setting import Setting
 
 SHIPPED = constants.default()
 

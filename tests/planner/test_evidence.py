@@ -9,7 +9,7 @@ from dtslurm.planner.estimate import Estimate, Estimator
 from dtslurm.planner.layout import parse_layout
 from dtslurm.planner.models import presets
 from dtslurm.planner.models.huggingface import read_config
-from dtslurm.planner.step import Setting
+from dtslurm.planner.setting import Setting
 from tests.planner.conftest import SHIPPED
 
 

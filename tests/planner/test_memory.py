@@ -12,6 +12,7 @@ from dtslurm.planner.frameworks import FRAMEWORKS, states
 from dtslurm.planner.layout import Layout
 from dtslurm.planner.memory import (
     GIB,
+    MemoryUse,
     activation_bytes,
     held_layers,
     memory_use,
@@ -20,7 +21,9 @@ from dtslurm.planner.memory import (
     stage_load,
 )
 from dtslurm.planner.models import presets
-from tests.planner.conftest import SHIPPED, estimator
+from dtslurm.planner.models.shapes import ModelShape
+from dtslurm.planner.setting import Setting
+from tests.planner.conftest import SHIPPED, estimator, nodes
 
 SHARDED = ("weights", "gradients", "master_weights", "optimizer")
 
@@ -40,6 +43,18 @@ def test_megatron_keeps_18_bytes_or_6_and_shares_12() -> None:
     assert sum(size.kept for size in states("megatron", 0, "bf16").values()) == 18
     table = states("megatron", 1, "bf16").values()
     assert (sum(size.kept for size in table), sum(size.shared for size in table)) == (6, 12)
+
+
+def memory_of(
+    model: ModelShape,
+    layout: Layout,
+    *,
+    seq_len: int = 4096,
+    framework: str = "megatron",
+    precision: str = "bf16",
+    frozen: bool = False,
+) -> MemoryUse:
+    return memory_use(Setting(model, nodes(1), seq_len, framework, precision, SHIPPED, frozen=frozen), layout)
 
 
 def gpt_activation_bytes(**layout: int | bool) -> tuple[float, float]:
@@ -89,10 +104,10 @@ def test_stages_of_a_pipeline_under_fsdp2_sum_whole_gradients_in_32_bits() -> No
     layout = Layout(pp=4, dp=8, gbs=64, zero=3)
     local = stage_load(shape, layout).dense + shape.embedding_params
     for framework in ("torchtitan", "fsdp"):
-        terms = memory_use(shape, layout, 4096, framework, "bf16", SHIPPED).terms
+        terms = memory_of(shape, layout, framework=framework).terms
         assert terms["gradients"] == pytest.approx(4 * local / GIB, rel=1e-4)
         assert terms["optimizer"] == pytest.approx(8 * local / 8 / GIB, rel=1e-4)
-    frozen = memory_use(shape, layout, 4096, "torchtitan", "bf16", SHIPPED, frozen=True)
+    frozen = memory_of(shape, layout, framework="torchtitan", frozen=True)
     assert frozen.terms["gradients"] == 0
 
 
@@ -100,25 +115,18 @@ def test_tensors_of_a_recomputed_layer_count_once() -> None:
     # one layer under full recomputation: what it keeps and what it computes again are all of its tensors
     shape = replace(presets.preset("llama-3-8b").with_layers(1), vocab=0, head=False)
     none, mlp, full = (
-        memory_use(shape, Layout(recompute=mode), 4096, "megatron", "bf16", SHIPPED).terms["activations"]
-        for mode in ("none", "mlp", "full")
+        memory_of(shape, Layout(recompute=mode)).terms["activations"] for mode in ("none", "mlp", "full")
     )
     assert none == pytest.approx(mlp) == pytest.approx(full)
 
 
 def test_the_recomputation_of_mlps_frees_all_of_an_mlp_but_its_input() -> None:
     dense = presets.preset("llama-3-8b")
-    none, mlp = (
-        memory_use(dense, Layout(recompute=mode), 4096, "megatron", "bf16", SHIPPED).terms["activations"]
-        for mode in ("none", "mlp")
-    )
+    none, mlp = (memory_of(dense, Layout(recompute=mode)).terms["activations"] for mode in ("none", "mlp"))
     one_layer = 4096 * 6 * 14336  # results of the gate and of its partner, and of both, 16 bits each
     assert (none - mlp) * GIB == pytest.approx(31 * one_layer)  # one layer at a time is computed again
     mixture = presets.preset("mixtral-8x7b")
-    none, mlp = (
-        memory_use(mixture, Layout(recompute=mode), 4096, "megatron", "bf16", SHIPPED).terms["activations"]
-        for mode in ("none", "mlp")
-    )
+    none, mlp = (memory_of(mixture, Layout(recompute=mode)).terms["activations"] for mode in ("none", "mlp"))
     assert none == mlp
 
 
@@ -137,8 +145,7 @@ def test_nemo_halves_the_optimizer_states_of_latent_mixtures() -> None:
     shape = presets.preset("deepseek-v3")
     layout = Layout(tp=1, pp=8, dp=32, ep=32, gbs=1024, zero=1)
     by_name = {
-        name: memory_use(shape, layout, 4096, name, "bf16", SHIPPED).terms["optimizer"]
-        for name in ("megatron", "nemo")
+        name: memory_of(shape, layout, framework=name).terms["optimizer"] for name in ("megatron", "nemo")
     }
     assert by_name["nemo"] == pytest.approx(by_name["megatron"] / 2)
 
@@ -282,7 +289,9 @@ def test_fp32_activations_take_twice_the_memory() -> None:
     for precision in ("bf16", "fp32"):
         layout = Layout(mbs=4, gbs=8, zero=3, recompute="full")
         shape = presets.preset("llama-3.2-1b")
-        terms[precision] = memory_use(shape, layout, 2048, "llm-foundry", precision, SHIPPED).terms
+        terms[precision] = memory_of(
+            shape, layout, seq_len=2048, framework="llm-foundry", precision=precision
+        ).terms
     assert terms["fp32"]["activations"] == pytest.approx(2 * terms["bf16"]["activations"])
     assert terms["fp32"]["gathered_weights"] == 2 * terms["bf16"]["gathered_weights"]
     assert terms["fp32"]["logits"] == terms["bf16"]["logits"]
@@ -291,7 +300,7 @@ def test_fp32_activations_take_twice_the_memory() -> None:
 def test_gradients_reuse_activation_memory_in_a_single_micro_batch() -> None:
     shape = presets.preset("llama-3.2-1b")
     one, two = (
-        memory_use(shape, Layout(mbs=4, gbs=gbs, zero=3), 2048, "fsdp", "bf16", SHIPPED).terms
+        memory_of(shape, Layout(mbs=4, gbs=gbs, zero=3), seq_len=2048, framework="fsdp").terms
         for gbs in (4, 8)
     )
     assert one["gradients"] == 0

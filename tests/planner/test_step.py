@@ -14,7 +14,7 @@ from dtslurm.planner.compute import Kernels
 from dtslurm.planner.estimate import Estimator
 from dtslurm.planner.layout import Layout
 from dtslurm.planner.models import presets
-from dtslurm.planner.step import Setting
+from dtslurm.planner.setting import Setting
 from tests.planner.conftest import SHIPPED, estimator, nodes
 from tests.planner.test_memory import layouts
 

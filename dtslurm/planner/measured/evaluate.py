@@ -13,7 +13,6 @@ from dtslurm.planner.intervals import Interval, classify, interval
 from dtslurm.planner.measured.cells import RowImpossible, RowUnanswerable, real
 from dtslurm.planner.measured.guesses import Row
 from dtslurm.planner.measured.rows import MeasuredRow, read_row
-from dtslurm.planner.memory import memory_use
 
 GB = 1e9 / 2**30
 USABLE = 0.97  # share of a process's GPU memory that the allocator can use
@@ -90,8 +89,7 @@ def predict_row(row: Row, constants: Constants) -> RowPrediction:
     predicted = estimate.memory
     # frameworks print the memory of rank 0, on the first stage
     if case.layout.pp > 1 and "nvidia-smi" not in kind:
-        settings = (case.model, case.layout, case.seq_len, case.framework, case.precision)
-        predicted = memory_use(*settings, constants, first_stage=True, frozen=case.frozen)
+        predicted = case.estimator(constants).memory(case.layout, first_stage=True)
     memory = predicted.allocated
     if "nvidia-smi" in kind:
         memory = predicted.total

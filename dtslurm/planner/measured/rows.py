@@ -42,7 +42,7 @@ from dtslurm.planner.measured.row_words import (
     sharding_of,
 )
 from dtslurm.planner.models.shapes import ModelShape
-from dtslurm.planner.step import Setting
+from dtslurm.planner.setting import Setting
 
 
 @dataclass(frozen=True)

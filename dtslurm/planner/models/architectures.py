@@ -38,15 +38,15 @@ def llama(config: ConfigReader, name: str) -> ModelShape:
     hidden = config.size("hidden_size")
     has_attention_bias = config.flag("attention_bias", False)
     ffn = config.size("intermediate_size")
+    attention_shape = attention(
+        config,
+        hidden,
+        qkv_bias=has_attention_bias or kind in QKV_BIAS,
+        out_bias=has_attention_bias and not kind.startswith("glm"),
+    )
     stack = Stack(
         config.layers(),
-        attention(
-            config,
-            hidden,
-            qkv_bias=has_attention_bias or kind in QKV_BIAS,
-            out_bias=has_attention_bias and not kind.startswith("glm"),
-            qk_norm=kind in QK_NORM,
-        ),
+        replace(attention_shape, qk_norm=kind in QK_NORM),
         ffn,
         gated=kind not in UNGATED,
         mlp_bias=config.flag("mlp_bias", False),
@@ -110,10 +110,8 @@ def deepseek(config: ConfigReader, name: str) -> ModelShape:
     layers = config.layers()
     dense_layers = min(layers, config.size("first_k_dense_replace", default=0, smallest=0))
     if config.choice("model_type") in {"glm4_moe", "dots1", "deepseek"}:
-        attention_shape = attention(
-            config,
-            hidden,
-            qkv_bias=config.flag("attention_bias", False),
+        attention_shape = replace(
+            attention(config, hidden, qkv_bias=config.flag("attention_bias", False)),
             qk_norm=config.flag("use_qk_norm", False),
         )
     else:

@@ -74,7 +74,6 @@ def attention(
     heads: tuple[str, ...] = ("num_attention_heads", "n_head", "n_heads"),
     qkv_bias: bool = False,
     out_bias: bool = False,
-    qk_norm: bool = False,
     causal: bool = True,
 ) -> Attention:
     """Read the usual attention: heads, fewer key-value heads, and the head width."""
@@ -104,7 +103,6 @@ def attention(
         head_width,
         qkv_bias=qkv_bias,
         out_bias=out_bias,
-        qk_norm=qk_norm,
         causal=causal,
     )
 
