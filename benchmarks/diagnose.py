@@ -29,6 +29,7 @@ from pathlib import Path
 
 from dtslurm.diagnose.verdict import judge
 from dtslurm.services.observe.diagnose import gather
+from dtslurm.services.wiring.remote_query import WorkerHost
 from dtslurm.transport.local import LocalTransport
 from tests.diagnose.generator import KINDS, GeneratedRun, is_right, make_run
 from tests.diagnose.judge import SIGNATURES, verdict
@@ -68,10 +69,10 @@ def measure_speed(folder: Path) -> dict[str, object]:
     """Return the seconds of a diagnosis and of grep for one word over the same files."""
     made = make_run(folder / "run", "hang-nccl", 7, "held-out", world=RANKS)
     size = prepend_output(made)
-    transport = LocalTransport()
+    host = WorkerHost(LocalTransport(), sys.executable)
 
     def diagnose() -> None:
-        evidence = gather(transport, sys.executable, made.folder, 0, made.batch, SIGNATURES, RANKS)
+        evidence = gather(host, made.folder, 0, made.batch, SIGNATURES, RANKS)
         result = judge(made.facts, evidence, SIGNATURES)
         assert is_right(made, result.cause, result.rank)
 

@@ -29,7 +29,7 @@ from dtslurm.launch.layout import resolve
 from dtslurm.model.jobs.job import JobSpec, Resources
 from dtslurm.model.units import Walltime
 from dtslurm.render.engine import Templates
-from dtslurm.render.script import RunPlace, render
+from dtslurm.render.script import RunPlace, Site, render
 from dtslurm.services.submit import supervision
 from dtslurm.services.wiring.context import Context
 from tests.lab.software import find_or_unpack
@@ -94,8 +94,8 @@ def render_job(training: str, run_dir: str, nodes: int) -> str:
         resources=resources, launcher="srun", max_restarts=3, signal_before=120,
     )  # fmt: skip
     place = RunPlace(run_dir, f"{run_dir}/logs/batch.log", "0123456789ab")
-    templates = Templates(folders=(assets.templates(),))
-    return render(spec, cluster, resolution.layout, registry.load("srun"), place, templates=templates).script
+    site = Site(cluster, Templates(folders=(assets.templates(),)))
+    return render(spec, site, resolution.layout, registry.load("srun"), place).script
 
 
 def start_ranks(folder: Path, environment: dict[str, str], command: list[str]) -> float:

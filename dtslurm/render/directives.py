@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.cluster import ClusterProfile
@@ -85,15 +86,13 @@ def build(
     layout: TaskLayout,
     tasks_per_node: int,
     output: str | None,
-    *,
-    requeue: bool,
-    no_kill: bool = False,
+    end_options: Sequence[str],
 ) -> Directives:
     """Build the directives of a job by the rules of the cluster profile.
 
     Args:
-        requeue: Slurm may requeue the job.
-        no_kill: the job keeps its other nodes when one fails.
+        end_options: what Slurm does when a node fails: ``requeue`` or ``no-requeue``, and ``no-kill`` if the
+            job keeps its other nodes.
     """
     resources, slurm_rules = spec.resources, profile.slurm
     job_destination = choose_destination(resources, profile)
@@ -120,9 +119,8 @@ def build(
     lines.set_if("dependency", spec.dependency)
     if spec.signal_before is not None:
         lines.set("signal", f"{spec.signal}@{spec.signal_before}")
-    lines.set("requeue" if requeue else "no-requeue")
-    if no_kill or spec.spare_nodes:
-        lines.set("no-kill")
+    for name in end_options:
+        lines.set(name)
     if slurm_rules.export != "forbidden":
         lines.set("export", "NONE")
     lines.set_if("output", output or spec.output)

@@ -55,26 +55,30 @@ class RunPlace:
         return RawShell(f'{root}/{FOLDER}"') if isinstance(self.directory, RawShell) else f"{root}/{FOLDER}"
 
 
-def render(
-    spec: JobSpec,
-    profile: ClusterProfile,
-    layout: TaskLayout,
-    launcher: Launcher,
-    run_place: RunPlace,
-    *,
-    templates: Templates,
-    runtime: Runtime | None = None,
-) -> Submission:
-    """Render the submission of ``spec`` to the cluster of ``profile``.
+@dataclass(frozen=True)
+class Site:
+    """What a script is rendered for and from.
 
-    Args:
+    Attributes:
         templates: the folders of templates.
         runtime: the container runtime, if the job has a container image.
+    """
+
+    profile: ClusterProfile
+    templates: Templates
+    runtime: Runtime | None = None
+
+
+def render(
+    spec: JobSpec, site: Site, layout: TaskLayout, launcher: Launcher, run_place: RunPlace
+) -> Submission:
+    """Render the submission of ``spec`` to a cluster.
 
     Raises:
         RequestInvalid: a value cannot be written in an sbatch directive.
         RenderError: a template is invalid.
     """
+    profile = site.profile
     launcher = launcher.chosen(spec)
     tasks_per_node = launcher.tasks_per_node(layout)
     shrinks = spec.supervised and launcher.least_nodes(spec, layout) < layout.nodes
@@ -84,15 +88,14 @@ def render(
         layout,
         tasks_per_node,
         run_place.output,
-        requeue=_may_requeue(spec, profile, launcher),
-        no_kill=launcher.elastic(spec) or shrinks,
+        _choose_end_options(spec, profile, launcher, shrinks=shrinks),
     )
-    engine = engine_of(templates)
+    engine = engine_of(site.templates)
     environment = _environment_values(spec, profile, layout, launcher)
     container_options = container_entry(
         spec, profile, layout, environment["variables"], launcher.step_variables
     )
-    container = ContainerParts(runtime, container_options)
+    container = ContainerParts(site.runtime, container_options)
     for name, value in container.directives().items():
         directives.set(name, value)
     srun = _step_words(spec, profile, layout, launcher, directives, shrinks=shrinks)
@@ -204,6 +207,15 @@ def _rank_cpus(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout) -> tu
     if node is None or is_chosen or layout.one_process or layout.gpus_per_node != node.gpu_count:
         return ()
     return node.rank_cpus if layout.ranks_per_node == len(node.rank_cpus) else ()
+
+
+def _choose_end_options(
+    spec: JobSpec, profile: ClusterProfile, launcher: Launcher, *, shrinks: bool
+) -> list[str]:
+    """Return sbatch's options on what happens when a node fails."""
+    requeue = "requeue" if _may_requeue(spec, profile, launcher) else "no-requeue"
+    keeps_other_nodes = launcher.elastic(spec) or shrinks or spec.spare_nodes
+    return [requeue, "no-kill"] if keeps_other_nodes else [requeue]
 
 
 def _may_requeue(spec: JobSpec, profile: ClusterProfile, launcher: Launcher) -> bool:

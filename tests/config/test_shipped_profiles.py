@@ -18,7 +18,7 @@ from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.jobs.job import JobSpec, Resources
 from dtslurm.model.units import Walltime
 from dtslurm.render.engine import Templates
-from dtslurm.render.script import RunPlace, render
+from dtslurm.render.script import RunPlace, Site, render
 
 NAMES = sorted(path.stem for path in assets.cluster_profiles().glob("*.yaml"))
 HERE = {"local", "slurm"}
@@ -54,14 +54,8 @@ def render_script(profile: ClusterProfile, launcher_name: str) -> str:
     layout = resolve(resources, profile).layout
     assert layout is not None
     place = RunPlace("/runs/train-1", "/runs/train-1/logs/batch.log", "0" * 12)
-    return render(
-        spec,
-        profile,
-        layout,
-        launcher.chosen(spec),
-        place,
-        templates=Templates(folders=(assets.templates(),)),
-    ).script
+    site = Site(profile, Templates(folders=(assets.templates(),)))
+    return render(spec, site, layout, launcher.chosen(spec), place).script
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in HERE])

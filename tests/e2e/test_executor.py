@@ -397,10 +397,9 @@ def test_checkpointed_function_continues_after_an_interruption(cli: Cli, timeout
         while not (at.exists() and at.read_text() == "3"):
             time.sleep(0.2)
         job._interrupt(timeout={timeout})
-        while job.watcher.get_state(job.job_id, mode="force") != "PENDING":
-            time.sleep(0.2)
-        Path("go").touch()  # it starts again after a few seconds
-        tell(result=job.result(), out=stdout_with(job, "attempt 1"))
+        out = stdout_with(job, "attempt 1")
+        Path("go").touch()
+        tell(result=job.result(), out=out)
         """,
     )
     assert told["result"] == [5, "1"]

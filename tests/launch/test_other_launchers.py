@@ -18,7 +18,7 @@ from dtslurm.launch.layout import resolve
 from dtslurm.model.jobs.job import JobSpec, Resources, TaskLayout
 from dtslurm.model.units import Walltime
 from dtslurm.render.engine import Templates
-from dtslurm.render.script import RunPlace, render
+from dtslurm.render.script import RunPlace, Site, render
 
 
 def job(launcher: str, **fields: Any) -> JobSpec:
@@ -78,9 +78,8 @@ def submission(
     assert shape is not None
     place = RunPlace("/run", None, "0123456789ab")
     spec = job(launcher, resources=asked, **fields)
-    return render(
-        spec, cluster, shape, loaded, place, templates=Templates(folders=(assets.templates(),))
-    ).script
+    site = Site(cluster, Templates(folders=(assets.templates(),)))
+    return render(spec, site, shape, loaded, place).script
 
 
 def srun_of(script: str) -> str:

@@ -18,7 +18,7 @@ from dtslurm.model.cluster import ClusterProfile, ContainerRuntime
 from dtslurm.model.jobs.job import JobSpec, Resources, Submission
 from dtslurm.model.units import Walltime
 from dtslurm.render.engine import Templates
-from dtslurm.render.script import RunPlace, render
+from dtslurm.render.script import RunPlace, Site, render
 
 Render = Callable[..., Submission]
 PLACE = RunPlace("/scratch/me/runs/train-1", "/scratch/me/runs/train-1/logs/batch.log", "0123456789ab")
@@ -64,14 +64,7 @@ def render_job() -> Render:
                 **fields,
             }
         )
-        return render(
-            spec,
-            cluster,
-            resolution.layout,
-            launcher,
-            place,
-            templates=Templates(folders=tuple(folders)),
-            runtime=runtime,
-        )
+        site = Site(cluster, Templates(folders=tuple(folders)), runtime)
+        return render(spec, site, resolution.layout, launcher, place)
 
     return make

@@ -24,9 +24,8 @@ from dtslurm.services.runs.changed_script import is_changed, submitted_hash
 from dtslurm.services.runs.status import RunView, views
 from dtslurm.services.runs.sync import refresh
 from dtslurm.services.wiring.context import Context
-from dtslurm.services.wiring.remote_query import find_transport_and_python, query_worker
+from dtslurm.services.wiring.remote_query import WorkerHost, find_worker_host, query_worker
 from dtslurm.store.rundir import RunDir
-from dtslurm.transport.base import Transport
 
 _LIMIT_S = 120.0
 EVIDENCE = (
@@ -85,9 +84,9 @@ def diagnose(
     else:
         remote_dir = Path(record.run_dir)
         batch = remote_dir / "logs" / ("batch.log" if task is None else f"batch-{task}.log")
-        transport, python = find_transport_and_python(context, record)
+        host = find_worker_host(context, record)
         run_dir = remote_dir / folder.path.relative_to(view.run.path)
-        evidence = gather(transport, python, run_dir, attempt_number, batch, signatures, record.world_size)
+        evidence = gather(host, run_dir, attempt_number, batch, signatures, record.world_size)
     verdict = explain_missing_file(record, judge(facts, evidence, signatures))
     store_run_notes(context, view.record, verdict)
     return Diagnosis(
@@ -110,8 +109,7 @@ def _path_on_cluster(view: RunView, path: Path) -> str:
 
 
 def gather(
-    transport: Transport,
-    python: str,
+    host: WorkerHost,
     run_dir: Path,
     attempt: int,
     batch: Path,
@@ -130,7 +128,7 @@ def gather(
         "extra": [str(batch)],
         "signatures": [{"words": signature.words, "match": signature.match} for signature in signatures],
     }
-    answer = query_worker(transport, python, "evidence.evidence", request, timeout=_LIMIT_S, parts=EVIDENCE)
+    answer = query_worker(host, "evidence.evidence", request, timeout=_LIMIT_S, parts=EVIDENCE)
     names = [signature.name for signature in signatures]
     return interpret(answer, lambda document: findings.read(document, names, world_size), "evidence.py")
 

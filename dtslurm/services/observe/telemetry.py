@@ -13,7 +13,7 @@ from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.telemetry import RunTelemetry
 from dtslurm.remote.answers import interpret
 from dtslurm.services.wiring.context import Context
-from dtslurm.services.wiring.remote_query import find_transport_and_python, query_worker
+from dtslurm.services.wiring.remote_query import find_worker_host, query_worker
 from dtslurm.views import telemetry
 
 _LIMIT_S = 60.0
@@ -47,7 +47,7 @@ def read_telemetry(
     """
     if task is not None and not (task.isascii() and task.isdecimal()):
         raise RequestInvalid([f"{task!r} is not the index of an array task"])
-    transport, python = find_transport_and_python(context, record)
+    host = find_worker_host(context, record)
     request = {
         "run_dir": record.run_dir,
         "attempt": attempt,
@@ -56,7 +56,7 @@ def read_telemetry(
         "train_limit": max(1, points),
         "patterns": log_patterns(context),
     }
-    answer = query_worker(transport, python, "telemetry.telemetry", request, timeout=_LIMIT_S, parts=PARTS)
+    answer = query_worker(host, "telemetry.telemetry", request, timeout=_LIMIT_S, parts=PARTS)
     current = interpret(
         answer, lambda answer: telemetry.read(answer, previous_telemetry, yield_control), "telemetry.py"
     )

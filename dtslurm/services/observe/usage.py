@@ -16,7 +16,7 @@ from dtslurm.remote.answers import interpret
 from dtslurm.services.runs.run_times import RunTimes
 from dtslurm.services.runs.runs import recent
 from dtslurm.services.wiring.context import ActiveCluster, Context
-from dtslurm.services.wiring.remote_query import find_transport_and_python, query_worker
+from dtslurm.services.wiring.remote_query import find_worker_host, query_worker
 from dtslurm.slurm import accounting
 from dtslurm.transport.base import QUERY_ENVIRONMENT
 
@@ -130,9 +130,9 @@ def _samples(context: Context, records: Sequence[JobRecord], uses: Sequence[JobU
     ]
     if not own_records:
         return {}
-    transport, python = find_transport_and_python(context, own_records[0])
+    host = find_worker_host(context, own_records[0])
     request = {"runs": [record.run_dir for record in own_records]}
-    answer = query_worker(transport, python, "telemetry.gpu_time", request, timeout=_LIMIT_S)
+    answer = query_worker(host, "telemetry.gpu_time", request, timeout=_LIMIT_S)
     times = interpret(
         answer, lambda answer: [_parse_gpu_time(*counts) for counts in answer["runs"]], "gpu_time.py"
     )

@@ -10,7 +10,7 @@ from dtslurm.logs.clean import safe
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.values import dataclass
 from dtslurm.services.wiring.context import Context
-from dtslurm.services.wiring.remote_query import find_transport_and_python, query_worker
+from dtslurm.services.wiring.remote_query import find_worker_host, query_worker
 from dtslurm.views.run_page import finite
 from dtslurm.worker.lib.json_records import finite_number
 
@@ -75,12 +75,10 @@ def read_utilization(
     Raises:
         TransportError: the samples could not be read on their machine.
     """
-    transport, python = find_transport_and_python(context, record)
+    host = find_worker_host(context, record)
     folder = record.run_dir if task is None else f"{record.run_dir}/tasks/{task}"
     request = {"run_dir": folder, "attempt": attempt, "columns": columns}
-    return parse_utilization(
-        query_worker(transport, python, "telemetry.utilization_history", request, timeout=_LIMIT_S)
-    )
+    return parse_utilization(query_worker(host, "telemetry.utilization_history", request, timeout=_LIMIT_S))
 
 
 def parse_utilization(answer: Mapping[str, Any]) -> UtilizationHistory:

@@ -24,7 +24,7 @@ from dtslurm.scheduler.base import NodeLister
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.services.wiring.login_node import query_login_node, variables_in
-from dtslurm.services.wiring.remote_query import query_worker
+from dtslurm.services.wiring.remote_query import WorkerHost, query_worker
 from dtslurm.store.codec import plain
 from dtslurm.store.index import state_folder
 from dtslurm.store.rundir import RunDir
@@ -134,7 +134,9 @@ def _query_supervisor_notes(
     with contextlib.suppress(DtslurmError):
         python = query_login_node(context, cluster).python or "python3"
         query = {"run_roots": list(roots)}
-        answer = query_worker(cluster.transport, python, "lib.node_blocklist", query, timeout=_QUERY_LIMIT_S)
+        answer = query_worker(
+            WorkerHost(cluster.transport, python), "lib.node_blocklist", query, timeout=_QUERY_LIMIT_S
+        )
         return [str(text) for text in answer.get("lines", [])]
     return []
 
@@ -163,7 +165,9 @@ def _exchange_shared(context: Context, cluster: ActiveCluster, lines: Sequence[s
         except OSError as error:
             raise StoreError(f"cannot use the team's bad-node list {path}: {error.strerror}") from error
     request = {"path": path, "lines": list(lines), "mode": 0o664}
-    answer = query_worker(cluster.transport, python, "lib.node_blocklist", request, timeout=_QUERY_LIMIT_S)
+    answer = query_worker(
+        WorkerHost(cluster.transport, python), "lib.node_blocklist", request, timeout=_QUERY_LIMIT_S
+    )
     if answer.get("problem"):
         raise StoreError(f"cannot use the team's bad-node list {path}: {answer['problem']}")
     return [str(entry) for entry in answer.get("lines", [])]

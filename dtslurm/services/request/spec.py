@@ -173,18 +173,16 @@ def spec_of(
     cluster: ActiveCluster,
     request: JobRequest,
     parsed_options: ParsedOptions,
-    launcher: Launcher | None,
     code: Code | None,
     activate: str | None,
 ) -> JobSpec:
-    """Return the job.
+    """Return the job; `with_launcher` adds the launcher.
 
     Args:
         context: the working directory and the environment.
         cluster: where the job will run.
         request: the user's request.
         parsed_options: the sizes and times of the request.
-        launcher: starts the ranks of each node; None without one.
         code: the snapshot to run from; None to run in a folder on the cluster.
         activate: the folder of the environment to activate on the cluster; None without one.
     """
@@ -200,10 +198,10 @@ def spec_of(
         else _local_python(context, request, activate),
         activate=activate,
         resources=parsed_options.resources,
-        launcher=launcher.name if launcher else "",
+        launcher="",
         launcher_options=launcher_options_of(request),
         env=tuple(variables_of(context, request)),
-        signal=request.signal or (launcher.early_signal if launcher else "USR2"),
+        signal=request.signal or "USR2",
         spare_nodes=request.spare_nodes or 0,
         hang_timeout=parsed_options.hang_timeout,
         total_time=parsed_options.total_time,
@@ -217,6 +215,13 @@ def spec_of(
         trials=request.trials,
         separate_streams=request.separate_streams,
     )
+
+
+def with_launcher(spec: JobSpec, request: JobRequest, launcher: Launcher | None) -> JobSpec:
+    """Return the job with the launcher that starts the ranks of each node, and the signal it expects."""
+    if launcher is None:
+        return spec
+    return replace(spec, launcher=launcher.name, signal=request.signal or launcher.early_signal)
 
 
 def with_signal_split(request: JobRequest) -> Checked[JobRequest]:

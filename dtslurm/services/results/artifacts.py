@@ -14,7 +14,7 @@ from dtslurm.model.values import dataclass
 from dtslurm.remote.answers import interpret, is_plain_path
 from dtslurm.services.results.fetch import fetch
 from dtslurm.services.wiring.context import Context
-from dtslurm.services.wiring.remote_query import find_transport_and_python, query_worker
+from dtslurm.services.wiring.remote_query import find_worker_host, query_worker
 from dtslurm.worker import artifacts as register
 from dtslurm.worker.lib.json_records import finite_number, whole_number
 
@@ -208,10 +208,8 @@ def _text_or_none(value: Any) -> str | None:
 def _query_artifacts(
     context: Context, record: JobRecord, decode: Callable[[Mapping[str, Any]], _Result], **request: Any
 ) -> _Result:
-    transport, python = find_transport_and_python(context, record)
-    answer = query_worker(
-        transport, python, "artifacts", {"run_dir": record.run_dir, **request}, timeout=_TIMEOUT_S
-    )
+    host = find_worker_host(context, record)
+    answer = query_worker(host, "artifacts", {"run_dir": record.run_dir, **request}, timeout=_TIMEOUT_S)
     if "refused" in answer:
         raise RequestInvalid([str(answer["refused"])])
-    return interpret(answer, decode, transport.host)
+    return interpret(answer, decode, host.transport.host)

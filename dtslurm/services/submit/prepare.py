@@ -17,7 +17,7 @@ from dtslurm.model.diagnostics import Checked, Diagnostics, errors
 from dtslurm.model.jobs.job import Resources, Submission
 from dtslurm.model.paths import expand_home
 from dtslurm.model.values import dataclass
-from dtslurm.render.script import RunPlace, render
+from dtslurm.render.script import RunPlace, Site, render
 from dtslurm.render.text import insert_dependency
 from dtslurm.services.preflight.bad_nodes import choose_exclusion
 from dtslurm.services.preflight.containers import runtime_for
@@ -39,6 +39,7 @@ from dtslurm.services.request.spec import (
     parse_options,
     secrets_of,
     spec_of,
+    with_launcher,
     with_signal_split,
 )
 from dtslurm.services.wiring.context import ActiveCluster, Context
@@ -129,7 +130,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
             choose_exclusion(context, cluster, request, parsed.resources, layout.layout)
         )
         parsed = replace(parsed, resources=replace(parsed.resources, exclude=exclude))
-    spec = spec_of(context, cluster, request, parsed, launcher, code, env.value)
+    spec = with_launcher(spec_of(context, cluster, request, parsed, code, env.value), request, launcher)
     git = git_state(context, cluster, code, spec.work_dir) if not standalone else None
     spec = experiment_trackers.add_tracker_variables(
         request, spec, cluster, git, "" if standalone else run_place.token
@@ -146,13 +147,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         advice = cautions(context, request, layout.layout, launcher)
 
     submission = render(
-        spec,
-        profile,
-        layout.layout,
-        launcher,
-        run_place,
-        templates=templates_of(context, request),
-        runtime=runtime,
+        spec, Site(profile, templates_of(context, request), runtime), layout.layout, launcher, run_place
     )
     notices = [*advice, *env.notices, *layout.notices, *diagnostics.notices, *launcher.notices(spec)]
     notices += map(str, collect_notices(request, spec, layout, profile, submitted=not standalone))

@@ -23,7 +23,7 @@ from dtslurm.services.submit.resubmit import restore_request
 from dtslurm.services.submit.submit import Progress
 from dtslurm.services.submit.sweep import Trial, arrays, save_members, submit_sweep
 from dtslurm.services.wiring.context import Context
-from dtslurm.services.wiring.remote_query import find_transport_and_python, query_worker
+from dtslurm.services.wiring.remote_query import find_worker_host, query_worker
 from dtslurm.slurm.arrays import task_ranges
 from dtslurm.store.lock import try_lock
 from dtslurm.store.rundir import RunDir, json_lines
@@ -138,7 +138,7 @@ def load_sweep(
     if metric is not None:
         settings |= {"metric": metric[0], "mode": metric[1]}
     run_views = views(context, runs)
-    transport, python = find_transport_and_python(context, head)
+    host = find_worker_host(context, head)
     request = {
         "runs": [record.run_dir for record in runs],
         "per_task": settings["per_task"],
@@ -147,9 +147,7 @@ def load_sweep(
         "patterns": log_patterns(context),
         "points": points,
     }
-    answer = query_worker(
-        transport, python, "trial_report", request, timeout=_TIMEOUT_S, parts=_WORKER_MODULES
-    )
+    answer = query_worker(host, "trial_report", request, timeout=_TIMEOUT_S, parts=_WORKER_MODULES)
     trials, keys = interpret(
         answer,
         lambda answer: _build_trials(run_views, answer["runs"], settings["per_task"]),

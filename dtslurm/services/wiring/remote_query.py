@@ -8,7 +8,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from dtslurm.errors import TransportError
 from dtslurm.model.jobs.job import JobRecord
@@ -21,22 +21,28 @@ from dtslurm.transport.base import Transport
 SHARED = ("lib.answer", "lib.json_records", "lib.locks")  # modules that are sent with every program
 
 
-def find_transport_and_python(context: Context, record: JobRecord) -> tuple[Transport, str]:
-    """Return the transport to the machine with the run's files, and the Python to use there.
+class WorkerHost(NamedTuple):
+    """The way to a machine that runs worker programs, and the Python interpreter there."""
+
+    transport: Transport
+    python: str
+
+
+def find_worker_host(context: Context, record: JobRecord) -> WorkerHost:
+    """Return the machine with the run's files.
 
     Raises:
         TransportError: the machine cannot be reached.
         ProfileNotFound, ProfileInvalid: the cluster's profile is gone or invalid.
     """
     if not record.mirror:
-        return context.transport, sys.executable
+        return WorkerHost(context.transport, sys.executable)
     cluster = context.cluster_of(record)
-    return cluster.transport, query_login_node(context, cluster).python or "python3"
+    return WorkerHost(cluster.transport, query_login_node(context, cluster).python or "python3")
 
 
 def query_worker(
-    transport: Transport,
-    python: str,
+    host: WorkerHost,
     program: str,
     request: Mapping[str, Any],
     *,
@@ -48,8 +54,7 @@ def query_worker(
     The program defines ``answer(request)``, which returns the answer.
 
     Args:
-        transport: the way to the machine with the run's files.
-        python: the interpreter there.
+        host: the machine with the run's files.
         program: a module below `dtslurm.worker`, like ``telemetry.gpu_time``.
         request: the argument of ``answer``.
         timeout: seconds.
@@ -63,7 +68,7 @@ def query_worker(
     source = inline_program(
         [*SHARED, *parts, program], f"sys.modules['far.lib.answer'].tell({marker!r}, {call})"
     )
-    finished = transport.run([python, "-I", "-S", "-"], stdin=source.encode(), timeout=timeout)
+    finished = host.transport.run([host.python, "-I", "-S", "-"], stdin=source.encode(), timeout=timeout)
     return _unpacked(marker, finished.stdout, finished.stderr)
 
 
