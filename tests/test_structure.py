@@ -46,31 +46,8 @@ VAGUE_PARAMETERS = set(
         """,
     )
 )
-# Functions with more parameters, each of which may be given by its name alone.
-MANY_PARAMETERS = {
-    *(
-        "_activation_bytes_by_stage",
-        "_deliver_locally",
-        "_exchange",
-        "attention",
-        "build",
-        "deliver",
-        "detect",
-        "discover",
-    ),
-    *(
-        "gather",
-        "machine",
-        "memory_use",
-        "page",
-        "verify_profile",
-        "read_telemetry",
-        "render",
-        "run",
-        "session",
-        "spec_of",
-    ),
-}
+# A user's script calls this function, with options that are all independent of each other.
+MANY_PARAMETERS = {"session"}
 
 
 def parsed_sources() -> Iterator[tuple[Path, ast.Module]]:

@@ -34,13 +34,13 @@ from dtslurm.services.observe.run_list import (
     Runs,
     add_page,
 )
-from dtslurm.services.observe.telemetry import read_telemetry
+from dtslurm.services.observe.telemetry import RunPart, read_telemetry
 from dtslurm.services.observe.utilization_history import Percentages, UtilizationHistory, read_utilization
 from dtslurm.services.runs.control import change_jobs
 from dtslurm.services.runs.runs import find
 from dtslurm.services.runs.shell import open_shell
 from dtslurm.services.wiring.context import Context
-from dtslurm.views.run_page import Page, page
+from dtslurm.views.run_page import JobOutlook, Page, page
 
 if TYPE_CHECKING:
     from dtslurm.services.observe.compare import Comparison
@@ -331,11 +331,13 @@ class Feed:
         for row in sorted(due_rows, key=lambda row: cluster.queried_at.get(row.key, 0.0))[:_MAX_QUERIES]:
             cluster.queried_at[row.key] = now
             try:
-                telemetry = read_telemetry(context, records_by_token[row.token], task=row.task, points=200)
+                telemetry = read_telemetry(
+                    context, records_by_token[row.token], RunPart(task=row.task), points=200
+                )
             except (DtslurmError, OSError, KeyError):
                 continue
             cluster.pages[row.key] = page(
-                telemetry, key=row.key, taken_at=context.clock(), limit_at=row.limit_at
+                telemetry, key=row.key, taken_at=context.clock(), job=JobOutlook(limit_at=row.limit_at)
             )
         if due_rows:
             self._publish()
@@ -423,8 +425,7 @@ class Feed:
                 telemetry = read_telemetry(
                     context,
                     record,
-                    attempt=attempt,
-                    task=row.task,
+                    RunPart(attempt=attempt, task=row.task),
                     previous_telemetry=telemetry,
                     yield_control=_yield_to_screen,
                 )
@@ -432,10 +433,12 @@ class Feed:
                     telemetry,
                     key=row.key,
                     taken_at=context.clock(),
+                    job=JobOutlook(
+                        limit_at=row.limit_at,
+                        has_ended=row.over or row.pending or has_newer_attempt(telemetry),
+                        world_size=record.world_size,
+                    ),
                     previous_page=last_page,
-                    limit_at=row.limit_at,
-                    has_ended=row.over or row.pending or has_newer_attempt(telemetry),
-                    world_size=record.world_size,
                     yield_control=_yield_to_screen,
                 )
             except (DtslurmError, OSError) as error:

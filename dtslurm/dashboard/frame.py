@@ -22,10 +22,10 @@ from dtslurm.services.observe.run_list import (
     Runs,
     add_page,
 )
-from dtslurm.services.observe.telemetry import read_telemetry
+from dtslurm.services.observe.telemetry import RunPart, read_telemetry
 from dtslurm.services.runs.runs import find
 from dtslurm.services.wiring.context import Context
-from dtslurm.views.run_page import Page, page
+from dtslurm.views.run_page import JobOutlook, Page, page
 
 _PATIENCE_S = 20.0
 _MAX_QUERIES = 8  # running jobs of a cluster whose progress is read
@@ -100,16 +100,14 @@ def page_of_row(context: Context, row: JobRow, attempt: int | None) -> Page:
     key = row.key
     try:
         record = find(context, row.token)
-        telemetry = read_telemetry(context, record, task=row.task, attempt=attempt)
+        telemetry = read_telemetry(context, record, RunPart(attempt=attempt, task=row.task))
     except DtslurmError as error:
         return Page(key=key, trouble=error.message)
     return page(
         telemetry,
         key=key,
         taken_at=context.clock(),
-        limit_at=row.limit_at,
-        has_ended=row.over,
-        world_size=record.world_size,
+        job=JobOutlook(limit_at=row.limit_at, has_ended=row.over, world_size=record.world_size),
     )
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from textual.theme import BUILTIN_THEMES
 
@@ -15,42 +13,25 @@ from dtslurm.dashboard.app import TopApp
 from dtslurm.dashboard.feed import Feed
 from dtslurm.dashboard.theme import COLOUR_BLIND
 from dtslurm.errors import RequestInvalid
-from dtslurm.services.observe.diagnose import Diagnosis
-from dtslurm.services.observe.live import Live
-from dtslurm.services.wiring.context import Context
 from dtslurm.store.index import state_folder
 from dtslurm.suggestions import list_nearest, suggest_name
-
-if TYPE_CHECKING:
-    from dtslurm.services.observe.compare import Comparison
 
 _GC_THRESHOLD_0, _GC_THRESHOLD_1, _GC_THRESHOLD_2 = 20_000, 20, 10_000
 _SWITCH_INTERVAL_S = 0.0005  # reading threads yield to the drawing thread ten times sooner than by default
 
 
-def run(
-    *,
-    cluster: str | None,
-    key: str | None,
-    read_only: bool,
-    ascii_only: bool,
-    theme: str | None,
-    render_diagnosis: Callable[[Diagnosis | Live], Sequence[str]],
-    render_comparison: Callable[[Comparison], Sequence[str]] = lambda _: (),
-) -> None:
+def run(feed: Feed, *, key: str | None, read_only: bool, ascii_only: bool, theme: str | None) -> None:
     """Run the dashboard until the user quits.
 
     Args:
         key: key of the job whose page opens at the start.
-        render_diagnosis: renders a diagnosis as lines.
-        render_comparison: renders a comparison of runs as lines.
 
     Raises:
         RequestInvalid: there is no theme of this name.
     """
     check_theme(theme)
     app = TopApp(
-        Feed(Context, render_diagnosis, cluster=cluster, render_comparison=render_comparison),
+        feed,
         time.time,
         read_only=read_only,
         ascii_only=ascii_only or ascii_fallback.ascii_only(),

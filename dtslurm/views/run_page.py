@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from dtslurm.diagnose.ranks_apart import RanksApart, find_ranks_apart
 from dtslurm.model.chunking import Rest, chunked
@@ -159,23 +159,36 @@ class Page:
         return lost_step
 
 
+class JobOutlook(NamedTuple):
+    """What is known of a job without its telemetry.
+
+    Attributes:
+        limit_at: the time at which the time limit ends the run, on this machine's clock.
+        has_ended: whether the job has ended.
+        world_size: the number of ranks; 0 if it is unknown.
+    """
+
+    limit_at: float | None = None
+    has_ended: bool = False
+    world_size: int = 0
+
+
+UNKNOWN_JOB = JobOutlook()
+
+
 def page(
     telemetry: RunTelemetry,
     *,
     key: str,
     taken_at: float,
+    job: JobOutlook = UNKNOWN_JOB,
     previous_page: Page | None = None,
-    limit_at: float | None = None,
-    has_ended: bool = False,
-    world_size: int = 0,
     yield_control: Rest | None = None,
 ) -> Page:
     """Build the page of a run from its telemetry.
 
     Args:
         previous_page: the previous page, whose points and events are continued.
-        limit_at: the time at which the time limit ends the run, on this machine's clock.
-        has_ended: whether the job has ended.
         yield_control: see `chunked`.
     """
     is_same_attempt = (
@@ -193,11 +206,12 @@ def page(
             key=lambda cell: cell.node_rank,
         )
     )
+    limit_at = job.limit_at
     if limit_at is not None:  # convert it to the clock of the machine with the run's files
         limit_at += telemetry.now - taken_at
-    rank_count = telemetry.world_size or (world_size if telemetry.attempt is not None else 0)
-    activity = None if has_ended else activity_of(telemetry, rank_count)
-    end_forecast = None if has_ended else forecast_end(points, telemetry.now, limit_at)
+    rank_count = telemetry.world_size or (job.world_size if telemetry.attempt is not None else 0)
+    activity = None if job.has_ended else activity_of(telemetry, rank_count)
+    end_forecast = None if job.has_ended else forecast_end(points, telemetry.now, limit_at)
     if end_forecast is not None and activity is not None and activity.stalled:
         end_forecast = replace(end_forecast, stalled=True)
     return Page(
@@ -208,7 +222,11 @@ def page(
         taken_at=taken_at,
         world_size=rank_count,
         ranks=build_rank_cells(
-            telemetry, rank_count, nodes, has_ended=has_ended or not is_newest, yield_control=yield_control
+            telemetry,
+            rank_count,
+            nodes,
+            has_ended=job.has_ended or not is_newest,
+            yield_control=yield_control,
         ),
         first_failure=telemetry.first_failure,
         nodes=nodes,

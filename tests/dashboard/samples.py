@@ -23,7 +23,7 @@ from dtslurm.model.runs.telemetry import (
 from dtslurm.services.observe.run_list import Board, ClusterLine, JobRow
 from dtslurm.services.observe.utilization_history import UtilizationHistory
 from dtslurm.views.forecast import Forecast
-from dtslurm.views.run_page import Page, page
+from dtslurm.views.run_page import JobOutlook, Page, page
 
 NOW = 1_795_300_000.0  # 2026-11-21 22:26:40 UTC
 GIB = 1 << 30
@@ -220,7 +220,7 @@ def _sample(node: int, time: float, gpus: tuple[GpuSample, ...], seconds: int) -
 
 def page_of(ranks: int = 16, key: str = "000000000001", **values: object) -> Page:
     made = telemetry_of(ranks, **values)  # type: ignore[arg-type]
-    return page(made, key=key, taken_at=NOW, limit_at=NOW + 10_677, world_size=ranks)
+    return page(made, key=key, taken_at=NOW, job=JobOutlook(limit_at=NOW + 10_677, world_size=ranks))
 
 
 LOG = "".join(f"step {step} loss {2.5 / (1 + step * 0.05):.4f}\n" for step in range(1, 60))

@@ -16,7 +16,7 @@ from textual.widgets import Static
 from dtslurm.dashboard import start
 from dtslurm.dashboard.app import TopApp
 from dtslurm.dashboard.dialogs import Confirm
-from dtslurm.dashboard.feed import Diagnosed
+from dtslurm.dashboard.feed import Diagnosed, Feed
 from dtslurm.dashboard.job import JobScreen
 from dtslurm.dashboard.jobs import JobsScreen
 from dtslurm.dashboard.rows import Rows
@@ -24,6 +24,7 @@ from dtslurm.errors import HostUnavailable, RequestInvalid
 from dtslurm.model.runs.activity import Activity
 from dtslurm.model.runs.state import JobState
 from dtslurm.services.observe.run_list import Board, JobRow
+from dtslurm.services.wiring.context import Context
 from tests.dashboard.desk import Desk, join_feed_threads
 from tests.dashboard.samples import NOW, SampleSource, row
 from tests.dashboard.screen import notification_text, screen_text, use_app, wait_until_stable
@@ -332,14 +333,8 @@ def start_dashboard(
         asyncio.run(look())
 
     monkeypatch.setattr(TopApp, "run", run)
-    start.run(
-        cluster=None,
-        key=key,
-        read_only=False,
-        ascii_only=ascii_only,
-        theme=theme,
-        render_diagnosis=lambda _: ("well",),
-    )
+    feed = Feed(Context, lambda _: ("well",))
+    start.run(feed, key=key, read_only=False, ascii_only=ascii_only, theme=theme)
     join_feed_threads()
     return found[0]
 
@@ -366,12 +361,6 @@ def test_the_dashboard_starts_with_the_named_job(tmp_path: Path, monkeypatch: py
 
 
 def test_an_unknown_theme_is_refused_with_a_list_of_themes() -> None:
+    feed = Feed(Context, lambda _: ())
     with pytest.raises(RequestInvalid, match=r"no theme 'pink' \(there are: .*, and 17 more\)"):
-        start.run(
-            cluster=None,
-            key=None,
-            read_only=False,
-            ascii_only=False,
-            theme="pink",
-            render_diagnosis=lambda _: (),
-        )
+        start.run(feed, key=None, read_only=False, ascii_only=False, theme="pink")

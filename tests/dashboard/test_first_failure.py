@@ -13,7 +13,7 @@ from dtslurm.dashboard.grid import RankGrid
 from dtslurm.dashboard.logview import LogView
 from dtslurm.model.runs.telemetry import FirstFailure, RankTelemetry
 from dtslurm.services.observe.run_list import Board, JobRow
-from dtslurm.views.run_page import Page, page
+from dtslurm.views.run_page import JobOutlook, Page, page
 from tests.dashboard.samples import NOW, SampleSource, row, telemetry_of
 from tests.dashboard.screen import (
     notification_text,
@@ -34,7 +34,7 @@ def failed_page(ranks: int = 4, key: str = "000000000005") -> Page:
     }
     cells[3] = RankTelemetry(rank=3, exit_code=1, **ended)
     pulse = replace(telemetry_of(4), ranks=cells, world_size=ranks, first_failure=FAILURE)
-    return page(pulse, key=key, taken_at=NOW, has_ended=True)
+    return page(pulse, key=key, taken_at=NOW, job=JobOutlook(has_ended=True))
 
 
 def failed_job(**values: object) -> JobRow:

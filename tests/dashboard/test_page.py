@@ -13,7 +13,7 @@ from dtslurm.dashboard.charts.plot import draw_bar, draw_curve
 from dtslurm.model.runs.activity import Activity, NodeActivity
 from dtslurm.model.runs.telemetry import NodeSample, RankTelemetry, RunTelemetry, TrainPoint
 from dtslurm.services.observe.run_list import add_page
-from dtslurm.views.run_page import MOST_POINTS, Page, page
+from dtslurm.views.run_page import MOST_POINTS, JobOutlook, Page, page
 from tests.dashboard.samples import NOW, page_of, row, telemetry_of
 
 
@@ -52,7 +52,7 @@ def test_the_page_of_a_stalled_run_has_no_expected_end() -> None:
     assert made.forecast is not None
     assert made.forecast.stalled
     assert not any("done in" in line for line in words.describe_forecast(made.forecast, NOW))
-    over = page(stalled_telemetry(), key="k", taken_at=NOW, has_ended=True)
+    over = page(stalled_telemetry(), key="k", taken_at=NOW, job=JobOutlook(has_ended=True))
     assert over.activity is None
     found = add_page(row(1), made)
     assert found.stalled
@@ -72,7 +72,9 @@ def test_ranks_without_a_record_wait_and_ranks_without_an_end_are_lost() -> None
         "running",
         "waiting",
     ]
-    assert [cell.state for cell in page(pulse, key="k", taken_at=NOW, has_ended=True).ranks][1] == "lost"
+    assert [cell.state for cell in page(pulse, key="k", taken_at=NOW, job=JobOutlook(has_ended=True)).ranks][
+        1
+    ] == "lost"
     earlier = replace(pulse, attempts=(0, 1))
     assert page(earlier, key="k", taken_at=NOW).ranks[1].state == "lost"
 

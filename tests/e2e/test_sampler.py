@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.services.observe.telemetry import read_telemetry
+from dtslurm.services.observe.telemetry import RunPart, read_telemetry
 from dtslurm.services.wiring.context import Context
 from dtslurm.store.rundir import RunDir, json_lines
 from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli
@@ -97,7 +97,7 @@ def test_each_array_task_has_separate_telemetry(cli: Cli) -> None:
     assert {item["state"] for item in cli.wait_for_end(job, 120)["statuses"]} == {"COMPLETED"}
     tasks = cli.run_dir(job).tasks()
     assert [len(telemetry_lines(task, 0)) >= 2 for task in tasks.values()] == [True, True]
-    seen = read_telemetry(Context(cwd=cli.folder), cli.run_dir(job).load(), task="1")
+    seen = read_telemetry(Context(cwd=cli.folder), cli.run_dir(job).load(), RunPart(task="1"))
     assert (seen.task, seen.tasks, len(seen.nodes)) == ("1", ("0", "1"), 1)
 
 

@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtslurm.launch.detection.detect import Detection, detect, find_size_conflicts, resumes_from_checkpoints
+from dtslurm.launch.detection.detect import (
+    Detection,
+    RequestedRanks,
+    ScriptText,
+    detect,
+    find_size_conflicts,
+    resumes_from_checkpoints,
+)
 from dtslurm.launch.detection.evidence import imported_files
 
 BUILT_IN = ("single", "srun", "torchrun")
@@ -19,8 +28,18 @@ DDP = "import torch.distributed as dist\ndist.init_process_group('nccl')\n"
 def detected(
     source: str, script: str = "train.py", args: tuple[str, ...] = (), **request: object
 ) -> Detection:
-    values = {"nodes": 2, "ranks_per_node": 4, "gpus_per_node": 4, "launchers": ALL, **request}
-    return detect(source, script, args, **values)  # type: ignore[arg-type]
+    values: dict[str, Any] = {
+        "nodes": 2, "ranks_per_node": 4, "gpus_per_node": 4, "ranks_asked": False, "siblings": {},
+        "launchers": ALL, "launcher": None, **request,
+    }  # fmt: skip
+    return detect(
+        ScriptText(source, script, args, values["siblings"]),
+        RequestedRanks(
+            values["nodes"], values["ranks_per_node"], values["gpus_per_node"], values["ranks_asked"]
+        ),
+        launchers=values["launchers"],
+        launcher=values["launcher"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -382,7 +401,7 @@ def test_python_program_that_is_a_launcher_gets_a_warning() -> None:
 def test_sizes_that_differ_from_the_job_are_reported(
     source: str, args: tuple[str, ...], said: list[str]
 ) -> None:
-    told = find_size_conflicts(source, "/w/train.py", args, nodes=2, ranks_per_node=4, siblings={})
+    told = find_size_conflicts(ScriptText(source, "/w/train.py", args), RequestedRanks(2, 4))
     assert len(told) == len(said)
     assert all(words in line for words, line in zip(said, told, strict=True)), told
 
@@ -445,14 +464,9 @@ def test_detection_never_raises(
     known: tuple[str, ...],
 ) -> None:
     detection = detect(
-        source,
-        script,
-        args,
-        nodes=nodes,
-        ranks_per_node=ranks,
-        gpus_per_node=gpus,
+        ScriptText(source, script, args, {"t.py": source}),
+        RequestedRanks(nodes, ranks, gpus),
         launchers=known,
-        siblings={"t.py": source},
     )
     assert detection.launcher in known or not known
     assert detection.why
@@ -472,4 +486,4 @@ def test_detection_never_raises(
 )
 def test_script_that_restores_its_newest_checkpoint_is_resumable(source: str, resumes: bool) -> None:
     helper = "from dtslurm import train\ndef go():\n    with train.session() as run:\n        run.restore()\n"
-    assert resumes_from_checkpoints(source, "train.py", {"helper.py": helper}) is resumes
+    assert resumes_from_checkpoints(ScriptText(source, "train.py", siblings={"helper.py": helper})) is resumes

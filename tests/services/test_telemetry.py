@@ -14,7 +14,7 @@ import pytest
 from dtslurm.errors import RequestInvalid, TransportError
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.telemetry import FirstFailure
-from dtslurm.services.observe.telemetry import read_telemetry
+from dtslurm.services.observe.telemetry import RunPart, read_telemetry
 from dtslurm.services.wiring.context import Context
 from dtslurm.worker.lib.rank_files import encode_lines, encode_totals
 from tests.e2e.conftest import far_profile
@@ -156,7 +156,7 @@ def test_a_new_attempt_resets_the_telemetry(run_files: RunFiles) -> None:
     second = read_telemetry(Context(), record_of(run_files), previous_telemetry=first)
     assert (second.attempt, second.attempts, [item.step for item in second.train]) == (1, (0, 1), [2])
     assert second.ranks[0].pid is None
-    assert len(read_telemetry(Context(), record_of(run_files), attempt=0).train) == 2
+    assert len(read_telemetry(Context(), record_of(run_files), RunPart(attempt=0)).train) == 2
 
 
 SAMPLE: dict[str, Any] = {
@@ -255,7 +255,7 @@ def test_telemetry_of_a_run_without_files_is_empty(run_files: RunFiles) -> None:
     seen = read_telemetry(Context(), record_of(run_files))
     assert (seen.attempt, seen.ranks, seen.nodes, seen.train) == (None, {}, (), ())
     with pytest.raises(RequestInvalid, match="7 has no attempt 3: the run has not started"):
-        read_telemetry(Context(), record_of(run_files), attempt=3)
+        read_telemetry(Context(), record_of(run_files), RunPart(attempt=3))
     gone = read_telemetry(Context(), record_of(run_files, run_dir=str(run_files.folder / "gone")))
     assert gone.attempt is None
 
@@ -299,7 +299,7 @@ def test_telemetry_is_read_per_array_task(run_files: RunFiles) -> None:
         one.rank(0, pid=int(task))
     record = record_of(run_files, array="3-12")
     assert read_telemetry(Context(), record).ranks[0].pid == 3
-    seen = read_telemetry(Context(), record, task="12")
+    seen = read_telemetry(Context(), record, RunPart(task="12"))
     assert (seen.ranks[0].pid, seen.task, seen.tasks) == (12, "12", ("3", "12"))
     for task, said in (
         ("4", "task 4 of 7 has not started"),
@@ -307,7 +307,7 @@ def test_telemetry_is_read_per_array_task(run_files: RunFiles) -> None:
         ("٣", "not the index"),
     ):
         with pytest.raises(RequestInvalid, match=said):
-            read_telemetry(Context(), record, task=task)
+            read_telemetry(Context(), record, RunPart(task=task))
 
 
 def test_a_host_without_a_working_python_causes_a_transport_error(

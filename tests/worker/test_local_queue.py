@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from dtslurm.worker.localslurm import queue as local_queue
 from dtslurm.worker.localslurm.options import Refused
 from dtslurm.worker.localslurm.state import LockTimeout, State, try_lock
 
+ROOT = Path(__file__).parents[2]
 MACHINE = {"cpus": 8, "memory_mib": 8000, "gpus": []}
 
 
@@ -225,6 +228,22 @@ def test_requeue_asks_the_keeper_or_queues_an_ended_job(queue: Queue) -> None:
     assert queue.look()[1] == ("PENDING", "BeginTime")
     assert queue[1]["restarts"] == 1
     assert queue.started[-1] == ["wake"]  # somebody looks again when its delay is over
+
+
+def test_scontrol_survives_the_signal_that_ends_the_job_it_requeues(queue: Queue) -> None:
+    queue.submit()
+    queue.look()
+    # The job's end may begin before scontrol has exited, as on a busy machine.
+    program = (
+        "import os, signal, sys\n"
+        "from dtslurm.worker.localslurm import queue, scontrol\n"
+        "queue.schedule = lambda state: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "scontrol.main()\n"
+    )
+    arguments = ["scontrol", queue.state.root, "requeue", "1"]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], cwd=ROOT, check=False)
+    assert done.returncode == 0
+    assert queue.state.read_ask(1) == "requeue"
 
 
 def test_requeue_hold_and_release_are_refused_with_the_reason(queue: Queue) -> None:

@@ -61,17 +61,11 @@ def top(
             check_theme(theme)
         _print_frame(context, cluster, key, as_json=as_json, ascii_only=ascii_only)
         return
+    from dtslurm.dashboard.feed import Feed
     from dtslurm.dashboard.start import run
 
-    run(
-        cluster=cluster,
-        key=key,
-        read_only=read_only,
-        ascii_only=ascii_only,
-        theme=theme,
-        render_diagnosis=_format_verdict,
-        render_comparison=_format_comparison,
-    )
+    feed = Feed(Context, _format_verdict, cluster=cluster, render_comparison=_format_comparison)
+    run(feed, key=key, read_only=read_only, ascii_only=ascii_only, theme=theme)
 
 
 def _format_comparison(comparison: Comparison) -> list[str]:

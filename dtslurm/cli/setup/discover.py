@@ -104,7 +104,7 @@ def discover(
     existing_text = profile_file.existing(target) if target else None
     extends = profile_file.extended_by(existing_text, str(target)) if existing_text is not None else None
     options = service.DiscoverOptions(
-        partitions=partitions, probe=probe, account=account, qos=qos, wait_s=wait
+        partitions=partitions, probe=probe, account=account, qos=qos, wait_s=wait, extends=extends
     )
     login_host = host or (active_cluster.profile.login.host if active_cluster.remote else None)
     discovery = service.discover(
@@ -112,7 +112,6 @@ def discover(
         active_cluster,
         options,
         host=login_host,
-        extends=extends,
         own_path=target,
         report_progress=output.note,
     )
@@ -269,13 +268,14 @@ def check(
     context = Context()
     active_cluster = context.cluster(name, transport)
     _require_slurm(active_cluster)
-    options = DiscoverOptions(partitions=partitions, probe=probe, account=account, qos=qos, wait_s=wait)
+    options = DiscoverOptions(
+        partitions=partitions, probe=probe, fabric=fabric, account=account, qos=qos, wait_s=wait
+    )
     proof = service.verify_profile(
         context,
         active_cluster,
         options,
         launchers=launchers,
-        fabric=fabric,
         transport=transport,
         report_progress=output.note,
     )

@@ -20,7 +20,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from dtslurm.launch.detection.conditions import is_certain
 from dtslurm.launch.detection.evidence import (
@@ -143,6 +144,36 @@ _NEVER_DISTRIBUTED = re.compile(
 _RANK_ENVIRONMENT = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK")
 
 
+class ScriptText(NamedTuple):
+    """A script as far as it can be read before it runs.
+
+    Attributes:
+        source: the text of ``name``: a Python file, another executable or a configuration file.
+        name: the script as the user names it.
+        args: the arguments that it receives.
+        siblings: the texts of other files by path relative to the script's folder; `imported_files` lists the
+            paths that are read.
+    """
+
+    source: str
+    name: str
+    args: Sequence[str] = ()
+    siblings: Mapping[str, str] = MappingProxyType({})
+
+
+class RequestedRanks(NamedTuple):
+    """The sizes of a job.
+
+    Attributes:
+        are_chosen: whether the user set ``per_node``; otherwise it is the default of one rank per GPU.
+    """
+
+    nodes: int
+    per_node: int
+    gpus_per_node: int = 0
+    are_chosen: bool = False
+
+
 @dataclass(frozen=True)
 class _ScriptCase:
     """The evidence from a script, and the request for which it needs a launcher."""
@@ -150,44 +181,33 @@ class _ScriptCase:
     seen: ScriptEvidence
     script: str
     args: Sequence[str]
-    nodes: int
-    ranks_per_node: int
-    gpus_per_node: int
+    requested: RequestedRanks
     has_unread_imports: bool = False
 
     @property
     def ranks(self) -> int:
-        return self.nodes * self.ranks_per_node
+        return self.requested.nodes * self.requested.per_node
 
 
-def detect(  # noqa: PLR0913 - keyword arguments describe the script and the request
-    source: str,
-    script: str,
-    args: Sequence[str],
+def detect(
+    script: ScriptText,
+    ranks: RequestedRanks,
     *,
-    nodes: int,
-    ranks_per_node: int,
-    gpus_per_node: int,
-    siblings: Mapping[str, str] | None = None,
     launchers: Collection[str] = ("single", "srun", "torchrun"),
-    ranks_asked: bool = False,
     launcher: str | None = None,
 ) -> Detection:
     """Return the launcher for a script, the evidence for it, and warnings. Never raises.
 
     Args:
-        source: the text of ``script``: a Python file, another executable or a configuration file.
-        siblings: the texts of other files by path relative to the script's folder; `imported_files` lists the
-            paths that are read.
         launchers: the names of the existing launchers.
-        ranks_asked: whether the user set ``ranks_per_node``; otherwise it is the default of one rank per GPU.
         launcher: the launcher that the user chose. It is returned in any case, with warnings if it does not
             suit the script.
     """
-    default = _choose_by_ranks(nodes * ranks_per_node, launchers)
-    single_is_possible = nodes == 1 and (ranks_per_node == 1 or not ranks_asked) and "single" in launchers
-    siblings = siblings or {}
-    name = PurePosixPath(script).name or script
+    source, siblings = script.source, script.siblings
+    default = _choose_by_ranks(ranks.nodes * ranks.per_node, launchers)
+    is_one_rank = ranks.nodes == 1 and (ranks.per_node == 1 or not ranks.are_chosen)
+    single_is_possible = is_one_rank and "single" in launchers
+    name = PurePosixPath(script.name).name or script.name
     if name.endswith(CONFIGURATIONS):
         return _detect_for_configuration(source, name, default, launchers, launcher)
     first_line = source.lstrip("\ufeff").partition("\n")[0]
@@ -217,9 +237,7 @@ def detect(  # noqa: PLR0913 - keyword arguments describe the script and the req
         package not in sibling_modules and not _NEVER_DISTRIBUTED.fullmatch(package)
         for package in evidence.imports
     )
-    script_case = _ScriptCase(
-        evidence, name, args, nodes, ranks_per_node, gpus_per_node, has_unread_imports=has_unread_imports
-    )
+    script_case = _ScriptCase(evidence, name, script.args, ranks, has_unread_imports)
     if launcher_evidence := own_launcher("", name):
         return Detection(
             launcher or default[0],
@@ -229,32 +247,24 @@ def detect(  # noqa: PLR0913 - keyword arguments describe the script and the req
     return _detect_for_script(script_case, launchers, single_is_possible, launcher)
 
 
-def find_size_conflicts(
-    source: str,
-    script: str,
-    args: Sequence[str],
-    *,
-    nodes: int,
-    ranks_per_node: int,
-    siblings: Mapping[str, str],
-) -> tuple[str, ...]:
+def find_size_conflicts(script: ScriptText, ranks: RequestedRanks) -> tuple[str, ...]:
     """Return warnings where a script's Lightning Trainer has other sizes than the job. Never raises."""
-    tree, _ = parse_source(source)
+    tree, _ = parse_source(script.source)
     if tree is None:
         return ()
-    name = PurePosixPath(script).name or script
-    evidence = _collect_evidence(tree, source, name, siblings)
-    return tuple(_find_lightning_sizes(_ScriptCase(evidence, name, args, nodes, ranks_per_node, 0), None, ""))
+    name = PurePosixPath(script.name).name or script.name
+    evidence = _collect_evidence(tree, script.source, name, script.siblings)
+    return tuple(_find_lightning_sizes(_ScriptCase(evidence, name, script.args, ranks), None, ""))
 
 
-def resumes_from_checkpoints(source: str, script: str, siblings: Mapping[str, str]) -> bool:
+def resumes_from_checkpoints(script: ScriptText) -> bool:
     """Return whether a script restores its newest checkpoint with ``dtslurm.train``. Never raises."""
-    if not any("dtslurm" in text for text in (source, *siblings.values())):
+    if not any("dtslurm" in text for text in (script.source, *script.siblings.values())):
         return False
-    tree, _ = parse_source(source)
+    tree, _ = parse_source(script.source)
     if tree is None:
         return False
-    evidence = _collect_evidence(tree, source, script, siblings)
+    evidence = _collect_evidence(tree, script.source, script.name, script.siblings)
     return evidence.has(r"dtslurm\.train(\..*)?") and evidence.has(r"(.*\.)?restore\(\)")
 
 
@@ -318,7 +328,7 @@ def _detect_for_script(
             else ", which needs no launcher for one rank"
         )
     if chosen_launcher in {"single", "ray"}:
-        script_case = replace(script_case, nodes=1, ranks_per_node=1)
+        script_case = replace(script_case, requested=script_case.requested._replace(nodes=1, per_node=1))
     warnings += [line for check in _WARNING_CHECKS for line in check(script_case, kind, chosen_launcher)]
     return Detection(chosen_launcher, evidence, tuple(dict.fromkeys(warnings)))
 
@@ -400,7 +410,7 @@ def _find_independent_ranks(script_case: _ScriptCase, kind: _ScriptKind | None, 
         _, evidence = _find_kind(script_case.seen)
         hint = (
             f"use -l {kind.launchers[0]}"
-            if kind.launchers != ("single",) or script_case.nodes == 1
+            if kind.launchers != ("single",) or script_case.requested.nodes == 1
             else "start a single rank"
         )
         return [f"{evidence}: each of the {script_case.ranks} ranks would do this separately; {hint}"]
@@ -423,8 +433,8 @@ def _find_lightning_sizes(script_case: _ScriptCase, kind: _ScriptKind | None, la
     """Return warnings if a Lightning Trainer is given other sizes than the job has."""
     del kind, launcher
     sizes = (
-        ("num_nodes", script_case.nodes, "nodes"),
-        ("devices", script_case.ranks_per_node, "ranks per node"),
+        ("num_nodes", script_case.requested.nodes, "nodes"),
+        ("devices", script_case.requested.per_node, "ranks per node"),
     )
     warnings = []
     for keywords, location in script_case.seen.trainers:
@@ -469,22 +479,23 @@ def _find_overwritten_variables(
 ) -> list[str]:
     """Return warnings if the script overwrites variables of the launcher with fixed values."""
     del kind
+    ranks = script_case.requested
     warnings = []
     for name, value, location in script_case.seen.env:
         is_local_address = (
-            name == "MASTER_ADDR" and script_case.nodes == 1 and value in {"localhost", "127.0.0.1", "::1"}
+            name == "MASTER_ADDR" and ranks.nodes == 1 and value in {"localhost", "127.0.0.1", "::1"}
         )
         if name in _RANK_ENVIRONMENT and script_case.ranks > 1 and not is_local_address:
             warnings.append(
                 f"{location}: sets {name} to {value!r} and overrides the value of launcher {launcher}; "
                 "remove it"
             )
-        devices_needed = max(script_case.gpus_per_node, script_case.ranks_per_node)
+        devices_needed = max(ranks.gpus_per_node, ranks.per_node)
         devices = len([item for item in value.split(",") if item.strip()])
         if name == "CUDA_VISIBLE_DEVICES" and devices < devices_needed and devices_needed > 1:
             warnings.append(
                 f"{location}: sets CUDA_VISIBLE_DEVICES to {value!r}, "
-                f"but a node has {script_case.ranks_per_node} ranks and {script_case.gpus_per_node} GPUs"
+                f"but a node has {ranks.per_node} ranks and {ranks.gpus_per_node} GPUs"
             )
     return warnings
 
@@ -492,9 +503,10 @@ def _find_overwritten_variables(
 def _find_shared_gpu(script_case: _ScriptCase, kind: _ScriptKind | None, launcher: str) -> list[str]:
     """Return warnings if all ranks of a node use its first GPU."""
     del kind, launcher
-    if script_case.ranks_per_node < 2 or script_case.gpus_per_node < 2 or script_case.seen.has(_ASSIGNS_GPUS):
+    ranks = script_case.requested
+    if ranks.per_node < 2 or ranks.gpus_per_node < 2 or script_case.seen.has(_ASSIGNS_GPUS):
         return []
-    consequence = f"all {script_case.ranks_per_node} ranks of a node would share its first GPU"
+    consequence = f"all {ranks.per_node} ranks of a node would share its first GPU"
     warnings = []
     if "first" in script_case.seen.devices and _find_argument(script_case.args, "--device") is None:
         warnings.append(

@@ -65,15 +65,19 @@ class DiscoverOptions:
     Attributes:
         partitions: probe only nodes of these partitions; empty for all.
         probe: run probe jobs.
+        fabric: run a job on two nodes that measures the network between them.
         account, qos: for the probe jobs.
         wait_s: how long probe jobs may wait for their start.
+        extends: the profile to complete, if the user has chosen one.
     """
 
     partitions: tuple[str, ...] = ()
     probe: bool = True
+    fabric: bool = True
     account: str | None = None
     qos: str | None = None
     wait_s: float = 120.0
+    extends: str | None = None
 
 
 def survey_cluster(cluster: ActiveCluster) -> Survey:
@@ -114,7 +118,6 @@ def discover(
     options: DiscoverOptions,
     *,
     host: str | None = None,
-    extends: str | None = None,
     own_path: Path | None = None,
     report_progress: Say = lambda _: None,
 ) -> Discovery:
@@ -125,7 +128,6 @@ def discover(
         cluster: the cluster.
         options: what to probe, and how.
         host: the login node as the user names it, None for this machine.
-        extends: the profile to complete, if the user has chosen one.
         own_path: the file that will be written.
         report_progress: receives progress messages.
 
@@ -147,8 +149,8 @@ def discover(
             ]
         )
     hosts = [survey.host, host or "", cluster.profile.login.host or ""]
-    candidates = [] if extends else _match_known_sites(context, survey, hosts)
-    parent_name = extends or (candidates[0][0] if len(candidates) == 1 else None)
+    candidates = [] if options.extends else _match_known_sites(context, survey, hosts)
+    parent_name = options.extends or (candidates[0][0] if len(candidates) == 1 else None)
     parent = _load_parent(context, parent_name, own_path) if parent_name else None
     groups = kinds(survey.nodes)
     names = from_slurm.names_of(groups, parent)

@@ -81,7 +81,6 @@ def verify_profile(
     options: DiscoverOptions,
     *,
     launchers: Sequence[str] = (),
-    fabric: bool = True,
     transport: str | None = None,
     report_progress: Say = lambda _: None,
 ) -> Verification:
@@ -92,7 +91,6 @@ def verify_profile(
         cluster: the cluster, with the profile to verify.
         options: what to probe, and how.
         launchers: dry-run jobs of these launchers; all launchers by default.
-        fabric: run a job on two nodes that measures the network between them.
         transport: the way to the login node; None for the profile's choice.
         report_progress: receives progress messages.
 
@@ -126,7 +124,7 @@ def verify_profile(
     rows += _run_dry_submissions(
         context, live_cluster, survey, options, launchers or registry.names(), transport
     )
-    if fabric and options.probe:
+    if options.fabric and options.probe:
         rows.append(_measure_fabric(context, live_cluster, options, probes, transport, report_progress))
     return Verification(name=cluster.name, rows=tuple(rows), notices=discovered.notices, probes=probes)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.telemetry import RunTelemetry, TrainPoint
-from dtslurm.services.observe.telemetry import read_telemetry
+from dtslurm.services.observe.telemetry import RunPart, read_telemetry
 from dtslurm.services.wiring.context import Context
 from dtslurm.views.run_page import drawable
 
@@ -28,7 +28,9 @@ def points_of_attempts(
     if telemetry.attempt is None:
         return {}
     earlier_points: dict[int, Sequence[TrainPoint]] = {
-        number: read_telemetry(context, record, attempt=number, task=telemetry.task, points=max_points).train
+        number: read_telemetry(
+            context, record, RunPart(attempt=number, task=telemetry.task), points=max_points
+        ).train
         for number in sorted(telemetry.attempts)
         if number < telemetry.attempt
     }

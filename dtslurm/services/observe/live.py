@@ -22,7 +22,7 @@ from dtslurm.model.runs.telemetry import RankTelemetry, RunTelemetry
 from dtslurm.model.values import dataclass
 from dtslurm.remote import answers
 from dtslurm.remote.worker_program import NO_PYTHON, inline_program, run_with_any_python
-from dtslurm.services.observe.telemetry import read_telemetry
+from dtslurm.services.observe.telemetry import RunPart, read_telemetry
 from dtslurm.services.runs.status import RunView, views
 from dtslurm.services.wiring.context import Context
 from dtslurm.slurm import commands
@@ -89,7 +89,7 @@ def diagnose_live(context: Context, record: JobRecord, *, task: str | None = Non
         )
     if task is None and record.array is not None:
         task = status.job_id.rpartition("_")[2]
-    telemetry = read_telemetry(context, record, task=task)
+    telemetry = read_telemetry(context, record, RunPart(task=task))
     if telemetry.attempt is None:
         raise RequestInvalid(
             [f"job {name} has not started any rank"], hint="dtslurm logs shows the output of its setup"
@@ -98,7 +98,7 @@ def diagnose_live(context: Context, record: JobRecord, *, task: str | None = Non
     run_dir = record.run_dir if task is None else f"{record.run_dir}/tasks/{task}"
     observations, missing = _observe_ranks(context, view.record, status, telemetry, run_dir)
     if any(look.get("by") == "none" for look in observations.values()):  # the process may have ended
-        telemetry = read_telemetry(context, record, attempt=attempt, task=task)
+        telemetry = read_telemetry(context, record, RunPart(attempt=attempt, task=task))
     looks, reasons = answers.interpret(
         observations,
         lambda found: (

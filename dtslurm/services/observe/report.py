@@ -30,7 +30,7 @@ from dtslurm.services.observe.report_header import (
     time_tile,
     training_tiles,
 )
-from dtslurm.services.observe.telemetry import read_telemetry
+from dtslurm.services.observe.telemetry import RunPart, read_telemetry
 from dtslurm.services.observe.usage import count_gpu_hours, count_gpus, price_gpu_hours
 from dtslurm.services.observe.utilization_history import read_utilization, summarize_utilization
 from dtslurm.services.runs.history import History, history
@@ -59,7 +59,7 @@ def report(
     """
     [view] = views(context, [record])
     task = first_failed_task(view) if task is None else task
-    telemetry = read_telemetry(context, view.record, attempt=attempt, task=task, points=_POINTS)
+    telemetry = read_telemetry(context, view.record, RunPart(attempt=attempt, task=task), points=_POINTS)
     if telemetry.attempt is None:
         raise RequestInvalid([f"run {record.name} has not started, so it has nothing to report"])
     utilization = read_utilization(context, view.record, attempt=telemetry.attempt, task=telemetry.task)

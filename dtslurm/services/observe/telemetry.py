@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dtslurm.config import metric_patterns
 from dtslurm.errors import RequestInvalid
@@ -21,12 +21,26 @@ PARTS = ("lib.rank_files", "telemetry.failure", "telemetry.lines", "telemetry.no
 _POINTS = 2000  # training records per answer; if there are more, neighbours are merged
 
 
+class RunPart(NamedTuple):
+    """A part of a run.
+
+    Attributes:
+        attempt: number of the attempt; the newest by default. A run that has not started has none.
+        task: index of the array task; by default the first that has started.
+    """
+
+    attempt: int | None = None
+    task: str | None = None
+
+
+NEWEST = RunPart()
+
+
 def read_telemetry(
     context: Context,
     record: JobRecord,
+    part: RunPart = NEWEST,
     *,
-    attempt: int | None = None,
-    task: str | None = None,
     previous_telemetry: RunTelemetry | None = None,
     points: int = _POINTS,
     yield_control: Rest | None = None,
@@ -34,8 +48,6 @@ def read_telemetry(
     """Return the telemetry of a run's ranks, nodes and training; the scheduler is not queried.
 
     Args:
-        attempt: number of the attempt; the newest by default. A run that has not started has none.
-        task: index of the array task; by default the first that has started.
         previous_telemetry: the previous telemetry: only newer training records and events are returned.
         points: approximate maximum number of training records in one answer.
         yield_control: see `dtslurm.model.chunking.Rest`.
@@ -45,6 +57,7 @@ def read_telemetry(
         TransportError: the run's files could not be read on their machine.
         ProfileInvalid: a file of metric patterns is invalid.
     """
+    attempt, task = part
     if task is not None and not (task.isascii() and task.isdecimal()):
         raise RequestInvalid([f"{task!r} is not the index of an array task"])
     host = find_worker_host(context, record)

@@ -22,17 +22,16 @@ def suggest_launcher(
     layout = resolution.layout
     fallback_launcher = "single" if layout is None or layout.world_size == 1 else "torchrun"
     try:
-        source, siblings, script_name = _read_source(context, request)
-        detection = detect.detect(
-            source,
-            script_name,
-            request.args,
+        ranks = detect.RequestedRanks(
             nodes=layout.nodes if layout else request.nodes or 1,
-            ranks_per_node=layout.ranks_per_node if layout else request.ntasks_per_node or 1,
+            per_node=layout.ranks_per_node if layout else request.ntasks_per_node or 1,
             gpus_per_node=layout.gpus_per_node if layout else request.gpus_per_node or 0,
-            siblings=siblings,
+            are_chosen=request.ntasks_per_node is not None,
+        )
+        detection = detect.detect(
+            _read_script(context, request),
+            ranks,
             launchers=registry.own(),  # only dtslurm's own launchers are suggested
-            ranks_asked=request.ntasks_per_node is not None,
             launcher=None if auto else fallback_launcher,
         )
         launcher = registry.load(detection.launcher)
@@ -48,17 +47,8 @@ def cautions(context: Context, request: JobRequest, layout: TaskLayout, launcher
     if not launcher.reads_sizes:
         return []
     try:
-        source, siblings, script_name = _read_source(context, request)
-        return list(
-            detect.find_size_conflicts(
-                source,
-                script_name,
-                request.args,
-                nodes=layout.nodes,
-                ranks_per_node=layout.ranks_per_node,
-                siblings=siblings,
-            )
-        )
+        ranks = detect.RequestedRanks(layout.nodes, layout.ranks_per_node)
+        return list(detect.find_size_conflicts(_read_script(context, request), ranks))
     except Exception:  # noqa: BLE001 - failed advice must not fail the job
         return []
 
@@ -66,14 +56,13 @@ def cautions(context: Context, request: JobRequest, layout: TaskLayout, launcher
 def resumes_from_checkpoints(context: Context, request: JobRequest) -> bool:
     """Return whether the training script loads the newest checkpoint when it starts."""
     try:
-        source, siblings, script_name = _read_source(context, request)
-        return detect.resumes_from_checkpoints(source, script_name, siblings)
+        return detect.resumes_from_checkpoints(_read_script(context, request))
     except Exception:  # noqa: BLE001 - as above
         return False
 
 
-def _read_source(context: Context, request: JobRequest) -> tuple[str, dict[str, str], str]:
-    """Return the text of the training script, the texts of local files that it imports, and its name."""
+def _read_script(context: Context, request: JobRequest) -> detect.ScriptText:
+    """Return the text of the training script, and the texts of local files that it imports."""
     path = context.cwd / request.script
     if request.module:
         path = context.cwd / request.script.replace(".", "/") / "__main__.py"
@@ -82,7 +71,8 @@ def _read_source(context: Context, request: JobRequest) -> tuple[str, dict[str, 
         raise StoreError(f"file {path} does not exist")
     source = _read_text(path)
     imported_names = [name for name in imported_files(source) if (path.parent / name).is_file()]
-    return source, {name: _read_text(path.parent / name) for name in imported_names}, path.name
+    siblings = {name: _read_text(path.parent / name) for name in imported_names}
+    return detect.ScriptText(source, path.name, request.args, siblings)
 
 
 def _read_text(path: Path) -> str:

@@ -1,6 +1,7 @@
 """``scontrol`` inside a job of the embedded scheduler: expand host lists, requeue jobs, and show a job."""
 
 import os
+import signal
 import sys
 import time
 from typing import List, Optional, Tuple
@@ -109,6 +110,9 @@ def run(state: State, words: List[str]) -> List[str]:
 
 def main() -> None:
     """Run as ``STATE WORDS...``."""
+    if sys.argv[3:4] == ["requeue"]:
+        # A job that requeues itself is ended as soon as the request is written, with this process.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         lines = run(State(sys.argv[2]), sys.argv[3:])
     except (Refused, ValueError, OSError) as error:

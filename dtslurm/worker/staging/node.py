@@ -84,9 +84,9 @@ class ItemPaths:
         except OSError:
             return False
 
-    def _matches(self, listed: Listed) -> bool:
-        status = os.stat(at(self.to, listed[0]))
-        return status.st_size == listed[1] and int(status.st_mtime) == listed[2]
+    def _matches(self, file: Listed) -> bool:
+        status = os.stat(at(self.to, file[0]))
+        return status.st_size == file[1] and int(status.st_mtime) == file[2]
 
     def foreign(self) -> bool:
         """Return whether the destination exists and was not staged."""
